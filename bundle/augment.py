@@ -1,0 +1,75 @@
+"""One inner product that holds the whole dial: `row · query = T · s_λ(x, y)` [METHODS §6].
+
+A label's row is `[v, κ·log p_n, κ_b·b]`; a query is `[u, λ·T/κ, T/κ_b]`. Training's evaluation, the
+index build and the service all use these two functions, so what was measured is what is served.
+
+Legend: `L` labels, `B` queries, `D` embedding dimensions; `κ` conditions a quantiser and cancels out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Float32 = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """The constants that labels' rows and queries must share.
+
+    Args:
+        temperature: T > 0; logits are `u·v / T + b`.
+        kappa: scale of the log p_n coordinate, > 0.
+        kappa_bias: scale of the bias coordinate, > 0; None for a model without label bias.
+    """
+
+    temperature: float
+    kappa: float
+    kappa_bias: float | None = None
+
+    @property
+    def extra_dims(self) -> int:
+        """Coordinates added to an embedding: log p_n, and the bias if there is one."""
+        return 1 if self.kappa_bias is None else 2
+
+    def rows(self, embeddings_LD: Float32, log_pn_L: Float32, bias_L: Float32 | None) -> Float32:
+        """Label rows, float32 [L, D + extra_dims]."""
+        columns = [embeddings_LD, self.kappa * log_pn_L[:, None]]
+        if self.kappa_bias is not None:
+            if bias_L is None:
+                raise ValueError("Augmentation.rows: expected label biases, received None")
+            columns.append(self.kappa_bias * bias_L[:, None])
+        return np.concatenate(columns, axis=1, dtype=np.float32)
+
+    def queries(self, queries_BD: Float32, bias_removal: float | Float32) -> Float32:
+        """Query rows, float32 [B, D + extra_dims].
+
+        Args:
+            queries_BD: query tower outputs.
+            bias_removal: λ, one for all queries or one each, shape [B].
+        """
+        queries_BE = np.empty((len(queries_BD), queries_BD.shape[1] + self.extra_dims), np.float32)
+        dim = queries_BD.shape[1]
+        queries_BE[:, :dim] = queries_BD
+        queries_BE[:, dim] = np.asarray(bias_removal, np.float32) * (self.temperature / self.kappa)
+        if self.kappa_bias is not None:
+            queries_BE[:, dim + 1] = self.temperature / self.kappa_bias
+        return queries_BE
+
+    @classmethod
+    def conditioned(
+        cls, temperature: float, embeddings_LD: Float32, log_pn_L: Float32, bias_L: Float32 | None
+    ) -> Augmentation:
+        """κ (and κ_b) that give the added coordinates the spread of a typical embedding coordinate.
+
+        A quantiser then spends its cells on all coordinates alike; exact search does not depend on κ.
+        """
+        spread = float(np.sqrt(np.mean(np.var(embeddings_LD, axis=0, dtype=np.float64)))) or 1.0
+
+        def scale(column: Float32) -> float:
+            return spread / (float(np.std(column, dtype=np.float64)) or spread)
+
+        return cls(temperature, scale(log_pn_L), None if bias_L is None else scale(bias_L))

@@ -1,0 +1,83 @@
+"""Label frequencies: the smoothed log p_n that a query can remove, and head / torso / tail buckets.
+
+Legend: `L` labels.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field
+
+BUCKET_NAMES = ("head", "torso", "tail")
+HEAD, TORSO, TAIL = range(3)
+
+
+def log_frequencies(counts_L: npt.NDArray[np.int64], *, smoothing: float = 0.5) -> npt.NDArray[np.float64]:
+    """Smoothed log label frequencies `log π_y = log((count_y + a) / (N + a·L))` [METHODS §2.2].
+
+    Never clipped: a label of frequency 1e-9 keeps a log of −20.7, and a label that was never seen
+    keeps a finite one.
+
+    Args:
+        counts_L: training pairs per label, integers ≥ 0, shape [L].
+        smoothing: `a` > 0, pseudo-pairs added to every label.
+
+    Returns:
+        float64 [L], natural log (nats); logsumexp is 0.
+
+    Raises:
+        ValueError: no label, a negative count, or a smoothing that is not positive.
+    """
+    if counts_L.size == 0:
+        raise ValueError("log_frequencies: expected at least one label, received none")
+    if counts_L.min() < 0:
+        row = int(counts_L.argmin())
+        raise ValueError(f"log_frequencies: expected counts >= 0, received {counts_L[row]} in row {row}")
+    if not smoothing > 0:
+        raise ValueError(f"log_frequencies: expected smoothing > 0, received {smoothing}")
+    smoothed_L = counts_L.astype(np.float64) + smoothing
+    log_L: npt.NDArray[np.float64] = np.log(smoothed_L) - np.log(smoothed_L.sum())
+    return log_L
+
+
+class Buckets(BaseModel):
+    """Where head ends and tail begins, as thresholds on a label's training count [METHODS §7].
+
+    A label is head when `count > head_above`, torso when `count > tail_upto`, else tail. Equal counts
+    always share a bucket; labels never seen in training are tail.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    scheme: Literal["quantile", "count"]
+    head_above: float = Field(ge=0)
+    tail_upto: float = Field(ge=0)
+
+    @classmethod
+    def by_quantile(cls, counts_L: npt.NDArray[np.int64], *, lower: float = 0.33, upper: float = 0.66) -> Buckets:
+        """Thresholds at quantiles of the counts of labels seen in training [R21 §5.2]."""
+        seen = counts_L[counts_L > 0]
+        if seen.size == 0:
+            return cls(scheme="quantile", head_above=0, tail_upto=0)
+        tail_upto, head_above = np.quantile(seen, [lower, upper])
+        return cls(scheme="quantile", head_above=float(head_above), tail_upto=float(tail_upto))
+
+    @classmethod
+    def by_count(cls, *, head_from: int = 100, torso_from: int = 20) -> Buckets:
+        """Head has at least `head_from` training pairs, torso at least `torso_from` [R21 §5.1]."""
+        if not head_from > torso_from > 0:
+            raise ValueError(
+                f"Buckets.by_count: expected head_from > torso_from > 0, received {head_from} and {torso_from}"
+            )
+        return cls(scheme="count", head_above=head_from - 1, tail_upto=torso_from - 1)
+
+    def assign(self, counts_L: npt.NDArray[np.int64]) -> npt.NDArray[np.int8]:
+        """Bucket of every label: int8 [L], 0 head, 1 torso, 2 tail (`BUCKET_NAMES`)."""
+        buckets = np.full(counts_L.shape, TAIL, dtype=np.int8)
+        buckets[counts_L > self.tail_upto] = TORSO
+        buckets[counts_L > self.head_above] = HEAD
+        buckets[counts_L == 0] = TAIL
+        return buckets

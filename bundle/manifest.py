@@ -1,0 +1,146 @@
+"""manifest.json: what a bundle says about itself, so that loading needs no arguments."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from bundle.frequency import Buckets
+
+SCHEMA_VERSION = 1
+
+FeatureKind = Literal["id", "history", "bag", "text", "number"]
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Feature(_Record):
+    """One named input of a tower.
+
+    | kind | value in a request | tower inputs |
+    |---|---|---|
+    | `id` | a string or an integer | `name` int32 [B] |
+    | `history` | ids, oldest first; the last `max_length` count | `name` int32, `name__weight` float32 [B, P] |
+    | `bag` | a list of ids, or an object id → weight | the same |
+    | `text` | a string, split at non-word characters, lower-cased, hashed | the same |
+    | `number` | a number | `name` float32 [B] |
+
+    A missing feature or null means: out-of-vocabulary row, empty bag, or `missing`.
+    """
+
+    name: str = Field(pattern=r"^[A-Za-z][A-Za-z0-9_]*$")
+    kind: FeatureKind
+    vocabulary: str | None = None
+    """Name of the file in `vocabularies/`, without `.parquet`; null for text and number."""
+    max_length: int | None = Field(default=None, ge=1)
+    """Longest history, bag or token list that is read; longer ones lose their oldest entries."""
+    hash_rows: int | None = Field(default=None, ge=2)
+    """Rows of a text feature's table; row 0 stays out-of-vocabulary."""
+    missing: float = 0.0
+    """Value of a missing number: the training mean."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if (self.kind in ("id", "history", "bag")) != (self.vocabulary is not None):
+            raise ValueError(
+                f"feature {self.name!r} ({self.kind}): a vocabulary belongs to id, history and bag, and only to them"
+            )
+        if (self.kind == "text") != (self.hash_rows is not None):
+            raise ValueError(f"feature {self.name!r} ({self.kind}): hash_rows belongs to text, and only to it")
+        if (self.kind in ("history", "bag", "text")) != (self.max_length is not None):
+            raise ValueError(
+                f"feature {self.name!r} ({self.kind}): max_length belongs to history, bag and text, and only to them"
+            )
+        return self
+
+
+class Loss(_Record):
+    """What the model was trained with [METHODS §2]: enough to read its numbers."""
+
+    family: str
+    sampler: str
+    weight: str
+
+
+class Interval(_Record):
+    """A figure with its 95 % bootstrap interval over queries; null bounds where none is defined (coverage, Gini)."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+class CurvePoint(_Record):
+    """Offline metrics at one λ.
+
+    `metrics` names are `METRIC@K` over all queries, or `METRIC@K/BUCKET`.
+    """
+
+    bias_removal: float
+    metrics: dict[str, Interval]
+
+
+class BiasRemoval(_Record):
+    """The dial: the λ a request gets when it names none, and how every λ scored offline."""
+
+    default: float
+    minimum: float = -1.0
+    maximum: float = 2.0
+    chosen_by: str = "unmeasured"
+    """Split and metric that picked the default, e.g. `valid recall@20`."""
+    curve_split: str = "none"
+    """Split that the curve was measured on."""
+    curve: list[CurvePoint] = []
+
+    @model_validator(mode="after")
+    def _in_range(self) -> Self:
+        if not self.minimum <= self.default <= self.maximum:
+            raise ValueError(
+                f"bias_removal.default: expected {self.minimum} <= default <= {self.maximum}, received {self.default}"
+            )
+        return self
+
+
+class FileRecord(_Record):
+    """Size and checksum of one file."""
+
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    bytes: int = Field(ge=0)
+
+
+class Manifest(_Record):
+    """The whole of manifest.json; FORMAT.md is its prose."""
+
+    schema_version: int
+    name: str
+    created_at: datetime
+    labels: int = Field(ge=1)
+    dim: int = Field(ge=1)
+    similarity: Literal["dot", "cosine"]
+    temperature: float = Field(gt=0)
+    label_bias: bool
+    kappa: float = Field(gt=0)
+    kappa_bias: float | None = Field(default=None, gt=0)
+    loss: Loss
+    query_features: list[Feature]
+    label_features: list[Feature] = []
+    display: list[str] = []
+    """Columns of labels.parquet that are the user's own, shown in answers."""
+    buckets: Buckets
+    bias_removal: BiasRemoval
+    training_data: dict[str, str | int]
+    software: dict[str, str]
+    files: dict[str, FileRecord] = {}
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.label_bias != (self.kappa_bias is not None):
+            raise ValueError("kappa_bias belongs to a bundle with label_bias, and only to it")
+        names = [feature.name for feature in self.query_features]
+        if len(set(names)) != len(names):
+            raise ValueError(f"query_features: expected distinct names, received {names}")
+        return self

@@ -1,0 +1,113 @@
+"""Directories that are there whole or not at all, and files that are what was written.
+
+Write to a hidden temporary sibling, flush everything to disk, rename. A crash at any instant leaves
+the target absent (or as it was) and at worst a hidden `.NAME.*.tmp` sibling, which the next write to
+the same target removes.
+"""
+
+from __future__ import annotations
+
+import errno
+import glob
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from bundle.errors import BundleExistsError
+
+
+@contextmanager
+def atomic_directory(target: Path) -> Iterator[Path]:
+    """Yield an empty directory that becomes `target` when the block ends without an exception.
+
+    Args:
+        target: must not exist; missing parents are made.
+
+    Raises:
+        BundleExistsError: `target` is already there, before the block or when it ends.
+        OSError: the disk is full or not writable; `target` stays absent.
+    """
+    refuse_existing(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    remove_stale(target.parent, f".{glob.escape(target.name)}.*.tmp")
+    working = Path(tempfile.mkdtemp(prefix=f".{target.name}.{os.getpid()}.", suffix=".tmp", dir=target.parent))
+    working.chmod(0o755)
+    try:
+        yield working
+        _fsync_tree(working)
+        try:
+            os.rename(working, target)
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                refuse_existing(target)
+            raise
+        fsync_path(target.parent)
+    finally:
+        with suppress(FileNotFoundError):
+            shutil.rmtree(working)
+
+
+def remove_stale(parent: Path, pattern: str = ".*.tmp") -> None:
+    """Delete what killed writers left in `parent`: temporary siblings whose process is gone."""
+    for stale in parent.glob(pattern):
+        if _is_running(stale):
+            continue
+        if stale.is_dir():
+            shutil.rmtree(stale, ignore_errors=True)
+        else:
+            stale.unlink(missing_ok=True)
+
+
+def refuse_existing(target: Path) -> None:
+    """Raise BundleExistsError if `target` exists."""
+    if target.exists() or target.is_symlink():
+        raise BundleExistsError(f"{target} already exists: expected a path that is free; nothing was changed")
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Replace a small file in one step: readers see the old content or the new, never a part."""
+    handle, working = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(working, 0o644)
+        os.replace(working, path)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.unlink(working)
+        raise
+    fsync_path(path.parent)
+
+
+def sha256_of(path: Path) -> str:
+    """Hex sha256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def fsync_path(path: Path) -> None:
+    """Flush one file or directory entry to disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _fsync_tree(root: Path) -> None:
+    for folder, _, files in os.walk(root):
+        for name in files:
+            fsync_path(Path(folder, name))
+        fsync_path(Path(folder))
+
+
+def _is_running(working: Path) -> bool:
+    """Whether the process that made this temporary directory is still there."""
+    process_id = working.name.removesuffix(".tmp").split(".")[-2]
+    return process_id.isdigit() and Path("/proc", process_id).exists()

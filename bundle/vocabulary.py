@@ -1,0 +1,79 @@
+"""Ids of one feature and the embedding rows they map to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from bundle.errors import BundleInvariantError
+
+OUT_OF_VOCABULARY = 0
+
+
+class Vocabulary:
+    """Maps ids (strings) to rows 1..n of an embedding table; row 0 is the out-of-vocabulary row.
+
+    Args:
+        ids: distinct, non-null ids; the i-th maps to row i + 1.
+    """
+
+    def __init__(self, ids: pa.Array) -> None:
+        self.ids = ids
+        self._rows: dict[str, int] | None = None
+
+    @property
+    def rows(self) -> int:
+        """Rows of the embedding table, the out-of-vocabulary row included."""
+        return len(self.ids) + 1
+
+    @property
+    def _row_of(self) -> dict[str, int]:
+        if self._rows is None:
+            self._rows = {id_: row for row, id_ in enumerate(self.ids.to_pylist(), start=1)}
+        return self._rows
+
+    def lookup(self, id_: str) -> int:
+        """The row of one id; unknown ids get row 0."""
+        return self._row_of.get(id_, OUT_OF_VOCABULARY)
+
+    def lookup_all(self, ids: Iterable[str]) -> list[int]:
+        """The rows of a few ids, in order; unknown ids get row 0."""
+        row_of = self._row_of
+        return [row_of.get(id_, OUT_OF_VOCABULARY) for id_ in ids]
+
+    def encode(self, column: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.int32]:
+        """The rows of a whole column of strings, int32; unknown and null ids get row 0."""
+        found = pc.index_in(column, value_set=self.ids, skip_nulls=True)
+        rows = pc.add(pc.fill_null(found, -1), 1)
+        return np.asarray(rows.to_numpy(zero_copy_only=False), dtype=np.int32)
+
+    def write(self, path: Path) -> None:
+        """Write as Parquet with one string column `id`."""
+        pq.write_table(pa.table({"id": self.ids}), path)
+
+    @classmethod
+    def read(cls, path: Path) -> Vocabulary:
+        """Read what `write` wrote.
+
+        Raises:
+            BundleInvariantError: no `id` column of strings, or an id stands twice or is null.
+        """
+        table = pq.read_table(path)
+        if table.column_names != ["id"] or not pa.types.is_string(table.schema.field("id").type):
+            raise BundleInvariantError(
+                f"{path.name} holds one column `id` of strings", expected="id: string", found=table.schema
+            )
+        ids = table["id"].combine_chunks()
+        if ids.null_count or pc.count_distinct(ids).as_py() != len(ids):
+            raise BundleInvariantError(
+                f"{path.name} holds distinct, non-null ids",
+                expected=f"{len(ids)} distinct",
+                found=f"{pc.count_distinct(ids).as_py()} distinct, {ids.null_count} null",
+            )
+        return cls(ids)

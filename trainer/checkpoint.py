@@ -1,0 +1,78 @@
+"""Checkpoints from which a killed job goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from keras import ops
+
+from bundle import atomic_directory
+from trainer.config import Recipe
+from trainer.data import Dataset
+from trainer.errors import CheckpointError
+from trainer.model import TwoTower
+
+_STATE = "state.json"
+
+
+def identity_of(recipe: Recipe, dataset: Dataset) -> str:
+    """Hex sha256 of all that a run's course depends on: the recipe without its paths, and the data."""
+    settings = recipe.model_dump(mode="json", exclude={"name": True, "data": True})
+    content = json.dumps(settings, sort_keys=True) + dataset.fingerprint()
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+class Checkpoints:
+    """The newest state of one run, and its best.
+
+    A checkpoint is a directory that is there whole or not at all; writing a new one comes before
+    removing the old, so a crash never leaves none.
+
+    Args:
+        root: directory of this run's checkpoints.
+        identity: of the run; a checkpoint of another one is refused.
+    """
+
+    def __init__(self, root: Path, identity: str) -> None:
+        self.root, self.identity = root, identity
+
+    def save(self, kind: str, model: TwoTower, state: dict[str, Any]) -> None:
+        """Write all variables and `state` as the newest checkpoint of its kind (`latest`, `best`)."""
+        old = self._numbered(kind)
+        number = old[-1][0] + 1 if old else 0
+        with atomic_directory(self.root / f"{kind}-{number}") as working:
+            for at, variable in enumerate(model.variables):
+                np.save(working / f"{at}.npy", ops.convert_to_numpy(variable), allow_pickle=False)
+            (working / _STATE).write_text(json.dumps({"identity": self.identity, "state": state}), encoding="utf-8")
+        for _, path in old:
+            shutil.rmtree(path)
+
+    def load(self, kind: str, model: TwoTower) -> dict[str, Any] | None:
+        """Restore the newest checkpoint of a kind; returns its state, None if there is none.
+
+        Raises:
+            CheckpointError: it is of another recipe or other data; it is left as it is.
+        """
+        found = self._numbered(kind)
+        if not found:
+            return None
+        path = found[-1][1]
+        content = json.loads((path / _STATE).read_text(encoding="utf-8"))
+        if content["identity"] != self.identity:
+            raise CheckpointError(
+                f"{path}: expected a checkpoint of this recipe and data ({self.identity[:12]}), "
+                f"found one of another ({content['identity'][:12]}): choose another --out, or remove {self.root}"
+            )
+        for at, variable in enumerate(model.variables):
+            variable.assign(np.load(path / f"{at}.npy", allow_pickle=False))
+        state: dict[str, Any] = content["state"]
+        return state
+
+    def _numbered(self, kind: str) -> list[tuple[int, Path]]:
+        paths = self.root.glob(f"{kind}-*")
+        return sorted((int(path.name.removeprefix(f"{kind}-")), path) for path in paths)

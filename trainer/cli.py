@@ -1,0 +1,89 @@
+"""`longtail-train`: prepare data, fit recipes, evaluate bundles, export checkpoints."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+app = typer.Typer(
+    help="Train two-tower retrieval models and write bundles.", no_args_is_help=True, pretty_exceptions_enable=False
+)
+
+_Out = Annotated[Path, typer.Option("--out", help="Bundle directory to write; must not exist.")]
+_RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="Recipe, a TOML file.")]
+_Set = Annotated[
+    list[str] | None, typer.Option("--set", help="Override one recipe value, KEY=VALUE, such as model.dim=32.")
+]
+
+
+@app.command()
+def data(
+    name: Annotated[str, typer.Argument(help="movielens-100k, movielens-1m, gowalla, amazon-beauty or delicious.")],
+    out: Annotated[Path, typer.Option("--out", help="Directory to write; must not exist.")],
+    source: Annotated[Path | None, typer.Option("--from", help="Local copy to read instead of downloading.")] = None,
+) -> None:
+    """Prepare a known data set: Parquet files and a matching recipe."""
+    from trainer.datasets import prepare
+
+    prepare(name, out, source, say=Console(stderr=True).print)
+    typer.echo(out / "recipe.toml")
+
+
+@app.command()
+def fit(recipe: _RecipeFile, out: _Out, set_: _Set = None) -> None:
+    """Train a recipe, choose λ on valid, evaluate on test, write a bundle. Run again to resume."""
+    from trainer.config import load_recipe
+    from trainer.fit import fit as run
+    from trainer.progress import Reporter
+
+    run(load_recipe(recipe, set_ or []), out, Reporter(Console()))
+
+
+@app.command()
+def evaluate(
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="Bundle directory.")],
+    recipe: Annotated[Path | None, typer.Option("--recipe", help="Measure again on this recipe's data.")] = None,
+    split: Annotated[str, typer.Option(help="valid or test.")] = "test",
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown with intervals.")] = False,
+    set_: _Set = None,
+) -> None:
+    """Print a bundle's evaluation table, as stored or measured again from its files."""
+    from trainer.evaluate_bundle import evaluate_bundle
+
+    evaluate_bundle(bundle, recipe, split, set_ or [], markdown=markdown, console=Console())
+
+
+@app.command()
+def export(
+    recipe: _RecipeFile,
+    work: Annotated[Path, typer.Option("--from", help="The job's OUT.work directory.")],
+    out: _Out,
+    set_: _Set = None,
+) -> None:
+    """Write a bundle from the newest checkpoint of an unfinished job."""
+    from trainer.config import load_recipe
+    from trainer.fit import export_checkpoint
+    from trainer.progress import Reporter
+
+    export_checkpoint(load_recipe(recipe, set_ or []), work, out, Reporter(Console()))
+
+
+def main() -> None:
+    """Run; what is the user's to mend is one line on stderr and exit code 2."""
+    from bundle import BundleError
+    from trainer.errors import TrainerError
+
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # it reorders sums, and announces that at every start
+    logging.getLogger("tensorflow").setLevel(logging.ERROR)
+    try:
+        app()
+    except (TrainerError, BundleError, OSError) as error:
+        print(f"longtail-train: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,242 @@
+"""Interactions as integer pairs, cut into train, valid and test.
+
+Legend: `Q` queries, `L` labels, `N` pairs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trainer.config import Data, Split
+from trainer.errors import DataError
+from trainer.tables import file_format, ids_of, read_interactions, read_table, read_xmc
+
+_T = TypeVar("_T", bound=np.generic)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Query-label pairs, sorted by query, then time, then place in the file.
+
+    Attributes:
+        queries: int32 [N], rows of `Dataset.query_ids`.
+        labels: int32 [N], rows of `Dataset.label_ids`.
+        weights: float32 [N], or None where every pair weighs 1.
+        times: float64 [N], or None.
+    """
+
+    queries: npt.NDArray[np.int32]
+    labels: npt.NDArray[np.int32]
+    weights: npt.NDArray[np.float32] | None = None
+    times: npt.NDArray[np.float64] | None = None
+
+    def __len__(self) -> int:
+        return len(self.queries)
+
+    def take(self, rows: npt.NDArray[np.integer] | npt.NDArray[np.bool] | slice) -> Pairs:
+        """The pairs of some rows (numbers, a mask or a slice)."""
+        return Pairs(
+            self.queries[rows],
+            self.labels[rows],
+            None if self.weights is None else self.weights[rows],
+            None if self.times is None else self.times[rows],
+        )
+
+    def sorted(self) -> Pairs:
+        """Sorted by query, then time; equals keep their order."""
+        keys = (self.queries,) if self.times is None else (self.times, self.queries)
+        return self.take(np.lexsort(keys))
+
+    def followed_by(self, later: Pairs) -> Pairs:
+        """Both, sorted; where times are equal or absent, `later` comes after."""
+
+        def join(a: npt.NDArray[_T] | None, b: npt.NDArray[_T] | None) -> npt.NDArray[_T] | None:
+            return None if a is None or b is None else np.concatenate([a, b])
+
+        return Pairs(
+            np.concatenate([self.queries, later.queries]),
+            np.concatenate([self.labels, later.labels]),
+            join(self.weights, later.weights),
+            join(self.times, later.times),
+        ).sorted()
+
+    def offsets(self, queries: int) -> npt.NDArray[np.int64]:
+        """Start of every query's pairs, int64 [Q + 1]."""
+        return np.searchsorted(self.queries, np.arange(queries + 1)).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """All that a training job knows of the world.
+
+    Attributes:
+        query_ids: string [Q], every query of every split and of the feature table.
+        label_ids: string [L], the catalogue: labels of every split and of the feature table.
+        train, valid, test: pairs; valid and test may be empty.
+        query_table, label_table: feature tables, one row per id in the ids' order; None without a file.
+        ordered: whether a query's pairs are in time order, so that a history is what came before.
+    """
+
+    query_ids: pa.Array
+    label_ids: pa.Array
+    train: Pairs
+    valid: Pairs
+    test: Pairs
+    query_table: pa.Table | None
+    label_table: pa.Table | None
+    ordered: bool
+
+    def label_counts(self) -> npt.NDArray[np.int64]:
+        """Training pairs of every label, int64 [L]."""
+        return np.bincount(self.train.labels, minlength=len(self.label_ids)).astype(np.int64)
+
+    def fingerprint(self) -> str:
+        """Hex sha256 of ids and training pairs."""
+        digest = hashlib.sha256()
+        for ids in (self.query_ids, self.label_ids):
+            digest.update("\n".join(ids.to_pylist()).encode())
+        for array in (self.train.queries, self.train.labels, self.train.weights):
+            if array is not None:
+                digest.update(array.tobytes())
+        return digest.hexdigest()
+
+    def refit(self) -> Dataset:
+        """The same data with valid moved into train."""
+        return replace(self, train=self.train.followed_by(self.valid), valid=self.valid.take(slice(0)))
+
+
+def load_dataset(data: Data, *, seed: int) -> Dataset:
+    """Read every file the recipe names and cut the splits.
+
+    Raises:
+        DataError: what `read_interactions` raises; ids that are integers in one file and strings in
+            another; an id twice in a feature table; a split that leaves nothing to train on.
+    """
+    files = {name: path for name in ("train", "valid", "test") if (path := getattr(data, name)) is not None}
+    if data.split and len(files) == 3:
+        raise DataError("data.split: expected at most one of valid and test as a file beside it, received both")
+    raw = {name: read_interactions(path, data) for name, path in files.items()}
+    query_table, label_table = _query_features(data, files), _feature_table(data.labels, data.label_id)
+    query_ids = _union([table["query"] for table in raw.values()], query_table, "query")
+    label_ids = _union([table["label"] for table in raw.values()], label_table, "label")
+    pairs = {name: _pairs(table, query_ids, label_ids) for name, table in raw.items()}
+    if data.split:
+        pairs = _SPLITS[data.split.strategy](pairs["train"], data.split, set(pairs), seed) | {
+            name: given for name, given in pairs.items() if name != "train"
+        }
+    nothing = pairs["train"].take(slice(0))
+    if len(pairs["train"]) == 0:
+        raise DataError(f"data.split: expected training pairs to be left, found none of {len(nothing)}")
+    return Dataset(
+        query_ids=query_ids,
+        label_ids=label_ids,
+        train=pairs["train"].sorted(),
+        valid=pairs.get("valid", nothing).sorted(),
+        test=pairs.get("test", nothing).sorted(),
+        query_table=_aligned(query_table, query_ids, "query"),
+        label_table=_aligned(label_table, label_ids, "label"),
+        ordered=data.timestamp is not None or (data.split is not None and data.split.strategy == "leave_last_out"),
+    )
+
+
+def _query_features(data: Data, files: dict[str, Path]) -> pa.Table | None:
+    if file_format(data.train, data) == "xmc":
+        return pa.concat_tables([read_xmc(path).queries for path in files.values()])
+    return _feature_table(data.queries, data.query_id)
+
+
+def _feature_table(path: Path | None, id_column: str) -> pa.Table | None:
+    """A feature table with its id column renamed to `query` or `label` by the caller's key."""
+    if path is None:
+        return None
+    table = read_table(path, strings=[id_column])
+    ids = ids_of(table, id_column, path)
+    if len(ids.dictionary) != len(ids):
+        twice = pc.value_counts(ids.dictionary_decode())
+        worst = twice[int(np.asarray(twice.field("counts")).argmax())].as_py()
+        raise DataError(
+            f"{path}: column {id_column!r}: expected distinct ids, found {worst['values']!r} {worst['counts']} times"
+        )
+    return table.append_column("__id", ids.dictionary_decode())
+
+
+def _union(columns: list[pa.ChunkedArray], table: pa.Table | None, key: str) -> pa.Array:
+    parts = [chunk.dictionary for column in columns for chunk in column.chunks]
+    if table is not None:
+        parts.append(table["__id" if "__id" in table.column_names else key].combine_chunks())
+    return pc.unique(pa.concat_arrays(parts))
+
+
+def _pairs(table: pa.Table, query_ids: pa.Array, label_ids: pa.Array) -> Pairs:
+    def rows(name: str, ids: pa.Array) -> npt.NDArray[np.int32]:
+        column = table[name].combine_chunks()
+        found = np.asarray(pc.index_in(column.dictionary, value_set=ids), np.int32)
+        mapped: npt.NDArray[np.int32] = found[column.indices.to_numpy()]
+        return mapped
+
+    return Pairs(
+        rows("query", query_ids),
+        rows("label", label_ids),
+        table["weight"].to_numpy() if "weight" in table.column_names else None,
+        table["time"].to_numpy() if "time" in table.column_names else None,
+    )
+
+
+def _aligned(table: pa.Table | None, ids: pa.Array, key: str) -> pa.Table | None:
+    """The feature table in the order of `ids`; ids without a row get nulls."""
+    if table is None:
+        return None
+    key = "__id" if "__id" in table.column_names else key
+    rows = pc.index_in(ids, value_set=table[key].combine_chunks())
+    return table.drop_columns([key]).take(rows)
+
+
+def _split_random(pairs: Pairs, split: Split, given: set[str], seed: int) -> dict[str, Pairs]:
+    order = np.random.default_rng(seed).permutation(len(pairs))
+    return _cut(pairs, order, split, given)
+
+
+def _split_temporal(pairs: Pairs, split: Split, given: set[str], seed: int) -> dict[str, Pairs]:  # noqa: ARG001
+    if pairs.times is None:
+        raise DataError("data.split: expected data.timestamp for strategy 'temporal', received none")
+    return _cut(pairs, np.argsort(-pairs.times, kind="stable"), split, given)
+
+
+def _cut(pairs: Pairs, order: npt.NDArray[np.int64], split: Split, given: set[str]) -> dict[str, Pairs]:
+    """The first pairs of `order` are test, the next valid, the rest train."""
+    tests = 0 if "test" in given else int(len(order) * split.test)
+    valids = 0 if "valid" in given else int(len(order) * split.valid)
+    return {
+        "test": pairs.take(order[:tests]),
+        "valid": pairs.take(order[tests : tests + valids]),
+        "train": pairs.take(order[tests + valids :]),
+    }
+
+
+def _split_leave_last_out(pairs: Pairs, split: Split, given: set[str], seed: int) -> dict[str, Pairs]:  # noqa: ARG001
+    """Queries with fewer than three pairs stay in train whole."""
+    ordered = pairs.sorted()
+    counts = np.bincount(ordered.queries)
+    ends = np.cumsum(counts)[ordered.queries]
+    from_end = ends - np.arange(len(ordered))
+    long = counts[ordered.queries] >= 3
+    held = 0 if "test" in given else 1
+    test = long & (from_end == 1) & (held == 1)
+    valid = long & (from_end == 1 + held) & ("valid" not in given)
+    return {"test": ordered.take(test), "valid": ordered.take(valid), "train": ordered.take(~test & ~valid)}
+
+
+_SPLITS: dict[str, Callable[[Pairs, Split, set[str], int], dict[str, Pairs]]] = {
+    "random": _split_random,
+    "temporal": _split_temporal,
+    "leave_last_out": _split_leave_last_out,
+}

@@ -1,0 +1,264 @@
+"""The two-tower model and its training step.
+
+Any sampler × weight × family takes the same path: draw candidates, embed what is touched, weigh each
+negative, mask accidental hits, update the touched rows.
+
+Legend: `B` batch, `M` negatives, `C` labels embedded in a step, `U` distinct rows of a table,
+`D` dimensions, `L` labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+from keras import ops
+
+from trainer import backend
+from trainer.config import Recipe
+from trainer.embedding import Table, reading
+from trainer.features import Encoding, Inputs
+from trainer.losses import LOSSES, MASKED
+from trainer.optimizers import ROW_OPTIMIZERS, RowOptimizer
+from trainer.samplers import SAMPLERS, Catalogue
+from trainer.towers import build_towers
+from trainer.weights import WEIGHTS, LogProbabilities
+
+Tensor = Any
+"""A backend tensor; shapes are in the names."""
+
+_BIAS = "label_bias"
+_BLOCK = 4096
+
+
+class TwoTower:
+    """Towers, optimisers and sampler of one training job.
+
+    Args:
+        recipe: the job.
+        encoding: vocabularies and inputs.
+        log_pi_L: float64 [L], log label frequencies.
+        batch_size: B of every step.
+        total_steps: where a falling learning rate ends.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        encoding: Encoding,
+        log_pi_L: npt.NDArray[np.float64],
+        *,
+        batch_size: int,
+        total_steps: int,
+    ) -> None:
+        self.recipe = recipe
+        self.towers = build_towers(recipe, encoding.vocabulary_rows, encoding.numbers)
+        self.tables = dict(self.towers.tables)
+        if recipe.model.label_bias:
+            self.tables[_BIAS] = Table(len(log_pi_L) + 1, 1, scale=0.0, seed=0, name=_BIAS)
+        self.log_temperature = keras.Variable(
+            float(np.log(recipe.model.temperature)), dtype="float32", name="log_temperature",
+            trainable=recipe.model.learn_temperature,
+        )  # fmt: skip
+        self._label_inputs = {name: _constant(column, name) for name, column in encoding.label_inputs.items()}
+        self.sampler = SAMPLERS[recipe.loss.sampler.name](
+            Catalogue(log_pi_L, batch_size), **recipe.loss.sampler.arguments
+        )
+        self._log_pi_L = _constant(log_pi_L.astype(np.float32), "log_pi")
+        self._log_q_L = _constant(self.sampler.log_q_L, "log_q")
+        self._seed = keras.random.SeedGenerator(recipe.seed)
+        self._step_count = keras.Variable(0, dtype="int32", trainable=False, name="step_count")
+        optimizer = recipe.optimizer
+        self._row_rate = _schedule(optimizer.embedding_learning_rate, optimizer.schedule, total_steps)
+        self._row_optimizers: dict[str, RowOptimizer] = {
+            name: ROW_OPTIMIZERS[optimizer.embeddings](table) for name, table in self.tables.items()
+        }
+        self._dense = [
+            *self.towers.query.trainable_variables,
+            *self.towers.label.trainable_variables,
+            *([self.log_temperature] if recipe.model.learn_temperature else []),
+        ]
+        self._dense_optimizer = keras.optimizers.Adam(
+            _schedule(optimizer.dense_learning_rate, optimizer.schedule, total_steps)
+        )
+        if self._dense:
+            self._dense_optimizer.build(self._dense)
+        self.train_step = backend.compile_step(self._train_step, [*self.variables, *self._constants])
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """All that training changes, in a fixed order: what a checkpoint holds."""
+        return [
+            self._step_count,
+            self._seed.state,
+            *(table.table for table in self.tables.values()),
+            *(slot for optimizer in self._row_optimizers.values() for slot in optimizer.variables),
+            *self._dense,
+            *(self._dense_optimizer.variables if self._dense else []),
+        ]
+
+    @property
+    def temperature(self) -> float:
+        """T, as trained."""
+        return float(np.exp(ops.convert_to_numpy(self.log_temperature)))
+
+    def embed_queries(self, inputs: Inputs) -> npt.NDArray[np.float32]:
+        """Query tower outputs, float32 [B, D]."""
+        embedded: npt.NDArray[np.float32] = ops.convert_to_numpy(self.towers.query(inputs))
+        return embedded
+
+    def embed_labels(self) -> npt.NDArray[np.float32]:
+        """Label tower outputs of the whole catalogue, float32 [L, D]."""
+        labels = self._log_pi_L.shape[0]
+        parts = []
+        for start in range(0, labels, _BLOCK):
+            ids = np.arange(start, min(start + _BLOCK, labels), dtype=np.int32)
+            parts.append(ops.convert_to_numpy(self.towers.label(self._inputs_of_labels(ids))))
+        return np.concatenate(parts)
+
+    def label_biases(self) -> npt.NDArray[np.float32] | None:
+        """b_y in logits, float32 [L]; None for a model without."""
+        if _BIAS not in self.tables:
+            return None
+        biases: npt.NDArray[np.float32] = ops.convert_to_numpy(self.tables[_BIAS].table)[1:, 0]
+        return biases
+
+    @property
+    def _constants(self) -> list[keras.Variable]:
+        learned = self.recipe.model.learn_temperature
+        temperature = [] if learned else [self.log_temperature]
+        return [*self._label_inputs.values(), self._log_pi_L, self._log_q_L, *temperature]
+
+    def _inputs_of_labels(self, ids_C: Tensor) -> dict[str, Tensor]:
+        return {name: backend.gather(column, ids_C) for name, column in self._label_inputs.items()}
+
+    def _train_step(self, batch: dict[str, Tensor]) -> Tensor:
+        """One update; returns the mean loss.
+
+        Args:
+            batch: query inputs, `positive` int32 [B] (label rows) and `weight` float32 [B], the last two
+                under names that no feature can take.
+        """
+        query_inputs = {name: column for name, column in batch.items() if not name.startswith("_")}
+        positive_B = batch["_positive"]
+        drawn = None if self.sampler.draw is None else self.sampler.draw(self._seed)
+        labels_C = positive_B if drawn is None else ops.concatenate([positive_B, ops.reshape(drawn, (-1,))])
+        inputs = {("query", name): column for name, column in query_inputs.items()}
+        inputs |= {("label", name): column for name, column in self._inputs_of_labels(labels_C).items()}
+        readers = dict(self.towers.readers)
+        if _BIAS in self.tables:
+            inputs["label", _BIAS], readers["label", _BIAS] = labels_C + 1, _BIAS
+        inputs, touched = self._compact(inputs, readers)
+
+        def loss(rows: list[Tensor]) -> Tensor:
+            with reading(list(self.tables.values()), rows):
+                queries_BD = self.towers.query(_side(inputs, "query"))
+                label_side = _side(inputs, "label")
+                bias_ids = label_side.pop(_BIAS, None)
+                labels_CD = self.towers.label(label_side)
+                bias_C = ops.zeros_like(labels_CD[:, 0]) if bias_ids is None else self.tables[_BIAS](bias_ids)[:, 0]
+            return self._loss(queries_BD, labels_CD, bias_C, positive_B, drawn, batch["_weight"])
+
+        rows = [rows_UD for _, rows_UD in touched]
+        value, row_gradients, gradients = backend.value_and_gradients(loss, rows, self._dense)
+        if self.recipe.optimizer.clip_norm is not None:
+            scale = _clip_scale([*row_gradients, *gradients], self.recipe.optimizer.clip_norm)
+            row_gradients = [gradient * scale for gradient in row_gradients]
+            gradients = [gradient * scale for gradient in gradients]
+        rate = self._row_rate(self._step_count.value)
+        self._step_count.assign(self._step_count.value + 1)
+        step = ops.cast(self._step_count.value, "float32")
+        for name, (ids_U, rows_UD), gradients_UD in zip(self.tables, touched, row_gradients, strict=True):
+            self._row_optimizers[name].apply(ids_U, rows_UD, gradients_UD, rate=rate, step=step)
+        if self._dense:
+            self._dense_optimizer.apply(gradients, self._dense)
+        return value
+
+    def _compact(
+        self, inputs: dict[tuple[str, str], Tensor], readers: dict[tuple[str, str], str]
+    ) -> tuple[dict[tuple[str, str], Tensor], list[tuple[Tensor, Tensor]]]:
+        """Inputs with ids replaced by positions among the distinct ones, and per table those (ids, rows)."""
+        compact, touched = dict(inputs), []
+        for name, table in self.tables.items():
+            keys = [key for key, table_name in readers.items() if table_name == name]
+            flat_N = ops.concatenate([ops.reshape(inputs[key], (-1,)) for key in keys])
+            ids_U, positions_N = backend.unique(flat_N, table.rows)
+            start = 0
+            for key in keys:
+                shape = ops.shape(inputs[key])
+                size = int(np.prod(shape)) if all(isinstance(n, int) for n in shape) else ops.size(inputs[key])
+                compact[key] = ops.reshape(positions_N[start : start + size], shape)
+                start = start + size
+            touched.append((ids_U, backend.gather(table.table, ids_U)))
+        return compact, touched
+
+    def _loss(
+        self,
+        queries_BD: Tensor,
+        labels_CD: Tensor,
+        bias_C: Tensor,
+        positive_B: Tensor,
+        drawn: Tensor | None,
+        weight_B: Tensor,
+    ) -> Tensor:
+        """Mean weighted loss of a batch; the first B of the C embedded labels are the positives."""
+        batch = ops.shape(positive_B)[0]
+        scale = ops.exp(-self.log_temperature.value)
+        positive_logits_B = scale * ops.sum(queries_BD * labels_CD[:batch], axis=1) + bias_C[:batch]
+        if drawn is None or self.sampler.in_batch:
+            candidates, embedded, bias = positive_B, labels_CD, bias_C
+            if drawn is not None:
+                candidates = ops.concatenate([positive_B, drawn])
+        else:
+            candidates, embedded, bias = drawn, labels_CD[batch:], bias_C[batch:]
+        if len(candidates.shape) == 2:
+            embedded = ops.reshape(embedded, (*ops.shape(candidates), labels_CD.shape[1]))
+            logits_BM = self._product("bd,bmd->bm", queries_BD, embedded) * scale + ops.reshape(
+                bias, ops.shape(candidates)
+            )
+        else:
+            logits_BM = self._product("bd,md->bm", queries_BD, embedded) * scale + bias
+        hits_BM = ops.equal(candidates, positive_B[:, None])
+        kept_B = ops.sum(ops.cast(ops.logical_not(hits_BM), "float32"), axis=1)
+        weigh = WEIGHTS[self.recipe.loss.weight]
+        log_weight = weigh(
+            LogProbabilities(
+                pi_positive=backend.gather(self._log_pi_L, positive_B),
+                pi_negative=backend.gather(self._log_pi_L, candidates),
+                q_positive=backend.gather(self._log_q_L, positive_B),
+                q_negative=backend.gather(self._log_q_L, candidates),
+                m=ops.log(ops.maximum(kept_B, 1.0)),
+            )
+        )
+        log_weight_BM = ops.where(hits_BM, MASKED, log_weight.row[:, None] + log_weight.col)
+        return ops.mean(weight_B * LOSSES[self.recipe.loss.family](positive_logits_B, logits_BM, log_weight_BM))
+
+    def _product(self, equation: str, queries_BD: Tensor, labels: Tensor) -> Tensor:
+        """Inner products in the compute precision, returned as float32."""
+        if self.recipe.training.precision == "float32":
+            return ops.einsum(equation, queries_BD, labels)
+        half = [ops.cast(side, "bfloat16") for side in (queries_BD, labels)]
+        return ops.cast(ops.einsum(equation, *half), "float32")
+
+
+def _constant(column: npt.NDArray[np.generic], name: str) -> keras.Variable:
+    return keras.Variable(column, dtype=str(column.dtype), trainable=False, name=name)
+
+
+def _schedule(rate: float, schedule: str, total_steps: int) -> Callable[[Tensor], Tensor]:
+    end = rate if schedule == "constant" else 0.0
+    decay: Callable[[Tensor], Tensor] = keras.optimizers.schedules.PolynomialDecay(rate, total_steps, end)
+    return decay
+
+
+def _clip_scale(gradients: list[Tensor], limit: float) -> Tensor:
+    """Factor that brings the norm of all gradients together down to `limit`."""
+    norm = ops.sqrt(sum(ops.sum(ops.square(gradient)) for gradient in gradients))
+    return ops.minimum(1.0, limit / ops.maximum(norm, 1e-12))
+
+
+def _side(inputs: dict[tuple[str, str], Tensor], side: str) -> dict[str, Tensor]:
+    return {name: column for (of, name), column in inputs.items() if of == side}

@@ -1,0 +1,69 @@
+"""What a training job shows while it runs: a Rich progress bar, or plain lines where there is no terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
+
+
+class _Rate(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        """Examples per second."""
+        return Text(f"{task.speed:,.0f} examples/s" if task.speed else "– examples/s")
+
+
+class Reporter:
+    """Prints what a job does.
+
+    Args:
+        console: where to.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+
+    def say(self, text: str) -> None:
+        """Print one line (Rich markup)."""
+        self.console.print(text, highlight=False, soft_wrap=True)
+
+    @contextmanager
+    def training(self, name: str, epochs: int, examples: int) -> Iterator[EpochProgress]:
+        """A progress bar for one run of `epochs` epochs of `examples` each."""
+        columns = (
+            TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"),
+            TextColumn("loss {task.fields[loss]:.4f}"), _Rate(),
+            TimeElapsedColumn(), TextColumn("ETA"), TimeRemainingColumn(),
+        )  # fmt: skip
+        with Progress(*columns, console=self.console, refresh_per_second=4) as progress:
+            yield EpochProgress(progress, name, epochs, examples)
+
+
+class EpochProgress:
+    """The bar of one run."""
+
+    def __init__(self, progress: Progress, name: str, epochs: int, examples: int) -> None:
+        self._progress, self._name, self._epochs, self._examples = progress, name, epochs, examples
+        self._task = progress.add_task(name, total=epochs * examples, loss=float("nan"))
+
+    def epoch(self, epoch: int, *, done: int) -> None:
+        """Begin an epoch (from 0) of which `done` examples are already trained."""
+        self._progress.update(
+            self._task,
+            description=f"{self._name} epoch {epoch + 1}/{self._epochs}",
+            completed=epoch * self._examples + done,
+        )
+
+    def advance(self, examples: int, *, loss: float) -> None:
+        """Count trained examples and show the epoch's mean loss so far."""
+        self._progress.update(self._task, advance=examples, loss=loss)
+
+    def validated(self, epoch: int, loss: float, metric: str, value: float, bias_removal: float) -> None:
+        """Print one line about a finished, validated epoch."""
+        self._progress.console.print(
+            f"  epoch {epoch + 1:>3}  loss {loss:.4f}  valid {metric} {value:.4f} at λ = {bias_removal:g}",
+            highlight=False,
+        )

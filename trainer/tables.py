@@ -1,0 +1,275 @@
+"""Reading interactions and feature tables, column by column.
+
+Whatever the file format, interactions come out as a table of `query`, `label` (dictionary-encoded
+strings), and where the recipe names them `time` and `weight`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+from trainer.errors import DataError
+
+if TYPE_CHECKING:
+    from trainer.config import Data
+
+_ENDINGS = {".parquet": "parquet", ".csv": "csv", ".tsv": "tsv"}
+_BLOCK_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class XmcRows:
+    """Rows of the extreme-classification format.
+
+    Attributes:
+        pairs: `query`, `label`: one row per (row, label); rows are named `STEM-0`, `STEM-1`, …
+        queries: `query` and `features`, a map from feature number (as a string) to its value.
+        unlabelled: rows without any label; they are in `queries` but make no pair.
+    """
+
+    pairs: pa.Table
+    queries: pa.Table
+    unlabelled: int
+
+
+def file_format(path: Path, data: Data) -> str:
+    """The format of an interactions file: what the recipe says, or what the ending says.
+
+    Raises:
+        DataError: `auto`, and an ending that says nothing.
+    """
+    if data.format != "auto":
+        return data.format
+    try:
+        return _ENDINGS[path.suffix]
+    except KeyError:
+        endings = ", ".join(_ENDINGS)
+        raise DataError(
+            f"{path}: expected an ending among {endings}, or data.format in the recipe, received {path.suffix!r}"
+        ) from None
+
+
+def read_interactions(path: Path, data: Data) -> pa.Table:
+    """Interactions of one file: `query`, `label`, and `time` and `weight` where the recipe names them.
+
+    Raises:
+        DataError: missing, empty or garbled file, unknown column, null id, ids that are not strings or
+            integers, or a weight that is not a finite number ≥ 0.
+    """
+    kind = file_format(path, data)
+    if kind == "lists":
+        pairs = read_lists(path)
+    elif kind == "xmc":
+        pairs = read_xmc(path).pairs
+    else:
+        raw = read_table(path, kind, strings=[data.query_id, data.label_id])
+        columns = {"query": ids_of(raw, data.query_id, path), "label": ids_of(raw, data.label_id, path)}
+        if data.timestamp:
+            columns["time"] = _times_of(raw, data.timestamp, path)
+        if data.weight:
+            columns["weight"] = _weights_of(raw, data.weight, path)
+        pairs = pa.table(columns)
+    if pairs.num_rows == 0:
+        raise DataError(f"{path}: expected at least one interaction, found none")
+    return pairs
+
+
+def read_table(path: Path, kind: str | None = None, *, strings: list[str]) -> pa.Table:
+    """A Parquet, CSV or TSV file; in text formats the columns named in `strings` are read as strings.
+
+    Raises:
+        DataError: missing, empty or garbled.
+    """
+    kind = kind or _ENDINGS.get(path.suffix, "")
+    if not path.is_file():
+        raise DataError(f"{path}: expected a {kind or 'Parquet, CSV or TSV'} file, found none")
+    try:
+        if kind == "parquet":
+            return pq.read_table(path)
+        if kind in ("csv", "tsv"):
+            return pyarrow.csv.read_csv(
+                path,
+                parse_options=pyarrow.csv.ParseOptions(delimiter="," if kind == "csv" else "\t"),
+                convert_options=pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(strings, pa.string())),
+            )
+    except (pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: expected a readable {kind} file: {error}") from error
+    raise DataError(f"{path}: expected an ending among {', '.join(_ENDINGS)}, received {path.suffix!r}")
+
+
+def column_of(table: pa.Table, name: str, path: Path) -> pa.ChunkedArray:
+    """A column by name; raises DataError naming the columns there are."""
+    if name not in table.column_names:
+        raise DataError(f"{path}: expected a column {name!r}, found {', '.join(table.column_names)}")
+    return table[name]
+
+
+def ids_of(table: pa.Table, name: str, path: Path) -> pa.DictionaryArray:
+    """A column of ids, as dictionary-encoded strings.
+
+    Raises:
+        DataError: no such column, a null, or a type that is neither string nor integer.
+    """
+    column = column_of(table, name, path)
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_integer(kind)):
+        raise DataError(f"{path}: column {name!r}: expected ids as strings or integers, found {column.type}")
+    if column.null_count:
+        row = pc.index(pc.is_null(column), True).as_py()
+        raise DataError(f"{path}: column {name!r}: expected an id in every row, found null in row {row}")
+    encoded = column.combine_chunks()
+    if not pa.types.is_dictionary(encoded.type):
+        encoded = encoded.dictionary_encode()
+    return pa.DictionaryArray.from_arrays(encoded.indices.cast(pa.int32()), encoded.dictionary.cast(pa.string()))
+
+
+def read_lists(path: Path) -> pa.Table:
+    """Per-user list files: one line per query, `query label label …` separated by blanks.
+
+    Raises:
+        DataError: missing or not text.
+    """
+    lines = _lines(path)
+    words = pc.split_pattern(pc.utf8_trim_whitespace(lines), " ")
+    per_line = np.asarray(pc.list_value_length(words))
+    flat = pc.list_flatten(words).dictionary_encode()
+    starts = np.concatenate([[0], np.cumsum(per_line)])
+    is_query = np.zeros(len(flat), bool)
+    is_query[starts[:-1]] = True
+    indices = flat.indices.to_numpy()
+    query = np.repeat(indices[starts[:-1]], per_line - 1)
+    return pa.table({"query": _compact(query, flat.dictionary), "label": _compact(indices[~is_query], flat.dictionary)})
+
+
+def read_xmc(path: Path) -> XmcRows:
+    """The extreme-classification repository's sparse format.
+
+    First line `rows features labels`, then a line per row: `label,label feature:value feature:value`.
+    Memory is proportional to the non-zero features.
+
+    Raises:
+        DataError: no such file, a header that does not match what follows, or an entry that is no
+            `feature:value` pair of numbers.
+    """
+    lines = _lines(path)
+    header = lines[0].as_py().split() if len(lines) else []
+    if len(header) != 3 or not all(word.isdigit() for word in header):
+        raise DataError(f"{path}: expected a first line `rows features labels`, found {' '.join(header)[:60]!r}")
+    rows, features, labels = map(int, header)
+    if len(lines) - 1 != rows:
+        raise DataError(f"{path}: expected {rows} rows as its header says, found {len(lines) - 1}")
+    names = pc.binary_join_element_wise(path.stem, pa.array(np.arange(rows)).cast(pa.string()), "-")
+    label_parts, feature_parts = [], []
+    block = max(1, int(rows * _BLOCK_BYTES / max(path.stat().st_size, 1)))
+    for start in range(1, rows + 1, block):
+        words = pc.split_pattern(pc.utf8_rtrim_whitespace(lines.slice(start, block)), " ")
+        label_parts.append(pc.split_pattern(pc.list_element(words, 0), ","))
+        feature_parts.append(_xmc_features(pc.list_slice(words, 1), path))
+    label_lists = pa.chunked_array(label_parts).combine_chunks()
+    feature_maps = pa.chunked_array(feature_parts).combine_chunks()
+    parents = np.asarray(pc.list_parent_indices(label_lists))
+    flat = pc.list_flatten(label_lists)
+    present = pc.not_equal(flat, "")
+    flat, parents = flat.filter(present), parents[np.asarray(present)]
+    _check_bound(flat, labels, "labels", path)
+    _check_bound(feature_maps.keys, features, "features", path)
+    return XmcRows(
+        pairs=pa.table(
+            {
+                "query": pa.DictionaryArray.from_arrays(pa.array(parents, pa.int32()), names),
+                "label": flat.dictionary_encode(),
+            }
+        ),
+        queries=pa.table({"query": names, "features": feature_maps}),
+        unlabelled=rows - len(np.unique(parents)),
+    )
+
+
+def _xmc_features(words: pa.ListArray, path: Path) -> pa.MapArray:
+    flat = pc.list_flatten(words)
+    offsets = np.concatenate([[0], np.cumsum(np.asarray(pc.list_value_length(words)))])
+    pairs = pc.split_pattern(flat, ":", max_splits=1)
+    if len(pairs) and pc.min(pc.list_value_length(pairs)).as_py() != 2:
+        bad = flat.filter(pc.not_equal(pc.list_value_length(pairs), 2))[0].as_py()
+        raise DataError(f"{path}: expected entries `feature:value`, found {bad!r}")
+    try:
+        values = pc.list_element(pairs, 1).cast(pa.float32())
+    except pa.ArrowInvalid as error:
+        raise DataError(f"{path}: expected a number after every `feature:`: {error}") from error
+    if not np.isfinite(np.asarray(values)).all():
+        raise DataError(f"{path}: expected finite feature values, found NaN or infinity")
+    return pa.MapArray.from_arrays(pa.array(offsets, pa.int32()), pc.list_element(pairs, 0), values)
+
+
+def _check_bound(numbers: pa.Array, bound: int, what: str, path: Path) -> None:
+    try:
+        largest = pc.max(numbers.cast(pa.int64())).as_py()
+    except pa.ArrowInvalid as error:
+        raise DataError(f"{path}: expected {what} as numbers: {error}") from error
+    if largest is not None and largest >= bound:
+        raise DataError(f"{path}: expected {what} below {bound} as its header says, found {largest}")
+
+
+def _lines(path: Path) -> pa.Array:
+    """All non-empty lines of a UTF-8 text file."""
+    if not path.is_file():
+        raise DataError(f"{path}: expected a text file, found none")
+    text = path.read_bytes().replace(b"\r\n", b"\n").rstrip(b"\n")
+    ends = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n"))
+    offsets = np.concatenate([[0], ends + 1, [len(text) + 1]]).astype(np.int64)
+    raw = pa.Array.from_buffers(
+        pa.large_string(), len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(text + b"\n")]
+    )
+    try:
+        raw.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise DataError(f"{path}: expected UTF-8 text: {error}") from error
+    trimmed = pc.utf8_rtrim(raw, "\n").cast(pa.string())
+    return trimmed.filter(pc.not_equal(pc.utf8_trim_whitespace(trimmed), ""))
+
+
+def _compact(indices: np.ndarray, dictionary: pa.Array) -> pa.DictionaryArray:
+    """A dictionary array whose dictionary holds only what occurs, in order of first occurrence."""
+    values, first, inverse = np.unique(indices, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    return pa.DictionaryArray.from_arrays(pa.array(rank[inverse], pa.int32()), dictionary.take(pa.array(values[order])))
+
+
+def _times_of(table: pa.Table, name: str, path: Path) -> pa.Array:
+    column = column_of(table, name, path)
+    if pa.types.is_temporal(column.type):
+        column = column.cast(pa.timestamp("us")).cast(pa.int64())
+    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+        raise DataError(f"{path}: column {name!r}: expected numbers or timestamps, found {column.type}")
+    times = column.cast(pa.float64()).combine_chunks()
+    _require_finite(times, name, path)
+    return times
+
+
+def _weights_of(table: pa.Table, name: str, path: Path) -> pa.Array:
+    column = column_of(table, name, path)
+    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+        raise DataError(f"{path}: column {name!r}: expected numbers, found {column.type}")
+    weights = column.cast(pa.float32()).combine_chunks()
+    _require_finite(weights, name, path)
+    if len(weights) and pc.min(weights).as_py() < 0:
+        row = int(np.asarray(weights).argmin())
+        raise DataError(f"{path}: column {name!r}: expected weights >= 0, found {weights[row].as_py()} in row {row}")
+    return weights
+
+
+def _require_finite(column: pa.Array, name: str, path: Path) -> None:
+    finite = np.isfinite(column.to_numpy(zero_copy_only=False))
+    if not finite.all():
+        row = int(finite.argmin())
+        raise DataError(f"{path}: column {name!r}: expected finite numbers, found {column[row].as_py()} in row {row}")

@@ -1,0 +1,113 @@
+"""Builds the two towers: embeddings → combination → MLP → projection → unit norm.
+
+Legend: `B` batch, `P` positions of a bag, `D` model dimensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import keras
+
+from trainer.config import FeatureConfig, Model, Recipe, Tower
+from trainer.embedding import Table, WeightedBag
+
+
+@dataclass(frozen=True)
+class Towers:
+    """Both towers and the tables they look up.
+
+    Attributes:
+        query: named inputs → float32 [B, D].
+        label: named inputs → float32 [B, D].
+        tables: embedding tables by name; towers may share them.
+        readers: which inputs of which tower hold ids of which table: (tower, input name) → table name.
+    """
+
+    query: keras.Model
+    label: keras.Model
+    tables: dict[str, Table]
+    readers: dict[tuple[str, str], str]
+
+
+def build_towers(
+    recipe: Recipe, vocabulary_rows: Mapping[str, int], numbers: Mapping[str, tuple[float, float]]
+) -> Towers:
+    """Build both towers with fresh weights, drawn by the recipe's seed.
+
+    Args:
+        recipe: the job.
+        vocabulary_rows: rows of every table of ids, by name.
+        numbers: mean and standard deviation of `number` features, by name.
+    """
+    tables: dict[str, Table] = {}
+    readers: dict[tuple[str, str], str] = {}
+    for side, tower in (("query", recipe.query), ("label", recipe.label)):
+        for feature in tower.features:
+            if feature.kind == "number":
+                continue
+            name = feature.table_name
+            readers[side, feature.name] = name
+            if name not in tables:
+                rows = feature.hash_rows if feature.kind == "text" else vocabulary_rows[name]
+                seed = recipe.seed + len(tables)
+                tables[name] = Table(rows, feature.dim, scale=recipe.model.init_scale, seed=seed, name=f"table_{name}")
+    keras.utils.set_random_seed(recipe.seed)
+    precision = recipe.training.precision
+    return Towers(
+        query=_build(recipe.query, recipe.model, tables, numbers, precision, name="query_tower"),
+        label=_build(recipe.label, recipe.model, tables, numbers, precision, name="label_tower"),
+        tables=tables,
+        readers=readers,
+    )
+
+
+def _build(
+    tower: Tower,
+    model: Model,
+    tables: dict[str, Table],
+    numbers: Mapping[str, tuple[float, float]],
+    precision: str,
+    *,
+    name: str,
+) -> keras.Model:
+    inputs: dict[str, keras.KerasTensor] = {}
+    parts = [_embed(feature, inputs, tables, numbers) for feature in tower.features]
+    if len(parts) == 1:
+        x = parts[0]
+    else:
+        join = keras.layers.Add() if tower.combine == "sum" else keras.layers.Concatenate()
+        x = join(parts)
+    for width in tower.hidden:
+        x = keras.layers.Dense(width, activation="relu", dtype=precision)(x)
+    if tower.hidden or x.shape[-1] != model.dim:
+        x = keras.layers.Dense(model.dim, dtype=precision)(x)
+    if model.similarity == "cosine":
+        x = keras.layers.UnitNormalization(dtype="float32")(x)
+    else:
+        x = keras.layers.Activation("linear", dtype="float32")(x)
+    return keras.Model(inputs, x, name=name)
+
+
+def _embed(
+    feature: FeatureConfig,
+    inputs: dict[str, keras.KerasTensor],
+    tables: dict[str, Table],
+    numbers: Mapping[str, tuple[float, float]],
+) -> keras.KerasTensor:
+    """The [B, width] part of one feature; adds its inputs."""
+    if feature.kind == "number":
+        mean, std = numbers[feature.name]
+        inputs[feature.name] = keras.Input((), dtype="float32", name=feature.name)
+        column = keras.layers.Reshape((1,), dtype="float32")(inputs[feature.name])
+        return keras.layers.Rescaling(1 / std, -mean / std, dtype="float32")(column)
+    table = tables[feature.table_name]
+    if feature.kind == "id":
+        inputs[feature.name] = keras.Input((), dtype="int32", name=feature.name)
+        return table(inputs[feature.name])
+    weight = f"{feature.name}__weight"
+    inputs[feature.name] = keras.Input((None,), dtype="int32", name=feature.name)
+    inputs[weight] = keras.Input((None,), dtype="float32", name=weight)
+    bag = WeightedBag(feature.combiner, name=f"{feature.name}_bag")
+    return bag(table(inputs[feature.name]), inputs[weight])

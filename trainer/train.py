@@ -1,0 +1,215 @@
+"""The training loop: batches, steps, validation, checkpoints.
+
+Legend: `B` batch, `N` training pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import keras
+import numpy as np
+import numpy.typing as npt
+from tensorboard.summary import Writer
+
+from bundle import log_frequencies
+from trainer import backend
+from trainer.checkpoint import Checkpoints, identity_of
+from trainer.config import Recipe
+from trainer.data import Dataset
+from trainer.errors import DataError
+from trainer.evaluate import Catalogue, buckets_for, evaluate
+from trainer.features import Encoding, Inputs
+from trainer.model import TwoTower
+from trainer.progress import Reporter
+
+
+@dataclass
+class History:
+    """What happened, epoch by epoch.
+
+    Attributes:
+        losses: mean training loss of every epoch, nats.
+        metrics: the validation metric after an epoch, by epoch (from 1).
+        best_epoch: epoch of the highest metric; the last one where nothing was validated.
+    """
+
+    losses: list[float] = field(default_factory=list)
+    metrics: dict[int, float] = field(default_factory=dict)
+    best_epoch: int = 0
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained model with what is needed to evaluate and export it."""
+
+    recipe: Recipe
+    dataset: Dataset
+    encoding: Encoding
+    model: TwoTower
+    history: History
+
+    def catalogue(self) -> Catalogue:
+        """The label side, as it will be served."""
+        counts = self.dataset.label_counts()
+        return Catalogue.of(
+            self.model.embed_labels(),
+            self.model.label_biases(),
+            counts,
+            temperature=self.model.temperature,
+            smoothing=self.recipe.loss.smoothing,
+            buckets=buckets_for(self.recipe.evaluation, counts),
+        )
+
+    def embed_queries(self, rows_B: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+        """Query embeddings by query row, float32 [B, D]."""
+        return self.model.embed_queries(self.encoding.query.of_queries(rows_B))
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run, fresh or restored from its newest checkpoint.
+
+    Attributes:
+        trained: model and history so far.
+        checkpoints: where the run keeps its states.
+        batch_size: B.
+        steps_per_epoch: whole batches in the training pairs.
+        epoch, step: where to go on, from 0.
+        loss: sum of the losses of the epoch's steps so far.
+    """
+
+    trained: Trained
+    checkpoints: Checkpoints
+    batch_size: int
+    steps_per_epoch: int
+    epoch: int
+    step: int
+    loss: float
+
+
+def restore(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path) -> Run:
+    """Build the model and load the newest checkpoint in `work`, if there is one.
+
+    Raises:
+        DataError: too few training pairs, or a feature's column is missing or unreadable.
+        CheckpointError: `work` holds checkpoints of another recipe or other data.
+    """
+    keras.utils.set_random_seed(recipe.seed)
+    backend.make_deterministic()
+    batch_size = min(recipe.training.batch_size, len(dataset.train))
+    if batch_size < 2:
+        raise DataError(f"training: expected at least 2 pairs, found {len(dataset.train)}")
+    encoding = Encoding.fit(recipe, dataset)
+    log_pi = log_frequencies(dataset.label_counts(), smoothing=recipe.loss.smoothing)
+    steps_per_epoch = len(dataset.train) // batch_size
+    model = TwoTower(recipe, encoding, log_pi, batch_size=batch_size, total_steps=epochs * steps_per_epoch)
+    checkpoints = Checkpoints(work, f"{identity_of(recipe, dataset)}-{epochs}")
+    state = checkpoints.load("latest", model)
+    if state is None:
+        return Run(
+            Trained(recipe, dataset, encoding, model, History()), checkpoints, batch_size, steps_per_epoch, 0, 0, 0.0
+        )
+    metrics = {int(epoch): metric for epoch, metric in state["history"]["metrics"].items()}
+    history = History(state["history"]["losses"], metrics, state["history"]["best_epoch"])
+    trained = Trained(recipe, dataset, encoding, model, history)
+    return Run(trained, checkpoints, batch_size, steps_per_epoch, state["epoch"], state["step"], state["loss"])
+
+
+def train(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path, logs: Path, reporter: Reporter) -> Trained:
+    """Train, going on from the newest checkpoint in `work` if there is one.
+
+    Interrupted and resumed at any step, the result equals that of an uninterrupted run to the last bit
+    (on one machine and backend).
+
+    Args:
+        recipe: the job.
+        dataset: its data; validation runs if `valid` has pairs.
+        epochs: how many to train, at most.
+        work: directory of this run's checkpoints.
+        logs: directory of TensorBoard logs.
+        reporter: shows progress.
+
+    Raises:
+        DataError: as `restore`, or the loss is no longer finite.
+        CheckpointError: as `restore`.
+    """
+    run = restore(recipe, dataset, epochs=epochs, work=work)
+    trained, checkpoints, batch_size, steps = run.trained, run.checkpoints, run.batch_size, run.steps_per_epoch
+    model, history, validating = trained.model, trained.history, len(dataset.valid) > 0
+
+    def save(kind: str, epoch: int, step: int, loss: float) -> None:
+        checkpoints.save(kind, model, {"epoch": epoch, "step": step, "loss": loss, "history": asdict(history)})
+
+    with closing(Writer(str(logs))) as board, reporter.training(recipe.name, epochs, steps * batch_size) as progress:
+        for epoch in range(run.epoch, epochs):
+            if _out_of_patience(recipe, history):
+                break
+            first, total = (run.step, run.loss) if epoch == run.epoch else (0, 0.0)
+            progress.epoch(epoch, done=first * batch_size)
+            for step, batch in _batches(trained, batch_size, epoch=epoch, first=first):
+                loss = float(model.train_step(batch))
+                if not np.isfinite(loss):
+                    raise DataError(
+                        f"training: expected a finite loss, found {loss} at epoch {epoch + 1}, step {step + 1}"
+                    )
+                total += loss
+                progress.advance(batch_size, loss=total / (step + 1))
+                if (step + 1) % recipe.training.checkpoint_steps == 0 and step + 1 < steps:
+                    save("latest", epoch, step + 1, total)
+            history.losses.append(total / steps)
+            board.add_scalar("train/loss", history.losses[-1], epoch + 1)
+            if validating and ((epoch + 1) % recipe.training.evaluate_every == 0 or epoch + 1 == epochs):
+                metric, bias_removal = _validate(trained)
+                history.metrics[epoch + 1] = metric
+                board.add_scalar(f"valid/{recipe.evaluation.metric}", metric, epoch + 1)
+                board.add_scalar("valid/best_bias_removal", bias_removal, epoch + 1)
+                progress.validated(epoch, history.losses[-1], recipe.evaluation.metric, metric, bias_removal)
+                if metric >= max(history.metrics.values()):
+                    history.best_epoch = epoch + 1
+                    save("best", epoch + 1, 0, 0.0)
+            save("latest", epoch + 1, 0, 0.0)
+    if validating:
+        checkpoints.load("best", model)
+    else:
+        history.best_epoch = len(history.losses)
+    return trained
+
+
+def _batches(trained: Trained, batch_size: int, *, epoch: int, first: int) -> Iterator[tuple[int, Inputs]]:
+    """Shuffled batches of one epoch from step `first` on; what is left over at the end is dropped."""
+    pairs, seed = trained.dataset.train, trained.recipe.seed
+    order = np.random.default_rng([seed, epoch]).permutation(len(pairs))
+    for step in range(first, len(pairs) // batch_size):
+        rows_B = order[step * batch_size : (step + 1) * batch_size]
+        batch = trained.encoding.query.of_pairs(rows_B, np.random.default_rng([seed, epoch, step]))
+        batch["_positive"] = pairs.labels[rows_B]
+        batch["_weight"] = np.ones(batch_size, np.float32) if pairs.weights is None else pairs.weights[rows_B]
+        yield step, batch
+
+
+def _validate(trained: Trained) -> tuple[float, float]:
+    """The recipe's metric on valid at its best λ of 0, ½ and 1, and that λ."""
+    config = trained.recipe.evaluation
+    curve = evaluate(
+        trained.dataset.valid,
+        trained.dataset.train,
+        trained.embed_queries,
+        trained.catalogue(),
+        config,
+        queries=len(trained.dataset.query_ids),
+        seed=trained.recipe.seed,
+        max_queries=config.max_valid_queries,
+        grid=[0.0, 0.5, 1.0],
+    )
+    return max((point.metrics[config.metric].value, point.bias_removal) for point in curve)
+
+
+def _out_of_patience(recipe: Recipe, history: History) -> bool:
+    patience = recipe.training.patience
+    if patience is None or not history.metrics:
+        return False
+    return sum(epoch > history.best_epoch for epoch in history.metrics) >= patience
