@@ -219,7 +219,8 @@ class Training(_Section):
     refit: bool = False
     """After epochs and λ are chosen on valid, train again on train + valid for as many epochs."""
     precision: Literal["float32", "mixed_bfloat16"] = "float32"
-    """`mixed_bfloat16` computes MLPs and logits in bfloat16; tables and losses stay float32."""
+    """`mixed_bfloat16` computes MLPs and logits in bfloat16 while training; tables, losses and the finished
+    model stay float32."""
     checkpoint_steps: int = Field(default=1000, ge=1)
     """Steps between checkpoints; one more is written after every epoch."""
 

@@ -11,7 +11,7 @@ import onnxruntime
 import pyarrow.compute as pc
 from rich.console import Console
 
-from bundle import Bundle
+from bundle import BiasRemoval, Bundle
 from trainer.config import load_recipe
 from trainer.data import Pairs, load_dataset
 from trainer.errors import DataError, RecipeError
@@ -40,7 +40,8 @@ def evaluate_bundle(
     if split not in ("valid", "test"):
         raise RecipeError(f"--split: expected valid or test, received {split!r}")
     bundle = Bundle.load(path)
-    dial, metric = bundle.manifest.bias_removal, "recall@20"
+    dial = bundle.manifest.bias_removal
+    metric = _metric_of(dial)
     if recipe_path is not None:
         recipe = load_recipe(recipe_path, overrides)
         metric = recipe.evaluation.metric
@@ -68,6 +69,13 @@ def evaluate_bundle(
         print(evaluation_markdown(dial, metric))
     else:
         console.print(evaluation_table(f"{bundle.manifest.name}: {dial.curve_split}", dial, metric))
+
+
+def _metric_of(dial: BiasRemoval) -> str:
+    """The metric that chose the stored λ; recall at the first k there is where nothing chose it."""
+    measured = dial.curve[0].metrics if dial.curve else {"recall@20": None}
+    chosen = dial.chosen_by.split()[-1]
+    return chosen if chosen in measured else next(name for name in measured if name.startswith("recall@"))
 
 
 def _in_catalogue(pairs: Pairs, rows_L: np.ndarray) -> Pairs:

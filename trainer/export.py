@@ -28,7 +28,7 @@ from trainer.config import Recipe
 from trainer.errors import ExportError
 from trainer.evaluate import buckets_for
 from trainer.features import Inputs
-from trainer.towers import Towers, build_towers
+from trainer.towers import Towers, build_towers, in_float32
 from trainer.train import Trained
 
 _ONNX_LIMIT = 2**31 - 2**24
@@ -159,7 +159,7 @@ def write_onnx(towers: Towers, sides: list[str], folder: Path) -> None:
                 for name, spec in tower.input.items()
             }
         )
-        with warnings.catch_warnings():
+        with in_float32(tower), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # Keras' exporter asks NumPy for a name it has dropped
             tower.export(str(folder / f"{side}.onnx"), format="onnx", verbose=False)
 

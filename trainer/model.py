@@ -24,7 +24,7 @@ from trainer.features import Encoding, Inputs
 from trainer.losses import LOSSES, MASKED
 from trainer.optimizers import ROW_OPTIMIZERS, RowOptimizer
 from trainer.samplers import SAMPLERS, Catalogue
-from trainer.towers import build_towers
+from trainer.towers import build_towers, in_float32
 from trainer.weights import WEIGHTS, LogProbabilities
 
 Tensor = Any
@@ -107,16 +107,18 @@ class TwoTower:
 
     def embed_queries(self, inputs: Inputs) -> npt.NDArray[np.float32]:
         """Query tower outputs, float32 [B, D]."""
-        embedded: npt.NDArray[np.float32] = ops.convert_to_numpy(self.towers.query(inputs))
+        with in_float32(self.towers.query) as tower:
+            embedded: npt.NDArray[np.float32] = ops.convert_to_numpy(tower(inputs))
         return embedded
 
     def embed_labels(self) -> npt.NDArray[np.float32]:
         """Label tower outputs of the whole catalogue, float32 [L, D]."""
         labels = self._log_pi_L.shape[0]
         parts = []
-        for start in range(0, labels, _BLOCK):
-            ids = np.arange(start, min(start + _BLOCK, labels), dtype=np.int32)
-            parts.append(ops.convert_to_numpy(self.towers.label(self._inputs_of_labels(ids))))
+        with in_float32(self.towers.label) as tower:
+            for start in range(0, labels, _BLOCK):
+                ids = np.arange(start, min(start + _BLOCK, labels), dtype=np.int32)
+                parts.append(ops.convert_to_numpy(tower(self._inputs_of_labels(ids))))
         return np.concatenate(parts)
 
     def label_biases(self) -> npt.NDArray[np.float32] | None:

@@ -12,6 +12,7 @@ from string import Template
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from rich.table import Table
 
 from bundle import BUCKET_NAMES, BiasRemoval, CurvePoint
@@ -145,7 +146,7 @@ def _losses(axes: Axes, history: History, metric: str) -> None:
     epochs = range(1, len(history.losses) + 1)
     axes.plot(epochs, history.losses, color=_COLOURS["overall"], label="training loss (left)")
     axes.set(title="Training", xlabel="epoch", ylabel="nats")
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     lines = axes.get_lines()
     if history.metrics:
         right = axes.twinx()

@@ -5,7 +5,8 @@ Legend: `B` batch, `P` positions of a bag, `D` model dimensions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import keras
@@ -29,6 +30,20 @@ class Towers:
     label: keras.Model
     tables: dict[str, Table]
     readers: dict[tuple[str, str], str]
+
+
+@contextmanager
+def in_float32(tower: keras.Model) -> Iterator[keras.Model]:
+    """Inside the block the tower computes in float32, as the service does, whatever precision it trains in."""
+    layers = [layer for layer in tower.layers if layer.compute_dtype != "float32"]
+    policies = [layer.dtype_policy for layer in layers]
+    try:
+        for layer in layers:
+            layer.dtype_policy = "float32"
+        yield tower
+    finally:
+        for layer, policy in zip(layers, policies, strict=True):
+            layer.dtype_policy = policy
 
 
 def build_towers(

@@ -1,0 +1,41 @@
+PYTHON ?= python3
+VENV := .venv
+TFRS_VENV := .venv-tfrs
+PORT ?= 8000
+
+.PHONY: demo test check format bench clean
+
+demo: $(VENV)/.installed  ## Train, index and serve MovieLens 100K; ONESHOT=1 stops after the first query.
+	$(VENV)/bin/python demo.py --port $(PORT) $(if $(ONESHOT),--oneshot)
+
+test: $(VENV)/.installed $(TFRS_VENV)/.installed check  ## Everything: lint, types, the whole suite.
+	LONGTAIL_TFRS_PYTHON=$(TFRS_VENV)/bin/python $(VENV)/bin/python -m pytest
+
+check: $(VENV)/.installed  ## Formatting, lint and types; seconds.
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+
+format: $(VENV)/.installed
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
+
+bench: $(VENV)/.installed $(TFRS_VENV)/.installed  ## The tables of benchmarks/RESULTS.md that need no data set.
+	$(VENV)/bin/python -m benchmarks.step_cost --tfrs-python $(TFRS_VENV)/bin/python
+	$(VENV)/bin/python -m benchmarks.index_recall
+	$(VENV)/bin/python -m benchmarks.service_start
+	$(VENV)/bin/python -m benchmarks.service_latency
+
+clean:
+	rm -rf $(VENV) $(TFRS_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@
+
+# tensorflow-recommenders runs on legacy Keras, which cannot share an environment with Keras 3 code under test.
+$(TFRS_VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(TFRS_VENV)
+	$(TFRS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check tensorflow-recommenders==0.7.7 tensorflow tf-keras
+	touch $@

@@ -1,0 +1,185 @@
+"""Recall@100 and speed of index kinds under the dial, and build and open times of a release.
+
+    python -m benchmarks.index_recall                       # 300,000 labels: recall, and recall under filters
+    python -m benchmarks.index_recall --labels 1000000      # build and open times, and the banded row
+
+Data: unit vectors of 64 dimensions around random centres, Zipf label frequencies assigned at random, T = 0.1,
+queries from the same centres; seed 0. Recall is against exact search over 200 queries at each λ. Queries per
+second are for k = 100, in one batch on every thread, and one query at a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import faiss
+import numpy as np
+
+from bundle import Augmentation, Buckets, Bundle, log_frequencies
+from index import Filter, IndexSpec, Releases, Searcher, build_index
+from index.band import Band
+from index.construct import construct
+from index.exact import ExactRows, Int64
+from index.manifest import Effort, Kind
+from index.recall import Calibration
+from index.train import train_index
+from tests.bundles import make_bundle
+
+DIM = 64
+TEMPERATURE = 0.1
+SPREAD = 0.6
+"""Length of the noise around a centre of length 1."""
+LABELS_PER_CENTRE = 300
+SINGLE_PROBES = 16
+SINGLE_EF_SEARCH = 128
+TIMED_SINGLY = 300
+
+
+def main() -> None:
+    """Print the table for the asked number of labels."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--labels", type=int, default=300_000)
+    labels = parser.parse_args().labels
+    bundle = synthetic_bundle(labels)
+    print(f"\n{labels:,} labels, {os.cpu_count()} cores, faiss {faiss.__version__}\n")
+    if labels >= 1_000_000:
+        print_release_times(bundle)
+    else:
+        print_recall_table(bundle)
+
+
+def synthetic_bundle(labels: int, *, seed: int = 0) -> Bundle:
+    """A valid bundle of clustered unit vectors and Zipf frequencies, not yet written."""
+    rng = np.random.default_rng(seed)
+    centres = _unit(rng.standard_normal((max(1, labels // LABELS_PER_CENTRE), DIM), dtype=np.float32))
+
+    def vectors(count: int) -> np.ndarray:
+        noise = rng.standard_normal((count, DIM), dtype=np.float32) * np.float32(SPREAD / np.sqrt(DIM))
+        return _unit(centres[rng.integers(0, len(centres), count)] + noise)
+
+    embeddings = vectors(labels)
+    counts = (1e7 / (1 + rng.permutation(labels))).astype(np.int64)
+    log_pn = log_frequencies(counts).astype(np.float32)
+    buckets = Buckets.by_quantile(counts)
+    plain = make_bundle(labels=labels, dim=DIM)
+    augmentation = Augmentation.conditioned(TEMPERATURE, embeddings, log_pn, None)
+    return dataclasses.replace(
+        plain,
+        embeddings=embeddings,
+        calibration_queries=vectors(200),
+        labels=dataclasses.replace(plain.labels, counts=counts, log_pn=log_pn, buckets=buckets.assign(counts)),
+        manifest=plain.manifest.model_copy(
+            update={"temperature": TEMPERATURE, "kappa": augmentation.kappa, "buckets": buckets}
+        ),
+    )
+
+
+def print_recall_table(bundle: Bundle) -> None:
+    """Exact, single approximate and banded indexes side by side."""
+    rows = bundle.rows()
+    calibration = Calibration(bundle, rows)
+    head = "".join(f" λ = {value:g} |" for value in calibration.bias_removals)
+    print(f"| index | setting | build s |{head} queries/s | one by one |")
+    print("|---|---|---:|" + "---:|" * (len(calibration.bias_removals) + 2))
+
+    cells = round(4 * np.sqrt(len(rows)))
+    singles: list[tuple[str, Kind, str, int]] = [
+        ("flat (exact)", "flat", "Flat", 1),
+        (f"one IVF{cells}", "ivf_flat", f"IVF{cells},Flat", SINGLE_PROBES),
+        ("one HNSW32", "hnsw", "HNSW32,Flat", SINGLE_EF_SEARCH),
+    ]
+    for name, kind, factory, probes in singles:
+        started = time.perf_counter()
+        index = train_index(factory, rows.shape[1], rows, "cpu")
+        seconds = time.perf_counter() - started
+        band = Band("all", kind, factory, index, np.arange(len(rows)))
+        _print_row(name, f"probes {probes}", seconds, calibration, Searcher(bundle, [band], Effort(probes=probes)))
+    for text in ("ivf_flat", "ivf_pq"):
+        built = construct(bundle, IndexSpec(text, recall_floor=0), "cpu", lambda _: None)
+        effort = built.chosen.effort
+        setting = f"head {built.chosen.head}, probes {effort.probes}, refine {effort.refine}"
+        searcher = Searcher(bundle, built.bands, effort)
+        _print_row(f"banded {text}", setting, built.seconds, calibration, searcher)
+        if text == "ivf_flat":
+            banded = searcher
+    print_filter_table(bundle, banded)
+
+
+def print_filter_table(bundle: Bundle, searcher: Searcher) -> None:
+    """The banded IVF under filters and at larger k, against exact search, at λ = ½."""
+    rng = np.random.default_rng(1)
+    labels = searcher.labels
+    queries = bundle.augmentation.queries(bundle.calibration_queries, 0.5)
+    similar = np.argsort(-(bundle.embeddings @ bundle.embeddings[0]))
+    everything = np.arange(labels)
+
+    def sample(share: float) -> Int64:
+        return np.sort(rng.choice(labels, int(labels * share), replace=False))
+
+    cases: list[tuple[str, int, Filter | None, Int64]] = [("no filter", k, None, everything) for k in (10, 100, 1000)]
+    for count in (20, 200, 5000):
+        excluded = similar[:count]
+        cases.append((f"exclude {count:,}", 100, Filter(exclude=excluded), np.setdiff1d(everything, excluded)))
+    for bucket, name in enumerate(("head", "torso", "tail")):
+        eligible = np.flatnonzero(bundle.labels.buckets == bucket)
+        cases.append((f"bucket {name}", 100, Filter(buckets=frozenset({bucket})), eligible))
+    for share in (0.01, 0.05, 0.3):
+        rows = sample(share)
+        cases.append((f"allow {share:.0%} at random", 100, Filter(allow=rows), rows))
+    rows = np.sort(similar[: labels // 20])
+    cases.append(("allow the 5% most alike", 100, Filter(allow=rows), rows))
+
+    exact = ExactRows(bundle)
+    print("\n| banded ivf_flat | k | recall | one by one |\n|---|---:|---:|---:|")
+    for name, k, filter_, eligible in cases:
+        least, _ = exact.top(queries, eligible, k)
+        started = time.perf_counter()
+        answers = [searcher.search(queries[i : i + 1], k, [filter_])[0] for i in range(len(queries))]
+        rate = len(queries) / (time.perf_counter() - started)
+        recall = (np.concatenate(answers) >= least[:, -1:] - 1e-5).mean()
+        print(f"| {name} | {k} | {recall:.3f} | {rate:,.0f} |", flush=True)
+
+
+def print_release_times(bundle: Bundle) -> None:
+    """Build a release as the command does, open it as a service does."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        bundle.write(root / "bundle")
+        started = time.perf_counter()
+        manifest = build_index(root / "bundle", root / "releases", spec=IndexSpec("auto"), report=print)
+        built = time.perf_counter() - started
+        started = time.perf_counter()
+        release = Releases(root / "releases").open(manifest.name)
+        opened = time.perf_counter() - started
+        print("\nbuild and open, every checksum verified:\n\n| step | seconds |\n|---|---:|")
+        print(f"| build ({manifest.kind}) | {built:.1f} |\n| open | {opened:.2f} |\n")
+        calibration = Calibration(release.bundle, release.bundle.rows())
+        effort = release.searcher.effort
+        head = "".join(f" λ = {value:g} |" for value in calibration.bias_removals)
+        print(f"| index | setting | build s |{head} queries/s | one by one |")
+        print("|---|---|---:|" + "---:|" * (len(calibration.bias_removals) + 2))
+        _print_row(f"banded {manifest.kind}", f"probes {effort.probes}", built, calibration, release.searcher)
+
+
+def _print_row(name: str, setting: str, seconds: float, calibration: Calibration, searcher: Searcher) -> None:
+    recalls, rate = calibration.measure(searcher)
+    queries = calibration.queries_QE[np.linspace(0, len(calibration.queries_QE) - 1, TIMED_SINGLY).astype(int)]
+    started = time.perf_counter()
+    for query in range(len(queries)):
+        searcher.search(queries[query : query + 1], 100)
+    singly = len(queries) / (time.perf_counter() - started)
+    figures = "".join(f" {at.recall:.3f} |" for at in recalls)
+    print(f"| {name} | {setting} | {seconds:.1f} |{figures} {rate:,.0f} | {singly:,.0f} |", flush=True)
+
+
+def _unit(vectors: np.ndarray) -> np.ndarray:
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""What a training step costs as the catalogue grows, beside TFRS on the same work.
+
+    python -m benchmarks.step_cost [--tfrs-python PATH] [--labels 10000 1000000 4000000]
+
+In-batch softmax, batch 4096, d = 64, id towers, 100,000 queries, uniform ids (the most distinct rows a
+batch can touch). Sizes take turns in every round, so that a busy machine disturbs all alike; the table
+gives the median step. Ratios are to the smallest catalogue of the same trainer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+BATCH, DIM, QUERIES = 4096, 64, 100_000
+ROUNDS, STEPS = 8, 5
+
+
+def longtail_step(labels: int, optimizer: str) -> Callable[[np.ndarray, np.ndarray], object]:
+    """One compiled training step of a fresh model."""
+    import pyarrow as pa
+
+    from trainer.config import Recipe
+    from trainer.data import Dataset, Pairs
+    from trainer.features import Encoding
+    from trainer.model import TwoTower
+
+    recipe = Recipe.model_validate(
+        {
+            "name": "step-cost",
+            "data": {"train": "unused", "query_id": "query", "label_id": "label"},
+            "query": {"features": [{"name": "query", "kind": "id", "dim": DIM}]},
+            "label": {"features": [{"name": "label", "kind": "id", "dim": DIM}]},
+            "model": {"dim": DIM},
+            "optimizer": {"embeddings": optimizer},
+        }
+    )
+    query_ids = pa.array(np.arange(QUERIES)).cast(pa.string())
+    label_ids = pa.array(np.arange(labels)).cast(pa.string())
+    pairs = Pairs(np.arange(QUERIES, dtype=np.int32), np.arange(QUERIES, dtype=np.int32) % labels)
+    nothing = pairs.take(slice(0))
+    dataset = Dataset(query_ids, label_ids, pairs, nothing, nothing, None, None, ordered=False)
+    log_pi = np.full(labels, -np.log(labels))
+    model = TwoTower(recipe, Encoding.fit(recipe, dataset), log_pi, batch_size=BATCH, total_steps=1)
+    weight = np.ones(BATCH, np.float32)
+
+    def step(queries: np.ndarray, positives: np.ndarray) -> object:
+        return float(model.train_step({"query": queries + 1, "_positive": positives, "_weight": weight}))
+
+    return step
+
+
+def tfrs_step(labels: int, optimizer: str) -> Callable[[np.ndarray, np.ndarray], object]:
+    """One compiled training step of TFRS' `Retrieval` task with legacy Keras' embeddings and optimiser."""
+    import tensorflow as tf
+    import tensorflow_recommenders as tfrs
+
+    class TwoTower(tfrs.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.query = tf.keras.layers.Embedding(QUERIES, DIM)
+            self.label = tf.keras.layers.Embedding(labels, DIM)
+            self.task = tfrs.tasks.Retrieval(temperature=0.1, remove_accidental_hits=True)
+
+        def compute_loss(self, inputs: dict[str, tf.Tensor], training: bool = False) -> tf.Tensor:  # noqa: ARG002
+            queries = tf.math.l2_normalize(self.query(inputs["query"]), axis=1)
+            candidates = tf.math.l2_normalize(self.label(inputs["label"]), axis=1)
+            return self.task(queries, candidates, candidate_ids=inputs["label"], compute_metrics=False)
+
+    model = TwoTower()
+    optimizers = tf.keras.optimizers.legacy
+    model.compile(optimizer=optimizers.Adagrad(0.01) if optimizer == "adagrad" else optimizers.Adam(0.01))
+    compiled = tf.function(model.train_step)
+
+    def step(queries: np.ndarray, positives: np.ndarray) -> object:
+        return float(compiled({"query": tf.constant(queries), "label": tf.constant(positives)})["loss"])
+
+    return step
+
+
+def measure(
+    make: Callable[[int, str], Callable[[np.ndarray, np.ndarray], object]], sizes: list[int], optimizer: str
+) -> list[float]:
+    """Median milliseconds of a step for every catalogue size."""
+    steps = [make(size, optimizer) for size in sizes]
+    rng = np.random.default_rng(0)
+    milliseconds: list[list[float]] = [[] for _ in sizes]
+    for turn in range(ROUNDS + 1):
+        for at, (size, step) in enumerate(zip(sizes, steps, strict=True)):
+            for _ in range(STEPS):
+                queries = rng.integers(0, QUERIES, BATCH).astype(np.int32)
+                positives = rng.integers(0, size, BATCH).astype(np.int32)
+                begin = time.perf_counter()
+                step(queries, positives)
+                if turn > 0:
+                    milliseconds[at].append(1000 * (time.perf_counter() - begin))
+    return [float(np.median(times)) for times in milliseconds]
+
+
+def main() -> None:
+    """Print one Markdown table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--tfrs-python", type=Path, help="a Python with tensorflow-recommenders")
+    parser.add_argument("--labels", type=int, nargs="+", default=[10_000, 1_000_000, 4_000_000])
+    parser.add_argument("--only", choices=["longtail", "tfrs"], help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.only:
+        make = longtail_step if options.only == "longtail" else tfrs_step
+        for optimizer in ("adagrad", "adam"):
+            times = measure(make, options.labels, optimizer)
+            cells = " | ".join(f"{ms:.1f} ms ({ms / times[0]:.2f}×)" for ms in times)
+            print(f"| {options.only} | {optimizer} | {cells} |", flush=True)
+        return
+    print("| trainer | optimiser | " + " | ".join(f"{labels:,} labels" for labels in options.labels) + " |")
+    print("|---" * (2 + len(options.labels)) + "|", flush=True)
+    pythons = {"longtail": Path(sys.executable)} | ({"tfrs": options.tfrs_python} if options.tfrs_python else {})
+    for trainer, python in pythons.items():
+        command = [python, "-m", "benchmarks.step_cost", "--only", trainer, "--labels", *map(str, options.labels)]
+        quiet = os.environ | {"TF_USE_LEGACY_KERAS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
+        subprocess.run(command, env=quiet if trainer == "tfrs" else quiet | {"TF_USE_LEGACY_KERAS": "0"}, check=True)
+
+
+if __name__ == "__main__":
+    main()

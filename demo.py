@@ -1,0 +1,134 @@
+"""The whole road on real data: download → train → index → publish → serve → query, by the commands you would type."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+from rich.console import Console
+from rich.table import Table
+
+DATA, RUN, RELEASES = Path("data/movielens-100k"), Path("runs/demo"), Path("releases/demo")
+JUST_WATCHED = ("Blade Runner (1982)", "Alien (1979)", "Brazil (1985)")
+USER = "13"
+BINARIES = Path(sys.executable).parent
+console = Console(highlight=False)
+
+
+def main() -> None:
+    """Run the demo; the service stays up until Ctrl-C, or stops at once with --oneshot."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--oneshot", action="store_true", help="stop the service after the first query")
+    options = parser.parse_args()
+    begin = time.monotonic()
+
+    if not DATA.exists():
+        run("longtail-train", "data", "movielens-100k", "--out", DATA)
+    shutil.rmtree(RUN, ignore_errors=True)
+    run("longtail-train", "fit", DATA / "recipe.toml", "--out", RUN)
+    run("longtail-index", "build", RUN, "--releases", RELEASES, "--publish")
+    step("longtail-serve", RELEASES, "--port", options.port)
+    service = subprocess.Popen(
+        [BINARIES / "longtail-serve", RELEASES, "--port", str(options.port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        url = f"http://127.0.0.1:{options.port}"
+        wait_until_ready(url, service)
+        show_queries(url)
+        minutes, seconds = divmod(round(time.monotonic() - begin), 60)
+        console.print(f"\n[bold green]Done in {minutes} min {seconds} s.[/] Open:")
+        console.print(
+            f"  {url}/docs      the API\n  {url}/metrics   Prometheus, per bucket\n  {RUN}/report.html      the λ curve"
+        )
+        if not options.oneshot:
+            console.print("The service keeps running; Ctrl-C stops it.")
+            service.wait()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        service.send_signal(signal.SIGTERM)
+        service.wait(timeout=30)
+
+
+def step(*command: object) -> list[str]:
+    """Print a command as the reader would type it; returns its words."""
+    words = [str(word) for word in command]
+    console.print(f"\n[bold blue]$[/] [bold]{shlex.join(words)}[/]", soft_wrap=True)
+    return words
+
+
+def run(*command: object) -> None:
+    """Run one of our commands; its failure ends the demo with its exit code."""
+    name, *words = step(*command)
+    code = subprocess.run([BINARIES / name, *words], check=False).returncode
+    if code:
+        sys.exit(code)
+
+
+def wait_until_ready(url: str, service: subprocess.Popen[bytes]) -> None:
+    """Wait until the service answers /readyz with 200; ends the demo if it died."""
+    while True:
+        if service.poll() is not None:
+            sys.exit(
+                f"longtail-serve: expected a running service, found exit code {service.returncode}; is the port taken?"
+            )
+        try:
+            urllib.request.urlopen(f"{url}/readyz", timeout=5).close()
+        except (urllib.error.URLError, TimeoutError):
+            time.sleep(0.1)
+        else:
+            return
+
+
+def show_queries(url: str) -> None:
+    """Ask for a known user and for someone who just watched three films, each at two settings of the dial."""
+    labels = pq.read_table(RUN / "labels.parquet", columns=["label_id", "title"])
+    id_of = dict(zip(labels["title"].to_pylist(), labels["label_id"].to_pylist(), strict=True))
+    interactions = pq.read_table(DATA / "interactions.parquet", filters=[("user_id", "=", int(USER))])
+    seen = [str(item) for item in interactions.sort_by("timestamp")["item_id"].to_pylist()]
+    ask(url, f"User {USER}, who has rated {len(seen)} films", {"user_id": USER, "history": seen}, exclude=seen)
+    watched = [id_of[title] for title in JUST_WATCHED]
+    ask(url, f"Someone new who just watched {', '.join(JUST_WATCHED)}", {"history": watched}, exclude=watched)
+
+
+def ask(url: str, who: str, features: dict[str, Any], *, exclude: list[str]) -> None:
+    """One request with the dial at 0 and at 1, printed side by side."""
+    query = {"features": features, "k": 8, "exclude": exclude}
+    answer = post(f"{url}/v1/retrieve", {"queries": [query | {"bias_removal": 0.0}, query | {"bias_removal": 1.0}]})
+    table = Table(title=f"\n{who}", title_justify="left")
+    for heading in ("λ = 0: strong on the tail", "bucket", "score", "λ = 1: best plain recall", "bucket", "score"):
+        table.add_column(heading, justify="right" if heading == "score" else "left")
+    for tail, head in zip(*(result["labels"] for result in answer["results"]), strict=True):
+        table.add_row(*cells(tail), *cells(head))
+    console.print(table)
+
+
+def cells(label: dict[str, Any]) -> tuple[str, str, str]:
+    """Title, bucket and score of one label of an answer."""
+    return label["display"]["title"], label["bucket"], f"{label['score']:.2f}"
+
+
+def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
+    """POST JSON, get JSON."""
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        content: dict[str, Any] = json.load(answer)
+    return content
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,5 @@
+"""`python -m index` is `longtail-index`."""
+
+from index.cli import main
+
+main()

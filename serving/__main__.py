@@ -1,0 +1,5 @@
+"""`python -m serving` is `longtail-serve`."""
+
+from serving.cli import main
+
+main()

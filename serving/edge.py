@@ -1,0 +1,96 @@
+"""Where answers and errors become HTTP: the one mapping of errors to statuses, and the JSON of both."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from serving.errors import (
+    BodyTooLargeError,
+    ContentTypeError,
+    InvalidRequestError,
+    MalformedBodyError,
+    NotReadyError,
+    ServingError,
+    UnknownLabelError,
+)
+from serving.wording import received
+
+_ERRORS: dict[type[ServingError], tuple[HTTPStatus, str]] = {
+    MalformedBodyError: (HTTPStatus.BAD_REQUEST, "malformed_body"),
+    UnknownLabelError: (HTTPStatus.NOT_FOUND, "unknown_label"),
+    BodyTooLargeError: (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "body_too_large"),
+    ContentTypeError: (HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "unsupported_content_type"),
+    InvalidRequestError: (HTTPStatus.UNPROCESSABLE_ENTITY, "invalid_request"),
+    NotReadyError: (HTTPStatus.SERVICE_UNAVAILABLE, "not_ready"),
+}
+_INTERNAL = "the request could not be answered; the server's log has the details under this request id"
+
+
+def request_id(request: Request) -> str:
+    """The id that the envelope gave this request."""
+    id_: str = request.state.request_id
+    return id_
+
+
+def dump(answer: dict[str, Any], id_: str) -> bytes:
+    """An answer with its request's id, as JSON."""
+    return orjson.dumps({**answer, "request_id": id_}, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def json_response(content: bytes, status: int = 200) -> Response:
+    """A response of JSON bytes."""
+    return Response(content, status, media_type="application/json")
+
+
+def error_response(id_: str, status: int, kind: str, message: str, field: str | None = None) -> Response:
+    """The one shape of every error."""
+    error = {"type": kind, "message": message}
+    if field is not None:
+        error["field"] = field
+    return json_response(dump({"error": error}, id_), status)
+
+
+def internal_error(id_: str) -> Response:
+    """A 500 that tells nothing but where to look."""
+    return error_response(id_, HTTPStatus.INTERNAL_SERVER_ERROR, "internal", _INTERNAL)
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Answer every error that a client caused in the one shape; others are the envelope's."""
+    for error_type in _ERRORS:
+        app.add_exception_handler(error_type, _serving_error)
+    app.add_exception_handler(HTTPException, _routing_error)
+
+
+async def _serving_error(request: Request, error: Exception) -> Response:
+    if not isinstance(error, ServingError):
+        raise error
+    status, kind = _ERRORS[type(error)]
+    return error_response(request_id(request), status, kind, error.message, error.field)
+
+
+async def _routing_error(request: Request, error: Exception) -> Response:
+    if not isinstance(error, HTTPException):
+        raise error
+    path = received(request.url.path)
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        response = error_response(
+            request_id(request), 404, "unknown_route", f"expected one of the routes that /docs lists, received {path}"
+        )
+    elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        allowed = (error.headers or {}).get("Allow", "another method")
+        response = error_response(
+            request_id(request), 405, "wrong_method", f"expected {allowed} for {path}, received {request.method}"
+        )
+    else:
+        status = HTTPStatus(error.status_code)
+        response = error_response(request_id(request), status, status.name.lower(), status.description or status.phrase)
+    response.headers.update(error.headers or {})
+    return response

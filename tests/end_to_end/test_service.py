@@ -1,0 +1,196 @@
+"""The real server process over HTTP, against scores computed from the files of the bundle alone."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import numpy as np
+import onnxruntime as ort
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, seed, settings
+from hypothesis import strategies as st
+
+from bundle import read_manifest
+from index import IndexSpec, Releases, build_index
+from tests.bundles import make_bundle
+from tests.serving.process import ServerProcess, server
+
+LABELS, USERS = 60, 20
+QUERY = {"features": {"user_id": "u3", "history": ["item-1", "item-2"]}, "k": 10, "bias_removal": 0.25}
+
+
+class Reference:
+    """`u·v/T + λ·log p_n + b` in float64, from embeddings.npy, labels.parquet and query_tower.onnx."""
+
+    def __init__(self, bundle: Path) -> None:
+        self.labels = pq.read_table(bundle / "labels.parquet")
+        self.ids = self.labels["label_id"].to_pylist()
+        self.temperature = read_manifest(bundle).temperature
+        self.embeddings_LD = np.load(bundle / "embeddings.npy").astype(np.float64)
+        self.log_pn_L = self.labels["log_pn"].to_numpy().astype(np.float64)
+        has_bias = "bias" in self.labels.column_names
+        self.bias_L = self.labels["bias"].to_numpy().astype(np.float64) if has_bias else np.zeros(len(self.ids))
+        self.tower = ort.InferenceSession(bundle / "query_tower.onnx")
+        self.users = pq.read_table(bundle / "vocabularies" / "users.parquet")["id"].to_pylist()
+
+    def scores(self, user: str, history: list[str], bias_removal: float) -> np.ndarray:
+        row = {id_: row for row, id_ in enumerate(self.users, start=1)}
+        item = {id_: row for row, id_ in enumerate(self.ids, start=1)}
+        seen = [item.get(id_, 0) for id_ in history[-10:]] or [0]
+        weights = [1.0] * len(history[-10:]) or [0.0]
+        inputs = {
+            "user_id": np.array([row.get(user, 0)], np.int32),
+            "history": np.array([seen], np.int32),
+            "history__weight": np.array([weights], np.float32),
+        }
+        query_D = self.tower.run(None, inputs)[0][0].astype(np.float64)
+        return self.embeddings_LD @ query_D / self.temperature + bias_removal * self.log_pn_L + self.bias_L
+
+
+@pytest.fixture(scope="module")
+def releases(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two releases of different models: cosine without label bias, and dot with."""
+    root = tmp_path_factory.mktemp("service")
+    for name, model in (
+        ("cosine", make_bundle(labels=LABELS, users=USERS)),
+        ("dot", make_bundle(labels=LABELS, users=USERS, cosine=False, bias=True, seed=1)),
+    ):
+        model.write(root / "bundles" / name)
+        build_index(root / "bundles" / name, root / "releases", spec=IndexSpec("flat"), name=name)
+    return root / "releases"
+
+
+@pytest.fixture(scope="module")
+def service(releases: Path) -> Iterator[ServerProcess]:
+    Releases(releases).publish("cosine")
+    with server(releases, releases.parent / "server.log", poll_seconds=0.05, drain_seconds=0.5) as process:
+        process.wait_until_ready()
+        yield process
+
+
+def publish_and_wait(service: ServerProcess, releases: Path, name: str) -> None:
+    Releases(releases).publish(name)
+    deadline = time.monotonic() + 10
+    while httpx.get(f"{service.url}/v1/release").json()["name"] != name:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def check_ranking(labels: list[dict], ids: list[str], scores_L: np.ndarray, k: int) -> None:
+    """The k best by the reference, in order; labels whose scores differ by rounding may trade places."""
+    expected = np.sort(scores_L)[::-1][:k]
+    assert len({label["id"] for label in labels}) == len(labels) == k
+    answered = [scores_L[ids.index(label["id"])] for label in labels]
+    np.testing.assert_allclose(answered, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose([label["score"] for label in labels], answered, rtol=1e-4, atol=1e-5)
+    order = np.argsort(-scores_L, kind="stable")
+    gaps = -np.diff(scores_L[order])
+    for rank, label in enumerate(labels):
+        apart = (rank == 0 or gaps[rank - 1] > 1e-4) and (rank == len(gaps) or gaps[rank] > 1e-4)
+        assert not apart or label["id"] == ids[order[rank]]
+
+
+query = st.tuples(
+    st.integers(0, USERS + 3).map("u{}".format),
+    st.lists(st.integers(0, LABELS + 5).map("item-{}".format), max_size=14),
+    st.floats(-1, 2),
+    st.integers(1, LABELS),
+)
+
+
+@pytest.mark.parametrize("name", ["cosine", "dot"])
+def test_answers_equal_the_formula_over_the_bundle_files(service: ServerProcess, releases: Path, name: str) -> None:
+    publish_and_wait(service, releases, name)
+    reference = Reference(releases / name / "bundle")
+    with httpx.Client(base_url=service.url) as client:
+
+        @seed(2)
+        @settings(max_examples=60, deadline=None, database=None)
+        @given(st.lists(query, min_size=1, max_size=30))
+        def holds(queries: list[tuple[str, list[str], float, int]]) -> None:
+            body = [
+                {"features": {"user_id": user, "history": history}, "bias_removal": bias_removal, "k": k}
+                for user, history, bias_removal, k in queries
+            ]
+            answer = client.post("/v1/retrieve", json={"queries": body}).json()
+            assert answer["release"] == name
+            for (user, history, bias_removal, k), result in zip(queries, answer["results"], strict=True):
+                scores_L = reference.scores(user, history, bias_removal)
+                check_ranking(result["labels"], reference.ids, scores_L, k)
+
+        holds()
+
+
+def test_swaps_under_load_fail_no_request_and_mix_no_releases(service: ServerProcess, releases: Path) -> None:
+    expected = {}
+    for name in ("cosine", "dot"):
+        publish_and_wait(service, releases, name)
+        expected[name] = httpx.post(f"{service.url}/v1/retrieve", json={"queries": [QUERY] * 3}).json()["results"]
+    stop = time.monotonic() + 2.5
+
+    def load() -> list[str]:
+        answered = []
+        with httpx.Client(base_url=service.url) as client:
+            while time.monotonic() < stop:
+                response = client.post("/v1/retrieve", json={"queries": [QUERY] * 3})
+                assert response.status_code == 200
+                answer = response.json()
+                assert answer["results"] == expected[answer["release"]]
+                answered.append(answer["release"])
+        return answered
+
+    with ThreadPoolExecutor(3) as pool:
+        loads = [pool.submit(load) for _ in range(3)]
+        for swap in range(8):
+            Releases(releases).publish(("cosine", "dot")[swap % 2])
+            time.sleep(0.25)
+        answered = [name for future in loads for name in future.result()]
+    assert {"cosine", "dot"} == set(answered)
+
+
+def test_a_broken_release_is_refused_and_the_one_before_serves_on(service: ServerProcess, releases: Path) -> None:
+    publish_and_wait(service, releases, "cosine")
+    broken = releases / "broken"
+    shutil.copytree(releases / "dot", broken)
+    embeddings = broken / "bundle" / "embeddings.npy"
+    content = bytearray(embeddings.read_bytes())
+    content[-1] ^= 1
+    embeddings.write_bytes(content)
+    (releases / "CURRENT").write_text("broken\n")
+    deadline = time.monotonic() + 10
+    while "longtail_release_load_failures_total 0.0" in httpx.get(f"{service.url}/metrics").text:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    answer = httpx.post(f"{service.url}/v1/retrieve", json={"queries": [QUERY]})
+    assert (answer.status_code, answer.json()["release"]) == (200, "cosine")
+    assert httpx.get(f"{service.url}/readyz").status_code == 200
+    (releases / "CURRENT").write_text("cosine\n")
+    publish_and_wait(service, releases, "dot")
+    log = (releases.parent / "server.log").read_text()
+    assert log.count("release broken refused, cosine stays in service") == 1
+
+
+def test_a_body_of_10_megabytes_is_refused_and_the_service_goes_on(service: ServerProcess) -> None:
+    with httpx.Client(base_url=service.url, headers={"content-type": "application/json"}) as client:
+        assert client.post("/v1/retrieve", content=b" " * 10_000_000).status_code == 413
+        assert client.post("/v1/retrieve", content=(b" " * 10_000 for _ in range(1000))).status_code == 413
+        assert client.post("/v1/retrieve", content=b"\xff\xfe{").status_code == 400
+        assert client.get("/livez").status_code == 200
+
+
+def test_sigterm_turns_readiness_off_then_exits_with_0(releases: Path, tmp_path: Path) -> None:
+    Releases(releases).publish("dot")
+    with server(releases, tmp_path / "log", drain_seconds=1) as process:
+        process.wait_until_ready()
+        process.process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        assert httpx.get(f"{process.url}/readyz").status_code == 503
+        assert httpx.post(f"{process.url}/v1/retrieve", json={"queries": [QUERY]}).status_code == 200
+        assert process.process.wait(10) == 0

@@ -1,0 +1,90 @@
+"""Bands, tuning and the recall floor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bundle import Bundle
+from index import IndexSpec, RecallFloorError, Searcher, build_index
+from index.band import Band
+from index.construct import construct
+from index.manifest import Effort
+from index.recall import Calibration
+from index.train import train_index
+from tests.bundles import make_bundle
+
+
+@pytest.fixture(scope="module")
+def bundle() -> Bundle:
+    return make_bundle(labels=6000, dim=16)
+
+
+def test_head_holds_the_most_frequent_labels_and_the_bands_hold_each_label_once(bundle: Bundle) -> None:
+    built = construct(bundle, IndexSpec("ivf_flat"), "cpu", lambda _: None)
+    head, tail = built.bands
+    assert (head.name, head.kind, tail.name, tail.kind) == ("head", "flat", "tail", "ivf_flat")
+    assert len(head.rows_N) == built.chosen.head
+    assert bundle.labels.counts[head.rows_N].min() >= bundle.labels.counts[tail.rows_N].max()
+    assert np.array_equal(np.sort(np.concatenate([head.rows_N, tail.rows_N])), np.arange(6000))
+
+
+def test_every_trial_is_recorded_cheapest_first_and_the_first_good_one_is_chosen(bundle: Bundle) -> None:
+    built = construct(bundle, IndexSpec("ivf_flat"), "cpu", lambda _: None)
+    costs = [(trial.head, trial.effort.probes) for trial in built.trials]
+    assert costs == sorted(costs)
+    assert costs[0] == (600, 8)
+    assert built.chosen == built.trials[-1]
+    assert built.chosen.lowest.recall >= 0.99
+    assert all(trial.lowest.recall < 0.99 for trial in built.trials[:-1])
+    assert all(trial.queries_per_second > 0 for trial in built.trials)
+    assert [at.bias_removal for at in built.chosen.recall] == [-1.0, 0.0, 0.5, 1.0, 2.0]
+
+
+def test_bands_keep_at_full_bias_removal_what_one_approximate_index_loses(bundle: Bundle) -> None:
+    rows = bundle.rows()
+    calibration = Calibration(bundle, rows)
+    effort = Effort(probes=64)
+    single = train_index("IVF310,Flat", rows.shape[1], rows, "cpu")
+    one = Searcher(bundle, [Band("all", "ivf_flat", "IVF310,Flat", single, np.arange(6000))], effort)
+    built = construct(bundle, IndexSpec("ivf_flat"), "cpu", lambda _: None)
+    banded = Searcher(bundle, built.bands, built.chosen.effort)
+    recall_of_one = {at.bias_removal: at.recall for at in calibration.measure(one)[0]}
+    recall_of_bands = {at.bias_removal: at.recall for at in calibration.measure(banded)[0]}
+    assert all(recall > 0.99 for recall in recall_of_bands.values())
+    assert recall_of_one[2.0] < 0.9
+
+
+def test_recall_is_measured_against_exact_answers(bundle: Bundle) -> None:
+    """A searcher over every second label returns half of what it should."""
+    calibration = Calibration(bundle, bundle.rows())
+    even = np.arange(0, 6000, 2)
+    rows = bundle.rows()[even]
+    band = Band("all", "flat", "Flat", train_index("Flat", rows.shape[1], rows, "cpu"), even)
+    recall, _ = calibration.measure(Searcher(bundle, [band], Effort()))
+    exact = [bundle.rows() @ query for query in calibration.queries_QE]
+    expected = np.mean([(np.argsort(-scores)[:100] % 2 == 0).mean() for scores in exact])
+    assert np.mean([at.recall for at in recall]) == pytest.approx(expected, abs=1e-3)
+    assert 0.4 < expected < 0.6
+
+
+def test_below_the_floor_nothing_is_left_behind(tmp_path: Path) -> None:
+    make_bundle(labels=6000, dim=16).write(tmp_path / "bundle")
+    with pytest.raises(RecallFloorError) as failed:
+        build_index(tmp_path / "bundle", tmp_path / "releases", spec=IndexSpec("IVF8,PQ1np", recall_floor=0.999))
+    message = str(failed.value)
+    assert "expected recall@100 >= 0.999" in message
+    assert f"measured {failed.value.recall:.4f} at λ = {failed.value.bias_removal:g}" in message
+    assert failed.value.recall < failed.value.floor == 0.999
+    assert not (tmp_path / "releases").exists()
+
+
+@pytest.mark.parametrize("spec", ["auto", "ivf_flat", "hnsw"])
+@pytest.mark.parametrize("labels", [1, 2, 45])
+def test_the_smallest_catalogues(labels: int, spec: str) -> None:
+    bundle = make_bundle(labels=labels, bias=True)
+    built = construct(bundle, IndexSpec(spec), "cpu", lambda _: None)
+    assert built.recall_k == labels
+    assert built.chosen.lowest.recall == 1.0

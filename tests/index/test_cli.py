@@ -1,0 +1,117 @@
+"""The command line: its surface, what it prints, and how it fails."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from index.cli import app, main
+
+SURFACE = {
+    "build": {"bundle", "--releases", "--spec", "--name", "--publish", "--device", "--recall-floor"},
+    "publish": {"releases", "name"},
+    "rollback": {"releases"},
+    "list": {"releases"},
+    "verify": {"releases", "name"},
+    "prune": {"releases", "--keep"},
+}
+
+
+def run(*arguments: object) -> int:
+    """The exit code of `longtail-index ARGUMENTS`."""
+    with pytest.raises(SystemExit) as ended:
+        main([str(argument) for argument in arguments])
+    return int(ended.value.code or 0)
+
+
+def test_the_surface_is_pinned() -> None:
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    found = {
+        name: {
+            (parameter.opts[0] if parameter.opts[0].startswith("--") else parameter.name)
+            for parameter in command.params
+        }
+        for name, command in commands.items()
+    }
+    assert found == SURFACE
+
+
+def test_from_build_to_prune(bundle_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("build", bundle_path, "--releases", tmp_path, "--name", "first", "--publish") == 0
+    output = capsys.readouterr().out
+    assert "first: flat over 600 labels" in output
+    assert "recall@100 at λ: -1: 1.000, 0: 1.000, 0.5: 1.000, 1: 1.000, 2: 1.000" in output
+    assert f"published: {tmp_path / 'first'}" in output
+    assert run("build", bundle_path, "--releases", tmp_path, "--name", "second", "--spec", "hnsw") == 0
+    assert f"written: {tmp_path / 'second'}" in capsys.readouterr().out
+
+    assert run("publish", tmp_path, "second") == 0
+    assert capsys.readouterr().out == "published: second\n"
+    assert run("rollback", tmp_path) == 0
+    assert capsys.readouterr().out == "published: first\n"
+    assert run("verify", tmp_path, "second") == 0
+    assert capsys.readouterr().out.startswith("intact: second, ")
+
+    (tmp_path / "broken").mkdir()
+    assert run("list", tmp_path) == 0
+    listed = capsys.readouterr().out
+    line = {name: next(line for line in listed.splitlines() if f" {name} " in line) for name in ("first", "second")}
+    assert "*" in line["first"]
+    assert "auto (flat)" in line["first"]
+    assert "*" not in line["second"]
+    assert "600" in line["second"]
+    assert "MB" in line["second"]
+    assert "broken" in listed
+    assert "unreadable" in listed
+
+    assert run("prune", tmp_path, "--keep", 1) == 0
+    assert capsys.readouterr().out.splitlines() == ["deleted: broken"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["build", "MISSING", "--releases", "R"], "expected a bundle"),
+        (["build", "BUNDLE", "--releases", "R", "--device", "tpu"], "--device: expected cpu or gpu, received 'tpu'"),
+        (["build", "BUNDLE", "--releases", "R", "--name", "../x"], "release name: expected"),
+        (["build", "BUNDLE", "--releases", "R", "--spec", "nonsense"], "expected auto, flat"),
+        (["build", "BUNDLE", "--releases", "R", "--recall-floor", "2"], "recall floor: expected 0 <= floor <= 1"),
+        (["build", "BUNDLE", "--releases", "/dev/null/x"], "Not a directory"),
+        (["publish", "R", "x"], "expected a directory of releases"),
+        (["rollback", "R"], "expected a directory of releases"),
+        (["verify", "R", "x"], "expected one of its releases [], received 'x'"),
+        (["prune", "R", "--keep", "0"], "--keep: expected at least 1"),
+    ],
+)
+def test_user_errors_are_one_line_and_exit_code_2(
+    arguments: list[str], message: str, bundle_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = {"BUNDLE": bundle_path, "MISSING": tmp_path / "missing", "R": tmp_path / "releases"}
+    assert run(*(places.get(argument, argument) for argument in arguments)) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    last = captured.err.strip().splitlines()[-1]
+    assert last.startswith("longtail-index: ")
+    assert message in last
+    assert "Traceback" not in captured.err
+    assert not (tmp_path / "releases").exists()
+
+
+def test_a_wrong_command_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("publish") == 2
+    assert "Missing argument" in capsys.readouterr().err
+
+
+def test_python_m_index_is_the_command() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "index", "--help"],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert all(command in ended.stdout for command in SURFACE)

@@ -1,0 +1,222 @@
+"""A release is there whole or not at all, and anything but what was written is refused."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bundle import Bundle, BundleCorruptError, BundleError, BundleExistsError
+from index import (
+    IndexRoomError,
+    IndexSpec,
+    ReleaseCorruptError,
+    ReleaseManifest,
+    ReleaseMismatchError,
+    ReleaseNameError,
+    ReleaseNotFoundError,
+    Releases,
+    ReleaseVersionError,
+    build_index,
+)
+from index import files as index_files
+from tests.bundles import make_bundle
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def release(bundle_path: Path, tmp_path: Path) -> Path:
+    """A banded release of copies, whose bytes a test may change."""
+    build_index(bundle_path, tmp_path, spec=IndexSpec("ivf_flat"), name="good")
+    path = tmp_path / "good"
+    shutil.copytree(path / "bundle", tmp_path / "copy")
+    shutil.rmtree(path / "bundle")
+    (tmp_path / "copy").rename(path / "bundle")
+    return path
+
+
+def reopen(path: Path) -> None:
+    Releases(path.parent).open(path.name)
+
+
+def rewrite(path: Path, **changes: object) -> None:
+    """Change fields of release.json and seal it again, as another version of the program would."""
+    manifest = ReleaseManifest.model_validate_json((path / "release.json").read_bytes())
+    changed = manifest.model_copy(update=changes).sealed()
+    (path / "release.json").write_text(changed.model_dump_json())
+
+
+def test_it_holds_what_it_says(bundle_path: Path, release: Path) -> None:
+    opened = Releases(release.parent).open("good")
+    assert opened.name == "good"
+    assert opened.path == release
+    assert opened.searcher.labels == 600
+    assert opened.bundle.manifest == Bundle.load(bundle_path).manifest
+    assert opened.created_at == opened.manifest.created_at
+    assert opened.manifest.recall_k == 100
+    assert {path.relative_to(release).as_posix() for path in (release / "index").iterdir()} == {
+        "index/manifest.json",
+        "index/head.faiss",
+        "index/head.rows.npy",
+        "index/tail.faiss",
+        "index/tail.rows.npy",
+    }
+    index = json.loads((release / "index" / "manifest.json").read_text())
+    assert (index["spec"], index["kind"], index["labels"], index["dim"]) == ("ivf_flat", "ivf_flat", 600, 10)
+    assert [band["labels"] for band in index["bands"]] == [60, 540]
+
+
+def test_bundle_files_are_hard_links_and_never_symbolic(bundle_path: Path, tmp_path: Path) -> None:
+    build_index(bundle_path, tmp_path / "releases", name="linked")
+    linked = tmp_path / "releases" / "linked" / "bundle"
+    for path in linked.rglob("*"):
+        assert not path.is_symlink()
+        if path.is_file():
+            assert path.samefile(bundle_path / path.relative_to(linked))
+
+
+def test_bundle_files_are_copied_where_links_do_not_work(
+    bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    monkeypatch.setattr("os.link", refuse)
+    build_index(bundle_path, tmp_path, name="copied")
+    reopen(tmp_path / "copied")
+    assert not (tmp_path / "copied" / "bundle" / "embeddings.npy").samefile(bundle_path / "embeddings.npy")
+
+
+def test_names_are_unique_in_one_second_and_can_be_chosen(bundle_path: Path, tmp_path: Path) -> None:
+    names = [build_index(bundle_path, tmp_path).name for _ in range(3)]
+    assert len(set(names)) == 3
+    assert all(name.split("Z-")[1].startswith("synthetic") for name in names)
+    assert Releases(tmp_path).names() == sorted(names)
+    with pytest.raises(BundleExistsError, match="already exists"):
+        build_index(bundle_path, tmp_path, name=names[0])
+
+
+@pytest.mark.parametrize("name", ["../up", "a/b", ".hidden", "", "CURRENT", "HISTORY", "a\nb", "x" * 129, "ü"])
+def test_names_that_leave_the_directory_are_refused(name: str, bundle_path: Path, tmp_path: Path) -> None:
+    for action in (lambda: build_index(bundle_path, tmp_path, name=name), lambda: Releases(tmp_path).open(name)):
+        with pytest.raises(ReleaseNameError, match="release name: expected 1 to 128 letters"):
+            action()
+
+
+def test_one_flipped_byte_in_any_file_is_refused(release: Path) -> None:
+    reopen(release)
+    for path in sorted(path for path in release.rglob("*") if path.is_file()):
+        content = path.read_bytes()
+        for position in {0, len(content) // 3, len(content) // 2, len(content) - 2}:
+            flipped = bytearray(content)
+            flipped[position] ^= 1
+            path.write_bytes(bytes(flipped))
+            with pytest.raises((IndexRoomError, BundleError)):
+                reopen(release)
+        path.write_bytes(content)
+    reopen(release)
+
+
+def test_any_missing_file_is_refused(release: Path) -> None:
+    for path in sorted(path for path in release.rglob("*") if path.is_file()):
+        hidden = release.parent / "hidden"
+        path.rename(hidden)
+        with pytest.raises((ReleaseCorruptError, BundleCorruptError), match="expected"):
+            reopen(release)
+        hidden.rename(path)
+    reopen(release)
+
+
+def test_an_index_beside_another_bundle_is_refused(release: Path) -> None:
+    shutil.rmtree(release / "bundle")
+    make_bundle(labels=600, dim=8, bias=True, seed=9).write(release / "bundle")
+    with pytest.raises(ReleaseMismatchError, match=r"expected the bundle that the index was built from.*build the ind"):
+        reopen(release)
+
+
+def test_an_index_of_another_bundle_is_refused_even_when_release_json_agrees(release: Path, tmp_path: Path) -> None:
+    make_bundle(labels=600, dim=8, bias=True, seed=9).write(tmp_path / "other")
+    other = build_index(tmp_path / "other", tmp_path, spec=IndexSpec("ivf_flat"), name="other-release")
+    shutil.rmtree(release / "index")
+    shutil.copytree(tmp_path / "other-release" / "index", release / "index")
+    rewrite(release, files=other.files)
+    with pytest.raises(ReleaseMismatchError):
+        reopen(release)
+
+
+def test_a_newer_version_is_refused_with_what_to_do(release: Path) -> None:
+    rewrite(release, schema_version=2)
+    with pytest.raises(ReleaseVersionError, match="schema version 2, this installation reads 1: upgrade Longtail"):
+        reopen(release)
+
+
+def test_a_renamed_release_is_refused(release: Path) -> None:
+    with pytest.raises(ReleaseCorruptError, match="expected the release 'renamed', found 'good'"):
+        reopen(release.rename(release.parent / "renamed"))
+
+
+def test_an_index_that_asks_for_more_than_its_file_holds_is_refused(release: Path) -> None:
+    """FAISS's limits catch what a checksum cannot: a file that was crafted, not damaged."""
+    file = release / "index" / "head.faiss"
+    content = bytearray(file.read_bytes())
+    vector_count = content.index(np.uint64(60 * 10 * 4 // 4).tobytes())
+    content[vector_count : vector_count + 8] = np.uint64(1 << 40).tobytes()
+    file.write_bytes(bytes(content))
+    with pytest.raises(ReleaseCorruptError, match="cannot read this index"):
+        index_files._read_faiss(file, 600)
+
+
+def test_a_full_disk_leaves_nothing(bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("index.release.write_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        build_index(bundle_path, tmp_path, name="never")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_write_that_the_system_refuses_leaves_nothing(bundle_path: Path, tmp_path: Path) -> None:
+    """Really: the process may write files of 4 KiB at most, and FAISS's index is larger."""
+    limited = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
+        "from index.cli import main; main(sys.argv[1:])"
+    )
+    command = [sys.executable, "-c", limited, "build", str(bundle_path), "--releases", str(tmp_path)]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.strip().splitlines()[-1].startswith("longtail-index: [Errno 27] File too large")
+    assert "Traceback" not in ended.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_kill_9_in_the_middle_of_a_write_leaves_the_published_release(bundle_path: Path, tmp_path: Path) -> None:
+    build_index(bundle_path, tmp_path, name="good")
+    releases = Releases(tmp_path)
+    releases.publish("good")
+    killed = (
+        "import os, signal, sys, index.release as release\n"
+        "release.write_file = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "from index.cli import main; main(sys.argv[1:])"
+    )
+    options = ["--releases", str(tmp_path), "--name", "half", "--publish"]
+    command = [sys.executable, "-c", killed, "build", str(bundle_path), *options]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    assert list(tmp_path.glob(".half.*.tmp"))
+    assert releases.names() == ["good"]
+    assert releases.current() == "good"
+    releases.open("good")
+    with pytest.raises(ReleaseNotFoundError):
+        releases.open("half")
+    releases.prune(keep=1)
+    assert not list(tmp_path.glob(".*.tmp"))
+    build_index(bundle_path, tmp_path, name="half")

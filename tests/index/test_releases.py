@@ -1,0 +1,185 @@
+"""The pointer: publish, rollback, prune, and what a crash or a race leaves."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from index import (
+    IndexRoomError,
+    ReleaseCorruptError,
+    ReleaseNameError,
+    ReleaseNotFoundError,
+    Releases,
+    build_index,
+)
+from index import releases as releases_module
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def releases(bundle_path: Path, tmp_path: Path) -> Releases:
+    """Three releases, `a` the oldest; nothing published."""
+    for name in ("a", "b", "c"):
+        build_index(bundle_path, tmp_path, name=name)
+    return Releases(tmp_path)
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    releases = Releases(tmp_path / "missing")
+    assert releases.names() == []
+    assert releases.current() is None
+    with pytest.raises(ReleaseNotFoundError, match="expected a directory of releases"):
+        releases.rollback()
+
+
+def test_publish_points_and_rollback_walks_back(releases: Releases) -> None:
+    assert releases.current() is None
+    for name in ("a", "b", "a", "c"):
+        releases.publish(name)
+        assert releases.current() == name
+        assert (releases.root / "CURRENT").read_text() == f"{name}\n"
+    assert [releases.rollback() for _ in range(3)] == ["a", "b", "a"]
+    with pytest.raises(ReleaseNotFoundError, match="expected a release published before a, found none"):
+        releases.rollback()
+    assert releases.current() == "a"
+
+
+def test_publishing_after_a_rollback_forgets_what_was_rolled_back(releases: Releases) -> None:
+    for name in ("a", "b"):
+        releases.publish(name)
+    releases.rollback()
+    releases.publish("c")
+    assert releases.rollback() == "a"
+
+
+def test_publishing_the_current_release_again_changes_nothing(releases: Releases) -> None:
+    releases.publish("a")
+    releases.publish("b")
+    releases.publish("b")
+    assert releases.rollback() == "a"
+
+
+def test_rollback_skips_deleted_releases(releases: Releases) -> None:
+    for name in ("a", "b", "c"):
+        releases.publish(name)
+    shutil.rmtree(releases.root / "b")
+    assert releases.rollback() == "a"
+
+
+@pytest.mark.parametrize("step", ["_write_history", "_point_to"])
+def test_a_crash_inside_publish_or_rollback_keeps_a_valid_pointer(
+    step: str, releases: Releases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Either file may be the last that was written; rollback still goes to the release before CURRENT."""
+
+    class CrashError(Exception):
+        pass
+
+    def crash(*_: object) -> None:
+        raise CrashError
+
+    releases.publish("a")
+    releases.publish("b")
+    for action in (lambda: releases.publish("c"), releases.rollback):
+        with monkeypatch.context() as patched:
+            patched.setattr(Releases, step, crash)
+            with pytest.raises(CrashError):
+                action()
+        expected = {"b": "a", "a": None}[str(releases.current())]
+        assert releases._history(releases.current())[:-1] == ([expected] if expected else [])
+
+
+def test_a_damaged_release_is_not_published(releases: Releases) -> None:
+    releases.publish("a")
+    (releases.root / "b" / "index" / "all.faiss").write_bytes(b"")
+    with pytest.raises(ReleaseCorruptError, match=r"expected .* bytes, found 0"):
+        releases.publish("b")
+    assert releases.current() == "a"
+
+
+def test_a_damaged_release_is_not_rolled_back_to(releases: Releases) -> None:
+    releases.publish("a")
+    releases.publish("b")
+    (releases.root / "a" / "index" / "all.faiss").unlink()
+    with pytest.raises(ReleaseCorruptError):
+        releases.rollback()
+    assert releases.current() == "b"
+
+
+def test_unknown_and_garbled_names(releases: Releases) -> None:
+    with pytest.raises(ReleaseNotFoundError, match=r"expected one of its releases \['a', 'b', 'c'\], received 'd'"):
+        releases.publish("d")
+    (releases.root / "CURRENT").write_bytes(b"../../etc")
+    with pytest.raises(ReleaseNameError, match=r"received '\.\./\.\./etc'"):
+        releases.current()
+
+
+def test_prune_keeps_the_newest_and_the_published(releases: Releases) -> None:
+    releases.publish("a")
+    assert releases.prune(keep=1) == ["b"]
+    assert releases.names() == ["a", "c"]
+    assert releases.current() == "a"
+    with pytest.raises(IndexRoomError, match="--keep: expected at least 1, received 0"):
+        releases.prune(keep=0)
+
+
+def test_prune_takes_unreadable_releases_for_the_oldest(releases: Releases) -> None:
+    (releases.root / "c" / "release.json").write_text("{}")
+    assert releases.prune(keep=2) == ["c"]
+
+
+def test_prune_removes_leftovers_of_dead_processes_only(releases: Releases) -> None:
+    with subprocess.Popen(["sleep", "60"]) as running:
+        try:
+            alive = releases.root / f".new.{running.pid}.abcdefgh.tmp"
+            dead = releases.root / ".old.999999999.abcdefgh.tmp"
+            pointer = releases.root / ".CURRENT.abcdefgh.tmp"
+            alive.mkdir()
+            (dead / "bundle").mkdir(parents=True)
+            pointer.write_text("a")
+            assert releases.prune(keep=3) == []
+            assert alive.exists()
+            assert not dead.exists()
+            assert not pointer.exists()
+        finally:
+            running.kill()
+
+
+def test_two_processes_that_publish_at_once_leave_a_valid_pointer(releases: Releases) -> None:
+    repeat = (
+        "import sys; from pathlib import Path; from index import Releases\n"
+        "for _ in range(15): Releases(Path(sys.argv[1])).publish(sys.argv[2])"
+    )
+    writers = [
+        subprocess.Popen([sys.executable, "-c", repeat, str(releases.root), name], cwd=ROOT) for name in ("a", "b")
+    ]
+    seen = set()
+    while any(writer.poll() is None for writer in writers):
+        seen.add(releases.current())
+        time.sleep(0.001)
+    assert [writer.returncode for writer in writers] == [0, 0]
+    assert seen <= {None, "a", "b"}
+    current = releases.current()
+    assert current in ("a", "b")
+    history = (releases.root / "HISTORY").read_text().split()
+    assert history[-1] == current
+    assert all(before != after for before, after in itertools.pairwise(history))
+    assert not list(releases.root.glob(".*.tmp"))
+
+
+def test_a_release_being_deleted_is_never_seen_half_there(releases: Releases, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    remove = shutil.rmtree
+    monkeypatch.setattr(
+        releases_module.shutil, "rmtree", lambda path, **_: (seen.append(releases.names()), remove(path))
+    )
+    releases.prune(keep=2)
+    assert seen == [["b", "c"]]

@@ -1,0 +1,79 @@
+"""What a spec comes to, and how a spec that cannot be built is refused."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import faiss
+import pytest
+
+from index import DeviceError, IndexSpec, SpecError, build_index
+
+
+@pytest.mark.parametrize(
+    ("text", "labels", "kind"),
+    [
+        ("auto", 50_000, "flat"),
+        ("auto", 50_001, "ivf_flat"),
+        ("flat", 10**7, "flat"),
+        ("hnsw", 10, "hnsw"),
+        ("IVF8,Flat", 10, "factory"),
+        ("factory", 10, "factory"),
+    ],
+)
+def test_kind(text: str, labels: int, kind: str) -> None:
+    assert IndexSpec(text).kind(labels) == kind
+
+
+@pytest.mark.parametrize(
+    ("text", "labels", "dim", "expected"),
+    [
+        ("flat", 600, 9, ("Flat", 9)),
+        ("ivf_flat", 1_000_000, 65, ("IVF4000,Flat", 65)),
+        ("ivf_flat", 390, 65, ("IVF10,Flat", 65)),  # 39 rows a cell
+        ("ivf_flat", 5, 65, ("IVF1,Flat", 65)),
+        ("hnsw", 600, 9, ("HNSW32,Flat", 9)),
+        ("ivf_pq", 1_000_000, 65, ("IVF4000,PQ20np", 80)),  # 17 bytes of 4 coordinates, rounded up to 4 bytes
+        ("PCA8,Flat", 600, 9, ("PCA8,Flat", 9)),
+    ],
+)
+def test_factory(text: str, labels: int, dim: int, expected: tuple[str, int]) -> None:
+    assert IndexSpec(text).factory(labels, dim) == expected
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("ivfflat", ["ivfflat", "expected auto, flat", "could not parse"]),
+        ("IVF8,PQ3", ["600 rows of 10 coordinates", "multiple of"]),
+        ("LSH", ["LSH"]),
+        ("ivf_pq", ["9,984 labels", "received 540"]),
+    ],
+)
+def test_refused_specs_say_why(spec: str, words: list[str], bundle_path: Path, tmp_path: Path) -> None:
+    with pytest.raises(SpecError) as refused:
+        build_index(bundle_path, tmp_path, spec=IndexSpec(spec))
+    for word in words:
+        assert word in str(refused.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_impossible_options() -> None:
+    with pytest.raises(SpecError, match=re.escape("expected 0 <= floor <= 1, received 1.5")):
+        IndexSpec("flat", recall_floor=1.5)
+    with pytest.raises(SpecError, match="expected auto"):
+        IndexSpec(" ")
+
+
+def test_gpu_is_refused_with_what_is_missing(
+    bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(faiss, "StandardGpuResources", raising=False)
+    with pytest.raises(DeviceError, match=r"expected a GPU build of FAISS, found faiss .* install the extra `gpu`"):
+        build_index(bundle_path, tmp_path, device="gpu")
+    monkeypatch.setattr(faiss, "StandardGpuResources", object, raising=False)
+    monkeypatch.setattr(faiss, "get_num_gpus", lambda: 0, raising=False)
+    with pytest.raises(DeviceError, match="at least one visible NVIDIA GPU, found none"):
+        build_index(bundle_path, tmp_path, device="gpu")
+    assert list(tmp_path.iterdir()) == []

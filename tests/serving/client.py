@@ -1,0 +1,57 @@
+"""A plain httpx client of an application in this process, its lifespan run in an event loop of its own thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+from fastapi import FastAPI
+
+
+class _Chunks(httpx.AsyncByteStream):
+    def __init__(self, request: httpx.Request) -> None:
+        self._request = request
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for chunk in self._request.stream:
+            yield chunk
+
+
+class _Transport(httpx.BaseTransport):
+    def __init__(self, app: FastAPI, loop: asyncio.AbstractEventLoop) -> None:
+        self._asgi = httpx.ASGITransport(app)
+        self._loop = loop
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        return asyncio.run_coroutine_threadsafe(self._answer(request), self._loop).result(30)
+
+    async def _answer(self, request: httpx.Request) -> httpx.Response:
+        asynchronous = httpx.Request(request.method, request.url, headers=request.headers, stream=_Chunks(request))
+        response = await self._asgi.handle_async_request(asynchronous)
+        return httpx.Response(response.status_code, headers=response.headers, content=await response.aread())
+
+
+@contextmanager
+def client_of(app: FastAPI) -> Iterator[httpx.Client]:
+    """The client, while the application's lifespan runs."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    def run(work: Coroutine[Any, Any, Any]) -> None:
+        asyncio.run_coroutine_threadsafe(work, loop).result(30)
+
+    lifespan = app.router.lifespan_context(app)
+    try:
+        run(lifespan.__aenter__())
+        with httpx.Client(transport=_Transport(app, loop), base_url="http://plane") as client:
+            yield client
+        run(lifespan.__aexit__(None, None, None))
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

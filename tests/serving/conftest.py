@@ -1,0 +1,20 @@
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from serving import create_app
+from tests.serving.client import client_of
+from tests.serving.plane import plane_retriever, plane_settings
+
+
+@pytest.fixture
+def app() -> FastAPI:
+    return create_app(plane_settings(), retriever=plane_retriever())
+
+
+@pytest.fixture
+def client(app: FastAPI) -> Iterator[httpx.Client]:
+    with client_of(app) as client:
+        yield client

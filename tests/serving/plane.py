@@ -1,0 +1,130 @@
+"""A model small enough to work by hand: four labels and three queries in the plane, T = 1/2, no ONNX, no FAISS.
+
+| row | id | count | bucket | p_n | v | u·v/T for `east` (1, 0) | for `north` (0, 1) |
+|---|---|---|---|---|---|---|---|
+| 0 | a | 8 | head | 1/2 | (1, 0) | 2 | 0 |
+| 1 | b | 4 | torso | 1/4 | (0, 1) | 0 | 2 |
+| 2 | c/é | 1 | tail | 1/8 | (0.75, 0.9) | 1.5 | 1.8 |
+| 3 | 4 | 1 | tail | 1/8 | (−1, −0.5) | −2 | −1 |
+
+An unknown user is (0, 0): only λ·log p_n counts. The release's default λ is 0.5, from −1 to 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from pydantic import JsonValue
+
+from bundle import BiasRemoval, Buckets, Bundle, Feature, Labels, Loss, Manifest, Vocabulary
+from index import Filter
+from serving import Retriever, Settings
+from serving.features import FeatureReader, Features
+
+FEATURES = [
+    Feature(name="user", kind="id", vocabulary="users"),
+    Feature(name="seen", kind="history", vocabulary="users", max_length=2),
+    Feature(name="tags", kind="bag", vocabulary="users", max_length=3),
+    Feature(name="words", kind="text", hash_rows=11, max_length=3),
+    Feature(name="age", kind="number", missing=7.5),
+]
+VOCABULARIES = {"users": Vocabulary(pa.array(["north", "east"]))}
+
+
+class PlaneEncoder:
+    """Looks the user's vector up; the other features are read, checked and not used."""
+
+    features: Sequence[Feature] = FEATURES
+
+    def __init__(self) -> None:
+        self._reader = FeatureReader(FEATURES, VOCABULARIES)
+
+    def example(self) -> dict[str, JsonValue]:
+        return self._reader.example()
+
+    def encode(self, features_B: Sequence[Features]) -> np.ndarray:
+        users = np.array([[0, 0], [0, 1], [1, 0]], np.float32)
+        return users[self._reader.read(features_B, {})["user"]]
+
+
+class ExactSearcher:
+    """Scores every label row; the meaning of `index.Searcher` in ten lines."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self.labels = bundle.manifest.labels
+        self._rows_LE = bundle.rows()
+        self._buckets_L = bundle.labels.buckets
+
+    def search(
+        self, queries_BE: np.ndarray, k: int, filters: Sequence[Filter | None] | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        scores_BL = queries_BE @ self._rows_LE.T
+        for scores_L, filter_ in zip(scores_BL, filters or [None] * len(scores_BL), strict=True):
+            if filter_ is not None and filter_.exclude is not None:
+                scores_L[filter_.exclude] = -np.inf
+            if filter_ is not None and filter_.allow is not None:
+                scores_L[np.setdiff1d(np.arange(self.labels), filter_.allow)] = -np.inf
+            if filter_ is not None and filter_.buckets is not None:
+                scores_L[~np.isin(self._buckets_L, list(filter_.buckets))] = -np.inf
+        rows_Bk = np.argsort(-scores_BL, axis=1, kind="stable")[:, :k]
+        found_Bk = np.take_along_axis(scores_BL, rows_Bk, axis=1)
+        return found_Bk, np.where(np.isneginf(found_Bk), -1, rows_Bk)
+
+
+def plane_bundle(prefix: str = "") -> Bundle:
+    """The plane; every label's id may start with something that tells two releases apart."""
+    counts = np.array([8, 4, 1, 1])
+    embeddings = np.array([[1, 0], [0, 1], [0.75, 0.9], [-1, -0.5]], np.float32)
+    bundle = Bundle(
+        manifest=Manifest(
+            schema_version=1,
+            name="plane",
+            created_at=datetime(2026, 1, 1, tzinfo=UTC),
+            labels=4,
+            dim=2,
+            similarity="dot",
+            temperature=0.5,
+            label_bias=False,
+            kappa=0.3,
+            loss=Loss(family="softmax", sampler="in_batch", weight="unit"),
+            query_features=FEATURES,
+            display=["title", "year"],
+            buckets=Buckets(scheme="count", head_above=7, tail_upto=3),
+            bias_removal=BiasRemoval(default=0.5),
+            training_data={"fingerprint": "0" * 64},
+            software={"longtail": "0.1.0"},
+        ),
+        labels=Labels(
+            ids=pa.array([f"{prefix}{id_}" for id_ in ("a", "b", "c/é", "4")]),
+            counts=counts,
+            log_pn=np.log([1 / 2, 1 / 4, 1 / 8, 1 / 8]).astype(np.float32),
+            buckets=np.array([0, 1, 2, 2], np.int8),
+            bias=None,
+            display=pa.table({"title": ["Alpha", "Beta", "Gamma", "Four"], "year": [1999, None, 2001, 2002]}),
+        ),
+        embeddings=embeddings,
+        calibration_queries=np.array([[1, 0]], np.float32),
+        query_tower=b"",
+        vocabularies=VOCABULARIES,
+    )
+    bundle.validate()
+    return bundle
+
+
+def plane_retriever(name: str = "plane-1", prefix: str = "") -> Retriever:
+    bundle = plane_bundle(prefix)
+    return Retriever(
+        name=name,
+        created_at=datetime(2026, 1, 2, tzinfo=UTC),
+        bundle=bundle,
+        searcher=ExactSearcher(bundle),
+        encoder=PlaneEncoder(),
+    )
+
+
+def plane_settings(releases: Path = Path("unused"), **changes: float) -> Settings:
+    return Settings(releases=releases, max_queries=5, max_ids=6, max_body_bytes=20_000, **changes)

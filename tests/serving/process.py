@@ -1,0 +1,65 @@
+"""The real server in a process of its own, for end-to-end tests and benchmarks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+
+@dataclass
+class ServerProcess:
+    process: subprocess.Popen[bytes]
+    url: str
+    started: float
+
+    def wait_until_ready(self, seconds: float = 30) -> float:
+        """Seconds from exec to the first 200 on /readyz."""
+        deadline = self.started + seconds
+        with httpx.Client(base_url=self.url) as client:
+            while time.perf_counter() < deadline:
+                if self.process.poll() is not None:
+                    raise RuntimeError(f"server exited with {self.process.returncode}")
+                with suppress(httpx.TransportError):
+                    if client.get("/readyz").status_code == 200:
+                        return time.perf_counter() - self.started
+                time.sleep(0.02)
+        raise TimeoutError(f"expected /readyz to say 200 within {seconds} s")
+
+    def terminate(self) -> int:
+        """SIGTERM; returns the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(20)
+
+
+def free_port() -> int:
+    """A port of loopback that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def server(releases: Path, log: Path, **settings: object) -> Iterator[ServerProcess]:
+    """Run `python -m serving RELEASES` on a free port of loopback; `settings` go through the environment."""
+    port = free_port()
+    environment = os.environ | {f"LONGTAIL_{name.upper()}": str(value) for name, value in settings.items()}
+    command = [sys.executable, "-m", "serving", str(releases), "--port", str(port)]
+    with log.open("wb") as output:
+        started = time.perf_counter()
+        process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        yield ServerProcess(process, f"http://127.0.0.1:{port}", started)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()

@@ -1,0 +1,65 @@
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from bundle import Feature
+from serving import Encoder
+from serving.errors import InvalidRequestError, UnservableReleaseError
+from tests.bundles import make_bundle
+
+
+def number_tower(*, output_dim: int = 2) -> bytes:
+    """`[x, x²]`, or one column more."""
+    nodes = [
+        helper.make_node("Mul", ["x", "x"], ["square"]),
+        helper.make_node("Unsqueeze", ["x", "one"], ["first"]),
+        helper.make_node("Unsqueeze", ["square", "one"], ["second"]),
+        helper.make_node("Concat", ["first", "second", "second"][:output_dim], ["embedding"], axis=1),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "tower",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["B"])],
+        [helper.make_tensor_value_info("embedding", TensorProto.FLOAT, ["B", output_dim])],
+        [helper.make_tensor("one", TensorProto.INT64, [1], [1])],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9).SerializeToString()
+
+
+def test_the_tower_of_a_bundle_embeds_features() -> None:
+    bundle = make_bundle(dim=8)
+    encoder = Encoder(bundle.query_tower, bundle.manifest.query_features, bundle.vocabularies, 8)
+    tables = {
+        initializer.name: onnx.numpy_helper.to_array(initializer)
+        for initializer in onnx.load_from_string(bundle.query_tower).graph.initializer
+    }
+    queries_BD = encoder.encode([{"user_id": "u2", "history": ["item-5", "nothing"]}, {"user_id": "unknown"}])
+    first = tables["users"][3] + tables["items"][6] + tables["items"][0]
+    expected = np.stack([first / np.linalg.norm(first), tables["users"][0]])
+    np.testing.assert_allclose(queries_BD, expected, rtol=1e-5)
+    assert queries_BD.dtype == np.float32
+
+
+def test_numbers_that_overflow_in_the_tower_are_the_clients_error() -> None:
+    encoder = Encoder(number_tower(), [Feature(name="x", kind="number")], {}, 2)
+    np.testing.assert_array_equal(encoder.encode([{"x": 3}]), [[3, 9]])
+    with pytest.raises(InvalidRequestError, match="overflow") as caught:
+        encoder.encode([{"x": 1}, {"x": 1e30}])
+    assert caught.value.field == "queries.1.features"
+
+
+def test_a_tower_whose_inputs_are_not_the_manifests_is_refused() -> None:
+    with pytest.raises(UnservableReleaseError, match=r"expected the inputs \['y'\] .* found \['x'\]"):
+        Encoder(number_tower(), [Feature(name="y", kind="number")], {}, 2)
+
+
+def test_a_tower_of_another_width_is_refused() -> None:
+    encoder = Encoder(number_tower(output_dim=3), [Feature(name="x", kind="number")], {}, 2)
+    with pytest.raises(UnservableReleaseError, match=r"expected output of shape \(1, 2\), found \(1, 3\)"):
+        encoder.encode([{"x": 1}])
+
+
+def test_bytes_that_are_no_model_are_refused() -> None:
+    with pytest.raises(UnservableReleaseError, match="expected a model that ONNX Runtime loads"):
+        Encoder(b"not a model", [], {}, 2)

@@ -1,0 +1,49 @@
+"""The serving process never loads the trainer or a training framework."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+_PROGRAM = """
+import sys
+
+BLOCKED = ("keras", "tensorflow", "jax", "tf2onnx", "trainer")
+
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in BLOCKED:
+            raise ImportError(f"serving must not import {name}")
+
+sys.meta_path.insert(0, Block())
+
+from pathlib import Path
+from index import IndexSpec, Releases, build_index
+from serving import Settings, create_app
+from serving.follower import load_release
+from tests.bundles import make_bundle
+from tests.serving.client import client_of
+
+root = Path(sys.argv[1])
+make_bundle().write(root / "bundle")
+build_index(root / "bundle", root / "releases", spec=IndexSpec("flat"), name="only")
+retriever = load_release(Releases(root / "releases"), "only")
+with client_of(create_app(Settings(releases=root), retriever=retriever)) as client:
+    answer = client.post("/v1/retrieve", json={"queries": [{"features": {"user_id": "u1"}, "k": 3}]})
+assert len(answer.json()["results"][0]["labels"]) == 3, answer.text
+import serving.cli
+loaded = {name.split(".")[0] for name in sys.modules}
+assert not loaded & set(BLOCKED), loaded & set(BLOCKED)
+print("answered")
+"""
+
+
+def test_serving_answers_where_training_frameworks_cannot_be_imported(tmp_path: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert (result.returncode, result.stdout) == (0, "answered\n"), result.stderr

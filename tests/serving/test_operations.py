@@ -1,0 +1,136 @@
+"""Health, metrics, request ids, the generic 500 and the OpenAPI document."""
+
+import logging
+from pathlib import Path
+from typing import NoReturn
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from serving import create_app
+from tests.serving.client import client_of
+from tests.serving.plane import plane_retriever, plane_settings
+
+QUERY = {"queries": [{"features": {"user": "east"}, "k": 3, "bias_removal": 0}]}
+
+
+def test_health_of_a_service_with_a_release(client: httpx.Client) -> None:
+    assert client.get("/livez").json()["status"] == "alive"
+    assert client.get("/readyz").json()["status"] == "ready"
+    assert "longtail_ready 1.0" in client.get("/metrics").text
+
+
+def test_a_draining_service_is_not_ready_but_answers(app: FastAPI, client: httpx.Client) -> None:
+    app.state.service.draining = True
+    response = client.get("/readyz")
+    assert (response.status_code, response.json()["error"]["type"]) == (503, "not_ready")
+    assert client.get("/livez").status_code == 200
+    assert client.post("/v1/retrieve", json=QUERY).status_code == 200
+    assert "longtail_ready 0.0" in client.get("/metrics").text
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("retrieve", QUERY), ("similar", {"id": "a"}), ("labels/a", None), ("release", None), ("../readyz", None)],
+)
+def test_before_the_first_release(tmp_path: Path, path: str, body: dict | None) -> None:
+    with client_of(create_app(plane_settings(tmp_path))) as client:
+        response = client.request("GET" if body is None else "POST", f"/v1/{path}", json=body)
+        assert response.status_code == 503
+        assert response.json()["error"] == {
+            "type": "not_ready",
+            "message": "expected a published release, found none loaded yet; see longtail-index publish",
+        }
+        assert client.get("/livez").status_code == 200
+
+
+def test_every_series_is_there_at_the_first_scrape(client: httpx.Client) -> None:
+    series = dict(line.rsplit(" ", 1) for line in client.get("/metrics").text.splitlines() if line[0] != "#")
+    for name in (
+        *(f'longtail_exposures_total{{bucket="{bucket}"}}' for bucket in ("head", "torso", "tail")),
+        *(f'longtail_labels_unknown_total{{list="{ids}"}}' for ids in ("exclude", "allow")),
+        *(f'longtail_stage_seconds_count{{stage="{stage}"}}' for stage in ("encode", "search", "answer")),
+        *(
+            f'longtail_requests_total{{route="{route}",status="{status}"}}'
+            for route in ("/v1/retrieve", "/v1/similar", "/v1/labels/{id:path}", "/v1/release", "/readyz", "unmatched")
+            for status in ("2xx", "4xx", "5xx")
+        ),
+        'longtail_request_seconds_count{route="/v1/retrieve"}',
+        "longtail_queries_total",
+        "longtail_release_load_failures_total",
+    ):
+        assert series[name] == "0.0", name
+    assert series['longtail_release_info{release="plane-1"}'] == "1.0"
+    assert series["longtail_release_swaps_total"] == "1.0"
+    assert float(series["process_resident_memory_bytes"]) > 0
+
+
+def test_answers_are_counted_by_bucket_route_and_stage(client: httpx.Client) -> None:
+    client.post("/v1/retrieve", json={"queries": QUERY["queries"] * 2})
+    client.get("/v1/labels/c/é")
+    client.get("/nowhere")
+    metrics = client.get("/metrics").text
+    for line in (
+        'longtail_exposures_total{bucket="head"} 2.0',
+        'longtail_exposures_total{bucket="torso"} 2.0',
+        'longtail_exposures_total{bucket="tail"} 2.0',
+        "longtail_queries_total 2.0",
+        'longtail_stage_seconds_count{stage="search"} 1.0',
+        'longtail_requests_total{route="/v1/retrieve",status="2xx"} 1.0',
+        'longtail_requests_total{route="/v1/labels/{id:path}",status="2xx"} 1.0',
+        'longtail_requests_total{route="unmatched",status="4xx"} 1.0',
+        'longtail_request_seconds_count{route="/v1/retrieve"} 1.0',
+    ):
+        assert line in metrics.splitlines()
+
+
+@pytest.mark.parametrize("sent", ["abc-1.2:3_4", "x" * 128])
+def test_a_sane_request_id_comes_back(client: httpx.Client, sent: str) -> None:
+    response = client.post("/v1/retrieve", json=QUERY, headers={"x-request-id": sent})
+    assert response.headers["x-request-id"] == response.json()["request_id"] == sent
+
+
+@pytest.mark.parametrize("sent", ["", "a b", "x" * 129, 'x"y', "ü".encode("latin-1")])
+def test_another_request_id_is_replaced(client: httpx.Client, sent: str) -> None:
+    response = client.post("/v1/retrieve", json=QUERY, headers={"x-request-id": sent})
+    assert len(response.headers["x-request-id"]) == 32
+    assert response.headers["x-request-id"] == response.json()["request_id"]
+
+
+def test_an_internal_error_is_logged_and_not_shown(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(_: object) -> NoReturn:
+        raise RuntimeError("the secret is 1234")
+
+    retriever = plane_retriever()
+    retriever.retrieve = broken
+    with client_of(create_app(plane_settings(), retriever=retriever)) as client, caplog.at_level(logging.ERROR):
+        response = client.post("/v1/retrieve", json=QUERY, headers={"x-request-id": "lost-1"})
+        assert response.status_code == 500
+        assert response.json() == {
+            "error": {
+                "type": "internal",
+                "message": "the request could not be answered; the server's log has the details under this request id",
+            },
+            "request_id": "lost-1",
+        }
+        assert "the secret is 1234" in caplog.text
+        assert "lost-1" in caplog.text
+        assert 'longtail_requests_total{route="/v1/retrieve",status="5xx"} 1.0' in client.get("/metrics").text
+
+
+def test_the_document_describes_bodies_answers_and_errors(client: httpx.Client) -> None:
+    document = client.get("/openapi.json").json()
+    schemas = document["components"]["schemas"]
+    retrieve = document["paths"]["/v1/retrieve"]["post"]
+    body = retrieve["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+    assert body == "#/components/schemas/RetrieveRequest"
+    assert {"RetrieveRequest", "Query", "SimilarRequest", "RetrieveAnswer", "ErrorAnswer"} <= set(schemas)
+    assert set(schemas["Query"]["properties"]) == {"features", "k", "bias_removal", "exclude", "allow", "buckets"}
+    for path, methods in document["paths"].items():
+        for operation in methods.values():
+            for status, response in operation["responses"].items():
+                if status >= "400":
+                    schema = response["content"]["application/json"]["schema"]
+                    assert schema == {"$ref": "#/components/schemas/ErrorAnswer"}, path
+    assert client.get("/docs").status_code == 200

@@ -1,0 +1,80 @@
+"""`relative` is what TFRS calls `candidate_sampling_probability`: same loss, same gradients."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from bundle import log_frequencies
+from trainer.config import Recipe
+from trainer.data import Dataset, Pairs
+from trainer.features import Encoding
+from trainer.model import TwoTower
+
+B, D, L = 48, 8, 30
+REFERENCE = Path(__file__).with_name("reference.py")
+
+
+@pytest.fixture(scope="module")
+def tfrs_python() -> str:
+    path = os.environ.get("LONGTAIL_TFRS_PYTHON")
+    if path is None:
+        pytest.fail("expected LONGTAIL_TFRS_PYTHON, a Python with tensorflow-recommenders; `make test` sets it")
+    return path
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.1])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_relative_equals_tfrs_retrieval(tfrs_python: str, tmp_path: Path, temperature: float, weighted: bool) -> None:
+    rng = np.random.default_rng(7)
+    labels = rng.zipf(1.3, B).clip(1, L).astype(np.int32) - 1
+    assert len(np.unique(labels)) < B, "the batch must hold accidental hits"
+    counts = rng.integers(1, 500, L)
+    queries, embeddings = (rng.standard_normal((n, D)).astype(np.float32) for n in (B, L))
+    weight = rng.uniform(0.5, 2, B).astype(np.float32) if weighted else np.ones(B, np.float32)
+    log_pi = log_frequencies(counts)
+    np.savez(
+        tmp_path / "case.npz", queries=queries, candidates=embeddings[labels], ids=labels, weight=weight,
+        temperature=temperature, probability=np.exp(log_pi)[labels].astype(np.float32),
+    )  # fmt: skip
+    subprocess.run(
+        [tfrs_python, REFERENCE, tmp_path / "case.npz", tmp_path / "answer.npz"],
+        env=os.environ | {"TF_USE_LEGACY_KERAS": "1"}, check=True, capture_output=True,
+    )  # fmt: skip
+    expected = np.load(tmp_path / "answer.npz")
+
+    model = _model(log_pi, temperature)
+    queries_BD, candidates_BD = tf.Variable(queries), tf.Variable(embeddings[labels])
+    with tf.GradientTape() as tape:
+        mean = model._loss(queries_BD, candidates_BD, tf.zeros(B), tf.constant(labels), None, tf.constant(weight))
+        loss = mean * B
+    gradients = tape.gradient(loss, [queries_BD, candidates_BD])
+
+    np.testing.assert_allclose(loss, expected["loss"], rtol=1e-5)
+    np.testing.assert_allclose(gradients[0], expected["queries"], atol=1e-5 / temperature, rtol=1e-5)
+    np.testing.assert_allclose(gradients[1], expected["candidates"], atol=1e-5 / temperature, rtol=1e-5)
+
+
+def _model(log_pi: np.ndarray, temperature: float) -> TwoTower:
+    import pyarrow as pa
+
+    recipe = Recipe.model_validate(
+        {
+            "name": "parity",
+            "data": {"train": "unused", "query_id": "q", "label_id": "l"},
+            "query": {"features": [{"name": "q", "kind": "id", "dim": D}]},
+            "label": {"features": [{"name": "l", "kind": "id", "dim": D}]},
+            "model": {"dim": D, "similarity": "dot", "temperature": temperature},
+            "loss": {"weight": "relative"},
+        }
+    )
+    ids = pa.array([str(row) for row in range(L)])
+    pairs = Pairs(np.arange(L, dtype=np.int32), np.arange(L, dtype=np.int32))
+    none = pairs.take(slice(0))
+    dataset = Dataset(ids, ids, pairs, none, none, None, None, ordered=False)
+    return TwoTower(recipe, Encoding.fit(recipe, dataset), log_pi, batch_size=B, total_steps=1)
