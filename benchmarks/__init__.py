@@ -1,0 +1,1 @@
+"""What the numbers come from; each module runs with one command."""

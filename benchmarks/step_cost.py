@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 BATCH, DIM, QUERIES = 4096, 64, 100_000
-ROUNDS, STEPS = 8, 5
+ROUNDS, STEPS = 5, 4
 
 
 def longtail_step(labels: int, optimizer: str) -> Callable[[np.ndarray, np.ndarray], object]:

@@ -18,6 +18,7 @@ _COLUMNS = {
     "log_pn": pa.float32(),
     "bucket": pa.int8(),
 }
+RESERVED_COLUMNS = (*_COLUMNS, "bias")
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,8 @@ class Labels:
         if self.bias is not None:
             columns["bias"] = self.bias
         for name in self.display.column_names:
-            if name in columns or name == "bias":
-                raise ValueError(f"display column {name!r}: expected a name other than {[*_COLUMNS, 'bias']}")
+            if name in RESERVED_COLUMNS:
+                raise ValueError(f"display column {name!r}: expected a name other than {', '.join(RESERVED_COLUMNS)}")
             columns[name] = self.display[name]
         pq.write_table(pa.table(columns), path)
 
@@ -72,12 +73,11 @@ class Labels:
                 raise BundleInvariantError(
                     f"labels.parquet column {name!r}", expected="no nulls", found=f"{table[name].null_count} nulls"
                 )
-        reserved = [*_COLUMNS, "bias"]
         return cls(
             ids=table["label_id"].combine_chunks(),
             counts=table["count"].to_numpy(),
             log_pn=table["log_pn"].to_numpy(),
             buckets=table["bucket"].to_numpy(),
             bias=table["bias"].to_numpy() if "bias" in table.column_names else None,
-            display=table.drop_columns([name for name in reserved if name in table.column_names]),
+            display=table.drop_columns([name for name in RESERVED_COLUMNS if name in table.column_names]),
         )

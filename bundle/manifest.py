@@ -37,7 +37,7 @@ class Feature(_Record):
     vocabulary: str | None = None
     """Name of the file in `vocabularies/`, without `.parquet`; null for text and number."""
     max_length: int | None = Field(default=None, ge=1)
-    """Longest history, bag or token list that is read; longer ones lose their oldest entries."""
+    """Longest history, bag or token list that is read; of longer ones the last entries count."""
     hash_rows: int | None = Field(default=None, ge=2)
     """Rows of a text feature's table; row 0 stays out-of-vocabulary."""
     missing: float = 0.0

@@ -6,7 +6,7 @@ import inspect
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -88,7 +88,7 @@ class FeatureConfig(_Section):
     """Features that name the same table share a vocabulary and an embedding, across both towers. By default
     each has its own; a `history` shares the label id's if it says so with `table = "<label_id>"`."""
     max_length: int = Field(default=50, ge=1)
-    """Longest history, bag or text read; a history keeps its latest ids, the others their first."""
+    """Longest history, bag or text read; of longer ones the last entries count."""
     min_count: int = Field(default=1, ge=1)
     """Ids in fewer training rows than this go to the out-of-vocabulary row; a label's own id never does."""
     hash_rows: int = Field(default=2**16, ge=2)
@@ -225,15 +225,21 @@ class Training(_Section):
     """Steps between checkpoints; one more is written after every epoch."""
 
 
+BiasRemovalValue = Annotated[float, Field(ge=-1, le=2)]
+"""λ within the limits that a bundle lets requests choose from."""
+
+
 class Evaluation(_Section):
     """What is measured, over the full catalogue."""
 
     ks: list[int] = Field(default=[10, 20, 50, 100], min_length=1)
     metric: str = "recall@20"
     """Chosen on valid: early stopping and the default λ go by it."""
-    bias_removal: list[float] = Field(default=[0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0], min_length=1)
+    bias_removal: list[BiasRemovalValue] = Field(
+        default=[0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0], min_length=1
+    )
     """The grid of λ."""
-    default_bias_removal: float = 0.5
+    default_bias_removal: BiasRemovalValue = 0.5
     """λ served by default when there is no valid split to choose it on."""
     exclude_seen: bool = True
     """Leave a query's training labels out of its ranking."""
@@ -260,7 +266,7 @@ class Recipe(_Section):
     """A training job."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**31)
     data: Data
     query: Tower
     label: Tower
@@ -274,6 +280,9 @@ class Recipe(_Section):
     def _consistent(self) -> Self:
         if any(feature.kind == "history" for feature in self.label.features):
             raise ValueError("label.features: expected kinds other than history, which belongs to queries")
+        numbers = [{f.name for f in tower.features if f.kind == "number"} for tower in (self.query, self.label)]
+        if both := sorted(numbers[0] & numbers[1]):
+            raise ValueError(f"number features: expected names of one tower each, received {', '.join(both)} in both")
         tables: dict[str, FeatureConfig] = {}
         for feature in (*self.query.features, *self.label.features):
             if feature.kind == "number":
@@ -331,13 +340,19 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
     *parents, last = key.split(".")
     node: Any = tree
     for part in parents:
-        node = node[_index(node, part, key)] if isinstance(node, list) else node.setdefault(part, {})
+        node = (
+            node[_index(node, part, key)] if isinstance(node, list) else _section(node, part, key).setdefault(part, {})
+        )
     if isinstance(node, list):
         node[_index(node, last, key)] = value
-    elif isinstance(node, dict):
-        node[last] = value
     else:
-        raise RecipeError(f"--set {key}: expected a section before {last!r}, found {node!r}")
+        _section(node, last, key)[last] = value
+
+
+def _section(node: Any, part: str, key: str) -> dict[str, Any]:
+    if not isinstance(node, dict):
+        raise RecipeError(f"--set {key}: expected a section before {part!r}, found {node!r}")
+    return node
 
 
 def _index(node: list[Any], part: str, key: str) -> int:

@@ -6,19 +6,21 @@ Legend: `Q` queries, `L` labels, `N` pairs.
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from bundle.labels import RESERVED_COLUMNS
 from trainer.config import Data, Split
 from trainer.errors import DataError
-from trainer.tables import file_format, ids_of, read_interactions, read_table, read_xmc
+from trainer.tables import file_format, ids_of, read_interactions, read_table, read_xmc, stored_id_type
 
 _T = TypeVar("_T", bound=np.generic)
 
@@ -74,6 +76,20 @@ class Pairs:
         return np.searchsorted(self.queries, np.arange(queries + 1)).astype(np.int64)
 
 
+class _DigestWriter(io.RawIOBase):
+    """A file that keeps only the digest of what is written to it."""
+
+    def __init__(self, digest: hashlib._Hash) -> None:
+        self._digest = digest
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, content: Any) -> int:
+        self._digest.update(content)
+        return len(content)
+
+
 @dataclass(frozen=True)
 class Dataset:
     """All that a training job knows of the world.
@@ -100,13 +116,18 @@ class Dataset:
         return np.bincount(self.train.labels, minlength=len(self.label_ids)).astype(np.int64)
 
     def fingerprint(self) -> str:
-        """Hex sha256 of ids and training pairs."""
-        digest = hashlib.sha256()
+        """Hex sha256 of ids, pairs and feature tables: of all that training may depend on."""
+        digest = hashlib.sha256(f"ordered {self.ordered}\n".encode())
         for ids in (self.query_ids, self.label_ids):
             digest.update("\n".join(ids.to_pylist()).encode())
-        for array in (self.train.queries, self.train.labels, self.train.weights):
-            if array is not None:
-                digest.update(array.tobytes())
+        for pairs in (self.train, self.valid, self.test):
+            digest.update(f"\npairs {len(pairs)}\n".encode())
+            for array in (pairs.queries, pairs.labels, pairs.weights, pairs.times):
+                digest.update(b"none" if array is None else array.tobytes())
+        for table in (self.query_table, self.label_table):
+            if table is not None:
+                with pa.ipc.new_stream(_DigestWriter(digest), table.schema) as stream:
+                    stream.write_table(table)
         return digest.hexdigest()
 
     def refit(self) -> Dataset:
@@ -117,15 +138,20 @@ class Dataset:
 def load_dataset(data: Data, *, seed: int) -> Dataset:
     """Read every file the recipe names and cut the splits.
 
+    Ids match by their text: integer 7 in Parquet, `7` in CSV. Text formats have no types; Parquet files must
+    agree whether a column of ids holds integers or strings, since they would match by accident otherwise.
+
     Raises:
-        DataError: what `read_interactions` raises; ids that are integers in one file and strings in
-            another; an id twice in a feature table; a split that leaves nothing to train on.
+        DataError: what `read_interactions` raises; ids that are integers in one Parquet file and strings in
+            another; an id twice in a feature table; a display column the label table does not have.
     """
     files = {name: path for name in ("train", "valid", "test") if (path := getattr(data, name)) is not None}
     if data.split and len(files) == 3:
         raise DataError("data.split: expected at most one of valid and test as a file beside it, received both")
     raw = {name: read_interactions(path, data) for name, path in files.items()}
     query_table, label_table = _query_features(data, files), _feature_table(data.labels, data.label_id)
+    _check_id_types(data, files)
+    _check_display(data, label_table)
     query_ids = _union([table["query"] for table in raw.values()], query_table, "query")
     label_ids = _union([table["label"] for table in raw.values()], label_table, "label")
     pairs = {name: _pairs(table, query_ids, label_ids) for name, table in raw.items()}
@@ -134,8 +160,6 @@ def load_dataset(data: Data, *, seed: int) -> Dataset:
             name: given for name, given in pairs.items() if name != "train"
         }
     nothing = pairs["train"].take(slice(0))
-    if len(pairs["train"]) == 0:
-        raise DataError(f"data.split: expected training pairs to be left, found none of {len(nothing)}")
     return Dataset(
         query_ids=query_ids,
         label_ids=label_ids,
@@ -146,6 +170,31 @@ def load_dataset(data: Data, *, seed: int) -> Dataset:
         label_table=_aligned(label_table, label_ids, "label"),
         ordered=data.timestamp is not None or (data.split is not None and data.split.strategy == "leave_last_out"),
     )
+
+
+def _check_id_types(data: Data, files: dict[str, Path]) -> None:
+    """Refuse a column of ids that is integers in one Parquet file and strings in another."""
+    for name, table in ((data.query_id, data.queries), (data.label_id, data.labels)):
+        places = [(path, file_format(path, data)) for path in files.values()]
+        if table is not None:
+            places.append((table, file_format(table, data.model_copy(update={"format": "auto"}))))
+        types = {path: found for path, kind in places if (found := stored_id_type(path, name, kind)) is not None}
+        if len(set(types.values())) > 1:
+            found = ", ".join(f"{kind} in {path}" for path, kind in types.items())
+            raise DataError(f"column {name!r}: expected ids of one type in all Parquet files, found {found}")
+
+
+def _check_display(data: Data, label_table: pa.Table | None) -> None:
+    """Refuse display columns that the label table lacks or that a bundle's own columns are named like."""
+    columns = [] if label_table is None else [name for name in label_table.column_names if name != "__id"]
+    for name in data.display:
+        if name not in columns:
+            raise DataError(
+                f"data.display: expected columns of {data.labels or 'a label table'}, "
+                f"found {', '.join(columns) or 'none'}, received {name!r}"
+            )
+        if name in RESERVED_COLUMNS:
+            raise DataError(f"data.display: expected names other than {', '.join(RESERVED_COLUMNS)}, received {name!r}")
 
 
 def _query_features(data: Data, files: dict[str, Path]) -> pa.Table | None:

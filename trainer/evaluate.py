@@ -66,6 +66,17 @@ def buckets_for(config: Evaluation, counts: npt.NDArray[np.int64]) -> Buckets:
     return Buckets.by_quantile(counts) if config.buckets == "quantile" else Buckets.by_count()
 
 
+def check_metric(config: Evaluation, *, labels: int) -> None:
+    """Refuse a metric over lists longer than the catalogue.
+
+    Raises:
+        DataError: says how many labels there are.
+    """
+    k = int(config.metric.partition("@")[2])
+    if k > labels:
+        raise DataError(f"evaluation.metric: expected a k of at most {labels}, all labels, received {config.metric}")
+
+
 def evaluate(
     held_out: Pairs,
     known: Pairs,
@@ -92,9 +103,10 @@ def evaluate(
         grid: λ values; by default the recipe's.
 
     Raises:
-        DataError: no held-out pair is left to find.
+        DataError: no held-out pair is left to find, or as `check_metric`.
     """
     labels = len(catalogue.counts)
+    check_metric(config, labels=labels)
     seen_keys = (
         np.unique(known.queries.astype(np.int64) * labels + known.labels)
         if config.exclude_seen

@@ -225,7 +225,9 @@ def take_rows(features: list[FeatureConfig], encoded: dict[str, Encoded], rows_B
     for feature in features:
         column = encoded.get(feature.name)
         if isinstance(column, Bags):
-            ids, weights = column.pad(column.offsets[rows_B], column.offsets[rows_B + 1], feature.max_length)
+            ends_B = column.offsets[rows_B + 1]
+            starts_B = np.maximum(column.offsets[rows_B], ends_B - feature.max_length)
+            ids, weights = column.pad(starts_B, ends_B, feature.max_length)
             inputs[feature.name], inputs[f"{feature.name}__weight"] = ids, weights
         elif isinstance(column, Numbers):
             inputs[feature.name] = column.values[rows_B]
@@ -289,7 +291,7 @@ def _raw_bags(
         keys, weights = pc.list_flatten(column), None
     else:
         raise source.wrong(feature, "lists, maps id → weight, or strings with a separator", column.type)
-    if not (pa.types.is_string(keys.type) or pa.types.is_integer(keys.type)):
+    if not (pa.types.is_string(keys.type) or pa.types.is_large_string(keys.type) or pa.types.is_integer(keys.type)):
         raise source.wrong(feature, "ids as strings or integers", keys.type)
     values = np.ones(len(keys), np.float32) if weights is None else weights.to_numpy(zero_copy_only=False)
     if not np.isfinite(values).all():

@@ -19,13 +19,12 @@ from keras import ops
 
 from trainer import backend
 from trainer.config import Recipe
+from trainer.contrast import Contrast
 from trainer.embedding import Table, reading
 from trainer.features import Encoding, Inputs
-from trainer.losses import LOSSES, MASKED
 from trainer.optimizers import ROW_OPTIMIZERS, RowOptimizer
 from trainer.samplers import SAMPLERS, Catalogue
 from trainer.towers import build_towers, in_float32
-from trainer.weights import WEIGHTS, LogProbabilities
 
 Tensor = Any
 """A backend tensor; shapes are in the names."""
@@ -69,6 +68,14 @@ class TwoTower:
         )
         self._log_pi_L = _constant(log_pi_L.astype(np.float32), "log_pi")
         self._log_q_L = _constant(self.sampler.log_q_L, "log_q")
+        self._contrast = backend.fuse(
+            Contrast(
+                family=recipe.loss.family,
+                weight=recipe.loss.weight,
+                in_batch=self.sampler.in_batch,
+                half=recipe.training.precision == "mixed_bfloat16",
+            )
+        )
         self._seed = keras.random.SeedGenerator(recipe.seed)
         self._step_count = keras.Variable(0, dtype="int32", trainable=False, name="step_count")
         optimizer = recipe.optimizer
@@ -207,43 +214,16 @@ class TwoTower:
         weight_B: Tensor,
     ) -> Tensor:
         """Mean weighted loss of a batch; the first B of the C embedded labels are the positives."""
-        batch = ops.shape(positive_B)[0]
-        scale = ops.exp(-self.log_temperature.value)
-        positive_logits_B = scale * ops.sum(queries_BD * labels_CD[:batch], axis=1) + bias_C[:batch]
-        if drawn is None or self.sampler.in_batch:
-            candidates, embedded, bias = positive_B, labels_CD, bias_C
-            if drawn is not None:
-                candidates = ops.concatenate([positive_B, drawn])
+        if drawn is None:
+            candidates = positive_B
         else:
-            candidates, embedded, bias = drawn, labels_CD[batch:], bias_C[batch:]
-        if len(candidates.shape) == 2:
-            embedded = ops.reshape(embedded, (*ops.shape(candidates), labels_CD.shape[1]))
-            logits_BM = self._product("bd,bmd->bm", queries_BD, embedded) * scale + ops.reshape(
-                bias, ops.shape(candidates)
-            )
-        else:
-            logits_BM = self._product("bd,md->bm", queries_BD, embedded) * scale + bias
-        hits_BM = ops.equal(candidates, positive_B[:, None])
-        kept_B = ops.sum(ops.cast(ops.logical_not(hits_BM), "float32"), axis=1)
-        weigh = WEIGHTS[self.recipe.loss.weight]
-        log_weight = weigh(
-            LogProbabilities(
-                pi_positive=backend.gather(self._log_pi_L, positive_B),
-                pi_negative=backend.gather(self._log_pi_L, candidates),
-                q_positive=backend.gather(self._log_q_L, positive_B),
-                q_negative=backend.gather(self._log_q_L, candidates),
-                m=ops.log(ops.maximum(kept_B, 1.0)),
-            )
+            candidates = ops.concatenate([positive_B, drawn]) if self.sampler.in_batch else drawn
+        log_pi, log_q = (
+            (backend.gather(column_L, positive_B), backend.gather(column_L, candidates))
+            for column_L in (self._log_pi_L, self._log_q_L)
         )
-        log_weight_BM = ops.where(hits_BM, MASKED, log_weight.row[:, None] + log_weight.col)
-        return ops.mean(weight_B * LOSSES[self.recipe.loss.family](positive_logits_B, logits_BM, log_weight_BM))
-
-    def _product(self, equation: str, queries_BD: Tensor, labels: Tensor) -> Tensor:
-        """Inner products in the compute precision, returned as float32."""
-        if self.recipe.training.precision == "float32":
-            return ops.einsum(equation, queries_BD, labels)
-        half = [ops.cast(side, "bfloat16") for side in (queries_BD, labels)]
-        return ops.cast(ops.einsum(equation, *half), "float32")
+        scale = ops.exp(-self.log_temperature.value)
+        return self._contrast(queries_BD, labels_CD, bias_C, positive_B, candidates, log_pi, log_q, weight_B, scale)
 
 
 def _constant(column: npt.NDArray[np.generic], name: str) -> keras.Variable:

@@ -13,7 +13,7 @@ from rich.text import Text
 class _Rate(ProgressColumn):
     def render(self, task: Task) -> Text:
         """Examples per second."""
-        return Text(f"{task.speed:,.0f} examples/s" if task.speed else "– examples/s")
+        return Text(f"{task.speed:,.0f} ex/s" if task.speed else "– ex/s", no_wrap=True)
 
 
 class Reporter:
@@ -46,14 +46,14 @@ class EpochProgress:
     """The bar of one run."""
 
     def __init__(self, progress: Progress, name: str, epochs: int, examples: int) -> None:
-        self._progress, self._name, self._epochs, self._examples = progress, name, epochs, examples
+        self._progress, self._epochs, self._examples = progress, epochs, examples
         self._task = progress.add_task(name, total=epochs * examples, loss=float("nan"))
 
     def epoch(self, epoch: int, *, done: int) -> None:
         """Begin an epoch (from 0) of which `done` examples are already trained."""
         self._progress.update(
             self._task,
-            description=f"{self._name} epoch {epoch + 1}/{self._epochs}",
+            description=f"epoch {epoch + 1}/{self._epochs}",
             completed=epoch * self._examples + done,
         )
 

@@ -116,7 +116,7 @@ def ids_of(table: pa.Table, name: str, path: Path) -> pa.DictionaryArray:
     """A column of ids, as dictionary-encoded strings.
 
     Raises:
-        DataError: no such column, a null, or a type that is neither string nor integer.
+        DataError: no such column, a null or empty id, or a type that is neither string nor integer.
     """
     column = column_of(table, name, path)
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
@@ -128,17 +128,29 @@ def ids_of(table: pa.Table, name: str, path: Path) -> pa.DictionaryArray:
     encoded = column.combine_chunks()
     if not pa.types.is_dictionary(encoded.type):
         encoded = encoded.dictionary_encode()
+    empty = pc.index(encoded.dictionary.cast(pa.string()), "").as_py()
+    if empty >= 0 and (row := pc.index(encoded.indices, empty).as_py()) >= 0:
+        raise DataError(f"{path}: column {name!r}: expected an id in every row, found an empty one in row {row}")
     return pa.DictionaryArray.from_arrays(encoded.indices.cast(pa.int32()), encoded.dictionary.cast(pa.string()))
 
 
+def stored_id_type(path: Path, name: str, kind: str) -> str | None:
+    """Whether a readable Parquet file holds a column of ids as `integers` or `strings`; None for text formats."""
+    if kind != "parquet":
+        return None
+    column = pq.read_schema(path).field(name).type
+    value = column.value_type if pa.types.is_dictionary(column) else column
+    return "integers" if pa.types.is_integer(value) else "strings"
+
+
 def read_lists(path: Path) -> pa.Table:
-    """Per-user list files: one line per query, `query label label …` separated by blanks.
+    """Per-user list files: one line per query, `query label label …` separated by blanks or tabs.
 
     Raises:
         DataError: missing or not text.
     """
     lines = _lines(path)
-    words = pc.split_pattern(pc.utf8_trim_whitespace(lines), " ")
+    words = pc.utf8_split_whitespace(pc.utf8_trim_whitespace(lines))
     per_line = np.asarray(pc.list_value_length(words))
     flat = pc.list_flatten(words).dictionary_encode()
     starts = np.concatenate([[0], np.cumsum(per_line)])

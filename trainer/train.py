@@ -21,7 +21,7 @@ from trainer.checkpoint import Checkpoints, identity_of
 from trainer.config import Recipe
 from trainer.data import Dataset
 from trainer.errors import DataError
-from trainer.evaluate import Catalogue, buckets_for, evaluate
+from trainer.evaluate import Catalogue, buckets_for, check_metric, evaluate
 from trainer.features import Encoding, Inputs
 from trainer.model import TwoTower
 from trainer.progress import Reporter
@@ -95,7 +95,8 @@ def restore(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path) -> Run
     """Build the model and load the newest checkpoint in `work`, if there is one.
 
     Raises:
-        DataError: too few training pairs, or a feature's column is missing or unreadable.
+        DataError: too few training pairs, a metric over more labels than there are, or a feature's column that
+            is missing or unreadable.
         CheckpointError: `work` holds checkpoints of another recipe or other data.
     """
     keras.utils.set_random_seed(recipe.seed)
@@ -103,6 +104,8 @@ def restore(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path) -> Run
     batch_size = min(recipe.training.batch_size, len(dataset.train))
     if batch_size < 2:
         raise DataError(f"training: expected at least 2 pairs, found {len(dataset.train)}")
+    if len(dataset.valid) or len(dataset.test):
+        check_metric(recipe.evaluation, labels=len(dataset.label_ids))
     encoding = Encoding.fit(recipe, dataset)
     log_pi = log_frequencies(dataset.label_counts(), smoothing=recipe.loss.smoothing)
     steps_per_epoch = len(dataset.train) // batch_size

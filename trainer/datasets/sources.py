@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import subprocess
 import sys
@@ -86,6 +87,8 @@ def fetch(name: str, sources: Sequence[Source], *, say: Callable[[str], object])
         except (
             DataError,
             urllib.error.URLError,
+            http.client.HTTPException,
+            ConnectionError,
             TimeoutError,
             subprocess.SubprocessError,
             zipfile.BadZipFile,

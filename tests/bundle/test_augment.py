@@ -1,0 +1,62 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bundle import Augmentation
+
+scale = st.floats(0.01, 10)
+
+
+@given(seed=st.integers(0, 999), temperature=st.floats(0.05, 2), kappa=scale, kappa_bias=st.none() | scale)
+def test_row_times_query_is_temperature_times_the_served_score(
+    seed: int, temperature: float, kappa: float, kappa_bias: float | None
+) -> None:
+    rng = np.random.default_rng(seed)
+    labels, queries = rng.standard_normal((7, 3), np.float32), rng.standard_normal((5, 3), np.float32)
+    log_pn, bias = -rng.exponential(8, 7).astype(np.float32), rng.standard_normal(7, np.float32)
+    bias_removal = rng.uniform(-1, 2, 5).astype(np.float32)
+    augmentation = Augmentation(temperature, kappa, kappa_bias)
+
+    product = augmentation.queries(queries, bias_removal) @ augmentation.rows(labels, log_pn, bias).T
+
+    logits = queries.astype(np.float64) @ labels.T.astype(np.float64) / temperature
+    if kappa_bias is not None:
+        logits += bias
+    scores = logits + bias_removal[:, None] * log_pn
+    np.testing.assert_allclose(product, temperature * scores, atol=1e-4)
+
+
+def test_rows_and_queries_by_hand() -> None:
+    augmentation = Augmentation(temperature=0.5, kappa=2.0, kappa_bias=4.0)
+
+    rows = augmentation.rows(np.float32([[1, 0]]), np.float32([-3]), np.float32([0.25]))
+    queries = augmentation.queries(np.float32([[0, 1], [1, 1]]), 1.0)
+
+    assert rows.dtype == queries.dtype == np.float32
+    assert rows.tolist() == [[1, 0, -6, 1]]
+    assert queries.tolist() == [[0, 1, 0.25, 0.125], [1, 1, 0.25, 0.125]]
+
+
+def test_a_bias_that_is_expected_must_be_given() -> None:
+    with pytest.raises(ValueError, match="expected label biases, received None"):
+        Augmentation(0.1, 1.0, 1.0).rows(np.zeros((1, 2), np.float32), np.zeros(1, np.float32), None)
+
+
+def test_conditioning_gives_added_coordinates_the_spread_of_the_others() -> None:
+    embeddings = np.float32([[3, 1], [-3, -1]])
+    log_pn, bias = np.float32([-1, -5]), np.float32([0.5, -0.5])
+    typical = np.sqrt((9 + 1) / 2)
+
+    augmentation = Augmentation.conditioned(0.1, embeddings, log_pn, bias)
+
+    assert augmentation.kappa == pytest.approx(typical / 2)
+    assert augmentation.kappa_bias == pytest.approx(typical / 0.5)
+
+
+def test_conditioning_survives_columns_without_spread() -> None:
+    same = np.ones((3, 2), np.float32)
+
+    augmentation = Augmentation.conditioned(0.1, same, np.full(3, -1, np.float32), np.zeros(3, np.float32))
+
+    assert (augmentation.kappa, augmentation.kappa_bias) == (1, 1)

@@ -1,0 +1,350 @@
+import errno
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from bundle import (
+    Bundle,
+    BundleCorruptError,
+    BundleExistsError,
+    BundleInvariantError,
+    BundleVersionError,
+    Labels,
+    read_manifest,
+)
+from tests.bundles import make_bundle
+
+FILES = [
+    "calibration_queries.npy",
+    "embeddings.npy",
+    "label_tower.onnx",
+    "labels.parquet",
+    "metrics.json",
+    "query_tower.onnx",
+    "vocabularies/items.parquet",
+    "vocabularies/users.parquet",
+]
+FIXTURE = Path(__file__).parent.parent / "fixtures" / "bundle_v1"
+
+
+def with_manifest(bundle: Bundle, **changes: Any) -> Bundle:
+    return replace(bundle, manifest=bundle.manifest.model_copy(update=changes))
+
+
+def with_labels(bundle: Bundle, **changes: Any) -> Bundle:
+    return replace(bundle, labels=replace(bundle.labels, **changes))
+
+
+def with_entry(array: np.ndarray, index: object, value: float) -> np.ndarray:
+    changed = array.copy()
+    changed[index] = value
+    return changed
+
+
+def edit_manifest(path: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    content = json.loads((path / "manifest.json").read_text())
+    edit(content)
+    (path / "manifest.json").write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("cosine", [True, False], ids=["cosine", "dot"])
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+def test_what_is_written_is_loaded(tmp_path: Path, cosine: bool, bias: bool) -> None:
+    made = make_bundle(labels=12, dim=4, users=5, cosine=cosine, bias=bias)
+
+    made.write(tmp_path / "bundle")
+    loaded = Bundle.load(tmp_path / "bundle")
+
+    assert loaded.path == tmp_path / "bundle"
+    assert loaded.manifest.model_copy(update={"files": {}}) == made.manifest
+    np.testing.assert_array_equal(loaded.embeddings, made.embeddings)
+    np.testing.assert_array_equal(loaded.calibration_queries, made.calibration_queries)
+    assert isinstance(loaded.embeddings, np.memmap)
+    assert loaded.query_tower == made.query_tower
+    assert loaded.label_tower is None
+    assert loaded.labels.ids.to_pylist() == made.labels.ids.to_pylist()
+    assert loaded.labels.display.equals(made.labels.display)
+    for column in ("counts", "log_pn", "buckets", "bias"):
+        np.testing.assert_array_equal(getattr(loaded.labels, column), getattr(made.labels, column))
+    assert {name: vocabulary.ids.to_pylist() for name, vocabulary in loaded.vocabularies.items()} == {
+        "users": ["u0", "u1", "u2", "u3", "u4"],
+        "items": [f"item-{row}" for row in range(12)],
+    }
+
+
+def test_every_file_is_in_the_manifest_with_its_size(written: Path) -> None:
+    records = read_manifest(written).files
+
+    assert sorted(records) == FILES
+    assert {name: record.bytes for name, record in records.items()} == {
+        name: (written / name).stat().st_size for name in FILES
+    }
+    assert Bundle.load(written).label_tower == b"a label tower"
+
+
+def test_rows_of_the_index_are_the_served_scores(written: Path) -> None:
+    bundle = Bundle.load(written)
+    query = bundle.augmentation.queries(bundle.calibration_queries[:1], 0.5)[0]
+
+    scores = bundle.embeddings @ bundle.calibration_queries[0] / 0.1 + bundle.labels.bias + 0.5 * bundle.labels.log_pn
+    np.testing.assert_allclose(bundle.rows() @ query, 0.1 * scores, atol=1e-5)
+
+
+def test_a_bundle_that_was_moved_loads_and_one_that_exists_is_not_overwritten(written: Path, tmp_path: Path) -> None:
+    moved = written.rename(tmp_path / "moved")
+
+    assert Bundle.load(moved).manifest.name == "synthetic"
+    with pytest.raises(BundleExistsError):
+        make_bundle(labels=5).write(moved)
+    assert len(Bundle.load(moved).labels.ids) == 12
+
+
+INVARIANTS: dict[str, tuple[Callable[[Bundle], Bundle], str]] = {
+    "embeddings of another shape": (
+        lambda b: replace(b, embeddings=b.embeddings[:-1]),
+        r"embeddings.npy is float32 \[labels, dim\]: expected float32 \(12, 4\), found float32 \(11, 4\)",
+    ),
+    "embeddings of another type": (
+        lambda b: replace(b, embeddings=b.embeddings.astype(np.float64)),
+        r"embeddings.npy .*: expected float32 \(12, 4\), found float64 \(12, 4\)",
+    ),
+    "embeddings with NaN": (
+        lambda b: replace(b, embeddings=with_entry(b.embeddings, (3, 1), np.nan)),
+        r"embeddings.npy is finite: expected finite values, found \[.*nan.*\] in row 3",
+    ),
+    "embeddings off the unit sphere": (
+        lambda b: replace(b, embeddings=with_entry(b.embeddings, 7, 0.6)),
+        r"embeddings.npy has unit rows when similarity is cosine: expected norm 1 ± 0.001, found norm 1.2 in row 7",
+    ),
+    "calibration queries of another width": (
+        lambda b: replace(b, calibration_queries=b.calibration_queries[:, :3]),
+        r"calibration_queries.npy is float32 \[C >= 1, dim\]: expected float32 \(C, 4\), found float32 \(50, 3\)",
+    ),
+    "no calibration query": (
+        lambda b: replace(b, calibration_queries=b.calibration_queries[:0]),
+        r"calibration_queries.npy .*: expected float32 \(C, 4\), found float32 \(0, 4\)",
+    ),
+    "calibration queries with infinity": (
+        lambda b: replace(b, calibration_queries=with_entry(b.calibration_queries, (2, 0), np.inf)),
+        r"calibration_queries.npy is finite: expected finite values, found \[.*inf.*\] in row 2",
+    ),
+    "calibration queries off the unit sphere": (
+        lambda b: replace(b, calibration_queries=with_entry(b.calibration_queries, 4, 0.25)),
+        r"calibration_queries.npy has unit rows .*: expected norm 1 ± 0.001, found norm 0.5 in row 4",
+    ),
+    "too few labels": (
+        lambda b: with_labels(b, ids=b.labels.ids[:-1]),
+        "labels.parquet has a row per label: expected 12 rows, found 11 rows",
+    ),
+    "a label twice": (
+        lambda b: with_labels(b, ids=pa.array(["item-1", *b.labels.ids.to_pylist()[1:]])),
+        "label ids are distinct: expected 12 distinct, found 11 distinct",
+    ),
+    "a negative count": (
+        lambda b: with_labels(b, counts=with_entry(b.labels.counts, 5, -4)),
+        "counts are >= 0: expected >= 0, found -4",
+    ),
+    "log_pn without a number": (
+        lambda b: with_labels(b, log_pn=with_entry(b.labels.log_pn, 6, -np.inf)),
+        "labels.parquet column log_pn is finite: expected finite values, found -inf in row 6",
+    ),
+    "log_pn in bits": (
+        lambda b: with_labels(b, log_pn=np.full(12, -np.log2(12), np.float32)),
+        r"log_pn is a distribution \(natural log\): expected logsumexp 0 ± 0.0001, found -1.1",
+    ),
+    "a label in another bucket": (
+        lambda b: with_labels(b, buckets=(b.labels.buckets + (np.arange(12) == 2)) % 3),
+        r"buckets follow the manifest's thresholds: expected .*, found 1 rows that differ, the first \[2\]",
+    ),
+    "no bias though there should be": (
+        lambda b: with_labels(b, bias=None),
+        "labels.parquet has a bias column when label_bias is set: expected True, found False",
+    ),
+    "bias with NaN": (
+        lambda b: with_labels(b, bias=with_entry(b.labels.bias, 1, np.nan)),
+        "labels.parquet column bias is finite: expected finite values, found nan in row 1",
+    ),
+    "a vocabulary missing": (
+        lambda b: replace(b, vocabularies={"users": b.vocabularies["users"]}),
+        r"every feature's vocabulary is in vocabularies/: expected \['items', 'users'\], found \['users'\]",
+    ),
+    "display columns of another name": (
+        lambda b: with_manifest(b, display=["name"]),
+        r"display names the user's columns of labels.parquet: expected \['name'\], found \['title'\]",
+    ),
+}
+
+
+@pytest.mark.parametrize(("break_it", "message"), INVARIANTS.values(), ids=INVARIANTS)
+def test_a_bundle_that_breaks_an_invariant_is_not_written(
+    break_it: Callable[[Bundle], Bundle], message: str, tmp_path: Path
+) -> None:
+    broken = break_it(make_bundle(labels=12, dim=4, users=5, bias=True))
+
+    with pytest.raises(BundleInvariantError, match=f"^bundle invariant broken: {message}"):
+        broken.write(tmp_path / "bundle")
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bundle_that_does_not_fit_on_the_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_space(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(np, "save", no_space)
+
+    with pytest.raises(OSError, match="No space left"):
+        make_bundle(labels=12).write(tmp_path / "bundle")
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_invariants_hold_for_intact_files_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = make_bundle(labels=12, dim=4)
+    with monkeypatch.context() as patched:
+        patched.setattr(Bundle, "validate", lambda _: None)
+        replace(bundle, embeddings=bundle.embeddings * 2).write(tmp_path / "bundle")
+
+    with pytest.raises(BundleInvariantError, match=r"expected norm 1 ± 0.001, found norm 2"):
+        Bundle.load(tmp_path / "bundle")
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("place", ["first", "middle", "last"])
+def test_one_flipped_bit_in_any_file_is_refused(written: Path, name: str, place: str) -> None:
+    content = bytearray((written / name).read_bytes())
+    content[{"first": 0, "middle": len(content) // 2, "last": -1}[place]] ^= 1
+    (written / name).write_bytes(content)
+
+    with pytest.raises(BundleCorruptError, match=f"{name}: expected sha256 [0-9a-f]{{64}}, found [0-9a-f]{{64}}"):
+        Bundle.load(written)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_missing_file_is_refused(written: Path, name: str) -> None:
+    size = (written / name).stat().st_size
+    (written / name).unlink()
+
+    with pytest.raises(BundleCorruptError, match=f"{name}: expected a file of {size} bytes, found none"):
+        Bundle.load(written)
+
+
+def test_a_truncated_file_is_refused(written: Path) -> None:
+    size = (written / "embeddings.npy").stat().st_size
+    os.truncate(written / "embeddings.npy", size - 4)
+
+    with pytest.raises(BundleCorruptError, match=f"embeddings.npy: expected {size} bytes, found {size - 4}"):
+        Bundle.load(written)
+
+
+@pytest.mark.parametrize("name", ["labels.parquet", "embeddings.npy", "calibration_queries.npy", "query_tower.onnx"])
+def test_a_manifest_that_leaves_out_a_needed_file_is_refused(written: Path, name: str) -> None:
+    edit_manifest(written, lambda content: content["files"].pop(name))
+
+    with pytest.raises(BundleCorruptError, match=f"expected '{name}' among its files, found"):
+        Bundle.load(written)
+
+
+@pytest.mark.parametrize("name", ["../outside", "vocabularies/../../outside", "/etc/hostname"])
+def test_files_outside_the_directory_are_refused(written: Path, name: str) -> None:
+    (written.parent / "outside").write_bytes(b"secret")
+    record = {"sha256": "0" * 64, "bytes": 6}
+    edit_manifest(written, lambda content: content["files"].update({name: record}))
+
+    with pytest.raises(BundleCorruptError, match=f"expected file names below the directory, found '{name}'"):
+        Bundle.load(written)
+
+
+def test_a_newer_version_says_what_to_do(written: Path) -> None:
+    edit_manifest(written, lambda content: content.update(schema_version=2, something_new=True))
+
+    with pytest.raises(
+        BundleVersionError,
+        match="schema version 2, this installation reads 1: upgrade Longtail, or export the model again",
+    ):
+        Bundle.load(written)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"{}", b"null", b"\xff\xfe\x00"], ids=["empty", "cut", "list", "{}", "null", "binary"]
+)
+def test_a_garbled_manifest_is_refused(written: Path, content: bytes) -> None:
+    (written / "manifest.json").write_bytes(content)
+
+    with pytest.raises(BundleCorruptError, match=r"manifest.json: expected JSON with a schema_version, found b'"):
+        Bundle.load(written)
+
+
+def test_a_manifest_with_a_wrong_field_is_refused_by_name(written: Path) -> None:
+    edit_manifest(written, lambda content: content.update(temperature=-1))
+
+    with pytest.raises(BundleCorruptError, match=r"manifest.json: .*\ntemperature\n.* greater than 0"):
+        Bundle.load(written)
+
+
+@pytest.mark.parametrize("make", [lambda _: None, Path.touch, Path.mkdir], ids=["nothing", "file", "empty"])
+def test_what_is_no_bundle_is_refused(tmp_path: Path, make: Callable[[Path], object]) -> None:
+    make(tmp_path / "thing")
+
+    with pytest.raises(BundleCorruptError, match=r"thing: expected a bundle \(a directory with manifest.json\)"):
+        Bundle.load(tmp_path / "thing")
+
+
+LABEL_TABLES: dict[str, tuple[Callable[[pa.Table], pa.Table], str]] = {
+    "no column": (lambda t: t.drop_columns(["count"]), "'count': expected int64, found no such column"),
+    "another type": (
+        lambda t: t.set_column(2, "log_pn", t["log_pn"].cast(pa.float64())),
+        "'log_pn': expected float, found double",
+    ),
+    "a null": (
+        lambda t: t.set_column(0, "label_id", pa.array([None, *t["label_id"].to_pylist()[1:]], pa.string())),
+        "'label_id': expected no nulls, found 1 nulls",
+    ),
+}
+
+
+@pytest.mark.parametrize(("edit", "message"), LABEL_TABLES.values(), ids=LABEL_TABLES)
+def test_a_label_table_of_another_form_is_refused(
+    tmp_path: Path, edit: Callable[[pa.Table], pa.Table], message: str
+) -> None:
+    path = tmp_path / "labels.parquet"
+    make_bundle(labels=5, bias=True).labels.write(path)
+    pq.write_table(edit(pq.read_table(path)), path)
+
+    with pytest.raises(BundleInvariantError, match=message):
+        Labels.read(path)
+
+
+@pytest.mark.parametrize("name", ["label_id", "count", "log_pn", "bucket", "bias"])
+def test_display_columns_cannot_take_a_reserved_name(tmp_path: Path, name: str) -> None:
+    labels = replace(make_bundle(labels=2).labels, display=pa.table({name: ["a", "b"]}))
+
+    with pytest.raises(ValueError, match=f"display column '{name}': expected a name other than"):
+        labels.write(tmp_path / "labels.parquet")
+
+
+def test_a_bundle_of_format_1_loads_forever() -> None:
+    """The files of tests/fixtures/bundle_v1 are never written again."""
+    bundle = Bundle.load(FIXTURE)
+
+    manifest = bundle.manifest
+    assert (manifest.schema_version, manifest.labels, manifest.dim, manifest.similarity) == (1, 8, 4, "cosine")
+    assert (manifest.temperature, manifest.label_bias, manifest.display) == (0.1, True, ["title"])
+    assert (manifest.bias_removal.default, manifest.bias_removal.minimum, manifest.bias_removal.maximum) == (0.5, -1, 2)
+    assert [feature.name for feature in manifest.query_features] == ["user_id", "history"]
+    assert bundle.labels.ids.to_pylist() == [f"item-{row}" for row in range(8)]
+    assert bundle.labels.display["title"].to_pylist()[3] == "Title 3"
+    assert bundle.labels.counts.tolist() == [1000, 142, 125, 333, 200, 166, 500, 250]
+    assert bundle.labels.buckets.tolist() == [0, 2, 2, 0, 1, 2, 0, 1]
+    np.testing.assert_allclose(bundle.labels.log_pn[:2], np.log([1000.5 / 2720, 142.5 / 2720]), rtol=1e-6)
+    np.testing.assert_allclose(bundle.embeddings[0], [-0.03037908, 0.24783923, -0.1381017, 0.9584263], rtol=1e-6)
+    assert bundle.vocabularies["users"].ids.to_pylist() == ["u0", "u1", "u2"]
+    assert bundle.rows().shape == (8, 6)

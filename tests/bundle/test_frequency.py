@@ -1,0 +1,87 @@
+import math
+
+import numpy as np
+import pytest
+
+from bundle import BUCKET_NAMES, Buckets, log_frequencies
+
+HEAD, TORSO, TAIL = 0, 1, 2
+
+
+def counts(*values: int) -> np.ndarray:
+    return np.array(values, np.int64)
+
+
+def test_the_names_of_the_buckets_are_in_the_order_of_their_numbers() -> None:
+    assert BUCKET_NAMES == ("head", "torso", "tail")
+
+
+def test_frequencies_are_smoothed_by_half_a_pair_each() -> None:
+    expected = [math.log(3.5 / 6), math.log(1.5 / 6), math.log(0.5 / 6), math.log(0.5 / 6)]
+
+    np.testing.assert_allclose(log_frequencies(counts(3, 1, 0, 0)), expected, rtol=1e-15)
+
+
+def test_smoothing_is_the_pseudo_pairs_of_every_label() -> None:
+    np.testing.assert_allclose(
+        log_frequencies(counts(4, 0), smoothing=2), [math.log(6 / 8), math.log(2 / 8)], rtol=1e-15
+    )
+
+
+def test_a_label_of_one_in_a_billion_is_not_clipped() -> None:
+    log_rare = log_frequencies(counts(10**9, 1))[1]
+
+    assert log_rare == pytest.approx(math.log(1.5 / (10**9 + 2)), abs=1e-12)
+    assert log_rare < -20
+
+
+def test_labels_never_seen_keep_a_finite_log_and_the_whole_sums_to_one() -> None:
+    seen = np.zeros(100_000, np.int64)
+    seen[0] = 10**9
+    log_pn = log_frequencies(seen)
+
+    assert np.isfinite(log_pn).all()
+    assert np.logaddexp.reduce(log_pn) == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("labels", "smoothing", "message"),
+    [
+        (counts(), 0.5, "expected at least one label, received none"),
+        (counts(3, -2), 0.5, "expected counts >= 0, received -2 in row 1"),
+        (counts(3), 0, "expected smoothing > 0, received 0"),
+        (counts(3), math.nan, "expected smoothing > 0, received nan"),
+    ],
+)
+def test_what_has_no_frequencies_is_refused(labels: np.ndarray, smoothing: float, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        log_frequencies(labels, smoothing=smoothing)
+
+
+def test_quantile_thresholds_are_those_of_the_labels_that_were_seen() -> None:
+    buckets = Buckets.by_quantile(counts(0, 0, 0, 1, 2, 3, 4, 5))
+
+    assert (buckets.tail_upto, buckets.head_above) == pytest.approx((1 + 4 * 0.33, 1 + 4 * 0.66))
+    assert buckets.assign(counts(0, 1, 2, 3, 4, 5)).tolist() == [TAIL, TAIL, TAIL, TORSO, HEAD, HEAD]
+
+
+def test_equal_counts_share_a_bucket() -> None:
+    labels = counts(1, 1, 1, 1, 1, 1, 7, 7, 9)
+
+    assert Buckets.by_quantile(labels).assign(labels).tolist() == [TAIL] * 6 + [HEAD] * 3
+
+
+def test_count_thresholds_are_100_and_20() -> None:
+    assert Buckets.by_count().assign(counts(0, 19, 20, 99, 100)).tolist() == [TAIL, TAIL, TORSO, TORSO, HEAD]
+
+
+def test_labels_never_seen_are_tail_even_when_all_others_are_head() -> None:
+    labels = counts(0, 5, 5)
+
+    assert Buckets(scheme="count", head_above=0, tail_upto=0).assign(labels).tolist() == [TAIL, HEAD, HEAD]
+    assert Buckets.by_quantile(counts(0, 0)).assign(counts(0, 0)).tolist() == [TAIL, TAIL]
+
+
+def test_count_thresholds_out_of_order_are_refused() -> None:
+    with pytest.raises(ValueError, match="expected head_from > torso_from > 0, received 5 and 9"):
+        Buckets.by_count(head_from=5, torso_from=9)

@@ -1,0 +1,79 @@
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from bundle import BiasRemoval, Feature, Interval, Manifest
+from tests.bundles import make_bundle
+
+HISTORY = {"name": "history", "kind": "history", "vocabulary": "items", "max_length": 10}
+
+
+@pytest.mark.parametrize(
+    "feature",
+    [
+        {"name": "user_id", "kind": "id", "vocabulary": "users"},
+        HISTORY,
+        {"name": "genres", "kind": "bag", "vocabulary": "genres", "max_length": 5},
+        {"name": "title", "kind": "text", "hash_rows": 100, "max_length": 5},
+        {"name": "age", "kind": "number", "missing": 31.5},
+    ],
+    ids=lambda feature: feature["kind"],
+)
+def test_every_kind_of_feature_survives_json(feature: dict[str, Any]) -> None:
+    made = Feature(**feature)
+
+    assert Feature.model_validate_json(made.model_dump_json()) == made
+
+
+@pytest.mark.parametrize(
+    ("feature", "message"),
+    [
+        ({"name": "a", "kind": "id"}, "a vocabulary belongs to id, history and bag, and only to them"),
+        ({"name": "a", "kind": "number", "vocabulary": "v"}, "a vocabulary belongs to id, history and bag"),
+        ({"name": "a", "kind": "text", "max_length": 3}, "hash_rows belongs to text, and only to it"),
+        ({"name": "a", "kind": "id", "vocabulary": "v", "hash_rows": 9}, "hash_rows belongs to text"),
+        ({"name": "a", "kind": "bag", "vocabulary": "v"}, "max_length belongs to history, bag and text"),
+        ({"name": "a", "kind": "id", "vocabulary": "v", "max_length": 3}, "max_length belongs to history"),
+        (HISTORY | {"max_length": 0}, "greater than or equal to 1"),
+        (HISTORY | {"name": "no spaces"}, "String should match pattern"),
+        (HISTORY | {"kind": "image"}, "Input should be 'id', 'history', 'bag', 'text' or 'number'"),
+        (HISTORY | {"unknown": 1}, "Extra inputs are not permitted"),
+    ],
+)
+def test_a_feature_that_contradicts_its_kind_is_refused(feature: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Feature(**feature)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"labels": 0}, "labels\n.*greater than or equal to 1"),
+        ({"dim": 0}, "dim\n.*greater than or equal to 1"),
+        ({"temperature": 0}, "temperature\n.*greater than 0"),
+        ({"kappa": 0}, "kappa\n.*greater than 0"),
+        ({"similarity": "euclidean"}, "similarity\n.*'dot' or 'cosine'"),
+        ({"label_bias": True}, "kappa_bias belongs to a bundle with label_bias, and only to it"),
+        ({"kappa_bias": 1.0}, "kappa_bias belongs to a bundle with label_bias, and only to it"),
+        ({"query_features": [HISTORY, HISTORY]}, r"expected distinct names, received \['history', 'history'\]"),
+        ({"files": {"a": {"sha256": "short", "bytes": 1}}}, "files.a.sha256"),
+        ({"surprise": 1}, "surprise\n.*Extra inputs are not permitted"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_manifest_that_contradicts_itself_is_refused(change: dict[str, Any], message: str) -> None:
+    manifest = make_bundle(labels=3).manifest.model_dump()
+
+    with pytest.raises(ValidationError, match=message):
+        Manifest.model_validate(manifest | change)
+
+
+def test_the_default_of_the_dial_lies_within_its_limits() -> None:
+    assert (BiasRemoval(default=2).minimum, BiasRemoval(default=2).maximum) == (-1, 2)
+    with pytest.raises(ValidationError, match=r"expected -1.0 <= default <= 2.0, received 2.5"):
+        BiasRemoval(default=2.5)
+
+
+def test_a_figure_without_an_interval_has_null_bounds() -> None:
+    assert Interval(value=0.5).model_dump_json() == '{"value":0.5,"low":null,"high":null}'

@@ -1,0 +1,57 @@
+"""The house rules: imports go one way, serving never meets a training framework, files stay rooms."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+ROOMS = ("bundle", "index", "serving", "trainer")
+MAY_IMPORT = {
+    "bundle": {"bundle"},
+    "index": {"bundle", "index"},
+    "serving": {"bundle", "index", "serving"},
+    "trainer": {"bundle", "trainer"},
+}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_imports_go_one_way(room: str) -> None:
+    for path in (ROOT / room).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            modules = []
+            if isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                modules = [node.module or ""]
+            rooms = {module.split(".")[0] for module in modules} & set(ROOMS)
+            assert rooms <= MAY_IMPORT[room], f"{path} imports {rooms}"
+
+
+@pytest.mark.parametrize("room", ["bundle", "index", "serving"])
+def test_no_training_framework_is_loaded(room: str) -> None:
+    blocked = ("keras", "tensorflow", "jax", "torch", "trainer", "matplotlib")
+    modules = room if room == "bundle" else f"{room}, {room}.cli"
+    program = f"import sys; sys.modules.update(dict.fromkeys({blocked})); import {modules}"
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_exported_names_exist(room: str) -> None:
+    module = __import__(room)
+    for name in module.__all__:
+        assert hasattr(module, name), f"{room}.__all__ names {name!r}"
+
+
+def test_no_room_is_over_400_lines() -> None:
+    long = {
+        str(path.relative_to(ROOT)): lines
+        for room in ROOMS
+        for path in (ROOT / room).rglob("*.py")
+        if (lines := len(path.read_text().splitlines())) > 400
+    }
+    assert long == {}

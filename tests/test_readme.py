@@ -1,0 +1,70 @@
+"""What the README shows is true: its commands exist, its recipe is valid, its folders are there."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+from typer.main import get_command
+
+from index.cli import app as index_app
+from serving.cli import app as serve_app
+from serving.schemas import RetrieveRequest
+from trainer.cli import app as train_app
+from trainer.config import Recipe
+
+README = (Path(__file__).parent.parent / "README.md").read_text()
+COMMANDS = sorted(set(re.findall(r"(?m)^ *(longtail-(?:train|index|serve) [^\n`]+)$|`(longtail-[^`]+)`", README)))
+APPS = {"longtail-train": train_app, "longtail-index": index_app, "longtail-serve": serve_app}
+
+
+def blocks(language: str) -> list[str]:
+    found = re.findall(rf"(?ms)^( *)```{language}\n(.*?)^ *```", README)
+    return [re.sub(rf"(?m)^{indent}", "", body) for indent, body in found]
+
+
+@pytest.mark.parametrize("line", [block or inline for block, inline in COMMANDS])
+def test_command_parses(line: str) -> None:
+    program, *words = shlex.split(line)
+    command = get_command(APPS[program])
+    if hasattr(command, "commands"):
+        command = command.commands[words.pop(0)]
+    options = {option for parameter in command.params for option in parameter.opts}
+    for word in words:
+        if word.startswith("--"):
+            assert word in options, f"{line}: no option {word}"
+
+
+def test_recipe_is_valid() -> None:
+    (recipe,) = blocks("toml")
+    tree = tomllib.loads(recipe)
+    assert Recipe.model_validate(tree).name == "shop"
+    tree["data"]["typo"] = 1
+    with pytest.raises(ValidationError):
+        Recipe.model_validate(tree)
+
+
+def test_request_is_valid() -> None:
+    (request,) = re.findall(r"-d '(\{.*?\})'", README, flags=re.DOTALL)
+    assert RetrieveRequest.model_validate_json(json.dumps(json.loads(request))).queries[0].k == 10
+
+
+def test_tree_names_what_is_there() -> None:
+    tree = README.split("```\nbundle/")[1].split("```")[0]
+    names = re.findall(r"(?m)^(\w[\w.]*)/? ", "bundle/" + tree)
+    assert len(names) >= 8
+    for name in names:
+        assert (Path(__file__).parent.parent / name).exists(), name
+
+
+def test_make_targets_exist() -> None:
+    makefile = (Path(__file__).parent.parent / "Makefile").read_text()
+    targets = set(re.findall(r"\bmake ([a-z]+)", README))
+    assert {"demo", "test"} <= targets
+    for target in targets:
+        assert re.search(rf"(?m)^{target}:", makefile), target

@@ -1,0 +1,55 @@
+"""The trainer's tests run on the TensorFlow backend in this process; test_backends.py starts others."""
+
+from __future__ import annotations
+
+import io
+import os
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from trainer.train import Trained
+
+os.environ["KERAS_BACKEND"] = "tensorflow"
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
+
+KERAS_VARIABLES_PREDATE_NUMPY_2 = "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "tests/trainer/" in item.path.as_posix():
+            item.add_marker(pytest.mark.filterwarnings(KERAS_VARIABLES_PREDATE_NUMPY_2))
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A job of `tiny.RECIPE`, run once: its recipe, bundle, output, and the model while it was in memory."""
+
+    recipe: Path
+    out: Path
+    output: str
+    trained: Trained
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    from tests.trainer import tiny
+    from trainer import fit as job
+    from trainer.config import load_recipe
+    from trainer.progress import Reporter
+
+    folder = tmp_path_factory.mktemp("job")
+    recipe, screen, models = tiny.write_job(folder), io.StringIO(), []
+    with pytest.MonkeyPatch.context() as patched, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "__array__ implementation", DeprecationWarning)
+        to_bundle = job.to_bundle
+        patched.setattr(job, "to_bundle", lambda trained, *more: models.append(trained) or to_bundle(trained, *more))
+        job.fit(load_recipe(recipe), folder / "bundle", Reporter(Console(file=screen, width=120)))
+    return Finished(recipe, folder / "bundle", screen.getvalue(), models[0])

@@ -1,0 +1,91 @@
+"""The same code on both backends, each in a process of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from bundle import BiasRemoval, Bundle
+from tests.trainer.conftest import Finished
+from trainer.evaluate_bundle import evaluate_bundle
+from trainer.report import evaluation_markdown
+
+STEPS = """
+import sys
+import numpy as np
+from tests.trainer import tiny
+from trainer.features import Encoding
+
+history = {"name": "seen", "kind": "history", "table": "item_id", "dim": 4, "unknown_rate": 0}
+rows = [(0, 0), (0, 1), (1, 2), (1, 1), (2, 1), (2, 3), (3, 4), (3, 5)]
+data = tiny.dataset(tiny.pairs(*rows), queries=4, labels=6)
+results = {}
+for sampler, weight, optimizer in [("in_batch", "tail", "adam"), ("full", "importance", "adagrad")]:
+    recipe = tiny.recipe(
+        query={"features": [tiny.USER, history], "hidden": [8]},
+        model={"dim": 4, "label_bias": True, "learn_temperature": True},
+        loss={"sampler": {"name": sampler}, "weight": weight},
+        optimizer={"embeddings": optimizer, "clip_norm": 0.5, "schedule": "linear"},
+    )
+    model = tiny.model(recipe, data, batch_size=4, total_steps=10)
+    query, rng = Encoding.fit(recipe, data).query, np.random.default_rng(0)
+    for weights in [*model.towers.query.weights, *model.towers.label.weights, model.tables["label_bias"].table]:
+        weights.assign(0.3 * rng.standard_normal(weights.shape).astype("float32"))
+    for step in range(3):
+        chosen = np.arange(4) + step
+        batch = query.of_pairs(chosen, rng)
+        batch |= {"_positive": data.train.labels[chosen], "_weight": np.float32([1, 2, 0.5, 1])}
+        results[f"{sampler}: loss {step}"] = float(model.train_step(batch))
+    results[f"{sampler}: labels"] = model.embed_labels()
+    results[f"{sampler}: queries"] = model.embed_queries(query.of_queries(np.arange(4, dtype=np.int32)))
+    results[f"{sampler}: biases"] = model.label_biases()
+    results[f"{sampler}: temperature"] = model.temperature
+np.savez(sys.argv[1], **results)
+"""
+"""Three steps of two jobs from the same initial weights; what they give goes to a file."""
+
+
+def start(backend: str, *arguments: object) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, *map(str, arguments)], env=os.environ | {"KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu"},
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def wait(process: "subprocess.Popen[str]") -> None:
+    _, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, errors
+
+
+def test_tensorflow_and_jax_take_the_same_steps(tmp_path: Path) -> None:
+    backends = ("tensorflow", "jax")
+    processes = [start(backend, "-c", STEPS, tmp_path / f"{backend}.npz") for backend in backends]
+    for process in processes:
+        wait(process)
+
+    one, other = (np.load(tmp_path / f"{backend}.npz") for backend in backends)
+    assert len(one.files) == 2 * 7
+    for name in one.files:
+        np.testing.assert_allclose(one[name], other[name], atol=1e-5, err_msg=name)
+    for sampler in ("in_batch", "full"):
+        assert one[f"{sampler}: loss 0"] != one[f"{sampler}: loss 1"]
+        assert one[f"{sampler}: biases"].any()
+
+
+def test_a_model_trained_on_jax_is_exported_and_measures_the_same_in_onnx(
+    tmp_path: Path, finished: Finished, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From recipe to bundle on JAX; measured again here, from the bundle's files."""
+    out = tmp_path / "bundle"
+    wait(start("jax", "-m", "trainer", "fit", finished.recipe, "--out", out, "--set", "training.epochs=2"))
+
+    bundle = Bundle.load(out)
+    assert bundle.manifest.software["backend"] == "jax"
+    assert bundle.label_tower is not None
+    stored = BiasRemoval.model_validate_json((out / "metrics.json").read_bytes())
+    evaluate_bundle(out, finished.recipe, "test", [], markdown=True, console=Console())
+    assert capsys.readouterr().out == evaluation_markdown(stored, "recall@5") + "\n"

@@ -1,0 +1,131 @@
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from keras import ops
+
+from tests.trainer import tiny
+from trainer.checkpoint import Checkpoints, identity_of
+from trainer.errors import CheckpointError
+from trainer.model import TwoTower
+
+TRAIN = tiny.pairs((0, 0), (0, 1), (1, 2), (1, 1), (2, 1), (2, 3))
+DATA = tiny.dataset(TRAIN, queries=3, labels=4)
+BATCH = tiny.batch(tiny.pairs((0, 0), (1, 2)))
+
+
+def fresh(seed: int = 0) -> TwoTower:
+    return tiny.model(tiny.recipe(seed=seed), DATA, batch_size=2)
+
+
+def values(model: TwoTower) -> list[np.ndarray]:
+    return [ops.convert_to_numpy(variable.value) for variable in model.variables]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def trained() -> TwoTower:
+    model = fresh()
+    model.train_step(BATCH)
+    return model
+
+
+def test_what_is_saved_is_restored_to_the_bit(tmp_path: Path, trained: TwoTower) -> None:
+    checkpoints, other = Checkpoints(tmp_path, "run"), fresh(seed=5)
+    saved = values(trained)
+    checkpoints.save("latest", trained, {"epoch": 3, "step": 7, "loss": 0.1 + 0.2})
+
+    assert checkpoints.load("latest", other) == {"epoch": 3, "step": 7, "loss": 0.1 + 0.2}
+    for one, another in zip(saved, values(other), strict=True):
+        np.testing.assert_array_equal(one, another)
+    assert float(other.train_step(BATCH)) == float(trained.train_step(BATCH)), "optimiser, schedule and seed came along"
+
+
+def test_there_is_nothing_to_load_before_the_first(tmp_path: Path, trained: TwoTower) -> None:
+    before = values(trained)
+
+    assert Checkpoints(tmp_path, "run").load("latest", trained) is None
+    for one, another in zip(before, values(trained), strict=True):
+        np.testing.assert_array_equal(one, another)
+
+
+def test_the_newest_of_each_kind_is_kept(tmp_path: Path, trained: TwoTower) -> None:
+    checkpoints = Checkpoints(tmp_path, "run")
+    for epoch in range(12):
+        checkpoints.save("latest", trained, {"epoch": epoch})
+    checkpoints.save("best", trained, {"epoch": 2})
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best-0", "latest-11"]
+    assert checkpoints.load("latest", trained) == {"epoch": 11}
+    assert checkpoints.load("best", trained) == {"epoch": 2}
+
+
+def test_a_crash_between_writing_and_removing_leaves_the_newest_in_charge(
+    tmp_path: Path, trained: TwoTower, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = Checkpoints(tmp_path, "run")
+    with monkeypatch.context() as patched:
+        patched.setattr("trainer.checkpoint.shutil.rmtree", lambda _: None)
+        for epoch in range(11):
+            checkpoints.save("latest", trained, {"epoch": epoch})
+
+    assert checkpoints.load("latest", trained) == {"epoch": 10}
+    checkpoints.save("latest", trained, {"epoch": 11})
+    assert [path.name for path in tmp_path.iterdir()] == ["latest-11"]
+
+
+def test_a_checkpoint_of_another_run_is_refused_and_left_as_it_is(tmp_path: Path, trained: TwoTower) -> None:
+    Checkpoints(tmp_path, "one").save("latest", trained, {"epoch": 1})
+    before, untouched = contents(tmp_path), values(trained)
+
+    with pytest.raises(
+        CheckpointError,
+        match=r"latest-0: expected a checkpoint of this recipe and data \(other\), found one of another \(one\): "
+        "choose another --out, or remove",
+    ):
+        Checkpoints(tmp_path, "other").load("latest", trained)
+
+    assert contents(tmp_path) == before
+    for one, another in zip(untouched, values(trained), strict=True):
+        np.testing.assert_array_equal(one, another)
+
+
+RECIPE = tiny.recipe()
+OTHERS = {
+    "a seed": (tiny.recipe(seed=1), DATA),
+    "a width": (tiny.recipe(model={"dim": 8}), DATA),
+    "a weight": (tiny.recipe(loss={"weight": "tail"}), DATA),
+    "a pair": (RECIPE, tiny.dataset(TRAIN.take(slice(5)), queries=3, labels=4)),
+    "a label": (RECIPE, tiny.dataset(TRAIN, queries=3, labels=5)),
+    "pair weights": (
+        RECIPE,
+        tiny.dataset(tiny.pairs(*zip(TRAIN.queries, TRAIN.labels, strict=True), weights=[2] * 6), queries=3, labels=4),
+    ),
+    "a validation pair": (RECIPE, tiny.dataset(TRAIN, queries=3, labels=4, valid=tiny.pairs((0, 2)))),
+    "a feature": (
+        RECIPE,
+        tiny.dataset(TRAIN, queries=3, labels=4, label_table=pa.table({"genre": ["a", "b", "c", "d"]})),
+    ),
+    "another feature": (
+        RECIPE,
+        tiny.dataset(TRAIN, queries=3, labels=4, label_table=pa.table({"genre": ["a", "b", "c", "e"]})),
+    ),
+    "the order of pairs": (RECIPE, tiny.dataset(TRAIN, queries=3, labels=4, ordered=True)),
+}
+
+
+def test_a_run_is_another_if_anything_it_depends_on_is() -> None:
+    identities = [identity_of(RECIPE, DATA), *(identity_of(*other) for other in OTHERS.values())]
+
+    for name, identity in zip(OTHERS, identities[1:], strict=True):
+        assert identities.count(identity) == 1, name
+
+
+def test_a_run_is_the_same_under_another_name_and_place() -> None:
+    moved = tiny.recipe(name="moved", data={"train": "elsewhere/train.parquet"})
+
+    assert identity_of(moved, DATA) == identity_of(RECIPE, DATA)

@@ -1,0 +1,188 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from bundle import Bundle
+from tests.trainer import tiny
+from tests.trainer.conftest import Finished
+from trainer import cli
+
+SURFACE = {
+    "data": ["NAME", "--out", "--from"],
+    "evaluate": ["BUNDLE", "--recipe", "--split", "--markdown", "--set"],
+    "export": ["RECIPE", "--from", "--out", "--set"],
+    "fit": ["RECIPE", "--out", "--set"],
+}
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    """Exit code, output and errors of `longtail-train`."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sys, "argv", ["longtail-train", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+    captured = capsys.readouterr()
+    return int(ended.value.code or 0), captured.out, captured.err
+
+
+def test_the_surface_is_pinned() -> None:
+    commands = typer.main.get_command(cli.app).commands
+    found = {
+        name: [
+            parameter.opts[0]
+            if parameter.param_type_name == "option"
+            else (parameter.metavar or parameter.name.upper())
+            for parameter in command.params
+            if parameter.name != "help"
+        ]
+        for name, command in commands.items()
+    }
+
+    assert found == SURFACE
+
+
+@pytest.mark.parametrize("command", SURFACE)
+def test_help_names_every_option(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    code, out, _ = run(capsys, command, "--help")
+
+    assert code == 0
+    for name in SURFACE[command]:
+        assert name.lower() in out.lower()
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "--help")
+
+    assert code == 0
+    for command in SURFACE:
+        assert f" {command} " in out
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    return tiny.write_job(tmp_path)
+
+
+ERRORS = {
+    "no recipe": ("fit nowhere.toml --out OUT", "nowhere.toml: expected a recipe: No such file or directory"),
+    "unknown key": ("fit RECIPE --out OUT --set mdoel.dim=3", "mdoel: Extra inputs are not permitted"),
+    "missing data": ("fit RECIPE --out OUT --set data.train=gone.csv", "gone.csv: expected a csv file, found none"),
+    "unknown column": ("fit RECIPE --out OUT --set data.query_id=who", "expected a column 'who', found user_id"),
+    "no feature": (
+        "fit RECIPE --out OUT --set query.features.0.column=age --set query.features.0.name=age",
+        "feature 'age': expected a column 'age', found none",
+    ),
+    "long metric": (
+        'fit RECIPE --out OUT --set evaluation.ks=[99] --set evaluation.metric="recall@99"',
+        "evaluation.metric: expected a k of at most 16, all labels, received recall@99",
+    ),
+    "out exists": ("fit nowhere.toml --out EXISTING", "nowhere.toml: expected a recipe"),
+    "no bundle": ("evaluate OUT", "expected a bundle (a directory with manifest.json), found none"),
+    "unknown split": ("evaluate OUT --split train", "--split: expected valid or test, received 'train'"),
+    "unknown data set": ("data netflix --out OUT", "expected one of movielens-100k, movielens-1m, gowalla,"),
+    "no local copy": ("data gowalla --out OUT --from nowhere", "--from nowhere: expected a directory, found none"),
+    "empty local copy": ("data gowalla --out OUT --from EXISTING", "train.txt: expected a text file, found none"),
+    "no checkpoint": ("export RECIPE --from EXISTING --out OUT", "expected a checkpoint of this recipe, found none"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("command", "message"), ERRORS.values(), ids=ERRORS)
+def test_what_is_the_user_s_to_mend_is_one_line_and_exit_code_2(
+    job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, message: str
+) -> None:
+    existing = tmp_path / "existing"
+    existing.mkdir()
+    places = {"RECIPE": job, "OUT": tmp_path / "out", "EXISTING": existing}
+
+    code, _, errors = run(capsys, *(places.get(word, word.replace('"', "")) for word in command.split()))
+
+    assert code == 2
+    assert errors.startswith("longtail-train: ")
+    assert message in errors
+    assert errors.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "command", ["fit RECIPE --out OUT", "export RECIPE --from WORK --out OUT", "data gowalla --out OUT"]
+)
+def test_an_existing_out_is_refused_before_any_work(
+    job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.fit.load_dataset", lambda *_, **__: pytest.fail("reads data"))
+    monkeypatch.setattr("trainer.datasets.fetch", lambda *_, **__: pytest.fail("downloads"))
+    out = tmp_path / "out"
+    out.write_text("mine")
+    places = {"RECIPE": job, "OUT": out, "WORK": tmp_path}
+
+    code, _, errors = run(capsys, *(places.get(word, word) for word in command.split()))
+
+    assert (code, out.read_text()) == (2, "mine")
+    assert errors == f"longtail-train: {out} already exists: expected a path that is free; nothing was changed\n"
+
+
+def test_a_process_says_one_line_too(tmp_path: Path) -> None:
+    """With TensorFlow's own messages kept out of it."""
+    recipe = tiny.write_job(tmp_path)
+    command = [
+        sys.executable,
+        "-m",
+        "trainer",
+        "fit",
+        recipe,
+        "--out",
+        tmp_path / "out",
+        "--set",
+        "data.train=gone.csv",
+    ]
+
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert ended.returncode == 2
+    assert ended.stderr == f"longtail-train: {tmp_path / 'gone.csv'}: expected a csv file, found none\n"
+
+
+def test_fit_ends_with_a_bundle_and_says_where(job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, errors = run(capsys, "fit", job, "--out", tmp_path / "out", "--set", "training.epochs=1")
+
+    assert (code, errors) == (0, "")
+    assert "40 queries × 16 labels; 240 training, 40 validation, 40 test pairs" in out
+    assert f"Bundle {tmp_path / 'out'}" in out
+    assert Bundle.load(tmp_path / "out").manifest.training_data["epochs"] == 1
+
+
+def test_evaluate_prints_the_stored_table(finished: Finished, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "evaluate", finished.out)
+    rows = [line for line in out.splitlines() if line.startswith("│")]
+    assert (code, len(rows)) == (0, 3)
+
+    code, out, _ = run(capsys, "evaluate", finished.out, "--markdown")
+    assert (code, out.count("\n| ")) == (0, 3)
+    assert out.startswith("| λ | recall@5 | ")
+
+
+def test_a_bundle_of_other_labels_cannot_be_measured(
+    finished: Finished, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    others = range(100, 104)
+    pairs = "".join(f"1,{item},{item}\n" for item in others)
+    (tmp_path / "other.csv").write_text("user_id,item_id,timestamp\n" + pairs)
+    (tmp_path / "items.csv").write_text("item_id,title,genres\n" + "".join(f"{item},T,low\n" for item in others))
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(tiny.RECIPE.replace("interactions.parquet", "other.csv").replace("items.parquet", "items.csv"))
+
+    code, _, errors = run(capsys, "evaluate", finished.out, "--recipe", recipe)
+
+    assert code == 2
+    assert "expected test pairs of labels in" in errors
+
+
+def test_progress_shows_loss_rate_and_time_left(finished: Finished) -> None:
+    assert "epoch 3/3" in finished.output
+    assert " ex/s" in finished.output
+    assert "ETA" in finished.output
+    for epoch in (1, 2, 3):
+        assert f"epoch   {epoch}  loss " in finished.output

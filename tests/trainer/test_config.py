@@ -1,0 +1,227 @@
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from tests.trainer import tiny
+from trainer.config import Recipe, load_recipe
+from trainer.errors import RecipeError
+from trainer.losses import LOSSES
+from trainer.samplers import SAMPLERS
+from trainer.weights import WEIGHTS
+
+SHIPPED = sorted(path.name for path in (files("trainer") / "recipes").iterdir() if path.name.endswith(".toml"))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    (tmp_path / "recipe.toml").write_text(tiny.RECIPE)
+    return tmp_path / "recipe.toml"
+
+
+def test_the_recipes_that_are_shipped_are_those_of_the_known_data_sets() -> None:
+    assert SHIPPED == [
+        "amazon-beauty.toml",
+        "delicious.toml",
+        "gowalla.toml",
+        "movielens-100k.toml",
+        "movielens-1m.toml",
+    ]
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_recipe_is_valid_and_says_how_to_run_it(name: str) -> None:
+    path = Path(str(files("trainer") / "recipes" / name))
+    head = path.read_text().split("\n\n")[0]
+    stem = path.stem
+
+    assert load_recipe(path).name == stem
+    assert f"longtail-train data {stem} --out data/{stem}" in head
+    assert f"longtail-train fit data/{stem}/recipe.toml --out runs/{stem}" in head
+
+
+def test_what_can_be_chosen() -> None:
+    assert list(SAMPLERS) == ["in_batch", "uniform", "popularity", "mixed", "full"]
+    assert list(WEIGHTS) == ["unit", "constant", "importance", "relative", "tail"]
+    assert list(LOSSES) == ["softmax"]
+
+
+def test_paths_are_relative_to_the_recipe(path: Path) -> None:
+    recipe = load_recipe(path, ["data.test=/elsewhere/test.parquet", "data.valid=sub/valid.csv"])
+
+    assert recipe.data.train == path.parent / "interactions.parquet"
+    assert recipe.data.labels == path.parent / "items.parquet"
+    assert recipe.data.test == Path("/elsewhere/test.parquet")
+    assert recipe.data.valid == path.parent / "sub" / "valid.csv"
+    assert recipe.data.queries is None
+
+
+OVERRIDES: dict[str, tuple[str, Callable[[Recipe], Any], Any]] = {
+    "number": ("seed=7", lambda r: r.seed, 7),
+    "nested": ("model.temperature=0.25", lambda r: r.model.temperature, 0.25),
+    "new section": ("optimizer.clip_norm=2", lambda r: r.optimizer.clip_norm, 2),
+    "new sections": ("loss.sampler.name=full", lambda r: r.loss.sampler.name, "full"),
+    "bare string": ("loss.weight=tail", lambda r: r.loss.weight, "tail"),
+    "quoted string": ('name="another"', lambda r: r.name, "another"),
+    "string with =": ("data.query_id=a=b", lambda r: r.data.query_id, "a=b"),
+    "list": ("evaluation.ks=[5, 7]", lambda r: r.evaluation.ks, [5, 7]),
+    "list entry": ("query.features.1.max_length=3", lambda r: r.query.features[1].max_length, 3),
+    "whole list entry": ("evaluation.ks.0=4", lambda r: r.evaluation.ks, [4, 5]),
+    "table": (
+        'loss.sampler={name="uniform", negatives=3}', lambda r: r.loss.sampler.arguments, {"negatives": 3}
+    ),
+    "boolean": ("model.label_bias=false", lambda r: r.model.label_bias, False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("override", "read", "expected"), OVERRIDES.values(), ids=OVERRIDES)
+def test_overrides(path: Path, override: str, read: Callable[[Recipe], Any], expected: Any) -> None:
+    assert read(load_recipe(path)) != expected
+    assert read(load_recipe(path, [override])) == expected
+
+
+def test_the_last_override_counts(path: Path) -> None:
+    assert load_recipe(path, ["seed=1", "seed=2"]).seed == 2
+
+
+BAD_OVERRIDES = {
+    "no value": ("seed", r"--set: expected KEY=VALUE, received 'seed'"),
+    "no key": ("=3", r"--set: expected KEY=VALUE, received '=3'"),
+    "unknown key": ("seeds=3", r"seeds: Extra inputs are not permitted, received 3"),
+    "unknown nested key": ("model.dims=3", r"model.dims: Extra inputs are not permitted"),
+    "unknown section": ("modle.dim=3", r"modle: Extra inputs are not permitted"),
+    "index too high": (
+        "query.features.9.dim=3",
+        r"--set query.features.9.dim: expected an index below 2, received '9'",
+    ),
+    "no index": ("query.features.dim=3", r"--set query.features.dim: expected an index below 2, received 'dim'"),
+    "last index too high": ("evaluation.ks.2=3", r"--set evaluation.ks.2: expected an index below 2, received '2'"),
+    "below a value": ("model.dim.x=3", r"--set model.dim.x: expected a section before 'x', found 4"),
+    "far below a value": ("name.x.y=3", r"--set name.x.y: expected a section before 'x', found 'tiny'"),
+    "impossible value": ("model.temperature=-1", r"model.temperature: Input should be greater than 0, received -1"),
+    "another type": ("training.epochs=many", r"training.epochs: Input should be a valid integer.*, received 'many'"),
+}
+
+
+@pytest.mark.parametrize(("override", "message"), BAD_OVERRIDES.values(), ids=BAD_OVERRIDES)
+def test_bad_overrides(path: Path, override: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        load_recipe(path, [override])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, r"missing.toml: expected a recipe: No such file or directory"),
+        (b"name = ", r"missing.toml: expected TOML: "),
+        (b'name = "\xe9"', r"missing.toml: expected TOML: .*utf-8"),
+        (b"", r"missing.toml: name: Field required.*; data: Field required.*; query: .*; label: "),
+    ],
+    ids=["missing", "garbled", "latin-1", "empty"],
+)
+def test_a_file_that_is_no_recipe(tmp_path: Path, content: bytes | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / "missing.toml").write_bytes(content)
+
+    with pytest.raises(RecipeError, match=message):
+        load_recipe(tmp_path / "missing.toml")
+
+
+def feature(**changes: Any) -> dict[str, Any]:
+    return {"features": [{"name": "user_id", "kind": "id"} | changes]}
+
+
+IMPOSSIBLE = {
+    "name": ({"name": "../up"}, "name\n.*should match pattern"),
+    "negative seed": ({"seed": -1}, "seed\n.*greater than or equal to 0"),
+    "huge seed": ({"seed": 2**40}, "seed\n.*less than 2147483648"),
+    "no feature": ({"query": {"features": []}}, "query.features\n.*at least 1 item"),
+    "feature twice": (
+        {"query": {"features": [tiny.USER, tiny.USER]}},
+        r"distinct names, received \['user_id', 'user_id'\]",
+    ),
+    "feature name": ({"query": feature(name="user__id")}, "query.features.0.name\n.*should match pattern"),
+    "kind": ({"query": feature(kind="image")}, "query.features.0.kind\n.*'id', 'history', 'bag', 'text' or 'number'"),
+    "width 0": ({"query": feature(dim=0)}, "query.features.0.dim\n"),
+    "one hash row": ({"query": feature(kind="text", hash_rows=1)}, "hash_rows\n.*greater than or equal to 2"),
+    "everything unknown": ({"query": feature(unknown_rate=1)}, "unknown_rate\n.*less than 1"),
+    "layer of width 0": ({"query": feature() | {"hidden": [8, 0]}}, r"hidden: expected widths >= 1, received \[8, 0\]"),
+    "sum of unequal widths": (
+        {"query": {"combine": "sum", "features": [tiny.USER, {"name": "age", "kind": "number"}]}},
+        r"combine = 'sum': expected features of equal width, received \[1, 4\]",
+    ),
+    "table of two widths": (
+        {"query": feature(table="item_id", dim=8)},
+        r"table 'item_id': expected features of one width .* received 'user_id' \(id, 8\) and 'item_id' \(id, 4\)",
+    ),
+    "table of ids and text": (
+        {"query": feature(table="item_id", dim=4, kind="text")}, r"table 'item_id': .*of ids or of text alike",
+    ),
+    "history of a label": (
+        {"label": feature(kind="history")}, "label.features: expected kinds other than history",
+    ),
+    "a number in both towers": (
+        {"query": feature(name="year", kind="number"), "label": feature(name="year", kind="number")},
+        "number features: expected names of one tower each, received year in both",
+    ),
+    "similarity": ({"model": {"similarity": "euclid"}}, "model.similarity\n.*'cosine' or 'dot'"),
+    "temperature 0": ({"model": {"temperature": 0}}, "model.temperature\n.*greater than 0"),
+    "temperature NaN": ({"model": {"temperature": float("nan")}}, "model.temperature\n.*finite number"),
+    "weight": ({"loss": {"weight": "heavy"}}, "weight: expected one of unit, constant, .*, received 'heavy'"),
+    "family": ({"loss": {"family": "hinge"}}, "family: expected one of softmax, received 'hinge'"),
+    "smoothing 0": ({"loss": {"smoothing": 0}}, "loss.smoothing\n.*greater than 0"),
+    "sampler": ({"loss": {"sampler": {"name": "lucky"}}}, "sampler: expected one of in_batch, .*, received 'lucky'"),
+    "parameter of no sampler": (
+        {"loss": {"sampler": {"name": "in_batch", "negatives": 5}}},
+        "sampler 'in_batch': expected no parameters, received 'negatives'",
+    ),
+    "parameter of another sampler": (
+        {"loss": {"sampler": {"name": "mixed", "negatives": 5, "alpha": 1}}},
+        r"sampler 'mixed': expected \['negatives'\], received 'alpha'",
+    ),
+    "parameter missing": (
+        {"loss": {"sampler": {"name": "popularity"}}},
+        "sampler 'popularity': expected a value for 'negatives', received none",
+    ),
+    "no negatives": (
+        {"loss": {"sampler": {"name": "uniform", "negatives": 0}}},
+        "negatives\n.*greater than or equal to 1",
+    ),
+    "row optimiser": (
+        {"optimizer": {"embeddings": "sgd"}},
+        "embeddings: expected one of adagrad, adam, received 'sgd'",
+    ),
+    "clip to 0": ({"optimizer": {"clip_norm": 0}}, "optimizer.clip_norm\n.*greater than 0"),
+    "batch of 1": ({"training": {"batch_size": 1}}, "training.batch_size\n.*greater than or equal to 2"),
+    "precision": ({"training": {"precision": "float16"}}, "training.precision\n.*'float32' or 'mixed_bfloat16'"),
+    "k of 0": ({"evaluation": {"ks": [0, 2]}}, r"ks: expected values >= 1, received \[0, 2\]"),
+    "unknown metric": ({"evaluation": {"metric": "luck@2"}}, "metric: expected recall.* one of .2., received 'luck@2'"),
+    "metric at no k": (
+        {"evaluation": {"metric": "recall@3"}},
+        r"metric: expected .* one of \[2\], received 'recall@3'",
+    ),
+    "metric of a bucket": ({"evaluation": {"metric": "recall@2/tail"}}, "metric: expected .*received 'recall@2/tail'"),
+    "no λ": ({"evaluation": {"bias_removal": []}}, "evaluation.bias_removal\n.*at least 1 item"),
+    "λ out of range": ({"evaluation": {"bias_removal": [0, 2.5]}}, "bias_removal.1\n.*less than or equal to 2"),
+    "default λ out of range": ({"evaluation": {"default_bias_removal": -2}}, "default_bias_removal\n.*equal to -1"),
+    "split of everything": (
+        {"data": {"split": {"strategy": "random", "valid": 0.5, "test": 0.5}}},
+        r"split: expected valid \+ test < 1, received 0.5 \+ 0.5",
+    ),
+    "split": ({"data": {"split": {"strategy": "by name"}}}, "'random', 'temporal' or 'leave_last_out'"),
+    "format": ({"data": {"format": "excel"}}, "data.format\n"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("sections", "message"), IMPOSSIBLE.values(), ids=IMPOSSIBLE)
+def test_impossible_values(sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        tiny.recipe(**sections)
+
+
+def test_every_problem_is_named_at_once(path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"seed: .*; loss: weight: expected one of .*, received 'heavy'"):
+        load_recipe(path, ["seed=-1", "loss.weight=heavy"])

@@ -1,0 +1,238 @@
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.trainer import tiny
+from trainer.config import Data
+from trainer.data import Dataset, Pairs, load_dataset
+from trainer.errors import DataError
+
+USERS, ITEMS, TIMES = ["b", "a", "b", "a", "b", "c"], ["x", "y", "z", "x", "y", "x"], [5, 9, 1, 2, 5, 7]
+
+
+def write(folder: Path, name: str, **columns: Any) -> Path:
+    path = folder / f"{name}.parquet"
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+def load(train: Path, *, seed: int = 0, **changes: Any) -> Dataset:
+    settings = {"train": train, "query_id": "user", "label_id": "item"} | changes
+    return load_dataset(Data.model_validate(settings), seed=seed)
+
+
+def named(dataset: Dataset, pairs: Pairs) -> list[str]:
+    """Pairs as `query-label`."""
+    queries, labels = dataset.query_ids.to_pylist(), dataset.label_ids.to_pylist()
+    return [f"{queries[query]}-{labels[label]}" for query, label in zip(pairs.queries, pairs.labels, strict=True)]
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Path:
+    return write(tmp_path, "train", user=USERS, item=ITEMS, when=TIMES, much=[1.0, 2, 3, 4, 5, 6])
+
+
+def test_pairs_are_sorted_by_query_in_the_order_of_the_file(train: Path) -> None:
+    dataset = load(train)
+
+    assert dataset.query_ids.to_pylist() == ["b", "a", "c"]
+    assert named(dataset, dataset.train) == ["b-x", "b-z", "b-y", "a-y", "a-x", "c-x"]
+    assert (len(dataset.valid), len(dataset.test), dataset.ordered) == (0, 0, False)
+    assert (dataset.train.weights, dataset.train.times) == (None, None)
+
+
+def test_timestamps_order_a_query_s_pairs_and_ties_keep_the_order_of_the_file(train: Path) -> None:
+    dataset = load(train, timestamp="when", weight="much")
+
+    assert named(dataset, dataset.train) == ["b-z", "b-x", "b-y", "a-x", "a-y", "c-x"]
+    assert dataset.train.weights.tolist() == [3, 1, 5, 4, 2, 6]
+    assert dataset.ordered
+
+
+def test_label_counts_and_offsets(train: Path) -> None:
+    dataset = load(train)
+
+    assert dict(zip(dataset.label_ids.to_pylist(), dataset.label_counts().tolist(), strict=True)) == {
+        "x": 3, "y": 2, "z": 1
+    }  # fmt: skip
+    assert dataset.train.offsets(3).tolist() == [0, 3, 5, 6]
+
+
+def test_leave_last_out_by_hand(train: Path) -> None:
+    dataset = load(train, timestamp="when", split={"strategy": "leave_last_out"})
+
+    assert named(dataset, dataset.train) == ["b-z", "a-x", "a-y", "c-x"], "short queries stay in train whole"
+    assert named(dataset, dataset.valid) == ["b-x"]
+    assert named(dataset, dataset.test) == ["b-y"]
+
+
+def test_leave_last_out_takes_the_order_of_the_file_for_time(train: Path) -> None:
+    dataset = load(train, split={"strategy": "leave_last_out"})
+
+    assert named(dataset, dataset.test) == ["b-y"]
+    assert named(dataset, dataset.valid) == ["b-z"]
+    assert dataset.ordered
+
+
+@pytest.mark.parametrize(("given", "held_out"), [("test", "valid"), ("valid", "test")])
+def test_leave_last_out_beside_a_given_file_holds_out_one(train: Path, given: str, held_out: str) -> None:
+    file = write(train.parent, given, user=["a"], item=["z"])
+
+    dataset = load(train, split={"strategy": "leave_last_out"}, **{given: file})
+
+    assert named(dataset, getattr(dataset, given)) == ["a-z"]
+    assert named(dataset, getattr(dataset, held_out)) == ["b-y"]
+    assert named(dataset, dataset.train) == ["b-x", "b-z", "a-y", "a-x", "c-x"]
+
+
+def test_temporal_cuts_the_latest_pairs_of_all(train: Path) -> None:
+    dataset = load(train, timestamp="when", split={"strategy": "temporal", "valid": 0.34, "test": 0.17})
+
+    assert named(dataset, dataset.test) == ["a-y"]
+    assert named(dataset, dataset.valid) == ["b-x", "c-x"]
+    assert named(dataset, dataset.train) == ["b-z", "b-y", "a-x"]
+
+
+def test_temporal_needs_a_timestamp(train: Path) -> None:
+    with pytest.raises(DataError, match=r"data.split: expected data.timestamp for strategy 'temporal', received none"):
+        load(train, split={"strategy": "temporal"})
+
+
+def test_random_cuts_by_seed_and_loses_nothing(tmp_path: Path) -> None:
+    path = write(tmp_path, "train", user=[f"u{n % 10}" for n in range(100)], item=[f"i{n}" for n in range(100)])
+    split = {"strategy": "random", "valid": 0.2, "test": 0.1}
+    one, again, other = (load(path, split=split, seed=seed) for seed in (1, 1, 2))
+
+    assert [len(part) for part in (one.train, one.valid, one.test)] == [70, 20, 10]
+    assert sorted(named(one, one.train.followed_by(one.valid).followed_by(one.test))) == sorted(
+        f"u{n % 10}-i{n}" for n in range(100)
+    )
+    assert named(one, one.test) == named(again, again.test)
+    assert named(one, one.test) != named(other, other.test)
+
+
+def test_a_given_test_file_is_left_whole(train: Path) -> None:
+    test = write(train.parent, "test", user=["a", "new"], item=["z", "w"])
+    dataset = load(train, test=test, split={"strategy": "random", "valid": 0.5, "test": 0.4})
+
+    assert named(dataset, dataset.test) == ["a-z", "new-w"]
+    assert (len(dataset.train), len(dataset.valid)) == (3, 3)
+    assert dataset.query_ids.to_pylist() == ["b", "a", "c", "new"]
+    assert dataset.label_ids.to_pylist() == ["x", "y", "z", "w"]
+
+
+def test_a_split_with_nothing_to_cut_is_refused(train: Path) -> None:
+    with pytest.raises(DataError, match="expected at most one of valid and test as a file beside it, received both"):
+        load(train, valid=train, test=train, split={"strategy": "random"})
+
+
+def test_followed_by_puts_the_later_after_equals() -> None:
+    early, late = tiny.pairs((0, 1), (1, 1)), tiny.pairs((0, 0), (1, 0), (0, 2))
+
+    assert early.followed_by(late).labels.tolist() == [1, 0, 2, 1, 0]
+
+    def timed(pairs: Pairs, *times: float) -> Pairs:
+        return Pairs(pairs.queries, pairs.labels, None, np.array(times))
+
+    both = timed(early, 5, 5).followed_by(timed(late, 4, 5, 9))
+    assert both.labels.tolist() == [0, 1, 2, 1, 0]
+    assert both.times.tolist() == [4, 5, 9, 5, 5]
+
+
+def test_refit_moves_valid_into_train(train: Path) -> None:
+    dataset = load(train, timestamp="when", weight="much", split={"strategy": "leave_last_out"})
+    whole = dataset.refit()
+
+    assert named(whole, whole.train) == ["b-z", "b-x", "a-x", "a-y", "c-x"]
+    assert whole.train.weights.tolist() == [3, 1, 4, 2, 6]
+    assert (len(whole.valid), named(whole, whole.test)) == (0, ["b-y"])
+
+
+def test_feature_tables_follow_the_ids_whatever_their_order(train: Path) -> None:
+    labels = write(train.parent, "labels", item=["never", "z", "x"], title=["Never", "Zed", "Ex"])
+    queries = write(train.parent, "queries", user=["c", "b"], age=[30, 20])
+    dataset = load(train, labels=labels, queries=queries)
+
+    titles = dict(zip(dataset.label_ids.to_pylist(), dataset.label_table["title"].to_pylist(), strict=True))
+    ages = dict(zip(dataset.query_ids.to_pylist(), dataset.query_table["age"].to_pylist(), strict=True))
+    assert titles == {"x": "Ex", "y": None, "z": "Zed", "never": "Never"}
+    assert ages == {"b": 20, "a": None, "c": 30}
+    assert dataset.label_table.column_names == ["item", "title"]
+    assert dataset.label_counts()[dataset.label_ids.index("never").as_py()] == 0
+
+
+def test_an_id_twice_in_a_feature_table_is_refused(train: Path) -> None:
+    labels = write(train.parent, "labels", item=["x", "y", "x", "x"])
+
+    with pytest.raises(DataError, match=r"labels.parquet: column 'item': expected distinct ids, found 'x' 3 times"):
+        load(train, labels=labels)
+
+
+@pytest.mark.parametrize("role", ["valid", "test", "queries", "labels"])
+def test_ids_of_two_types_in_parquet_files_are_refused(tmp_path: Path, role: str) -> None:
+    train = write(tmp_path, "train", user=[1, 2], item=[7, 8])
+    other = write(tmp_path, role, user=["1", "3"] if role != "labels" else [1, 2], item=["7", "8"])
+    column = "user" if role != "labels" else "item"
+
+    with pytest.raises(
+        DataError,
+        match=f"column '{column}': expected ids of one type in all Parquet files, "
+        f"found integers in .*train.parquet, strings in .*{role}.parquet",
+    ):
+        load(train, **{role: other})
+
+
+def test_widths_of_integers_and_encodings_of_strings_do_not_matter(tmp_path: Path) -> None:
+    train = write(tmp_path, "train", user=pa.array([1, 2], pa.int32()), item=pa.array(["7", "8"], pa.large_string()))
+    test = write(tmp_path, "test", user=pa.array([1], pa.uint64()), item=pa.array(["8"]).dictionary_encode())
+
+    dataset = load(train, test=test)
+
+    assert named(dataset, dataset.test) == ["1-8"]
+    assert len(dataset.query_ids) == 2
+
+
+def test_text_files_have_no_types_and_match_by_their_text(tmp_path: Path) -> None:
+    train = write(tmp_path, "train", user=[1, 2], item=["7", "8"])
+    (tmp_path / "test.csv").write_text("user,item\n1,8\n")
+
+    dataset = load(train, test=tmp_path / "test.csv")
+
+    assert named(dataset, dataset.test) == ["1-8"]
+    assert dataset.query_ids.to_pylist() == ["1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("display", "message"),
+    [
+        (["name"], "data.display: expected columns of .*labels.parquet, found item, title, count, received 'name'"),
+        (["title", "count"], "data.display: expected names other than label_id, count, .*, received 'count'"),
+    ],
+)
+def test_columns_that_cannot_be_displayed_are_refused_before_training(
+    train: Path, display: list[str], message: str
+) -> None:
+    labels = write(train.parent, "labels", item=["x"], title=["Ex"], count=[3])
+
+    with pytest.raises(DataError, match=message):
+        load(train, labels=labels, display=display)
+
+
+def test_nothing_can_be_displayed_without_a_label_table(train: Path) -> None:
+    with pytest.raises(DataError, match=r"data.display: expected columns of a label table, found none"):
+        load(train, display=["title"])
+
+
+def test_xmc_rows_are_queries_with_their_features(tmp_path: Path) -> None:
+    for name, content in {"train": "2 4 3\n0 1:2\n1,2 3:1\n", "test": "1 4 3\n2 0:5\n"}.items():
+        (tmp_path / f"{name}.txt").write_text(content)
+
+    dataset = load(tmp_path / "train.txt", test=tmp_path / "test.txt", format="xmc")
+
+    assert named(dataset, dataset.train) == ["train-0-0", "train-1-1", "train-1-2"]
+    assert named(dataset, dataset.test) == ["test-0-2"]
+    assert dataset.query_table["features"].to_pylist() == [[("1", 2.0)], [("3", 1.0)], [("0", 5.0)]]

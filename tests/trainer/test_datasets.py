@@ -1,0 +1,378 @@
+import gzip
+import hashlib
+import io
+import json
+import subprocess
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from trainer import datasets
+from trainer.config import load_recipe
+from trainer.data import load_dataset
+from trainer.datasets import DATASETS, KnownDataset, lists, movielens, prepare, sources
+from trainer.datasets.sources import Download, Source, Wheel, fetch
+from trainer.errors import DataError
+
+Files = dict[str, str | bytes]
+
+
+def write(folder: Path, files: Files) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    return folder
+
+
+def columns(table: pa.Table) -> dict[str, list[object]]:
+    return table.to_pydict()
+
+
+def flags(*genres: int) -> str:
+    return "|".join("1" if genre in genres else "0" for genre in range(19))
+
+
+GROUPLENS_100K: Files = {
+    "u.data": "196\t242\t3\t881250949\n186\t302\t5\t891717742\n",
+    "u.user": "186|39|F|executive|00000\n196|49|M|writer|55105\n",
+    "u.item": (
+        f"242|Kolya (1996)|24-Jan-1997||http://x|{flags(5)}\n"
+        f"302|Misérables, Les (1995)|01-Jan-1997||http://x|{flags(6, 10, 12)}\n"
+        f"303|Usual Suspects, The (1995)|01-Jan-1995||http://x|{flags()}\n"
+    ).encode("latin-1"),
+}
+RECBOLE_100K: Files = {
+    "ml-100k.inter": "user_id:token\titem_id:token\trating:float\ttimestamp:float\n"
+    "196\t242\t3\t881250949\n186\t302\t5\t891717742\n",
+    "ml-100k.user": "user_id:token\tage:token\tgender:token\toccupation:token\tzip_code:token\n"
+    "186\t39\tF\texecutive\t00000\n196\t49\tM\twriter\t55105\n",
+    "ml-100k.item": "item_id:token\tmovie_title:token_seq\trelease_year:token\tclass:token_seq\n"
+    "242\tKolya\t1996\tComedy\n302\tMisérables, Les\t1995\tFilm-Noir Crime Musical\n303\tUsual Suspects, The\t1995\t\n",
+}
+
+
+@pytest.mark.parametrize("files", [GROUPLENS_100K, RECBOLE_100K], ids=["GroupLens", "RecBole"])
+def test_movielens_100k_is_the_same_from_both_sources(tmp_path: Path, files: Files) -> None:
+    tables = {name: columns(table) for name, table in movielens.read_100k(write(tmp_path, files)).items()}
+
+    assert tables["interactions"] == {
+        "user_id": [196, 186], "item_id": [242, 302], "rating": [3, 5], "timestamp": [881250949, 891717742]
+    }  # fmt: skip
+    assert tables["users"] == {
+        "user_id": [186, 196], "age": [39, 49], "gender": ["F", "M"], "occupation": ["executive", "writer"]
+    }  # fmt: skip
+    assert tables["items"]["item_id"] == [242, 302, 303]
+    assert tables["items"]["title"] == ["Kolya (1996)", "Misérables, Les (1995)", "The Usual Suspects (1995)"]
+    genres = [set(filter(None, words.split("|"))) for words in tables["items"]["genres"]]
+    assert genres == [{"Comedy"}, {"Crime", "Film-Noir", "Musical"}, set()]
+
+
+@pytest.mark.parametrize(
+    ("title", "readable"),
+    [
+        ("Matrix, The (1999)", "The Matrix (1999)"),
+        ("American in Paris, An (1951)", "An American in Paris (1951)"),
+        ("Bug's Life, A (1998)", "A Bug's Life (1998)"),
+        ("Good, The Bad and The Ugly, The (1966)", "The Good, The Bad and The Ugly (1966)"),
+        ("The Net (1995)", "The Net (1995)"),
+        ("Heat", "Heat"),
+    ],
+)
+def test_articles_stand_in_front(title: str, readable: str) -> None:
+    assert movielens._readable(pa.table({"title": [title]}))["title"].to_pylist() == [readable]
+
+
+SIDES_1M: Files = {
+    "users.dat": "1::F::1::10::48067\n2::M::56::16::70072\n",
+    "movies.dat": "10::Toy Story (1995)::Animation|Children's\n20::Misérables, Les (1995)::Drama\n".encode("latin-1"),
+}
+RATINGS = "".join(f"1::{item}::5::{1000 - item}\n" for item in range(10, 20)) + "2::20::3::7\n2::10::4::9\n"
+
+
+def test_movielens_1m_from_grouplens_holds_out_each_user_s_latest_fifth(tmp_path: Path) -> None:
+    tables = movielens.read_1m(write(tmp_path, SIDES_1M | {"ratings.dat": RATINGS}))
+
+    assert columns(tables["test"]) == {"user_id": [1, 1], "item_id": [11, 10]}
+    assert columns(tables["train"]) == {
+        "user_id": [1] * 8 + [2, 2], "item_id": [19, 18, 17, 16, 15, 14, 13, 12, 20, 10]
+    }  # fmt: skip
+    assert columns(tables["users"]) == {
+        "user_id": [1, 2], "gender": ["F", "M"], "age": ["1", "56"], "occupation": ["10", "16"]
+    }  # fmt: skip
+    assert columns(tables["items"]) == {
+        "item_id": [10, 20],
+        "title": ["Toy Story (1995)", "Misérables, Les (1995)"],
+        "genres": ["Animation|Children's", "Drama"],
+    }
+
+
+def test_movielens_1m_from_a_published_split_has_movielens_ids(tmp_path: Path) -> None:
+    tables = movielens.read_1m(write(tmp_path, SIDES_1M | {"train.txt": "0 9 19\n1 9\n", "test.txt": "0 4\n"}))
+
+    assert columns(tables["train"]) == {"user_id": [1, 1, 2], "item_id": [10, 20, 10]}
+    assert columns(tables["test"]) == {"user_id": [1], "item_id": [5]}
+    assert tables["items"]["item_id"].type == tables["train"]["item_id"].type == pa.int64()
+
+
+@pytest.mark.parametrize("with_valid", [True, False])
+def test_gowalla_trains_on_train_and_valid(tmp_path: Path, with_valid: bool) -> None:
+    files: Files = {"train.txt": "0 7 8\n1 9\n", "test.txt": "1 7\n"} | ({"valid.txt": "0 9\n"} if with_valid else {})
+    tables = lists.read_gowalla(write(tmp_path, files))
+
+    users, items = (["0", "0", "1"], ["7", "8", "9"])
+    extra = ["0"] if with_valid else []
+    assert columns(tables["train"]) == {"user_id": users + extra, "item_id": items + ["9"] * with_valid}
+    assert columns(tables["test"]) == {"user_id": ["1"], "item_id": ["7"]}
+
+
+def test_beauty_from_sequences_keeps_their_order(tmp_path: Path) -> None:
+    tables = lists.read_beauty(write(tmp_path, {"sequences.txt": "1 30 10 20\n2 10\n"}))
+
+    assert columns(tables["interactions"]) == {"user_id": ["1", "1", "1", "2"], "item_id": ["30", "10", "20", "10"]}
+
+
+def test_beauty_from_reviews_is_in_the_order_of_time(tmp_path: Path) -> None:
+    reviews = [("B", "x", 30), ("A", "y", 20), ("B", "z", 10), ("A", "x", 5)]
+    content = "\n".join(
+        json.dumps({"reviewerID": user, "asin": item, "overall": 5.0, "helpful": [0, 1], "unixReviewTime": time})
+        for user, item, time in reviews
+    )
+    tables = lists.read_beauty(write(tmp_path, {"reviews_Beauty_5.json.gz": gzip.compress(content.encode())}))
+
+    assert columns(tables["interactions"]) == {"user_id": ["A", "A", "B", "B"], "item_id": ["x", "y", "z", "x"]}
+
+
+DELICIOUS_PARTS: Files = {"train.txt": "2 5 4\n0,3 1:2\n1 4:1\n", "test.txt": "1 5 4\n2 0:3\n"}
+DELICIOUS_WHOLE: Files = {
+    "Delicious_data.txt": "3 5 4\n0,3 1:2\n2 0:3\n1 4:1\n",
+    "delicious_trSplit.txt": "1 3\n3 1\n",
+    "delicious_tstSplit.txt": "2 2\n",
+}
+
+
+@pytest.mark.parametrize("files", [DELICIOUS_PARTS, DELICIOUS_WHOLE], ids=["parts", "whole"])
+def test_delicious_is_the_same_in_both_layouts(tmp_path: Path, files: Files) -> None:
+    tables = {name: columns(table) for name, table in lists.read_delicious(write(tmp_path, files)).items()}
+
+    assert tables["train"] == {"row_id": ["train-0", "train-0", "train-1"], "tag": ["0", "3", "1"]}
+    assert tables["test"] == {"row_id": ["test-0"], "tag": ["2"]}
+    assert tables["rows"] == {
+        "row_id": ["train-0", "train-1", "test-0"], "features": [[("1", 2.0)], [("4", 1.0)], [("0", 3.0)]]
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("read", "message"),
+    [
+        (movielens.read_100k, r"expected u.data \(GroupLens\) or ml-100k.inter \(RecBole\), found other.txt"),
+        (movielens.read_1m, r"expected train.txt and test.txt, or ratings.dat, found other.txt"),
+        (lists.read_gowalla, r"train.txt: expected a text file, found none"),
+        (lists.read_beauty, r"expected sequences.txt or reviews_Beauty_5.json.gz, found neither"),
+        (lists.read_delicious, r"expected train.txt and test.txt, or Delicious_data.txt, found neither"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_directory_without_the_raw_files_is_refused(
+    tmp_path: Path, read: Callable[[Path], object], message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        read(write(tmp_path, {"other.txt": ""}))
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"ratings.dat": "1::2::3\n"}, r"expected `user_id::item_id::rating::timestamp` in line 1, found '1::2::3'"),
+        ({"ratings.dat": RATINGS, "users.dat": "1::F\n"}, r"users.dat: expected `user_id::gender::age::.*` in line 1"),
+    ],
+)  # fmt: skip
+def test_a_line_of_another_form_is_named(tmp_path: Path, files: Files, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        movielens.read_1m(write(tmp_path, SIDES_1M | files))
+
+
+@pytest.fixture
+def tiny_gowalla(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gowalla as if it had 2 queries, 3 labels and 4 pairs."""
+    known = DATASETS["gowalla"]
+    monkeypatch.setitem(
+        DATASETS, "gowalla", KnownDataset(known.sources, known.convert, known.interactions, (2, 3, 4))
+    )  # fmt: skip
+
+
+@pytest.mark.usefixtures("tiny_gowalla")
+def test_what_is_prepared_is_ready_to_train(tmp_path: Path) -> None:
+    raw = write(tmp_path / "raw", {"train.txt": "0 7 8\n1 9\n", "test.txt": "1 7\n"})
+
+    prepare("gowalla", tmp_path / "out", raw, say=pytest.fail)
+
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "recipe.toml",
+        "test.parquet",
+        "train.parquet",
+    ]
+    dataset = load_dataset(load_recipe(tmp_path / "out" / "recipe.toml").data, seed=0)
+    assert (len(dataset.train), len(dataset.test)) == (3, 1)
+    assert pq.read_table(tmp_path / "out" / "test.parquet").to_pydict() == {"user_id": ["1"], "item_id": ["7"]}
+
+
+@pytest.mark.usefixtures("tiny_gowalla")
+def test_counts_that_differ_from_the_published_ones_are_refused(tmp_path: Path) -> None:
+    raw = write(tmp_path / "raw", {"train.txt": "0 7 8\n", "test.txt": "1 7\n"})
+
+    with pytest.raises(
+        DataError, match=r"expected gowalla to have \(queries, labels, pairs\) \(2, 3, 4\), found \(2, 2, 3\)"
+    ):
+        prepare("gowalla", tmp_path / "out", raw, say=pytest.fail)
+
+    assert [path.name for path in tmp_path.iterdir()] == ["raw"]
+
+
+def test_published_counts() -> None:
+    assert {name: known.expected for name, known in DATASETS.items()} == {
+        "movielens-100k": (943, 1682, 100_000),
+        "movielens-1m": (6040, 3706, 1_000_209),
+        "gowalla": (29_858, 40_981, 1_027_370),
+        "amazon-beauty": (22_363, 12_101, 198_502),
+        "delicious": (16_091, 983, 306_317),
+    }
+
+
+def test_an_unknown_name_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"data set: expected one of movielens-100k, .*, delicious, received 'netflix'"):
+        prepare("netflix", tmp_path / "out", None, say=pytest.fail)
+
+
+def zipped(files: Files) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(f"ml-100k/{name}", content)
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "longtail"
+
+
+@pytest.fixture
+def web(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes | Exception]:
+    """What each address answers; others are unreachable."""
+    answers: dict[str, bytes | Exception] = {}
+
+    def urlopen(url: str, timeout: float) -> io.BytesIO:
+        assert timeout > 0
+        answer = answers.get(url, urllib.error.URLError("unreachable"))
+        if isinstance(answer, Exception):
+            raise answer
+        return io.BytesIO(answer)
+
+    monkeypatch.setattr(urllib.request, "urlopen", urlopen)
+    return answers
+
+
+@pytest.fixture
+def index(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
+    """Wheels that `pip download` gets, by requirement."""
+    wheels: dict[str, bytes] = {}
+
+    def pip(command: list[str], **_: Any) -> "subprocess.CompletedProcess[str]":
+        folder, requirement = Path(command[command.index("--dest") + 1]), command[-1]
+        if requirement not in wheels:
+            return subprocess.CompletedProcess(command, 1, "", "looking\nERROR: No matching distribution found")
+        (folder / "it-1-py3-none-any.whl").write_bytes(wheels[requirement])
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(sources.subprocess, "run", pip)
+    return wheels
+
+
+GOOD = zipped({"u.data": b"good"})
+SOURCES = (
+    Source("the archive", (Download("http://a/x.zip", "x.zip", hashlib.sha256(GOOD).hexdigest()),), "https://a.org"),
+    Source("the wheel", Wheel("it==1", hashlib.sha256(GOOD).hexdigest()), "it/data in its wheel"),
+)
+
+
+def test_the_first_source_is_fetched_checked_unpacked_and_cached(
+    cache: Path, web: dict[str, bytes | Exception], index: dict[str, bytes]
+) -> None:
+    web["http://a/x.zip"], said = GOOD, []
+
+    folder = fetch("x", SOURCES, say=said.append)
+    assert folder == cache / "x"
+    assert (folder / "u.data").read_bytes() == b"good"
+    assert said == ["Fetching x from the archive …"]
+
+    web.clear()
+    assert fetch("x", SOURCES, say=pytest.fail) == folder
+    assert index == {}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        urllib.error.URLError("unreachable"),
+        TimeoutError("timed out"),
+        ConnectionResetError("reset by peer"),
+        sources.http.client.IncompleteRead(b"half"),
+        zipped({"u.data": b"tampered"}),
+        b"<html>blocked</html>",
+    ],
+    ids=["unreachable", "timeout", "reset", "cut off", "tampered", "a page"],
+)
+def test_the_second_source_serves_where_the_first_does_not(
+    cache: Path, web: dict[str, bytes | Exception], index: dict[str, bytes], answer: bytes | Exception
+) -> None:
+    web["http://a/x.zip"], index["it==1"] = answer, GOOD
+
+    assert (fetch("x", SOURCES, say=lambda _: None) / "u.data").read_bytes() == b"good"
+    assert [path.name for path in cache.iterdir()] == ["x"]
+
+
+@pytest.mark.usefixtures("web")
+def test_a_tampered_wheel_is_refused_and_nothing_is_cached(cache: Path, index: dict[str, bytes]) -> None:
+    index["it==1"] = zipped({"u.data": b"tampered"})
+
+    with pytest.raises(DataError, match=r"the wheel: it-1-py3-none-any.whl: expected sha256 .*, found "):
+        fetch("x", SOURCES, say=lambda _: None)
+
+    assert list(cache.iterdir()) == []
+
+
+@pytest.mark.usefixtures("cache", "web", "index")
+def test_where_no_source_answers_the_message_names_them_all() -> None:
+    known = DATASETS["movielens-100k"].sources
+
+    with pytest.raises(DataError) as failure:
+        fetch("movielens-100k", known, say=lambda _: None)
+
+    message = str(failure.value)
+    assert message.startswith("movielens-100k: expected one of 2 sources to answer, none did (")
+    assert "the official GroupLens archive: <urlopen error unreachable>" in message
+    assert "the recbole 1.2.1 wheel on PyPI: pip download recbole==1.2.1: ERROR: No matching distribution" in message
+    assert "https://grouplens.org/datasets/movielens/100k/" in message
+    assert "recbole/dataset_example/ml-100k" in message
+    assert message.endswith("and pass its directory with --from")
+
+
+@pytest.mark.usefixtures("tiny_gowalla")
+def test_without_a_local_copy_the_sources_are_asked(
+    tmp_path: Path, cache: Path, web: dict[str, bytes | Exception]
+) -> None:
+    train, test = (part.url for part in datasets.DATASETS["gowalla"].sources[0].parts)
+    web |= {train: b"0 7 8\n1 9\n", test: b"1 7\n"}
+
+    prepare("gowalla", tmp_path / "out", None, say=lambda _: None)
+
+    assert sorted(path.name for path in (cache / "gowalla").iterdir()) == ["test.txt", "train.txt"]
+    assert (tmp_path / "out" / "recipe.toml").is_file()

@@ -1,0 +1,132 @@
+import numpy as np
+import pytest
+
+from bundle import Buckets
+from tests.trainer import tiny
+from trainer.config import Evaluation
+from trainer.errors import DataError
+from trainer.evaluate import Catalogue, buckets_for, evaluate, rank
+
+QUERIES, L, D, T = 12, 9, 4, 0.3
+GRID = [-0.5, 0.0, 0.7, 2.0]
+rng = np.random.default_rng(1)
+USERS = rng.standard_normal((QUERIES, D)).astype(np.float32)
+ITEMS = rng.standard_normal((L, D)).astype(np.float32)
+BIAS = rng.standard_normal(L).astype(np.float32)
+COUNTS = np.array([50, 30, 9, 9, 4, 2, 1, 1, 0])
+LOG_PN = np.log((COUNTS + 0.5) / (COUNTS.sum() + L / 2))
+KNOWN = tiny.pairs(*[(query, label) for query in range(QUERIES) for label in rng.permutation(L)[:3]]).sorted()
+HELD_OUT = tiny.pairs(*[(query, label) for query in range(1, QUERIES) for label in rng.permutation(L)[:3]])
+
+
+def embed(rows: np.ndarray) -> np.ndarray:
+    return USERS[rows]
+
+
+def catalogue(*, bias: bool = True) -> Catalogue:
+    return Catalogue.of(
+        ITEMS, BIAS if bias else None, COUNTS, temperature=T, smoothing=0.5, buckets=Buckets.by_quantile(COUNTS)
+    )
+
+
+def config(**changes: object) -> Evaluation:
+    defaults = {"ks": [2, 4], "metric": "recall@2", "bias_removal": GRID, "bootstrap": 10}
+    return Evaluation.model_validate(defaults | changes)
+
+
+def brute_force(bias_removal: float, k: int, *, bias: bool, exclude_seen: bool) -> dict[str, float]:
+    """Recall, nDCG and hit rate of sorted scores, query by query."""
+    recalls, gains, hits = [], [], []
+    for query in range(QUERIES):
+        seen = set(KNOWN.labels[KNOWN.queries == query].tolist()) if exclude_seen else set()
+        wanted = set(HELD_OUT.labels[HELD_OUT.queries == query].tolist()) - seen
+        if not wanted:
+            continue
+        scores = ITEMS @ USERS[query] / T + bias * BIAS + bias_removal * LOG_PN
+        ranking = [label for label in np.argsort(-scores).tolist() if label not in seen][:k]
+        found = [label in wanted for label in ranking]
+        recalls.append(sum(found) / len(wanted))
+        hits.append(any(found))
+        ideal = sum(1 / np.log2(place + 2) for place in range(min(len(wanted), k)))
+        gains.append(sum(hit / np.log2(place + 2) for place, hit in enumerate(found)) / ideal)
+    return {f"recall@{k}": np.mean(recalls), f"ndcg@{k}": np.mean(gains), f"hit_rate@{k}": np.mean(hits)}
+
+
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize("exclude_seen", [True, False], ids=["unseen", "all"])
+@pytest.mark.parametrize("block_bytes", [1 << 20, 4 * L * 5], ids=["one block", "blocks of 5"])
+def test_evaluation_is_a_sort_of_every_score(
+    bias: bool, exclude_seen: bool, block_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.evaluate._BLOCK_BYTES", block_bytes)
+
+    curve = evaluate(
+        HELD_OUT, KNOWN, embed, catalogue(bias=bias), config(exclude_seen=exclude_seen), queries=QUERIES, seed=0
+    )
+
+    assert [point.bias_removal for point in curve] == GRID
+    for point in curve:
+        for k in (2, 4):
+            expected = brute_force(point.bias_removal, k, bias=bias, exclude_seen=exclude_seen)
+            assert {name: point.metrics[name].value for name in expected} == pytest.approx(expected, abs=1e-6)
+
+
+def test_rankings_leave_out_what_was_seen_and_end_where_nothing_is_left() -> None:
+    known = tiny.pairs(*[(0, label) for label in range(L - 2)], (1, 3))
+    seen_keys = known.queries.astype(np.int64) * L + known.labels
+
+    top = rank(np.int32([0, 1]), embed, catalogue(), seen_keys, [0.0, 1.0], k=L, queries=QUERIES)
+
+    assert top.shape == (2, 2, L)
+    for ranking in top[:, 0].tolist():
+        assert sorted(ranking[:2]) == [L - 2, L - 1]
+        assert ranking[2:] == [-1] * (L - 2)
+    for ranking in top[:, 1].tolist():
+        assert sorted(ranking) == [-1, 0, 1, 2, 4, 5, 6, 7, 8]
+        assert ranking[-1] == -1
+
+
+def test_the_dial_moves_exposure_to_the_head() -> None:
+    curve = evaluate(HELD_OUT, KNOWN, embed, catalogue(), config(), queries=QUERIES, seed=0)
+
+    exposure = [point.metrics["exposure@2/head"].value for point in curve]
+    assert exposure == sorted(exposure)
+    assert exposure[0] < exposure[-1]
+
+
+def test_nothing_to_find_is_an_error() -> None:
+    with pytest.raises(DataError, match="expected held-out pairs that are not in training, found none"):
+        evaluate(KNOWN, KNOWN, embed, catalogue(), config(), queries=QUERIES, seed=0)
+
+
+def test_a_metric_over_more_labels_than_there_are_is_an_error() -> None:
+    long = config(ks=[2, 20], metric="recall@20")
+
+    with pytest.raises(DataError, match=r"metric: expected a k of at most 9, all labels, received recall@20"):
+        evaluate(HELD_OUT, KNOWN, embed, catalogue(), long, queries=QUERIES, seed=0)
+
+
+def test_ks_beyond_the_catalogue_are_left_out() -> None:
+    curve = evaluate(HELD_OUT, KNOWN, embed, catalogue(), config(ks=[2, 20]), queries=QUERIES, seed=0)
+
+    assert {name.partition("@")[2].partition("/")[0] for name in curve[0].metrics} == {"2"}
+
+
+def test_a_sample_of_queries_is_measured_on_those_alone() -> None:
+    asked: list[int] = []
+
+    def embed_and_note(rows: np.ndarray) -> np.ndarray:
+        asked.extend(rows.tolist())
+        return USERS[rows]
+
+    arguments = (HELD_OUT, KNOWN, embed_and_note, catalogue(), config())
+    curve = evaluate(*arguments, queries=QUERIES, seed=4, max_queries=3, grid=[0.5])
+
+    assert len(curve) == 1
+    assert len(set(asked)) == len(asked) == 3
+    assert evaluate(*arguments, queries=QUERIES, seed=4, max_queries=3, grid=[0.5]) == curve
+
+
+def test_buckets_are_as_the_recipe_asks() -> None:
+    assert buckets_for(config(buckets="count"), COUNTS).assign(np.array([100, 99, 19])).tolist() == [0, 1, 2]
+    assert buckets_for(config(buckets="quantile"), COUNTS).scheme == "quantile"

@@ -1,0 +1,264 @@
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pyarrow as pa
+import pytest
+from rich.console import Console
+
+from bundle import BiasRemoval, Bundle, BundleExistsError
+from tests.bundles import onnx_query_tower
+from tests.trainer import tiny
+from tests.trainer.conftest import Finished
+from trainer import fit as job
+from trainer.config import load_recipe
+from trainer.errors import CheckpointError, ExportError
+from trainer.evaluate_bundle import evaluate_bundle
+from trainer.export import export_towers, to_bundle
+from trainer.progress import Reporter
+from trainer.train import History, Trained, train
+
+
+def run(model: bytes, inputs: dict[str, Any]) -> np.ndarray:
+    return onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, inputs)[0]
+
+
+def silent() -> Reporter:
+    return Reporter(Console(file=io.StringIO()))
+
+
+@pytest.fixture(scope="module")
+def bundle(finished: Finished) -> Bundle:
+    return Bundle.load(finished.out)
+
+
+def test_the_bundle_describes_the_job(bundle: Bundle) -> None:
+    manifest = bundle.manifest
+
+    assert (manifest.name, manifest.labels, manifest.dim, manifest.similarity) == ("tiny", 16, 4, "cosine")
+    assert (manifest.temperature, manifest.label_bias) == (pytest.approx(0.1), True)
+    assert manifest.loss.model_dump() == {"family": "softmax", "sampler": "in_batch", "weight": "unit"}
+    assert [feature.name for feature in manifest.query_features] == ["user_id", "history"]
+    assert [feature.name for feature in manifest.label_features] == ["item_id", "genres"]
+    assert manifest.display == ["title"]
+    assert sorted(bundle.vocabularies) == ["genres", "item_id", "user_id"]
+    assert manifest.training_data["pairs"] == 40 * 6
+    assert manifest.training_data["epochs"] == 3
+    assert manifest.software["backend"] == "tensorflow"
+    assert manifest.bias_removal.chosen_by == "valid recall@5"
+    assert manifest.bias_removal.curve_split == "test"
+    assert [point.bias_removal for point in manifest.bias_removal.curve] == [0, 0.5, 1]
+    assert len(bundle.calibration_queries) == 40
+
+
+def test_labels_carry_their_counts_and_titles(finished: Finished, bundle: Bundle) -> None:
+    ids, titles = bundle.labels.ids.to_pylist(), bundle.labels.display["title"].to_pylist()
+    train = finished.trained.dataset.train
+
+    assert titles == [f"Title {id_}" for id_ in ids]
+    assert bundle.labels.counts.tolist() == np.bincount(train.labels, minlength=16).tolist()
+    np.testing.assert_allclose(
+        bundle.labels.log_pn, np.log((bundle.labels.counts + 0.5) / (240 + 16 / 2)), rtol=1e-5
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("positions", [1, 3, 8])
+def test_the_query_tower_computes_what_keras_does(finished: Finished, bundle: Bundle, positions: int) -> None:
+    rng = np.random.default_rng(positions)
+    inputs = {
+        "user_id": rng.integers(0, 41, 5).astype(np.int32),
+        "history": rng.integers(0, 17, (5, positions)).astype(np.int32),
+        "history__weight": rng.integers(0, 2, (5, positions)).astype(np.float32),
+    }
+
+    found = run(bundle.query_tower, inputs)
+
+    np.testing.assert_allclose(found, finished.trained.model.embed_queries(inputs), atol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
+
+
+def test_the_label_tower_computes_the_embeddings(finished: Finished, bundle: Bundle) -> None:
+    assert bundle.label_tower is not None
+    np.testing.assert_allclose(
+        run(bundle.label_tower, finished.trained.encoding.label_inputs), bundle.embeddings, atol=1e-5
+    )
+
+
+def test_reports_are_in_the_bundle(finished: Finished, bundle: Bundle) -> None:
+    dial = BiasRemoval.model_validate_json((finished.out / "metrics.json").read_bytes())
+    history = json.loads((finished.out / "history.json").read_text())
+
+    assert dial == bundle.manifest.bias_removal
+    assert len(history["losses"]) == 3
+    assert json.loads((finished.out / "recipe.json").read_text())["data"]["query_id"] == "user_id"
+    assert b"</html>" in (finished.out / "report.html").read_bytes()
+
+
+def test_measuring_the_bundle_again_prints_the_table_that_fit_printed(
+    finished: Finished, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One goes through Keras, the other through ONNX and the bundle's files."""
+    screen = io.StringIO()
+    evaluate_bundle(finished.out, finished.recipe, "test", [], markdown=False, console=Console(file=screen, width=120))
+    evaluate_bundle(finished.out, None, "test", [], markdown=False, console=Console(file=screen, width=120))
+    again, stored = screen.getvalue().split("tiny: test, top 5")[1:]
+
+    assert again == stored
+    rows = [line for line in stored.splitlines() if line.startswith("│")]
+    assert len(rows) == 3
+    for row in rows:
+        assert row in finished.output
+
+    evaluate_bundle(finished.out, finished.recipe, "valid", [], markdown=True, console=Console(file=screen))
+    assert capsys.readouterr().out.count("\n| ") == 3
+
+
+def id_towers(tmp_path: Path, **sections: Any) -> Trained:
+    recipe = tiny.recipe(**sections)
+    dataset = tiny.dataset(tiny.pairs((0, 0), (1, 1), (2, 2)), queries=3, labels=3)
+    return train(recipe, dataset, epochs=1, work=tmp_path / "work", logs=tmp_path / "logs", reporter=silent())
+
+
+def test_a_label_tower_of_ids_alone_is_not_exported(tmp_path: Path) -> None:
+    query, label = export_towers(id_towers(tmp_path))
+
+    assert run(query, {"user_id": np.int32([1, 0])}).shape == (2, 4)
+    assert label is None
+
+
+def test_a_model_trained_in_mixed_precision_is_exported_in_full(tmp_path: Path) -> None:
+    training, query = {"precision": "mixed_bfloat16", "batch_size": 3}, {"features": [tiny.USER], "hidden": [8]}
+    trained = id_towers(tmp_path, training=training, query=query)
+
+    bundle = to_bundle(trained, np.arange(3), BiasRemoval(default=0), {})
+    inputs = {"user_id": np.int32([0, 1, 2, 3])}
+    np.testing.assert_allclose(run(bundle.query_tower, inputs), trained.model.embed_queries(inputs), atol=1e-5)
+
+
+def test_every_kind_of_feature_reaches_the_bundle(tmp_path: Path) -> None:
+    """The export itself checks both towers against Keras."""
+    queries = pa.table(
+        {
+            "job": ["cook", None, "pilot", "cook"],
+            "age": [30.0, None, 50.0, 40.0],
+            "words": pa.array([[("1", 0.5)], [], [("2", 2.0), ("1", 1.0)], None], pa.map_(pa.string(), pa.float32())),
+            "about": ["likes long tails", "", None, "likes cats"],
+        }
+    )
+    labels = pa.table(
+        {"year": [1999, 2001, None], "title": ["Long Tail", "Cat", None], "genres": [["a"], [], ["b", "a"]]}
+    )
+    query = [
+        tiny.USER,
+        {"name": "seen", "kind": "history", "table": "item_id", "dim": 4, "combiner": "sqrtn"},
+        {"name": "job", "kind": "id", "dim": 2},
+        {"name": "age", "kind": "number"},
+        {"name": "words", "kind": "bag", "dim": 3, "combiner": "sum"},
+        {"name": "about", "kind": "text", "hash_rows": 32, "dim": 5},
+    ]
+    label = [
+        tiny.ITEM,
+        {"name": "year", "kind": "number"},
+        {"name": "title", "kind": "text", "table": "about", "hash_rows": 32, "dim": 5},
+        {"name": "genres", "kind": "bag", "dim": 2},
+    ]
+    recipe = tiny.recipe(
+        query={"features": query, "hidden": [8]},
+        label={"features": label, "hidden": [8]},
+        model={"dim": 4, "similarity": "dot", "learn_temperature": True},
+        loss={
+            "sampler": {"name": "popularity", "negatives": 3, "shared": False, "alpha": 0.75},
+            "weight": "importance",
+        },
+        optimizer={"embeddings": "adagrad", "clip_norm": 1.0},
+        training={"batch_size": 4, "epochs": 2},
+    )
+    pairs = tiny.pairs((0, 0), (1, 1), (2, 2), (3, 0), (0, 1), (2, 0), weights=[1, 2, 0.5, 1, 1, 3])
+    dataset = tiny.dataset(pairs, queries=4, labels=3, query_table=queries, label_table=labels)
+    trained = train(recipe, dataset, epochs=2, work=tmp_path, logs=tmp_path / "logs", reporter=silent())
+
+    to_bundle(trained, np.arange(4), BiasRemoval(default=0), {}).write(tmp_path / "bundle")
+
+    bundle = Bundle.load(tmp_path / "bundle")
+    assert [feature.kind for feature in bundle.manifest.query_features] == [
+        "id", "history", "id", "number", "bag", "text"
+    ]  # fmt: skip
+    assert sorted(bundle.vocabularies) == ["genres", "item_id", "job", "user_id", "words"]
+    assert bundle.manifest.temperature != 0.1
+    assert bundle.manifest.loss.sampler == '{"name": "popularity", "negatives": 3, "alpha": 0.75, "shared": false}'
+
+
+ALTERED: dict[str, tuple[Callable[[bytes, bytes], tuple[bytes, bytes]], str]] = {
+    "another model": (
+        lambda _, label: (onnx_query_tower(np.eye(41, 4, dtype="f4"), np.eye(17, 4, dtype="f4"), cosine=True), label),
+        "query_tower.onnx: expected Keras' outputs within 0.0001, found a difference of ",
+    ),
+    "another tower": (
+        lambda query, _: (query, query),
+        r"label_tower.onnx: expected inputs \['genres', .*\], found \['history', 'history__weight', 'user_id'\]",
+    ),
+}
+
+
+@pytest.mark.parametrize(("alter", "message"), ALTERED.values(), ids=ALTERED)
+def test_a_tower_that_computes_something_else_is_not_exported(
+    finished: Finished,
+    bundle: Bundle,
+    alter: Callable[[bytes, bytes], tuple[bytes, bytes]],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("trainer.export.export_towers", lambda _: alter(bundle.query_tower, bundle.label_tower))
+
+    with pytest.raises(ExportError, match=message):
+        to_bundle(finished.trained, np.arange(40), BiasRemoval(default=0), {})
+
+
+def test_a_tower_too_large_for_onnx_says_what_to_lower(finished: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.export._ONNX_LIMIT", 900)
+
+    with pytest.raises(
+        ExportError, match=r"query tower: expected at most 900 bytes .*, found 928: raise min_count or lower"
+    ):
+        export_towers(finished.trained)
+
+
+def test_an_unfinished_job_is_exported_from_its_newest_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tiny.write_job(tmp_path)
+    recipe = load_recipe(path, ["training.epochs=2"])
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(job, "choose_bias_removal", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            job.fit(recipe, tmp_path / "bundle", silent())
+
+    with pytest.raises(CheckpointError, match="expected a checkpoint of this recipe, found none"):
+        job.export_checkpoint(recipe, tmp_path / "elsewhere", tmp_path / "exported", silent())
+    with pytest.raises(CheckpointError, match="expected a checkpoint of this recipe and data"):
+        job.export_checkpoint(load_recipe(path), tmp_path / "bundle.work", tmp_path / "exported", silent())
+
+    job.export_checkpoint(recipe, tmp_path / "bundle.work", tmp_path / "exported", silent())
+    exported = Bundle.load(tmp_path / "exported")
+    assert exported.manifest.training_data["epochs"] == 2
+    assert not (tmp_path / "bundle").exists()
+    with pytest.raises(BundleExistsError):
+        job.export_checkpoint(recipe, tmp_path / "bundle.work", tmp_path / "exported", silent())
+
+
+def test_a_job_without_a_valid_split_serves_the_recipe_s_default(finished: Finished) -> None:
+    dataset = finished.trained.dataset
+    alone = tiny.dataset(dataset.train, queries=40, labels=16)
+    trained = Trained(finished.trained.recipe, alone, finished.trained.encoding, finished.trained.model, History())
+
+    dial = job.choose_bias_removal(trained, alone)
+
+    assert (dial.default, dial.chosen_by, dial.curve) == (0.5, "unmeasured", [])

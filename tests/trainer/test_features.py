@@ -1,0 +1,303 @@
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bundle import hash_token
+from tests.trainer import tiny
+from trainer.data import Dataset, Pairs
+from trainer.errors import DataError
+from trainer.features import Bags, Encoding
+
+HISTORY = {"name": "seen", "kind": "history", "table": "item_id", "dim": 4, "unknown_rate": 0}
+
+
+def encode(dataset: Dataset, *query: dict[str, Any], label: list[dict[str, Any]] | None = None) -> Encoding:
+    features = {"features": [{"unknown_rate": 0} | feature for feature in query]}
+    return Encoding.fit(
+        tiny.recipe(query=features, label={"features": [tiny.ITEM, *(label or [])]}), dataset
+    )  # fmt: skip
+
+
+def with_queries(**columns: Any) -> Dataset:
+    """Queries u0 … u3 with a feature table; u0 and u1 occur in training."""
+    return tiny.dataset(tiny.pairs((0, 0), (0, 1), (1, 0)), queries=4, labels=3, query_table=pa.table(columns))
+
+
+def inputs(dataset: Dataset, feature: dict[str, Any]) -> dict[str, list[object]]:
+    """Tower inputs of all four queries."""
+    encoded = encode(dataset, feature).query.of_queries(np.arange(4, dtype=np.int32))
+    return {name: column.tolist() for name, column in encoded.items()}
+
+
+def test_an_own_id_is_known_if_it_occurs_in_training() -> None:
+    encoding = encode(with_queries(), tiny.USER)
+
+    assert encoding.vocabularies["user_id"].ids.to_pylist() == ["u0", "u1"]
+    assert encoding.query.of_queries(np.int32([0, 1, 2, 3]))["user_id"].tolist() == [1, 2, 0, 0]
+    assert encoding.vocabularies["item_id"].ids.to_pylist() == ["i0", "i1", "i2"], "the whole catalogue"
+
+
+def test_rare_own_ids_are_unknown() -> None:
+    assert inputs(with_queries(), tiny.USER | {"min_count": 2}) == {"user_id": [1, 0, 0, 0]}
+
+
+@pytest.mark.parametrize(
+    "values", [["x", "y", "x", None], pa.array([7, 8, 7, None]), pa.array([True, False, True, None])]
+)
+def test_categories_are_strings_integers_or_booleans(values: Any) -> None:
+    assert inputs(with_queries(job=values), {"name": "job", "kind": "id"}) == {"job": [1, 2, 1, 0]}
+
+
+def test_categories_only_of_held_out_queries_are_unknown_and_so_are_rare_ones() -> None:
+    dataset = with_queries(job=["x", "y", "z", "x"])
+
+    assert inputs(dataset, {"name": "job", "kind": "id"}) == {"job": [1, 2, 0, 1]}
+    assert inputs(dataset, {"name": "job", "kind": "id", "min_count": 2}) == {"job": [0, 0, 0, 0]}
+
+
+def test_a_feature_reads_the_column_it_names() -> None:
+    dataset = with_queries(other=["x", "y", "x", "x"])
+
+    assert inputs(dataset, {"name": "job", "kind": "id", "column": "other"}) == {"job": [1, 2, 1, 1]}
+
+
+def test_bags_are_lists_maps_or_separated_strings() -> None:
+    lists = with_queries(tags=[["a", "b"], ["c"], [], None])
+    strings = with_queries(tags=["a|b", "c", "", None])
+    maps = with_queries(
+        tags=pa.array([[("a", 0.5), ("b", -2)], [("c", 3)], [], None], pa.map_(pa.string(), pa.float64()))
+    )
+    large = with_queries(tags=pa.array([["a", "b"], ["c"], [], None], pa.large_list(pa.large_string())))
+    feature = {"name": "tags", "kind": "bag"}
+    ids = [[1, 2], [3, 0], [0, 0], [0, 0]]
+
+    assert inputs(lists, feature) == {"tags": ids, "tags__weight": [[1, 1], [1, 0], [0, 0], [0, 0]]}
+    assert inputs(large, feature) == inputs(lists, feature)
+    assert inputs(maps, feature) == {"tags": ids, "tags__weight": [[0.5, -2], [3, 0], [0, 0], [0, 0]]}
+    found = inputs(strings, feature | {"separator": "|"})
+    assert found["tags"][:2] == ids[:2]
+    assert found["tags__weight"][:2] == [[1, 1], [1, 0]]
+
+
+def test_long_bags_keep_their_last_entries() -> None:
+    found = inputs(with_queries(tags=[["a", "b", "c"], [], [], []]), {"name": "tags", "kind": "bag", "max_length": 2})
+
+    assert found["tags"][0] == [2, 3]
+
+
+def test_text_is_hashed_as_the_service_hashes_it() -> None:
+    dataset = with_queries(title=["Toy STORY", "toy", "", None])
+    found = inputs(dataset, {"name": "title", "kind": "text", "hash_rows": 50})
+
+    toy, story = hash_token("toy", 50), hash_token("story", 50)
+    assert found == {
+        "title": [[toy, story], [toy, 0], [0, 0], [0, 0]],
+        "title__weight": [[1, 1], [1, 0], [0, 0], [0, 0]],
+    }
+
+
+@pytest.mark.parametrize("values", [[2.0, 6.0, None, 100.0], [2, 6, None, 100], [2.0, 6.0, float("nan"), 100.0]])
+def test_numbers_are_raw_with_the_training_mean_where_missing(values: list[float | None]) -> None:
+    encoding = encode(with_queries(age=values), {"name": "age", "kind": "number"})
+
+    assert encoding.query.of_queries(np.int32([0, 1, 2, 3]))["age"].tolist() == [2, 6, 4, 100]
+    assert encoding.numbers == {"age": (4.0, 2.0)}, "mean and deviation of queries that occur in training"
+    assert encoding.query_features[0].missing == 4.0
+
+
+def test_a_number_that_does_not_vary_keeps_a_scale_of_one() -> None:
+    assert encode(with_queries(age=[5, 5, 1, 2]), {"name": "age", "kind": "number"}).numbers == {"age": (5.0, 1.0)}
+
+
+def test_numbers_are_standardised_in_the_tower() -> None:
+    job = tiny.recipe(
+        query={"features": [{"name": "age", "kind": "number"}]}, model={"dim": 1, "similarity": "dot"}
+    )  # fmt: skip
+    model = tiny.model(job, with_queries(age=[2.0, 6.0, None, 100.0]), batch_size=2)
+
+    assert model.embed_queries({"age": np.float32([2, 4, 6, 100])}).ravel().tolist() == [-1, 0, 1, 48]
+
+
+def test_label_features_and_their_vocabularies() -> None:
+    table = pa.table({"genres": ["a|b", "b", None]})
+    dataset = tiny.dataset(tiny.pairs((0, 0), (0, 1)), queries=1, labels=3, label_table=table)
+    encoding = encode(dataset, tiny.USER, label=[{"name": "genres", "kind": "bag", "separator": "|", "min_count": 2}])
+
+    assert encoding.label_inputs["item_id"].tolist() == [1, 2, 3]
+    assert encoding.label_inputs["genres"].tolist() == [[0, 1], [1, 0], [0, 0]]
+    assert encoding.label_inputs["genres__weight"].tolist() == [[1, 1], [1, 0], [0, 0]]
+    assert [feature.name for feature in encoding.label_features] == ["item_id", "genres"]
+
+
+def test_features_of_one_table_share_its_vocabulary() -> None:
+    dataset = with_queries(first=["x", "y", "x", "x"], second=["z", "x", "q", "x"])
+    features = [{"name": name, "kind": "id", "table": "words"} for name in ("first", "second")]
+    encoding = encode(dataset, *features)
+
+    assert encoding.vocabularies["words"].ids.to_pylist() == ["x", "y", "z"]
+    assert encoding.query.of_queries(np.int32([0, 1]))["second"].tolist() == [3, 1]
+
+
+BAD_COLUMNS = {
+    "no table": ({}, {"name": "job", "kind": "id"}, "expected a column 'job', found none"),
+    "no column": ({"age": [1, 2, 3, 4]}, {"name": "job", "kind": "id"}, "expected a column 'job', found age"),
+    "float category": ({"job": [1.5] * 4}, {"name": "job", "kind": "id"}, "expected strings or integers, found double"),
+    "text as number": ({"age": ["a"] * 4}, {"name": "age", "kind": "number"}, "expected numbers, found string"),
+    "infinity": (
+        {"age": [1.0, float("inf"), 1, 1]}, {"name": "age", "kind": "number"}, "finite numbers or nulls, found inf"
+    ),
+    "string as bag": ({"tags": ["a|b"] * 4}, {"name": "tags", "kind": "bag"}, "strings with a separator, found string"),
+    "bag of floats": ({"tags": [[0.5]] * 4}, {"name": "tags", "kind": "bag"}, "strings or integers, found double"),
+    "NaN in a bag": (
+        {"tags": pa.array([[("a", float("nan"))]] * 4, pa.map_(pa.string(), pa.float32()))},
+        {"name": "tags", "kind": "bag"}, "expected finite weights, found nan",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("columns", "feature", "message"), BAD_COLUMNS.values(), ids=BAD_COLUMNS)
+def test_a_column_its_kind_does_not_read_is_refused(
+    columns: dict[str, Any], feature: dict[str, Any], message: str
+) -> None:
+    dataset = with_queries(**columns) if columns else tiny.dataset(tiny.pairs((0, 0)), queries=1, labels=1)
+
+    with pytest.raises(DataError, match=f"feature '{feature['name']}'.*{message}"):
+        encode(dataset, feature)
+
+
+def histories(dataset: Dataset, rows: np.ndarray, *, max_length: int = 50, seed: int = 0) -> list[list[int]]:
+    """The labels in the histories of training pairs."""
+    query = encode(dataset, HISTORY | {"max_length": max_length}).query
+    found = query.of_pairs(rows, np.random.default_rng(seed))
+    return [
+        [id_ - 1 for id_, weight in zip(ids, weights, strict=True) if weight]
+        for ids, weights in zip(found["seen"].tolist(), found["seen__weight"].tolist(), strict=True)
+    ]
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)), min_size=1, max_size=30),
+    ordered=st.booleans(),
+    max_length=st.integers(1, 9),
+)
+def test_no_history_contains_its_positive(rows: list[tuple[int, int]], ordered: bool, max_length: int) -> None:
+    dataset = tiny.dataset(tiny.pairs(*rows), queries=4, labels=6, ordered=ordered)
+    train = dataset.train
+
+    found = histories(dataset, np.arange(len(train)), max_length=max_length)
+
+    for at, history in enumerate(found):
+        query, positive = train.queries[at], train.labels[at]
+        own = train.labels[:at] if ordered else train.labels
+        others = own[(train.queries[: len(own)] == query) & (own != positive)].tolist()
+        assert positive not in history
+        assert len(history) <= max_length
+        assert set(history) <= set(others)
+        if len(train.labels[train.queries == query]) <= max_length:
+            assert sorted(history) == sorted(others), "nothing else is left out"
+
+
+def test_an_ordered_history_is_the_latest_of_what_came_before() -> None:
+    dataset = tiny.dataset(tiny.pairs(*[(0, label) for label in (3, 1, 4, 0, 2)]), queries=1, labels=5, ordered=True)
+
+    assert histories(dataset, np.arange(5), max_length=2) == [[], [3], [3, 1], [1, 4], [4, 0]]
+
+
+def test_an_unordered_history_that_is_too_long_is_a_window_drawn_by_seed() -> None:
+    dataset = tiny.dataset(tiny.pairs(*[(0, label) for label in range(40)]), queries=1, labels=40)
+    rows = np.arange(40)
+    one, again, other = (histories(dataset, rows, max_length=8, seed=seed) for seed in (1, 1, 2))
+
+    assert one == again
+    assert one != other
+    assert {len(history) for history in one} <= {7, 8}
+    assert set().union(*one) > set(range(20))
+
+
+def test_the_history_of_a_question_is_everything_known_latest_last() -> None:
+    dataset = tiny.dataset(tiny.pairs((0, 1), (0, 2), (0, 0), (1, 2)), queries=3, labels=4, ordered=True)
+    query = encode(dataset, HISTORY | {"max_length": 2}).query
+    found = query.of_queries(np.int32([0, 1, 2]))
+
+    assert found["seen"].tolist() == [[3, 1], [3, 0], [0, 0]]
+    assert found["seen__weight"].tolist() == [[1, 1], [1, 0], [0, 0]]
+
+    later = query.knowing(dataset.train.followed_by(tiny.pairs((0, 3), (2, 1))))
+    assert later.of_queries(np.int32([0, 1, 2]))["seen"].tolist() == [[1, 4], [3, 0], [2, 0]]
+
+
+@pytest.mark.parametrize("kind", ["id", "history"])
+def test_unknown_rate_replaces_its_share_in_training_and_nothing_in_questions(kind: str) -> None:
+    rows = [(query, label) for query in range(100) for label in range(20)]
+    dataset = tiny.dataset(tiny.pairs(*rows), queries=100, labels=20)
+    feature = (tiny.USER if kind == "id" else HISTORY) | {"unknown_rate": 0.25}
+    query = encode(dataset, feature).query
+
+    found = query.of_pairs(np.arange(2000), np.random.default_rng(0))
+    ids = found[feature["name"]]
+    real = found["seen__weight"] > 0 if kind == "history" else np.ones(2000, bool)
+    assert (ids[real] == 0).mean() == pytest.approx(0.25, abs=0.04)
+    asked = query.of_queries(np.arange(100, dtype=np.int32))
+    assert (asked[feature["name"]][:, :20] if kind == "history" else asked["user_id"]).all()
+
+
+def test_an_unknown_rate_of_zero_leaves_ids_untouched() -> None:
+    dataset = tiny.dataset(tiny.pairs(*[(query, 0) for query in range(100)]), queries=100, labels=1)
+
+    found = encode(dataset, tiny.USER).query.of_pairs(np.arange(100), np.random.default_rng(0))
+
+    assert found["user_id"].tolist() == list(range(1, 101))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "limit", "width"),
+    [([0], 50, 1), ([1], 50, 1), ([2, 3], 50, 4), ([5], 50, 8), ([40], 50, 50), ([9], 3, 3)],
+)
+def test_padding_is_to_a_power_of_two_at_most_the_limit(lengths: list[int], limit: int, width: int) -> None:
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    bags = Bags(offsets, np.arange(1, offsets[-1] + 1, dtype=np.int32), np.ones(offsets[-1], np.float32))
+
+    ids, weights = bags.pad(offsets[:-1], offsets[1:], limit)
+
+    assert ids.shape == weights.shape == (len(lengths), width)
+    for row, length in enumerate(lengths):
+        kept = min(length, limit)
+        assert ids[row].tolist() == [offsets[row] + place + 1 for place in range(kept)] + [0] * (width - kept)
+        assert weights[row].tolist() == [1] * kept + [0] * (width - kept)
+
+
+def test_what_the_bundle_says_of_features() -> None:
+    dataset = with_queries(title=["a", "b", "c", "d"], age=[1, 3, 5, 7], tags=[["a"]] * 4, job=["x"] * 4)
+    encoding = encode(
+        dataset, tiny.USER, HISTORY, {"name": "title", "kind": "text", "hash_rows": 9, "max_length": 3},
+        {"name": "age", "kind": "number"}, {"name": "tags", "kind": "bag", "max_length": 4},
+        {"name": "job", "kind": "id"},
+    )  # fmt: skip
+
+    described = {feature.name: feature.model_dump(exclude={"name"}) for feature in encoding.query_features}
+    plain = {"vocabulary": None, "max_length": None, "hash_rows": None, "missing": 0}
+    assert described == {
+        "user_id": plain | {"kind": "id", "vocabulary": "user_id"},
+        "seen": plain | {"kind": "history", "vocabulary": "item_id", "max_length": 50},
+        "title": plain | {"kind": "text", "hash_rows": 9, "max_length": 3},
+        "age": plain | {"kind": "number", "missing": 2},
+        "tags": plain | {"kind": "bag", "vocabulary": "tags", "max_length": 4},
+        "job": plain | {"kind": "id", "vocabulary": "job"},
+    }
+
+
+def test_features_follow_the_vocabularies_of_an_exported_model() -> None:
+    dataset = tiny.dataset(tiny.pairs((0, 0), (1, 1)), queries=2, labels=2)
+    recipe = tiny.recipe(query={"features": [tiny.USER, HISTORY]})
+    exported = Encoding.fit(recipe, dataset).vocabularies
+    later = tiny.dataset(Pairs(np.int32([1, 2]), np.int32([2, 0])), queries=3, labels=3)
+
+    encoding = Encoding.fit(recipe, later, exported)
+
+    found = encoding.query.of_queries(np.int32([0, 1, 2]))
+    assert found["user_id"].tolist() == [1, 2, 0]
+    assert found["seen"].tolist() == [[0], [0], [1]]

@@ -1,0 +1,130 @@
+import math
+
+import numpy as np
+import pytest
+
+from trainer.metrics import Bootstrap, Positives, gini, metrics_of
+
+HEAD, TORSO, TAIL = 0, 1, 2
+BUCKETS = np.array([HEAD, HEAD, TORSO, TAIL, TAIL], np.int8)
+COUNTS = np.array([10, 6, 3, 1, 0])
+WANTED = [(0, 0), (0, 3), (1, 2), (2, 4), (2, 1), (0, 3)]
+TOP = np.array([[0, 1, 3], [0, 1, 2], [3, 0, -1]], np.int32)
+IDEAL_OF_TWO = 1 + 1 / math.log2(3)
+
+BY_HAND = {
+    "recall@1": (1 / 2 + 0 + 0) / 3,
+    "recall@3": (2 / 2 + 1 / 1 + 0 / 2) / 3,
+    "precision@1": 1 / 3,
+    "precision@3": (2 / 3 + 1 / 3 + 0) / 3,
+    "ndcg@1": (1 + 0 + 0) / 3,
+    "ndcg@3": ((1 + 1 / 2) / IDEAL_OF_TWO + 1 / 2 + 0) / 3,
+    "mrr@1": 1 / 3,
+    "mrr@3": (1 + 1 / 3 + 0) / 3,
+    "hit_rate@1": 1 / 3,
+    "hit_rate@3": 2 / 3,
+    "recall@3/head": 1 / 2,
+    "recall@3/torso": 1 / 1,
+    "recall@3/tail": 1 / 2,
+    "recall@1/tail": 0 / 2,
+    "exposure@3/head": 5 / 8,
+    "exposure@3/torso": 1 / 8,
+    "exposure@3/tail": 2 / 8,
+    "exposure@1/head": 2 / 3,
+    "balanced_error@1": 1 - (1 + 0 + 0 + 0 + 0) / 5,
+    "balanced_error@3": 1 - (1 + 0 + 1 + 1 + 0) / 5,
+    "coverage@1": 2 / 5,
+    "coverage@3": 4 / 5,
+    "coverage@3/head": 2 / 2,
+    "coverage@3/torso": 1 / 1,
+    "coverage@3/tail": 1 / 2,
+    "popularity@1": (10 + 10 + 1) / 3,
+    "popularity@3": (10 + 6 + 1 + 10 + 6 + 3 + 1 + 10) / 8,
+    "gini@3": 28 / (2 * 5 * 8),
+}
+"""The last: Σ|x_i − x_j| over ordered pairs of the exposures 3, 2, 1, 2, 0 is 28."""
+
+
+@pytest.fixture(scope="module")
+def metrics() -> dict[str, object]:
+    queries, labels = np.array(WANTED).T
+    return metrics_of(
+        TOP, Positives.of(queries, labels, queries=3, labels=5), ks=[1, 3], buckets_L=BUCKETS, counts_L=COUNTS,
+        bootstrap=Bootstrap(3, resamples=50, seed=0),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_metrics_by_hand(metrics: dict[str, object], name: str) -> None:
+    assert metrics[name].value == pytest.approx(BY_HAND[name], rel=1e-6)
+
+
+def test_there_are_no_other_metrics(metrics: dict[str, object]) -> None:
+    plain = {"recall", "precision", "ndcg", "mrr", "hit_rate", "balanced_error", "gini", "coverage", "popularity"}
+    buckets = {
+        f"{name}/{bucket}" for name in ("recall", "exposure", "coverage") for bucket in ("head", "torso", "tail")
+    }
+
+    assert {name.replace("@1", "") for name in metrics if "@1" in name} == plain | buckets
+
+
+def test_intervals_contain_their_value_and_are_null_where_none_is_defined(metrics: dict[str, object]) -> None:
+    for name, figure in metrics.items():
+        if name.partition("@")[0] in ("balanced_error", "gini", "coverage"):
+            assert (figure.low, figure.high) == (None, None), name
+        else:
+            assert figure.low <= figure.value <= figure.high, name
+
+
+def test_the_interval_of_a_share_is_the_textbook_s() -> None:
+    hits = np.arange(400) % 10 < 3
+    interval = Bootstrap(400, resamples=2000, seed=0).interval(hits.astype(float), np.ones(400))
+
+    error = 1.96 * math.sqrt(0.3 * 0.7 / 400)
+    assert interval.value == pytest.approx(0.3)
+    assert (interval.low, interval.high) == pytest.approx((0.3 - error, 0.3 + error), abs=0.005)
+
+
+def test_a_ratio_that_is_the_same_in_every_query_has_no_spread() -> None:
+    denominator = np.array([1.0, 4.0, 2.0, 8.0])
+    interval = Bootstrap(4, resamples=100, seed=0).interval(denominator / 4, denominator)
+
+    assert (interval.low, interval.value, interval.high) == (0.25, 0.25, 0.25)
+
+
+def test_a_bucket_that_nobody_wants_has_recall_zero() -> None:
+    interval = Bootstrap(3, resamples=10, seed=0).interval(np.zeros(3), np.zeros(3))
+
+    assert (interval.low, interval.value, interval.high) == (0, 0, 0)
+
+
+def test_intervals_repeat_under_a_seed() -> None:
+    def interval(seed: int) -> object:
+        return Bootstrap(50, resamples=20, seed=seed).interval(np.arange(50.0), np.ones(50))
+
+    assert interval(1) == interval(1)
+    assert interval(1) != interval(2)
+
+
+def test_positives_are_distinct_pairs() -> None:
+    queries, labels = np.array(WANTED).T
+    positives = Positives.of(queries, labels, queries=3, labels=5)
+
+    assert list(zip(positives.query_rows.tolist(), positives.label_rows.tolist(), strict=True)) == [
+        (0, 0), (0, 3), (1, 2), (2, 1), (2, 4)
+    ]  # fmt: skip
+    assert positives.hits(TOP).tolist() == [[True, False, True], [False, False, True], [False, False, False]]
+
+
+def test_an_early_end_of_a_list_is_no_hit_of_the_query_before() -> None:
+    """The key of (query 1, −1) is that of (query 0, last label)."""
+    positives = Positives.of(np.array([0, 1]), np.array([4, 0]), queries=2, labels=5)
+
+    assert positives.hits(np.array([[1], [-1]], np.int32)).tolist() == [[False], [False]]
+
+
+@pytest.mark.parametrize(
+    ("exposures", "expected"), [([2, 2, 2], 0), ([0, 0, 0, 8], 3 / 4), ([0, 0], 0), ([1, 3], 4 / 16), ([5], 0)]
+)
+def test_gini_by_hand(exposures: list[int], expected: float) -> None:
+    assert gini(np.array(exposures)) == pytest.approx(expected)

@@ -1,0 +1,317 @@
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from tests.trainer import tiny
+from trainer import backend, optimizers
+from trainer.embedding import Table
+from trainer.model import TwoTower
+from trainer.samplers import SAMPLERS, Catalogue
+
+TRAIN = tiny.pairs((0, 0), (0, 1), (1, 2), (1, 1), (2, 1), (2, 3), (3, 4), (3, 5), (4, 0), (4, 1), (5, 6))
+COUNTS = np.array([2, 4, 1, 1, 1, 1, 1])
+L = 7
+PI_L = (COUNTS + 0.5) / (11 + 0.5 * L)
+BATCH = tiny.pairs((0, 0), (1, 1), (2, 1), (3, 4), (4, 0), (5, 6), weights=[1, 2, 0.5, 0, 1, 1])
+B, M = 6, 5
+
+SAMPLES: dict[str, dict[str, Any]] = {
+    "in_batch": {"name": "in_batch"},
+    "uniform": {"name": "uniform", "negatives": M},
+    "uniform per row": {"name": "uniform", "negatives": M, "shared": False},
+    "popularity": {"name": "popularity", "negatives": M, "alpha": 0.5},
+    "mixed": {"name": "mixed", "negatives": M},
+    "full": {"name": "full"},
+}
+Q_L = {
+    "in_batch": PI_L,
+    "uniform": np.full(L, 1 / L),
+    "uniform per row": np.full(L, 1 / L),
+    "popularity": np.sqrt(PI_L) / np.sqrt(PI_L).sum(),
+    "mixed": (B * PI_L + M / L) / (B + M),
+    "full": np.full(L, 1 / (L - 1)),
+}
+WEIGHTS = ["unit", "constant", "importance", "relative", "tail"]
+
+
+def weight_of(weight: str, *, pi: float, pi_negative: float, q: float, q_negative: float, m: int) -> float:
+    """METHODS §2.2."""
+    return {
+        "unit": 1,
+        "constant": 1 / m,
+        "importance": 1 / (m * q_negative),
+        "relative": q / q_negative,
+        "tail": pi_negative / (m * q_negative * pi),
+    }[weight]
+
+
+def job(sampler: str = "in_batch", weight: str = "unit", **sections: Any) -> Any:
+    loss = {"sampler": SAMPLES[sampler], "weight": weight}
+    return tiny.recipe(loss=loss, **sections)
+
+
+def made(recipe: Any) -> TwoTower:
+    """A model with an embedding scale and biases at which every term of the loss matters."""
+    model = tiny.model(recipe, tiny.dataset(TRAIN, queries=6, labels=L), batch_size=B)
+    rng = np.random.default_rng(2)
+    for table in model.tables.values():
+        table.table.assign(rng.standard_normal(table.table.shape))
+    return model
+
+
+def negatives(sampler: str) -> np.ndarray:
+    """The labels that step 1 of a model with seed 0 takes as negatives, [B, m]."""
+    arguments = {key: value for key, value in SAMPLES[sampler].items() if key != "name"}
+    draw = SAMPLERS[SAMPLES[sampler]["name"]](Catalogue(np.log(PI_L), B), **arguments).draw
+    parts = [] if draw is None else [np.asarray(draw(keras.random.SeedGenerator(0)))]
+    if sampler in ("in_batch", "mixed"):
+        parts.insert(0, BATCH.labels)
+    return np.concatenate([np.broadcast_to(part, (B, part.shape[-1])) for part in parts], axis=1)
+
+
+def reference(
+    users: np.ndarray, items: np.ndarray, bias: np.ndarray, temperature: float, sampler: str, weight: str
+) -> float:
+    """The whole loss [R21 eq. 7] in plain float64: cosine logits, accidental hits left out, m of what is left."""
+    users = users / np.linalg.norm(users, axis=1, keepdims=True)
+    items = items / np.linalg.norm(items, axis=1, keepdims=True)
+    q_L, losses = Q_L[sampler], []
+    for row, others in enumerate(negatives(sampler)):
+        user, positive = users[BATCH.queries[row]], BATCH.labels[row]
+        logit = items @ user / temperature + bias
+        kept = [other for other in others if other != positive]
+        weights = [
+            weight_of(
+                weight, pi=PI_L[positive], pi_negative=PI_L[other], q=q_L[positive], q_negative=q_L[other], m=len(kept)
+            )
+            for other in kept
+        ]
+        losses.append(np.log1p(np.dot(weights, np.exp(logit[kept] - logit[positive]))))
+    return float(np.mean(BATCH.weights * losses))
+
+
+def parameters(model: TwoTower) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Users, items and biases without their out-of-vocabulary rows, float64 copies."""
+    biases = model.label_biases()
+    tables = [ops.convert_to_numpy(model.tables[name].table)[1:].astype(np.float64) for name in ("user_id", "item_id")]
+    return tables[0], tables[1], np.zeros(L) if biases is None else biases.astype(np.float64)
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps that are not compiled: the same arithmetic without seconds of tracing."""
+    monkeypatch.setattr(backend, "compile_step", lambda step, _: step)
+    monkeypatch.setattr(backend, "fuse", lambda function: function)
+
+
+class Descent:
+    """Plain gradient descent as a row of `ROW_OPTIMIZERS`: what a step changes is its gradient."""
+
+    def __init__(self, table: Table) -> None:
+        self.table, self.variables = table, ()
+
+    def apply(self, ids_U: Any, rows_UD: Any, gradients_UD: Any, *, rate: Any, step: Any) -> None:  # noqa: ARG002
+        backend.scatter(self.table.table, ids_U, rows_UD - rate * gradients_UD)
+
+
+def test_the_batch_has_duplicates_and_the_draws_hit_positives() -> None:
+    assert len(np.unique(BATCH.labels)) < B
+    for sampler in SAMPLES:
+        assert (negatives(sampler) == BATCH.labels[:, None]).any(), sampler
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("weight", WEIGHTS)
+@pytest.mark.parametrize("sampler", SAMPLES)
+def test_the_loss_of_a_step_is_the_formula_s(sampler: str, weight: str) -> None:
+    model = made(job(sampler, weight, model={"dim": 4, "label_bias": True, "learn_temperature": True}))
+    model.log_temperature.assign(np.log(0.4))
+    expected = reference(*parameters(model), 0.4, sampler, weight)
+
+    assert float(model.train_step(tiny.batch(BATCH))) == pytest.approx(expected, rel=2e-5)
+
+
+@pytest.mark.usefixtures("eager")
+def test_importance_with_every_label_is_the_exact_softmax_cross_entropy() -> None:
+    model = made(job("full", "importance", model={"dim": 4, "label_bias": True, "temperature": 0.5}))
+    users, items, bias = parameters(model)
+    logits = model.embed_queries({"user_id": BATCH.queries + 1}) @ model.embed_labels().T / 0.5 + bias
+    log_softmax = logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
+    expected = -(BATCH.weights * log_softmax[np.arange(B), BATCH.labels]).mean()
+
+    assert float(model.train_step(tiny.batch(BATCH))) == pytest.approx(expected, rel=1e-5)
+    assert (users.shape, items.shape) == ((6, 4), (L, 4))
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize(("sampler", "weight"), [("in_batch", "tail"), ("mixed", "importance"), ("full", "relative")])
+def test_a_step_descends_the_gradient_of_the_formula(
+    sampler: str, weight: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against central differences of the plain formula, in users, items and biases."""
+    monkeypatch.setitem(optimizers.ROW_OPTIMIZERS, "adam", Descent)
+    recipe = job(
+        sampler, weight, model={"dim": 4, "label_bias": True, "temperature": 0.5},
+        optimizer={"embedding_learning_rate": 1.0},
+    )  # fmt: skip
+    model = made(recipe)
+    before = parameters(model)
+    model.train_step(tiny.batch(BATCH))
+    gradients = [old - new for old, new in zip(before, parameters(model), strict=True)]
+
+    for part, entry in [(0, (1, 2)), (0, (2, 0)), (1, (0, 3)), (1, (1, 1)), (1, (6, 2)), (2, (1,)), (2, (4,))]:
+        losses = []
+        for shift in (1e-5, -1e-5):
+            moved = [values.copy() for values in before]
+            moved[part][entry] += shift
+            losses.append(reference(*moved, 0.5, sampler, weight))
+        assert gradients[part][entry] == pytest.approx((losses[0] - losses[1]) / 2e-5, rel=1e-3, abs=1e-5)
+
+
+@pytest.mark.usefixtures("eager")
+def test_the_gradient_of_a_learned_temperature_is_the_formula_s() -> None:
+    model = made(job(model={"dim": 4, "temperature": 0.5, "learn_temperature": True}))
+    users, items, bias = parameters(model)
+    slope = reference(users, items, bias, 0.501, "in_batch", "unit") - reference(
+        users, items, bias, 0.499, "in_batch", "unit"
+    )
+
+    model.train_step(tiny.batch(BATCH))
+
+    assert np.sign(0.5 - model.temperature) == np.sign(slope)
+    assert abs(np.log(model.temperature / 0.5)) == pytest.approx(0.001, rel=1e-3), "Adam's first step is its rate"
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_fixed_temperature_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(optimizers.ROW_OPTIMIZERS, "adam", Descent)
+    model = made(job(model={"dim": 4, "temperature": 0.25}))
+
+    model.train_step(tiny.batch(BATCH))
+
+    assert model.temperature == pytest.approx(0.25)
+
+
+@pytest.mark.usefixtures("eager")
+def test_pairs_of_weight_zero_teach_nothing() -> None:
+    model = made(job("full"))
+    before = parameters(model)
+    nothing = tiny.pairs((0, 0), (1, 1), (2, 1), (3, 4), (4, 0), (5, 6), weights=[0] * B)
+
+    assert float(model.train_step(tiny.batch(nothing))) == 0
+    for old, new in zip(before, parameters(model), strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_batch_of_one_label_has_no_negatives_and_no_loss() -> None:
+    model = made(job("in_batch", "importance"))
+    same = tiny.pairs(*[(user, 3) for user in range(B)])
+
+    assert float(model.train_step(tiny.batch(same))) == 0
+    assert np.isfinite(model.embed_labels()).all()
+
+
+@pytest.mark.usefixtures("eager")
+def test_only_rows_of_the_batch_change() -> None:
+    model = made(job("in_batch"))
+    users, items, _ = parameters(model)
+    few = tiny.pairs((0, 0), (1, 1), (0, 1), (1, 0), (0, 0), (1, 1))
+
+    model.train_step(tiny.batch(few))
+
+    for old, new in zip((users, items), parameters(model), strict=False):
+        np.testing.assert_array_equal(np.flatnonzero((old != new).any(axis=1)), [0, 1])
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("limit", [0.01, 1e6])
+def test_clip_norm_bounds_the_whole_step(limit: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(optimizers.ROW_OPTIMIZERS, "adam", Descent)
+    steps = []
+    for clip_norm in (limit, None):
+        model = made(job(optimizer={"embedding_learning_rate": 1.0, "clip_norm": clip_norm}))
+        before = parameters(model)
+        model.train_step(tiny.batch(BATCH))
+        steps.append(np.concatenate([(old - new).ravel() for old, new in zip(before, parameters(model), strict=True)]))
+
+    clipped, whole = steps
+    expected = whole * min(1, limit / np.linalg.norm(whole))
+    np.testing.assert_allclose(clipped, expected, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_linear_schedule_ends_at_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(optimizers.ROW_OPTIMIZERS, "adam", Descent)
+    recipe = job(optimizer={"embedding_learning_rate": 0.1, "schedule": "linear"})
+    model = tiny.model(recipe, tiny.dataset(TRAIN, queries=6, labels=L), batch_size=B, total_steps=2)
+    moved = []
+    for _ in range(3):
+        before = parameters(model)[1]
+        model.train_step(tiny.batch(BATCH))
+        moved.append(bool((parameters(model)[1] != before).any()))
+
+    assert moved == [True, True, False]
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize(
+    ("sampler", "weight", "optimizer"),
+    [*((sampler, weight, "adam") for sampler in SAMPLES for weight in WEIGHTS), ("in_batch", "unit", "adagrad")],
+)
+def test_every_sampler_with_every_weight_learns(sampler: str, weight: str, optimizer: str) -> None:
+    model = tiny.model(
+        job(sampler, weight, optimizer={"embeddings": optimizer, "embedding_learning_rate": 0.1}),
+        tiny.dataset(TRAIN, queries=6, labels=L), batch_size=B,
+    )  # fmt: skip
+    losses = [float(model.train_step(tiny.batch(BATCH))) for _ in range(8)]
+
+    assert np.mean(losses[-3:]) < 0.9 * np.mean(losses[:3])
+
+
+def hidden(precision: str) -> Any:
+    tower = {"hidden": [8]}
+    return job(
+        "uniform per row", query={"features": [tiny.USER]} | tower, label={"features": [tiny.ITEM]} | tower,
+        model={"dim": 4, "label_bias": True}, training={"precision": precision, "batch_size": B},
+    )  # fmt: skip
+
+
+@pytest.mark.usefixtures("eager")
+def test_mixed_precision_trains_like_full_precision_and_keeps_float32() -> None:
+    half, whole = made(hidden("mixed_bfloat16")), made(hidden("float32"))
+
+    np.testing.assert_array_equal(half.embed_labels(), whole.embed_labels())
+    losses = [float(model.train_step(tiny.batch(BATCH))) for model in (half, whole)]
+
+    assert losses[0] == pytest.approx(losses[1], rel=0.05)
+    assert losses[0] != losses[1]
+    assert {variable.dtype for variable in half.variables if variable.dtype.startswith(("float", "bf"))} == {"float32"}
+    assert half.embed_queries({"user_id": np.int32([1])}).dtype == np.float32
+
+
+def test_a_compiled_step_is_the_eager_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = hidden("float32")
+    compiled = made(recipe)
+    monkeypatch.setattr(backend, "compile_step", lambda step, _: step)
+    monkeypatch.setattr(backend, "fuse", lambda function: function)
+    eager = made(recipe)
+
+    for _ in range(2):
+        losses = [float(model.train_step(tiny.batch(BATCH))) for model in (compiled, eager)]
+        assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    for one, other in zip(compiled.variables, eager.variables, strict=True):
+        np.testing.assert_allclose(
+            ops.convert_to_numpy(one), ops.convert_to_numpy(other), rtol=1e-3, atol=1e-4, err_msg=one.path
+        )
+
+
+def test_embeddings_of_the_catalogue_are_in_its_order_across_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = made(job(model={"dim": 4, "similarity": "dot"}))
+    expected = parameters(model)[1]
+    monkeypatch.setattr("trainer.model._BLOCK", 3)
+
+    np.testing.assert_allclose(model.embed_labels(), expected, rtol=1e-6)

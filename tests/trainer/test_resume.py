@@ -1,0 +1,78 @@
+"""Real processes, killed with SIGKILL in the middle of training and started again."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.trainer import tiny
+
+FIT = """
+import os, signal, sys
+point, count = sys.argv[1], int(sys.argv[2])
+del sys.argv[1:3]
+
+def die_at(count):
+    seen = 0
+    def step():
+        nonlocal seen
+        seen += 1
+        if seen == count:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return step
+
+if point == "batch":
+    import trainer.train
+    batches, step = trainer.train._batches, die_at(count)
+    def dying(*arguments, **more):
+        for batch in batches(*arguments, **more):
+            step()
+            yield batch
+    trainer.train._batches = dying
+if point == "checkpoint":
+    rename, step = os.rename, die_at(count)
+    os.rename = lambda *paths: (step(), rename(*paths))
+
+from trainer.cli import main
+main()
+"""
+"""`longtail-train`, killed when it takes its n-th batch, or when its n-th checkpoint is written but not yet named."""
+
+
+def start(recipe: Path, out: Path, point: str, count: int) -> "subprocess.Popen[bytes]":
+    overrides = [
+        "training.checkpoint_steps=3", "training.epochs=2", "training.refit=true",
+        'loss.sampler={name="mixed", negatives=8}', "optimizer.schedule=linear",
+    ]  # fmt: skip
+    settings = [argument for override in overrides for argument in ("--set", override)]
+    return subprocess.Popen(
+        [sys.executable, "-c", FIT, point, str(count), "fit", str(recipe), "--out", str(out), *settings],
+        env=os.environ | {"KERAS_BACKEND": "tensorflow"}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def exit_of(process: "subprocess.Popen[bytes]") -> int:
+    _, errors = process.communicate(timeout=240)
+    assert process.returncode in (0, -signal.SIGKILL), errors.decode()
+    return process.returncode
+
+
+def test_a_job_killed_twice_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    """Seven steps an epoch, a checkpoint every three: killed while writing the second, then deep in the refit."""
+    recipe = tiny.write_job(tmp_path)
+    killed, work = tmp_path / "killed", tmp_path / "killed.work"
+    uninterrupted = start(recipe, tmp_path / "whole", "never", 0)
+
+    assert exit_of(start(recipe, killed, "checkpoint", 2)) == -signal.SIGKILL
+    half, whole = sorted(path.name for path in (work / "select").iterdir())
+    assert (half.startswith(".latest-1."), whole) == (True, "latest-0")
+    assert exit_of(start(recipe, killed, "batch", 16)) == -signal.SIGKILL
+    assert [path.name for path in (work / "refit").iterdir()] == ["latest-0"]
+    assert not killed.exists()
+    assert exit_of(start(recipe, killed, "never", 0)) == 0
+    assert exit_of(uninterrupted) == 0
+
+    for name in ("embeddings.npy", "calibration_queries.npy", "labels.parquet", "metrics.json", "history.json"):
+        assert (killed / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+    assert [path.name for path in work.iterdir()] == ["logs"], "checkpoints go once the bundle is written"

@@ -1,0 +1,134 @@
+import math
+
+import keras
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bundle import log_frequencies
+from trainer.samplers import SAMPLERS, Catalogue, alias_table
+
+LOG_PI = np.log([0.5, 0.3, 0.2])
+
+
+def drawn(name: str, log_pi: np.ndarray, *, batch_size: int = 4, seed: int = 3, **arguments: object) -> np.ndarray:
+    sampler = SAMPLERS[name](Catalogue(log_pi, batch_size), **arguments)
+    return np.asarray(sampler.draw(keras.random.SeedGenerator(seed)))
+
+
+def reconstructed(probability: np.ndarray) -> np.ndarray:
+    """What an alias table draws: cells are equally likely; each gives itself or its alias."""
+    keep, alias = alias_table(probability)
+    mass = keep.astype(np.float64)
+    np.add.at(mass, alias, 1 - keep.astype(np.float64))
+    return mass / len(probability)
+
+
+@given(st.lists(st.integers(0, 10**9) | st.just(0), min_size=1, max_size=60))
+def test_the_alias_table_draws_what_it_was_made_from(counts: list[int]) -> None:
+    probability = np.exp(log_frequencies(np.array(counts, np.int64)))
+
+    np.testing.assert_allclose(reconstructed(probability), probability, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        [1.0],
+        [1.0] * 7,
+        1 / np.arange(1, 100_001),
+        [1e-9, 1 - 1e-9],
+        [1e-9] * 1000 + [1.0],
+        [0.25, 0.75, 0.0, 1.0],
+        [2.0, 0.5, 0.5],
+    ],
+    ids=["one label", "equal", "Zipf", "one in a billion", "many rare", "a zero", "exact shares"],
+)
+def test_the_alias_table_of_special_shapes(weights: list[float]) -> None:
+    probability = np.array(weights, np.float64) / np.sum(weights)
+    keep, alias = alias_table(probability)
+
+    assert keep.min() >= 0
+    assert keep.max() <= 1
+    assert alias.min() >= 0
+    assert alias.max() < len(probability)
+    np.testing.assert_allclose(reconstructed(probability), probability, rtol=1e-6, atol=1e-7 / len(probability))
+
+
+def test_a_rare_label_keeps_its_probability_to_the_digit() -> None:
+    assert reconstructed(np.array([1e-9, 1 - 1e-9]))[0] == pytest.approx(1e-9, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "expected"),
+    [
+        ("in_batch", {}, [0.5, 0.3, 0.2]),
+        ("uniform", {"negatives": 2}, [1 / 3] * 3),
+        ("popularity", {"negatives": 2}, [0.5, 0.3, 0.2]),
+        ("popularity", {"negatives": 2, "alpha": 2}, [25 / 38, 9 / 38, 4 / 38]),
+        ("popularity", {"negatives": 2, "alpha": 0}, [1 / 3] * 3),
+        ("mixed", {"negatives": 2}, [(2 + 2 / 3) / 6, (1.2 + 2 / 3) / 6, (0.8 + 2 / 3) / 6]),
+    ],
+)
+def test_q_by_hand(name: str, arguments: dict[str, object], expected: list[float]) -> None:
+    sampler = SAMPLERS[name](Catalogue(LOG_PI, 4), **arguments)
+
+    assert sampler.log_q_L.dtype == np.float32
+    np.testing.assert_allclose(np.exp(sampler.log_q_L), expected, rtol=1e-6)
+
+
+def test_full_is_every_label_once_so_that_m_times_q_is_one() -> None:
+    assert drawn("full", LOG_PI).tolist() == [0, 1, 2]
+    np.testing.assert_allclose(2 * np.exp(SAMPLERS["full"](Catalogue(LOG_PI, 4)).log_q_L), [1, 1, 1], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "in_batch", "draws"),
+    [
+        ("in_batch", True, False), ("uniform", False, True), ("popularity", False, True), ("mixed", True, True),
+        ("full", False, True),
+    ],
+)  # fmt: skip
+def test_where_negatives_come_from(name: str, in_batch: bool, draws: bool) -> None:
+    arguments = {} if name in ("in_batch", "full") else {"negatives": 2}
+    sampler = SAMPLERS[name](Catalogue(LOG_PI, 4), **arguments)
+
+    assert (sampler.in_batch, sampler.draw is not None) == (in_batch, draws)
+
+
+@pytest.mark.parametrize("name", ["uniform", "popularity"])
+def test_draws_are_shared_by_the_batch_or_one_set_per_row(name: str) -> None:
+    assert drawn(name, LOG_PI, negatives=5).shape == (5,)
+    assert drawn(name, LOG_PI, negatives=5, shared=False).shape == (4, 5)
+    assert drawn("mixed", LOG_PI, negatives=5).shape == (5,)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "q"),
+    [
+        ("uniform", {}, [0.25] * 4),
+        ("popularity", {}, [0.4, 0.35, 0.05, 0.2]),
+        ("popularity", {"alpha": 0.5}, np.sqrt([0.4, 0.35, 0.05, 0.2]) / np.sqrt([0.4, 0.35, 0.05, 0.2]).sum()),
+    ],
+)
+@pytest.mark.parametrize("shared", [True, False])
+def test_draws_follow_q(name: str, arguments: dict[str, float], q: list[float], shared: bool) -> None:
+    size = 100_000
+    made = drawn(
+        name, np.log([0.4, 0.35, 0.05, 0.2]), batch_size=10, negatives=size if shared else size // 10, shared=shared,
+        **arguments,
+    )  # fmt: skip
+
+    found, expected = np.bincount(made.ravel(), minlength=4), size * np.array(q)
+    chi_squared = ((found - expected) ** 2 / expected).sum()
+    assert chi_squared < 16.27, "the 99.9 % quantile of χ² with 3 degrees of freedom"
+
+
+def test_draws_repeat_under_a_seed_and_differ_from_step_to_step() -> None:
+    draw = SAMPLERS["uniform"](Catalogue(np.full(1000, -math.log(1000)), 4), negatives=50).draw
+    one, other = keras.random.SeedGenerator(1), keras.random.SeedGenerator(1)
+    first, second = np.asarray(draw(one)), np.asarray(draw(one))
+
+    np.testing.assert_array_equal(np.asarray(draw(other)), first)
+    assert (first != second).any()

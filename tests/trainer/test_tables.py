@@ -1,0 +1,255 @@
+import sys
+from collections.abc import Callable
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+
+from trainer.config import Data
+from trainer.errors import DataError
+from trainer.tables import file_format, read_interactions, read_lists, read_table, read_xmc
+
+T = TypeVar("T")
+
+
+def data(path: Path, **changes: Any) -> Data:
+    return Data.model_validate({"train": path, "query_id": "user", "label_id": "item"} | changes)
+
+
+def parquet(folder: Path, **columns: Any) -> Path:
+    pq.write_table(pa.table(columns), folder / "pairs.parquet")
+    return folder / "pairs.parquet"
+
+
+def text(folder: Path, name: str, content: str | bytes) -> Path:
+    (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    return folder / name
+
+
+def interactions(path: Path, **changes: Any) -> dict[str, list[object]]:
+    return read_interactions(path, data(path, **changes)).to_pydict()
+
+
+PAIRS = {"query": ["u1", "u2", "u1"], "label": ["7", "8", "8"]}
+COMMA = "user,item,when,much\nu1,7,30,0.5\nu2,8,10,1\nu1,8,20,2\n"
+
+
+@pytest.mark.parametrize("labels", [[7, 8, 8], ["7", "8", "8"]], ids=["integers", "strings"])
+def test_parquet(tmp_path: Path, labels: list[object]) -> None:
+    path = parquet(tmp_path, user=["u1", "u2", "u1"], item=labels, extra=[1.5, None, 2])
+
+    assert interactions(path) == PAIRS
+
+
+def test_parquet_with_dictionaries_and_large_strings(tmp_path: Path) -> None:
+    path = parquet(
+        tmp_path, user=pa.array(["u1", "u2", "u1"], pa.large_string()), item=pa.array([7, 8, 8]).dictionary_encode()
+    )
+
+    assert interactions(path) == PAIRS
+
+
+@pytest.mark.parametrize(("name", "separator"), [("pairs.csv", ","), ("pairs.tsv", "\t")])
+def test_csv_and_tsv(tmp_path: Path, name: str, separator: str) -> None:
+    path = text(tmp_path, name, COMMA.replace(",", separator))
+
+    assert interactions(path) == PAIRS
+    assert interactions(path, timestamp="when", weight="much") == PAIRS | {"time": [30, 10, 20], "weight": [0.5, 1, 2]}
+
+
+def test_ids_of_text_files_are_their_text(tmp_path: Path) -> None:
+    path = text(tmp_path, "pairs.csv", "user,item\n007,1.50\n7,true\n")
+
+    assert interactions(path) == {"query": ["007", "7"], "label": ["1.50", "true"]}
+
+
+@pytest.mark.parametrize(
+    ("times", "seconds"),
+    [
+        ([2.5, -1.0], [2.5, -1]),
+        ([datetime(1970, 1, 1, 0, 0, 2, tzinfo=UTC), datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)], [2e6, 1e6]),
+        ([date(1970, 1, 2), date(1970, 1, 1)], [86_400e6, 0]),
+    ],
+    ids=["numbers", "timestamps", "dates"],
+)
+def test_times_are_numbers_or_microseconds(tmp_path: Path, times: list[object], seconds: list[float]) -> None:
+    path = parquet(tmp_path, user=["a", "b"], item=["x", "y"], when=times)
+
+    assert interactions(path, timestamp="when")["time"] == seconds
+
+
+def test_lists(tmp_path: Path) -> None:
+    path = text(tmp_path, "train.txt", "u1 7 8\nlonely\r\n\n  u2\t9  7 \n")
+
+    assert read_lists(path).to_pydict() == {"query": ["u1", "u1", "u2", "u2"], "label": ["7", "8", "9", "7"]}
+    assert interactions(path, format="lists") == read_lists(path).to_pydict()
+
+
+XMC = "4 6 3\n0,2 1:0.5 5:2\n 0:1\n1\n2 3:-1.5e0\n"
+
+
+def test_xmc(tmp_path: Path) -> None:
+    path = text(tmp_path, "train.txt", XMC)
+    rows = read_xmc(path)
+
+    assert rows.pairs.to_pydict() == {
+        "query": ["train-0", "train-0", "train-2", "train-3"],
+        "label": ["0", "2", "1", "2"],
+    }
+    assert rows.queries.to_pydict() == {
+        "query": ["train-0", "train-1", "train-2", "train-3"],
+        "features": [[("1", 0.5), ("5", 2.0)], [("0", 1.0)], [], [("3", -1.5)]],
+    }
+    assert rows.unlabelled == 1
+    assert interactions(path, format="xmc") == rows.pairs.to_pydict()
+
+
+def test_xmc_is_the_same_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = text(tmp_path, "train.txt", XMC)
+    whole = read_xmc(path)
+    monkeypatch.setattr("trainer.tables._BLOCK_BYTES", 1)
+
+    blocks = read_xmc(path)
+
+    assert blocks.pairs.to_pydict() == whole.pairs.to_pydict()
+    assert blocks.queries.to_pydict() == whole.queries.to_pydict()
+
+
+@pytest.mark.parametrize(("name", "expected"), [("a.parquet", "parquet"), ("a.csv", "csv"), ("b.tsv", "tsv")])
+def test_the_format_goes_by_the_ending(name: str, expected: str) -> None:
+    assert file_format(Path(name), data(Path(name))) == expected
+    assert file_format(Path(name), data(Path(name), format="lists")) == "lists"
+
+
+def calls_during(work: Callable[[], T]) -> tuple[T, int]:
+    """The result, and how many functions were called on the way, C's included."""
+    calls = 0
+
+    def count(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    sys.setprofile(count)
+    try:
+        return work(), calls
+    finally:
+        sys.setprofile(None)
+
+
+@pytest.mark.parametrize("name", ["pairs.parquet", "pairs.csv", "pairs.txt"])
+def test_a_million_rows_are_read_without_a_loop_per_row(tmp_path: Path, name: str) -> None:
+    rng, path = np.random.default_rng(0), tmp_path / name
+    table = pa.table({"user": rng.integers(0, 50_000, 10**6), "item": rng.integers(0, 9_000, 10**6)})
+    if name == "pairs.parquet":
+        pq.write_table(table, path)
+    elif name == "pairs.csv":
+        pyarrow.csv.write_csv(table, path)
+    else:
+        options = pyarrow.csv.WriteOptions(include_header=False, delimiter=" ")
+        pyarrow.csv.write_csv(table, path, options)
+
+    settings = data(path, format="lists" if name == "pairs.txt" else "auto")
+    read, calls = calls_during(lambda: read_interactions(path, settings))
+
+    assert calls < 10_000
+    assert read.num_rows == 10**6
+    assert read.slice(10**6 - 1).to_pylist() == [
+        {"query": str(table["user"][-1].as_py()), "label": str(table["item"][-1].as_py())}
+    ]
+
+
+BAD_TABLES = {
+    "unknown column": ({"user": ["a"], "thing": ["x"]}, {}, r"expected a column 'item', found user, thing"),
+    "null id": ({"user": ["a", None], "item": [1, 2]}, {}, r"column 'user': expected an id .*, found null in row 1"),
+    "empty id": ({"user": ["a", "b"], "item": ["x", ""]}, {}, r"column 'item': .* found an empty one in row 1"),
+    "float ids": ({"user": [1.0], "item": [1]}, {}, r"'user': expected ids as strings or integers, found double"),
+    "boolean ids": ({"user": [True], "item": [1]}, {}, r"'user': expected ids as strings or integers, found bool"),
+    "no rows": ({"user": pa.array([], pa.string()), "item": pa.array([], pa.string())}, {}, "at least one interaction"),
+    "NaN weight": ({"w": [1, np.nan]}, {"weight": "w"}, r"'w': expected finite numbers, found nan in row 1"),
+    "infinite weight": ({"w": [np.inf, 1]}, {"weight": "w"}, r"'w': expected finite numbers, found inf in row 0"),
+    "null weight": ({"w": [1.0, None]}, {"weight": "w"}, r"'w': expected finite numbers, found None in row 1"),
+    "negative weight": ({"w": [1, -2]}, {"weight": "w"}, r"'w': expected weights >= 0, found -2.0 in row 1"),
+    "text weight": ({"w": ["a", "b"]}, {"weight": "w"}, r"'w': expected numbers, found string"),
+    "no weight": ({}, {"weight": "w"}, r"expected a column 'w', found user, item"),
+    "null time": ({"t": [None, 1]}, {"timestamp": "t"}, r"'t': expected finite numbers, found None in row 0"),
+    "text time": ({"t": ["a", "b"]}, {"timestamp": "t"}, r"'t': expected numbers or timestamps, found string"),
+}
+
+
+@pytest.mark.parametrize(("columns", "changes", "message"), BAD_TABLES.values(), ids=BAD_TABLES)
+def test_a_table_that_does_not_hold_what_the_recipe_says(
+    tmp_path: Path, columns: dict[str, Any], changes: dict[str, str], message: str
+) -> None:
+    ids = {} if "user" in columns else {"user": ["a", "b"], "item": ["x", "y"]}
+    path = parquet(tmp_path, **ids, **columns)
+
+    with pytest.raises(DataError, match=f"^{path}: .*{message}"):
+        interactions(path, **changes)
+
+
+BAD_FILES = {
+    "empty Parquet": ("a.parquet", b"", {}, "expected a readable parquet file: .*size is 0 bytes"),
+    "garbled Parquet": ("a.parquet", b"PAR1 and then nothing", {}, "expected a readable parquet file: "),
+    "empty CSV": ("a.csv", b"", {}, "expected a readable csv file: Empty CSV file"),
+    "header only": ("a.csv", b"user,item\n", {}, "expected at least one interaction, found none"),
+    "ragged CSV": ("a.csv", b"user,item\na,b\na\n", {}, "expected a readable csv file: .*Expected 2 columns, got 1"),
+    "CSV with an empty id": ("a.csv", b"user,item\na,x\n,y\n", {}, "'user': .* found an empty one in row 1"),
+    "CSV in latin-1": ("a.csv", "user,item\né,x\n".encode("latin-1"), {}, "expected a readable csv file: .*UTF8"),
+    "CSV with text for weights": ("a.csv", b"user,item,w\na,x,1\na,y,much\n", {"weight": "w"}, "'w': expected numbers"),
+    "unknown ending": (
+        "a.dat",
+        b"user,item\na,b\n",
+        {},
+        "expected an ending among .parquet, .csv, .tsv, or data.format",
+    ),
+    "empty lists": ("a.txt", b"\n\n", {"format": "lists"}, "expected at least one interaction, found none"),
+    "lists in latin-1": ("a.txt", "1 é\n".encode("latin-1"), {"format": "lists"}, "expected UTF-8 text: "),
+    "empty XMC": ("a.txt", b"", {"format": "xmc"}, "expected a first line `rows features labels`, found ''"),
+    "no XMC header": ("a.txt", b"1,2 3:4\n", {"format": "xmc"}, "`rows features labels`, found '1,2 3:4'"),
+    "fewer XMC rows": ("a.txt", b"2 9 9\n1 3:4\n", {"format": "xmc"}, "expected 2 rows as its header says, found 1"),
+    "more XMC rows": ("a.txt", b"1 9 9\n1 3:4\n2 1:1\n", {"format": "xmc"}, "expected 1 rows .*, found 2"),
+    "XMC feature too high": ("a.txt", b"1 4 9\n1 4:1\n", {"format": "xmc"}, "expected features below 4 .*, found 4"),
+    "XMC label too high": ("a.txt", b"1 9 2\n1,2 4:1\n", {"format": "xmc"}, "expected labels below 2 .*, found 2"),
+    "XMC label not a number": ("a.txt", b"1 9 2\none 4:1\n", {"format": "xmc"}, "expected labels as numbers: .*one"),
+    "XMC entry without colon": ("a.txt", b"1 9 2\n1 3:4 5\n", {"format": "xmc"}, "entries `feature:value`, found '5'"),
+    "XMC value not a number": ("a.txt", b"1 9 2\n1 3:x\n", {"format": "xmc"}, "a number after every `feature:`: .*x"),
+    "XMC value NaN": ("a.txt", b"1 9 2\n1 3:nan\n", {"format": "xmc"}, "expected finite feature values, found NaN"),
+    "XMC in latin-1": ("a.txt", b"1 9 2\n1 3:4 \xe9\n", {"format": "xmc"}, "expected UTF-8 text: "),
+}
+
+
+@pytest.mark.parametrize(("name", "content", "changes", "message"), BAD_FILES.values(), ids=BAD_FILES)
+def test_a_file_that_cannot_be_read(
+    tmp_path: Path, name: str, content: bytes, changes: dict[str, str], message: str
+) -> None:
+    path = text(tmp_path, name, content)
+
+    with pytest.raises(DataError, match=f"(?s)^{path}: .*{message}"):
+        interactions(path, **changes)
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [("a.parquet", {}), ("a.csv", {}), ("a.txt", {"format": "lists"}), ("a.txt", {"format": "xmc"})],
+)
+def test_a_file_that_is_missing(tmp_path: Path, name: str, changes: dict[str, str]) -> None:
+    with pytest.raises(DataError, match=f"{name}: expected a .*file, found none"):
+        interactions(tmp_path / name, **changes)
+
+
+def test_a_directory_is_no_file(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").mkdir()
+
+    with pytest.raises(DataError, match="expected a parquet file, found none"):
+        interactions(tmp_path / "a.parquet")
+
+
+def test_a_feature_table_of_unknown_form(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"expected an ending among .parquet, .csv, .tsv, received '.json'"):
+        read_table(text(tmp_path, "users.json", "{}"), strings=[])

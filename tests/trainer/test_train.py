@@ -1,0 +1,112 @@
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from tests.trainer import tiny
+from trainer.data import Dataset
+from trainer.errors import DataError
+from trainer.progress import Reporter
+from trainer.train import Trained, train
+
+TABLE = tiny.clustered(users=12, items=8, each=6, seed=0)
+ROWS = list(zip(TABLE["user_id"].to_pylist(), TABLE["item_id"].to_pylist(), strict=True))
+
+
+def data(*, valid: bool = True) -> Dataset:
+    held_out = tiny.pairs(*ROWS[::6]) if valid else tiny.pairs()
+    return tiny.dataset(
+        tiny.pairs(*[row for at, row in enumerate(ROWS) if at % 6 or not valid]), queries=12, labels=8, valid=held_out
+    )
+
+
+def run(work: Path, dataset: Dataset, *, epochs: int, seed: int = 0, **training: object) -> Trained:
+    recipe = tiny.recipe(seed=seed, training={"batch_size": 12, **training}, optimizer={"embedding_learning_rate": 0.1})
+    reporter = Reporter(Console(file=io.StringIO()))
+    return train(recipe, dataset, epochs=epochs, work=work, logs=work / "logs", reporter=reporter)
+
+
+def test_training_repeats_under_a_seed_and_lowers_the_loss(tmp_path: Path) -> None:
+    first, again, other = (
+        run(tmp_path / name, data(), epochs=4, seed=seed) for name, seed in [("first", 3), ("again", 3), ("other", 4)]
+    )
+
+    assert first.history == again.history
+    np.testing.assert_array_equal(first.model.embed_labels(), again.model.embed_labels())
+    assert other.history.losses != first.history.losses
+    assert len(first.history.losses) == 4
+    assert first.history.losses[-1] < first.history.losses[0]
+    assert sorted(first.history.metrics) == [1, 2, 3, 4]
+
+
+def test_early_stopping_waits_for_its_patience_and_restores_the_best_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripted = iter([0.1, 0.5, 0.4, 0.5, 0.3, 0.2, *(0.1, 0.2, 0.3, 0.4)])
+    monkeypatch.setattr("trainer.train._validate", lambda _: (next(scripted), 0.0))
+
+    stopped = run(tmp_path / "stopped", data(), epochs=9, patience=2)
+    four = run(tmp_path / "four", data(), epochs=4)
+
+    assert stopped.history.metrics == {1: 0.1, 2: 0.5, 3: 0.4, 4: 0.5, 5: 0.3, 6: 0.2}
+    assert stopped.history.best_epoch == 4, "of equals, the one trained longer"
+    assert stopped.history.losses[:4] == four.history.losses
+    np.testing.assert_array_equal(stopped.model.embed_labels(), four.model.embed_labels())
+
+
+def test_validation_keeps_to_its_epochs_and_the_last(tmp_path: Path) -> None:
+    trained = run(tmp_path, data(), epochs=5, evaluate_every=2)
+
+    assert sorted(trained.history.metrics) == [2, 4, 5]
+
+
+def test_without_validation_the_last_epoch_is_kept(tmp_path: Path) -> None:
+    trained = run(tmp_path, data(valid=False), epochs=2)
+
+    assert (trained.history.best_epoch, trained.history.metrics) == (2, {})
+
+
+def test_a_run_that_is_done_is_only_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = run(tmp_path, data(), epochs=2)
+    monkeypatch.setattr("trainer.train._batches", lambda *_, **__: pytest.fail("trains again"))
+
+    again = run(tmp_path, data(), epochs=2)
+
+    assert again.history == done.history
+    np.testing.assert_array_equal(again.model.embed_labels(), done.model.embed_labels())
+
+
+def test_tensorboard_logs_are_written(tmp_path: Path) -> None:
+    run(tmp_path, data(), epochs=1)
+
+    (log,) = (tmp_path / "logs").iterdir()
+    content = log.read_bytes()
+    for tag in (b"train/loss", b"valid/recall@2", b"valid/best_bias_removal"):
+        assert tag in content
+
+
+def test_a_loss_that_is_not_finite_stops_the_job(tmp_path: Path) -> None:
+    heavy = data(valid=False)
+    weights = np.full(len(heavy.train), 3e38, np.float32)
+    broken = tiny.dataset(
+        tiny.pairs(*zip(heavy.train.queries, heavy.train.labels, strict=True), weights=weights), queries=12, labels=8
+    )
+
+    with pytest.raises(DataError, match="expected a finite loss, found inf at epoch 1, step 1"):
+        run(tmp_path, broken, epochs=1)
+
+
+def test_one_pair_is_too_few(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="training: expected at least 2 pairs, found 1"):
+        run(tmp_path, tiny.dataset(tiny.pairs((0, 0)), queries=1, labels=2), epochs=1)
+
+
+def test_a_metric_over_more_labels_than_there_are_is_refused_before_training(tmp_path: Path) -> None:
+    recipe = tiny.recipe(evaluation={"ks": [9], "metric": "recall@9"})
+
+    with pytest.raises(DataError, match=r"evaluation.metric: expected a k of at most 8, all labels, received recall@9"):
+        train(recipe, data(), epochs=1, work=tmp_path, logs=tmp_path, reporter=Reporter(Console(file=io.StringIO())))
+
+    assert list(tmp_path.iterdir()) == []
