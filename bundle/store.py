@@ -70,7 +70,7 @@ def refuse_existing(target: Path) -> None:
 
 def replace_file(path: Path, content: bytes) -> None:
     """Replace a small file in one step: readers see the old content or the new, never a part."""
-    handle, working = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    handle, working = tempfile.mkstemp(prefix=f".{path.name}.{os.getpid()}.", suffix=".tmp", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
@@ -110,4 +110,12 @@ def _fsync_tree(root: Path) -> None:
 def _is_running(working: Path) -> bool:
     """Whether the process that made this temporary directory is still there."""
     process_id = working.name.removesuffix(".tmp").split(".")[-2]
-    return process_id.isdigit() and Path("/proc", process_id).exists()
+    if not process_id.isdigit():
+        return False
+    try:
+        os.kill(int(process_id), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

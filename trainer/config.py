@@ -35,7 +35,7 @@ class Split(_Section):
     valid: float = Field(default=0.1, ge=0, lt=1)
     """Share of all pairs; not used by `leave_last_out`."""
     test: float = Field(default=0.1, ge=0, lt=1)
-    """Share of all pairs; must be 0 when a test file is given, which is then left whole."""
+    """Share of all pairs; not used when there is a test file (nor `valid`, when there is a valid file)."""
 
     @model_validator(mode="after")
     def _something_to_train_on(self) -> Self:
@@ -85,8 +85,8 @@ class FeatureConfig(_Section):
     dim: int = Field(default=64, ge=1)
     """Width of its embedding; not used by `number`."""
     table: str | None = Field(default=None, pattern=r"^[A-Za-z][A-Za-z0-9_]*$")
-    """Features that name the same table share a vocabulary and an embedding, across both towers. By default
-    each has its own; a `history` shares the label id's if it says so with `table = "<label_id>"`."""
+    """Features of one table share a vocabulary and an embedding, across both towers; by default a table is
+    named as its feature. A `history` shares the label id's with `table = "<label_id>"`."""
     max_length: int = Field(default=50, ge=1)
     """Longest history, bag or text read; of longer ones the last entries count."""
     min_count: int = Field(default=1, ge=1)
@@ -98,6 +98,11 @@ class FeatureConfig(_Section):
     unknown_rate: float = Field(default=0.01, ge=0, lt=1)
     """Share of a query feature's training values replaced by the out-of-vocabulary row, so that it learns
     what to say of an id never seen; 0 for label features."""
+
+    @property
+    def source(self) -> str:
+        """The column it is read from."""
+        return self.column or self.name
 
     @property
     def table_name(self) -> str:
@@ -295,6 +300,12 @@ class Recipe(_Section):
                     f"and {feature.name!r} ({feature.kind}, {feature.dim})"
                 )
         return self
+
+    @property
+    def string_columns(self) -> list[str]:
+        """Columns of feature tables that are text, also where a text format makes them look like numbers."""
+        features = (*self.query.features, *self.label.features)
+        return [feature.source for feature in features if feature.kind not in ("number", "history")]
 
 
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:

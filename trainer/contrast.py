@@ -61,7 +61,7 @@ class Contrast:
         """
         batch = positive_B.shape[0]
         scaled_BD = queries_BD * scale
-        positive_logits_B = ops.sum(scaled_BD * labels_CD[:batch], axis=1) + bias_C[:batch]
+        positive_logits_B = self._product("bd,bd->b", scaled_BD, labels_CD[:batch]) + bias_C[:batch]
         start = 0 if self.in_batch else batch
         embedded, bias = labels_CD[start:], bias_C[start:]
         if len(candidates.shape) == 2:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,6 +23,9 @@ from trainer.errors import DataError
 from trainer.tables import file_format, ids_of, read_interactions, read_table, read_xmc, stored_id_type
 
 _T = TypeVar("_T", bound=np.generic)
+
+_ID = "__id"
+"""Column of a feature table that holds its ids as strings, while the table is being read."""
 
 
 @dataclass(frozen=True)
@@ -135,8 +138,13 @@ class Dataset:
         return replace(self, train=self.train.followed_by(self.valid), valid=self.valid.take(slice(0)))
 
 
-def load_dataset(data: Data, *, seed: int) -> Dataset:
+def load_dataset(data: Data, *, seed: int, strings: Sequence[str] = ()) -> Dataset:
     """Read every file the recipe names and cut the splits.
+
+    Args:
+        data: names the files.
+        seed: of a random split.
+        strings: columns of feature tables that text formats must not read as numbers or dates.
 
     Ids match by their text: integer 7 in Parquet, `7` in CSV. Text formats have no types; Parquet files must
     agree whether a column of ids holds integers or strings, since they would match by accident otherwise.
@@ -149,11 +157,12 @@ def load_dataset(data: Data, *, seed: int) -> Dataset:
     if data.split and len(files) == 3:
         raise DataError("data.split: expected at most one of valid and test as a file beside it, received both")
     raw = {name: read_interactions(path, data) for name, path in files.items()}
-    query_table, label_table = _query_features(data, files), _feature_table(data.labels, data.label_id)
+    query_table = _query_features(data, files, strings)
+    label_table = _feature_table(data.labels, data.label_id, strings)
     _check_id_types(data, files)
     _check_display(data, label_table)
-    query_ids = _union([table["query"] for table in raw.values()], query_table, "query")
-    label_ids = _union([table["label"] for table in raw.values()], label_table, "label")
+    query_ids = _union([table["query"] for table in raw.values()], query_table)
+    label_ids = _union([table["label"] for table in raw.values()], label_table)
     pairs = {name: _pairs(table, query_ids, label_ids) for name, table in raw.items()}
     if data.split:
         pairs = _SPLITS[data.split.strategy](pairs["train"], data.split, set(pairs), seed) | {
@@ -166,8 +175,8 @@ def load_dataset(data: Data, *, seed: int) -> Dataset:
         train=pairs["train"].sorted(),
         valid=pairs.get("valid", nothing).sorted(),
         test=pairs.get("test", nothing).sorted(),
-        query_table=_aligned(query_table, query_ids, "query"),
-        label_table=_aligned(label_table, label_ids, "label"),
+        query_table=_aligned(query_table, query_ids),
+        label_table=_aligned(label_table, label_ids),
         ordered=data.timestamp is not None or (data.split is not None and data.split.strategy == "leave_last_out"),
     )
 
@@ -186,7 +195,7 @@ def _check_id_types(data: Data, files: dict[str, Path]) -> None:
 
 def _check_display(data: Data, label_table: pa.Table | None) -> None:
     """Refuse display columns that the label table lacks or that a bundle's own columns are named like."""
-    columns = [] if label_table is None else [name for name in label_table.column_names if name != "__id"]
+    columns = [] if label_table is None else [name for name in label_table.column_names if name != _ID]
     for name in data.display:
         if name not in columns:
             raise DataError(
@@ -197,17 +206,23 @@ def _check_display(data: Data, label_table: pa.Table | None) -> None:
             raise DataError(f"data.display: expected names other than {', '.join(RESERVED_COLUMNS)}, received {name!r}")
 
 
-def _query_features(data: Data, files: dict[str, Path]) -> pa.Table | None:
+def _query_features(data: Data, files: dict[str, Path], strings: Sequence[str]) -> pa.Table | None:
     if file_format(data.train, data) == "xmc":
-        return pa.concat_tables([read_xmc(path).queries for path in files.values()])
-    return _feature_table(data.queries, data.query_id)
+        stems = [path.stem for path in files.values()]
+        if len(set(stems)) < len(stems):
+            raise DataError(
+                f"data: expected files of distinct names, which name their rows, received {', '.join(stems)}"
+            )
+        tables = [read_xmc(path).queries.rename_columns([_ID, "features"]) for path in files.values()]
+        return pa.concat_tables(tables)
+    return _feature_table(data.queries, data.query_id, strings)
 
 
-def _feature_table(path: Path | None, id_column: str) -> pa.Table | None:
-    """A feature table with its id column renamed to `query` or `label` by the caller's key."""
+def _feature_table(path: Path | None, id_column: str, strings: Sequence[str]) -> pa.Table | None:
+    """A feature table with its ids, as strings, in the column `_ID`."""
     if path is None:
         return None
-    table = read_table(path, strings=[id_column])
+    table = read_table(path, strings=[id_column, *strings])
     ids = ids_of(table, id_column, path)
     if len(ids.dictionary) != len(ids):
         twice = pc.value_counts(ids.dictionary_decode())
@@ -215,13 +230,14 @@ def _feature_table(path: Path | None, id_column: str) -> pa.Table | None:
         raise DataError(
             f"{path}: column {id_column!r}: expected distinct ids, found {worst['values']!r} {worst['counts']} times"
         )
-    return table.append_column("__id", ids.dictionary_decode())
+    return table.append_column(_ID, ids.dictionary_decode())
 
 
-def _union(columns: list[pa.ChunkedArray], table: pa.Table | None, key: str) -> pa.Array:
+def _union(columns: list[pa.ChunkedArray], table: pa.Table | None) -> pa.Array:
+    """Every id of some pairs and of a feature table, once."""
     parts = [chunk.dictionary for column in columns for chunk in column.chunks]
     if table is not None:
-        parts.append(table["__id" if "__id" in table.column_names else key].combine_chunks())
+        parts.append(table[_ID].combine_chunks())
     return pc.unique(pa.concat_arrays(parts))
 
 
@@ -240,13 +256,12 @@ def _pairs(table: pa.Table, query_ids: pa.Array, label_ids: pa.Array) -> Pairs:
     )
 
 
-def _aligned(table: pa.Table | None, ids: pa.Array, key: str) -> pa.Table | None:
+def _aligned(table: pa.Table | None, ids: pa.Array) -> pa.Table | None:
     """The feature table in the order of `ids`; ids without a row get nulls."""
     if table is None:
         return None
-    key = "__id" if "__id" in table.column_names else key
-    rows = pc.index_in(ids, value_set=table[key].combine_chunks())
-    return table.drop_columns([key]).take(rows)
+    rows = pc.index_in(ids, value_set=table[_ID].combine_chunks())
+    return table.drop_columns([_ID]).take(rows)
 
 
 def _split_random(pairs: Pairs, split: Split, given: set[str], seed: int) -> dict[str, Pairs]:

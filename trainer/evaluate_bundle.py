@@ -45,7 +45,7 @@ def evaluate_bundle(
     if recipe_path is not None:
         recipe = load_recipe(recipe_path, overrides)
         metric = recipe.evaluation.metric
-        dataset = load_dataset(recipe.data, seed=recipe.seed)
+        dataset = load_dataset(recipe.data, seed=recipe.seed, strings=recipe.string_columns)
         rows_L = pc.fill_null(pc.index_in(dataset.label_ids, value_set=bundle.labels.ids), -1).to_numpy()
         known = dataset.train.followed_by(dataset.valid) if split == "test" and len(dataset.valid) else dataset.train
         held_out = dataset.test if split == "test" else dataset.valid

@@ -249,7 +249,7 @@ class _Source:
         """The raw column of a feature, one value per id."""
         if feature.name == self.id_name:
             return self.ids
-        name = feature.column or feature.name
+        name = feature.source
         found = [] if self.table is None else self.table.column_names
         if self.table is None or name not in found:
             where = self.path or "the recipe (no feature table)"

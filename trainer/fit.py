@@ -32,7 +32,7 @@ def fit(recipe: Recipe, out: Path, reporter: Reporter) -> Bundle:
         TrainerError: what is wrong with the recipe, the data, a checkpoint or the export.
     """
     refuse_existing(out)
-    dataset = load_dataset(recipe.data, seed=recipe.seed)
+    dataset = load_dataset(recipe.data, seed=recipe.seed, strings=recipe.string_columns)
     _describe(recipe, dataset, reporter)
     work = work_of(out)
     trained = train(
@@ -69,7 +69,7 @@ def export_checkpoint(recipe: Recipe, work: Path, out: Path, reporter: Reporter)
         CheckpointError: there is no checkpoint, or it is of another recipe or other data.
     """
     refuse_existing(out)
-    dataset = load_dataset(recipe.data, seed=recipe.seed)
+    dataset = load_dataset(recipe.data, seed=recipe.seed, strings=recipe.string_columns)
     run = restore(recipe, dataset, epochs=recipe.training.epochs, work=work / "select")
     if run.epoch == run.step == 0:
         raise CheckpointError(f"{work / 'select'}: expected a checkpoint of this recipe, found none")

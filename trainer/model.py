@@ -29,7 +29,8 @@ from trainer.towers import build_towers, in_float32
 Tensor = Any
 """A backend tensor; shapes are in the names."""
 
-_BIAS = "label_bias"
+_BIAS = "label bias"
+"""Key of the bias table; no table of a feature can be called so."""
 _BLOCK = 4096
 
 
@@ -57,7 +58,7 @@ class TwoTower:
         self.towers = build_towers(recipe, encoding.vocabulary_rows, encoding.numbers)
         self.tables = dict(self.towers.tables)
         if recipe.model.label_bias:
-            self.tables[_BIAS] = Table(len(log_pi_L) + 1, 1, scale=0.0, seed=0, name=_BIAS)
+            self.tables[_BIAS] = Table(len(log_pi_L) + 1, 1, scale=0.0, seed=0, name="label_bias")
         self.log_temperature = keras.Variable(
             float(np.log(recipe.model.temperature)), dtype="float32", name="log_temperature",
             trainable=recipe.model.learn_temperature,

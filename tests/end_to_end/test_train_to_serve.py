@@ -151,7 +151,10 @@ def raw_features(shop: Path, user: int, history: list[str]) -> dict[str, Any]:
 @pytest.mark.parametrize("bias_removal", [-0.5, 0.0, 0.4, 1.0])
 def test_http_answers_are_the_trained_models(shop: Path, client: httpx.Client, bias_removal: float) -> None:
     recipe = load_recipe(shop / "recipe.toml")
-    dataset, bundle = load_dataset(recipe.data, seed=recipe.seed), Bundle.load(shop / "model")
+    dataset, bundle = (
+        load_dataset(recipe.data, seed=recipe.seed, strings=recipe.string_columns),
+        Bundle.load(shop / "model"),
+    )
     features = Encoding.fit(recipe, dataset, dict(bundle.vocabularies)).query
     users = list(range(0, USERS, 3))
     rows = np.array([dataset.query_ids.to_pylist().index(f"u{user}") for user in users], np.int32)

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +34,7 @@ for sampler, weight, optimizer in [("in_batch", "tail", "adam"), ("full", "impor
     )
     model = tiny.model(recipe, data, batch_size=4, total_steps=10)
     query, rng = Encoding.fit(recipe, data).query, np.random.default_rng(0)
-    for weights in [*model.towers.query.weights, *model.towers.label.weights, model.tables["label_bias"].table]:
+    for weights in [*model.towers.query.weights, *model.towers.label.weights, model.tables["label bias"].table]:
         weights.assign(0.3 * rng.standard_normal(weights.shape).astype("float32"))
     for step in range(3):
         chosen = np.arange(4) + step
@@ -61,13 +62,29 @@ def wait(process: "subprocess.Popen[str]") -> None:
     assert process.returncode == 0, errors
 
 
-def test_tensorflow_and_jax_take_the_same_steps(tmp_path: Path) -> None:
-    backends = ("tensorflow", "jax")
-    processes = [start(backend, "-c", STEPS, tmp_path / f"{backend}.npz") for backend in backends]
-    for process in processes:
+@dataclass(frozen=True)
+class Runs:
+    """Processes that run side by side, and where they write."""
+
+    folder: Path
+    steps: list["subprocess.Popen[str]"]
+    fit: "subprocess.Popen[str]"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, finished: Finished) -> Runs:
+    folder = tmp_path_factory.mktemp("backends")
+    overrides = ("--set", "training.epochs=2")
+    fit = start("jax", "-m", "trainer", "fit", finished.recipe, "--out", folder / "bundle", *overrides)
+    steps = [start(backend, "-c", STEPS, folder / f"{backend}.npz") for backend in ("tensorflow", "jax")]
+    return Runs(folder, steps, fit)
+
+
+def test_tensorflow_and_jax_take_the_same_steps(runs: Runs) -> None:
+    for process in runs.steps:
         wait(process)
 
-    one, other = (np.load(tmp_path / f"{backend}.npz") for backend in backends)
+    one, other = (np.load(runs.folder / f"{backend}.npz") for backend in ("tensorflow", "jax"))
     assert len(one.files) == 2 * 7
     for name in one.files:
         np.testing.assert_allclose(one[name], other[name], atol=1e-5, err_msg=name)
@@ -77,11 +94,11 @@ def test_tensorflow_and_jax_take_the_same_steps(tmp_path: Path) -> None:
 
 
 def test_a_model_trained_on_jax_is_exported_and_measures_the_same_in_onnx(
-    tmp_path: Path, finished: Finished, capsys: pytest.CaptureFixture[str]
+    runs: Runs, finished: Finished, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """From recipe to bundle on JAX; measured again here, from the bundle's files."""
-    out = tmp_path / "bundle"
-    wait(start("jax", "-m", "trainer", "fit", finished.recipe, "--out", out, "--set", "training.epochs=2"))
+    wait(runs.fit)
+    out = runs.folder / "bundle"
 
     bundle = Bundle.load(out)
     assert bundle.manifest.software["backend"] == "jax"

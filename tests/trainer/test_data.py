@@ -236,3 +236,24 @@ def test_xmc_rows_are_queries_with_their_features(tmp_path: Path) -> None:
     assert named(dataset, dataset.train) == ["train-0-0", "train-1-1", "train-1-2"]
     assert named(dataset, dataset.test) == ["test-0-2"]
     assert dataset.query_table["features"].to_pylist() == [[("1", 2.0)], [("3", 1.0)], [("0", 5.0)]]
+
+
+def test_text_columns_of_a_csv_feature_table_keep_their_zeros(tmp_path: Path) -> None:
+    (tmp_path / "pairs.csv").write_text("query_id,label_id\na,x\nb,y\n")
+    (tmp_path / "users.csv").write_text("query_id,zip,age\na,007,30\nb,7,40\n")
+    data = Data(train=tmp_path / "pairs.csv", queries=tmp_path / "users.csv")
+
+    table = load_dataset(data, seed=0, strings=["zip"]).query_table
+
+    assert table is not None
+    assert table["zip"].to_pylist() == ["007", "7"]
+    assert table["age"].to_pylist() == [30, 40]
+
+
+def test_xmc_files_that_would_name_rows_alike_are_refused(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "rows.txt").write_text("1 2 2\n0 0:1\n")
+    data = Data(train=tmp_path / "a" / "rows.txt", test=tmp_path / "b" / "rows.txt", format="xmc")
+    with pytest.raises(DataError, match="distinct names, which name their rows, received rows, rows"):
+        load_dataset(data, seed=0)

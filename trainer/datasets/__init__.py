@@ -72,8 +72,13 @@ def prepare(name: str, out: Path, source: Path | None, *, say: Callable[[str], o
     raw = source if source is not None else fetch(name, known.sources, say=say)
     if not raw.is_dir():
         raise DataError(f"--from {raw}: expected a directory, found none")
-    tables = known.convert(raw)
-    _check_counts(name, raw, [tables[table] for table in known.interactions], known.expected)
+    try:
+        tables = known.convert(raw)
+        _check_counts(name, raw, [tables[table] for table in known.interactions], known.expected)
+    except DataError:
+        if source is None:
+            shutil.rmtree(raw)  # a bad download must not be met again
+        raise
     with atomic_directory(out) as working:
         for table_name, table in tables.items():
             pq.write_table(table, working / f"{table_name}.parquet")
