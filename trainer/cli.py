@@ -12,7 +12,10 @@ import typer
 from rich.console import Console
 
 app = typer.Typer(
-    help="Train two-tower retrieval models and write bundles.", no_args_is_help=True, pretty_exceptions_enable=False
+    help="Train two-tower retrieval models and write bundles.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
 )
 
 _Out = Annotated[Path, typer.Option("--out", help="Bundle directory to write; must not exist.")]

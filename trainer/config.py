@@ -6,9 +6,10 @@ import inspect
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from trainer.errors import RecipeError
 from trainer.losses import LOSSES
@@ -325,11 +326,7 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     try:
         recipe = Recipe.model_validate(tree)
     except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(map(str, problem['loc'])) or 'recipe'}: {problem['msg'].removeprefix('Value error, ')}"
-            + ("" if problem["type"] == "value_error" else f", received {problem['input']!r}")
-            for problem in error.errors()
-        )
+        problems = "; ".join(_problem(problem) for problem in error.errors())
         raise RecipeError(f"{path}: {problems}") from error
     paths = {
         key: path.parent / value
@@ -337,6 +334,27 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
         if (value := getattr(recipe.data, key)) is not None
     }
     return recipe.model_copy(update={"data": recipe.data.model_copy(update=paths)})
+
+
+def _problem(problem: ErrorDetails) -> str:
+    """One validation error in words: where, what was expected, what was received."""
+    where = ".".join(map(str, problem["loc"])) or "recipe"
+    if problem["type"] == "value_error":
+        return f"{where}: {problem['msg'].removeprefix('Value error, ')}"
+    if problem["type"] == "extra_forbidden":
+        return f"{where}: expected one of {', '.join(_keys_beside(problem['loc']))}, received an unknown key"
+    return f"{where}: {problem['msg']}, received {problem['input']!r}"
+
+
+def _keys_beside(location: tuple[str | int, ...]) -> list[str]:
+    """The keys of the section that holds this one."""
+    section: type[BaseModel] = Recipe
+    for name in location[:-1]:
+        if isinstance(name, str):
+            kind = section.model_fields[name].annotation
+            candidates = [kind, *get_args(kind)]
+            section = next(part for part in candidates if isinstance(part, type) and issubclass(part, BaseModel))
+    return list(section.model_fields)
 
 
 def _apply_override(tree: dict[str, Any], override: str) -> None:

@@ -71,6 +71,8 @@ def read_interactions(path: Path, data: Data) -> pa.Table:
         pairs = read_xmc(path).pairs
     else:
         raw = read_table(path, kind, strings=[data.query_id, data.label_id])
+        if raw.num_rows == 0:
+            raise _no_interactions(path)
         columns = {"query": ids_of(raw, data.query_id, path), "label": ids_of(raw, data.label_id, path)}
         if data.timestamp:
             columns["time"] = _times_of(raw, data.timestamp, path)
@@ -78,8 +80,12 @@ def read_interactions(path: Path, data: Data) -> pa.Table:
             columns["weight"] = _weights_of(raw, data.weight, path)
         pairs = pa.table(columns)
     if pairs.num_rows == 0:
-        raise DataError(f"{path}: expected at least one interaction, found none")
+        raise _no_interactions(path)
     return pairs
+
+
+def _no_interactions(path: Path) -> DataError:
+    return DataError(f"{path}: expected at least one interaction, found none")
 
 
 def read_table(path: Path, kind: str | None = None, *, strings: list[str]) -> pa.Table:

@@ -68,7 +68,7 @@ def job(tmp_path: Path) -> Path:
 
 ERRORS = {
     "no recipe": ("fit nowhere.toml --out OUT", "nowhere.toml: expected a recipe: No such file or directory"),
-    "unknown key": ("fit RECIPE --out OUT --set mdoel.dim=3", "mdoel: Extra inputs are not permitted"),
+    "unknown key": ("fit RECIPE --out OUT --set mdoel.dim=3", "mdoel: expected one of name, seed, data, query,"),
     "missing data": ("fit RECIPE --out OUT --set data.train=gone.csv", "gone.csv: expected a csv file, found none"),
     "unknown column": ("fit RECIPE --out OUT --set data.query_id=who", "expected a column 'who', found user_id"),
     "no feature": (
