@@ -1,7 +1,7 @@
 """What to build: the kinds of index, and the FAISS factory string each of them comes to.
 
 Every index holds augmented rows [METHODS §6] under the inner product. Approximate kinds are banded by
-popularity (bands.py); a factory string is taken literally, over all rows.
+popularity (band.py); a factory string is taken literally, over all rows.
 """
 
 from __future__ import annotations
