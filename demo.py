@@ -20,8 +20,9 @@ from rich.console import Console
 from rich.table import Table
 
 DATA, RUN, RELEASES = Path("data/movielens-100k"), Path("runs/demo"), Path("releases/demo")
-JUST_WATCHED = ("Blade Runner (1982)", "Alien (1979)", "Brazil (1985)")
-USER = "13"
+JUST_WATCHED = ("Trainspotting (1996)", "Shallow Grave (1994)")
+USER = "42"
+DIAL = {0.0: "λ = 0, the tail gets its say", 1.0: "λ = 1, plain recall"}
 BINARIES = Path(sys.executable).parent
 console = Console(highlight=False)
 
@@ -106,20 +107,16 @@ def show_queries(url: str) -> None:
 
 
 def ask(url: str, who: str, features: dict[str, Any], *, exclude: list[str]) -> None:
-    """One request with the dial at 0 and at 1, printed side by side."""
-    query = {"features": features, "k": 8, "exclude": exclude}
-    answer = post(f"{url}/v1/retrieve", {"queries": [query | {"bias_removal": 0.0}, query | {"bias_removal": 1.0}]})
-    table = Table(title=f"\n{who}", title_justify="left")
-    for heading in ("λ = 0: strong on the tail", "bucket", "score", "λ = 1: best plain recall", "bucket", "score"):
-        table.add_column(heading, justify="right" if heading == "score" else "left")
-    for tail, head in zip(*(result["labels"] for result in answer["results"]), strict=True):
-        table.add_row(*cells(tail), *cells(head))
-    console.print(table)
-
-
-def cells(label: dict[str, Any]) -> tuple[str, str, str]:
-    """Title, bucket and score of one label of an answer."""
-    return label["display"]["title"], label["bucket"], f"{label['score']:.2f}"
+    """One request with the dial at two settings, printed one below the other."""
+    queries = [{"features": features, "k": 6, "exclude": exclude, "bias_removal": dial} for dial in DIAL]
+    answer = post(f"{url}/v1/retrieve", {"queries": queries})
+    console.print(f"\n[bold]{who}[/]")
+    for setting, result in zip(DIAL.values(), answer["results"], strict=True):
+        table = Table(setting, "bucket", "score", min_width=70)
+        table.columns[2].justify = "right"
+        for label in result["labels"]:
+            table.add_row(label["display"]["title"], label["bucket"], f"{label['score']:.2f}")
+        console.print(table)
 
 
 def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
