@@ -17,7 +17,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 DATA, RUN, RELEASES = Path("data/movielens-100k"), Path("runs/demo"), Path("releases/demo")
 JUST_WATCHED = ("Trainspotting (1996)", "Shallow Grave (1994)")
@@ -112,8 +112,7 @@ def ask(url: str, who: str, features: dict[str, Any], *, exclude: list[str]) -> 
     answer = post(f"{url}/v1/retrieve", {"queries": queries})
     console.print(f"\n[bold]{who}[/]")
     for setting, result in zip(DIAL.values(), answer["results"], strict=True):
-        table = Table(setting, "bucket", "score", min_width=70)
-        table.columns[2].justify = "right"
+        table = Table(Column(setting, width=52), Column("bucket", width=6), Column("score", width=6, justify="right"))
         for label in result["labels"]:
             table.add_row(label["display"]["title"], label["bucket"], f"{label['score']:.2f}")
         console.print(table)
