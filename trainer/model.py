@@ -24,7 +24,7 @@ from trainer.embedding import Table, reading
 from trainer.features import Encoding, Inputs
 from trainer.optimizers import ROW_OPTIMIZERS, RowOptimizer
 from trainer.samplers import SAMPLERS, Catalogue
-from trainer.towers import build_towers, in_float32
+from trainer.towers import InputKey, build_towers, in_float32
 
 Tensor = Any
 """A backend tensor; shapes are in the names."""
@@ -149,15 +149,15 @@ class TwoTower:
         """One update; returns the mean loss.
 
         Args:
-            batch: query inputs, `positive` int32 [B] (label rows) and `weight` float32 [B], the last two
-                under names that no feature can take.
+            batch: query inputs by name; `_positive` int32 [B], label rows; `_weight` float32 [B].
         """
-        query_inputs = {name: column for name, column in batch.items() if not name.startswith("_")}
         positive_B = batch["_positive"]
         drawn = None if self.sampler.draw is None else self.sampler.draw(self._seed)
         labels_C = positive_B if drawn is None else ops.concatenate([positive_B, ops.reshape(drawn, (-1,))])
-        inputs = {("query", name): column for name, column in query_inputs.items()}
-        inputs |= {("label", name): column for name, column in self._inputs_of_labels(labels_C).items()}
+        inputs: dict[InputKey, Tensor] = {
+            **{("query", name): column for name, column in batch.items() if not name.startswith("_")},
+            **{("label", name): column for name, column in self._inputs_of_labels(labels_C).items()},
+        }
         readers = dict(self.towers.readers)
         if _BIAS in self.tables:
             inputs["label", _BIAS], readers["label", _BIAS] = labels_C + 1, _BIAS
@@ -188,9 +188,14 @@ class TwoTower:
         return value
 
     def _compact(
-        self, inputs: dict[tuple[str, str], Tensor], readers: dict[tuple[str, str], str]
-    ) -> tuple[dict[tuple[str, str], Tensor], list[tuple[Tensor, Tensor]]]:
-        """Inputs with ids replaced by positions among the distinct ones, and per table those (ids, rows)."""
+        self, inputs: dict[InputKey, Tensor], readers: dict[InputKey, str]
+    ) -> tuple[dict[InputKey, Tensor], list[tuple[Tensor, Tensor]]]:
+        """Inputs whose ids are positions among their table's distinct ones; per table, those ids and their rows.
+
+        Args:
+            inputs: of both towers.
+            readers: which of them hold ids, of which table.
+        """
         compact, touched = dict(inputs), []
         for name, table in self.tables.items():
             keys = [key for key, table_name in readers.items() if table_name == name]
@@ -243,5 +248,5 @@ def _clip_scale(gradients: list[Tensor], limit: float) -> Tensor:
     return ops.minimum(1.0, limit / ops.maximum(norm, 1e-12))
 
 
-def _side(inputs: dict[tuple[str, str], Tensor], side: str) -> dict[str, Tensor]:
+def _side(inputs: dict[InputKey, Tensor], side: str) -> dict[str, Tensor]:
     return {name: column for (of, name), column in inputs.items() if of == side}

@@ -14,6 +14,9 @@ import keras
 from trainer.config import FeatureConfig, Model, Recipe, Tower
 from trainer.embedding import Table, WeightedBag
 
+InputKey = tuple[str, str]
+"""An input of a tower: `("query", "history")`."""
+
 
 @dataclass(frozen=True)
 class Towers:
@@ -29,7 +32,7 @@ class Towers:
     query: keras.Model
     label: keras.Model
     tables: dict[str, Table]
-    readers: dict[tuple[str, str], str]
+    readers: dict[InputKey, str]
 
 
 @contextmanager
@@ -57,7 +60,7 @@ def build_towers(
         numbers: mean and standard deviation of `number` features, by name.
     """
     tables: dict[str, Table] = {}
-    readers: dict[tuple[str, str], str] = {}
+    readers: dict[InputKey, str] = {}
     for side, tower in (("query", recipe.query), ("label", recipe.label)):
         for feature in tower.features:
             if feature.kind == "number":
