@@ -87,3 +87,23 @@ class WeightedBag(keras.layers.Layer):
     ) -> tuple[int | None, ...]:
         """[B, D]."""
         return (weights_BP_shape[0], embeddings_BPD_shape[-1])
+
+
+class Direction(keras.layers.Layer):
+    """Divides rows by their norm; a zero row, which has no direction, becomes the first unit vector.
+
+    A tower of bags gives zero for an empty bag. Other rows are those of `keras.layers.UnitNormalization`.
+    """
+
+    def __init__(self, *, name: str) -> None:
+        super().__init__(name=name, dtype="float32")
+
+    def call(self, x_BD: Tensor) -> Tensor:
+        """Unit rows, float32 [B, D]."""
+        zero_B1 = ops.cast(ops.equal(ops.max(ops.abs(x_BD), axis=1, keepdims=True), 0.0), "float32")
+        first_1D = ops.one_hot(ops.zeros((1,), "int32"), x_BD.shape[1])
+        return ops.normalize(x_BD + zero_B1 * first_1D, axis=1)
+
+    def compute_output_shape(self, x_BD_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+        """[B, D]."""
+        return x_BD_shape

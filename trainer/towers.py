@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import keras
 
 from trainer.config import FeatureConfig, Model, Recipe, Tower
-from trainer.embedding import Table, WeightedBag
+from trainer.embedding import Direction, Table, WeightedBag
 
 InputKey = tuple[str, str]
 """An input of a tower: `("query", "history")`."""
@@ -102,7 +102,7 @@ def _build(
     if tower.hidden or x.shape[-1] != model.dim:
         x = keras.layers.Dense(model.dim, dtype=precision)(x)
     if model.similarity == "cosine":
-        x = keras.layers.UnitNormalization(dtype="float32")(x)
+        x = Direction(name=f"{name}_direction")(x)
     else:
         x = keras.layers.Activation("linear", dtype="float32")(x)
     return keras.Model(inputs, x, name=name)

@@ -5,7 +5,7 @@ import pytest
 from keras import ops
 
 from trainer import backend
-from trainer.embedding import Table, WeightedBag, reading
+from trainer.embedding import Direction, Table, WeightedBag, reading
 
 
 @pytest.fixture
@@ -64,3 +64,10 @@ def test_bags_are_pooled_by_weight_and_empty_ones_are_zero(combiner: str, expect
     pooled = WeightedBag(combiner, name="bag")(embeddings, np.float32([[2, -1, 0], [0, 0, 0]]))
 
     np.testing.assert_allclose(pooled, expected, rtol=1e-6)
+
+
+def test_directions_are_unit_rows_and_a_zero_row_is_the_first_axis() -> None:
+    rows = ops.convert_to_numpy(
+        Direction(name="direction")(np.array([[3.0, 4.0], [0.0, 0.0], [0.0, -2.0]], np.float32))
+    )
+    np.testing.assert_allclose(rows, [[0.6, 0.8], [1.0, 0.0], [0.0, -1.0]], atol=1e-7)
