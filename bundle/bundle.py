@@ -23,6 +23,7 @@ from bundle.store import atomic_directory, sha256_of
 from bundle.vocabulary import Vocabulary
 
 MANIFEST = "manifest.json"
+MANIFEST_SHA256 = "manifest.sha256"
 LABELS = "labels.parquet"
 EMBEDDINGS = "embeddings.npy"
 CALIBRATION_QUERIES = "calibration_queries.npy"
@@ -100,6 +101,7 @@ class Bundle:
             }
             manifest = self.manifest.model_copy(update={"files": files})
             (working / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
+            (working / MANIFEST_SHA256).write_text(sha256_of(working / MANIFEST) + "\n", encoding="utf-8")
         return Bundle(**{**self.__dict__, "manifest": manifest, "path": target})
 
     @classmethod
@@ -243,10 +245,22 @@ def read_manifest(path: Path) -> Manifest:
             f"{path / MANIFEST}: schema version {version!r}, this installation reads {SCHEMA_VERSION}: "
             "upgrade Longtail, or export the model again with this version"
         )
+    _verify_manifest(path)
     try:
         return Manifest.model_validate_json(content)
     except ValidationError as error:
         raise BundleCorruptError(f"{path / MANIFEST}: {error}") from error
+
+
+def _verify_manifest(path: Path) -> None:
+    """The manifest vouches for every other file; this one vouches for the manifest."""
+    try:
+        expected = (path / MANIFEST_SHA256).read_text(encoding="utf-8", errors="replace").strip()
+    except FileNotFoundError:
+        raise BundleCorruptError(f"{path / MANIFEST_SHA256}: expected the manifest's sha256, found no file") from None
+    found = sha256_of(path / MANIFEST)
+    if found != expected:
+        raise BundleCorruptError(f"{path / MANIFEST}: expected sha256 {expected[:80]}, found {found}")
 
 
 def verify_files(root: Path, files: Mapping[str, FileRecord]) -> None:

@@ -90,7 +90,7 @@ class BiasRemoval(_Record):
     default: float
     minimum: float = -1.0
     maximum: float = 2.0
-    chosen_by: str = "unmeasured"
+    chosen_by: str = "the recipe, for want of validation data"
     """Split and metric that picked the default, e.g. `valid recall@20`."""
     curve_split: str = "none"
     """Split that the curve was measured on."""

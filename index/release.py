@@ -181,7 +181,7 @@ def _free_name(releases: Path, created_at: datetime, bundle_name: str) -> str:
 
 def _link_bundle(source: Path, bundle: Bundle, target: Path) -> None:
     """Hard-link the bundle's files, or copy them where the file system cannot link."""
-    for name in ("manifest.json", *bundle.manifest.files):
+    for name in ("manifest.json", "manifest.sha256", *bundle.manifest.files):
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         file = (source / name).resolve()
         try:

@@ -221,7 +221,7 @@ class Training(_Section):
     """Stops when the validation metric has not risen for this many evaluations. With a valid split, the epoch
     that did best on it is the one kept, whether training stopped early or not."""
     evaluate_every: int = Field(default=1, ge=1)
-    """Epochs between validations."""
+    """Epochs between validations; each takes the best of λ = 0, ½ and 1, the whole grid follows at the end."""
     refit: bool = False
     """After epochs and λ are chosen on valid, train again on train + valid for as many epochs."""
     precision: Literal["float32", "mixed_bfloat16"] = "float32"

@@ -39,6 +39,8 @@ def evaluate_bundle(
     """
     if split not in ("valid", "test"):
         raise RecipeError(f"--split: expected valid or test, received {split!r}")
+    if recipe_path is None and (split != "test" or overrides):
+        raise RecipeError("--split and --set: expected --recipe beside them, received none: a bundle holds one table")
     bundle = Bundle.load(path)
     dial = bundle.manifest.bias_removal
     metric = _metric_of(dial)

@@ -282,7 +282,8 @@ def _raw_bags(
         words = [tokenize(text) if text else [] for text in _strings(feature, source).to_pylist()]
         column = pa.array(words, pa.list_(pa.string()))
     elif feature.separator is not None:
-        column = pc.split_pattern(_strings(feature, source), feature.separator)
+        texts = _strings(feature, source)
+        column = pc.split_pattern(pc.if_else(pc.equal(texts, ""), None, texts), feature.separator)
     if isinstance(column, pa.MapArray):
         lengths = np.diff(column.offsets.to_numpy())
         keys, weights = column.keys, column.items.cast(pa.float32())

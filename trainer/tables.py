@@ -104,7 +104,9 @@ def read_table(path: Path, kind: str | None = None, *, strings: list[str]) -> pa
             return pyarrow.csv.read_csv(
                 path,
                 parse_options=pyarrow.csv.ParseOptions(delimiter="," if kind == "csv" else "\t"),
-                convert_options=pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(strings, pa.string())),
+                convert_options=pyarrow.csv.ConvertOptions(
+                    column_types=dict.fromkeys(strings, pa.string()), null_values=[""], strings_can_be_null=True
+                ),
             )
     except (pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: expected a readable {kind} file: {error}") from error
@@ -113,6 +115,8 @@ def read_table(path: Path, kind: str | None = None, *, strings: list[str]) -> pa
 
 def column_of(table: pa.Table, name: str, path: Path) -> pa.ChunkedArray:
     """A column by name; raises DataError naming the columns there are."""
+    if table.column_names.count(name) > 1:
+        raise DataError(f"{path}: expected one column {name!r}, found {table.column_names.count(name)}")
     if name not in table.column_names:
         raise DataError(f"{path}: expected a column {name!r}, found {', '.join(table.column_names)}")
     return table[name]
@@ -280,6 +284,8 @@ def _weights_of(table: pa.Table, name: str, path: Path) -> pa.Array:
         raise DataError(f"{path}: column {name!r}: expected numbers, found {column.type}")
     weights = column.cast(pa.float32()).combine_chunks()
     _require_finite(weights, name, path)
+    if len(weights) and pc.max(weights).as_py() == 0:
+        raise DataError(f"{path}: column {name!r}: expected some weight > 0, found only zeros")
     if len(weights) and pc.min(weights).as_py() < 0:
         row = int(np.asarray(weights).argmin())
         raise DataError(f"{path}: column {name!r}: expected weights >= 0, found {weights[row].as_py()} in row {row}")

@@ -3,6 +3,7 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ def edit_manifest(path: Path, edit: Callable[[dict[str, Any]], object]) -> None:
     content = json.loads((path / "manifest.json").read_text())
     edit(content)
     (path / "manifest.json").write_text(json.dumps(content))
+    (path / "manifest.sha256").write_text(sha256((path / "manifest.json").read_bytes()).hexdigest())
 
 
 @pytest.mark.parametrize("cosine", [True, False], ids=["cosine", "dot"])
@@ -348,3 +350,15 @@ def test_a_bundle_of_format_1_loads_forever() -> None:
     np.testing.assert_allclose(bundle.embeddings[0], [-0.03037908, 0.24783923, -0.1381017, 0.9584263], rtol=1e-6)
     assert bundle.vocabularies["users"].ids.to_pylist() == ["u0", "u1", "u2"]
     assert bundle.rows().shape == (8, 6)
+
+
+def test_every_byte_of_the_manifest_counts(written: Path) -> None:
+    content = (written / "manifest.json").read_bytes()
+    assert b'"temperature": 0.1,' in content
+    (written / "manifest.json").write_bytes(content.replace(b'"temperature": 0.1,', b'"temperature": 0.9,'))
+    with pytest.raises(BundleCorruptError, match=r"manifest.json: expected sha256 [0-9a-f]{64}, found [0-9a-f]{64}"):
+        Bundle.load(written)
+
+    (written / "manifest.sha256").unlink()
+    with pytest.raises(BundleCorruptError, match=r"manifest.sha256: expected the manifest's sha256, found no file"):
+        Bundle.load(written)

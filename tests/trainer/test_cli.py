@@ -80,6 +80,7 @@ ERRORS = {
         "evaluation.metric: expected a k of at most 16, all labels, received recall@99",
     ),
     "out exists": ("fit nowhere.toml --out EXISTING", "nowhere.toml: expected a recipe"),
+    "split without a recipe": ("evaluate OUT --split valid", "expected --recipe beside them, received none"),
     "no bundle": ("evaluate OUT", "expected a bundle (a directory with manifest.json), found none"),
     "unknown split": ("evaluate OUT --split train", "--split: expected valid or test, received 'train'"),
     "unknown data set": ("data netflix --out OUT", "expected one of movielens-100k, movielens-1m, gowalla,"),

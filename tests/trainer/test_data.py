@@ -257,3 +257,28 @@ def test_xmc_files_that_would_name_rows_alike_are_refused(tmp_path: Path) -> Non
     data = Data(train=tmp_path / "a" / "rows.txt", test=tmp_path / "b" / "rows.txt", format="xmc")
     with pytest.raises(DataError, match="distinct names, which name their rows, received rows, rows"):
         load_dataset(data, seed=0)
+
+
+def test_an_empty_cell_of_a_csv_feature_table_is_missing_and_na_is_a_value(tmp_path: Path) -> None:
+    (tmp_path / "pairs.csv").write_text("query_id,label_id\na,x\nb,y\nc,y\n")
+    (tmp_path / "users.csv").write_text("query_id,country,age\na,,30\nb,NA,\nc,DE,40\n")
+    data = Data(train=tmp_path / "pairs.csv", queries=tmp_path / "users.csv")
+
+    table = load_dataset(data, seed=0, strings=["country"]).query_table
+
+    assert table is not None
+    assert table["country"].to_pylist() == [None, "NA", "DE"]
+    assert table["age"].to_pylist() == [30, None, 40]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("query_id,query_id,label_id\na,b,x\n", "expected one column 'query_id', found 2"),
+        ("query_id,label_id,w\na,x,0\nb,y,0\n", "column 'w': expected some weight > 0, found only zeros"),
+    ],
+)
+def test_more_bad_files(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "pairs.csv").write_text(content)
+    with pytest.raises(DataError, match=message):
+        load_dataset(Data(train=tmp_path / "pairs.csv", weight="w" if "w" in content else None), seed=0)

@@ -198,7 +198,7 @@ BAD_FILES = {
     "empty CSV": ("a.csv", b"", {}, "expected a readable csv file: Empty CSV file"),
     "header only": ("a.csv", b"user,item\n", {}, "expected at least one interaction, found none"),
     "ragged CSV": ("a.csv", b"user,item\na,b\na\n", {}, "expected a readable csv file: .*Expected 2 columns, got 1"),
-    "CSV with an empty id": ("a.csv", b"user,item\na,x\n,y\n", {}, "'user': .* found an empty one in row 1"),
+    "CSV with an empty id": ("a.csv", b"user,item\na,x\n,y\n", {}, "'user': .* found null in row 1"),
     "CSV in latin-1": ("a.csv", "user,item\né,x\n".encode("latin-1"), {}, "expected a readable csv file: .*UTF8"),
     "CSV with text for weights": ("a.csv", b"user,item,w\na,x,1\na,y,much\n", {"weight": "w"}, "'w': expected numbers"),
     "unknown ending": (
