@@ -86,7 +86,7 @@ def test_release(client: httpx.Client) -> None:
             "default": 0.5,
             "minimum": -1.0,
             "maximum": 2.0,
-            "chosen_by": "unmeasured",
+            "chosen_by": "the recipe, for want of validation data",
             "curve_split": "none",
             "curve": [],
         },

@@ -261,4 +261,4 @@ def test_a_job_without_a_valid_split_serves_the_recipe_s_default(finished: Finis
 
     dial = job.choose_bias_removal(trained, alone)
 
-    assert (dial.default, dial.chosen_by, dial.curve) == (0.5, "unmeasured", [])
+    assert (dial.default, dial.chosen_by, dial.curve) == (0.5, "the recipe, for want of validation data", [])
