@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -13,6 +14,7 @@ from serving.body import read_body
 from serving.edge import dump, json_response, request_id
 from serving.errors import NotReadyError
 from serving.openapi import json_body
+from serving.retriever import Retrieval, Retriever
 from serving.schemas import (
     ErrorAnswer,
     HealthAnswer,
@@ -35,6 +37,18 @@ def _service(request: Request) -> Service:
     return service
 
 
+async def _answer(service: Service, id_: str, search: Callable[[Retriever], Retrieval]) -> Response:
+    """Search one release in a search thread, count what it showed, and answer."""
+    retriever = service.retriever()
+
+    def work() -> bytes:
+        retrieval = search(retriever)
+        service.monitor.retrieval(retrieval)
+        return dump({"results": retrieval.results, "release": retriever.name}, id_)
+
+    return json_response(await service.compute(work))
+
+
 @router.post(
     "/v1/retrieve",
     tags=["retrieval"],
@@ -46,14 +60,7 @@ async def retrieve(request: Request) -> Response:
     service, id_ = _service(request), request_id(request)
     wanted = await read_body(request, RetrieveRequest, limit=service.settings.max_body_bytes)
     limits.check_retrieve(wanted, service.settings)
-    retriever = service.retriever()
-
-    def work() -> bytes:
-        retrieval = retriever.retrieve(wanted.queries)
-        service.monitor.retrieval(retrieval)
-        return dump({"results": retrieval.results, "release": retriever.name}, id_)
-
-    return json_response(await service.compute(work))
+    return await _answer(service, id_, lambda retriever: retriever.retrieve(wanted.queries))
 
 
 @router.post(
@@ -69,14 +76,7 @@ async def similar(request: Request) -> Response:
     service, id_ = _service(request), request_id(request)
     wanted = await read_body(request, SimilarRequest, limit=service.settings.max_body_bytes)
     limits.check_similar(wanted, service.settings)
-    retriever = service.retriever()
-
-    def work() -> bytes:
-        retrieval = retriever.similar(wanted)
-        service.monitor.retrieval(retrieval)
-        return dump({"results": retrieval.results, "release": retriever.name}, id_)
-
-    return json_response(await service.compute(work))
+    return await _answer(service, id_, lambda retriever: retriever.similar(wanted))
 
 
 @router.get(
