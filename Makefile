@@ -3,7 +3,7 @@ VENV := .venv
 TFRS_VENV := .venv-tfrs
 PORT ?= 8000
 
-.PHONY: demo test check format bench clean
+.PHONY: demo test check format bench bench-seeds clean
 
 demo: $(VENV)/.installed  ## Train, index and serve MovieLens 100K; ONESHOT=1 stops after the first query.
 	$(VENV)/bin/python demo.py --port $(PORT) $(if $(ONESHOT),--oneshot)
@@ -26,6 +26,12 @@ bench: $(VENV)/.installed $(TFRS_VENV)/.installed  ## The tables of benchmarks/R
 	$(VENV)/bin/python -m benchmarks.service_start
 	$(VENV)/bin/python -m benchmarks.service_latency
 
+bench-seeds: $(VENV)/.installed  ## The papers' findings: hours, resumable; QUICK=1 prints a small version in minutes.
+	for name in delicious amazon-beauty $(if $(QUICK),,gowalla); do \
+		test -d data/$$name || $(VENV)/bin/longtail-train data $$name --out data/$$name $(if $(FROM),--from $(FROM)/$$name) || exit; \
+	done
+	$(VENV)/bin/python -m benchmarks.seeds --data data $(if $(QUICK),--quick)
+
 clean:
 	rm -rf $(VENV) $(TFRS_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
 
@@ -34,8 +40,8 @@ $(VENV)/.installed: pyproject.toml
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	touch $@
 
-# tensorflow-recommenders runs on legacy Keras, which cannot share an environment with Keras 3 code under test.
+# tensorflow-recommenders runs on legacy Keras, which cannot share a process with the trainer.
 $(TFRS_VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(TFRS_VENV)
-	$(TFRS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check tensorflow-recommenders==0.7.7 tensorflow tf-keras
+	$(TFRS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[tfrs]' 'pytest>=8.3'
 	touch $@

@@ -1,26 +1,38 @@
 """How long reading a million interactions takes, by file format, from file to integer pairs.
 
     python -m benchmarks.read_speed [--rows 1000000]
+    python -m benchmarks.read_speed --xmc [--rows 1186239]
 
 String ids, 100,000 queries, 50,000 labels, a timestamp and a weight where the format has columns. Beside
 it, what pyarrow alone needs to parse the same file.
+
+`--xmc`: a file of the extreme-classification format as large as AmazonCat-13K (203,882 features, 13,330
+labels, about 71 features and 5 labels a row, 1.2 GB), from file to tables and to what a training job holds.
+Each in a process of its own, whose highest resident memory (Linux) stands beside the seconds.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from trainer.config import Data
+from trainer.config import Data, Recipe
 from trainer.data import load_dataset
+from trainer.features import Encoding
+from trainer.xmc import read_xmc
+
+FEATURES, LABELS = 203_882, 13_330
 
 
 def write_files(folder: Path, rows: int) -> None:
@@ -52,11 +64,89 @@ def seconds(work: Callable[[], object]) -> float:
     return min(times)
 
 
+def write_xmc(path: Path, rows: int) -> None:
+    """Rows of uniformly drawn labels, features and values of four decimals."""
+    rng = np.random.default_rng(0)
+    values = pa.array([f"{value / 10_000:.4f}" for value in range(1, 10_000)])
+
+    def joined(count: int, mean: int, bound: int, separator: str) -> pa.Array:
+        offsets = np.concatenate([[0], np.cumsum(np.maximum(rng.poisson(mean, count), 1))]).astype(np.int32)
+        ids = pa.array(rng.integers(0, bound, offsets[-1]).astype(np.int32)).cast(pa.string())
+        if bound == FEATURES:
+            drawn = values.take(pa.array(rng.integers(0, len(values), offsets[-1])))
+            ids = pc.binary_join_element_wise(ids, drawn, ":")
+        return pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets), ids), separator)
+
+    with path.open("wb") as file:
+        file.write(f"{rows} {FEATURES} {LABELS}\n".encode())
+        for start in range(0, rows, 50_000):
+            count = min(50_000, rows - start)
+            lines = pc.binary_join_element_wise(joined(count, 5, LABELS, ","), joined(count, 71, FEATURES, " "), " ")
+            file.write("\n".join([*lines.to_pylist(), ""]).encode())
+
+
+def tables_of(path: Path) -> int:
+    """Read the file; bytes of its arrays."""
+    rows = read_xmc(path)
+    return int(rows.queries["features"].nbytes + rows.pairs.nbytes)
+
+
+def inputs_of(path: Path) -> int:
+    """Load and encode as a job does; bytes of the encoded arrays."""
+    words = {"name": "features", "kind": "bag", "dim": 512, "combiner": "sum"}
+    label = {"name": "label_id", "kind": "id", "dim": 512}
+    recipe = Recipe.model_validate(
+        {
+            "name": "xmc",
+            "data": {"train": path, "format": "xmc"},
+            "query": {"features": [words]},
+            "label": {"features": [label]},
+        }
+    )
+    dataset = load_dataset(recipe.data, seed=0)
+    Encoding.fit(recipe, dataset)
+    non_zeros = len(dataset.query_table["features"].combine_chunks().keys) if dataset.query_table else 0
+    return 8 * (non_zeros + len(dataset.train) + len(dataset.query_ids))
+
+
+def measured(work: Callable[[Path], int], path: Path) -> tuple[float, int, int]:
+    """Seconds, highest resident bytes of this process, and the bytes that `work` counted."""
+    begin = time.perf_counter()
+    size = work(path)
+    elapsed = time.perf_counter() - begin
+    (peak,) = (line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line)
+    return elapsed, 1024 * int(peak), size
+
+
+def nothing(path: Path) -> int:
+    """What a process holds before it reads anything."""
+    return path.stat().st_size
+
+
+def xmc(rows: int) -> None:
+    """Print the table of the extreme-classification format."""
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch, "train.txt")
+        write_xmc(path, rows)
+        print(f"| XMC, {rows:,} rows, {path.stat().st_size / 1e9:.2f} GB | seconds | peak memory | of the arrays |")
+        print("|---|---|---|---|")
+        for name, work in (("imports", nothing), ("file → tables", tables_of), ("file → training inputs", inputs_of)):
+            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+                elapsed, peak, size = process.submit(measured, work, path).result()
+            share = "" if work is nothing else f"{peak / size:.1f} × {size / 1e9:.2f} GB"
+            print(f"| {name} | {elapsed:.1f} | {peak / 1e9:.2f} GB | {share} |", flush=True)
+
+
 def main() -> None:
     """Print one Markdown table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    rows = parser.parse_args().rows
+    parser.add_argument("--rows", type=int)
+    parser.add_argument("--xmc", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.xmc:
+        xmc(arguments.rows or 1_186_239)
+        return
+    rows = arguments.rows or 1_000_000
     columns = {"timestamp": "timestamp", "weight": "weight"}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)

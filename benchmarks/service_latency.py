@@ -121,7 +121,7 @@ def _raw(releases: Path, bodies: list[bytes], k: int, count: int) -> Measured:
     batches = [[query["features"] for query in json.loads(body)["queries"]] for body in bodies]
 
     def once(features: list[dict[str, object]]) -> None:
-        release.searcher.search(bundle.augmentation.queries(encoder.encode(features), 0.5), k)
+        release.searcher.search(bundle.augmentation.queries(encoder.embed(encoder.read(features)), 0.5), k)
 
     once(batches[0])
     durations = []

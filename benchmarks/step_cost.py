@@ -48,7 +48,9 @@ def longtail_step(labels: int, optimizer: str) -> Callable[[np.ndarray, np.ndarr
     nothing = pairs.take(slice(0))
     dataset = Dataset(query_ids, label_ids, pairs, nothing, nothing, None, None, ordered=False)
     log_pi = np.full(labels, -np.log(labels))
-    model = TwoTower(recipe, Encoding.fit(recipe, dataset), log_pi, batch_size=BATCH, total_steps=1)
+    model = TwoTower(
+        recipe, Encoding.fit(recipe, dataset), log_pi, batch_size=BATCH, total_steps=1, pairs=len(dataset.train)
+    )
     weight = np.ones(BATCH, np.float32)
 
     def step(queries: np.ndarray, positives: np.ndarray) -> object:

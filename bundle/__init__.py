@@ -21,6 +21,7 @@ from bundle.manifest import (
     Loss,
     Manifest,
 )
+from bundle.proposal import Proposal
 from bundle.store import atomic_directory, refuse_existing, remove_stale, replace_file, sha256_of
 from bundle.text import hash_token, tokenize
 from bundle.vocabulary import OUT_OF_VOCABULARY, Vocabulary
@@ -45,6 +46,7 @@ __all__ = [
     "Labels",
     "Loss",
     "Manifest",
+    "Proposal",
     "Vocabulary",
     "atomic_directory",
     "hash_token",

@@ -18,7 +18,8 @@ from pydantic import ValidationError
 from bundle.augment import Augmentation
 from bundle.errors import BundleCorruptError, BundleInvariantError, BundleVersionError
 from bundle.labels import Labels
-from bundle.manifest import SCHEMA_VERSION, FileRecord, Manifest
+from bundle.manifest import SCHEMA_VERSION, TREE_SCHEMA_VERSION, FileRecord, Manifest
+from bundle.proposal import Proposal
 from bundle.store import atomic_directory, sha256_of
 from bundle.vocabulary import Vocabulary
 
@@ -29,6 +30,7 @@ EMBEDDINGS = "embeddings.npy"
 CALIBRATION_QUERIES = "calibration_queries.npy"
 QUERY_TOWER = "query_tower.onnx"
 LABEL_TOWER = "label_tower.onnx"
+PROPOSAL = "proposal.npz"
 VOCABULARIES = "vocabularies"
 _REQUIRED = (LABELS, EMBEDDINGS, CALIBRATION_QUERIES, QUERY_TOWER)
 
@@ -49,6 +51,7 @@ class Bundle:
         query_tower: ONNX model, named inputs (`manifest.query_features`) → float32 [B, D].
         label_tower: ONNX model for labels' features, or None.
         vocabularies: by name.
+        proposal: the tree p_n(y|x) of a model trained against adversarial negatives, or None.
         reports: further files kept with the model (report.html, metrics.json), by name.
         path: where it was loaded from; None before it is written.
     """
@@ -60,6 +63,7 @@ class Bundle:
     query_tower: bytes
     label_tower: bytes | None = None
     vocabularies: Mapping[str, Vocabulary] = field(default_factory=dict)
+    proposal: Proposal | None = None
     reports: Mapping[str, bytes] = field(default_factory=dict)
     path: Path | None = None
 
@@ -88,6 +92,8 @@ class Bundle:
             (working / QUERY_TOWER).write_bytes(self.query_tower)
             if self.label_tower is not None:
                 (working / LABEL_TOWER).write_bytes(self.label_tower)
+            if self.proposal is not None:
+                self.proposal.write(working / PROPOSAL)
             if self.vocabularies:
                 (working / VOCABULARIES).mkdir()
             for name, vocabulary in self.vocabularies.items():
@@ -99,7 +105,8 @@ class Bundle:
                 for path in sorted(working.rglob("*"))
                 if path.is_file()
             }
-            manifest = self.manifest.model_copy(update={"files": files})
+            version = SCHEMA_VERSION if self.proposal is None else TREE_SCHEMA_VERSION
+            manifest = self.manifest.model_copy(update={"files": files, "schema_version": version})
             (working / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
             (working / MANIFEST_SHA256).write_text(sha256_of(working / MANIFEST) + "\n", encoding="utf-8")
         return Bundle(**{**self.__dict__, "manifest": manifest, "path": target})
@@ -133,6 +140,7 @@ class Bundle:
                 for name in manifest.files
                 if name.startswith(f"{VOCABULARIES}/")
             },
+            proposal=Proposal.read(path / PROPOSAL) if PROPOSAL in manifest.files else None,
             path=path,
         )
         bundle.validate()
@@ -180,11 +188,27 @@ class Bundle:
             sorted(names),
             sorted(self.vocabularies),
         )
+        if self.proposal is not None:
+            self._validate_proposal(self.proposal)
         _require(
             "display names the user's columns of labels.parquet",
             manifest.display == labels.display.column_names,
             manifest.display,
             labels.display.column_names,
+        )
+
+    def _validate_proposal(self, proposal: Proposal) -> None:
+        proposal.validate(self.manifest.labels)
+        rows = {
+            feature.name: self.vocabularies[feature.vocabulary].rows if feature.vocabulary else feature.hash_rows or 1
+            for feature in self.manifest.query_features
+        }
+        found = {name: len(projection) for name, projection in proposal.projection.items()}
+        _require(
+            "proposal.npz projects query features, a row for each row of their tables",
+            found.items() <= rows.items(),
+            f"some of {rows}",
+            found,
         )
 
     def _validate_labels(self) -> None:
@@ -240,10 +264,10 @@ def read_manifest(path: Path) -> Manifest:
         raise BundleCorruptError(
             f"{path / MANIFEST}: expected JSON with a schema_version, found {content[:40]!r}… ({error})"
         ) from error
-    if version != SCHEMA_VERSION:
+    if version not in (SCHEMA_VERSION, TREE_SCHEMA_VERSION):
         raise BundleVersionError(
-            f"{path / MANIFEST}: schema version {version!r}, this installation reads {SCHEMA_VERSION}: "
-            "upgrade Longtail, or export the model again with this version"
+            f"{path / MANIFEST}: schema version {version!r}, this installation reads {SCHEMA_VERSION} and "
+            f"{TREE_SCHEMA_VERSION}: upgrade Longtail, or export the model again with this version"
         )
     _verify_manifest(path)
     try:

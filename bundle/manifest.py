@@ -10,6 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from bundle.frequency import Buckets
 
 SCHEMA_VERSION = 1
+TREE_SCHEMA_VERSION = 2
+"""Of a bundle with `proposal.npz`: a reader of version 1 would remove log p_n(y) where p_n(y|x) is meant."""
 
 FeatureKind = Literal["id", "history", "bag", "text", "number"]
 

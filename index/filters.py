@@ -57,6 +57,23 @@ class Filter:
                 f"received {sorted(self.buckets)}"
             )
 
+    def mask(self, buckets_L: npt.NDArray[np.int8]) -> npt.NDArray[np.bool_]:
+        """The labels that pass, bool [L].
+
+        Args:
+            buckets_L: every label's bucket.
+        """
+        if self.allow is None:
+            mask_L = np.ones(len(buckets_L), np.bool_)
+        else:
+            mask_L = np.zeros(len(buckets_L), np.bool_)
+            mask_L[self.allow] = True
+        if self.buckets is not None:
+            mask_L &= np.isin(np.arange(len(BUCKET_NAMES)), list(self.buckets))[buckets_L]
+        if self.exclude is not None:
+            mask_L[self.exclude] = False
+        return mask_L
+
 
 class Eligible:
     """A set of labels that may be returned, and its part of every band.

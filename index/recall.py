@@ -25,7 +25,9 @@ _TOLERANCE = 1e-5
 class Calibration:
     """The queries and exact answers that every setting of a build is measured with.
 
-    λ runs over 0, ½ and 1, the bundle's default, and both ends of the range that requests may use.
+    λ runs over 0, ½ and 1, the bundle's default, and both ends of the range that requests may use. 0 is always
+    among them for a bundle with a tree p_n(y|x): the service then searches the index at λ = 0 for every request
+    but those for similar labels.
 
     Args:
         bundle: at most 200 of its calibration queries are used, evenly spaced.
@@ -35,7 +37,8 @@ class Calibration:
     def __init__(self, bundle: Bundle, rows_LE: Float32) -> None:
         dial = bundle.manifest.bias_removal
         inside = [value for value in (0.0, 0.5, 1.0) if dial.minimum <= value <= dial.maximum]
-        self.bias_removals = sorted({dial.minimum, *inside, dial.default, dial.maximum})
+        raw = set() if bundle.proposal is None else {0.0}
+        self.bias_removals = sorted({dial.minimum, *inside, *raw, dial.default, dial.maximum})
         available = bundle.calibration_queries
         picked = np.unique(np.linspace(0, len(available) - 1, min(_QUERIES, len(available))).astype(np.int64))
         queries_CD = np.asarray(available[picked])

@@ -69,7 +69,7 @@ class Searcher:
         groups: dict[tuple[frozenset[int], int], list[int]] = defaultdict(list)
         for query, filter_ in enumerate(filters or [None] * len(queries_BE)):
             if filter_ is not None and (filter_.allow is not None or _size(filter_) > _EXCLUDE_BY_OVERFETCH_UP_TO):
-                eligible = Eligible(self.bands, self._mask(filter_))
+                eligible = Eligible(self.bands, filter_.mask(self._buckets_L))
                 found = self._search(queries_BE[query : query + 1], k, 0, eligible, [None])
                 scores_BK[query], rows_BK[query] = found[0][0], found[1][0]
             else:
@@ -120,22 +120,9 @@ class Searcher:
         """Labels of some buckets; kept, for there are eight such sets."""
         eligible = self._eligible.get(buckets)
         if eligible is None:
-            eligible = Eligible(self.bands, np.isin(self._buckets_L, list(buckets)))
+            eligible = Eligible(self.bands, Filter(buckets=buckets).mask(self._buckets_L))
             self._eligible[buckets] = eligible
         return eligible
-
-    def _mask(self, filter_: Filter) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """The filter's eligible labels, bool [L]."""
-        if filter_.allow is None:
-            mask_L = np.ones(self.labels, np.bool_)
-        else:
-            mask_L = np.zeros(self.labels, np.bool_)
-            mask_L[filter_.allow] = True
-        if filter_.buckets is not None:
-            mask_L &= self._bucket_labels(filter_.buckets).mask_L
-        if filter_.exclude is not None:
-            mask_L[filter_.exclude] = False
-        return mask_L
 
     def _check(self, queries_BE: Float32, k: int, filters: Sequence[Filter | None] | None) -> None:
         if queries_BE.dtype != np.float32 or queries_BE.ndim != 2 or queries_BE.shape[1] != self._exact.dim:

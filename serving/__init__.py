@@ -1,7 +1,7 @@
 """Answers top-k labels per query over HTTP, with the head/tail dial in every request.
 
 In the order a request meets them: envelope, routes, body, schemas, limits, retriever (selection,
-features, encoder, catalogue), edge. Beside them the follower of releases and the monitor.
+features, encoder, ranking or conditional, catalogue), edge. Beside them the follower of releases and the monitor.
 """
 
 from serving.app import create_app

@@ -14,7 +14,7 @@ from pydantic import JsonValue
 
 from bundle import Feature, Vocabulary
 from serving.errors import InvalidRequestError, UnservableReleaseError
-from serving.features import FeatureReader, Features
+from serving.features import FeatureReader, Features, Inputs
 
 Float32 = npt.NDArray[np.float32]
 
@@ -61,17 +61,29 @@ class Encoder:
         """Features of a valid query."""
         return self._reader.example()
 
-    def encode(self, features_B: Sequence[Features]) -> Float32:
-        """Query embeddings, float32 [B, D].
+    def read(self, features_B: Sequence[Features]) -> Inputs:
+        """The tower's inputs, int32 or float32 [B] or [B, P] by name.
 
         Raises:
-            InvalidRequestError: features that the tower does not take, or that it turns into NaN or infinity.
+            InvalidRequestError: features that the tower does not take.
+        """
+        return self._reader.read(features_B, self._pad_to)
+
+    def embed(self, inputs: Inputs) -> Float32:
+        """Query embeddings, float32 [B, D].
+
+        Args:
+            inputs: from `read`.
+
+        Raises:
+            InvalidRequestError: features that the tower turns into NaN or infinity.
             UnservableReleaseError: the tower's output is not [B, D].
         """
-        queries_BD: Float32 = self._session.run(None, self._reader.read(features_B, self._pad_to))[0]
-        if queries_BD.shape != (len(features_B), self._dim):
+        queries_BD: Float32 = self._session.run(None, inputs)[0]
+        expected = (len(next(iter(inputs.values()))), self._dim)
+        if queries_BD.shape != expected:
             raise UnservableReleaseError(
-                f"query_tower.onnx: expected output of shape {(len(features_B), self._dim)}, found {queries_BD.shape}"
+                f"query_tower.onnx: expected output of shape {expected}, found {queries_BD.shape}"
             )
         finite_B = np.isfinite(queries_BD).all(axis=1)
         if not finite_B.all():

@@ -1,7 +1,7 @@
 """The core: queries in, ranked labels out, all from one release. Knows no HTTP.
 
-Legend: `B` queries in the batch, `D` embedding dimensions, `E` augmented dimensions, `K` the largest k of
-the batch, `N` answered labels of the whole batch.
+Legend: `B` queries in the batch, `D` embedding dimensions, `K` the largest k of the batch, `N` answered labels
+of the whole batch.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import numpy.typing as npt
 from pydantic import JsonValue
 
 from bundle import Bundle, Feature
-from index import Filter
 from serving.catalogue import Catalogue
+from serving.conditional import ConditionalRanker
 from serving.errors import UnservableReleaseError
-from serving.features import EXPECTS, Features
+from serving.features import EXPECTS, Features, Inputs
+from serving.ranking import Batch, IndexRanker, LabelSearcher, Ranker
 from serving.schemas import Query, SimilarRequest
 from serving.selection import Wanted
 
 Float32 = npt.NDArray[np.float32]
-Int64 = npt.NDArray[np.int64]
 
 
 class QueryEncoder(Protocol):
@@ -38,19 +38,11 @@ class QueryEncoder(Protocol):
     def example(self) -> dict[str, JsonValue]:
         """Features of a valid query."""
 
-    def encode(self, features_B: Sequence[Features]) -> Float32:
+    def read(self, features_B: Sequence[Features]) -> Inputs:
+        """The query tower's inputs, [B] or [B, P] by name; raises InvalidRequestError."""
+
+    def embed(self, inputs: Inputs) -> Float32:
         """Query embeddings, float32 [B, D]; raises InvalidRequestError."""
-
-
-class LabelSearcher(Protocol):
-    """What finds the rows of largest inner product; `index.Searcher` does it with FAISS."""
-
-    labels: int
-
-    def search(
-        self, queries_BE: Float32, k: int, filters: Sequence[Filter | None] | None = None
-    ) -> tuple[Float32, Int64]:
-        """Inner products, descending, and label rows, both [B, k]; −inf and −1 where too few are eligible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +69,8 @@ class Retriever:
         name: the release's.
         created_at: when the release was built.
         bundle: the model and its labels.
-        searcher: finds rows of the bundle's augmented label table.
+        searcher: finds rows of the bundle's augmented label table. It answers alone, unless the bundle has a tree
+            p_n(y|x): its conditional log p_n is then what λ multiplies for queries with features.
         encoder: the bundle's query tower.
 
     Raises:
@@ -95,13 +88,19 @@ class Retriever:
         self._created_at = created_at
         self._manifest = bundle.manifest
         self._embeddings_LD = bundle.embeddings
-        self._augmentation = bundle.augmentation
         self._catalogue = Catalogue(bundle.labels)
-        self._searcher = searcher
         self._encoder = encoder
+        self._by_label: Ranker = IndexRanker(searcher, bundle.augmentation)
+        self._by_query: Ranker = (
+            self._by_label
+            if bundle.proposal is None
+            else ConditionalRanker(searcher, self._by_label, bundle, bundle.proposal)
+        )
 
     def retrieve(self, queries: Sequence[Query]) -> Retrieval:
         """The best labels of each query, scored `s_λ = u·v/T + b + λ·log p_n` [METHODS §6].
+
+        p_n is p_n(y|x) where the bundle has a tree [BM20 eq. 5], else the label's training frequency.
 
         Raises:
             InvalidRequestError: names the query and field that this release cannot answer.
@@ -112,13 +111,14 @@ class Retriever:
             Wanted.from_selection(query, self._manifest, self._catalogue, default=default, prefix=f"queries.{index}.")
             for index, query in enumerate(queries)
         ]
-        queries_BD = self._encoder.encode([query.features for query in queries])
-        return self._rank(queries_BD, wanted, started)
+        inputs = self._encoder.read([query.features for query in queries])
+        return self._answer(self._by_query, self._encoder.embed(inputs), inputs, wanted, started)
 
     def similar(self, request: SimilarRequest) -> Retrieval:
         """The labels nearest to given labels, `s_λ = v·v'/T + b' + λ·log p_n'`, the label itself left out.
 
-        λ is 0 unless the request says otherwise: nearness, not popularity.
+        λ is 0 unless the request says otherwise: nearness, not popularity. p_n is always the label's training
+        frequency: a label has no query features for a tree p_n(y|x) to look at.
 
         Raises:
             UnknownLabelError: the release has no such label.
@@ -129,7 +129,8 @@ class Retriever:
         fields = ["id"] if request.ids is None else [f"ids.{index}" for index in range(len(ids))]
         rows = [self._catalogue.row(id_, field=field) for id_, field in zip(ids, fields, strict=True)]
         wanted = Wanted.from_selection(request, self._manifest, self._catalogue, default=0.0)
-        retrieval = self._rank(self._embeddings_LD[rows], [wanted.without(row) for row in rows], started)
+        without_itself = [wanted.without(row) for row in rows]
+        retrieval = self._answer(self._by_label, self._embeddings_LD[rows], {}, without_itself, started)
         for id_, result in zip(ids, retrieval.results, strict=True):
             result["id"] = str(id_)
         return retrieval
@@ -141,7 +142,13 @@ class Retriever:
     def warm(self) -> None:
         """Answer one real query, so that what is loaded at first use is loaded before the first client."""
         k = min(10, self._manifest.labels)
-        self.retrieve([Query(features=self._encoder.example(), k=k, exclude=[""]), Query(features={}, k=k)])
+        maximum = self._manifest.bias_removal.maximum
+        self.retrieve(
+            [
+                Query(features=self._encoder.example(), k=k, exclude=[""]),
+                Query(features={}, k=k, bias_removal=maximum),
+            ]
+        )
 
     def describe(self) -> dict[str, Any]:
         """`schemas.ReleaseAnswer`, but for the request's id."""
@@ -153,6 +160,7 @@ class Retriever:
             **manifest.model_dump(
                 include={"labels", "dim", "similarity", "temperature", "loss", "bias_removal", "buckets"}
             ),
+            "proposal": self._by_query.proposal,
             "query_features": [
                 {
                     "name": feature.name,
@@ -165,22 +173,20 @@ class Retriever:
             "example": self._encoder.example(),
         }
 
-    def _rank(self, vectors_BD: Float32, wanted: Sequence[Wanted], started: float) -> Retrieval:
-        """One search at the largest k; every query takes its own first k from it."""
+    def _answer(
+        self, ranker: Ranker, vectors_BD: Float32, inputs: Inputs, wanted: Sequence[Wanted], started: float
+    ) -> Retrieval:
+        """One ranking at the largest k; every query takes its own first k from it."""
         encoded = perf_counter()
-        queries_BE = self._augmentation.queries(
-            vectors_BD, np.array([query.bias_removal for query in wanted], np.float32)
-        )
-        filters = [query.filter for query in wanted]
         largest_k = max(query.k for query in wanted)
-        products_BK, rows_BK = self._searcher.search(
-            queries_BE, largest_k, filters if any(filter_ is not None for filter_ in filters) else None
-        )
+        bias_removal_B = np.array([query.bias_removal for query in wanted], np.float32)
+        batch = Batch(vectors_BD, inputs, bias_removal_B, [query.filter for query in wanted], largest_k)
+        scores_BK, rows_BK = ranker.rank(batch)
         searched = perf_counter()
         k_B = np.array([query.k for query in wanted])
         answered_BK = (np.arange(largest_k) < k_B[:, None]) & (rows_BK >= 0)
         rows_N = rows_BK[answered_BK]
-        labels = self._catalogue.ranked(rows_N, products_BK[answered_BK] / self._augmentation.temperature)
+        labels = self._catalogue.ranked(rows_N, scores_BK[answered_BK])
         ends_B = np.cumsum(answered_BK.sum(axis=1)).tolist()
         results = [
             {

@@ -45,7 +45,7 @@ class Selection(_Request):
         default=None,
         allow_inf_nan=False,
         description="λ of `u·v/T + b + λ·log p_n`: 0 favours the tail, 1 removes the sampling bias. "
-        "Null: the release's default (0 for /v1/similar).",
+        "Null: the release's default (0 for /v1/similar). GET /v1/release says which p_n in `proposal`.",
     )
     exclude: list[LabelId] = Field(default=[], description="Labels never to answer; unknown ones are counted.")
     allow: list[LabelId] | None = Field(
@@ -172,6 +172,10 @@ class ReleaseAnswer(BaseModel):
     loss: Loss
     bias_removal: BiasRemoval
     buckets: Buckets
+    proposal: str = Field(
+        description="Which log p_n `bias_removal` multiplies in /v1/retrieve: `label frequencies`, or "
+        "`p_n(y|x), a tree of depth N`, which depends on the query's features. In /v1/similar: always the former."
+    )
     query_features: list[ExpectedFeature]
     example: dict[str, JsonValue] = Field(description="Features of a valid query, to copy and change.")
     request_id: str

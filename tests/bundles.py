@@ -18,6 +18,7 @@ from bundle import (
     Labels,
     Loss,
     Manifest,
+    Proposal,
     Vocabulary,
     log_frequencies,
 )
@@ -63,10 +64,74 @@ def onnx_query_tower(users: np.ndarray, items: np.ndarray, *, cosine: bool) -> b
     return model.SerializeToString()
 
 
+def label_tree(points_LK: np.ndarray, counts_L: np.ndarray, *, sharpness: float) -> tuple[np.ndarray, ...]:
+    """A tree such as training fits, in closed form: weights [N, K], biases [N] and leaf_labels [N] of a `Proposal`.
+
+    Every node halves its labels along one coordinate of their points; its w and b are the log-odds of two normal
+    distributions of variance 1 / sharpness around the halves' means, weighted by their counts.
+    """
+    labels, dims = points_LK.shape
+    depth = (labels - 1).bit_length()
+    weights, biases = np.zeros((1 << depth, dims), np.float32), np.zeros(1 << depth, np.float32)
+    rows_L, sizes = np.arange(labels), np.array([labels])
+    for level in range(depth):
+        nodes_L = np.repeat(np.arange(len(sizes)), sizes)
+        rows_L = rows_L[np.lexsort((points_LK[rows_L, level % dims], nodes_L))]
+        halves = np.stack([sizes - sizes // 2, sizes // 2], axis=1).ravel()
+        half_L = np.repeat(np.arange(len(halves)), halves)
+        mass_L = counts_L[rows_L] + 0.5
+        mass = np.maximum(np.bincount(half_L, mass_L, minlength=len(halves)), 1e-9)
+        means = np.zeros((len(halves), dims))
+        np.add.at(means, half_L, mass_L[:, None] * points_LK[rows_L])
+        means /= mass[:, None]
+        two = (sizes > 1)[:, None]
+        here = slice(1 << level, 2 << level)
+        weights[here] = np.where(two, sharpness * (means[1::2] - means[::2]), 0)
+        squares = (means**2).sum(axis=1)
+        odds = np.log(mass[1::2] / mass[::2]) - sharpness / 2 * (squares[1::2] - squares[::2])
+        biases[here] = np.where(sizes > 1, odds, -1e4 * sizes)
+        sizes = halves
+    leaf_labels = np.full(1 << depth, -1, np.int32)
+    leaf_labels[sizes == 1] = rows_L
+    return weights, biases, leaf_labels
+
+
+def log_p_n(proposal: Proposal, z_K: np.ndarray) -> np.ndarray:
+    """log p_n(y|x) of every label by walking to its leaf, one after the other, float64 [L]."""
+    log_p_L = np.zeros(int(proposal.leaf_labels.max()) + 1)
+    for leaf, label in enumerate(proposal.leaf_labels):
+        node = 1
+        for level in reversed(range(len(proposal.leaf_labels).bit_length() - 1)):
+            right = leaf >> level & 1
+            activation = proposal.weights[node].astype(np.float64) @ z_K + proposal.biases[node]
+            if label >= 0:
+                log_p_L[label] -= np.logaddexp(0, -activation if right else activation)
+            node = 2 * node + right
+    return log_p_L
+
+
 def make_bundle(
-    *, labels: int = 60, dim: int = 8, users: int = 20, cosine: bool = True, bias: bool = False, seed: int = 0
+    *,
+    labels: int = 60,
+    dim: int = 8,
+    users: int = 20,
+    cosine: bool = True,
+    bias: bool = False,
+    proposal: bool = False,
+    seed: int = 0,
 ) -> Bundle:
-    """A valid bundle with Zipf counts, users `u0…` and labels `item-0…`; not yet written."""
+    """A valid bundle with Zipf counts, users `u0…` and labels `item-0…`; not yet written.
+
+    Args:
+        labels: L.
+        dim: D.
+        users: U.
+        cosine: similarity; else dot, with rows of different norms.
+        bias: whether labels have one.
+        proposal: whether there is a tree p_n(y|x). Its eight coordinates have nothing to do with the embeddings:
+            a model learns f to be what its proposal does not say.
+        seed: of all of it.
+    """
     rng = np.random.default_rng(seed)
 
     def rows(count: int) -> np.ndarray:
@@ -82,6 +147,16 @@ def make_bundle(
     augmentation = Augmentation.conditioned(temperature, embeddings, log_pn, biases)
     buckets = Buckets.by_quantile(counts)
     ids = pa.array([f"item-{row}" for row in range(labels)])
+    calibration_queries, user_rows, item_rows = rows(50), rows(users + 1), rows(labels + 1)
+    tree = None
+    if proposal:
+        z_dims = 8
+        points, of_users, of_items = (
+            rng.standard_normal((count, z_dims), dtype=np.float32) for count in (labels, users + 1, labels + 1)
+        )
+        weights, biases_N, leaf_labels = label_tree(points, counts, sharpness=1.0)
+        projection = {"user_id": of_users, "history": of_items / 2}
+        tree = Proposal(projection, np.full(z_dims, 0.1, np.float32), weights, biases_N, leaf_labels)
     return Bundle(
         manifest=Manifest(
             schema_version=1,
@@ -114,7 +189,8 @@ def make_bundle(
             display=pa.table({"title": [f"Title {row}" for row in range(labels)]}),
         ),
         embeddings=embeddings,
-        calibration_queries=rows(50),
-        query_tower=onnx_query_tower(rows(users + 1), rows(labels + 1), cosine=cosine),
+        calibration_queries=calibration_queries,
+        query_tower=onnx_query_tower(user_rows, item_rows, cosine=cosine),
         vocabularies={"users": Vocabulary(pa.array([f"u{user}" for user in range(users)])), "items": Vocabulary(ids)},
+        proposal=tree,
     )

@@ -34,21 +34,26 @@ if keras.backend.backend() == "tensorflow":
         distinct = tf.unique(ids_N)
         return distinct.y, distinct.idx
 
+    def count(positions_N: Tensor, distinct_U: Tensor) -> Tensor:
+        """How often every distinct id came, float32 [U]."""
+        ones_N = tf.ones(tf.shape(positions_N))
+        return tf.math.unsorted_segment_sum(ones_N, positions_N, tf.shape(distinct_U)[0])
+
     def value_and_gradients(
-        loss: Callable[[list[Tensor]], Tensor], rows: list[Tensor], variables: Sequence[keras.Variable]
-    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        """The loss, its gradients with respect to `rows`, and those with respect to dense variables."""
+        loss: Callable[[list[Tensor]], tuple[Tensor, Tensor]], rows: list[Tensor], variables: Sequence[keras.Variable]
+    ) -> tuple[tuple[Tensor, Tensor], list[Tensor], list[Tensor]]:
+        """The loss and what comes beside it; its gradients with respect to `rows`, and to dense variables."""
         with tf.GradientTape() as tape:
             tape.watch(rows)
-            value = loss(rows)
+            value, beside = loss(rows)
         gradients = tape.gradient(
             value, (rows, [variable.value for variable in variables]), unconnected_gradients="zero"
         )
-        return value, [tf.convert_to_tensor(gradient) for gradient in gradients[0]], gradients[1]
+        return (value, beside), [tf.convert_to_tensor(gradient) for gradient in gradients[0]], gradients[1]
 
-    def fuse(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def fuse(function: Callable[..., Any]) -> Callable[..., Any]:
         """Compile a pure function of fixed shapes with XLA: one kernel instead of a pass over memory per operation."""
-        fused: Callable[..., Tensor] = tf.function(function, jit_compile=True)
+        fused: Callable[..., Any] = tf.function(function, jit_compile=True)
         return fused
 
     def make_deterministic() -> None:
@@ -77,20 +82,24 @@ elif keras.backend.backend() == "jax":
         distinct, positions = jnp.unique(ids_N, return_inverse=True, size=min(ids_N.shape[0], limit), fill_value=limit)
         return distinct, positions.reshape(ids_N.shape)
 
-    def value_and_gradients(
-        loss: Callable[[list[Tensor]], Tensor], rows: list[Tensor], variables: Sequence[keras.Variable]
-    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        """The loss, its gradients with respect to `rows`, and those with respect to dense variables."""
+    def count(positions_N: Tensor, distinct_U: Tensor) -> Tensor:
+        """How often every distinct id came, float32 [U]."""
+        return jnp.zeros(distinct_U.shape).at[positions_N].add(1.0)
 
-        def pure(rows: list[Tensor], values: list[Tensor]) -> Tensor:
+    def value_and_gradients(
+        loss: Callable[[list[Tensor]], tuple[Tensor, Tensor]], rows: list[Tensor], variables: Sequence[keras.Variable]
+    ) -> tuple[tuple[Tensor, Tensor], list[Tensor], list[Tensor]]:
+        """The loss and what comes beside it; its gradients with respect to `rows`, and to dense variables."""
+
+        def pure(rows: list[Tensor], values: list[Tensor]) -> tuple[Tensor, Tensor]:
             with keras.StatelessScope(state_mapping=list(zip(variables, values, strict=True))):
                 return loss(rows)
 
         values = [variable.value for variable in variables]
-        value, (row_gradients, gradients) = jax.value_and_grad(pure, argnums=(0, 1))(rows, values)
+        value, (row_gradients, gradients) = jax.value_and_grad(pure, argnums=(0, 1), has_aux=True)(rows, values)
         return value, row_gradients, gradients
 
-    def fuse(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def fuse(function: Callable[..., Any]) -> Callable[..., Any]:
         """Nothing to do: the whole step is compiled with XLA."""
         return function
 

@@ -23,6 +23,7 @@ _STATE = "state.json"
 def identity_of(recipe: Recipe, dataset: Dataset) -> str:
     """Hex sha256 of all that a run's course depends on: the recipe without its paths, and the data."""
     settings = recipe.model_dump(mode="json", exclude={"name": True, "data": True})
+    settings["reduction"] = recipe.data.reduction
     content = json.dumps(settings, sort_keys=True) + dataset.fingerprint()
     return hashlib.sha256(content.encode()).hexdigest()
 

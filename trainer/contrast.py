@@ -1,4 +1,4 @@
-"""The loss of one batch: logits, accidental hits, weights, family. One fused kernel per step.
+"""The logits of one batch and their loss. One fused kernel per step.
 
 Legend: `B` batch, `M` candidates per row, `C` embedded labels (the B positives, then what was drawn),
 `D` dimensions.
@@ -11,8 +11,8 @@ from typing import Any
 
 from keras import ops
 
-from trainer.losses import LOSSES, MASKED
-from trainer.weights import WEIGHTS, LogProbabilities
+from trainer.losses import LOSSES
+from trainer.objective import Objective
 
 Tensor = Any
 """A backend tensor; shapes are in the names."""
@@ -20,17 +20,15 @@ Tensor = Any
 
 @dataclass(frozen=True)
 class Contrast:
-    """Positives against candidates, by one weight and one family [METHODS §2].
+    """Positives against candidates, by one objective [METHODS §2].
 
     Attributes:
-        family: key of `LOSSES`.
-        weight: key of `WEIGHTS`.
+        objective: family × weight × mining.
         in_batch: the batch's positives are candidates too, before the drawn ones.
         half: compute inner products in bfloat16.
     """
 
-    family: str
-    weight: str
+    objective: Objective
     in_batch: bool
     half: bool
 
@@ -39,25 +37,27 @@ class Contrast:
         queries_BD: Tensor,
         labels_CD: Tensor,
         bias_C: Tensor,
+        scale: Tensor,
         positive_B: Tensor,
         candidates: Tensor,
         log_pi: tuple[Tensor, Tensor],
         log_q: tuple[Tensor, Tensor],
         weight_B: Tensor,
-        scale: Tensor,
-    ) -> Tensor:
-        """Mean weighted loss, float32 scalar, nats.
+        state: tuple[Tensor, Tensor] | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Mean weighted loss, float32 scalar, nats; and the rows' new log η [B], for a family that has it.
 
         Args:
             queries_BD: query embeddings.
             labels_CD: embeddings of the positives, then of the drawn labels.
             bias_C: their biases, in logits.
+            scale: 1/T.
             positive_B: label rows of the positives, int32.
             candidates: label rows of the candidates, int32 [M] shared by all rows, or [B, M].
             log_pi: log frequencies of the positives [B] and of the candidates.
             log_q: log sampling probabilities of the same.
             weight_B: weights of the pairs.
-            scale: 1/T.
+            state: log η of the rows [B] and the step size of η; None for a family without.
         """
         batch = positive_B.shape[0]
         scaled_BD = queries_BD * scale
@@ -69,12 +69,22 @@ class Contrast:
             logits_BM = self._product("bd,bmd->bm", scaled_BD, embedded) + ops.reshape(bias, candidates.shape)
         else:
             logits_BM = self._product("bd,md->bm", scaled_BD, embedded) + bias
-        hits_BM = ops.equal(candidates, positive_B[:, None])
-        kept_B = ops.sum(ops.cast(ops.logical_not(hits_BM), "float32"), axis=1)
-        log_m_B = ops.log(ops.maximum(kept_B, 1.0))
-        log_weight = WEIGHTS[self.weight](LogProbabilities(*log_pi, *log_q, log_m_B))
-        log_weight_BM = ops.where(hits_BM, MASKED, log_weight.row[:, None] + log_weight.col)
-        return ops.mean(weight_B * LOSSES[self.family](positive_logits_B, logits_BM, log_weight_BM))
+        logits = (positive_logits_B, logits_BM, self._hits(candidates, positive_B), log_pi, log_q)
+        if state is None:
+            return ops.mean(weight_B * self.objective(*logits)), ops.zeros_like(weight_B)
+        losses_B, log_eta_B = self.objective.with_state(*logits, log_eta_B=state[0], rate=state[1])
+        return ops.mean(weight_B * losses_B), log_eta_B
+
+    def _hits(self, candidates: Tensor, positive_B: Tensor) -> Tensor:
+        """Candidates to mask, bool [B, M]: the row's positive; with NCE only the row's own place in the batch.
+
+        NCE tells data from noise: noise that happens to be the positive is noise, without which the scores it
+        learns are log-odds, not log-probabilities.
+        """
+        if not LOSSES[self.objective.family].shifted:
+            return ops.equal(candidates, positive_B[:, None])
+        places_M, rows_B = ops.arange(candidates.shape[-1]), ops.arange(positive_B.shape[0])
+        return ops.logical_and(ops.equal(places_M, rows_B[:, None]), self.in_batch)
 
     def _product(self, equation: str, queries_BD: Tensor, labels: Tensor) -> Tensor:
         """Inner products in the compute precision, returned as float32."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +21,8 @@ import pyarrow.compute as pc
 from bundle.labels import RESERVED_COLUMNS
 from trainer.config import Data, Split
 from trainer.errors import DataError
-from trainer.tables import file_format, ids_of, read_interactions, read_table, read_xmc, stored_id_type
+from trainer.tables import file_format, ids_of, no_interactions, read_interactions, read_table, stored_id_type
+from trainer.xmc import read_xmc
 
 _T = TypeVar("_T", bound=np.generic)
 
@@ -118,6 +120,10 @@ class Dataset:
         """Training pairs of every label, int64 [L]."""
         return np.bincount(self.train.labels, minlength=len(self.label_ids)).astype(np.int64)
 
+    def training_queries(self) -> int:
+        """Distinct queries with training pairs."""
+        return len(np.unique(self.train.queries))
+
     def fingerprint(self) -> str:
         """Hex sha256 of ids, pairs and feature tables: of all that training may depend on."""
         digest = hashlib.sha256(f"ordered {self.ordered}\n".encode())
@@ -156,14 +162,15 @@ def load_dataset(data: Data, *, seed: int, strings: Sequence[str] = ()) -> Datas
     files = {name: path for name in ("train", "valid", "test") if (path := getattr(data, name)) is not None}
     if data.split and len(files) == 3:
         raise DataError("data.split: expected at most one of valid and test as a file beside it, received both")
-    raw = {name: read_interactions(path, data) for name, path in files.items()}
-    query_table = _query_features(data, files, strings)
+    raw, query_table = _read(data, files, strings)
     label_table = _feature_table(data.labels, data.label_id, strings)
     _check_id_types(data, files)
     _check_display(data, label_table)
     query_ids = _union([table["query"] for table in raw.values()], query_table)
     label_ids = _union([table["label"] for table in raw.values()], label_table)
     pairs = {name: _pairs(table, query_ids, label_ids) for name, table in raw.items()}
+    if data.reduction == "smallest":
+        pairs, label_ids = _smallest(pairs, label_ids, label_table)
     if data.split:
         pairs = _SPLITS[data.split.strategy](pairs["train"], data.split, set(pairs), seed) | {
             name: given for name, given in pairs.items() if name != "train"
@@ -206,16 +213,22 @@ def _check_display(data: Data, label_table: pa.Table | None) -> None:
             raise DataError(f"data.display: expected names other than {', '.join(RESERVED_COLUMNS)}, received {name!r}")
 
 
-def _query_features(data: Data, files: dict[str, Path], strings: Sequence[str]) -> pa.Table | None:
-    if file_format(data.train, data) == "xmc":
-        stems = [path.stem for path in files.values()]
-        if len(set(stems)) < len(stems):
-            raise DataError(
-                f"data: expected files of distinct names, which name their rows, received {', '.join(stems)}"
-            )
-        tables = [read_xmc(path).queries.rename_columns([_ID, "features"]) for path in files.values()]
-        return pa.concat_tables(tables)
-    return _feature_table(data.queries, data.query_id, strings)
+def _read(data: Data, files: dict[str, Path], strings: Sequence[str]) -> tuple[dict[str, pa.Table], pa.Table | None]:
+    """Interactions by split, and the feature table of queries: each file is read once."""
+    if file_format(data.train, data) != "xmc":
+        raw = {name: read_interactions(path, data) for name, path in files.items()}
+        return raw, _feature_table(data.queries, data.query_id, strings)
+    stems = [path.stem for path in files.values()]
+    if len(set(stems)) < len(stems):
+        raise DataError(f"data: expected files of distinct names, which name their rows, received {', '.join(stems)}")
+    raw, tables = {}, []
+    for name, path in files.items():
+        rows = read_xmc(path)
+        if rows.pairs.num_rows == 0:
+            raise no_interactions(path)
+        raw[name] = rows.pairs
+        tables.append(rows.queries.rename_columns([_ID, "features"]))
+    return raw, pa.concat_tables(tables)
 
 
 def _feature_table(path: Path | None, id_column: str, strings: Sequence[str]) -> pa.Table | None:
@@ -261,7 +274,38 @@ def _aligned(table: pa.Table | None, ids: pa.Array) -> pa.Table | None:
     if table is None:
         return None
     rows = pc.index_in(ids, value_set=table[_ID].combine_chunks())
-    return table.drop_columns([_ID]).take(rows)
+    values = table.drop_columns([_ID]).combine_chunks()
+    in_order = len(ids) == len(values) and rows.equals(pa.array(np.arange(len(ids)), rows.type))
+    return values if in_order else values.take(rows)
+
+
+def _smallest(
+    pairs: dict[str, Pairs], label_ids: pa.Array, label_table: pa.Table | None
+) -> tuple[dict[str, Pairs], pa.Array]:
+    """Of every query in every file its smallest label alone, and the catalogue that is left [BM20 A.2].
+
+    Labels that are nobody's smallest leave the catalogue unless the label table holds them.
+    """
+    ids = label_ids.to_pylist()
+    numeric = all(re.fullmatch(r"-?[0-9]+", id_) for id_ in ids)
+    order = sorted(range(len(ids)), key=(lambda row: int(ids[row])) if numeric else ids.__getitem__)
+    rank_L = np.empty(len(ids), np.int64)
+    rank_L[order] = np.arange(len(ids))
+
+    def reduced(split: Pairs) -> Pairs:
+        by_query = np.lexsort((rank_L[split.labels], split.queries))
+        first = np.diff(split.queries[by_query], prepend=-1) > 0
+        return split.take(np.sort(by_query[first]))
+
+    pairs = {name: reduced(split) for name, split in pairs.items()}
+    kept_L = np.zeros(len(ids), bool)
+    for split in pairs.values():
+        kept_L[split.labels] = True
+    if label_table is not None:
+        kept_L |= np.asarray(pc.is_in(label_ids, value_set=label_table[_ID].combine_chunks()))
+    rows_L = np.cumsum(kept_L, dtype=np.int32) - np.int32(1)
+    renamed = {name: replace(split, labels=rows_L[split.labels]) for name, split in pairs.items()}
+    return renamed, label_ids.filter(pa.array(kept_L))
 
 
 def _split_random(pairs: Pairs, split: Split, given: set[str], seed: int) -> dict[str, Pairs]:

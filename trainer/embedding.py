@@ -9,7 +9,7 @@ Legend: `B` batch, `P` positions of a bag, `U` distinct rows, `D` dimensions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,11 +38,12 @@ class Table(keras.layers.Layer):
         initializer = keras.initializers.RandomNormal(stddev=scale, seed=seed) if scale else "zeros"
         self.table = self.add_weight(shape=(rows, dim), initializer=initializer, trainable=False, name="table")
         self.built = True
-        self._compact: Tensor | None = None
+        self.compact: Tensor | None = None
+        """Rows [U, D] that stand in for the table inside `reading`."""
 
     def call(self, ids: Tensor) -> Tensor:
         """Rows of the table, float32 [*ids.shape, D]; inside `reading`, rows of the compact table."""
-        return backend.gather(self.table, ids) if self._compact is None else ops.take(self._compact, ids, axis=0)
+        return backend.gather(self.table, ids) if self.compact is None else ops.take(self.compact, ids, axis=0)
 
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
         """[*ids.shape, D]."""
@@ -54,26 +55,34 @@ def reading(tables: Sequence[Table], rows: Sequence[Tensor]) -> Iterator[None]:
     """Let tables answer from compact rows [U, D]; ids inside the block are positions 0..U−1."""
     try:
         for table, compact_UD in zip(tables, rows, strict=True):
-            table._compact = compact_UD
+            table.compact = compact_UD
         yield
     finally:
         for table in tables:
-            table._compact = None
+            table.compact = None
+
+
+_DENSE_ROWS = 4096
+"""Largest table whose bags are pooled by one product with a dense [B, U] matrix of weights while training."""
 
 
 class WeightedBag(keras.layers.Layer):
-    """Pools a bag of embeddings by weight: `mean` Σwe/Σ|w|, `sum` Σwe, or `sqrtn` Σwe/√Σw².
+    """Pools a bag of a table's rows by weight: `mean` Σwe/Σ|w|, `sum` Σwe, or `sqrtn` Σwe/√Σw².
 
     Padding has weight 0; an empty bag is the zero vector.
+
+    Args:
+        table: whose rows.
+        combiner: `mean`, `sum` or `sqrtn`.
     """
 
-    def __init__(self, combiner: str, *, name: str) -> None:
+    def __init__(self, table: Table, combiner: str, *, name: str) -> None:
         super().__init__(name=name, dtype="float32")
-        self.combiner = combiner
+        self.table, self.combiner = table, combiner
 
-    def call(self, embeddings_BPD: Tensor, weights_BP: Tensor) -> Tensor:
+    def call(self, ids_BP: Tensor, weights_BP: Tensor) -> Tensor:
         """Pooled embeddings, float32 [B, D]."""
-        pooled_BD = ops.einsum("bpd,bp->bd", embeddings_BPD, weights_BP)
+        pooled_BD = self._sum(ids_BP, weights_BP)
         if self.combiner == "sum":
             return pooled_BD
         if self.combiner == "mean":
@@ -82,11 +91,24 @@ class WeightedBag(keras.layers.Layer):
             size_B1 = ops.sqrt(ops.sum(ops.square(weights_BP), axis=1, keepdims=True))
         return pooled_BD / ops.maximum(size_B1, 1e-6)
 
+    def _sum(self, ids_BP: Tensor, weights_BP: Tensor) -> Tensor:
+        """Σ w e. Bags over a small table repeat its rows: their sum is a product with those, without a [B, P, D]."""
+        compact_UD = self.table.compact
+        if compact_UD is None or self.table.rows > _DENSE_ROWS:
+            return ops.einsum("bpd,bp->bd", self.table(ids_BP), weights_BP)
+        batch = weights_BP.shape[0]
+        rows_BP = ops.broadcast_to(ops.arange(batch, dtype="int32")[:, None], ops.shape(ids_BP))
+        places = ops.stack([ops.reshape(rows_BP, (-1,)), ops.reshape(ids_BP, (-1,))], axis=1)
+        weights_BU = ops.scatter(places, ops.reshape(weights_BP, (-1,)), (batch, ops.shape(compact_UD)[0]))
+        return ops.matmul(weights_BU, compact_UD)
+
     def compute_output_shape(
-        self, embeddings_BPD_shape: tuple[int | None, ...], weights_BP_shape: tuple[int | None, ...]
+        self,
+        ids_BP_shape: tuple[int | None, ...],
+        weights_BP_shape: tuple[int | None, ...],  # noqa: ARG002
     ) -> tuple[int | None, ...]:
         """[B, D]."""
-        return (weights_BP_shape[0], embeddings_BPD_shape[-1])
+        return (ids_BP_shape[0], self.table.dim)
 
 
 class Direction(keras.layers.Layer):
@@ -107,3 +129,44 @@ class Direction(keras.layers.Layer):
     def compute_output_shape(self, x_BD_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
         """[B, D]."""
         return x_BD_shape
+
+
+class Dropout(keras.layers.Layer):
+    """Multiplies by a mask inside `dropping`; anywhere else, in evaluation and export, it changes nothing.
+
+    Keras' own layer would advance its generator inside the differentiated function, where JAX keeps no state.
+
+    Args:
+        rate: share of coordinates set to 0.
+        width: D.
+    """
+
+    def __init__(self, rate: float, width: int, *, name: str) -> None:
+        super().__init__(name=name, dtype="float32")
+        self.rate, self.width = rate, width
+        self._kept: Tensor | None = None
+
+    def draw(self, rows: Tensor, seed: keras.random.SeedGenerator) -> Tensor:
+        """A mask of 0 and 1 / (1 − rate), float32 [rows, D]."""
+        kept_BD = keras.random.uniform((rows, self.width), seed=seed) >= self.rate
+        return ops.cast(kept_BD, "float32") / (1 - self.rate)
+
+    def call(self, x_BD: Tensor) -> Tensor:
+        """The input, some coordinates of it 0 inside `dropping`; float32 [B, D]."""
+        return x_BD if self._kept is None else x_BD * self._kept
+
+    def compute_output_shape(self, x_BD_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+        """[B, D]."""
+        return x_BD_shape
+
+
+@contextmanager
+def dropping(masks: Mapping[Dropout, Tensor]) -> Iterator[None]:
+    """Let layers drop coordinates by masks [B, D]."""
+    try:
+        for layer, mask_BD in masks.items():
+            layer._kept = mask_BD
+        yield
+    finally:
+        for layer in masks:
+            layer._kept = None

@@ -15,7 +15,7 @@ from bundle import BiasRemoval, Bundle
 from trainer.config import load_recipe
 from trainer.data import Pairs, load_dataset
 from trainer.errors import DataError, RecipeError
-from trainer.evaluate import Catalogue, evaluate
+from trainer.evaluate import Catalogue, evaluate, log_proposal_of
 from trainer.features import Encoding
 from trainer.report import evaluation_markdown, evaluation_table
 
@@ -54,6 +54,7 @@ def evaluate_bundle(
         encoding = Encoding.fit(recipe, dataset, dict(bundle.vocabularies))
         features = encoding.query.knowing(known)
         session = onnxruntime.InferenceSession(bundle.query_tower, providers=["CPUExecutionProvider"])
+        training_queries = bundle.manifest.training_data.get("training_queries", dataset.training_queries())
         known, held_out = _in_catalogue(known, rows_L), _in_catalogue(held_out, rows_L)
         if not len(held_out):
             raise DataError(f"{recipe_path}: expected {split} pairs of labels in {path}, found none")
@@ -61,10 +62,13 @@ def evaluate_bundle(
             held_out,
             known,
             lambda rows_B: session.run(None, features.of_queries(rows_B))[0],
-            Catalogue.of_labels(bundle.labels, bundle.embeddings, bundle.augmentation),
+            Catalogue.of_labels(
+                bundle.labels, bundle.embeddings, bundle.augmentation, training_queries=int(training_queries)
+            ),
             recipe.evaluation,
             queries=len(dataset.query_ids),
             seed=recipe.seed,
+            log_proposal=log_proposal_of(bundle.proposal, features),
         )
         dial = dial.model_copy(update={"curve": curve, "curve_split": split})
     if markdown:

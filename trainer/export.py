@@ -78,11 +78,9 @@ def to_bundle(
         kappa=catalogue.augmentation.kappa,
         kappa_bias=catalogue.augmentation.kappa_bias,
         loss=Loss(
-            family=recipe.loss.family,
-            sampler=json.dumps(recipe.loss.sampler.model_dump(exclude_none=True))
-            if recipe.loss.sampler.arguments
-            else recipe.loss.sampler.name,
-            weight=recipe.loss.weight,
+            family=str(recipe.loss.family),
+            sampler=str(recipe.loss.sampler),
+            weight=str(recipe.loss.weight),
         ),
         query_features=trained.encoding.query_features,
         label_features=trained.encoding.label_features,
@@ -93,6 +91,7 @@ def to_bundle(
             "fingerprint": dataset.fingerprint(),
             "pairs": len(dataset.train),
             "queries": len(dataset.query_ids),
+            "training_queries": dataset.training_queries(),
             "seed": recipe.seed,
             "epochs": len(trained.history.losses),
         },
@@ -114,6 +113,7 @@ def to_bundle(
         query_tower=query_tower,
         label_tower=label_tower,
         vocabularies=trained.encoding.vocabularies,
+        proposal=model.proposal,
         reports=reports,
     )
 

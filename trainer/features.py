@@ -23,6 +23,9 @@ from trainer.errors import DataError
 
 Inputs = dict[str, npt.NDArray[np.generic]]
 
+_STRETCH = 1 << 23
+"""Ids of a bag column that are encoded at a time."""
+
 
 @dataclass(frozen=True)
 class Bags:
@@ -276,7 +279,7 @@ def _strings(feature: FeatureConfig, source: _Source) -> pa.Array:
 def _raw_bags(
     feature: FeatureConfig, source: _Source
 ) -> tuple[npt.NDArray[np.int64], pa.Array, npt.NDArray[np.float32]]:
-    """Offsets, ids (strings) and weights of a bag or text column."""
+    """Offsets, ids (strings or integers) and weights of a bag or text column."""
     column = source.column(feature)
     if feature.kind == "text":
         words = [tokenize(text) if text else [] for text in _strings(feature, source).to_pylist()]
@@ -297,14 +300,32 @@ def _raw_bags(
     values = np.ones(len(keys), np.float32) if weights is None else weights.to_numpy(zero_copy_only=False)
     if not np.isfinite(values).all():
         raise source.wrong(feature, "finite weights", f"{values[~np.isfinite(values)][0]}")
-    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64), keys.cast(pa.string()), values
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64), keys, values
+
+
+def _bag_rows(vocabulary: Vocabulary, keys: pa.Array) -> npt.NDArray[np.int32]:
+    """Vocabulary rows of a bag's ids; only distinct ids of a stretch are ever text."""
+    rows = np.empty(len(keys), np.int32)
+    for start in range(0, len(keys), _STRETCH):
+        part = keys.slice(start, _STRETCH).dictionary_encode()
+        found = np.append(vocabulary.encode(part.dictionary.cast(pa.string())), np.int32(0))
+        rows[start : start + _STRETCH] = found[pc.fill_null(part.indices, len(part.dictionary)).to_numpy()]
+    return rows
+
+
+def _occurrences(values: pa.Array) -> tuple[pa.Array, npt.NDArray[np.int64]]:
+    """Distinct non-null ids as strings, in order of first occurrence, and how often each stands."""
+    counted = pc.value_counts(values)
+    ids = counted.field("values").cast(pa.string())
+    known = ids.is_valid()
+    return ids.filter(known), counted.field("counts").filter(known).to_numpy()
 
 
 def _vocabularies(
     recipe: Recipe, dataset: Dataset, query: _Source, label: _Source, seen_queries: npt.NDArray[np.int32]
 ) -> dict[str, Vocabulary]:
     """One vocabulary per table. A table that holds the label's own id, or a history, holds the whole catalogue."""
-    counted: dict[str, list[tuple[pa.Array, int]]] = {}
+    counted: dict[str, list[tuple[pa.Array, npt.NDArray[np.int64], int]]] = {}
     vocabularies: dict[str, Vocabulary] = {}
     pairs_per_query = np.bincount(dataset.train.queries, minlength=len(dataset.query_ids))
     for source, features in ((query, recipe.query.features), (label, recipe.label.features)):
@@ -315,21 +336,23 @@ def _vocabularies(
                 vocabularies[feature.table_name] = Vocabulary(dataset.label_ids)
             elif feature.name == recipe.data.query_id:
                 kept = source.ids.filter(pa.array(pairs_per_query >= feature.min_count))
-                counted.setdefault(feature.table_name, []).append((kept, 1))
+                counted.setdefault(feature.table_name, []).append((*_occurrences(kept), 1))
             else:
                 rows = pa.array(seen_queries) if source is query else pa.array(np.arange(len(source.ids)))
                 if feature.kind == "id":
                     values = _strings(feature, source).take(rows)
                 else:
                     offsets, keys, _ = _raw_bags(feature, source)
-                    of_rows = np.isin(np.repeat(np.arange(len(source.ids)), np.diff(offsets)), rows.to_numpy())
-                    values = keys.filter(pa.array(of_rows))
-                counted.setdefault(feature.table_name, []).append((values, feature.min_count))
+                    seen = np.zeros(len(source.ids), bool)
+                    seen[rows.to_numpy()] = True
+                    values = keys if seen.all() else keys.filter(pa.array(np.repeat(seen, np.diff(offsets))))
+                counted.setdefault(feature.table_name, []).append((*_occurrences(values), feature.min_count))
     for name, parts in counted.items():
         if name not in vocabularies:
-            frequencies = pc.value_counts(pa.concat_arrays([values for values, _ in parts]).drop_null())
-            enough = pc.greater_equal(frequencies.field("counts"), min(count for _, count in parts))
-            vocabularies[name] = Vocabulary(frequencies.field("values").filter(enough))
+            ids = pa.concat_arrays([ids for ids, _, _ in parts]).dictionary_encode()
+            counts = np.bincount(ids.indices.to_numpy(), np.concatenate([counts for _, counts, _ in parts]))
+            enough = counts >= min(count for _, _, count in parts)
+            vocabularies[name] = Vocabulary(ids.dictionary.filter(pa.array(enough)))
     return vocabularies
 
 
@@ -342,8 +365,8 @@ def _encode(
         return _numbers(feature, source, training_rows)
     offsets, keys, weights = _raw_bags(feature, source)
     if feature.kind == "bag":
-        return Bags(offsets, vocabularies[feature.table_name].encode(keys), weights)
-    tokens = keys.dictionary_encode()
+        return Bags(offsets, _bag_rows(vocabularies[feature.table_name], keys), weights)
+    tokens = keys.cast(pa.string()).dictionary_encode()
     hashed = np.array([hash_token(token, feature.hash_rows) for token in tokens.dictionary.to_pylist()], np.int32)
     return Bags(offsets, hashed[tokens.indices.to_numpy()] if len(hashed) else np.zeros(0, np.int32), weights)
 

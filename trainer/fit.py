@@ -14,7 +14,7 @@ from bundle import BiasRemoval, Bundle, CurvePoint, refuse_existing
 from trainer.config import Evaluation, Recipe
 from trainer.data import Dataset, Pairs, load_dataset
 from trainer.errors import CheckpointError
-from trainer.evaluate import evaluate
+from trainer.evaluate import evaluate, log_proposal_of
 from trainer.export import to_bundle
 from trainer.progress import Reporter
 from trainer.report import evaluation_table, html_report
@@ -98,6 +98,7 @@ def curve_of(trained: Trained, held_out: Pairs, *, known: Pairs, config: Evaluat
         config,
         queries=len(trained.dataset.query_ids),
         seed=trained.recipe.seed,
+        log_proposal=log_proposal_of(trained.model.proposal, features),
     )
 
 
@@ -124,7 +125,7 @@ def finish(trained: Trained, dataset: Dataset, dial: BiasRemoval, history: Histo
         "Labels": f"{len(dataset.label_ids):,}",
         "Queries": f"{len(dataset.query_ids):,}",
         "Training pairs": f"{len(trained.dataset.train):,}",
-        "Loss": f"{recipe.loss.family} · {recipe.loss.sampler.name} · {recipe.loss.weight}",
+        "Loss": str(recipe.loss),
         "Model": f"{recipe.model.similarity}, d = {recipe.model.dim}, T = {trained.model.temperature:.3g}",
         "Epochs": f"{len(trained.history.losses)}, batches of {recipe.training.batch_size:,}",
         "Seed": str(recipe.seed),
@@ -151,5 +152,5 @@ def _describe(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> None:
     reporter.say(
         f"[bold]{recipe.name}[/]: {len(dataset.query_ids):,} queries × {len(dataset.label_ids):,} labels; "
         f"{len(dataset.train):,} training, {len(dataset.valid):,} validation, {len(dataset.test):,} test pairs; "
-        f"{recipe.loss.family} · {recipe.loss.sampler.name} · {recipe.loss.weight}"
+        f"{recipe.loss}"
     )

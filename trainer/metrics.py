@@ -50,6 +50,16 @@ class Positives:
         """The query of every positive."""
         return self.keys // self.labels
 
+    @property
+    def per_query(self) -> Float:
+        """Positives of every query, float64 [N]."""
+        return np.bincount(self.query_rows, minlength=self.queries).astype(np.float64)
+
+    def between(self, start: int, end: int) -> Positives:
+        """Those of queries start … end − 1, numbered from 0."""
+        first, last = np.searchsorted(self.keys, [start * self.labels, end * self.labels])
+        return Positives(self.keys[first:last] - start * self.labels, end - start, self.labels)
+
     def hits(self, top_NK: npt.NDArray[np.int32]) -> npt.NDArray[np.bool]:
         """Which entries of the lists are positives, bool [N, K]; entries of −1 are none."""
         keys_NK = np.arange(self.queries)[:, None] * self.labels + top_NK
@@ -89,6 +99,7 @@ def metrics_of(
     buckets_L: npt.NDArray[np.int8],
     counts_L: npt.NDArray[np.int64],
     bootstrap: Bootstrap,
+    inverse_propensity_L: Float | None = None,
 ) -> dict[str, Interval]:
     """Every metric at every k.
 
@@ -96,7 +107,7 @@ def metrics_of(
     over the pairs whose label is in the bucket. `balanced_error@K`: mean over labels of the share of
     their pairs missed. `exposure@K/BUCKET`: share of list entries. `coverage@K[/BUCKET]`: share of labels
     in any list. `gini@K`: of the labels' exposures, 0 equal, 1 all on one. `popularity@K`: mean
-    training count of list entries.
+    training count of list entries. `psp@K`, `psndcg@K`: see `_propensity_scored`.
 
     Args:
         top_NK: label rows, best first; −1 where a list ends early.
@@ -105,10 +116,11 @@ def metrics_of(
         buckets_L: bucket of every label.
         counts_L: training pairs of every label.
         bootstrap: of N queries.
+        inverse_propensity_L: 1 / p_y of every label; None leaves `psp` and `psndcg` out.
     """
     hits_NK = positives.hits(top_NK)
     listed_NK = top_NK >= 0
-    wanted_N = np.bincount(positives.query_rows, minlength=positives.queries).astype(np.float64)
+    wanted_N = positives.per_query
     gains_K = 1 / np.log2(np.arange(top_NK.shape[1]) + 2)
     ideal_K = np.concatenate([[0], np.cumsum(gains_K)])
     first_N = np.where(hits_NK.any(axis=1), hits_NK.argmax(axis=1), top_NK.shape[1])
@@ -117,6 +129,9 @@ def metrics_of(
     tests_L = np.bincount(positives.label_rows, minlength=positives.labels)
     one_N = (wanted_N > 0).astype(np.float64)
     metrics: dict[str, Interval] = {}
+    if inverse_propensity_L is not None:
+        scored = _propensity_scored(top_NK, hits_NK, positives, inverse_propensity_L, ks=ks)
+        metrics |= {name: bootstrap.interval(*ratio) for name, ratio in scored.items()}
     for k in ks:
         hit_Nk, listed_Nk, bucket_Nk = hits_NK[:, :k], listed_NK[:, :k], top_bucket_NK[:, :k]
         found_N = hit_Nk.sum(axis=1).astype(np.float64)
@@ -157,6 +172,55 @@ def metrics_of(
             shown = shown_L[buckets_L == bucket] > 0
             metrics[f"coverage@{k}/{name}"] = Interval(value=float(shown.mean()) if shown.size else 0.0)
     return metrics
+
+
+def inverse_propensity(counts_L: npt.NDArray[np.int64], *, queries: int, a: float, b: float) -> Float:
+    """1 / p_y = 1 + C (N_y + b)^−a with C = (ln N − 1)(b + 1)^a, float64 [L] [Jain et al. 2016, §5].
+
+    Args:
+        counts_L: N_y, training queries with label y.
+        queries: N, training queries; of fewer than e, where C would be negative, C is 0.
+        a, b: 0.55 and 1.5; Amazon 0.6 and 2.6; Wikipedia 0.5 and 0.4.
+    """
+    scale = max(float(np.log(queries)) - 1, 0.0) * (b + 1) ** a
+    inverse_L: Float = 1 + scale / (counts_L + b) ** a
+    return inverse_L
+
+
+def _propensity_scored(
+    top_NK: npt.NDArray[np.int32],
+    hits_NK: npt.NDArray[np.bool],
+    positives: Positives,
+    inverse_propensity_L: Float,
+    *,
+    ks: list[int],
+) -> dict[str, tuple[Float, Float]]:
+    """`psp@K` and `psndcg@K` as the extreme classification repository reports them (its `xclib`).
+
+    A hit at rank r counts 1 / p_y in `psp` and (1 / p_y) / log2(r + 1) / ideal in `psndcg`, where `ideal` is
+    the query's best plain DCG@K, Σ 1 / log2(r + 1) over its first min(K, positives) ranks. Both are Σ over
+    queries of what the lists reach / Σ over queries of the same with the positives of largest 1 / p_y on top,
+    so that a perfect ranking gives 1.
+    """
+    weights = inverse_propensity_L[positives.label_rows]
+    best_first = np.lexsort((-weights, positives.query_rows))
+    owners = positives.query_rows[best_first]
+    ranks = np.arange(len(owners)) - np.searchsorted(owners, owners)
+    inside = ranks < top_NK.shape[1]
+    best_NK = np.zeros(top_NK.shape)
+    best_NK[owners[inside], ranks[inside]] = weights[best_first][inside]
+    reached_NK = np.where(hits_NK, inverse_propensity_L[top_NK], 0.0)
+    gains_K = 1 / np.log2(np.arange(top_NK.shape[1]) + 2)
+    ideal_NK = np.cumsum(np.where(best_NK > 0, gains_K, 0.0), axis=1)
+    ratios: dict[str, tuple[Float, Float]] = {}
+    for k in ks:
+        ideal_N = np.maximum(ideal_NK[:, k - 1], 1e-12)
+        ratios[f"psp@{k}"] = (reached_NK[:, :k].sum(axis=1), best_NK[:, :k].sum(axis=1))
+        ratios[f"psndcg@{k}"] = (
+            reached_NK[:, :k] @ gains_K[:k] / ideal_N,
+            best_NK[:, :k] @ gains_K[:k] / ideal_N,
+        )
+    return ratios
 
 
 def gini(exposures_L: npt.NDArray[np.int64]) -> float:

@@ -17,14 +17,19 @@ import numpy as np
 import numpy.typing as npt
 from keras import ops
 
+from bundle import Proposal
 from trainer import backend
 from trainer.config import Recipe
 from trainer.contrast import Contrast
-from trainer.embedding import Table, reading
+from trainer.embedding import Table, dropping, reading
+from trainer.errors import DataError
 from trainer.features import Encoding, Inputs
+from trainer.frequencies import StreamingFrequencies
+from trainer.losses import LOSSES
 from trainer.optimizers import ROW_OPTIMIZERS, RowOptimizer
-from trainer.samplers import SAMPLERS, Catalogue
-from trainer.towers import InputKey, build_towers, in_float32
+from trainer.sampler import Catalogue, Context
+from trainer.samplers import SAMPLERS
+from trainer.towers import InputKey, build_towers, dropouts, in_float32
 
 Tensor = Any
 """A backend tensor; shapes are in the names."""
@@ -43,6 +48,11 @@ class TwoTower:
         log_pi_L: float64 [L], log label frequencies.
         batch_size: B of every step.
         total_steps: where a falling learning rate ends.
+        pairs: training pairs; pair rows of batches are below it.
+        proposal: the fitted tree of sampler `adversarial`.
+
+    Raises:
+        DataError: more negatives than there are labels to draw or to mine from.
     """
 
     def __init__(
@@ -53,6 +63,8 @@ class TwoTower:
         *,
         batch_size: int,
         total_steps: int,
+        pairs: int,
+        proposal: Proposal | None = None,
     ) -> None:
         self.recipe = recipe
         self.towers = build_towers(recipe, encoding.vocabulary_rows, encoding.numbers)
@@ -64,18 +76,30 @@ class TwoTower:
             trainable=recipe.model.learn_temperature,
         )  # fmt: skip
         self._label_inputs = {name: _constant(column, name) for name, column in encoding.label_inputs.items()}
+        _check_negatives(recipe, labels=len(log_pi_L), batch_size=batch_size)
+        self.proposal = proposal
         self.sampler = SAMPLERS[recipe.loss.sampler.name](
-            Catalogue(log_pi_L, batch_size), **recipe.loss.sampler.arguments
+            Catalogue(log_pi_L, batch_size, recipe.model.dim, proposal), **recipe.loss.sampler.arguments
         )
         self._log_pi_L = _constant(log_pi_L.astype(np.float32), "log_pi")
-        self._log_q_L = _constant(self.sampler.log_q_L, "log_q")
+        self._log_q_L = None if self.sampler.log_q_L is None else _constant(self.sampler.log_q_L, "log_q")
+        self._stream = (
+            StreamingFrequencies(len(log_pi_L), hashes=1, initial_gap=2.0 * pairs)
+            if recipe.loss.frequencies == "streaming"
+            else None
+        )
         self._contrast = backend.fuse(
             Contrast(
-                family=recipe.loss.family,
-                weight=recipe.loss.weight,
+                objective=recipe.loss.objective(),
                 in_batch=self.sampler.in_batch,
                 half=recipe.training.precision == "mixed_bfloat16",
             )
+        )
+        self._pairs = pairs
+        self._log_eta_N = (
+            keras.Variable(np.full(pairs, np.log(len(log_pi_L)), np.float32), trainable=False, name="log_eta")
+            if LOSSES[recipe.loss.family.name].stateful
+            else None
         )
         self._seed = keras.random.SeedGenerator(recipe.seed)
         self._step_count = keras.Variable(0, dtype="int32", trainable=False, name="step_count")
@@ -106,12 +130,20 @@ class TwoTower:
             *(slot for optimizer in self._row_optimizers.values() for slot in optimizer.variables),
             *self._dense,
             *(self._dense_optimizer.variables if self._dense else []),
+            *([] if self._stream is None else self._stream.variables),
+            *([] if self._log_eta_N is None else [self._log_eta_N]),
+            *(self.sampler.variables if self.sampler.refresh is not None else []),
         ]
 
     @property
     def temperature(self) -> float:
         """T, as trained."""
         return float(np.exp(ops.convert_to_numpy(self.log_temperature)))
+
+    def begin_epoch(self) -> None:
+        """Show the sampler the label embeddings, if it draws by them."""
+        if self.sampler.refresh is not None:
+            self.sampler.refresh(self.embed_labels())
 
     def embed_queries(self, inputs: Inputs) -> npt.NDArray[np.float32]:
         """Query tower outputs, float32 [B, D]."""
@@ -139,8 +171,13 @@ class TwoTower:
     @property
     def _constants(self) -> list[keras.Variable]:
         learned = self.recipe.model.learn_temperature
-        temperature = [] if learned else [self.log_temperature]
-        return [*self._label_inputs.values(), self._log_pi_L, self._log_q_L, *temperature]
+        return [
+            *self._label_inputs.values(),
+            self._log_pi_L,
+            *([] if self._log_q_L is None else [self._log_q_L]),
+            *([] if learned else [self.log_temperature]),
+            *(self.sampler.variables if self.sampler.refresh is None else []),
+        ]
 
     def _inputs_of_labels(self, ids_C: Tensor) -> dict[str, Tensor]:
         return {name: backend.gather(column, ids_C) for name, column in self._label_inputs.items()}
@@ -149,10 +186,14 @@ class TwoTower:
         """One update; returns the mean loss.
 
         Args:
-            batch: query inputs by name; `_positive` int32 [B], label rows; `_weight` float32 [B].
+            batch: query inputs by name; `_positive` int32 [B], label rows; `_weight` float32 [B]; `_pair`
+                int32 [B], rows of the training pairs.
         """
-        positive_B = batch["_positive"]
-        drawn = None if self.sampler.draw is None else self.sampler.draw(self._seed)
+        positive_B = ops.convert_to_tensor(batch["_positive"])
+        context = self._context(batch, positive_B)
+        drawn = None if self.sampler.draw is None else self.sampler.draw(self._seed, context)
+        if self._stream is not None:
+            self._stream.update(positive_B)
         labels_C = positive_B if drawn is None else ops.concatenate([positive_B, ops.reshape(drawn, (-1,))])
         inputs: dict[InputKey, Tensor] = {
             **{("query", name): column for name, column in batch.items() if not name.startswith("_")},
@@ -162,18 +203,27 @@ class TwoTower:
         if _BIAS in self.tables:
             inputs["label", _BIAS], readers["label", _BIAS] = labels_C + 1, _BIAS
         inputs, touched = self._compact(inputs, readers)
+        weighing = self._weighing(context, drawn, batch)
 
-        def loss(rows: list[Tensor]) -> Tensor:
-            with reading(list(self.tables.values()), rows):
+        masks = {
+            layer: layer.draw(ops.shape(ids)[0], self._seed)
+            for tower, ids in ((self.towers.query, positive_B), (self.towers.label, labels_C))
+            for layer in dropouts(tower)
+        }
+
+        def loss(rows: list[Tensor]) -> tuple[Tensor, Tensor]:
+            with reading(list(self.tables.values()), rows), dropping(masks):
                 queries_BD = self.towers.query(_side(inputs, "query"))
                 label_side = _side(inputs, "label")
                 bias_ids = label_side.pop(_BIAS, None)
                 labels_CD = self.towers.label(label_side)
                 bias_C = ops.zeros_like(labels_CD[:, 0]) if bias_ids is None else self.tables[_BIAS](bias_ids)[:, 0]
-            return self._loss(queries_BD, labels_CD, bias_C, positive_B, drawn, batch["_weight"])
+            scale = ops.exp(-self.log_temperature.value)
+            made: tuple[Tensor, Tensor] = self._contrast(queries_BD, labels_CD, bias_C, scale, *weighing)
+            return made
 
         rows = [rows_UD for _, rows_UD in touched]
-        value, row_gradients, gradients = backend.value_and_gradients(loss, rows, self._dense)
+        (value, log_eta_B), row_gradients, gradients = backend.value_and_gradients(loss, rows, self._dense)
         if self.recipe.optimizer.clip_norm is not None:
             scale = _clip_scale([*row_gradients, *gradients], self.recipe.optimizer.clip_norm)
             row_gradients = [gradient * scale for gradient in row_gradients]
@@ -185,7 +235,15 @@ class TwoTower:
             self._row_optimizers[name].apply(ids_U, rows_UD, gradients_UD, rate=rate, step=step)
         if self._dense:
             self._dense_optimizer.apply(gradients, self._dense)
+        if self._log_eta_N is not None:
+            backend.scatter(self._log_eta_N, batch["_pair"], log_eta_B)
         return value
+
+    def _context(self, batch: dict[str, Tensor], positive_B: Tensor) -> Context:
+        """What the sampler may look at."""
+        inputs = {name: column for name, column in batch.items() if not name.startswith("_")}
+        seen = ops.stop_gradient(self.towers.query(inputs)) if self.sampler.sees_embeddings else None
+        return Context(positive_B, inputs, seen)
 
     def _compact(
         self, inputs: dict[InputKey, Tensor], readers: dict[InputKey, str]
@@ -210,26 +268,53 @@ class TwoTower:
             touched.append((ids_U, backend.gather(table.table, ids_U)))
         return compact, touched
 
-    def _loss(
-        self,
-        queries_BD: Tensor,
-        labels_CD: Tensor,
-        bias_C: Tensor,
-        positive_B: Tensor,
-        drawn: Tensor | None,
-        weight_B: Tensor,
-    ) -> Tensor:
-        """Mean weighted loss of a batch; the first B of the C embedded labels are the positives."""
+    def _weighing(self, context: Context, drawn: Tensor | None, batch: dict[str, Tensor]) -> tuple[Any, ...]:
+        """What a `Contrast` takes beside what is trained; the first B of the embedded labels are the positives."""
+        positive_B = context.positive_B
         if drawn is None:
             candidates = positive_B
         else:
             candidates = ops.concatenate([positive_B, drawn]) if self.sampler.in_batch else drawn
-        log_pi, log_q = (
-            (backend.gather(column_L, positive_B), backend.gather(column_L, candidates))
-            for column_L in (self._log_pi_L, self._log_q_L)
+        log_pi = (self._log_pi(positive_B), self._log_pi(candidates))
+        log_q = (
+            self._log_q(context, positive_B, log_pi[0]),
+            self._log_q(context, candidates, log_pi[1]),
         )
-        scale = ops.exp(-self.log_temperature.value)
-        return self._contrast(queries_BD, labels_CD, bias_C, positive_B, candidates, log_pi, log_q, weight_B, scale)
+        state = None
+        if self._log_eta_N is not None:
+            visits = self._step_count.value * positive_B.shape[0] // self._pairs
+            rate = ops.minimum(ops.power(1.0 + ops.cast(visits, "float32"), -0.9), 1 - 1e-6)
+            state = (backend.gather(self._log_eta_N, batch["_pair"]), rate)
+        return positive_B, candidates, log_pi, log_q, ops.convert_to_tensor(batch["_weight"]), state
+
+    def _log_pi(self, labels: Tensor) -> Tensor:
+        """Log label frequencies, counted or streamed."""
+        return backend.gather(self._log_pi_L, labels) if self._stream is None else self._stream.log_frequencies(labels)
+
+    def _log_q(self, context: Context, labels: Tensor, log_pi: Tensor) -> Tensor:
+        """Log-probabilities that the sampler draws these labels for their rows."""
+        if self.sampler.log_q is not None:
+            return self.sampler.log_q(context, labels)
+        if self._stream is not None and self.sampler.q_of_pi is not None:
+            return self.sampler.q_of_pi(log_pi)
+        return backend.gather(self._log_q_L, labels)
+
+
+def _check_negatives(recipe: Recipe, *, labels: int, batch_size: int) -> None:
+    """Refuse more negatives than there are labels to draw, and mining more than a row has."""
+    sampler, mining = recipe.loss.sampler, recipe.loss.mining
+    others = labels - bool(sampler.exclude_positive)
+    if (sampler.negatives or 0) > others:
+        raise DataError(
+            f"loss.sampler.negatives: expected at most {others}, the labels there are to draw, "
+            f"received {sampler.negatives}"
+        )
+    own = batch_size if sampler.name in ("in_batch", "mixed") else labels if sampler.name == "full" else 0
+    if mining is not None and (mining.keep or 0) > own + (sampler.negatives or 0):
+        raise DataError(
+            f"loss.mining.keep: expected at most {own + (sampler.negatives or 0)}, the negatives of a row, "
+            f"received {mining.keep}"
+        )
 
 
 def _constant(column: npt.NDArray[np.generic], name: str) -> keras.Variable:

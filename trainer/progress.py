@@ -9,6 +9,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
+from bundle import CurvePoint
+from trainer.evaluate import best_of
+
 
 class _Rate(ProgressColumn):
     def render(self, task: Task) -> Text:
@@ -61,8 +64,10 @@ class EpochProgress:
         """Count trained examples and show the epoch's mean loss so far."""
         self._progress.update(self._task, advance=examples, loss=loss)
 
-    def validated(self, epoch: int, loss: float, metric: str, value: float, bias_removal: float) -> None:
-        """Print one line about a finished, validated epoch."""
+    def validated(self, epoch: int, loss: float, metric: str, curve: list[CurvePoint]) -> None:
+        """Print one line about a finished epoch, validated at the λ values of `curve`."""
+        best = best_of(curve, metric)
+        value, bias_removal = best.metrics[metric].value, best.bias_removal
         self._progress.console.print(
             f"  epoch {epoch + 1:>3}  loss {loss:.4f}  valid {metric} {value:.4f} at λ = {bias_removal:g}",
             highlight=False,

@@ -58,8 +58,10 @@ def evaluation_table(title: str, dial: BiasRemoval, metric: str) -> Table:
 
 
 def evaluation_markdown(dial: BiasRemoval, metric: str) -> str:
-    """The same as a Markdown table with the metric's interval, for RESULTS.md."""
-    names = shown_metrics(metric)
+    """The same as Markdown, with the metric's interval, and propensity scores and log-likelihood if measured."""
+    k = metric.partition("@")[2]
+    measured = dial.curve[0].metrics if dial.curve else {}
+    names = shown_metrics(metric) + [name for name in (f"psp@{k}", f"psndcg@{k}", "log_likelihood") if name in measured]
     lines = [f"| λ | {' | '.join(names)} |", "|" + "---|" * (len(names) + 1)]
     for point in dial.curve:
         first = point.metrics[names[0]]

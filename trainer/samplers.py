@@ -1,4 +1,4 @@
-"""Where negatives come from: `q(y')` of METHODS §2.1, drawn on the device.
+"""Where negatives come from: `q(y'|x, y)` of METHODS §2.1, drawn on the device.
 
 A sampler is a row of `SAMPLERS`: a function that says whether the batch's own labels serve as
 negatives, how further ones are drawn, and the log-probability it draws any label with.
@@ -9,74 +9,69 @@ Legend: `B` batch size, `M` drawn negatives, `L` labels.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import numpy.typing as npt
 from keras import ops
 
-Tensor = Any
-"""A backend tensor; shapes are in the names."""
-Draw = Callable[[keras.random.SeedGenerator], Tensor]
-
-
-class Catalogue(NamedTuple):
-    """What samplers are made from.
-
-    Attributes:
-        log_pi_L: float64 [L], natural log of the smoothed label frequencies.
-        batch_size: B.
-    """
-
-    log_pi_L: npt.NDArray[np.float64]
-    batch_size: int
-
-
-@dataclass(frozen=True)
-class Sampler:
-    """One distribution of negatives.
-
-    Attributes:
-        log_q_L: float32 [L], natural log of the probability that one draw is this label.
-        in_batch: the batch's labels are negatives of every row.
-        draw: makes label rows, int32 [M] shared by the batch or [B, M] one set per row; None if all
-            negatives come from the batch.
-    """
-
-    log_q_L: npt.NDArray[np.float32]
-    in_batch: bool
-    draw: Draw | None
+from trainer.conditional import adversarial, model
+from trainer.sampler import Catalogue, Context, Sampler, Tensor
 
 
 def in_batch(catalogue: Catalogue) -> Sampler:
     """The batch's other labels: q = π in expectation."""
-    return Sampler(catalogue.log_pi_L.astype(np.float32), in_batch=True, draw=None)
+    return Sampler(catalogue.log_pi_L.astype(np.float32), in_batch=True, draw=None, q_of_pi=lambda log_pi: log_pi)
 
 
-def uniform(catalogue: Catalogue, *, negatives: int, shared: bool = True) -> Sampler:
-    """q = 1/L: `negatives` draws with replacement, for the whole batch or for each row."""
+def uniform(catalogue: Catalogue, *, negatives: int, shared: bool = True, exclude_positive: bool = False) -> Sampler:
+    """q = 1/L: `negatives` draws with replacement, for the whole batch or for each row.
+
+    With `exclude_positive` (per row) a row's positive is never drawn: q = 1/(L − 1) on the others.
+    """
     labels = len(catalogue.log_pi_L)
-    shape = (negatives,) if shared else (catalogue.batch_size, negatives)
+    shape = (negatives,) if shared and not exclude_positive else (catalogue.batch_size, negatives)
 
-    def draw(seed: keras.random.SeedGenerator) -> Tensor:
-        return keras.random.randint(shape, 0, labels, dtype="int32", seed=seed)
+    def draw(seed: keras.random.SeedGenerator, context: Context) -> Tensor:
+        if not exclude_positive:
+            return keras.random.randint(shape, 0, labels, dtype="int32", seed=seed)
+        others = keras.random.randint(shape, 0, labels - 1, dtype="int32", seed=seed)
+        return others + ops.cast(others >= context.positive_B[:, None], "int32")
 
     return Sampler(np.full(labels, -np.log(labels), np.float32), in_batch=False, draw=draw)
 
 
-def popularity(catalogue: Catalogue, *, negatives: int, alpha: float = 1.0, shared: bool = True) -> Sampler:
-    """q ∝ π^α (1: training frequency; ¾: word2vec; 0: uniform), by Walker's alias method."""
+_REDRAWS = 4
+"""Times that `popularity` draws again what hit the positive; what still hits is masked as any accidental hit."""
+
+
+def popularity(
+    catalogue: Catalogue,
+    *,
+    negatives: int,
+    alpha: float = 1.0,
+    shared: bool = True,
+    exclude_positive: bool = False,
+) -> Sampler:
+    """q ∝ π^α (1: training frequency; ¾: word2vec; 0: uniform), by Walker's alias method.
+
+    With `exclude_positive` (per row) draws that hit the row's positive are drawn again.
+    """
     log_q_L = alpha * catalogue.log_pi_L
     log_q_L = log_q_L - np.logaddexp.reduce(log_q_L)
     keep_L, alias_L = alias_table(np.exp(log_q_L))
-    shape = (negatives,) if shared else (catalogue.batch_size, negatives)
+    shape = (negatives,) if shared and not exclude_positive else (catalogue.batch_size, negatives)
 
-    def draw(seed: keras.random.SeedGenerator) -> Tensor:
+    def once(seed: keras.random.SeedGenerator) -> Tensor:
         cell = keras.random.randint(shape, 0, len(keep_L), dtype="int32", seed=seed)
         stays = keras.random.uniform(shape, seed=seed) < ops.take(keep_L, cell, axis=0)
         return ops.where(stays, cell, ops.take(alias_L, cell, axis=0))
+
+    def draw(seed: keras.random.SeedGenerator, context: Context) -> Tensor:
+        drawn = once(seed)
+        for _ in range(_REDRAWS if exclude_positive else 0):
+            drawn = ops.where(ops.equal(drawn, context.positive_B[:, None]), once(seed), drawn)
+        return drawn
 
     return Sampler(log_q_L.astype(np.float32), in_batch=False, draw=draw)
 
@@ -84,18 +79,23 @@ def popularity(catalogue: Catalogue, *, negatives: int, alpha: float = 1.0, shar
 def mixed(catalogue: Catalogue, *, negatives: int) -> Sampler:
     """The batch's labels and M uniform draws; q = (B·π + M/L)/(B + M), the mixture's own (Yang et al. 2020)."""
     batch, labels = catalogue.batch_size, len(catalogue.log_pi_L)
-    log_q_L = np.logaddexp(np.log(batch) + catalogue.log_pi_L, np.log(negatives) - np.log(labels))
-    log_q_L -= np.log(batch + negatives)
-    return Sampler(log_q_L.astype(np.float32), in_batch=True, draw=uniform(catalogue, negatives=negatives).draw)
+    log_uniform = float(np.log(negatives) - np.log(labels))
+
+    def q_of_pi(log_pi: Tensor) -> Tensor:
+        return ops.logaddexp(np.log(batch) + log_pi, ops.full_like(log_pi, log_uniform)) - np.log(batch + negatives)
+
+    log_q_L = np.logaddexp(np.log(batch) + catalogue.log_pi_L, log_uniform) - np.log(batch + negatives)
+    draw = uniform(catalogue, negatives=negatives).draw
+    return Sampler(log_q_L.astype(np.float32), in_batch=True, draw=draw, q_of_pi=q_of_pi)
 
 
 def full(catalogue: Catalogue) -> Sampler:
-    """Every label once: no sampling, the reference. q = 1/(L − 1), so that m·q = 1 once the positive is masked."""
+    """Every label once: no sampling, the reference. q = 1/L, and the positive is masked."""
     labels = len(catalogue.log_pi_L)
     return Sampler(
-        np.full(labels, -np.log(max(labels - 1, 1)), np.float32),
+        np.full(labels, -np.log(labels), np.float32),
         in_batch=False,
-        draw=lambda _: ops.arange(labels, dtype="int32"),
+        draw=lambda _seed, _context: ops.arange(labels, dtype="int32"),
     )
 
 
@@ -105,6 +105,8 @@ SAMPLERS: dict[str, Callable[..., Sampler]] = {
     "popularity": popularity,
     "mixed": mixed,
     "full": full,
+    "adversarial": adversarial,
+    "model": model,
 }
 
 

@@ -6,7 +6,6 @@ strings), and where the recipe names them `time` and `weight`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,27 +16,12 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from trainer.errors import DataError
+from trainer.xmc import read_xmc
 
 if TYPE_CHECKING:
     from trainer.config import Data
 
 _ENDINGS = {".parquet": "parquet", ".csv": "csv", ".tsv": "tsv"}
-_BLOCK_BYTES = 64 << 20
-
-
-@dataclass(frozen=True)
-class XmcRows:
-    """Rows of the extreme-classification format.
-
-    Attributes:
-        pairs: `query`, `label`: one row per (row, label); rows are named `STEM-0`, `STEM-1`, …
-        queries: `query` and `features`, a map from feature number (as a string) to its value.
-        unlabelled: rows without any label; they are in `queries` but make no pair.
-    """
-
-    pairs: pa.Table
-    queries: pa.Table
-    unlabelled: int
 
 
 def file_format(path: Path, data: Data) -> str:
@@ -72,7 +56,7 @@ def read_interactions(path: Path, data: Data) -> pa.Table:
     else:
         raw = read_table(path, kind, strings=[data.query_id, data.label_id])
         if raw.num_rows == 0:
-            raise _no_interactions(path)
+            raise no_interactions(path)
         columns = {"query": ids_of(raw, data.query_id, path), "label": ids_of(raw, data.label_id, path)}
         if data.timestamp:
             columns["time"] = _times_of(raw, data.timestamp, path)
@@ -80,11 +64,12 @@ def read_interactions(path: Path, data: Data) -> pa.Table:
             columns["weight"] = _weights_of(raw, data.weight, path)
         pairs = pa.table(columns)
     if pairs.num_rows == 0:
-        raise _no_interactions(path)
+        raise no_interactions(path)
     return pairs
 
 
-def _no_interactions(path: Path) -> DataError:
+def no_interactions(path: Path) -> DataError:
+    """The error of a file without any."""
     return DataError(f"{path}: expected at least one interaction, found none")
 
 
@@ -169,75 +154,6 @@ def read_lists(path: Path) -> pa.Table:
     indices = flat.indices.to_numpy()
     query = np.repeat(indices[starts[:-1]], per_line - 1)
     return pa.table({"query": _compact(query, flat.dictionary), "label": _compact(indices[~is_query], flat.dictionary)})
-
-
-def read_xmc(path: Path) -> XmcRows:
-    """The extreme-classification repository's sparse format.
-
-    First line `rows features labels`, then a line per row: `label,label feature:value feature:value`.
-    Memory is proportional to the non-zero features.
-
-    Raises:
-        DataError: no such file, a header that does not match what follows, or an entry that is no
-            `feature:value` pair of numbers.
-    """
-    lines = _lines(path)
-    header = lines[0].as_py().split() if len(lines) else []
-    if len(header) != 3 or not all(word.isdigit() for word in header):
-        raise DataError(f"{path}: expected a first line `rows features labels`, found {' '.join(header)[:60]!r}")
-    rows, features, labels = map(int, header)
-    if len(lines) - 1 != rows:
-        raise DataError(f"{path}: expected {rows} rows as its header says, found {len(lines) - 1}")
-    names = pc.binary_join_element_wise(path.stem, pa.array(np.arange(rows)).cast(pa.string()), "-")
-    label_parts, feature_parts = [], []
-    block = max(1, int(rows * _BLOCK_BYTES / max(path.stat().st_size, 1)))
-    for start in range(1, rows + 1, block):
-        words = pc.split_pattern(pc.utf8_rtrim_whitespace(lines.slice(start, block)), " ")
-        label_parts.append(pc.split_pattern(pc.list_element(words, 0), ","))
-        feature_parts.append(_xmc_features(pc.list_slice(words, 1), path))
-    label_lists = pa.chunked_array(label_parts).combine_chunks()
-    feature_maps = pa.chunked_array(feature_parts).combine_chunks()
-    parents = np.asarray(pc.list_parent_indices(label_lists))
-    flat = pc.list_flatten(label_lists)
-    present = pc.not_equal(flat, "")
-    flat, parents = flat.filter(present), parents[np.asarray(present)]
-    _check_bound(flat, labels, "labels", path)
-    _check_bound(feature_maps.keys, features, "features", path)
-    return XmcRows(
-        pairs=pa.table(
-            {
-                "query": pa.DictionaryArray.from_arrays(pa.array(parents, pa.int32()), names),
-                "label": flat.dictionary_encode(),
-            }
-        ),
-        queries=pa.table({"query": names, "features": feature_maps}),
-        unlabelled=rows - len(np.unique(parents)),
-    )
-
-
-def _xmc_features(words: pa.ListArray, path: Path) -> pa.MapArray:
-    flat = pc.list_flatten(words)
-    offsets = np.concatenate([[0], np.cumsum(np.asarray(pc.list_value_length(words)))])
-    pairs = pc.split_pattern(flat, ":", max_splits=1)
-    if len(pairs) and pc.min(pc.list_value_length(pairs)).as_py() != 2:
-        bad = flat.filter(pc.not_equal(pc.list_value_length(pairs), 2))[0].as_py()
-        raise DataError(f"{path}: expected entries `feature:value`, found {bad!r}")
-    try:
-        values = pc.list_element(pairs, 1).cast(pa.float32())
-    except pa.ArrowInvalid as error:
-        raise DataError(f"{path}: expected a number after every `feature:`: {error}") from error
-    if not np.isfinite(np.asarray(values)).all():
-        raise DataError(f"{path}: expected finite feature values, found NaN or infinity")
-    return pa.MapArray.from_arrays(pa.array(offsets, pa.int32()), pc.list_element(pairs, 0), values)
-
-
-def _check_bound(numbers: pa.Array, bound: int, what: str, path: Path) -> None:
-    try:
-        largest = pc.max(numbers.cast(pa.int64())).as_py()
-    except pa.ArrowInvalid as error:
-        raise DataError(f"{path}: expected {what} as numbers: {error}") from error
-    if largest is not None and largest >= bound:
-        raise DataError(f"{path}: expected {what} below {bound} as its header says, found {largest}")
 
 
 def _lines(path: Path) -> pa.Array:

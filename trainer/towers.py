@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import keras
 
 from trainer.config import FeatureConfig, Model, Recipe, Tower
-from trainer.embedding import Direction, Table, WeightedBag
+from trainer.embedding import Direction, Dropout, Table, WeightedBag
 
 InputKey = tuple[str, str]
 """An input of a tower: `("query", "history")`."""
@@ -33,6 +33,11 @@ class Towers:
     label: keras.Model
     tables: dict[str, Table]
     readers: dict[InputKey, str]
+
+
+def dropouts(tower: keras.Model) -> list[Dropout]:
+    """The dropout layer of a tower, if it has one."""
+    return [layer for layer in tower.layers if isinstance(layer, Dropout)]
 
 
 @contextmanager
@@ -97,9 +102,13 @@ def _build(
     else:
         join = keras.layers.Add() if tower.combine == "sum" else keras.layers.Concatenate()
         x = join(parts)
+    if tower.dropout:
+        x = Dropout(tower.dropout, x.shape[-1], name=f"{name}_dropout")(x)
+    if tower.input_activation == "relu":
+        x = keras.layers.Activation("relu", dtype="float32")(x)
     for width in tower.hidden:
         x = keras.layers.Dense(width, activation="relu", dtype=precision)(x)
-    if tower.hidden or x.shape[-1] != model.dim:
+    if tower.hidden or tower.input_activation != "linear" or x.shape[-1] != model.dim:
         x = keras.layers.Dense(model.dim, dtype=precision)(x)
     if model.similarity == "cosine":
         x = Direction(name=f"{name}_direction")(x)
@@ -127,5 +136,5 @@ def _embed(
     weight = f"{feature.name}__weight"
     inputs[feature.name] = keras.Input((None,), dtype="int32", name=feature.name)
     inputs[weight] = keras.Input((None,), dtype="float32", name=weight)
-    bag = WeightedBag(feature.combiner, name=f"{feature.name}_bag")
-    return bag(table(inputs[feature.name]), inputs[weight])
+    bag = WeightedBag(table, feature.combiner, name=f"{feature.name}_bag")
+    return bag(inputs[feature.name], inputs[weight])

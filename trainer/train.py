@@ -15,16 +15,18 @@ import numpy as np
 import numpy.typing as npt
 from tensorboard.summary import Writer
 
-from bundle import log_frequencies
+from bundle import CurvePoint, Proposal, log_frequencies
 from trainer import backend
 from trainer.checkpoint import Checkpoints, identity_of
+from trainer.conditional import TREE_DIMS, TREE_PENALTY
 from trainer.config import Recipe
-from trainer.data import Dataset
+from trainer.data import Dataset, Pairs
 from trainer.errors import DataError
-from trainer.evaluate import Catalogue, buckets_for, check_metric, evaluate
+from trainer.evaluate import Catalogue, best_of, buckets_for, check_metric, evaluate, log_proposal_of
 from trainer.features import Encoding, Inputs
 from trainer.model import TwoTower
 from trainer.progress import Reporter
+from trainer.proposal_tree import fit_proposal
 
 
 @dataclass
@@ -59,6 +61,7 @@ class Trained:
             self.model.embed_labels(),
             self.model.label_biases(),
             counts,
+            training_queries=self.dataset.training_queries(),
             temperature=self.model.temperature,
             smoothing=self.recipe.loss.smoothing,
             buckets=buckets_for(self.recipe.evaluation, counts),
@@ -77,7 +80,8 @@ class Run:
         trained: model and history so far.
         checkpoints: where the run keeps its states.
         batch_size: B.
-        steps_per_epoch: whole batches in the training pairs.
+        steps_per_epoch: whole batches in what an epoch visits: the training pairs, or the training queries if
+            one label is sampled for each.
         epoch, step: where to go on, from 0.
         loss: sum of the losses of the epoch's steps so far.
     """
@@ -101,16 +105,27 @@ def restore(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path) -> Run
     """
     keras.utils.set_random_seed(recipe.seed)
     backend.make_deterministic()
-    batch_size = min(recipe.training.batch_size, len(dataset.train))
+    sampled = recipe.data.reduction == "sample"
+    visits = dataset.training_queries() if sampled else len(dataset.train)
+    batch_size = min(recipe.training.batch_size, visits)
     if batch_size < 2:
-        raise DataError(f"training: expected at least 2 pairs, found {len(dataset.train)}")
+        raise DataError(f"training: expected at least 2 {'queries' if sampled else 'pairs'}, found {visits}")
     if len(dataset.valid) or len(dataset.test):
         check_metric(recipe.evaluation, labels=len(dataset.label_ids))
     encoding = Encoding.fit(recipe, dataset)
     log_pi = log_frequencies(dataset.label_counts(), smoothing=recipe.loss.smoothing)
-    steps_per_epoch = len(dataset.train) // batch_size
-    model = TwoTower(recipe, encoding, log_pi, batch_size=batch_size, total_steps=epochs * steps_per_epoch)
-    checkpoints = Checkpoints(work, f"{identity_of(recipe, dataset)}-{epochs}")
+    steps_per_epoch = visits // batch_size
+    identity = identity_of(recipe, dataset)
+    model = TwoTower(
+        recipe,
+        encoding,
+        log_pi,
+        batch_size=batch_size,
+        total_steps=epochs * steps_per_epoch,
+        pairs=len(dataset.train),
+        proposal=_proposal(recipe, dataset, encoding, work / f"proposal-{identity[:16]}.npz"),
+    )
+    checkpoints = Checkpoints(work, f"{identity}-{epochs}")
     state = checkpoints.load("latest", model)
     if state is None:
         return Run(
@@ -153,6 +168,8 @@ def train(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path, logs: Pa
                 break
             first, total = (run.step, run.loss) if epoch == run.epoch else (0, 0.0)
             progress.epoch(epoch, done=first * batch_size)
+            if first == 0:
+                model.begin_epoch()
             for step, batch in _batches(trained, batch_size, epoch=epoch, first=first):
                 loss = float(model.train_step(batch))
                 if not np.isfinite(loss):
@@ -166,11 +183,13 @@ def train(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path, logs: Pa
             history.losses.append(total / steps)
             board.add_scalar("train/loss", history.losses[-1], epoch + 1)
             if validating and ((epoch + 1) % recipe.training.evaluate_every == 0 or epoch + 1 == epochs):
-                metric, bias_removal = _validate(trained)
+                curve = _validate(trained)
+                best = best_of(curve, recipe.evaluation.metric)
+                metric = best.metrics[recipe.evaluation.metric].value
                 history.metrics[epoch + 1] = metric
                 board.add_scalar(f"valid/{recipe.evaluation.metric}", metric, epoch + 1)
-                board.add_scalar("valid/best_bias_removal", bias_removal, epoch + 1)
-                progress.validated(epoch, history.losses[-1], recipe.evaluation.metric, metric, bias_removal)
+                board.add_scalar("valid/best_bias_removal", best.bias_removal, epoch + 1)
+                progress.validated(epoch, history.losses[-1], recipe.evaluation.metric, curve)
                 if metric >= max(history.metrics.values()):
                     history.best_epoch = epoch + 1
                     save("best", epoch + 1, 0, 0.0)
@@ -185,19 +204,29 @@ def train(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path, logs: Pa
 def _batches(trained: Trained, batch_size: int, *, epoch: int, first: int) -> Iterator[tuple[int, Inputs]]:
     """Shuffled batches of one epoch from step `first` on; what is left over at the end is dropped."""
     pairs, seed = trained.dataset.train, trained.recipe.seed
-    order = np.random.default_rng([seed, epoch]).permutation(len(pairs))
-    for step in range(first, len(pairs) // batch_size):
+    order = _visits(trained.recipe, pairs, epoch)
+    for step in range(first, len(order) // batch_size):
         rows_B = order[step * batch_size : (step + 1) * batch_size]
         batch = trained.encoding.query.of_pairs(rows_B, np.random.default_rng([seed, epoch, step]))
+        batch["_pair"] = rows_B.astype(np.int32)
         batch["_positive"] = pairs.labels[rows_B]
         batch["_weight"] = np.ones(batch_size, np.float32) if pairs.weights is None else pairs.weights[rows_B]
         yield step, batch
 
 
-def _validate(trained: Trained) -> tuple[float, float]:
-    """The recipe's metric on valid at its best λ of 0, ½ and 1, and that λ."""
+def _visits(recipe: Recipe, pairs: Pairs, epoch: int) -> npt.NDArray[np.int64]:
+    """Rows of the training pairs in the order in which an epoch visits them, int64: all, or one drawn per query."""
+    rng = np.random.default_rng([recipe.seed, epoch])
+    if recipe.data.reduction != "sample":
+        return rng.permutation(len(pairs))
+    starts = np.flatnonzero(np.diff(pairs.queries, prepend=-1))
+    return rng.permutation(rng.integers(starts, np.append(starts[1:], len(pairs))))
+
+
+def _validate(trained: Trained) -> list[CurvePoint]:
+    """Valid at λ = 0, ½ and 1, on at most `max_valid_queries` queries."""
     config = trained.recipe.evaluation
-    curve = evaluate(
+    return evaluate(
         trained.dataset.valid,
         trained.dataset.train,
         trained.embed_queries,
@@ -207,8 +236,33 @@ def _validate(trained: Trained) -> tuple[float, float]:
         seed=trained.recipe.seed,
         max_queries=config.max_valid_queries,
         grid=[0.0, 0.5, 1.0],
+        log_proposal=log_proposal_of(trained.model.proposal, trained.encoding.query),
     )
-    return max((point.metrics[config.metric].value, point.bias_removal) for point in curve)
+
+
+def _proposal(recipe: Recipe, dataset: Dataset, encoding: Encoding, path: Path) -> Proposal | None:
+    """The tree that adversarial negatives are drawn from, fitted once a run."""
+    sampler = recipe.loss.sampler
+    if sampler.name != "adversarial":
+        return None
+    if path.exists():
+        return Proposal.read(path)
+    rng = np.random.default_rng(recipe.seed)
+    proposal = fit_proposal(
+        recipe.query.features,
+        lambda rows_B: encoding.query.of_pairs(rows_B, rng),
+        dataset.train.labels,
+        vocabulary_rows=encoding.vocabulary_rows,
+        labels=len(dataset.label_ids),
+        dims=sampler.dims or TREE_DIMS,
+        penalty=sampler.penalty or TREE_PENALTY,
+        query_id=recipe.data.query_id,
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    working = path.with_suffix(".part")
+    proposal.write(working)
+    working.replace(path)
+    return proposal
 
 
 def _out_of_patience(recipe: Recipe, history: History) -> bool:

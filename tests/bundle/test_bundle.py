@@ -265,12 +265,20 @@ def test_files_outside_the_directory_are_refused(written: Path, name: str) -> No
         Bundle.load(written)
 
 
+def test_only_a_tree_raises_the_version_so_that_older_readers_refuse_what_they_would_misread(tmp_path: Path) -> None:
+    plain, tree = make_bundle(), make_bundle(proposal=True)
+    versions = [bundle.write(tmp_path / name).manifest.schema_version for name, bundle in (("a", plain), ("b", tree))]
+
+    assert versions == [1, 2]
+    assert Bundle.load(tmp_path / "b").proposal is not None
+
+
 def test_a_newer_version_says_what_to_do(written: Path) -> None:
-    edit_manifest(written, lambda content: content.update(schema_version=2, something_new=True))
+    edit_manifest(written, lambda content: content.update(schema_version=3, something_new=True))
 
     with pytest.raises(
         BundleVersionError,
-        match="schema version 2, this installation reads 1: upgrade Longtail, or export the model again",
+        match="schema version 3, this installation reads 1 and 2: upgrade Longtail, or export the model again",
     ):
         Bundle.load(written)
 

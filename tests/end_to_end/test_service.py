@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
-from bundle import read_manifest
+from bundle import Proposal, read_manifest
 from index import IndexSpec, Releases, build_index
-from tests.bundles import make_bundle
+from tests.bundles import log_p_n, make_bundle
 from tests.serving.process import ServerProcess, server
 
 LABELS, USERS = 60, 20
@@ -27,7 +27,7 @@ QUERY = {"features": {"user_id": "u3", "history": ["item-1", "item-2"]}, "k": 10
 
 
 class Reference:
-    """`u·v/T + λ·log p_n + b` in float64, from embeddings.npy, labels.parquet and query_tower.onnx."""
+    """`u·v/T + λ·log p_n + b` in float64, from embeddings.npy, labels.parquet, query_tower.onnx and proposal.npz."""
 
     def __init__(self, bundle: Path) -> None:
         self.labels = pq.read_table(bundle / "labels.parquet")
@@ -39,6 +39,7 @@ class Reference:
         self.bias_L = self.labels["bias"].to_numpy().astype(np.float64) if has_bias else np.zeros(len(self.ids))
         self.tower = ort.InferenceSession(bundle / "query_tower.onnx")
         self.users = pq.read_table(bundle / "vocabularies" / "users.parquet")["id"].to_pylist()
+        self.tree = Proposal.read(bundle / "proposal.npz") if (bundle / "proposal.npz").exists() else None
 
     def scores(self, user: str, history: list[str], bias_removal: float) -> np.ndarray:
         row = {id_: row for row, id_ in enumerate(self.users, start=1)}
@@ -51,16 +52,22 @@ class Reference:
             "history__weight": np.array([weights], np.float32),
         }
         query_D = self.tower.run(None, inputs)[0][0].astype(np.float64)
-        return self.embeddings_LD @ query_D / self.temperature + bias_removal * self.log_pn_L + self.bias_L
+        log_pn_L = self.log_pn_L
+        if self.tree is not None:
+            projection = {name: rows.astype(np.float64) for name, rows in self.tree.projection.items()}
+            bag_K = np.array(weights) @ projection["history"][seen]
+            log_pn_L = log_p_n(self.tree, projection["user_id"][row.get(user, 0)] + bag_K + self.tree.offset)
+        return self.embeddings_LD @ query_D / self.temperature + bias_removal * log_pn_L + self.bias_L
 
 
 @pytest.fixture(scope="module")
 def releases(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two releases of different models: cosine without label bias, and dot with."""
+    """Releases of different models: cosine without label bias, dot with, and dot with a tree p_n(y|x) too."""
     root = tmp_path_factory.mktemp("service")
     for name, model in (
         ("cosine", make_bundle(labels=LABELS, users=USERS)),
         ("dot", make_bundle(labels=LABELS, users=USERS, cosine=False, bias=True, seed=1)),
+        ("tree", make_bundle(labels=LABELS, users=USERS, cosine=False, bias=True, proposal=True, seed=2)),
     ):
         model.write(root / "bundles" / name)
         build_index(root / "bundles" / name, root / "releases", spec=IndexSpec("flat"), name=name)
@@ -105,7 +112,7 @@ query = st.tuples(
 )
 
 
-@pytest.mark.parametrize("name", ["cosine", "dot"])
+@pytest.mark.parametrize("name", ["cosine", "dot", "tree"])
 def test_answers_equal_the_formula_over_the_bundle_files(service: ServerProcess, releases: Path, name: str) -> None:
     publish_and_wait(service, releases, name)
     reference = Reference(releases / name / "bundle")
@@ -130,7 +137,7 @@ def test_answers_equal_the_formula_over_the_bundle_files(service: ServerProcess,
 
 def test_swaps_under_load_fail_no_request_and_mix_no_releases(service: ServerProcess, releases: Path) -> None:
     expected = {}
-    for name in ("cosine", "dot"):
+    for name in ("cosine", "dot", "tree"):
         publish_and_wait(service, releases, name)
         expected[name] = httpx.post(f"{service.url}/v1/retrieve", json={"queries": [QUERY] * 3}).json()["results"]
     stop = time.monotonic() + 2.5
@@ -148,11 +155,11 @@ def test_swaps_under_load_fail_no_request_and_mix_no_releases(service: ServerPro
 
     with ThreadPoolExecutor(3) as pool:
         loads = [pool.submit(load) for _ in range(3)]
-        for swap in range(8):
-            Releases(releases).publish(("cosine", "dot")[swap % 2])
+        for swap in range(9):
+            Releases(releases).publish(("cosine", "tree", "dot")[swap % 3])
             time.sleep(0.25)
         answered = [name for future in loads for name in future.result()]
-    assert {"cosine", "dot"} == set(answered)
+    assert {"cosine", "dot", "tree"} == set(answered)
 
 
 def test_a_broken_release_is_refused_and_the_one_before_serves_on(service: ServerProcess, releases: Path) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from bundle import Bundle
+from bundle import BiasRemoval, Bundle
 from index import IndexSpec, RecallFloorError, Searcher, build_index
 from index.band import Band
 from index.construct import construct
@@ -68,6 +69,15 @@ def test_recall_is_measured_against_exact_answers(bundle: Bundle) -> None:
     expected = np.mean([(np.argsort(-scores)[:100] % 2 == 0).mean() for scores in exact])
     assert np.mean([at.recall for at in recall]) == pytest.approx(expected, abs=1e-3)
     assert 0.4 < expected < 0.6
+
+
+def test_a_bundle_with_a_tree_is_measured_at_zero_even_if_requests_may_not_ask_for_it() -> None:
+    bundle = make_bundle(labels=40, proposal=True)
+    dial = BiasRemoval(default=1, minimum=0.5)
+    bundle = replace(bundle, manifest=bundle.manifest.model_copy(update={"bias_removal": dial}))
+    assert Calibration(bundle, bundle.rows()).bias_removals == [0.0, 0.5, 1.0, 2.0]
+    without = replace(bundle, proposal=None)
+    assert Calibration(without, without.rows()).bias_removals == [0.5, 1.0, 2.0]
 
 
 def test_below_the_floor_nothing_is_left_behind(tmp_path: Path) -> None:

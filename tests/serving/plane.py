@@ -23,7 +23,7 @@ from pydantic import JsonValue
 from bundle import BiasRemoval, Buckets, Bundle, Feature, Labels, Loss, Manifest, Vocabulary
 from index import Filter
 from serving import Retriever, Settings
-from serving.features import FeatureReader, Features
+from serving.features import FeatureReader, Features, Inputs
 
 FEATURES = [
     Feature(name="user", kind="id", vocabulary="users"),
@@ -46,9 +46,12 @@ class PlaneEncoder:
     def example(self) -> dict[str, JsonValue]:
         return self._reader.example()
 
-    def encode(self, features_B: Sequence[Features]) -> np.ndarray:
+    def read(self, features_B: Sequence[Features]) -> Inputs:
+        return self._reader.read(features_B, {})
+
+    def embed(self, inputs: Inputs) -> np.ndarray:
         users = np.array([[0, 0], [0, 1], [1, 0]], np.float32)
-        return users[self._reader.read(features_B, {})["user"]]
+        return users[inputs["user"]]
 
 
 class ExactSearcher:

@@ -91,6 +91,7 @@ def test_release(client: httpx.Client) -> None:
             "curve": [],
         },
         "buckets": {"scheme": "count", "head_above": 7.0, "tail_upto": 3.0},
+        "proposal": "label frequencies",
         "query_features": [
             {"name": "user", "kind": "id", "expects": "an id (a string or an integer)", "max_length": None},
             {

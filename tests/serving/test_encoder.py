@@ -34,7 +34,9 @@ def test_the_tower_of_a_bundle_embeds_features() -> None:
         initializer.name: onnx.numpy_helper.to_array(initializer)
         for initializer in onnx.load_from_string(bundle.query_tower).graph.initializer
     }
-    queries_BD = encoder.encode([{"user_id": "u2", "history": ["item-5", "nothing"]}, {"user_id": "unknown"}])
+    queries_BD = encoder.embed(
+        encoder.read([{"user_id": "u2", "history": ["item-5", "nothing"]}, {"user_id": "unknown"}])
+    )
     first = tables["users"][3] + tables["items"][6] + tables["items"][0]
     expected = np.stack([first / np.linalg.norm(first), tables["users"][0]])
     np.testing.assert_allclose(queries_BD, expected, rtol=1e-5)
@@ -43,9 +45,9 @@ def test_the_tower_of_a_bundle_embeds_features() -> None:
 
 def test_numbers_that_overflow_in_the_tower_are_the_clients_error() -> None:
     encoder = Encoder(number_tower(), [Feature(name="x", kind="number")], {}, 2)
-    np.testing.assert_array_equal(encoder.encode([{"x": 3}]), [[3, 9]])
+    np.testing.assert_array_equal(encoder.embed(encoder.read([{"x": 3}])), [[3, 9]])
     with pytest.raises(InvalidRequestError, match="overflow") as caught:
-        encoder.encode([{"x": 1}, {"x": 1e30}])
+        encoder.embed(encoder.read([{"x": 1}, {"x": 1e30}]))
     assert caught.value.field == "queries.1.features"
 
 
@@ -57,7 +59,7 @@ def test_a_tower_whose_inputs_are_not_the_manifests_is_refused() -> None:
 def test_a_tower_of_another_width_is_refused() -> None:
     encoder = Encoder(number_tower(output_dim=3), [Feature(name="x", kind="number")], {}, 2)
     with pytest.raises(UnservableReleaseError, match=r"expected output of shape \(1, 2\), found \(1, 3\)"):
-        encoder.encode([{"x": 1}])
+        encoder.embed(encoder.read([{"x": 1}]))
 
 
 def test_bytes_that_are_no_model_are_refused() -> None:

@@ -11,21 +11,11 @@ import pytest
 import tensorflow as tf
 
 from bundle import log_frequencies
-from trainer.config import Recipe
-from trainer.data import Dataset, Pairs
-from trainer.features import Encoding
-from trainer.model import TwoTower
+from trainer.contrast import Contrast
+from trainer.objective import Objective
 
 B, D, L = 48, 8, 30
 REFERENCE = Path(__file__).with_name("reference.py")
-
-
-@pytest.fixture(scope="module")
-def tfrs_python() -> str:
-    path = os.environ.get("LONGTAIL_TFRS_PYTHON")
-    if path is None:
-        pytest.fail("expected LONGTAIL_TFRS_PYTHON, a Python with tensorflow-recommenders; `make test` sets it")
-    return path
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.1])
@@ -48,33 +38,18 @@ def test_relative_equals_tfrs_retrieval(tfrs_python: str, tmp_path: Path, temper
     )  # fmt: skip
     expected = np.load(tmp_path / "answer.npz")
 
-    model = _model(log_pi, temperature)
+    contrast = Contrast(Objective(weight="relative"), in_batch=True, half=False)
+    rows_B, log_pi_L = tf.constant(labels), log_pi.astype(np.float32)
+    log_pi_B = tf.gather(log_pi_L, rows_B)
     queries_BD, candidates_BD = tf.Variable(queries), tf.Variable(embeddings[labels])
     with tf.GradientTape() as tape:
-        mean = model._loss(queries_BD, candidates_BD, tf.zeros(B), tf.constant(labels), None, tf.constant(weight))
+        mean, _ = contrast(
+            queries_BD, candidates_BD, tf.zeros(B), tf.constant(1 / temperature), rows_B, rows_B,
+            (log_pi_B, log_pi_B), (log_pi_B, log_pi_B), tf.constant(weight), None,
+        )  # fmt: skip
         loss = mean * B
     gradients = tape.gradient(loss, [queries_BD, candidates_BD])
 
     np.testing.assert_allclose(loss, expected["loss"], rtol=1e-5)
     np.testing.assert_allclose(gradients[0], expected["queries"], atol=1e-5 / temperature, rtol=1e-5)
     np.testing.assert_allclose(gradients[1], expected["candidates"], atol=1e-5 / temperature, rtol=1e-5)
-
-
-def _model(log_pi: np.ndarray, temperature: float) -> TwoTower:
-    import pyarrow as pa
-
-    recipe = Recipe.model_validate(
-        {
-            "name": "parity",
-            "data": {"train": "unused", "query_id": "q", "label_id": "l"},
-            "query": {"features": [{"name": "q", "kind": "id", "dim": D}]},
-            "label": {"features": [{"name": "l", "kind": "id", "dim": D}]},
-            "model": {"dim": D, "similarity": "dot", "temperature": temperature},
-            "loss": {"weight": "relative"},
-        }
-    )
-    ids = pa.array([str(row) for row in range(L)])
-    pairs = Pairs(np.arange(L, dtype=np.int32), np.arange(L, dtype=np.int32))
-    none = pairs.take(slice(0))
-    dataset = Dataset(ids, ids, pairs, none, none, None, None, ordered=False)
-    return TwoTower(recipe, Encoding.fit(recipe, dataset), log_pi, batch_size=B, total_steps=1)

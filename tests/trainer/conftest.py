@@ -15,7 +15,7 @@ from rich.console import Console
 if TYPE_CHECKING:
     from trainer.train import Trained
 
-os.environ["KERAS_BACKEND"] = "tensorflow"
+os.environ["KERAS_BACKEND"] = os.environ.get("LONGTAIL_TEST_BACKEND", "tensorflow")
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
 os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
 

@@ -50,16 +50,29 @@ np.savez(sys.argv[1], **results)
 """Three steps of two jobs from the same initial weights; what they give goes to a file."""
 
 
+PROOFS = (
+    "test_proofs_r21.py", "test_proofs_bm20.py", "test_proofs_re19.py", "test_mining.py", "test_objective.py",
+    "test_conditional.py", "test_frequencies.py",
+)  # fmt: skip
+SLOW_ON_JAX = (
+    "a_model or central_differences or error_of_rare or many_hits or learn or checkpoint or one_over_m or eta_goes "
+    "or popularity"
+)
+"""Steps of whole models, which `STEPS` and `fit` run compiled; Monte Carlo of many shapes, each one compiled; one
+sampler more of the same tables."""
+
+
 def start(backend: str, *arguments: object) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, *map(str, arguments)], env=os.environ | {"KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu"},
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        [sys.executable, *map(str, arguments)],
+        env=os.environ | {"KERAS_BACKEND": backend, "LONGTAIL_TEST_BACKEND": backend, "JAX_PLATFORMS": "cpu"},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
 
 
 def wait(process: "subprocess.Popen[str]") -> None:
-    _, errors = process.communicate(timeout=240)
-    assert process.returncode == 0, errors
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
 
 
 @dataclass(frozen=True)
@@ -69,6 +82,7 @@ class Runs:
     folder: Path
     steps: list["subprocess.Popen[str]"]
     fit: "subprocess.Popen[str]"
+    proofs: "subprocess.Popen[str]"
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +91,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory, finished: Finished) -> Runs:
     overrides = ("--set", "training.epochs=2")
     fit = start("jax", "-m", "trainer", "fit", finished.recipe, "--out", folder / "bundle", *overrides)
     steps = [start(backend, "-c", STEPS, folder / f"{backend}.npz") for backend in ("tensorflow", "jax")]
-    return Runs(folder, steps, fit)
+    files = (Path(__file__).parent / name for name in PROOFS)
+    proofs = start("jax", "-m", "pytest", "-p", "no:cacheprovider", "-k", f"not ({SLOW_ON_JAX})", *files)
+    return Runs(folder, steps, fit, proofs)
 
 
 def test_tensorflow_and_jax_take_the_same_steps(runs: Runs) -> None:
@@ -106,3 +122,7 @@ def test_a_model_trained_on_jax_is_exported_and_measures_the_same_in_onnx(
     stored = BiasRemoval.model_validate_json((out / "metrics.json").read_bytes())
     evaluate_bundle(out, finished.recipe, "test", [], markdown=True, console=Console())
     assert capsys.readouterr().out == evaluation_markdown(stored, "recall@5") + "\n"
+
+
+def test_the_proofs_hold_on_jax(runs: Runs) -> None:
+    wait(runs.proofs)

@@ -9,6 +9,7 @@ from bundle import Bundle
 from tests.trainer import tiny
 from tests.trainer.conftest import Finished
 from trainer import cli
+from trainer.config import load_recipe
 
 SURFACE = {
     "data": ["NAME", "--out", "--from"],
@@ -163,6 +164,30 @@ def test_evaluate_prints_the_stored_table(finished: Finished, capsys: pytest.Cap
     code, out, _ = run(capsys, "evaluate", finished.out, "--markdown")
     assert (code, out.count("\n| ")) == (0, 3)
     assert out.startswith("| λ | recall@5 | ")
+
+
+def test_a_bundle_is_measured_with_propensity_scores(finished: Finished, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same as in memory: the bundle knows how many training queries its counts come from."""
+    from trainer.fit import curve_of
+
+    propensity = "evaluation.propensity={ a = 1, b = 1 }"
+    code, out, errors = run(
+        capsys, "evaluate", finished.out, "--recipe", finished.recipe, "--set", propensity, "--markdown"
+    )
+
+    assert (code, errors) == (0, "")
+    names, _, *rows = [[cell.strip() for cell in line.split("|")] for line in out.strip().splitlines()]
+    trained = finished.trained
+    curve = curve_of(
+        trained,
+        trained.dataset.test,
+        known=trained.dataset.train.followed_by(trained.dataset.valid),
+        config=load_recipe(finished.recipe, [propensity]).evaluation,
+    )
+    for row, point in zip(rows, curve, strict=True):
+        for name in ("psp@5", "psndcg@5"):
+            assert row[names.index(name)] == f"{point.metrics[name].value:.4f}"
+            assert 0 < point.metrics[name].value <= 1
 
 
 def test_a_bundle_of_other_labels_cannot_be_measured(

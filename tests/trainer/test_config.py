@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from tests.trainer import tiny
 from trainer.config import Recipe, load_recipe
-from trainer.errors import RecipeError
+from trainer.errors import DataError, RecipeError
 from trainer.losses import LOSSES
 from trainer.samplers import SAMPLERS
 from trainer.weights import WEIGHTS
@@ -44,9 +44,14 @@ def test_a_shipped_recipe_is_valid_and_says_how_to_run_it(name: str) -> None:
 
 
 def test_what_can_be_chosen() -> None:
-    assert list(SAMPLERS) == ["in_batch", "uniform", "popularity", "mixed", "full"]
-    assert list(WEIGHTS) == ["unit", "constant", "importance", "relative", "tail"]
-    assert list(LOSSES) == ["softmax"]
+    assert list(SAMPLERS) == ["in_batch", "uniform", "popularity", "mixed", "full", "adversarial", "model"]
+    assert list(WEIGHTS) == [
+        "unit", "constant", "importance", "relative", "tail", "logit_adjusted", "equalised", "adaptive",
+    ]  # fmt: skip
+    assert list(LOSSES) == [
+        "softmax", "refined_softmax", "logistic", "contrastive", "hinge", "squared_hinge", "exponential", "ramp",
+        "nce", "augment_and_reduce",
+    ]  # fmt: skip
 
 
 def test_paths_are_relative_to_the_recipe(path: Path) -> None:
@@ -64,7 +69,7 @@ OVERRIDES: dict[str, tuple[str, Callable[[Recipe], Any], Any]] = {
     "nested": ("model.temperature=0.25", lambda r: r.model.temperature, 0.25),
     "new section": ("optimizer.clip_norm=2", lambda r: r.optimizer.clip_norm, 2),
     "new sections": ("loss.sampler.name=full", lambda r: r.loss.sampler.name, "full"),
-    "bare string": ("loss.weight=tail", lambda r: r.loss.weight, "tail"),
+    "bare string": ("loss.weight=tail", lambda r: r.loss.weight.name, "tail"),
     "quoted string": ('name="another"', lambda r: r.name, "another"),
     "string with =": ("data.query_id=a=b", lambda r: r.data.query_id, "a=b"),
     "list": ("evaluation.ks=[5, 7]", lambda r: r.evaluation.ks, [5, 7]),
@@ -175,7 +180,7 @@ IMPOSSIBLE = {
     "temperature 0": ({"model": {"temperature": 0}}, "model.temperature\n.*greater than 0"),
     "temperature NaN": ({"model": {"temperature": float("nan")}}, "model.temperature\n.*finite number"),
     "weight": ({"loss": {"weight": "heavy"}}, "weight: expected one of unit, constant, .*, received 'heavy'"),
-    "family": ({"loss": {"family": "hinge"}}, "family: expected one of softmax, received 'hinge'"),
+    "family": ({"loss": {"family": "cubic"}}, "family: expected one of softmax, refined.*, received 'cubic'"),
     "smoothing 0": ({"loss": {"smoothing": 0}}, "loss.smoothing\n.*greater than 0"),
     "sampler": ({"loss": {"sampler": {"name": "lucky"}}}, "sampler: expected one of in_batch, .*, received 'lucky'"),
     "parameter of no sampler": (
@@ -207,6 +212,13 @@ IMPOSSIBLE = {
         {"evaluation": {"metric": "recall@3"}},
         r"metric: expected .* one of \[2\], received 'recall@3'",
     ),
+    "propensity score without propensity": (
+        {"evaluation": {"metric": "psp@2"}}, "metric: expected evaluation.propensity beside 'psp@2', received none",
+    ),
+    "propensity": ({"evaluation": {"propensity": {"b": 0}}}, "evaluation.propensity.b\n.*greater than 0"),
+    "dropout of everything": ({"query": feature() | {"dropout": 1}}, "query.dropout\n.*less than 1"),
+    "input activation": ({"query": feature() | {"input_activation": "tanh"}}, "activation\n.*'linear' or 'relu'"),
+    "reduction": ({"data": {"reduction": "largest"}}, "reduction\n.*'expand', 'sample' or 'smallest'"),
     "metric of a bucket": ({"evaluation": {"metric": "recall@2/tail"}}, "metric: expected .*received 'recall@2/tail'"),
     "no λ": ({"evaluation": {"bias_removal": []}}, "evaluation.bias_removal\n.*at least 1 item"),
     "λ out of range": ({"evaluation": {"bias_removal": [0, 2.5]}}, "bias_removal.1\n.*less than or equal to 2"),
@@ -226,6 +238,157 @@ def test_impossible_values(sections: dict[str, Any], message: str) -> None:
         tiny.recipe(**sections)
 
 
+COSINES = {"similarity": "cosine", "temperature": 1}
+SAMPLED = {"name": "uniform", "negatives": 5}
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "cosine loss at a temperature": (
+        {"loss": {"family": "contrastive"}, "model": COSINES | {"temperature": 0.1}},
+        r"loss.family: expected similarity = 'cosine', temperature = 1, .* 'contrastive', .*, received 'cosine', 0.1, ",
+    ),
+    "cosine loss of a learned temperature": (
+        {"loss": {"family": "contrastive"}, "model": COSINES | {"learn_temperature": True}},
+        "loss.family: expected .* 'contrastive', .*, received 'cosine', 1.0, learn_temperature = True",
+    ),
+    "cosine loss of inner products": (
+        {"loss": {"family": "contrastive"}, "model": COSINES | {"similarity": "dot"}},
+        "loss.family: expected .* 'contrastive', .*, received 'dot', 1.0,",
+    ),
+    "cosine loss with a bias": (
+        {"loss": {"family": "contrastive"}, "model": COSINES | {"label_bias": True}},
+        "loss.family: expected .* no label bias .* received .*label_bias = True",
+    ),
+    "cosine loss in pairs": (
+        {"loss": {"family": {"name": "contrastive", "pairwise": True}}, "model": COSINES},
+        r"family 'contrastive': expected \['margin'\], received 'pairwise'",
+    ),
+    "softmax in pairs": (
+        {"loss": {"family": {"name": "softmax", "pairwise": True}}},
+        "family 'softmax': expected no parameters, received 'pairwise'",
+    ),
+    "margin of no family": (
+        {"loss": {"family": {"name": "hinge", "margin": 1}}},
+        r"family 'hinge': expected \['pairwise'\], received 'margin'",
+    ),
+    "margin below every cosine": (
+        {"loss": {"family": {"name": "contrastive", "margin": -2}}}, "margin\n.*greater than or equal to -1",
+    ),
+    "ramp without a slope": (
+        {"loss": {"family": {"name": "ramp", "margin": 0}}}, "family 'ramp': expected margin > 0, received 0.0",
+    ),
+    "nce with weights": (
+        {"loss": {"family": "nce", "weight": "tail"}},
+        "weight: expected unit with family 'nce', to whose definition it belongs, received 'tail'",
+    ),
+    "nce that never hits": (
+        {"loss": {"family": "nce", "sampler": SAMPLED | {"exclude_positive": True}}},
+        "sampler: expected no exclude_positive with family 'nce', .* received exclude_positive = True",
+    ),
+    "A&R without importance weights": (
+        {"loss": {"family": "augment_and_reduce"}},
+        "weight: expected importance with family 'augment_and_reduce', .* received 'unit'",
+    ),
+    "A&R of the hardest": (
+        {"loss": {"family": "augment_and_reduce", "weight": "importance", "mining": {"keep": 2}}},
+        "mining: expected none with family 'augment_and_reduce', .*unbiased sum.*, received keep=2",
+    ),
+    "streaming frequencies for draws by count": (
+        {"loss": {"frequencies": "streaming", "sampler": {"name": "popularity", "negatives": 5}}},
+        "frequencies: expected 'counted' with sampler 'popularity', .* received 'streaming'",
+    ),
+    "frequencies": ({"loss": {"frequencies": "guessed"}}, "frequencies\n.*'counted' or 'streaming'"),
+    "random features of inner products": (
+        {"loss": {"sampler": {"name": "model", "negatives": 5}}, "model": {"similarity": "dot"}},
+        "loss.sampler: expected model.similarity = 'cosine' with sampler 'model', .* received 'dot'",
+    ),
+    "half a random feature": (
+        {"loss": {"sampler": {"name": "model", "negatives": 5, "features": 5}}}, "features\n.*multiple of 2",
+    ),
+    "parameter of another weight": (
+        {"loss": {"weight": {"name": "tail", "tau": 2}}}, "weight 'tail': expected no parameters, received 'tau'",
+    ),
+    "parameters of another weight": (
+        {"loss": {"weight": {"name": "equalised", "exponent": 2}}},
+        r"weight 'equalised': expected \['power', 'threshold'\], received 'exponent'",
+    ),
+    "threshold of everything": (
+        {"loss": {"weight": {"name": "equalised", "threshold": 1}}}, "threshold\n.*less than 1",
+    ),
+    "a parameter nobody knows": ({"loss": {"weight": {"name": "tail", "twist": 2}}}, "weight.twist\n.*not permitted"),
+    "no draws for the tree": (
+        {"loss": {"sampler": "adversarial"}}, "sampler 'adversarial': expected a value for 'negatives', received none",
+    ),
+    "shared draws without every positive": (
+        {"loss": {"sampler": SAMPLED | {"shared": True, "exclude_positive": True}}},
+        "sampler 'uniform': expected shared = False with exclude_positive, .* received shared = True",
+    ),
+    "mining of nothing": ({"loss": {"mining": {}}}, "mining: expected keep, power or both, received neither"),
+    "mining of none": ({"loss": {"mining": {"keep": 0}}}, "mining.keep\n.*greater than or equal to 1"),
+    "mining of the easiest": ({"loss": {"mining": {"power": -1}}}, "mining.power\n.*greater than or equal to 0"),
+    "rewarding large scores": ({"loss": {"regularizer": -1}}, "regularizer\n.*greater than or equal to 0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("sections", "message"), REFUSED.values(), ids=REFUSED)
+def test_losses_that_are_not_defined_are_refused(sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        tiny.recipe(**sections)
+
+
+@pytest.mark.parametrize(
+    ("loss", "text"),
+    [
+        ({}, "softmax · in_batch · unit"),
+        (
+            {"family": {"name": "hinge", "pairwise": True}, "sampler": SAMPLED, "weight": "importance"},
+            "hinge(pairwise = True) · uniform(negatives = 5) · importance",
+        ),
+        ({"weight": {"name": "logit_adjusted", "tau": 0.5}}, "softmax · in_batch · logit_adjusted(tau = 0.5)"),
+    ],
+)
+def test_a_loss_says_what_it_is(loss: dict[str, Any], text: str) -> None:
+    assert str(tiny.recipe(loss=loss).loss) == text
+
+
+def test_a_cosine_loss_of_plain_cosines_is_accepted() -> None:
+    assert tiny.recipe(loss={"family": {"name": "contrastive", "margin": 0.2}}, model=COSINES).loss.family.margin == 0.2
+
+
+TOO_MANY: dict[str, tuple[dict[str, Any], str]] = {
+    "draws": ({"sampler": {"name": "uniform", "negatives": 6}}, "negatives: expected at most 5, .*received 6"),
+    "draws but the positive": (
+        {"sampler": {"name": "popularity", "negatives": 5, "exclude_positive": True}},
+        "negatives: expected at most 4, the labels there are to draw, received 5",
+    ),
+    "of drawn ones": (
+        {"sampler": {"name": "uniform", "negatives": 3}, "mining": {"keep": 4}},
+        "mining.keep: expected at most 3, the negatives of a row, received 4",
+    ),
+    "of the batch": ({"mining": {"keep": 9}}, "mining.keep: expected at most 8, .*received 9"),
+    "of both": (
+        {"sampler": {"name": "mixed", "negatives": 2}, "mining": {"keep": 11}},
+        "mining.keep: expected at most 10, .*received 11",
+    ),
+    "of all": ({"sampler": "full", "mining": {"keep": 6}}, "mining.keep: expected at most 5, .*received 6"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("loss", "message"), TOO_MANY.values(), ids=TOO_MANY)
+def test_more_than_there_are_is_refused_when_the_labels_are_known(loss: dict[str, Any], message: str) -> None:
+    data = tiny.dataset(tiny.pairs((0, 0), (1, 1)), queries=2, labels=5)
+
+    with pytest.raises(DataError, match=f"loss.(sampler.|){message}"):
+        tiny.model(tiny.recipe(loss=loss), data, batch_size=8)
+
+
+def test_propensity_scores_can_be_chosen_by_with_the_usual_constants() -> None:
+    evaluation = tiny.recipe(evaluation={"metric": "psndcg@2", "propensity": {}}).evaluation
+
+    assert evaluation.metric == "psndcg@2"
+    assert evaluation.propensity is not None
+    assert (evaluation.propensity.a, evaluation.propensity.b) == (0.55, 1.5)
+
+
 def test_every_problem_is_named_at_once(path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"seed: .*; loss: weight: expected one of .*, received 'heavy'"):
+    with pytest.raises(RecipeError, match=r"seed: .*; loss.weight: weight: expected one of .*, received 'heavy'"):
         load_recipe(path, ["seed=-1", "loss.weight=heavy"])

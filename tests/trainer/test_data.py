@@ -235,7 +235,7 @@ def test_xmc_rows_are_queries_with_their_features(tmp_path: Path) -> None:
 
     assert named(dataset, dataset.train) == ["train-0-0", "train-1-1", "train-1-2"]
     assert named(dataset, dataset.test) == ["test-0-2"]
-    assert dataset.query_table["features"].to_pylist() == [[("1", 2.0)], [("3", 1.0)], [("0", 5.0)]]
+    assert dataset.query_table["features"].to_pylist() == [[(1, 2.0)], [(3, 1.0)], [(0, 5.0)]]
 
 
 def test_text_columns_of_a_csv_feature_table_keep_their_zeros(tmp_path: Path) -> None:

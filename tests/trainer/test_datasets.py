@@ -164,7 +164,7 @@ def test_delicious_is_the_same_in_both_layouts(tmp_path: Path, files: Files) -> 
     assert tables["train"] == {"row_id": ["train-0", "train-0", "train-1"], "tag": ["0", "3", "1"]}
     assert tables["test"] == {"row_id": ["test-0"], "tag": ["2"]}
     assert tables["rows"] == {
-        "row_id": ["train-0", "train-1", "test-0"], "features": [[("1", 2.0)], [("4", 1.0)], [("0", 3.0)]]
+        "row_id": ["train-0", "train-1", "test-0"], "features": [[(1, 2.0)], [(4, 1.0)], [(0, 3.0)]]
     }  # fmt: skip
 
 

@@ -59,11 +59,27 @@ def test_initial_values_follow_scale_and_seed() -> None:
     ],
 )
 def test_bags_are_pooled_by_weight_and_empty_ones_are_zero(combiner: str, expected: list[list[float]]) -> None:
-    embeddings = np.float32([[[1, 2], [3, 4], [9, 9]], [[7, 7], [7, 7], [7, 7]]])
+    table = Table(4, 2, scale=0.0, seed=0, name="table")
+    rows = np.float32([[9, 9], [1, 2], [3, 4], [7, 7]])
+    ids, weights = np.int32([[1, 2, 0], [3, 3, 3]]), np.float32([[2, -1, 0], [0, 0, 0]])
+    table.table.assign(rows)
+    bag = WeightedBag(table, combiner, name="bag")
 
-    pooled = WeightedBag(combiner, name="bag")(embeddings, np.float32([[2, -1, 0], [0, 0, 0]]))
+    np.testing.assert_allclose(bag(ids, weights), expected, rtol=1e-6)
+    with reading([table], [ops.convert_to_tensor(rows[1:])]):
+        compact = bag(ops.convert_to_tensor(np.int32([[0, 1, 1], [2, 2, 2]])), ops.convert_to_tensor(weights))
+    np.testing.assert_allclose(compact, expected, rtol=1e-6)
 
-    np.testing.assert_allclose(pooled, expected, rtol=1e-6)
+
+def test_a_bag_that_names_a_row_twice_counts_it_twice_in_either_way_of_pooling() -> None:
+    table = Table(2, 2, scale=0.0, seed=0, name="table")
+    table.table.assign([[1, 2], [3, 5]])
+    bag, weights = WeightedBag(table, "sum", name="bag"), np.float32([[1, 2, 4]])
+
+    np.testing.assert_allclose(bag(np.int32([[1, 0, 1]]), weights), [[5 * 3 + 2, 5 * 5 + 4]])
+    with reading([table], [ops.convert_to_tensor(table.table)]):
+        dense = bag(ops.convert_to_tensor(np.int32([[1, 0, 1]])), ops.convert_to_tensor(weights))
+    np.testing.assert_allclose(dense, [[17, 29]])
 
 
 def test_directions_are_unit_rows_and_a_zero_row_is_the_first_axis() -> None:

@@ -25,8 +25,9 @@ def embed(rows: np.ndarray) -> np.ndarray:
 
 def catalogue(*, bias: bool = True) -> Catalogue:
     return Catalogue.of(
-        ITEMS, BIAS if bias else None, COUNTS, temperature=T, smoothing=0.5, buckets=Buckets.by_quantile(COUNTS)
-    )
+        ITEMS, BIAS if bias else None, COUNTS, training_queries=100, temperature=T, smoothing=0.5,
+        buckets=Buckets.by_quantile(COUNTS),
+    )  # fmt: skip
 
 
 def config(**changes: object) -> Evaluation:
@@ -71,11 +72,37 @@ def test_evaluation_is_a_sort_of_every_score(
             assert {name: point.metrics[name].value for name in expected} == pytest.approx(expected, abs=1e-6)
 
 
+def test_propensity_scores_are_those_of_the_counts_and_the_training_queries() -> None:
+    """1 / p_y = 1 + 2 (ln 100 − 1) / (N_y + 1), and every query reaches a share of its own best."""
+    inverse = 1 + 2 * (np.log(100) - 1) / (COUNTS + 1)
+
+    (point,) = evaluate(
+        HELD_OUT, KNOWN, embed, catalogue(), config(propensity={"a": 1, "b": 1}, bias_removal=[0.7]),
+        queries=QUERIES, seed=0,
+    )  # fmt: skip
+
+    reached, best = 0.0, 0.0
+    for query in range(QUERIES):
+        seen = KNOWN.labels[KNOWN.queries == query]
+        wanted = np.setdiff1d(HELD_OUT.labels[HELD_OUT.queries == query], seen)
+        scores = ITEMS @ USERS[query] / T + BIAS + 0.7 * LOG_PN
+        scores[seen] = -np.inf
+        top = np.argsort(-scores)[:2]
+        reached += inverse[np.intersect1d(top, wanted)].sum()
+        best += np.sort(inverse[wanted])[::-1][:2].sum()
+    assert point.metrics["psp@2"].value == pytest.approx(reached / best)
+    assert not any(name.startswith("ps") for name in evaluate(
+        HELD_OUT, KNOWN, embed, catalogue(), config(), queries=QUERIES, seed=0
+    )[0].metrics)  # fmt: skip
+
+
 def test_rankings_leave_out_what_was_seen_and_end_where_nothing_is_left() -> None:
     known = tiny.pairs(*[(0, label) for label in range(L - 2)], (1, 3))
     seen_keys = known.queries.astype(np.int64) * L + known.labels
 
-    top = rank(np.int32([0, 1]), embed, catalogue(), seen_keys, [0.0, 1.0], k=L, queries=QUERIES)
+    top, likelihoods = rank(np.int32([0, 1]), embed, catalogue(), seen_keys, [0.0, 1.0], k=L, queries=QUERIES)
+
+    assert likelihoods == [None, None]
 
     assert top.shape == (2, 2, L)
     for ranking in top[:, 0].tolist():
@@ -84,6 +111,39 @@ def test_rankings_leave_out_what_was_seen_and_end_where_nothing_is_left() -> Non
     for ranking in top[:, 1].tolist():
         assert sorted(ranking) == [-1, 0, 1, 2, 4, 5, 6, 7, 8]
         assert ranking[-1] == -1
+
+
+def log_softmax(scores: np.ndarray) -> np.ndarray:
+    return scores - np.logaddexp.reduce(scores)
+
+
+def test_the_log_likelihood_is_the_mean_log_softmax_of_the_pairs_over_what_may_be_ranked() -> None:
+    curve = evaluate(
+        HELD_OUT, KNOWN, embed, catalogue(), config(log_likelihood=True), queries=QUERIES, seed=0
+    )  # fmt: skip
+
+    for point in curve:
+        found = []
+        for query in range(QUERIES):
+            unseen = np.setdiff1d(np.arange(L), KNOWN.labels[KNOWN.queries == query])
+            scores = ITEMS[unseen] @ USERS[query] / T + BIAS[unseen] + point.bias_removal * LOG_PN[unseen]
+            wanted = np.isin(unseen, HELD_OUT.labels[HELD_OUT.queries == query])
+            found += log_softmax(scores)[wanted].tolist()
+        interval = point.metrics["log_likelihood"]
+        assert interval.value == pytest.approx(np.mean(found), rel=1e-5)
+        assert interval.low < interval.value < interval.high
+
+
+def test_a_conditional_proposal_takes_the_place_of_the_frequencies() -> None:
+    log_p = np.log(np.random.default_rng(4).dirichlet(np.ones(L), QUERIES)).astype(np.float32)
+    top, _ = rank(
+        np.arange(QUERIES, dtype=np.int32), embed, catalogue(), np.zeros(0, np.int64), GRID, k=L, queries=QUERIES,
+        log_proposal=lambda rows: log_p[rows],
+    )  # fmt: skip
+
+    for at, bias_removal in enumerate(GRID):
+        scores = USERS @ ITEMS.T / T + BIAS + bias_removal * log_p
+        np.testing.assert_array_equal(top[at], np.argsort(-scores, axis=1))
 
 
 def test_the_dial_moves_exposure_to_the_head() -> None:

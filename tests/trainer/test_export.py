@@ -189,7 +189,7 @@ def test_every_kind_of_feature_reaches_the_bundle(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert sorted(bundle.vocabularies) == ["genres", "item_id", "job", "user_id", "words"]
     assert bundle.manifest.temperature != 0.1
-    assert bundle.manifest.loss.sampler == '{"name": "popularity", "negatives": 3, "alpha": 0.75, "shared": false}'
+    assert bundle.manifest.loss.sampler == "popularity(negatives = 3, alpha = 0.75, shared = False)"
 
 
 ALTERED: dict[str, tuple[Callable[[bytes, bytes], tuple[bytes, bytes]], str]] = {

@@ -270,6 +270,40 @@ def test_padding_is_to_a_power_of_two_at_most_the_limit(lengths: list[int], limi
         assert weights[row].tolist() == [1] * kept + [0] * (width - kept)
 
 
+def test_integers_of_a_bag_are_their_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Maps keyed by numbers, encoded three ids at a time, make the vocabulary and the rows of maps keyed by text."""
+    monkeypatch.setattr("trainer.features._STRETCH", 3)
+    bags = [{7: 0.5, 3: 1.0}, {}, {12: 2.0, 7: 1.0, 5: 3.0}, {99: 1.0}]
+    numbers = pa.array([list(bag.items()) for bag in bags], pa.map_(pa.int32(), pa.float32()))
+    texts = pa.array(
+        [[(str(id_), weight) for id_, weight in bag.items()] for bag in bags], pa.map_(pa.string(), pa.float32())
+    )
+    found = []
+    for column in (numbers, texts):
+        dataset = with_queries(tags=column)
+        encoding = encode(dataset, {"name": "tags", "kind": "bag", "unknown_rate": 0})
+        asked = encoding.query.of_queries(np.arange(4, dtype=np.int32))
+        found.append(
+            (encoding.vocabularies["tags"].ids.to_pylist(), asked["tags"].tolist(), asked["tags__weight"].tolist())
+        )
+
+    assert found[0] == found[1]
+    assert set(found[0][0]) <= {"7", "3", "12", "5", "99"}
+
+
+def test_numbers_and_text_share_a_table_by_their_text() -> None:
+    tags = pa.array([[7, 8], [7], [], [8]], pa.list_(pa.int64()))
+    dataset = with_queries(tags=tags, home=["8", "9", "9", None])
+    shared = {"table": "tag", "unknown_rate": 0}
+    encoding = encode(
+        dataset,
+        {"name": "tags", "kind": "bag", "min_count": 2, **shared},
+        {"name": "home", "kind": "id", "min_count": 2, **shared},
+    )
+
+    assert encoding.vocabularies["tag"].ids.to_pylist() == ["7", "8"]
+
+
 def test_what_the_bundle_says_of_features() -> None:
     dataset = with_queries(title=["a", "b", "c", "d"], age=[1, 3, 5, 7], tags=[["a"]] * 4, job=["x"] * 4)
     encoding = encode(

@@ -13,19 +13,13 @@ def softmax(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The loss of every row, and the gradients of their sum by positive and negative."""
 
-    def total(logits: list[object]) -> object:
-        return ops.sum(loss(*logits))
-
-    def loss(positive_B: object, negative_BM: object) -> object:
-        return LOSSES["softmax"](positive_B, negative_BM, ops.convert_to_tensor(log_weight, "float32"))
+    def total(logits: list[object]) -> tuple[object, object]:
+        losses_B = LOSSES["softmax"].loss(*logits, ops.convert_to_tensor(log_weight, "float32"))
+        return ops.sum(losses_B), losses_B
 
     logits = [ops.convert_to_tensor(positive, "float32"), ops.convert_to_tensor(negative, "float32")]
-    _, gradients, _ = backend.value_and_gradients(total, logits, [])
-    return (
-        ops.convert_to_numpy(loss(*logits)),
-        ops.convert_to_numpy(gradients[0]),
-        ops.convert_to_numpy(gradients[1]),
-    )
+    (_, losses_B), gradients, _ = backend.value_and_gradients(total, logits, [])
+    return ops.convert_to_numpy(losses_B), ops.convert_to_numpy(gradients[0]), ops.convert_to_numpy(gradients[1])
 
 
 def test_softmax_by_hand() -> None:

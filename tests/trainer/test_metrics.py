@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from trainer.metrics import Bootstrap, Positives, gini, metrics_of
+from trainer.metrics import Bootstrap, Positives, gini, inverse_propensity, metrics_of
 
 HEAD, TORSO, TAIL = 0, 1, 2
 BUCKETS = np.array([HEAD, HEAD, TORSO, TAIL, TAIL], np.int8)
@@ -121,6 +121,46 @@ def test_an_early_end_of_a_list_is_no_hit_of_the_query_before() -> None:
     positives = Positives.of(np.array([0, 1]), np.array([4, 0]), queries=2, labels=5)
 
     assert positives.hits(np.array([[1], [-1]], np.int32)).tolist() == [[False], [False]]
+
+
+INVERSE_PROPENSITY = np.array([2.0, 3, 4, 6, 8])
+LOG2_3 = math.log2(3)
+SCORED_BY_HAND = {
+    "psp@1": 2 / (6 + 4 + 8),
+    "psp@3": (2 + 6 + 4) / ((6 + 2) + 4 + (8 + 3)),
+    "psndcg@1": 2 / (6 + 4 + 8),
+    "psndcg@3": ((2 + 6 / 2) / IDEAL_OF_TWO + 4 / 2)
+    / ((6 + 2 / LOG2_3) / IDEAL_OF_TWO + 4 + (8 + 3 / LOG2_3) / IDEAL_OF_TWO),
+}
+
+
+def scored(top: list[list[int]]) -> dict[str, float]:
+    queries, labels = np.array(WANTED).T
+    metrics = metrics_of(
+        np.array(top, np.int32), Positives.of(queries, labels, queries=3, labels=5), ks=[1, 3], buckets_L=BUCKETS,
+        counts_L=COUNTS, bootstrap=Bootstrap(3, resamples=50, seed=0), inverse_propensity_L=INVERSE_PROPENSITY,
+    )  # fmt: skip
+    return {name: figure.value for name, figure in metrics.items() if name.startswith("ps")}
+
+
+def test_propensity_scored_metrics_by_hand() -> None:
+    assert scored(TOP.tolist()) == pytest.approx(SCORED_BY_HAND)
+
+
+def test_a_perfect_ranking_has_propensity_scores_of_one() -> None:
+    assert scored([[3, 0, 1], [2, 0, 1], [4, 1, -1]]) == pytest.approx(dict.fromkeys(SCORED_BY_HAND, 1.0))
+    assert scored([[0, 3, 1], [2, 0, 1], [4, 1, -1]])["psp@3"] == pytest.approx(1)
+    assert scored([[0, 3, 1], [2, 0, 1], [4, 1, -1]])["psndcg@3"] < 1
+
+
+def test_inverse_propensities_by_hand() -> None:
+    """With a = b = 1: 1 + 2 (ln N − 1) / (N_y + 1), and ln 100 = 4.605170186."""
+    found = inverse_propensity(np.array([0, 1, 3]), queries=100, a=1, b=1)
+    assert found == pytest.approx([8.210340372, 4.605170186, 2.802585093])
+
+    amazon = inverse_propensity(np.array([5]), queries=1_186_239, a=0.6, b=2.6)
+    assert amazon == pytest.approx([1 + 12.986298 * (3.6 / 7.6) ** 0.6], rel=1e-6)
+    assert inverse_propensity(np.array([0, 2]), queries=2, a=1, b=1).tolist() == [1, 1], "never below 1"
 
 
 @pytest.mark.parametrize(

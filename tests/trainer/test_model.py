@@ -8,8 +8,10 @@ from keras import ops
 from tests.trainer import tiny
 from trainer import backend, optimizers
 from trainer.embedding import Table
+from trainer.losses import LOSSES
 from trainer.model import TwoTower
-from trainer.samplers import SAMPLERS, Catalogue
+from trainer.sampler import Catalogue, Context
+from trainer.samplers import SAMPLERS
 
 TRAIN = tiny.pairs((0, 0), (0, 1), (1, 2), (1, 1), (2, 1), (2, 3), (3, 4), (3, 5), (4, 0), (4, 1), (5, 6))
 COUNTS = np.array([2, 4, 1, 1, 1, 1, 1])
@@ -32,7 +34,7 @@ Q_L = {
     "uniform per row": np.full(L, 1 / L),
     "popularity": np.sqrt(PI_L) / np.sqrt(PI_L).sum(),
     "mixed": (B * PI_L + M / L) / (B + M),
-    "full": np.full(L, 1 / (L - 1)),
+    "full": np.full(L, 1 / L),
 }
 WEIGHTS = ["unit", "constant", "importance", "relative", "tail"]
 
@@ -42,9 +44,9 @@ def weight_of(weight: str, *, pi: float, pi_negative: float, q: float, q_negativ
     return {
         "unit": 1,
         "constant": 1 / m,
-        "importance": 1 / (m * q_negative),
+        "importance": (1 - q) / (m * q_negative),
         "relative": q / q_negative,
-        "tail": pi_negative / (m * q_negative * pi),
+        "tail": (1 - q) * pi_negative / (m * q_negative * pi),
     }[weight]
 
 
@@ -66,7 +68,8 @@ def negatives(sampler: str) -> np.ndarray:
     """The labels that step 1 of a model with seed 0 takes as negatives, [B, m]."""
     arguments = {key: value for key, value in SAMPLES[sampler].items() if key != "name"}
     draw = SAMPLERS[SAMPLES[sampler]["name"]](Catalogue(np.log(PI_L), B), **arguments).draw
-    parts = [] if draw is None else [np.asarray(draw(keras.random.SeedGenerator(0)))]
+    context = Context(ops.convert_to_tensor(BATCH.labels), {}, None)
+    parts = [] if draw is None else [np.asarray(draw(keras.random.SeedGenerator(0), context))]
     if sampler in ("in_batch", "mixed"):
         parts.insert(0, BATCH.labels)
     return np.concatenate([np.broadcast_to(part, (B, part.shape[-1])) for part in parts], axis=1)
@@ -270,6 +273,61 @@ def test_every_sampler_with_every_weight_learns(sampler: str, weight: str, optim
     losses = [float(model.train_step(tiny.batch(BATCH))) for _ in range(8)]
 
     assert np.mean(losses[-3:]) < 0.9 * np.mean(losses[:3])
+
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    name: {"family": name, "weight": (family.weights or ("importance",))[0]} for name, family in LOSSES.items()
+} | {
+    "pairwise hinge": {"family": {"name": "hinge", "pairwise": True}, "mining": {"keep": 3}},
+    "mined softmax": {"mining": {"keep": 2, "power": 0.5}},
+    "mined contrastive": {"family": {"name": "contrastive", "margin": 0.2}, "mining": {"power": 1}},
+    "regularized": {"family": "logistic", "regularizer": 0.001},
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("sampler", ["in_batch", "uniform per row"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_learns(family: str, sampler: str) -> None:
+    """The positives of its pairs rise against the other labels."""
+    loss = FAMILIES[family] | {"sampler": SAMPLES[sampler]}
+    scale = {"temperature": 1.0} if "contrastive" in family else {"temperature": 0.25}
+    model = tiny.model(
+        tiny.recipe(loss=loss, model={"dim": 4} | scale, optimizer={"embedding_learning_rate": 0.1}),
+        tiny.dataset(TRAIN, queries=6, labels=L), batch_size=B,
+    )  # fmt: skip
+    batch = tiny.batch(tiny.pairs(*((user, user) for user in range(B))), _pair=np.arange(B, dtype=np.int32))
+
+    def lead() -> float:
+        scores_BL = model.embed_queries({"user_id": batch["user_id"]}) @ model.embed_labels().T
+        return float(np.trace(scores_BL) / B - scores_BL[:, :B][~np.eye(B, dtype=bool)].mean())
+
+    before = lead()
+    for _ in range(10):
+        assert np.isfinite(float(model.train_step(batch)))
+    assert lead() > before + 0.2
+
+
+@pytest.mark.usefixtures("eager")
+def test_augment_and_reduce_keeps_a_number_for_every_pair() -> None:
+    """η of the visited pairs goes from L to the bracket, at once on the first visit; others stay."""
+    model = made(job("full", "importance", model={"dim": 4, "temperature": 0.5}))
+    recipe = tiny.recipe(
+        loss={"family": "augment_and_reduce", "weight": "importance", "sampler": {"name": "full"}},
+        model={"dim": 4, "temperature": 0.5},
+    )  # fmt: skip
+    augmented = made(recipe)
+    pairs = np.int32([10, 1, 4, 6, 8, 3])
+    softmax = float(model.train_step(tiny.batch(BATCH)))
+    logits_BL = augmented.embed_queries({"user_id": BATCH.queries + 1}) @ augmented.embed_labels().T / 0.5
+    loss = float(augmented.train_step(tiny.batch(BATCH, _pair=pairs)))
+
+    log_eta_N = ops.convert_to_numpy(augmented._log_eta_N)
+    bracket_B = np.logaddexp.reduce(logits_BL, axis=1) - logits_BL[np.arange(B), BATCH.labels]
+    np.testing.assert_allclose(log_eta_N[pairs], bracket_B, rtol=1e-4)
+    np.testing.assert_allclose(np.delete(log_eta_N, pairs), np.log(L), rtol=1e-6)
+    assert loss == pytest.approx(softmax, rel=1e-5), "the bound is tight at its own η"
+    assert any(variable is augmented._log_eta_N for variable in augmented.variables), "kept in checkpoints"
 
 
 def hidden(precision: str) -> Any:

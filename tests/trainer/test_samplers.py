@@ -5,16 +5,21 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from keras import ops
 
 from bundle import log_frequencies
-from trainer.samplers import SAMPLERS, Catalogue, alias_table
+from trainer.sampler import Catalogue, Context
+from trainer.samplers import SAMPLERS, alias_table
 
 LOG_PI = np.log([0.5, 0.3, 0.2])
+POSITIVE = 1
+"""The positive of every row, where draws depend on it."""
 
 
 def drawn(name: str, log_pi: np.ndarray, *, batch_size: int = 4, seed: int = 3, **arguments: object) -> np.ndarray:
     sampler = SAMPLERS[name](Catalogue(log_pi, batch_size), **arguments)
-    return np.asarray(sampler.draw(keras.random.SeedGenerator(seed)))
+    context = Context(ops.full((batch_size,), POSITIVE, "int32"), {}, None)
+    return np.asarray(sampler.draw(keras.random.SeedGenerator(seed), context))
 
 
 def reconstructed(probability: np.ndarray) -> np.ndarray:
@@ -78,9 +83,12 @@ def test_q_by_hand(name: str, arguments: dict[str, object], expected: list[float
     np.testing.assert_allclose(np.exp(sampler.log_q_L), expected, rtol=1e-6)
 
 
-def test_full_is_every_label_once_so_that_m_times_q_is_one() -> None:
+def test_full_is_every_label_once_so_that_importance_weights_are_one() -> None:
+    """(1 − q_y)/(m·q_y') = (1 − ⅓)/(2·⅓)."""
+    q = np.exp(SAMPLERS["full"](Catalogue(LOG_PI, 4)).log_q_L)
+
     assert drawn("full", LOG_PI).tolist() == [0, 1, 2]
-    np.testing.assert_allclose(2 * np.exp(SAMPLERS["full"](Catalogue(LOG_PI, 4)).log_q_L), [1, 1, 1], rtol=1e-6)
+    np.testing.assert_allclose((1 - q) / (2 * q), [1, 1, 1], rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -101,6 +109,7 @@ def test_where_negatives_come_from(name: str, in_batch: bool, draws: bool) -> No
 def test_draws_are_shared_by_the_batch_or_one_set_per_row(name: str) -> None:
     assert drawn(name, LOG_PI, negatives=5).shape == (5,)
     assert drawn(name, LOG_PI, negatives=5, shared=False).shape == (4, 5)
+    assert drawn(name, LOG_PI, negatives=5, exclude_positive=True).shape == (4, 5)
     assert drawn("mixed", LOG_PI, negatives=5).shape == (5,)
 
 
@@ -125,10 +134,38 @@ def test_draws_follow_q(name: str, arguments: dict[str, float], q: list[float], 
     assert chi_squared < 16.27, "the 99.9 % quantile of χ² with 3 degrees of freedom"
 
 
+@pytest.mark.parametrize(("name", "q"), [("uniform", [0.25] * 4), ("popularity", [0.4, 0.35, 0.05, 0.2])])
+def test_without_the_positive_draws_follow_q_given_another_label(name: str, q: list[float]) -> None:
+    """q_y'/(1 − q_y) on the others. Popularity draws five times at most, so 0.35⁵ of its draws still hit."""
+    size = 100_000
+    made = drawn(
+        name, np.log([0.4, 0.35, 0.05, 0.2]), batch_size=10, negatives=size // 10, exclude_positive=True,
+    )  # fmt: skip
+
+    found, others = np.bincount(made.ravel(), minlength=4), [0, 2, 3]
+    hits = {"uniform": 0, "popularity": 0.35**5}[name] * size
+    assert found[POSITIVE] == pytest.approx(hits, abs=4 * math.sqrt(hits))
+    expected = (size - found[POSITIVE]) * np.array(q)[others] / (1 - q[POSITIVE])
+    chi_squared = ((found[others] - expected) ** 2 / expected).sum()
+    assert chi_squared < 13.82, "the 99.9 % quantile of χ² with 2 degrees of freedom"
+
+
+@pytest.mark.parametrize("name", ["uniform", "popularity"])
+def test_every_row_excludes_its_own_positive(name: str) -> None:
+    positive_B = np.int32([0, 1, 2, 1])
+    sampler = SAMPLERS[name](Catalogue(LOG_PI, 4), negatives=2000, exclude_positive=True)
+    made = np.asarray(sampler.draw(keras.random.SeedGenerator(2), Context(ops.convert_to_tensor(positive_B), {}, None)))
+
+    shares = (made[:, :, None] == np.arange(3)).mean(axis=1)
+    assert (shares[np.arange(4), positive_B] <= {"uniform": 0, "popularity": 0.05}[name]).all()
+    assert (np.sort(shares, axis=1)[:, 1] > 0.2).all(), "both other labels come"
+
+
 def test_draws_repeat_under_a_seed_and_differ_from_step_to_step() -> None:
     draw = SAMPLERS["uniform"](Catalogue(np.full(1000, -math.log(1000)), 4), negatives=50).draw
+    context = Context(ops.zeros((4,), "int32"), {}, None)
     one, other = keras.random.SeedGenerator(1), keras.random.SeedGenerator(1)
-    first, second = np.asarray(draw(one)), np.asarray(draw(one))
+    first, second = np.asarray(draw(one, context)), np.asarray(draw(one, context))
 
-    np.testing.assert_array_equal(np.asarray(draw(other)), first)
+    np.testing.assert_array_equal(np.asarray(draw(other, context)), first)
     assert (first != second).any()

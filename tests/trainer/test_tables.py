@@ -12,7 +12,7 @@ import pytest
 
 from trainer.config import Data
 from trainer.errors import DataError
-from trainer.tables import file_format, read_interactions, read_lists, read_table, read_xmc
+from trainer.tables import file_format, read_interactions, read_lists, read_table
 
 T = TypeVar("T")
 
@@ -88,36 +88,6 @@ def test_lists(tmp_path: Path) -> None:
 
     assert read_lists(path).to_pydict() == {"query": ["u1", "u1", "u2", "u2"], "label": ["7", "8", "9", "7"]}
     assert interactions(path, format="lists") == read_lists(path).to_pydict()
-
-
-XMC = "4 6 3\n0,2 1:0.5 5:2\n 0:1\n1\n2 3:-1.5e0\n"
-
-
-def test_xmc(tmp_path: Path) -> None:
-    path = text(tmp_path, "train.txt", XMC)
-    rows = read_xmc(path)
-
-    assert rows.pairs.to_pydict() == {
-        "query": ["train-0", "train-0", "train-2", "train-3"],
-        "label": ["0", "2", "1", "2"],
-    }
-    assert rows.queries.to_pydict() == {
-        "query": ["train-0", "train-1", "train-2", "train-3"],
-        "features": [[("1", 0.5), ("5", 2.0)], [("0", 1.0)], [], [("3", -1.5)]],
-    }
-    assert rows.unlabelled == 1
-    assert interactions(path, format="xmc") == rows.pairs.to_pydict()
-
-
-def test_xmc_is_the_same_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = text(tmp_path, "train.txt", XMC)
-    whole = read_xmc(path)
-    monkeypatch.setattr("trainer.tables._BLOCK_BYTES", 1)
-
-    blocks = read_xmc(path)
-
-    assert blocks.pairs.to_pydict() == whole.pairs.to_pydict()
-    assert blocks.queries.to_pydict() == whole.queries.to_pydict()
 
 
 @pytest.mark.parametrize(("name", "expected"), [("a.parquet", "parquet"), ("a.csv", "csv"), ("b.tsv", "tsv")])
@@ -209,17 +179,6 @@ BAD_FILES = {
     ),
     "empty lists": ("a.txt", b"\n\n", {"format": "lists"}, "expected at least one interaction, found none"),
     "lists in latin-1": ("a.txt", "1 é\n".encode("latin-1"), {"format": "lists"}, "expected UTF-8 text: "),
-    "empty XMC": ("a.txt", b"", {"format": "xmc"}, "expected a first line `rows features labels`, found ''"),
-    "no XMC header": ("a.txt", b"1,2 3:4\n", {"format": "xmc"}, "`rows features labels`, found '1,2 3:4'"),
-    "fewer XMC rows": ("a.txt", b"2 9 9\n1 3:4\n", {"format": "xmc"}, "expected 2 rows as its header says, found 1"),
-    "more XMC rows": ("a.txt", b"1 9 9\n1 3:4\n2 1:1\n", {"format": "xmc"}, "expected 1 rows .*, found 2"),
-    "XMC feature too high": ("a.txt", b"1 4 9\n1 4:1\n", {"format": "xmc"}, "expected features below 4 .*, found 4"),
-    "XMC label too high": ("a.txt", b"1 9 2\n1,2 4:1\n", {"format": "xmc"}, "expected labels below 2 .*, found 2"),
-    "XMC label not a number": ("a.txt", b"1 9 2\none 4:1\n", {"format": "xmc"}, "expected labels as numbers: .*one"),
-    "XMC entry without colon": ("a.txt", b"1 9 2\n1 3:4 5\n", {"format": "xmc"}, "entries `feature:value`, found '5'"),
-    "XMC value not a number": ("a.txt", b"1 9 2\n1 3:x\n", {"format": "xmc"}, "a number after every `feature:`: .*x"),
-    "XMC value NaN": ("a.txt", b"1 9 2\n1 3:nan\n", {"format": "xmc"}, "expected finite feature values, found NaN"),
-    "XMC in latin-1": ("a.txt", b"1 9 2\n1 3:4 \xe9\n", {"format": "xmc"}, "expected UTF-8 text: "),
 }
 
 

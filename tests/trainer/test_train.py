@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from bundle import CurvePoint, Interval
 from tests.trainer import tiny
 from trainer.data import Dataset
 from trainer.errors import DataError
@@ -41,11 +42,17 @@ def test_training_repeats_under_a_seed_and_lowers_the_loss(tmp_path: Path) -> No
     assert sorted(first.history.metrics) == [1, 2, 3, 4]
 
 
+def scripted_point(value: float) -> CurvePoint:
+    """A validation at λ = 0 where every metric is `value`."""
+    metrics = {f"recall@{k}": Interval(value=value) for k in range(1, 101)}
+    return CurvePoint(bias_removal=0.0, metrics=metrics)
+
+
 def test_early_stopping_waits_for_its_patience_and_restores_the_best_epoch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scripted = iter([0.1, 0.5, 0.4, 0.5, 0.3, 0.2, *(0.1, 0.2, 0.3, 0.4)])
-    monkeypatch.setattr("trainer.train._validate", lambda _: (next(scripted), 0.0))
+    monkeypatch.setattr("trainer.train._validate", lambda _: [scripted_point(next(scripted))])
 
     stopped = run(tmp_path / "stopped", data(), epochs=9, patience=2)
     four = run(tmp_path / "four", data(), epochs=4)

@@ -60,7 +60,9 @@ def dataset(train: Pairs, *, queries: int, labels: int, ordered: bool = False, *
 def model(job: Recipe, data: Dataset, *, batch_size: int, total_steps: int = 100) -> TwoTower:
     """A fresh model of a job."""
     log_pi = log_frequencies(data.label_counts(), smoothing=job.loss.smoothing)
-    return TwoTower(job, Encoding.fit(job, data), log_pi, batch_size=batch_size, total_steps=total_steps)
+    return TwoTower(
+        job, Encoding.fit(job, data), log_pi, batch_size=batch_size, total_steps=total_steps, pairs=len(data.train)
+    )
 
 
 def batch(rows: Pairs, **inputs: np.ndarray) -> dict[str, np.ndarray]:

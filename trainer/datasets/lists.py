@@ -13,7 +13,8 @@ import pyarrow.json
 
 from trainer.datasets.sources import Download, Source
 from trainer.errors import DataError
-from trainer.tables import read_lists, read_xmc
+from trainer.tables import read_lists
+from trainer.xmc import read_xmc
 
 _LIGHTGCN = "https://raw.githubusercontent.com/gusye1234/LightGCN-PyTorch/master/data/gowalla"
 _BEAUTY = "https://snap.stanford.edu/data/amazon/productGraph/categoryFiles/reviews_Beauty_5.json.gz"
@@ -82,7 +83,7 @@ def read_delicious(folder: Path) -> dict[str, pa.Table]:
                 chosen = np.loadtxt(folder / split, dtype=np.int64, ndmin=2)[:, 0] - 1
                 part = Path(scratch, f"{name}.txt")
                 sizes = " ".join([str(len(chosen)), *header.split()[1:]])
-                part.write_text("\n".join([sizes, *(lines[row] for row in chosen)]), encoding="utf-8")
+                part.write_text("\n".join([sizes, *(lines[row] for row in chosen), ""]), encoding="utf-8")
                 parts[name] = read_xmc(part)
     else:
         raise DataError(f"{folder}: expected train.txt and test.txt, or Delicious_data.txt, found neither")

@@ -1,0 +1,302 @@
+"""The proposal p_n(y|x): a balanced binary tree whose leaves are the labels [BM20 §3; METHODS §5].
+
+A query is projected, `z = Σ_features Σ_p weight · projection[id] + offset`, and walks from the root to a
+leaf; at node ν it steps right with probability `σ(w_ν·z + b_ν)`. The leaf is the label.
+
+Nodes are in heap order: the root is node 1, the children of n are 2n (left) and 2n + 1 (right), and the
+leaves are nodes 2**depth …, left to right. A subtree without labels (padding up to a power of two) is
+reached with probability exactly 0: its parent has w = 0 and b = ±1e4, and exp(-1e4) is 0 in float32.
+
+Legend: `B` queries, `P` positions of a padded bag, `K` coordinates of z, `L` labels, `M` labels or draws
+per query, `W` beam width, `N` nodes.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+import numpy.typing as npt
+
+from bundle.errors import BundleCorruptError, BundleInvariantError
+
+Float32 = npt.NDArray[np.float32]
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+
+PADDING = -1
+PADDING_BIAS = 1e4
+"""|b| at the parent of a subtree without labels."""
+
+_PROJECTION = "projection/"
+_CHUNK = 2**22
+"""Numbers gathered at once, at most (16 MiB)."""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """p_n(y|x), and the projection of the query tower's inputs that it reads.
+
+    Attributes:
+        projection: by query feature, float32 [rows of its table, K]; [1, K] for a `number`, which multiplies
+            the raw number.
+        offset: float32 [K].
+        weights: w of every inner node in heap order, float32 [2**depth, K]; row 0 is unused.
+        biases: b of every inner node, float32 [2**depth].
+        leaf_labels: label row of every leaf from left to right, int32 [2**depth]; -1 is padding.
+    """
+
+    projection: Mapping[str, Float32]
+    offset: Float32
+    weights: Float32
+    biases: Float32
+    leaf_labels: Int32
+
+    @property
+    def depth(self) -> int:
+        """Steps from the root to a leaf: ceil(log2 L)."""
+        return len(self.leaf_labels).bit_length() - 1
+
+    @property
+    def labels(self) -> int:
+        """L."""
+        return len(self.label_leaves)
+
+    @cached_property
+    def label_leaves(self) -> Int32:
+        """Leaf of every label, counted from the left, int32 [L]."""
+        leaves = np.flatnonzero(self.leaf_labels != PADDING).astype(np.int32)
+        label_leaves = np.empty_like(leaves)
+        label_leaves[self.leaf_labels[leaves]] = leaves
+        return label_leaves
+
+    @cached_property
+    def _inhabited(self) -> npt.NDArray[np.bool_]:
+        """Whether a label lies below a node, by heap place, bool [2 · 2**depth]."""
+        return _inhabited(self.leaf_labels)
+
+    def project(self, inputs: Mapping[str, npt.NDArray[Any]]) -> Float32:
+        """z of encoded queries, float32 [B, K].
+
+        Args:
+            inputs: the query tower's: `name` int32 [B]; or `name` int32 [B, P] with `name__weight` float32
+                [B, P]; or `name` float32 [B]. Features without a projection are ignored.
+
+        Raises:
+            KeyError: a projected feature is not among the inputs.
+        """
+        return project(inputs, self.projection, self.offset)
+
+    def log_probabilities(self, z_BK: Float32, labels_BM: npt.NDArray[np.integer[Any]]) -> Float32:
+        """log p_n(y|x) of given labels, nats, float32 [B, M]: the sum over each label's path; unclipped."""
+        log_p_BM = np.zeros(labels_BM.shape, np.float32)
+        for rows in _chunks(len(z_BK), labels_BM.shape[1] * self.weights.shape[1]):
+            heap_BM = self.label_leaves[labels_BM[rows]].astype(np.int64) + len(self.leaf_labels)
+            for height in range(self.depth, 0, -1):
+                right_BM = (heap_BM >> (height - 1) & 1).astype(bool)
+                activation_BM = self._activations(z_BK[rows], heap_BM >> height)
+                log_p_BM[rows] += _log_sigmoid(np.where(right_BM, activation_BM, -activation_BM))
+        return log_p_BM
+
+    def all_log_probabilities(self, z_BK: Float32) -> Float32:
+        """log p_n(y|x) of every label, nats, float32 [B, L]; holds 4 · 2**depth numbers a query meanwhile."""
+        log_p_BN = np.zeros((len(z_BK), 1), np.float32)
+        for level in range(self.depth):
+            nodes = slice(2**level, 2 ** (level + 1))
+            activation_BN = z_BK @ self.weights[nodes].T + self.biases[nodes]
+            children_BN2 = np.stack(_log_steps(activation_BN), axis=2)
+            children_BN2 += log_p_BN[:, :, None]
+            log_p_BN = children_BN2.reshape(len(z_BK), -1)
+        return log_p_BN[:, self.label_leaves]
+
+    def beam(self, z_BK: Float32, width: int) -> tuple[Int64, Float32]:
+        """The labels a beam search finds, best first; exact if `width` >= L.
+
+        Args:
+            z_BK: projected queries.
+            width: W >= 1, nodes kept on every level.
+
+        Returns:
+            Label rows int64 [B, W], -1 where there are fewer than W; their log p_n float32 [B, W], there -inf.
+        """
+        heap_BN = np.ones((len(z_BK), 1), np.int64)
+        log_p_BN = np.zeros((len(z_BK), 1), np.float32)
+        for _ in range(self.depth):
+            activation_BN = np.empty(heap_BN.shape, np.float32)
+            for rows in _chunks(len(z_BK), heap_BN.shape[1] * self.weights.shape[1]):
+                activation_BN[rows] = self._activations(z_BK[rows], heap_BN[rows])
+            left_BN, right_BN = _log_steps(activation_BN)
+            log_p_BN = np.concatenate([log_p_BN + left_BN, log_p_BN + right_BN], axis=1)
+            heap_BN = np.concatenate([2 * heap_BN, 2 * heap_BN + 1], axis=1)
+            log_p_BN[~self._inhabited[heap_BN]] = -np.inf
+            if heap_BN.shape[1] > width:
+                kept_BW = np.argpartition(-log_p_BN, width - 1, axis=1)[:, :width]
+                heap_BN = np.take_along_axis(heap_BN, kept_BW, axis=1)
+                log_p_BN = np.take_along_axis(log_p_BN, kept_BW, axis=1)
+        labels_BN = self.leaf_labels[heap_BN - len(self.leaf_labels)].astype(np.int64)
+        labels_BN[np.isneginf(log_p_BN)] = PADDING
+        order_BN = np.lexsort((labels_BN, -log_p_BN), axis=1)
+        missing = ((0, 0), (0, width - order_BN.shape[1]))
+        return (
+            np.pad(np.take_along_axis(labels_BN, order_BN, axis=1), missing, constant_values=PADDING),
+            np.pad(np.take_along_axis(log_p_BN, order_BN, axis=1), missing, constant_values=-np.inf),
+        )
+
+    def sample(self, z_BK: Float32, draws: int, rng: np.random.Generator) -> Int32:
+        """Labels drawn from p_n(·|x) with replacement, int32 [B, draws]: O(K · log L) each."""
+        labels_BM = np.empty((len(z_BK), draws), np.int32)
+        for rows in _chunks(len(z_BK), draws * self.weights.shape[1]):
+            heap_BM = np.ones(labels_BM[rows].shape, np.int64)
+            for _ in range(self.depth):
+                right_BM = rng.logistic(size=heap_BM.shape) < self._activations(z_BK[rows], heap_BM)
+                heap_BM = 2 * heap_BM + right_BM
+            labels_BM[rows] = self.leaf_labels[heap_BM - len(self.leaf_labels)]
+        return labels_BM
+
+    def write(self, path: Path) -> None:
+        """Write an uncompressed .npz: `offset`, `weights`, `biases`, `leaf_labels`, `projection/FEATURE`."""
+        arrays: dict[str, Any] = {f"{_PROJECTION}{name}": rows for name, rows in self.projection.items()}
+        arrays |= {name: getattr(self, name) for name in ("offset", "weights", "biases", "leaf_labels")}
+        with path.open("wb") as file:
+            np.savez(file, **arrays)
+
+    @classmethod
+    def read(cls, path: Path) -> Proposal:
+        """Read what `write` wrote; `validate` checks what it says.
+
+        Raises:
+            BundleCorruptError: no such file, or not one that `write` wrote.
+        """
+        try:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as members:
+                arrays = dict(members)
+            return cls(
+                projection={
+                    name.removeprefix(_PROJECTION): arrays.pop(name)
+                    for name in sorted(arrays)
+                    if name.startswith(_PROJECTION)
+                },
+                **arrays,
+            )
+        except (OSError, EOFError, ValueError, TypeError, BadZipFile, zlib.error) as error:
+            raise BundleCorruptError(f"{path}: expected a proposal tree (.npz): {error}") from error
+
+    def validate(self, labels: int) -> None:
+        """Check the tree and the projection.
+
+        Args:
+            labels: L of the catalogue.
+
+        Raises:
+            BundleInvariantError: arrays of other types or shapes, a value that is not finite, a label without
+                a leaf or with two, padding that could be drawn.
+        """
+        nodes, dims = 1 << max(labels - 1, 0).bit_length(), self.offset.size
+        shapes: dict[str, tuple[npt.NDArray[Any], type, tuple[int, ...]]] = {
+            "offset": (self.offset, np.float32, (dims,)),
+            "weights": (self.weights, np.float32, (nodes, dims)),
+            "biases": (self.biases, np.float32, (nodes,)),
+            "leaf_labels": (self.leaf_labels, np.int32, (nodes,)),
+        }
+        for name, rows in self.projection.items():
+            shapes[f"{_PROJECTION}{name}"] = (rows, np.float32, (len(rows) if rows.ndim else 0, dims))
+        for name, (array, dtype, shape) in shapes.items():
+            _require(
+                f"proposal.npz array {name} has its type and shape",
+                array.dtype == dtype and array.shape == shape,
+                f"{np.dtype(dtype)} {shape}",
+                f"{array.dtype} {array.shape}",
+            )
+            finite = np.isfinite(array)
+            _require(
+                f"proposal.npz array {name} is finite",
+                bool(finite.all()),
+                "finite values",
+                f"{array.size - np.count_nonzero(finite)} others",
+            )
+        _require("proposal.npz projects a feature", len(self.projection) > 0, ">= 1 projection", "none")
+        found = np.sort(self.leaf_labels[self.leaf_labels != PADDING])
+        _require(
+            "every label has exactly one leaf of proposal.npz",
+            np.array_equal(found, np.arange(labels)),
+            f"label rows 0 to {labels - 1} once each",
+            f"{len(np.unique(found))} distinct of {len(found)}",
+        )
+        inhabited = self._inhabited
+        inner = np.arange(1, nodes)
+        one_sided = inner[inhabited[2 * inner] ^ inhabited[2 * inner + 1]]
+        towards_labels = self.biases[one_sided] * np.where(inhabited[2 * one_sided + 1], 1, -1)
+        wrong = one_sided[(towards_labels < PADDING_BIAS) | self.weights[one_sided].any(axis=1)]
+        _require(
+            "padding of proposal.npz has probability 0",
+            len(wrong) == 0,
+            f"w = 0 and |b| >= {PADDING_BIAS:g} away from subtrees without labels",
+            f"{len(wrong)} nodes that differ, the first {wrong[:1].tolist()}",
+        )
+
+    def _activations(self, z_BK: Float32, nodes_BM: Int64) -> Float32:
+        """w·z + b at nodes of each row's own, float32 [B, M]."""
+        products_BM: Float32 = np.matmul(self.weights[nodes_BM], z_BK[:, :, None])[:, :, 0]
+        products_BM += self.biases[nodes_BM]
+        return products_BM
+
+
+def project(inputs: Mapping[str, npt.NDArray[Any]], projection: Mapping[str, Float32], offset: Float32) -> Float32:
+    """`Σ_features Σ_p weight · projection[id] + offset`, float32 [B, K]; arguments as in `Proposal`."""
+    z_BK = offset[None]
+    for name, rows_RK in projection.items():
+        values = inputs[name]
+        if values.ndim == 2:
+            z_BK = z_BK + _weighted_sum(rows_RK, values, inputs[f"{name}__weight"])
+        elif np.issubdtype(values.dtype, np.integer):
+            z_BK = z_BK + rows_RK[values]
+        else:
+            z_BK = z_BK + values.astype(np.float32)[:, None] * rows_RK
+    return z_BK
+
+
+def _log_sigmoid(activations: Float32) -> Float32:
+    """log σ(a) = -log(1 + exp(-a)) without overflow."""
+    log_p: Float32 = np.minimum(activations, 0) - np.log1p(np.exp(-np.abs(activations)))
+    return log_p
+
+
+def _log_steps(activations: Float32) -> tuple[Float32, Float32]:
+    """log σ(-a) and log σ(a): the steps left and right."""
+    softplus = np.log1p(np.exp(-np.abs(activations)))
+    return -np.maximum(activations, 0) - softplus, np.minimum(activations, 0) - softplus
+
+
+def _weighted_sum(rows_RK: Float32, ids_BP: npt.NDArray[Any], weights_BP: Float32) -> Float32:
+    total_BK = np.empty((len(ids_BP), rows_RK.shape[1]), np.float32)
+    for rows in _chunks(len(ids_BP), ids_BP.shape[1] * rows_RK.shape[1]):
+        total_BK[rows] = np.matmul(weights_BP[rows][:, None, :], rows_RK[ids_BP[rows]])[:, 0, :]
+    return total_BK
+
+
+def _inhabited(leaf_labels: Int32) -> npt.NDArray[np.bool_]:
+    inhabited = np.zeros(2 * len(leaf_labels), bool)
+    inhabited[len(leaf_labels) :] = leaf_labels != PADDING
+    first = len(leaf_labels) // 2
+    while first:
+        children = inhabited[2 * first : 4 * first].reshape(-1, 2)
+        inhabited[first : 2 * first] = children.any(axis=1)
+        first //= 2
+    return inhabited
+
+
+def _chunks(rows: int, numbers_each: int) -> Iterator[slice]:
+    """Slices of rows that hold about `_CHUNK` numbers."""
+    step = max(1, _CHUNK // max(numbers_each, 1))
+    return (slice(start, start + step) for start in range(0, rows, step))
+
+
+def _require(invariant: str, holds: bool, expected: object, found: object) -> None:
+    if not holds:
+        raise BundleInvariantError(invariant, expected=expected, found=found)

@@ -1,0 +1,207 @@
+"""A bundle from TFRS models of several shapes: the same embeddings, the same ids, or a clear refusal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pyarrow as pa
+import pytest
+import tensorflow as tf
+import tensorflow_recommenders as tfrs
+
+from bundle import Bundle, BundleExistsError, BundleInvariantError, Feature
+from trainer.errors import ExportError
+from trainer.tfrs import QueryTower, SampledRetrieval, export_tfrs, split_lookup
+
+layers = tf.keras.layers
+USERS = ["ann", "bob", "zoë", "dan"]
+FILMS = np.array(["Alien", "Brazil", "Cube", "Dune", "Élite"])
+DIM = 4
+
+
+def lookup(words: Any, **options: Any) -> tf.keras.Sequential:
+    """A lookup and its table, as the tutorials write them."""
+    kind = layers.IntegerLookup if isinstance(words[0], int) else layers.StringLookup
+    return tf.keras.Sequential([kind(vocabulary=words, **options), layers.Embedding(len(words) + 2, DIM)])
+
+
+def export(out: Path, query_model: Any = None, candidate_model: Any = None, **changes: Any) -> Bundle:
+    arguments = {
+        "task": tfrs.tasks.Retrieval(), "candidates": FILMS, "counts": {"Alien": 3, "Dune": 1}, "queries": USERS,
+    }  # fmt: skip
+    return export_tfrs(
+        query_model or lookup(USERS), candidate_model or lookup(FILMS), out=out / "films", **arguments | changes
+    )
+
+
+def run(bundle: Bundle, **inputs: Any) -> np.ndarray:
+    return ort.InferenceSession(bundle.query_tower).run(None, inputs)[0]
+
+
+@pytest.mark.parametrize("options", [{}, {"mask_token": None}, {"mask_token": ""}, {"oov_token": "dunno"}])
+def test_a_lookup_becomes_a_vocabulary(tmp_path: Path, options: dict[str, Any]) -> None:
+    model = tf.keras.Sequential([lookup(USERS, **options), layers.Dense(3, activation="relu"), layers.Dense(DIM)])
+    bundle = export(tmp_path, model, queries=[*USERS, "a stranger", ""])
+    vocabulary = Bundle.load(tmp_path / "films").vocabularies["user_id"]
+    asked = ["dan", "ann", "zoë", "bob", "a stranger", ""]
+    rows = np.array(vocabulary.lookup_all(asked), np.int32)
+    assert rows[4] == 0
+    assert len({*rows[:4].tolist()}) == 4
+    np.testing.assert_allclose(run(bundle, user_id=rows), model(tf.constant(asked)), atol=1e-6)
+
+
+@pytest.mark.parametrize("mask_token", [None, 0])
+def test_integers_are_looked_up_as_their_decimals(tmp_path: Path, mask_token: int | None) -> None:
+    model = lookup([7, 42, -5], mask_token=mask_token)
+    bundle = export(tmp_path, model, queries=[42, 7, -5, 99], feature="shop")
+    rows = np.array(bundle.vocabularies["shop"].lookup_all(["42", "7", "-5", "99"]), np.int32)
+    np.testing.assert_allclose(run(bundle, shop=rows), model(tf.constant([42, 7, -5, 99])), atol=1e-6)
+
+
+class UserModel(tf.keras.Model):
+    """As in TFRS' tutorials on features: lookups inside, a dense stack on top."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.user, self.seen = lookup(USERS), lookup(FILMS)
+        self.age = layers.Normalization(axis=None, mean=40.0, variance=100.0)
+        self.top = tf.keras.Sequential([layers.Dense(8, activation="relu"), layers.Dense(DIM)])
+
+    def call(self, inputs: dict[str, tf.Tensor]) -> tf.Tensor:
+        seen = tf.reduce_mean(self.seen(inputs["history"]), axis=1)
+        return self.top(tf.concat([self.user(inputs["user"]), seen, self.age(inputs["age"])[:, None]], axis=1))
+
+
+def test_a_model_of_several_features(tmp_path: Path) -> None:
+    model = UserModel()
+    ages, history = np.array([20.0, 61.5], np.float32), np.array([["Dune", "Cube"], ["Alien", "?"]])
+    expected = model({"user": tf.constant(["bob", "?"]), "age": tf.constant(ages), "history": tf.constant(history)})
+    users, user = split_lookup(model.user)
+    films, film = split_lookup(model.seen)
+
+    def tower(inputs: dict[str, tf.Tensor]) -> tf.Tensor:
+        weight = inputs["history__weight"][:, :, None]
+        seen = tf.reduce_sum(film(inputs["history"]) * weight, axis=1) / tf.maximum(tf.reduce_sum(weight, axis=1), 1.0)
+        return model.top(tf.concat([user(inputs["user"]), seen, model.age(inputs["age"])[:, None]], axis=1))
+
+    features = [
+        Feature(name="user", kind="id", vocabulary="users"),
+        Feature(name="history", kind="history", vocabulary="films", max_length=5),
+        Feature(name="age", kind="number", missing=40),
+    ]
+    queries = {
+        "user": np.array(users.lookup_all(["bob", "?"]), np.int32),
+        "history": np.array([films.lookup_all(row) for row in history], np.int32),
+        "history__weight": np.ones((2, 2), np.float32),
+        "age": ages,
+    }
+    encoded = QueryTower(tower, features, {"users": users, "films": films})
+    bundle = export(tmp_path, encoded, queries=queries)
+    np.testing.assert_allclose(run(bundle, **queries), expected, atol=1e-5)
+    np.testing.assert_allclose(bundle.calibration_queries, expected, atol=1e-5)
+    padded = queries | {
+        "history": np.pad(queries["history"], [[0, 0], [0, 3]]),
+        "history__weight": np.pad(queries["history__weight"], [[0, 0], [0, 3]]),
+    }
+    np.testing.assert_allclose(run(bundle, **padded), expected, atol=1e-5)
+
+
+def test_what_the_bundle_says(tmp_path: Path) -> None:
+    task = SampledRetrieval(weight={"name": "logit_adjusted", "tau": 0.5}, counts=np.ones(5, np.int64), temperature=0.2)
+    films = lookup(FILMS)
+    bundle = export(
+        tmp_path, candidate_model=films, task=task, display=pa.table({"year": [1, 2, 3, 4, 5]}), bias_removal=0.5
+    )
+    assert Bundle.load(tmp_path / "films").manifest == bundle.manifest
+    manifest, labels = bundle.manifest, bundle.labels
+    assert (manifest.name, manifest.temperature, manifest.similarity) == ("films", 0.2, "dot")
+    assert (manifest.loss.family, manifest.loss.weight) == ("softmax", "logit_adjusted(tau = 0.5)")
+    assert (manifest.display, manifest.bias_removal.default) == (["year"], 0.5)
+    assert labels.ids.to_pylist() == FILMS.tolist()
+    assert labels.counts.tolist() == [3, 0, 0, 1, 0]
+    # (count + ½) / (4 + 5·½)
+    np.testing.assert_allclose(np.exp(labels.log_pn), np.array([3.5, 0.5, 0.5, 1.5, 0.5]) / 6.5, rtol=1e-6)
+    np.testing.assert_allclose(bundle.embeddings, films(tf.constant(FILMS)), atol=0)
+
+
+def test_candidates_with_features_of_their_own(tmp_path: Path) -> None:
+    years = tf.constant([[1979.0], [1985.0], [1997.0], [2021.0], [2021.0]])
+    tower = tf.keras.Sequential([layers.Normalization(mean=2000.0, variance=100.0), layers.Dense(DIM)])
+    pairs = tf.data.Dataset.from_tensor_slices((FILMS, years))
+    one_by_one = export(tmp_path / "1", None, tower, candidates=pairs, counts=np.array([1, 2, 3, 4, 5]))
+    in_batches = export(tmp_path / "2", None, tower, candidates=pairs.batch(2), counts={b"Dune": 4})
+    np.testing.assert_allclose(one_by_one.embeddings, tower(years), atol=1e-6)
+    np.testing.assert_allclose(in_batches.embeddings, tower(years), atol=1e-6)
+    assert one_by_one.labels.counts.tolist() == [1, 2, 3, 4, 5]
+    assert in_batches.labels.counts.tolist() == [0, 0, 0, 4, 0]
+
+
+def test_cosine_is_what_the_models_do(tmp_path: Path) -> None:
+    def unit(model: tf.keras.Sequential) -> tf.keras.Sequential:
+        return tf.keras.Sequential([model, layers.UnitNormalization()])
+
+    bundle = export(tmp_path, unit(lookup(USERS)), unit(lookup(FILMS)), similarity="cosine")
+    np.testing.assert_allclose(np.linalg.norm(bundle.embeddings, axis=1), 1, atol=1e-6)
+    with pytest.raises(BundleInvariantError, match="unit rows when similarity is cosine"):
+        export(tmp_path / "raw", similarity="cosine")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (lambda: {"query_model": lookup(USERS, num_oov_indices=2)}, "expected num_oov_indices=1, found 2"),
+        (lambda: {"query_model": UserModel()}, "found UserModel: give a QueryTower, with split_lookup for each"),
+        (lambda: {"query_model": tf.keras.Sequential([layers.Dense(4)])}, "found Dense: give a QueryTower"),
+        (lambda: {"queries": {"user_id": np.zeros(1, np.int32)}}, "expected ids of 'user_id', received a mapping"),
+        (lambda: {"counts": {"alien": 3}}, "such as 'Alien', received none of them but 'alien'"),
+        (lambda: {"counts": np.ones(3, np.int64)}, r"expected one for each of 5 candidates, received shape \(3,\)"),
+        (lambda: {"candidates": FILMS[:0]}, "expected at least one, received none"),
+        (
+            lambda: {"candidate_model": tf.keras.Sequential([lookup(FILMS), layers.Dense(3)])},
+            r"expected embeddings of shape \(4,\), the query model's, found \(3,\)",
+        ),
+    ],
+)
+def test_what_is_refused(tmp_path: Path, changes: Any, message: str) -> None:
+    with pytest.raises(ExportError, match=message):
+        export(tmp_path, **changes())
+    assert not (tmp_path / "films").exists()
+
+
+def test_a_tower_that_onnx_cannot_run_is_refused(tmp_path: Path) -> None:
+    features = [Feature(name="age", kind="number")]
+    model = lookup(USERS)
+    tower = QueryTower(lambda inputs: model(tf.strings.as_string(inputs["age"])), features)
+    with pytest.raises(ExportError, match="expected operations that ONNX has"):
+        export(tmp_path, tower, queries={"age": np.ones(2, np.float32)})
+    with pytest.raises(ExportError, match="expected the inputs of the QueryTower by name, received list"):
+        export(tmp_path, tower, queries=["20"])
+
+
+def test_a_tower_that_computes_something_else_is_refused(tmp_path: Path) -> None:
+    calls: list[float] = []
+
+    def tower(inputs: dict[str, tf.Tensor]) -> tf.Tensor:
+        calls.append(1.0)
+        return inputs["age"][:, None] * tf.ones([1, DIM]) * len(calls)
+
+    queries = {"age": np.ones(2, np.float32)}
+    with pytest.raises(ExportError, match=r"expected TensorFlow's outputs within 0\.0001, found"):
+        export(tmp_path, QueryTower(tower, [Feature(name="age", kind="number")]), queries=queries)
+
+
+def test_a_tower_beyond_onnx_is_refused_before_it_is_converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.tfrs.tower._ONNX_LIMIT", 90)  # the table has 6 rows of 4 float32: 96 bytes
+    with pytest.raises(ExportError, match="expected at most 90 bytes of weights, ONNX's limit, found 96"):
+        export(tmp_path)
+
+
+def test_duplicates_and_existing_directories_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BundleInvariantError, match="label ids are distinct"):
+        export(tmp_path, candidates=np.array(["Dune", "Dune"]))
+    export(tmp_path)
+    with pytest.raises(BundleExistsError):
+        export(tmp_path)

@@ -1,0 +1,26 @@
+"""The tests that need TFRS in their own process, in TFRS' own environment."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_what_runs_under_legacy_keras(tfrs_python: str) -> None:
+    run = subprocess.run(
+        [tfrs_python, "-m", "pytest", "-p", "no:cacheprovider", "tests/tfrs/legacy"], cwd=ROOT,
+        env=os.environ | {"TF_USE_LEGACY_KERAS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stdout + run.stderr[-2000:]
+
+
+def test_without_legacy_keras_it_says_what_to_set(tfrs_python: str) -> None:
+    run = subprocess.run(
+        [tfrs_python, "-c", "import trainer.tfrs"], cwd=ROOT, env=os.environ | {"TF_USE_LEGACY_KERAS": "0"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "install 'longtail[tfrs]' and set TF_USE_LEGACY_KERAS=1" in run.stderr.splitlines()[-1]

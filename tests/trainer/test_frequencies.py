@@ -1,0 +1,205 @@
+"""Label frequencies from the stream of batches [Yi19 Algorithm 2]."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from keras import ops
+
+from tests.trainer import tiny
+from trainer import backend
+from trainer.checkpoint import Checkpoints
+from trainer.frequencies import StreamingFrequencies
+from trainer.model import TwoTower
+from trainer.objective import Objective
+
+
+def gaps(stream: StreamingFrequencies, labels: list[int]) -> np.ndarray:
+    """Pairs between two occurrences of a label, as estimated."""
+    return np.exp(-np.asarray(stream.log_frequencies(ops.convert_to_tensor(np.int32(labels)))).astype(np.float64))
+
+
+@functools.cache
+def compiled(stream: StreamingFrequencies) -> Any:
+    return backend.compile_step(lambda batch: stream.update(batch["labels"]), stream.variables)
+
+
+def feed(stream: StreamingFrequencies, batches_NB: np.ndarray) -> None:
+    for batch_B in batches_NB:
+        compiled(stream)({"labels": ops.convert_to_tensor(batch_B.astype(np.int32))})
+
+
+def test_gaps_by_hand() -> None:
+    """Rate ½: the mean of the first two gaps, then half of what was and half of what is new."""
+    stream = StreamingFrequencies(1000, rate=0.5, initial_gap=100)
+    for batch, expected in [
+        ([0, 0, 1, 2], [4 / 2, 4, 4, 100]),
+        ([0, 3, 3, 1], [(2 + 4) / 2, (4 + 4) / 2, 4, 8 / 2]),
+        ([5, 5, 1, 5], [3, (4 + 4) / 2, 4, 4]),
+        ([0, 0, 0, 2], [3 / 8 + 7 / 8 * 8 / 3, 4, (4 + 12) / 2, 4]),
+    ]:
+        stream.update(ops.convert_to_tensor(np.int32(batch)))
+        np.testing.assert_allclose(gaps(stream, [0, 1, 2, 3]), expected, rtol=1e-6)
+
+
+def test_a_label_not_seen_yet_keeps_the_initial_gap() -> None:
+    stream = StreamingFrequencies(1000, initial_gap=64.0)
+    feed(stream, np.arange(16).reshape(2, 8))
+
+    np.testing.assert_allclose(gaps(stream, [16, 999]), 64)
+
+
+def test_a_label_that_is_every_pair_has_frequency_one() -> None:
+    stream = StreamingFrequencies(10, initial_gap=64.0)
+    feed(stream, np.zeros((3, 8)))
+
+    np.testing.assert_allclose(np.asarray(stream.log_frequencies(np.int32([0]))), 0, atol=1e-6)
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.2])
+def test_the_error_of_rare_labels_is_as_stated(rate: float) -> None:
+    """400 labels of π = 1/400 in batches of 64: gaps have no bias and a relative standard deviation of
+    √(rate·(1 − π)/(2 − rate)), over labels and at several times."""
+    labels, snapshots = 400, []
+    stream = StreamingFrequencies(2**20, rate=rate, initial_gap=800)
+    rng = np.random.default_rng(1)
+    for _ in range(4):
+        feed(stream, rng.integers(0, labels, (400, 64)))
+        snapshots.append(gaps(stream, list(range(labels))) / labels)
+
+    settled = np.concatenate(snapshots[1:])
+    expected = np.sqrt(rate * (1 - 1 / labels) / (2 - rate))
+    assert settled.std() == pytest.approx(expected, rel=0.12)
+    assert settled.mean() == pytest.approx(1, abs=4 * expected / np.sqrt(len(settled)))
+
+
+def test_a_label_with_many_hits_in_a_batch_is_not_truncated() -> None:
+    """π = ½, ¼ and 1/16 in batches of 64: gaps of 2, 4 and 16 pairs, where counting batches ends at 64."""
+    pi = np.array([1 / 2, 1 / 4, 1 / 16, 3 / 16])
+    stream = StreamingFrequencies(2**16, rate=0.02, initial_gap=1000)
+    rng, snapshots = np.random.default_rng(2), []
+    for _ in range(100):
+        feed(stream, rng.choice(4, (20, 64), p=pi))
+        snapshots.append(gaps(stream, [0, 1, 2]) * pi[:3])
+
+    settled = np.array(snapshots[10:])
+    np.testing.assert_allclose(settled.mean(axis=0), 1, atol=0.06)
+    assert (settled.std(axis=0) < 1.3 * np.sqrt(0.02 * (1 - pi[:3]) / 1.98)).all()
+
+
+def test_frequencies_follow_a_change() -> None:
+    stream = StreamingFrequencies(2**16, rate=0.1, initial_gap=100)
+    rng = np.random.default_rng(3)
+    feed(stream, rng.choice(2, (100, 32), p=[0.9, 0.1]))
+    before = gaps(stream, [0, 1])
+    feed(stream, rng.choice(2, (100, 32), p=[0.1, 0.9]))
+    after = gaps(stream, [0, 1])
+
+    np.testing.assert_allclose(before, [1 / 0.9, 10], rtol=0.6)
+    np.testing.assert_allclose(after, [10, 1 / 0.9], rtol=0.6)
+
+
+def test_of_labels_that_share_a_cell_the_rarest_estimate_counts() -> None:
+    """In 32 cells labels 5 and 37 share the first, as all labels equal modulo 32; a second hash function parts them.
+    Label 5 comes once in 64 pairs, 37 every second."""
+    one, two = (StreamingFrequencies(32, hashes=hashes, initial_gap=128) for hashes in (1, 2))
+    cells = np.array([np.asarray(part) for part in two._cells(np.int32([5, 37, 2]))])
+    assert cells[0, 0] == cells[0, 1]
+    assert len(set(cells[1])) == 3
+    batch = np.array([5] + [37] * 32 + [2] * 31)
+    for stream in (one, two):
+        feed(stream, np.tile(batch, (50, 1)))
+
+    assert gaps(one, [5]).item() == pytest.approx(64 / 33, rel=1e-3)
+    assert gaps(two, [5]).item() == pytest.approx(64, rel=1e-3)
+    assert gaps(two, [37]).item() == pytest.approx(2, rel=1e-3)
+
+
+def test_with_as_many_rows_as_labels_no_cell_is_shared() -> None:
+    stream = StreamingFrequencies(1000, initial_gap=5000)
+    feed(stream, np.tile(np.arange(1000), (3, 1)))
+
+    np.testing.assert_allclose(gaps(stream, list(range(1000))), 1000, rtol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [64, 1000, 1009])
+def test_hash_functions_part_what_another_joins(rows: int) -> None:
+    """Of 4096 labels a pair that shares a cell of one hash function shares one of another as pairs do: 1/R."""
+    stream = StreamingFrequencies(rows, hashes=4, initial_gap=1)
+    cells = [np.asarray(part) for part in stream._cells(np.arange(4096, dtype=np.int32))]
+    for one in range(4):
+        for other in range(one):
+            joined = cells[one][:, None] == cells[one][None]
+            both = joined & (cells[other][:, None] == cells[other][None])
+            assert (both.sum() - 4096) / (joined.sum() - 4096) < 3 / rows
+
+
+def test_cells_are_those_of_the_table_for_any_label() -> None:
+    stream = StreamingFrequencies(1009, hashes=4, initial_gap=1)
+    cells = np.array([np.asarray(part) for part in stream._cells(np.arange(2_900_000, 3_000_000, dtype=np.int32))])
+
+    assert (cells // 1009 == np.arange(4)[:, None]).all()
+    for part in cells % 1009:
+        assert np.bincount(part, minlength=1009).min() > 0, "no cell is left out"
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "compile_step", lambda step, _: step)
+    monkeypatch.setattr(backend, "fuse", lambda function: function)
+
+
+TRAIN = tiny.pairs((0, 0), (1, 1), (2, 1), (3, 2), (4, 1), (5, 3))
+
+
+def made(**loss: Any) -> TwoTower:
+    recipe = tiny.recipe(loss={"frequencies": "streaming", "weight": "relative", **loss})
+    return tiny.model(recipe, tiny.dataset(TRAIN, queries=6, labels=5), batch_size=6)
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("sampler", [{"name": "in_batch"}, {"name": "mixed", "negatives": 3}])
+def test_a_model_weighs_by_the_stream(sampler: dict[str, Any]) -> None:
+    """After one batch π is what it held: 1/6, 3/6, 1/6, 1/6, and half a pair in twelve of what it did not."""
+    model = made(sampler=sampler)
+    logits_BL = model.embed_queries({"user_id": TRAIN.queries + 1}) @ model.embed_labels().T / 0.1
+    loss = float(model.train_step(tiny.batch(TRAIN)))
+
+    pi_L = np.array([1 / 6, 3 / 6, 1 / 6, 1 / 6, 1 / 12])
+    if sampler["name"] == "in_batch":
+        q_L, drawn = pi_L, TRAIN.labels
+        log_q_L = np.log(q_L).astype(np.float32)
+        rows = np.arange(6)
+        expected = Objective("softmax", "relative")(
+            logits_BL[rows, TRAIN.labels], logits_BL[:, drawn], TRAIN.labels[:, None] == drawn,
+            (log_q_L[TRAIN.labels], log_q_L[drawn]), (log_q_L[TRAIN.labels], log_q_L[drawn]),
+        )  # fmt: skip
+        assert loss == pytest.approx(float(np.mean(np.asarray(expected))), rel=1e-5)
+    np.testing.assert_allclose(np.exp(np.asarray(model._log_pi(np.arange(5, dtype=np.int32)))), pi_L, rtol=1e-6)
+    q = np.exp(np.asarray(model.sampler.q_of_pi(ops.log(ops.convert_to_tensor(pi_L.astype(np.float32))))))
+    np.testing.assert_allclose(q, pi_L if sampler["name"] == "in_batch" else (6 * pi_L + 3 / 5) / 9, rtol=1e-6)
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("weight", ["importance", "tail", "equalised"])
+def test_a_model_learns_with_streamed_frequencies(weight: str) -> None:
+    model = made(weight=weight)
+    losses = [float(model.train_step(tiny.batch(TRAIN))) for _ in range(30)]
+
+    assert np.mean(losses[-5:]) < 0.9 * np.mean(losses[:5])
+
+
+@pytest.mark.usefixtures("eager")
+def test_the_stream_survives_a_checkpoint(tmp_path: Path) -> None:
+    model, other = made(), made()
+    model.train_step(tiny.batch(TRAIN))
+    Checkpoints(tmp_path, "run").save("latest", model, {})
+    Checkpoints(tmp_path, "run").load("latest", other)
+
+    labels = np.arange(5, dtype=np.int32)
+    np.testing.assert_array_equal(np.asarray(other._log_pi(labels)), np.asarray(model._log_pi(labels)))
+    assert float(other.train_step(tiny.batch(TRAIN))) == float(model.train_step(tiny.batch(TRAIN)))

@@ -1,0 +1,84 @@
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from keras import ops
+
+from trainer.losses import LOSSES, MASKED
+from trainer.mining import Mining
+from trainer.objective import Objective
+
+
+def mined(mining: Mining, negative: list[float], log_weight: list[float]) -> tuple[np.ndarray, np.ndarray]:
+    """Kept logits and their weights, of one row."""
+    made = mining(ops.convert_to_tensor([negative], "float32"), ops.convert_to_tensor([log_weight], "float32"))
+    return ops.convert_to_numpy(made[0])[0], np.exp(ops.convert_to_numpy(made[1])[0])
+
+
+@pytest.mark.parametrize(
+    ("mining", "logits", "weights"),
+    [
+        (Mining(keep=1), [5], [1]),
+        (Mining(keep=2), [5, 3], [1 / 2, 1 / 2]),
+        (Mining(keep=4), [5, 3, 0, -1], [1 / 4] * 4),
+        (Mining(power=1), [5, 3, 0, -1], np.array([12, 6, 4, 3]) / 25),
+        (Mining(keep=2, power=2), [5, 3], [4 / 5, 1 / 5]),
+        (Mining(keep=3, power=0.5), [5, 3, 0], np.array([1, 2**-0.5, 3**-0.5]) / (1 + 2**-0.5 + 3**-0.5)),
+    ],
+)
+def test_theta_by_hand(mining: Mining, logits: list[float], weights: list[float]) -> None:
+    found = mined(mining, [0, 5, -1, 3], [0, 0, 0, 0])
+
+    assert found[0].tolist() == logits
+    np.testing.assert_allclose(found[1], weights, rtol=1e-6)
+
+
+def test_negatives_keep_their_own_weights() -> None:
+    """Ranked by logit, not by weight: the kept are of weight 2 and 7, each times ½."""
+    logits, weights = mined(Mining(keep=2), [0, 5, 4], np.log([9, 2, 7]).tolist())
+
+    assert logits.tolist() == [5, 4]
+    np.testing.assert_allclose(weights, [1, 3.5], rtol=1e-6)
+
+
+def test_a_masked_negative_is_not_kept_before_others() -> None:
+    """The positive itself has the highest logit: it would be the hardest of all."""
+    logits, weights = mined(Mining(keep=2), [90, 1, 2, 3], [MASKED, 0, 0, 0])
+
+    assert logits.tolist() == [3, 2]
+    np.testing.assert_allclose(weights, [0.5, 0.5])
+
+
+def test_with_fewer_left_than_kept_the_rest_weighs_nothing() -> None:
+    logits, weights = mined(Mining(keep=3), [90, 1, 80], [MASKED, 0, MASKED])
+
+    assert logits[0] == 1
+    np.testing.assert_allclose(weights, [1 / 3, 0, 0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("family", [name for name, family in LOSSES.items() if family.weights is None])
+def test_mining_goes_with_every_family(family: str) -> None:
+    """As if the two hardest had been drawn alone with half their weights, (1 − q_y)/(3·q_y')."""
+    negative, log_q = np.float32([[0.9, 0.2, 0.5, -0.3]]), np.float32(np.log([[0.1, 0.2, 0.4, 0.3]]))
+    hits, positive, logs = np.array([[True, False, False, False]]), np.float32([0.4]), (log_q[:, 0], log_q)
+    found = Objective(family, "importance", mining=Mining(keep=2))(positive, negative, hits, logs, logs)
+
+    log_weight = np.float32(np.log([[0.9 / (3 * 0.4) / 2, 0.9 / (3 * 0.2) / 2]]))
+    expected = LOSSES[family].loss(positive, np.float32([[0.5, 0.2]]), log_weight)
+    assert np.asarray(found).item() == pytest.approx(np.asarray(expected).item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("weight", ["unit", "importance", "tail"])
+def test_the_softmax_of_the_hardest_by_hand(weight: str) -> None:
+    """`log[1 + (w_1 e^(f_1 − f_y) + w_2 e^(f_2 − f_y))/2]`, with q_y = 0.1, m = 3."""
+    log_q: Any = np.float32(np.log([[0.1, 0.2, 0.4, 0.3]]))
+    logs = (log_q[:, 0], log_q)
+    logits = np.float32([0.4]), np.float32([[0.9, 0.2, 0.5, -0.3]])
+    found = Objective("softmax", weight, mining=Mining(keep=2))(
+        *logits, np.array([[True, False, False, False]]), logs, logs
+    )
+
+    w = {"unit": [1, 1], "importance": [0.9 / (3 * 0.4), 0.9 / (3 * 0.2)], "tail": [0.9 / (3 * 0.1)] * 2}[weight]
+    expected = math.log(1 + (w[0] * math.exp(0.1) + w[1] * math.exp(-0.2)) / 2)
+    assert np.asarray(found).item() == pytest.approx(expected, rel=1e-6)

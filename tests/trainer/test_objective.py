@@ -1,0 +1,288 @@
+"""The loss of a batch's logits, worked by hand; what the proofs of single papers leave."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from keras import ops
+
+from tests.trainer import toy
+from tests.trainer.toy import LOGITS, OTHERS, L, Y
+from trainer import backend
+from trainer.losses import LOSSES, MASKED
+from trainer.mining import Mining
+from trainer.objective import Objective
+from trainer.weights import WEIGHTS
+
+POSITIVE, NEGATIVE = np.float32([0.3, -0.4]), np.float32([[0.75, -0.2, 0.4, 0.1], [0.5, 0.15, -0.35, 0.65]])
+HITS = np.array([[False, False, True, False], [False] * 4])
+LOG_PI = np.float32(np.log([0.2, 0.05])), np.float32(np.log([0.1, 0.2, 0.3, 0.05]))
+LOG_Q = np.float32(np.log([0.25, 0.1])), np.float32(np.log([0.15, 0.25, 0.2, 0.1]))
+BRACKET = math.log(np.exp(LOGITS - LOGITS[Y]).sum())
+"""Full softmax cross-entropy of the toy's pair."""
+
+FORMS: list[tuple[str, dict[str, Any]]] = [
+    *((name, {}) for name in LOSSES),
+    *((name, {"pairwise": True}) for name in LOSSES if "pairwise" in inspect.signature(LOSSES[name].loss).parameters),
+    ("contrastive", {"margin": 0.3}),
+    ("ramp", {"margin": 3.0}),
+]
+
+
+def evaluated(
+    objective: Objective, positive_B: np.ndarray, negative_BM: np.ndarray, *, dtype: str = "float32"
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Losses [B], and the gradients of their sum by positives and negatives."""
+
+    def total(logits: list[Any]) -> tuple[Any, Any]:
+        given = [ops.cast(side, dtype) for side in logits]
+        if LOSSES[objective.family].stateful:
+            state = {"log_eta_B": ops.convert_to_tensor(np.float32([1.0, 2.0])), "rate": np.float32(0.5)}
+            losses_B, _ = objective.with_state(*given, HITS, LOG_PI, LOG_Q, **state)
+        else:
+            losses_B = objective(*given, HITS, LOG_PI, LOG_Q)
+        return ops.sum(losses_B), losses_B
+
+    logits = [ops.convert_to_tensor(np.float32(side)) for side in (positive_B, negative_BM)]
+    (_, losses_B), gradients, _ = backend.value_and_gradients(total, logits, [])
+    return tuple(ops.convert_to_numpy(made).astype(np.float64) for made in (losses_B, *gradients))
+
+
+def weight_for(family: str, default: str) -> str:
+    return (LOSSES[family].weights or (default,))[0]
+
+
+def test_pairwise_forms_are_those_of_margin_losses() -> None:
+    assert {name for name, arguments in FORMS if arguments.get("pairwise")} == {
+        "logistic", "hinge", "squared_hinge", "exponential", "ramp",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("mining", [None, Mining(keep=2, power=1.0)], ids=["", "mined"])
+@pytest.mark.parametrize("default", ["unit", "tail"])
+@pytest.mark.parametrize(("family", "arguments"), FORMS)
+def test_gradients_are_central_differences(
+    family: str, arguments: dict[str, Any], default: str, mining: Mining | None
+) -> None:
+    if LOSSES[family].stateful or (mining and family == "refined_softmax"):
+        pytest.skip("η and 1 − p are held: their slopes are tested by themselves")
+    objective = Objective(family, weight_for(family, default), arguments, mining=mining, regularizer=0.01)
+    _, by_positive, by_negative = evaluated(objective, POSITIVE, NEGATIVE)
+    if family == "refined_softmax":
+        objective = Objective("softmax", default, regularizer=0.01)
+
+    step = 1 / 64
+    for row, column in [(0, None), (1, None), *((row, column) for row in range(2) for column in range(4))]:
+        totals = []
+        for sign in (1, -1):
+            moved = [POSITIVE.copy(), NEGATIVE.copy()]
+            if column is None:
+                moved[0][row] += sign * step
+            else:
+                moved[1][row, column] += sign * step
+            totals.append(evaluated(objective, *moved)[0].sum())
+        found = by_positive[row] if column is None else by_negative[row, column]
+        assert found == pytest.approx((totals[0] - totals[1]) / (2 * step), rel=2e-3, abs=2e-4), (row, column)
+    assert by_negative[0, 2] == 0, "masked"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(("family", "arguments"), FORMS)
+def test_huge_logits_of_any_precision_stay_finite(family: str, arguments: dict[str, Any], dtype: str) -> None:
+    """Up to what the gradient's own type holds: 65504 in float16, e^88 in float32; nothing is clipped to hide it."""
+    huge = {"exponential": 3.0, "squared_hinge": 1e3, "contrastive": 1e3}.get(family, 3e4)
+    if dtype != "float16" and family == "exponential":
+        huge = 40.0
+    for sign in (1, -1):
+        objective = Objective(family, weight_for(family, "tail"), arguments)
+        positive, negative = sign * huge * np.float32([1, -1]), sign * huge * np.float32([[-1, 1, 1, 0], [1, 1, 1, -1]])
+        losses_B, by_positive, by_negative = evaluated(objective, positive, negative, dtype=dtype)
+        assert np.isfinite(losses_B).all()
+        assert np.isfinite(by_positive).all()
+        assert np.isfinite(by_negative).all()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_logits_are_summed_in_full_precision(dtype: str) -> None:
+    """Logits that half precision holds exactly give float32's loss to the digit."""
+    exact = np.float32([0.25, -0.5]), np.float32([[0.75, -0.25, 0.5, 0.125], [0.5, 0.125, -0.375, 0.625]])
+
+    assert evaluated(Objective(), *exact, dtype=dtype)[0].tolist() == evaluated(Objective(), *exact)[0].tolist()
+
+
+@pytest.mark.parametrize(("family", "arguments"), FORMS)
+def test_without_negatives_the_positive_s_loss_is_left(family: str, arguments: dict[str, Any]) -> None:
+    objective = Objective(family, weight_for(family, "importance"), arguments)
+    everything = (ops.convert_to_tensor(POSITIVE), NEGATIVE + 70, np.ones((2, 4), bool), LOG_PI, LOG_Q)
+    if LOSSES[family].stateful:
+        log_eta_B = np.float32([0.0, 0.0])
+        losses_B = objective.with_state(*everything, log_eta_B=log_eta_B, rate=np.float32(0.5))[0]
+    else:
+        losses_B = objective(*everything)
+
+    u = POSITIVE - np.log([0.25, 0.1]) if family == "nce" else POSITIVE
+    slope = arguments.get("margin", 1)
+    phi = {
+        "logistic": np.log1p(np.exp(-u)), "nce": np.log1p(np.exp(-u)), "hinge": 1 - u, "squared_hinge": (1 - u) ** 2,
+        "exponential": np.exp(-u), "contrastive": (1 - u) ** 2, "ramp": np.clip(1 - u / slope, 0, 1),
+    }.get(family, np.zeros(2))  # fmt: skip
+    np.testing.assert_allclose(losses_B, 0 * u if "pairwise" in arguments else phi, rtol=1e-5)
+
+
+def w(weight: str, pi: float, q: float, pi_negative: float, q_negative: float, m: int) -> float:
+    return {
+        "importance": (1 - q) / (m * q_negative),
+        "tail": (1 - q) * pi_negative / (m * q_negative * pi),
+        "relative": q / q_negative,
+    }[weight]
+
+
+@pytest.mark.parametrize("weight", ["importance", "tail", "relative"])
+@pytest.mark.parametrize("rare", ["positive", "negative", "both"])
+def test_a_label_of_one_in_a_billion_is_corrected_as_any_other(weight: str, rare: str) -> None:
+    """A floor of 1e-6 under probabilities would be wrong by a factor of a thousand."""
+    pi, other = (1e-9 if rare in (which, "both") else 0.01 for which in ("positive", "negative"))
+    logs = np.float32(np.log([pi])), np.float32(np.log([[other, 0.3]]))
+    loss = Objective("softmax", weight)(np.float32([0.5]), np.float32([[-6, 0.25]]), np.zeros((1, 2), bool), logs, logs)
+
+    weights = [w(weight, pi, pi, label, label, 2) for label in (other, 0.3)]
+    expected = math.log1p(weights[0] * math.exp(-6.5) + weights[1] * math.exp(-0.25))
+    assert np.asarray(loss).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_nce_by_hand() -> None:
+    """`−log σ(f_y − log(m q_y)) − Σ log(1 − σ(f_y' − log(m q_y')))`, with m = 2 and a q of 1e-9."""
+    logs = np.float32(np.log([0.25])), np.float32(np.log([[0.5, 1e-9]]))
+    loss = Objective("nce")(np.float32([-1]), np.float32([[-2, -20]]), np.zeros((1, 2), bool), logs, logs)
+
+    shifted = -1 - math.log(0.5), -2 - math.log(1), -20 - math.log(2e-9)
+    expected = math.log1p(math.exp(-shifted[0])) + sum(math.log1p(math.exp(f)) for f in shifted[1:])
+    assert np.asarray(loss).item() == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_regularizer_by_hand(dtype: str) -> None:
+    """`λ[(f_y + log q_y)² + mean over unmasked negatives of (f_y' + log q_y')²]` [BM20 eq. 6]."""
+    positive, negative = np.float32([1, -2]), np.float32([[0.5, 2, 90, 1], [90, 90, 90, 90]])
+    hits = np.array([[False, False, True, False], [True] * 4])
+    log_q = np.float32([-1, -3]), np.float32([[-2, -1, -1, -4]] * 2)
+    given = ops.cast(positive, dtype), ops.cast(negative, dtype), hits, LOG_PI, log_q
+    added = np.asarray(Objective("logistic", regularizer=0.1)(*given)) - np.asarray(Objective("logistic")(*given))
+
+    np.testing.assert_allclose(added, [0.1 * (0 + (1.5**2 + 1 + 3**2) / 3), 0.1 * 25], rtol=1e-5)
+
+
+@pytest.mark.parametrize("weight", WEIGHTS)
+def test_the_refined_softmax_has_the_softmax_s_gradient(weight: str) -> None:
+    """Row by row and logit by logit, where the positive took no correction to begin with."""
+    refined, plain = (
+        evaluated(Objective(family, weight), POSITIVE, NEGATIVE) for family in ("refined_softmax", "softmax")
+    )
+
+    np.testing.assert_allclose(refined[1], plain[1], rtol=1e-6)
+    np.testing.assert_allclose(refined[2], plain[2], rtol=1e-6)
+    np.testing.assert_allclose(
+        refined[0], (1 - np.exp(-plain[0])) * np.log(np.expm1(plain[0])), rtol=1e-4,
+    )  # fmt: skip
+
+
+def augmented(sample: toy.Sample, log_eta: float, *, rate: float) -> tuple[np.ndarray, np.ndarray]:
+    """Losses and new log η of a sample's rows."""
+    rows = len(sample.drawn_BM)
+    log_pi, log_q = np.zeros(L, np.float32), sample.log_q_L
+    made = Objective("augment_and_reduce", "importance").with_state(
+        np.full(rows, LOGITS[Y], np.float32), LOGITS.astype(np.float32)[sample.drawn_BM], sample.drawn_BM == Y,
+        (log_pi[np.full(rows, Y)], log_pi[sample.drawn_BM]), (log_q[np.full(rows, Y)], log_q[sample.drawn_BM]),
+        log_eta_B=np.full(rows, log_eta, np.float32), rate=np.float32(rate),
+    )  # fmt: skip
+    return ops.convert_to_numpy(made[0]).astype(np.float64), ops.convert_to_numpy(made[1]).astype(np.float64)
+
+
+EVERY = toy.Sample(np.arange(L)[None], np.full(L, -math.log(L), np.float32))
+
+
+@pytest.mark.parametrize("log_eta", [BRACKET - 1.5, BRACKET - 0.1, BRACKET, BRACKET + 0.1, BRACKET + 2])
+def test_augment_and_reduce_bounds_the_softmax(log_eta: float) -> None:
+    """`log η + bracket/η − 1`, least at η = bracket, where it is the softmax (Ruiz et al. 2018)."""
+    bound = augmented(EVERY, log_eta, rate=1e-30)[0].item()
+
+    assert bound == pytest.approx(log_eta + math.exp(BRACKET - log_eta) - 1, rel=1e-5)
+    assert bound == pytest.approx(BRACKET, abs=1e-6) if log_eta == BRACKET else bound > BRACKET + 1e-3
+
+
+def test_augment_and_reduce_is_unbiased_in_the_sample() -> None:
+    """Linear in the sum over negatives, unlike the logarithm: any number of draws will do."""
+    for m in (1, 5):
+        losses_B, _ = augmented(toy.draw("uniform", rows=30_000, negatives=m, exclude_positive=True), 1.7, rate=1e-30)
+        toy.assert_mean(losses_B, 1.7 + math.exp(BRACKET - 1.7) - 1)
+
+
+def test_eta_goes_to_the_bracket() -> None:
+    """At once with every label and rate → 1; from samples with a falling rate, and the loss to the softmax."""
+    assert augmented(EVERY, 5.0, rate=1 - 1e-6)[1].item() == pytest.approx(BRACKET, abs=1e-4)
+    assert augmented(EVERY, 5.0, rate=0.25)[1].item() == pytest.approx(
+        math.log(0.75 * math.exp(5) + 0.25 * math.exp(BRACKET)), rel=1e-6
+    )  # fmt: skip
+
+    log_eta = math.log(L)
+    rows = toy.draw("uniform", rows=400, negatives=5, seed=9, exclude_positive=True)
+    for step in range(400):
+        row = toy.Sample(rows.drawn_BM[step : step + 1], rows.log_q_L)
+        log_eta = augmented(row, log_eta, rate=min((1 + step) ** -0.9, 1 - 1e-6))[1].item()
+    assert log_eta == pytest.approx(BRACKET, abs=0.05)
+    assert augmented(EVERY, log_eta, rate=1e-30)[0].item() == pytest.approx(BRACKET, abs=0.002)
+
+
+@pytest.mark.parametrize("exclude_positive", [False, True])
+def test_one_vs_each_is_the_pairwise_logistic(exclude_positive: bool) -> None:
+    """`E = Σ_{y' ≠ y} −log σ(f_y − f_y')`, which bounds the softmax (Titsias 2016)."""
+    sample = toy.draw("uniform", rows=30_000, negatives=3, exclude_positive=exclude_positive)
+    losses_B = sample.losses(Objective("logistic", "importance", {"pairwise": True}))[sample.m_B >= 1]
+
+    one_vs_each = np.log1p(np.exp(LOGITS[OTHERS] - LOGITS[Y])).sum()
+    toy.assert_mean(losses_B, one_vs_each)
+    assert EVERY.losses(Objective("logistic", "importance", {"pairwise": True})).item() == pytest.approx(one_vs_each)
+    assert one_vs_each > BRACKET
+
+
+def test_one_vs_each_bounds_the_softmax_for_any_logits() -> None:
+    rng = np.random.default_rng(0)
+    positive_B, negative_BM = np.float32(rng.normal(0, 3, 2000)), np.float32(rng.normal(0, 3, (2000, 7)))
+    weightless = np.zeros((2000, 7), np.float32)
+    bound_B = np.asarray(LOSSES["logistic"].loss(positive_B, negative_BM, weightless, pairwise=True))
+    softmax_B = np.asarray(LOSSES["softmax"].loss(positive_B, negative_BM, weightless))
+
+    assert (bound_B >= softmax_B - 1e-5).all()
+
+
+def phi_of(name: str, margin: float | None = None) -> Callable[[float], float]:
+    width = margin or 1
+    return {
+        "logistic": lambda u: math.log1p(math.exp(-u)), "hinge": lambda u: max(1 - u, 0),
+        "squared_hinge": lambda u: max(1 - u, 0) ** 2, "exponential": lambda u: math.exp(-u),
+        "ramp": lambda u: min(max(1 - u / width, 0), 1),
+    }[name]  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "arguments"), FORMS[2:])
+def test_decoupled_losses_by_hand(family: str, arguments: dict[str, Any]) -> None:
+    """One positive of 0.5; negatives 2 and −1.5 of weight 3 and ½, one masked."""
+    if LOSSES[family].shifted or LOSSES[family].stateful:
+        pytest.skip("by hand above")
+    weights = np.float32([[math.log(3), math.log(0.5), MASKED]])
+    found = LOSSES[family].loss(np.float32([0.5]), np.float32([[2, -1.5, 50]]), weights, **arguments)
+
+    if family == "contrastive":
+        expected = 0.25 + 3 * (2 - arguments.get("margin", 0)) ** 2
+    else:
+        phi = phi_of(family, arguments.get("margin"))
+        if arguments.get("pairwise"):
+            expected = 3 * phi(0.5 - 2) + 0.5 * phi(0.5 + 1.5)
+        else:
+            expected = phi(0.5) + 3 * phi(-2) + 0.5 * phi(1.5)
+    assert np.asarray(found).item() == pytest.approx(expected, rel=1e-6)

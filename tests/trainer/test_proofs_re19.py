@@ -1,0 +1,165 @@
+"""Stochastic Negative Mining [Re19]: Algorithm 1 estimates an ordered weighted loss without bias (Lemma 2),
+that loss bounds the retrieval loss (Theorem 3) and is convex (Theorem 2).
+
+Legend: `K` labels, `B` of the K − 1 others in a subset, `R` score vectors.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from keras import ops
+
+from trainer.mining import Mining
+from trainer.objective import Objective
+
+K, B = 8, 4
+SCORES = np.array([0.3, 1.4, -0.2, 0.9, -1.1, 0.5, 2.0, -0.7])
+Y = 0
+OTHERS = [1, 2, 3, 4, 5, 6, 7]
+
+PHI = {
+    "logistic": lambda u: np.log1p(np.exp(-u)),
+    "hinge": lambda u: np.maximum(1 - u, 0),
+    "squared_hinge": lambda u: np.maximum(1 - u, 0) ** 2,
+    "exponential": lambda u: np.exp(-u),
+    "ramp": lambda u: np.clip(1 - u, 0, 1),
+}
+FORMS = {"POWL": True, "BOWL": False}
+MINED = {"top 1": (1, 0.0), "top 3": (3, 0.0), "power law": (None, 1.5), "power law of the top 2": (2, 0.5)}
+
+
+def theta_of(keep: int | None, power: float, size: int) -> np.ndarray:
+    """ϑ of a subset: Σ is (K − 1)/B, as negative sampling weighs."""
+    ranks = np.arange(1, size + 1.0)
+    kept = ranks**-power * (ranks <= (keep or size))
+    return (K - 1) / size * kept / kept.sum()
+
+
+def owl(phi: Any, scores: np.ndarray, theta: np.ndarray, *, pairwise: bool) -> float:
+    """[Re19 Definitions 3 and 4] of one score vector, the positive's at Y."""
+    ordered = np.sort(scores[OTHERS])[::-1]
+    if pairwise:
+        return float(theta @ phi(scores[Y] - ordered))
+    return float(phi(scores[Y]) + theta @ phi(-ordered))
+
+
+def losses(objective: Objective, scores_RK: np.ndarray, drawn_RB: np.ndarray) -> np.ndarray:
+    """Of every row, its own scores and negatives; uniform q."""
+    rows = len(scores_RK)
+    negatives_RB = np.take_along_axis(scores_RK, drawn_RB, axis=1)
+    log_q = np.full(rows, -np.log(K), np.float32), np.full(drawn_RB.shape, -np.log(K), np.float32)
+    made = objective(
+        ops.convert_to_tensor(scores_RK[:, Y].astype(np.float32)),
+        ops.convert_to_tensor(negatives_RB.astype(np.float32)),
+        ops.convert_to_tensor(drawn_RB == Y), log_q, log_q,
+    )  # fmt: skip
+    return ops.convert_to_numpy(made).astype(np.float64)
+
+
+def top_k(family: str, k: int, *, pairwise: bool, scores_RK: np.ndarray) -> np.ndarray:
+    """The top-k loss with every label, θ_j = 1/k, as sampler `full` takes it: the positive among them, masked."""
+    objective = Objective(family, "importance", {"pairwise": pairwise}, mining=Mining(keep=k))
+    return losses(objective, scores_RK, np.broadcast_to(np.arange(K), (len(scores_RK), K)))
+
+
+@pytest.mark.parametrize(("keep", "power"), MINED.values(), ids=MINED)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("family", PHI)
+def test_the_mean_over_all_subsets_is_the_ordered_weighted_loss(
+    family: str, form: str, keep: int | None, power: float
+) -> None:
+    """θ_j = Σ_i ϑ_i · C(j−1, i−1)·C(K−1−j, B−i)/C(K−1, B): of a subset, rank j is its i-th [Re19 Lemma 2]."""
+    subsets = np.array(list(itertools.combinations(OTHERS, B)))
+    objective = Objective(family, "importance", {"pairwise": FORMS[form]}, mining=Mining(keep, power))
+    mean = losses(objective, np.tile(SCORES, (len(subsets), 1)), subsets).mean()
+
+    small = theta_of(keep, power, B)
+    theta = np.array([
+        sum(small[i - 1] * math.comb(j - 1, i - 1) * math.comb(K - 1 - j, B - i) for i in range(1, B + 1))
+        for j in range(1, K)
+    ]) / math.comb(K - 1, B)  # fmt: skip
+    assert len(subsets) == 35
+    assert theta.sum() == pytest.approx(7 / 4), "|θ|₁ = |ϑ|₁ = (K − 1)/B"
+    assert (np.diff(theta) <= 1e-12).all(), "non-increasing, so the loss is an OWL"
+    if keep is not None and power == 0:
+        np.testing.assert_allclose(theta[:keep], 1 / keep, err_msg="ϑ_j = (K − 1)/(k·B) is θ_j = 1/k on the top k")
+    assert mean == pytest.approx(owl(PHI[family], SCORES, theta, pairwise=FORMS[form]), rel=1e-6)
+
+
+def test_keeping_every_negative_is_negative_sampling() -> None:
+    """keep = B spreads the weight of one negative, (K − 1)/B, over B of them."""
+    subsets = np.array(list(itertools.combinations(OTHERS, B)))
+    scores = np.tile(SCORES, (len(subsets), 1))
+    mined = losses(Objective("logistic", "importance", mining=Mining(keep=B)), scores, subsets)
+    sampled = losses(Objective("logistic", "importance"), scores, subsets)
+    phi = np.log1p(np.exp(-SCORES[Y]))
+
+    np.testing.assert_allclose(B * (mined - phi), sampled - phi, rtol=1e-5)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("family", PHI)
+def test_with_every_label_mining_is_the_top_k_loss(family: str, form: str) -> None:
+    theta = np.array([1 / 3] * 3 + [0] * 4)
+    found = top_k(family, 3, pairwise=FORMS[form], scores_RK=SCORES[None]).item()
+
+    assert found == pytest.approx(owl(PHI[family], SCORES, theta, pairwise=FORMS[form]), rel=1e-6)
+
+
+@pytest.mark.parametrize("k", [1, 2, 5])
+@pytest.mark.parametrize("family", PHI)
+def test_the_loss_bounds_the_retrieval_loss(family: str, k: int) -> None:
+    """POWL ≥ 1[y ∉ Top_k], BOWL ≥ 2·1[y ∉ Top_k] [Re19 Theorem 3]; [Re19]'s logistic is in bits."""
+    scores_RK = np.random.default_rng(5).normal(0, 2, (4000, K))
+    bits = np.log(2) if family == "logistic" else 1
+    missed_R = (scores_RK[:, OTHERS] > scores_RK[:, [Y]]).sum(axis=1) >= k
+    powl_R = top_k(family, k, pairwise=True, scores_RK=scores_RK) / bits
+    bowl_R = top_k(family, k, pairwise=False, scores_RK=scores_RK) / bits
+
+    assert 0.1 < missed_R.mean() < 0.95
+    assert (powl_R >= missed_R - 1e-6).all()
+    if family in ("hinge", "ramp"):
+        assert powl_R.min() == 0
+    convex = family != "ramp"
+    assert (bowl_R >= (2 if convex else 1) * missed_R - 1e-5).all()
+
+
+def test_the_ramp_s_bowl_does_not_bound_twice_the_retrieval_loss() -> None:
+    """φ(u) + φ(−u') ≥ 2 for u' ≥ u needs convexity: at u = u' = 2 the ramp pays 0 and 1. [Re19] states it for all φ."""
+    scores = np.array([[2.0, 2.5, -9, -9, -9, -9, -9, -9]])
+
+    assert top_k("ramp", 1, pairwise=False, scores_RK=scores).item() == 1
+
+
+def midpoint_gap(family: str, form: str, one_RK: np.ndarray, other_RK: np.ndarray, share_R1: np.ndarray) -> np.ndarray:
+    """Of the chord above the loss in between, [R]: at least 0 where the loss is convex."""
+    ends = [top_k(family, 3, pairwise=FORMS[form], scores_RK=scores_RK) for scores_RK in (one_RK, other_RK)]
+    between = top_k(family, 3, pairwise=FORMS[form], scores_RK=share_R1 * one_RK + (1 - share_R1) * other_RK)
+    share_R = share_R1[:, 0]
+    return share_R * ends[0] + (1 - share_R) * ends[1] - between
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("family", [family for family in PHI if family != "ramp"])
+def test_mining_keeps_a_convex_loss_convex_in_the_scores(family: str, form: str) -> None:
+    """[Re19 Theorem 2]: ϑ is non-increasing, so picking the hardest is a maximum over choices."""
+    rng = np.random.default_rng(6)
+    one_RK, other_RK = rng.normal(0, 2, (2, 2000, K))
+    gap_R = midpoint_gap(family, form, one_RK, other_RK, rng.random((2000, 1)))
+
+    assert gap_R.min() > -1e-4
+    assert gap_R.max() > 0.1
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_ramp_is_not_convex(form: str) -> None:
+    """From a gap of −2 to one of 0 the loss stays 1, then falls to 0: its chord lies below."""
+    low = np.array([[-2.0, 0, 0, 0, 0, 0, 0, 0]])
+    high = low * -1
+
+    assert midpoint_gap("ramp", form, low, high, np.array([[0.5]])).item() < -0.1

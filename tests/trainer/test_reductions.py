@@ -1,0 +1,171 @@
+"""The three ways from several labels a query to one [METHODS §7]."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from rich.console import Console
+
+from tests.trainer import tiny
+from trainer import train as loop
+from trainer.config import Data
+from trainer.data import Dataset, Pairs, load_dataset
+from trainer.errors import CheckpointError, DataError
+from trainer.progress import Reporter
+
+
+def load(train: Path, **settings: Any) -> Dataset:
+    return load_dataset(Data.model_validate({"train": train, "reduction": "smallest"} | settings), seed=0)
+
+
+def table(folder: Path, name: str, **columns: Any) -> Path:
+    pq.write_table(pa.table(columns), folder / f"{name}.parquet")
+    return folder / f"{name}.parquet"
+
+
+def named(dataset: Dataset, pairs: Pairs) -> dict[str, str]:
+    queries, labels = dataset.query_ids.to_pylist(), dataset.label_ids.to_pylist()
+    kept = [(queries[query], labels[label]) for query, label in zip(pairs.queries, pairs.labels, strict=True)]
+    assert len(dict(kept)) == len(kept), "one label a query"
+    return dict(kept)
+
+
+@pytest.mark.parametrize(
+    ("labels", "smallest"),
+    [
+        (["10", "9", "100", "20", "9"], {"a": "9", "b": "20", "c": "9"}),
+        (["10", "9", "100", "2o", "9"], {"a": "10", "b": "100", "c": "9"}),
+        (["-1", "-2", "0", "-0", "5"], {"a": "-2", "b": "0", "c": "5"}),
+    ],
+    ids=["numbers", "text", "negative numbers, and the first of equals"],
+)
+def test_smallest_is_by_number_where_all_are_numbers(
+    tmp_path: Path, labels: list[str], smallest: dict[str, str]
+) -> None:
+    dataset = load(table(tmp_path, "train", query_id=["a", "a", "b", "b", "c"], label_id=labels))
+
+    assert named(dataset, dataset.train) == smallest
+    assert set(dataset.label_ids.to_pylist()) == set(smallest.values()), "nobody's labels leave the catalogue"
+
+
+def test_smallest_holds_in_every_file_and_for_every_column(tmp_path: Path) -> None:
+    train = table(tmp_path, "train", query_id=["a", "b", "a"], label_id=[7, 5, 3], when=[1, 2, 3], much=[0.5, 1, 2])
+    test = table(tmp_path, "test", query_id=["a", "a", "c"], label_id=[9, 8, 30], when=[4, 5, 6], much=[1, 3, 1])
+    labels = table(tmp_path, "labels", label_id=[7, 1])
+
+    dataset = load(train, test=test, labels=labels, timestamp="when", weight="much")
+
+    assert named(dataset, dataset.train) == {"a": "3", "b": "5"}
+    assert named(dataset, dataset.test) == {"a": "8", "c": "30"}
+    assert (dataset.train.weights.tolist(), dataset.train.times.tolist()) == ([2, 1], [3, 2])
+    assert sorted(dataset.label_ids.to_pylist(), key=int) == ["1", "3", "5", "7", "8", "30"]
+
+
+def test_smallest_comes_before_the_split(tmp_path: Path) -> None:
+    queries = np.repeat(np.arange(200), 4)
+    train = table(tmp_path, "train", query_id=queries, label_id=np.random.default_rng(0).integers(0, 50, 800))
+
+    dataset = load(train, split={"strategy": "random"})
+
+    parts = [named(dataset, pairs) for pairs in (dataset.train, dataset.valid, dataset.test)]
+    assert [len(part) for part in parts] == [160, 20, 20]
+    assert len(parts[0] | parts[1] | parts[2]) == 200, "each query is in one part"
+
+
+def test_smallest_of_xmc_rows(tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_text("3 4 30\n20,9 1:2\n 2:1\n10 3:1\n")
+
+    dataset = load(tmp_path / "train.txt", format="xmc")
+
+    assert named(dataset, dataset.train) == {"train-0": "9", "train-2": "10"}
+
+
+def test_every_label_is_kept_by_default(tmp_path: Path) -> None:
+    train = table(tmp_path, "train", query_id=["a", "a", "b"], label_id=[7, 5, 3])
+
+    for reduction in ({}, {"reduction": "expand"}, {"reduction": "sample"}):
+        assert len(load_dataset(Data(train=train, **reduction), seed=0).train) == 3
+
+
+ROWS = [(query, label) for query in range(10) for label in range(query % 4 + 1)]
+MANY = tiny.dataset(tiny.pairs(*ROWS), queries=11, labels=4)
+
+
+def visits(epoch: int, *, seed: int = 0) -> np.ndarray:
+    return loop._visits(tiny.recipe(seed=seed, data={"reduction": "sample"}), MANY.train, epoch)
+
+
+def test_an_epoch_of_samples_visits_every_query_once_with_a_label_of_its_own() -> None:
+    seen = visits(0)
+
+    assert sorted(MANY.train.queries[seen].tolist()) == list(range(10))
+    assert MANY.train.queries[seen].tolist() != list(range(10)), "in shuffled order"
+    assert seen.tolist() == visits(0).tolist()
+    assert seen.tolist() != visits(1).tolist()
+    assert seen.tolist() != visits(0, seed=1).tolist()
+
+
+def test_samples_are_uniform() -> None:
+    drawn = np.bincount(np.concatenate([visits(epoch) for epoch in range(4000)]), minlength=len(ROWS)) / 4000
+
+    expected = [1 / (query % 4 + 1) for query, _ in ROWS]
+    np.testing.assert_allclose(drawn, expected, atol=5 * np.sqrt(0.25 / 4000))
+
+
+def run(work: Path, **sections: Any) -> loop.Trained:
+    recipe = tiny.recipe(**{"training": {"batch_size": 3, "checkpoint_steps": 2}} | sections)
+    reporter = Reporter(Console(file=io.StringIO()))
+    return loop.train(recipe, MANY, epochs=3, work=work, logs=work / "logs", reporter=reporter)
+
+
+SAMPLED: dict[str, Any] = {
+    "data": {"reduction": "sample"},
+    "query": {"features": [tiny.USER], "dropout": 0.5, "input_activation": "relu"},
+    "label": {"features": [tiny.ITEM], "dropout": 0.25},
+}
+
+
+def test_sampling_with_dropout_goes_on_after_a_kill_to_the_last_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three steps an epoch (10 queries in batches of 3), a checkpoint after two; killed in step 6 of 9."""
+    whole, batches, left = run(tmp_path / "whole", **SAMPLED), loop._batches, iter(range(5))
+
+    def dying(*arguments: Any, **more: Any) -> Any:
+        for batch in batches(*arguments, **more):
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+            yield batch
+
+    monkeypatch.setattr(loop, "_batches", dying)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "killed", **SAMPLED)
+    steps: list[int] = []
+    monkeypatch.setattr(
+        loop, "_batches", lambda *a, **k: (steps.append(batch[0]) or batch for batch in batches(*a, **k))
+    )
+    resumed = run(tmp_path / "killed", **SAMPLED)
+
+    assert steps == [2, 0, 1, 2]
+    assert resumed.history == whole.history
+    for one, other in zip(whole.model.variables, resumed.model.variables, strict=True):
+        np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+
+
+def test_a_run_is_not_resumed_under_another_reduction(tmp_path: Path) -> None:
+    run(tmp_path, data={"reduction": "sample"})
+
+    with pytest.raises(CheckpointError, match="expected a checkpoint of this recipe and data"):
+        run(tmp_path)
+
+
+def test_one_query_is_too_few_to_sample(tmp_path: Path) -> None:
+    recipe = tiny.recipe(data={"reduction": "sample"})
+    dataset = tiny.dataset(tiny.pairs((0, 0), (0, 1)), queries=1, labels=2)
+
+    with pytest.raises(DataError, match="training: expected at least 2 queries, found 1"):
+        loop.restore(recipe, dataset, epochs=1, work=tmp_path)

@@ -1,0 +1,108 @@
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import onnxruntime
+import pytest
+
+from tests.trainer import tiny
+from trainer.embedding import Dropout, dropping
+from trainer.export import write_onnx
+from trainer.towers import Towers, build_towers, dropouts
+
+BAG = {"name": "words", "kind": "bag", "dim": 3, "combiner": "sum"}
+TABLE = np.array([[0, 0, 0], [1, -2, 0.5], [-4, 1, 0.25]], np.float32)
+INPUTS = {"words": np.int32([[1, 2], [2, 0]]), "words__weight": np.float32([[2, 1], [1, 0]])}
+"""Two rows of x: 2·e1 + e2 = (−2, −3, 1.25) and e2 = (−4, 1, 0.25)."""
+
+
+def built(dim: int = 3, similarity: str = "dot", **tower: Any) -> Towers:
+    recipe = tiny.recipe(
+        query={"features": [BAG], **tower}, label={"features": [tiny.ITEM]},
+        model={"dim": dim, "similarity": similarity},
+    )  # fmt: skip
+    towers = build_towers(recipe, {"words": 3, "item_id": 2}, {})
+    towers.tables["words"].table.assign(TABLE)
+    return towers
+
+
+def dense(tower: keras.Model) -> list[keras.layers.Dense]:
+    return [layer for layer in tower.layers if isinstance(layer, keras.layers.Dense)]
+
+
+def test_a_linear_bag_as_wide_as_the_model_is_the_sum_of_its_rows() -> None:
+    """[R21]'s linear map: the table is the matrix."""
+    tower = built().query
+
+    assert dense(tower) == []
+    np.testing.assert_allclose(np.asarray(tower(INPUTS)), [[-2, -3, 1.25], [-4, 1, 0.25]])
+
+
+def test_relu_of_the_bag_is_followed_by_a_projection() -> None:
+    """[Re19]'s x → 512 → ReLU → 512 → unit norm, of widths 3 and 3."""
+    tower = built(similarity="cosine", input_activation="relu").query
+    (projection,) = dense(tower)
+    projection.set_weights([np.array([[1, 0, 2], [0, 3, 4], [4, 4, 0]], np.float32), np.float32([0, 1, -1])])
+
+    rows = [np.array([5, 6, -1]), np.array([1, 5, 3])]
+    expected = [row / np.linalg.norm(row) for row in rows]
+    np.testing.assert_allclose(np.asarray(tower(INPUTS)), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("tower", "widths"), [({"input_activation": "relu", "hidden": [5]}, [5, 2]), ({}, [2])])
+def test_projections_are_there_where_they_are_needed(tower: dict[str, Any], widths: list[int]) -> None:
+    assert [layer.units for layer in dense(built(dim=2, **tower).query)] == widths
+
+
+def test_a_mask_drops_its_share_and_keeps_the_mean() -> None:
+    mask = np.asarray(Dropout(0.2, 50, name="drop").draw(400, keras.random.SeedGenerator(1)))
+
+    assert mask.shape == (400, 50)
+    assert np.unique(mask).tolist() == pytest.approx([0, 1 / 0.8])
+    assert (mask == 0).mean() == pytest.approx(0.2, abs=5 * np.sqrt(0.16 / 20_000))
+
+
+def test_dropout_multiplies_by_its_mask_and_by_nothing_elsewhere() -> None:
+    towers = built(dropout=0.5)
+    (layer,) = dropouts(towers.query)
+    mask = np.float32([[2, 0, 2], [0, 2, 0]])
+    with dropping({layer: mask}):
+        np.testing.assert_allclose(np.asarray(towers.query(INPUTS)), [[-4, 0, 2.5], [0, 2, 0]])
+
+    np.testing.assert_allclose(np.asarray(towers.query(INPUTS)), [[-2, -3, 1.25], [-4, 1, 0.25]])
+    assert dropouts(built().query) == []
+    assert dropouts(towers.label) == []
+
+
+def test_an_exported_tower_drops_nothing(tmp_path: Path) -> None:
+    towers = built(dropout=0.5, input_activation="relu")
+    write_onnx(towers, ["query"], tmp_path)
+
+    session = onnxruntime.InferenceSession(tmp_path / "query.onnx", providers=["CPUExecutionProvider"])
+    found = session.run(None, INPUTS)[0]
+    np.testing.assert_allclose(found, np.asarray(towers.query(INPUTS)), rtol=1e-5)
+
+
+def test_every_step_draws_fresh_masks_for_both_towers() -> None:
+    """At a learning rate of almost nothing, two steps on one batch differ by their masks alone."""
+    data = tiny.dataset(tiny.pairs((0, 0), (1, 1), (2, 2)), queries=3, labels=3)
+
+    def losses(**rates: float) -> list[float]:
+        job = tiny.recipe(
+            query={"features": [tiny.USER], "dropout": rates.get("query", 0)},
+            label={"features": [tiny.ITEM], "dropout": rates.get("label", 0)},
+            optimizer={"embedding_learning_rate": 1e-30},
+        )
+        model = tiny.model(job, data, batch_size=3)
+        before = model.embed_queries({"user_id": np.int32([1, 2, 3])})
+        found = [float(model.train_step(tiny.batch(data.train))) for _ in range(2)]
+        np.testing.assert_array_equal(model.embed_queries({"user_id": np.int32([1, 2, 3])}), before)
+        return found
+
+    plain = losses()
+    assert plain[0] == plain[1]
+    for rates in ({"query": 0.5}, {"label": 0.5}):
+        one, other = losses(**rates)
+        assert len({one, other, plain[0]}) == 3
+        assert losses(**rates) == [one, other]

@@ -1,0 +1,19 @@
+"""What every section of a recipe shares: unknown keys are refused, values are fixed and finite."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Section(BaseModel):
+    """A table of the recipe."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+def one_of(what: str, table: dict[str, Any], name: str) -> None:
+    """Raise ValueError for a name that is not in the table."""
+    if name not in table:
+        raise ValueError(f"{what}: expected one of {', '.join(table)}, received {name!r}")

@@ -1,0 +1,187 @@
+"""Sampler × weight × family, and mining between them: `[loss]`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from trainer.config.base import Section, one_of
+from trainer.losses import LOSSES
+from trainer.mining import Mining
+from trainer.objective import Objective
+from trainer.samplers import SAMPLERS
+from trainer.weights import WEIGHTS
+
+
+class _Choice(Section):
+    """A row of a table by its name, and its parameters; a bare string is a name."""
+
+    name: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What the row's function is called with, beside its data."""
+        return self.model_dump(exclude={"name"}, exclude_none=True)
+
+    def __str__(self) -> str:
+        arguments = ", ".join(f"{name} = {value}" for name, value in self.arguments.items())
+        return f"{self.name}({arguments})" if arguments else self.name
+
+    def _check(self, what: str, table: dict[str, Any], function: Callable[[Any], Callable[..., Any]]) -> None:
+        """Refuse a name that is not in the table, and parameters that its function does not take or lacks."""
+        one_of(what, table, self.name)
+        parameters = inspect.signature(function(table[self.name])).parameters.values()
+        known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+        for argument in self.arguments:
+            if argument not in known:
+                raise ValueError(f"{what} {self.name!r}: expected {known or 'no parameters'}, received {argument!r}")
+        for parameter in parameters:
+            missing = parameter.default is parameter.empty and parameter.name not in self.arguments
+            if missing and parameter.name in type(self).model_fields:
+                raise ValueError(f"{what} {self.name!r}: expected a value for {parameter.name!r}, received none")
+
+
+class FamilyConfig(_Choice):
+    """What a positive's logit and its weighted negatives cost [METHODS §2, §4]."""
+
+    name: str = "softmax"
+    margin: float | None = Field(default=None, ge=-1)
+    """Of `contrastive`: the cosine below which a negative costs nothing. Of `ramp`: the width of its slope."""
+    pairwise: bool | None = None
+    """Compares every negative with the positive (POWL) instead of each with 0 (BOWL) [Re19]."""
+
+    @model_validator(mode="after")
+    def _defined(self) -> Self:
+        self._check("family", LOSSES, lambda family: family.loss)
+        if self.name == "ramp" and self.margin is not None and self.margin <= 0:
+            raise ValueError(f"family 'ramp': expected margin > 0, received {self.margin}")
+        return self
+
+
+class WeightConfig(_Choice):
+    """What every negative weighs [METHODS §2.2]."""
+
+    name: str = "unit"
+    tau: float | None = None
+    """Of `logit_adjusted`: exponent of π_y'/π_y; 0 plain softmax, 1 balanced error."""
+    power: float | None = None
+    """Of `equalised`: exponent of π_y'."""
+    threshold: float | None = Field(default=None, ge=0, lt=1)
+    """Of `equalised`: labels less frequent than this are no negatives."""
+    exponent: float | None = None
+    """Of `adaptive`: exponent of 1/π_y."""
+
+    @model_validator(mode="after")
+    def _defined(self) -> Self:
+        self._check("weight", WEIGHTS, lambda weight: weight)
+        return self
+
+
+class SamplerConfig(_Choice):
+    """Where negatives come from [METHODS §2.1]."""
+
+    name: str = "in_batch"
+    negatives: int | None = Field(default=None, ge=1)
+    """Labels drawn per step (per row if not shared)."""
+    alpha: float | None = Field(default=None, ge=0)
+    """Exponent of `popularity`."""
+    shared: bool | None = None
+    """One set of draws for the whole batch (the default), or one per row."""
+    exclude_positive: bool | None = None
+    """Draws per row, never the row's positive; otherwise a draw that hits it is masked out."""
+    dims: int | None = Field(default=None, ge=1)
+    """Of `adversarial`: principal components of the query's features that the tree sees."""
+    penalty: float | None = Field(default=None, gt=0)
+    """Of `adversarial`: λ_n of the tree's fit."""
+    features: int | None = Field(default=None, ge=2, multiple_of=2)
+    """Of `model`: random Fourier features, half of them cosines and half sines."""
+    bandwidth: float | None = Field(default=None, gt=0)
+    """Of `model`: q ∝ exp(bandwidth · cosine), at most 1/T."""
+
+    @model_validator(mode="after")
+    def _defined(self) -> Self:
+        self._check("sampler", SAMPLERS, lambda sampler: sampler)
+        if self.exclude_positive and self.shared:
+            raise ValueError(
+                f"sampler {self.name!r}: expected shared = False with exclude_positive, which draws for every row, "
+                "received shared = True"
+            )
+        return self
+
+
+class MiningConfig(Section):
+    """Of a row's negatives the hardest count [METHODS §3]."""
+
+    keep: int | None = Field(default=None, ge=1)
+    """Negatives kept, the highest-scored."""
+    power: float = Field(default=0.0, ge=0)
+    """Weighs the j-th highest-scored by j^−power; 0 weighs what is kept equally."""
+
+    @model_validator(mode="after")
+    def _something(self) -> Self:
+        if self.keep is None and self.power == 0:
+            raise ValueError("mining: expected keep, power or both, received neither")
+        return self
+
+
+class LossConfig(Section):
+    """Independent choices: sampler × weight × family, and mining between them [METHODS §2, §3]."""
+
+    family: FamilyConfig = FamilyConfig()
+    weight: WeightConfig = WeightConfig()
+    sampler: SamplerConfig = SamplerConfig()
+    mining: MiningConfig | None = None
+    regularizer: float = Field(default=0.0, ge=0)
+    """Strength of (f + log q)² on positives and negatives [BM20 eq. 6]."""
+    smoothing: float = Field(default=0.5, gt=0)
+    """Pseudo-pairs added to every label's frequency, in the weights and in log p_n."""
+    frequencies: Literal["counted", "streaming"] = "counted"
+    """Where weights take frequencies from: counted before training, or estimated from the gaps between a
+    label's occurrences while it runs [Yi19]. log p_n of the bundle is always counted."""
+
+    @model_validator(mode="after")
+    def _defined(self) -> Self:
+        family = LOSSES[self.family.name]
+        if family.weights is not None and self.weight.name not in family.weights:
+            raise ValueError(
+                f"weight: expected {' or '.join(family.weights)} with family {self.family.name!r}, to whose definition "
+                f"it belongs, received {self.weight.name!r}"
+            )
+        if family.shifted and self.sampler.exclude_positive:
+            raise ValueError(
+                f"sampler: expected no exclude_positive with family {self.family.name!r}, in which the positive is "
+                "drawn as often as q says, received exclude_positive = True"
+            )
+        if family.stateful and self.mining is not None:
+            raise ValueError(
+                f"mining: expected none with family {self.family.name!r}, whose bound needs an unbiased sum over "
+                f"negatives, received {self.mining}"
+            )
+        if self.frequencies == "streaming" and self.sampler.name == "popularity":
+            raise ValueError(
+                "frequencies: expected 'counted' with sampler 'popularity', which draws by counts, received 'streaming'"
+            )
+        return self
+
+    def objective(self) -> Objective:
+        """The loss of a batch's logits."""
+        return Objective(
+            family=self.family.name,
+            weight=self.weight.name,
+            family_arguments=self.family.arguments,
+            weight_arguments=self.weight.arguments,
+            mining=None if self.mining is None else Mining(self.mining.keep, self.mining.power),
+            regularizer=self.regularizer,
+        )
+
+    def __str__(self) -> str:
+        mined = "" if self.mining is None else f" · mined({self.mining})"
+        return f"{self.family} · {self.sampler} · {self.weight}{mined}"

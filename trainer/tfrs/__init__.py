@@ -1,0 +1,25 @@
+"""A door for users of TensorFlow Recommenders: train with this project's losses, leave as a bundle.
+
+An environment of its own (`pip install 'longtail[tfrs]'`) under legacy Keras, as TFRS itself needs it: losses,
+weights and mining are the trainer's own code, in Keras 3 operations on TensorFlow tensors.
+"""
+
+import keras
+
+_NEEDS = (
+    "trainer.tfrs: expected tensorflow-recommenders on legacy Keras: install 'longtail[tfrs]' and set "
+    "TF_USE_LEGACY_KERAS=1 before TensorFlow is imported; found: "
+)
+
+if keras.backend.backend() != "tensorflow":
+    raise ImportError(f"{_NEEDS}KERAS_BACKEND={keras.backend.backend()}, where only tensorflow can train a TFRS model")
+try:
+    import tensorflow_recommenders as _  # noqa: F401
+except ImportError as error:
+    raise ImportError(f"{_NEEDS}{error}") from error
+
+from trainer.tfrs.export import export_tfrs  # noqa: E402
+from trainer.tfrs.retrieval import SampledRetrieval  # noqa: E402
+from trainer.tfrs.tower import QueryTower, split_lookup  # noqa: E402
+
+__all__ = ["QueryTower", "SampledRetrieval", "export_tfrs", "split_lookup"]

@@ -1,0 +1,245 @@
+"""`tfrs.tasks.Retrieval` with every family, weight and mining of this project.
+
+Legend: `B` queries, `C` candidates (the B positives, then any extra negatives), `D` dimensions, `L` labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+import tensorflow_recommenders as tfrs
+
+from bundle import Loss, log_frequencies
+from trainer.config import LossConfig
+from trainer.losses import LOSSES, Family
+
+Tensor = Any
+"""A TensorFlow tensor; shapes are in the names."""
+Counts = Mapping[str, int] | Mapping[int, int] | npt.NDArray[np.int64]
+"""Training pairs per candidate id, or, where candidate ids are rows 0..L-1, int64 [L]."""
+
+Choice = str | Mapping[str, Any]
+"""A row of a table by its name, or a mapping with `name` and the row's parameters; as in a recipe."""
+
+_WITHOUT_Q = ("unit", "constant")
+
+
+class SampledRetrieval(tfrs.tasks.Retrieval):
+    """A drop-in for `tfrs.tasks.Retrieval`: same call, same metrics, same sum over the batch; another loss.
+
+    Family, weight and mining are the words of a recipe's `[loss]` table (`trainer.config.LossConfig`). As they
+    stand by default they are Retrieval's own loss; weight `relative` is Retrieval's with
+    `candidate_sampling_probability`, which here is clipped nowhere. Negatives are the batch's other candidates, and
+    the rows that `candidate_embeddings` has beyond the queries' number.
+
+    `mining={"keep": k}` is `num_hard_negatives=k`, but for two things: it takes the *mean* of the k negatives where
+    TFRS takes their sum, and it ranks them by logit where TFRS ranks by corrected logit.
+
+    Args:
+        family: what a positive's logit and its weighted negatives cost, such as `softmax`, or a mapping with its
+            parameters: `{"name": "contrastive", "margin": 0.3}` [METHODS §2].
+        weight: what every negative weighs, such as `unit` or `{"name": "logit_adjusted", "tau": 0.5}` [METHODS §2.2].
+        mining: of a row's negatives the hardest count: `{"keep": k}`, `{"power": p}` or both [METHODS §3].
+        regularizer: strength of (f + log q)² [BM20 eq. 6].
+        metrics, batch_metrics, loss_metrics: as Retrieval's. Batch metrics see the logits as Retrieval's do: less
+            log q where the call gives it, accidental hits at the smallest float; mining does not concern them.
+        temperature: T > 0; logits are `u·v / T`.
+        remove_accidental_hits: mask negatives that are their row's positive; calls then need `candidate_ids`.
+        counts: label frequencies π, for weights that depend on them and as the sampling probability of calls that
+            give none (in-batch negatives have q = π); calls then need `candidate_ids`. Smoothed as in the bundle; an
+            id that is not there counts 0.
+        name: of the layer.
+
+    Raises:
+        ValueError: a word that is not known, or a family that a task cannot compute.
+    """
+
+    def __init__(
+        self,
+        *,
+        family: Choice = "softmax",
+        weight: Choice = "unit",
+        mining: Mapping[str, Any] | None = None,
+        regularizer: float = 0.0,
+        metrics: Sequence[tfrs.metrics.Factorized] | tfrs.metrics.Factorized | None = None,
+        batch_metrics: list[tf.keras.metrics.Metric] | None = None,
+        loss_metrics: list[tf.keras.metrics.Metric] | None = None,
+        temperature: float | None = None,
+        remove_accidental_hits: bool = False,
+        counts: Counts | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(
+            metrics=metrics, batch_metrics=batch_metrics, loss_metrics=loss_metrics, temperature=temperature,
+            remove_accidental_hits=remove_accidental_hits, name=name,
+        )  # fmt: skip
+        self._config = LossConfig.model_validate(
+            {"family": family, "weight": weight, "mining": mining, "regularizer": regularizer}
+        )
+        _check(LOSSES[self._config.family.name], self._config, temperature)
+        self._objective = self._config.objective()
+        self._log_pi = None if counts is None else _log_pi_table(counts, self._config.smoothing)
+
+    def call(
+        self,
+        query_embeddings: Tensor,
+        candidate_embeddings: Tensor,
+        sample_weight: Tensor | None = None,
+        candidate_sampling_probability: Tensor | None = None,
+        candidate_ids: Tensor | None = None,
+        compute_metrics: bool = True,
+        compute_batch_metrics: bool = True,
+        score_mask: Tensor | None = None,
+    ) -> Tensor:
+        """The loss, a float32 scalar in nats: the sum over queries, as Retrieval's; updates the metrics.
+
+        Args:
+            query_embeddings: [B, D], or [B, H, D] for H heads of which the best counts.
+            candidate_embeddings: [C, D]; row i < B is the positive of query i.
+            sample_weight: [B].
+            candidate_sampling_probability: q of every candidate, [C], in (0, 1], for weights that depend on it;
+                `unit` and `constant` do not, where Retrieval always corrects: `relative` is its equal.
+            candidate_ids: [C]; strings, or integers.
+            compute_metrics: update `metrics`.
+            compute_batch_metrics: update `batch_metrics`.
+            score_mask: bool [B, C]; False takes a negative out. A positive always counts.
+
+        Raises:
+            ValueError: candidate ids or probabilities are needed and missing.
+            tf.errors.InvalidArgumentError: fewer candidates than queries, or a probability of 0.
+        """
+        several_heads = len(query_embeddings.shape) == 3
+        scores_BC = self._scores(query_embeddings, candidate_embeddings)
+        batch, candidates = tf.shape(scores_BC)[0], tf.shape(scores_BC)[1]
+        tf.debugging.assert_less_equal(batch, candidates, "expected a candidate per query, received fewer")
+        labels_BC = tf.eye(batch, candidates)
+        hits_BC = labels_BC > 0
+        if self._remove_accidental_hits:
+            ids_C = tf.unique(self._required(candidate_ids, "remove_accidental_hits")).idx  # far faster than strings
+            hits_BC |= ids_C[:batch, None] == ids_C[None, :]
+        if score_mask is not None:
+            hits_BC |= ~tf.cast(score_mask, tf.bool)
+        log_pi_C, log_q_C = self._log_probabilities(candidates, candidate_sampling_probability, candidate_ids)
+
+        padded = self._padded(scores_BC, hits_BC, log_pi_C, log_q_C)
+        losses_B = self._objective(
+            tf.linalg.diag_part(scores_BC), padded[0], padded[1], (log_pi_C[:batch], padded[2]),
+            (log_q_C[:batch], padded[3]),
+        )  # fmt: skip
+        if sample_weight is not None:
+            losses_B *= tf.reshape(tf.cast(sample_weight, losses_B.dtype), [-1])
+        loss = tf.reduce_sum(losses_B)
+
+        updates = [metric.update_state(loss) for metric in self._loss_metrics]
+        if compute_metrics and not several_heads:
+            positive_ids_B = None if candidate_ids is None else candidate_ids[:batch]
+            updates += [
+                metric.update_state(
+                    query_embeddings, candidate_embeddings[:batch], true_candidate_ids=positive_ids_B,
+                    sample_weight=sample_weight,
+                )
+                for metric in self._factorized_metrics
+            ]  # fmt: skip
+        if compute_batch_metrics:
+            corrected_BC = scores_BC if candidate_sampling_probability is None else scores_BC - log_q_C
+            seen_BC = tf.where(hits_BC & (labels_BC == 0), tf.float32.min / 100, corrected_BC)
+            updates += [
+                metric.update_state(labels_BC, seen_BC, sample_weight=sample_weight) for metric in self._batch_metrics
+            ]
+        with tf.control_dependencies(updates):
+            return tf.identity(loss)
+
+    @property
+    def temperature(self) -> float:
+        """T of the logits `u·v / T`."""
+        return 1.0 if self._temperature is None else float(self._temperature)
+
+    @property
+    def trained_with(self) -> Loss:
+        """What a bundle's manifest says of this loss."""
+        return Loss(family=str(self._config.family), sampler="in_batch", weight=str(self._config.weight))
+
+    def _scores(self, queries: Tensor, candidates_CD: Tensor) -> Tensor:
+        """Logits, float32 [B, C]."""
+        if len(queries.shape) == 3:
+            scores_BC = tf.reduce_max(tf.einsum("bhd,cd->bhc", queries, candidates_CD), axis=1)
+        else:
+            scores_BC = tf.linalg.matmul(queries, candidates_CD, transpose_b=True)
+        return tf.cast(scores_BC, tf.float32) / self.temperature
+
+    def _log_probabilities(
+        self, candidates: Tensor, probability_C: Tensor | None, candidate_ids: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """log π and log q of the candidates, float32 [C] each; each stands in for the other where only one is known."""
+        log_pi_C = log_q_C = None
+        if self._log_pi is not None:
+            ids_C = self._required(candidate_ids, "counts")
+            if isinstance(self._log_pi, tf.lookup.StaticHashTable):
+                log_pi_C = self._log_pi.lookup(tf.cast(ids_C, self._log_pi.key_dtype))
+            else:
+                log_pi_C = tf.gather(self._log_pi, ids_C)
+        if probability_C is not None:
+            probability_C = tf.reshape(tf.cast(probability_C, tf.float32), [-1])
+            tf.debugging.assert_positive(probability_C, "expected sampling probabilities > 0")
+            log_q_C = tf.math.log(probability_C)
+        if log_pi_C is None and log_q_C is None:
+            if _needs_q(self._config):
+                raise ValueError(
+                    f"{self.name}: expected candidate_sampling_probability in the call, or counts in the task, which "
+                    f"{self._config} depends on; received neither"
+                )
+            log_pi_C = tf.zeros([candidates])
+        return (log_q_C if log_pi_C is None else log_pi_C), (log_pi_C if log_q_C is None else log_q_C)
+
+    def _padded(self, scores_BC: Tensor, *columns: Tensor) -> list[Tensor]:
+        """Logits, hits, log π and log q with columns of hits added where a batch has fewer than mining keeps."""
+        mining = self._objective.mining
+        if mining is None or (mining.keep is None and scores_BC.shape[1] is not None):
+            return [scores_BC, *columns]
+        if mining.keep is None:
+            raise ValueError(f"{self.name}: expected batches of one size (drop_remainder=True) for {mining}")
+        missing = tf.maximum(mining.keep - tf.shape(scores_BC)[1], 0)
+        hits_BC, log_pi_C, log_q_C = columns
+        wide, long = [[0, 0], [0, missing]], [[0, missing]]
+        return [
+            tf.pad(scores_BC, wide), tf.pad(hits_BC, wide, constant_values=True),
+            tf.pad(log_pi_C, long), tf.pad(log_q_C, long),
+        ]  # fmt: skip
+
+    def _required(self, candidate_ids: Tensor | None, why: str) -> Tensor:
+        if candidate_ids is None:
+            raise ValueError(f"{self.name}: expected candidate_ids in the call, which {why} needs, received none")
+        return tf.reshape(candidate_ids, [-1])
+
+
+def _check(family: Family, config: LossConfig, temperature: float | None) -> None:
+    """Raise ValueError for what a task cannot compute."""
+    if family.stateful:
+        raise ValueError(
+            f"family: expected one without a number per training pair, received {config.family}: a task is not told "
+            "which pairs it sees (longtail-train is)"
+        )
+    if temperature is not None and not temperature > 0:
+        raise ValueError(f"temperature: expected a number > 0, received {temperature}")
+    if family.cosine and temperature not in (None, 1):
+        raise ValueError(f"temperature: expected 1 with {config.family}, a loss of cosines, received {temperature}")
+
+
+def _needs_q(config: LossConfig) -> bool:
+    return config.weight.name not in _WITHOUT_Q or LOSSES[config.family.name].shifted or config.regularizer > 0
+
+
+def _log_pi_table(counts: Counts, smoothing: float) -> Tensor:
+    """log π by row or by id, nats."""
+    if not isinstance(counts, Mapping):
+        return tf.constant(log_frequencies(np.asarray(counts), smoothing=smoothing), tf.float32)
+    ids = list(counts)
+    # One more label, that was never seen: what every unknown id is taken for.
+    counts_L = np.array([*counts.values(), 0], np.int64)
+    log_pi_L = log_frequencies(counts_L, smoothing=smoothing).astype(np.float32)
+    keys = tf.constant(ids, tf.int64 if all(isinstance(id_, int | np.integer) for id_ in ids) else tf.string)
+    return tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, log_pi_L[:-1]), float(log_pi_L[-1]))

@@ -1,0 +1,181 @@
+"""The query model as a service can run it: inputs encoded as a bundle says, no lookup of strings inside.
+
+Legend: `B` queries, `P` list length, `D` dimensions.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnxruntime
+import pyarrow as pa
+import tensorflow as tf
+import tf2onnx
+from onnx import numpy_helper
+
+from bundle import Feature, Vocabulary
+from trainer.errors import ExportError
+
+Tensor = Any
+"""A TensorFlow tensor; shapes are in the names."""
+Inputs = Mapping[str, npt.NDArray[np.generic]]
+
+_ONNX_LIMIT = 2**31 - 2**24
+_OPSET = 17
+_TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True)
+class QueryTower:
+    """A query model of encoded inputs.
+
+    Attributes:
+        function: tensors by input name, as `bundle.Feature` lists them (`id`: `NAME` int32 [B]; `history`, `bag`
+            and `text`: `NAME` int32 and `NAME__weight` float32 [B, P]; `number`: `NAME` float32 [B]), to query
+            embeddings float32 [B, D]. Anything TensorFlow can trace and tf2onnx can convert.
+        features: what a request gives.
+        vocabularies: of the features, by the name they call it.
+    """
+
+    function: Callable[[dict[str, Tensor]], Tensor]
+    features: Sequence[Feature]
+    vocabularies: Mapping[str, Vocabulary] = field(default_factory=dict)
+
+    def to_onnx(self) -> bytes:
+        """The tower as an ONNX model: the inputs by name, one output `embedding`.
+
+        Raises:
+            ExportError: weights beyond ONNX's 2 GiB, or an operation that ONNX does not have.
+        """
+        specs = [spec for feature in self.features for spec in _specs(feature)]
+
+        def named(*inputs: Tensor) -> dict[str, Tensor]:
+            by_name = {spec.name: tensor for spec, tensor in zip(specs, inputs, strict=True)}
+            return {"embedding": tf.cast(self.function(by_name), tf.float32)}
+
+        traced = tf.function(named)
+        graph = traced.get_concrete_function(*specs).graph
+        size = sum(variable.dtype.size * variable.shape.num_elements() for variable in graph.variables)
+        if size > _ONNX_LIMIT:
+            raise ExportError(
+                f"query tower: expected at most {_ONNX_LIMIT} bytes of weights, ONNX's limit, found {size}"
+            )
+        try:
+            with _quiet():
+                model, _ = tf2onnx.convert.from_function(traced, input_signature=specs, opset=_OPSET)
+            _embed_constants(model, graph)
+            content: bytes = model.SerializeToString()
+            onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+        # Both raise whatever they like; tf2onnx passes over what it cannot convert, which ONNX Runtime then refuses.
+        except Exception as error:
+            raise ExportError(
+                "query tower: expected operations that ONNX has; for look-ups of strings, hashing and text, give a "
+                f"QueryTower of encoded inputs. Found: {error}"
+            ) from error
+        return content
+
+
+def split_lookup(model: tf.keras.Model) -> tuple[Vocabulary, Callable[[Tensor], Tensor]]:
+    """Part `Sequential[StringLookup or IntegerLookup, Embedding, …]` into what a bundle keeps apart.
+
+    Args:
+        model: a `tf.keras.Sequential` (of Sequentials) that begins with a lookup of one out-of-vocabulary index.
+
+    Returns:
+        The vocabulary, integers as their decimal strings, and the rest of the model as a function of the
+        vocabulary's rows: int32 of any shape, 0 for out-of-vocabulary.
+
+    Raises:
+        ExportError: another kind of model or of lookup.
+    """
+    layers = _chain(model)
+    lookup = layers[0] if layers else None
+    if not isinstance(lookup, tf.keras.layers.StringLookup | tf.keras.layers.IntegerLookup):
+        raise ExportError(
+            f"query model {model.name!r}: expected a Sequential that begins with a StringLookup or IntegerLookup, "
+            f"found {type(lookup or model).__name__}: give a QueryTower, with split_lookup for each lookup inside"
+        )
+    config = lookup.get_config()
+    for option, expected in (("num_oov_indices", 1), ("output_mode", "int"), ("invert", False)):
+        if config[option] != expected:
+            raise ExportError(f"{lookup.name}: expected {option}={expected}, found {config[option]}")
+    tokens = lookup.get_vocabulary()
+    unknown = int(config["mask_token"] is not None)
+    rows = [index for index in range(len(tokens)) if index != unknown]
+    index_of_row = np.array([unknown, *rows], np.int64)
+
+    def rest(row: Tensor) -> Tensor:
+        output = tf.gather(index_of_row, row)
+        for layer in layers[1:]:
+            output = layer(output)
+        return output
+
+    return Vocabulary(pa.array([str(tokens[index]) for index in rows], pa.string())), rest
+
+
+def check_parity(model: bytes, inputs: Inputs, expected_BD: npt.NDArray[np.float32]) -> None:
+    """Raise ExportError unless ONNX Runtime gives TensorFlow's embeddings within 1e-4 of their scale."""
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    wanted = {node.name for node in session.get_inputs()}
+    if wanted != set(inputs):
+        raise ExportError(f"query tower: expected queries with the inputs {sorted(wanted)}, received {sorted(inputs)}")
+    found_BD = session.run(None, dict(inputs))[0]
+    if found_BD.shape != expected_BD.shape:
+        raise ExportError(f"query tower: expected embeddings of shape {expected_BD.shape}, found {found_BD.shape}")
+    worst = float(np.abs(found_BD - expected_BD).max())
+    if not worst <= _TOLERANCE * max(1.0, float(np.abs(expected_BD).max())):
+        raise ExportError(f"query tower: expected TensorFlow's outputs within {_TOLERANCE}, found {worst:.3g} apart")
+
+
+def _embed_constants(model: onnx.ModelProto, graph: Any) -> None:
+    """Turn inputs that stand for tensors of the eager process (a Normalization's mean) into what they hold.
+
+    tf2onnx does that to variables only.
+    """
+    values = {inner.name: outer for outer, inner in graph.captures if outer.dtype != tf.resource}
+    for node in [node for node in model.graph.input if node.name in values]:
+        model.graph.input.remove(node)
+        model.graph.initializer.append(numpy_helper.from_array(values[node.name].numpy(), node.name))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide what is no news: a name that tf2onnx asks NumPy for, the process's look-up tables, what is raised anyway."""
+    loggers = tf.get_logger(), logging.getLogger("tf2onnx")
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _chain(layer: tf.keras.layers.Layer) -> list[tf.keras.layers.Layer]:
+    """The layers of nested Sequentials, in order."""
+    if not isinstance(layer, tf.keras.Sequential):
+        return [layer]
+    return [leaf for inner in layer.layers for leaf in _chain(inner)]
+
+
+def _specs(feature: Feature) -> list[tf.TensorSpec]:
+    """The tower's inputs for one feature [bundle/FORMAT.md]."""
+    if feature.kind == "id":
+        return [tf.TensorSpec([None], tf.int32, feature.name)]
+    if feature.kind == "number":
+        return [tf.TensorSpec([None], tf.float32, feature.name)]
+    return [
+        tf.TensorSpec([None, None], tf.int32, feature.name),
+        tf.TensorSpec([None, None], tf.float32, f"{feature.name}__weight"),
+    ]
