@@ -19,7 +19,6 @@ from pathlib import Path
 import keras
 import numpy as np
 import numpy.typing as npt
-import onnxruntime
 import pyarrow as pa
 from keras import ops
 
@@ -27,12 +26,11 @@ from bundle import SCHEMA_VERSION, BiasRemoval, Bundle, Labels, Loss, Manifest
 from trainer.config import Recipe
 from trainer.errors import ExportError
 from trainer.evaluate import buckets_for
-from trainer.features import Inputs
+from trainer.parity import check_parity
 from trainer.towers import Towers, build_towers, in_float32
 from trainer.train import Trained
 
 _ONNX_LIMIT = 2**31 - 2**24
-_TOLERANCE = 1e-4
 _CALIBRATION_QUERIES = 1000
 _SOFTWARE = ("longtail", "keras", "numpy", "pyarrow", "onnxruntime")
 
@@ -59,10 +57,10 @@ def to_bundle(
     queries_CD = model.embed_queries(inputs)
     embedded = np.linalg.norm(queries_CD, axis=1) > 0
     query_tower, label_tower = export_towers(trained)
-    _check_parity("query_tower.onnx", query_tower, inputs, queries_CD)
+    check_parity("query_tower.onnx", query_tower, inputs, queries_CD)
     if label_tower is not None:
         sample = {name: column[:_CALIBRATION_QUERIES] for name, column in trained.encoding.label_inputs.items()}
-        _check_parity("label_tower.onnx", label_tower, sample, catalogue.embeddings[:_CALIBRATION_QUERIES])
+        check_parity("label_tower.onnx", label_tower, sample, catalogue.embeddings[:_CALIBRATION_QUERIES])
     buckets = buckets_for(recipe.evaluation, catalogue.counts)
     display = recipe.data.display if dataset.label_table is not None else []
     empty = pa.table({})
@@ -193,15 +191,3 @@ def export_job(folder: str) -> None:
     for at, weight in enumerate([*towers.query.weights, *towers.label.weights]):
         weight.assign(np.load(work / f"{at}.npy", allow_pickle=False))
     write_onnx(towers, job["sides"], work)
-
-
-def _check_parity(name: str, model: bytes, inputs: Inputs, expected: npt.NDArray[np.float32]) -> None:
-    """Raise ExportError unless ONNX Runtime gives the Keras outputs within 1e-4."""
-    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
-    wanted = {node.name for node in session.get_inputs()}
-    if wanted != set(inputs):
-        raise ExportError(f"{name}: expected inputs {sorted(inputs)}, found {sorted(wanted)}")
-    found = session.run(None, inputs)[0]
-    worst = float(np.abs(found - expected).max())
-    if not worst <= _TOLERANCE * max(1.0, float(np.abs(expected).max())):
-        raise ExportError(f"{name}: expected Keras' outputs within {_TOLERANCE}, found a difference of {worst:.3g}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from keras import ops
 
@@ -55,42 +55,27 @@ class Objective:
             log_pi: log label frequencies of the positives [B] and of the negatives [M] or [B, M].
             log_q: log sampling probabilities of the same.
         """
-        prepared = self._prepared(positive_B, negative_BM, hits_BM, log_pi, log_q)
-        losses_B = LOSSES[self.family].loss(*prepared, **self.family_arguments)
-        return losses_B + self._penalty(positive_B, negative_BM, hits_BM, log_q)
+        rows = _Rows(ops.cast(positive_B, "float32"), ops.cast(negative_BM, "float32"), hits_BM, log_pi, log_q)
+        losses_B = LOSSES[self.family].loss(*self._prepared(rows), **self.family_arguments)
+        return losses_B + self._penalty(rows)
 
-    def with_state(
-        self,
-        positive_B: Tensor,
-        negative_BM: Tensor,
-        hits_BM: Tensor,
-        log_pi: tuple[Tensor, Tensor],
-        log_q: tuple[Tensor, Tensor],
-        *,
-        log_eta_B: Tensor,
-        rate: Tensor,
-    ) -> tuple[Tensor, Tensor]:
+    def with_state(self, *logits: Any, log_eta_B: Tensor, rate: Tensor) -> tuple[Tensor, Tensor]:
         """As a call, for a family with a number η per training pair: losses [B] and the new log η [B].
 
         Args:
+            logits: what a call takes.
             log_eta_B: log η of the rows.
             rate: step size of η in (0, 1).
         """
-        prepared = self._prepared(positive_B, negative_BM, hits_BM, log_pi, log_q)
+        rows = _Rows(ops.cast(logits[0], "float32"), ops.cast(logits[1], "float32"), *logits[2:])
+        prepared = self._prepared(rows)
         new_B = ops.stop_gradient(reduce_eta(*prepared, log_eta_B=log_eta_B, rate=rate))
         losses_B = LOSSES[self.family].loss(*prepared, **self.family_arguments, log_eta_B=new_B)
-        return losses_B + self._penalty(positive_B, negative_BM, hits_BM, log_q), new_B
+        return losses_B + self._penalty(rows), new_B
 
-    def _prepared(
-        self,
-        positive_B: Tensor,
-        negative_BM: Tensor,
-        hits_BM: Tensor,
-        log_pi: tuple[Tensor, Tensor],
-        log_q: tuple[Tensor, Tensor],
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _prepared(self, rows: _Rows) -> tuple[Tensor, Tensor, Tensor]:
         """Logits and log-weights as a family takes them."""
-        positive_B, negative_BM = ops.cast(positive_B, "float32"), ops.cast(negative_BM, "float32")
+        positive_B, negative_BM, hits_BM, log_pi, log_q = rows
         log_m_B = ops.log(ops.maximum(_kept(hits_BM), 1.0))
         miss_B = ops.log1p(-ops.minimum(ops.exp(log_q[0]), 1 - 1e-7))
         weight = WEIGHTS[self.weight](LogProbabilities(*log_pi, *log_q, miss_B, log_m_B), **self.weight_arguments)
@@ -102,14 +87,23 @@ class Objective:
             negative_BM, log_weight_BM = self.mining(negative_BM, log_weight_BM)
         return positive_B, negative_BM, log_weight_BM
 
-    def _penalty(
-        self, positive_B: Tensor, negative_BM: Tensor, hits_BM: Tensor, log_q: tuple[Tensor, Tensor]
-    ) -> Tensor:
+    def _penalty(self, rows: _Rows) -> Tensor:
+        """[BM20 eq. 6], [B]."""
         if not self.regularizer:
             return 0.0
-        squares_BM = ops.where(hits_BM, 0.0, ops.square(ops.cast(negative_BM, "float32") + log_q[1]))
-        negatives_B = ops.sum(squares_BM, axis=1) / ops.maximum(_kept(hits_BM), 1.0)
-        return self.regularizer * (ops.square(ops.cast(positive_B, "float32") + log_q[0]) + negatives_B)
+        squares_BM = ops.where(rows.hits_BM, 0.0, ops.square(rows.negative_BM + rows.log_q[1]))
+        negatives_B = ops.sum(squares_BM, axis=1) / ops.maximum(_kept(rows.hits_BM), 1.0)
+        return self.regularizer * (ops.square(rows.positive_B + rows.log_q[0]) + negatives_B)
+
+
+class _Rows(NamedTuple):
+    """What an objective is called with, logits in float32."""
+
+    positive_B: Tensor
+    negative_BM: Tensor
+    hits_BM: Tensor
+    log_pi: tuple[Tensor, Tensor]
+    log_q: tuple[Tensor, Tensor]
 
 
 def _kept(hits_BM: Tensor) -> Tensor:

@@ -31,8 +31,9 @@ from bundle import (
     log_frequencies,
 )
 from trainer.errors import ExportError
+from trainer.parity import check_parity
 from trainer.tfrs.retrieval import SampledRetrieval
-from trainer.tfrs.tower import Inputs, QueryTower, check_parity, split_lookup
+from trainer.tfrs.tower import Inputs, QueryTower, split_lookup
 
 Float32 = npt.NDArray[np.float32]
 Ids = Sequence[str] | Sequence[int] | npt.NDArray[np.generic]
@@ -104,7 +105,7 @@ def export_tfrs(
         inputs = {feature: vocabulary.encode(_strings(queries))}
         queries_CD = _numpy(query_model(tf.constant(queries)))
     onnx = tower.to_onnx()
-    check_parity(onnx, inputs, queries_CD)
+    check_parity("query tower", onnx, inputs, queries_CD)
 
     ids, embeddings_LD = _embedded(candidate_model, candidates)
     if embeddings_LD.shape[1:] != queries_CD.shape[1:]:

@@ -189,7 +189,7 @@ def test_a_tower_that_computes_something_else_is_refused(tmp_path: Path) -> None
         return inputs["age"][:, None] * tf.ones([1, DIM]) * len(calls)
 
     queries = {"age": np.ones(2, np.float32)}
-    with pytest.raises(ExportError, match=r"expected TensorFlow's outputs within 0\.0001, found"):
+    with pytest.raises(ExportError, match=r"expected the trained outputs within 0\.0001, found"):
         export(tmp_path, QueryTower(tower, [Feature(name="age", kind="number")]), queries=queries)
 
 
