@@ -1,0 +1,84 @@
+"""Whole jobs whose sampler looks at the query, or whose loss keeps a state: recipe to bundle, and interrupted."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from bundle import Bundle
+from tests.trainer import tiny
+from trainer.config import load_recipe
+from trainer.errors import DataError
+from trainer.evaluate_bundle import evaluate_bundle
+from trainer.fit import fit
+from trainer.progress import EpochProgress, Reporter
+from trainer.report import evaluation_markdown
+
+ADVERSARIAL = ["loss.family=logistic", 'loss.sampler={name="adversarial", negatives=3, dims=4}']
+JOBS = {
+    "adversarial": [*ADVERSARIAL, "loss.regularizer=0.001", "evaluation.log_likelihood=true"],
+    "model": ['loss.sampler={name="model", negatives=3, features=16}', "loss.weight=importance"],
+    "streaming": ["loss.frequencies=streaming", "loss.weight=relative"],
+    "augment and reduce": [
+        "loss.family=augment_and_reduce", "loss.weight=importance", 'loss.sampler={name="uniform", negatives=3}',
+    ],
+    "mined": ["loss.family={name='hinge', pairwise=true}", "loss.mining={keep=2, power=0.5}"],
+}  # fmt: skip
+
+
+def run(folder: Path, settings: list[str], name: str = "out") -> Bundle:
+    path = folder / "recipe.toml"
+    if not path.exists():
+        tiny.write_job(folder)
+    return fit(load_recipe(path, settings), folder / name, Reporter(Console(quiet=True)))
+
+
+@pytest.mark.parametrize("settings", JOBS.values(), ids=JOBS)
+def test_an_interrupted_job_ends_as_if_nothing_had_happened(
+    tmp_path: Path, settings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = [*settings, "training.checkpoint_steps=3", "training.epochs=2"]
+    whole = run(tmp_path, settings, "whole")
+    advance, steps = EpochProgress.advance, iter(range(12))
+
+    def breaks(self: EpochProgress, examples: int, *, loss: float) -> None:
+        advance(self, examples, loss=loss)
+        if next(steps) == 11:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EpochProgress, "advance", breaks)
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path, settings, "broken")
+    again = run(tmp_path, settings, "broken")
+
+    np.testing.assert_array_equal(again.embeddings, whole.embeddings)
+    np.testing.assert_array_equal(again.labels.bias, whole.labels.bias)
+    assert again.manifest.bias_removal == whole.manifest.bias_removal
+
+
+def test_the_tree_travels_in_the_bundle_and_its_dial_is_what_was_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written = run(tmp_path, JOBS["adversarial"])
+    bundle = Bundle.load(tmp_path / "out")
+
+    assert bundle.manifest.loss.sampler == "adversarial(negatives = 3, dims = 4)"
+    assert bundle.proposal is not None
+    assert sorted(bundle.proposal.projection) == ["history"], "the query's own id would need a direction per query"
+    curve = bundle.manifest.bias_removal.curve
+    assert len({point.metrics["recall@3"].value for point in curve}) > 1, "the dial moves"
+    assert all(point.metrics["log_likelihood"].value < 0 for point in curve)
+
+    evaluate_bundle(
+        tmp_path / "out", tmp_path / "recipe.toml", "test", JOBS["adversarial"], markdown=True, console=Console()
+    )
+    stored = evaluation_markdown(written.manifest.bias_removal, "recall@5")
+    assert capsys.readouterr().out == stored + "\n"
+
+
+def test_a_tree_needs_something_to_see(tmp_path: Path) -> None:
+    only_id = 'query={features=[{name="user_id", kind="id", dim=4}]}'
+    with pytest.raises(DataError, match=r"expected a query feature besides the query's own id 'user_id'.*found \["):
+        run(tmp_path, [*ADVERSARIAL, only_id])
