@@ -25,6 +25,7 @@ bench: $(VENV)/.installed $(TFRS_VENV)/.installed  ## The tables of benchmarks/R
 	$(VENV)/bin/python -m benchmarks.index_recall
 	$(VENV)/bin/python -m benchmarks.service_start
 	$(VENV)/bin/python -m benchmarks.service_latency
+	$(VENV)/bin/python -m benchmarks.tree_fit
 
 bench-seeds: $(VENV)/.installed  ## The papers' findings: hours, resumable; QUICK=1 prints a small version in minutes.
 	for name in delicious amazon-beauty $(if $(QUICK),,gowalla); do \

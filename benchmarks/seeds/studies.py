@@ -152,11 +152,12 @@ def softmax_gap() -> list[Job]:
 def approximations() -> list[Job]:
     """[BM20 Fig. 1]: six approximations of softmax over time, one label per visit, affine linear."""
     jobs = []
-    for data, epochs in (("gowalla-history", 6), ("synthetic-200k", 6)):
+    for data, epochs, every, unseen in (("gowalla-history", 40, 8, "true"), ("synthetic-200k", 6, 1, "false")):
         common = _LINEAR | {
             "training.epochs": str(epochs),
-            "training.batch_size": "512",
-            "training.evaluate_every": "1",
+            "training.batch_size": "256" if data == "gowalla-history" else "512",
+            "training.evaluate_every": str(every),
+            "evaluation.exclude_seen": unseen,
             "evaluation.max_valid_queries": "2000",
             "optimizer.embeddings": '"adagrad"',
             "optimizer.embedding_learning_rate": "0.1",

@@ -50,12 +50,16 @@ def _best(rows: list[list[float]]) -> list[list[str]]:
 def _labeling_bias(data: str, figures: Figures, benchmarks: Path) -> str:
     epochs = next(iter(figures)).settings["training.epochs"]
     columns = [f"recall@{k}{bucket}" for k in (1, 10, 50) for bucket in _BUCKETS]
-    head = ["scheme", *(f"R@{k} {title}" for k in (1, 10, 50) for title in _BUCKET_TITLES), "balanced error@10"]
+    head = ["scheme", *(f"R@{k} {title}" for k in (1, 10, 50) for title in _BUCKET_TITLES)]
+    head += ["balanced error@10", "R@10 Full at λ = ½, 1"]
     rows = [[it.curve["0"][name] for name in columns] for it in figures.values()]
     cells = [
-        [job.name, *row, f"{it.curve['0']['balanced_error@10']:.3f}"]
+        [
+            job.name, *row, f"{it.curve['0']['balanced_error@10']:.3f}",
+            ", ".join(f"{it.curve[at]['recall@10']:.3f}" for at in ("0.5", "1")),
+        ]
         for (job, it), row in zip(figures.items(), _best(rows), strict=True)
-    ]
+    ]  # fmt: skip
     _bars(data, figures, benchmarks / "plots" / f"r21-{data}.png")
     minutes = sum(it.seconds for it in figures.values()) / 60
     return (
