@@ -15,14 +15,16 @@ BUCKET_NAMES = ("head", "torso", "tail")
 HEAD, TORSO, TAIL = range(3)
 
 
-def log_frequencies(counts_L: npt.NDArray[np.int64], *, smoothing: float = 0.5) -> npt.NDArray[np.float64]:
+def log_frequencies(
+    counts_L: npt.NDArray[np.int64] | npt.NDArray[np.float64], *, smoothing: float = 0.5
+) -> npt.NDArray[np.float64]:
     """Smoothed log label frequencies `log π_y = log((count_y + a) / (N + a·L))` [METHODS §2.2].
 
     Never clipped: a label of frequency 1e-9 keeps a log of −20.7, and a label that was never seen
     keeps a finite one.
 
     Args:
-        counts_L: training pairs per label, integers ≥ 0, shape [L].
+        counts_L: training pairs per label, ≥ 0, shape [L]; not integers where pairs are visited more or less often.
         smoothing: `a` > 0, pseudo-pairs added to every label.
 
     Returns:

@@ -83,7 +83,7 @@ def model(catalogue: Catalogue, *, negatives: int, features: int = 128, bandwidt
         catalogue: sizes.
         negatives: M.
         features: F, even; more of them follow the model more closely.
-        bandwidth: at most 1/T; higher is harder and needs more features.
+        bandwidth: of the kernel; higher is harder and needs more features, 1/T is the model itself.
     """
     labels = len(catalogue.log_pi_L)
     depth = max(labels - 1, 0).bit_length()

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from keras import ops
 
-from bundle import Augmentation, Buckets, CurvePoint, Labels, Proposal, log_frequencies
+from bundle import Augmentation, Buckets, CurvePoint, Labels, Proposal
 from trainer.config import Evaluation
 from trainer.data import Pairs
 from trainer.errors import DataError
@@ -54,10 +54,9 @@ class Catalogue:
     @classmethod
     def of(
         cls, embeddings: Float32, bias: Float32 | None, counts: npt.NDArray[np.int64], *,
-        training_queries: int, temperature: float, smoothing: float, buckets: Buckets,
+        training_queries: int, temperature: float, log_pn: Float32, buckets: Buckets,
     ) -> Catalogue:  # fmt: skip
         """From a model's label side and the training counts."""
-        log_pn = log_frequencies(counts, smoothing=smoothing).astype(np.float32)
         augmentation = Augmentation.conditioned(temperature, embeddings, log_pn, bias)
         return cls(embeddings, log_pn, bias, counts, training_queries, buckets.assign(counts), augmentation)
 
@@ -217,7 +216,8 @@ def rank(
     )
     labels = labels_EL.shape[1]
     seen_offsets = np.searchsorted(seen_keys, np.arange(queries + 1, dtype=np.int64) * labels)
-    block = int(np.clip(_BLOCK_BYTES // (4 * labels), 1, _EMBED_BLOCK))
+    matrices = 1 if log_proposal is None else 4
+    block = int(np.clip(_BLOCK_BYTES // (4 * labels * matrices), 1, _EMBED_BLOCK))
     top_GNK = np.empty((len(grid), len(rows_N), k), np.int32)
     log_p_GN = np.zeros((len(grid), len(rows_N)))
     for start in range(0, len(rows_N), block):

@@ -14,7 +14,7 @@ from bundle import BiasRemoval, Bundle, CurvePoint, refuse_existing
 from trainer.config import Evaluation, Recipe
 from trainer.data import Dataset, Pairs, load_dataset
 from trainer.errors import CheckpointError
-from trainer.evaluate import evaluate, log_proposal_of
+from trainer.evaluate import best_of, evaluate, log_proposal_of
 from trainer.export import to_bundle
 from trainer.progress import Reporter
 from trainer.report import evaluation_table, html_report
@@ -83,7 +83,7 @@ def choose_bias_removal(trained: Trained, dataset: Dataset) -> BiasRemoval:
     if not len(dataset.valid):
         return BiasRemoval(default=config.default_bias_removal)
     curve = curve_of(trained, dataset.valid, known=dataset.train, config=config)
-    best = max(curve, key=lambda point: point.metrics[config.metric].value)
+    best = best_of(curve, config.metric)
     return BiasRemoval(default=best.bias_removal, chosen_by=f"valid {config.metric}", curve_split="valid", curve=curve)
 
 
@@ -154,3 +154,6 @@ def _describe(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> None:
         f"{len(dataset.train):,} training, {len(dataset.valid):,} validation, {len(dataset.test):,} test pairs; "
         f"{recipe.loss}"
     )
+    paired = [pairs.queries for pairs in (dataset.train, dataset.valid, dataset.test)]
+    if lonely := len(dataset.query_ids) - len(np.unique(np.concatenate(paired))):
+        reporter.say(f"{lonely:,} of the queries have no label: nothing is learned from them or measured on them")

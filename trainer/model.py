@@ -76,7 +76,7 @@ class TwoTower:
             trainable=recipe.model.learn_temperature,
         )  # fmt: skip
         self._label_inputs = {name: _constant(column, name) for name, column in encoding.label_inputs.items()}
-        _check_negatives(recipe, labels=len(log_pi_L), batch_size=batch_size)
+        check_negatives(recipe, labels=len(log_pi_L), batch_size=batch_size)
         self.proposal = proposal
         self.sampler = SAMPLERS[recipe.loss.sampler.name](
             Catalogue(log_pi_L, batch_size, recipe.model.dim, proposal), **recipe.loss.sampler.arguments
@@ -95,7 +95,7 @@ class TwoTower:
                 half=recipe.training.precision == "mixed_bfloat16",
             )
         )
-        self._pairs = pairs
+        self._steps_per_visit = max(pairs // batch_size, 1)
         self._log_eta_N = (
             keras.Variable(np.full(pairs, np.log(len(log_pi_L)), np.float32), trainable=False, name="log_eta")
             if LOSSES[recipe.loss.family.name].stateful
@@ -282,7 +282,7 @@ class TwoTower:
         )
         state = None
         if self._log_eta_N is not None:
-            visits = self._step_count.value * positive_B.shape[0] // self._pairs
+            visits = self._step_count.value // self._steps_per_visit
             rate = ops.minimum(ops.power(1.0 + ops.cast(visits, "float32"), -0.9), 1 - 1e-6)
             state = (backend.gather(self._log_eta_N, batch["_pair"]), rate)
         return positive_B, candidates, log_pi, log_q, ops.convert_to_tensor(batch["_weight"]), state
@@ -300,8 +300,12 @@ class TwoTower:
         return backend.gather(self._log_q_L, labels)
 
 
-def _check_negatives(recipe: Recipe, *, labels: int, batch_size: int) -> None:
-    """Refuse more negatives than there are labels to draw, and mining more than a row has."""
+def check_negatives(recipe: Recipe, *, labels: int, batch_size: int) -> None:
+    """Refuse more negatives than there are labels to draw, and mining more than a row has.
+
+    Raises:
+        DataError: says how many there are.
+    """
     sampler, mining = recipe.loss.sampler, recipe.loss.mining
     others = labels - bool(sampler.exclude_positive)
     if (sampler.negatives or 0) > others:

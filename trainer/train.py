@@ -24,7 +24,7 @@ from trainer.data import Dataset, Pairs
 from trainer.errors import DataError
 from trainer.evaluate import Catalogue, best_of, buckets_for, check_metric, evaluate, log_proposal_of
 from trainer.features import Encoding, Inputs
-from trainer.model import TwoTower
+from trainer.model import TwoTower, check_negatives
 from trainer.progress import Reporter
 from trainer.proposal_tree import fit_proposal
 
@@ -63,7 +63,7 @@ class Trained:
             counts,
             training_queries=self.dataset.training_queries(),
             temperature=self.model.temperature,
-            smoothing=self.recipe.loss.smoothing,
+            log_pn=_log_frequencies(self.recipe, self.dataset).astype(np.float32),
             buckets=buckets_for(self.recipe.evaluation, counts),
         )
 
@@ -110,10 +110,13 @@ def restore(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path) -> Run
     batch_size = min(recipe.training.batch_size, visits)
     if batch_size < 2:
         raise DataError(f"training: expected at least 2 {'queries' if sampled else 'pairs'}, found {visits}")
+    if len(dataset.label_ids) < 2:
+        raise DataError("training: expected at least 2 labels, found 1: there is nothing to tell it from")
     if len(dataset.valid) or len(dataset.test):
         check_metric(recipe.evaluation, labels=len(dataset.label_ids))
     encoding = Encoding.fit(recipe, dataset)
-    log_pi = log_frequencies(dataset.label_counts(), smoothing=recipe.loss.smoothing)
+    check_negatives(recipe, labels=len(dataset.label_ids), batch_size=batch_size)
+    log_pi = _log_frequencies(recipe, dataset)
     steps_per_epoch = visits // batch_size
     identity = identity_of(recipe, dataset)
     model = TwoTower(
@@ -238,6 +241,12 @@ def _validate(trained: Trained) -> list[CurvePoint]:
         grid=[0.0, 0.5, 1.0],
         log_proposal=log_proposal_of(trained.model.proposal, trained.encoding.query),
     )
+
+
+def _log_frequencies(recipe: Recipe, dataset: Dataset) -> npt.NDArray[np.float64]:
+    """log π of what training visits, float64 [L], nats."""
+    visits_L = dataset.label_visits(one_a_query=recipe.data.reduction == "sample")
+    return log_frequencies(visits_L, smoothing=recipe.loss.smoothing)
 
 
 def _proposal(recipe: Recipe, dataset: Dataset, encoding: Encoding, path: Path) -> Proposal | None:

@@ -38,12 +38,10 @@ class XmcRows:
             `STEM-0`, `STEM-1`, …, labels by their number.
         queries: `query` and `features`, a map from feature number, int32, to its value, float32; a row without
             features has an empty one.
-        unlabelled: rows without any label; they are in `queries` but make no pair.
     """
 
     pairs: pa.Table
     queries: pa.Table
-    unlabelled: int
 
 
 class _Sizes(NamedTuple):
@@ -144,7 +142,6 @@ def _rows(block: _Block, sizes: _Sizes, path: Path) -> XmcRows:
                 ),
             }
         ),
-        unlabelled=int((labels_per_row == 0).sum()),
     )
 
 
@@ -165,7 +162,7 @@ def _parsed(text: bytes, sizes: _Sizes, line: int, path: Path) -> _Block:
     entry_text[at] = entry_text[ends] = _NEWLINE
     try:
         features, values = _numbers(entry_text, int(entries_before[-1]), [pa.int32(), pa.float32()])
-        labels, labels_per_row = _labels(label_text, sizes.labels)
+        labels, labels_per_row = _labels(label_text)
     except pa.ArrowInvalid as error:
         raise _complaint(text, sizes, line, path) from error
     if not (_below(features, sizes.features) and _below(labels, sizes.labels) and np.isfinite(values).all()):
@@ -173,7 +170,7 @@ def _parsed(text: bytes, sizes: _Sizes, line: int, path: Path) -> _Block:
     return _Block(np.diff(entries_before).astype(np.int32), features, values, labels_per_row, labels)
 
 
-def _labels(text: npt.NDArray[np.uint8], labels: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+def _labels(text: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
     """Distinct labels of `label,label` lines in their order, int32 [P], and how many each line has, int32 [R]."""
     ends = np.flatnonzero((text == _COMMA) | (text == _NEWLINE))
     last = text[ends] == _NEWLINE
@@ -181,7 +178,7 @@ def _labels(text: npt.NDArray[np.uint8], labels: int) -> tuple[npt.NDArray[np.in
     separated = text.copy()
     separated[ends] = _NEWLINE
     (numbers,) = _numbers(separated, len(rows), [pa.int32()])
-    distinct, first = np.unique(rows * max(labels, 1) + numbers, return_index=True)
+    distinct, first = np.unique((rows << 32) + numbers, return_index=True)
     if len(distinct) < len(numbers):
         kept = np.sort(first)
         rows, numbers = rows[kept], numbers[kept]

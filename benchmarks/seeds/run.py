@@ -88,10 +88,10 @@ def path_of(job: Job, out: Path) -> Path:
 
 
 def run(job: Job, data: Path, out: Path, console: Console) -> None:
-    """Train and measure a job unless its figures are there; killed, it goes on from its last checkpoint."""
-    path = path_of(job, out)
-    if path.exists():
+    """Train and measure a job unless its figures are there; a killed one that is not timed goes on where it was."""
+    if load(job, out) is not None:
         return
+    path = path_of(job, out)
     console.print(f"{job.study} · {job.data} · {job.name}", highlight=False)
     settings = dict(job.settings)
     folder = data / job.data
@@ -101,6 +101,8 @@ def run(job: Job, data: Path, out: Path, console: Console) -> None:
     started = time.perf_counter()
     dataset = load_dataset(recipe.data, seed=recipe.seed, strings=recipe.string_columns)
     work, reporter = path.with_suffix(".work"), _Timed(console)
+    if job.timed:  # a clock cannot go on where another process stopped
+        shutil.rmtree(work, ignore_errors=True)
     trained = train(recipe, dataset, epochs=recipe.training.epochs, work=work, logs=work / "logs", reporter=reporter)
     epochs = reporter.clock.epochs if job.timed and reporter.clock else []
     chosen, curve = None, []
@@ -121,9 +123,12 @@ def run(job: Job, data: Path, out: Path, console: Console) -> None:
 
 
 def load(job: Job, out: Path) -> Measured | None:
-    """A job's figures; None before it was run."""
+    """A job's figures; None before it was run as it is described now."""
     path = path_of(job, out)
-    return Measured(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
+    if not path.exists():
+        return None
+    measured = Measured(**json.loads(path.read_text(encoding="utf-8")))
+    return measured if measured.job == asdict(job) else None
 
 
 def _plain(curve: list[CurvePoint]) -> dict[str, dict[str, float]]:

@@ -53,6 +53,16 @@ _EVALUATION = {
 }
 
 
+_LINEAR_512 = {
+    "data.split": '{ strategy = "random", valid = 0.1, test = 0 }',
+    "query": '{ features = [{ name = "features", kind = "bag", dim = 512, max_length = 500, combiner = "sqrtn" }] }',
+    "model": "{ dim = 512, temperature = 0.1 }",
+    "optimizer": "{ embedding_learning_rate = 0.005 }",
+    "evaluation.exclude_seen": "false",
+}
+"""[R21]'s model of Delicious, one linear layer of 512, in place of its recipe's."""
+
+
 def labeling_bias() -> list[Job]:
     """[R21 §5.2]: sampler × weight × family against the full losses."""
     return [job for data in ("delicious", "amazon-beauty", "gowalla") for job in _labeling_bias_on(data)]
@@ -66,6 +76,8 @@ def _labeling_bias_on(data: str) -> list[Job]:
         "training.batch_size": {"delicious": "65", "amazon-beauty": "257", "gowalla": "513"}[data],
         "optimizer.embedding_learning_rate": {"delicious": "0.002", "amazon-beauty": "0.005", "gowalla": "0.01"}[data],
     }
+    if data == "delicious":
+        common = _LINEAR_512 | common
     if data != "amazon-beauty":
         common |= {"data.split.valid": "0.0"}
     m = {"delicious": 64, "amazon-beauty": 256, "gowalla": 512}[data]
@@ -108,10 +120,10 @@ def mining() -> list[Job]:
             "loss.sampler": f'{{ name = "uniform", negatives = {m} }}',
         }
         if data == "delicious":
-            common |= {"query.input_activation": '"relu"', "query.features.0.combiner": '"sum"'}
+            common = _LINEAR_512 | common | {"query.input_activation": '"relu"', "query.features.0.combiner": '"sum"'}
         families = {
             "hinge": {"loss.family": '"hinge"', "model.temperature": "1.0"},
-            "softmax": {"loss.family": '"softmax"'},
+            "softmax": {"loss.family": '"softmax"', "training.epochs": str(epochs // 2)},
         }
         for family, settings in families.items():
             jobs.append(Job("re19", data, f"{family} all", common | settings))
@@ -136,12 +148,16 @@ _LINEAR = _EVALUATION | {
 
 def softmax_gap() -> list[Job]:
     """[BM20 A.2]: full softmax beside uniform negative sampling, single label = smallest id, affine linear."""
-    common = _LINEAR | {
-        "data.reduction": '"smallest"',
-        "training.epochs": "20",
-        "training.batch_size": "64",
-        "query.features.0.combiner": '"sum"',
-    }
+    common = (
+        _LINEAR_512
+        | _LINEAR
+        | {
+            "data.reduction": '"smallest"',
+            "training.epochs": "20",
+            "training.batch_size": "64",
+            "query.features.0.combiner": '"sum"',
+        }
+    )
     uniform = '{ name = "uniform", negatives = 1, shared = false }'
     return [
         Job("a2", "delicious", "full softmax", common | {"loss.sampler": '"full"', "loss.weight": '"importance"'}),
@@ -150,13 +166,16 @@ def softmax_gap() -> list[Job]:
 
 
 def approximations() -> list[Job]:
-    """[BM20 Fig. 1]: six approximations of softmax over time, one label per visit, affine linear."""
+    """[BM20 Fig. 1]: six approximations of softmax over time, one label per visit, affine linear.
+
+    Methods that need no tree train more epochs in about the same time.
+    """
     jobs = []
-    for data, epochs, every, unseen in (("gowalla-history", 40, 8, "true"), ("synthetic-200k", 6, 1, "false")):
+    for data, epochs, every, more, unseen in (
+        ("gowalla-history", 40, 8, 2, "true"), ("synthetic-200k", 6, 1, 5, "false"),
+    ):  # fmt: skip
         common = _LINEAR | {
-            "training.epochs": str(epochs),
             "training.batch_size": "256" if data == "gowalla-history" else "512",
-            "training.evaluate_every": str(every),
             "evaluation.exclude_seen": unseen,
             "evaluation.max_valid_queries": "2000",
             "optimizer.embeddings": '"adagrad"',
@@ -177,7 +196,10 @@ def approximations() -> list[Job]:
                 "loss.family": '"augment_and_reduce"', "loss.sampler": uniform, "loss.weight": '"importance"',
             },
         }  # fmt: skip
-        jobs += [Job("bm20", data, name, common | settings, timed=True) for name, settings in methods.items()]
+        for name, settings in methods.items():
+            longer = 1 if settings["loss.sampler"] == tree else more
+            length = {"training.epochs": str(longer * epochs), "training.evaluate_every": str(longer * every)}
+            jobs.append(Job("bm20", data, name, common | length | settings, timed=True))
     return jobs
 
 

@@ -25,6 +25,8 @@ def write(jobs: list[Job], out: Path, benchmarks: Path, *, quick: bool) -> None:
     parts = []
     for study, section in _SECTIONS.items():
         of_study = {job: figures for job, figures in measured.items() if job.study == study}
+        if of_study:
+            parts.append(_TITLES[study])
         for data in dict.fromkeys(job.data for job in of_study):
             parts.append(section(data, {job: it for job, it in of_study.items() if job.data == data}, benchmarks))
     text = "\n\n".join(parts)
@@ -88,14 +90,19 @@ def _mining(data: str, figures: Figures, benchmarks: Path) -> str:  # noqa: ARG0
     metrics = [f"{metric}@{k}" for metric in ("recall", "precision") for k in (1, 3, 5)]
     head = ["loss", "metric", "all negatives", *(f"top {keep}" for keep in SNM_KEEPS)]
     rows = []
-    for family in ("hinge", "softmax"):
+    for family in [family for family in ("hinge", "softmax") if f"{family} all" in by_name]:
         for metric in metrics:
             plain = by_name[f"{family} all"][metric]
-            mined = [by_name[f"{family} top {keep}"][metric] for keep in SNM_KEEPS]
+            mined = [by_name.get(f"{family} top {keep}", {}).get(metric, float("nan")) for keep in SNM_KEEPS]
             ratios = [value / plain if plain else float("nan") for value in mined]
-            cells = [f"**{ratio:.2f}**" if ratio == max([*ratios, 1.0]) else f"{ratio:.2f}" for ratio in ratios]
+            cells = [
+                f"**{ratio:.2f}**"
+                if ratio >= max([1.0, *(other for other in ratios if other == other)])
+                else f"{ratio:.2f}"
+                for ratio in ratios
+            ]
             rows.append([family, metric, f"{plain:.4f}", *cells])
-    epochs = next(iter(figures)).settings["training.epochs"]
+    epochs = " and ".join(dict.fromkeys(job.settings["training.epochs"] for job in figures))
     return f"#### {data}, {epochs} epochs each, λ = 0; top-k as multiples of all negatives\n{_table(head, rows)}"
 
 
@@ -161,6 +168,13 @@ def _save(figure: plt.Figure, path: Path) -> None:
     plt.close(figure)
 
 
+_TITLES = {
+    "r21": "### Sampler × weight × family, by bucket [R21 §5.2]",
+    "re19": "### Mining the hardest negatives [Re19 Table 2]",
+    "a2": "### Full softmax and uniform negatives [BM20 A.2]",
+    "bm20": "### Approximations of softmax over time [BM20 Fig. 1]",
+    "delicious": "### Precision and propensity-scored precision",
+}
 _SECTIONS: dict[str, Callable[[str, Figures, Path], str]] = {
     "r21": _labeling_bias,
     "re19": _mining,

@@ -169,6 +169,13 @@ IMPOSSIBLE = {
     "table of ids and text": (
         {"query": feature(table="item_id", dim=4, kind="text")}, r"table 'item_id': .*of ids or of text alike",
     ),
+    "table of texts hashed differently": (
+        {
+            "query": feature(name="query", kind="text", table="words", hash_rows=8),
+            "label": feature(name="title", kind="text", table="words", hash_rows=64),
+        },
+        r"table 'words': expected texts of one hash_rows, received 'query' \(8\) and 'title' \(64\)",
+    ),
     "history of a label": (
         {"label": feature(kind="history")}, "label.features: expected kinds other than history",
     ),

@@ -25,7 +25,7 @@ def embed(rows: np.ndarray) -> np.ndarray:
 
 def catalogue(*, bias: bool = True) -> Catalogue:
     return Catalogue.of(
-        ITEMS, BIAS if bias else None, COUNTS, training_queries=100, temperature=T, smoothing=0.5,
+        ITEMS, BIAS if bias else None, COUNTS, training_queries=100, temperature=T, log_pn=LOG_PN.astype(np.float32),
         buckets=Buckets.by_quantile(COUNTS),
     )  # fmt: skip
 

@@ -367,6 +367,16 @@ def test_a_compiled_step_is_the_eager_step(monkeypatch: pytest.MonkeyPatch) -> N
         )
 
 
+@pytest.mark.usefixtures("eager")
+def test_eta_s_step_size_outlives_two_thousand_million_pairs() -> None:
+    """B times the step count is past int32; the count itself is not."""
+    model = made(tiny.recipe(loss={"family": "augment_and_reduce", "weight": "importance"}))
+    model.variables[0].assign(2**31 - 2)
+
+    assert np.isfinite(float(model.train_step(tiny.batch(BATCH, _pair=np.arange(B, dtype=np.int32)))))
+    assert all(np.isfinite(ops.convert_to_numpy(variable)).all() for variable in model.variables)
+
+
 def test_embeddings_of_the_catalogue_are_in_its_order_across_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     model = made(job(model={"dim": 4, "similarity": "dot"}))
     expected = parameters(model)[1]

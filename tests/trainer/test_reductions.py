@@ -169,3 +169,11 @@ def test_one_query_is_too_few_to_sample(tmp_path: Path) -> None:
 
     with pytest.raises(DataError, match="training: expected at least 2 queries, found 1"):
         loop.restore(recipe, dataset, epochs=1, work=tmp_path)
+
+
+def test_frequencies_are_those_of_the_visits() -> None:
+    """Label 0 is one of three of query 0 and all of query 1; labels 1 and 2 are only of query 0."""
+    data = tiny.dataset(tiny.pairs((0, 0), (0, 1), (0, 2), (1, 0)), queries=2, labels=3)
+
+    assert data.label_visits(one_a_query=False).tolist() == [2, 1, 1]
+    np.testing.assert_allclose(data.label_visits(one_a_query=True), [4 / 3, 1 / 3, 1 / 3])

@@ -117,3 +117,8 @@ def test_a_metric_over_more_labels_than_there_are_is_refused_before_training(tmp
         train(recipe, data(), epochs=1, work=tmp_path, logs=tmp_path, reporter=Reporter(Console(file=io.StringIO())))
 
     assert list(tmp_path.iterdir()) == []
+
+
+def test_one_label_has_nothing_to_be_told_from(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="expected at least 2 labels, found 1"):
+        run(tmp_path, tiny.dataset(tiny.pairs((0, 0), (1, 0), (2, 0)), queries=3, labels=1), epochs=1)

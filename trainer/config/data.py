@@ -53,7 +53,7 @@ class Data(Section):
     reduction: Literal["expand", "sample", "smallest"] = "expand"
     """What a query with several labels trains on. `expand`: a pair for every label [R21]. `sample`: an epoch
     visits every training query once, with one of its labels drawn uniformly by (seed, epoch) [Re19]; what is
-    held out keeps all its labels, and frequencies stay those of all pairs. `smallest`: every query keeps its
+    held out keeps all its labels, and frequencies are those of the visits. `smallest`: every query keeps its
     smallest label id alone, in every file, before a split is cut: by number if all label ids are integers, else by
     text; labels that are nobody's smallest leave the catalogue unless `labels` lists them [BM20 A.2]."""
     split: Split | None = None

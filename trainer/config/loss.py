@@ -104,7 +104,7 @@ class SamplerConfig(_Choice):
     features: int | None = Field(default=None, ge=2, multiple_of=2)
     """Of `model`: random Fourier features, half of them cosines and half sines."""
     bandwidth: float | None = Field(default=None, gt=0)
-    """Of `model`: q ∝ exp(bandwidth · cosine), at most 1/T."""
+    """Of `model`: q ∝ exp(bandwidth · cosine); at 1/T the negatives are as hard as the model finds them."""
 
     @model_validator(mode="after")
     def _defined(self) -> Self:
@@ -164,6 +164,11 @@ class LossConfig(Section):
             raise ValueError(
                 f"mining: expected none with family {self.family.name!r}, whose bound needs an unbiased sum over "
                 f"negatives, received {self.mining}"
+            )
+        if self.regularizer and family.cosine:
+            raise ValueError(
+                f"regularizer: expected 0 with family {self.family.name!r}, whose f is a cosine and no log-odds to add "
+                f"log q to, received {self.regularizer}"
             )
         if self.frequencies == "streaming" and self.sampler.name == "popularity":
             raise ValueError(

@@ -138,6 +138,11 @@ class Recipe(Section):
                     f"received {other.name!r} ({other.kind}, {other.dim}) "
                     f"and {feature.name!r} ({feature.kind}, {feature.dim})"
                 )
+            if feature.kind == "text" and other.hash_rows != feature.hash_rows:
+                raise ValueError(
+                    f"table {feature.table_name!r}: expected texts of one hash_rows, "
+                    f"received {other.name!r} ({other.hash_rows}) and {feature.name!r} ({feature.hash_rows})"
+                )
         return self
 
     def _check_cosine(self) -> None:
