@@ -117,6 +117,12 @@ def restore(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path) -> Run
     encoding = Encoding.fit(recipe, dataset)
     check_negatives(recipe, labels=len(dataset.label_ids), batch_size=batch_size)
     log_pi = _log_frequencies(recipe, dataset)
+    threshold, most = recipe.loss.weight.threshold or 0.0, float(np.exp(log_pi.max()))
+    if threshold > most:
+        raise DataError(
+            f"loss.weight.threshold: expected at most {most:.3g}, the frequency of the most frequent label, above which "
+            f"there are no negatives, received {threshold}"
+        )
     steps_per_epoch = visits // batch_size
     identity = identity_of(recipe, dataset)
     model = TwoTower(

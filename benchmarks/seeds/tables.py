@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -93,14 +94,11 @@ def _mining(data: str, figures: Figures, benchmarks: Path) -> str:  # noqa: ARG0
     for family in [family for family in ("hinge", "softmax") if f"{family} all" in by_name]:
         for metric in metrics:
             plain = by_name[f"{family} all"][metric]
-            mined = [by_name.get(f"{family} top {keep}", {}).get(metric, float("nan")) for keep in SNM_KEEPS]
-            ratios = [value / plain if plain else float("nan") for value in mined]
-            cells = [
-                f"**{ratio:.2f}**"
-                if ratio >= max([1.0, *(other for other in ratios if other == other)])
-                else f"{ratio:.2f}"
-                for ratio in ratios
-            ]
+            mined = [by_name.get(f"{family} top {keep}", {}).get(metric, math.nan) for keep in SNM_KEEPS]
+            ratios = [value / plain if plain else math.nan for value in mined]
+            best = max([1.0, *(ratio for ratio in ratios if not math.isnan(ratio))])
+            texts = ["–" if math.isnan(ratio) else f"{ratio:.2f}" for ratio in ratios]
+            cells = [f"**{text}**" if ratio == best else text for text, ratio in zip(texts, ratios, strict=True)]
             rows.append([family, metric, f"{plain:.4f}", *cells])
     epochs = " and ".join(dict.fromkeys(job.settings["training.epochs"] for job in figures))
     return f"#### {data}, {epochs} epochs each, λ = 0; top-k as multiples of all negatives\n{_table(head, rows)}"

@@ -311,6 +311,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "half a random feature": (
         {"loss": {"sampler": {"name": "model", "negatives": 5, "features": 5}}}, "features\n.*multiple of 2",
     ),
+    "a regularised cosine": (
+        {"loss": {"family": "contrastive", "regularizer": 0.1}, "model": {"similarity": "cosine", "temperature": 1}},
+        "regularizer: expected 0 with family 'contrastive', whose f is a cosine .*, received 0.1",
+    ),
     "parameter of another weight": (
         {"loss": {"weight": {"name": "tail", "tau": 2}}}, "weight 'tail': expected no parameters, received 'tau'",
     ),

@@ -122,3 +122,9 @@ def test_a_metric_over_more_labels_than_there_are_is_refused_before_training(tmp
 def test_one_label_has_nothing_to_be_told_from(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="expected at least 2 labels, found 1"):
         run(tmp_path, tiny.dataset(tiny.pairs((0, 0), (1, 0), (2, 0)), queries=3, labels=1), epochs=1)
+
+
+def test_a_threshold_above_every_label_leaves_no_negatives(tmp_path: Path) -> None:
+    recipe = tiny.recipe(loss={"weight": {"name": "equalised", "threshold": 0.9}})
+    with pytest.raises(DataError, match=r"threshold: expected at most 0\.\d+, .*received 0\.9"):
+        train(recipe, data(), epochs=1, work=tmp_path, logs=tmp_path, reporter=Reporter(Console(file=io.StringIO())))
