@@ -120,8 +120,8 @@ def restore(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path) -> Run
     threshold, most = recipe.loss.weight.threshold or 0.0, float(np.exp(log_pi.max()))
     if threshold > most:
         raise DataError(
-            f"loss.weight.threshold: expected at most {most:.3g}, the frequency of the most frequent label, above which "
-            f"there are no negatives, received {threshold}"
+            f"loss.weight.threshold: expected at most {most:.3g}, the frequency of the most frequent label, beyond "
+            f"which there are no negatives, received {threshold}"
         )
     steps_per_epoch = visits // batch_size
     identity = identity_of(recipe, dataset)
