@@ -227,13 +227,14 @@ def rank(
         owners = np.repeat(np.arange(len(rows_B)), seen_offsets[rows_B + 1] - seen_offsets[rows_B])
         places = np.stack([owners, hidden], axis=1)
         hide = np.full(len(places), -np.inf, np.float32)
-        log_pn_BL = None if log_proposal is None else ops.convert_to_tensor(log_proposal(rows_B))
+        if log_proposal is not None:
+            raw_BL = ops.matmul(catalogue.augmentation.queries(embedded_BD, 0.0), labels_EL)
+            scaled_BL = ops.convert_to_tensor(catalogue.augmentation.temperature * log_proposal(rows_B))
         for at, bias_removal in enumerate(grid):
-            if log_pn_BL is None:
+            if log_proposal is None:
                 scores_BL = ops.matmul(catalogue.augmentation.queries(embedded_BD, bias_removal), labels_EL)
             else:
-                scores_BL = ops.matmul(catalogue.augmentation.queries(embedded_BD, 0.0), labels_EL)
-                scores_BL = scores_BL + bias_removal * catalogue.augmentation.temperature * log_pn_BL
+                scores_BL = raw_BL + bias_removal * scaled_BL
             if len(places):
                 scores_BL = ops.scatter_update(scores_BL, places, hide)
             values, indices = ops.top_k(scores_BL, k)
