@@ -1,15 +1,21 @@
 PYTHON ?= python3
 VENV := .venv
 TFRS_VENV := .venv-tfrs
+TOOLS_VENV := .venv-tools
 PORT ?= 8000
 
-.PHONY: demo test check format bench bench-seeds clean
+.PHONY: demo test check format audit bench bench-seeds clean
 
 demo: $(VENV)/.installed  ## Train, index and serve MovieLens 100K; ONESHOT=1 stops after the first query.
 	$(VENV)/bin/python demo.py --port $(PORT) $(if $(ONESHOT),--oneshot)
 
-test: $(VENV)/.installed $(TFRS_VENV)/.installed check  ## Everything: lint, types, the whole suite.
-	LONGTAIL_TFRS_PYTHON=$(TFRS_VENV)/bin/python $(VENV)/bin/python -m pytest
+test: $(VENV)/.installed $(TFRS_VENV)/.installed $(TOOLS_VENV)/.installed check  ## Everything: lint, types, the whole suite.
+	PATH="$$PATH:$(CURDIR)/$(TOOLS_VENV)/bin" LONGTAIL_TFRS_PYTHON=$(TFRS_VENV)/bin/python $(VENV)/bin/python -m pytest
+
+audit: $(TOOLS_VENV)/.installed  ## Known vulnerabilities of what the images install.
+	for image in serving serving-gpu trainer; do \
+		$(TOOLS_VENV)/bin/pip-audit --disable-pip --require-hashes --requirement docker/requirements-$$image.txt || exit; \
+	done
 
 check: $(VENV)/.installed  ## Formatting, lint and types; seconds.
 	$(VENV)/bin/ruff format --check .
@@ -24,7 +30,9 @@ bench: $(VENV)/.installed $(TFRS_VENV)/.installed  ## The tables of benchmarks/R
 	$(VENV)/bin/python -m benchmarks.step_cost --tfrs-python $(TFRS_VENV)/bin/python
 	$(VENV)/bin/python -m benchmarks.index_recall
 	$(VENV)/bin/python -m benchmarks.service_start
-	$(VENV)/bin/python -m benchmarks.service_latency
+	$(VENV)/bin/python -m benchmarks.service_load
+	$(VENV)/bin/python -m benchmarks.live_monitoring
+	$(VENV)/bin/python -m benchmarks.filter_cost
 	$(VENV)/bin/python -m benchmarks.tree_fit
 
 bench-seeds: $(VENV)/.installed  ## The papers' findings: hours, resumable; QUICK=1 prints a small version in minutes.
@@ -34,7 +42,7 @@ bench-seeds: $(VENV)/.installed  ## The papers' findings: hours, resumable; QUIC
 	$(VENV)/bin/python -m benchmarks.seeds --data data $(if $(QUICK),--quick)
 
 clean:
-	rm -rf $(VENV) $(TFRS_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) $(TFRS_VENV) $(TOOLS_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -45,4 +53,9 @@ $(VENV)/.installed: pyproject.toml
 $(TFRS_VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(TFRS_VENV)
 	$(TFRS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[tfrs]' 'pytest>=8.3'
+	touch $@
+
+$(TOOLS_VENV)/.installed: docker/tools.txt
+	$(PYTHON) -m venv $(TOOLS_VENV)
+	$(TOOLS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --requirement docker/tools.txt
 	touch $@

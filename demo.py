@@ -40,9 +40,9 @@ def main() -> None:
     shutil.rmtree(RUN, ignore_errors=True)
     run("longtail-train", "fit", DATA / "recipe.toml", "--out", RUN)
     run("longtail-index", "build", RUN, "--releases", RELEASES, "--publish")
-    step("longtail-serve", RELEASES, "--port", options.port)
+    step("longtail-serve", "run", RELEASES, "--port", options.port)
     service = subprocess.Popen(
-        [BINARIES / "longtail-serve", RELEASES, "--port", str(options.port)],
+        [BINARIES / "longtail-serve", "run", RELEASES, "--port", str(options.port)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

@@ -8,8 +8,18 @@ from bundle.errors import (
     BundleExistsError,
     BundleInvariantError,
     BundleVersionError,
+    DisplayError,
+    FeatureError,
+    FixedLabelsError,
+    InputError,
+    LabelLogCorruptError,
+    LabelLogError,
+    LabelLogVersionError,
+    TowerError,
 )
+from bundle.features import EXPECTS, FeatureReader, Features, Inputs
 from bundle.frequency import BUCKET_NAMES, Buckets, log_frequencies
+from bundle.label_log import Hide, LabelChanges, LabelLog, LabelRecord, Position, Restore, Tail, Upsert, replay
 from bundle.labels import Labels
 from bundle.manifest import (
     SCHEMA_VERSION,
@@ -24,10 +34,12 @@ from bundle.manifest import (
 from bundle.proposal import Proposal
 from bundle.store import atomic_directory, refuse_existing, remove_stale, replace_file, sha256_of
 from bundle.text import hash_token, tokenize
+from bundle.tower import Tower
 from bundle.vocabulary import OUT_OF_VOCABULARY, Vocabulary
 
 __all__ = [
     "BUCKET_NAMES",
+    "EXPECTS",
     "OUT_OF_VOCABULARY",
     "SCHEMA_VERSION",
     "Augmentation",
@@ -40,13 +52,33 @@ __all__ = [
     "BundleInvariantError",
     "BundleVersionError",
     "CurvePoint",
+    "DisplayError",
     "Feature",
+    "FeatureError",
+    "FeatureReader",
+    "Features",
     "FileRecord",
+    "FixedLabelsError",
+    "Hide",
+    "InputError",
+    "Inputs",
     "Interval",
+    "LabelChanges",
+    "LabelLog",
+    "LabelLogCorruptError",
+    "LabelLogError",
+    "LabelLogVersionError",
+    "LabelRecord",
     "Labels",
     "Loss",
     "Manifest",
+    "Position",
     "Proposal",
+    "Restore",
+    "Tail",
+    "Tower",
+    "TowerError",
+    "Upsert",
     "Vocabulary",
     "atomic_directory",
     "hash_token",
@@ -55,6 +87,7 @@ __all__ = [
     "refuse_existing",
     "remove_stale",
     "replace_file",
+    "replay",
     "sha256_of",
     "tokenize",
     "verify_files",

@@ -33,6 +33,8 @@ LABEL_TOWER = "label_tower.onnx"
 PROPOSAL = "proposal.npz"
 VOCABULARIES = "vocabularies"
 _REQUIRED = (LABELS, EMBEDDINGS, CALIBRATION_QUERIES, QUERY_TOWER)
+CONTRACT_FILES = (*_REQUIRED, LABEL_TOWER, PROPOSAL)
+"""Beside manifest and vocabularies; any other file is a report."""
 
 _UNIT_NORM_TOLERANCE = 1e-3
 _LOGSUMEXP_TOLERANCE = 1e-4

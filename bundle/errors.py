@@ -29,3 +29,47 @@ class BundleInvariantError(BundleError):
     def __init__(self, invariant: str, *, expected: object, found: object) -> None:
         super().__init__(f"bundle invariant broken: {invariant}: expected {expected}, found {found}")
         self.invariant = invariant
+
+
+class InputError(BundleError, ValueError):
+    """A value that somebody sent does not fit the bundle; nothing is wrong with the bundle.
+
+    Args:
+        message: what was expected and what was received.
+        row: place of the query or label in its batch.
+        field: dotted path within it, such as `features.history.3`.
+    """
+
+    def __init__(self, message: str, *, row: int, field: str) -> None:
+        super().__init__(f"{field} in row {row}: {message}")
+        self.message = message
+        self.row = row
+        self.field = field
+
+
+class FeatureError(InputError):
+    """A feature that the tower does not have, or a value that it cannot read."""
+
+
+class DisplayError(InputError):
+    """A display column that the labels do not have, or a value that it cannot hold."""
+
+
+class TowerError(BundleError):
+    """Not an ONNX model that runs here, or one whose inputs or output are not what the manifest says."""
+
+
+class FixedLabelsError(BundleError):
+    """A bundle that cannot embed new labels: no label tower, or a tree p_n(y|x) that has no leaf for them."""
+
+
+class LabelLogError(BundleError):
+    """A log of label changes that cannot be read or written; what it holds is as it was."""
+
+
+class LabelLogCorruptError(LabelLogError):
+    """A line of the log is not what was written."""
+
+
+class LabelLogVersionError(LabelLogError):
+    """The log was written by a newer Longtail."""

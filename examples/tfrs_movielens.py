@@ -4,7 +4,7 @@
     longtail-train data movielens-100k --out data/movielens-100k
     python examples/tfrs_movielens.py data/movielens-100k --out runs/tfrs
     longtail-index build runs/tfrs --releases releases --publish
-    longtail-serve releases
+    longtail-serve run releases
 
 Model and training are the tutorial's (https://www.tensorflow.org/recommenders/examples/basic_retrieval) but for the
 line marked ONE LINE; what follows `export_tfrs` is new.

@@ -1,13 +1,15 @@
 """From a bundle to a published release: FAISS indexes whose recall was measured, and a pointer to the one that serves.
 
 build_index(bundle, releases, spec=IndexSpec("auto"))      a new release, measured
-Releases(releases).publish(name)                           CURRENT points at it
+Releases(releases).publish(name)                           CURRENT points at it, if it keeps the bucket promise
 Releases(releases).open(name).searcher.search(queries, k)  answers
 """
 
 from index.errors import (
     DeviceError,
     IndexRoomError,
+    PromiseBrokenError,
+    PromiseError,
     QueryError,
     RecallFloorError,
     ReleaseCorruptError,
@@ -19,6 +21,8 @@ from index.errors import (
 )
 from index.filters import Filter
 from index.manifest import IndexManifest, RecallAt, ReleaseManifest
+from index.merge import MergeReport, merge_labels
+from index.promise import Promise, Verdict
 from index.release import Release, build_index
 from index.releases import Releases
 from index.search import Searcher
@@ -30,6 +34,10 @@ __all__ = [
     "IndexManifest",
     "IndexRoomError",
     "IndexSpec",
+    "MergeReport",
+    "Promise",
+    "PromiseBrokenError",
+    "PromiseError",
     "QueryError",
     "RecallAt",
     "RecallFloorError",
@@ -43,5 +51,7 @@ __all__ = [
     "Releases",
     "Searcher",
     "SpecError",
+    "Verdict",
     "build_index",
+    "merge_labels",
 ]

@@ -13,6 +13,8 @@ from rich.table import Table
 from bundle import BundleError
 from index.errors import IndexRoomError
 from index.manifest import Device, RecallAt
+from index.merge import merge_labels
+from index.promise import Promise
 from index.release import build_index
 from index.releases import Releases
 from index.spec import IndexSpec
@@ -28,6 +30,14 @@ _PIPED_WIDTH = 160
 
 ReleasesArgument = Annotated[Path, typer.Argument(metavar="RELEASES", help="Directory of releases.")]
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A release in it.")]
+FloorOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="BUCKET=VALUE", help="Least offline recall of head, torso or tail; over promise.toml's."),
+]
+MaxDropOption = Annotated[
+    str | None, typer.Option(metavar="SHARE", help="Most of CURRENT's recall that a bucket may lose, such as 10%.")
+]
+ForceOption = Annotated[bool, typer.Option("--force", help="Publish although the bucket promise is broken.")]
 
 
 @app.command()
@@ -39,9 +49,15 @@ def build(
     publish: Annotated[bool, typer.Option("--publish", help="Point CURRENT at the new release.")] = False,
     device: Annotated[str, typer.Option(help="cpu or gpu: where FAISS trains.")] = "cpu",
     recall_floor: Annotated[float, typer.Option(help="Least recall@100 at every measured λ.")] = 0.95,
+    floor: FloorOption = None,
+    max_drop: MaxDropOption = None,
+    force: ForceOption = False,
 ) -> None:
     """Index a bundle, measure recall against exact search, write a release."""
     checked = _device(device)
+    if not publish and (floor or max_drop or force):
+        raise IndexRoomError("--floor, --max-drop and --force: expected --publish with them, received none")
+    promise = Promise.of(releases, floors=floor or (), max_drop=max_drop) if publish else None
     progress = Console(stderr=True)
     with progress.status("load and verify the bundle") as status:
         manifest = build_index(
@@ -52,19 +68,23 @@ def build(
             device=checked,
             report=lambda line: status.update(line),
         )
-        if publish:
-            status.update(f"publish {manifest.name}")
-            Releases(releases).publish(manifest.name)
     print(f"{manifest.name}: {manifest.kind} over {manifest.labels:,} labels")
     print(f"recall@{manifest.recall_k} at λ: {_recalls(manifest.recall)}")
-    print(f"{'published' if publish else 'written'}: {releases / manifest.name}")
+    print(f"written: {releases / manifest.name}")
+    if promise is not None:
+        _publish(releases, manifest.name, promise, force=force)
 
 
 @app.command()
-def publish(releases: ReleasesArgument, name: NameArgument) -> None:
-    """Verify a release and point CURRENT at it."""
-    Releases(releases).publish(name)
-    print(f"published: {name}")
+def publish(
+    releases: ReleasesArgument,
+    name: NameArgument,
+    floor: FloorOption = None,
+    max_drop: MaxDropOption = None,
+    force: ForceOption = False,
+) -> None:
+    """Verify a release, hold it to the bucket promise, and point CURRENT at it."""
+    _publish(releases, name, Promise.of(releases, floors=floor or (), max_drop=max_drop), force=force)
 
 
 @app.command()
@@ -97,6 +117,23 @@ def list_(releases: ReleasesArgument) -> None:
 
 
 @app.command()
+def merge(
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle, or RELEASE/bundle.")],
+    log: Annotated[Path, typer.Argument(metavar="LOG", help="Label changes of a service: STATE/labels.log.")],
+    out: Annotated[Path, typer.Option(help="Directory of the new bundle; must not exist.")],
+) -> None:
+    """Take labels added and hidden while serving into a bundle, for the next build."""
+    report = merge_labels(bundle, log, out)
+    print(
+        f"{report.labels:,} labels: {report.added:,} added, {report.embedded_anew:,} embedded anew, "
+        f"{report.removed:,} removed"
+    )
+    for id_, why in report.skipped.items():
+        print(f"left out: {id_}: {why}")
+    print(f"written: {out}")
+
+
+@app.command()
 def verify(releases: ReleasesArgument, name: NameArgument) -> None:
     """Read every byte of a release and compare it with what was written."""
     release = Releases(releases).verify(name)
@@ -107,7 +144,7 @@ def verify(releases: ReleasesArgument, name: NameArgument) -> None:
 @app.command()
 def prune(
     releases: ReleasesArgument,
-    keep: Annotated[int, typer.Option(help="Newest releases that stay; the published one always stays.")],
+    keep: Annotated[int, typer.Option(help="Newest releases that stay, besides the published and the one before it.")],
 ) -> None:
     """Delete old releases and the leftovers of killed builds."""
     for name in Releases(releases).prune(keep):
@@ -121,6 +158,17 @@ def main(arguments: list[str] | None = None) -> None:
     except (IndexRoomError, BundleError, OSError) as error:
         print(f"longtail-index: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+def _publish(releases: Path, name: str, promise: Promise, *, force: bool) -> None:
+    verdict = Releases(releases).publish(name, promise=promise, force=force)
+    for line in verdict.lines():
+        print(line)
+    if verdict.broken:
+        print(f"longtail-index: BUCKET PROMISE BROKEN, {name} is published all the same (--force):", file=sys.stderr)
+        for breach in verdict.broken:
+            print(f"  {breach}", file=sys.stderr)
+    print(f"published: {name}")
 
 
 def _device(text: str) -> Device:

@@ -52,3 +52,20 @@ class ReleaseVersionError(IndexRoomError):
 
 class ReleaseMismatchError(IndexRoomError):
     """The index was built from another bundle than the one beside it."""
+
+
+class PromiseError(IndexRoomError):
+    """A bucket promise that cannot be read: promise.toml or an option with a wrong key or value."""
+
+
+class PromiseBrokenError(IndexRoomError):
+    """A release that gives a bucket less than was promised; CURRENT is as it was.
+
+    Args:
+        message: every bucket, what was expected at least and what was found.
+        broken: the same, one sentence for each bucket.
+    """
+
+    def __init__(self, message: str, *, broken: list[str]) -> None:
+        super().__init__(message)
+        self.broken = broken

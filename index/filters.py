@@ -1,20 +1,33 @@
 """Which labels a query may be answered with.
 
-Legend: `L` labels, `N` labels of one band, `R` label rows.
+Legend: `L` labels, `R` label rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from bundle import BUCKET_NAMES
-from index.band import Band, Selection
 from index.errors import QueryError
 from index.exact import Int64
+
+
+def check_rows(where: str, rows_R: Int64, labels: int) -> None:
+    """Refuse what is no array of existing label rows; an empty one of any type is fine.
+
+    Raises:
+        QueryError: begins with `where`.
+    """
+    if rows_R.size == 0:
+        return
+    if rows_R.dtype.kind not in "iu" or rows_R.ndim != 1:
+        raise QueryError(f"{where}: expected label rows, int64 [R], received {rows_R.dtype} {list(rows_R.shape)}")
+    low, high = int(rows_R.min()), int(rows_R.max())
+    if low < 0 or high >= labels:
+        raise QueryError(f"{where}: expected label rows 0..{labels - 1}, received {low if low < 0 else high}")
 
 
 @dataclass(frozen=True)
@@ -38,19 +51,8 @@ class Filter:
             QueryError: names the query, the field and the value.
         """
         for name, rows_R in (("exclude", self.exclude), ("allow", self.allow)):
-            if rows_R is None or rows_R.size == 0:
-                continue
-            if rows_R.dtype.kind not in "iu" or rows_R.ndim != 1:
-                raise QueryError(
-                    f"query {query}, filter {name}: expected label rows, int64 [R], "
-                    f"received {rows_R.dtype} {list(rows_R.shape)}"
-                )
-            low, high = int(rows_R.min()), int(rows_R.max())
-            if low < 0 or high >= labels:
-                raise QueryError(
-                    f"query {query}, filter {name}: expected label rows 0..{labels - 1}, "
-                    f"received {low if low < 0 else high}"
-                )
+            if rows_R is not None:
+                check_rows(f"query {query}, filter {name}", rows_R, labels)
         if self.buckets is not None and not self.buckets <= set(range(len(BUCKET_NAMES))):
             raise QueryError(
                 f"query {query}, filter buckets: expected some of 0 head, 1 torso, 2 tail, "
@@ -69,36 +71,36 @@ class Filter:
             mask_L = np.zeros(len(buckets_L), np.bool_)
             mask_L[self.allow] = True
         if self.buckets is not None:
-            mask_L &= np.isin(np.arange(len(BUCKET_NAMES)), list(self.buckets))[buckets_L]
+            mask_L &= self._in_buckets(buckets_L)
         if self.exclude is not None:
             mask_L[self.exclude] = False
         return mask_L
 
+    def allowed(self, buckets_L: npt.NDArray[np.int8]) -> Int64:
+        """The labels that pass a filter with `allow`, int64, ascending; the work is the lists', not the catalogue's.
 
-class Eligible:
-    """A set of labels that may be returned, and its part of every band.
+        Args:
+            buckets_L: every label's bucket.
+        """
+        nothing = np.empty(0, np.int64)
+        rows_R = without_rows(
+            nothing if self.allow is None else self.allow, nothing if self.exclude is None else self.exclude
+        )
+        return rows_R if self.buckets is None else rows_R[self._in_buckets(buckets_L[rows_R])]
 
-    Args:
-        bands: the bands that are searched.
-        mask_L: bool [L].
-    """
+    def _in_buckets(self, buckets_R: npt.NDArray[np.int8]) -> npt.NDArray[np.bool_]:
+        return np.isin(np.arange(len(BUCKET_NAMES)), list(self.buckets or ()))[buckets_R]
 
-    def __init__(self, bands: Sequence[Band], mask_L: npt.NDArray[np.bool_]) -> None:
-        self.mask_L = mask_L
-        self.count = int(np.count_nonzero(mask_L))
-        self._bands = bands
-        self._parts: list[tuple[Band, Selection | None]] | None = None
 
-    @property
-    def parts(self) -> list[tuple[Band, Selection | None]]:
-        """Bands that hold eligible labels; no selection where the whole band is eligible."""
-        if self._parts is None:
-            selections = [(band, Selection(self.mask_L[band.rows_N])) for band in self._bands]
-            self._parts = [
-                (band, None if selection.share == 1 else selection) for band, selection in selections if selection.count
-            ]
-        return self._parts
-
-    def rows(self) -> Int64:
-        """The eligible label rows, int64, ascending."""
-        return np.flatnonzero(self.mask_L)
+def without_rows(rows_R: Int64, excluded: Int64) -> Int64:
+    """The rows, ascending and each once, that do not stand in `excluded`."""
+    # Sorting beats np.unique, np.isin and np.setdiff1d, several times for thousands of rows.
+    rows_R = np.sort(rows_R).astype(np.int64, copy=False)
+    if rows_R.size:
+        rows_R = rows_R[np.append(True, rows_R[1:] != rows_R[:-1])]
+    if rows_R.size == 0 or excluded.size == 0:
+        return rows_R
+    excluded = np.sort(excluded)
+    nearest_R = excluded[np.minimum(np.searchsorted(excluded, rows_R), len(excluded) - 1)]
+    kept_R: Int64 = rows_R[nearest_R != rows_R]
+    return kept_R

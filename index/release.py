@@ -21,22 +21,25 @@ from bundle import (
     BundleCorruptError,
     FileRecord,
     atomic_directory,
+    read_manifest,
     refuse_existing,
     sha256_of,
     verify_files,
 )
+from bundle.manifest import BiasRemoval
 from index.construct import Report, construct
 from index.errors import ReleaseCorruptError, ReleaseMismatchError, ReleaseNameError
 from index.files import INDEX_MANIFEST, manifest_bytes, read_bands, read_manifest_file, write_file, write_index
 from index.manifest import Device, IndexManifest, ReleaseManifest
 from index.search import Searcher
 from index.spec import IndexSpec
+from index.train import check_device
 
 RELEASE_MANIFEST = "release.json"
 _BUNDLE = "bundle"
 _BUNDLE_MANIFEST = f"{_BUNDLE}/manifest.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_RESERVED = ("CURRENT", "HISTORY")
+_RESERVED = ("CURRENT", "HISTORY", "promise.toml")
 
 
 @dataclass(frozen=True)
@@ -111,15 +114,22 @@ def build_index(
     return manifest
 
 
-def open_release(path: Path) -> Release:
+def open_release(path: Path, *, device: Device = "cpu", mapped: bool = True) -> Release:
     """Verify every file of a release and load it.
 
+    Args:
+        path: its directory.
+        device: where it searches.
+        mapped: whether its index is mapped and shared with other processes, or read into memory.
+
     Raises:
+        DeviceError: the device is not there, or too small.
         ReleaseCorruptError: a file of the index or release.json is missing or not what was written.
         ReleaseVersionError: written by a newer Longtail.
         ReleaseMismatchError: the index was built from another bundle.
         BundleError: the bundle inside is not intact.
     """
+    check_device(device)
     manifest = read_release_manifest(path)
     with ThreadPoolExecutor(1) as pool:
         index_files = pool.submit(_verify_index, path, manifest.files)
@@ -128,8 +138,13 @@ def open_release(path: Path) -> Release:
     index = read_manifest_file(path / INDEX_MANIFEST, IndexManifest)
     if index.bundle_sha256 != manifest.bundle_sha256:
         raise _mismatch(path / INDEX_MANIFEST, index.bundle_sha256, manifest.bundle_sha256)
-    searcher = Searcher(bundle, read_bands(path, index, bundle), index.effort)
+    searcher = Searcher(bundle, read_bands(path, index, bundle, device=device, mapped=mapped), index.effort)
     return Release(path.name, path, manifest.created_at, bundle, searcher, manifest)
+
+
+def release_dial(path: Path) -> BiasRemoval:
+    """The default λ and offline curve of the bundle in a release; raises as `read_manifest` of bundles."""
+    return read_manifest(path / _BUNDLE).bias_removal
 
 
 def read_release_manifest(path: Path) -> ReleaseManifest:
@@ -164,7 +179,7 @@ def check_name(name: str) -> str:
     if not _NAME.fullmatch(name) or name in _RESERVED:
         raise ReleaseNameError(
             "release name: expected 1 to 128 letters, digits, dots, dashes or underscores, the first a letter or "
-            f"digit, and neither CURRENT nor HISTORY; received {name!r}"
+            f"digit, and none of CURRENT, HISTORY and promise.toml; received {name!r}"
         )
     return name
 

@@ -17,8 +17,9 @@ from pathlib import Path
 
 from bundle import BundleError, remove_stale, replace_file
 from index.errors import IndexRoomError, ReleaseNotFoundError
-from index.manifest import ReleaseManifest
-from index.release import Release, check_name, open_release, read_release_manifest
+from index.manifest import Device, ReleaseManifest
+from index.promise import Measured, Promise, Verdict
+from index.release import Release, check_name, open_release, read_release_manifest, release_dial
 
 CURRENT = "CURRENT"
 HISTORY = "HISTORY"
@@ -53,41 +54,63 @@ class Releases:
             return None
         return check_name(content.decode("utf-8", "replace").strip())
 
-    def open(self, name: str) -> Release:
+    def open(self, name: str, *, device: Device = "cpu") -> Release:
         """Verify every file of a release and load it, ready to search.
 
+        Args:
+            name: of the release.
+            device: `gpu` searches flat and IVF bands on the first visible GPU, one caller at a time.
+
         Raises:
+            DeviceError: the device is not there, or too small.
             ReleaseNotFoundError: no such release.
             ReleaseCorruptError, ReleaseVersionError, ReleaseMismatchError, BundleError: it is not what was built.
         """
-        return open_release(self._existing(name))
+        return open_release(self._existing(name), device=device)
 
     def manifest(self, name: str) -> ReleaseManifest:
         """release.json of one release, checked, without reading the other files."""
         return read_release_manifest(self._existing(name))
 
     def verify(self, name: str) -> Release:
-        """`open`, under the name that says why: every byte is read and compared."""
-        return self.open(name)
+        """`open`, but into memory of its own: every byte is read and compared, and FAISS parses the index whole."""
+        return open_release(self._existing(name), mapped=False)
 
-    def publish(self, name: str) -> None:
+    def publish(self, name: str, *, promise: Promise | None = None, force: bool = False) -> Verdict:
         """Verify a release and point CURRENT at it; a service that follows CURRENT then loads it.
 
+        Args:
+            name: of the release.
+            promise: what its buckets must be given; by default what `promise.toml` says.
+            force: publish a release that breaks the promise, too.
+
+        Returns:
+            The promise and how the release stands to it.
+
         Raises:
+            PromiseError: promise.toml cannot be read.
+            PromiseBrokenError: a bucket gets less than was promised.
             as `open`; CURRENT stays as it was.
         """
         check_name(name)
         with self._locked():
-            self.verify(name)
+            promise = promise or Promise.of(self.root)
+            release = self.verify(name)
             current = self.current()
-            if name == current:
-                return
-            # HISTORY first: until CURRENT follows, the new name stands beyond its place and counts for nothing.
-            self._write_history([*self._history(current), name])
-            self._point_to(name)
+            after = Measured.of(name, release.bundle.manifest.bias_removal, promise.metric)
+            verdict = promise.judge(after, self._measured(current, promise.metric))
+            if not force:
+                verdict.check()
+            if name != current:
+                # HISTORY first: until CURRENT follows, the new name stands beyond its place and counts for nothing.
+                self._write_history([*self._history(current), name])
+                self._point_to(name)
+            return verdict
 
     def rollback(self) -> str:
         """Point CURRENT back at the release published before, skipping deleted ones; returns its name.
+
+        No promise holds it up.
 
         Raises:
             ReleaseNotFoundError: nothing is published, or nothing was before.
@@ -95,9 +118,7 @@ class Releases:
         """
         with self._locked():
             current = self.current()
-            history = self._history(current)[:-1]
-            while history and not (self.root / history[-1]).is_dir():
-                history.pop()
+            history = self._history_before(current)
             if not history:
                 raise ReleaseNotFoundError(
                     f"{self.root}: expected a release published before {current or 'any'}, found none in {HISTORY}"
@@ -108,7 +129,9 @@ class Releases:
             return history[-1]
 
     def prune(self, keep: int) -> list[str]:
-        """Delete all but the `keep` newest releases and the current one; returns the deleted names.
+        """Delete all but the `keep` newest releases, the current one, and the one that `rollback` would go to.
+
+        Returns the deleted names.
 
         Releases that cannot be read count as oldest. Leftovers of killed builds are deleted too.
 
@@ -120,9 +143,10 @@ class Releases:
         deleted = []
         with self._locked():
             current = self.current()
+            needed = {current, *self._history_before(current)[-1:]}
             newest_first = sorted(self.names(), key=self._age_key, reverse=True)
             for name in newest_first[keep:]:
-                if name != current:
+                if name not in needed:
                     self._delete(name)
                     deleted.append(name)
             remove_stale(self.root)
@@ -161,6 +185,22 @@ class Releases:
         while names and names[-1] != current:
             names.pop()
         return names or [current]
+
+    def _history_before(self, current: str | None) -> list[str]:
+        """Names published before `current`, oldest first; the last is a release that is still there."""
+        history = self._history(current)[:-1]
+        while history and not (self.root / history[-1]).is_dir():
+            history.pop()
+        return history
+
+    def _measured(self, current: str | None, metric: str) -> Measured | None:
+        """CURRENT's figures; None where there is no such release that can be read, which must not hold up the next."""
+        if current is None:
+            return None
+        try:
+            return Measured.of(current, release_dial(self.root / current), metric)
+        except BundleError:
+            return None
 
     def _write_history(self, names: list[str]) -> None:
         replace_file(self.root / HISTORY, "".join(f"{name}\n" for name in names).encode())

@@ -28,11 +28,11 @@ def check_device(device: Device) -> None:
         return
     if not hasattr(faiss, "StandardGpuResources"):
         raise DeviceError(
-            f"--device gpu: expected a GPU build of FAISS, found faiss {faiss.__version__} for CPUs; "
+            f"device gpu: expected a GPU build of FAISS, found faiss {faiss.__version__} for CPUs; "
             "install the extra `gpu` in place of `index`"
         )
     if faiss.get_num_gpus() < 1:
-        raise DeviceError("--device gpu: expected at least one visible NVIDIA GPU, found none")
+        raise DeviceError("device gpu: expected at least one visible NVIDIA GPU, found none")
 
 
 def train_index(factory: str, width: int, rows_LE: Float32, device: Device) -> Any:

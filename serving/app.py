@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 
+from serving.documentation import install_documentation
 from serving.edge import install_error_handlers
 from serving.envelope import Envelope
+from serving.errors import StateError
 from serving.follower import ReleaseFollower
+from serving.guard import Guard, Keys
+from serving.live import Live
 from serving.monitoring import Monitor
 from serving.openapi import document
 from serving.retriever import Retriever
-from serving.routes import router
+from serving.routes import routers
 from serving.service import Service
 from serving.settings import Settings
+from serving.tracing import install_tracing
 
 _DESCRIPTION = (
     "Retrieves the best labels for a query from a two-tower model. Every request may set `bias_removal`, "
@@ -25,35 +32,64 @@ _DESCRIPTION = (
 )
 
 
-def create_app(settings: Settings, *, retriever: Retriever | None = None) -> FastAPI:
+def create_app(settings: Settings, *, retriever: Retriever | None = None, worker: int = 0) -> FastAPI:
     """The application of one process.
 
     Args:
         settings: read once, by the caller.
         retriever: serve this one and follow no releases; for tests and embedding.
+        worker: this process' number among those that share the settings.
+
+    Raises:
+        StateError: the state directory cannot be used.
+        TracingError: tracing is asked for and not installed.
     """
-    routes = [route.path for route in router.routes if hasattr(route, "path")]
-    service = Service(settings, Monitor(routes))
+    live = _live(settings, worker)
+    routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
+    service = Service(settings, Monitor([route.path for route in routes], [live]), live)
+    follower = ReleaseFollower(settings.releases, service)
     if retriever is not None:
         service.serve(retriever)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        follower = None if retriever is not None else ReleaseFollower(settings.releases, service)
-        if follower is not None:
+        if retriever is None:
             follower.start()
         yield
-        if follower is not None:
+        if retriever is None:
             follower.stop()
         service.close()
 
-    app = FastAPI(title="Longtail", version=_version(), description=_DESCRIPTION, lifespan=lifespan, redoc_url=None)
-    app.state.service = service
-    app.include_router(router)
+    app = FastAPI(
+        title="Longtail",
+        version=_version(),
+        description=_DESCRIPTION,
+        lifespan=lifespan,
+        routes=list(routes),
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.state.service, app.state.follower = service, follower
+    install_documentation(app)
     install_error_handlers(app)
-    app.add_middleware(Envelope, monitor=service.monitor)
+    # The last one added is the outermost.
+    app.add_middleware(Guard, api=Keys(settings.all_api_keys()), admin=Keys(settings.all_admin_keys()))
+    app.add_middleware(Envelope, monitor=service.monitor, live=live, access_log=settings.access_log)
+    if settings.tracing:
+        install_tracing(app)
     app.openapi = partial(document, app)  # type: ignore[method-assign]
     return app
+
+
+def _live(settings: Settings, worker: int) -> Live:
+    try:
+        settings.state_directory.mkdir(parents=True, exist_ok=True)
+        return Live(settings.state_directory, worker=worker, max_answers=settings.max_answers)
+    except (OSError, sqlite3.Error) as error:
+        raise StateError(
+            f"state directory {settings.state_directory}: expected one to write to (--state), found: {error}"
+        ) from error
 
 
 def _version() -> str:

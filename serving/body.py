@@ -2,45 +2,81 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+import asyncio
+from collections.abc import Sequence
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
-from serving.errors import BodyTooLargeError, ContentTypeError, InvalidRequestError, MalformedBodyError
-from serving.schemas import Query
-from serving.wording import received
+from bundle.wording import received
+from serving.errors import (
+    BodyTooLargeError,
+    ContentTypeError,
+    InvalidRequestError,
+    MalformedBodyError,
+    SlowBodyError,
+)
+from serving.settings import Settings
 
 Model = TypeVar("Model", bound=BaseModel)
 _LONGEST_NAME = 100
 
 
-async def read_body(request: Request, model: type[Model], *, limit: int) -> Model:
+async def read_body(request: Request, model: type[Model], settings: Settings) -> Model:
     """The request's JSON body as `model`.
 
     Args:
-        request: its body is read here, chunk by chunk, and never beyond `limit`.
+        request: its body is read here, chunk by chunk, and never beyond the limit.
         model: what the body must be.
-        limit: bytes.
+        settings: how long a body may be, and how long it may take.
 
     Raises:
         ContentTypeError: a Content-Type other than application/json.
-        BodyTooLargeError: more than `limit` bytes, announced or sent.
+        BodyTooLargeError: more bytes than the limit, announced or sent.
+        SlowBodyError: it is not all there in time.
         MalformedBodyError: not JSON in UTF-8.
         InvalidRequestError: JSON that `model` refuses; names the first field that is wrong.
     """
     content_type = request.headers.get("content-type", "none")
     if content_type.split(";")[0].strip().lower() != "application/json":
         raise ContentTypeError(f"expected Content-Type application/json, received {content_type[:_LONGEST_NAME]}")
+    limit = settings.max_body_bytes
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced[:18]) > limit:
         raise BodyTooLargeError(f"expected a body of at most {limit} bytes, received one of {announced[:18]}")
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > limit:
-            raise BodyTooLargeError(f"expected a body of at most {limit} bytes, received more")
-    return parse(bytes(body), model)
+    message = await request.receive()
+    body = message.get("body", b"")
+    if message.get("more_body", False):
+        body = await _rest(request, bytearray(body), settings)
+    elif message["type"] == "http.disconnect":
+        raise ClientDisconnect
+    _refuse_beyond(limit, body)
+    return parse(body, model)
+
+
+async def _rest(request: Request, body: bytearray, settings: Settings) -> bytes:
+    """A body that comes in several parts, whole."""
+    try:
+        async with asyncio.timeout(settings.request_seconds):
+            more = True
+            while more:
+                _refuse_beyond(settings.max_body_bytes, body)
+                message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientDisconnect
+                body += message.get("body", b"")
+                more = message.get("more_body", False)
+    except TimeoutError:
+        raise SlowBodyError(
+            f"expected the whole body within {settings.request_seconds:g} s, received {len(body)} bytes of it"
+        ) from None
+    return bytes(body)
+
+
+def _refuse_beyond(limit: int, body: bytes | bytearray) -> None:
+    if len(body) > limit:
+        raise BodyTooLargeError(f"expected a body of at most {limit} bytes, received more")
 
 
 def parse(body: bytes, model: type[Model]) -> Model:
@@ -63,11 +99,21 @@ def _message(error: Any, path: list[str], model: type[BaseModel]) -> str:
     if kind == "missing":
         return f"expected a value for {path[-1]}, received none"
     if kind == "extra_forbidden":
-        known = model if len(path) == 1 else Query
-        return f"expected one of the keys {list(known.model_fields)}, received {received(path[-1])}"
+        known = list(_holding(error["loc"], model).model_fields)
+        return f"expected one of the keys {known}, received {received(path[-1])}"
     if kind == "too_short":
         return f"expected at least {context['min_length']} of them, received {context['actual_length']}"
-    if kind == "id_or_ids":
+    if kind in ("id_or_ids", "request_or_features"):
         return str(error["msg"])
     expected = str(error["msg"]).removeprefix("Input should be ")
     return f"expected {expected}, received {received(error['input'])}"
+
+
+def _holding(path: Sequence[str | int], model: type[BaseModel]) -> type[BaseModel]:
+    """The model of the object that the last part of a path is a key of."""
+    for part in path[:-1]:
+        annotation = model.model_fields[part].annotation if isinstance(part, str) else None
+        for inner in get_args(annotation):
+            if isinstance(inner, type) and issubclass(inner, BaseModel):
+                model = inner
+    return model

@@ -3,49 +3,72 @@
 Legend: `L` labels, `N` answered labels of a whole batch.
 
 Ids are held as Python strings with a dictionary (about 150 bytes a label); display columns stay in
-Arrow and are taken columnar, so a million titles cost no objects until they are shown.
+Arrow until they are shown. What was shown is kept as the JSON it became, for the head is shown again and again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import orjson
 import pyarrow as pa
 from pydantic import JsonValue
 
 from bundle import BUCKET_NAMES, Labels
-from serving.errors import UnknownLabelError, UnservableReleaseError
-from serving.wording import received
+from bundle.additions import Additions
+from bundle.display import json_ready
+from bundle.wording import received
+from serving.errors import UnknownLabelError
+from serving.overlay import Overlay
 
 Rows = npt.NDArray[np.int64]
 _CHUNK = 1 << 16
+_KEPT = 1 << 17
+"""Labels whose JSON is kept, at most; then all are forgotten and the shown ones made again."""
 
 
 class Catalogue:
-    """Labels of one release.
+    """Labels of one release, and those of an overlay on it.
+
+    Args:
+        labels: the label table.
+        embeddings_LD: float32, a row for each.
+
+    Attributes:
+        row_of: row of every label of the release, by id.
 
     Raises:
-        UnservableReleaseError: a display column that JSON cannot hold.
+        BundleInvariantError: a display column that JSON cannot hold.
     """
 
-    def __init__(self, labels: Labels) -> None:
+    def __init__(self, labels: Labels, embeddings_LD: npt.NDArray[np.float32]) -> None:
         self._labels = labels
-        self._display = {name: _json_ready(name, labels.display[name]) for name in labels.display.column_names}
+        self._embeddings_LD = embeddings_LD
+        self._display = {name: json_ready(name, labels.display[name]) for name in labels.display.column_names}
+        self._kept: dict[int, bytes] = {}
+        self._overlay: Overlay | None = None
         self._ids: list[str] = []
-        self._row_of: dict[str, int] = {}
+        self.row_of: dict[str, int] = {}
         # In chunks, so that a release loading beside a live one never holds the interpreter for long.
         for start in range(0, len(labels.ids), _CHUNK):
             ids = labels.ids[start : start + _CHUNK].to_pylist()
             self._ids += ids
-            self._row_of.update(zip(ids, range(start, start + len(ids)), strict=True))
+            self.row_of.update(zip(ids, range(start, start + len(ids)), strict=True))
+
+    def under(self, overlay: Overlay) -> Catalogue:
+        """The same labels with those of an overlay; shares everything else."""
+        catalogue = copy.copy(self)
+        catalogue._overlay = overlay
+        return catalogue
 
     def row(self, id_: str | int, *, field: str | None = None) -> int:
-        """The row of a label; raises UnknownLabelError."""
-        row = self._row_of.get(str(id_))
-        if row is None:
+        """The row of a label that is answered; raises UnknownLabelError."""
+        row = self._row(str(id_))
+        if row is None or (self._overlay is not None and self._overlay.hides(row)):
             raise UnknownLabelError(
                 f"expected the id of a label of this release, received {received(id_)}", field=field
             )
@@ -55,33 +78,86 @@ class Catalogue:
         """The distinct rows of the ids that this release has, int64, ascending; and how many ids it has not."""
         if not ids:
             return np.empty(0, np.int64), 0
-        row_of = self._row_of
-        rows = [row_of.get(id_ if isinstance(id_, str) else str(id_), -1) for id_ in ids]
-        known = np.unique(np.array([row for row in rows if row >= 0], np.int64))
-        return known, rows.count(-1)
+        rows = [self._row(id_ if isinstance(id_, str) else str(id_)) for id_ in ids]
+        known = np.unique(np.array([row for row in rows if row is not None], np.int64))
+        return known, rows.count(None)
 
-    def bucket_counts(self, rows_N: Rows) -> list[int]:
-        """How many of the rows are head, torso and tail."""
-        counts: list[int] = np.bincount(self._labels.buckets[rows_N], minlength=len(BUCKET_NAMES)).tolist()
-        return counts
+    def ids(self, rows_N: Rows) -> list[str]:
+        """The id of every row."""
+        ids, first = self._ids, len(self._ids)
+        added = [] if self._overlay is None else self._overlay.added.ids
+        return [ids[row] if row < first else added[row - first] for row in rows_N.tolist()]
 
-    def ranked(self, rows_N: Rows, scores_N: npt.NDArray[np.float32]) -> list[dict[str, Any]]:
-        """`schemas.RankedLabel` of every row, in order."""
-        ids = self._ids
+    def embeddings(self, rows: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Label embeddings of some rows, float32 [N, D]."""
+        return self._of(self._embeddings_LD, lambda added: added.embeddings, np.array(rows, np.int64))
+
+    def buckets(self, rows_N: Rows) -> npt.NDArray[np.int8]:
+        """0 head, 1 torso or 2 tail of every row, int8 [N]."""
+        return self._of(self._labels.buckets, lambda added: added.buckets, rows_N)
+
+    def buckets_of(self, ids: Sequence[str]) -> list[int]:
+        """The bucket of every label, −1 for ids that this release does not have."""
+        rows = [self._row(id_) for id_ in ids]
+        known = iter(self.buckets(np.array([row for row in rows if row is not None], np.int64)).tolist())
+        return [-1 if row is None else next(known) for row in rows]
+
+    def counts(self, rows_N: Rows) -> npt.NDArray[np.int64]:
+        """Training pairs of every row, int64 [N]."""
+        return self._of(self._labels.counts, lambda added: added.counts, rows_N)
+
+    def ranked(self, rows_N: Rows) -> list[bytes]:
+        """`schemas.RankedLabel` of every row as JSON, up to where its score belongs: `{…,"score":`."""
+        kept, rows, first = self._kept, rows_N.tolist(), len(self._ids)
+        missing = [row for row in rows if row not in kept and row < first]
+        if missing:
+            if len(kept) + len(missing) > _KEPT:
+                kept = self._kept = {}
+                missing = [row for row in rows if row < first]
+            kept.update(zip(missing, self._beginnings(np.array(missing, np.int64)), strict=True))
+        return [kept[row] if row < first else self._beginning_of_added(row - first) for row in rows]
+
+    def _row(self, id_: str) -> int | None:
+        if self._overlay is not None and (row := self._overlay.row_of.get(id_)) is not None:
+            return row
+        return self.row_of.get(id_)
+
+    def _of(
+        self, of_catalogue: npt.NDArray[Any], of_added: Callable[[Additions], npt.NDArray[Any]], rows_N: Rows
+    ) -> npt.NDArray[Any]:
+        """One column at some rows, of the catalogue and of the overlay."""
+        first = len(self._ids)
+        if self._overlay is None or not rows_N.size or rows_N.max() < first:
+            return of_catalogue[rows_N]
+        above_N = rows_N >= first
+        taken = of_catalogue[np.where(above_N, 0, rows_N)]
+        taken[above_N] = of_added(self._overlay.added)[rows_N[above_N] - first]
+        return taken
+
+    def _beginning_of_added(self, place: int) -> bytes:
+        added = self._overlay.added  # type: ignore[union-attr]  # only an overlay has rows of its own
+        return _beginning(added.ids[place], int(added.buckets[place]), added.display[place])
+
+    def _beginnings(self, rows_N: Rows) -> list[bytes]:
+        ids, buckets = self._ids, self._labels.buckets[rows_N].tolist()
         return [
-            {"id": ids[row], "score": score, "bucket": BUCKET_NAMES[bucket], "display": display}
-            for row, score, bucket, display in zip(
-                rows_N.tolist(),
-                scores_N,
-                self._labels.buckets[rows_N].tolist(),
-                self._display_of(rows_N),
-                strict=True,
-            )
+            _beginning(ids[row], bucket, display)
+            for row, bucket, display in zip(rows_N.tolist(), buckets, self._display_of(rows_N), strict=True)
         ]
 
     def described(self, row: int) -> dict[str, Any]:
         """`schemas.LabelAnswer` of one row."""
         labels = self._labels
+        if row >= len(self._ids):
+            added, row = self._overlay.added, row - len(self._ids)  # type: ignore[union-attr]  # as above
+            return {
+                "id": added.ids[row],
+                "count": int(added.counts[row]),
+                "log_pn": added.log_pn[row],
+                "bucket": BUCKET_NAMES[added.buckets[row]],
+                "bias": None if added.bias is None else added.bias[row],
+                "display": added.display[row],
+            }
         return {
             "id": self._ids[row],
             "count": int(labels.counts[row]),
@@ -100,35 +176,5 @@ class Catalogue:
         return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
-def _json_ready(name: str, column: pa.ChunkedArray) -> pa.Array:
-    """One contiguous array of a type that JSON has; dates, decimals and the like become strings."""
-    column = column.combine_chunks()
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    if _is_json(column.type):
-        return column
-    try:
-        return column.cast(pa.string())
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise UnservableReleaseError(
-            f"labels.parquet column {name!r}: expected text, numbers, booleans, dates or lists of them to display, "
-            f"found {column.type}"
-        ) from error
-
-
-def _is_json(type_: pa.DataType) -> bool:
-    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
-        return _is_json(type_.value_type)
-    if pa.types.is_struct(type_):
-        return all(_is_json(field.type) for field in type_)
-    return any(
-        test(type_)
-        for test in (
-            pa.types.is_string,
-            pa.types.is_large_string,
-            pa.types.is_integer,
-            pa.types.is_floating,
-            pa.types.is_boolean,
-            pa.types.is_null,
-        )
-    )
+def _beginning(id_: str, bucket: int, display: dict[str, JsonValue]) -> bytes:
+    return orjson.dumps({"id": id_, "bucket": BUCKET_NAMES[bucket], "display": display})[:-1] + b',"score":'

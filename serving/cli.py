@@ -1,54 +1,112 @@
-"""`longtail-serve`: one process that serves what `longtail-index` published."""
+"""`longtail-serve`: serves what `longtail-index` published, and says beforehand whether it could."""
 
 from __future__ import annotations
 
-import logging
+import json
+import sys
+from enum import StrEnum
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
 from pydantic import ValidationError
 
-from serving.server import run
+from bundle import BundleError
+from bundle.wording import received
+from index import IndexRoomError
+from serving import logs
+from serving.app import create_app
+from serving.check import check_release
+from serving.errors import ServingError
+from serving.server import listen
 from serving.settings import Settings
-from serving.wording import received
+from serving.workers import serve
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    help="Serve releases over HTTP.", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
+)
+
+
+class LogLevel(StrEnum):
+    """How much is logged."""
+
+    debug = "debug"
+    info = "info"
+    warning = "warning"
+    error = "error"
 
 
 @app.command()
-def serve(
+def run(
     releases: Annotated[
         Path, typer.Argument(help="Directory that longtail-index publishes to.", exists=True, file_okay=False)
     ],
     host: Annotated[str | None, typer.Option(help="Address to bind [default: 127.0.0.1].")] = None,
     port: Annotated[int | None, typer.Option(help="Port to bind; 0 lets the system choose [default: 8000].")] = None,
-    search_threads: Annotated[
-        int | None, typer.Option(help="Requests searched at once, one core each [default: 2].")
+    state: Annotated[
+        Path | None, typer.Option(help="Directory of added labels, feedback and figures [default: RELEASES/.state].")
     ] = None,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    workers: Annotated[int | None, typer.Option(help="Processes that share the port [default: 1].")] = None,
+    search_threads: Annotated[
+        int | None, typer.Option(help="Searches at once in a process, one core each [default: 1].")
+    ] = None,
+    insecure: Annotated[bool | None, typer.Option("--insecure", help="Bind beyond loopback without API keys.")] = None,
+    log_level: Annotated[LogLevel, typer.Option(help="Least level that is logged.")] = LogLevel.info,
 ) -> None:
-    """Serve the current release over HTTP, and follow CURRENT.
+    """Serve the current release, and follow CURRENT.
 
-    Every setting can also be given in the environment, as LONGTAIL_HOST, LONGTAIL_MAX_K and so on.
+    Every setting can also be given in the environment, as LONGTAIL_HOST, LONGTAIL_MAX_K and so on; API keys only
+    there (LONGTAIL_API_KEYS, LONGTAIL_ADMIN_KEYS), or in files (LONGTAIL_API_KEYS_FILE, LONGTAIL_ADMIN_KEYS_FILE).
     """
-    given: dict[str, Any] = {"releases": releases, "host": host, "port": port, "search_threads": search_threads}
-    if log_level not in ("debug", "info", "warning", "error"):
-        raise typer.BadParameter(
-            f"expected debug, info, warning or error, received {log_level!r}", param_hint="--log-level"
-        )
+    settings = _settings(
+        releases=releases,
+        host=host,
+        port=port,
+        state=state,
+        workers=workers,
+        search_threads=search_threads,
+        insecure=insecure,
+    )
+    logs.configure(settings.log_format, log_level)
+    serve(settings, listen(settings), log_level)
+
+
+@app.command()
+def check(
+    release: Annotated[Path, typer.Argument(help="A release's directory.", exists=True, file_okay=False)],
+) -> None:
+    """Verify a release, load it as the service would, answer queries from it, and say what that takes."""
+    for line in check_release(release):
+        print(line)
+
+
+@app.command()
+def openapi() -> None:
+    """Print the OpenAPI document of the service."""
+    with TemporaryDirectory() as nothing:
+        service = create_app(Settings(releases=Path(nothing)))
+        print(json.dumps(service.openapi(), indent=1, ensure_ascii=False))
+        service.state.service.close()
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of `longtail-serve`; the operator's errors end in one line and exit code 2."""
     try:
-        settings = Settings(**{name: value for name, value in given.items() if value is not None})
+        app(arguments, prog_name="longtail-serve")
+    except (ServingError, IndexRoomError, BundleError, OSError) as error:
+        print(f"longtail-serve: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _settings(**given: Any) -> Settings:
+    try:
+        return Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        name = ".".join(map(str, first["loc"]))
-        raise typer.BadParameter(
-            f"{first['msg']}, received {received(first['input'])}", param_hint=f"{name} (LONGTAIL_{name.upper()})"
-        ) from None
-    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    run(settings)
-
-
-def main() -> None:
-    """Entry point of `longtail-serve`."""
-    app(prog_name="longtail-serve")
+    name = ".".join(map(str, first["loc"]))
+    if not name:
+        raise typer.BadParameter(str(first["msg"]).removeprefix("Value error, ")) from None
+    hint = f"{name} (LONGTAIL_{name.upper()})"
+    shown = "" if "keys" in name else f", received {received(first['input'])}"
+    raise typer.BadParameter(f"{first['msg']}{shown}", param_hint=hint) from None

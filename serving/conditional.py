@@ -5,7 +5,7 @@ the labels of highest f from the index and the labels of highest p_n from a beam
 union is scored exactly.
 
 Legend: `B` queries in the batch, `b` some of them, `C` candidates of each, `E` augmented dimensions, `K`
-results, `L` labels, `Z` coordinates of z.
+results, `L` labels, `R` hidden ones, `Z` coordinates of z.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ _WHOLE_UP_TO = 4_096
 _EXCLUDE_BY_OVERFETCH_UP_TO = 1_000
 """Excluded labels that a beam finds and drops; for longer lists the tree loses their leaves."""
 _LARGEST_LOG_P = 1e30
+_NO_ROWS = np.empty(0, np.int64)
 
 
 class ConditionalRanker:
@@ -52,16 +53,25 @@ class ConditionalRanker:
         at_zero: answers queries of λ = 0.
         bundle: the labels' embeddings, biases and buckets.
         proposal: the tree, one leaf for every label of the bundle.
+        hidden: int64 [R], label rows that are never answered; the searcher must not find them either.
     """
 
-    def __init__(self, searcher: LabelSearcher, at_zero: Ranker, bundle: Bundle, proposal: Proposal) -> None:
+    def __init__(
+        self,
+        searcher: LabelSearcher,
+        at_zero: Ranker,
+        bundle: Bundle,
+        proposal: Proposal,
+        hidden: Int64 = _NO_ROWS,
+    ) -> None:
         self._searcher = searcher
         self._at_zero = at_zero
         self._augmentation = bundle.augmentation
         self._exact = ExactRows(bundle)
         self._buckets_L = bundle.labels.buckets
         self._tree = proposal
-        self._trees: dict[frozenset[int] | None, Proposal] = {None: proposal}
+        self._hidden = hidden
+        self._trees: dict[frozenset[int] | None, Proposal] = {} if hidden.size else {None: proposal}
         steps = proposal.depth * proposal.weights.shape[1] * float(np.abs(proposal.weights).max())
         self._largest_z = _LARGEST_LOG_P / max(1.0, steps)
 
@@ -93,7 +103,7 @@ class ConditionalRanker:
         queries_bE = self._augmentation.queries(part.queries_BD, 0.0)
         first = part.filters[0]
         if first is not None and first.allow is not None and len(first.allow) <= _WHOLE_UP_TO:
-            rows_bC = np.flatnonzero(first.mask(self._buckets_L))[None]
+            rows_bC = np.flatnonzero(self._eligible(first))[None]
             products_bC = self._exact.rescore(queries_bE, rows_bC)
             log_p_bC = self._tree.log_probabilities(z_bZ, rows_bC)
         else:
@@ -115,7 +125,7 @@ class ConditionalRanker:
         """
         first = filters[0]
         if first is not None and _alone(first):
-            rows_bC, log_p_bC = self._tree_of(first.mask(self._buckets_L)).beam(z_bZ, reach)
+            rows_bC, log_p_bC = self._tree_of(self._eligible(first)).beam(z_bZ, reach)
         else:
             tree = self._tree_of_buckets(None if first is None else first.buckets)
             excludes = [None if filter_ is None else filter_.exclude for filter_ in filters]
@@ -128,11 +138,17 @@ class ConditionalRanker:
         return rows_bC, log_p_bC
 
     def _tree_of_buckets(self, buckets: frozenset[int] | None) -> Proposal:
-        """The tree of some buckets' labels; kept, for there are eight such sets."""
+        """The tree of some buckets' labels that are not hidden; kept, for there are eight such sets."""
         tree = self._trees.get(buckets)
         if tree is None:
-            tree = self._trees[buckets] = self._tree_of(Filter(buckets=buckets).mask(self._buckets_L))
+            tree = self._trees[buckets] = self._tree_of(self._eligible(Filter(buckets=buckets)))
         return tree
+
+    def _eligible(self, filter_: Filter) -> Bools:
+        """The labels that pass a filter and are not hidden, bool [L]."""
+        mask_L = filter_.mask(self._buckets_L)
+        mask_L[self._hidden] = False
+        return mask_L
 
     def _tree_of(self, eligible_L: Bools) -> Proposal:
         """The same probabilities, in a tree whose other leaves are empty: a beam does not enter there."""

@@ -11,24 +11,42 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from bundle.wording import received
 from serving.errors import (
     BodyTooLargeError,
     ContentTypeError,
+    ForbiddenError,
     InvalidRequestError,
     MalformedBodyError,
+    NoLabelTowerError,
     NotReadyError,
+    QueueFullError,
+    RefusedReleaseError,
     ServingError,
+    SlowBodyError,
+    StorageError,
+    TimedOutError,
+    UnauthenticatedError,
     UnknownLabelError,
+    UnknownReleaseError,
 )
-from serving.wording import received
 
-_ERRORS: dict[type[ServingError], tuple[HTTPStatus, str]] = {
-    MalformedBodyError: (HTTPStatus.BAD_REQUEST, "malformed_body"),
-    UnknownLabelError: (HTTPStatus.NOT_FOUND, "unknown_label"),
-    BodyTooLargeError: (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "body_too_large"),
-    ContentTypeError: (HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "unsupported_content_type"),
-    InvalidRequestError: (HTTPStatus.UNPROCESSABLE_ENTITY, "invalid_request"),
-    NotReadyError: (HTTPStatus.SERVICE_UNAVAILABLE, "not_ready"),
+_ERRORS: dict[type[ServingError], tuple[HTTPStatus, str, dict[str, str]]] = {
+    MalformedBodyError: (HTTPStatus.BAD_REQUEST, "malformed_body", {}),
+    UnauthenticatedError: (HTTPStatus.UNAUTHORIZED, "unauthenticated", {"WWW-Authenticate": "Bearer"}),
+    ForbiddenError: (HTTPStatus.FORBIDDEN, "forbidden", {}),
+    UnknownLabelError: (HTTPStatus.NOT_FOUND, "unknown_label", {}),
+    UnknownReleaseError: (HTTPStatus.NOT_FOUND, "unknown_release", {}),
+    SlowBodyError: (HTTPStatus.REQUEST_TIMEOUT, "slow_body", {"Connection": "close"}),
+    RefusedReleaseError: (HTTPStatus.CONFLICT, "release_refused", {}),
+    BodyTooLargeError: (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "body_too_large", {}),
+    ContentTypeError: (HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "unsupported_content_type", {}),
+    InvalidRequestError: (HTTPStatus.UNPROCESSABLE_ENTITY, "invalid_request", {}),
+    NoLabelTowerError: (HTTPStatus.UNPROCESSABLE_ENTITY, "no_label_tower", {}),
+    QueueFullError: (HTTPStatus.TOO_MANY_REQUESTS, "queue_full", {"Retry-After": "1"}),
+    TimedOutError: (HTTPStatus.SERVICE_UNAVAILABLE, "timeout", {"Retry-After": "1"}),
+    StorageError: (HTTPStatus.SERVICE_UNAVAILABLE, "storage", {"Retry-After": "10"}),
+    NotReadyError: (HTTPStatus.SERVICE_UNAVAILABLE, "not_ready", {"Retry-After": "1"}),
 }
 _INTERNAL = "the request could not be answered; the server's log has the details under this request id"
 
@@ -39,9 +57,24 @@ def request_id(request: Request) -> str:
     return id_
 
 
+def serving_error(id_: str, error: ServingError) -> Response:
+    """The answer to an error of the service's own."""
+    status, kind, headers = _ERRORS[type(error)]
+    response = error_response(id_, status, kind, error.message, error.field)
+    response.headers.update(headers)
+    return response
+
+
 def dump(answer: dict[str, Any], id_: str) -> bytes:
     """An answer with its request's id, as JSON."""
     return orjson.dumps({**answer, "request_id": id_}, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def results_response(results: list[bytes], release: str, id_: str) -> Response:
+    """The answer of a retrieval, whose results are JSON already."""
+    return json_response(b'{"results":[%b],"release":%b,"request_id":"%b"}' % (
+        b",".join(results), orjson.dumps(release), id_.encode()
+    ))  # fmt: skip
 
 
 def json_response(content: bytes, status: int = 200) -> Response:
@@ -72,8 +105,7 @@ def install_error_handlers(app: FastAPI) -> None:
 async def _serving_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, ServingError):
         raise error
-    status, kind = _ERRORS[type(error)]
-    return error_response(request_id(request), status, kind, error.message, error.field)
+    return serving_error(request_id(request), error)
 
 
 async def _routing_error(request: Request, error: Exception) -> Response:

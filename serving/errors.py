@@ -1,5 +1,10 @@
 """What the service can refuse, in its own terms; edge.py maps each of these to HTTP, and nothing else does."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
 
 class ServingError(Exception):
     """Base of everything this package raises. Every message is fit for the client to read.
@@ -14,9 +19,33 @@ class ServingError(Exception):
         self.message = message
         self.field = field
 
+    def moved(self, items: str, places: Sequence[int]) -> Self:
+        """The same about a list that these entries were taken from.
+
+        Args:
+            items: the list's name in the request.
+            places: where the entries stand in it; this error's field names one of them, or the whole list.
+        """
+        _, *path = (self.field or items).split(".")
+        if path:
+            path[0] = str(places[int(path[0])])
+        return type(self)(self.message, field=".".join([items, *path]))
+
 
 class MalformedBodyError(ServingError):
     """The request body is not JSON in UTF-8."""
+
+
+class UnauthenticatedError(ServingError):
+    """No key, or none that this service knows."""
+
+
+class ForbiddenError(ServingError):
+    """A key that may ask, for something that only an admin key may do."""
+
+
+class SlowBodyError(ServingError):
+    """The request body did not arrive in time."""
 
 
 class ContentTypeError(ServingError):
@@ -31,8 +60,28 @@ class InvalidRequestError(ServingError):
     """JSON that the service or the current release cannot answer."""
 
 
+class NoLabelTowerError(ServingError):
+    """Labels with features, for a release that cannot embed them."""
+
+
 class UnknownLabelError(ServingError):
     """The request is about a label that the current release does not have."""
+
+
+class UnknownReleaseError(ServingError):
+    """The request names a release that is not loaded."""
+
+
+class RefusedReleaseError(ServingError):
+    """CURRENT names a release that cannot be served; the one before goes on."""
+
+
+class QueueFullError(ServingError):
+    """More queries are waiting than the service lets wait."""
+
+
+class TimedOutError(ServingError):
+    """The answer took longer than the service lets a client wait."""
 
 
 class NotReadyError(ServingError):
@@ -41,3 +90,19 @@ class NotReadyError(ServingError):
 
 class UnservableReleaseError(ServingError):
     """An intact release that this service cannot answer from; seen by the operator, never by a client."""
+
+
+class StorageError(ServingError):
+    """What a client wants recorded cannot be put on disk; nothing of it was, or what was may be sent again."""
+
+
+class AddressTakenError(ServingError):
+    """The address to bind is not free; seen by the operator."""
+
+
+class TracingError(ServingError):
+    """Tracing is asked for and not installed; seen by the operator."""
+
+
+class StateError(ServingError):
+    """The state directory cannot be used; seen by the operator."""

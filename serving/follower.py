@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import monotonic
 
+from bundle import LabelLogCorruptError, LabelLogVersionError
 from index import Releases
-from serving.encoder import Encoder
+from serving.errors import RefusedReleaseError, ServingError
+from serving.loading import load_release
 from serving.retriever import Retriever
 from serving.service import Service, one_openmp_thread
 
@@ -18,26 +22,8 @@ logger = logging.getLogger(__name__)
 
 _FIRST_RETRY_SECONDS = 2.0
 _LONGEST_RETRY_SECONDS = 60.0
-
-
-def load_release(releases: Releases, name: str) -> Retriever:
-    """Open a release, verify every file and answer a first query from it.
-
-    Raises:
-        BundleError, UnservableReleaseError, OSError or an error of the index package: what is wrong with it.
-    """
-    release = releases.open(name)
-    manifest = release.bundle.manifest
-    encoder = Encoder(release.bundle.query_tower, manifest.query_features, release.bundle.vocabularies, manifest.dim)
-    retriever = Retriever(
-        name=release.name,
-        created_at=release.created_at,
-        bundle=release.bundle,
-        searcher=release.searcher,
-        encoder=encoder,
-    )
-    retriever.warm()
-    return retriever
+_LABELS_SECONDS = 0.1
+"""How often changes of labels are looked for; those of this worker need no looking."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +35,7 @@ class _Failure:
 
 
 class ReleaseFollower:
-    """Polls CURRENT in a thread of its own.
+    """Polls CURRENT, and the labels that other workers change, in a thread of its own.
 
     A release that cannot be loaded leaves the one in service alone. It is tried again, ever less often up
     to once a minute, or at once when CURRENT names another; its error is logged once, and every attempt
@@ -58,7 +44,7 @@ class ReleaseFollower:
     Args:
         root: the directory of releases.
         service: gets every release that loads.
-        load: how a release is opened, for tests.
+        load: how a release is opened; `load_release` with the service's settings unless a test has another way.
         clock: seconds, for tests.
     """
 
@@ -67,15 +53,19 @@ class ReleaseFollower:
         root: Path,
         service: Service,
         *,
-        load: Callable[[Releases, str], Retriever] = load_release,
+        load: Callable[[Releases, str], Retriever] | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._releases = Releases(root)
         self._service = service
-        self._load = load
+        self._load = load or partial(
+            load_release, device=service.settings.device, max_new_labels=service.settings.max_new_labels
+        )
         self._clock = clock
         self._served: str | None = None
         self._failure: _Failure | None = None
+        self._trouble: str | None = None
+        self._checking = threading.Lock()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="release-follower", daemon=True)
 
@@ -90,6 +80,26 @@ class ReleaseFollower:
 
     def check(self) -> None:
         """Look at CURRENT once, and load what it names unless that is served already."""
+        with self._checking:
+            self._check()
+
+    def reload(self) -> bool:
+        """Look at CURRENT now, whatever was refused before; whether another release is served since.
+
+        Raises:
+            RefusedReleaseError: it names one that cannot be served.
+        """
+        with self._checking:
+            before, self._failure = self._served, None
+            self._check()
+            if self._failure is not None:
+                raise RefusedReleaseError(
+                    f"expected CURRENT to name a release that can be served, found {self._failure.name or 'none'}; "
+                    f"the log says why not; {self._served or 'nothing'} stays in service"
+                )
+            return self._served != before
+
+    def _check(self) -> None:
         name: str | None = None
         try:
             name = self._releases.current()
@@ -100,13 +110,17 @@ class ReleaseFollower:
                 return
             started = self._clock()
             retriever = self._load(self._releases, name)
+            self._service.serve(retriever)
         # Whatever is wrong with a release, the one in service must go on.
         except Exception as error:
             if not self._too_early(name):
                 self._refuse(name, f"{type(error).__name__}: {error}")
             return
-        self._service.serve(retriever)
         self._served, self._failure = name, None
+        # What a release holds lives as long as it: the collector need not look at millions of ids again and again.
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
         logger.info("serving release %s, loaded and verified in %.1f s", name, self._clock() - started)
 
     def _too_early(self, name: str | None) -> bool:
@@ -119,6 +133,7 @@ class ReleaseFollower:
         wait = min(_FIRST_RETRY_SECONDS * 2 ** (attempts - 1), _LONGEST_RETRY_SECONDS)
         self._failure = _Failure(name, message, attempts, self._clock() + wait)
         self._service.monitor.release_refused()
+        self._service.refused = name or "a CURRENT that names none"
         if before is None or before.message != message:
             logger.error(
                 "release %s refused, %s stays in service: %s", name or "in CURRENT", self._served or "nothing", message
@@ -126,6 +141,20 @@ class ReleaseFollower:
 
     def _follow(self) -> None:
         one_openmp_thread()
+        next_check = 0.0
         while not self._stopping.is_set():
-            self.check()
-            self._stopping.wait(self._service.settings.poll_seconds)
+            if self._clock() >= next_check:
+                self.check()
+                next_check = self._clock() + self._service.settings.poll_seconds
+            self._read_changes()
+            self._stopping.wait(min(_LABELS_SECONDS, self._service.settings.poll_seconds))
+
+    def _read_changes(self) -> None:
+        try:
+            self._service.read_changes()
+            self._trouble = None
+        # The labels as they were go on, whatever is wrong with the log or the label tower.
+        except (LabelLogCorruptError, LabelLogVersionError, OSError, ServingError) as error:
+            if self._trouble != str(error):
+                logger.error("label changes cannot be read: %s", error)
+            self._trouble = str(error)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from bundle.wording import received
 from serving.errors import InvalidRequestError
-from serving.schemas import RetrieveRequest, Selection, SimilarRequest
+from serving.schemas import FeedbackRequest, LabelsRequest, RetrieveRequest, Selection, SimilarRequest
 from serving.settings import Settings
-from serving.wording import received
+
+_LONGEST_ID = 512
 
 
 def check_retrieve(request: RetrieveRequest, settings: Settings) -> None:
@@ -19,6 +21,25 @@ def check_similar(request: SimilarRequest, settings: Settings) -> None:
     """Raise InvalidRequestError if a limit is passed; names the field."""
     _at_most(len(request.labels), settings.max_queries, "ids", "ids")
     _check_selection(request, settings, "")
+
+
+def check_labels(request: LabelsRequest, settings: Settings) -> None:
+    """Raise InvalidRequestError if a limit is passed; names the field."""
+    _at_most(len(request.labels), settings.max_queries, "labels", "labels")
+    for index, label in enumerate(request.labels):
+        if not 1 <= len(str(label.id)) <= _LONGEST_ID:
+            raise InvalidRequestError(
+                f"expected an id of 1 to {_LONGEST_ID} characters, received {received(label.id)}",
+                field=f"labels.{index}.id",
+            )
+
+
+def check_feedback(request: FeedbackRequest, settings: Settings) -> None:
+    """Raise InvalidRequestError if a limit is passed; names the field."""
+    _at_most(len(request.events), settings.max_queries, "events", "events")
+    for index, event in enumerate(request.events):
+        _at_most(len(event.labels), settings.max_ids, "ids", f"events.{index}.labels")
+        _at_most(len(event.exclude), settings.max_ids, "ids", f"events.{index}.exclude")
 
 
 def _check_selection(selection: Selection, settings: Settings, prefix: str) -> None:

@@ -9,7 +9,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from serving.schemas import RetrieveRequest, SimilarRequest
+from serving.schemas import FeedbackRequest, LabelsRequest, RetrieveRequest, SimilarRequest
 
 _REFERENCE = "#/components/schemas/{model}"
 
@@ -25,7 +25,8 @@ def document(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
         schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
         _, bodies = models_json_schema(
-            [(RetrieveRequest, "validation"), (SimilarRequest, "validation")], ref_template=_REFERENCE
+            [(body, "validation") for body in (RetrieveRequest, SimilarRequest, LabelsRequest, FeedbackRequest)],
+            ref_template=_REFERENCE,
         )
         schema["components"]["schemas"].update(bodies["$defs"])
         _drop_unused_validation_errors(schema)

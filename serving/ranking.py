@@ -13,9 +13,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from bundle import Augmentation
+from bundle import Augmentation, Inputs
 from index import Filter
-from serving.features import Inputs
 
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]

@@ -62,10 +62,18 @@ class Query(Selection):
     features: dict[str, JsonValue]
 
 
+_RELEASE = Field(
+    default=None, max_length=128, description="Answer from this release, if it is loaded still. Null: the current one."
+)
+_PREVIEW = Field(default=False, description="Nobody will see the answer: leave it out of every figure.")
+
+
 class RetrieveRequest(_Request):
     """Body of POST /v1/retrieve."""
 
     queries: list[Query] = Field(min_length=1)
+    release: str | None = _RELEASE
+    preview: bool = _PREVIEW
 
 
 class SimilarRequest(Selection):
@@ -73,6 +81,8 @@ class SimilarRequest(Selection):
 
     id: LabelId | None = None
     ids: list[LabelId] | None = Field(default=None, min_length=1)
+    release: str | None = _RELEASE
+    preview: bool = _PREVIEW
 
     @property
     def labels(self) -> list[str | int]:
@@ -89,6 +99,51 @@ class SimilarRequest(Selection):
                 "id_or_ids", "expected either id or ids, received {received}", {"received": received}
             )
         return self
+
+
+class NewLabel(_Request):
+    """A label to add, or to embed anew; one that is hidden comes back by its id alone."""
+
+    id: LabelId
+    features: dict[str, JsonValue] | None = Field(
+        default=None, description="By name, as the label tower takes them; null or absent means missing."
+    )
+    display: dict[str, JsonValue] = Field(default={}, description="Columns shown with the label: title, …")
+
+
+class LabelsRequest(_Request):
+    """Body of POST /v1/labels."""
+
+    labels: list[NewLabel] = Field(min_length=1)
+
+
+class Event(_Request):
+    """What somebody chose: after an answer (`request_id`), or on their own (`features`)."""
+
+    labels: list[LabelId] = Field(min_length=1, description="The labels chosen, whether they were answered or not.")
+    request_id: str | None = Field(default=None, min_length=1, max_length=128, description="Of the answer.")
+    query: int = Field(default=0, ge=0, description="Place of the query in that request.")
+    features: dict[str, JsonValue] | None = Field(
+        default=None, description="Query features of an organic choice: retrieved and scored without being shown."
+    )
+    bias_removal: float | None = Field(default=None, allow_inf_nan=False, description="λ of that retrieval.")
+    exclude: list[LabelId] = Field(default=[], description="Labels that retrieval leaves out, such as seen ones.")
+
+    @model_validator(mode="after")
+    def _one_of_request_id_and_features(self) -> Self:
+        if (self.request_id is None) == (self.features is None):
+            received = "neither" if self.features is None else "both"
+            raise PydanticCustomError(
+                "request_or_features", "expected either request_id or features, received {received}",
+                {"received": received},
+            )  # fmt: skip
+        return self
+
+
+class FeedbackRequest(_Request):
+    """Body of POST /v1/feedback."""
+
+    events: list[Event] = Field(min_length=1)
 
 
 class RankedLabel(BaseModel):
@@ -150,6 +205,37 @@ class LabelAnswer(BaseModel):
     request_id: str
 
 
+class LabelsAnswer(BaseModel):
+    """Answer of POST /v1/labels: the labels are on disk, and in every answer from now on."""
+
+    accepted: int
+    release: str
+    request_id: str
+
+
+class HiddenAnswer(BaseModel):
+    """Answer of DELETE /v1/labels/{id}: the label is in no answer from now on."""
+
+    id: str
+    release: str
+    request_id: str
+
+
+class FeedbackAnswer(BaseModel):
+    """Answer of POST /v1/feedback: the events are on disk."""
+
+    accepted: int
+    request_id: str
+
+
+class ReloadAnswer(BaseModel):
+    """Answer of POST /v1/release/reload."""
+
+    release: str
+    changed: bool
+    request_id: str
+
+
 class ExpectedFeature(BaseModel):
     """One feature that a query may carry."""
 
@@ -178,6 +264,80 @@ class ReleaseAnswer(BaseModel):
     )
     query_features: list[ExpectedFeature]
     example: dict[str, JsonValue] = Field(description="Features of a valid query, to copy and change.")
+    request_id: str
+
+
+class Share(BaseModel):
+    """What one bucket got."""
+
+    count: int
+    share: float | None
+    coverage: float = Field(description="Share of the bucket's labels that were answered at all.")
+
+
+class Recall(BaseModel):
+    """Of the labels chosen, how many were answered, with a 95 % Wilson interval."""
+
+    positives: int
+    hits: int
+    value: float | None
+    low: float | None
+    high: float | None
+
+
+class Scores(BaseModel):
+    """Scores answered, by the baseline's deciles."""
+
+    counts: list[int]
+
+
+class Drift(BaseModel):
+    """Population stability index against the baseline; null for too few labels or without a baseline."""
+
+    buckets: float | None
+    scores: float | None
+
+
+class Load(BaseModel):
+    """Requests for labels."""
+
+    count: int
+    per_second: float
+    p50_ms: float | None
+    p99_ms: float | None
+    shed: int
+    errors: int
+
+
+class Window(BaseModel):
+    """Figures of the release being served over the last so many seconds."""
+
+    seconds: int
+    queries: int
+    bias_removal: float | None = Field(description="Mean λ.")
+    exposures: dict[BucketName, Share]
+    coverage: float
+    gini: float | None
+    popularity: float | None = Field(description="Mean training pairs of the answered labels.")
+    scores: Scores
+    psi: Drift
+    recall: dict[Literal["feedback", "shadow"], dict[Literal["head", "torso", "tail", "all"], Recall]]
+    requests: Load
+
+
+class MonitoringAnswer(BaseModel):
+    """Answer of GET /v1/monitoring."""
+
+    release: str
+    since: datetime
+    now: datetime
+    baseline: dict[str, JsonValue] | None = Field(
+        description="What held-out queries are answered: bias_removal, k, shares, popularity, scores."
+    )
+    windows: dict[Literal["5m", "1h", "24h"], Window]
+    series: dict[str, JsonValue] = Field(description="By minute, oldest first, over all releases.")
+    releases: list[dict[str, JsonValue]] = Field(description="What served when: name, from, until.")
+    labels: dict[Literal["added", "hidden"], int]
     request_id: str
 
 

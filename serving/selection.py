@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from bundle import BUCKET_NAMES, Manifest
+from bundle.wording import received
 from index import Filter
 from serving.catalogue import Catalogue
 from serving.errors import InvalidRequestError
 from serving.schemas import Selection
-from serving.wording import received
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,36 +2,138 @@
 
 from __future__ import annotations
 
+import ipaddress
 from pathlib import Path
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BeforeValidator, Field, SecretStr, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+_SHORTEST_KEY = 16
+
+
+def _split(keys: object) -> object:
+    """Keys from the environment stand in one string, with commas between."""
+    return [key for part in keys.split(",") if (key := part.strip())] if isinstance(keys, str) else keys
+
+
+Keys = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_split)]
 
 
 class Settings(BaseSettings):
-    """Settings of one service process: arguments first, then LONGTAIL_… in the environment, then these defaults."""
+    """Settings of one service: arguments first, then LONGTAIL_… in the environment, then these defaults.
 
-    model_config = SettingsConfigDict(env_prefix="LONGTAIL_", frozen=True)
+    Raises:
+        ValueError: settings that contradict each other, a key shorter than 16 characters, or an address other than
+            loopback without keys.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="LONGTAIL_", frozen=True, hide_input_in_errors=True)
 
     releases: Path
     """Directory that `longtail-index` publishes to; its CURRENT names the release to serve."""
+    state: Path | None = None
+    """Directory for what must outlive the process: added labels, feedback, live figures. RELEASES/.state if not set."""
     host: str = "127.0.0.1"
-    """Address to bind. There is no authentication: bind anything but loopback behind a gateway only."""
+    """Address to bind. Anything but loopback needs API keys, or `insecure`."""
     port: int = Field(default=8000, ge=0, le=65535)
     """Port to bind; 0 lets the system choose one."""
+    workers: int = Field(default=1, ge=1, le=64)
+    """Processes that share the port, the mapped index and the state."""
+    device: Literal["cpu", "gpu"] = "cpu"
+    """Where FAISS searches; on a GPU one search at a time."""
     poll_seconds: float = Field(default=1.0, gt=0)
     """How often CURRENT is read; a published release is loaded at most this much later."""
-    search_threads: int = Field(default=2, ge=1)
-    """Requests that are encoded and searched at once, one core each; more than there are cores only adds waiting."""
+    keep_releases: int = Field(default=1, ge=0)
+    """Releases before the one served that stay loaded, for requests that name them in `release`."""
+
+    api_keys: Keys = ()
+    """Keys that may ask. Comma-separated in the environment."""
+    api_keys_file: Path | None = None
+    """More of them, one a line."""
+    admin_keys: Keys = ()
+    """Keys that may also change labels and reload."""
+    admin_keys_file: Path | None = None
+    """More of them, one a line."""
+    insecure: bool = False
+    """Bind beyond loopback without keys, for a gateway that checks them."""
+
+    search_threads: int = Field(default=1, ge=1)
+    """Searches at once, one core each; more than there are cores beside the event loop's only adds waiting."""
+    batch_window_ms: float = Field(default=2.0, ge=0, le=100)
+    """Longest wait for company while another search is under way; an idle service never waits."""
+    max_batch: int = Field(default=64, ge=1)
+    """Queries that share a search, at most; a larger request is searched alone."""
+    queue_limit: int = Field(default=512, ge=1)
+    """Queries that wait for a search, at most; a request beyond gets 429."""
+    request_seconds: float = Field(default=5.0, gt=0)
+    """After this a request that has no answer gets 503, and one whose body has not arrived 408."""
     drain_seconds: float = Field(default=1.0, ge=0)
     """After SIGTERM, how long requests are still taken while /readyz says 503, for a load balancer to look away."""
     shutdown_seconds: int = Field(default=30, ge=1)
     """After that, how long requests under way may take to finish before they are cut off."""
+
     max_body_bytes: int = Field(default=1 << 20, ge=1)
     """Longest request body that is read; a longer one gets 413 and is never held in memory."""
     max_queries: int = Field(default=256, ge=1)
-    """Most queries (or label ids, for /v1/similar) in one request."""
+    """Most queries, label ids, labels or events in one request."""
     max_k: int = Field(default=1000, ge=1)
     """Most labels that one query may ask for."""
     max_ids: int = Field(default=10_000, ge=1)
-    """Most ids in one `exclude` or `allow`."""
+    """Most ids in one `exclude`, `allow` or `labels`."""
+    max_new_labels: int = Field(default=100_000, ge=0)
+    """Labels added while serving, at most; a rebuild takes them in."""
+    max_answers: int = Field(default=1_000_000, ge=0)
+    """Answers that are remembered for feedback to join, at most."""
+    shadow_k: int = Field(default=20, ge=1)
+    """Labels retrieved for an organic interaction, to see whether it would have been answered."""
+
+    log_format: Literal["auto", "json", "text"] = "auto"
+    """One JSON object a line, or lines for people; auto: for people on a terminal."""
+    tracing: bool = False
+    """Send OpenTelemetry spans, as the OTEL_… variables say; needs the extra `otel`."""
+    access_log: bool = False
+    """A line for every request; those that fail with 5xx have one anyway."""
+
+    @property
+    def state_directory(self) -> Path:
+        """Where state is kept."""
+        return self.releases / ".state" if self.state is None else self.state
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.queue_limit < self.max_queries:
+            raise ValueError(
+                f"expected queue_limit >= max_queries, so that every request fits the queue, "
+                f"received {self.queue_limit} and {self.max_queries}"
+            )
+        for name, keys in (("api_keys", self.all_api_keys()), ("admin_keys", self.all_admin_keys())):
+            if any(len(key) < _SHORTEST_KEY for key in keys):
+                raise ValueError(
+                    f"{name}: expected keys of at least {_SHORTEST_KEY} characters, received a shorter one"
+                )
+        if not (self.insecure or _is_loopback(self.host) or self.all_api_keys()):
+            raise ValueError(
+                f"expected api_keys, or insecure, for the address {self.host}, which others can reach; received neither"
+            )
+        return self
+
+    def all_api_keys(self) -> list[str]:
+        """Keys that may ask, from the setting and the file."""
+        return _keys(self.api_keys, self.api_keys_file)
+
+    def all_admin_keys(self) -> list[str]:
+        """Keys that may change things, from the setting and the file."""
+        return _keys(self.admin_keys, self.admin_keys_file)
+
+
+def _keys(given: tuple[SecretStr, ...], file: Path | None) -> list[str]:
+    in_file = [] if file is None else file.read_text(encoding="utf-8").split()
+    return [*(key.get_secret_value() for key in given), *in_file]
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pyarrow as pa
 from onnx import TensorProto, helper, numpy_helper
+from pydantic import JsonValue
 
 from bundle import (
     Augmentation,
@@ -64,6 +65,54 @@ def onnx_query_tower(users: np.ndarray, items: np.ndarray, *, cosine: bool) -> b
     return model.SerializeToString()
 
 
+def onnx_label_tower(own: np.ndarray, genres: np.ndarray, *, cosine: bool) -> bytes:
+    """`own[item_id] + Σ weight · genres[genre] + year · genres[0]` (+ L2 normalisation), as an ONNX model.
+
+    Args:
+        own: float32 [I, D].
+        genres: float32 [G, D].
+        cosine: divide the output by its norm.
+    """
+    nodes = [
+        helper.make_node("Gather", ["own", "item_id"], ["itself"]),
+        helper.make_node("Gather", ["genres_table", "genres"], ["each"]),
+        helper.make_node("Unsqueeze", ["genres__weight", "last"], ["weight"]),
+        helper.make_node("Mul", ["each", "weight"], ["weighted"]),
+        helper.make_node("ReduceSum", ["weighted", "first"], ["bag"], keepdims=0),
+        helper.make_node("Unsqueeze", ["year", "first"], ["years"]),
+        helper.make_node("Mul", ["years", "per_year"], ["dated"]),
+        helper.make_node("Sum", ["itself", "bag", "dated"], ["sum" if cosine else "embedding"]),
+    ]
+    if cosine:
+        nodes.append(helper.make_node("LpNormalization", ["sum"], ["embedding"], axis=1, p=2))
+    graph = helper.make_graph(
+        nodes,
+        "label_tower",
+        [
+            helper.make_tensor_value_info("item_id", TensorProto.INT32, ["B"]),
+            helper.make_tensor_value_info("genres", TensorProto.INT32, ["B", "P"]),
+            helper.make_tensor_value_info("genres__weight", TensorProto.FLOAT, ["B", "P"]),
+            helper.make_tensor_value_info("year", TensorProto.FLOAT, ["B"]),
+        ],
+        [helper.make_tensor_value_info("embedding", TensorProto.FLOAT, ["B", own.shape[1]])],
+        [
+            numpy_helper.from_array(own, "own"),
+            numpy_helper.from_array(genres, "genres_table"),
+            numpy_helper.from_array(genres[:1], "per_year"),
+            numpy_helper.from_array(np.array([2], np.int64), "last"),
+            numpy_helper.from_array(np.array([1], np.int64), "first"),
+        ],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    onnx.checker.check_model(model)
+    return model.SerializeToString()
+
+
+def label_features(row: int) -> dict[str, JsonValue]:
+    """Features of label `row` of a bundle with a label tower, but for its own id: genre `g0…g4` and year."""
+    return {"genres": [f"g{row % 5}"], "year": row % 3 - 1}
+
+
 def label_tree(points_LK: np.ndarray, counts_L: np.ndarray, *, sharpness: float) -> tuple[np.ndarray, ...]:
     """A tree such as training fits, in closed form: weights [N, K], biases [N] and leaf_labels [N] of a `Proposal`.
 
@@ -118,6 +167,7 @@ def make_bundle(
     cosine: bool = True,
     bias: bool = False,
     proposal: bool = False,
+    label_tower: bool = False,
     seed: int = 0,
 ) -> Bundle:
     """A valid bundle with Zipf counts, users `u0…` and labels `item-0…`; not yet written.
@@ -130,6 +180,7 @@ def make_bundle(
         bias: whether labels have one.
         proposal: whether there is a tree p_n(y|x). Its eight coordinates have nothing to do with the embeddings:
             a model learns f to be what its proposal does not say.
+        label_tower: whether labels are embedded from features: `item_id` their own id, `label_features` the others.
         seed: of all of it.
     """
     rng = np.random.default_rng(seed)
@@ -141,6 +192,20 @@ def make_bundle(
     counts = (1000 / np.arange(1, labels + 1)).astype(np.int64)
     counts = counts[rng.permutation(labels)]
     embeddings = rows(labels) if cosine else rows(labels) * rng.uniform(0.5, 2, (labels, 1)).astype(np.float32)
+    tower, label_inputs = None, []
+    genres = Vocabulary(pa.array([f"g{genre}" for genre in range(5)]))
+    if label_tower:
+        own, of_genres = rows(labels + 1), rows(6)
+        each = np.arange(labels)
+        embeddings = own[1:] + of_genres[1 + each % 5] + (each % 3 - 1)[:, None].astype(np.float32) * of_genres[0]
+        if cosine:
+            embeddings /= np.linalg.norm(embeddings, axis=1, keepdims=True)
+        tower = onnx_label_tower(own, of_genres, cosine=cosine)
+        label_inputs = [
+            Feature(name="item_id", kind="id", vocabulary="items"),
+            Feature(name="genres", kind="bag", vocabulary="genres", max_length=3),
+            Feature(name="year", kind="number", missing=0.5),
+        ]
     log_pn = log_frequencies(counts).astype(np.float32)
     biases = rng.standard_normal(labels, dtype=np.float32) if bias else None
     temperature = 0.1
@@ -174,6 +239,7 @@ def make_bundle(
                 Feature(name="user_id", kind="id", vocabulary="users"),
                 Feature(name="history", kind="history", vocabulary="items", max_length=10),
             ],
+            label_features=label_inputs,
             display=["title"],
             buckets=buckets,
             bias_removal=BiasRemoval(default=0.5),
@@ -191,6 +257,8 @@ def make_bundle(
         embeddings=embeddings,
         calibration_queries=calibration_queries,
         query_tower=onnx_query_tower(user_rows, item_rows, cosine=cosine),
-        vocabularies={"users": Vocabulary(pa.array([f"u{user}" for user in range(users)])), "items": Vocabulary(ids)},
+        label_tower=tower,
+        vocabularies={"users": Vocabulary(pa.array([f"u{user}" for user in range(users)])), "items": Vocabulary(ids)}
+        | ({"genres": genres} if label_tower else {}),
         proposal=tree,
     )

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-ROOMS = ("bundle", "index", "serving", "trainer")
+ROOMS = ("bundle", "client", "index", "serving", "trainer")
 MAY_IMPORT = {
     "bundle": {"bundle"},
+    "client": {"client"},
     "index": {"bundle", "index"},
     "serving": {"bundle", "index", "serving"},
     "trainer": {"bundle", "trainer"},

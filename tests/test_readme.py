@@ -12,7 +12,9 @@ import pytest
 from pydantic import ValidationError
 from typer.main import get_command
 
+import client
 from index.cli import app as index_app
+from index.promise import Promise
 from serving.cli import app as serve_app
 from serving.schemas import RetrieveRequest
 from trainer.cli import app as train_app
@@ -41,12 +43,24 @@ def test_command_parses(line: str) -> None:
 
 
 def test_recipe_is_valid() -> None:
-    (recipe,) = blocks("toml")
+    recipe, _ = blocks("toml")
     tree = tomllib.loads(recipe)
     assert Recipe.model_validate(tree).name == "shop"
     tree["data"]["typo"] = 1
     with pytest.raises(ValidationError):
         Recipe.model_validate(tree)
+
+
+def test_promise_is_valid() -> None:
+    _, promise = blocks("toml")
+    assert Promise.model_validate(tomllib.loads(promise)).floors == {"tail": 0.02}
+
+
+def test_client_code_compiles_and_names_what_is_there() -> None:
+    (code,) = [block for block in blocks("python") if "from client" in block]
+    compile(code, "README.md", "exec")
+    for name in re.findall(r"longtail\.(\w+)\(", code):
+        assert hasattr(client.Client, name)
 
 
 def test_request_is_valid() -> None:

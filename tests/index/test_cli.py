@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 import typer
 
+from bundle import Hide, LabelLog
 from index.cli import app, main
 
 SURFACE = {
-    "build": {"bundle", "--releases", "--spec", "--name", "--publish", "--device", "--recall-floor"},
-    "publish": {"releases", "name"},
+    "build": {
+        *("bundle", "--releases", "--spec", "--name", "--publish", "--device", "--recall-floor"),
+        *("--floor", "--max-drop", "--force"),
+    },
+    "publish": {"releases", "name", "--floor", "--max-drop", "--force"},
     "rollback": {"releases"},
+    "merge": {"bundle", "log", "--out"},
     "list": {"releases"},
     "verify": {"releases", "name"},
     "prune": {"releases", "--keep"},
@@ -45,12 +51,13 @@ def test_from_build_to_prune(bundle_path: Path, tmp_path: Path, capsys: pytest.C
     output = capsys.readouterr().out
     assert "first: flat over 600 labels" in output
     assert "recall@100 at λ: -1: 1.000, 0: 1.000, 0.5: 1.000, 1: 1.000, 2: 1.000" in output
-    assert f"published: {tmp_path / 'first'}" in output
+    assert f"written: {tmp_path / 'first'}" in output
+    assert output.endswith("promise: none configured\npublished: first\n")
     assert run("build", bundle_path, "--releases", tmp_path, "--name", "second", "--spec", "hnsw") == 0
     assert f"written: {tmp_path / 'second'}" in capsys.readouterr().out
 
     assert run("publish", tmp_path, "second") == 0
-    assert capsys.readouterr().out == "published: second\n"
+    assert capsys.readouterr().out == "promise: none configured\npublished: second\n"
     assert run("rollback", tmp_path) == 0
     assert capsys.readouterr().out == "published: first\n"
     assert run("verify", tmp_path, "second") == 0
@@ -81,6 +88,8 @@ def test_from_build_to_prune(bundle_path: Path, tmp_path: Path, capsys: pytest.C
         (["build", "BUNDLE", "--releases", "R", "--spec", "nonsense"], "expected auto, flat"),
         (["build", "BUNDLE", "--releases", "R", "--recall-floor", "2"], "recall floor: expected 0 <= floor <= 1"),
         (["build", "BUNDLE", "--releases", "/dev/null/x"], "Not a directory"),
+        (["build", "BUNDLE", "--releases", "R", "--force"], "--force: expected --publish with them, received none"),
+        (["build", "BUNDLE", "--releases", "R", "--publish", "--floor", "mid=1"], "--floor mid=1: expected metric"),
         (["publish", "R", "x"], "expected a directory of releases"),
         (["rollback", "R"], "expected a directory of releases"),
         (["verify", "R", "x"], "expected one of its releases [], received 'x'"),
@@ -115,3 +124,16 @@ def test_python_m_index_is_the_command() -> None:
         check=True,
     )
     assert all(command in ended.stdout for command in SURFACE)
+
+
+def test_merge_writes_a_bundle_and_says_what_changed(
+    bundle_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "labels.log"
+    LabelLog(log).append([Hide(id="item-3", at=datetime.now(UTC))])
+    assert run("merge", bundle_path, log, "--out", tmp_path / "merged") == 0
+    assert capsys.readouterr().out == (
+        f"599 labels: 0 added, 0 embedded anew, 1 removed\nwritten: {tmp_path / 'merged'}\n"
+    )
+    assert run("merge", bundle_path, log, "--out", tmp_path / "merged") == 2
+    assert "already exists" in capsys.readouterr().err

@@ -104,7 +104,9 @@ def test_names_are_unique_in_one_second_and_can_be_chosen(bundle_path: Path, tmp
         build_index(bundle_path, tmp_path, name=names[0])
 
 
-@pytest.mark.parametrize("name", ["../up", "a/b", ".hidden", "", "CURRENT", "HISTORY", "a\nb", "x" * 129, "ü"])
+@pytest.mark.parametrize(
+    "name", ["../up", "a/b", ".hidden", "", "CURRENT", "HISTORY", "promise.toml", "a\nb", "x" * 129, "ü"]
+)
 def test_names_that_leave_the_directory_are_refused(name: str, bundle_path: Path, tmp_path: Path) -> None:
     for action in (lambda: build_index(bundle_path, tmp_path, name=name), lambda: Releases(tmp_path).open(name)):
         with pytest.raises(ReleaseNameError, match="release name: expected 1 to 128 letters"):
@@ -163,7 +165,8 @@ def test_a_renamed_release_is_refused(release: Path) -> None:
         reopen(release.rename(release.parent / "renamed"))
 
 
-def test_an_index_that_asks_for_more_than_its_file_holds_is_refused(release: Path) -> None:
+@pytest.mark.parametrize("mapped", [False, True])
+def test_an_index_that_asks_for_more_than_its_file_holds_is_refused(mapped: bool, release: Path) -> None:
     """FAISS's limits catch what a checksum cannot: a file that was crafted, not damaged."""
     file = release / "index" / "head.faiss"
     content = bytearray(file.read_bytes())
@@ -171,7 +174,7 @@ def test_an_index_that_asks_for_more_than_its_file_holds_is_refused(release: Pat
     content[vector_count : vector_count + 8] = np.uint64(1 << 40).tobytes()
     file.write_bytes(bytes(content))
     with pytest.raises(ReleaseCorruptError, match="cannot read this index"):
-        index_files._read_faiss(file, 600)
+        index_files._read_faiss(file, 600, mapped=mapped)
 
 
 def test_a_full_disk_leaves_nothing(bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

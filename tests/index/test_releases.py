@@ -131,6 +131,21 @@ def test_prune_keeps_the_newest_and_the_published(releases: Releases) -> None:
         releases.prune(keep=0)
 
 
+def test_prune_keeps_what_rollback_would_go_to(releases: Releases) -> None:
+    for name in ("a", "b", "c"):
+        releases.publish(name)
+    assert releases.prune(keep=1) == ["a"]
+    assert releases.rollback() == "b"
+
+
+def test_prune_keeps_the_rollback_target_beyond_a_deleted_release(releases: Releases) -> None:
+    for name in ("a", "b", "c"):
+        releases.publish(name)
+    shutil.rmtree(releases.root / "b")
+    assert releases.prune(keep=1) == []
+    assert releases.rollback() == "a"
+
+
 def test_prune_takes_unreadable_releases_for_the_oldest(releases: Releases) -> None:
     (releases.root / "c" / "release.json").write_text("{}")
     assert releases.prune(keep=2) == ["c"]

@@ -88,10 +88,22 @@ def test_k_beyond_the_catalogue_returns_every_label_once(spec: str, opened: Call
         assert scores[query][labels:].tolist() == [-np.inf] * 3
 
 
-def test_one_query_equals_its_place_in_a_batch(opened: Callable[[str], Release]) -> None:
-    release = opened("ivf_flat")
+@pytest.mark.parametrize("spec", ["ivf_flat", "hnsw"])
+def test_one_query_equals_its_place_in_a_batch(spec: str, opened: Callable[[str], Release]) -> None:
+    release = opened(spec)
     queries = release.bundle.augmentation.queries(release.bundle.calibration_queries, 1.0)
-    filters = [None, Filter(exclude=np.arange(7)), Filter(buckets=frozenset({2}))] * 16 + [None, None]
+    rng = np.random.default_rng(0)
+    every: list[list[Filter | None]] = [
+        [
+            None,
+            Filter(exclude=rng.choice(600, rng.integers(1, 40), replace=False)),
+            Filter(exclude=rng.choice(600, 300, replace=False).astype(np.uint16), buckets=frozenset({1, 2})),
+            Filter(buckets=frozenset({2}), exclude=rng.choice(600, 9)),
+            Filter(allow=rng.choice(600, rng.integers(1, 600))),
+        ]
+        for _ in range(10)
+    ]
+    filters = [filter_ for group in every for filter_ in group]
     scores, rows = release.searcher.search(queries, 12, filters)
     for query in range(len(queries)):
         alone = release.searcher.search(queries[query : query + 1], 12, [filters[query]])

@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -10,8 +11,8 @@ from tests.serving.plane import plane_retriever, plane_settings
 
 
 @pytest.fixture
-def app() -> FastAPI:
-    return create_app(plane_settings(), retriever=plane_retriever())
+def app(tmp_path: Path) -> FastAPI:
+    return create_app(plane_settings(tmp_path), retriever=plane_retriever())
 
 
 @pytest.fixture

@@ -12,18 +12,33 @@ An unknown user is (0, 0): only λ·log p_n counts. The release's default λ is 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from pydantic import JsonValue
 
-from bundle import BiasRemoval, Buckets, Bundle, Feature, Labels, Loss, Manifest, Vocabulary
+from bundle import (
+    BiasRemoval,
+    Buckets,
+    Bundle,
+    Feature,
+    FeatureReader,
+    Features,
+    Inputs,
+    Labels,
+    Loss,
+    Manifest,
+    Vocabulary,
+)
 from index import Filter
 from serving import Retriever, Settings
-from serving.features import FeatureReader, Features, Inputs
+from serving.encoder import serving_errors
+from serving.retriever import Retrieval
 
 FEATURES = [
     Feature(name="user", kind="id", vocabulary="users"),
@@ -47,7 +62,8 @@ class PlaneEncoder:
         return self._reader.example()
 
     def read(self, features_B: Sequence[Features]) -> Inputs:
-        return self._reader.read(features_B, {})
+        with serving_errors("queries"):
+            return self._reader.read(features_B, {})
 
     def embed(self, inputs: Inputs) -> np.ndarray:
         users = np.array([[0, 0], [0, 1], [1, 0]], np.float32)
@@ -57,15 +73,21 @@ class PlaneEncoder:
 class ExactSearcher:
     """Scores every label row; the meaning of `index.Searcher` in ten lines."""
 
-    def __init__(self, bundle: Bundle) -> None:
+    def __init__(self, bundle: Bundle, hidden: Sequence[int] = ()) -> None:
         self.labels = bundle.manifest.labels
+        self._bundle = bundle
         self._rows_LE = bundle.rows()
         self._buckets_L = bundle.labels.buckets
+        self._hidden = list(hidden)
+
+    def without(self, rows_R: np.ndarray) -> ExactSearcher:
+        return ExactSearcher(self._bundle, rows_R.tolist())
 
     def search(
         self, queries_BE: np.ndarray, k: int, filters: Sequence[Filter | None] | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
         scores_BL = queries_BE @ self._rows_LE.T
+        scores_BL[:, self._hidden] = -np.inf
         for scores_L, filter_ in zip(scores_BL, filters or [None] * len(scores_BL), strict=True):
             if filter_ is not None and filter_.exclude is not None:
                 scores_L[filter_.exclude] = -np.inf
@@ -129,5 +151,10 @@ def plane_retriever(name: str = "plane-1", prefix: str = "") -> Retriever:
     )
 
 
-def plane_settings(releases: Path = Path("unused"), **changes: float) -> Settings:
-    return Settings(releases=releases, max_queries=5, max_ids=6, max_body_bytes=20_000, **changes)
+def results_of(retrieval: Retrieval) -> list[dict[str, Any]]:
+    """The results of a retrieval, read from their JSON."""
+    return [json.loads(result) for result in retrieval.results]
+
+
+def plane_settings(releases: Path, **changes: object) -> Settings:
+    return Settings(**{"releases": releases, "max_queries": 5, "max_ids": 6, "max_body_bytes": 20_000, **changes})

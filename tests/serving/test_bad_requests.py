@@ -70,7 +70,11 @@ INVALID: dict[str, Case] = {
     "unknown bucket": in_query("buckets.0", "expected 'head', 'torso' or 'tail', received \"mid\"", buckets=["mid"]),
     "no bucket": in_query("buckets", "expected at least 1 of them, received 0", buckets=[]),
     "unknown key of a query": in_query("K", f'expected one of the keys {QUERY_KEYS}, received "K"', K=1),
-    "unknown key": ({**one(), "K": 3}, "K", "expected one of the keys ['queries'], received \"K\""),
+    "unknown key": (
+        {**one(), "K": 3},
+        "K",
+        "expected one of the keys ['queries', 'release', 'preview'], received \"K\"",
+    ),
     "no queries": ({}, "queries", "expected a value for queries, received none"),
     "empty batch": ({"queries": []}, "queries", "expected at least 1 of them, received 0"),
     "long batch": ({"queries": [{"features": {}}] * 6}, "queries", "expected at most 5 queries, received 6"),

@@ -11,7 +11,9 @@ from serving import Settings, cli
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
     """What would have been served."""
     runs: list[Settings] = []
-    monkeypatch.setattr(cli, "run", runs.append)
+    monkeypatch.setattr(cli.logs, "configure", lambda *_: None)
+    monkeypatch.setattr(cli, "listen", lambda _: None)
+    monkeypatch.setattr(cli, "serve", lambda settings, *_: runs.append(settings))
     return runs
 
 
@@ -26,14 +28,14 @@ def test_arguments_come_before_the_environment_and_that_before_defaults(
 ) -> None:
     monkeypatch.setenv("LONGTAIL_PORT", "9001")
     monkeypatch.setenv("LONGTAIL_MAX_K", "50")
-    assert CliRunner().invoke(cli.app, [str(tmp_path), "--port", "9002"]).exit_code == 0
+    assert CliRunner().invoke(cli.app, ["run", str(tmp_path), "--port", "9002"]).exit_code == 0
     (settings,) = served
     assert (settings.releases, settings.port, settings.max_k) == (tmp_path, 9002, 50)
     assert (settings.host, settings.max_queries, settings.max_body_bytes) == ("127.0.0.1", 256, 1_048_576)
 
 
 def test_a_directory_that_is_not_there(tmp_path: Path, served: list[Settings]) -> None:
-    assert "does not exist" in error_of(str(tmp_path / "typo"))
+    assert "does not exist" in error_of("run", str(tmp_path / "typo"))
     assert not served
 
 
@@ -41,11 +43,13 @@ def test_a_setting_out_of_range_names_it_and_its_variable(
     tmp_path: Path, served: list[Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LONGTAIL_MAX_K", "0")
-    assert "max_k LONGTAIL_MAX_K : Input should be greater than or equal to 1, received 0" in error_of(str(tmp_path))
+    assert "max_k LONGTAIL_MAX_K : Input should be greater than or equal to 1, received 0" in error_of(
+        "run", str(tmp_path)
+    )
     assert not served
 
 
 def test_an_unknown_log_level(tmp_path: Path, served: list[Settings]) -> None:
-    message = error_of(str(tmp_path), "--log-level", "loud")
-    assert "expected debug, info, warning or error, received 'loud'" in message
+    message = error_of("run", str(tmp_path), "--log-level", "loud")
+    assert "'loud' is not one of 'debug', 'info', 'warning', 'error'" in message
     assert not served

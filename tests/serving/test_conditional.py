@@ -18,7 +18,7 @@ from serving.errors import InvalidRequestError
 from serving.ranking import Batch, IndexRanker, LabelSearcher
 from serving.schemas import Query, SimilarRequest
 from tests.bundles import log_p_n, make_bundle
-from tests.serving.plane import ExactSearcher
+from tests.serving.plane import ExactSearcher, results_of
 
 LABELS = 90
 FEATURES: list[dict[str, Any]] = [
@@ -113,7 +113,7 @@ def test_every_dial_and_filter_of_a_small_catalogue_is_exact(cosine: bool, bias:
         Query(features=features, k=k, bias_removal=bias_removal, **selection)
         for features, selection, bias_removal, k in asked
     ]
-    results = retriever.retrieve(queries).results
+    results = results_of(retriever.retrieve(queries))
     of_query = {id(features): parts(bundle, features) for features in FEATURES}
     for (features, selection, bias_removal, k), result in zip(asked, results, strict=True):
         f_L, log_p_L = of_query[id(features)]
@@ -128,7 +128,7 @@ def test_long_lists_get_a_tree_of_their_own(monkeypatch: pytest.MonkeyPatch, sou
     retriever = retriever_of(bundle, Blind(bundle) if sources == "tree alone" else ExactSearcher(bundle))
     for selection in SELECTIONS:
         queries = [Query(features=features, k=LABELS, bias_removal=1.0, **selection) for features in FEATURES]
-        for features, result in zip(FEATURES, retriever.retrieve(queries).results, strict=True):
+        for features, result in zip(FEATURES, results_of(retriever.retrieve(queries)), strict=True):
             check(result, sum(parts(bundle, features)), eligible(bundle, selection), LABELS)
 
 
@@ -139,20 +139,20 @@ def test_at_zero_the_index_answers_alone_whatever_else_is_in_the_batch() -> None
         retriever_of(replace(bundle, proposal=None), Blind(bundle)),
     )
     zero, one = (Query(features=FEATURES[0], k=5, bias_removal=value) for value in (0.0, 1.0))
-    assert [len(result["labels"]) for result in with_tree.retrieve([zero, one, zero]).results] == [0, 5, 0]
+    assert [len(result["labels"]) for result in results_of(with_tree.retrieve([zero, one, zero]))] == [0, 5, 0]
     exact, alone = (retriever_of(model, ExactSearcher(model)) for model in (bundle, replace(bundle, proposal=None)))
-    assert exact.retrieve([zero]).results == alone.retrieve([zero]).results
-    mixed = exact.retrieve([one, zero]).results
-    assert mixed[1] == alone.retrieve([zero]).results[0]
-    assert mixed[0] != alone.retrieve([one]).results[0]
-    assert without.retrieve([one]).results[0]["labels"] == []
+    assert results_of(exact.retrieve([zero])) == results_of(alone.retrieve([zero]))
+    mixed = results_of(exact.retrieve([one, zero]))
+    assert mixed[1] == results_of(alone.retrieve([zero]))[0]
+    assert mixed[0] != results_of(alone.retrieve([one]))[0]
+    assert results_of(without.retrieve([one]))[0]["labels"] == []
 
 
 def test_similar_labels_keep_the_label_frequencies() -> None:
     bundle = make_bundle(labels=LABELS, proposal=True)
     exact, alone = (retriever_of(model, ExactSearcher(model)) for model in (bundle, replace(bundle, proposal=None)))
     request = SimilarRequest(ids=["item-1", "item-2"], k=10, bias_removal=1.0)
-    assert exact.similar(request).results == alone.similar(request).results
+    assert results_of(exact.similar([request])) == results_of(alone.similar([request]))
 
 
 def test_the_release_says_which_p_n_the_dial_removes() -> None:
@@ -168,7 +168,7 @@ def test_the_release_says_which_p_n_the_dial_removes() -> None:
 def test_the_smallest_catalogues(labels: int) -> None:
     bundle = make_bundle(labels=labels, proposal=True)
     retriever = retriever_of(bundle, ExactSearcher(bundle))
-    (result,) = retriever.retrieve([Query(features=FEATURES[0], k=labels, bias_removal=1.0)]).results
+    (result,) = results_of(retriever.retrieve([Query(features=FEATURES[0], k=labels, bias_removal=1.0)]))
     check(result, sum(parts(bundle, FEATURES[0])), np.ones(labels, bool), labels)
 
 

@@ -51,6 +51,16 @@ def test_numbers_that_overflow_in_the_tower_are_the_clients_error() -> None:
     assert caught.value.field == "queries.1.features"
 
 
+def test_features_that_the_tower_does_not_take_are_the_clients_error() -> None:
+    encoder = Encoder(number_tower(), [Feature(name="x", kind="number")], {}, 2)
+    with pytest.raises(InvalidRequestError) as caught:
+        encoder.read([{"x": 1}, {"x": "1"}])
+    assert (caught.value.field, caught.value.message) == (
+        "queries.1.features.x",
+        'expected a finite number, received "1"',
+    )
+
+
 def test_a_tower_whose_inputs_are_not_the_manifests_is_refused() -> None:
     with pytest.raises(UnservableReleaseError, match=r"expected the inputs \['y'\] .* found \['x'\]"):
         Encoder(number_tower(), [Feature(name="y", kind="number")], {}, 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -13,7 +13,9 @@ import pytest
 
 from index import IndexSpec, Releases, build_index
 from serving import Retriever, create_app
-from serving.follower import ReleaseFollower, load_release
+from serving.follower import ReleaseFollower
+from serving.live import Live
+from serving.loading import load_release
 from serving.monitoring import Monitor
 from serving.service import Service
 from tests.bundles import make_bundle
@@ -43,8 +45,11 @@ class Loads:
 
 
 @pytest.fixture
-def service(tmp_path: Path) -> Service:
-    return Service(plane_settings(tmp_path), Monitor([]))
+def service(tmp_path: Path) -> Iterator[Service]:
+    live = Live(tmp_path / ".state", max_answers=100)
+    service = Service(plane_settings(tmp_path), Monitor([]), live)
+    yield service
+    service.close()
 
 
 def point_to(root: Path, name: str) -> None:
@@ -168,8 +173,8 @@ def test_a_release_whose_tower_does_not_fit_its_manifest_is_refused(tmp_path: Pa
         load_release(Releases(tmp_path / "releases"), "odd")
 
 
-def test_swaps_amid_requests_fail_none_and_every_answer_is_of_one_release() -> None:
-    app = create_app(plane_settings(), retriever=plane_retriever("one", "one-"))
+def test_swaps_amid_requests_fail_none_and_every_answer_is_of_one_release(tmp_path: Path) -> None:
+    app = create_app(plane_settings(tmp_path), retriever=plane_retriever("one", "one-"))
     service: Service = app.state.service
     body = {"queries": [{"features": {"user": "east"}, "k": 4, "bias_removal": 0}] * 3}
 

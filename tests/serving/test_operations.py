@@ -22,7 +22,7 @@ def test_health_of_a_service_with_a_release(client: httpx.Client) -> None:
 
 
 def test_a_draining_service_is_not_ready_but_answers(app: FastAPI, client: httpx.Client) -> None:
-    app.state.service.draining = True
+    app.state.service.drain()
     response = client.get("/readyz")
     assert (response.status_code, response.json()["error"]["type"]) == (503, "not_ready")
     assert client.get("/livez").status_code == 200
@@ -98,13 +98,13 @@ def test_another_request_id_is_replaced(client: httpx.Client, sent: str) -> None
     assert response.headers["x-request-id"] == response.json()["request_id"]
 
 
-def test_an_internal_error_is_logged_and_not_shown(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_internal_error_is_logged_and_not_shown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def broken(_: object) -> NoReturn:
         raise RuntimeError("the secret is 1234")
 
     retriever = plane_retriever()
     retriever.retrieve = broken
-    with client_of(create_app(plane_settings(), retriever=retriever)) as client, caplog.at_level(logging.ERROR):
+    with client_of(create_app(plane_settings(tmp_path), retriever=retriever)) as client, caplog.at_level(logging.ERROR):
         response = client.post("/v1/retrieve", json=QUERY, headers={"x-request-id": "lost-1"})
         assert response.status_code == 500
         assert response.json() == {

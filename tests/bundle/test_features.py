@@ -3,10 +3,19 @@
 import zlib
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
-from serving.features import FeatureReader, Features
-from tests.serving.plane import FEATURES, VOCABULARIES
+from bundle import Feature, FeatureError, FeatureReader, Features, Vocabulary
+
+FEATURES = [
+    Feature(name="user", kind="id", vocabulary="users"),
+    Feature(name="seen", kind="history", vocabulary="users", max_length=2),
+    Feature(name="tags", kind="bag", vocabulary="users", max_length=3),
+    Feature(name="words", kind="text", hash_rows=11, max_length=3),
+    Feature(name="age", kind="number", missing=7.5),
+]
+VOCABULARIES = {"users": Vocabulary(pa.array(["north", "east"]))}
 
 
 def read(*features_B: Features, **pad_to: int) -> dict[str, list]:
@@ -79,3 +88,39 @@ def test_the_example_is_a_valid_query() -> None:
 @pytest.mark.parametrize("history", [["north"] * 5000, []])
 def test_lists_of_any_length(history: list[str]) -> None:
     assert np.shape(read({"seen": history})["seen"])[1] == min(2, max(1, len(history)))
+
+
+def test_ids_are_strings_or_integers_side_by_side() -> None:
+    numbers = {"n": Vocabulary(pa.array(["7", "8"]))}
+    features = [
+        Feature(name="id", kind="id", vocabulary="n"),
+        Feature(name="ids", kind="bag", vocabulary="n", max_length=9),
+    ]
+    batch = [{"id": 8, "ids": ["7", 8, 9]}, {"id": "7", "ids": {"8": 0.5}}, {"ids": [7]}]
+    inputs = FeatureReader(features, numbers).read(batch, {})
+    assert inputs["id"].tolist() == [2, 1, 0]
+    assert inputs["ids"].tolist() == [[1, 2, 0], [2, 0, 0], [1, 0, 0]]
+    assert inputs["ids__weight"].tolist() == [[1, 1, 1], [0.5, 0, 0], [1, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("features", "field", "message"),
+    [
+        ({"usr": 1}, "features.usr", "expected one of the features ['user', 'seen', 'tags', 'words', 'age'], received"),
+        ({"u" * 200: 1}, f"features.{'u' * 100}", "expected one of the features"),
+        ({"user": 1.5}, "features.user", "expected an id (a string or an integer), received 1.5"),
+        ({"user": True}, "features.user", "expected an id (a string or an integer), received true"),
+        ({"seen": "north"}, "features.seen", "expected a list of ids (strings or integers), oldest first, received"),
+        ({"seen": ["a", False, "b", "c"]}, "features.seen.1", "expected an id (a string or an integer), received"),
+        ({"tags": {"a": "1"}}, "features.tags.a", 'expected a finite number, received "1"'),
+        ({"tags": {"a": 1, "b" * 200: 1e39}}, f"features.tags.{'b' * 100}", "expected a finite number that float32"),
+        ({"words": ["north"]}, "features.words", "expected a string, received a list of 1"),
+        ({"age": float("nan")}, "features.age", "expected a finite number that float32 can hold, received NaN"),
+    ],
+)  # fmt: skip
+def test_other_values_are_refused_by_row_and_feature(features: Features, field: str, message: str) -> None:
+    with pytest.raises(FeatureError) as caught:
+        read({}, {"user": None}, features)
+    assert (caught.value.row, caught.value.field) == (2, field)
+    assert caught.value.message.startswith(message)
+    assert isinstance(caught.value, ValueError)

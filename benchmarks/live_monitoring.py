@@ -1,0 +1,130 @@
+"""What the live per-bucket figures cost, at a thousand requests a second over a million labels.
+
+    python -m benchmarks.live_monitoring [--labels 1000000] [--k 20] [--batch 32] [--rate 1000] [--seconds 20]
+
+Feeds so many queries a second, of Zipf labels, in batches as micro-batching makes them, from one thread, for
+`--seconds` of real time, and one event of feedback per ten queries; minutes pass sixty times as fast, so that the
+rings turn over. Beside the cost of each call: what the background thread takes, what the process grows by (private
+memory; the rings are mapped files), and how long one report takes.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import typer
+
+from serving.live import Answered, Baseline, Event, Live, baseline_of
+
+_DRAWN = 200
+
+
+def main(labels: int = 1_000_000, k: int = 20, batch: int = 32, rate: int = 1000, seconds: float = 20.0) -> None:
+    """Print one Markdown table."""
+    with tempfile.TemporaryDirectory() as folder:
+        _measure(Path(folder), labels, k, batch, rate, seconds)
+
+
+def _measure(state: Path, labels: int, k: int, batch: int, rate: int, seconds: float) -> None:
+    rng = np.random.default_rng(0)
+    counts_L = np.sort(rng.zipf(1.3, labels).clip(max=10**6))[::-1].astype(np.int64)
+    buckets_L = np.repeat(np.arange(3, dtype=np.int8), [labels // 3, labels // 3, labels - 2 * (labels // 3)])
+    drawn = [_answered(rng, counts_L, buckets_L, batch, k) for _ in range(_DRAWN)]
+    begun = time.time()
+    live = Live(state, max_answers=1_000_000, clock=lambda: begun + 60 * (time.time() - begun))
+    begin = _timed(lambda: live.begin("benchmark", buckets_L, _baseline(rng, counts_L, buckets_L, k)), 1)
+    live.answered(drawn[0])
+    before, answered_seconds, events_seconds = _private_mb(), [], []
+    waiting, cpu_before = _named(drawn), _thread_cpu()
+    for number in range(int(seconds * rate / batch)):
+        names, answered = next(waiting)
+        start = time.perf_counter()
+        live.answered(answered)
+        answered_seconds.append(time.perf_counter() - start)
+        if number % 4 == 0:
+            events = [Event(name, 0, [answered.ids_N[row * k]], [0]) for row, name in enumerate(names[::3])]
+            start = time.perf_counter()
+            live.events(events)
+            events_seconds.append(time.perf_counter() - start)
+        time.sleep(max(0.0, begun + (number + 1) * batch / rate - time.time()))
+    cpu = (_thread_cpu() - cpu_before) / (time.time() - begun)
+    grown = _private_mb() - before
+    report = [_timed(live.report, 1) for _ in range(3) if time.sleep(0.02) is None]
+    columns = [
+        (f"answered(), {batch} × {k} labels, median", f"{np.median(answered_seconds) * 1e6:.0f} µs"),
+        ("answered(), 99 %", f"{np.quantile(answered_seconds, 0.99) * 1e6:.0f} µs"),
+        ("request()", f"{_timed(lambda: live.request(0.004, 200), 100_000) * 1e6:.2f} µs"),
+        ("shed()", f"{_timed(live.shed, 100_000) * 1e6:.2f} µs"),
+        (f"events() of {len(events)}, on the disk, median", f"{np.median(events_seconds) * 1e3:.1f} ms"),
+        ("background thread, share of a core", f"{cpu:.1%}"),
+        ("report(), median of 3", f"{np.median(report) * 1e3:.0f} ms"),
+        ("begin()", f"{begin * 1e3:.0f} ms"),
+        ("private memory grown while fed", f"{grown:.1f} MB"),
+        ("files", f"{sum(path.stat().st_size for path in state.rglob('*') if path.is_file()) / 1e6:.0f} MB"),
+    ]
+    print(f"| {labels:,} labels, {rate} queries/s for {seconds:.0f} s | |\n|---|---|")
+    for name, figure in columns:
+        print(f"| {name} | {figure} |")
+    live.close()
+
+
+def _answered(rng: np.random.Generator, counts_L: np.ndarray, buckets_L: np.ndarray, batch: int, k: int) -> Answered:
+    rows = (rng.zipf(1.2, batch * k) % len(counts_L)).astype(np.int64)
+    return Answered(
+        release="benchmark",
+        request_ids=[""] * batch,
+        places=[0] * batch,
+        bias_removal_B=np.full(batch, 0.5, np.float32),
+        ids_N=[f"item-{row}" for row in rows],
+        rows_N=rows,
+        scores_N=rng.normal(size=len(rows)).astype(np.float32),
+        ends_B=list(range(k, batch * k + 1, k)),
+        buckets_N=buckets_L[rows],
+        counts_N=counts_L[rows],
+    )
+
+
+def _named(drawn: list[Answered]) -> Iterator[tuple[list[str], Answered]]:
+    """The drawn batches over and over, each under request ids of its own."""
+    number = 0
+    while True:
+        for answered in drawn:
+            names = [f"{number:08x}-{place:04x}" for place in range(len(answered.places))]
+            number += 1
+            yield (
+                names,
+                Answered(**{name: getattr(answered, name) for name in Answered.__slots__} | {"request_ids": names}),
+            )
+
+
+def _baseline(rng: np.random.Generator, counts_L: np.ndarray, buckets_L: np.ndarray, k: int) -> Baseline | None:
+    rows = rng.zipf(1.2, (500, k)) % len(counts_L)
+    return baseline_of(rng.normal(size=rows.shape).astype(np.float32), rows, buckets_L, counts_L, 0.5, k)
+
+
+def _timed(work: Callable[[], object], times: int) -> float:
+    start = time.perf_counter()
+    for _ in range(times):
+        work()
+    return (time.perf_counter() - start) / times
+
+
+def _private_mb() -> float:
+    """Resident memory that no file backs."""
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
+    return int(line.split()[1]) / 1e3
+
+
+def _thread_cpu() -> float:
+    """CPU seconds of the background thread so far."""
+    (thread,) = (thread for thread in threading.enumerate() if thread.name == "live-figures")
+    return time.clock_gettime(time.pthread_getcpuclockid(thread.ident or 0))
+
+
+if __name__ == "__main__":
+    typer.run(main)

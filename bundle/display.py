@@ -1,0 +1,134 @@
+"""Display columns as JSON and back: what an answer shows of a label, and what a new label may bring.
+
+Text, numbers, booleans and lists of them are what they are; dates, decimals and the like are strings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+from pydantic import JsonValue
+
+from bundle.errors import BundleInvariantError, DisplayError
+from bundle.wording import received
+
+Display = Mapping[str, JsonValue]
+
+_LONGEST_NAME = 100
+_FLOAT16 = 1e-3
+"""Largest relative error of a number in the shortest type of column."""
+
+
+class DisplayColumns:
+    """The display columns of one label table.
+
+    Args:
+        table: `Labels.display`.
+
+    Raises:
+        BundleInvariantError: a column of a type that JSON has no words for.
+    """
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+        for name in table.column_names:
+            json_ready(name, table[name].slice(0, 1))
+
+    def shown(self, row: int) -> dict[str, JsonValue]:
+        """What is shown of one row."""
+        return {
+            name: json_ready(name, self._table[name].slice(row, 1)).to_pylist()[0] for name in self._table.column_names
+        }
+
+    def complete(self, display: Display, known: Display, *, row: int = 0) -> dict[str, JsonValue]:
+        """Every column: as given, else as known, else null.
+
+        Args:
+            display: some columns of a label.
+            known: what is shown of it so far.
+            row: place of the label in its batch, for errors.
+
+        Raises:
+            DisplayError: a column that is not there, or a value that it cannot hold.
+        """
+        names = self._table.column_names
+        given: dict[str, JsonValue] = {}
+        for name, value in display.items():
+            field = f"display.{name[:_LONGEST_NAME]}"
+            if name not in names:
+                message = f"expected one of the display columns {names}, received {received(name)}"
+                raise DisplayError(message, row=row, field=field)
+            try:
+                given[name] = self._taken(name, value)
+            except (pa.ArrowException, TypeError, ValueError, OverflowError):
+                type_ = self._table.schema.field(name).type
+                message = f"expected a value that a column of {type_} can hold, received {received(value)}"
+                raise DisplayError(message, row=row, field=field) from None
+        return {name: given.get(name, known.get(name)) for name in names}
+
+    def column(self, name: str, values: Sequence[JsonValue]) -> pa.Array:
+        """A column of the table's type, from JSON values that `complete` let pass."""
+        type_ = self._table.schema.field(name).type
+        if pa.types.is_dictionary(type_):
+            type_ = type_.value_type
+        return pa.array(values, type_) if _is_json(type_) else pa.array(values, pa.string()).cast(type_)
+
+    def _taken(self, name: str, value: JsonValue) -> JsonValue:
+        """A value as the column gives it back; raises ValueError or one of Arrow's if that is another."""
+        column = self.column(name, [value])
+        shown: JsonValue = json_ready(name, pa.chunked_array([column])).to_pylist()[0]
+        if _is_json(column.type) and not _alike(value, shown):
+            raise ValueError
+        return shown
+
+
+def json_ready(name: str, column: pa.ChunkedArray) -> pa.Array:
+    """One contiguous array of a type that JSON has.
+
+    Raises:
+        BundleInvariantError: a type that has no string form either.
+    """
+    column = column.combine_chunks()
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if _is_json(column.type):
+        return column
+    try:
+        return column.cast(pa.string())
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise BundleInvariantError(
+            f"labels.parquet column {name!r} can be displayed",
+            expected="text, numbers, booleans, dates or lists of them",
+            found=column.type,
+        ) from error
+
+
+def _is_json(type_: pa.DataType) -> bool:
+    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
+        return _is_json(type_.value_type)
+    if pa.types.is_struct(type_):
+        return all(_is_json(field.type) for field in type_)
+    return any(
+        test(type_)
+        for test in (
+            pa.types.is_string,
+            pa.types.is_large_string,
+            pa.types.is_integer,
+            pa.types.is_floating,
+            pa.types.is_boolean,
+            pa.types.is_null,
+        )
+    )
+
+
+def _alike(value: JsonValue, shown: JsonValue) -> bool:
+    """Whether Arrow took a value for what it is; it cuts fractions off, and takes true for 1 and "ab" for a list."""
+    if isinstance(value, list):
+        return isinstance(shown, list) and len(value) == len(shown) and all(map(_alike, value, shown))
+    if isinstance(value, dict):
+        return isinstance(shown, dict) and all(name in shown and _alike(value[name], shown[name]) for name in value)
+    if isinstance(shown, float) and isinstance(value, int | float) and not isinstance(value, bool):
+        return math.isfinite(shown) and math.isclose(value, shown, rel_tol=_FLOAT16, abs_tol=_FLOAT16)
+    return type(value) is type(shown) and value == shown

@@ -1,0 +1,192 @@
+"""JSON features to the arrays that a tower takes, by the rules of `bundle.Feature`.
+
+Legend: `B` queries (or labels) in the batch, `P` entries of the longest list in it.
+
+A list's entries weigh 1 each and go in as they are; whether a bag is summed or averaged is the tower's
+affair. Padding is row 0 with weight 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import JsonValue
+
+from bundle.errors import FeatureError
+from bundle.manifest import Feature
+from bundle.text import hash_token, tokenize
+from bundle.vocabulary import OUT_OF_VOCABULARY, Vocabulary
+from bundle.wording import received
+
+Features = Mapping[str, JsonValue]
+Inputs = dict[str, npt.NDArray[np.generic]]
+
+EXPECTS = {
+    "id": "an id (a string or an integer)",
+    "history": "a list of ids (strings or integers), oldest first",
+    "bag": "a list of ids (strings or integers), or an object of id to weight",
+    "text": "a string",
+    "number": "a finite number",
+}
+_ONLY_STRINGS = {str}
+_LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
+_LONGEST_NAME = 100
+"""Characters of a name of the client's that an error repeats."""
+
+
+class FeatureReader:
+    """Reads batches of features for one tower. Thread-safe.
+
+    Args:
+        features: the tower's features, in order.
+        vocabularies: by name.
+    """
+
+    def __init__(self, features: Sequence[Feature], vocabularies: Mapping[str, Vocabulary]) -> None:
+        self.features = features
+        self._names = frozenset(feature.name for feature in features)
+        self._vocabularies = vocabularies
+
+    def read(self, features_B: Sequence[Features], pad_to: Mapping[str, int]) -> Inputs:
+        """The tower's inputs for a batch.
+
+        Args:
+            features_B: each query's features by name; null or absent means missing.
+            pad_to: P of the inputs that have a fixed one; others are as wide as the batch needs.
+
+        Returns:
+            int32 rows and float32 weights or numbers, [B] or [B, P], by input name.
+
+        Raises:
+            FeatureError: an unknown feature or a value of another type; names row and feature.
+        """
+        for row, features in enumerate(features_B):
+            if not features.keys() <= self._names:
+                unknown = next(name for name in features if name not in self._names)
+                names = [feature.name for feature in self.features]
+                message = f"expected one of the features {names}, received {received(unknown)}"
+                raise _error(row, unknown[:_LONGEST_NAME], message)
+        inputs: Inputs = {}
+        for feature in self.features:
+            values_B = [features.get(feature.name) for features in features_B]
+            if feature.kind == "id":
+                inputs[feature.name] = self._ids(feature, values_B)
+            elif feature.kind == "number":
+                inputs[feature.name] = _numbers(feature, values_B)
+            else:
+                rows_BP, weights_BP = self._bags(feature, values_B, pad_to.get(feature.name))
+                inputs[feature.name], inputs[f"{feature.name}__weight"] = rows_BP, weights_BP
+        return inputs
+
+    def example(self) -> dict[str, JsonValue]:
+        """Features of a valid query that touch every vocabulary."""
+        return {feature.name: self._example(feature) for feature in self.features}
+
+    def _example(self, feature: Feature) -> JsonValue:
+        if feature.kind == "number":
+            return feature.missing
+        if feature.kind == "text":
+            return "some words"
+        ids = self._vocabulary(feature).ids
+        first: list[JsonValue] = [id_.as_py() for id_ in ids[:1]]
+        return (first[0] if first else None) if feature.kind == "id" else first
+
+    def _vocabulary(self, feature: Feature) -> Vocabulary:
+        return self._vocabularies[str(feature.vocabulary)]
+
+    def _ids(self, feature: Feature, values_B: Sequence[JsonValue]) -> npt.NDArray[np.int32]:
+        given_B: list[JsonValue] = [value for value in values_B if value is not None]
+        ids = _strings(given_B)
+        if isinstance(ids, int):
+            row = [row for row, value in enumerate(values_B) if value is not None][ids]
+            raise _error(row, feature.name, _expected("id", values_B[row]))
+        rows = self._vocabulary(feature).lookup_all(ids)
+        if len(rows) == len(values_B):
+            return np.array(rows, np.int32)
+        rows_B = np.full(len(values_B), OUT_OF_VOCABULARY, np.int32)
+        rows_B[[value is not None for value in values_B]] = rows
+        return rows_B
+
+    def _bags(
+        self, feature: Feature, values_B: Sequence[JsonValue], width: int | None
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+        """Rows and weights of each value's last `max_length` entries, [B, P]."""
+        kept = slice(-(feature.max_length or 1), None)
+        ids: list[str] = []
+        lengths: list[int] = []
+        weighted: list[tuple[int, list[float]]] = []
+        for row, value in enumerate(values_B):
+            before = len(ids)
+            if feature.kind == "text" and isinstance(value, str):
+                ids += tokenize(value)[kept]
+            elif feature.kind != "text" and isinstance(value, list):
+                strings = _strings(value)
+                if isinstance(strings, int):
+                    raise _error(row, f"{feature.name}.{strings}", _expected("id", value[strings]))
+                ids += strings[kept]
+            elif feature.kind == "bag" and isinstance(value, dict):
+                weights = [
+                    _number(weight, row, f"{feature.name}.{id_[:_LONGEST_NAME]}") for id_, weight in value.items()
+                ]
+                ids += list(value)[kept]
+                weighted.append((row, weights[kept]))
+            elif value is not None:
+                raise _error(row, feature.name, _expected(feature.kind, value))
+            lengths.append(len(ids) - before)
+        if feature.kind == "text":
+            rows = [hash_token(token, feature.hash_rows or 2) for token in ids]
+        else:
+            rows = self._vocabulary(feature).lookup_all(ids)
+        rows_BP, weights_BP = _padded(rows, lengths, width or max([1, *lengths]))
+        for row, weights in weighted:
+            weights_BP[row, : len(weights)] = weights
+        return rows_BP, weights_BP
+
+
+def _padded(rows: list[int], lengths: list[int], width: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+    """Rows side by side as [B, P], with weight 1 each."""
+    shape = len(lengths), width
+    if len(rows) == len(lengths) * width:
+        return np.array(rows, np.int32).reshape(shape), np.ones(shape, np.float32)
+    inside_BP = np.arange(width) < np.array(lengths)[:, None]
+    rows_BP = np.full(shape, OUT_OF_VOCABULARY, np.int32)
+    rows_BP[inside_BP] = rows
+    return rows_BP, inside_BP.astype(np.float32)
+
+
+def _strings(values: list[JsonValue]) -> list[str] | int:
+    """Ids as strings, or the place of the first value that is none."""
+    if set(map(type, values)) <= _ONLY_STRINGS:
+        return cast("list[str]", values)
+    ids = []
+    for place, value in enumerate(values):
+        if not isinstance(value, str | int) or isinstance(value, bool):
+            return place
+        ids.append(str(value))
+    return ids
+
+
+def _numbers(feature: Feature, values_B: Sequence[JsonValue]) -> npt.NDArray[np.float32]:
+    return np.array(
+        [feature.missing if value is None else _number(value, row, feature.name) for row, value in enumerate(values_B)],
+        np.float32,
+    )
+
+
+def _number(value: JsonValue, row: int, name: str) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise _error(row, name, _expected("number", value))
+    if not abs(value) <= _LARGEST_FLOAT32:
+        raise _error(row, name, f"expected {EXPECTS['number']} that float32 can hold, received {received(value)}")
+    return float(value)
+
+
+def _expected(kind: str, value: JsonValue) -> str:
+    return f"expected {EXPECTS[kind]}, received {received(value)}"
+
+
+def _error(row: int, name: str, message: str) -> FeatureError:
+    return FeatureError(message, row=row, field=f"features.{name}")

@@ -1,0 +1,120 @@
+"""Runs a bundle's tower with ONNX Runtime: features in, embeddings out. ONNX Runtime is imported on first use.
+
+Legend: `B` queries (or labels) in the batch, `D` embedding dimensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import JsonValue
+
+from bundle.errors import FeatureError, TowerError
+from bundle.features import FeatureReader, Features, Inputs
+from bundle.manifest import Feature
+from bundle.vocabulary import Vocabulary
+
+Float32 = npt.NDArray[np.float32]
+
+
+class Tower:
+    """The query or the label tower of one bundle. Thread-safe: neither the session nor the reader keeps a call's state.
+
+    One ONNX thread per call: who calls from several threads fills the cores.
+
+    Args:
+        model: an ONNX model, float32 [B, dim] out.
+        features: what the tower takes, in order.
+        vocabularies: by name.
+        dim: D.
+        file: names the tower in errors.
+
+    Raises:
+        TowerError: no ONNX Runtime, not a model that it loads, or its inputs are not the features'.
+    """
+
+    def __init__(
+        self, model: bytes, features: Sequence[Feature], vocabularies: Mapping[str, Vocabulary], dim: int, *, file: str
+    ) -> None:
+        self._file = file
+        self._reader = FeatureReader(features, vocabularies)
+        self._session = _session(model, file)
+        self._pad_to = self._check_inputs()
+        self._dim = dim
+
+    @property
+    def features(self) -> Sequence[Feature]:
+        """What the tower takes, in order."""
+        return self._reader.features
+
+    def example(self) -> dict[str, JsonValue]:
+        """Features that it can embed."""
+        return self._reader.example()
+
+    def read(self, features_B: Sequence[Features]) -> Inputs:
+        """The tower's inputs, int32 or float32 [B] or [B, P] by name.
+
+        Raises:
+            FeatureError: features that the tower does not take.
+        """
+        return self._reader.read(features_B, self._pad_to)
+
+    def embed(self, inputs: Inputs) -> Float32:
+        """Embeddings, float32 [B, D].
+
+        Args:
+            inputs: from `read`.
+
+        Raises:
+            FeatureError: features that the tower turns into NaN or infinity; its field is `features`.
+            TowerError: the tower's output is not [B, D].
+        """
+        embeddings_BD: Float32 = self._session.run(None, inputs)[0]
+        expected = (len(next(iter(inputs.values()))), self._dim)
+        if embeddings_BD.shape != expected:
+            raise TowerError(f"{self._file}: expected output of shape {expected}, found {embeddings_BD.shape}")
+        finite_B = np.isfinite(embeddings_BD).all(axis=1)
+        if not finite_B.all():
+            raise FeatureError(
+                f"expected features that the {self._file.removesuffix('.onnx').replace('_', ' ')} can embed, "
+                "received numbers or weights that overflow in it",
+                row=int(finite_B.argmin()),
+                field="features",
+            )
+        return embeddings_BD
+
+    def _check_inputs(self) -> dict[str, int]:
+        """Compare the tower's inputs with the features'; returns the widths that the tower fixes."""
+        expected = {
+            name
+            for feature in self._reader.features
+            for name in ([feature.name] if feature.max_length is None else [feature.name, f"{feature.name}__weight"])
+        }
+        inputs = {node.name: node.shape for node in self._session.get_inputs()}
+        if set(inputs) != expected:
+            raise TowerError(
+                f"{self._file}: expected the inputs {sorted(expected)} of the manifest's "
+                f"{self._file.split('_')[0]}_features, found {sorted(inputs)}"
+            )
+        return {name: shape[1] for name, shape in inputs.items() if len(shape) == 2 and isinstance(shape[1], int)}
+
+
+def _session(model: bytes, file: str) -> Any:
+    try:
+        import onnxruntime as ort
+    except ImportError as error:
+        raise TowerError(
+            f"{file}: expected ONNX Runtime to run it with; install it with `pip install onnxruntime`: {error}"
+        ) from error
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    try:
+        return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    # ONNX Runtime's own exceptions share no base but Exception.
+    except Exception as error:
+        raise TowerError(f"{file}: expected a model that ONNX Runtime loads: {error}") from error

@@ -1,0 +1,57 @@
+"""The look at a release before it is published: can this machine serve it, and what does that take."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+
+from index import Releases
+from serving.loading import load_release
+from serving.schemas import Query
+
+_QUERIES = 200
+_K = 20
+
+
+def check_release(path: Path) -> Iterator[str]:
+    """Verify and load a release, answer from it; one line for everything that holds.
+
+    Raises:
+        BundleError, UnservableReleaseError, OSError or an error of the index package: the first thing that does not.
+    """
+    started = perf_counter()
+    retriever = load_release(Releases(path.resolve().parent), path.resolve().name)
+    manifest = retriever.manifest
+    yield f"intact: every file of {retriever.name} is what was written, {perf_counter() - started:.1f} s"
+    yield f"model: {manifest.name}, {manifest.labels:,} labels, d = {manifest.dim}, {manifest.similarity}"
+    dial = manifest.bias_removal
+    k = min(_K, manifest.labels)
+    example = retriever.describe()["example"]
+    for bias_removal in sorted({dial.minimum, dial.default, dial.maximum}):
+        retrieval = retriever.retrieve([Query(features=example, k=k, bias_removal=bias_removal)])
+        buckets = np.bincount(retriever.catalogue.buckets(retrieval.rows_N), minlength=3).tolist()
+        yield (
+            f"answers at λ = {bias_removal:g}: {len(retrieval.rows_N)} labels, {buckets[0]} head, {buckets[1]} torso, "
+            f"{buckets[2]} tail"
+        )
+    durations = []
+    for _ in range(_QUERIES):
+        before = perf_counter()
+        retriever.retrieve([Query(features=example, k=k)])
+        durations.append(perf_counter() - before)
+    p50, p99 = np.quantile(durations, [0.5, 0.99]) * 1e3
+    yield f"one query after the other: p50 {p50:.2f} ms, p99 {p99:.2f} ms"
+    yield f"memory: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:,.0f} MiB at most, mapped files among it"
+    baseline = retriever.baseline
+    if baseline is None:
+        yield "baseline: none, so drift will not be measured"
+    else:
+        head, torso, tail = baseline.shares
+        yield (
+            f"baseline at λ = {baseline.bias_removal:g}, k = {baseline.k}: "
+            f"head {head:.1%}, torso {torso:.1%}, tail {tail:.1%}"
+        )

@@ -1,0 +1,154 @@
+// The query box: one request asks at the slider's λ and at the default, so that each label's move can be shown.
+
+const PAUSE = 120; // ms without a change before the service is asked
+const asked = { sent: 0, shown: 0, timer: 0, release: null, failed: false };
+
+/** Prepares the box for a release: its example, unless the operator wrote something, and its range of λ. */
+function prepareQuery(release) {
+  if (asked.release?.name === release.name) {
+    if (asked.failed) ask();
+    return;
+  }
+  const { minimum, maximum, default: preset } = release.bias_removal;
+  const [features, slider] = [byId("features"), byId("lambda")];
+  if (!asked.release || features.value === exampleOf(asked.release)) features.value = exampleOf(release);
+  const untouched = !asked.release || Number(slider.value) === asked.release.bias_removal.default;
+  Object.assign(slider, { min: minimum, max: maximum });
+  if (untouched) slider.value = preset;
+  asked.release = release;
+  drawScale(release.bias_removal);
+  ask();
+}
+
+/** The example with a line for each feature. */
+function exampleOf({ example }) {
+  const lines = Object.entries(example).map(
+    ([feature, value]) => `  ${JSON.stringify(feature)}: ${JSON.stringify(value)}`,
+  );
+  return `{\n${lines.join(",\n")}\n}`;
+}
+
+function drawScale({ minimum, maximum, default: preset }) {
+  const mark = el("span", { class: "at" }, `default ${short(preset)}`);
+  const share = (preset - minimum) / (maximum - minimum);
+  mark.style.left = `${100 * share}%`;
+  mark.style.translate = `${-100 * share}%`;
+  byId("lambda-scale").replaceChildren(
+    el("span", {}, `${short(minimum)} tail`),
+    el("span", {}, `${short(maximum)} head`),
+    mark,
+  );
+}
+
+/** Asks once typing or sliding has paused. */
+function askSoon() {
+  say(byId("lambda-value"), lambda(Number(byId("lambda").value)));
+  clearTimeout(asked.timer);
+  asked.timer = setTimeout(ask, PAUSE);
+}
+
+/** What the form says, or an Error for the operator. */
+function queries() {
+  let features;
+  try {
+    features = JSON.parse(byId("features").value);
+  } catch (error) {
+    throw new Error(`Features: expected JSON. ${error.message}`);
+  }
+  if (features === null || typeof features !== "object" || Array.isArray(features))
+    throw new Error('Features: expected an object such as {"user_id": "u42"}.');
+  const k = Number(byId("k").value);
+  if (!Number.isInteger(k) || k < 1)
+    throw new Error(`k: expected a whole number from 1, received "${byId("k").value}".`);
+  const λ = Number(byId("lambda").value);
+  const preset = asked.release.bias_removal.default;
+  return (λ === preset ? [λ] : [λ, preset]).map((bias_removal) => ({ features, k, bias_removal }));
+}
+
+async function ask() {
+  clearTimeout(asked.timer);
+  say(byId("lambda-value"), lambda(Number(byId("lambda").value)));
+  if (!asked.release) return;
+  const turn = ++asked.sent;
+  try {
+    const answer = await call("/v1/retrieve", { queries: queries(), preview: true });
+    if (turn < asked.shown) return; // a later question was answered before
+    Object.assign(asked, { shown: turn, failed: false });
+    askError("");
+    showAnswer(answer);
+  } catch (error) {
+    if (turn < asked.shown) return;
+    Object.assign(asked, { shown: turn, failed: [0, 401, 503].includes(error.status) }); // the next poll asks again
+    askError(error.status === 401 ? "The service wants an API key; give it above." : error.message);
+  }
+}
+
+function askError(text) {
+  say(byId("ask-error"), text);
+  byId("features").setAttribute("aria-invalid", text.startsWith("Features"));
+}
+
+/** The column to call a label by, and the rest of its columns. */
+function titled({ id, display }) {
+  const columns = Object.entries(display ?? {}).filter(([, value]) => value !== null && value !== "");
+  const title =
+    columns.find(([column]) => /^(title|name)$/i.test(column)) ??
+    columns.find(([, value]) => typeof value === "string");
+  const rest = columns.filter((column) => column !== title).map(([, value]) => written(value));
+  return { title: title ? String(title[1]) : id, rest: [title ? id : "", ...rest].filter(Boolean).join(" · ") };
+}
+
+function written(value) {
+  if (Array.isArray(value)) return value.map(written).join(", ");
+  return typeof value === "object" ? JSON.stringify(value) : String(value);
+}
+
+/** How far a label came against the default λ. */
+function move(rank, before) {
+  if (before < 0) return el("span", { class: "move new" }, "new");
+  if (before === rank) return el("span", { class: "move" });
+  const by = Math.abs(before - rank);
+  const [arrow, word] = before > rank ? ["▲", "up "] : ["▼", "down "];
+  return el(
+    "span",
+    { class: "move" },
+    el("span", { "aria-hidden": "true" }, arrow),
+    el("span", { class: "hidden" }, word),
+    `${by}`,
+  );
+}
+
+function showAnswer({ results: [{ labels, bias_removal }, preset] }) {
+  const before = new Map((preset?.labels ?? labels).map(({ id }, rank) => [id, rank]));
+  const parts = BUCKETS.map((bucket) => `${labels.filter((label) => label.bucket === bucket).length} ${bucket}`);
+  const moves = preset ? `; moves against the default, ${lambda(preset.bias_removal)}` : ", the default";
+  const summary = `${parts.join(" · ")} at λ ${lambda(bias_removal)}${moves}`;
+  say(byId("answer-summary"), labels.length ? summary : "No label is eligible for this query.");
+  byId("strip").replaceChildren(...labels.map(({ bucket }) => el("i", { class: bucket })));
+  byId("results").replaceChildren(
+    ...labels.map((label, rank) => {
+      const { title, rest } = titled(label);
+      return el(
+        "li",
+        {},
+        el("span", { class: "rank" }, String(rank + 1)),
+        move(rank, before.get(label.id) ?? -1),
+        el("span", { class: "what" }, el("b", {}, title), " ", rest ? el("small", {}, rest) : null),
+        el("span", { class: `name ${label.bucket}` }, label.bucket),
+        el("span", { class: "score" }, fixed(label.score, 2)),
+      );
+    }),
+  );
+}
+
+byId("features").addEventListener("input", askSoon);
+byId("lambda").addEventListener("input", askSoon);
+byId("k").addEventListener("input", askSoon);
+byId("default").addEventListener("click", () => {
+  if (asked.release) byId("lambda").value = asked.release.bias_removal.default;
+  ask();
+});
+byId("ask").addEventListener("submit", (event) => {
+  event.preventDefault();
+  ask();
+});

@@ -1,0 +1,129 @@
+// What head, torso and tail get: the verdict, a row for each bucket, the drift.
+
+const nameOf = (bucket) => el("span", { class: `name ${bucket}` }, NAMES[bucket]);
+const code = (text) => el("code", {}, text);
+const empty = (...words) => el("p", { class: "empty" }, ...words);
+
+function shares(view) {
+  const { window, data } = view;
+  byId("verdict").replaceChildren(...verdict(view));
+  const usual = data.baseline?.popularity;
+  figures(byId("totals"), [
+    ["Queries", count(window.queries)],
+    ["Mean λ", lambda(window.bias_removal)],
+    ["Coverage", percent(window.coverage), "of all labels"],
+    ["Gini", fixed(window.gini, 2)],
+    [
+      "Popularity",
+      fixed(window.popularity, 1),
+      known(usual) ? `pairs a label; baseline ${fixed(usual, 1)}` : "pairs a label",
+    ],
+    ["Score PSI", fixed(window.psi.scores, 2), known(window.psi.scores) ? drift(window.psi.scores) : ""],
+  ]);
+  const rows = byId("share-rows");
+  for (const id of ["share-rows", "share-note", "share-table"]) byId(id).hidden = !view.steps.length;
+  if (!rows.children.length) {
+    for (const _ of [...BUCKETS, "drift"]) {
+      rows.append(el("div", { class: "row" }, el("div", { class: "facts" }), el("div")));
+    }
+  }
+  BUCKETS.forEach((bucket, i) => shareRow(rows.children[i], bucket, view, i === 0));
+  driftRow(rows.lastElementChild, view);
+  const shaded = view.span.window < view.span.span ? ", the window shaded" : "";
+  say(
+    byId("share-note"),
+    `Figures: ${view.words}. Charts: ${view.span.words}${shaded}; upright lines are swaps of the release.`,
+  );
+  const { share, psi, bias_removal, queries } = data.series;
+  const columns = ["Queries", "Head", "Torso", "Tail", "PSI", "Mean λ"];
+  timeTable(byId("share-table"), "Shares and drift as a table", view, columns, ({ rows }) => [
+    count(sum(queries, rows)),
+    ...BUCKETS.map((bucket) => percent(mean(share[bucket], rows, queries))),
+    fixed(mean(psi, rows, queries), 3),
+    lambda(mean(bias_removal, rows, queries)),
+  ]);
+}
+
+/** The one sentence that an operator should take home. */
+function verdict({ window, words, data: { baseline } }) {
+  if (!window.queries) {
+    return [`No queries in ${words}. Send one to `, code("POST /v1/retrieve"), ", or choose a longer window."];
+  }
+  if (!baseline) {
+    return ["No baseline: this release was not evaluated offline. Train with a validation split to see drift."];
+  }
+  const psi = window.psi.buckets;
+  if (!known(psi)) return [`Too few answers in ${words} to tell a drift.`];
+  const state = drift(psi);
+  const word = el("strong", { class: state }, state[0].toUpperCase() + state.slice(1));
+  if (state === "steady") return [word, `. The shares are what the release promised (PSI ${fixed(psi, 2)}).`];
+  const weight = ([, live, promised]) => (live - promised) * Math.log(Math.max(live, 1e-6) / Math.max(promised, 1e-6));
+  const [bucket, live, promised] = BUCKETS.map((name) => [
+    name,
+    window.exposures[name].share,
+    baseline.shares[name],
+  ]).reduce((most, other) => (weight(other) > weight(most) ? other : most));
+  const found = `${NAMES[bucket]} gets ${percent(live)} of the answers where the release promised ${percent(promised)}`;
+  return [word, `. ${found} (PSI ${fixed(psi, 2)}).`];
+}
+
+function shareRow(row, bucket, view, first) {
+  const { share: live, coverage } = view.window.exposures[bucket];
+  const promised = view.data.baseline?.shares[bucket];
+  const { share, queries } = view.data.series;
+  const against = known(promised)
+    ? `baseline ${percent(promised)}, ${points(known(live) ? live - promised : null)} · `
+    : "";
+  row.firstElementChild.replaceChildren(
+    el("p", { class: "headline" }, nameOf(bucket), el("strong", { id: `share-${bucket}` }, percent(live))),
+    bullet(bucket, live, promised),
+    el("p", { class: "note" }, `${against}coverage ${percent(coverage)}`),
+  );
+  overTime(row.lastElementChild, view, {
+    label: `${NAMES[bucket]} share of the answers`,
+    height: first ? 98 : 84,
+    margin: "baseline",
+    named: first,
+    labelled: false,
+    lines: [{ kind: bucket, name: bucket, values: ({ rows }) => mean(share[bucket], rows, queries) }],
+    levels: known(promised) ? [{ at: promised, text: "baseline", kind: "promised" }] : [],
+    y: { floor: 0.01, ticks: 2, format: (value, exact) => (exact ? percent(value) : `${short(100 * value)} %`) },
+  });
+}
+
+/** The live share as a bar from 0 to 100 %, the baseline as a tick across it. */
+function bullet(bucket, live, promised) {
+  const at = (share) => `${(100 * share).toFixed(2)}%`;
+  return svg(
+    "svg",
+    { class: "bullet", height: 14, width: "100%", "aria-hidden": "true" },
+    svg("rect", { class: "track", y: 4, width: "100%", height: 6 }),
+    svg("rect", { class: bucket, y: 4, width: at(live ?? 0), height: 6 }),
+    known(promised) ? rule("baseline", at(promised), 0, at(promised), 14) : null,
+  );
+}
+
+function driftRow(row, view) {
+  const { psi, queries } = view.data.series;
+  row.firstElementChild.replaceChildren(
+    el(
+      "p",
+      { class: "headline" },
+      el("span", { class: "name all" }, "Drift"),
+      el("strong", { id: "psi" }, fixed(view.window.psi.buckets, 2)),
+    ),
+    el("p", { class: "note" }, "PSI of the three shares: below 0.1 steady, to 0.25 shifted, above drifted"),
+  );
+  overTime(row.lastElementChild, view, {
+    label: "Population stability index of the shares",
+    height: 98,
+    margin: "baseline",
+    named: false,
+    lines: [{ kind: "all", name: "PSI", values: ({ rows }) => mean(psi, rows, queries) }],
+    levels: [
+      { at: 0.1, text: "shifted", kind: "bound" },
+      { at: 0.25, text: "drifted", kind: "bound" },
+    ],
+    y: { floor: 0.3, ticks: 3, format: (value, exact) => fixed(value, exact ? 3 : 1) },
+  });
+}

@@ -1,0 +1,181 @@
+"""Counts by period of time in a mapped file: bounded, shared by reading, there again after a kill.
+
+A ring has one writer, a worker of the service; readers add up the rings of all workers. What was added is in the
+page cache at once, so a killed process loses nothing; a power cut loses what the kernel had not written yet. The
+file is reserved whole when made: on a full disk the ring stays in the process's own memory, with a warning.
+
+File: 4096 bytes of JSON, padded with spaces, that say what follows; then [rows, 1 + columns] numbers, row-major. A
+row belongs to the period `p` with `p % rows` = its place; its first column is `p`, the others are counts.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import mmap
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+logger = logging.getLogger(__name__)
+
+Array = npt.NDArray[Any]
+_VERSION = 1
+_HEADER_BYTES = 4096
+_CHUNK_BYTES = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What a ring holds.
+
+    Attributes:
+        kind: names the files, `KIND.WORKER.ring`.
+        rows: periods kept.
+        columns: counts per period.
+        dtype: `float64`, or `uint32`, of which the period's number must be one as well.
+        seconds: length of a period.
+    """
+
+    kind: str
+    rows: int
+    columns: int
+    dtype: str
+    seconds: int
+
+    @property
+    def header(self) -> bytes:
+        """The first 4096 bytes of a file of this layout."""
+        fields = {"format": "longtail live figures", "version": _VERSION}
+        fields |= {name: getattr(self, name) for name in ("kind", "rows", "columns", "dtype", "seconds")}
+        return (json.dumps(fields) + "\n").encode().ljust(_HEADER_BYTES)
+
+    @property
+    def file_bytes(self) -> int:
+        """Size of a file of this layout."""
+        return _HEADER_BYTES + self.rows * (1 + self.columns) * np.dtype(self.dtype).itemsize
+
+    def period(self, now: float) -> int:
+        """Number of the period that `now`, in seconds since 1970, falls in."""
+        return int(now // self.seconds)
+
+    def array_in(self, memory: mmap.mmap) -> Array:
+        """The numbers of a mapped file, [rows, 1 + columns]."""
+        numbers: Array = np.frombuffer(memory, self.dtype, offset=_HEADER_BYTES)
+        return numbers.reshape(self.rows, 1 + self.columns)
+
+
+class Ring:
+    """The ring that this worker writes. Not thread-safe: its owner holds a lock around `at` and what is added.
+
+    A file of another version, layout or size is put aside as `NAME.aside` and begun anew.
+
+    Args:
+        directory: is there.
+        layout: of the file.
+        worker: number of the process among those that share the directory.
+    """
+
+    def __init__(self, directory: Path, layout: Layout, worker: int) -> None:
+        self.layout = layout
+        self.path = directory / f"{layout.kind}.{worker}.ring"
+        try:
+            self.array = layout.array_in(_mapped(self.path, layout))
+        except OSError as error:
+            logger.warning("%s: kept in memory only, lost at a restart: %s", self.path, error)
+            self.array = np.zeros((layout.rows, 1 + layout.columns), layout.dtype)
+        self._periods = self.array[:, 0].astype(np.int64).tolist()
+
+    def at(self, period: int) -> Array:
+        """The counts of a period, [columns], to add to; those of the period before in the same place are gone."""
+        counts: Array = self.array[self.place(period), 1:]
+        return counts
+
+    def place(self, period: int) -> int:
+        """The row of a period, cleared if it was another's."""
+        place = period % self.layout.rows
+        if self._periods[place] != period:
+            self.array[place] = 0
+            self.array[place, 0] = period
+            self._periods[place] = period
+        return place
+
+
+def arrays_of(directory: Path, layout: Layout, own: Ring | None = None) -> Iterator[Array]:
+    """The rings of every worker, [rows, 1 + columns] each: `own` as it is, the others' as read from their files.
+
+    Files that are not of this layout are left out.
+    """
+    if own is not None:
+        yield own.array
+    for path in sorted(directory.glob(f"{layout.kind}.*.ring")):
+        if own is None or path != own.path:
+            with suppress(OSError), path.open("rb") as file:
+                if _is_of(file.fileno(), layout):
+                    yield layout.array_in(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+
+
+def total(arrays: Iterable[Array], layout: Layout, now: float, periods: int, *, since: float) -> Array:
+    """Counts over all arrays of the last `periods` periods to that of `now`, none before that of `since`: [columns]."""
+    newest = layout.period(now)
+    oldest = max(newest - periods + 1, layout.period(since))
+    counts: Array = np.zeros(layout.columns, layout.dtype)
+    for array in arrays:
+        stamps = array[:, 0]
+        for place in np.flatnonzero((stamps >= oldest) & (stamps <= newest)):
+            counts += array[place, 1:]
+    return counts
+
+
+def by_period(arrays: Iterable[Array], layout: Layout, now: float) -> Array:
+    """Counts over all arrays of every period kept, the last is that of `now`: [rows, columns]."""
+    newest = layout.period(now)
+    counts: Array = np.zeros((layout.rows, layout.columns), layout.dtype)
+    for array in arrays:
+        ages = newest - array[:, 0].astype(np.int64)
+        inside = (ages >= 0) & (ages < layout.rows)
+        counts[layout.rows - 1 - ages[inside]] += array[inside, 1:]
+    return counts
+
+
+def _is_of(file: int, layout: Layout) -> bool:
+    return os.fstat(file).st_size == layout.file_bytes and os.pread(file, _HEADER_BYTES, 0) == layout.header
+
+
+def _mapped(path: Path, layout: Layout) -> mmap.mmap:
+    try:
+        with path.open("r+b") as file:
+            if _is_of(file.fileno(), layout):
+                return mmap.mmap(file.fileno(), 0)
+        aside = path.with_name(f"{path.name}.aside")
+        logger.warning("%s: expected %s; put aside as %s", path, layout, aside.name)
+        os.replace(path, aside)
+    except FileNotFoundError:
+        pass
+    handle, working = tempfile.mkstemp(prefix=f".{path.name}.{os.getpid()}.", suffix=".tmp", dir=path.parent)
+    try:
+        with os.fdopen(handle, "r+b") as file:
+            _reserve(file.fileno(), layout.file_bytes)
+            os.pwrite(file.fileno(), layout.header, 0)
+            os.replace(working, path)
+            return mmap.mmap(file.fileno(), 0)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.unlink(working)
+        raise
+
+
+def _reserve(file: int, size: int) -> None:
+    """Give a file all its blocks: writing to a hole of a mapped file on a full disk would kill the process."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file, 0, size)
+        return
+    for start in range(0, size, _CHUNK_BYTES):
+        os.pwrite(file, bytes(min(_CHUNK_BYTES, size - start)), start)

@@ -1,0 +1,114 @@
+"""The SQLite file of answers and feedback: its tables, how it is opened, and one transaction."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Literal
+
+logger = logging.getLogger(__name__)
+
+VERSION = 1
+_BUSY_SECONDS = 10
+_LONGEST_WAL_BYTES = 64 << 20
+_DAMAGED = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
+
+_TABLES = f"""
+PRAGMA journal_mode = WAL;
+BEGIN;
+
+-- One query's answer; of several with one key the last counts. key: hash of request id and place; labels: a CRC-32 per
+-- label id; buckets: a byte per label. Keys are random, and an index of them alone would have every page written over
+-- and over: led by the generation, a thirty-second of the answers, only the pages of the newest and the oldest are.
+CREATE TABLE answers (
+    id INTEGER PRIMARY KEY, generation INTEGER NOT NULL, key INTEGER NOT NULL, release TEXT NOT NULL,
+    labels BLOB NOT NULL, buckets BLOB NOT NULL
+);
+CREATE INDEX answers_by_key ON answers (generation, key);
+
+-- One label interacted with. bucket: −1 unknown; state: 0 pending, 1 joined, 2 its answer was never found.
+CREATE TABLE feedback (
+    id INTEGER PRIMARY KEY, key INTEGER NOT NULL, label TEXT NOT NULL, bucket INTEGER NOT NULL, at REAL NOT NULL,
+    state INTEGER NOT NULL, UNIQUE (key, label)
+);
+CREATE INDEX pending ON feedback (at) WHERE state = 0;
+
+-- Positives and hits by minute since 1970.
+CREATE TABLE recall (
+    release TEXT NOT NULL, minute INTEGER NOT NULL, source TEXT NOT NULL, bucket INTEGER NOT NULL,
+    positives INTEGER NOT NULL, hits INTEGER NOT NULL, PRIMARY KEY (release, minute, source, bucket)
+) WITHOUT ROWID;
+
+CREATE TABLE totals (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+
+PRAGMA user_version = {VERSION};
+COMMIT;
+"""
+
+
+def prepare(path: Path) -> None:
+    """Make the file, or check that it is one of this version; processes that start together take turns.
+
+    One of another version, or not of SQLite, is put aside as `NAME.aside` with a warning, and begun anew.
+
+    Raises:
+        sqlite3.Error, OSError: the file cannot be read or made.
+    """
+    with path.with_name(f"{path.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = _version_of(path)
+        if found == VERSION:
+            return
+        if found is not None:
+            _put_aside(path, found)
+        with closing(connect(path, "FULL")) as connection:
+            connection.executescript(_TABLES)
+
+
+def connect(path: Path, synchronous: Literal["FULL", "NORMAL"]) -> sqlite3.Connection:
+    """A connection that any thread may use, one at a time; other processes' writes are waited for, up to 10 s."""
+    connection = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+    connection.execute(f"PRAGMA synchronous = {synchronous}")
+    connection.execute(f"PRAGMA journal_size_limit = {_LONGEST_WAL_BYTES}")
+    return connection
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """All of the block's writes or none; no other process writes meanwhile."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        with suppress(sqlite3.Error):
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _version_of(path: Path) -> int | str | None:
+    """The version of a file with tables; None of a file without, or of none; what is wrong, in words."""
+    try:
+        with closing(connect(path, "FULL")) as connection:
+            (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            return int(version) if tables or version else None
+    except sqlite3.DatabaseError as error:
+        if error.sqlite_errorcode in _DAMAGED:
+            return str(error)
+        raise
+
+
+def _put_aside(path: Path, found: int | str) -> None:
+    aside = path.with_name(f"{path.name}.aside")
+    logger.warning("%s: expected version %d, found %s; put aside as %s", path, VERSION, found, aside.name)
+    for suffix in ("-wal", ""):
+        with suppress(FileNotFoundError):
+            os.replace(f"{path}{suffix}", f"{aside}{suffix}")
+    with suppress(FileNotFoundError):
+        os.unlink(f"{path}-shm")

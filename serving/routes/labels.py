@@ -1,0 +1,52 @@
+"""The catalogue: what the release knows of a label, and labels added, hidden or brought back while it serves."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from serving import limits
+from serving.body import read_body
+from serving.changes import hiding, records_of
+from serving.edge import dump, json_response, request_id
+from serving.guard import require_admin
+from serving.openapi import json_body
+from serving.routes.common import errors, service_of
+from serving.schemas import HiddenAnswer, LabelAnswer, LabelsAnswer, LabelsRequest
+
+router = APIRouter(tags=["catalogue"])
+
+
+@router.get("/v1/labels/{id:path}", responses={200: {"model": LabelAnswer}, **errors(401, 404, 503)})
+async def label(request: Request, id: str) -> Response:
+    """What the release knows about one label; its id may hold slashes."""
+    retriever = service_of(request).retriever()
+    return json_response(dump({**retriever.label(id), "release": retriever.name}, request_id(request)))
+
+
+@router.post(
+    "/v1/labels",
+    openapi_extra=json_body(LabelsRequest),
+    responses={200: {"model": LabelsAnswer}, **errors(400, 401, 403, 404, 408, 413, 415, 422, 503)},
+)
+async def add_labels(request: Request) -> Response:
+    """Add labels, embed known ones anew, bring hidden ones back. Admin.
+
+    They are on disk and in every answer of this process when the answer comes, in those of other workers a tenth
+    of a second later. The next rebuild takes them in (`longtail-index merge`).
+    """
+    require_admin(request)
+    service = service_of(request)
+    wanted = await read_body(request, LabelsRequest, service.settings)
+    limits.check_labels(wanted, service.settings)
+    release = await service.apart(lambda: service.change_labels(lambda retriever: records_of(wanted.labels, retriever)))
+    return json_response(dump({"accepted": len(wanted.labels), "release": release}, request_id(request)))
+
+
+@router.delete("/v1/labels/{id:path}", responses={200: {"model": HiddenAnswer}, **errors(401, 403, 404, 503)})
+async def hide_label(request: Request, id: str) -> Response:
+    """Delete an added label, or hide one of the catalogue; it is in no answer from now on. Admin."""
+    require_admin(request)
+    service = service_of(request)
+    release = await service.apart(lambda: service.change_labels(lambda retriever: [hiding(id, retriever)]))
+    return json_response(dump({"id": id, "release": release}, request_id(request)))

@@ -1,0 +1,66 @@
+"""Top-k labels for queries and for labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.routing import APIRoute
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from serving import limits
+from serving.body import read_body
+from serving.edge import request_id, results_response
+from serving.openapi import json_body
+from serving.routes.common import errors, service_of
+from serving.schemas import RetrieveAnswer, RetrieveRequest, SimilarAnswer, SimilarRequest
+
+
+class _Plain(APIRoute):
+    """Hands requests to its endpoint as they are: it has no dependencies to resolve, and reads its body itself."""
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        super().__init__(path, endpoint, **options)
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            response: Response = await endpoint(Request(scope, receive, send))
+            await response(scope, receive, send)
+
+        self.app = app
+
+
+router = APIRouter(route_class=_Plain)
+
+
+@router.post(
+    "/v1/retrieve",
+    tags=["retrieval"],
+    openapi_extra=json_body(RetrieveRequest),
+    responses={200: {"model": RetrieveAnswer}, **errors(400, 401, 404, 408, 413, 415, 422, 429, 503)},
+)
+async def retrieve(request: Request) -> Response:
+    """The best labels for each query."""
+    service, id_ = service_of(request), request_id(request)
+    await service.admit()
+    wanted = await read_body(request, RetrieveRequest, service.settings)
+    limits.check_retrieve(wanted, service.settings)
+    retriever = service.retriever(wanted.release)
+    return results_response(await service.search(retriever, wanted, id_), retriever.name, id_)
+
+
+@router.post(
+    "/v1/similar",
+    tags=["retrieval"],
+    openapi_extra=json_body(SimilarRequest),
+    responses={200: {"model": SimilarAnswer}, **errors(400, 401, 404, 408, 413, 415, 422, 429, 503)},
+)
+async def similar(request: Request) -> Response:
+    """The labels nearest to each given label."""
+    service, id_ = service_of(request), request_id(request)
+    await service.admit()
+    wanted = await read_body(request, SimilarRequest, service.settings)
+    limits.check_similar(wanted, service.settings)
+    retriever = service.retriever(wanted.release)
+    return results_response(await service.search(retriever, wanted, id_), retriever.name, id_)

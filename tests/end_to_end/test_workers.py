@@ -1,0 +1,265 @@
+"""Several worker processes on one port: what they share, what adds up over them, and how they end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from client import Client, NewLabel, NotFoundError
+from index import IndexSpec, Releases, build_index
+from tests.bundles import label_features, make_bundle
+from tests.serving.process import ServerProcess, free_port, server
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="looks processes up in /proc")
+
+LABELS, DIM = 20_000, 32
+FEATURES = {"user_id": "u3", "history": ["item-1"]}
+MAPPED = (".faiss", "/embeddings.npy")
+
+
+def until(holds: Callable[[], bool], what: str, seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, f"expected {what} within {seconds} s"
+        time.sleep(0.02)
+
+
+def children(parent: int) -> dict[int, bytes]:
+    """Command lines of the living children of a process, by id."""
+    found: dict[int, bytes] = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            state, of, *_ = (path / "stat").read_text().rpartition(")")[2].split()
+            if int(of) == parent and state != "Z":
+                found[int(path.name)] = (path / "cmdline").read_bytes()
+    return found
+
+
+def workers_of(process: ServerProcess) -> list[int]:
+    return sorted(id_ for id_, command in children(process.process.pid).items() if b"spawn_main" in command)
+
+
+def gone(ids: list[int]) -> bool:
+    """Whether no such process runs any more; one that nobody has waited for counts as gone."""
+    for id_ in ids:
+        with suppress(FileNotFoundError, ProcessLookupError):
+            if Path(f"/proc/{id_}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+                return False
+    return True
+
+
+@contextmanager
+def connected(process: ServerProcess, worker: int) -> Iterator[tuple[Client, httpx.Client]]:
+    """Two clients that share one connection, kept to one worker: the others cannot accept while it is made."""
+    transport = httpx.HTTPTransport(limits=httpx.Limits(max_connections=1))
+    others = [other for other in workers_of(process) if other != worker]
+    with Client(process.url, transport=transport) as longtail:
+        for other in others:
+            os.kill(other, signal.SIGSTOP)
+        try:
+            until(longtail.ready, f"worker {worker} to be ready")
+        finally:
+            for other in others:
+                os.kill(other, signal.SIGCONT)
+        yield longtail, httpx.Client(base_url=process.url, transport=transport)
+
+
+def samples(http: httpx.Client) -> dict[str, float]:
+    """/metrics, by name and labels as Prometheus writes them."""
+    families = text_string_to_metric_families(http.get("/metrics").text)
+    return {
+        sample.name + "".join(f" {key}={value}" for key, value in sorted(sample.labels.items())): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+@pytest.fixture(scope="module")
+def releases(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("workers")
+    make_bundle(labels=LABELS, dim=DIM, label_tower=True).write(root / "bundle")
+    build_index(root / "bundle", root / "releases", spec=IndexSpec("flat"), name="first")
+    Releases(root / "releases").publish("first")
+    return root / "releases"
+
+
+def two_workers(releases: Path, state: Path) -> Any:
+    state.mkdir(exist_ok=True)
+    return server(releases, state / "server.log", state=state, workers=2, drain_seconds=0.1)
+
+
+@pytest.fixture(scope="module")
+def service(releases: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with two_workers(releases, tmp_path_factory.mktemp("state")) as process:
+        process.wait_until_ready()
+        assert len(workers_of(process)) == 2
+        yield process
+        process.terminate()
+
+
+@pytest.fixture
+def both(service: ServerProcess) -> Iterator[list[tuple[Client, httpx.Client]]]:
+    """Clients of each of the two workers."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(connected(service, worker)) for worker in workers_of(service)]
+
+
+def test_figures_add_up_whichever_worker_answers_and_whichever_is_asked(
+    service: ServerProcess, both: list[tuple[Client, httpx.Client]]
+) -> None:
+    (one, http_one), (other, http_other) = both
+    before, reported = samples(http_one), one.monitoring()["windows"]["1h"]["queries"]
+
+    def once(_: int) -> int:
+        with Client(service.url) as longtail:
+            return len(longtail.retrieve(features=FEATURES, k=7).results[0].labels)
+
+    for longtail, requests in ((one, 30), (other, 50)):
+        assert {len(longtail.retrieve(features=FEATURES, k=7).results[0].labels) for _ in range(requests)} == {7}
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(once, range(60))) == {7}
+
+    def more(http: httpx.Client, *names: str) -> float:
+        after = samples(http)
+        return sum(after[name] - before.get(name, 0) for name in names)
+
+    for http in (http_one, http_other):
+        assert more(http, "longtail_queries_total") == 140
+        buckets = [f"longtail_exposures_total bucket={bucket}" for bucket in ("head", "torso", "tail")]
+        assert more(http, *buckets) == 7 * 140
+        answered = "longtail_requests_total route=/v1/retrieve status=2xx"
+        until(lambda http=http: more(http, answered) == 140, "every request to be counted")  # type: ignore[misc]
+        assert more(http, "longtail_request_seconds_count route=/v1/retrieve") == 140
+        assert more(http, "longtail_stage_seconds_count stage=queue") == 140
+        after = samples(http)
+        assert (after["longtail_ready"], after["longtail_release_info release=first"]) == (1, 1)
+    for longtail in (one, other):
+        until(
+            lambda longtail=longtail: longtail.monitoring()["windows"]["1h"]["queries"] == reported + 140,  # type: ignore[misc]
+            "the report to count what both answered",
+        )
+        exposures = longtail.monitoring()["windows"]["1h"]["exposures"]
+        assert sum(bucket["count"] for bucket in exposures.values()) >= 7 * 140
+
+
+def test_labels_changed_through_one_worker_are_in_the_answers_of_the_other(
+    both: list[tuple[Client, httpx.Client]],
+) -> None:
+    (one, _), (other, _) = both
+
+    def answers(longtail: Client, id_: str) -> bool:
+        return len(longtail.retrieve(features=FEATURES, allow=[id_]).results[0].labels) == 1
+
+    one.add_labels(NewLabel("fresh", label_features(1), {"title": "Fresh"}))
+    assert answers(one, "fresh")
+    until(lambda: answers(other, "fresh"), "the other worker to answer with the label", 1)
+    assert other.label("fresh").display == {"title": "Fresh"}
+    other.delete_label("fresh")
+    with pytest.raises(NotFoundError):
+        other.label("fresh")
+    until(lambda: not answers(one, "fresh"), "the label to be gone from the first worker's answers", 1)
+    one.delete_label("item-9")
+    until(lambda: not answers(other, "item-9"), "the label to be hidden by the other worker", 1)
+    other.restore_label("item-9")
+    until(lambda: answers(one, "item-9"), "the label to be back", 1)
+    assert [longtail.monitoring()["labels"] for longtail in (one, other)] == [{"added": 0, "hidden": 0}] * 2
+
+
+def mapped(worker: int) -> dict[str, dict[str, int]]:
+    """KiB of the mapped files of a release: Rss and Pss by file name."""
+    found: dict[str, dict[str, int]] = {}
+    name = ""
+    for line in Path(f"/proc/{worker}/smaps").read_text().splitlines():
+        key, _, rest = line.partition(" ")
+        if not key.endswith(":"):
+            name = line.rpartition("/")[2] if line.endswith(MAPPED) else ""
+        elif name and key in ("Rss:", "Pss:"):
+            sizes = found.setdefault(name, {"Rss:": 0, "Pss:": 0})
+            sizes[key] += int(rest.split()[0])
+    return found
+
+
+def test_the_index_is_in_memory_once(service: ServerProcess, both: list[tuple[Client, httpx.Client]]) -> None:
+    for longtail, _ in both:
+        longtail.retrieve(features=FEATURES)
+        longtail.similar([f"item-{row}" for row in range(0, LABELS, LABELS // 200)])
+    one, other = map(mapped, workers_of(service))
+    assert any(name.endswith(".faiss") for name in one)
+    assert "embeddings.npy" in one
+    for name, sizes in one.items():
+        both_together = sizes["Pss:"] + other[name]["Pss:"]
+        assert sizes["Rss:"] > 1000 or name == "embeddings.npy"
+        assert both_together < 1.2 * max(sizes["Rss:"], other[name]["Rss:"]), name
+
+
+def test_a_killed_worker_is_replaced_and_requests_go_on(service: ServerProcess) -> None:
+    before = workers_of(service)
+    with Client(service.url) as longtail, connected(service, before[1]) as (survivor, http):
+        counted = samples(http)["longtail_queries_total"]
+        os.kill(before[0], signal.SIGKILL)
+        asked = 0
+
+        def replaced() -> bool:
+            nonlocal asked
+            assert len(longtail.retrieve(features=FEATURES, k=3).results[0].labels) == 3
+            assert len(survivor.retrieve(features=FEATURES, k=3).results[0].labels) == 3
+            asked += 2
+            now = workers_of(service)
+            return len(now) == 2 and before[0] not in now and before[1] in now
+
+        until(replaced, "another worker in the place of the killed one")
+        (fresh,) = set(workers_of(service)) - set(before)
+        with connected(service, fresh) as (replacement, its_http):
+            assert len(replacement.retrieve(features=FEATURES, k=3).results[0].labels) == 3
+            assert samples(its_http)["longtail_queries_total"] == counted + asked + 1
+            assert samples(http)["longtail_queries_total"] == counted + asked + 1
+            assert samples(its_http)["longtail_ready"] == 1
+
+
+@pytest.mark.parametrize("ends", ["SIGTERM", "SIGKILL of the parent"])
+def test_no_process_is_left(releases: Path, tmp_path: Path, ends: str) -> None:
+    with two_workers(releases, tmp_path / "state") as process:
+        process.wait_until_ready()
+        ids = list(children(process.process.pid))
+        assert len(ids) >= 2
+        if ends == "SIGTERM":
+            assert process.terminate() == 0
+        else:
+            process.process.kill()
+            process.process.wait()
+        until(lambda: gone(ids), "all processes of the service to end")
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{process.url}/livez")
+        assert "Traceback" not in (tmp_path / "state/server.log").read_text()
+
+
+def test_one_ctrl_c_to_the_foreground_group_ends_all(releases: Path, tmp_path: Path) -> None:
+    port, log = free_port(), tmp_path / "server.log"
+    command = [sys.executable, "-m", "serving", "run", str(releases), "--port", str(port), "--workers", "2"]
+    with log.open("wb") as output:
+        foreground = subprocess.Popen(
+            [*command, "--state", str(tmp_path / "state")], stdout=output, stderr=output, process_group=0
+        )
+    try:
+        ServerProcess(foreground, f"http://127.0.0.1:{port}", time.perf_counter()).wait_until_ready()
+        ids = list(children(foreground.pid))
+        os.killpg(foreground.pid, signal.SIGINT)
+        assert foreground.wait(20) == 0
+        until(lambda: gone(ids), "all processes of the service to end")
+        assert "Traceback" not in log.read_text()
+    finally:
+        if foreground.poll() is None:
+            foreground.kill()
+            foreground.wait()

@@ -1,0 +1,176 @@
+"""Search on a GPU, with a stand-in that has a GPU's habits: one search at a time, 2,048 results, no selectors."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import pytest
+
+from index import DeviceError, Filter, IndexSpec, Release, Releases, build_index
+from index.gpu import _resources
+from tests.index.conftest import brute_force
+from tests.index.test_filters import check
+
+KINDS = ("flat", "ivf_flat", "ivf_pq", "hnsw", "IVF16,Flat")
+
+
+class StandIn:
+    """Searches the CPU's index as FAISS's classic GPU backend would."""
+
+    inside = threading.Lock()
+    searches = 0
+
+    def __init__(self, index: Any) -> None:
+        self._index = index
+        self.nprobe = 1
+
+    def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        assert k <= 2048
+        assert 1 <= self.nprobe <= 2048
+        assert StandIn.inside.acquire(blocking=False), "two threads inside"
+        try:
+            StandIn.searches += 1
+            time.sleep(0.0005)
+            is_ivf = isinstance(self._index, faiss.IndexIVF)
+            parameters = faiss.SearchParametersIVF(nprobe=self.nprobe) if is_ivf else None
+            return self._index.search(queries, k, params=parameters)
+        finally:
+            StandIn.inside.release()
+
+
+@pytest.fixture(name="_gpu")
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(faiss, "StandardGpuResources", object, raising=False)
+    monkeypatch.setattr(faiss, "get_num_gpus", lambda: 1, raising=False)
+    monkeypatch.setattr(faiss, "index_cpu_to_gpu", lambda _, __, index: StandIn(index), raising=False)
+    _resources.cache_clear()
+    StandIn.searches = 0
+    yield
+    _resources.cache_clear()
+
+
+@pytest.fixture
+def on_gpu(_gpu: None, opened: Callable[[str], Release]) -> Callable[[str], Release]:
+    def open_(spec: str) -> Release:
+        path = opened(spec).path
+        return Releases(path.parent).open(path.name, device="gpu")
+
+    return open_
+
+
+@pytest.mark.parametrize("spec", KINDS)
+def test_filters_and_hidden_labels_hold(spec: str, on_gpu: Callable[[str], Release]) -> None:
+    release = on_gpu(spec)
+    labels = release.searcher.labels
+    best = np.argsort(-brute_force(release.bundle, release.bundle.calibration_queries[0], 1.0))
+    for filter_ in (
+        Filter(exclude=best[:30]),
+        Filter(exclude=best[: labels // 2]),
+        Filter(allow=best[labels // 2 :]),
+        Filter(allow=best[:3]),
+        Filter(buckets=frozenset({0})),
+        Filter(buckets=frozenset({2})),
+    ):
+        for k in (1, 20, 300):
+            check(release, filter_, k, query=0, bias_removal=1.0)
+    queries = release.bundle.augmentation.queries(release.bundle.calibration_queries[:1], 1.0)
+    _, rows = release.searcher.without(best[:400]).search(queries, 100)
+    assert len(set(rows[0]) - set(best[:400]) - {-1}) == 100
+
+
+@pytest.mark.parametrize("spec", ["flat", "ivf_flat", "ivf_pq"])
+def test_it_answers_what_the_cpu_answers(
+    spec: str, on_gpu: Callable[[str], Release], opened: Callable[[str], Release]
+) -> None:
+    bundle = opened(spec).bundle
+    queries = bundle.augmentation.queries(bundle.calibration_queries, 0.5)
+    tail = [Filter(buckets=frozenset({2}))] * len(queries)
+    for filters in (None, tail):
+        _, expected = opened(spec).searcher.search(queries, 20, filters)
+        before = StandIn.searches
+        _, rows = on_gpu(spec).searcher.search(queries, 20, filters)
+        assert StandIn.searches > before
+        assert (rows == expected).mean() > 0.98
+
+
+def test_deeper_searches_than_a_gpu_can_are_the_cpus(on_gpu: Callable[[str], Release]) -> None:
+    release = on_gpu("ivf_pq")
+    queries = release.bundle.augmentation.queries(release.bundle.calibration_queries[:2], 0.5)
+    _, rows = release.searcher.search(queries, 3000)
+    assert (rows >= 0).all()
+    tail_searches = StandIn.searches
+    release.searcher.search(queries, 10)
+    assert StandIn.searches > tail_searches
+
+
+def test_a_band_whose_best_are_hidden_is_searched_again_on_the_cpu(on_gpu: Callable[[str], Release]) -> None:
+    """Else the other band would fill the answer, and no label would be missed."""
+    release = on_gpu("ivf_flat")
+    bundle = release.bundle
+    queries = bundle.augmentation.queries(bundle.calibration_queries[:1], 1.0)
+    exact = brute_force(bundle, bundle.calibration_queries[0], 1.0)
+    best = np.argsort(-exact)
+    tail = best[np.isin(best, release.searcher.bands[1].rows_N)]
+    _, rows = release.searcher.without(tail[:200]).search(queries, 20)
+    visible = best[~np.isin(best, tail[:200])]
+    assert len(set(rows[0]) & set(visible[:20])) >= 19
+
+
+def test_threads_take_turns(on_gpu: Callable[[str], Release]) -> None:
+    searchers = [on_gpu("ivf_flat").searcher, on_gpu("flat").searcher]
+    bundle = on_gpu("flat").bundle
+    queries = bundle.augmentation.queries(bundle.calibration_queries, 0.5)
+    failures: list[BaseException] = []
+
+    def run(number: int) -> None:
+        try:
+            for query in range(20):
+                searchers[number % 2].search(queries[query : query + 1], 5)
+        except AssertionError as failure:
+            failures.append(failure)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_a_graph_stays_on_the_cpu(on_gpu: Callable[[str], Release]) -> None:
+    assert {band.name: band.gpu is not None for band in on_gpu("hnsw").searcher.bands} == {"head": True, "tail": False}
+    assert [band.gpu for band in on_gpu("IVF16,Flat").searcher.bands] == [None]
+
+
+def test_without_a_gpu_the_error_names_what_is_missing(
+    bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_index(bundle_path, tmp_path, spec=IndexSpec("flat"), name="a")
+    monkeypatch.delattr(faiss, "StandardGpuResources", raising=False)
+    with pytest.raises(DeviceError, match=r"device gpu: expected a GPU build of FAISS, found faiss .* for CPUs"):
+        Releases(tmp_path).open("a", device="gpu")
+    monkeypatch.setattr(faiss, "StandardGpuResources", object, raising=False)
+    monkeypatch.setattr(faiss, "get_num_gpus", lambda: 0, raising=False)
+    with pytest.raises(DeviceError, match="at least one visible NVIDIA GPU, found none"):
+        Releases(tmp_path).open("a", device="gpu")
+
+
+@pytest.mark.usefixtures("_gpu")
+def test_an_index_that_does_not_fit_is_refused(
+    bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise RuntimeError("Error in alloc:\n out of memory")
+
+    monkeypatch.setattr(faiss, "index_cpu_to_gpu", full)
+    build_index(bundle_path, tmp_path, spec=IndexSpec("flat"), name="a")
+    with pytest.raises(
+        DeviceError, match=r"take an index of 600 rows of 10 coordinates, it answered: .* out of memory"
+    ):
+        Releases(tmp_path).open("a", device="gpu")

@@ -1,0 +1,101 @@
+"""Labels hidden at run time: never answered, under no filter, and k answered all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from index import Filter, QueryError, Release, Searcher
+from tests.index.conftest import KINDS, brute_force, masked
+from tests.index.test_filters import eligible_labels
+
+NOTHING = np.empty(0, np.int64)
+
+
+def check(release: Release, searcher: Searcher, hidden: np.ndarray, filter_: Filter | None, k: int) -> None:
+    """Query 0 at λ = 1 against every label's own score."""
+    bundle = release.bundle
+    queries = bundle.augmentation.queries(bundle.calibration_queries[:1], 1.0)
+    exact = brute_force(bundle, bundle.calibration_queries[0], 1.0)
+    eligible = eligible_labels(release, filter_ or Filter())
+    eligible[hidden] = False
+    scores, rows = searcher.search(queries, k, None if filter_ is None else [filter_])
+    found = rows[0][rows[0] >= 0]
+    assert eligible[found].all()
+    assert len(found) == len(set(found)) == min(k, eligible.sum())
+    assert np.allclose(scores[0][: len(found)], exact[found], atol=1e-4)
+    if release.manifest.kind == "flat":
+        assert np.allclose(scores[0], masked(exact, eligible, k), atol=1e-5)
+
+
+@pytest.mark.parametrize("spec", KINDS)
+def test_hidden_labels_are_never_answered_whatever_the_filter(spec: str, opened: Callable[[str], Release]) -> None:
+    release = opened(spec)
+    labels = release.searcher.labels
+    best = np.argsort(-brute_force(release.bundle, release.bundle.calibration_queries[0], 1.0))
+    for hidden in (best[:1], best[:40], best[:400], best[3:], best):
+        searcher = release.searcher.without(hidden)
+        for filter_ in (
+            None,
+            Filter(exclude=best[30:50]),
+            Filter(exclude=best[: labels // 2]),
+            Filter(allow=best[:5]),
+            Filter(allow=best[: labels // 2]),
+            Filter(buckets=frozenset({2})),
+            Filter(buckets=frozenset({0, 1}), exclude=best[:300], allow=best[100:]),
+        ):
+            for k in (1, 20, 300):
+                check(release, searcher, hidden, filter_, k)
+
+
+@pytest.mark.parametrize("spec", ["ivf_flat", "hnsw", "ivf_pq"])
+def test_recall_holds_when_the_best_labels_are_hidden(spec: str, opened: Callable[[str], Release]) -> None:
+    release = opened(spec)
+    bundle = release.bundle
+    queries = bundle.augmentation.queries(bundle.calibration_queries, 0.5)
+    hidden = np.random.default_rng(0).choice(release.searcher.labels, release.searcher.labels // 10, replace=False)
+    eligible = np.ones(release.searcher.labels, bool)
+    eligible[hidden] = False
+    scores, _ = release.searcher.without(hidden).search(queries, 20)
+    least = [masked(brute_force(bundle, query, 0.5), eligible, 20)[-1] for query in bundle.calibration_queries]
+    assert (scores >= np.array(least)[:, None] - 1e-5).mean() > 0.94
+
+
+def test_hiding_adds_up_and_the_first_searcher_still_answers_everything(opened: Callable[[str], Release]) -> None:
+    release = opened("ivf_flat")
+    searcher = release.searcher
+    queries = release.bundle.augmentation.queries(release.bundle.calibration_queries[:1], 0.5)
+    best = searcher.search(queries, 3)[1][0]
+    first = searcher.without(best[:1])
+    assert first.search(queries, 2)[1][0].tolist() == best[1:].tolist()
+    both = first.without(np.repeat(best[1:2], 3).astype(np.int32))
+    assert both.search(queries, 1)[1][0].tolist() == [best[2]]
+    assert searcher.search(queries, 3)[1][0].tolist() == best.tolist()
+    assert both.without(NOTHING).search(queries, 1)[1][0].tolist() == [best[2]]
+    assert both.bands == searcher.bands
+
+
+def test_a_mixed_batch_hides_from_every_query(opened: Callable[[str], Release]) -> None:
+    release = opened("hnsw")
+    queries = release.bundle.augmentation.queries(release.bundle.calibration_queries, 1.0)
+    hidden = np.arange(0, 600, 2)
+    filters = [None, Filter(exclude=np.arange(1, 15)), Filter(allow=np.arange(300)), Filter(buckets=frozenset({1, 2}))]
+    filters += [Filter(exclude=np.arange(300))]
+    _, rows = release.searcher.without(hidden).search(queries, 10, filters * 10)
+    assert (rows % 2 == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (np.array([600]), r"hidden labels: expected label rows 0\.\.599, received 600"),
+        (np.array([-1]), "received -1"),
+        (np.array([0.5]), r"expected label rows, int64 \[R\], received float64 \[1\]"),
+        (np.zeros((1, 1), np.int64), r"received int64 \[1, 1\]"),
+    ],
+)
+def test_wrong_rows_say_what_is_wrong(rows: np.ndarray, message: str, opened: Callable[[str], Release]) -> None:
+    with pytest.raises(QueryError, match=message):
+        opened("flat").searcher.without(rows)

@@ -1,0 +1,115 @@
+"""Indexes are mapped: shared by processes, usable after their files are gone, and refused when damaged."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from index import IndexSpec, Release, ReleaseCorruptError, Releases, build_index
+from index import files as index_files
+from tests.index.conftest import KINDS
+
+ROOT = Path(__file__).parents[2]
+SMAPS = Path("/proc/self/smaps")
+
+SEARCHING = """
+import sys
+from pathlib import Path
+import numpy as np
+from index import Releases
+release = Releases(Path(sys.argv[1])).open(sys.argv[2])
+queries = release.bundle.augmentation.queries(np.array(release.bundle.calibration_queries), 0.5)
+release.searcher.search(queries, 300)
+print("searched", flush=True)
+sys.stdin.readline()
+kilobytes = {}
+for line in Path("/proc/self/smaps").read_text().splitlines():
+    word, *rest = line.split()
+    if not word.endswith(":"):
+        mapped = rest[4].endswith((".faiss", ".rows.npy")) if len(rest) > 4 else False
+    elif mapped and rest[-1] == "kB":
+        kilobytes[word] = kilobytes.get(word, 0) + int(rest[0])
+print(kilobytes["Rss:"], kilobytes["Pss:"], kilobytes["Private_Dirty:"])
+"""
+
+
+def search(release: Release) -> np.ndarray:
+    queries = release.bundle.augmentation.queries(release.bundle.calibration_queries, 0.5)
+    return release.searcher.search(queries, 20)[1]
+
+
+@pytest.mark.skipif(not SMAPS.exists(), reason="reads /proc/PID/smaps")
+@pytest.mark.parametrize("spec", ["ivf_pq", "hnsw"])
+def test_two_processes_share_the_pages(spec: str, opened: Callable[[str], Release]) -> None:
+    path = opened(spec).path
+    command = [sys.executable, "-c", SEARCHING, str(path.parent), path.name]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen(command, cwd=ROOT, **pipes) for _ in range(2)]  # type: ignore[call-overload]
+    try:
+        for process in processes:
+            assert process.stdout.readline() == "searched\n"
+        first, _ = processes[0].communicate("\n")
+    finally:
+        processes[1].communicate("\n")
+    rss, pss, dirty = map(int, first.split())
+    size = sum(file.stat().st_size for file in (path / "index").glob("*.faiss")) // 1024
+    assert rss > 0.9 * size
+    assert pss < 0.7 * rss
+    assert dirty == 0
+
+
+@pytest.mark.parametrize("spec", KINDS)
+def test_a_mapped_index_answers_as_a_copy_of_it(
+    spec: str, opened: Callable[[str], Release], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = opened(spec)
+    releases = Releases(release.path.parent)
+    assert np.array_equal(search(release), search(releases.verify(release.name)))
+    # As a FAISS without the flag would.
+    monkeypatch.setattr(index_files, "_MAP", 0)
+    assert np.array_equal(search(release), search(releases.open(release.name)))
+
+
+@pytest.mark.parametrize("spec", ["flat", "ivf_flat", "hnsw"])
+def test_a_pruned_release_goes_on_answering(spec: str, bundle_path: Path, tmp_path: Path) -> None:
+    for name in ("old", "new"):
+        build_index(bundle_path, tmp_path, spec=IndexSpec(spec), name=name)
+    releases = Releases(tmp_path)
+    old = releases.open("old")
+    expected = search(releases.verify("old"))
+    assert releases.prune(keep=1) == ["old"]
+    assert not old.path.exists()
+    assert np.array_equal(search(old), expected)
+
+
+def test_a_file_that_ends_too_early_is_not_published_even_when_checksums_agree(
+    bundle_path: Path, tmp_path: Path
+) -> None:
+    """FAISS's mapping reader may read beyond the end of such a file; the copying one refuses it."""
+    build_index(bundle_path, tmp_path, spec=IndexSpec("ivf_flat"), name="cut")
+    file = tmp_path / "cut" / "index" / "tail.faiss"
+    content = file.read_bytes()
+    for size in range(0, len(content), len(content) // 40):
+        file.write_bytes(content[:size])
+        with pytest.raises(ReleaseCorruptError, match="cannot read this index"):
+            index_files._read_faiss(file, 600, mapped=False)
+
+
+def test_publishing_reads_a_copy(bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build_index(bundle_path, tmp_path, name="a")
+    read, mapped = index_files._read_faiss, []
+    monkeypatch.setattr(
+        index_files,
+        "_read_faiss",
+        lambda path, labels, **how: (mapped.append(how["mapped"]), read(path, labels, **how))[1],
+    )
+    releases = Releases(tmp_path)
+    releases.publish("a")
+    assert mapped == [False]
+    releases.open("a")
+    assert mapped == [False, True]

@@ -1,0 +1,162 @@
+"""Label changes taken into a bundle: what an overlay would answer, the merged bundle holds as rows."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from bundle import Bundle, BundleExistsError, Hide, LabelLog, LabelRecord, TowerError, Upsert
+from bundle.additions import LabelAdder, own_id_feature
+from index.merge import MergeError, merge_labels
+from tests.bundles import label_features, make_bundle
+
+AT = datetime(2026, 6, 1, tzinfo=UTC)
+L = 60
+
+
+def upsert(id_: str, at: datetime = AT, display: dict[str, Any] | None = None, **features: Any) -> Upsert:
+    return Upsert(id=id_, at=at, features=features, display=display or {})
+
+
+def hide(id_: str) -> Hide:
+    return Hide(id=id_, at=AT)
+
+
+def written(tmp_path: Path, *records: LabelRecord, **variant: Any) -> tuple[Path, Path, Bundle]:
+    bundle = make_bundle(labels=L, **({"label_tower": True} | variant))
+    bundle = replace(bundle, reports={"report.html": b"<p>", "metrics.json": b"{}"}).write(tmp_path / "bundle")
+    LabelLog(tmp_path / "labels.log").append(records)
+    return tmp_path / "bundle", tmp_path / "labels.log", bundle
+
+
+@pytest.mark.parametrize("variant", [{}, {"cosine": False, "bias": True}])
+def test_added_labels_become_rows_and_hidden_ones_lose_theirs(tmp_path: Path, variant: dict[str, bool]) -> None:
+    records = [
+        upsert("new-1", genres=["g1"], display={"title": "New"}),
+        upsert("item-5", genres=["g2"], year=3, display={"title": "Renamed"}),
+        hide("item-7"),
+        hide("new-9"),
+        upsert("new-2", genres={"g3": 2}, year=-1),
+        upsert("new-3"),
+        hide("new-3"),
+    ]
+    path, log, before = written(tmp_path, *records, **variant)
+    content = log.read_bytes()
+    report = merge_labels(path, log, tmp_path / "merged")
+    after = Bundle.load(tmp_path / "merged")
+    ids = after.labels.ids.to_pylist()
+    assert ids == [f"item-{row}" for row in range(L) if row != 7] + ["new-1", "new-2"]
+    assert (report.labels, report.added, report.embedded_anew, report.removed) == (61, 2, 1, 1)
+    assert (report.merged_before, report.skipped) == (0, {})
+    kept = np.delete(np.arange(L), 7)
+    old, new = before.labels, after.labels
+    assert new.counts.tolist() == [*old.counts[kept], 0, 0]
+    assert new.buckets.tolist() == [*old.buckets[kept], 2, 2]
+    assert new.display["title"].to_pylist() == ["Renamed" if row == 5 else f"Title {row}" for row in kept] + [
+        "New",
+        None,
+    ]
+    p = np.exp(np.append(old.log_pn[kept], [old.log_pn.min()] * 2).astype(np.float64))
+    np.testing.assert_allclose(np.exp(new.log_pn), p / p.sum(), rtol=1e-5)
+    unchanged = kept != 5
+    np.testing.assert_array_equal(after.embeddings[:59][unchanged], before.embeddings[kept][unchanged])
+    adder = LabelAdder(before, {f"item-{row}": row for row in range(L)})
+    added, _ = adder.add([records[0], records[4], records[1]])
+    np.testing.assert_array_equal(after.embeddings[[59, 60, 5]], added.embeddings)
+    if old.bias is not None:
+        assert new.bias is not None
+        assert new.bias.tolist() == [*old.bias[kept], 0, 0]
+    assert after.manifest.training_data == before.manifest.training_data | {
+        "labels_added": 2,
+        "labels_embedded_anew": 1,
+        "labels_removed": 1,
+    }
+    for name in ("query_tower.onnx", "label_tower.onnx", "report.html", "metrics.json", "calibration_queries.npy"):
+        assert after.manifest.files[name] == before.manifest.files[name]
+    assert log.read_bytes() == content
+
+
+def test_what_was_merged_is_older_than_the_bundle_and_merging_again_changes_no_label(tmp_path: Path) -> None:
+    path, log, _ = written(tmp_path, upsert("new-1", year=1), upsert("item-5", year=2), hide("item-6"))
+    merge_labels(path, log, tmp_path / "merged")
+    again = merge_labels(tmp_path / "merged", log, tmp_path / "again")
+    assert (again.labels, again.added, again.embedded_anew, again.removed, again.merged_before) == (60, 0, 0, 0, 2)
+    first, second = Bundle.load(tmp_path / "merged"), Bundle.load(tmp_path / "again")
+    np.testing.assert_array_equal(first.embeddings, second.embeddings)
+    assert first.labels.ids == second.labels.ids
+    LabelLog(log).append([upsert("new-1", at=AT + timedelta(seconds=1), year=5), upsert("new-2", at=AT, year=5)])
+    later = merge_labels(tmp_path / "merged", log, tmp_path / "later")
+    assert (later.labels, later.added, later.embedded_anew) == (61, 1, 1)
+    assert own_id_feature(Bundle.load(tmp_path / "later")) == "item_id"
+
+
+def test_changes_that_the_bundle_cannot_read_are_left_out(tmp_path: Path) -> None:
+    path, log, _ = written(tmp_path, upsert("new-1", colour="red"), upsert("new-2", year=1))
+    report = merge_labels(path, log, tmp_path / "merged")
+    assert (report.added, list(report.skipped)) == (1, ["new-1"])
+    assert report.skipped["new-1"].startswith("features.colour: expected one of the features")
+
+
+def test_a_bundle_without_a_label_tower_can_lose_labels(tmp_path: Path) -> None:
+    path, log, _ = written(tmp_path, upsert("new-1", year=1), hide("item-1"), label_tower=False)
+    report = merge_labels(path, log, tmp_path / "merged")
+    assert (report.labels, report.removed) == (59, 1)
+    assert "without label_tower.onnx" in report.skipped["new-1"]
+
+
+def test_columns_keep_their_types(tmp_path: Path) -> None:
+    bundle = make_bundle(labels=L, label_tower=True)
+    display = pa.table(
+        {
+            "day": pa.array([datetime(2020, 1, 1, tzinfo=UTC).date()] * L),
+            "tags": pa.array([["a"]] * L),
+            "kind": pa.array(["film"] * L).dictionary_encode(),
+        }
+    )
+    manifest = bundle.manifest.model_copy(update={"display": display.column_names})
+    bundle = replace(bundle, manifest=manifest, labels=replace(bundle.labels, display=display))
+    bundle.write(tmp_path / "bundle")
+    shown = {"day": "2021-02-03", "tags": ["b", "c"], "kind": "song"}
+    LabelLog(tmp_path / "labels.log").append([upsert("new", display=shown), upsert("item-0", display={"kind": "play"})])
+    merge_labels(tmp_path / "bundle", tmp_path / "labels.log", tmp_path / "merged")
+    merged = Bundle.load(tmp_path / "merged").labels.display
+    assert merged.schema.field("day").type == pa.date32()
+    assert merged["day"][60].as_py() == datetime(2021, 2, 3, tzinfo=UTC).date()
+    assert merged["tags"][60].as_py() == ["b", "c"]
+    assert merged["kind"].to_pylist() == ["play"] + ["film"] * 59 + ["song"]
+    assert merged["day"].null_count == 0
+
+
+def test_what_cannot_be_merged_is_refused_and_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, log, _ = written(tmp_path, upsert("new-1", year=1))
+    with pytest.raises(MergeError, match=r"none\.log: expected a label log, found none"):
+        merge_labels(path, tmp_path / "none.log", tmp_path / "merged")
+    with pytest.raises(BundleExistsError):
+        merge_labels(path, log, path)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "onnxruntime", None)
+        with pytest.raises(TowerError, match="expected ONNX Runtime to run it with; install it with `pip install"):
+            merge_labels(path, log, tmp_path / "merged")
+    LabelLog(log).append([hide(f"item-{row}") for row in range(L)] + [hide("new-1")])
+    with pytest.raises(MergeError, match="expected a label that is left, found all 60 hidden"):
+        merge_labels(path, log, tmp_path / "merged")
+    make_bundle(labels=L, label_tower=True, proposal=True).write(tmp_path / "tree")
+    with pytest.raises(MergeError, match=r"tree: expected a bundle whose labels can change, found one with a tree p_n"):
+        merge_labels(tmp_path / "tree", log, tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
+
+
+def test_labels_embedded_from_what_they_were_trained_with_are_what_they_were(tmp_path: Path) -> None:
+    records = [upsert(f"item-{row}", **label_features(row)) for row in range(L)]
+    path, log, before = written(tmp_path, *records)
+    merge_labels(path, log, tmp_path / "merged")
+    np.testing.assert_allclose(Bundle.load(tmp_path / "merged").embeddings, before.embeddings, atol=1e-6)
