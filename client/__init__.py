@@ -1,0 +1,48 @@
+"""A typed client of a Longtail service, synchronous and asynchronous, on httpx alone.
+
+from client import Client, Feedback, Query
+
+features = {"user_id": "u3", "history": ["item-1", "item-2"]}
+with Client("http://localhost:8000") as longtail:
+    answer = longtail.retrieve(features=features, k=5, bias_removal=0.3, exclude=["item-1", "item-2"])
+    for label in answer.results[0].labels:
+        print(label.id, label.score, label.bucket, label.display["title"])
+    chosen = answer.results[0].labels[0]
+    longtail.feedback(Feedback(answer.request_id, labels=[chosen.id]))
+    tail, plain = longtail.retrieve([Query(features, bias_removal=λ) for λ in (0.0, 1.0)]).results
+    nearest = longtail.similar(chosen.id, buckets=["torso", "tail"]).results[0]
+
+`AsyncClient` has the same methods to await. What went wrong is a `LongtailError`; 429, 503 and lost connections are
+tried again first. In the order a call meets them: questions, calls, exchange (settings, retry, errors), answers.
+"""
+
+from client.answers import Accepted, Answer, CatalogueLabel, Deleted, Label, Reloaded, Result, Unknown
+from client.asynchronous import AsyncClient
+from client.errors import BusyError, DeniedError, LongtailError, NoAnswerError, NotFoundError
+from client.questions import BucketName, Features, Feedback, Interaction, LabelId, NewLabel, Query
+from client.synchronous import Client
+
+__all__ = [
+    "Accepted",
+    "Answer",
+    "AsyncClient",
+    "BucketName",
+    "BusyError",
+    "CatalogueLabel",
+    "Client",
+    "Deleted",
+    "DeniedError",
+    "Features",
+    "Feedback",
+    "Interaction",
+    "Label",
+    "LabelId",
+    "LongtailError",
+    "NewLabel",
+    "NoAnswerError",
+    "NotFoundError",
+    "Query",
+    "Reloaded",
+    "Result",
+    "Unknown",
+]

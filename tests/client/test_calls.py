@@ -1,0 +1,192 @@
+"""What every method sends, and what it makes of the answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from client import (
+    Accepted,
+    Answer,
+    CatalogueLabel,
+    Deleted,
+    Feedback,
+    Interaction,
+    Label,
+    NewLabel,
+    Query,
+    Reloaded,
+    Result,
+    Unknown,
+)
+from tests.client.asking import Asker, Script
+
+Make = Callable[..., Asker]
+LABEL = {"id": "a", "score": 1.5, "bucket": "tail", "display": {"title": "Alpha"}}
+RESULT = {"labels": [LABEL], "bias_removal": 0.5, "unknown": {"exclude": 1, "allow": 0}}
+RETRIEVED = {"results": [RESULT], "release": "r", "request_id": "q", "added_later": 1}
+SIMILAR = {"results": [{**RESULT, "id": "b"}], "release": "r", "request_id": "q"}
+RANKED = (Label("a", 1.5, "tail", {"title": "Alpha"}),)
+ANSWER = Answer((Result(RANKED, 0.5, Unknown(exclude=1, allow=0)),), "r", "q")
+NEAREST = Answer((Result(RANKED, 0.5, Unknown(exclude=1, allow=0), id="b"),), "r", "q")
+DESCRIBED = {"id": "a", "count": 3, "log_pn": -1.5, "bucket": "tail", "bias": None, "display": {}}
+DESCRIBED |= {"release": "r", "request_id": "q"}
+TAKEN = {"accepted": 2, "request_id": "q"}
+GONE = {"id": "a", "release": "r", "request_id": "q"}
+SWAPPED = {"release": "r", "changed": True, "request_id": "q"}
+PARTS = {"k": 3, "bias_removal": 0.0, "exclude": ["x", 4], "allow": [], "buckets": ["tail"]}
+
+CASES: list[tuple[str, tuple[Any, ...], dict[str, Any], str, dict[str, Any] | None, Any, Any]] = [
+    ("retrieve", (), {"features": {}}, "POST /v1/retrieve", {"queries": [{"features": {}}]}, RETRIEVED, ANSWER),
+    (
+        "retrieve",
+        (),
+        {"features": {"u": 1}, **PARTS, "release": "r1", "preview": True},
+        "POST /v1/retrieve",
+        {"queries": [{"features": {"u": 1}, **PARTS}], "release": "r1", "preview": True},
+        RETRIEVED,
+        ANSWER,
+    ),
+    (
+        "retrieve",
+        (Query({"u": 1}, **PARTS),),
+        {},
+        "POST /v1/retrieve",
+        {"queries": [{"features": {"u": 1}, **PARTS}]},
+        RETRIEVED,
+        ANSWER,
+    ),
+    (
+        "retrieve",
+        ([Query({"u": "a"}, exclude={"x"}), Query({"u": "b"}, exclude={"x"})],),
+        {"release": "r1"},
+        "POST /v1/retrieve",
+        {
+            "queries": [{"features": {"u": "a"}, "exclude": ["x"]}, {"features": {"u": "b"}, "exclude": ["x"]}],
+            "release": "r1",
+        },
+        RETRIEVED,
+        ANSWER,
+    ),
+    ("similar", ("b",), {}, "POST /v1/similar", {"id": "b"}, SIMILAR, NEAREST),
+    ("similar", (4,), {"preview": True}, "POST /v1/similar", {"id": 4, "preview": True}, SIMILAR, NEAREST),
+    ("similar", (["b", 4],), PARTS, "POST /v1/similar", {"ids": ["b", 4], **PARTS}, SIMILAR, NEAREST),
+    ("label", ("a",), {}, "GET /v1/labels/a", None, DESCRIBED, CatalogueLabel(**DESCRIBED)),
+    ("label", (4,), {}, "GET /v1/labels/4", None, DESCRIBED, CatalogueLabel(**DESCRIBED)),
+    ("label", ("c/é?#% ",), {}, "GET /v1/labels/c%2F%C3%A9%3F%23%25%20", None, DESCRIBED, CatalogueLabel(**DESCRIBED)),
+    ("label", ("..",), {}, "GET /v1/labels/%2E%2E", None, DESCRIBED, CatalogueLabel(**DESCRIBED)),
+    ("label", ("a.b",), {}, "GET /v1/labels/a.b", None, DESCRIBED, CatalogueLabel(**DESCRIBED)),
+    (
+        "add_labels",
+        (NewLabel("n", {"title": "New"}),),
+        {},
+        "POST /v1/labels",
+        {"labels": [{"id": "n", "features": {"title": "New"}}]},
+        {**TAKEN, "release": "r"},
+        Accepted(2, request_id="q", release="r"),
+    ),
+    (
+        "add_labels",
+        ([NewLabel("n", {}, display={"title": "N"}), NewLabel(7, {})],),
+        {},
+        "POST /v1/labels",
+        {"labels": [{"id": "n", "features": {}, "display": {"title": "N"}}, {"id": 7, "features": {}}]},
+        {**TAKEN, "release": "r"},
+        Accepted(2, request_id="q", release="r"),
+    ),
+    (
+        "restore_label",
+        ("a",),
+        {},
+        "POST /v1/labels",
+        {"labels": [{"id": "a"}]},
+        {**TAKEN, "release": "r"},
+        Accepted(2, request_id="q", release="r"),
+    ),
+    ("delete_label", ("a/b",), {}, "DELETE /v1/labels/a%2Fb", None, GONE, Deleted("a", "r", "q")),
+    (
+        "feedback",
+        (Feedback("q0", ["a"]),),
+        {},
+        "POST /v1/feedback",
+        {"events": [{"request_id": "q0", "query": 0, "labels": ["a"]}]},
+        TAKEN,
+        Accepted(2, request_id="q"),
+    ),
+    (
+        "feedback",
+        ([Feedback("q0", {"a"}, query=1), Feedback("q1", (4,))],),
+        {},
+        "POST /v1/feedback",
+        {
+            "events": [
+                {"request_id": "q0", "query": 1, "labels": ["a"]},
+                {"request_id": "q1", "query": 0, "labels": [4]},
+            ]
+        },
+        TAKEN,
+        Accepted(2, request_id="q"),
+    ),
+    (
+        "interactions",
+        ([Interaction({"u": 1}, ["a"], bias_removal=0.5, exclude=["s"]), Interaction({}, ["b"])],),
+        {},
+        "POST /v1/feedback",
+        {
+            "events": [
+                {"features": {"u": 1}, "labels": ["a"], "bias_removal": 0.5, "exclude": ["s"]},
+                {"features": {}, "labels": ["b"]},
+            ]
+        },
+        TAKEN,
+        Accepted(2, request_id="q"),
+    ),
+    ("release", (), {}, "GET /v1/release", None, {"name": "r"}, {"name": "r"}),
+    ("monitoring", (), {}, "GET /v1/monitoring", None, {"windows": {}}, {"windows": {}}),
+    ("reload", (), {}, "POST /v1/release/reload", None, SWAPPED, Reloaded("r", changed=True, request_id="q")),
+    ("ready", (), {}, "GET /readyz", None, {"status": "ready"}, True),
+]
+
+
+@pytest.mark.parametrize(("method", "args", "kwargs", "line", "body", "answer", "value"), CASES)
+def test_request_and_value(
+    asker: Make, method: str, args: Any, kwargs: Any, line: str, body: Any, answer: Any, value: Any
+) -> None:
+    script = Script(httpx.Response(200, json=answer))
+    assert asker(script, url="http://longtail.test/behind/")(method, *args, **kwargs) == value
+    (request,) = script.requests
+    verb, path = line.split()
+    assert (request.method, request.url.raw_path.decode()) == (verb, f"/behind{path}")
+    assert (json.loads(request.content) if request.content else None) == body
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "message"),
+    [
+        ((), {}, "either queries or features, received neither"),
+        (([],), {"features": {}}, "either queries or features, received both"),
+        ((Query({}),), {"k": 3, "allow": []}, "expected k, allow in every Query"),
+    ],
+)
+def test_a_question_of_two_minds_is_refused(asker: Make, args: Any, kwargs: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        asker(Script(httpx.Response(500)))("retrieve", *args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("method", "args", "kwargs"),
+    [
+        ("retrieve", (), {"features": {}, "exclude": "item-1"}),
+        ("retrieve", (Query({}, allow="item-1"),), {}),
+        ("similar", ("a",), {"buckets": "tail"}),
+        ("feedback", (Feedback("q", "item-1"),), {}),
+        ("interactions", (Interaction({}, "item-1"),), {}),
+    ],
+)
+def test_a_string_is_no_collection_of_ids(asker: Make, method: str, args: Any, kwargs: Any) -> None:
+    with pytest.raises(TypeError, match="expected a collection, received one string"):
+        asker(Script(httpx.Response(500)))(method, *args, **kwargs)

@@ -1,0 +1,159 @@
+"""Attempts, waits and errors of whole calls, against a scripted service and a clock that only sleeps move."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from client import BusyError, DeniedError, Interaction, LongtailError, NoAnswerError, NotFoundError
+from tests.client.asking import Asker, Script, refusal
+from tests.client.conftest import Clock
+
+RELEASE = httpx.Response(200, json={"name": "r", "request_id": "q"})
+FULL = refusal(429, "queue_full", Retry_After="1")
+NOT_READY = refusal(503, "not_ready")
+ORGANIC = Interaction({"user_id": "u1"}, labels=["a"])
+Make = Callable[..., Asker]
+
+
+def test_a_busy_service_is_asked_again_when_it_says(asker: Make, clock: Clock) -> None:
+    script = Script(FULL, NOT_READY, RELEASE)
+    assert asker(script)("release")["name"] == "r"
+    assert clock.sleeps == pytest.approx([1 + 0.05, 0.1])
+    assert len({(r.method, r.url, r.content) for r in script.requests}) == 1
+
+
+def test_a_date_in_retry_after(asker: Make, clock: Clock) -> None:
+    clock.now = 784_111_740.0
+    later = refusal(503, "not_ready", Retry_After="Sun, 06 Nov 1994 08:49:03 GMT")
+    asker(Script(later, RELEASE))("release")
+    assert clock.sleeps == pytest.approx([3.05])
+
+
+def test_a_lost_connection_is_tried_again(asker: Make, clock: Clock) -> None:
+    script = Script(httpx.ConnectError, httpx.ReadError, httpx.RemoteProtocolError, RELEASE)
+    assert asker(script)("release")["name"] == "r"
+    assert clock.sleeps == pytest.approx([0.05, 0.1, 0.2])
+
+
+def test_retries_are_counted(asker: Make, clock: Clock) -> None:
+    for retries in (0, 2):
+        script = Script(NOT_READY)
+        with pytest.raises(BusyError) as raised:
+            asker(script, retries=retries)("release")
+        assert (len(script.requests), raised.value.type) == (1 + retries, "not_ready")
+    assert len(clock.sleeps) == 2
+
+
+def test_nothing_is_waited_for_that_would_come_too_late(asker: Make, clock: Clock) -> None:
+    script = Script(refusal(429, "queue_full", Retry_After="4"))
+    with pytest.raises(BusyError):
+        asker(script, timeout=10, retries=50)("release")
+    assert clock.sleeps == pytest.approx([4.05, 4.1])
+    assert len(script.requests) == 3
+
+
+@pytest.mark.usefixtures("clock")
+def test_every_attempt_may_take_what_is_left(asker: Make) -> None:
+    script = Script(FULL, RELEASE)
+    asker(script, timeout=5)("release")
+    left = [request.extensions["timeout"]["read"] for request in script.requests]
+    assert left == pytest.approx([5, 5 - 1.05])
+
+
+@pytest.mark.usefixtures("clock")
+def test_an_interaction_that_may_have_been_taken_is_not_sent_twice(asker: Make) -> None:
+    for outcome in (httpx.ReadError, refusal(503, "timeout"), httpx.Response(503, text="upstream reset")):
+        script = Script(outcome)
+        with pytest.raises((NoAnswerError, BusyError)):
+            asker(script)("interactions", ORGANIC)
+        assert len(script.requests) == 1
+    taken = httpx.Response(200, json={"accepted": 1, "request_id": "q"})
+    script = Script(httpx.ConnectError, FULL, NOT_READY, taken)
+    assert asker(script)("interactions", ORGANIC).accepted == 1
+
+
+@pytest.mark.parametrize("outcome", [NOT_READY, FULL, httpx.ConnectError, httpx.ReadTimeout])
+def test_readiness_is_asked_once(asker: Make, clock: Clock, outcome: httpx.Response) -> None:
+    script = Script(outcome)
+    assert asker(script)("ready") is False
+    assert (len(script.requests), clock.sleeps) == (1, [])
+    assert asker(Script(httpx.Response(200, json={"status": "ready"})))("ready") is True
+    with pytest.raises(NotFoundError):
+        asker(Script(httpx.Response(404)))("ready")
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "error"),
+    [
+        (401, "unauthorized", DeniedError),
+        (403, "forbidden", DeniedError),
+        (404, "unknown_label", NotFoundError),
+        (409, "release_refused", LongtailError),
+        (422, "invalid_request", LongtailError),
+        (429, "queue_full", BusyError),
+        (500, "internal", LongtailError),
+        (503, "timeout", BusyError),
+    ],
+)
+def test_an_error_says_what_the_service_said(asker: Make, status: int, kind: str, error: type[LongtailError]) -> None:
+    with pytest.raises(LongtailError) as raised:
+        asker(Script(refusal(status, kind, field="queries.0.k")), retries=0)("retrieve", features={})
+    said = raised.value
+    assert type(said) is error
+    assert (said.status, said.type, said.field, said.request_id) == (status, kind, "queries.0.k", "r-1")
+    assert str(said) == f"{status} {kind} in queries.0.k: expected less, received more (request r-1)"
+    copy = pickle.loads(pickle.dumps(said))
+    assert (type(copy), str(copy), copy.status) == (error, str(said), status)
+
+
+@pytest.mark.parametrize("content", [b"<html>Bad Gateway</html>", b"[]", b'{"error": "no"}', b"\xff", b""])
+def test_an_error_of_another_than_the_service(asker: Make, content: bytes) -> None:
+    answer = httpx.Response(502, content=content, headers={"X-Request-ID": "g-1"})
+    with pytest.raises(LongtailError, match=r"502 http_502: .*POST http://longtail.test/v1/retrieve") as raised:
+        asker(Script(answer))("retrieve", features={})
+    assert (raised.value.field, raised.value.request_id) == (None, "g-1")
+
+
+def test_a_redirect_is_an_error(asker: Make) -> None:
+    with pytest.raises(LongtailError, match="307 http_307"):
+        asker(Script(httpx.Response(307, headers={"Location": "https://elsewhere.test/"})))("release")
+
+
+@pytest.mark.parametrize("content", [b"<html>", b"[]", b"null", b"{}", b'{"results": [7]}', b'{"results": 7}', b""])
+def test_a_success_of_another_shape(asker: Make, content: bytes) -> None:
+    with pytest.raises(LongtailError, match="unexpected_answer: expected the answer of POST") as raised:
+        asker(Script(httpx.Response(200, content=content)))("retrieve", features={})
+    assert (raised.value.status, raised.value.type) == (200, "unexpected_answer")
+
+
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize(("cause", "kind"), [(httpx.ConnectError, "connection"), (httpx.ReadTimeout, "timeout")])
+def test_no_answer_at_all(asker: Make, cause: type[httpx.TransportError], kind: str) -> None:
+    with pytest.raises(NoAnswerError) as raised:
+        asker(Script(cause))("label", "a/b")
+    assert (raised.value.status, raised.value.type) == (None, kind)
+    assert str(raised.value) == (
+        f"{kind}: expected an answer from GET http://longtail.test/v1/labels/a/b, received none: "
+        f"{cause.__name__}: planted"
+    )
+    assert isinstance(raised.value.__cause__, cause)
+
+
+@pytest.mark.parametrize("features", [{"price": float("nan")}, {"price": {1}}, {"name": "\ud800"}])
+def test_what_json_has_not_is_refused_unsent(asker: Make, features: dict[str, object]) -> None:
+    script = Script(RELEASE)
+    with pytest.raises((ValueError, TypeError)):
+        asker(script)("retrieve", features=features)
+    assert script.requests == []
+
+
+def test_text_is_sent_as_utf_8(asker: Make) -> None:
+    script = Script(httpx.Response(200, json={"accepted": 1, "request_id": "q"}))
+    asker(script)("interactions", Interaction({"name": "Größe λ"}, labels=["é"]))
+    assert script.requests[0].headers["content-type"] == "application/json"
+    assert json.loads(script.requests[0].content)["events"] == [{"features": {"name": "Größe λ"}, "labels": ["é"]}]

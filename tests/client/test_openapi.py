@@ -1,0 +1,92 @@
+"""The client and the committed OpenAPI document name the same routes and the same keys."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client import Feedback, Interaction, NewLabel, Query, calls
+from client.calls import Call
+
+DOCUMENT = Path(__file__).parent.parent.parent / "serving" / "openapi.json"
+EVERYTHING: dict[str, Any] = {"k": 1, "bias_removal": 0.5, "exclude": ["a"], "allow": ["a"], "buckets": ["tail"]}
+FREE = ("features", "display")
+"""Keys whose values are the user's own JSON."""
+
+CALLS: dict[str, Call[Any]] = {
+    "retrieve": calls.retrieve(Query({}, **EVERYTHING), release="r", preview=True),
+    "similar one": calls.similar("a", **EVERYTHING, release="r", preview=True),
+    "similar several": calls.similar(["a"], **EVERYTHING, release="r", preview=True),
+    "label": calls.label("a"),
+    "add_labels": calls.add_labels(NewLabel("a", {}, display={})),
+    "restore_label": calls.restore_label("a"),
+    "delete_label": calls.delete_label("a"),
+    "feedback": calls.feedback(Feedback("q", ["a"])),
+    "interactions": calls.interactions(Interaction({}, ["a"], bias_removal=0.5, exclude=["a"])),
+    "release": calls.release(),
+    "monitoring": calls.monitoring(),
+    "reload": calls.reload(),
+    "ready": calls.ready(),
+}
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads(DOCUMENT.read_text(encoding="utf-8"))
+    return loaded
+
+
+def routes_of(call: Call[Any], document: dict[str, Any]) -> list[tuple[str, str]]:
+    """The routes of the document that a call would meet."""
+    return [
+        (method, route)
+        for route, operations in document["paths"].items()
+        for method in operations
+        if method == call.method.lower() and re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", route), call.path)
+    ]
+
+
+def keys_sent(body: Any) -> set[str]:
+    if isinstance(body, list):
+        return set().union(*map(keys_sent, body))
+    if not isinstance(body, dict):
+        return set()
+    return set(body).union(*(keys_sent(value) for key, value in body.items() if key not in FREE))
+
+
+def keys_read(schema: Any, document: dict[str, Any]) -> set[str]:
+    """Every property below a schema, references followed."""
+    if isinstance(schema, list):
+        return set().union(*(keys_read(part, document) for part in schema))
+    if not isinstance(schema, dict):
+        return set()
+    if "$ref" in schema:
+        return keys_read(document["components"]["schemas"][schema["$ref"].split("/")[-1]], document)
+    return set(schema.get("properties", ())).union(
+        *(
+            keys_read(list(part.values()) if name == "properties" else part, document)
+            for name, part in schema.items()
+            if name in ("properties", "items", "anyOf", "oneOf", "allOf")
+        )
+    )
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_every_method_has_its_route_and_sends_keys_that_it_reads(name: str, document: dict[str, Any]) -> None:
+    call = CALLS[name]
+    routes = routes_of(call, document)
+    assert len(routes) == 1, f"{call.method} {call.path}"
+    ((method, route),) = routes
+    if call.body is not None:
+        content = document["paths"][route][method]["requestBody"]["content"]["application/json"]
+        assert keys_sent(call.body) <= keys_read(content["schema"], document)
+
+
+def test_every_route_has_its_method(document: dict[str, Any]) -> None:
+    asked = {route for call in CALLS.values() for route in routes_of(call, document)}
+    offered = {(method, route) for route, by in document["paths"].items() for method in by if route.startswith("/v1/")}
+    assert offered <= asked

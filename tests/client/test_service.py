@@ -1,0 +1,130 @@
+"""Both clients against the real server in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from client import Answer, AsyncClient, Client, LongtailError, NoAnswerError, NotFoundError, Query
+from index import IndexSpec, Releases, build_index
+from tests.bundles import make_bundle
+from tests.client.asking import Asker
+from tests.serving.process import free_port, server
+
+LABELS = 60
+FEATURES = {"user_id": "u3", "history": ["item-1", "item-2"]}
+Make = Callable[..., Asker]
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    root = tmp_path_factory.mktemp("client")
+    make_bundle(labels=LABELS, users=20).write(root / "bundle")
+    build_index(root / "bundle", root / "releases", spec=IndexSpec("flat"), name="first")
+    Releases(root / "releases").publish("first")
+    with server(root / "releases", root / "server.log", drain_seconds=0) as process:
+        process.wait_until_ready()
+        yield process.url
+
+
+def test_retrieve_answers_what_the_route_answers(asker: Make, url: str) -> None:
+    answer = asker(url=url)("retrieve", features=FEATURES, k=5, bias_removal=0.25)
+    assert isinstance(answer, Answer)
+    query = {"features": FEATURES, "k": 5, "bias_removal": 0.25}
+    plain = httpx.post(f"{url}/v1/retrieve", json={"queries": [query]}).json()
+    (result,), (expected,) = answer.results, plain["results"]
+    assert [(label.id, label.score, label.bucket, label.display) for label in result.labels] == [
+        (label["id"], label["score"], label["bucket"], label["display"]) for label in expected["labels"]
+    ]
+    assert (answer.release, result.bias_removal, len(result.labels)) == ("first", 0.25, 5)
+    assert answer.request_id != plain["request_id"]
+
+
+def test_every_part_of_a_query_is_heeded(asker: Make, url: str) -> None:
+    seen = ["item-1", "item-2", "no such item"]
+    queries = [
+        Query(FEATURES),
+        Query(FEATURES, k=LABELS, exclude=seen),
+        Query(FEATURES, allow={"item-7", "item-8"}),
+        Query(FEATURES, k=LABELS, buckets=["tail"]),
+        Query(FEATURES, allow=[]),
+    ]
+    plain, unseen, allowed, tail, none = asker(url=url)("retrieve", queries).results
+    assert len(plain.labels) == 10
+    assert (len(unseen.labels), unseen.unknown.exclude) == (LABELS - 2, 1)
+    assert {label.id for label in allowed.labels} == {"item-7", "item-8"}
+    assert {label.bucket for label in tail.labels} == {"tail"}
+    assert none.labels == ()
+
+
+def test_similar(asker: Make, url: str) -> None:
+    longtail = asker(url=url)
+    one = longtail("similar", "item-3", k=4)
+    several = longtail("similar", ["item-3", "item-5"], k=4)
+    assert [result.id for result in several.results] == ["item-3", "item-5"]
+    assert one.results[0] == several.results[0]
+    assert (len(one.results[0].labels), one.results[0].bias_removal) == (4, 0.0)
+    assert "item-3" not in {label.id for label in one.results[0].labels}
+
+
+def test_label_and_release(asker: Make, url: str) -> None:
+    longtail = asker(url=url)
+    label, release = longtail("label", "item-3"), longtail("release")
+    assert (label.id, label.display, label.bias, label.release) == ("item-3", {"title": "Title 3"}, None, "first")
+    assert label.count >= 1000 // LABELS
+    assert label.log_pn < 0
+    assert (release["name"], release["labels"]) == ("first", LABELS)
+    assert len(longtail("retrieve", features=release["example"]).results) == 1
+    assert longtail("ready") is True
+
+
+@pytest.mark.parametrize("id_", ["no such label", "a/b/", "/", "..", ".", "%2F", "c/é?#", "", "x" * 3000, 7])
+def test_any_id_reaches_the_route(asker: Make, url: str, id_: str | int) -> None:
+    with pytest.raises(NotFoundError) as raised:
+        asker(url=url)("label", id_)
+    assert (raised.value.type, raised.value.status) == ("unknown_label", 404)
+    assert raised.value.request_id
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [
+        (Query(FEATURES, k=0), "queries.1.k"),
+        (Query(FEATURES, bias_removal=99.0), "queries.1.bias_removal"),
+        (Query({"user": "u3"}), "queries.1.features.user"),
+        (Query(FEATURES, buckets=[]), "queries.1.buckets"),
+    ],
+)
+def test_a_refusal_names_the_field(asker: Make, url: str, query: Query, field: str) -> None:
+    with pytest.raises(LongtailError) as raised:
+        asker(url=url)("retrieve", [Query(FEATURES), query])
+    assert (raised.value.status, raised.value.type) == (422, "invalid_request")
+    assert raised.value.field == field
+    assert f"in {field}: expected " in str(raised.value)
+
+
+def test_threads_share_a_client(url: str) -> None:
+    with Client(url) as longtail, ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: longtail.retrieve(features=FEATURES), range(40)))
+    assert all(answer.results == answers[0].results for answer in answers)
+    assert len({answer.request_id for answer in answers}) == 40
+
+
+def test_tasks_share_a_client(url: str) -> None:
+    async def ask() -> list[Answer]:
+        async with AsyncClient(url) as longtail:
+            return await asyncio.gather(*(longtail.retrieve(features=FEATURES) for _ in range(40)))
+
+    answers = asyncio.run(ask())
+    assert len({answer.request_id for answer in answers}) == 40
+
+
+def test_nobody_there(asker: Make) -> None:
+    longtail = asker(url=f"http://127.0.0.1:{free_port()}", retries=1)
+    assert longtail("ready") is False
+    with pytest.raises(NoAnswerError, match="connection: expected an answer from GET http://"):
+        longtail("release")

@@ -1,0 +1,111 @@
+"""What a user of the package sees: two clients of one shape, keys that stay out of sight, an example that runs."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+import client
+from client import Answer, AsyncClient, Client
+from tests.client.asking import KEY, Asker, Script, refusal
+from tests.client.test_calls import LABEL, RESULT
+
+ROOT = Path(__file__).parent.parent.parent
+METHODS = ["add_labels", "delete_label", "feedback", "interactions", "label", "monitoring", "ready", "release"]
+METHODS += ["reload", "restore_label", "retrieve", "similar"]
+
+
+def test_both_clients_have_the_same_methods() -> None:
+    for kind, close in ((Client, "close"), (AsyncClient, "aclose")):
+        assert sorted({name for name in vars(kind) if not name.startswith("_")} - {close}) == METHODS
+    for name in METHODS:
+        blocking, awaited = getattr(Client, name), getattr(AsyncClient, name)
+        assert inspect.signature(blocking) == inspect.signature(awaited)
+        assert blocking.__doc__ == awaited.__doc__
+        assert (inspect.iscoroutinefunction(blocking), inspect.iscoroutinefunction(awaited)) == (False, True)
+    assert inspect.signature(Client("http://h").retrieve).return_annotation is Answer
+    assert Client.retrieve.__qualname__ == "Client.retrieve"
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_repr_hides_the_key(kind: type[Client | AsyncClient]) -> None:
+    made = kind("http://h", KEY)
+    assert repr(made) == f"{kind.__name__}(Settings(url='http://h', timeout=10.0, retries=3))"
+    assert KEY not in repr(vars(made))
+
+
+def test_the_key_is_sent_and_neither_logged_nor_in_an_error(
+    asker: Callable[..., Asker], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    script = Script(refusal(401, "unauthorized"))
+    with pytest.raises(client.DeniedError) as raised:
+        asker(script, api_key=KEY)("retrieve", features={})
+    assert script.requests[0].headers["authorization"] == f"Bearer {KEY}"
+    assert KEY not in caplog.text + str(raised.value) + repr(vars(raised.value))
+
+
+def test_without_a_key_none_is_sent(asker: Callable[..., Asker]) -> None:
+    script = Script(httpx.Response(200, json={}))
+    asker(script)("release")
+    assert "authorization" not in script.requests[0].headers
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"url": "localhost:8000"}, "expected http"),
+        ({"url": "ftp://h"}, "scheme 'ftp'"),
+        ({"url": "http://"}, "expected http"),
+        ({"url": "http://h:port"}, "expected http"),
+        ({"url": "http://me:plain-key-7391@h"}, "a password"),
+        ({"url": "http://h?key=plain-key-7391"}, "query"),
+        ({"api_key": ""}, "api_key"),
+        ({"api_key": f"{KEY}\n"}, "api_key"),
+        ({"api_key": f"{KEY} x"}, "api_key"),
+        ({"api_key": f"{KEY}é"}, "api_key"),
+        ({"timeout": 0}, "timeout: expected seconds > 0, received 0"),
+        ({"timeout": float("inf")}, "timeout"),
+        ({"timeout": float("nan")}, "timeout"),
+        ({"retries": -1}, "retries: expected at least 0, received -1"),
+    ],
+)
+def test_settings_that_cannot_be(kind: type[Client], settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as raised:
+        kind(**({"url": "http://h"} | settings))
+    assert KEY not in str(raised.value)
+
+
+def test_nothing_but_httpx_and_the_standard_library_is_needed() -> None:
+    blocked = ("numpy", "pyarrow", "pydantic", "orjson", "fastapi", "bundle", "index", "serving", "trainer")
+    program = f"import sys; sys.modules.update(dict.fromkeys({blocked})); import client"
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
+
+
+def test_the_example_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    asked: list[str] = []
+
+    def service(_: httpx.HTTPTransport, request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.path)
+        retrieved = {
+            "results": [RESULT] * max(1, request.content.count(b'"features"')),
+            "release": "r",
+            "request_id": "q",
+        }
+        return httpx.Response(200, json={"accepted": 1, "request_id": "f"} if "feedback" in asked[-1] else retrieved)
+
+    monkeypatch.setattr(httpx.HTTPTransport, "handle_request", service)
+    example = inspect.getdoc(client)
+    assert example is not None
+    exec(textwrap.dedent(example.split("\n\n", 1)[1].split("`AsyncClient`")[0]), {})
+    assert asked == ["/v1/retrieve", "/v1/feedback", "/v1/retrieve", "/v1/similar"]
+    assert capsys.readouterr().out.split() == [LABEL["id"], "1.5", "tail", "Alpha"]
