@@ -1,0 +1,36 @@
+# The service with FAISS on a GPU. The CUDA 12 runtime comes pinned from requirements-serving-gpu.txt, as faiss-gpu's own
+# dependencies; the host gives the driver (through the NVIDIA container toolkit). Build from the repository's root:
+#   docker build -f docker/serving-gpu.Dockerfile -t longtail-serving-gpu .
+FROM python:3.12.12-slim-bookworm AS build
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
+WORKDIR /src
+COPY docker/requirements-build.txt docker/requirements-serving-gpu.txt docker/
+RUN python -m venv --without-pip /opt/longtail \
+    && python -m pip --python /opt/longtail/bin/python install --require-hashes --only-binary :all: -r docker/requirements-serving-gpu.txt \
+    && python -m pip install --require-hashes --only-binary :all: -r docker/requirements-build.txt
+COPY LICENSE README.md pyproject.toml ./
+COPY bundle bundle
+COPY index index
+COPY serving serving
+RUN python -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
+    && python -m pip --python /opt/longtail/bin/python install --no-deps --no-index /wheels/*.whl
+
+FROM python:3.12.12-slim-bookworm
+LABEL org.opencontainers.image.title="longtail-serving-gpu" org.opencontainers.image.licenses="Apache-2.0"
+RUN useradd --uid 10001 --user-group --no-create-home --home-dir /state --shell /usr/sbin/nologin longtail \
+    && install --directory --owner=longtail --group=longtail --mode=0700 /state \
+    && install --directory --mode=0755 /releases
+COPY --from=build /opt/longtail /opt/longtail
+# What the NVIDIA container toolkit reads: which devices, which driver libraries, the least driver.
+ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility NVIDIA_REQUIRE_CUDA="cuda>=12.0"
+ENV LONGTAIL_DEVICE=gpu PATH=/opt/longtail/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
+USER 10001:10001
+WORKDIR /state
+VOLUME /state
+EXPOSE 8000
+STOPSIGNAL SIGTERM
+# /livez, for engines that restart what is unhealthy; compose.yaml asks /readyz.
+HEALTHCHECK --interval=10s --timeout=3s --start-period=60s --retries=3 \
+    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/livez', timeout=2)"]
+ENTRYPOINT ["longtail-serve"]
+CMD ["run", "/releases", "--host", "0.0.0.0", "--state", "/state"]

@@ -1,0 +1,33 @@
+# The service on a CPU: no TensorFlow, no Keras, no pip. Build from the repository's root:
+#   docker build -f docker/serving.Dockerfile -t longtail-serving .
+FROM python:3.12.12-slim-bookworm AS build
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
+WORKDIR /src
+COPY docker/requirements-build.txt docker/requirements-serving.txt docker/
+RUN python -m venv --without-pip /opt/longtail \
+    && python -m pip --python /opt/longtail/bin/python install --require-hashes --only-binary :all: -r docker/requirements-serving.txt \
+    && python -m pip install --require-hashes --only-binary :all: -r docker/requirements-build.txt
+COPY LICENSE README.md pyproject.toml ./
+COPY bundle bundle
+COPY index index
+COPY serving serving
+RUN python -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
+    && python -m pip --python /opt/longtail/bin/python install --no-deps --no-index /wheels/*.whl
+
+FROM python:3.12.12-slim-bookworm
+LABEL org.opencontainers.image.title="longtail-serving" org.opencontainers.image.licenses="Apache-2.0"
+RUN useradd --uid 10001 --user-group --no-create-home --home-dir /state --shell /usr/sbin/nologin longtail \
+    && install --directory --owner=longtail --group=longtail --mode=0700 /state \
+    && install --directory --mode=0755 /releases
+COPY --from=build /opt/longtail /opt/longtail
+ENV PATH=/opt/longtail/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
+USER 10001:10001
+WORKDIR /state
+VOLUME /state
+EXPOSE 8000
+STOPSIGNAL SIGTERM
+# /livez, for engines that restart what is unhealthy; compose.yaml asks /readyz.
+HEALTHCHECK --interval=10s --timeout=3s --start-period=60s --retries=3 \
+    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/livez', timeout=2)"]
+ENTRYPOINT ["longtail-serve"]
+CMD ["run", "/releases", "--host", "0.0.0.0", "--state", "/state"]

@@ -1,0 +1,76 @@
+"""The pins of the images are not older than pyproject.toml: `docker/lock.sh` makes them anew."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from tests.docker.tools import DOCKER
+
+PROJECT = tomllib.loads((DOCKER.parent / "pyproject.toml").read_text())
+EXTRAS = {"serving": ("serve", "index"), "serving-gpu": ("serve", "gpu"), "trainer": ("train", "index")}
+NOT_SERVED = {"serving-gpu": {"jax"}}
+
+
+def declared(image: str) -> dict[str, Requirement]:
+    project = PROJECT["project"]
+    lines = list(project["dependencies"])
+    for extra in EXTRAS[image]:
+        lines += project["optional-dependencies"][extra]
+    found = {canonicalize_name(requirement.name): requirement for requirement in map(Requirement, lines)}
+    return {name: found[name] for name in found.keys() - NOT_SERVED.get(image, set())}
+
+
+def pins(image: str) -> list[tuple[Requirement, list[str], bool]]:
+    """Each pin, its hashes, and whether pyproject.toml asks for it itself."""
+    text = (DOCKER / f"requirements-{image}.txt").read_text()
+    found = []
+    for block in re.split(r"(?m)^(?=[a-z0-9])", text)[1:]:
+        line = block.splitlines()[0].rstrip(" \\")
+        found.append((Requirement(line), re.findall(r"--hash=sha256:[0-9a-f]{64}", block), "pyproject.toml" in block))
+    return found
+
+
+@pytest.mark.parametrize("image", EXTRAS)
+def test_pins_are_those_of_pyproject(image: str) -> None:
+    wanted = declared(image)
+    direct = {canonicalize_name(pin.name) for pin, _, asked in pins(image) if asked}
+    assert direct == set(wanted), "run docker/lock.sh"
+    for pin, _, asked in pins(image):
+        if asked:
+            (exact,) = pin.specifier
+            assert exact.operator == "=="
+            assert wanted[canonicalize_name(pin.name)].specifier.contains(Version(exact.version)), "run docker/lock.sh"
+
+
+@pytest.mark.parametrize("image", [*EXTRAS, "build"])
+def test_every_pin_is_exact_and_hashed(image: str) -> None:
+    assert len(pins(image)) >= 1
+    for pin, hashes, _ in pins(image):
+        assert [specifier.operator for specifier in pin.specifier] == ["=="], pin
+        assert hashes, pin
+
+
+@pytest.mark.parametrize("image", [*EXTRAS, "build"])
+def test_pins_name_no_index_and_no_path(image: str) -> None:
+    text = (DOCKER / f"requirements-{image}.txt").read_text()
+    assert not re.search(r"://|(?m:^--)|[ =]/", text)
+
+
+def test_build_tool_is_the_one_of_pyproject() -> None:
+    (requirement,) = map(Requirement, PROJECT["build-system"]["requires"])
+    ((pin, _, _),) = pins("build")
+    (exact,) = pin.specifier
+    assert pin.name == requirement.name
+    assert requirement.specifier.contains(Version(exact.version)), "run docker/lock.sh"
+
+
+@pytest.mark.parametrize("image", ["serving", "serving-gpu"])
+def test_service_has_no_training_framework(image: str) -> None:
+    names = {canonicalize_name(pin.name) for pin, _, _ in pins(image)}
+    assert not names & {"tensorflow", "tensorflow-cpu", "keras", "jax", "jaxlib", "torch", "matplotlib"}
