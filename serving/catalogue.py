@@ -22,10 +22,12 @@ from bundle import BUCKET_NAMES, Labels
 from bundle.additions import Additions
 from bundle.display import json_ready
 from bundle.wording import received
+from index.filters import without_rows
 from serving.errors import UnknownLabelError
 from serving.overlay import Overlay
 
 Rows = npt.NDArray[np.int64]
+_NO_ROWS = np.empty(0, np.int64)
 _CHUNK = 1 << 16
 _KEPT = 1 << 17
 """Labels whose JSON is kept, at most; then all are forgotten and the shown ones made again."""
@@ -59,6 +61,9 @@ class Catalogue:
             self._ids += ids
             self.row_of.update(zip(ids, range(start, start + len(ids)), strict=True))
 
+    def __len__(self) -> int:
+        return len(self._ids) if self._overlay is None else self._overlay.labels
+
     def under(self, overlay: Overlay) -> Catalogue:
         """The same labels with those of an overlay; shares everything else."""
         catalogue = copy.copy(self)
@@ -77,10 +82,14 @@ class Catalogue:
     def rows(self, ids: Sequence[str | int]) -> tuple[Rows, int]:
         """The distinct rows of the ids that this release has, int64, ascending; and how many ids it has not."""
         if not ids:
-            return np.empty(0, np.int64), 0
-        rows = [self._row(id_ if isinstance(id_, str) else str(id_)) for id_ in ids]
-        known = np.unique(np.array([row for row in rows if row is not None], np.int64))
-        return known, rows.count(None)
+            return _NO_ROWS, 0
+        if self._overlay is None or not self._overlay.row_of:
+            row_of = self.row_of.get
+            rows = [row_of(id_ if isinstance(id_, str) else str(id_)) for id_ in ids]
+        else:
+            rows = [self._row(str(id_)) for id_ in ids]
+        known = [row for row in rows if row is not None]
+        return without_rows(np.array(known, np.int64), _NO_ROWS), len(rows) - len(known)
 
     def ids(self, rows_N: Rows) -> list[str]:
         """The id of every row."""

@@ -48,10 +48,10 @@ class Wanted:
         Raises:
             InvalidRequestError: more labels than there are, or a λ outside the release's range.
         """
-        k = selection.k if "k" in selection.model_fields_set else min(selection.k, manifest.labels)
-        if k > manifest.labels:
+        k = selection.k if "k" in selection.model_fields_set else min(selection.k, len(catalogue))
+        if k > len(catalogue):
             raise InvalidRequestError(
-                f"expected k <= {manifest.labels}, the labels of this release, received {received(k)}",
+                f"expected k <= {len(catalogue)}, the labels of this release, received {received(k)}",
                 field=f"{prefix}k",
             )
         dial = manifest.bias_removal

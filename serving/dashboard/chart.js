@@ -1,7 +1,7 @@
 // One line chart, drawn at the size it has on the screen, so that its text is never scaled.
 
 const ROW = 13; // height of a line of its text
-const LEFT = 42; // room for the figures of the vertical axis
+const LEFT = 42; // room for the figures of the vertical axis, more if they are long
 const pen = document.createElement("canvas").getContext("2d");
 pen.font = `11px ${getComputedStyle(document.body).fontFamily}`;
 const widthOf = (text) => pen.measureText(text).width;
@@ -95,14 +95,15 @@ function draw(host) {
 function geometry(spec, width) {
   const right =
     width - 10 - Math.max(...[spec.margin, ...spec.lines.map(({ end }) => end)].map((text) => widthOf(text ?? "")));
-  const x = (at) => LEFT + ((at - spec.x.from) / (spec.x.to - spec.x.from)) * (right - LEFT);
+  const ticks = scale(spec.y.max, spec.y.ticks);
+  const left = Math.max(LEFT, 6 + Math.max(...ticks.map((tick) => widthOf(spec.y.format(tick)))));
+  const x = (at) => left + ((at - spec.x.from) / (spec.x.to - spec.x.from)) * (right - left);
   const placed = (spec.marks ?? []).map((mark) => ({ ...mark, x: x(mark.at) })).sort((a, b) => a.x - b.x);
   const marks = place(placed, right);
   const top = 6 + ROW * (1 + Math.max(-1, ...marks.map(({ row }) => row)));
   const bottom = spec.height - (spec.x.ticks ? 20 : 6);
-  const ticks = scale(spec.y.max, spec.y.ticks);
   const y = (value) => bottom - (value / ticks.at(-1)) * (bottom - top);
-  return { right, top, bottom, x, y, ticks, marks };
+  return { left, right, top, bottom, x, y, ticks, marks };
 }
 
 const path = ({ x, y }, points) =>
@@ -110,21 +111,21 @@ const path = ({ x, y }, points) =>
 
 const rule = (kind, x1, y1, x2, y2) => svg("line", { class: kind, x1, y1, x2, y2 });
 
-function axes(spec, { right, top, bottom, x, y, ticks }) {
+function axes(spec, { left, right, top, bottom, x, y, ticks }) {
   const drawn = [];
   if (spec.shade) {
     const [from, to] = spec.shade.map(x);
     drawn.push(svg("rect", { class: "shade", x: from, y: top, width: to - from, height: bottom - top }));
   }
   for (const tick of ticks) {
-    drawn.push(rule(tick ? "grid" : "axis", LEFT, y(tick), right, y(tick)));
-    drawn.push(svg("text", { x: LEFT - 6, y: y(tick) + 4, "text-anchor": "end" }, spec.y.format(tick)));
+    drawn.push(rule(tick ? "grid" : "axis", left, y(tick), right, y(tick)));
+    drawn.push(svg("text", { x: left - 6, y: y(tick) + 4, "text-anchor": "end" }, spec.y.format(tick)));
   }
-  for (const [at, text] of spec.x.ticks?.(right - LEFT) ?? []) {
+  for (const [at, text] of spec.x.ticks?.(right - left) ?? []) {
     drawn.push(rule("axis", x(at), bottom, x(at), bottom + 3));
     drawn.push(svg("text", { x: x(at), y: bottom + 15, "text-anchor": "middle" }, text));
   }
-  for (const { at, kind } of spec.levels ?? []) drawn.push(rule(`level ${kind}`, LEFT, y(at), right, y(at)));
+  for (const { at, kind } of spec.levels ?? []) drawn.push(rule(`level ${kind}`, left, y(at), right, y(at)));
   return drawn;
 }
 

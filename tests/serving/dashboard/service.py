@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -60,8 +61,9 @@ class Service:
                 self.send_header("Content-Type", kind)
                 self.send_header("Content-Length", str(len(content)))
                 self.send_header("Content-Security-Policy", csp())
-                self.end_headers()
-                self.wfile.write(content)
+                with suppress(ConnectionError):  # the tab was closed meanwhile
+                    self.end_headers()
+                    self.wfile.write(content)
 
             def log_message(self, *_: object) -> None:
                 """Quiet."""

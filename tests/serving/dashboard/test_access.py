@@ -13,7 +13,8 @@ from tests.serving.dashboard.service import Service
 Opened = Callable[..., Page]
 OPEN_TABLES = "document.querySelectorAll('details').forEach((details) => { details.open = true })"
 OUTSIDE = """[...document.querySelectorAll('.chart text')]
-  .filter((text) => text.getBoundingClientRect().right > innerWidth || text.getBoundingClientRect().left < 0)
+  .filter((text) => text.getBoundingClientRect().right > innerWidth
+    || text.getBoundingClientRect().left < text.closest('.chart').getBoundingClientRect().left)
   .map((text) => text.textContent)"""
 OVERLAPS = """[...document.querySelectorAll('.chart svg')].flatMap((svg) => {
   const boxes = [...svg.querySelectorAll('text')].map((text) => [text.textContent, text.getBoundingClientRect()]);
