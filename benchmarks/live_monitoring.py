@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import typer
 
-from serving.live import Answered, Baseline, Event, Live, baseline_of
+from serving.live import Answered, Baseline, Event, Live, baseline_of, fingerprints
 
 _DRAWN = 200
 
@@ -47,7 +47,7 @@ def _measure(state: Path, labels: int, k: int, batch: int, rate: int, seconds: f
         live.answered(answered)
         answered_seconds.append(time.perf_counter() - start)
         if number % 4 == 0:
-            events = [Event(name, 0, [answered.ids_N[row * k]], [0]) for row, name in enumerate(names[::3])]
+            events = [Event(name, 0, [f"item-{answered.rows_N[row * k]}"], [0]) for row, name in enumerate(names[::3])]
             start = time.perf_counter()
             live.events(events)
             events_seconds.append(time.perf_counter() - start)
@@ -80,7 +80,7 @@ def _answered(rng: np.random.Generator, counts_L: np.ndarray, buckets_L: np.ndar
         request_ids=[""] * batch,
         places=[0] * batch,
         bias_removal_B=np.full(batch, 0.5, np.float32),
-        ids_N=[f"item-{row}" for row in rows],
+        fingerprints_N=fingerprints(f"item-{row}" for row in rows),
         rows_N=rows,
         scores_N=rng.normal(size=len(rows)).astype(np.float32),
         ends_B=list(range(k, batch * k + 1, k)),

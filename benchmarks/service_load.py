@@ -122,10 +122,9 @@ def main(
         rate = served["none"].rate
         in_sequence = 1 / (1 / echoed.rate + onnx + search)
         print(f"  in sequence: {in_sequence:,.0f}/s; service / in sequence: {rate / in_sequence:.2f}")
-        think = connections * 1e3 / (0.7 * rate) - served["none"].p50 * 0.7
-        partly = _show(
-            "service at 70 % load", _wrk(retrieve, bodies["none"], connections * 4, seconds, think_ms=4 * think)
-        )
+        clients = 4 * connections
+        think_ms = clients * 1e3 / (0.7 * rate) - served["none"].p50 / 2
+        partly = _show("service at 70 % load", _wrk(retrieve, bodies["none"], clients, seconds, think_ms=think_ms))
         print(f"  {partly.rate / rate:.0%} of its rate; p99 / p50: {partly.p99 / partly.p50:.1f}")
         _overload(retrieve, bodies["none"], seconds)
 

@@ -258,7 +258,7 @@ def read_manifest(path: Path) -> Manifest:
     """
     try:
         content = (path / MANIFEST).read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         raise BundleCorruptError(f"{path}: expected a bundle (a directory with {MANIFEST}), found none") from None
     try:
         version = json.loads(content)["schema_version"]
@@ -282,7 +282,7 @@ def _verify_manifest(path: Path) -> None:
     """The manifest vouches for every other file; this one vouches for the manifest."""
     try:
         expected = (path / MANIFEST_SHA256).read_text(encoding="utf-8", errors="replace").strip()
-    except FileNotFoundError:
+    except (FileNotFoundError, IsADirectoryError):
         raise BundleCorruptError(f"{path / MANIFEST_SHA256}: expected the manifest's sha256, found no file") from None
     found = sha256_of(path / MANIFEST)
     if found != expected:

@@ -58,7 +58,7 @@ def retrieve(
         queries: one or several; or none, and the parts of a single one (see `Query`) in its place:
         features, k, bias_removal, exclude, allow, buckets: those parts.
         release: answer from this release, if the service still has it loaded; None: from the current one.
-        preview: nobody will see the answer: it counts in none of the service's figures.
+        preview: nobody will see the answer: it counts in no exposure, drift or recall.
 
     Raises:
         ValueError: both or neither of queries and features, or a part beside queries.

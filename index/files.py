@@ -137,7 +137,7 @@ def read_manifest_file(path: Path, model: type[_Manifest]) -> _Manifest:
     """
     try:
         content = path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         raise ReleaseCorruptError(f"{path}: expected a manifest, found none") from None
     try:
         version = json.loads(content)["schema_version"]

@@ -163,7 +163,7 @@ def read_release_manifest(path: Path) -> ReleaseManifest:
         raise ReleaseCorruptError(f"{file}: expected the release {path.name!r}, found {manifest.name!r}")
     try:
         found = sha256_of(path / _BUNDLE_MANIFEST)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         raise ReleaseCorruptError(f"{path / _BUNDLE_MANIFEST}: expected the release's bundle, found none") from None
     if found != manifest.bundle_sha256:
         raise _mismatch(path / _BUNDLE_MANIFEST, found, manifest.bundle_sha256)

@@ -24,6 +24,7 @@ from bundle.display import json_ready
 from bundle.wording import received
 from index.filters import without_rows
 from serving.errors import UnknownLabelError
+from serving.live import fingerprints
 from serving.overlay import Overlay
 
 Rows = npt.NDArray[np.int64]
@@ -56,9 +57,11 @@ class Catalogue:
         self._ids: list[str] = []
         self.row_of: dict[str, int] = {}
         # In chunks, so that a release loading beside a live one never holds the interpreter for long.
+        self._fingerprints_L = np.empty(len(labels.ids), np.uint32)
         for start in range(0, len(labels.ids), _CHUNK):
             ids = labels.ids[start : start + _CHUNK].to_pylist()
             self._ids += ids
+            self._fingerprints_L[start : start + len(ids)] = fingerprints(ids)
             self.row_of.update(zip(ids, range(start, start + len(ids)), strict=True))
 
     def __len__(self) -> int:
@@ -91,19 +94,19 @@ class Catalogue:
         known = [row for row in rows if row is not None]
         return without_rows(np.array(known, np.int64), _NO_ROWS), len(rows) - len(known)
 
-    def ids(self, rows_N: Rows) -> list[str]:
-        """The id of every row."""
-        ids, first = self._ids, len(self._ids)
-        added = [] if self._overlay is None else self._overlay.added.ids
-        return [ids[row] if row < first else added[row - first] for row in rows_N.tolist()]
+    def fingerprints(self, rows_N: Rows) -> npt.NDArray[np.uint32]:
+        """`live.fingerprints` of the rows' ids, uint32 [N]."""
+        return self._of(
+            self._fingerprints_L, lambda added, places: fingerprints(added.ids[place] for place in places), rows_N
+        )
 
     def embeddings(self, rows: Sequence[int]) -> npt.NDArray[np.float32]:
         """Label embeddings of some rows, float32 [N, D]."""
-        return self._of(self._embeddings_LD, lambda added: added.embeddings, np.array(rows, np.int64))
+        return self._of(self._embeddings_LD, lambda added, places: added.embeddings[places], np.array(rows, np.int64))
 
     def buckets(self, rows_N: Rows) -> npt.NDArray[np.int8]:
         """0 head, 1 torso or 2 tail of every row, int8 [N]."""
-        return self._of(self._labels.buckets, lambda added: added.buckets, rows_N)
+        return self._of(self._labels.buckets, lambda added, places: added.buckets[places], rows_N)
 
     def buckets_of(self, ids: Sequence[str]) -> list[int]:
         """The bucket of every label, −1 for ids that this release does not have."""
@@ -113,7 +116,7 @@ class Catalogue:
 
     def counts(self, rows_N: Rows) -> npt.NDArray[np.int64]:
         """Training pairs of every row, int64 [N]."""
-        return self._of(self._labels.counts, lambda added: added.counts, rows_N)
+        return self._of(self._labels.counts, lambda added, places: added.counts[places], rows_N)
 
     def ranked(self, rows_N: Rows) -> list[bytes]:
         """`schemas.RankedLabel` of every row as JSON, up to where its score belongs: `{…,"score":`."""
@@ -132,7 +135,7 @@ class Catalogue:
         return self.row_of.get(id_)
 
     def _of(
-        self, of_catalogue: npt.NDArray[Any], of_added: Callable[[Additions], npt.NDArray[Any]], rows_N: Rows
+        self, of_catalogue: npt.NDArray[Any], of_added: Callable[[Additions, Rows], npt.NDArray[Any]], rows_N: Rows
     ) -> npt.NDArray[Any]:
         """One column at some rows, of the catalogue and of the overlay."""
         first = len(self._ids)
@@ -140,7 +143,7 @@ class Catalogue:
             return of_catalogue[rows_N]
         above_N = rows_N >= first
         taken = of_catalogue[np.where(above_N, 0, rows_N)]
-        taken[above_N] = of_added(self._overlay.added)[rows_N[above_N] - first]
+        taken[above_N] = of_added(self._overlay.added, rows_N[above_N] - first)
         return taken
 
     def _beginning_of_added(self, place: int) -> bytes:

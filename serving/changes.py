@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bundle import Hide, LabelChanges, LabelLog, LabelRecord, Position, Restore, Tail, Upsert, replay
+from bundle import Hide, LabelChanges, LabelLog, LabelLogError, LabelRecord, Position, Restore, Tail, Upsert, replay
 from bundle.wording import received
 from serving.errors import ServingError, UnknownLabelError
 from serving.retriever import Retriever
 from serving.schemas import NewLabel
+
+logger = logging.getLogger(__name__)
 
 _LONG_LOG = 10_000
 
@@ -56,7 +59,10 @@ class Changes:
     def _shorten(self, found: Tail) -> None:
         """Rewrite a log that says the same labels over and over; who reads it starts over."""
         if len(found.records) > _LONG_LOG and len(found.records) > 2 * len(replay(found.records).records()):
-            self._log.compact()
+            try:
+                self._log.compact()
+            except LabelLogError as error:
+                logger.warning("%s", error)
 
 
 def records_of(labels: Sequence[NewLabel], retriever: Retriever) -> list[LabelRecord]:

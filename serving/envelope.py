@@ -77,7 +77,13 @@ class Envelope:
                 if not any(name == _POLICY for name, _ in headers):
                     headers.append(_STRICT)
                 message["headers"] = headers
-            await send(message)
+            try:
+                await send(message)
+            except RuntimeError as error:
+                # uvloop's, when a client that had sent more requests in the meantime has hung up.
+                if "the handler is closed" not in str(error):
+                    raise
+                raise ClientDisconnect from None
 
         try:
             await self._app(scope, receive, send_with_headers)

@@ -83,7 +83,9 @@ def require_admin(request: Request) -> None:
 
 def _key(headers: Headers) -> str:
     scheme, _, key = headers.get("authorization", "").partition(" ")
-    return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+    received = key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+    # Headers are read as Latin-1, whatever they are; keys are set in UTF-8.
+    return received.encode("latin-1").decode("utf-8", "surrogateescape")
 
 
 def _digest(key: str) -> bytes:

@@ -30,6 +30,12 @@ def document(app: FastAPI) -> dict[str, Any]:
         )
         schema["components"]["schemas"].update(bodies["$defs"])
         _drop_unused_validation_errors(schema)
+        schema["components"]["securitySchemes"] = {
+            "bearer": {"type": "http", "scheme": "bearer"},
+            "key": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+        }
+        # Any of them, or none: a service on loopback may have no keys.
+        schema["security"] = [{"bearer": []}, {"key": []}, {}]
         app.openapi_schema = schema
     return app.openapi_schema
 

@@ -65,7 +65,7 @@ class Query(Selection):
 _RELEASE = Field(
     default=None, max_length=128, description="Answer from this release, if it is loaded still. Null: the current one."
 )
-_PREVIEW = Field(default=False, description="Nobody will see the answer: leave it out of every figure.")
+_PREVIEW = Field(default=False, description="Nobody will see the answer: leave it out of exposure, drift and recall.")
 
 
 class RetrieveRequest(_Request):
@@ -136,6 +136,14 @@ class Event(_Request):
             raise PydanticCustomError(
                 "request_or_features", "expected either request_id or features, received {received}",
                 {"received": received},
+            )  # fmt: skip
+        form, others = (
+            ("features", {"query"}) if self.request_id is None else ("request_id", {"bias_removal", "exclude"})
+        )
+        if others & self.model_fields_set:
+            raise PydanticCustomError(
+                "request_or_features", "expected no {keys} beside {form}, received some",
+                {"keys": " and ".join(sorted(others & self.model_fields_set)), "form": form},
             )  # fmt: skip
         return self
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-import os
+import resource
 import signal
 import socket
+from contextlib import suppress
 from threading import Timer
 from types import FrameType
 
@@ -13,6 +14,7 @@ import uvicorn
 from threadpoolctl import threadpool_limits
 
 from serving.app import create_app
+from serving.connections import Connection
 from serving.errors import AddressTakenError
 from serving.service import Service
 from serving.settings import Settings
@@ -61,7 +63,7 @@ def listen(settings: Settings) -> socket.socket:
     except OSError as error:
         listener.close()
         raise AddressTakenError(
-            f"expected a free address, found {settings.host} port {settings.port}: {os.strerror(error.errno or 0)}"
+            f"expected a free address, found {settings.host} port {settings.port}: {error.strerror}"
         ) from None
     listener.listen(_BACKLOG)
     listener.set_inheritable(True)
@@ -79,9 +81,15 @@ def run(settings: Settings, listener: socket.socket, *, worker: int = 0) -> None
     """
     # NumPy's pool of threads, for the whole process; FAISS and ONNX Runtime are told where they search.
     threadpool_limits(1)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Every idle client holds a file. macOS names a limit that it does not take.
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     app = create_app(settings, worker=worker)
     config = uvicorn.Config(
         app,
+        http=Connection,
+        ws="none",
         access_log=False,
         log_config=None,
         server_header=False,

@@ -8,8 +8,9 @@ import sqlite3
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import faiss
 
@@ -18,7 +19,14 @@ from bundle.wording import received
 from serving import feedback
 from serving.batcher import Batcher
 from serving.changes import Changes
-from serving.errors import NotReadyError, QueueFullError, StorageError, TimedOutError, UnknownReleaseError
+from serving.errors import (
+    NotReadyError,
+    QueueFullError,
+    ServingError,
+    StorageError,
+    TimedOutError,
+    UnknownReleaseError,
+)
 from serving.live import Answered, Live
 from serving.monitoring import Monitor
 from serving.retriever import Retrieval, Retriever
@@ -28,6 +36,7 @@ from serving.settings import Settings
 logger = logging.getLogger(__name__)
 
 _REFUSAL_SECONDS = 0.1
+_MOST_WRITES = 64
 
 Result = TypeVar("Result")
 Search = RetrieveRequest | SimilarRequest
@@ -67,7 +76,9 @@ class Service:
         self._changing = threading.Lock()
         slots = 1 if settings.device == "gpu" else settings.search_threads
         self._searchers = ThreadPoolExecutor(slots, thread_name_prefix="search", initializer=one_openmp_thread)
-        self._others = ThreadPoolExecutor(1, thread_name_prefix="other", initializer=one_openmp_thread)
+        self._writers = ThreadPoolExecutor(1, thread_name_prefix="write", initializer=one_openmp_thread)
+        self._readers = ThreadPoolExecutor(1, thread_name_prefix="read")
+        self._writes = 0
         self._batcher: Batcher[tuple[Search, str], list[bytes]] = Batcher(
             self._search,
             self._searchers,
@@ -110,9 +121,13 @@ class Service:
         """Answer from this release from now on; requests under way finish with the one they took.
 
         Raises:
-            as `Retriever.after`; the release before goes on.
+            as `Retriever.after`; the release before goes on. The first release also as `Changes.read`.
         """
         with self._changing:
+            # Before the first answer, not a moment after it: hidden labels must not be seen again. A service that has
+            # read the log once goes on with what it knows, and the follower says what is wrong with it since.
+            with suppress(*([] if self._current is None else [LabelLogError, OSError, ServingError])):
+                self._read_changes()
             changed = self._changes.after(retriever)
             self.live.begin(changed.name, changed.buckets_L, changed.baseline)
             loaded = {name: kept for name, kept in self._loaded.items() if name != changed.name}
@@ -200,14 +215,37 @@ class Service:
             logger.error("feedback was refused: %s", error)
             raise StorageError("expected a disk to write feedback to, found none; send it again later") from error
 
-    async def apart(self, work: Callable[[], Result]) -> Result:
-        """Run other blocking work in a thread that no search waits for."""
-        return await asyncio.get_running_loop().run_in_executor(self._others, work)
+    def report(self) -> dict[str, Any]:
+        """Raises as `Live.report`, but StorageError for the disk."""
+        try:
+            return self.live.report()
+        except (sqlite3.Error, OSError) as error:
+            logger.error("figures cannot be read: %s", error)
+            raise StorageError("expected figures that can be read, found none; the log says why not") from error
+
+    async def write(self, work: Callable[[], Result]) -> Result:
+        """Record something, in a thread that no search waits for.
+
+        Raises:
+            QueueFullError: too many wait to do so.
+        """
+        if self._writes >= _MOST_WRITES:
+            await self._shed(QueueFullError(f"expected at most {_MOST_WRITES} writes waiting, found as many"))
+        self._writes += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._writers, work)
+        finally:
+            self._writes -= 1
+
+    async def read(self, work: Callable[[], Result]) -> Result:
+        """Read figures, in a thread that neither searches nor writes wait for."""
+        return await asyncio.get_running_loop().run_in_executor(self._readers, work)
 
     def close(self) -> None:
         """Let the threads and files go."""
         self._searchers.shutdown(wait=True, cancel_futures=True)
-        self._others.shutdown(wait=True, cancel_futures=True)
+        self._writers.shutdown(wait=True, cancel_futures=True)
+        self._readers.shutdown(wait=True, cancel_futures=True)
         self.live.close()
 
     def _read_changes(self) -> None:
@@ -266,7 +304,7 @@ def _answered(retriever: Retriever, works: Sequence[tuple[Search, str]], retriev
         request_ids=[id_ for request, id_ in works for _ in range(_queries(request))],
         places=[place for request, _ in works for place in range(_queries(request))],
         bias_removal_B=retrieval.bias_removal_B,
-        ids_N=catalogue.ids(rows_N),
+        fingerprints_N=catalogue.fingerprints(rows_N),
         rows_N=rows_N,
         scores_N=retrieval.scores_N,
         ends_B=retrieval.ends_B,

@@ -128,7 +128,10 @@ class Settings(BaseSettings):
 
 
 def _keys(given: tuple[SecretStr, ...], file: Path | None) -> list[str]:
-    in_file = [] if file is None else file.read_text(encoding="utf-8").split()
+    try:
+        in_file = [] if file is None else file.read_text(encoding="utf-8").split()
+    except UnicodeDecodeError:
+        raise ValueError(f"{file}: expected keys in UTF-8, found other bytes") from None
     return [*(key.get_secret_value() for key in given), *in_file]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import shutil
@@ -9,15 +10,19 @@ import signal
 import socket
 import sys
 import time
-from multiprocessing import connection, get_context
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import connection, get_context, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from threading import Thread
 from types import FrameType
 
 from prometheus_client import multiprocess
 
 from serving import logs
+from serving.errors import StateError
 from serving.monitoring import MULTIPROCESS
 from serving.server import run
 from serving.settings import Settings
@@ -47,7 +52,7 @@ class Supervisor:
         self._alive: dict[int, BaseProcess] = {}
         self._started: dict[int, float] = {}
         self._short_lives = 0
-        self._stopping = False
+        self._stopping = self._failed = False
         # Workers hold the other end: it closes when this process is gone, however it went.
         self._ours, self._theirs = self._spawn.Pipe()
 
@@ -59,6 +64,8 @@ class Supervisor:
         os.environ[MULTIPROCESS] = str(figures)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
+        # Started with the first worker it would let SIGINT through to that one.
+        resource_tracker.ensure_running()
         for worker in range(self._settings.workers):
             self._start(worker)
         while self._alive:
@@ -66,14 +73,19 @@ class Supervisor:
             for worker, process in list(self._alive.items()):
                 if not process.is_alive():
                     self._ended(worker, process)
-        return 0 if self._stopping else 1
+        return int(self._failed)
 
     def _start(self, worker: int) -> None:
         process = self._spawn.Process(
             target=_work, args=(self._settings, self._listener, worker, self._log_level, self._theirs)
         )
+        # A worker amid its imports would show a Ctrl-C, or lose it: it comes to it when `_work` has begun.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         process.start()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         self._alive[worker], self._started[worker] = process, time.monotonic()
+        if self._stopping:
+            process.terminate()
 
     def _ended(self, worker: int, process: BaseProcess) -> None:
         del self._alive[worker]
@@ -85,6 +97,7 @@ class Supervisor:
         logger.error("worker %d (process %s) ended with %s", worker, process.pid, process.exitcode)
         if self._short_lives >= _SHORT_LIVES:
             logger.error("%d workers in a row died young: stopping the service", self._short_lives)
+            self._stopping = self._failed = True
             for other in self._alive.values():
                 other.terminate()
             return
@@ -96,11 +109,14 @@ class Supervisor:
         self._stopping = True
         for process in self._alive.values():
             if process.pid is not None:
-                os.kill(process.pid, sig)
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, sig)
 
 
 def _work(settings: Settings, listener: socket.socket, worker: int, log_level: str, parent: Connection) -> None:
     """What a worker process does."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     # Ctrl-C reaches the whole foreground group; the parent passes it on once.
     os.setpgid(0, 0)
     logs.configure(settings.log_format, log_level)
@@ -117,8 +133,31 @@ def _leave_with(parent: Connection) -> None:
 
 
 def serve(settings: Settings, listener: socket.socket, log_level: str) -> None:
-    """One process, or several and their parent; returns or exits when a signal has come."""
-    if settings.workers == 1:
-        run(settings, listener)
-    else:
-        sys.exit(Supervisor(settings, listener, log_level).run())
+    """One process, or several and their parent; returns or exits when a signal has come.
+
+    Raises:
+        StateError: the state directory cannot be used, or another service uses it.
+    """
+    with _claimed(settings.state_directory):
+        if settings.workers == 1:
+            run(settings, listener)
+        else:
+            sys.exit(Supervisor(settings, listener, log_level).run())
+
+
+@contextmanager
+def _claimed(state: Path) -> Iterator[None]:
+    """Keep other services out of a state directory; the system lets go of it when this process ends."""
+    try:
+        state.mkdir(parents=True, exist_ok=True)
+        lock = (state / "service.lock").open("w")
+    except OSError as error:
+        raise StateError(f"state directory {state}: expected one to write to (--state), found: {error}") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StateError(
+                f"state directory {state}: expected one that no other service uses (--state), found one in use"
+            ) from None
+        yield

@@ -6,6 +6,6 @@ feedback), the formulas (statistics), the report (windows, series, report) and i
 """
 
 from serving.live.live import Live
-from serving.live.records import Answered, Baseline, Event, Interaction, baseline_of
+from serving.live.records import Answered, Baseline, Event, Interaction, baseline_of, fingerprints
 
-__all__ = ["Answered", "Baseline", "Event", "Interaction", "Live", "baseline_of"]
+__all__ = ["Answered", "Baseline", "Event", "Interaction", "Live", "baseline_of", "fingerprints"]

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -21,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from serving.live.records import Event
+from serving.live.records import Event, fingerprints
 from serving.live.schema import connect, prepare, transaction
 
 FEEDBACK, SHADOW = SOURCES = ("feedback", "shadow")
@@ -53,14 +52,14 @@ class Answer:
     Attributes:
         request_id, query: what feedback names it by; a later answer of the same name replaces it.
         release: that answered.
-        labels: ids, best first.
+        labels: fingerprints of their ids as bytes, best first; four bytes each, the lowest first.
         buckets: one byte per label.
     """
 
     request_id: str
     query: int
     release: str
-    labels: Sequence[str]
+    labels: bytes
     buckets: bytes
 
 
@@ -150,7 +149,7 @@ class FeedbackStore:
             (
                 _key(answer.request_id, answer.query),
                 answer.release,
-                b"".join(map(_fingerprint, answer.labels)),
+                answer.labels,
                 answer.buckets,
             )
             for answer in answers
@@ -256,7 +255,7 @@ class FeedbackStore:
                 (since, _CHUNK),
             ).fetchall()
             for _, label, bucket, release, labels, buckets, _ in found:
-                places = np.flatnonzero(np.frombuffer(labels, "<u4") == np.frombuffer(_fingerprint(label), "<u4"))
+                places = np.flatnonzero(np.frombuffer(labels, "<u4") == fingerprints([label]))
                 hit = len(places) > 0
                 of = buckets[places[0]] if hit else bucket
                 if of >= 0:
@@ -308,8 +307,3 @@ def _key(request_id: str, query: int) -> int:
 def _plain(label: str) -> str:
     """The id as UTF-8 can hold it."""
     return label.encode("utf-8", "replace").decode()
-
-
-def _fingerprint(label: str) -> bytes:
-    """CRC-32 of an id: a label that is not among 20 answered ones passes for one of them once in 2·10^8."""
-    return zlib.crc32(label.encode("utf-8", "replace")).to_bytes(4, "little")

@@ -8,11 +8,15 @@ import os
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, TypeAdapter
 
 from bundle import replace_file
 
 logger = logging.getLogger(__name__)
 _LONGEST = 100
+_Seconds = Annotated[float, Field(ge=0, le=1e11)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +29,11 @@ class Stint:
     """
 
     name: str
-    since: float
-    until: float | None
+    since: _Seconds
+    until: _Seconds | None
+
+
+_STINTS = TypeAdapter(list[Stint])
 
 
 class History:
@@ -53,10 +60,10 @@ class History:
     def read(self) -> list[Stint]:
         """All stints."""
         try:
-            return [Stint(**stint) for stint in json.loads(self._path.read_bytes())]
+            return _STINTS.validate_json(self._path.read_bytes())
         except FileNotFoundError:
             return []
-        except (ValueError, TypeError) as error:
+        except ValueError as error:
             aside = self._path.with_name(f"{self._path.name}.aside")
             logger.warning("%s: expected a list of stints: %s; put aside as %s", self._path, error, aside.name)
             with suppress(FileNotFoundError):

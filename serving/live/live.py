@@ -31,7 +31,8 @@ from serving.live.report import keep_baseline, report_of
 
 logger = logging.getLogger(__name__)
 
-_TICK_SECONDS = 0.5
+_TICK_SECONDS = 0.1
+"""Often, so that each time is over before a request notices."""
 _REPORT_SECONDS = 1.0
 _TIDY_SECONDS = 60
 _KEPT_SECONDS = 48 * 3600
@@ -73,7 +74,7 @@ class Live:
         self._history = History(state / "releases.json")
         self._store = FeedbackStore(state / "feedback.sqlite", max_answers=max_answers)
         self._begin_lock, self._report_lock = threading.Lock(), threading.Lock()
-        self._flush_lock, self._pending_lock = threading.Lock(), threading.Lock()
+        self._flush_lock, self._keep_lock, self._pending_lock = (threading.Lock() for _ in range(3))
         self._held: dict[str, ReleaseFigures] = {}
         self._current: ReleaseFigures | None = None
         self._labels = (0, 0)
@@ -123,7 +124,7 @@ class Live:
         if self._max_answers and self._pending_labels < _MOST_PENDING_LABELS:
             with self._pending_lock:
                 self._pending.append(answered)
-                self._pending_labels += len(answered.ids_N)
+                self._pending_labels += len(answered.fingerprints_N)
 
     def request(self, seconds: float, status: int) -> None:
         """Count a request that was answered; its status tells an error, 500 and above."""
@@ -148,6 +149,8 @@ class Live:
         Raises:
             sqlite3.Error: nothing of it was recorded.
         """
+        # First, so that a kill leaves no event without the answer it names.
+        self._keep_answers()
         self._store.events(events, self._clock())
         return len(events)
 
@@ -214,17 +217,11 @@ class Live:
         return metrics_of(report, totals, self._labels)
 
     def flush(self) -> None:
-        """Do now what the thread does twice a second: keep answers, join feedback, tidy up."""
+        """Do now what the thread does ten times a second: keep answers, join feedback, tidy up."""
         with self._flush_lock:
-            with self._pending_lock:
-                batches, self._pending = self._pending, deque()
-                dropped, self._pending_labels = self._pending_labels >= _MOST_PENDING_LABELS, 0
+            self._keep_answers()
             now = self._clock()
-            with self._warning("keeping answers and joining feedback"):
-                if dropped:
-                    logger.warning("answers came faster than they could be kept: feedback on some will find none")
-                if batches:
-                    self._store.answers(answer for batch in batches for answer in _answers_of(batch))
+            with self._warning("joining feedback"):
                 self._store.join(now)
                 if abs(now - self._tidied_at) >= _TIDY_SECONDS:
                     self._tidied_at = now
@@ -240,6 +237,17 @@ class Live:
         self.flush()
         self._current, self._held = None, {}
         self._store.close()
+
+    def _keep_answers(self) -> None:
+        with self._keep_lock:
+            with self._pending_lock:
+                batches, self._pending = self._pending, deque()
+                dropped, self._pending_labels = self._pending_labels >= _MOST_PENDING_LABELS, 0
+            with self._warning("keeping answers"):
+                if dropped:
+                    logger.warning("answers came faster than they could be kept: feedback on some will find none")
+                if batches:
+                    self._store.answers(answer for batch in batches for answer in _answers_of(batch))
 
     def _work(self) -> None:
         while not self._closing.wait(_TICK_SECONDS):
@@ -283,8 +291,8 @@ class Live:
 
 
 def _answers_of(batch: Answered) -> Iterator[Answer]:
-    buckets = batch.buckets_N.astype(np.int8).tobytes()
+    buckets, labels = batch.buckets_N.astype(np.int8).tobytes(), batch.fingerprints_N.astype("<u4").tobytes()
     for request_id, place, (start, end) in zip(
         batch.request_ids, batch.places, pairwise([0, *batch.ends_B]), strict=True
     ):
-        yield Answer(request_id, place, batch.release, batch.ids_N[start:end], buckets[start:end])
+        yield Answer(request_id, place, batch.release, labels[4 * start : 4 * end], buckets[start:end])

@@ -30,6 +30,8 @@ Array = npt.NDArray[Any]
 _VERSION = 1
 _HEADER_BYTES = 4096
 _CHUNK_BYTES = 1 << 22
+_LARGEST = 2.0**53
+"""Beyond what anything counts to, in a double that counts by ones: so much only damage says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,7 @@ class Ring:
         except OSError as error:
             logger.warning("%s: kept in memory only, lost at a restart: %s", self.path, error)
             self.array = np.zeros((layout.rows, 1 + layout.columns), layout.dtype)
-        self._periods = self.array[:, 0].astype(np.int64).tolist()
+        self._periods = _periods_of(self.array).tolist()
 
     def at(self, period: int) -> Array:
         """The counts of a period, [columns], to add to; those of the period before in the same place are gone."""
@@ -128,9 +130,10 @@ def total(arrays: Iterable[Array], layout: Layout, now: float, periods: int, *, 
     oldest = max(newest - periods + 1, layout.period(since))
     counts: Array = np.zeros(layout.columns, layout.dtype)
     for array in arrays:
-        stamps = array[:, 0]
+        stamps = _periods_of(array)
         for place in np.flatnonzero((stamps >= oldest) & (stamps <= newest)):
-            counts += array[place, 1:]
+            if _sane(array[place, 1:]):
+                counts += array[place, 1:]
     return counts
 
 
@@ -139,10 +142,24 @@ def by_period(arrays: Iterable[Array], layout: Layout, now: float) -> Array:
     newest = layout.period(now)
     counts: Array = np.zeros((layout.rows, layout.columns), layout.dtype)
     for array in arrays:
-        ages = newest - array[:, 0].astype(np.int64)
-        inside = (ages >= 0) & (ages < layout.rows)
+        ages = newest - _periods_of(array)
+        inside = np.flatnonzero((ages >= 0) & (ages < layout.rows))
+        inside = inside[_sane(array[inside, 1:])]
         counts[layout.rows - 1 - ages[inside]] += array[inside, 1:]
     return counts
+
+
+def _periods_of(array: Array) -> npt.NDArray[np.int64]:
+    """Every row's period; anything where the file was damaged."""
+    with np.errstate(invalid="ignore"):
+        return array[:, 0].astype(np.int64)
+
+
+def _sane(rows: Array) -> npt.NDArray[np.bool_]:
+    """Which rows hold counts; others are left out, so that a damaged one does not take the whole report with it."""
+    if rows.dtype.kind == "u":
+        return np.ones(rows.shape[:-1], np.bool_)
+    return np.asarray((np.abs(rows) <= _LARGEST).all(axis=-1))
 
 
 def _is_of(file: int, layout: Layout) -> bool:

@@ -97,11 +97,16 @@ def _version_of(path: Path) -> int | str | None:
         with closing(connect(path, "FULL")) as connection:
             (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
             (version,) = connection.execute("PRAGMA user_version").fetchone()
+            (check,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+            if check != "ok":
+                return str(check)
             return int(version) if tables or version else None
     except sqlite3.DatabaseError as error:
         if error.sqlite_errorcode in _DAMAGED:
             return str(error)
         raise
+    except UnicodeDecodeError as error:  # of SQLite's own message, which quotes what is damaged
+        return str(error)
 
 
 def _put_aside(path: Path, found: int | str) -> None:

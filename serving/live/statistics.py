@@ -100,7 +100,7 @@ def latency_ms(bins: Counts, quantile: float) -> float | None:
     if not upto[-1]:
         return None
     wanted = quantile * float(upto[-1])
-    cell = int(np.searchsorted(upto, wanted))
+    cell = min(int(np.searchsorted(upto, wanted)), LATENCY_BINS - 1)
     inside = (wanted - float(upto[cell] - bins[cell])) / float(bins[cell]) if bins[cell] else 1.0
     if cell == 0:
         return 0.1 * inside

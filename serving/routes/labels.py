@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from typing import Any
+
 from fastapi import APIRouter, Request
+from fastapi.routing import APIRoute
 from starlette.responses import Response
 
 from serving import limits
@@ -14,7 +19,16 @@ from serving.openapi import json_body
 from serving.routes.common import errors, service_of
 from serving.schemas import HiddenAnswer, LabelAnswer, LabelsAnswer, LabelsRequest
 
-router = APIRouter(tags=["catalogue"])
+
+class _WholeId(APIRoute):
+    """Takes an id with line breaks, too: Starlette's `path` ends before one, and names another label."""
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        super().__init__(path, endpoint, **options)
+        self.path_regex = re.compile(self.path_regex.pattern, re.DOTALL)
+
+
+router = APIRouter(tags=["catalogue"], route_class=_WholeId)
 
 
 @router.get("/v1/labels/{id:path}", responses={200: {"model": LabelAnswer}, **errors(401, 404, 503)})
@@ -27,7 +41,7 @@ async def label(request: Request, id: str) -> Response:
 @router.post(
     "/v1/labels",
     openapi_extra=json_body(LabelsRequest),
-    responses={200: {"model": LabelsAnswer}, **errors(400, 401, 403, 404, 408, 413, 415, 422, 503)},
+    responses={200: {"model": LabelsAnswer}, **errors(400, 401, 403, 404, 408, 413, 415, 422, 429, 503)},
 )
 async def add_labels(request: Request) -> Response:
     """Add labels, embed known ones anew, bring hidden ones back. Admin.
@@ -39,14 +53,14 @@ async def add_labels(request: Request) -> Response:
     service = service_of(request)
     wanted = await read_body(request, LabelsRequest, service.settings)
     limits.check_labels(wanted, service.settings)
-    release = await service.apart(lambda: service.change_labels(lambda retriever: records_of(wanted.labels, retriever)))
+    release = await service.write(lambda: service.change_labels(lambda retriever: records_of(wanted.labels, retriever)))
     return json_response(dump({"accepted": len(wanted.labels), "release": release}, request_id(request)))
 
 
-@router.delete("/v1/labels/{id:path}", responses={200: {"model": HiddenAnswer}, **errors(401, 403, 404, 503)})
+@router.delete("/v1/labels/{id:path}", responses={200: {"model": HiddenAnswer}, **errors(401, 403, 404, 429, 503)})
 async def hide_label(request: Request, id: str) -> Response:
     """Delete an added label, or hide one of the catalogue; it is in no answer from now on. Admin."""
     require_admin(request)
     service = service_of(request)
-    release = await service.apart(lambda: service.change_labels(lambda retriever: [hiding(id, retriever)]))
+    release = await service.write(lambda: service.change_labels(lambda retriever: [hiding(id, retriever)]))
     return json_response(dump({"id": id, "release": release}, request_id(request)))

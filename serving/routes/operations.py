@@ -21,7 +21,7 @@ async def release(request: Request) -> Response:
     return json_response(dump(service_of(request).retriever().describe(), request_id(request)))
 
 
-@router.post("/v1/release/reload", responses={200: {"model": ReloadAnswer}, **errors(401, 403, 409, 503)})
+@router.post("/v1/release/reload", responses={200: {"model": ReloadAnswer}, **errors(401, 403, 409, 429, 503)})
 async def reload(request: Request) -> Response:
     """Look at CURRENT now instead of at the next poll, and again at a release that was refused. Admin.
 
@@ -30,7 +30,7 @@ async def reload(request: Request) -> Response:
     require_admin(request)
     service = service_of(request)
     follower: ReleaseFollower = request.app.state.follower
-    changed = await service.apart(follower.reload)
+    changed = await service.write(follower.reload)
     return json_response(dump({"release": service.retriever().name, "changed": changed}, request_id(request)))
 
 

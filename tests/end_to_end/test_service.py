@@ -6,7 +6,6 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -135,33 +134,6 @@ def test_answers_equal_the_formula_over_the_bundle_files(service: ServerProcess,
         holds()
 
 
-def test_swaps_under_load_fail_no_request_and_mix_no_releases(service: ServerProcess, releases: Path) -> None:
-    expected = {}
-    for name in ("cosine", "dot", "tree"):
-        publish_and_wait(service, releases, name)
-        expected[name] = httpx.post(f"{service.url}/v1/retrieve", json={"queries": [QUERY] * 3}).json()["results"]
-    stop = time.monotonic() + 2.5
-
-    def load() -> list[str]:
-        answered = []
-        with httpx.Client(base_url=service.url) as client:
-            while time.monotonic() < stop:
-                response = client.post("/v1/retrieve", json={"queries": [QUERY] * 3})
-                assert response.status_code == 200
-                answer = response.json()
-                assert answer["results"] == expected[answer["release"]]
-                answered.append(answer["release"])
-        return answered
-
-    with ThreadPoolExecutor(3) as pool:
-        loads = [pool.submit(load) for _ in range(3)]
-        for swap in range(9):
-            Releases(releases).publish(("cosine", "tree", "dot")[swap % 3])
-            time.sleep(0.25)
-        answered = [name for future in loads for name in future.result()]
-    assert {"cosine", "dot", "tree"} == set(answered)
-
-
 def test_a_broken_release_is_refused_and_the_one_before_serves_on(service: ServerProcess, releases: Path) -> None:
     publish_and_wait(service, releases, "cosine")
     broken = releases / "broken"
@@ -194,10 +166,22 @@ def test_a_body_of_10_megabytes_is_refused_and_the_service_goes_on(service: Serv
 
 def test_sigterm_turns_readiness_off_then_exits_with_0(releases: Path, tmp_path: Path) -> None:
     Releases(releases).publish("dot")
-    with server(releases, tmp_path / "log", drain_seconds=1) as process:
+    with server(releases, tmp_path / "log", drain_seconds=1, state=tmp_path / "state") as process:
         process.wait_until_ready()
         process.process.send_signal(signal.SIGTERM)
         time.sleep(0.3)
         assert httpx.get(f"{process.url}/readyz").status_code == 503
         assert httpx.post(f"{process.url}/v1/retrieve", json={"queries": [QUERY]}).status_code == 200
         assert process.process.wait(10) == 0
+
+
+def test_a_second_service_on_the_same_state_is_refused_in_one_line(
+    service: ServerProcess, releases: Path, tmp_path: Path
+) -> None:
+    assert httpx.get(f"{service.url}/livez").status_code == 200
+    with server(releases, tmp_path / "log") as second:
+        assert second.process.wait(20) == 2
+    assert (tmp_path / "log").read_text().splitlines()[-1] == (
+        f"longtail-serve: state directory {releases / '.state'}: expected one that no other service uses (--state), "
+        "found one in use"
+    )

@@ -27,6 +27,7 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="l
 LABELS, DIM = 20_000, 32
 FEATURES = {"user_id": "u3", "history": ["item-1"]}
 MAPPED = (".faiss", "/embeddings.npy")
+ANSWERED = "longtail_requests_total route=/v1/retrieve status=2xx"
 
 
 def until(holds: Callable[[], bool], what: str, seconds: float = 20) -> None:
@@ -95,14 +96,14 @@ def releases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "releases"
 
 
-def two_workers(releases: Path, state: Path) -> Any:
+def several_workers(releases: Path, state: Path, workers: int = 2) -> Any:
     state.mkdir(exist_ok=True)
-    return server(releases, state / "server.log", state=state, workers=2, drain_seconds=0.1)
+    return server(releases, state / "server.log", state=state, workers=workers, drain_seconds=0.1)
 
 
 @pytest.fixture(scope="module")
 def service(releases: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with two_workers(releases, tmp_path_factory.mktemp("state")) as process:
+    with several_workers(releases, tmp_path_factory.mktemp("state")) as process:
         process.wait_until_ready()
         assert len(workers_of(process)) == 2
         yield process
@@ -139,8 +140,7 @@ def test_figures_add_up_whichever_worker_answers_and_whichever_is_asked(
         assert more(http, "longtail_queries_total") == 140
         buckets = [f"longtail_exposures_total bucket={bucket}" for bucket in ("head", "torso", "tail")]
         assert more(http, *buckets) == 7 * 140
-        answered = "longtail_requests_total route=/v1/retrieve status=2xx"
-        until(lambda http=http: more(http, answered) == 140, "every request to be counted")  # type: ignore[misc]
+        until(lambda http=http: more(http, ANSWERED) == 140, "every request to be counted")  # type: ignore[misc]
         assert more(http, "longtail_request_seconds_count route=/v1/retrieve") == 140
         assert more(http, "longtail_stage_seconds_count stage=queue") == 140
         after = samples(http)
@@ -164,16 +164,16 @@ def test_labels_changed_through_one_worker_are_in_the_answers_of_the_other(
 
     one.add_labels(NewLabel("fresh", label_features(1), {"title": "Fresh"}))
     assert answers(one, "fresh")
-    until(lambda: answers(other, "fresh"), "the other worker to answer with the label", 1)
+    until(lambda: answers(other, "fresh"), "the other worker to answer with the label")
     assert other.label("fresh").display == {"title": "Fresh"}
     other.delete_label("fresh")
     with pytest.raises(NotFoundError):
         other.label("fresh")
-    until(lambda: not answers(one, "fresh"), "the label to be gone from the first worker's answers", 1)
+    until(lambda: not answers(one, "fresh"), "the label to be gone from the first worker's answers")
     one.delete_label("item-9")
-    until(lambda: not answers(other, "item-9"), "the label to be hidden by the other worker", 1)
+    until(lambda: not answers(other, "item-9"), "the label to be hidden by the other worker")
     other.restore_label("item-9")
-    until(lambda: answers(one, "item-9"), "the label to be back", 1)
+    until(lambda: answers(one, "item-9"), "the label to be back")
     assert [longtail.monitoring()["labels"] for longtail in (one, other)] == [{"added": 0, "hidden": 0}] * 2
 
 
@@ -230,7 +230,7 @@ def test_a_killed_worker_is_replaced_and_requests_go_on(service: ServerProcess) 
 
 @pytest.mark.parametrize("ends", ["SIGTERM", "SIGKILL of the parent"])
 def test_no_process_is_left(releases: Path, tmp_path: Path, ends: str) -> None:
-    with two_workers(releases, tmp_path / "state") as process:
+    with several_workers(releases, tmp_path / "state") as process:
         process.wait_until_ready()
         ids = list(children(process.process.pid))
         assert len(ids) >= 2
@@ -245,21 +245,70 @@ def test_no_process_is_left(releases: Path, tmp_path: Path, ends: str) -> None:
         assert "Traceback" not in (tmp_path / "state/server.log").read_text()
 
 
-def test_one_ctrl_c_to_the_foreground_group_ends_all(releases: Path, tmp_path: Path) -> None:
-    port, log = free_port(), tmp_path / "server.log"
-    command = [sys.executable, "-m", "serving", "run", str(releases), "--port", str(port), "--workers", "2"]
+def test_a_signal_while_workers_are_being_started_ends_all(releases: Path, tmp_path: Path) -> None:
+    with several_workers(releases, tmp_path / "state", workers=4) as process:
+        started = Path(f"/proc/{process.process.pid}/task/{process.process.pid}/children")
+        # The first child is multiprocessing's resource tracker, the second a worker.
+        while len(started.read_text().split()) < 2:
+            assert process.process.poll() is None
+        assert process.terminate() == 0
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{process.url}/livez")
+
+
+@contextmanager
+def foreground(releases: Path, root: Path, *python: str) -> Iterator[ServerProcess]:
+    """Two workers whose parent leads a process group, as a shell would have it; `python` runs the command line."""
+    port, log = free_port(), root / "server.log"
+    command = [sys.executable, *python, "run", str(releases), "--port", str(port), "--workers", "2"]
     with log.open("wb") as output:
-        foreground = subprocess.Popen(
-            [*command, "--state", str(tmp_path / "state")], stdout=output, stderr=output, process_group=0
+        process = subprocess.Popen(
+            [*command, "--state", str(root / "state")], stdout=output, stderr=output, process_group=0
         )
     try:
-        ServerProcess(foreground, f"http://127.0.0.1:{port}", time.perf_counter()).wait_until_ready()
-        ids = list(children(foreground.pid))
-        os.killpg(foreground.pid, signal.SIGINT)
-        assert foreground.wait(20) == 0
-        until(lambda: gone(ids), "all processes of the service to end")
-        assert "Traceback" not in log.read_text()
+        yield ServerProcess(process, f"http://127.0.0.1:{port}", time.perf_counter())
     finally:
-        if foreground.poll() is None:
-            foreground.kill()
-            foreground.wait()
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.parametrize("when", ["ready", "starting"])
+def test_one_ctrl_c_to_the_foreground_group_ends_all(releases: Path, tmp_path: Path, when: str) -> None:
+    with foreground(releases, tmp_path, "-m", "serving") as process:
+        if when == "ready":
+            process.wait_until_ready()
+        else:
+            until(lambda: len(workers_of(process)) == 2, "two workers")
+        ids = list(children(process.process.pid))
+        os.killpg(process.process.pid, signal.SIGINT)
+        assert process.process.wait(20) == 0
+        until(lambda: gone(ids), "all processes of the service to end")
+        assert "Traceback" not in (tmp_path / "server.log").read_text()
+
+
+YOUNG = """
+import sys
+from serving import cli, workers
+workers._SHORT_LIFE_SECONDS, workers._PAUSE_SECONDS = 0.8, 0.01
+cli.main(sys.argv[1:])
+"""
+
+
+def test_workers_that_only_die_young_end_the_service_whatever_became_of_the_others(
+    releases: Path, tmp_path: Path
+) -> None:
+    with foreground(releases, tmp_path, "-c", YOUNG) as process:
+        process.wait_until_ready()
+        time.sleep(1)
+        old = workers_of(process)
+        deadline = time.monotonic() + 20
+        while process.process.poll() is None:
+            assert time.monotonic() < deadline, "expected the service to give up"
+            for worker in set(workers_of(process)) - {old[0]}:
+                with suppress(ProcessLookupError):
+                    os.kill(worker, signal.SIGKILL)
+        assert process.process.returncode == 1
+        assert gone(old)
+        said = (tmp_path / "server.log").read_text()
+        assert said.count("5 workers in a row died young: stopping the service") == 1

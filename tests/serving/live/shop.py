@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from serving.live import Answered, Baseline, Live
+from serving.live import Answered, Baseline, Live, fingerprints
 
 # Rows 0–3 head with 100 training pairs, 4–7 torso with 10, 8–11 tail with 1.
 BUCKETS = np.repeat(np.arange(3, dtype=np.int8), 4)
@@ -54,7 +54,7 @@ def answered(
         request_ids=[f"request-{place}" for place in range(len(lists))] if names is None else names,
         places=[0] * len(lists),
         bias_removal_B=np.full(len(lists), bias_removal, np.float32),
-        ids_N=[f"item-{row}" for row in rows],
+        fingerprints_N=fingerprints(f"item-{row}" for row in rows),
         rows_N=rows,
         scores_N=np.full(len(rows), score, np.float32),
         ends_B=np.cumsum([len(listed) for listed in lists]).tolist(),

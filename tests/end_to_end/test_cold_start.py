@@ -1,0 +1,301 @@
+"""Labels added to, hidden from and merged into a running service, against scores worked out from the bundle's files."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from bundle import read_manifest
+from client import Answer, Client, LongtailError, NewLabel, NotFoundError
+from index import IndexSpec, Releases, build_index, cli
+from tests.bundles import label_features, make_bundle
+from tests.serving.process import ServerProcess, server
+
+LABELS = 60
+FEATURES = {"user_id": "u3", "history": ["item-1", "item-2"]}
+MODELS = pytest.mark.parametrize("name", ["first", "dot"])
+NEW = NewLabel("new/é 1", {"genres": {"g1": 1.0, "g3": 0.5}, "year": -0.5}, {"title": "Neu"})
+
+
+class Reference:
+    """Scores of a label that the bundle does not have, from its ONNX files and label table alone."""
+
+    def __init__(self, bundle: Path) -> None:
+        self.temperature = read_manifest(bundle).temperature
+        self.towers = {name: ort.InferenceSession(bundle / f"{name}_tower.onnx") for name in ("query", "label")}
+        self.log_pn_L = pq.read_table(bundle / "labels.parquet")["log_pn"].to_numpy()
+
+    def query(self) -> np.ndarray:
+        """Of FEATURES: u3 is the fourth user, item-1 and item-2 the second and third item; row 0 is for unknown ids."""
+        inputs = {
+            "user_id": np.array([4], np.int32),
+            "history": np.array([[2, 3]], np.int32),
+            "history__weight": np.array([[1, 1]], np.float32),
+        }
+        return np.asarray(self.towers["query"].run(None, inputs)[0][0], np.float64)
+
+    def label(self, genres: Mapping[int, float], year: float) -> np.ndarray:
+        """Of an unknown id; genre g0 is row 1."""
+        inputs = {
+            "item_id": np.array([0], np.int32),
+            "genres": np.array([list(genres)], np.int32),
+            "genres__weight": np.array([list(genres.values())], np.float32),
+            "year": np.array([year], np.float32),
+        }
+        return np.asarray(self.towers["label"].run(None, inputs)[0][0], np.float64)
+
+    def new(self) -> np.ndarray:
+        return self.label({2: 1.0, 4: 0.5}, -0.5)
+
+    def score(self, label_D: np.ndarray, bias_removal: float) -> float:
+        """u·v/T + λ·log p_n, p_n that of the rarest label; its bias is 0."""
+        return float(self.query() @ label_D / self.temperature + bias_removal * float(self.log_pn_L.min()))
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Releases of different models: `bare` has no label tower, `dot` has label biases, too."""
+    root = tmp_path_factory.mktemp("cold")
+    for name, model in (
+        ("first", make_bundle(labels=LABELS, label_tower=True)),
+        ("second", make_bundle(labels=LABELS, label_tower=True, seed=1)),
+        ("dot", make_bundle(labels=LABELS, label_tower=True, cosine=False, bias=True, seed=2)),
+        ("bare", make_bundle(labels=LABELS)),
+    ):
+        model.write(root / name)
+        build_index(root / name, root / "releases", spec=IndexSpec("flat"), name=name)
+    return root
+
+
+@contextmanager
+def serving(root: Path, state: Path, name: str = "first", **settings: object) -> Iterator[tuple[ServerProcess, Client]]:
+    Releases(root / "releases").publish(name)
+    settings = {"state": state, "poll_seconds": 0.05, "drain_seconds": 0, **settings}
+    with server(root / "releases", state.parent / "server.log", **settings) as process, Client(process.url) as longtail:
+        process.wait_until_ready()
+        yield process, longtail
+
+
+def longtail_index(*arguments: object) -> str:
+    result = CliRunner().invoke(cli.app, list(map(str, arguments)))
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def scores(answer: Answer) -> dict[str, float]:
+    (result,) = answer.results
+    return {label.id: label.score for label in result.labels}
+
+
+def everything(longtail: Client, **selection: Any) -> dict[str, float]:
+    """Scores of as many labels as one may ask for."""
+    return scores(longtail.retrieve(features=FEATURES, **({"k": LABELS} | selection)))
+
+
+def until(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 15
+    while not holds():
+        assert time.monotonic() < deadline, f"expected {what}"
+        time.sleep(0.02)
+
+
+@MODELS
+def test_a_new_label_is_scored_by_the_formula_at_once(root: Path, tmp_path: Path, name: str) -> None:
+    reference = Reference(root / name)
+    with serving(root, tmp_path / "state", name) as (_, longtail):
+        before = everything(longtail, bias_removal=0.25)
+        accepted = longtail.add_labels([NEW, NewLabel("plain", {})])
+        assert (accepted.accepted, accepted.release) == (2, name)
+        for bias_removal in (-1.0, 0.0, 0.25, 1.0, 2.0):
+            only = longtail.retrieve(features=FEATURES, allow=[NEW.id, "plain"], bias_removal=bias_removal)
+            assert scores(only) == {
+                NEW.id: pytest.approx(reference.score(reference.new(), bias_removal), rel=1e-4, abs=1e-4),
+                "plain": pytest.approx(
+                    reference.score(reference.label({0: 0.0}, 0.5), bias_removal), rel=1e-4, abs=1e-4
+                ),
+            }
+            assert {label.bucket for label in only.results[0].labels} == {"tail"}
+        expected = before | {
+            NEW.id: reference.score(reference.new(), 0.25),
+            "plain": reference.score(reference.label({0: 0.0}, 0.5), 0.25),
+        }
+        best = sorted(expected, key=lambda id_: -expected[id_])[:LABELS]
+        assert list(everything(longtail, bias_removal=0.25)) == best
+
+        label = longtail.label(NEW.id)
+        assert (label.id, label.count, label.bucket, label.display) == (NEW.id, 0, "tail", {"title": "Neu"})
+        assert label.log_pn == pytest.approx(float(reference.log_pn_L.min()))
+        assert label.bias in (None, 0.0)
+        assert longtail.label("plain").display == {"title": None}
+        assert longtail.monitoring()["labels"] == {"added": 2, "hidden": 0}
+
+
+@MODELS
+def test_new_labels_are_filtered_and_found_similar_like_any_other(root: Path, tmp_path: Path, name: str) -> None:
+    reference = Reference(root / name)
+    with serving(root, tmp_path / "state", name) as (_, longtail):
+        longtail.add_labels([NEW, NewLabel("twin", NEW.features)])
+        assert {NEW.id, "twin"} <= everything(longtail, buckets=["tail"]).keys()
+        assert not {NEW.id, "twin"} & everything(longtail, buckets=["head", "torso"]).keys()
+        assert NEW.id not in everything(longtail, buckets=["tail"], exclude=[NEW.id])
+        assert everything(longtail, allow=["item-4", NEW.id, "none"]).keys() == {"item-4", NEW.id}
+        assert everything(longtail, allow=[NEW.id], exclude=[NEW.id]) == {}
+
+        (result,) = longtail.similar(NEW.id, k=3, bias_removal=0).results
+        new_D = reference.new()
+        embeddings_LD = np.load(root / name / "embeddings.npy").astype(np.float64)
+        table = pq.read_table(root / name / "labels.parquet")
+        biases_L = table["bias"].to_numpy() if "bias" in table.column_names else np.zeros(LABELS)
+        nearest = {
+            f"item-{row}": float(s) for row, s in enumerate(embeddings_LD @ new_D / reference.temperature + biases_L)
+        }
+        nearest["twin"] = float(new_D @ new_D) / reference.temperature
+        best = sorted(nearest, key=lambda id_: -nearest[id_])[:3]
+        assert [label.id for label in result.labels] == best
+        assert [label.score for label in result.labels] == pytest.approx(
+            [nearest[id_] for id_ in best], rel=1e-4, abs=1e-4
+        )
+        assert result.id == NEW.id
+        assert NEW.id in scores(longtail.similar("twin", k=LABELS))
+        assert longtail.retrieve(features={"user_id": "u3", "history": ["item-1", "item-2", NEW.id]}).results[0].labels
+
+
+@MODELS
+def test_hide_delete_restore_and_embed_anew(root: Path, tmp_path: Path, name: str) -> None:
+    reference = Reference(root / name)
+    with serving(root, tmp_path / "state", name) as (_, longtail):
+        plain = everything(longtail)
+        longtail.add_labels(NEW)
+        longtail.delete_label(NEW.id)
+        longtail.delete_label(NEW.id)
+        longtail.delete_label("item-7")
+        assert longtail.monitoring()["labels"] == {"added": 0, "hidden": 1}
+        assert everything(longtail) == {id_: score for id_, score in plain.items() if id_ != "item-7"}
+        for id_ in (NEW.id, "item-7"):
+            assert everything(longtail, allow=[id_]) == {}
+            for asked in (longtail.label, longtail.similar):
+                with pytest.raises(NotFoundError) as raised:
+                    asked(id_)
+                assert raised.value.type == "unknown_label"
+        assert len(longtail.similar("item-8", k=LABELS).results[0].labels) == LABELS - 2
+        longtail.restore_label("item-7")
+        assert everything(longtail) == plain
+        with pytest.raises(NotFoundError):
+            longtail.restore_label(NEW.id)
+
+        was = longtail.label("item-9")
+        longtail.add_labels(NewLabel("item-9", {**NEW.features, "item_id": "unheard of"}, {"title": "Other"}))
+        label = longtail.label("item-9")
+        assert (label.count, label.log_pn, label.bucket, label.bias) == (was.count, was.log_pn, was.bucket, was.bias)
+        assert label.display == {"title": "Other"}
+        by_hand = float(reference.query() @ reference.new()) / reference.temperature + was.log_pn + (was.bias or 0)
+        assert everything(longtail, allow=["item-9"], bias_removal=1)["item-9"] == pytest.approx(
+            by_hand, rel=1e-4, abs=1e-4
+        )
+        assert longtail.monitoring()["labels"] == {"added": 0, "hidden": 0}
+
+
+@pytest.mark.parametrize("end", ["terminate", "kill"])
+def test_changes_outlive_the_process_and_the_release(root: Path, tmp_path: Path, end: str) -> None:
+    with serving(root, tmp_path / "state") as (process, longtail):
+        longtail.add_labels([NEW, NewLabel("brief", {})])
+        longtail.delete_label("item-7")
+        longtail.delete_label("brief")
+        before = everything(longtail)
+        if end == "kill":
+            process.process.kill()
+            process.process.wait()
+        else:
+            assert process.terminate() == 0
+    with serving(root, tmp_path / "state") as (_, longtail):
+        assert everything(longtail) == before
+        assert longtail.monitoring()["labels"] == {"added": 1, "hidden": 1}
+        Releases(root / "releases").publish("second")
+        until(lambda: longtail.release()["name"] == "second", "the next release")
+        reference = Reference(root / "second")
+        of_new = everything(longtail, allow=[NEW.id, "brief", "item-7"], bias_removal=1)
+        assert of_new == {NEW.id: pytest.approx(reference.score(reference.new(), 1), rel=1e-4, abs=1e-4)}
+        Releases(root / "releases").rollback()
+        until(lambda: longtail.release()["name"] == "first", "the release before")
+        assert everything(longtail) == before
+
+
+def test_a_rebuild_takes_changes_in(root: Path, tmp_path: Path) -> None:
+    name = f"merged-{tmp_path.name}"
+    with serving(root, tmp_path / "state") as (_, longtail):
+        longtail.add_labels([NEW, NewLabel("item-9", label_features(2))])
+        longtail.delete_label("item-7")
+        before = everything(longtail, bias_removal=1)
+        log, merged = tmp_path / "state/labels.log", tmp_path / "merged"
+        said = longtail_index("merge", root / "releases/first/bundle", log, "--out", merged)
+        assert "60 labels: 1 added, 1 embedded anew, 1 removed" in said
+        longtail_index("build", merged, "--releases", root / "releases", "--spec", "flat", "--name", name, "--publish")
+        until(lambda: longtail.release()["name"] == name, "the merged release")
+        assert longtail.release()["labels"] == LABELS
+        assert longtail.monitoring()["labels"] == {"added": 0, "hidden": 0}
+        after = everything(longtail, bias_removal=1)
+        assert list(after) == list(before)
+        # One constant more for every label: log p_n sums to 1 over the labels that are there now.
+        assert max(after[id_] - before[id_] for id_ in before) - min(after[id_] - before[id_] for id_ in before) < 1e-4
+        assert longtail.label(NEW.id).display == {"title": "Neu"}
+        longtail.delete_label(NEW.id)
+        assert NEW.id not in everything(longtail)
+        assert longtail.monitoring()["labels"] == {"added": 0, "hidden": 1}
+
+
+@pytest.mark.parametrize(
+    ("labels", "field", "message"),
+    [
+        ([NewLabel("a", {}), NewLabel("b", {"year": "new"})], "labels.1.features.year", "expected a finite number"),
+        ([NewLabel("a", {"genres": "g1"})], "labels.0.features.genres", "expected a list of ids"),
+        ([NewLabel("a", {"genre": ["g1"]})], "labels.0.features.genre", "expected one of the features"),
+        ([NewLabel("a", {}, {"titel": "A"})], "labels.0.display.titel", "expected one of"),
+        ([NewLabel("a", {"year": 1e39})], "labels.0.features.year", "float32"),
+        ([NewLabel("", {})], "labels.0.id", "expected an id of 1 to 512 characters"),
+        ([NewLabel(str(each), {}) for each in range(3)], "labels", "expected at most 2 more labels beside the index"),
+    ],
+)
+def test_labels_that_cannot_be_added(small: Client, labels: list[NewLabel], field: str, message: str) -> None:
+    with pytest.raises(LongtailError, match=message) as raised:
+        small.add_labels(labels)
+    assert (raised.value.status, raised.value.type, raised.value.field) == (422, "invalid_request", field)
+    assert small.monitoring()["labels"] == {"added": 0, "hidden": 0}
+
+
+@pytest.fixture(scope="module")
+def small(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    with serving(root, tmp_path_factory.mktemp("small") / "state", max_new_labels=2) as (_, longtail):
+        yield longtail
+
+
+def test_room_is_for_labels_not_for_changes_of_them(root: Path, tmp_path: Path) -> None:
+    with serving(root, tmp_path / "state", max_new_labels=2) as (_, longtail):
+        longtail.add_labels([NewLabel("a", {}), NewLabel("b", {})])
+        longtail.add_labels([NewLabel("a", {"year": 1})])
+        with pytest.raises(LongtailError, match="expected at most 0 more labels beside the index, which holds 2 of 2"):
+            longtail.add_labels([NewLabel("c", {})])
+        longtail.delete_label("b")
+        longtail.add_labels([NewLabel("c", {})])
+        assert everything(longtail, allow=["a", "b", "c"]).keys() == {"a", "c"}
+
+
+def test_a_release_without_a_label_tower_hides_and_refuses_to_add(root: Path, tmp_path: Path) -> None:
+    with serving(root, tmp_path / "state", "bare") as (_, longtail):
+        with pytest.raises(LongtailError) as raised:
+            longtail.add_labels(NEW)
+        assert (raised.value.status, raised.value.type, raised.value.field) == (422, "no_label_tower", "labels")
+        longtail.delete_label("item-7")
+        assert len(everything(longtail)) == LABELS - 1
+        longtail.restore_label("item-7")
+        assert len(everything(longtail)) == LABELS
+        assert math.isfinite(longtail.label("item-7").log_pn)

@@ -1,0 +1,313 @@
+"""Releases and state that are not what was written: refused or put aside, said where, and what was served goes on."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from index import IndexSpec, build_index
+from serving.follower import ReleaseFollower
+from serving.live import Live
+from serving.monitoring import Monitor
+from serving.schemas import Query
+from serving.service import Service
+from serving.settings import Settings
+from tests.bundles import make_bundle
+from tests.serving.process import ServerProcess, server
+
+FILES = [
+    "release.json",
+    "index/manifest.json",
+    "index/all.faiss",
+    "index/all.rows.npy",
+    "bundle/manifest.json",
+    "bundle/manifest.sha256",
+    "bundle/labels.parquet",
+    "bundle/embeddings.npy",
+    "bundle/calibration_queries.npy",
+    "bundle/query_tower.onnx",
+    "bundle/label_tower.onnx",
+    "bundle/proposal.npz",
+    "bundle/vocabularies/users.parquet",
+    "bundle/vocabularies/items.parquet",
+    "bundle/vocabularies/genres.parquet",
+    "bundle/metrics.json",
+]
+SAME_IN_ALL = "bundle/vocabularies/genres.parquet"
+NEWLINE_ENDS_IT = ["release.json", "bundle/manifest.sha256"]
+"""Nothing else vouches for these, and their last byte says nothing."""
+FAILURES = "longtail_release_load_failures_total "
+QUERY = {"features": {"user_id": "u3", "history": ["item-1"]}, "k": 5}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Releases `first`, `second` and `third` of different models, as they were written."""
+    root = tmp_path_factory.mktemp("made")
+    for seed, name in enumerate(("first", "second", "third")):
+        bundle = make_bundle(labels=60 + seed, users=20 + seed, label_tower=True, proposal=name != "first", seed=seed)
+        object.__setattr__(bundle, "reports", {"metrics.json": b'{"model": "%s"}' % name.encode()})
+        bundle.write(root / "bundles" / name)
+        build_index(root / "bundles" / name, root / "releases", spec=IndexSpec("flat"), name=name)
+    return root / "releases"
+
+
+class Following:
+    """A service that serves `first`, beside a `second` to be damaged.
+
+    Args:
+        made: intact releases.
+        root: directory for copies of them.
+    """
+
+    def __init__(self, made: Path, root: Path) -> None:
+        self.made, self.root, self.now = made, root, 0.0
+        shutil.copytree(made, root, dirs_exist_ok=True)
+        self.second = root / "second"
+        self.service = Service(Settings(releases=root), Monitor([]), Live(root / ".state", max_answers=0))
+        self._follower = ReleaseFollower(root, self.service, clock=lambda: self.now)
+        self.point_to("first")
+        self._answer = self.answer()
+
+    def point_to(self, content: str | bytes) -> None:
+        """What CURRENT says from now on, and the service has seen it."""
+        (self.root / "CURRENT").write_bytes(content if isinstance(content, bytes) else f"{content}\n".encode())
+        self.look()
+
+    def look(self) -> None:
+        self.now += 100
+        self._follower.check()
+
+    def answer(self) -> bytes:
+        return self.service.retriever().retrieve([Query.model_validate(QUERY)]).results[0]
+
+    def failures(self) -> int:
+        scraped = self.service.monitor.scrape().decode().splitlines()
+        return int(float(next(line for line in scraped if line.startswith(FAILURES)).split()[-1]))
+
+    def check_refused(self, log: pytest.LogCaptureFixture, *named: str) -> None:
+        """The second was refused by name, and the first answers as before."""
+        before = self.failures()
+        log.clear()
+        self.point_to("second")
+        assert self.failures() == before + 1
+        assert (self.service.retriever().name, self.answer(), self.service.ready) == ("first", self._answer, True)
+        (record,) = log.records
+        assert record.getMessage().startswith("release second refused, first stays in service: ")
+        assert any(str(self.second / name) in record.getMessage() for name in named), record.getMessage()
+        self.point_to("first")
+
+    def repair(self) -> None:
+        if self.second.is_dir():
+            shutil.rmtree(self.second)
+        else:
+            self.second.unlink(missing_ok=True)
+        shutil.copytree(self.made / "second", self.second)
+
+    def check_loads(self) -> None:
+        for name in ("second", "first"):
+            self.point_to(name)
+            assert self.service.retriever().name == name
+
+
+@pytest.fixture(scope="module")
+def following(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Following]:
+    following = Following(made, tmp_path_factory.mktemp("following"))
+    yield following
+    following.service.close()
+
+
+def damages(file: str, rng: random.Random) -> Iterator[tuple[str, Callable[[Path, Path], None]]]:
+    """Every way to damage a file, beside the same file of another release."""
+
+    def cut(keep: Callable[[int], int]) -> Callable[[Path, Path], None]:
+        return lambda path, _: rewrite(path, (content := path.read_bytes())[: keep(len(content))])
+
+    def flip(at: float, bits: int) -> Callable[[Path, Path], None]:
+        def damage(path: Path, _: Path) -> None:
+            content = bytearray(path.read_bytes())
+            content[min(int(at * len(content)), len(content) - 1)] ^= bits
+            rewrite(path, bytes(content))
+
+        return damage
+
+    def instead(make: Callable[[Path], object]) -> Callable[[Path, Path], None]:
+        def damage(path: Path, _: Path) -> None:
+            path.unlink()
+            make(path)
+
+        return damage
+
+    yield "empty", cut(lambda _: 0)
+    yield "half", cut(lambda size: size // 2)
+    yield "a byte short", cut(lambda size: size - (2 if file in NEWLINE_ENDS_IT else 1))
+    yield "a byte too long", lambda path, _: rewrite(path, path.read_bytes() + b"0")
+    yield "first byte", flip(0, 1)
+    yield "last byte", flip(1, 0xFF)
+    for _ in range(4):
+        yield "some byte", flip(rng.random(), 1 << rng.randrange(8))
+    if file != SAME_IN_ALL:
+        yield "another release's", lambda path, other: rewrite(path, other.read_bytes())
+        yield "a link to another release's", lambda path, other: (path.unlink(), path.symlink_to(other))[1]
+    yield "zeros", lambda path, _: rewrite(path, bytes(path.stat().st_size))
+    yield "missing", instead(lambda _: None)
+    yield "a directory", instead(Path.mkdir)
+    yield "a link to nothing", instead(lambda path: path.symlink_to("nothing"))
+    yield "a link to itself", instead(lambda path: path.symlink_to(path.name))
+
+
+def rewrite(path: Path, content: bytes) -> None:
+    """In a new file: the old one is mapped, and linked from elsewhere."""
+    path.unlink()
+    path.write_bytes(content)
+
+
+def test_the_files_are_all(made: Path) -> None:
+    for name in ("second", "third"):
+        written = [path.relative_to(made / name).as_posix() for path in (made / name).rglob("*") if path.is_file()]
+        assert sorted(written) == sorted(FILES)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_damaged_file_is_refused_by_name(file: str, following: Following, caplog: pytest.LogCaptureFixture) -> None:
+    # manifest.sha256 vouches for the manifest: which of them is damaged nobody can tell.
+    named = ["bundle/manifest.json", file] if file == "bundle/manifest.sha256" else [file]
+    for kind, damage in damages(file, random.Random(file)):
+        damage(following.second / file, following.made / "third" / file)
+        try:
+            following.check_refused(caplog, *named)
+        except AssertionError as error:
+            raise AssertionError(f"{file}, {kind}") from error
+        finally:
+            following.repair()
+            following.point_to("first")
+    following.check_loads()
+
+
+@pytest.mark.parametrize("file", NEWLINE_ENDS_IT)
+def test_a_final_newline_says_nothing(file: str, following: Following) -> None:
+    rewrite(following.second / file, (following.second / file).read_bytes()[:-1])
+    following.check_loads()
+    following.repair()
+
+
+def swap_directory(name: str) -> Callable[[Following], None]:
+    def damage(following: Following) -> None:
+        shutil.rmtree(following.second / name)
+        shutil.copytree(following.made / "third" / name, following.second / name)
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        (lambda following: shutil.rmtree(following.second), ""),
+        (lambda following: (shutil.rmtree(following.second), following.second.write_bytes(b""))[0], ""),
+        (lambda following: (shutil.rmtree(following.second), following.second.mkdir())[0], "release.json"),
+        (swap_directory("bundle"), "bundle/manifest.json"),
+        (swap_directory("index"), "index/all.faiss"),
+        (swap_directory("."), "release.json"),
+    ],
+    ids=["missing", "a file", "empty", "another's bundle", "another's index", "another release"],
+)
+def test_a_damaged_directory_is_refused(
+    damage: Callable[[Following], None], named: str, following: Following, caplog: pytest.LogCaptureFixture
+) -> None:
+    damage(following)
+    if named:
+        following.check_refused(caplog, named)
+    else:
+        following.point_to("second")
+        assert "expected one of its releases ['first', 'third'], received 'second'" in caplog.text
+        assert following.service.retriever().name == "first"
+        following.point_to("first")
+    following.repair()
+    following.check_loads()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\n", b"\0" * 4096, b"../second", b"second/../first", b"/etc/passwd", b".state", b"first\nsecond",
+     b"\xff\xfe", b"x" * 1_000_000, b"CURRENT", b"nobody"],
+    ids=lambda content: repr(content[:20]),
+)  # fmt: skip
+def test_a_garbled_current_changes_nothing(content: bytes, following: Following) -> None:
+    before = following.failures()
+    following.point_to(content)
+    assert following.failures() == before + 1
+    assert (following.service.retriever().name, following.service.ready) == ("first", True)
+    following.check_loads()
+
+
+def test_a_current_that_is_no_file_changes_nothing(following: Following) -> None:
+    before, current = following.failures(), following.root / "CURRENT"
+    current.unlink()
+    following.look()
+    assert following.failures() == before
+    current.mkdir()
+    following.look()
+    assert following.failures() == before + 1
+    current.rmdir()
+    current.symlink_to("CURRENT")
+    following.look()
+    assert following.failures() == before + 2
+    assert (following.service.retriever().name, following.service.ready) == ("first", True)
+    current.unlink()
+    following.check_loads()
+
+
+@pytest.fixture(scope="module")
+def running(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProcess, Path]]:
+    """The real server on `first`, and its releases."""
+    root = tmp_path_factory.mktemp("running")
+    releases = shutil.copytree(made, root / "releases")
+    (releases / "CURRENT").write_text("first\n")
+    with server(releases, root / "log", poll_seconds=0.05, log_format="text", drain_seconds=0) as process:
+        process.wait_until_ready()
+        yield process, releases
+
+
+@pytest.mark.parametrize(
+    "file", ["release.json", "index/all.faiss", "bundle/embeddings.npy", "bundle/query_tower.onnx"]
+)
+def test_the_real_server_refuses_and_goes_on_and_takes_the_repaired(
+    file: str, running: tuple[ServerProcess, Path]
+) -> None:
+    process, releases = running
+    second, log = releases / "second", releases.parent / "log"
+    with httpx.Client(base_url=process.url) as client:
+
+        def failures() -> float:
+            scraped = client.get("/metrics").text.splitlines()
+            return float(next(line for line in scraped if line.startswith(FAILURES)).split()[-1])
+
+        def answer() -> tuple[int, dict[str, object]]:
+            response = client.post("/v1/retrieve", json={"queries": [QUERY]})
+            return response.status_code, {**response.json(), "request_id": None}
+
+        before, said, served = failures(), len(log.read_text()), answer()
+        content = (second / file).read_bytes()
+        rewrite(second / file, content[: len(content) // 2])
+        (releases / "CURRENT").write_text("second\n")
+        deadline = time.monotonic() + 10
+        while failures() == before:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert (client.get("/readyz").status_code, answer()) == (200, served)
+        refused = client.post("/v1/release/reload")
+        assert (refused.status_code, refused.json()["error"]["type"]) == (409, "release_refused")
+        assert str(releases) not in refused.text
+        assert "release second refused, first stays in service: " in log.read_text()[said:]
+        assert str(second / file) in log.read_text()[said:]
+        rewrite(second / file, content)
+        for name in ("second", "first"):
+            (releases / "CURRENT").write_text(f"{name}\n")
+            assert client.post("/v1/release/reload").json()["release"] == name
+        assert answer() == served

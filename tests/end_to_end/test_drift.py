@@ -1,0 +1,321 @@
+"""Planted drift and planted recall through real servers: what an operator sees of both, and what a restart leaves.
+
+The release's default λ is 0, so its baseline is what calibration queries get at λ = 0. Users and calibration queries
+are random vectors alike: traffic at λ = 0 has no drift, traffic at λ = 1 goes to the head.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from bundle import BUCKET_NAMES, BiasRemoval
+from client import Answer, Client, Feedback, Interaction, Query
+from index import IndexSpec, Releases, build_index
+from tests.bundles import make_bundle
+from tests.docker.tools import DOCKER, run
+from tests.serving.process import ServerProcess, server
+
+LABELS, USERS, K = 300, 200, 20
+QUIET, LOUD, PREVIEWED = 100, 900, 40
+RATES = {"head": 0.6, "torso": 0.4, "tail": 0.2}
+"""Planted: of the labels chosen, how many the answer held."""
+DRIFT_ALERTS = {"LongtailTailShareCollapsed", "LongtailExposureDrift", "LongtailScoreDrift"}
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one worker says at one time: GET /v1/monitoring, and /metrics by name and labels."""
+
+    report: dict[str, Any]
+    samples: Samples
+
+    def __call__(self, name: str, **labels: str) -> float:
+        return self.samples[name, frozenset(labels.items())]
+
+
+@pytest.fixture(scope="module")
+def releases(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("drift")
+    bundle = make_bundle(labels=LABELS, dim=32, users=USERS)
+    manifest = bundle.manifest.model_copy(update={"bias_removal": BiasRemoval(default=0.0)})
+    replace(bundle, manifest=manifest).write(root / "bundle")
+    build_index(root / "bundle", root / "releases", spec=IndexSpec("flat"), name="first")
+    Releases(root / "releases").publish("first")
+    return root / "releases"
+
+
+def started(releases: Path, state: Path) -> Any:
+    state.mkdir(exist_ok=True)
+    return server(releases, state / "server.log", state=state, drain_seconds=0)
+
+
+def features(user: int) -> dict[str, Any]:
+    return {"user_id": f"u{user % USERS}"}
+
+
+def ask(longtail: Client, count: int, *, bias_removal: float | None = None, preview: bool = False) -> list[Answer]:
+    """So many queries, fifty in a request."""
+    queries = [Query(features(user), k=K, bias_removal=bias_removal) for user in range(count)]
+    return [longtail.retrieve(queries[at : at + 50], preview=preview) for at in range(0, count, 50)]
+
+
+def report_when(longtail: Client, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """The report once it says so: it is up to a second old."""
+    deadline = time.monotonic() + 15
+    while not holds(report := longtail.monitoring()):
+        assert time.monotonic() < deadline, report["windows"]
+        time.sleep(0.1)
+    return report
+
+
+def look(process: ServerProcess, longtail: Client, queries: int) -> Look:
+    report = report_when(longtail, lambda report: report["windows"]["1h"]["queries"] >= queries)
+    families = text_string_to_metric_families(httpx.get(f"{process.url}/metrics").text)
+    samples = [sample for family in families for sample in family.samples]
+    return Look(report, {(sample.name, frozenset(sample.labels.items())): sample.value for sample in samples})
+
+
+@pytest.fixture(scope="module")
+def looks(releases: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Look]:
+    """One service's story: quiet, previewed, drifted, after SIGTERM, after SIGKILL."""
+    state, told = tmp_path_factory.mktemp("looks") / "state", {}
+    with started(releases, state) as process, Client(process.url) as longtail:
+        process.wait_until_ready()
+        ask(longtail, QUIET, bias_removal=0.0)
+        told["quiet"] = look(process, longtail, QUIET)
+        ask(longtail, PREVIEWED, bias_removal=1.0, preview=True)
+        longtail.similar("item-1", preview=True)
+        ask(longtail, 1, bias_removal=0.0)
+        told["previewed"] = look(process, longtail, QUIET + 1)
+        ask(longtail, LOUD, bias_removal=1.0)
+        told["drifted"] = look(process, longtail, QUIET + 1 + LOUD)
+        assert process.terminate() == 0
+    for after in ("terminated", "killed"):
+        with started(releases, state) as process, Client(process.url) as longtail:
+            process.wait_until_ready()
+            told[after] = look(process, longtail, QUIET + 1 + LOUD)
+            process.process.kill()
+            process.process.wait()
+    return told
+
+
+def test_traffic_like_the_baseline_stays_near_it(looks: dict[str, Look]) -> None:
+    report = looks["quiet"].report
+    hour, baseline = report["windows"]["1h"], report["baseline"]
+    assert (baseline["bias_removal"], baseline["k"], hour["queries"], hour["bias_removal"]) == (0, K, QUIET, 0)
+    assert sum(bucket["count"] for bucket in hour["exposures"].values()) == QUIET * K
+    for bucket in BUCKET_NAMES:
+        assert hour["exposures"][bucket]["share"] == pytest.approx(baseline["shares"][bucket], abs=0.06)
+    assert 0 <= hour["psi"]["buckets"] < 0.05
+    assert 0 <= hour["psi"]["scores"] < 0.1
+    assert all(psi is None or psi < 0.1 for psi in report["series"]["psi"])
+
+
+def test_previews_count_nothing(looks: dict[str, Look]) -> None:
+    before, after = looks["quiet"], looks["previewed"]
+    for window in ("5m", "1h", "24h"):
+        figures = after.report["windows"][window]
+        assert figures["queries"] == before.report["windows"][window]["queries"] + 1
+        assert figures["bias_removal"] == 0
+    assert after("longtail_queries_total") == QUIET + 1
+    assert sum(after("longtail_exposures_total", bucket=bucket) for bucket in BUCKET_NAMES) == (QUIET + 1) * K
+    assert sum(after.report["series"]["queries"]) == QUIET + 1
+
+
+def test_traffic_at_another_dial_shows_in_shares_psi_and_series(looks: dict[str, Look]) -> None:
+    quiet, drifted = looks["quiet"].report, looks["drifted"].report
+    for window in ("5m", "1h", "24h"):
+        before, after = quiet["windows"][window], drifted["windows"][window]
+        assert after["queries"] == QUIET + 1 + LOUD
+        assert after["bias_removal"] == pytest.approx(LOUD / (QUIET + 1 + LOUD))
+        assert after["exposures"]["tail"]["share"] < 0.5 * drifted["baseline"]["shares"]["tail"]
+        assert after["exposures"]["head"]["share"] > 2 * before["exposures"]["head"]["share"]
+        assert after["psi"]["buckets"] > 0.5
+        assert after["psi"]["scores"] > 0.5
+        assert after["popularity"] > 1.5 * before["popularity"]
+        assert after["gini"] > before["gini"]
+        counts = [after["exposures"][bucket]["count"] for bucket in BUCKET_NAMES]
+        expected = [drifted["baseline"]["shares"][bucket] for bucket in BUCKET_NAMES]
+        shares = np.array(counts) / ((QUIET + 1 + LOUD) * K)
+        assert after["psi"]["buckets"] == pytest.approx(np.sum((shares - expected) * np.log(shares / expected)))
+    series = drifted["series"]
+    assert sum(series["queries"]) == QUIET + 1 + LOUD
+    assert max(psi for psi in series["psi"] if psi is not None) > 0.5
+    assert min(series["share"]["tail"]) < 0.5 * drifted["baseline"]["shares"]["tail"]
+    assert set(series["release"]) == {"first"}
+
+
+@pytest.mark.parametrize("when", ["quiet", "drifted", "killed"])
+def test_the_gauges_say_what_the_report_says(looks: dict[str, Look], when: str) -> None:
+    one = looks[when]
+    for window in ("5m", "1h", "24h"):
+        figures = one.report["windows"][window]
+        assert one("longtail_exposure_psi", window=window) == figures["psi"]["buckets"]
+        assert one("longtail_score_psi", window=window) == figures["psi"]["scores"]
+        assert one("longtail_gini", window=window) == figures["gini"]
+        assert one("longtail_bias_removal_mean", window=window) == figures["bias_removal"]
+        for bucket in BUCKET_NAMES:
+            exposures = figures["exposures"][bucket]
+            assert one("longtail_exposure_share", bucket=bucket, window=window) == exposures["share"]
+            assert one("longtail_coverage", bucket=bucket, window=window) == exposures["coverage"]
+    for bucket in BUCKET_NAMES:
+        assert one("longtail_exposure_baseline_share", bucket=bucket) == one.report["baseline"]["shares"][bucket]
+
+
+@pytest.mark.parametrize(("when", "fire"), [("quiet", set()), ("previewed", set()), ("drifted", DRIFT_ALERTS)])
+def test_the_alerts_on_buckets_fire_on_what_was_scraped(
+    looks: dict[str, Look], tmp_path: Path, when: str, fire: set[str]
+) -> None:
+    """Gauges as they were scraped, for two hours, and counters that rise by what was scraped in each."""
+    series = [{"series": 'up{job="longtail",instance="s"}', "values": "1x120"}]
+    for (name, labels), value in looks[when].samples.items():
+        if name.startswith("longtail_"):
+            written = ",".join(f'{key}="{text}"' for key, text in [("job", "longtail"), ("instance", "s"), *labels])
+            counts = name.endswith(("_total", "_bucket", "_count", "_sum"))
+            values = f"0+{value / 60:.9f}x120" if counts else f"{value:.9f}x120"
+            series.append({"series": f"{name}{{{written}}}", "values": values if value == value else "NaN " * 121})
+    asked = 'count by (alertname) (ALERTS{alertstate="firing",alertname=~"Longtail(Tail|Exposure|Score|Online).*"})'
+    expected = [{"labels": f'{{alertname="{name}"}}', "value": 1} for name in sorted(fire)]
+    case = {
+        "interval": "1m",
+        "input_series": series,
+        "promql_expr_test": [{"expr": asked, "eval_time": "90m", "exp_samples": expected}],
+    }
+    rules = {"rule_files": [str(DOCKER / "prometheus/rules.yml")], "evaluation_interval": "1m", "tests": [case]}
+    (tmp_path / "test.yml").write_text(json.dumps(rules))
+    run("promtool", "test", "rules", str(tmp_path / "test.yml"))
+
+
+@pytest.mark.parametrize("after", ["terminated", "killed"])
+def test_figures_survive(looks: dict[str, Look], after: str) -> None:
+    before, now = looks["drifted"].report, looks[after].report
+    for window in ("1h", "24h"):
+        for name in ("queries", "bias_removal", "exposures", "coverage", "gini", "popularity", "scores", "psi"):
+            assert now["windows"][window][name] == before["windows"][window][name], name
+    for name in ("at", "queries", "share", "psi", "bias_removal", "release"):
+        assert now["series"][name] == before["series"][name], name
+    for name in ("release", "since", "baseline", "releases"):
+        assert now[name] == before[name], name
+
+
+@dataclass
+class Planted:
+    """Labels chosen at known rates: per bucket how many, and how many of them the answers held."""
+
+    rng: np.random.Generator
+    of_bucket: dict[str, list[str]]
+    counts: dict[str, list[int]]
+
+    def choose(self, answered: dict[str, str]) -> list[str]:
+        """Two labels of every bucket that the answer has two of, each in the answer at the bucket's rate.
+
+        Args:
+            answered: buckets by label id.
+        """
+        chosen: list[str] = []
+        for bucket, rate in RATES.items():
+            inside = [id_ for id_, of in answered.items() if of == bucket]
+            outside = [id_ for id_ in self.of_bucket[bucket] if id_ not in answered]
+            if len(inside) < 2:
+                continue
+            hits = int(self.rng.binomial(2, rate))
+            chosen += [*self.rng.choice(inside, hits, replace=False), *self.rng.choice(outside, 2 - hits, False)]
+            self.counts[bucket][0] += 2
+            self.counts[bucket][1] += hits
+        return [str(id_) for id_ in chosen]
+
+    @property
+    def positives(self) -> int:
+        return sum(positives for positives, _ in self.counts.values())
+
+    def check(self, recall: dict[str, dict[str, Any]]) -> None:
+        for bucket, (positives, hits) in self.counts.items():
+            found = recall[bucket]
+            assert (found["positives"], found["hits"], found["value"]) == (positives, hits, hits / positives), bucket
+            assert found["low"] < RATES[bucket] < found["high"], bucket
+            assert found["high"] - found["low"] < 0.12
+        assert recall["all"]["positives"] == self.positives
+
+
+def planted(releases: Path, seed: int) -> Planted:
+    labels = Releases(releases).open("first").bundle.labels
+    of_bucket: dict[str, list[str]] = {name: [] for name in BUCKET_NAMES}
+    for id_, bucket in zip(labels.ids.to_pylist(), labels.buckets.tolist(), strict=True):
+        of_bucket[BUCKET_NAMES[bucket]].append(id_)
+    return Planted(np.random.default_rng(seed), of_bucket, {name: [0, 0] for name in BUCKET_NAMES})
+
+
+def feedback_on(answers: list[Answer], chosen: Planted) -> Iterator[Feedback]:
+    for answer in answers:
+        for place, result in enumerate(answer.results):
+            labels = chosen.choose({label.id: label.bucket for label in result.labels})
+            if labels:
+                yield Feedback(answer.request_id, labels, query=place)
+
+
+def test_planted_recall_is_recovered_and_survives(releases: Path, tmp_path: Path) -> None:
+    state, feedback, shadow = tmp_path / "state", planted(releases, seed=1), planted(releases, seed=2)
+
+    def recall_when_whole(longtail: Client) -> dict[str, Any]:
+        def whole(report: dict[str, Any]) -> bool:
+            recall = report["windows"]["1h"]["recall"]
+            counted = (recall[source]["all"]["positives"] for source in ("feedback", "shadow"))
+            return all(count >= of.positives for count, of in zip(counted, (feedback, shadow), strict=True))
+
+        return dict(report_when(longtail, whole)["windows"]["1h"]["recall"])
+
+    def check(longtail: Client) -> None:
+        recall = recall_when_whole(longtail)
+        feedback.check(recall["feedback"])
+        shadow.check(recall["shadow"])
+
+    with started(releases, state) as process, Client(process.url) as longtail:
+        process.wait_until_ready()
+        answers = ask(longtail, 2 * USERS)
+        early, late = answers[:4], answers[4:]
+        events = list(feedback_on(early, feedback))
+        for again in (events, events, events[:10]):
+            assert longtail.feedback(again).accepted == len(again)
+        answered = [result for answer in ask(longtail, 2 * USERS, preview=True) for result in answer.results]
+        organic = []
+        for user, result in enumerate(answered):
+            labels = shadow.choose({label.id: label.bucket for label in result.labels})
+            if labels:
+                organic.append(Interaction(features(user), labels))
+        for at in range(0, len(organic), 200):
+            longtail.interactions(organic[at : at + 200])
+        recall_when_whole(longtail)
+        scraped = look(process, longtail, 2 * USERS)
+        assert scraped("longtail_feedback_events_total", kind="answer") == len(events)
+        assert scraped("longtail_feedback_events_total", kind="organic") == len(organic)
+        assert process.terminate() == 0
+
+    with started(releases, state) as process, Client(process.url) as longtail:
+        process.wait_until_ready()
+        longtail.feedback(events)
+        more = list(feedback_on(late, feedback))
+        longtail.feedback(more)
+        process.process.kill()
+        process.process.wait()
+
+    with started(releases, state) as process, Client(process.url) as longtail:
+        process.wait_until_ready()
+        longtail.feedback([*more, *events][:256])
+        check(longtail)
+        scraped = look(process, longtail, 2 * USERS)
+        assert scraped("longtail_feedback_events_total", kind="answer") == len(events) + len(more)
+        for bucket, (positives, hits) in feedback.counts.items():
+            labels = {"source": "feedback", "bucket": bucket, "window": "1h"}
+            assert scraped("longtail_online_positives", **labels) == positives
+            assert scraped("longtail_online_recall", **labels) == hits / positives

@@ -1,0 +1,265 @@
+"""The real server process against a document's every case and against bytes that nobody should send: no 5xx, no hang.
+
+`LONGTAIL_FUZZ=10000 pytest tests/end_to_end/test_hostile.py -s` sends the whole ten thousand and prints what came back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any, BinaryIO
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+import requests
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from schemathesis import Case, GenerationMode
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+
+from index import IndexSpec, Releases, build_index
+from serving.guard import OPEN
+from serving.schemas import ErrorAnswer
+from tests.bundles import make_bundle
+from tests.end_to_end.hostile import ADMIN_KEY, API_KEY, BODIES, Hostile, hostile
+from tests.serving.process import ServerProcess, server
+
+INPUTS = int(os.environ.get("LONGTAIL_FUZZ", "1500"))
+SEED = 4
+ADMIN = {"X-API-Key": ADMIN_KEY}
+KEYS = {"api_keys": API_KEY, "admin_keys": ADMIN_KEY}
+CONNECTIONS, TOGETHER = 3, 24
+SECONDS = 30
+"""Longer than any answer takes: who waits this long has found a hang."""
+SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+BOUNDED = settings(
+    max_examples=15, database=None, deadline=None, phases=[Phase.generate], suppress_health_check=[*HealthCheck]
+)
+NOT_HTTP = b"Invalid HTTP request received."
+
+
+@pytest.fixture(scope="module")
+def releases(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("hostile")
+    make_bundle(label_tower=True).write(root / "bundle")
+    build_index(root / "bundle", root / "releases", spec=IndexSpec("flat"), name="only")
+    Releases(root / "releases").publish("only")
+    return root / "releases"
+
+
+@contextmanager
+def serving(releases: Path, directory: Path, **given: object) -> Iterator[ServerProcess]:
+    """A server whose log and exit code are looked at in the end."""
+    with server(releases, directory / "log", state=directory / "state", **given) as process:
+        process.wait_until_ready()
+        yield process
+        assert process.terminate() == 0
+    check_log(directory / "log")
+
+
+def check_log(log: Path) -> None:
+    """Nothing broke, and nobody's key is there."""
+    for line in log.read_text().splitlines():
+        entry = json.loads(line)
+        assert entry["level"] in ("info", "warning"), line
+        assert "exception" not in entry, line
+        assert API_KEY not in line
+        assert ADMIN_KEY not in line
+
+
+def resident(process: ServerProcess, peak: bool = False) -> float:
+    """MiB of memory the server has now, or had at most."""
+    status = Path(f"/proc/{process.process.pid}/status").read_text()
+    return int(re.findall(rf"{'VmHWM' if peak else 'VmRSS'}:\s+(\d+)", status)[0]) / 1024
+
+
+# The document
+
+
+def tightened(document: dict[str, Any]) -> dict[str, Any]:
+    """The document with what only this release knows, so that half of the valid requests are answerable."""
+    schemas = document["components"]["schemas"]
+    known: dict[str, Any] = {"enum": [f"item-{row}" for row in range(20)]}
+    query_features = {"user_id": {"enum": ["u1", "stranger", None, 3]}, "history": {"type": "array", "items": known}}
+    label_features = {"genres": {"type": "array", "items": {"enum": ["g1", "g9"]}}, "year": {"type": "number"}}
+    label_features["year"] |= {"minimum": -10, "maximum": 10}
+
+    def exactly(properties: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "object", "properties": properties, "additionalProperties": False}
+
+    for name in ("Query", "SimilarRequest"):
+        limits = {"k": {"type": "integer", "minimum": 1, "maximum": 60}}
+        limits["bias_removal"] = {"type": "number", "minimum": -1, "maximum": 2}
+        schemas[name]["properties"] |= limits | {
+            field: {"type": "array", "items": known} for field in ("exclude", "allow")
+        }
+    schemas["Query"]["properties"]["features"] = exactly(query_features)
+    schemas["Event"]["properties"] |= {"features": exactly(query_features), "bias_removal": {"enum": [0, 0.5, None]}}
+    schemas["NewLabel"]["properties"] |= {
+        "features": exactly(label_features), "display": exactly({"title": {"type": "string"}}),
+        "id": {"type": "string", "pattern": "^[a-z]{1,4}$"},
+    }  # fmt: skip
+    schemas["SimilarRequest"]["properties"]["ids"] = {"type": "array", "items": known, "minItems": 1}
+    for name, one, other in (("SimilarRequest", "ids", "id"), ("Event", "features", "request_id")):
+        del schemas[name]["properties"][other]
+        schemas[name]["required"] = [*schemas[name].get("required", []), one]
+    for name in ("RetrieveRequest", "SimilarRequest"):
+        schemas[name]["properties"]["release"] = {"enum": ["only", None]}
+    return document
+
+
+def test_no_case_of_the_document_breaks_the_service(releases: Path, tmp_path: Path) -> None:
+    with serving(releases, tmp_path) as service:
+        document = httpx.get(f"{service.url}/openapi.json").json()
+        statuses = explored(service, document, GenerationMode)
+    assert {status for _, status in statuses} <= {200, 400, 404, 422}
+
+
+def test_requests_that_fit_the_release_are_answered(releases: Path, tmp_path: Path) -> None:
+    with serving(releases, tmp_path, **KEYS) as service:
+        document = tightened(httpx.get(f"{service.url}/openapi.json").json())
+        statuses = explored(service, document, [GenerationMode.POSITIVE], **ADMIN)
+        strangers = explored(service, document, [GenerationMode.POSITIVE])
+    for path in BODIES:
+        assert statuses[f"POST {path}", 200] > 0, f"no valid request for {path} was made"
+    assert {status for label, status in strangers if label.split()[1] not in OPEN} == {401}
+
+
+def explored(
+    service: ServerProcess, document: dict[str, Any], modes: Iterable[GenerationMode], **headers: str
+) -> Counter[tuple[str, int]]:
+    """What came of some cases of every operation, each checked against the document: operations and statuses."""
+    statuses: Counter[tuple[str, int]] = Counter()
+    schema = schemathesis.openapi.from_dict(document)
+    schema.config.update(base_url=service.url)
+    for mode, found in product(modes, list(schema.get_all_operations())):
+        operation = found.ok()
+        if mode is GenerationMode.NEGATIVE and not operation.body:
+            continue  # any string is an id
+
+        @seed(SEED)
+        @BOUNDED
+        @given(operation.as_strategy(generation_mode=mode))
+        def explore(case: Case) -> None:
+            response = case.call(session=session, timeout=SECONDS)
+            statuses[case.operation.label, response.status_code] += 1
+            # Whether a valid request can be answered is the release's to say: the document knows none of its features.
+            case.validate_response(response, excluded_checks=[positive_data_acceptance])
+
+        with requests.Session() as session:
+            session.headers.update(headers)
+            explore()
+    return statuses
+
+
+# Bytes
+
+
+def read_answer(file: BinaryIO, *, head: bool) -> tuple[int, dict[str, str], bytes] | None:
+    """Status, headers and body of the next answer; None when the server has closed the connection."""
+    status = 100
+    while status < 200:
+        line = file.readline()
+        if not line:
+            return None
+        status, headers = int(line.split()[1]), dict[str, str]()
+        while (line := file.readline()).strip():
+            name, _, value = line.decode("latin-1").partition(":")
+            headers[name.lower()] = value.strip()
+    assert "transfer-encoding" not in headers
+    return status, headers, b"" if head else file.read(int(headers.get("content-length", 0)))
+
+
+def check(sent: Hostile, status: int, headers: dict[str, str], body: bytes) -> None:
+    """An answer is one that the service meant to give."""
+    where = f"{sent.kind}: {sent.raw[:300]!r} got {status} {body[:300]!r}"
+    assert status < 500, where
+    if (status, body) == (400, NOT_HTTP):
+        return  # said by the HTTP server, which saw no request
+    assert headers["x-content-type-options"] == "nosniff", where
+    assert SANE_ID.fullmatch(headers["x-request-id"]), where
+    if status >= 400 and not sent.head:
+        answer = ErrorAnswer.model_validate_json(body, strict=True)
+        assert answer.request_id == headers["x-request-id"], where
+        assert len(body) < 2000, where
+    assert b"root:" not in body, where
+
+
+def exchange(address: tuple[str, int], inputs: Sequence[Hostile]) -> list[tuple[str, str]]:
+    """What is wrong with each request and what came of it; sent in one go, or one by one if that ends early."""
+    seen: list[tuple[str, str]] = []
+    with socket.create_connection(address, timeout=SECONDS) as connection, connection.makefile("rb") as file:
+        with suppress(ConnectionError):
+            connection.sendall(b"".join(sent.raw for sent in inputs))
+            if not inputs[-1].framed:
+                connection.shutdown(socket.SHUT_WR)
+        for place, sent in enumerate(inputs):
+            answer = None
+            with suppress(ConnectionError):
+                answer = read_answer(file, head=sent.head)
+            if len(inputs) > 1 and (answer is None or answer[2] == NOT_HTTP):
+                return seen + [each for one in inputs[place:] for each in exchange(address, [one])]
+            if answer is not None:
+                check(sent, *answer)
+            seen.append((sent.kind, "closed" if answer is None else str(answer[0])))
+    return seen
+
+
+def batches(inputs: Iterable[Hostile]) -> Iterator[list[Hostile]]:
+    """Those whose end can be told together, the others alone."""
+    together: list[Hostile] = []
+    for sent in inputs:
+        if not sent.framed:
+            yield [sent]
+        else:
+            together.append(sent)
+        if len(together) == TOGETHER:
+            yield together
+            together = []
+    yield from [together] if together else []
+
+
+def test_bytes_that_nobody_should_send(releases: Path, tmp_path: Path) -> None:
+    with serving(releases, tmp_path, request_seconds=2, **KEYS) as service:
+        url = urlsplit(service.url)
+        counted: Counter[tuple[str, str]] = Counter()
+        address = (str(url.hostname), int(url.port or 0))
+        with ThreadPoolExecutor(CONNECTIONS) as pool:
+            # What the first third touches is loaded and cached then; from there on memory stays level.
+            for part in (
+                list(batches(hostile(INPUTS // 3, SEED))),
+                list(batches(hostile(INPUTS - INPUTS // 3, SEED + 1))),
+            ):
+                before = resident(service)
+                seen = [each for some in pool.map(partial(exchange, address), part) for each in some]
+                counted.update(seen)
+        after, peak = resident(service), resident(service, peak=True)
+        assert service.process.poll() is None
+        answer = httpx.post(f"{service.url}/v1/retrieve", json={"queries": [{"features": {}, "k": 10}]}, headers=ADMIN)
+        assert (answer.status_code, len(answer.json()["results"][0]["labels"])) == (200, 10)
+        metrics = httpx.get(f"{service.url}/metrics", headers=ADMIN).text
+        assert "longtail_queue_depth 0.0" in metrics
+        assert not re.findall(r'route="(?!/readyz").*status="5xx"} [1-9]', metrics)
+    assert after - before < 100
+    print(f"\n{INPUTS} inputs; MiB resident {before:.0f} after a third, {after:.0f} after all, {peak:.0f} at most")
+    print(table(counted))
+
+
+def table(seen: Counter[tuple[str, str]]) -> str:
+    """Kinds down, statuses across."""
+    statuses = sorted({status for _, status in seen})
+    lines = [f"{'':24}" + "".join(f"{status:>8}" for status in statuses)]
+    for kind in sorted({kind for kind, _ in seen}):
+        lines.append(f"{kind:24}" + "".join(f"{seen[kind, status] or '':>8}" for status in statuses))
+    total = Counter({status: sum(n for (_, s), n in seen.items() if s == status) for status in statuses})
+    return "\n".join([*lines, f"{'all':24}" + "".join(f"{total[status]:>8}" for status in statuses)])

@@ -1,0 +1,70 @@
+"""`longtail-serve check RELEASE` on real releases."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from index import IndexSpec, build_index
+from serving import cli
+from tests.bundles import make_bundle
+
+
+@pytest.fixture(scope="module")
+def releases(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("check")
+    for name, bundle in (("plain", make_bundle()), ("tree", make_bundle(proposal=True))):
+        bundle.write(root / name)
+        build_index(root / name, root / "releases", spec=IndexSpec("flat"), name=name)
+    return root / "releases"
+
+
+def check(capsys: pytest.CaptureFixture[str], release: Path) -> list[str]:
+    with pytest.raises(SystemExit) as left:
+        cli.main(["check", str(release)])
+    assert left.value.code == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_what_it_says_of_a_release_that_can_be_served(
+    releases: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(releases)
+    lines = check(capsys, Path("plain"))
+    assert [line.partition(":")[0] for line in lines] == [
+        "intact", "model", "answers at λ = -1", "answers at λ = 0.5", "answers at λ = 2",
+        "one query after the other", "memory", "baseline at λ = 0.5, k = 20",
+    ]  # fmt: skip
+    assert lines[1] == "model: synthetic, 60 labels, d = 8, cosine"
+    for line in lines[2:5]:
+        found = re.fullmatch(r"answers at λ = \S+: 20 labels, (\d+) head, (\d+) torso, (\d+) tail", line)
+        assert found is not None
+        assert sum(map(int, found.groups())) == 20
+    shares = [float(share) for share in re.findall(r"([\d.]+)%", lines[-1])]
+    assert sum(shares) == pytest.approx(100, abs=0.2)
+
+
+def test_a_release_without_a_baseline_says_so(releases: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check(capsys, releases / "tree")[-1] == "baseline: none, so drift will not be measured"
+
+
+def test_a_release_that_cannot_be_served_is_refused_in_one_line(
+    releases: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damaged = tmp_path / "damaged"
+    for path in (releases / "plain").rglob("*"):
+        if path.is_file():
+            (damaged / path.relative_to(releases / "plain")).parent.mkdir(parents=True, exist_ok=True)
+            (damaged / path.relative_to(releases / "plain")).write_bytes(path.read_bytes())
+    (damaged / "bundle/query_tower.onnx").write_bytes(b"no tower")
+    for release in (damaged, releases):
+        with pytest.raises(SystemExit) as left:
+            cli.main(["check", str(release)])
+        said = capsys.readouterr()
+        assert (left.value.code, said.out, said.err.count("\n")) == (2, "", 1)
+        assert said.err.startswith("longtail-serve: ")
+    with pytest.raises(SystemExit) as left:
+        cli.main(["check", str(tmp_path / "none")])
+    assert left.value.code == 2

@@ -1,0 +1,136 @@
+"""Connections whose client does not go on are ended, and heads without end refused."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+import uvicorn
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from serving import connections
+from serving.connections import LONGEST_HEAD, Connection
+
+GET = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers before the body is there, with 30 MB for /large."""
+    body = b"x" * (30_000_000 if scope["path"] == "/large" else 10)
+    await Response(body)(scope, receive, send)
+
+
+@pytest.fixture
+def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, int]]:
+    monkeypatch.setattr(connections, "SECONDS", 0.3)
+    server = uvicorn.Server(uvicorn.Config(answer, http=Connection, ws="none", lifespan="off", log_config=None))
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        while not server.started:
+            time.sleep(0.01)
+        yield listener.getsockname()
+        server.should_exit = True
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def connected(address: tuple[str, int], window: int = 0) -> socket.socket:
+    client = socket.socket()
+    if window:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window)
+    client.settimeout(10)
+    client.connect(address)
+    return client
+
+
+def everything(client: socket.socket) -> bytes:
+    with client.makefile("rb") as file:
+        return file.read()
+
+
+def trickle(client: socket.socket, piece: bytes) -> None:
+    """Send it again and again, for five seconds."""
+    for _ in range(100):
+        client.sendall(piece)
+        time.sleep(0.05)
+
+
+def flood(client: socket.socket, piece: bytes) -> None:
+    """Send it again and again, far beyond the limit."""
+    for _ in range(100 * LONGEST_HEAD // len(piece)):
+        client.sendall(piece)
+
+
+def test_silence(address: tuple[str, int]) -> None:
+    with connected(address) as client:
+        assert everything(client) == b""
+
+
+def test_silence_after_an_answer(address: tuple[str, int]) -> None:
+    with connected(address) as client:
+        client.sendall(GET)
+        assert everything(client).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("before", [b"", GET], ids=["first", "second"])
+def test_a_head_that_never_ends(address: tuple[str, int], before: bytes) -> None:
+    with connected(address) as client:
+        client.sendall(before + GET[:-2])
+        with pytest.raises(ConnectionError):
+            trickle(client, b"x")
+
+
+def test_line_breaks_for_ever(address: tuple[str, int]) -> None:
+    with connected(address) as client, pytest.raises(ConnectionError):
+        trickle(client, b"\r\n")
+
+
+@pytest.mark.parametrize(
+    "piece", [b"a: b\r\n" * 1000, b"x" * 6000, b"a" * 100 + b": b\r\n"], ids=["many", "long", "names"]
+)
+def test_a_head_that_is_too_long(address: tuple[str, int], piece: bytes) -> None:
+    with connected(address) as client:
+        client.sendall(GET[:-2] + b"X: ")
+        with pytest.raises(ConnectionError):
+            flood(client, piece)
+
+
+def test_a_head_within_the_limit(address: tuple[str, int]) -> None:
+    with connected(address) as client:
+        client.sendall((GET[:-2] + b"X: " + b"y" * (LONGEST_HEAD - 1000) + b"\r\n\r\n") * 3)
+        assert everything(client).count(b"HTTP/1.1 200 ") == 3
+
+
+def test_a_body_that_nobody_wants_and_never_ends(address: tuple[str, int]) -> None:
+    with connected(address) as client:
+        client.sendall(b"POST /nowhere HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        with pytest.raises(ConnectionError):
+            trickle(client, b"1\r\nx\r\n")
+
+
+def test_an_answer_that_nobody_reads(address: tuple[str, int]) -> None:
+    with connected(address, window=4096) as client:
+        client.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+        time.sleep(1.5)
+        received = 0
+        with suppress(ConnectionError):
+            while part := client.recv(1_000_000):
+                received += len(part)
+        assert received < 30_000_000
+
+
+def test_an_answer_that_is_read_slowly_is_read_whole(address: tuple[str, int]) -> None:
+    with connected(address) as client:
+        client.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+        received, started = 0, time.monotonic()
+        while received < 30_000_000:
+            received += len(client.recv(1_000_000))
+            time.sleep(0.03)
+        assert time.monotonic() - started > 3 * 0.3

@@ -1,0 +1,97 @@
+"""Log lines: JSON, one a line, with the id and the trace of the request they are about."""
+
+from __future__ import annotations
+
+import json
+import logging
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+import httpx
+import pytest
+
+from serving import create_app
+from serving.logs import JsonFormatter, Trace
+from tests.serving.client import client_of
+from tests.serving.plane import plane_retriever, plane_settings
+
+TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+TRACEPARENT = f"00-{TRACE}-{PARENT}-01"
+QUERY = {"queries": [{"features": {"user": "east"}, "k": 1}]}
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Any:
+    """What this project has logged so far, read from JSON."""
+    caplog.handler.setFormatter(JsonFormatter())
+    caplog.set_level(logging.WARNING, "httpx")
+    caplog.set_level(logging.INFO)
+    return lambda: [json.loads(line) for line in caplog.text.splitlines()]
+
+
+def test_every_request_is_a_line_with_its_id_and_trace(tmp_path: Path, lines: Any) -> None:
+    app = create_app(plane_settings(tmp_path, access_log=True), retriever=plane_retriever())
+    with client_of(app) as client:
+        client.post("/v1/retrieve", json=QUERY, headers={"x-request-id": "id-1", "traceparent": TRACEPARENT})
+        client.get("/v1/labels/nobody", headers={"x-request-id": "id-2", "traceparent": "nonsense"})
+        made = client.get("/livez?secret=1", headers={"authorization": "Bearer sesame"}).headers["x-request-id"]
+    first, second, third = lines()
+    assert first.pop("milliseconds") > 0
+    assert datetime.fromisoformat(first.pop("at")).tzinfo is not None
+    assert first == {
+        "level": "info",
+        "logger": "serving.envelope",
+        "message": "POST /v1/retrieve",
+        "request_id": "id-1",
+        "trace_id": TRACE,
+        "parent_id": PARENT,
+        "status": 200,
+    }
+    assert (second["message"], second["request_id"], second["status"]) == ("GET /v1/labels/{id:path}", "id-2", 404)
+    assert (third["message"], third["request_id"], third["status"]) == ("GET /livez", made, 200)
+    assert all("trace_id" not in line for line in (second, third))
+    assert not any(word in json.dumps(lines()) for word in ("nobody", "secret", "sesame", "east"))
+
+
+def test_a_failure_is_one_line_with_the_exception(tmp_path: Path, lines: Any) -> None:
+    def broken(_: object) -> NoReturn:
+        raise RuntimeError("first\nsecond")
+
+    retriever = plane_retriever()
+    retriever.label = broken  # type: ignore[method-assign]
+    with client_of(create_app(plane_settings(tmp_path), retriever=retriever)) as client:
+        headers = {"x-request-id": "id-3", "traceparent": TRACEPARENT}
+        assert client.get("/v1/labels/a%0Ab", headers=headers).status_code == 500
+    (line,) = lines()
+    assert (line["request_id"], line["trace_id"], line["parent_id"]) == ("id-3", TRACE, PARENT)
+    assert line["message"] == "request id-3: GET '/v1/labels/a\\nb' failed"
+    assert line["exception"].startswith("Traceback")
+    assert line["exception"].endswith("RuntimeError: first\nsecond")
+
+
+def test_outside_a_request_a_line_has_no_request(lines: Any, client: httpx.Client) -> None:
+    client.get("/livez")
+    logging.getLogger("some").warning("%s and\n%s", "é", 2, extra={"fields": {"path": Path("/x"), "n": 1}})
+    (line,) = lines()
+    line.pop("at")
+    assert line == {"level": "warning", "logger": "some", "message": "é and\n2", "path": "/x", "n": 1}
+
+
+@pytest.mark.parametrize(
+    ("traceparent", "trace"),
+    [
+        (TRACEPARENT, Trace(TRACE, PARENT)),
+        (f"cc-{TRACE}-{PARENT}-01-what the future brings", Trace(TRACE, PARENT)),
+        (f"00-{TRACE}-{PARENT}-01-more", None),
+        (f"ff-{TRACE}-{PARENT}-01", None),
+        (f"00-{'0' * 32}-{PARENT}-01", None),
+        (f"00-{TRACE}-{'0' * 16}-01", None),
+        (TRACEPARENT.upper(), None),
+        (TRACEPARENT[:-1], None),
+        (f"{TRACEPARENT}\n", None),
+        ("", None),
+    ],
+)
+def test_traceparent_as_w3c_has_it(traceparent: str, trace: Trace | None) -> None:
+    assert Trace.parse(traceparent) == trace
