@@ -74,19 +74,17 @@ class Service:
         self._loaded: dict[str, Retriever] = {}
         self._changes = Changes(settings.state_directory / "labels.log")
         self._changing = threading.Lock()
-        slots = 1 if settings.device == "gpu" else settings.search_threads
-        self._searchers = ThreadPoolExecutor(slots, thread_name_prefix="search", initializer=one_openmp_thread)
         self._writers = ThreadPoolExecutor(1, thread_name_prefix="write", initializer=one_openmp_thread)
         self._readers = ThreadPoolExecutor(1, thread_name_prefix="read")
         self._writes = 0
         self._batcher: Batcher[tuple[Search, str], list[bytes]] = Batcher(
             self._search,
-            self._searchers,
-            slots=slots,
+            slots=1 if settings.device == "gpu" else settings.search_threads,
             window=settings.batch_window_ms / 1e3,
             most=settings.max_batch,
             limit=settings.queue_limit,
             patience=settings.request_seconds,
+            begin=one_openmp_thread,
         )
 
     @property
@@ -243,7 +241,7 @@ class Service:
 
     def close(self) -> None:
         """Let the threads and files go."""
-        self._searchers.shutdown(wait=True, cancel_futures=True)
+        self._batcher.close()
         self._writers.shutdown(wait=True, cancel_futures=True)
         self._readers.shutdown(wait=True, cancel_futures=True)
         self.live.close()
