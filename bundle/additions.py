@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import cached_property
 
 import numpy as np
@@ -97,7 +97,7 @@ class LabelAdder:
         rows: catalogue row of every label, by id.
 
     Attributes:
-        created_at: when the bundle was made, UTC.
+        knows_upto: changes until then are in the bundle, if it has the label.
     """
 
     def __init__(self, bundle: Bundle, rows: Mapping[str, int]) -> None:
@@ -105,9 +105,7 @@ class LabelAdder:
         self._rows = rows
         self._display = DisplayColumns(bundle.labels.display)
         self._least_log_pn = bundle.labels.log_pn.min()
-        self.created_at = bundle.manifest.created_at
-        if self.created_at.tzinfo is None:
-            self.created_at = self.created_at.replace(tzinfo=UTC)
+        self.knows_upto = bundle.manifest.knows_upto
 
     @cached_property
     def own_id(self) -> str | None:
@@ -115,8 +113,17 @@ class LabelAdder:
         return own_id_feature(self._bundle)
 
     def has_since(self, id_: str, at: datetime) -> bool:
-        """Whether the bundle has the label and was made after a change to it: it knows better."""
-        return id_ in self._rows and at <= self.created_at
+        """Whether the bundle has the label and learned of it after a change to it: it knows better."""
+        return id_ in self._rows and at <= self.knows_upto
+
+    def load(self) -> None:
+        """Load the label tower now.
+
+        Raises:
+            FixedLabelsError: the bundle cannot embed labels.
+            TowerError: a label tower that does not run.
+        """
+        _ = self._tower
 
     def check(self, records: Sequence[Upsert]) -> None:
         """Refuse records that `add` could not add.

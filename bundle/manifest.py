@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -138,6 +138,14 @@ class Manifest(_Record):
     software: dict[str, str]
     files: dict[str, FileRecord] = {}
 
+    @property
+    def knows_upto(self) -> datetime:
+        """The time from which on the model can know nothing, UTC: when its data was read (`training_data.read_at`);
+        for bundles that do not say, when it was made.
+        """
+        read_at = self.training_data.get("read_at")
+        return utc(self.created_at if read_at is None else datetime.fromisoformat(str(read_at)))
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.label_bias != (self.kappa_bias is not None):
@@ -146,3 +154,8 @@ class Manifest(_Record):
         if len(set(names)) != len(names):
             raise ValueError(f"query_features: expected distinct names, received {names}")
         return self
+
+
+def utc(at: datetime) -> datetime:
+    """The same time with a zone; one without is UTC."""
+    return at if at.tzinfo is not None else at.replace(tzinfo=UTC)

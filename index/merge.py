@@ -22,6 +22,7 @@ from bundle import Bundle, LabelLog, Labels, refuse_existing, replay
 from bundle.additions import NEW, Additions, LabelAdder
 from bundle.bundle import CONTRACT_FILES
 from bundle.display import DisplayColumns
+from bundle.manifest import utc
 from index.errors import IndexRoomError
 
 
@@ -94,15 +95,16 @@ def merge_labels(bundle: Path, log: Path, out: Path) -> MergeReport:
         skipped=skipped,
     )
     manifest = source.manifest
-    newest = max((record.at for record in changes.records()), default=adder.created_at)
+    newest = max((record.at for record in changes.records()), default=adder.knows_upto)
     replace(
         source,
         manifest=manifest.model_copy(
             update={
                 "labels": report.labels,
-                "created_at": max(adder.created_at, newest),
+                "created_at": max(utc(manifest.created_at), newest),
                 "training_data": manifest.training_data
                 | {
+                    "read_at": max(adder.knows_upto, newest).isoformat(),
                     "labels_added": report.added,
                     "labels_embedded_anew": report.embedded_anew,
                     "labels_removed": report.removed,

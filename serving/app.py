@@ -74,7 +74,12 @@ def create_app(settings: Settings, *, retriever: Retriever | None = None, worker
     install_documentation(app)
     install_error_handlers(app)
     # The last one added is the outermost.
-    app.add_middleware(Guard, api=Keys(settings.all_api_keys()), admin=Keys(settings.all_admin_keys()))
+    app.add_middleware(
+        Guard,
+        api=Keys(settings.all_api_keys()),
+        admin=Keys(settings.all_admin_keys()),
+        insecure=settings.insecure,
+    )
     app.add_middleware(Envelope, monitor=service.monitor, live=live, access_log=settings.access_log)
     if settings.tracing:
         install_tracing(app)
@@ -85,7 +90,12 @@ def create_app(settings: Settings, *, retriever: Retriever | None = None, worker
 def _live(settings: Settings, worker: int) -> Live:
     try:
         settings.state_directory.mkdir(parents=True, exist_ok=True)
-        return Live(settings.state_directory, worker=worker, max_answers=settings.max_answers)
+        return Live(
+            settings.state_directory,
+            worker=worker,
+            max_answers=settings.max_answers,
+            releases=settings.keep_releases + 2,
+        )
     except (OSError, sqlite3.Error) as error:
         raise StateError(
             f"state directory {settings.state_directory}: expected one to write to (--state), found: {error}"

@@ -103,7 +103,7 @@ def _message(error: Any, path: list[str], model: type[BaseModel]) -> str:
         return f"expected one of the keys {known}, received {received(path[-1])}"
     if kind == "too_short":
         return f"expected at least {context['min_length']} of them, received {context['actual_length']}"
-    if kind in ("id_or_ids", "request_or_features"):
+    if kind in ("id_or_ids", "request_or_features", "display_alone"):
         return str(error["msg"])
     expected = str(error["msg"]).removeprefix("Input should be ")
     return f"expected {expected}, received {received(error['input'])}"

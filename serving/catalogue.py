@@ -100,6 +100,17 @@ class Catalogue:
             self._fingerprints_L, lambda added, places: fingerprints(added.ids[place] for place in places), rows_N
         )
 
+    def catalogue_rows(self, rows_N: Rows) -> Rows:
+        """The same, with the catalogue's own row where a label of it was embedded anew, int64 [N]."""
+        first = len(self._ids)
+        if self._overlay is None or not rows_N.size or rows_N.max() < first:
+            return rows_N
+        above_N = rows_N >= first
+        own = self._overlay.added.catalogue_rows[rows_N[above_N] - first]
+        rows_N = rows_N.copy()
+        rows_N[above_N] = np.where(own < 0, rows_N[above_N], own)
+        return rows_N
+
     def embeddings(self, rows: Sequence[int]) -> npt.NDArray[np.float32]:
         """Label embeddings of some rows, float32 [N, D]."""
         return self._of(self._embeddings_LD, lambda added, places: added.embeddings[places], np.array(rows, np.int64))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 from bundle import Hide, LabelChanges, LabelLog, LabelLogError, LabelRecord, Position, Restore, Tail, Upsert, replay
 from bundle.wording import received
-from serving.errors import ServingError, UnknownLabelError
+from serving.errors import ServingError, UnknownLabelError, UnservableReleaseError
 from serving.retriever import Retriever
 from serving.schemas import NewLabel
 
@@ -41,18 +41,22 @@ class Changes:
     def read(self, retrievers: Sequence[Retriever]) -> list[Retriever]:
         """The releases with what was written since the last call, by whichever worker.
 
+        Args:
+            retrievers: the one being served last. Of the others, one that cannot be changed is left out.
+
         Raises:
             LabelLogCorruptError, LabelLogVersionError, OSError: as `LabelLog.read_from`; nothing has changed.
+            UnservableReleaseError: the release being served cannot embed what was written.
         """
         tail = self._log.read_from(self._position)
         if self._position is None and tail.position is not None:
             self._shorten(tail)
         if tail.restarted:
             so_far = LabelChanges().after(tail.records)
-            changed = [retriever.anew(so_far.records()) for retriever in retrievers]
+            changed = _each(retrievers, lambda retriever: retriever.anew(so_far.records()))
         else:
             so_far = self._so_far.after(tail.records) if tail.records else self._so_far
-            changed = [retriever.after(tail.records) for retriever in retrievers]
+            changed = _each(retrievers, lambda retriever: retriever.after(tail.records))
         self._position, self._so_far = tail.position, so_far
         return changed
 
@@ -63,6 +67,18 @@ class Changes:
                 self._log.compact()
             except LabelLogError as error:
                 logger.warning("%s", error)
+
+
+def _each(retrievers: Sequence[Retriever], change: Callable[[Retriever], Retriever]) -> list[Retriever]:
+    changed = []
+    for retriever in retrievers:
+        try:
+            changed.append(change(retriever))
+        except UnservableReleaseError as error:
+            if retriever is retrievers[-1]:
+                raise
+            logger.warning("release %s is dropped: %s", retriever.name, error)
+    return changed
 
 
 def records_of(labels: Sequence[NewLabel], retriever: Retriever) -> list[LabelRecord]:

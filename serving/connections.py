@@ -9,7 +9,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 LONGEST_HEAD = 1 << 16
 """Bytes of request line and headers, about; uvicorn takes any number, and joins them in quadratic time."""
 SECONDS = 10.0
-"""For the rest of a head, for the rest of a body that is not wanted any more, and for any of an answer to be taken."""
+"""For the rest of a head, for the first of a body, for the rest of one that is not wanted any more, and for any of an
+answer to be taken."""
 
 
 class Connection(HttpToolsProtocol):
@@ -56,15 +57,27 @@ class Connection(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """From here on the service waits for the rest itself."""
+        """What is left is a body, or nothing."""
         self._in_head = False
-        self._stop()
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Some of the body has come: the service waits for the rest itself."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop()
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """All of the request is there."""
+        self._stop()
+        super().on_message_complete()
 
     def on_response_complete(self) -> None:
         """Wait for the next request, or for the client to take what is unsent."""
         super().on_response_complete()
-        self._wait()
+        # uvicorn has begun to answer the next request by now, if the client did not wait.
+        if self.cycle is None or self.cycle.response_complete:
+            self._wait()
 
     def pause_writing(self) -> None:
         """The client does not keep up."""

@@ -101,7 +101,8 @@ class Envelope:
     def _ended(self, scope: Scope, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", UNMATCHED)
         self._monitor.request(route, status, seconds)
-        if route in _ASKING:
+        # Refusals say nothing of how long answers take.
+        if route in _ASKING and not 400 <= status < 500:
             self._live.request(seconds, status)
         if self._access_log:
             logger.info(

@@ -58,11 +58,12 @@ def _shadow(organic: dict[int, Event], retriever: Retriever, k: int) -> list[Int
         retrieval = retriever.retrieve(queries)
     except InvalidRequestError as error:
         raise error.moved("events", list(organic)) from error
+    catalogue = retriever.catalogue
     starts_B = [0, *retrieval.ends_B[:-1]]
     return [
         Interaction(
-            answered=retrieval.rows_N[start:end],
-            interacted=retriever.catalogue.rows(event.labels)[0],
+            answered=catalogue.catalogue_rows(retrieval.rows_N[start:end]),
+            interacted=catalogue.catalogue_rows(catalogue.rows(event.labels)[0]),
         )
         for event, start, end in zip(organic.values(), starts_B, retrieval.ends_B, strict=True)
     ]

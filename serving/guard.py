@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 from collections.abc import Iterable
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from bundle.wording import received
 from serving.edge import serving_error
-from serving.errors import ForbiddenError, UnauthenticatedError
+from serving.errors import ForbiddenError, ServingError, UnauthenticatedError
 
 OPEN = frozenset({"/livez", "/readyz", "/dashboard", "/docs", "/openapi.json"})
 """Paths that hold nothing of the model or its traffic: probes, the page that asks for a key, the documentation."""
@@ -38,37 +41,57 @@ class Keys:
 class Guard:
     """ASGI middleware that lets only requests with a key pass, but for `OPEN` paths.
 
-    A key comes as `Authorization: Bearer KEY` or `X-API-Key: KEY`. Without any keys configured everybody passes,
-    and may do everything.
+    A key comes as `Authorization: Bearer KEY` or `X-API-Key: KEY`. Without any keys configured everybody passes
+    and may do everything, but for pages of other hosts in a browser on this machine.
 
     Args:
         app: what is guarded.
         api: keys that may ask.
         admin: keys that may also change things.
+        insecure: without keys, let pages of any host ask, too.
     """
 
-    def __init__(self, app: ASGIApp, api: Keys, admin: Keys) -> None:
+    def __init__(self, app: ASGIApp, api: Keys, admin: Keys, *, insecure: bool = False) -> None:
         self._app = app
         self._api = api
         self._admin = admin
+        self._insecure = insecure
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
-        if scope["type"] == "http":
-            state = scope["state"]
-            if not (self._api or self._admin):
-                state["admin"] = True
-            else:
-                key = _key(Headers(scope=scope))
-                state["admin"] = self._admin.has(key)
-                if not (state["admin"] or self._api.has(key) or _is_open(scope["path"])):
-                    error = UnauthenticatedError(
-                        "expected a key of this service in Authorization: Bearer or X-API-Key, received "
-                        + ("another one" if key else "none")
-                    )
-                    await serving_error(state["request_id"], error)(scope, receive, send)
-                    return
-        await self._app(scope, receive, send)
+        if scope["type"] == "http" and (error := self._refusal(scope)) is not None:
+            await serving_error(scope["state"]["request_id"], error)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> ServingError | None:
+        """Why a request may not pass; notes whether it may change things."""
+        headers, state = Headers(scope=scope), scope["state"]
+        if not (self._api or self._admin):
+            state["admin"] = True
+            origin = headers.get("origin")
+            if origin is None or self._insecure or _is_here(origin):
+                return None
+            return ForbiddenError(
+                f"expected keys, or a request that no page of another host makes, received one by {received(origin)}"
+            )
+        key = _key(headers)
+        state["admin"] = self._admin.has(key)
+        if state["admin"] or self._api.has(key) or _is_open(scope["path"]):
+            return None
+        return UnauthenticatedError(
+            "expected a key of this service in Authorization: Bearer or X-API-Key, received "
+            + ("another one" if key else "none")
+        )
+
+
+def _is_here(origin: str) -> bool:
+    """Whether a page's origin is this machine."""
+    try:
+        host = urlsplit(origin).hostname or ""
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _is_open(path: str) -> bool:

@@ -37,6 +37,7 @@ def load_release(
         max_new_labels=max_new_labels,
     )
     retriever.warm()
+    retriever.overlay.load_tower()
     return retriever
 
 

@@ -69,7 +69,7 @@ class Monitor:
             registry=counted,
         )  # fmt: skip
         self._request_seconds = Histogram(
-            "longtail_request_seconds", "From a request's first byte read to its answer sent, by route.", ["route"],
+            "longtail_request_seconds", "From a request's head read to its answer sent, by route.", ["route"],
             buckets=_SECONDS, registry=counted,
         )  # fmt: skip
         self._stage_seconds = Histogram(

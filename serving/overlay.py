@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -113,6 +114,15 @@ class Overlay:
         """Whether a row of the catalogue is hidden."""
         place = int(np.searchsorted(self.hidden, row))
         return place < len(self.hidden) and int(self.hidden[place]) == row
+
+    def load_tower(self) -> None:
+        """Load the label tower, if there is one, before somebody needs it.
+
+        Raises:
+            UnservableReleaseError: one that does not run.
+        """
+        with serving_errors("labels"), suppress(FixedLabelsError):
+            self._release.adder.load()
 
     def check(self, records: Sequence[Upsert]) -> None:
         """Refuse labels that could not be served, before they are acknowledged.

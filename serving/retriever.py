@@ -23,7 +23,7 @@ from pydantic import JsonValue
 from bundle import EXPECTS, Bundle, Feature, Features, Inputs, LabelRecord
 from serving.catalogue import Catalogue
 from serving.conditional import ConditionalRanker
-from serving.errors import UnservableReleaseError
+from serving.errors import InvalidRequestError, UnservableReleaseError
 from serving.live import Baseline
 from serving.overlay import HidingSearcher, Overlay
 from serving.ranking import Batch, IndexRanker, Ranker
@@ -140,7 +140,8 @@ class Retriever:
     def knows(self, id_: str) -> bool:
         """Whether a label is in this release or was added to it, hidden and deleted ones among them."""
         overlay = self.overlay
-        return id_ in self.catalogue.row_of or id_ in overlay.row_of or id_ in overlay.changes.hidden
+        changes = overlay.changes
+        return id_ in self.catalogue.row_of or id_ in changes.upserts or id_ in changes.hidden
 
     def _take(self, overlay: Overlay) -> None:
         self.overlay = overlay
@@ -253,6 +254,11 @@ class Retriever:
         searched = perf_counter()
         ends_B = list(accumulate(map(len, rows_B)))
         rows_N, scores_N = np.concatenate(rows_B), np.concatenate(scores_B)
+        if not np.isfinite(scores_N).all():
+            place = int(np.searchsorted(ends_B, np.isfinite(scores_N).argmin(), side="right"))
+            raise InvalidRequestError(
+                "expected a query whose scores float32 can hold, received one that overflows", field=f"queries.{place}"
+            )
         labels = self.catalogue.ranked(rows_N)
         scores = orjson.dumps(scores_N, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1].split(b",")
         labels = [label + score + b"}" for label, score in zip(labels, scores, strict=True)] if ends_B[-1] else []

@@ -110,6 +110,12 @@ class NewLabel(_Request):
     )
     display: dict[str, JsonValue] = Field(default={}, description="Columns shown with the label: title, …")
 
+    @model_validator(mode="after")
+    def _nothing_beside_the_id(self) -> Self:
+        if self.features is None and self.display:
+            raise PydanticCustomError("display_alone", "expected features beside display, received none")
+        return self
+
 
 class LabelsRequest(_Request):
     """Body of POST /v1/labels."""

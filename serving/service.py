@@ -6,8 +6,7 @@ import asyncio
 import logging
 import sqlite3
 import threading
-from collections.abc import Callable, Hashable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
@@ -17,6 +16,7 @@ import faiss
 from bundle import LabelLogError, LabelRecord
 from bundle.wording import received
 from serving import feedback
+from serving.apart import Apart
 from serving.batcher import Batcher
 from serving.changes import Changes
 from serving.errors import (
@@ -36,7 +36,7 @@ from serving.settings import Settings
 logger = logging.getLogger(__name__)
 
 _REFUSAL_SECONDS = 0.1
-_MOST_WRITES = 64
+_MOST_WRITES, _MOST_READS = 64, 16
 
 Result = TypeVar("Result")
 Search = RetrieveRequest | SimilarRequest
@@ -74,16 +74,16 @@ class Service:
         self._loaded: dict[str, Retriever] = {}
         self._changes = Changes(settings.state_directory / "labels.log")
         self._changing = threading.Lock()
-        self._writers = ThreadPoolExecutor(1, thread_name_prefix="write", initializer=one_openmp_thread)
-        self._readers = ThreadPoolExecutor(1, thread_name_prefix="read")
-        self._writes = 0
+        patience = settings.request_seconds
+        self._writer = Apart("write", most=_MOST_WRITES, patience=patience, begin=one_openmp_thread)
+        self._reader = Apart("read", most=_MOST_READS, patience=patience)
         self._batcher: Batcher[tuple[Search, str], list[bytes]] = Batcher(
             self._search,
             slots=1 if settings.device == "gpu" else settings.search_threads,
             window=settings.batch_window_ms / 1e3,
             most=settings.max_batch,
             limit=settings.queue_limit,
-            patience=settings.request_seconds,
+            patience=patience,
             begin=one_openmp_thread,
         )
 
@@ -138,9 +138,12 @@ class Service:
         self.monitor.readiness(self.ready)
 
     def drain(self) -> None:
-        """Say on /readyz that new requests should go elsewhere; they are answered all the same."""
+        """Say on /readyz that new requests should go elsewhere; they are answered all the same.
+
+        Called by signal handlers, which may have interrupted the counters: those are told by another thread.
+        """
         self.draining = True
-        self.monitor.readiness(False)
+        threading.Thread(target=self.monitor.readiness, args=(False,), daemon=True).start()
 
     async def search(self, retriever: Retriever, request: Search, request_id: str) -> list[bytes]:
         """The results of a request, JSON each, from one search that others may share.
@@ -196,7 +199,10 @@ class Service:
                 self._changes.append(records)
             except LabelLogError as error:
                 logger.error("label changes were refused: %s", error)
-                raise StorageError("expected a disk to write label changes to, found none; none was made") from error
+                raise StorageError(
+                    "expected a log that label changes can be written to, found none; none was made, and the service's "
+                    "log says why"
+                ) from error
             self._read_changes()
             return retriever.name
 
@@ -222,28 +228,27 @@ class Service:
             raise StorageError("expected figures that can be read, found none; the log says why not") from error
 
     async def write(self, work: Callable[[], Result]) -> Result:
-        """Record something, in a thread that no search waits for.
-
-        Raises:
-            QueueFullError: too many wait to do so.
-        """
-        if self._writes >= _MOST_WRITES:
-            await self._shed(QueueFullError(f"expected at most {_MOST_WRITES} writes waiting, found as many"))
-        self._writes += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._writers, work)
-        finally:
-            self._writes -= 1
+        """Record something, in a thread that no search waits for; raises as `Apart.run`."""
+        return await self._counted(self._writer.run(work))
 
     async def read(self, work: Callable[[], Result]) -> Result:
-        """Read figures, in a thread that neither searches nor writes wait for."""
-        return await asyncio.get_running_loop().run_in_executor(self._readers, work)
+        """Read figures, in a thread that neither searches nor writes wait for; raises as `Apart.run`."""
+        return await self._counted(self._reader.run(work))
+
+    async def _counted(self, work: Coroutine[None, None, Result]) -> Result:
+        try:
+            return await work
+        except QueueFullError as error:
+            await self._shed(error)
+        except TimedOutError:
+            self.monitor.timed_out()
+            raise
 
     def close(self) -> None:
         """Let the threads and files go."""
         self._batcher.close()
-        self._writers.shutdown(wait=True, cancel_futures=True)
-        self._readers.shutdown(wait=True, cancel_futures=True)
+        self._writer.close()
+        self._reader.close()
         self.live.close()
 
     def _read_changes(self) -> None:
@@ -303,7 +308,7 @@ def _answered(retriever: Retriever, works: Sequence[tuple[Search, str]], retriev
         places=[place for request, _ in works for place in range(_queries(request))],
         bias_removal_B=retrieval.bias_removal_B,
         fingerprints_N=catalogue.fingerprints(rows_N),
-        rows_N=rows_N,
+        rows_N=catalogue.catalogue_rows(rows_N),
         scores_N=retrieval.scores_N,
         ends_B=retrieval.ends_B,
         buckets_N=catalogue.buckets(rows_N),

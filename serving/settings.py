@@ -67,7 +67,7 @@ class Settings(BaseSettings):
     queue_limit: int = Field(default=512, ge=1)
     """Queries that wait for a search, at most; a request beyond gets 429."""
     request_seconds: float = Field(default=5.0, gt=0)
-    """After this a request that has no answer gets 503, and one whose body has not arrived 408."""
+    """After this a request that has no answer gets 503, and one of whose body only a part has arrived 408."""
     drain_seconds: float = Field(default=1.0, ge=0)
     """After SIGTERM, how long requests are still taken while /readyz says 503, for a load balancer to look away."""
     shutdown_seconds: int = Field(default=30, ge=1)
@@ -93,7 +93,7 @@ class Settings(BaseSettings):
     tracing: bool = False
     """Send OpenTelemetry spans, as the OTEL_… variables say; needs the extra `otel`."""
     access_log: bool = False
-    """A line for every request; those that fail with 5xx have one anyway."""
+    """A line for every request; one that breaks the service (500) has one anyway."""
 
     @property
     def state_directory(self) -> Path:

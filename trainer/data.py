@@ -9,7 +9,8 @@ import hashlib
 import io
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -105,6 +106,7 @@ class Dataset:
         train, valid, test: pairs; valid and test may be empty.
         query_table, label_table: feature tables, one row per id in the ids' order; None without a file.
         ordered: whether a query's pairs are in time order, so that a history is what came before.
+        read_at: when the files were read, UTC.
     """
 
     query_ids: pa.Array
@@ -115,6 +117,7 @@ class Dataset:
     query_table: pa.Table | None
     label_table: pa.Table | None
     ordered: bool
+    read_at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     def label_counts(self) -> npt.NDArray[np.int64]:
         """Training pairs of every label, int64 [L]."""
@@ -166,6 +169,7 @@ def load_dataset(data: Data, *, seed: int, strings: Sequence[str] = ()) -> Datas
         DataError: what `read_interactions` raises; ids that are integers in one Parquet file and strings in
             another; an id twice in a feature table; a display column the label table does not have.
     """
+    read_at = datetime.now(UTC)
     files = {name: path for name in ("train", "valid", "test") if (path := getattr(data, name)) is not None}
     if data.split and len(files) == 3:
         raise DataError("data.split: expected at most one of valid and test as a file beside it, received both")
@@ -192,6 +196,7 @@ def load_dataset(data: Data, *, seed: int, strings: Sequence[str] = ()) -> Datas
         query_table=_aligned(query_table, query_ids),
         label_table=_aligned(label_table, label_ids),
         ordered=data.timestamp is not None or (data.split is not None and data.split.strategy == "leave_last_out"),
+        read_at=read_at,
     )
 
 

@@ -87,6 +87,7 @@ def to_bundle(
         bias_removal=bias_removal,
         training_data={
             "fingerprint": dataset.fingerprint(),
+            "read_at": dataset.read_at.isoformat(),
             "pairs": len(dataset.train),
             "queries": len(dataset.query_ids),
             "training_queries": dataset.training_queries(),

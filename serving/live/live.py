@@ -37,7 +37,6 @@ _REPORT_SECONDS = 1.0
 _TIDY_SECONDS = 60
 _KEPT_SECONDS = 48 * 3600
 _KEPT_RELEASES = 100
-_HELD_RELEASES = 3
 _MOST_PENDING_LABELS = 2_000_000
 
 
@@ -56,6 +55,7 @@ class Live:
         state: directory, made if need be.
         worker: number of this process among those that share `state`; no two that run have the same.
         max_answers: answers kept for feedback to be joined with; 0 keeps none.
+        releases: begun last, that answers are counted of, at least one.
         clock: seconds since 1970.
 
     Raises:
@@ -63,12 +63,19 @@ class Live:
     """
 
     def __init__(
-        self, state: Path, *, worker: int = 0, max_answers: int, clock: Callable[[], float] = time.time
+        self,
+        state: Path,
+        *,
+        worker: int = 0,
+        max_answers: int,
+        releases: int = 3,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._root = state / "live"
         self._root.mkdir(parents=True, exist_ok=True)
         self._worker = worker
         self._max_answers = max_answers
+        self._releases = releases
         self._clock = clock
         remove_stale(state, ".releases.json.*.tmp")
         self._history = History(state / "releases.json")
@@ -109,7 +116,7 @@ class Live:
                 keep_baseline(directory, baseline)
             figures = ReleaseFigures(directory, self._worker, buckets_L, baseline)
             others = [held for held in self._held.values() if held.release != release]
-            self._held = {held.release: held for held in (*others[1 - _HELD_RELEASES :], figures)}
+            self._held = {held.release: held for held in (*others[1 - self._releases :], figures)}
             self._current, self._report = figures, None
             with self._warning("forgetting old releases"):
                 self._touch(now)
@@ -251,7 +258,11 @@ class Live:
 
     def _work(self) -> None:
         while not self._closing.wait(_TICK_SECONDS):
-            self.flush()
+            try:
+                self.flush()
+            # Whatever it is, the next tick may go well: without this thread no feedback is joined.
+            except Exception:
+                logger.exception("live figures: one tick failed")
 
     @contextmanager
     def _warning(self, what: str) -> Iterator[None]:

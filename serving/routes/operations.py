@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -21,7 +23,7 @@ async def release(request: Request) -> Response:
     return json_response(dump(service_of(request).retriever().describe(), request_id(request)))
 
 
-@router.post("/v1/release/reload", responses={200: {"model": ReloadAnswer}, **errors(401, 403, 409, 429, 503)})
+@router.post("/v1/release/reload", responses={200: {"model": ReloadAnswer}, **errors(401, 403, 409, 503)})
 async def reload(request: Request) -> Response:
     """Look at CURRENT now instead of at the next poll, and again at a release that was refused. Admin.
 
@@ -30,7 +32,7 @@ async def reload(request: Request) -> Response:
     require_admin(request)
     service = service_of(request)
     follower: ReleaseFollower = request.app.state.follower
-    changed = await service.write(follower.reload)
+    changed = await asyncio.to_thread(follower.reload)
     return json_response(dump({"release": service.retriever().name, "changed": changed}, request_id(request)))
 
 

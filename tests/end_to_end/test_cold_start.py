@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ import pytest
 from typer.testing import CliRunner
 
 from bundle import read_manifest
-from client import Answer, Client, LongtailError, NewLabel, NotFoundError
+from client import Answer, Client, Interaction, LongtailError, NewLabel, NotFoundError
 from index import IndexSpec, Releases, build_index, cli
+from serving.errors import UnservableReleaseError
+from serving.loading import load_release
 from tests.bundles import label_features, make_bundle
 from tests.serving.process import ServerProcess, server
 
@@ -299,3 +302,37 @@ def test_a_release_without_a_label_tower_hides_and_refuses_to_add(root: Path, tm
         longtail.restore_label("item-7")
         assert len(everything(longtail)) == LABELS
         assert math.isfinite(longtail.label("item-7").log_pn)
+
+
+def test_figures_know_labels_that_were_embedded_anew_by_their_own_bucket(root: Path, tmp_path: Path) -> None:
+    table = pq.read_table(root / "first" / "labels.parquet").to_pydict()
+    heads = [id_ for id_, bucket in zip(table["label_id"], table["bucket"], strict=True) if bucket == 0][:5]
+    with serving(root, tmp_path / "state") as (_, longtail):
+        longtail.add_labels([NewLabel(id_, label_features(row)) for row, id_ in enumerate(heads)])
+        longtail.retrieve(features=FEATURES, k=5, allow=heads)
+        longtail.interactions([Interaction(FEATURES, labels=heads)])
+        window = longtail.monitoring()["windows"]["5m"]
+    assert window["exposures"]["head"]["count"] == 5
+    assert window["exposures"]["head"]["coverage"] > 0
+    positives = {bucket: of["positives"] for bucket, of in window["recall"]["shadow"].items()}
+    assert positives == {"head": 5, "torso": 0, "tail": 0, "all": 5}
+
+
+def test_a_label_that_only_another_release_can_serve_is_deleted_all_the_same(root: Path, tmp_path: Path) -> None:
+    releases = Releases(root / "releases")
+    with serving(root, tmp_path / "state") as (_, longtail):
+        longtail.add_labels([NEW])
+        releases.publish("bare")
+        longtail.reload()
+        longtail.delete_label(NEW.id)
+        releases.publish("first")
+        longtail.reload()
+        with pytest.raises(NotFoundError):
+            longtail.label(NEW.id)
+
+
+def test_a_label_tower_that_does_not_run_is_refused_with_its_release(tmp_path: Path) -> None:
+    replace(make_bundle(label_tower=True), label_tower=b"not ONNX").write(tmp_path / "bundle")
+    build_index(tmp_path / "bundle", tmp_path / "releases", spec=IndexSpec("flat"), name="broken")
+    with pytest.raises(UnservableReleaseError, match=r"label_tower\.onnx"):
+        load_release(Releases(tmp_path / "releases"), "broken")

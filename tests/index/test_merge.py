@@ -74,6 +74,7 @@ def test_added_labels_become_rows_and_hidden_ones_lose_theirs(tmp_path: Path, va
         assert new.bias is not None
         assert new.bias.tolist() == [*old.bias[kept], 0, 0]
     assert after.manifest.training_data == before.manifest.training_data | {
+        "read_at": "2026-06-01T00:00:00+00:00",
         "labels_added": 2,
         "labels_embedded_anew": 1,
         "labels_removed": 1,

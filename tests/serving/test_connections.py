@@ -6,12 +6,12 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import pytest
 import uvicorn
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serving import connections
 from serving.connections import LONGEST_HEAD, Connection
@@ -27,8 +27,14 @@ async def answer(scope: Scope, receive: Receive, send: Send) -> None:
 
 @pytest.fixture
 def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, int]]:
+    with address_of(answer, monkeypatch) as bound:
+        yield bound
+
+
+@contextmanager
+def address_of(app: ASGIApp, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, int]]:
     monkeypatch.setattr(connections, "SECONDS", 0.3)
-    server = uvicorn.Server(uvicorn.Config(answer, http=Connection, ws="none", lifespan="off", log_config=None))
+    server = uvicorn.Server(uvicorn.Config(app, http=Connection, ws="none", lifespan="off", log_config=None))
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
@@ -134,3 +140,15 @@ def test_an_answer_that_is_read_slowly_is_read_whole(address: tuple[str, int]) -
             received += len(client.recv(1_000_000))
             time.sleep(0.03)
         assert time.monotonic() - started > 3 * 0.3
+
+
+async def read_first(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers when some of the body is there, or the client is gone."""
+    message = await receive()
+    await Response(message["type"].encode())(scope, receive, send)
+
+
+def test_a_head_that_announces_a_body_that_never_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    with address_of(read_first, monkeypatch) as address, connected(address) as client:
+        client.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n")
+        assert everything(client) == b""

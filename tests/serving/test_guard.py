@@ -180,3 +180,30 @@ def test_keys_are_not_in_what_holds_them() -> None:
     assert ASKING not in held
     assert ADMIN not in held
     assert not Keys([])
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        (None, 200),
+        ("http://localhost:8000", 200),
+        ("http://127.0.0.1", 200),
+        ("http://[::1]:3000", 200),
+        ("https://evil.example", 403),
+        ("http://localhost.evil.example", 403),
+        ("http://127.0.0.1.evil.example", 403),
+        ("null", 403),
+        ("http://[", 403),
+    ],
+)
+def test_without_keys_pages_of_other_hosts_may_not_ask(tmp_path: Path, origin: str | None, status: int) -> None:
+    headers = {} if origin is None else {"origin": origin}
+    with client_of(create_app(plane_settings(tmp_path), retriever=plane_retriever())) as client:
+        assert client.delete("/v1/labels/a", headers=headers).status_code == status
+        assert client.get("/v1/labels/a", headers=headers).status_code == (404 if status == 200 else 403)
+
+
+def test_insecure_lets_a_gateway_answer_for_whom_it_likes(tmp_path: Path) -> None:
+    settings = plane_settings(tmp_path, insecure=True)
+    with client_of(create_app(settings, retriever=plane_retriever())) as client:
+        assert client.get("/v1/labels/a", headers={"origin": "https://shop.example"}).status_code == 200

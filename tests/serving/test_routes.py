@@ -264,6 +264,7 @@ def test_labels_that_were_never_there_cannot_be_hidden(client: httpx.Client, id_
         ([{"id": "a"}] * 6, 422, "invalid_request", "labels"),
         ([{"id": "a"}, {"id": "z"}], 404, "unknown_label", "labels.1.id"),
         ([{"id": "a"}, {"id": ""}], 422, "invalid_request", "labels.1.id"),
+        ([{"id": "a", "display": {"title": "A"}}], 422, "invalid_request", "labels.0"),
         ([{"id": "x" * 513, "features": {}}], 422, "invalid_request", "labels.0.id"),
         ([{"id": ["a"]}], 422, "invalid_request", "labels.0.id"),
         ([{"features": {}}], 422, "invalid_request", "labels.0.id"),
