@@ -1,7 +1,8 @@
 """Answers top-k labels per query over HTTP, with the head/tail dial in every request.
 
-In the order a request meets them: envelope, routes, body, schemas, limits, retriever (selection,
-features, encoder, ranking or conditional, catalogue), edge. Beside them the follower of releases and the monitor.
+In the order a request meets them: connections, envelope, guard, routes, body, schemas, limits, service with its
+batcher, retriever (selection, encoder, ranking or conditional, overlay, catalogue), edge. Beside them the follower of
+releases (loading), label changes, feedback, the monitor and the live figures.
 """
 
 from serving.app import create_app

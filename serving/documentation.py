@@ -11,7 +11,6 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.staticfiles import StaticFiles
-from swagger_ui_bundle import swagger_ui_path
 
 _ASSETS = "/docs/assets"
 _INLINE = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
@@ -19,13 +18,13 @@ _INLINE = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
 
 def install_documentation(app: FastAPI) -> None:
     """Serve /docs and its assets."""
-    app.mount(_ASSETS, StaticFiles(directory=swagger_ui_path), name="docs-assets")
+    app.mount(_ASSETS, StaticFiles(packages=[("fastapi_offline", "static")]), name="docs-assets")
     page = get_swagger_ui_html(
         openapi_url="/openapi.json",
         title=f"{app.title}: documentation",
         swagger_js_url=f"{_ASSETS}/swagger-ui-bundle.js",
         swagger_css_url=f"{_ASSETS}/swagger-ui.css",
-        swagger_favicon_url=f"{_ASSETS}/favicon-32x32.png",
+        swagger_favicon_url=f"{_ASSETS}/favicon.png",
     )
     scripts = [f"'sha256-{_sha256(script)}'" for script in _INLINE.findall(bytes(page.body))]
     policy = (

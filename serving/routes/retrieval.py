@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
 from fastapi.routing import APIRoute
@@ -16,6 +16,9 @@ from serving.edge import request_id, results_response
 from serving.openapi import json_body
 from serving.routes.common import errors, service_of
 from serving.schemas import RetrieveAnswer, RetrieveRequest, SimilarAnswer, SimilarRequest
+from serving.settings import Settings
+
+Wanted = TypeVar("Wanted", RetrieveRequest, SimilarRequest)
 
 
 class _Plain(APIRoute):
@@ -42,12 +45,7 @@ router = APIRouter(route_class=_Plain)
 )
 async def retrieve(request: Request) -> Response:
     """The best labels for each query."""
-    service, id_ = service_of(request), request_id(request)
-    await service.admit()
-    wanted = await read_body(request, RetrieveRequest, service.settings)
-    limits.check_retrieve(wanted, service.settings)
-    retriever = service.retriever(wanted.release)
-    return results_response(await service.search(retriever, wanted, id_), retriever.name, id_)
+    return await _search(request, RetrieveRequest, limits.check_retrieve)
 
 
 @router.post(
@@ -58,9 +56,14 @@ async def retrieve(request: Request) -> Response:
 )
 async def similar(request: Request) -> Response:
     """The labels nearest to each given label."""
+    return await _search(request, SimilarRequest, limits.check_similar)
+
+
+async def _search(request: Request, model: type[Wanted], check: Callable[[Wanted, Settings], None]) -> Response:
+    """Read and check a request, and answer it from one release."""
     service, id_ = service_of(request), request_id(request)
     await service.admit()
-    wanted = await read_body(request, SimilarRequest, service.settings)
-    limits.check_similar(wanted, service.settings)
+    wanted = await read_body(request, model, service.settings)
+    check(wanted, service.settings)
     retriever = service.retriever(wanted.release)
     return results_response(await service.search(retriever, wanted, id_), retriever.name, id_)
