@@ -52,9 +52,13 @@ def main() -> None:
         show_queries(url)
         minutes, seconds = divmod(round(time.monotonic() - begin), 60)
         console.print(f"\n[bold green]Done in {minutes} min {seconds} s.[/] Open:")
-        console.print(
-            f"  {url}/docs      the API\n  {url}/metrics   Prometheus, per bucket\n  {RUN}/report.html      the λ curve"
-        )
+        for place, what in (
+            (f"{url}/dashboard", "what head, torso and tail get, and the dial to try"),
+            (f"{url}/docs", "the API"),
+            (f"{url}/metrics", "Prometheus"),
+            (f"{RUN}/report.html", "the λ curve"),
+        ):
+            console.print(f"  {place:34}{what}", highlight=False)
         if not options.oneshot:
             console.print("The service keeps running; Ctrl-C stops it.")
             service.wait()
