@@ -25,6 +25,8 @@ Inputs = dict[str, npt.NDArray[np.generic]]
 
 _STRETCH = 1 << 23
 """Ids of a bag column that are encoded at a time."""
+_UNKNOWN_RATE = 0.01
+"""Of query features, unless the recipe says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -123,8 +125,9 @@ class QueryFeatures:
                     spare_B = np.maximum(ends_B - starts_B - feature.max_length, 0)
                     starts_B = starts_B + rng.integers(0, spare_B + 1)
                 inputs |= self._history(feature, starts_B, ends_B, self._histories[feature.name].ids[pairs_B])
-            if feature.kind != "number" and feature.unknown_rate:
-                unknown = rng.random(inputs[feature.name].shape) < feature.unknown_rate
+            rate = _UNKNOWN_RATE if feature.unknown_rate is None else feature.unknown_rate
+            if feature.kind != "number" and rate:
+                unknown = rng.random(inputs[feature.name].shape) < rate
                 inputs[feature.name] = np.where(unknown, np.int32(0), inputs[feature.name])
         return inputs
 

@@ -182,6 +182,15 @@ class TwoTower:
     def _inputs_of_labels(self, ids_C: Tensor) -> dict[str, Tensor]:
         return {name: backend.gather(column, ids_C) for name, column in self._label_inputs.items()}
 
+    def _forgetting(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Inputs of labels with some values unknown, each feature at its `unknown_rate`."""
+        for feature in self.recipe.label.features:
+            if feature.kind != "number" and feature.unknown_rate:
+                ids = inputs[feature.name]
+                unknown = keras.random.uniform(ops.shape(ids), seed=self._seed) < feature.unknown_rate
+                inputs[feature.name] = ops.where(unknown, ops.zeros_like(ids), ids)
+        return inputs
+
     def _train_step(self, batch: dict[str, Tensor]) -> Tensor:
         """One update; returns the mean loss.
 
@@ -197,7 +206,7 @@ class TwoTower:
         labels_C = positive_B if drawn is None else ops.concatenate([positive_B, ops.reshape(drawn, (-1,))])
         inputs: dict[InputKey, Tensor] = {
             **{("query", name): column for name, column in batch.items() if not name.startswith("_")},
-            **{("label", name): column for name, column in self._inputs_of_labels(labels_C).items()},
+            **{("label", name): column for name, column in self._forgetting(self._inputs_of_labels(labels_C)).items()},
         }
         readers = dict(self.towers.readers)
         if _BIAS in self.tables:

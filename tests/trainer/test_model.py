@@ -383,3 +383,20 @@ def test_embeddings_of_the_catalogue_are_in_its_order_across_blocks(monkeypatch:
     monkeypatch.setattr("trainer.model._BLOCK", 3)
 
     np.testing.assert_allclose(model.embed_labels(), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("rate", "learns"), [(None, False), (0, False), (0.5, True)])
+def test_the_row_of_unknown_labels_learns_only_where_some_labels_are_made_unknown(
+    rate: float | None, learns: bool
+) -> None:
+    label = {"features": [tiny.ITEM | {"unknown_rate": rate}]}
+    job = tiny.recipe(label=label, training={"batch_size": 40})
+    rows = tiny.pairs(*[(query, query % 4) for query in range(40)])
+    model = tiny.model(job, tiny.dataset(rows, queries=40, labels=4), batch_size=40)
+    table = model.tables["item_id"].table
+    before = ops.convert_to_numpy(table).copy()
+    for _ in range(3):
+        model.train_step(tiny.batch(rows, _pair=np.arange(40, dtype=np.int32)))
+    changed = (ops.convert_to_numpy(table) != before).any(axis=1)
+    assert changed.tolist() == [learns, True, True, True, True]
+    assert len(np.unique(model.embed_labels().round(4), axis=0)) == 4

@@ -35,9 +35,10 @@ class FeatureConfig(Section):
     """Rows of a `text` feature's table."""
     combiner: Literal["mean", "sum", "sqrtn"] = "mean"
     """How a history, bag or text is pooled."""
-    unknown_rate: float = Field(default=0.01, ge=0, lt=1)
-    """Share of a query feature's training values replaced by the out-of-vocabulary row, so that it learns
-    what to say of an id never seen; 0 for label features."""
+    unknown_rate: float | None = Field(default=None, ge=0, lt=1)
+    """Share of training values replaced by the out-of-vocabulary row, so that it learns what to say of an id never
+    seen. By default 0.01 in the query tower and 0 in the label tower; give the label's own id some if labels are to
+    be added while serving."""
 
     @property
     def source(self) -> str:
