@@ -30,6 +30,7 @@ from serving.errors import (
     UnknownLabelError,
     UnknownReleaseError,
 )
+from serving.service import Service
 
 _ERRORS: dict[type[ServingError], tuple[HTTPStatus, str, dict[str, str]]] = {
     MalformedBodyError: (HTTPStatus.BAD_REQUEST, "malformed_body", {}),
@@ -49,6 +50,12 @@ _ERRORS: dict[type[ServingError], tuple[HTTPStatus, str, dict[str, str]]] = {
     NotReadyError: (HTTPStatus.SERVICE_UNAVAILABLE, "not_ready", {"Retry-After": "1"}),
 }
 _INTERNAL = "the request could not be answered; the server's log has the details under this request id"
+
+
+def service_of(request: Request) -> Service:
+    """The service of the application that a request came to."""
+    service: Service = request.app.state.service
+    return service
 
 
 def request_id(request: Request) -> str:

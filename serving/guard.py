@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
@@ -15,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from bundle.wording import received
 from serving.edge import serving_error
 from serving.errors import ForbiddenError, ServingError, UnauthenticatedError
+from serving.settings import is_loopback
 
 OPEN = frozenset({"/livez", "/readyz", "/dashboard", "/docs", "/openapi.json"})
 """Paths that hold nothing of the model or its traffic: probes, the page that asks for a key, the documentation."""
@@ -88,8 +88,7 @@ class Guard:
 def _is_here(origin: str) -> bool:
     """Whether a page's origin is this machine."""
     try:
-        host = urlsplit(origin).hostname or ""
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+        return is_loopback(urlsplit(origin).hostname or "")
     except ValueError:
         return False
 

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
+import numpy.typing as npt
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -24,7 +25,6 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from bundle import BUCKET_NAMES
-from serving.catalogue import Catalogue
 from serving.retriever import Retrieval
 
 # Half of all lines, and nobody's question.
@@ -145,10 +145,10 @@ class Monitor:
             self._of_stage[stage].observe(seconds)
         self._queue_depth.set(left)
 
-    def retrieval(self, retrieval: Retrieval, catalogue: Catalogue) -> None:
-        """Count what a batch showed."""
+    def retrieval(self, retrieval: Retrieval, buckets_N: npt.NDArray[np.int8]) -> None:
+        """Count what a batch showed: its queries, unknown ids, and labels by their buckets."""
         self._queries.inc(len(retrieval.results))
-        shown = np.bincount(catalogue.buckets(retrieval.rows_N), minlength=len(BUCKET_NAMES)).tolist()
+        shown = np.bincount(buckets_N, minlength=len(BUCKET_NAMES)).tolist()
         for exposures, count in zip(self._of_bucket, shown, strict=True):
             exposures.inc(count)
         for ids, count in retrieval.unknown.items():

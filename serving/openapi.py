@@ -9,7 +9,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from serving.schemas import FeedbackRequest, LabelsRequest, RetrieveRequest, SimilarRequest
+from serving.schemas import ErrorAnswer, FeedbackRequest, LabelsRequest, RetrieveRequest, SimilarRequest
 
 _REFERENCE = "#/components/schemas/{model}"
 
@@ -18,6 +18,11 @@ def json_body(model: type[BaseModel]) -> dict[str, Any]:
     """The part of a route's OpenAPI entry that says: the body is this model, as JSON."""
     schema = {"$ref": _REFERENCE.format(model=model.__name__)}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The part of a route's OpenAPI entry that says: these statuses have the one shape of an error."""
+    return {status: {"model": ErrorAnswer} for status in statuses}
 
 
 def document(app: FastAPI) -> dict[str, Any]:

@@ -139,8 +139,7 @@ class Retriever:
 
     def knows(self, id_: str) -> bool:
         """Whether a label is in this release or was added to it, hidden and deleted ones among them."""
-        overlay = self.overlay
-        changes = overlay.changes
+        changes = self.overlay.changes
         return id_ in self.catalogue.row_of or id_ in changes.upserts or id_ in changes.hidden
 
     def _take(self, overlay: Overlay) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import sqlite3
 import threading
-from collections.abc import Callable, Coroutine, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
@@ -153,13 +153,7 @@ class Service:
             ServingError: as `Retriever.retrieve` and `Retriever.similar`.
         """
         kind = _Kind(retriever, isinstance(request, SimilarRequest), request.preview)
-        try:
-            return await self._batcher.submit(kind, (request, request_id), _queries(request))
-        except QueueFullError as error:
-            await self._shed(error)
-        except TimedOutError:
-            self.monitor.timed_out()
-            raise
+        return await self._counted(lambda: self._batcher.submit(kind, (request, request_id), _queries(request)))
 
     async def admit(self) -> None:
         """Turn a request away before its body is read, if there is no room for even one query.
@@ -229,15 +223,16 @@ class Service:
 
     async def write(self, work: Callable[[], Result]) -> Result:
         """Record something, in a thread that no search waits for; raises as `Apart.run`."""
-        return await self._counted(self._writer.run(work))
+        return await self._counted(lambda: self._writer.run(work))
 
     async def read(self, work: Callable[[], Result]) -> Result:
         """Read figures, in a thread that neither searches nor writes wait for; raises as `Apart.run`."""
-        return await self._counted(self._reader.run(work))
+        return await self._counted(lambda: self._reader.run(work))
 
-    async def _counted(self, work: Coroutine[None, None, Result]) -> Result:
+    async def _counted(self, begin: Callable[[], Awaitable[Result]]) -> Result:
+        """What is begun, and a count of what the service could not do in time or had no room for."""
         try:
-            return await work
+            return await begin()
         except QueueFullError as error:
             await self._shed(error)
         except TimedOutError:
@@ -280,8 +275,9 @@ class Service:
             return [self._search(kind, [work], [wait])[0] for work, wait in zip(works, waited, strict=True)]
         self.monitor.batch(retrieval, waited, self._batcher.depth)
         if not kind.preview:
-            self.monitor.retrieval(retrieval, kind.retriever.catalogue)
-            self.live.answered(_answered(kind.retriever, works, retrieval))
+            answered = _answered(kind.retriever, works, retrieval)
+            self.monitor.retrieval(retrieval, answered.buckets_N)
+            self.live.answered(answered)
         split: list[list[bytes] | Exception] = []
         start = 0
         for request in requests:

@@ -112,7 +112,7 @@ class Settings(BaseSettings):
                 raise ValueError(
                     f"{name}: expected keys of at least {_SHORTEST_KEY} characters, received a shorter one"
                 )
-        if not (self.insecure or _is_loopback(self.host) or self.all_api_keys()):
+        if not (self.insecure or is_loopback(self.host) or self.all_api_keys()):
             raise ValueError(
                 f"expected api_keys, or insecure, for the address {self.host}, which others can reach; received neither"
             )
@@ -135,7 +135,8 @@ def _keys(given: tuple[SecretStr, ...], file: Path | None) -> list[str]:
     return [*(key.get_secret_value() for key in given), *in_file]
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether a host's name or address is this machine's own."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -8,9 +8,8 @@ from starlette.responses import HTMLResponse, Response
 
 from serving import dashboard, limits
 from serving.body import read_body
-from serving.edge import dump, json_response, request_id
-from serving.openapi import json_body
-from serving.routes.common import errors, service_of
+from serving.edge import dump, json_response, request_id, service_of
+from serving.openapi import errors, json_body
 from serving.schemas import FeedbackAnswer, FeedbackRequest, MonitoringAnswer
 
 router = APIRouter(tags=["figures"])

@@ -13,10 +13,9 @@ from starlette.responses import Response
 from serving import limits
 from serving.body import read_body
 from serving.changes import hiding, records_of
-from serving.edge import dump, json_response, request_id
+from serving.edge import dump, json_response, request_id, service_of
 from serving.guard import require_admin
-from serving.openapi import json_body
-from serving.routes.common import errors, service_of
+from serving.openapi import errors, json_body
 from serving.schemas import HiddenAnswer, LabelAnswer, LabelsAnswer, LabelsRequest
 
 

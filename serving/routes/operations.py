@@ -7,11 +7,11 @@ import asyncio
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from serving.edge import dump, json_response, request_id
+from serving.edge import dump, json_response, request_id, service_of
 from serving.errors import NotReadyError
 from serving.follower import ReleaseFollower
 from serving.guard import require_admin
-from serving.routes.common import errors, service_of
+from serving.openapi import errors
 from serving.schemas import HealthAnswer, ReleaseAnswer, ReloadAnswer
 
 router = APIRouter(tags=["operations"])

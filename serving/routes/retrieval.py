@@ -12,9 +12,8 @@ from starlette.types import Receive, Scope, Send
 
 from serving import limits
 from serving.body import read_body
-from serving.edge import request_id, results_response
-from serving.openapi import json_body
-from serving.routes.common import errors, service_of
+from serving.edge import request_id, results_response, service_of
+from serving.openapi import errors, json_body
 from serving.schemas import RetrieveAnswer, RetrieveRequest, SimilarAnswer, SimilarRequest
 from serving.settings import Settings
 
