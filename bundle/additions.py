@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import JsonValue
 
-from bundle.bundle import LABEL_TOWER, Bundle
+from bundle.bundle import LABEL_TOWER, UNIT_NORM_TOLERANCE, Bundle
 from bundle.display import DisplayColumns
 from bundle.errors import FeatureError, FixedLabelsError, InputError
 from bundle.features import Features
@@ -32,7 +32,6 @@ Int64 = npt.NDArray[np.int64]
 NEW = -1
 """Catalogue row of a label that the bundle does not have."""
 _TOGETHER = 256
-_UNIT_NORM_TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -213,7 +212,7 @@ class LabelAdder:
         """Label embeddings, float32 [B, D]."""
         embeddings_BD = self._tower.embed(self._tower.read([self._features(record) for record in records]))
         if self._bundle.manifest.similarity == "cosine":
-            off_B = np.abs(np.linalg.norm(embeddings_BD, axis=1) - 1) > _UNIT_NORM_TOLERANCE
+            off_B = np.abs(np.linalg.norm(embeddings_BD, axis=1) - 1) > UNIT_NORM_TOLERANCE
             if off_B.any():
                 row = int(off_B.argmax())
                 raise FeatureError(

@@ -36,7 +36,7 @@ _REQUIRED = (LABELS, EMBEDDINGS, CALIBRATION_QUERIES, QUERY_TOWER)
 CONTRACT_FILES = (*_REQUIRED, LABEL_TOWER, PROPOSAL)
 """Beside manifest and vocabularies; any other file is a report."""
 
-_UNIT_NORM_TOLERANCE = 1e-3
+UNIT_NORM_TOLERANCE = 1e-3
 _LOGSUMEXP_TOLERANCE = 1e-4
 
 
@@ -176,8 +176,8 @@ class Bundle:
                 worst = int(np.abs(norms - 1).argmax())
                 _require(
                     f"{name} has unit rows when similarity is cosine",
-                    abs(norms[worst] - 1) <= _UNIT_NORM_TOLERANCE,
-                    f"norm 1 ± {_UNIT_NORM_TOLERANCE}",
+                    abs(norms[worst] - 1) <= UNIT_NORM_TOLERANCE,
+                    f"norm 1 ± {UNIT_NORM_TOLERANCE}",
                     f"norm {norms[worst]:.6g} in row {worst}",
                 )
         self._validate_labels()

@@ -17,7 +17,7 @@ import glob
 import os
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -184,14 +184,10 @@ class LabelLog:
         self._unchanged = (stamp, end) if stamp[1] == end.offset else None
         return Tail(records, end, position is not None and end.generation != position.generation)
 
-    def compact(self, keep: Callable[[Upsert | Hide], bool] = lambda _: True) -> None:
+    def compact(self) -> None:
         """Rewrite the log in one step to what it amounts to; readers start over.
 
-        A change that is in the newest release is needed again when an older one is published: drop it only when
-        no release without it is left.
-
-        Args:
-            keep: whether a change stays.
+        Changes that the newest release has taken in stay: an older one may be published again.
 
         Raises:
             LabelLogError: the disk is full or not writable; the log stays as it was.
@@ -203,7 +199,7 @@ class LabelLog:
                     return
                 with self.path.open("rb", buffering=0) as file:
                     _, records = self._scan(file.fileno(), None)
-                self._rewrite([record for record in replay(records).records() if keep(record)])
+                self._rewrite(replay(records).records())
         except OSError as error:
             raise LabelLogError(f"{self.path}: expected to rewrite it: {error.strerror}; it stays as it was") from error
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from index import IndexSpec, Releases, build_index, cli
 from serving.errors import UnservableReleaseError
 from serving.loading import load_release
 from tests.bundles import label_features, make_bundle
-from tests.serving.process import ServerProcess, server
+from tests.serving.process import ServerProcess, server, until
 
 LABELS = 60
 FEATURES = {"user_id": "u3", "history": ["item-1", "item-2"]}
@@ -103,13 +102,6 @@ def scores(answer: Answer) -> dict[str, float]:
 def everything(longtail: Client, **selection: Any) -> dict[str, float]:
     """Scores of as many labels as one may ask for."""
     return scores(longtail.retrieve(features=FEATURES, **({"k": LABELS} | selection)))
-
-
-def until(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 15
-    while not holds():
-        assert time.monotonic() < deadline, f"expected {what}"
-        time.sleep(0.02)
 
 
 @MODELS

@@ -21,17 +21,11 @@ from serving.errors import StateError
 from serving.settings import Settings
 from tests.bundles import label_features, make_bundle
 from tests.serving.client import client_of
+from tests.serving.process import until
 
 QUERY = {"features": {"user_id": "u3", "history": ["item-1"]}, "k": 60}
 ADDED = {"id": "added", "features": label_features(1), "display": {"title": "Added"}}
 RING_HEADER = 4096
-
-
-def until(holds: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 10
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @contextmanager

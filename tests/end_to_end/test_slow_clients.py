@@ -9,7 +9,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 
@@ -19,7 +19,7 @@ import pytest
 
 from index import IndexSpec, Releases, build_index
 from tests.bundles import make_bundle
-from tests.serving.process import ServerProcess, server
+from tests.serving.process import ServerProcess, server, until
 
 LABELS, IDLE = 3000, 1000
 BODY = json.dumps({"queries": [{"features": {"user_id": "u1"}, "k": 10}]}).encode()
@@ -78,13 +78,6 @@ def status_of(connection: socket.socket) -> int:
 
 def open_files(service: ServerProcess) -> int:
     return len(os.listdir(f"/proc/{service.process.pid}/fd"))
-
-
-def until(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not holds():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
 
 
 @contextmanager

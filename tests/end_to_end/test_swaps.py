@@ -24,7 +24,7 @@ import pytest
 from client import Client, NewLabel
 from index import IndexSpec, Releases, build_index
 from tests.bundles import label_features, make_bundle
-from tests.serving.process import ServerProcess, server
+from tests.serving.process import ServerProcess, server, until
 
 SWAPS = int(os.environ.get("LONGTAIL_SWAPS", "12"))
 LEVEL_AFTER = 10
@@ -142,13 +142,6 @@ def under_load(loads: list[Callable[[], None]], stop: Event) -> Iterator[None]:
             stop.set()
         for load in running:
             load.result()
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @dataclass(frozen=True)

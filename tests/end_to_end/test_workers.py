@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from client import Client, NewLabel, NotFoundError
 from index import IndexSpec, Releases, build_index
 from tests.bundles import label_features, make_bundle
-from tests.serving.process import ServerProcess, free_port, server
+from tests.serving.process import ServerProcess, free_port, server, until
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="looks processes up in /proc")
 
@@ -28,13 +28,6 @@ LABELS, DIM = 20_000, 32
 FEATURES = {"user_id": "u3", "history": ["item-1"]}
 MAPPED = (".faiss", "/embeddings.npy")
 ANSWERED = "longtail_requests_total route=/v1/retrieve status=2xx"
-
-
-def until(holds: Callable[[], bool], what: str, seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, f"expected {what} within {seconds} s"
-        time.sleep(0.02)
 
 
 def children(parent: int) -> dict[int, bytes]:

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +39,14 @@ class ServerProcess:
         """SIGTERM; returns the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(20)
+
+
+def until(holds: Callable[[], object], what: str = "a condition to hold", seconds: float = 20) -> None:
+    """Wait for something; fails after so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, f"expected {what} within {seconds:g} s"
+        time.sleep(0.02)
 
 
 def free_port() -> int:
