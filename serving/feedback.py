@@ -29,7 +29,9 @@ def take(events: Sequence[Event], retriever: Retriever, figures: Live, *, shadow
     """
     organic = {place: event for place, event in enumerate(events) if event.features is not None}
     interactions = _shadow(organic, retriever, shadow_k)
-    figures.events([_of_answer(event, retriever) for event in events if event.features is None])
+    of_answers = [_of_answer(event, retriever) for event in events if event.features is None]
+    if of_answers:
+        figures.events(of_answers)
     if interactions:
         # Last, for these would count twice if the client had to send them again.
         figures.shadow(retriever.name, interactions)

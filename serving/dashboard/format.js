@@ -10,7 +10,7 @@ const points = (value) => (known(value) ? `${value < 0 ? "" : "+"}${fixed(100 * 
 const recall = (value) => fixed(value, 3);
 const lambda = (value) => fixed(value, 2);
 const rate = (value) => fixed(value, value < 10 ? 2 : value < 100 ? 1 : 0);
-const milliseconds = (value) => (known(value) ? `${fixed(value, value < 10 ? 2 : value < 100 ? 1 : 0)} ms` : NONE);
+const milliseconds = (value) => (known(value) ? `${rate(value)} ms` : NONE);
 const plural = (n, one, many = `${one}s`) => `${count(n)} ${n === 1 ? one : many}`;
 const short = (value) => String(Number(value.toFixed(6))).replace("-", "−");
 

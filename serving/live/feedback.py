@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -41,8 +41,6 @@ WITH RECURSIVE held (generation) AS (
 SELECT generation FROM held WHERE generation IS NOT NULL
 """
 """The distinct generations, by one step in the index each."""
-
-Write = Callable[[sqlite3.Connection], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +72,6 @@ class RecallRow(NamedTuple):
     hits: int
 
 
-@dataclass(slots=True)
-class _Commit:
-    write: Write
-    done: bool = False
-    error: BaseException | None = None
-
-
 class FeedbackStore:
     """Thread-safe. Everything raises sqlite3.Error if the file cannot be read or written: nothing was recorded then.
 
@@ -95,9 +86,8 @@ class FeedbackStore:
         self._max_answers = max_answers
         prepare(path)
         self._durable, self._lazy, self._reader = (connect(path, mode) for mode in ("FULL", "NORMAL", "NORMAL"))
-        self._queue_lock, self._durable_lock = threading.Lock(), threading.Lock()
-        self._lazy_lock, self._reader_lock = threading.Lock(), threading.Lock()
-        self._queue: list[_Commit] = []
+        self._durable_lock, self._lazy_lock = threading.Lock(), threading.Lock()
+        self._reader_lock = threading.Lock()
         self._looked_back_at = 0.0
 
     def events(self, events: Sequence[Event], now: float) -> None:
@@ -115,17 +105,15 @@ class FeedbackStore:
             for event in events
         ]
 
-        def write(connection: sqlite3.Connection) -> None:
+        with self._durable_lock, transaction(self._durable):
             fresh = 0
             for labels in rows:
-                before = connection.total_changes
-                connection.executemany(
+                before = self._durable.total_changes
+                self._durable.executemany(
                     "INSERT OR IGNORE INTO feedback (key, label, bucket, at, state) VALUES (?, ?, ?, ?, 0)", labels
                 )
-                fresh += connection.total_changes > before
-            _count(connection, EVENTS_OF_ANSWERS, fresh)
-
-        self._commit(write)
+                fresh += self._durable.total_changes > before
+            _count(self._durable, EVENTS_OF_ANSWERS, fresh)
 
     def shadow(self, release: str, events: int, pairs: Sequence[tuple[int, int]], now: float) -> None:
         """Count organic interactions durably.
@@ -136,12 +124,9 @@ class FeedbackStore:
             pairs: positives and hits of every bucket.
             now: seconds since 1970.
         """
-
-        def write(connection: sqlite3.Connection) -> None:
-            _count(connection, EVENTS_ORGANIC, events)
-            _recalled(connection, SHADOW, now, [(release, bucket, *pair) for bucket, pair in enumerate(pairs)])
-
-        self._commit(write)
+        with self._durable_lock, transaction(self._durable):
+            _count(self._durable, EVENTS_ORGANIC, events)
+            _recalled(self._durable, SHADOW, now, [(release, bucket, *pair) for bucket, pair in enumerate(pairs)])
 
     def answers(self, answers: Iterable[Answer]) -> None:
         """Keep answers for events to be joined with, and let the oldest go."""
@@ -213,36 +198,13 @@ class FeedbackStore:
         """Counters since the file was made: EVENTS_OF_ANSWERS, EVENTS_ORGANIC, UNMATCHED."""
         with self._reader_lock:
             found = dict(self._reader.execute("SELECT name, value FROM totals").fetchall())
-        return {name: found.get(name, 0) for name in (EVENTS_OF_ANSWERS, EVENTS_ORGANIC, UNMATCHED)}
+        return {name: found.get(name, 0) for name in COUNTERS}
 
     def close(self) -> None:
         """Close the connections; waits for writes under way."""
         with self._durable_lock, self._lazy_lock, self._reader_lock:
             for connection in (self._durable, self._lazy, self._reader):
                 connection.close()
-
-    def _commit(self, write: Write) -> None:
-        """Run `write` in a synced transaction, together with those that other threads wait to commit."""
-        mine = _Commit(write)
-        with self._queue_lock:
-            self._queue.append(mine)
-        with self._durable_lock:
-            if not mine.done:
-                with self._queue_lock:
-                    together, self._queue = self._queue, []
-                try:
-                    with transaction(self._durable):
-                        for commit in together:
-                            commit.write(self._durable)
-                except BaseException as error:
-                    for commit in together:
-                        commit.error = error
-                    raise
-                finally:
-                    for commit in together:
-                        commit.done = True
-        if mine.error is not None:
-            raise mine.error
 
     def _join_some(self, now: float, since: float) -> int:
         counts: dict[tuple[str, int], tuple[int, int]] = {}

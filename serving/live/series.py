@@ -27,8 +27,8 @@ from serving.live.figures import (
 )
 from serving.live.records import Baseline
 from serving.live.ring import Array
-from serving.live.statistics import latency_ms
-from serving.live.windows import psi_of, ratio, recall_of
+from serving.live.statistics import latency_ms, psi
+from serving.live.windows import ratio, recalled
 
 
 def iso(at: float) -> str:
@@ -67,7 +67,7 @@ class Series:
         traffic = answers[:, QUERIES] + load[:, REQUESTS] + load[:, SHED]
         for minute in np.flatnonzero((traffic > 0) & (traffic >= self._most)).tolist():
             self._names[minute] = release
-            self._psi[minute] = psi_of(answers[minute], baseline)["buckets"]
+            self._psi[minute] = None if baseline is None else psi(answers[minute, EXPOSURES], baseline.shares)
         self._most = np.maximum(self._most, traffic)
 
     def add_recall(self, rows: Iterable[RecallRow]) -> None:
@@ -85,9 +85,7 @@ class Series:
         minutes = [minute for minute in range(MINUTES) if self._names[minute] is not None]
         answers_M, load_M = self._answers[minutes], self._load[minutes]
         exposures_M = answers_M[:, EXPOSURES].sum(axis=1)
-        recalled = {
-            source: [recall_of(source, self._recall.get(minute, {})) for minute in minutes] for source in SOURCES
-        }
+        counts = {source: [recalled(source, self._recall.get(minute, {})) for minute in minutes] for source in SOURCES}
         seconds_M = [60.0 if minute < MINUTES - 1 else max(self._now - self._newest * 60, 1.0) for minute in minutes]
         return {
             "step_seconds": 60,
@@ -99,8 +97,11 @@ class Series:
             },
             "psi": [self._psi[minute] for minute in minutes],
             "recall": {
-                source: {name: [of[name]["value"] for of in recalls] for name in (*BUCKET_NAMES, "all")}
-                for source, recalls in recalled.items()
+                source: {
+                    name: [ratio(hits, positives) for positives, hits in (of[name] for of in by_minute)]
+                    for name in (*BUCKET_NAMES, "all")
+                }
+                for source, by_minute in counts.items()
             },
             "bias_removal": list(map(ratio, answers_M[:, BIAS_REMOVAL].tolist(), answers_M[:, QUERIES].tolist())),
             "requests_per_second": list(map(ratio, load_M[:, REQUESTS].tolist(), seconds_M)),

@@ -71,9 +71,14 @@ def psi_of(answers: Array, baseline: Baseline | None) -> dict[str, float | None]
 
 def recall_of(source: str, recall: Recall) -> dict[str, dict[str, Any]]:
     """Per bucket and over all: positives, hits, hits / positives and its 95 % interval."""
+    return {name: _proportion(*pair) for name, pair in recalled(source, recall).items()}
+
+
+def recalled(source: str, recall: Recall) -> dict[str, tuple[int, int]]:
+    """Positives and hits per bucket and over all."""
     counts = [recall.get((source, bucket), (0, 0)) for bucket in range(BUCKETS)]
     counts.append((sum(positives for positives, _ in counts), sum(hits for _, hits in counts)))
-    return {name: _proportion(*pair) for name, pair in zip((*BUCKET_NAMES, "all"), counts, strict=True)}
+    return dict(zip((*BUCKET_NAMES, "all"), counts, strict=True))
 
 
 def ratio(numerator: float, denominator: float) -> float | None:

@@ -224,7 +224,7 @@ def test_no_answers_are_kept_if_none_are_wanted(open_live: Opening, clock: Clock
     assert recall(live, clock)["all"] == (0, 0)
 
 
-def test_many_threads_commit_together(live: Live, clock: Clock) -> None:
+def test_many_threads_take_turns(live: Live, clock: Clock) -> None:
     live.answered(answered([[0]] * 40))
     threads = [threading.Thread(target=live.events, args=([event(f"request-{n}", 0)],)) for n in range(40)]
     for thread in threads:
