@@ -53,7 +53,7 @@ def main() -> None:
         minutes, seconds = divmod(round(time.monotonic() - begin), 60)
         console.print(f"\n[bold green]Done in {minutes} min {seconds} s.[/] Open:")
         for place, what in (
-            (f"{url}/dashboard", "what head, torso and tail get, and the dial to try"),
+            (f"{url}/dashboard", "what head, torso and tail get"),
             (f"{url}/docs", "the API"),
             (f"{url}/metrics", "Prometheus"),
             (f"{RUN}/report.html", "the λ curve"),
