@@ -21,14 +21,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
-from bundle import Bundle
-from index import Searcher
-from index.band import Band
-from index.manifest import Effort
-from index.train import train_index
-from serving import Encoder
-from serving.conditional import ConditionalRanker
-from serving.ranking import Batch, IndexRanker
+from longtail.bundle import Bundle
+from longtail.index import Searcher
+from longtail.index.construct.train import train_index
+from longtail.index.manifest import Effort
+from longtail.index.search.band import Band
+from longtail.serving import Encoder
+from longtail.serving.core.ranking import Batch, IndexRanker
+from longtail.serving.core.tree_ranking import ConditionalRanker
 
 QUERIES, K, LAMBDAS = 200, 20, (0.25, 0.5, 1.0, 2.0)
 TOLERANCE = 1e-3

@@ -17,9 +17,9 @@ import faiss
 import numpy as np
 
 from benchmarks.index_recall import synthetic_bundle
-from bundle import Bundle
-from index import Filter, IndexSpec, Searcher
-from index.construct import construct
+from longtail.bundle import Bundle
+from longtail.index import Filter, IndexSpec, Searcher
+from longtail.index.construct.bands import construct
 
 K = 20
 QUERIES = 64

@@ -20,14 +20,14 @@ from pathlib import Path
 import faiss
 import numpy as np
 
-from bundle import Augmentation, Buckets, Bundle, log_frequencies
-from index import Filter, IndexSpec, Releases, Searcher, build_index
-from index.band import Band
-from index.construct import construct
-from index.exact import ExactRows, Int64
-from index.manifest import Effort, Kind
-from index.recall import Calibration
-from index.train import train_index
+from longtail.bundle import Augmentation, Buckets, Bundle, log_frequencies
+from longtail.index import Filter, IndexSpec, Releases, Searcher, build_index
+from longtail.index.construct.bands import construct
+from longtail.index.construct.recall import Calibration
+from longtail.index.construct.train import train_index
+from longtail.index.manifest import Effort, Kind
+from longtail.index.search.band import Band
+from longtail.index.search.exact import ExactRows, Int64
 from tests.bundles import make_bundle
 
 DIM = 64

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import typer
 
-from serving.live import Answered, Baseline, Event, Live, baseline_of, fingerprints
+from longtail.serving.monitoring import Answered, Baseline, Event, Live, baseline_of, fingerprints
 
 _DRAWN = 200
 

@@ -27,10 +27,10 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from trainer.config import Data, Recipe
-from trainer.data import load_dataset
-from trainer.features import Encoding
-from trainer.xmc import read_xmc
+from longtail.trainer.config import Data, Recipe
+from longtail.trainer.data.dataset import load_dataset
+from longtail.trainer.data.encode import Encoding
+from longtail.trainer.data.xmc import read_xmc
 
 FEATURES, LABELS = 203_882, 13_330
 

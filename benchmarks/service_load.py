@@ -32,8 +32,8 @@ import numpy as np
 import typer
 
 from benchmarks.index_recall import synthetic_bundle
-from index import IndexSpec, Releases, build_index
-from serving import Encoder
+from longtail.index import IndexSpec, Releases, build_index
+from longtail.serving import Encoder
 from tests.serving.process import free_port, server
 
 _ECHO = """

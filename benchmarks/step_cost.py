@@ -27,10 +27,10 @@ def longtail_step(labels: int, optimizer: str) -> Callable[[np.ndarray, np.ndarr
     """One compiled training step of a fresh model."""
     import pyarrow as pa
 
-    from trainer.config import Recipe
-    from trainer.data import Dataset, Pairs
-    from trainer.features import Encoding
-    from trainer.model import TwoTower
+    from longtail.trainer.config import Recipe
+    from longtail.trainer.data.dataset import Dataset, Pairs
+    from longtail.trainer.data.encode import Encoding
+    from longtail.trainer.model.two_tower import TwoTower
 
     recipe = Recipe.model_validate(
         {

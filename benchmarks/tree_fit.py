@@ -18,10 +18,10 @@ from typing import TypeVar
 
 import numpy as np
 
-from bundle import Proposal
-from trainer.config import FeatureConfig
-from trainer.projection import fit_projection
-from trainer.proposal_tree import fit_tree
+from longtail.bundle import Proposal
+from longtail.trainer.config import FeatureConfig
+from longtail.trainer.sampling.projection import fit_projection
+from longtail.trainer.sampling.tree_fit import fit_tree
 
 T = TypeVar("T")
 BAG = FeatureConfig(name="bag", kind="bag")

@@ -1,8 +1,8 @@
 """The contract between trainer, index and service: a directory that describes itself (FORMAT.md)."""
 
-from bundle.augment import Augmentation
-from bundle.bundle import Bundle, read_manifest, verify_files
-from bundle.errors import (
+from longtail.bundle.augment import Augmentation
+from longtail.bundle.bundle import Bundle, read_manifest, verify_files
+from longtail.bundle.errors import (
     BundleCorruptError,
     BundleError,
     BundleExistsError,
@@ -17,11 +17,11 @@ from bundle.errors import (
     LabelLogVersionError,
     TowerError,
 )
-from bundle.features import EXPECTS, FeatureReader, Features, Inputs
-from bundle.frequency import BUCKET_NAMES, Buckets, log_frequencies
-from bundle.label_log import Hide, LabelChanges, LabelLog, LabelRecord, Position, Restore, Tail, Upsert, replay
-from bundle.labels import Labels
-from bundle.manifest import (
+from longtail.bundle.features import EXPECTS, FeatureReader, Features, Inputs
+from longtail.bundle.frequency import BUCKET_NAMES, Buckets, log_frequencies
+from longtail.bundle.label_log import Hide, LabelChanges, LabelLog, LabelRecord, Position, Restore, Tail, Upsert, replay
+from longtail.bundle.labels import Labels
+from longtail.bundle.manifest import (
     SCHEMA_VERSION,
     BiasRemoval,
     CurvePoint,
@@ -31,11 +31,11 @@ from bundle.manifest import (
     Loss,
     Manifest,
 )
-from bundle.proposal import Proposal
-from bundle.store import atomic_directory, refuse_existing, remove_stale, replace_file, sha256_of
-from bundle.text import hash_token, tokenize
-from bundle.tower import Tower
-from bundle.vocabulary import OUT_OF_VOCABULARY, Vocabulary
+from longtail.bundle.proposal import Proposal
+from longtail.bundle.store import atomic_directory, refuse_existing, remove_stale, replace_file, sha256_of
+from longtail.bundle.text import hash_token, tokenize
+from longtail.bundle.tower import Tower
+from longtail.bundle.vocabulary import OUT_OF_VOCABULARY, Vocabulary
 
 __all__ = [
     "BUCKET_NAMES",

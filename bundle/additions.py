@@ -18,13 +18,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import JsonValue
 
-from bundle.bundle import LABEL_TOWER, UNIT_NORM_TOLERANCE, Bundle
-from bundle.display import DisplayColumns
-from bundle.errors import FeatureError, FixedLabelsError, InputError
-from bundle.features import Features
-from bundle.frequency import TAIL
-from bundle.label_log import Upsert
-from bundle.tower import Tower
+from longtail.bundle.bundle import LABEL_TOWER, UNIT_NORM_TOLERANCE, Bundle
+from longtail.bundle.display import DisplayColumns
+from longtail.bundle.errors import FeatureError, FixedLabelsError, InputError
+from longtail.bundle.features import Features
+from longtail.bundle.frequency import TAIL
+from longtail.bundle.label_log import Upsert
+from longtail.bundle.tower import Tower
 
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]

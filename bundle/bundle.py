@@ -15,13 +15,13 @@ import numpy.typing as npt
 import pyarrow.compute as pc
 from pydantic import ValidationError
 
-from bundle.augment import Augmentation
-from bundle.errors import BundleCorruptError, BundleInvariantError, BundleVersionError
-from bundle.labels import Labels
-from bundle.manifest import SCHEMA_VERSION, TREE_SCHEMA_VERSION, FileRecord, Manifest
-from bundle.proposal import Proposal
-from bundle.store import atomic_directory, sha256_of
-from bundle.vocabulary import Vocabulary
+from longtail.bundle.augment import Augmentation
+from longtail.bundle.errors import BundleCorruptError, BundleInvariantError, BundleVersionError
+from longtail.bundle.labels import Labels
+from longtail.bundle.manifest import SCHEMA_VERSION, TREE_SCHEMA_VERSION, FileRecord, Manifest
+from longtail.bundle.proposal import Proposal
+from longtail.bundle.store import atomic_directory, sha256_of
+from longtail.bundle.vocabulary import Vocabulary
 
 MANIFEST = "manifest.json"
 MANIFEST_SHA256 = "manifest.sha256"

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 from pydantic import JsonValue
 
-from bundle.errors import BundleInvariantError, DisplayError
-from bundle.wording import received
+from longtail.bundle.errors import BundleInvariantError, DisplayError
+from longtail.bundle.wording import received
 
 Display = Mapping[str, JsonValue]
 

@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import JsonValue
 
-from bundle.errors import FeatureError
-from bundle.manifest import Feature
-from bundle.text import hash_token, tokenize
-from bundle.vocabulary import OUT_OF_VOCABULARY, Vocabulary
-from bundle.wording import received
+from longtail.bundle.errors import FeatureError
+from longtail.bundle.manifest import Feature
+from longtail.bundle.text import hash_token, tokenize
+from longtail.bundle.vocabulary import OUT_OF_VOCABULARY, Vocabulary
+from longtail.bundle.wording import received
 
 Features = Mapping[str, JsonValue]
 Inputs = dict[str, npt.NDArray[np.generic]]

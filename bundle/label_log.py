@@ -26,8 +26,8 @@ from uuid import uuid4
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 
-from bundle.errors import LabelLogCorruptError, LabelLogError, LabelLogVersionError
-from bundle.store import remove_stale, replace_file
+from longtail.bundle.errors import LabelLogCorruptError, LabelLogError, LabelLogVersionError
+from longtail.bundle.store import remove_stale, replace_file
 
 VERSION = 1
 _MAGIC = "longtail-labels"

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bundle.errors import BundleInvariantError
+from longtail.bundle.errors import BundleInvariantError
 
 _COLUMNS = {
     "label_id": pa.string(),

@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from bundle.frequency import Buckets
+from longtail.bundle.frequency import Buckets
 
 SCHEMA_VERSION = 1
 TREE_SCHEMA_VERSION = 2

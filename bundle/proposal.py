@@ -24,7 +24,7 @@ from zipfile import BadZipFile
 import numpy as np
 import numpy.typing as npt
 
-from bundle.errors import BundleCorruptError, BundleInvariantError
+from longtail.bundle.errors import BundleCorruptError, BundleInvariantError
 
 Float32 = npt.NDArray[np.float32]
 Int32 = npt.NDArray[np.int32]

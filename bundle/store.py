@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from bundle.errors import BundleExistsError
+from longtail.bundle.errors import BundleExistsError
 
 
 @contextmanager

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import JsonValue
 
-from bundle.errors import FeatureError, TowerError
-from bundle.features import FeatureReader, Features, Inputs
-from bundle.manifest import Feature
-from bundle.vocabulary import Vocabulary
+from longtail.bundle.errors import FeatureError, TowerError
+from longtail.bundle.features import FeatureReader, Features, Inputs
+from longtail.bundle.manifest import Feature
+from longtail.bundle.vocabulary import Vocabulary
 
 Float32 = npt.NDArray[np.float32]
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from bundle.errors import BundleInvariantError
+from longtail.bundle.errors import BundleInvariantError
 
 OUT_OF_VOCABULARY = 0
 

@@ -1,6 +1,6 @@
 """A typed client of a Longtail service, synchronous and asynchronous, on httpx alone.
 
-from client import Client, Feedback, Query
+from longtail.client import Client, Feedback, Query
 
 features = {"user_id": "u3", "history": ["item-1", "item-2"]}
 with Client("http://localhost:8000") as longtail:
@@ -16,11 +16,11 @@ with Client("http://localhost:8000") as longtail:
 tried again first. In the order a call meets them: questions, calls, exchange (settings, retry, errors), answers.
 """
 
-from client.answers import Accepted, Answer, CatalogueLabel, Deleted, Label, Reloaded, Result, Unknown
-from client.asynchronous import AsyncClient
-from client.errors import BusyError, DeniedError, LongtailError, NoAnswerError, NotFoundError
-from client.questions import BucketName, Features, Feedback, Interaction, LabelId, NewLabel, Query
-from client.synchronous import Client
+from longtail.client.answers import Accepted, Answer, CatalogueLabel, Deleted, Label, Reloaded, Result, Unknown
+from longtail.client.asynchronous import AsyncClient
+from longtail.client.errors import BusyError, DeniedError, LongtailError, NoAnswerError, NotFoundError
+from longtail.client.questions import BucketName, Features, Feedback, Interaction, LabelId, NewLabel, Query
+from longtail.client.synchronous import Client
 
 __all__ = [
     "Accepted",

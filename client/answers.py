@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from client.questions import BucketName
+from longtail.client.questions import BucketName
 
 
 @dataclass(frozen=True, slots=True)

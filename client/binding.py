@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar, get_args, get_type_hints
 
-from client.calls import Call
+from longtail.client.calls import Call
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 

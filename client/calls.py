@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import quote
 
-from client import answers
-from client.answers import Accepted, Answer, CatalogueLabel, Deleted, Reloaded
-from client.questions import BucketName, Features, Feedback, Interaction, LabelId, NewLabel, Query, selection
+from longtail.client import answers
+from longtail.client.answers import Accepted, Answer, CatalogueLabel, Deleted, Reloaded
+from longtail.client.questions import BucketName, Features, Feedback, Interaction, LabelId, NewLabel, Query, selection
 
 T = TypeVar("T")
 Event = TypeVar("Event")

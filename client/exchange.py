@@ -9,10 +9,10 @@ from typing import Any, Generic
 
 import httpx
 
-from client.calls import Call, T
-from client.errors import BusyError, error_of, unanswered, unreadable
-from client.retry import Outcome, may_repeat, seconds_to_wait
-from client.settings import Settings
+from longtail.client.calls import Call, T
+from longtail.client.errors import BusyError, error_of, unanswered, unreadable
+from longtail.client.retry import Outcome, may_repeat, seconds_to_wait
+from longtail.client.settings import Settings
 
 _SHORTEST_SECONDS = 0.001
 

@@ -9,12 +9,12 @@ from typing import Concatenate, ParamSpec, Self, TypeVar
 
 import httpx
 
-from client import calls
-from client.binding import described_as
-from client.calls import Call
-from client.exchange import Exchange
-from client.retry import Outcome
-from client.settings import Settings
+from longtail.client import calls
+from longtail.client.binding import described_as
+from longtail.client.calls import Call
+from longtail.client.exchange import Exchange
+from longtail.client.retry import Outcome
+from longtail.client.settings import Settings
 
 P = ParamSpec("P")
 T = TypeVar("T")

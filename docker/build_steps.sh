@@ -56,17 +56,17 @@ packages=$venv/lib/python$wanted/site-packages
 run=(env -i "HOME=$root/home" "PATH=$venv/bin:/usr/bin:/bin" LANG=C.UTF-8 TF_CPP_MIN_LOG_LEVEL=2)
 cd "$root/home"
 "${clean[@]}" python -m pip --python "$venv/bin/python" check
-for room in "$root"/src/{bundle,index,serving,trainer}; do
+for room in "$root"/src/{bundle,commands,index,serving,trainer}; do
     [[ ! -d $room ]] || (cd "$root/src" && find "${room##*/}" -type f ! -name '*.pyc' ! -name '*.md')
 done | while read -r file; do
-    [[ -f $packages/$file ]] || { echo "expected $file in the wheel: [tool.setuptools.package-data] leaves it out" >&2; exit 1; }
+    [[ -f $packages/longtail/$file ]] || { echo "expected $file in the wheel: [tool.setuptools.package-data] leaves it out" >&2; exit 1; }
 done
 case $image in
     serving*)
         "${run[@]}" python -c '
 import importlib.util as look
-import bundle, index, index.cli, serving, serving.cli
-present = [name for name in ("tensorflow", "keras", "jax", "torch", "trainer", "pip") if look.find_spec(name)]
+import longtail.bundle, longtail.commands, longtail.index.cli, longtail.serving.cli
+present = [name for name in ("tensorflow", "keras", "jax", "torch", "longtail.trainer", "pip") if look.find_spec(name)]
 assert not present, f"expected none of these in a serving image, found {present}"
 import faiss
 print("import serving: ok; faiss", faiss.__version__, "GPU build" if hasattr(faiss, "StandardGpuResources") else "CPU build")
@@ -92,7 +92,7 @@ print("import serving: ok; faiss", faiss.__version__, "GPU build" if hasattr(fai
         echo "longtail-serve ${command[0]}: started, healthy, stopped by SIGTERM with exit 0"
         ;;
     trainer)
-        "${run[@]}" python -c 'import trainer, trainer.cli, index.cli, keras; print("import trainer: ok; keras", keras.__version__, "on", keras.backend.backend())'
+        "${run[@]}" python -c 'import longtail.trainer.cli, longtail.index.cli, keras; print("import trainer: ok; keras", keras.__version__, "on", keras.backend.backend())'
         "${run[@]}" longtail-train --help >/dev/null && echo "longtail-train --help: ok"
         "${run[@]}" longtail-index --help >/dev/null && echo "longtail-index --help: ok"
         ;;

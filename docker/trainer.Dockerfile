@@ -9,8 +9,9 @@ COPY docker/requirements-build.txt docker/requirements-trainer.txt docker/
 RUN python -m venv --without-pip /opt/longtail \
     && python -m pip --python /opt/longtail/bin/python install --require-hashes --only-binary :all: -r docker/requirements-trainer.txt \
     && python -m pip install --require-hashes --only-binary :all: -r docker/requirements-build.txt
-COPY LICENSE README.md pyproject.toml ./
+COPY LICENSE README.md pyproject.toml setup.py ./
 COPY bundle bundle
+COPY commands commands
 COPY index index
 COPY trainer trainer
 RUN python -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \

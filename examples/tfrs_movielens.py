@@ -26,8 +26,8 @@ import pyarrow.parquet as pq
 import tensorflow as tf
 import tensorflow_recommenders as tfrs
 
-from bundle import Bundle
-from trainer.tfrs import SampledRetrieval, export_tfrs
+from longtail.bundle import Bundle
+from longtail.trainer.tfrs import SampledRetrieval, export_tfrs
 
 EMBEDDING_DIMENSION = 32
 

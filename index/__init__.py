@@ -5,7 +5,8 @@ Releases(releases).publish(name)                           CURRENT points at it,
 Releases(releases).open(name).searcher.search(queries, k)  answers
 """
 
-from index.errors import (
+from longtail.index.construct.spec import IndexSpec
+from longtail.index.errors import (
     DeviceError,
     IndexRoomError,
     PromiseBrokenError,
@@ -19,14 +20,13 @@ from index.errors import (
     ReleaseVersionError,
     SpecError,
 )
-from index.filters import Filter
-from index.manifest import IndexManifest, RecallAt, ReleaseManifest
-from index.merge import MergeReport, merge_labels
-from index.promise import Promise, Verdict
-from index.release import Release, build_index
-from index.releases import Releases
-from index.search import Searcher
-from index.spec import IndexSpec
+from longtail.index.manifest import IndexManifest, RecallAt, ReleaseManifest
+from longtail.index.release.bucket_floors import Promise, Verdict
+from longtail.index.release.merge import MergeReport, merge_labels
+from longtail.index.release.release import Release, build_index
+from longtail.index.release.releases import Releases
+from longtail.index.search.filters import Filter
+from longtail.index.search.searcher import Searcher
 
 __all__ = [
     "DeviceError",

@@ -1,5 +1,5 @@
-"""`python -m index` is `longtail-index`."""
+"""`python -m longtail.index` is `longtail-index`."""
 
-from index.cli import main
+from longtail.index.cli import main
 
 main()

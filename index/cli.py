@@ -10,14 +10,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from bundle import BundleError
-from index.errors import IndexRoomError
-from index.manifest import Device, RecallAt
-from index.merge import merge_labels
-from index.promise import Promise
-from index.release import build_index
-from index.releases import Releases
-from index.spec import IndexSpec
+from longtail.bundle import BundleError
+from longtail.index.construct.spec import IndexSpec
+from longtail.index.errors import IndexRoomError
+from longtail.index.manifest import Device, RecallAt
+from longtail.index.release.bucket_floors import Promise
+from longtail.index.release.merge import merge_labels
+from longtail.index.release.release import build_index
+from longtail.index.release.releases import Releases
 
 app = typer.Typer(
     help="Build FAISS indexes over bundles and decide which release serves.",

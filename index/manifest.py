@@ -8,7 +8,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from bundle import FileRecord
+from longtail.bundle import FileRecord
 
 SCHEMA_VERSION = 1
 

@@ -5,10 +5,10 @@ batcher, retriever (selection, encoder, ranking or conditional, overlay, catalog
 releases (loading), label changes, feedback, the monitor and the live figures.
 """
 
-from serving.app import create_app
-from serving.encoder import Encoder
-from serving.errors import ServingError
-from serving.retriever import Retriever
-from serving.settings import Settings
+from longtail.serving.core.encoder import Encoder
+from longtail.serving.core.retriever import Retriever
+from longtail.serving.errors import ServingError
+from longtail.serving.http.app import create_app
+from longtail.serving.settings import Settings
 
 __all__ = ["Encoder", "Retriever", "ServingError", "Settings", "create_app"]

@@ -1,5 +1,5 @@
-"""`python -m serving` is `longtail-serve`."""
+"""`python -m longtail.serving` is `longtail-serve`."""
 
-from serving.cli import main
+from longtail.serving.cli import main
 
 main()

@@ -9,9 +9,9 @@ from time import perf_counter
 
 import numpy as np
 
-from index import Releases
-from serving.loading import load_release
-from serving.schemas import Query
+from longtail.index import Releases
+from longtail.serving.core.loader import load_release
+from longtail.serving.http.schemas import Query
 
 _QUERIES = 200
 _K = 20

@@ -12,16 +12,16 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
-from bundle import BundleError
-from bundle.wording import received
-from index import IndexRoomError
-from serving import logs
-from serving.app import create_app
-from serving.check import check_release
-from serving.errors import ServingError
-from serving.server import listen
-from serving.settings import Settings
-from serving.workers import serve
+from longtail.bundle import BundleError
+from longtail.bundle.wording import received
+from longtail.index import IndexRoomError
+from longtail.serving import logs
+from longtail.serving.check import check_release
+from longtail.serving.errors import ServingError
+from longtail.serving.http.app import create_app
+from longtail.serving.process.server import listen
+from longtail.serving.process.supervisor import serve
+from longtail.serving.settings import Settings
 
 app = typer.Typer(
     help="Serve releases over HTTP.", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False

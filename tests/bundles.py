@@ -10,7 +10,7 @@ import pyarrow as pa
 from onnx import TensorProto, helper, numpy_helper
 from pydantic import JsonValue
 
-from bundle import (
+from longtail.bundle import (
     Augmentation,
     BiasRemoval,
     Buckets,

@@ -12,13 +12,13 @@ import pytest
 from pydantic import ValidationError
 from typer.main import get_command
 
-import client
-from index.cli import app as index_app
-from index.promise import Promise
-from serving.cli import app as serve_app
-from serving.schemas import RetrieveRequest
-from trainer.cli import app as train_app
-from trainer.config import Recipe
+from longtail import client
+from longtail.index.cli import app as index_app
+from longtail.index.release.bucket_floors import Promise
+from longtail.serving.cli import app as serve_app
+from longtail.serving.http.schemas import RetrieveRequest
+from longtail.trainer.cli import app as train_app
+from longtail.trainer.config import Recipe
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
 COMMANDS = sorted(set(re.findall(r"(?m)^ *(longtail-(?:train|index|serve) [^\n`]+)$|`(longtail-[^`]+)`", README)))
@@ -57,7 +57,7 @@ def test_promise_is_valid() -> None:
 
 
 def test_client_code_compiles_and_names_what_is_there() -> None:
-    (code,) = [block for block in blocks("python") if "from client" in block]
+    (code,) = [block for block in blocks("python") if "from longtail.client" in block]
     compile(code, "README.md", "exec")
     for name in re.findall(r"longtail\.(\w+)\(", code):
         assert hasattr(client.Client, name)

@@ -1,5 +1,5 @@
-"""`python -m trainer`."""
+"""`python -m longtail.trainer`."""
 
-from trainer.cli import main
+from longtail.trainer.cli import main
 
 main()

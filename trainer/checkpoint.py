@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from keras import ops
 
-from bundle import atomic_directory
-from trainer.config import Recipe
-from trainer.data import Dataset
-from trainer.errors import CheckpointError
-from trainer.model import TwoTower
+from longtail.bundle import atomic_directory
+from longtail.trainer.config import Recipe
+from longtail.trainer.data.dataset import Dataset
+from longtail.trainer.errors import CheckpointError
+from longtail.trainer.model.two_tower import TwoTower
 
 _STATE = "state.json"
 

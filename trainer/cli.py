@@ -32,7 +32,7 @@ def data(
     source: Annotated[Path | None, typer.Option("--from", help="Local copy to read instead of downloading.")] = None,
 ) -> None:
     """Prepare a known data set: Parquet files and a matching recipe."""
-    from trainer.datasets import prepare
+    from longtail.trainer.data.sources import prepare
 
     prepare(name, out, source, say=Console(stderr=True).print)
     typer.echo(out / "recipe.toml")
@@ -41,9 +41,9 @@ def data(
 @app.command()
 def fit(recipe: _RecipeFile, out: _Out, set_: _Set = None) -> None:
     """Train a recipe, choose λ on valid, evaluate on test, write a bundle. Run again to resume."""
-    from trainer.config import load_recipe
-    from trainer.fit import fit as run
-    from trainer.progress import Reporter
+    from longtail.trainer.config import load_recipe
+    from longtail.trainer.job import fit as run
+    from longtail.trainer.progress import Reporter
 
     run(load_recipe(recipe, set_ or []), out, Reporter(Console()))
 
@@ -57,7 +57,7 @@ def evaluate(
     set_: _Set = None,
 ) -> None:
     """Print a bundle's evaluation table, as stored or measured again from its files."""
-    from trainer.evaluate_bundle import evaluate_bundle
+    from longtail.trainer.evaluation.bundle import evaluate_bundle
 
     evaluate_bundle(bundle, recipe, split, set_ or [], markdown=markdown, console=Console())
 
@@ -70,17 +70,17 @@ def export(
     set_: _Set = None,
 ) -> None:
     """Write a bundle from the newest checkpoint of an unfinished job."""
-    from trainer.config import load_recipe
-    from trainer.fit import export_checkpoint
-    from trainer.progress import Reporter
+    from longtail.trainer.config import load_recipe
+    from longtail.trainer.job import export_checkpoint
+    from longtail.trainer.progress import Reporter
 
     export_checkpoint(load_recipe(recipe, set_ or []), work, out, Reporter(Console()))
 
 
 def main() -> None:
     """Run; what is the user's to mend is one line on stderr and exit code 2."""
-    from bundle import BundleError
-    from trainer.errors import TrainerError
+    from longtail.bundle import BundleError
+    from longtail.trainer.errors import TrainerError
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # it reorders sums, and announces that at every start

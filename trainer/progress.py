@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-from bundle import CurvePoint
-from trainer.evaluate import best_of
+from longtail.bundle import CurvePoint
+from longtail.trainer.evaluation.ranking import best_of
 
 
 class _Rate(ProgressColumn):

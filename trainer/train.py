@@ -15,18 +15,18 @@ import numpy as np
 import numpy.typing as npt
 from tensorboard.summary import Writer
 
-from bundle import CurvePoint, Proposal, log_frequencies
-from trainer import backend
-from trainer.checkpoint import Checkpoints, identity_of
-from trainer.conditional import TREE_DIMS, TREE_PENALTY
-from trainer.config import Recipe
-from trainer.data import Dataset, Pairs
-from trainer.errors import DataError
-from trainer.evaluate import Catalogue, best_of, buckets_for, check_metric, evaluate, log_proposal_of
-from trainer.features import Encoding, Inputs
-from trainer.model import TwoTower, check_negatives
-from trainer.progress import Reporter
-from trainer.proposal_tree import fit_proposal
+from longtail.bundle import CurvePoint, Proposal, log_frequencies
+from longtail.trainer import backend
+from longtail.trainer.checkpoint import Checkpoints, identity_of
+from longtail.trainer.config import Recipe
+from longtail.trainer.data.dataset import Dataset, Pairs
+from longtail.trainer.data.encode import Encoding, Inputs
+from longtail.trainer.errors import DataError
+from longtail.trainer.evaluation.ranking import Catalogue, best_of, buckets_for, check_metric, evaluate, log_proposal_of
+from longtail.trainer.model.two_tower import TwoTower, check_negatives
+from longtail.trainer.progress import Reporter
+from longtail.trainer.sampling.conditional import TREE_DIMS, TREE_PENALTY
+from longtail.trainer.sampling.tree_fit import fit_proposal
 
 
 @dataclass

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bundle import atomic_directory
+from longtail.bundle import atomic_directory
 
 LABELS, PAIRS, TESTS, DIMS = 200_000, 500_000, 5_000, 32
 

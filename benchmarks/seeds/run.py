@@ -15,12 +15,12 @@ from rich.console import Console
 from rich.progress import Progress
 
 from benchmarks.seeds.studies import Job
-from bundle import CurvePoint, replace_file
-from trainer.config import load_recipe
-from trainer.data import load_dataset
-from trainer.fit import choose_bias_removal, curve_of
-from trainer.progress import EpochProgress, Reporter
-from trainer.train import train
+from longtail.bundle import CurvePoint, replace_file
+from longtail.trainer.config import load_recipe
+from longtail.trainer.data.dataset import load_dataset
+from longtail.trainer.job import choose_bias_removal, curve_of
+from longtail.trainer.progress import EpochProgress, Reporter
+from longtail.trainer.train import train
 
 
 @dataclass

@@ -60,4 +60,4 @@ def _script() -> str:
 
 
 def _read(name: str) -> str:
-    return (files("serving.dashboard") / name).read_text(encoding="utf-8")
+    return (files("longtail.serving.dashboard") / name).read_text(encoding="utf-8")

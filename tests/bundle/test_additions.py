@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from bundle import Bundle, Feature, Upsert, Vocabulary
-from bundle.additions import LabelAdder, own_id_feature
+from longtail.bundle import Bundle, Feature, Upsert, Vocabulary
+from longtail.bundle.additions import LabelAdder, own_id_feature
 from tests.bundles import label_features, make_bundle
 
 AT = datetime(2026, 6, 1, tzinfo=UTC)

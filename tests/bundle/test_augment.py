@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bundle import Augmentation
+from longtail.bundle import Augmentation
 
 scale = st.floats(0.01, 10)
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bundle import (
+from longtail.bundle import (
     Bundle,
     BundleCorruptError,
     BundleExistsError,

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from bundle import Feature, FeatureError, FeatureReader, Features, Vocabulary
+from longtail.bundle import Feature, FeatureError, FeatureReader, Features, Vocabulary
 
 FEATURES = [
     Feature(name="user", kind="id", vocabulary="users"),

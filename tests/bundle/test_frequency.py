@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from bundle import BUCKET_NAMES, Buckets, log_frequencies
+from longtail.bundle import BUCKET_NAMES, Buckets, log_frequencies
 
 HEAD, TORSO, TAIL = 0, 1, 2
 

@@ -18,8 +18,17 @@ from pathlib import Path
 
 import pytest
 
-from bundle import Hide, LabelLog, LabelLogCorruptError, LabelLogError, LabelLogVersionError, Restore, Upsert, replay
-from bundle import label_log as module
+from longtail.bundle import (
+    Hide,
+    LabelLog,
+    LabelLogCorruptError,
+    LabelLogError,
+    LabelLogVersionError,
+    Restore,
+    Upsert,
+    replay,
+)
+from longtail.bundle import label_log as module
 
 AT = datetime(2026, 11, 1, tzinfo=UTC)
 ROOT = Path(__file__).parents[2]
@@ -278,7 +287,7 @@ CHILD = """
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from bundle import LabelLog, Upsert, Hide
+from longtail.bundle import LabelLog, Upsert, Hide
 log, first = LabelLog(Path(sys.argv[1])), int(sys.argv[2])
 print("ready", flush=True)
 for count in range(first, first + 100_000):

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from bundle import BiasRemoval, Feature, Interval, Manifest
+from longtail.bundle import BiasRemoval, Feature, Interval, Manifest
 from tests.bundles import make_bundle
 
 HISTORY = {"name": "history", "kind": "history", "vocabulary": "items", "max_length": 10}

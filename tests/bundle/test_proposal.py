@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bundle import Bundle, BundleCorruptError, BundleInvariantError, Proposal, read_manifest
+from longtail.bundle import Bundle, BundleCorruptError, BundleInvariantError, Proposal, read_manifest
 from tests.bundles import make_bundle
 
 FIXTURE = Path(__file__).parent.parent / "fixtures" / "bundle_v1"

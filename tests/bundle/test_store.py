@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from bundle import BundleExistsError, atomic_directory, remove_stale, replace_file, sha256_of
+from longtail.bundle import BundleExistsError, atomic_directory, remove_stale, replace_file, sha256_of
 
 WRITE_AND_WAIT = """
 import sys, time
 from pathlib import Path
-from bundle import atomic_directory
+from longtail.bundle import atomic_directory
 with atomic_directory(Path(sys.argv[1])) as working:
     (working / "half.bin").write_bytes(b"half of it")
     print("writing", flush=True)

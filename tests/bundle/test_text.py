@@ -1,6 +1,6 @@
 import pytest
 
-from bundle import hash_token, tokenize
+from longtail.bundle import hash_token, tokenize
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bundle import OUT_OF_VOCABULARY, BundleInvariantError, Vocabulary
+from longtail.bundle import OUT_OF_VOCABULARY, BundleInvariantError, Vocabulary
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from client import AsyncClient, Client
+from longtail.client import AsyncClient, Client
 
 Handler = Callable[[httpx.Request], httpx.Response]
 KEY = "plain-key-7391"

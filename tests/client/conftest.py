@@ -46,9 +46,9 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """A clock in place of the real one, and ½ for every random number."""
     clock = Clock()
-    monkeypatch.setattr("client.synchronous.sleep", clock.sleep)
-    monkeypatch.setattr("client.asynchronous.sleep", clock.sleep_awaited)
-    monkeypatch.setattr("client.exchange.monotonic", lambda: clock.now)
-    monkeypatch.setattr("client.exchange.time", lambda: clock.now)
-    monkeypatch.setattr("client.exchange.random", lambda: 0.5)
+    monkeypatch.setattr("longtail.client.synchronous.sleep", clock.sleep)
+    monkeypatch.setattr("longtail.client.asynchronous.sleep", clock.sleep_awaited)
+    monkeypatch.setattr("longtail.client.exchange.monotonic", lambda: clock.now)
+    monkeypatch.setattr("longtail.client.exchange.time", lambda: clock.now)
+    monkeypatch.setattr("longtail.client.exchange.random", lambda: 0.5)
     return clock

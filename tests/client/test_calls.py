@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from client import (
+from longtail.client import (
     Accepted,
     Answer,
     CatalogueLabel,

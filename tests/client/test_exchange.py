@@ -9,7 +9,7 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from client import BusyError, DeniedError, Interaction, LongtailError, NoAnswerError, NotFoundError
+from longtail.client import BusyError, DeniedError, Interaction, LongtailError, NoAnswerError, NotFoundError
 from tests.client.asking import Asker, Script, refusal
 from tests.client.conftest import Clock
 

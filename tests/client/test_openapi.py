@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from client import Feedback, Interaction, NewLabel, Query, calls
-from client.calls import Call
+from longtail.client import Feedback, Interaction, NewLabel, Query, calls
+from longtail.client.calls import Call
 
 DOCUMENT = Path(__file__).parent.parent.parent / "serving" / "openapi.json"
 EVERYTHING: dict[str, Any] = {"k": 1, "bias_removal": 0.5, "exclude": ["a"], "allow": ["a"], "buckets": ["tail"]}

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from client import Answer, AsyncClient, Client, LongtailError, NoAnswerError, NotFoundError, Query
-from index import IndexSpec, Releases, build_index
+from longtail.client import Answer, AsyncClient, Client, LongtailError, NoAnswerError, NotFoundError, Query
+from longtail.index import IndexSpec, Releases, build_index
 from tests.bundles import make_bundle
 from tests.client.asking import Asker
 from tests.serving.process import free_port, server

@@ -13,8 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-import client
-from client import Answer, AsyncClient, Client
+from longtail import client
+from longtail.client import Answer, AsyncClient, Client
 from tests.client.asking import KEY, Asker, Script, refusal
 from tests.client.test_calls import LABEL, RESULT
 
@@ -86,8 +86,17 @@ def test_settings_that_cannot_be(kind: type[Client], settings: dict[str, object]
 
 
 def test_nothing_but_httpx_and_the_standard_library_is_needed() -> None:
-    blocked = ("numpy", "pyarrow", "pydantic", "orjson", "fastapi", "bundle", "index", "serving", "trainer")
-    program = f"import sys; sys.modules.update(dict.fromkeys({blocked})); import client"
+    blocked = (
+        "numpy",
+        "pyarrow",
+        "pydantic",
+        "orjson",
+        "fastapi",
+        "longtail.bundle",
+        "longtail.index",
+        "longtail.trainer",
+    )
+    program = f"import sys; sys.modules.update(dict.fromkeys({blocked})); import longtail.client"
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
 
 

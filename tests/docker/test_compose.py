@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from serving.settings import Settings
+from longtail.serving.settings import Settings
 from tests.docker.tools import DOCKER, run
 
 COMPOSE: dict[str, Any] = yaml.safe_load((DOCKER / "compose.yaml").read_text())

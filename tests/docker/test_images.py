@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from serving.cli import app as serve_app
+from longtail.serving.cli import app as serve_app
 from tests.docker.tools import DOCKER, run
 
 ROOT = DOCKER.parent

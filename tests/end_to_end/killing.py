@@ -15,15 +15,15 @@ from typing import Any
 
 import httpx
 
-from serving import logs
-from serving.server import listen, run
-from serving.settings import Settings
+from longtail.serving import logs
+from longtail.serving.process.server import listen, run
+from longtail.serving.settings import Settings
 
 KILLS = int(os.environ.get("LONGTAIL_KILLS", "6"))
 """Of each kind of process; the rare moments want hundreds."""
 
 _forks = get_context("forkserver")
-_forks.set_forkserver_preload(["index.cli", "serving.cli", "pyarrow.parquet", __name__])
+_forks.set_forkserver_preload(["longtail.index.cli", "longtail.serving.cli", "pyarrow.parquet", __name__])
 
 
 def start(target: Callable[..., object], *args: object) -> ForkServerProcess:

@@ -15,11 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from bundle import read_manifest
-from client import Answer, Client, Interaction, LongtailError, NewLabel, NotFoundError
-from index import IndexSpec, Releases, build_index, cli
-from serving.errors import UnservableReleaseError
-from serving.loading import load_release
+from longtail.bundle import read_manifest
+from longtail.client import Answer, Client, Interaction, LongtailError, NewLabel, NotFoundError
+from longtail.index import IndexSpec, Releases, build_index, cli
+from longtail.serving.core.loader import load_release
+from longtail.serving.errors import UnservableReleaseError
 from tests.bundles import label_features, make_bundle
 from tests.serving.process import ServerProcess, server, until
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from index import IndexSpec, build_index
-from serving.follower import ReleaseFollower
-from serving.live import Live
-from serving.monitoring import Monitor
-from serving.schemas import Query
-from serving.service import Service
-from serving.settings import Settings
+from longtail.index import IndexSpec, build_index
+from longtail.serving.core.follower import ReleaseFollower
+from longtail.serving.core.service import Service
+from longtail.serving.http.schemas import Query
+from longtail.serving.monitoring import Live
+from longtail.serving.monitoring.prometheus import Monitor
+from longtail.serving.settings import Settings
 from tests.bundles import make_bundle
 from tests.serving.process import ServerProcess, server
 

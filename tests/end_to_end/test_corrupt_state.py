@@ -14,11 +14,11 @@ import httpx
 import numpy as np
 import pytest
 
-from bundle import LabelLog, LabelLogError
-from index import IndexSpec, Releases, build_index
-from serving import create_app
-from serving.errors import StateError
-from serving.settings import Settings
+from longtail.bundle import LabelLog, LabelLogError
+from longtail.index import IndexSpec, Releases, build_index
+from longtail.serving import create_app
+from longtail.serving.errors import StateError
+from longtail.serving.settings import Settings
 from tests.bundles import label_features, make_bundle
 from tests.serving.client import client_of
 from tests.serving.process import until
@@ -214,7 +214,7 @@ def test_a_log_too_long_that_cannot_be_shortened_is_read_as_it_is(
     with service(releases) as client:
         for _ in range(3):
             client.post("/v1/labels", json={"labels": [ADDED]})
-    monkeypatch.setattr("serving.changes._LONG_LOG", 1)
+    monkeypatch.setattr("longtail.serving.core.label_changes._LONG_LOG", 1)
     monkeypatch.setattr(LabelLog, "compact", full)
     with service(releases) as client:
         assert {"added", "item-7"} & answered(client) == {"added"}

@@ -16,9 +16,9 @@ from typing import Any
 import httpx
 import pytest
 
-from bundle import Bundle
-from index import Releases, build_index, cli
-from serving.settings import Settings
+from longtail.bundle import Bundle
+from longtail.index import Releases, build_index, cli
+from longtail.serving.settings import Settings
 from tests.bundles import label_features, make_bundle
 from tests.end_to_end.killing import KILLS, Killable, kill, moments, seconds_of, serving, start
 from tests.serving.process import free_port

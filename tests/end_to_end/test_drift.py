@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from bundle import BUCKET_NAMES, BiasRemoval
-from client import Answer, Client, Feedback, Interaction, Query
-from index import IndexSpec, Releases, build_index
+from longtail.bundle import BUCKET_NAMES, BiasRemoval
+from longtail.client import Answer, Client, Feedback, Interaction, Query
+from longtail.index import IndexSpec, Releases, build_index
 from tests.bundles import make_bundle
 from tests.docker.tools import DOCKER, run
 from tests.serving.process import ServerProcess, server

@@ -27,9 +27,9 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from schemathesis import Case, GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from index import IndexSpec, Releases, build_index
-from serving.guard import OPEN
-from serving.schemas import ErrorAnswer
+from longtail.index import IndexSpec, Releases, build_index
+from longtail.serving.http.auth import OPEN
+from longtail.serving.http.schemas import ErrorAnswer
 from tests.bundles import make_bundle
 from tests.end_to_end.hostile import ADMIN_KEY, API_KEY, BODIES, Hostile, hostile
 from tests.serving.process import ServerProcess, server

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
-from bundle import Proposal, read_manifest
-from index import IndexSpec, Releases, build_index
+from longtail.bundle import Proposal, read_manifest
+from longtail.index import IndexSpec, Releases, build_index
 from tests.bundles import log_p_n, make_bundle
 from tests.serving.process import ServerProcess, server
 

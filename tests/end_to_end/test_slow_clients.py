@@ -17,7 +17,7 @@ import httpx
 import numpy as np
 import pytest
 
-from index import IndexSpec, Releases, build_index
+from longtail.index import IndexSpec, Releases, build_index
 from tests.bundles import make_bundle
 from tests.serving.process import ServerProcess, server, until
 

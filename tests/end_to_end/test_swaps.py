@@ -21,8 +21,8 @@ import httpx
 import pyarrow as pa
 import pytest
 
-from client import Client, NewLabel
-from index import IndexSpec, Releases, build_index
+from longtail.client import Client, NewLabel
+from longtail.index import IndexSpec, Releases, build_index
 from tests.bundles import label_features, make_bundle
 from tests.serving.process import ServerProcess, server, until
 

@@ -19,11 +19,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bundle import Bundle
+from longtail.bundle import Bundle
+from longtail.trainer.config import load_recipe
+from longtail.trainer.data.dataset import load_dataset
+from longtail.trainer.data.encode import Encoding
 from tests.serving.process import server
-from trainer.config import load_recipe
-from trainer.data import load_dataset
-from trainer.features import Encoding
 
 USERS, ITEMS = 40, 30
 WORDS = ("red", "Green", "blue", "wide", "small", "old")

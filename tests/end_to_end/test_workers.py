@@ -17,8 +17,8 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from client import Client, NewLabel, NotFoundError
-from index import IndexSpec, Releases, build_index
+from longtail.client import Client, NewLabel, NotFoundError
+from longtail.index import IndexSpec, Releases, build_index
 from tests.bundles import label_features, make_bundle
 from tests.serving.process import ServerProcess, free_port, server, until
 
@@ -268,7 +268,7 @@ def foreground(releases: Path, root: Path, *python: str) -> Iterator[ServerProce
 
 @pytest.mark.parametrize("when", ["ready", "starting"])
 def test_one_ctrl_c_to_the_foreground_group_ends_all(releases: Path, tmp_path: Path, when: str) -> None:
-    with foreground(releases, tmp_path, "-m", "serving") as process:
+    with foreground(releases, tmp_path, "-m", "longtail.serving") as process:
         if when == "ready":
             process.wait_until_ready()
         else:
@@ -282,7 +282,7 @@ def test_one_ctrl_c_to_the_foreground_group_ends_all(releases: Path, tmp_path: P
 
 YOUNG = """
 import sys
-from serving import cli, workers
+from longtail.serving import cli, workers
 workers._SHORT_LIFE_SECONDS, workers._PAUSE_SECONDS = 0.8, 0.01
 cli.main(sys.argv[1:])
 """

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bundle import Bundle
-from index import IndexSpec, Release, Releases, build_index
+from longtail.bundle import Bundle
+from longtail.index import IndexSpec, Release, Releases, build_index
 from tests.bundles import make_bundle
 
 SMALL = 600

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bundle import BiasRemoval, Bundle
-from index import IndexSpec, RecallFloorError, Searcher, build_index
-from index.band import Band
-from index.construct import construct
-from index.manifest import Effort
-from index.recall import Calibration
-from index.train import train_index
+from longtail.bundle import BiasRemoval, Bundle
+from longtail.index import IndexSpec, RecallFloorError, Searcher, build_index
+from longtail.index.construct.bands import construct
+from longtail.index.construct.recall import Calibration
+from longtail.index.construct.train import train_index
+from longtail.index.manifest import Effort
+from longtail.index.search.band import Band
 from tests.bundles import make_bundle
 
 

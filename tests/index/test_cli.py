@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from bundle import Hide, LabelLog
-from index.cli import app, main
+from longtail.bundle import Hide, LabelLog
+from longtail.index.cli import app, main
 
 SURFACE = {
     "build": {
@@ -117,7 +117,7 @@ def test_a_wrong_command_exits_with_2(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_python_m_index_is_the_command() -> None:
     ended = subprocess.run(
-        [sys.executable, "-m", "index", "--help"],
+        [sys.executable, "-m", "longtail.index", "--help"],
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,

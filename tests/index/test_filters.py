@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from index import Filter, Release
+from longtail.index import Filter, Release
 from tests.index.conftest import KINDS, brute_force, masked
 
 

@@ -12,8 +12,8 @@ import faiss
 import numpy as np
 import pytest
 
-from index import DeviceError, Filter, IndexSpec, Release, Releases, build_index
-from index.gpu import _resources
+from longtail.index import DeviceError, Filter, IndexSpec, Release, Releases, build_index
+from longtail.index.search.gpu import _resources
 from tests.index.conftest import brute_force
 from tests.index.test_filters import check
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from index import Filter, QueryError, Release, Searcher
+from longtail.index import Filter, QueryError, Release, Searcher
 from tests.index.conftest import KINDS, brute_force, masked
 from tests.index.test_filters import eligible_labels
 

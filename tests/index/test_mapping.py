@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from index import IndexSpec, Release, ReleaseCorruptError, Releases, build_index
-from index import files as index_files
+from longtail.index import IndexSpec, Release, ReleaseCorruptError, Releases, build_index
+from longtail.index.release import files as index_files
 from tests.index.conftest import KINDS
 
 ROOT = Path(__file__).parents[2]
@@ -21,7 +21,7 @@ SEARCHING = """
 import sys
 from pathlib import Path
 import numpy as np
-from index import Releases
+from longtail.index import Releases
 release = Releases(Path(sys.argv[1])).open(sys.argv[2])
 queries = release.bundle.augmentation.queries(np.array(release.bundle.calibration_queries), 0.5)
 release.searcher.search(queries, 300)

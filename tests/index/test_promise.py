@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bundle import BiasRemoval, CurvePoint, Interval
-from index import Promise, PromiseBrokenError, PromiseError, Releases, build_index
-from index.promise import Measured
+from longtail.bundle import BiasRemoval, CurvePoint, Interval
+from longtail.index import Promise, PromiseBrokenError, PromiseError, Releases, build_index
+from longtail.index.release.bucket_floors import Measured
 from tests.bundles import make_bundle
 from tests.index.test_cli import run
 

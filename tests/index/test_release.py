@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bundle import Bundle, BundleCorruptError, BundleError, BundleExistsError
-from index import (
+from longtail.bundle import Bundle, BundleCorruptError, BundleError, BundleExistsError
+from longtail.index import (
     IndexRoomError,
     IndexSpec,
     ReleaseCorruptError,
@@ -26,7 +26,7 @@ from index import (
     ReleaseVersionError,
     build_index,
 )
-from index import files as index_files
+from longtail.index.release import files as index_files
 from tests.bundles import make_bundle
 
 ROOT = Path(__file__).parents[2]
@@ -181,7 +181,7 @@ def test_a_full_disk_leaves_nothing(bundle_path: Path, tmp_path: Path, monkeypat
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("index.release.write_file", full)
+    monkeypatch.setattr("longtail.index.release.release.write_file", full)
     with pytest.raises(OSError, match="No space left"):
         build_index(bundle_path, tmp_path, name="never")
     assert list(tmp_path.iterdir()) == []
@@ -191,7 +191,7 @@ def test_a_write_that_the_system_refuses_leaves_nothing(bundle_path: Path, tmp_p
     """Really: the process may write files of 4 KiB at most, and FAISS's index is larger."""
     limited = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
-        "from index.cli import main; main(sys.argv[1:])"
+        "from longtail.index.cli import main; main(sys.argv[1:])"
     )
     command = [sys.executable, "-c", limited, "build", str(bundle_path), "--releases", str(tmp_path)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -206,9 +206,9 @@ def test_kill_9_in_the_middle_of_a_write_leaves_the_published_release(bundle_pat
     releases = Releases(tmp_path)
     releases.publish("good")
     killed = (
-        "import os, signal, sys, index.release as release\n"
+        "import os, signal, sys, longtail.index.release.release as release\n"
         "release.write_file = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "from index.cli import main; main(sys.argv[1:])"
+        "from longtail.index.cli import main; main(sys.argv[1:])"
     )
     options = ["--releases", str(tmp_path), "--name", "half", "--publish"]
     command = [sys.executable, "-c", killed, "build", str(bundle_path), *options]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from index import (
+from longtail.index import (
     IndexRoomError,
     ReleaseCorruptError,
     ReleaseNameError,
@@ -19,7 +19,7 @@ from index import (
     Releases,
     build_index,
 )
-from index import releases as releases_module
+from longtail.index.release import releases as releases_module
 
 ROOT = Path(__file__).parents[2]
 
@@ -170,7 +170,7 @@ def test_prune_removes_leftovers_of_dead_processes_only(releases: Releases) -> N
 
 def test_two_processes_that_publish_at_once_leave_a_valid_pointer(releases: Releases) -> None:
     repeat = (
-        "import sys; from pathlib import Path; from index import Releases\n"
+        "import sys; from pathlib import Path; from longtail.index import Releases\n"
         "for _ in range(15): Releases(Path(sys.argv[1])).publish(sys.argv[2])"
     )
     writers = [

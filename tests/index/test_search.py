@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bundle import Augmentation, Bundle
-from index import Filter, QueryError, Release, Searcher
-from index.band import Band
-from index.manifest import Effort
-from index.train import train_index
+from longtail.bundle import Augmentation, Bundle
+from longtail.index import Filter, QueryError, Release, Searcher
+from longtail.index.construct.train import train_index
+from longtail.index.manifest import Effort
+from longtail.index.search.band import Band
 from tests.bundles import make_bundle
 from tests.index.conftest import KINDS, brute_force, masked
 

@@ -7,10 +7,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from index.band import Band
-from index.eligible import Eligible, Places
-from index.filters import without_rows
-from index.selection import Selection
+from longtail.index.search.band import Band
+from longtail.index.search.eligible import Eligible, Places
+from longtail.index.search.filters import without_rows
+from longtail.index.search.selection import Selection
 
 
 def test_ten_ids_by_hand() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import faiss
 import pytest
 
-from index import DeviceError, IndexSpec, SpecError, build_index
+from longtail.index import DeviceError, IndexSpec, SpecError, build_index
 
 
 @pytest.mark.parametrize(

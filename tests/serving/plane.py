@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import JsonValue
 
-from bundle import (
+from longtail.bundle import (
     BiasRemoval,
     Buckets,
     Bundle,
@@ -35,10 +35,10 @@ from bundle import (
     Manifest,
     Vocabulary,
 )
-from index import Filter
-from serving import Retriever, Settings
-from serving.encoder import serving_errors
-from serving.retriever import Retrieval
+from longtail.index import Filter
+from longtail.serving import Retriever, Settings
+from longtail.serving.core.encoder import serving_errors
+from longtail.serving.core.retriever import Retrieval
 
 FEATURES = [
     Feature(name="user", kind="id", vocabulary="users"),

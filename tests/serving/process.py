@@ -58,10 +58,10 @@ def free_port() -> int:
 
 @contextmanager
 def server(releases: Path, log: Path, **settings: object) -> Iterator[ServerProcess]:
-    """Run `python -m serving run RELEASES` on a free port of loopback; `settings` go through the environment."""
+    """Run `python -m longtail.serving run RELEASES` on a free port of loopback; `settings` from the environment."""
     port = free_port()
     environment = os.environ | {f"LONGTAIL_{name.upper()}": str(value) for name, value in settings.items()}
-    command = [sys.executable, "-m", "serving", "run", str(releases), "--port", str(port)]
+    command = [sys.executable, "-m", "longtail.serving", "run", str(releases), "--port", str(port)]
     with log.open("wb") as output:
         started = time.perf_counter()
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)

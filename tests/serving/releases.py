@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from index import IndexSpec, Releases, build_index
+from longtail.index import IndexSpec, Releases, build_index
 from tests.bundles import make_bundle
 
 

@@ -8,8 +8,8 @@ from contextvars import ContextVar
 
 import pytest
 
-from serving.apart import Apart
-from serving.errors import QueueFullError, TimedOutError
+from longtail.serving.core.executor import Apart
+from longtail.serving.errors import QueueFullError, TimedOutError
 
 
 def test_results_and_errors_are_the_callers_own() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from serving.batcher import Batcher
-from serving.errors import QueueFullError, TimedOutError
+from longtail.serving.core.batcher import Batcher
+from longtail.serving.errors import QueueFullError, TimedOutError
 
 Batches = list[tuple[str, list[int]]]
 

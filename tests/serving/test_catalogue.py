@@ -6,8 +6,8 @@ import orjson
 import pyarrow as pa
 import pytest
 
-from bundle import BundleInvariantError, Labels
-from serving.catalogue import Catalogue
+from longtail.bundle import BundleInvariantError, Labels
+from longtail.serving.core.catalogue import Catalogue
 
 
 def catalogue_of(labels: Labels) -> Catalogue:

@@ -6,7 +6,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from serving.schemas import LabelAnswer, ReleaseAnswer, SimilarAnswer
+from longtail.serving.http.schemas import LabelAnswer, ReleaseAnswer, SimilarAnswer
 
 LN2 = math.log(2)
 

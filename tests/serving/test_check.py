@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from index import IndexSpec, build_index
-from serving import cli
+from longtail.index import IndexSpec, build_index
+from longtail.serving import cli
 from tests.bundles import make_bundle
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from serving import Settings, cli
+from longtail.serving import Settings, cli
 
 
 @pytest.fixture

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bundle import BUCKET_NAMES, Bundle, Proposal
-from index import Filter, IndexSpec, Searcher
-from index.construct import construct
-from serving import Encoder, Retriever
-from serving.conditional import ConditionalRanker
-from serving.errors import InvalidRequestError
-from serving.ranking import Batch, IndexRanker, LabelSearcher
-from serving.schemas import Query, SimilarRequest
+from longtail.bundle import BUCKET_NAMES, Bundle, Proposal
+from longtail.index import Filter, IndexSpec, Searcher
+from longtail.index.construct.bands import construct
+from longtail.serving import Encoder, Retriever
+from longtail.serving.core.ranking import Batch, IndexRanker, LabelSearcher
+from longtail.serving.core.tree_ranking import ConditionalRanker
+from longtail.serving.errors import InvalidRequestError
+from longtail.serving.http.schemas import Query, SimilarRequest
 from tests.bundles import log_p_n, make_bundle
 from tests.serving.plane import ExactSearcher, results_of
 
@@ -122,8 +122,8 @@ def test_every_dial_and_filter_of_a_small_catalogue_is_exact(cosine: bool, bias:
 
 @pytest.mark.parametrize("sources", ["index and tree", "tree alone"])
 def test_long_lists_get_a_tree_of_their_own(monkeypatch: pytest.MonkeyPatch, sources: str) -> None:
-    monkeypatch.setattr("serving.conditional._WHOLE_UP_TO", 5)
-    monkeypatch.setattr("serving.conditional._EXCLUDE_BY_OVERFETCH_UP_TO", 5)
+    monkeypatch.setattr("longtail.serving.core.tree_ranking._WHOLE_UP_TO", 5)
+    monkeypatch.setattr("longtail.serving.core.tree_ranking._EXCLUDE_BY_OVERFETCH_UP_TO", 5)
     bundle = make_bundle(labels=LABELS, bias=True, proposal=True)
     retriever = retriever_of(bundle, Blind(bundle) if sources == "tree alone" else ExactSearcher(bundle))
     for selection in SELECTIONS:
@@ -276,8 +276,8 @@ def test_neither_source_of_candidates_is_enough_nor_are_few_of_both(
 
     recalls = {"union": recall(searcher), "by p_n": recall(Blind(bundle))}
     with monkeypatch.context() as few:
-        few.setattr("serving.conditional._REACH", 0)
-        few.setattr("serving.conditional._REACH_PER_RESULT", 5)
+        few.setattr("longtail.serving.core.tree_ranking._REACH", 0)
+        few.setattr("longtail.serving.core.tree_ranking._REACH_PER_RESULT", 5)
         recalls["100 each"] = recall(searcher)
     monkeypatch.setattr(ConditionalRanker, "_likeliest", _none)
     recalls["by f"] = recall(searcher)

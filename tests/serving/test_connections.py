@@ -13,8 +13,8 @@ import uvicorn
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from serving import connections
-from serving.connections import LONGEST_HEAD, Connection
+from longtail.serving.process import protocol as connections
+from longtail.serving.process.protocol import LONGEST_HEAD, Connection
 
 GET = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
 

@@ -3,9 +3,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from bundle import Feature
-from serving import Encoder
-from serving.errors import InvalidRequestError, UnservableReleaseError
+from longtail.bundle import Feature
+from longtail.serving import Encoder
+from longtail.serving.errors import InvalidRequestError, UnservableReleaseError
 from tests.bundles import make_bundle
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from index import IndexSpec, Releases, build_index
-from serving import Retriever, create_app
-from serving.follower import ReleaseFollower
-from serving.live import Live
-from serving.loading import load_release
-from serving.monitoring import Monitor
-from serving.service import Service
+from longtail.index import IndexSpec, Releases, build_index
+from longtail.serving import Retriever, create_app
+from longtail.serving.core.follower import ReleaseFollower
+from longtail.serving.core.loader import load_release
+from longtail.serving.core.service import Service
+from longtail.serving.monitoring import Live
+from longtail.serving.monitoring.prometheus import Monitor
 from tests.bundles import make_bundle
 from tests.serving.plane import plane_retriever, plane_settings
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from serving import create_app
-from serving.guard import Keys
+from longtail.serving import create_app
+from longtail.serving.http.auth import Keys
 from tests.serving.client import client_of
 from tests.serving.plane import plane_retriever, plane_settings
 

@@ -8,19 +8,19 @@ from pathlib import Path
 _PROGRAM = """
 import sys
 
-BLOCKED = ("keras", "tensorflow", "jax", "tf2onnx", "trainer")
+BLOCKED = ("keras", "tensorflow", "jax", "tf2onnx", "longtail.trainer")
 
 class Block:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in BLOCKED:
+        if name.startswith(BLOCKED):
             raise ImportError(f"serving must not import {name}")
 
 sys.meta_path.insert(0, Block())
 
 from pathlib import Path
-from index import IndexSpec, Releases, build_index
-from serving import Settings, create_app
-from serving.follower import load_release
+from longtail.index import IndexSpec, Releases, build_index
+from longtail.serving import Settings, create_app
+from longtail.serving.core.follower import load_release
 from tests.bundles import make_bundle
 from tests.serving.client import client_of
 
@@ -31,9 +31,9 @@ retriever = load_release(Releases(root / "releases"), "only")
 with client_of(create_app(Settings(releases=root), retriever=retriever)) as client:
     answer = client.post("/v1/retrieve", json={"queries": [{"features": {"user_id": "u1"}, "k": 3}]})
 assert len(answer.json()["results"][0]["labels"]) == 3, answer.text
-import serving.cli
-loaded = {name.split(".")[0] for name in sys.modules}
-assert not loaded & set(BLOCKED), loaded & set(BLOCKED)
+import longtail.serving.cli
+loaded = [name for name in sys.modules if name.startswith(BLOCKED)]
+assert not loaded, loaded
 print("answered")
 """
 

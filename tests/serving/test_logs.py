@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 import httpx
 import pytest
 
-from serving import create_app
-from serving.logs import JsonFormatter, Trace
+from longtail.serving import create_app
+from longtail.serving.logs import JsonFormatter, Trace
 from tests.serving.client import client_of
 from tests.serving.plane import plane_retriever, plane_settings
 
@@ -41,7 +41,7 @@ def test_every_request_is_a_line_with_its_id_and_trace(tmp_path: Path, lines: An
     assert datetime.fromisoformat(first.pop("at")).tzinfo is not None
     assert first == {
         "level": "info",
-        "logger": "serving.envelope",
+        "logger": "longtail.serving.http.middleware",
         "message": "POST /v1/retrieve",
         "request_id": "id-1",
         "trace_id": TRACE,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from serving.cli import app
+from longtail.serving.cli import app
 
 COMMITTED = Path(__file__).parents[2] / "serving" / "openapi.json"
 

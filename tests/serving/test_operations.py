@@ -8,7 +8,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from serving import create_app
+from longtail.serving import create_app
 from tests.serving.client import client_of
 from tests.serving.plane import plane_retriever, plane_settings
 

@@ -12,13 +12,13 @@ import onnx
 import pyarrow as pa
 import pytest
 
-from bundle import Bundle, Hide, LabelRecord, Restore, Tower, Upsert, replay
-from index import Filter, IndexSpec, QueryError, Searcher
-from index.construct import construct
-from serving.conditional import ConditionalRanker
-from serving.errors import InvalidRequestError, NoLabelTowerError
-from serving.overlay import OverlaidSearcher, Overlay
-from serving.ranking import Batch, IndexRanker, LabelSearcher
+from longtail.bundle import Bundle, Hide, LabelRecord, Restore, Tower, Upsert, replay
+from longtail.index import Filter, IndexSpec, QueryError, Searcher
+from longtail.index.construct.bands import construct
+from longtail.serving.core.overlay import OverlaidSearcher, Overlay
+from longtail.serving.core.ranking import Batch, IndexRanker, LabelSearcher
+from longtail.serving.core.tree_ranking import ConditionalRanker
+from longtail.serving.errors import InvalidRequestError, NoLabelTowerError
 from tests.bundles import label_features, make_bundle
 
 AT = datetime(2026, 6, 1, tzinfo=UTC)
@@ -164,10 +164,10 @@ def test_large_batches_are_scored_in_parts(monkeypatch: pytest.MonkeyPatch) -> N
     queries = bundle.augmentation.queries(bundle.calibration_queries, 0.5)
     filters = [Filter(exclude=np.array([query, L + 1])) for query in range(50)]
     whole = overlay.searcher.search(queries, 9, filters)
-    monkeypatch.setattr("serving.overlay._SCORES_AT_ONCE", 3 * len(overlay.added))
+    monkeypatch.setattr("longtail.serving.core.overlay._SCORES_AT_ONCE", 3 * len(overlay.added))
     parts = overlay.searcher.search(queries, 9, filters)
     np.testing.assert_array_equal(whole[1], parts[1])
-    np.testing.assert_allclose(whole[0], parts[0], rtol=1e-5)
+    np.testing.assert_allclose(whole[0], parts[0], rtol=1e-5, atol=1e-7)
 
 
 def test_nothing_stands_between_a_query_and_the_index_when_nothing_changed() -> None:
@@ -397,8 +397,8 @@ def test_columns_of_other_types_are_shown_and_taken_as_json() -> None:
 @pytest.mark.parametrize("few", [False, True])
 def test_a_tree_answers_no_hidden_label_from_either_side(few: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if few:
-        monkeypatch.setattr("serving.conditional._WHOLE_UP_TO", 5)
-        monkeypatch.setattr("serving.conditional._EXCLUDE_BY_OVERFETCH_UP_TO", 5)
+        monkeypatch.setattr("longtail.serving.core.tree_ranking._WHOLE_UP_TO", 5)
+        monkeypatch.setattr("longtail.serving.core.tree_ranking._EXCLUDE_BY_OVERFETCH_UP_TO", 5)
     bundle = make_bundle(labels=L, proposal=True)
     assert bundle.proposal is not None
     overlay = overlay_of(bundle, *[hide(f"item-{row}") for row in range(0, L, 3)])

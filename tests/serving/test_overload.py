@@ -15,9 +15,9 @@ import orjson
 import pytest
 from fastapi import FastAPI
 
-from serving import create_app
-from serving.retriever import Retrieval
-from serving.schemas import Query
+from longtail.serving import create_app
+from longtail.serving.core.retriever import Retrieval
+from longtail.serving.http.schemas import Query
 from tests.serving.client import client_of
 from tests.serving.plane import plane_retriever, plane_settings
 

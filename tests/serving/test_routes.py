@@ -10,11 +10,11 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from index import Releases
-from serving import Retriever, create_app
-from serving.follower import ReleaseFollower
-from serving.live import Baseline
-from serving.schemas import FeedbackAnswer, HiddenAnswer, LabelsAnswer, MonitoringAnswer, ReloadAnswer
+from longtail.index import Releases
+from longtail.serving import Retriever, create_app
+from longtail.serving.core.follower import ReleaseFollower
+from longtail.serving.http.schemas import FeedbackAnswer, HiddenAnswer, LabelsAnswer, MonitoringAnswer, ReloadAnswer
+from longtail.serving.monitoring import Baseline
 from tests.serving.client import client_of
 from tests.serving.plane import plane_retriever, plane_settings
 

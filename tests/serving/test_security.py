@@ -18,9 +18,9 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
-from index import IndexSpec, Releases, build_index
-from serving import Settings, create_app
-from serving.cli import main
+from longtail.index import IndexSpec, Releases, build_index
+from longtail.serving import Settings, create_app
+from longtail.serving.cli import main
 from tests.bundles import make_bundle
 from tests.serving.client import client_of
 from tests.serving.plane import plane_retriever, plane_settings
@@ -321,7 +321,18 @@ def test_the_command_refuses_to_start_there(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_insecure_lets_it_start(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "serving", "run", str(tmp_path), "--host", "0.0.0.0", "--port", "0", "--insecure"]
+    command = [
+        sys.executable,
+        "-m",
+        "longtail.serving",
+        "run",
+        str(tmp_path),
+        "--host",
+        "0.0.0.0",
+        "--port",
+        "0",
+        "--insecure",
+    ]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:

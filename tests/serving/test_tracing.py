@@ -9,9 +9,9 @@ import pytest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from serving import create_app
-from serving.errors import TracingError
-from serving.tracing import install_tracing
+from longtail.serving import create_app
+from longtail.serving.errors import TracingError
+from longtail.serving.http.tracing import install_tracing
 from tests.serving.client import client_of
 from tests.serving.plane import plane_retriever, plane_settings
 

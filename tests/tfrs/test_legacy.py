@@ -20,7 +20,7 @@ def test_what_runs_under_legacy_keras(tfrs_python: str) -> None:
 
 def test_without_legacy_keras_it_says_what_to_set(tfrs_python: str) -> None:
     run = subprocess.run(
-        [tfrs_python, "-c", "import trainer.tfrs"], cwd=ROOT, env=os.environ | {"TF_USE_LEGACY_KERAS": "0"},
+        [tfrs_python, "-c", "import longtail.trainer.tfrs"], cwd=ROOT, env=os.environ | {"TF_USE_LEGACY_KERAS": "0"},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert "install 'longtail[tfrs]' and set TF_USE_LEGACY_KERAS=1" in run.stderr.splitlines()[-1]

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bundle import log_frequencies
-from trainer.contrast import Contrast
-from trainer.objective import Objective
+from longtail.bundle import log_frequencies
+from longtail.trainer.losses.contrast import Contrast
+from longtail.trainer.losses.objective import Objective
 
 B, D, L = 48, 8, 30
 REFERENCE = Path(__file__).with_name("reference.py")

@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tfrs_python: str) -> Path:
     assert run.returncode == 0, run.stderr[-4000:]
     assert "top-100 accuracy of the test ratings: " in run.stdout
     subprocess.run(
-        [sys.executable, "-m", "index", "build", root / "model", "--releases", root / "releases", "--publish"],
+        [sys.executable, "-m", "longtail.index", "build", root / "model", "--releases", root / "releases", "--publish"],
         check=True, capture_output=True,
     )  # fmt: skip
     return root

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 if TYPE_CHECKING:
-    from trainer.train import Trained
+    from longtail.trainer.train import Trained
 
 os.environ["KERAS_BACKEND"] = os.environ.get("LONGTAIL_TEST_BACKEND", "tensorflow")
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
@@ -40,10 +40,10 @@ class Finished:
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    from longtail.trainer import job
+    from longtail.trainer.config import load_recipe
+    from longtail.trainer.progress import Reporter
     from tests.trainer import tiny
-    from trainer import fit as job
-    from trainer.config import load_recipe
-    from trainer.progress import Reporter
 
     folder = tmp_path_factory.mktemp("job")
     recipe, screen, models = tiny.write_job(folder), io.StringIO(), []

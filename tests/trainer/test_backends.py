@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from bundle import BiasRemoval, Bundle
+from longtail.bundle import BiasRemoval, Bundle
+from longtail.trainer.evaluation.bundle import evaluate_bundle
+from longtail.trainer.evaluation.report import evaluation_markdown
 from tests.trainer.conftest import Finished
-from trainer.evaluate_bundle import evaluate_bundle
-from trainer.report import evaluation_markdown
 
 STEPS = """
 import sys
 import numpy as np
 from tests.trainer import tiny
-from trainer.features import Encoding
+from longtail.trainer.data.encode import Encoding
 
 history = {"name": "seen", "kind": "history", "table": "item_id", "dim": 4, "unknown_rate": 0}
 rows = [(0, 0), (0, 1), (1, 2), (1, 1), (2, 1), (2, 3), (3, 4), (3, 5)]
@@ -89,7 +89,7 @@ class Runs:
 def runs(tmp_path_factory: pytest.TempPathFactory, finished: Finished) -> Runs:
     folder = tmp_path_factory.mktemp("backends")
     overrides = ("--set", "training.epochs=2")
-    fit = start("jax", "-m", "trainer", "fit", finished.recipe, "--out", folder / "bundle", *overrides)
+    fit = start("jax", "-m", "longtail.trainer", "fit", finished.recipe, "--out", folder / "bundle", *overrides)
     steps = [start(backend, "-c", STEPS, folder / f"{backend}.npz") for backend in ("tensorflow", "jax")]
     files = (Path(__file__).parent / name for name in PROOFS)
     proofs = start("jax", "-m", "pytest", "-p", "no:cacheprovider", "-k", f"not ({SLOW_ON_JAX})", *files)

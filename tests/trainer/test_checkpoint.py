@@ -5,10 +5,10 @@ import pyarrow as pa
 import pytest
 from keras import ops
 
+from longtail.trainer.checkpoint import Checkpoints, identity_of
+from longtail.trainer.errors import CheckpointError
+from longtail.trainer.model.two_tower import TwoTower
 from tests.trainer import tiny
-from trainer.checkpoint import Checkpoints, identity_of
-from trainer.errors import CheckpointError
-from trainer.model import TwoTower
 
 TRAIN = tiny.pairs((0, 0), (0, 1), (1, 2), (1, 1), (2, 1), (2, 3))
 DATA = tiny.dataset(TRAIN, queries=3, labels=4)
@@ -69,7 +69,7 @@ def test_a_crash_between_writing_and_removing_leaves_the_newest_in_charge(
 ) -> None:
     checkpoints = Checkpoints(tmp_path, "run")
     with monkeypatch.context() as patched:
-        patched.setattr("trainer.checkpoint.shutil.rmtree", lambda _: None)
+        patched.setattr("longtail.trainer.checkpoint.shutil.rmtree", lambda _: None)
         for epoch in range(11):
             checkpoints.save("latest", trained, {"epoch": epoch})
 

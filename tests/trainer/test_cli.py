@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import typer
 
-from bundle import Bundle
+from longtail.bundle import Bundle
+from longtail.trainer import cli
+from longtail.trainer.config import load_recipe
 from tests.trainer import tiny
 from tests.trainer.conftest import Finished
-from trainer import cli
-from trainer.config import load_recipe
 
 SURFACE = {
     "data": ["NAME", "--out", "--from"],
@@ -114,8 +114,8 @@ def test_what_is_the_user_s_to_mend_is_one_line_and_exit_code_2(
 def test_an_existing_out_is_refused_before_any_work(
     job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.fit.load_dataset", lambda *_, **__: pytest.fail("reads data"))
-    monkeypatch.setattr("trainer.datasets.fetch", lambda *_, **__: pytest.fail("downloads"))
+    monkeypatch.setattr("longtail.trainer.job.load_dataset", lambda *_, **__: pytest.fail("reads data"))
+    monkeypatch.setattr("longtail.trainer.data.sources.fetch", lambda *_, **__: pytest.fail("downloads"))
     out = tmp_path / "out"
     out.write_text("mine")
     places = {"RECIPE": job, "OUT": out, "WORK": tmp_path}
@@ -168,7 +168,7 @@ def test_evaluate_prints_the_stored_table(finished: Finished, capsys: pytest.Cap
 
 def test_a_bundle_is_measured_with_propensity_scores(finished: Finished, capsys: pytest.CaptureFixture[str]) -> None:
     """The same as in memory: the bundle knows how many training queries its counts come from."""
-    from trainer.fit import curve_of
+    from longtail.trainer.job import curve_of
 
     propensity = "evaluation.propensity={ a = 1, b = 1 }"
     code, out, errors = run(

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from keras import ops
 
-from bundle import Proposal
+from longtail.bundle import Proposal
+from longtail.trainer import backend
+from longtail.trainer.losses.objective import Objective
+from longtail.trainer.sampling.base import Catalogue, Context, Sampler
+from longtail.trainer.sampling.simple import SAMPLERS
 from tests.trainer import tiny
-from trainer import backend
-from trainer.objective import Objective
-from trainer.sampler import Catalogue, Context, Sampler
-from trainer.samplers import SAMPLERS
 
 L, DIM = 6, 3
 UNIFORM = np.full(L, -np.log(L))

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from bundle import Bundle
+from longtail.bundle import Bundle
+from longtail.trainer.config import load_recipe
+from longtail.trainer.errors import DataError
+from longtail.trainer.evaluation.bundle import evaluate_bundle
+from longtail.trainer.evaluation.report import evaluation_markdown
+from longtail.trainer.job import fit
+from longtail.trainer.progress import EpochProgress, Reporter
 from tests.trainer import tiny
-from trainer.config import load_recipe
-from trainer.errors import DataError
-from trainer.evaluate_bundle import evaluate_bundle
-from trainer.fit import fit
-from trainer.progress import EpochProgress, Reporter
-from trainer.report import evaluation_markdown
 
 ADVERSARIAL = ["loss.family=logistic", 'loss.sampler={name="adversarial", negatives=3, dims=4}']
 JOBS = {

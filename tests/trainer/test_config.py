@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from longtail.trainer.config import Recipe, load_recipe
+from longtail.trainer.errors import DataError, RecipeError
+from longtail.trainer.losses.families import LOSSES
+from longtail.trainer.losses.weights import WEIGHTS
+from longtail.trainer.sampling.simple import SAMPLERS
 from tests.trainer import tiny
-from trainer.config import Recipe, load_recipe
-from trainer.errors import DataError, RecipeError
-from trainer.losses import LOSSES
-from trainer.samplers import SAMPLERS
-from trainer.weights import WEIGHTS
 
 SHIPPED = sorted(path.name for path in (files("trainer") / "recipes").iterdir() if path.name.endswith(".toml"))
 

@@ -6,10 +6,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from longtail.trainer.config import Data
+from longtail.trainer.data.dataset import Dataset, Pairs, load_dataset
+from longtail.trainer.errors import DataError
 from tests.trainer import tiny
-from trainer.config import Data
-from trainer.data import Dataset, Pairs, load_dataset
-from trainer.errors import DataError
 
 USERS, ITEMS, TIMES = ["b", "a", "b", "a", "b", "c"], ["x", "y", "z", "x", "y", "x"], [5, 9, 1, 2, 5, 7]
 

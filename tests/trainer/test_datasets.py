@@ -14,12 +14,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from trainer import datasets
-from trainer.config import load_recipe
-from trainer.data import load_dataset
-from trainer.datasets import DATASETS, KnownDataset, lists, movielens, prepare, sources
-from trainer.datasets.sources import Download, Source, Wheel, fetch
-from trainer.errors import DataError
+from longtail.trainer.config import load_recipe
+from longtail.trainer.data import sources as datasets
+from longtail.trainer.data.dataset import load_dataset
+from longtail.trainer.data.sources import DATASETS, KnownDataset, lists, movielens, prepare
+from longtail.trainer.data.sources import fetch as sources
+from longtail.trainer.data.sources.fetch import Download, Source, Wheel, fetch
+from longtail.trainer.errors import DataError
 
 Files = dict[str, str | bytes]
 

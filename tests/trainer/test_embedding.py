@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from keras import ops
 
-from trainer import backend
-from trainer.embedding import Direction, Table, WeightedBag, reading
+from longtail.trainer import backend
+from longtail.trainer.model.embedding import Direction, Table, WeightedBag, reading
 
 
 @pytest.fixture

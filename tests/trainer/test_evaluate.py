@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
 
-from bundle import Buckets
+from longtail.bundle import Buckets
+from longtail.trainer.config import Evaluation
+from longtail.trainer.errors import DataError
+from longtail.trainer.evaluation.ranking import Catalogue, buckets_for, evaluate, rank
 from tests.trainer import tiny
-from trainer.config import Evaluation
-from trainer.errors import DataError
-from trainer.evaluate import Catalogue, buckets_for, evaluate, rank
 
 QUERIES, L, D, T = 12, 9, 4, 0.3
 GRID = [-0.5, 0.0, 0.7, 2.0]
@@ -59,7 +59,7 @@ def brute_force(bias_removal: float, k: int, *, bias: bool, exclude_seen: bool) 
 def test_evaluation_is_a_sort_of_every_score(
     bias: bool, exclude_seen: bool, block_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.evaluate._BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr("longtail.trainer.evaluation.ranking._BLOCK_BYTES", block_bytes)
 
     curve = evaluate(
         HELD_OUT, KNOWN, embed, catalogue(bias=bias), config(exclude_seen=exclude_seen), queries=QUERIES, seed=0

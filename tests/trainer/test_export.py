@@ -10,17 +10,17 @@ import pyarrow as pa
 import pytest
 from rich.console import Console
 
-from bundle import BiasRemoval, Bundle, BundleExistsError
+from longtail.bundle import BiasRemoval, Bundle, BundleExistsError
+from longtail.trainer import job
+from longtail.trainer.config import load_recipe
+from longtail.trainer.errors import CheckpointError, ExportError
+from longtail.trainer.evaluation.bundle import evaluate_bundle
+from longtail.trainer.export.bundle import export_towers, to_bundle
+from longtail.trainer.progress import Reporter
+from longtail.trainer.train import History, Trained, train
 from tests.bundles import onnx_query_tower
 from tests.trainer import tiny
 from tests.trainer.conftest import Finished
-from trainer import fit as job
-from trainer.config import load_recipe
-from trainer.errors import CheckpointError, ExportError
-from trainer.evaluate_bundle import evaluate_bundle
-from trainer.export import export_towers, to_bundle
-from trainer.progress import Reporter
-from trainer.train import History, Trained, train
 
 
 def run(model: bytes, inputs: dict[str, Any]) -> np.ndarray:
@@ -212,14 +212,16 @@ def test_a_tower_that_computes_something_else_is_not_exported(
     message: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("trainer.export.export_towers", lambda _: alter(bundle.query_tower, bundle.label_tower))
+    monkeypatch.setattr(
+        "longtail.trainer.export.bundle.export_towers", lambda _: alter(bundle.query_tower, bundle.label_tower)
+    )
 
     with pytest.raises(ExportError, match=message):
         to_bundle(finished.trained, np.arange(40), BiasRemoval(default=0), {})
 
 
 def test_a_tower_too_large_for_onnx_says_what_to_lower(finished: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.export._ONNX_LIMIT", 900)
+    monkeypatch.setattr("longtail.trainer.export.bundle._ONNX_LIMIT", 900)
 
     with pytest.raises(
         ExportError, match=r"query tower: expected at most 900 bytes .*, found 928: raise min_count or lower"

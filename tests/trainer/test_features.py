@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bundle import hash_token
+from longtail.bundle import hash_token
+from longtail.trainer.data.dataset import Dataset, Pairs
+from longtail.trainer.data.encode import Bags, Encoding
+from longtail.trainer.errors import DataError
 from tests.trainer import tiny
-from trainer.data import Dataset, Pairs
-from trainer.errors import DataError
-from trainer.features import Bags, Encoding
 
 HISTORY = {"name": "seen", "kind": "history", "table": "item_id", "dim": 4, "unknown_rate": 0}
 
@@ -272,7 +272,7 @@ def test_padding_is_to_a_power_of_two_at_most_the_limit(lengths: list[int], limi
 
 def test_integers_of_a_bag_are_their_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """Maps keyed by numbers, encoded three ids at a time, make the vocabulary and the rows of maps keyed by text."""
-    monkeypatch.setattr("trainer.features._STRETCH", 3)
+    monkeypatch.setattr("longtail.trainer.data.encode._STRETCH", 3)
     bags = [{7: 0.5, 3: 1.0}, {}, {12: 2.0, 7: 1.0, 5: 3.0}, {99: 1.0}]
     numbers = pa.array([list(bag.items()) for bag in bags], pa.map_(pa.int32(), pa.float32()))
     texts = pa.array(

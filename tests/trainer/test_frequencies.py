@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from keras import ops
 
+from longtail.trainer import backend
+from longtail.trainer.checkpoint import Checkpoints
+from longtail.trainer.losses.objective import Objective
+from longtail.trainer.model.two_tower import TwoTower
+from longtail.trainer.sampling.streaming import StreamingFrequencies
 from tests.trainer import tiny
-from trainer import backend
-from trainer.checkpoint import Checkpoints
-from trainer.frequencies import StreamingFrequencies
-from trainer.model import TwoTower
-from trainer.objective import Objective
 
 
 def gaps(stream: StreamingFrequencies, labels: list[int]) -> np.ndarray:

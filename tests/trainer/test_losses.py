@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from keras import ops
 
-from trainer import backend
-from trainer.losses import LOSSES, MASKED
+from longtail.trainer import backend
+from longtail.trainer.losses.families import LOSSES, MASKED
 
 
 def softmax(

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from trainer.metrics import Bootstrap, Positives, gini, inverse_propensity, metrics_of
+from longtail.trainer.evaluation.metrics import Bootstrap, Positives, gini, inverse_propensity, metrics_of
 
 HEAD, TORSO, TAIL = 0, 1, 2
 BUCKETS = np.array([HEAD, HEAD, TORSO, TAIL, TAIL], np.int8)

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from keras import ops
 
-from trainer.losses import LOSSES, MASKED
-from trainer.mining import Mining
-from trainer.objective import Objective
+from longtail.trainer.losses.families import LOSSES, MASKED
+from longtail.trainer.losses.mining import Mining
+from longtail.trainer.losses.objective import Objective
 
 
 def mined(mining: Mining, negative: list[float], log_weight: list[float]) -> tuple[np.ndarray, np.ndarray]:

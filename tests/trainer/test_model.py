@@ -5,13 +5,14 @@ import numpy as np
 import pytest
 from keras import ops
 
+from longtail.trainer import backend
+from longtail.trainer.losses.families import LOSSES
+from longtail.trainer.model import optimizers
+from longtail.trainer.model.embedding import Table
+from longtail.trainer.model.two_tower import TwoTower
+from longtail.trainer.sampling.base import Catalogue, Context
+from longtail.trainer.sampling.simple import SAMPLERS
 from tests.trainer import tiny
-from trainer import backend, optimizers
-from trainer.embedding import Table
-from trainer.losses import LOSSES
-from trainer.model import TwoTower
-from trainer.sampler import Catalogue, Context
-from trainer.samplers import SAMPLERS
 
 TRAIN = tiny.pairs((0, 0), (0, 1), (1, 2), (1, 1), (2, 1), (2, 3), (3, 4), (3, 5), (4, 0), (4, 1), (5, 6))
 COUNTS = np.array([2, 4, 1, 1, 1, 1, 1])
@@ -380,7 +381,7 @@ def test_eta_s_step_size_outlives_two_thousand_million_pairs() -> None:
 def test_embeddings_of_the_catalogue_are_in_its_order_across_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     model = made(job(model={"dim": 4, "similarity": "dot"}))
     expected = parameters(model)[1]
-    monkeypatch.setattr("trainer.model._BLOCK", 3)
+    monkeypatch.setattr("longtail.trainer.model.two_tower._BLOCK", 3)
 
     np.testing.assert_allclose(model.embed_labels(), expected, rtol=1e-6)
 

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from keras import ops
 
+from longtail.trainer import backend
+from longtail.trainer.losses.families import LOSSES, MASKED
+from longtail.trainer.losses.mining import Mining
+from longtail.trainer.losses.objective import Objective
+from longtail.trainer.losses.weights import WEIGHTS
 from tests.trainer import toy
 from tests.trainer.toy import LOGITS, OTHERS, L, Y
-from trainer import backend
-from trainer.losses import LOSSES, MASKED
-from trainer.mining import Mining
-from trainer.objective import Objective
-from trainer.weights import WEIGHTS
 
 POSITIVE, NEGATIVE = np.float32([0.3, -0.4]), np.float32([[0.75, -0.2, 0.4, 0.1], [0.5, 0.15, -0.35, 0.65]])
 HITS = np.array([[False, False, True, False], [False] * 4])

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from keras import ops
 
-from trainer.embedding import Table
-from trainer.optimizers import ROW_OPTIMIZERS, LazyAdam, RowOptimizer, RowwiseAdagrad
+from longtail.trainer.model.embedding import Table
+from longtail.trainer.model.optimizers import ROW_OPTIMIZERS, LazyAdam, RowOptimizer, RowwiseAdagrad
 
 RATE = 0.5
 

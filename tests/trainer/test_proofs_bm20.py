@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from keras import ops
 
+from longtail.trainer import backend
+from longtail.trainer.losses.objective import Objective
 from tests.trainer import tiny
-from trainer import backend
-from trainer.objective import Objective
 
 X, L = 3, 5
 RNG = np.random.default_rng(11)

@@ -12,12 +12,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from longtail.trainer.losses.objective import Objective
+from longtail.trainer.losses.weights import WEIGHTS
+from longtail.trainer.sampling.base import Catalogue
+from longtail.trainer.sampling.simple import SAMPLERS
 from tests.trainer import toy
 from tests.trainer.toy import LOGITS, OTHERS, PI, L, Sample, Y
-from trainer.objective import Objective
-from trainer.sampler import Catalogue
-from trainer.samplers import SAMPLERS
-from trainer.weights import WEIGHTS
 
 ROWS, M = 30_000, 5
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from keras import ops
 
-from trainer.mining import Mining
-from trainer.objective import Objective
+from longtail.trainer.losses.mining import Mining
+from longtail.trainer.losses.objective import Objective
 
 K, B = 8, 4
 SCORES = np.array([0.3, 1.4, -0.2, 0.9, -1.1, 0.5, 2.0, -0.7])

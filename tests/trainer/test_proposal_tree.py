@@ -4,14 +4,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from bundle import Proposal
+from longtail.bundle import Proposal
+from longtail.trainer.config import FeatureConfig
+from longtail.trainer.data.encode import Encoding
+from longtail.trainer.errors import DataError
+from longtail.trainer.sampling import tree_fit as proposal_tree
+from longtail.trainer.sampling.projection import fit_projection
+from longtail.trainer.sampling.tree_fit import fit_proposal, fit_tree
 from tests.trainer import tiny
-from trainer import proposal_tree
-from trainer.config import FeatureConfig
-from trainer.errors import DataError
-from trainer.features import Encoding
-from trainer.projection import fit_projection
-from trainer.proposal_tree import fit_proposal, fit_tree
 
 PENALTY = 0.1
 

@@ -10,12 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
+from longtail.trainer import train as loop
+from longtail.trainer.config import Data
+from longtail.trainer.data.dataset import Dataset, Pairs, load_dataset
+from longtail.trainer.errors import CheckpointError, DataError
+from longtail.trainer.progress import Reporter
 from tests.trainer import tiny
-from trainer import train as loop
-from trainer.config import Data
-from trainer.data import Dataset, Pairs, load_dataset
-from trainer.errors import CheckpointError, DataError
-from trainer.progress import Reporter
 
 
 def load(train: Path, **settings: Any) -> Dataset:

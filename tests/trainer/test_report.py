@@ -3,10 +3,10 @@ import re
 
 import pytest
 
-from bundle import BiasRemoval, CurvePoint, Interval
+from longtail.bundle import BiasRemoval, CurvePoint, Interval
+from longtail.trainer.evaluation.report import evaluation_markdown, html_report
+from longtail.trainer.train import History
 from tests.trainer import tiny
-from trainer.report import evaluation_markdown, html_report
-from trainer.train import History
 
 BUCKETS = ("head", "torso", "tail")
 

@@ -23,18 +23,18 @@ def die_at(count):
     return step
 
 if point == "batch":
-    import trainer.train
-    batches, step = trainer.train._batches, die_at(count)
+    import longtail.trainer.train
+    batches, step = longtail.trainer.train._batches, die_at(count)
     def dying(*arguments, **more):
         for batch in batches(*arguments, **more):
             step()
             yield batch
-    trainer.train._batches = dying
+    longtail.trainer.train._batches = dying
 if point == "checkpoint":
     rename, step = os.rename, die_at(count)
     os.rename = lambda *paths: (step(), rename(*paths))
 
-from trainer.cli import main
+from longtail.trainer.cli import main
 main()
 """
 """`longtail-train`, killed when it takes its n-th batch, or when its n-th checkpoint is written but not yet named."""

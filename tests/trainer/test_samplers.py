@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from keras import ops
 
-from bundle import log_frequencies
-from trainer.sampler import Catalogue, Context
-from trainer.samplers import SAMPLERS, alias_table
+from longtail.bundle import log_frequencies
+from longtail.trainer.sampling.base import Catalogue, Context
+from longtail.trainer.sampling.simple import SAMPLERS, alias_table
 
 LOG_PI = np.log([0.5, 0.3, 0.2])
 POSITIVE = 1

@@ -10,9 +10,9 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from trainer.config import Data
-from trainer.errors import DataError
-from trainer.tables import file_format, read_interactions, read_lists, read_table
+from longtail.trainer.config import Data
+from longtail.trainer.data.tables import file_format, read_interactions, read_lists, read_table
+from longtail.trainer.errors import DataError
 
 T = TypeVar("T")
 

@@ -6,10 +6,10 @@ import numpy as np
 import onnxruntime
 import pytest
 
+from longtail.trainer.export.bundle import write_onnx
+from longtail.trainer.model.embedding import Dropout, dropping
+from longtail.trainer.model.towers import Towers, build_towers, dropouts
 from tests.trainer import tiny
-from trainer.embedding import Dropout, dropping
-from trainer.export import write_onnx
-from trainer.towers import Towers, build_towers, dropouts
 
 BAG = {"name": "words", "kind": "bag", "dim": 3, "combiner": "sum"}
 TABLE = np.array([[0, 0, 0], [1, -2, 0.5], [-4, 1, 0.25]], np.float32)

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from bundle import CurvePoint, Interval
+from longtail.bundle import CurvePoint, Interval
+from longtail.trainer.data.dataset import Dataset
+from longtail.trainer.errors import DataError
+from longtail.trainer.progress import Reporter
+from longtail.trainer.train import Trained, train
 from tests.trainer import tiny
-from trainer.data import Dataset
-from trainer.errors import DataError
-from trainer.progress import Reporter
-from trainer.train import Trained, train
 
 TABLE = tiny.clustered(users=12, items=8, each=6, seed=0)
 ROWS = list(zip(TABLE["user_id"].to_pylist(), TABLE["item_id"].to_pylist(), strict=True))
@@ -52,7 +52,7 @@ def test_early_stopping_waits_for_its_patience_and_restores_the_best_epoch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scripted = iter([0.1, 0.5, 0.4, 0.5, 0.3, 0.2, *(0.1, 0.2, 0.3, 0.4)])
-    monkeypatch.setattr("trainer.train._validate", lambda _: [scripted_point(next(scripted))])
+    monkeypatch.setattr("longtail.trainer.train._validate", lambda _: [scripted_point(next(scripted))])
 
     stopped = run(tmp_path / "stopped", data(), epochs=9, patience=2)
     four = run(tmp_path / "four", data(), epochs=4)
@@ -77,7 +77,7 @@ def test_without_validation_the_last_epoch_is_kept(tmp_path: Path) -> None:
 
 def test_a_run_that_is_done_is_only_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = run(tmp_path, data(), epochs=2)
-    monkeypatch.setattr("trainer.train._batches", lambda *_, **__: pytest.fail("trains again"))
+    monkeypatch.setattr("longtail.trainer.train._batches", lambda *_, **__: pytest.fail("trains again"))
 
     again = run(tmp_path, data(), epochs=2)
 

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainer.samplers import SAMPLERS, Catalogue
-from trainer.weights import WEIGHTS, LogProbabilities
+from longtail.trainer.losses.weights import WEIGHTS, LogProbabilities
+from longtail.trainer.sampling.simple import SAMPLERS, Catalogue
 
 PI_POSITIVE, PI_NEGATIVE = [Fraction(1, 2), Fraction(1, 4)], [Fraction(1, 2), Fraction(1, 4), Fraction(1, 8)]
 Q_POSITIVE, Q_NEGATIVE = [Fraction(1, 3), Fraction(1, 6)], [Fraction(1, 3), Fraction(1, 6), Fraction(1, 2)]

@@ -6,11 +6,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from trainer.config import Data
-from trainer.data import load_dataset
-from trainer.errors import DataError
-from trainer.tables import read_interactions
-from trainer.xmc import read_xmc
+from longtail.trainer.config import Data
+from longtail.trainer.data.dataset import load_dataset
+from longtail.trainer.data.tables import read_interactions
+from longtail.trainer.data.xmc import read_xmc
+from longtail.trainer.errors import DataError
 
 XMC = "4 6 3\n0,2 1:0.5 5:2\n 0:1\n1\n2 3:-1.5e0\n"
 
@@ -67,7 +67,7 @@ def test_xmc(tmp_path: Path) -> None:
 def test_layouts(
     tmp_path: Path, content: str, labels: list[Any], features: list[Any], block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.xmc._BLOCK_BYTES", block)
+    monkeypatch.setattr("longtail.trainer.data.xmc._BLOCK_BYTES", block)
 
     assert rows_of(write(tmp_path, content)) == (labels, features)
 
@@ -87,7 +87,7 @@ def test_blocks_of_any_size_give_what_a_split_of_every_line_gives(
     ]
     path = write(tmp_path, "200 400 50\n" + "\n".join(lines) + "\n")
     for block in (1, 100, 1000, 1 << 20):
-        monkeypatch.setattr("trainer.xmc._BLOCK_BYTES", block)
+        monkeypatch.setattr("longtail.trainer.data.xmc._BLOCK_BYTES", block)
 
         assert rows_of(path) == (labels, features)
 
@@ -124,7 +124,7 @@ def test_a_file_that_cannot_be_read(
     tmp_path: Path, content: bytes, message: str, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write(tmp_path, content)
-    monkeypatch.setattr("trainer.xmc._BLOCK_BYTES", block)
+    monkeypatch.setattr("longtail.trainer.data.xmc._BLOCK_BYTES", block)
 
     with pytest.raises(DataError, match=f"^{path}: {message}$"):
         read_xmc(path)

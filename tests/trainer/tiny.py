@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bundle import log_frequencies
-from trainer.config import Recipe
-from trainer.data import Dataset, Pairs
-from trainer.features import Encoding
-from trainer.model import TwoTower
+from longtail.bundle import log_frequencies
+from longtail.trainer.config import Recipe
+from longtail.trainer.data.dataset import Dataset, Pairs
+from longtail.trainer.data.encode import Encoding
+from longtail.trainer.model.two_tower import TwoTower
 
 USER = {"name": "user_id", "kind": "id", "dim": 4, "unknown_rate": 0}
 ITEM = {"name": "item_id", "kind": "id", "dim": 4}

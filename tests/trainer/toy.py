@@ -14,9 +14,9 @@ import keras
 import numpy as np
 from keras import ops
 
-from trainer.objective import Objective
-from trainer.sampler import Catalogue, Context
-from trainer.samplers import SAMPLERS
+from longtail.trainer.losses.objective import Objective
+from longtail.trainer.sampling.base import Catalogue, Context
+from longtail.trainer.sampling.simple import SAMPLERS
 
 PI = np.array([0.30, 0.25, 0.20, 0.12, 0.08, 0.05])
 LOGITS = np.array([0.4, -0.6, 1.1, 0.2, -1.3, 0.7])

@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from trainer.config.base import Section
+from longtail.trainer.config.base import Section
 
 
 class Split(Section):

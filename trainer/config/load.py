@@ -10,8 +10,8 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from trainer.config.recipe import Recipe
-from trainer.errors import RecipeError
+from longtail.trainer.config.recipe import Recipe
+from longtail.trainer.errors import RecipeError
 
 
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:

@@ -8,12 +8,12 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from trainer.config.base import Section, one_of
-from trainer.losses import LOSSES
-from trainer.mining import Mining
-from trainer.objective import Objective
-from trainer.samplers import SAMPLERS
-from trainer.weights import WEIGHTS
+from longtail.trainer.config.base import Section, one_of
+from longtail.trainer.losses.families import LOSSES
+from longtail.trainer.losses.mining import Mining
+from longtail.trainer.losses.objective import Objective
+from longtail.trainer.losses.weights import WEIGHTS
+from longtail.trainer.sampling.simple import SAMPLERS
 
 
 class _Choice(Section):

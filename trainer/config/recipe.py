@@ -6,12 +6,12 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from trainer.config.base import Section, one_of
-from trainer.config.data import Data
-from trainer.config.loss import LossConfig
-from trainer.config.towers import FeatureConfig, Model, Tower
-from trainer.losses import LOSSES
-from trainer.optimizers import ROW_OPTIMIZERS
+from longtail.trainer.config.base import Section, one_of
+from longtail.trainer.config.data import Data
+from longtail.trainer.config.loss import LossConfig
+from longtail.trainer.config.towers import FeatureConfig, Model, Tower
+from longtail.trainer.losses.families import LOSSES
+from longtail.trainer.model.optimizers import ROW_OPTIMIZERS
 
 
 class Optimizer(Section):

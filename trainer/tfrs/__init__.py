@@ -7,7 +7,7 @@ weights and mining are the trainer's own code, in Keras 3 operations on TensorFl
 import keras
 
 _NEEDS = (
-    "trainer.tfrs: expected tensorflow-recommenders on legacy Keras: install 'longtail[tfrs]' and set "
+    "longtail.trainer.tfrs: expected tensorflow-recommenders on legacy Keras: install 'longtail[tfrs]' and set "
     "TF_USE_LEGACY_KERAS=1 before TensorFlow is imported; found: "
 )
 
@@ -18,8 +18,8 @@ try:
 except ImportError as error:
     raise ImportError(f"{_NEEDS}{error}") from error
 
-from trainer.tfrs.export import export_tfrs  # noqa: E402
-from trainer.tfrs.retrieval import SampledRetrieval  # noqa: E402
-from trainer.tfrs.tower import QueryTower, split_lookup  # noqa: E402
+from longtail.trainer.tfrs.export import export_tfrs  # noqa: E402
+from longtail.trainer.tfrs.retrieval import SampledRetrieval  # noqa: E402
+from longtail.trainer.tfrs.tower import QueryTower, split_lookup  # noqa: E402
 
 __all__ = ["QueryTower", "SampledRetrieval", "export_tfrs", "split_lookup"]

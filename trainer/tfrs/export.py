@@ -18,7 +18,7 @@ import pyarrow as pa
 import tensorflow as tf
 import tensorflow_recommenders as tfrs
 
-from bundle import (
+from longtail.bundle import (
     SCHEMA_VERSION,
     Augmentation,
     BiasRemoval,
@@ -30,10 +30,10 @@ from bundle import (
     Manifest,
     log_frequencies,
 )
-from trainer.errors import ExportError
-from trainer.parity import check_parity
-from trainer.tfrs.retrieval import SampledRetrieval
-from trainer.tfrs.tower import Inputs, QueryTower, split_lookup
+from longtail.trainer.errors import ExportError
+from longtail.trainer.export.parity import check_parity
+from longtail.trainer.tfrs.retrieval import SampledRetrieval
+from longtail.trainer.tfrs.tower import Inputs, QueryTower, split_lookup
 
 Float32 = npt.NDArray[np.float32]
 Ids = Sequence[str] | Sequence[int] | npt.NDArray[np.generic]

@@ -13,9 +13,9 @@ import numpy.typing as npt
 import tensorflow as tf
 import tensorflow_recommenders as tfrs
 
-from bundle import Loss, log_frequencies
-from trainer.config import LossConfig
-from trainer.losses import LOSSES, Family
+from longtail.bundle import Loss, log_frequencies
+from longtail.trainer.config import LossConfig
+from longtail.trainer.losses.families import LOSSES, Family
 
 Tensor = Any
 """A TensorFlow tensor; shapes are in the names."""
@@ -31,7 +31,7 @@ _WITHOUT_Q = ("unit", "constant")
 class SampledRetrieval(tfrs.tasks.Retrieval):
     """A drop-in for `tfrs.tasks.Retrieval`: same call, same metrics, same sum over the batch; another loss.
 
-    Family, weight and mining are the words of a recipe's `[loss]` table (`trainer.config.LossConfig`). As they
+    Family, weight and mining are the words of a recipe's `[loss]` table (`longtail.trainer.config.LossConfig`). As they
     stand by default they are Retrieval's own loss; weight `relative` is Retrieval's with
     `candidate_sampling_probability`, which here is clipped nowhere. Negatives are the batch's other candidates, and
     the rows that `candidate_embeddings` has beyond the queries' number.

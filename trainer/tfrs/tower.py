@@ -21,8 +21,8 @@ import tensorflow as tf
 import tf2onnx
 from onnx import numpy_helper
 
-from bundle import Feature, Vocabulary
-from trainer.errors import ExportError
+from longtail.bundle import Feature, Vocabulary
+from longtail.trainer.errors import ExportError
 
 Tensor = Any
 """A TensorFlow tensor; shapes are in the names."""

@@ -9,7 +9,7 @@ from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from serving.dashboard import csp, page
+from longtail.serving.dashboard import csp, page
 from tests.serving.dashboard import canned
 
 Answer = tuple[int, dict[str, Any]]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from serving.schemas import MonitoringAnswer, ReleaseAnswer
+from longtail.serving.http.schemas import MonitoringAnswer, ReleaseAnswer
 from tests.serving.dashboard import canned
 from tests.serving.dashboard.browser import Page
 from tests.serving.dashboard.service import Service

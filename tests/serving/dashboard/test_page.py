@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from serving.dashboard import csp, page
+from longtail.serving.dashboard import csp, page
 
 PAGE = page().decode()
 (STYLE,) = re.findall(r"<style>(.*?)</style>", PAGE, flags=re.DOTALL)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.live import Live
+from longtail.serving.monitoring import Live
 from tests.serving.live.shop import Clock, a_live
 
 

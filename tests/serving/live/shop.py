@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from serving.live import Answered, Baseline, Live, fingerprints
+from longtail.serving.monitoring import Answered, Baseline, Live, fingerprints
 
 # Rows 0–3 head with 100 training pairs, 4–7 torso with 10, 8–11 tail with 1.
 BUCKETS = np.repeat(np.arange(3, dtype=np.int8), 4)

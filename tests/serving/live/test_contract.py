@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-import serving
-from serving.live import Event, Live
+from longtail import serving
+from longtail.serving.monitoring import Event, Live
 from tests.serving.live.shop import BUCKETS, Clock, answered
 
 RECALL = {

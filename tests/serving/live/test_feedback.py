@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from serving.errors import NotReadyError
-from serving.live import Event, Interaction, Live
+from longtail.serving.errors import NotReadyError
+from longtail.serving.monitoring import Event, Interaction, Live
 from tests.serving.live.shop import BUCKETS, IDS, Clock, answered
 
 Opening = Callable[..., Live]

@@ -13,18 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from serving.live import Event, Live
+from longtail.serving.monitoring import Event, Live
 from tests.serving.live.shop import BASELINE, BUCKETS, Clock, answered
 
 _WORKER = """
 import sys
 from pathlib import Path
-import serving.live.live
-from serving.live import Event, Live
+import longtail.serving.monitoring.live
+from longtail.serving.monitoring import Event, Live
 from tests.serving.live.shop import BASELINE, BUCKETS, answered
 
 # So that a kill meets the background work in the middle.
-serving.live.live._TICK_SECONDS = 0.005
+longtail.serving.monitoring.live._TICK_SECONDS = 0.005
 state, worker, batches = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 live = Live(state, worker=worker, max_answers=100_000)
 live.begin("r1", BUCKETS, BASELINE)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from serving.live.ring import Layout, Ring, arrays_of, by_period, total
+from longtail.serving.monitoring.ring import Layout, Ring, arrays_of, by_period, total
 
 LAYOUT = Layout("counts", 3, 2, "float64", 60)
 

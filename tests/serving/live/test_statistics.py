@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from serving.live.statistics import gini, latency_bin, latency_ms, psi, wilson
+from longtail.serving.monitoring.statistics import gini, latency_bin, latency_ms, psi, wilson
 
 
 def test_psi_by_hand() -> None:

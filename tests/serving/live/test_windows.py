@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from serving.errors import NotReadyError
-from serving.live import Live, baseline_of
+from longtail.serving.errors import NotReadyError
+from longtail.serving.monitoring import Live, baseline_of
 from tests.serving.live.shop import BASELINE, BUCKETS, COUNTS, NOON, Clock, answered
 
 Opening = Callable[..., Live]

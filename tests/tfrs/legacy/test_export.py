@@ -12,9 +12,9 @@ import pytest
 import tensorflow as tf
 import tensorflow_recommenders as tfrs
 
-from bundle import Bundle, BundleExistsError, BundleInvariantError, Feature
-from trainer.errors import ExportError
-from trainer.tfrs import QueryTower, SampledRetrieval, export_tfrs, split_lookup
+from longtail.bundle import Bundle, BundleExistsError, BundleInvariantError, Feature
+from longtail.trainer.errors import ExportError
+from longtail.trainer.tfrs import QueryTower, SampledRetrieval, export_tfrs, split_lookup
 
 layers = tf.keras.layers
 USERS = ["ann", "bob", "zoë", "dan"]
@@ -194,7 +194,7 @@ def test_a_tower_that_computes_something_else_is_refused(tmp_path: Path) -> None
 
 
 def test_a_tower_beyond_onnx_is_refused_before_it_is_converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.tfrs.tower._ONNX_LIMIT", 90)  # the table has 6 rows of 4 float32: 96 bytes
+    monkeypatch.setattr("longtail.trainer.tfrs.tower._ONNX_LIMIT", 90)  # the table has 6 rows of 4 float32: 96 bytes
     with pytest.raises(ExportError, match="expected at most 90 bytes of weights, ONNX's limit, found 96"):
         export(tmp_path)
 

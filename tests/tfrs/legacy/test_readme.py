@@ -7,22 +7,22 @@ import inspect
 import re
 from pathlib import Path
 
-import trainer.tfrs
+import longtail.trainer.tfrs
 
 README = (Path(__file__).parents[3] / "README.md").read_text()
 
 
 def test_names_and_arguments_of_the_readme_exist() -> None:
-    (block,) = (block for block in re.findall(r"(?s)```python\n(.*?)```", README) if "trainer.tfrs" in block)
+    (block,) = (block for block in re.findall(r"(?s)```python\n(.*?)```", README) if "longtail.trainer.tfrs" in block)
     nodes = list(ast.walk(ast.parse(block)))
     imported = {alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
-    assert imported <= set(trainer.tfrs.__all__)
+    assert imported <= set(longtail.trainer.tfrs.__all__)
     calls = [node for node in nodes if isinstance(node, ast.Call) and getattr(node.func, "id", "") in imported]
     assert len(calls) == 2
     for call in calls:
-        parameters = inspect.signature(getattr(trainer.tfrs, call.func.id)).parameters
+        parameters = inspect.signature(getattr(longtail.trainer.tfrs, call.func.id)).parameters
         assert {keyword.arg for keyword in call.keywords} <= set(parameters)
 
 
 def test_exported_names_exist() -> None:
-    assert all(hasattr(trainer.tfrs, name) for name in trainer.tfrs.__all__)
+    assert all(hasattr(longtail.trainer.tfrs, name) for name in longtail.trainer.tfrs.__all__)

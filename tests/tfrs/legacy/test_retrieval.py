@@ -9,9 +9,9 @@ import pytest
 import tensorflow as tf
 import tensorflow_recommenders as tfrs
 
-from trainer.losses import LOSSES
-from trainer.tfrs import SampledRetrieval
-from trainer.weights import WEIGHTS
+from longtail.trainer.losses.families import LOSSES
+from longtail.trainer.losses.weights import WEIGHTS
+from longtail.trainer.tfrs import SampledRetrieval
 
 Retrieval = tfrs.tasks.Retrieval
 B, C, D, L = 12, 17, 6, 9

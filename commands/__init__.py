@@ -1,0 +1,44 @@
+"""The console commands `longtail-train`, `longtail-index` and `longtail-serve`.
+
+They stand outside the rooms because they say which extra is missing where a room cannot even be imported.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+__all__ = ["index", "serving", "trainer"]
+
+# Modules that another extra than the command's own brings.
+_OTHERS = {"faiss": "index"}
+
+
+def trainer() -> None:
+    """`longtail-train`; exits with 2 and one line if the extra `train` is not installed."""
+    _run("longtail-train", "trainer", extra="train")
+
+
+def index() -> None:
+    """`longtail-index`; exits with 2 and one line if neither the extra `index` nor `gpu` is installed."""
+    _run("longtail-index", "index", extra="index")
+
+
+def serving() -> None:
+    """`longtail-serve`; exits with 2 and one line if the extras `serve`, and `index` or `gpu`, are not installed."""
+    _run("longtail-serve", "serving", extra="serve")
+
+
+def _run(command: str, room: str, *, extra: str) -> None:
+    try:
+        import_module(f"longtail.{room}.cli").main()
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").split(".")[0]
+        if missing in ("", "longtail"):
+            raise
+        needed = _OTHERS.get(missing, extra)
+        print(
+            f"{command}: expected the extra {needed!r}, found no module {missing!r}: pip install 'longtail[{needed}]'",
+            file=sys.stderr,
+        )
+        sys.exit(2)

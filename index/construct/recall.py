@@ -1,0 +1,68 @@
+"""Recall of an index against exact search, at every λ that matters, on held-out queries.
+
+Legend: `C` calibration queries, `Q` = C × number of λs, `K` results, `E` coordinates of an augmented row.
+"""
+
+from __future__ import annotations
+
+import time
+
+import faiss
+import numpy as np
+
+from longtail.bundle import Bundle
+from longtail.bundle.augment import Float32
+from longtail.index.manifest import RecallAt
+from longtail.index.search.band import MEASURED_DEPTH
+from longtail.index.search.exact import ExactRows
+from longtail.index.search.searcher import Searcher
+
+_QUERIES = 200
+_TOLERANCE = 1e-5
+"""Two float32 sums of the same products differ by less, relative to the scores' size."""
+
+
+class Calibration:
+    """The queries and exact answers that every setting of a build is measured with.
+
+    λ runs over 0, ½ and 1, the bundle's default, and both ends of the range that requests may use. 0 is always
+    among them for a bundle with a tree p_n(y|x): the service then searches the index at λ = 0 for every request
+    but those for similar labels.
+
+    Args:
+        bundle: at most 200 of its calibration queries are used, evenly spaced.
+        rows_LE: float32 [L, E], its augmented rows.
+    """
+
+    def __init__(self, bundle: Bundle, rows_LE: Float32) -> None:
+        dial = bundle.manifest.bias_removal
+        inside = [value for value in (0.0, 0.5, 1.0) if dial.minimum <= value <= dial.maximum]
+        raw = set() if bundle.proposal is None else {0.0}
+        self.bias_removals = sorted({dial.minimum, *inside, *raw, dial.default, dial.maximum})
+        available = bundle.calibration_queries
+        picked = np.unique(np.linspace(0, len(available) - 1, min(_QUERIES, len(available))).astype(np.int64))
+        queries_CD = np.asarray(available[picked])
+        self.queries = len(queries_CD)
+        self.k = min(MEASURED_DEPTH, len(rows_LE))
+        self._exact = ExactRows(bundle)
+        self.queries_QE = np.concatenate(
+            [bundle.augmentation.queries(queries_CD, value) for value in self.bias_removals]
+        )
+        scores_QK, _ = faiss.knn(self.queries_QE, rows_LE, self.k, metric=faiss.METRIC_INNER_PRODUCT)
+        tolerance_Q = _TOLERANCE * np.abs(scores_QK).max(axis=1)
+        self._least_Q = scores_QK[:, -1] - tolerance_Q
+
+    def measure(self, searcher: Searcher) -> tuple[list[RecallAt], float]:
+        """Recall@k at every λ, and queries per second in one batch.
+
+        A returned label counts when its exact score reaches the exact k-th best: ties count.
+        """
+        started = time.perf_counter()
+        _, rows_QK = searcher.search(self.queries_QE, self.k)
+        rate = len(self.queries_QE) / (time.perf_counter() - started)
+        hits_QK = self._exact.rescore(self.queries_QE, rows_QK) >= self._least_Q[:, None]
+        recalls = hits_QK.reshape(len(self.bias_removals), -1).mean(axis=1)
+        return [
+            RecallAt(bias_removal=value, recall=float(recall))
+            for value, recall in zip(self.bias_removals, recalls, strict=True)
+        ], rate

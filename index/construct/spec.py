@@ -1,0 +1,89 @@
+"""What to build: the kinds of index, and the FAISS factory string each of them comes to.
+
+Every index holds augmented rows [METHODS §6] under the inner product. Approximate kinds are banded by
+popularity (band.py); a factory string is taken literally, over all rows.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import get_args
+
+from longtail.index.errors import SpecError
+from longtail.index.manifest import Kind
+
+FLAT_UP_TO = 50_000
+"""Catalogues for which `auto` stays exact: scanning 50,000 rows of 64 floats takes about half a
+millisecond on one core, and exact search needs no tuning and answers every filter exactly."""
+
+_POINTS_PER_CELL = 39
+"""FAISS wants at least this many training rows per k-means centroid."""
+_PQ_CODES = 256
+_PQ_LEAST_LABELS = _POINTS_PER_CELL * _PQ_CODES
+_PQ_DIMS_PER_BYTE = 4
+_HNSW_LINKS = 32
+
+
+@dataclass(frozen=True)
+class IndexSpec:
+    """What was asked for.
+
+    Args:
+        text: `auto`, `flat`, `ivf_flat`, `ivf_pq`, `hnsw`, or any FAISS factory string.
+        recall_floor: least recall@100 against exact search at every measured λ; a build below it fails.
+
+    Raises:
+        SpecError: an empty text or a floor outside 0..1.
+    """
+
+    text: str = "auto"
+    recall_floor: float = 0.95
+
+    def __post_init__(self) -> None:
+        if not self.text.strip():
+            raise SpecError(f"index spec: expected {_choices()}, received {self.text!r}")
+        if not 0 <= self.recall_floor <= 1:
+            raise SpecError(f"recall floor: expected 0 <= floor <= 1, received {self.recall_floor}")
+
+    def kind(self, labels: int) -> Kind:
+        """The kind that this spec comes to for a catalogue of `labels`."""
+        if self.text == "auto":
+            return "flat" if labels <= FLAT_UP_TO else "ivf_flat"
+        for kind in get_args(Kind):
+            if self.text == kind and kind != "factory":
+                return kind  # type: ignore[no-any-return]
+        return "factory"
+
+    def factory(self, labels: int, dim: int) -> tuple[str, int]:
+        """FAISS factory string for a band of `labels` rows of `dim` coordinates, and the width it takes.
+
+        A width beyond `dim` means rows and queries are padded with zeros, which changes no score.
+
+        Raises:
+            SpecError: ivf_pq with too few labels to train its codes.
+        """
+        cells = max(1, min(round(4 * math.sqrt(labels)), labels // _POINTS_PER_CELL))
+        match self.kind(labels):
+            case "flat":
+                return "Flat", dim
+            case "ivf_flat":
+                return f"IVF{cells},Flat", dim
+            case "hnsw":
+                return f"HNSW{_HNSW_LINKS},Flat", dim
+            case "ivf_pq":
+                if labels < _PQ_LEAST_LABELS:
+                    raise SpecError(
+                        f"ivf_pq: expected at least {_PQ_LEAST_LABELS:,} labels outside the head to train its codes, "
+                        f"received {labels:,}; use --spec auto"
+                    )
+                # GPUs take code sizes that are multiples of four bytes.
+                code_bytes = 4 * math.ceil(dim / (4 * _PQ_DIMS_PER_BYTE))
+                # "np" skips polysemous training, which takes minutes and which no search here makes use of.
+                return f"IVF{cells},PQ{code_bytes}np", code_bytes * _PQ_DIMS_PER_BYTE
+            case "factory":
+                return self.text, dim
+
+
+def _choices() -> str:
+    return "auto, flat, ivf_flat, ivf_pq, hnsw or a FAISS factory string"

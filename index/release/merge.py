@@ -1,0 +1,147 @@
+"""Take labels that were added or hidden while a service ran into a bundle, so that the next build indexes them.
+
+Added labels become ordinary rows at the end: count 0, tail, bias 0, log p_n of the rarest label. A label of the bundle
+that was embedded anew keeps its row, count, log p_n and bias. Hidden labels lose their row; towers and vocabularies
+stay, so queries may go on naming them in histories. log p_n is normalised again: one constant for all labels, which
+changes no order at any λ. Thresholds of buckets, κ, the λ default and the offline curve stay as they were measured,
+without the added labels. The log is only read: it serves older releases still.
+
+Legend: `L` labels of the bundle, `M` changed ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from longtail.bundle import Bundle, LabelLog, Labels, refuse_existing, replay
+from longtail.bundle.additions import NEW, Additions, LabelAdder
+from longtail.bundle.bundle import CONTRACT_FILES
+from longtail.bundle.display import DisplayColumns
+from longtail.bundle.manifest import utc
+from longtail.index.errors import IndexRoomError
+
+
+class MergeError(IndexRoomError):
+    """A bundle that cannot take labels in, or a log that leaves none."""
+
+
+@dataclass(frozen=True)
+class MergeReport:
+    """What a merge did.
+
+    Attributes:
+        labels: rows of the new bundle.
+        added: labels that the bundle did not have.
+        embedded_anew: labels of the bundle whose features changed.
+        removed: hidden labels that lost their row.
+        merged_before: changes that are older than the bundle, which has their labels.
+        skipped: why a change was left out, by id; the log still has it.
+    """
+
+    labels: int
+    added: int
+    embedded_anew: int
+    removed: int
+    merged_before: int
+    skipped: dict[str, str]
+
+
+def merge_labels(bundle: Path, log: Path, out: Path) -> MergeReport:
+    """Write a bundle that holds the label changes of a log as its own rows.
+
+    Args:
+        bundle: the bundle's directory, or `RELEASE/bundle`.
+        log: a label log.
+        out: the new bundle's directory; must not exist. It is there whole or not at all.
+
+    Raises:
+        MergeError: the bundle has a tree p_n(y|x), which has no leaf for new labels and none to spare; there is no
+            log; or it hides every label.
+        BundleError: the bundle or the log is not intact, the label tower does not run, or `out` exists.
+        OSError: the disk is full or not writable; `out` stays absent.
+    """
+    refuse_existing(out)
+    if not log.is_file():
+        raise MergeError(f"{log}: expected a label log, found none")
+    source = Bundle.load(bundle)
+    if source.proposal is not None:
+        raise MergeError(
+            f"{bundle}: expected a bundle whose labels can change, found one with a tree p_n(y|x): train again with "
+            "the new labels among the data; hidden labels stay hidden by the log"
+        )
+    changes = replay(LabelLog(log).read_from().records)
+    rows = {id_: row for row, id_ in enumerate(source.labels.ids.to_pylist())}
+    adder = LabelAdder(source, rows)
+    upserts = [record for record in changes.upserts.values() if not adder.has_since(record.id, record.at)]
+    added, skipped = adder.add(upserts)
+    removed = np.array([rows[id_] for id_ in changes.hidden if id_ in rows], np.int64)
+    place_L = np.arange(len(rows))
+    anew_M = added.catalogue_rows != NEW
+    place_L[added.catalogue_rows[anew_M]] = len(rows) + np.flatnonzero(anew_M)
+    places = np.concatenate([np.delete(place_L, removed), len(rows) + np.flatnonzero(~anew_M)])
+    if not places.size:
+        raise MergeError(f"{log}: expected a label that is left, found all {len(rows)} hidden")
+    report = MergeReport(
+        labels=len(places),
+        added=int(np.count_nonzero(~anew_M)),
+        embedded_anew=int(np.count_nonzero(anew_M)),
+        removed=len(removed),
+        merged_before=len(changes.upserts) - len(upserts),
+        skipped=skipped,
+    )
+    manifest = source.manifest
+    newest = max((record.at for record in changes.records()), default=adder.knows_upto)
+    replace(
+        source,
+        manifest=manifest.model_copy(
+            update={
+                "labels": report.labels,
+                "created_at": max(utc(manifest.created_at), newest),
+                "training_data": manifest.training_data
+                | {
+                    "read_at": max(adder.knows_upto, newest).isoformat(),
+                    "labels_added": report.added,
+                    "labels_embedded_anew": report.embedded_anew,
+                    "labels_removed": report.removed,
+                },
+            }
+        ),
+        labels=_labels(source.labels, added, places),
+        embeddings=np.concatenate([source.embeddings, added.embeddings])[places],
+        reports=_reports(source, bundle),
+        path=None,
+    ).write(out)
+    return report
+
+
+def _labels(labels: Labels, added: Additions, places: npt.NDArray[np.int64]) -> Labels:
+    """Rows of the label table followed by the added ones, in the order of `places`."""
+    log_pn = np.concatenate([labels.log_pn, added.log_pn])[places].astype(np.float64)
+    columns = DisplayColumns(labels.display)
+    display = {}
+    for name in labels.display.column_names:
+        more = columns.column(name, [display[name] for display in added.display])
+        before = labels.display[name].cast(more.type)
+        display[name] = pa.chunked_array([*before.chunks, more]).take(places)
+    return Labels(
+        ids=pa.concat_arrays([labels.ids, pa.array(added.ids, pa.string())]).take(places),
+        counts=np.concatenate([labels.counts, added.counts])[places],
+        log_pn=(log_pn - np.logaddexp.reduce(log_pn)).astype(np.float32),
+        buckets=np.concatenate([labels.buckets, added.buckets])[places],
+        bias=None if labels.bias is None or added.bias is None else np.concatenate([labels.bias, added.bias])[places],
+        display=pa.table(display),
+    )
+
+
+def _reports(source: Bundle, path: Path) -> dict[str, bytes]:
+    """The files that are kept with the model for people."""
+    return {
+        name: (path / name).read_bytes()
+        for name in source.manifest.files
+        if name not in CONTRACT_FILES and "/" not in name
+    }

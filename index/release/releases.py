@@ -1,0 +1,218 @@
+"""A directory of releases and the pointer to the one that serves.
+
+`CURRENT` holds the name of the published release and is the only truth; `HISTORY` holds the names published up
+to it, oldest first, so that `rollback` knows where to go. Each is replaced in one step, in an order that leaves
+every crash in between consistent: names in HISTORY after CURRENT's last place were never reached. Writers take
+turns through a lock that the system releases when a process dies; readers need none.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from longtail.bundle import BundleError, remove_stale, replace_file
+from longtail.index.errors import IndexRoomError, ReleaseNotFoundError
+from longtail.index.manifest import Device, ReleaseManifest
+from longtail.index.release.bucket_floors import Measured, Promise, Verdict
+from longtail.index.release.release import Release, check_name, open_release, read_release_manifest, release_dial
+
+CURRENT = "CURRENT"
+HISTORY = "HISTORY"
+_LOCK = ".lock"
+
+
+class Releases:
+    """The releases below `root`.
+
+    Args:
+        root: a directory; it may not exist yet, and then holds no release.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def names(self) -> list[str]:
+        """Every release directory's name, sorted."""
+        if not self.root.is_dir():
+            return []
+        return sorted(path.name for path in self.root.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+    def current(self) -> str | None:
+        """The published release's name; None when nothing is published.
+
+        Raises:
+            ReleaseNameError: CURRENT holds something that is no release name.
+        """
+        try:
+            content = (self.root / CURRENT).read_bytes()
+        except FileNotFoundError:
+            return None
+        return check_name(content.decode("utf-8", "replace").strip())
+
+    def open(self, name: str, *, device: Device = "cpu") -> Release:
+        """Verify every file of a release and load it, ready to search.
+
+        Args:
+            name: of the release.
+            device: `gpu` searches flat and IVF bands on the first visible GPU, one caller at a time.
+
+        Raises:
+            DeviceError: the device is not there, or too small.
+            ReleaseNotFoundError: no such release.
+            ReleaseCorruptError, ReleaseVersionError, ReleaseMismatchError, BundleError: it is not what was built.
+        """
+        return open_release(self._existing(name), device=device)
+
+    def manifest(self, name: str) -> ReleaseManifest:
+        """release.json of one release, checked, without reading the other files."""
+        return read_release_manifest(self._existing(name))
+
+    def verify(self, name: str) -> Release:
+        """`open`, but into memory of its own: every byte is read and compared, and FAISS parses the index whole."""
+        return open_release(self._existing(name), mapped=False)
+
+    def publish(self, name: str, *, promise: Promise | None = None, force: bool = False) -> Verdict:
+        """Verify a release and point CURRENT at it; a service that follows CURRENT then loads it.
+
+        Args:
+            name: of the release.
+            promise: what its buckets must be given; by default what `promise.toml` says.
+            force: publish a release that breaks the promise, too.
+
+        Returns:
+            The promise and how the release stands to it.
+
+        Raises:
+            PromiseError: promise.toml cannot be read.
+            PromiseBrokenError: a bucket gets less than was promised.
+            as `open`; CURRENT stays as it was.
+        """
+        check_name(name)
+        with self._locked():
+            promise = promise or Promise.of(self.root)
+            release = self.verify(name)
+            current = self.current()
+            after = Measured.of(name, release.bundle.manifest.bias_removal, promise.metric)
+            verdict = promise.judge(after, self._measured(current, promise.metric))
+            if not force:
+                verdict.check()
+            if name != current:
+                # HISTORY first: until CURRENT follows, the new name stands beyond its place and counts for nothing.
+                self._write_history([*self._history(current), name])
+                self._point_to(name)
+            return verdict
+
+    def rollback(self) -> str:
+        """Point CURRENT back at the release published before, skipping deleted ones; returns its name.
+
+        No promise holds it up.
+
+        Raises:
+            ReleaseNotFoundError: nothing is published, or nothing was before.
+            as `open`, if that release is damaged; CURRENT stays as it was.
+        """
+        with self._locked():
+            current = self.current()
+            history = self._history_before(current)
+            if not history:
+                raise ReleaseNotFoundError(
+                    f"{self.root}: expected a release published before {current or 'any'}, found none in {HISTORY}"
+                )
+            self.verify(history[-1])
+            self._point_to(history[-1])
+            self._write_history(history)
+            return history[-1]
+
+    def prune(self, keep: int) -> list[str]:
+        """Delete all but the `keep` newest releases, the current one, and the one that `rollback` would go to.
+
+        Returns the deleted names.
+
+        Releases that cannot be read count as oldest. Leftovers of killed builds are deleted too.
+
+        Raises:
+            IndexRoomError: keep < 1.
+        """
+        if keep < 1:
+            raise IndexRoomError(f"--keep: expected at least 1, received {keep}")
+        deleted = []
+        with self._locked():
+            current = self.current()
+            needed = {current, *self._history_before(current)[-1:]}
+            newest_first = sorted(self.names(), key=self._age_key, reverse=True)
+            for name in newest_first[keep:]:
+                if name not in needed:
+                    self._delete(name)
+                    deleted.append(name)
+            remove_stale(self.root)
+        return deleted
+
+    def bytes(self, name: str) -> int:
+        """Bytes of a release's files; hard-linked ones count although they may exist once."""
+        return sum(path.stat().st_size for path in self._existing(name).rglob("*") if path.is_file())
+
+    def _existing(self, name: str) -> Path:
+        path = self.root / check_name(name)
+        if not path.is_dir():
+            raise ReleaseNotFoundError(f"{self.root}: expected one of its releases {self.names()}, received {name!r}")
+        return path
+
+    def _age_key(self, name: str) -> tuple[float, str]:
+        try:
+            return self.manifest(name).created_at.timestamp(), name
+        except (IndexRoomError, BundleError):
+            return 0.0, name
+
+    def _delete(self, name: str) -> None:
+        """Rename out of sight first, so that a release is never seen half deleted."""
+        hidden = self.root / f".{name}.{os.getpid()}.pruned.tmp"
+        (self.root / name).rename(hidden)
+        shutil.rmtree(hidden)
+
+    def _history(self, current: str | None) -> list[str]:
+        """Names published up to and including `current`, oldest first."""
+        if current is None:
+            return []
+        try:
+            names = (self.root / HISTORY).read_text(encoding="utf-8").split()
+        except FileNotFoundError:
+            names = []
+        while names and names[-1] != current:
+            names.pop()
+        return names or [current]
+
+    def _history_before(self, current: str | None) -> list[str]:
+        """Names published before `current`, oldest first; the last is a release that is still there."""
+        history = self._history(current)[:-1]
+        while history and not (self.root / history[-1]).is_dir():
+            history.pop()
+        return history
+
+    def _measured(self, current: str | None, metric: str) -> Measured | None:
+        """CURRENT's figures; None where there is no such release that can be read, which must not hold up the next."""
+        if current is None:
+            return None
+        try:
+            return Measured.of(current, release_dial(self.root / current), metric)
+        except BundleError:
+            return None
+
+    def _write_history(self, names: list[str]) -> None:
+        replace_file(self.root / HISTORY, "".join(f"{name}\n" for name in names).encode())
+
+    def _point_to(self, name: str) -> None:
+        replace_file(self.root / CURRENT, f"{name}\n".encode())
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """One writer at a time, across processes."""
+        if not self.root.is_dir():
+            raise ReleaseNotFoundError(f"{self.root}: expected a directory of releases, found none")
+        with (self.root / _LOCK).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield

@@ -1,0 +1,1 @@
+"""Answer queries from an index's popularity bands, under any filter."""

@@ -1,0 +1,135 @@
+"""One popularity band: a FAISS index over some label rows, searched with or without a selection of them.
+
+Legend: `N` labels of the band, `B` queries, `C` candidates, `E` coordinates of an augmented row.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import faiss
+import numpy as np
+
+from longtail.bundle.augment import Float32
+from longtail.index.construct.train import pad
+from longtail.index.manifest import Effort, Kind
+from longtail.index.search.exact import NO_ROW, Int64
+from longtail.index.search.gpu import GPU_MOST, GpuIndex
+from longtail.index.search.selection import Selection
+
+MEASURED_DEPTH = 100
+"""Results per query that recall is measured at; deeper searches look harder than the measured effort."""
+_PROBES_PER_DEPTH = 1.5
+_MARGIN = 100
+"""Results fetched beyond the share's, where what is ruled out is dropped afterwards: a few hidden labels are a
+share of nothing, but may all be the best of one query."""
+
+_LOSSY: tuple[Kind, ...] = ("ivf_pq", "factory")
+ON_GPU: tuple[Kind, ...] = ("flat", "ivf_flat", "ivf_pq")
+"""Kinds that FAISS's GPU backend has."""
+
+
+@dataclass(frozen=True)
+class Band:
+    """Labels of similar popularity and the index that searches them.
+
+    Attributes:
+        name: `head`, `tail`, or `all`.
+        kind: decides which knobs a search turns.
+        factory: what FAISS built.
+        index: the FAISS index; id i is label row `rows_N[i]`. CPU indexes are safe for concurrent searches.
+        rows_N: int64 [N], ascending label rows.
+        gpu: a copy of the index that searches in its place wherever a GPU can.
+    """
+
+    name: str
+    kind: Kind
+    factory: str
+    index: Any
+    rows_N: Int64
+    gpu: GpuIndex | None = None
+
+    @property
+    def lossy(self) -> bool:
+        """Whether the index's scores are approximations, to be scored again exactly."""
+        return self.kind in _LOSSY
+
+    def prepare(self, effort: Effort) -> None:
+        """Set the effort of a factory index, whose wrappers take no parameters per search."""
+        if self.kind == "factory" and probes_name(self.index):
+            faiss.ParameterSpace().set_index_parameter(self.index, probes_name(self.index), effort.probes)
+
+    def search(self, queries_BE: Float32, k: int, effort: Effort, selection: Selection) -> tuple[Float32, Int64]:
+        """The band's best candidates: scores float32 [B, C] and label rows int64 [B, C], C >= min(k, N).
+
+        Missing candidates are −inf / −1. An approximate index may miss some of the best k. Where candidates that
+        are ruled out were dropped, the rest need not be in order.
+        """
+        fetch = min(k * effort.refine, len(self.rows_N))
+        # The k best of a share of the labels lie among about the k / share best of all, and those further out
+        # lie in ever more cells: the second table of benchmarks/index_recall.py shows what the exponent buys.
+        depth = max(1.0, k / (MEASURED_DEPTH * selection.share))
+        probes = math.ceil(effort.probes * depth**_PROBES_PER_DEPTH)
+        queries_BE = pad(queries_BE, self.index.d)
+        if self.gpu is not None and self._overfetch(fetch, selection) <= GPU_MOST:
+            scores_BC, ids_BC = self._search_gpu(self.gpu, queries_BE, fetch, probes, selection)
+        elif self.kind == "factory" and not selection.whole:
+            scores_BC, ids_BC = self.index.search(queries_BE, self._overfetch(fetch, selection))
+            ids_BC[~selection.contains(ids_BC)] = NO_ROW
+        else:
+            scores_BC, ids_BC = self._search_cpu(queries_BE, fetch, probes, selection)
+        rows_BC = self.rows_N[ids_BC]
+        missing_BC = ids_BC < 0
+        if missing_BC.any():
+            rows_BC[missing_BC] = NO_ROW
+            scores_BC[missing_BC] = -np.inf
+        return scores_BC, rows_BC
+
+    def _search_cpu(self, queries_BE: Float32, fetch: int, probes: int, selection: Selection) -> tuple[Float32, Int64]:
+        parameters = None
+        match self.kind:
+            case "ivf_flat" | "ivf_pq":
+                parameters = selection.parameters(faiss.SearchParametersIVF, nprobe=min(probes, self.index.nlist))
+            case "hnsw":
+                parameters = selection.parameters(faiss.SearchParametersHNSW, efSearch=min(probes, len(self.rows_N)))
+            case "flat":
+                parameters = selection.parameters(faiss.SearchParameters)
+        scores_BC, ids_BC = self.index.search(queries_BE, fetch, params=parameters)
+        return scores_BC, ids_BC
+
+    def _search_gpu(
+        self, gpu: GpuIndex, queries_BE: Float32, fetch: int, probes: int, selection: Selection
+    ) -> tuple[Float32, Int64]:
+        """More than `fetch` from the GPU, less what is ruled out; the CPU's index for queries that end up short."""
+        cells = getattr(self.index, "nlist", 1)
+        scores_BC, ids_BC = gpu.search(queries_BE, self._overfetch(fetch, selection), min(probes, cells, GPU_MOST))
+        if selection.whole:
+            return scores_BC, ids_BC
+        kept_BC = selection.contains(ids_BC)
+        ids_BC[~kept_BC] = NO_ROW
+        short = np.flatnonzero(np.count_nonzero(kept_BC, axis=1) < min(fetch, selection.count))
+        if short.size:
+            ids_BC[short] = NO_ROW
+            scores_BC[short, :fetch], ids_BC[short, :fetch] = self._search_cpu(
+                queries_BE[short], fetch, probes, selection
+            )
+        return scores_BC, ids_BC
+
+    def _overfetch(self, fetch: int, selection: Selection) -> int:
+        """Results among which `fetch` selected ones are likely to be."""
+        if selection.whole:
+            return fetch
+        ruled_out = len(self.rows_N) - selection.count
+        return min(math.ceil(fetch / selection.share) + min(ruled_out, _MARGIN), len(self.rows_N))
+
+
+def probes_name(index: Any) -> str:
+    """FAISS's name for the effort knob of an index, through its wrappers; empty when it has none."""
+    if faiss.try_extract_index_ivf(index) is not None:
+        return "nprobe"
+    while isinstance(index, faiss.IndexPreTransform | faiss.IndexRefine | faiss.IndexIDMap):
+        inner = index.base_index if isinstance(index, faiss.IndexRefine) else index.index
+        index = faiss.downcast_index(inner)
+    return "efSearch" if isinstance(index, faiss.IndexHNSW) else ""

@@ -1,0 +1,86 @@
+"""Exact scores of label rows read from the bundle, for small candidate sets and for compressed indexes.
+
+The embeddings stay in the bundle's memory-mapped file: only the rows that are scored are read.
+
+Legend: `B` queries, `C` candidates, `R` rows, `K` results, `E` coordinates of an augmented row.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from longtail.bundle import Bundle
+from longtail.bundle.augment import Float32
+
+Int64 = npt.NDArray[np.int64]
+
+NO_ROW = -1
+_CHUNK_ROWS = 65_536
+_CHUNK_FLOATS = 1 << 24
+
+
+class ExactRows:
+    """Augmented rows of a bundle, by label row."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self.count = len(bundle.embeddings)
+        self.dim = bundle.embeddings.shape[1] + bundle.augmentation.extra_dims
+        self._embeddings_LD = bundle.embeddings
+        self._log_pn_L = bundle.labels.log_pn
+        self._bias_L = bundle.labels.bias
+        self._augmentation = bundle.augmentation
+
+    def gather(self, rows_R: Int64) -> Float32:
+        """Augmented rows, float32 [R, E]."""
+        bias_R = None if self._bias_L is None else self._bias_L[rows_R]
+        return self._augmentation.rows(self._embeddings_LD[rows_R], self._log_pn_L[rows_R], bias_R)
+
+    def rescore(self, queries_BE: Float32, rows_BC: Int64) -> Float32:
+        """Exact scores of each query's own candidates, float32 [B, C]; −inf where the row is −1."""
+        scores_BC = np.empty(rows_BC.shape, np.float32)
+        step = max(1, _CHUNK_FLOATS // max(1, rows_BC.shape[1] * self.dim))
+        for start in range(0, len(rows_BC), step):
+            rows_bC = rows_BC[start : start + step]
+            candidates_bCE = self.gather(np.maximum(rows_bC, 0).ravel()).reshape(*rows_bC.shape, self.dim)
+            scores_BC[start : start + step] = np.einsum("bce,be->bc", candidates_bCE, queries_BE[start : start + step])
+        scores_BC[rows_BC == NO_ROW] = -np.inf
+        return scores_BC
+
+    def top(self, queries_BE: Float32, rows_R: Int64, k: int) -> tuple[Float32, Int64]:
+        """The k best of `rows_R` for every query: scores float32 [B, k] and rows int64 [B, k]."""
+        scores_BK, rows_BK = no_results(len(queries_BE), k)
+        for start in range(0, len(rows_R), _CHUNK_ROWS):
+            rows_C = rows_R[start : start + _CHUNK_ROWS]
+            scores_BC = queries_BE @ self.gather(rows_C).T
+            rows_BC = np.broadcast_to(rows_C, scores_BC.shape)
+            scores_BK, rows_BK = top_k([scores_BK, scores_BC], [rows_BK, rows_BC], k)
+        return scores_BK, rows_BK
+
+
+def no_results(queries: int, k: int) -> tuple[Float32, Int64]:
+    """The answer that holds nothing: −inf and −1, [queries, k]."""
+    return np.full((queries, k), -np.inf, np.float32), np.full((queries, k), NO_ROW, np.int64)
+
+
+def top_k(scores: list[Float32], rows: list[Int64], k: int) -> tuple[Float32, Int64]:
+    """Merge candidates [B, C_i] into the k best of each query, descending; −inf / −1 where there are fewer."""
+    scores_BC, rows_BC = scores[0], rows[0]
+    if len(scores) > 1:
+        scores_BC, rows_BC = np.concatenate(scores, axis=1), np.concatenate(rows, axis=1)
+    if scores_BC.shape[1] < k:
+        blank_scores, blank_rows = no_results(len(scores_BC), k - scores_BC.shape[1])
+        scores_BC, rows_BC = np.append(scores_BC, blank_scores, axis=1), np.append(rows_BC, blank_rows, axis=1)
+    if scores_BC.shape[1] > 4 * k:
+        kept_BK = np.argpartition(scores_BC, -k, axis=1)[:, -k:]
+        scores_BC, rows_BC = np.take_along_axis(scores_BC, kept_BK, 1), np.take_along_axis(rows_BC, kept_BK, 1)
+    places_BK = np.argsort(-scores_BC, axis=1, kind="stable")[:, :k] + _offsets(*scores_BC.shape)
+    scores_BK, rows_BK = scores_BC.take(places_BK), rows_BC.take(places_BK)
+    if (scores_BK[:, -1] == -np.inf).any():
+        rows_BK[scores_BK == -np.inf] = NO_ROW
+    return scores_BK, rows_BK
+
+
+def _offsets(rows: int, columns: int) -> Int64:
+    """Where each row of a [rows, columns] array begins in its flat view, int64 [rows, 1]."""
+    return np.arange(0, rows * columns, columns)[:, None]

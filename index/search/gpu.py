@@ -1,0 +1,64 @@
+"""An index on a GPU: one search at a time, no selectors, bounded depth.
+
+FAISS's classic GPU backend is not safe for concurrent searches, not even of different indexes that share their
+scratch memory; it ignores `IDSelector`; and it returns at most 2,048 results.
+"""
+
+from __future__ import annotations
+
+import threading
+from functools import cache
+from typing import Any
+
+import faiss
+
+from longtail.bundle.augment import Float32
+from longtail.index.errors import DeviceError
+from longtail.index.search.exact import Int64
+
+GPU_MOST = 2_048
+"""Results, and IVF cells, that one search may ask for."""
+
+_searching = threading.Lock()
+
+
+class GpuIndex:
+    """The copy of a CPU index on the first visible GPU; safe for concurrent callers, who take turns.
+
+    Args:
+        index: a flat or IVF index.
+
+    Raises:
+        DeviceError: FAISS cannot move it, for want of memory above all.
+    """
+
+    def __init__(self, index: Any) -> None:
+        try:
+            with _searching:
+                self._index = faiss.index_cpu_to_gpu(_resources(), 0, index)
+        except RuntimeError as error:
+            raise DeviceError(
+                f"device gpu: expected FAISS {faiss.__version__} to take an index of {index.ntotal:,} rows of "
+                f"{index.d} coordinates, it answered: {' '.join(str(error).split())}"
+            ) from error
+        self._has_cells = hasattr(index, "nprobe")
+
+    def search(self, queries_BE: Float32, fetch: int, probes: int) -> tuple[Float32, Int64]:
+        """Scores float32 [B, fetch], descending, and ids int64 [B, fetch]; −1 where there are fewer.
+
+        Args:
+            queries_BE: float32, as wide as the index.
+            fetch: at most `GPU_MOST`.
+            probes: IVF cells to visit, at most `GPU_MOST`.
+        """
+        with _searching:
+            if self._has_cells:
+                self._index.nprobe = probes
+            scores_BF, ids_BF = self._index.search(queries_BE, fetch)
+        return scores_BF, ids_BF
+
+
+@cache
+def _resources() -> Any:
+    """One scratch memory for the process: two releases share it while one takes over from the other."""
+    return faiss.StandardGpuResources()

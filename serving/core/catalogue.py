@@ -1,0 +1,203 @@
+"""The label table as answers need it: ids to rows on the way in, rows to ids and display columns on the way out.
+
+Legend: `L` labels, `N` answered labels of a whole batch.
+
+Ids are held as Python strings with a dictionary (about 150 bytes a label); display columns stay in
+Arrow until they are shown. What was shown is kept as the JSON it became, for the head is shown again and again.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+import pyarrow as pa
+from pydantic import JsonValue
+
+from longtail.bundle import BUCKET_NAMES, Labels
+from longtail.bundle.additions import Additions
+from longtail.bundle.display import json_ready
+from longtail.bundle.wording import received
+from longtail.index.search.filters import without_rows
+from longtail.serving.core.overlay import Overlay
+from longtail.serving.errors import UnknownLabelError
+from longtail.serving.monitoring import fingerprints
+
+Rows = npt.NDArray[np.int64]
+_NO_ROWS = np.empty(0, np.int64)
+_CHUNK = 1 << 16
+_KEPT = 1 << 17
+"""Labels whose JSON is kept, at most; then all are forgotten and the shown ones made again."""
+
+
+class Catalogue:
+    """Labels of one release, and those of an overlay on it.
+
+    Args:
+        labels: the label table.
+        embeddings_LD: float32, a row for each.
+
+    Attributes:
+        row_of: row of every label of the release, by id.
+
+    Raises:
+        BundleInvariantError: a display column that JSON cannot hold.
+    """
+
+    def __init__(self, labels: Labels, embeddings_LD: npt.NDArray[np.float32]) -> None:
+        self._labels = labels
+        self._embeddings_LD = embeddings_LD
+        self._display = {name: json_ready(name, labels.display[name]) for name in labels.display.column_names}
+        self._kept: dict[int, bytes] = {}
+        self._overlay: Overlay | None = None
+        self._ids: list[str] = []
+        self.row_of: dict[str, int] = {}
+        # In chunks, so that a release loading beside a live one never holds the interpreter for long.
+        self._fingerprints_L = np.empty(len(labels.ids), np.uint32)
+        for start in range(0, len(labels.ids), _CHUNK):
+            ids = labels.ids[start : start + _CHUNK].to_pylist()
+            self._ids += ids
+            self._fingerprints_L[start : start + len(ids)] = fingerprints(ids)
+            self.row_of.update(zip(ids, range(start, start + len(ids)), strict=True))
+
+    def __len__(self) -> int:
+        return len(self._ids) if self._overlay is None else self._overlay.labels
+
+    def under(self, overlay: Overlay) -> Catalogue:
+        """The same labels with those of an overlay; shares everything else."""
+        catalogue = copy.copy(self)
+        catalogue._overlay = overlay
+        return catalogue
+
+    def row(self, id_: str | int, *, field: str | None = None) -> int:
+        """The row of a label that is answered; raises UnknownLabelError."""
+        row = self._row(str(id_))
+        if row is None or (self._overlay is not None and self._overlay.hides(row)):
+            raise UnknownLabelError(
+                f"expected the id of a label of this release, received {received(id_)}", field=field
+            )
+        return row
+
+    def rows(self, ids: Sequence[str | int]) -> tuple[Rows, int]:
+        """The distinct rows of the ids that this release has, int64, ascending; and how many ids it has not."""
+        if not ids:
+            return _NO_ROWS, 0
+        if self._overlay is None or not self._overlay.row_of:
+            row_of = self.row_of.get
+            rows = [row_of(id_ if isinstance(id_, str) else str(id_)) for id_ in ids]
+        else:
+            rows = [self._row(str(id_)) for id_ in ids]
+        known = [row for row in rows if row is not None]
+        return without_rows(np.array(known, np.int64), _NO_ROWS), len(rows) - len(known)
+
+    def fingerprints(self, rows_N: Rows) -> npt.NDArray[np.uint32]:
+        """`live.fingerprints` of the rows' ids, uint32 [N]."""
+        return self._of(
+            self._fingerprints_L, lambda added, places: fingerprints(added.ids[place] for place in places), rows_N
+        )
+
+    def catalogue_rows(self, rows_N: Rows) -> Rows:
+        """The same, with the catalogue's own row where a label of it was embedded anew, int64 [N]."""
+        first = len(self._ids)
+        if self._overlay is None or not rows_N.size or rows_N.max() < first:
+            return rows_N
+        above_N = rows_N >= first
+        own = self._overlay.added.catalogue_rows[rows_N[above_N] - first]
+        rows_N = rows_N.copy()
+        rows_N[above_N] = np.where(own < 0, rows_N[above_N], own)
+        return rows_N
+
+    def embeddings(self, rows: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Label embeddings of some rows, float32 [N, D]."""
+        return self._of(self._embeddings_LD, lambda added, places: added.embeddings[places], np.array(rows, np.int64))
+
+    def buckets(self, rows_N: Rows) -> npt.NDArray[np.int8]:
+        """0 head, 1 torso or 2 tail of every row, int8 [N]."""
+        return self._of(self._labels.buckets, lambda added, places: added.buckets[places], rows_N)
+
+    def buckets_of(self, ids: Sequence[str]) -> list[int]:
+        """The bucket of every label, −1 for ids that this release does not have."""
+        rows = [self._row(id_) for id_ in ids]
+        known = iter(self.buckets(np.array([row for row in rows if row is not None], np.int64)).tolist())
+        return [-1 if row is None else next(known) for row in rows]
+
+    def counts(self, rows_N: Rows) -> npt.NDArray[np.int64]:
+        """Training pairs of every row, int64 [N]."""
+        return self._of(self._labels.counts, lambda added, places: added.counts[places], rows_N)
+
+    def ranked(self, rows_N: Rows) -> list[bytes]:
+        """`schemas.RankedLabel` of every row as JSON, up to where its score belongs: `{…,"score":`."""
+        kept, rows, first = self._kept, rows_N.tolist(), len(self._ids)
+        missing = [row for row in rows if row not in kept and row < first]
+        if missing:
+            if len(kept) + len(missing) > _KEPT:
+                kept = self._kept = {}
+                missing = [row for row in rows if row < first]
+            kept.update(zip(missing, self._beginnings(np.array(missing, np.int64)), strict=True))
+        return [kept[row] if row < first else self._beginning_of_added(row - first) for row in rows]
+
+    def _row(self, id_: str) -> int | None:
+        if self._overlay is not None and (row := self._overlay.row_of.get(id_)) is not None:
+            return row
+        return self.row_of.get(id_)
+
+    def _of(
+        self, of_catalogue: npt.NDArray[Any], of_added: Callable[[Additions, Rows], npt.NDArray[Any]], rows_N: Rows
+    ) -> npt.NDArray[Any]:
+        """One column at some rows, of the catalogue and of the overlay."""
+        first = len(self._ids)
+        if self._overlay is None or not rows_N.size or rows_N.max() < first:
+            return of_catalogue[rows_N]
+        above_N = rows_N >= first
+        taken = of_catalogue[np.where(above_N, 0, rows_N)]
+        taken[above_N] = of_added(self._overlay.added, rows_N[above_N] - first)
+        return taken
+
+    def _beginning_of_added(self, place: int) -> bytes:
+        added = self._overlay.added  # type: ignore[union-attr]  # only an overlay has rows of its own
+        return _beginning(added.ids[place], int(added.buckets[place]), added.display[place])
+
+    def _beginnings(self, rows_N: Rows) -> list[bytes]:
+        ids, buckets = self._ids, self._labels.buckets[rows_N].tolist()
+        return [
+            _beginning(ids[row], bucket, display)
+            for row, bucket, display in zip(rows_N.tolist(), buckets, self._display_of(rows_N), strict=True)
+        ]
+
+    def described(self, row: int) -> dict[str, Any]:
+        """`schemas.LabelAnswer` of one row."""
+        labels = self._labels
+        if row >= len(self._ids):
+            added, row = self._overlay.added, row - len(self._ids)  # type: ignore[union-attr]  # as above
+            return {
+                "id": added.ids[row],
+                "count": int(added.counts[row]),
+                "log_pn": added.log_pn[row],
+                "bucket": BUCKET_NAMES[added.buckets[row]],
+                "bias": None if added.bias is None else added.bias[row],
+                "display": added.display[row],
+            }
+        return {
+            "id": self._ids[row],
+            "count": int(labels.counts[row]),
+            "log_pn": labels.log_pn[row],
+            "bucket": BUCKET_NAMES[labels.buckets[row]],
+            "bias": None if labels.bias is None else labels.bias[row],
+            "display": self._display_of(np.array([row]))[0],
+        }
+
+    def _display_of(self, rows_N: Rows) -> list[dict[str, JsonValue]]:
+        taken = pa.array(rows_N)
+        names = list(self._display)
+        columns = [column.take(taken).to_pylist() for column in self._display.values()]
+        if not columns:
+            return [{} for _ in rows_N]
+        return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+
+
+def _beginning(id_: str, bucket: int, display: dict[str, JsonValue]) -> bytes:
+    return orjson.dumps({"id": id_, "bucket": BUCKET_NAMES[bucket], "display": display})[:-1] + b',"score":'

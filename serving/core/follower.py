@@ -1,0 +1,160 @@
+"""Follows CURRENT: loads what is published beside what is served, and swaps when it has answered a query."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from time import monotonic
+
+from longtail.bundle import LabelLogCorruptError, LabelLogVersionError
+from longtail.index import Releases
+from longtail.serving.core.loader import load_release
+from longtail.serving.core.retriever import Retriever
+from longtail.serving.core.service import Service, one_openmp_thread
+from longtail.serving.errors import RefusedReleaseError, ServingError
+
+logger = logging.getLogger(__name__)
+
+_FIRST_RETRY_SECONDS = 2.0
+_LONGEST_RETRY_SECONDS = 60.0
+_LABELS_SECONDS = 0.1
+"""How often changes of labels are looked for; those of this worker need no looking."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    name: str | None
+    message: str
+    attempts: int
+    retry_at: float
+
+
+class ReleaseFollower:
+    """Polls CURRENT, and the labels that other workers change, in a thread of its own.
+
+    A release that cannot be loaded leaves the one in service alone. It is tried again, ever less often up
+    to once a minute, or at once when CURRENT names another; its error is logged once, and every attempt
+    is counted.
+
+    Args:
+        root: the directory of releases.
+        service: gets every release that loads.
+        load: how a release is opened; `load_release` with the service's settings unless a test has another way.
+        clock: seconds, for tests.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        service: Service,
+        *,
+        load: Callable[[Releases, str], Retriever] | None = None,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._releases = Releases(root)
+        self._service = service
+        self._load = load or partial(
+            load_release, device=service.settings.device, max_new_labels=service.settings.max_new_labels
+        )
+        self._clock = clock
+        self._served: str | None = None
+        self._failure: _Failure | None = None
+        self._trouble: str | None = None
+        self._checking = threading.Lock()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="release-follower", daemon=True)
+
+    def start(self) -> None:
+        """Begin to follow; returns at once."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop following; waits for a load that is under way."""
+        self._stopping.set()
+        self._thread.join()
+
+    def check(self) -> None:
+        """Look at CURRENT once, and load what it names unless that is served already."""
+        with self._checking:
+            self._check()
+
+    def reload(self) -> bool:
+        """Look at CURRENT now, whatever was refused before; whether another release is served since.
+
+        Raises:
+            RefusedReleaseError: it names one that cannot be served.
+        """
+        with self._checking:
+            before, self._failure = self._served, None
+            self._check()
+            if self._failure is not None:
+                raise RefusedReleaseError(
+                    f"expected CURRENT to name a release that can be served, found {self._failure.name or 'none'}; "
+                    f"the log says why not; {self._served or 'nothing'} stays in service"
+                )
+            return self._served != before
+
+    def _check(self) -> None:
+        name: str | None = None
+        try:
+            name = self._releases.current()
+            if name is None or name == self._served:
+                self._failure = None
+                return
+            if self._too_early(name):
+                return
+            started = self._clock()
+            retriever = self._load(self._releases, name)
+            self._service.serve(retriever)
+        # Whatever is wrong with a release, the one in service must go on.
+        except Exception as error:
+            if not self._too_early(name):
+                self._refuse(name, f"{type(error).__name__}: {error}")
+            return
+        self._served, self._failure = name, None
+        # What a release holds lives as long as it: the collector need not look at millions of ids again and again.
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
+        logger.info("serving release %s, loaded and verified in %.1f s", name, self._clock() - started)
+
+    def _too_early(self, name: str | None) -> bool:
+        failure = self._failure
+        return failure is not None and failure.name == name and self._clock() < failure.retry_at
+
+    def _refuse(self, name: str | None, message: str) -> None:
+        before = self._failure if self._failure is not None and self._failure.name == name else None
+        attempts = 1 if before is None else before.attempts + 1
+        wait = min(_FIRST_RETRY_SECONDS * 2 ** (attempts - 1), _LONGEST_RETRY_SECONDS)
+        self._failure = _Failure(name, message, attempts, self._clock() + wait)
+        self._service.monitor.release_refused()
+        self._service.refused = name or "a CURRENT that names none"
+        if before is None or before.message != message:
+            logger.error(
+                "release %s refused, %s stays in service: %s", name or "in CURRENT", self._served or "nothing", message
+            )
+
+    def _follow(self) -> None:
+        one_openmp_thread()
+        next_check = 0.0
+        while not self._stopping.is_set():
+            if self._clock() >= next_check:
+                self.check()
+                next_check = self._clock() + self._service.settings.poll_seconds
+            self._read_changes()
+            self._stopping.wait(min(_LABELS_SECONDS, self._service.settings.poll_seconds))
+
+    def _read_changes(self) -> None:
+        try:
+            self._service.read_changes()
+            self._trouble = None
+        # The labels as they were go on, whatever is wrong with the log or the label tower.
+        except (LabelLogCorruptError, LabelLogVersionError, OSError, ServingError) as error:
+            if self._trouble != str(error):
+                logger.error("label changes cannot be read: %s", error)
+            self._trouble = str(error)

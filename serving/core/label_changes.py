@@ -1,0 +1,131 @@
+"""Labels that are added, hidden and brought back while the service runs: on disk first, then in every answer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from longtail.bundle import (
+    Hide,
+    LabelChanges,
+    LabelLog,
+    LabelLogError,
+    LabelRecord,
+    Position,
+    Restore,
+    Tail,
+    Upsert,
+    replay,
+)
+from longtail.bundle.wording import received
+from longtail.serving.core.retriever import Retriever
+from longtail.serving.errors import ServingError, UnknownLabelError, UnservableReleaseError
+from longtail.serving.http.schemas import NewLabel
+
+logger = logging.getLogger(__name__)
+
+_LONG_LOG = 10_000
+
+
+class Changes:
+    """The log of label changes, read as far as this process has. Not thread-safe: the service holds a lock.
+
+    Args:
+        path: the log; all workers write and read it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._log = LabelLog(path)
+        self._position: Position | None = None
+        self._so_far = LabelChanges()
+
+    def after(self, retriever: Retriever) -> Retriever:
+        """A release just loaded, with every change read so far."""
+        return retriever.after(self._so_far.records())
+
+    def append(self, records: Sequence[LabelRecord]) -> None:
+        """Write changes to disk; `read` has them next. Raises as `LabelLog.append`."""
+        self._log.append(records)
+
+    def read(self, retrievers: Sequence[Retriever]) -> list[Retriever]:
+        """The releases with what was written since the last call, by whichever worker.
+
+        Args:
+            retrievers: the one being served last. Of the others, one that cannot be changed is left out.
+
+        Raises:
+            LabelLogCorruptError, LabelLogVersionError, OSError: as `LabelLog.read_from`; nothing has changed.
+            UnservableReleaseError: the release being served cannot embed what was written.
+        """
+        tail = self._log.read_from(self._position)
+        if self._position is None and tail.position is not None:
+            self._shorten(tail)
+        if tail.restarted:
+            so_far = LabelChanges().after(tail.records)
+            changed = _each(retrievers, lambda retriever: retriever.anew(so_far.records()))
+        else:
+            so_far = self._so_far.after(tail.records) if tail.records else self._so_far
+            changed = _each(retrievers, lambda retriever: retriever.after(tail.records))
+        self._position, self._so_far = tail.position, so_far
+        return changed
+
+    def _shorten(self, found: Tail) -> None:
+        """Rewrite a log that says the same labels over and over; who reads it starts over."""
+        if len(found.records) > _LONG_LOG and len(found.records) > 2 * len(replay(found.records).records()):
+            try:
+                self._log.compact()
+            except LabelLogError as error:
+                logger.warning("%s", error)
+
+
+def _each(retrievers: Sequence[Retriever], change: Callable[[Retriever], Retriever]) -> list[Retriever]:
+    changed = []
+    for retriever in retrievers:
+        try:
+            changed.append(change(retriever))
+        except UnservableReleaseError as error:
+            if retriever is retrievers[-1]:
+                raise
+            logger.warning("release %s is dropped: %s", retriever.name, error)
+    return changed
+
+
+def records_of(labels: Sequence[NewLabel], retriever: Retriever) -> list[LabelRecord]:
+    """What a POST /v1/labels asks for, checked against the release being served.
+
+    Raises:
+        UnknownLabelError: an id without features that the release does not have.
+        NoLabelTowerError, InvalidRequestError: as `Overlay.check`.
+    """
+    at = datetime.now(UTC)
+    records: list[LabelRecord] = []
+    for place, label in enumerate(labels):
+        id_ = str(label.id)
+        if label.features is not None:
+            records.append(Upsert(id=id_, at=at, features=label.features, display=label.display))
+            continue
+        if id_ not in retriever.catalogue.row_of and id_ not in retriever.overlay.row_of:
+            raise UnknownLabelError(
+                f"expected features for a label that this release does not have, received {received(id_)} alone",
+                field=f"labels.{place}.id",
+            )
+        records.append(Restore(id=id_, at=at))
+    upserts = {place: record for place, record in enumerate(records) if isinstance(record, Upsert)}
+    try:
+        retriever.overlay.check(list(upserts.values()))
+    except ServingError as error:
+        raise error.moved("labels", list(upserts)) from error
+    return records
+
+
+def hiding(id_: str, retriever: Retriever) -> Hide:
+    """What a DELETE /v1/labels/{id} asks for; again for a label that is gone already, as retries do.
+
+    Raises:
+        UnknownLabelError: the release never had it.
+    """
+    if not retriever.knows(id_):
+        raise UnknownLabelError(f"expected the id of a label of this release, received {received(id_)}")
+    return Hide(id=id_, at=datetime.now(UTC))

@@ -1,0 +1,56 @@
+"""From a published release to a retriever that has answered, and what its calibration queries get: the baseline."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from longtail.index import Release, Releases
+from longtail.serving.core.encoder import Encoder
+from longtail.serving.core.ranking import Batch, IndexRanker
+from longtail.serving.core.retriever import Retriever
+from longtail.serving.monitoring import Baseline, baseline_of
+
+_BASELINE_K = 20
+
+
+def load_release(
+    releases: Releases, name: str, *, device: Literal["cpu", "gpu"] = "cpu", max_new_labels: int = 0
+) -> Retriever:
+    """Open a release, verify every file, answer a first query from it and measure its baseline.
+
+    Raises:
+        BundleError, UnservableReleaseError, OSError or an error of the index package: what is wrong with it.
+    """
+    release = releases.open(name, device=device)
+    bundle = release.bundle
+    manifest = bundle.manifest
+    encoder = Encoder(bundle.query_tower, manifest.query_features, bundle.vocabularies, manifest.dim)
+    retriever = Retriever(
+        name=release.name,
+        created_at=release.created_at,
+        bundle=bundle,
+        searcher=release.searcher,
+        encoder=encoder,
+        baseline=_baseline(release),
+        max_new_labels=max_new_labels,
+    )
+    retriever.warm()
+    retriever.overlay.load_tower()
+    return retriever
+
+
+def _baseline(release: Release) -> Baseline | None:
+    """What held-out queries are answered at the release's default λ.
+
+    None for a release with a tree p_n(y|x): calibration queries are embeddings, and the tree needs features.
+    """
+    bundle = release.bundle
+    queries_BD = bundle.calibration_queries
+    if bundle.proposal is not None or not len(queries_BD):
+        return None
+    k, bias_removal = min(_BASELINE_K, bundle.manifest.labels), bundle.manifest.bias_removal.default
+    batch = Batch(queries_BD, {}, np.full(len(queries_BD), bias_removal, np.float32), [None] * len(queries_BD), k)
+    scores_BK, rows_BK = IndexRanker(release.searcher, bundle.augmentation).rank(batch)
+    return baseline_of(scores_BK, rows_BK, bundle.labels.buckets, bundle.labels.counts, bias_removal, k)

@@ -1,0 +1,292 @@
+"""Labels that changed after a release was built: added ones are scored exactly beside the index, hidden ones kept out.
+
+Rows of a label are 0 … L − 1 in the catalogue and L … L + M − 1 in an overlay. A label of the catalogue that was
+embedded anew is answered from its overlay row; its catalogue row is out of the search.
+
+Legend: `L` labels of the release, `M` rows of the overlay, `B` queries, `b` some of them, `E` coordinates of an
+augmented row, `K` results, `R` catalogue rows.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from longtail.bundle import Augmentation, Bundle, FixedLabelsError, LabelChanges, LabelRecord, Upsert
+from longtail.bundle.additions import NEW, Additions, LabelAdder
+from longtail.index import Filter
+from longtail.index.search.exact import top_k
+from longtail.serving.core.encoder import serving_errors
+from longtail.serving.core.ranking import Float32, Int64, LabelSearcher
+from longtail.serving.errors import InvalidRequestError, NoLabelTowerError
+
+logger = logging.getLogger(__name__)
+
+_SCORES_AT_ONCE = 1 << 22
+"""Exact scores held at a time, at most: 16 MiB."""
+_NO_ROWS = np.empty(0, np.int64)
+
+
+class HidingSearcher(LabelSearcher, Protocol):
+    """A searcher that can do without some labels; `index.Searcher` is one."""
+
+    def without(self, rows_R: Int64) -> LabelSearcher:
+        """The same labels and rows, but these are never found."""
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """What a release and the label changes since come to. Immutable: a change makes another one.
+
+    Attributes:
+        base: L, the first overlay row.
+        labels: L + M, the rows that there are.
+        changes: all changes so far, whether they concern this release or not.
+        added: ids, embeddings, counts, log p_n, buckets, biases and display columns of the M rows, in order;
+            `catalogue_rows` says which of them replace a label of the catalogue.
+        rows_ME: float32, their augmented rows.
+        row_of: row, from L on, by id.
+        hidden: int64 [R], catalogue rows that are hidden, ascending.
+        masked: int64 [R], catalogue rows that are not searched: hidden or replaced, ascending.
+        merged: ids whose change the release has taken in: it has the label, and was made later.
+        skipped: why a change is not served with this release, by id.
+        searcher: finds rows of all L + M that are neither hidden nor replaced.
+    """
+
+    base: int
+    labels: int
+    changes: LabelChanges
+    added: Additions
+    rows_ME: Float32
+    row_of: Mapping[str, int]
+    hidden: Int64
+    masked: Int64
+    merged: frozenset[str]
+    skipped: Mapping[str, str]
+    searcher: LabelSearcher
+    _visible: LabelSearcher
+    _release: _Release
+
+    @classmethod
+    def over(cls, bundle: Bundle, searcher: HidingSearcher, rows: Mapping[str, int], *, max_new_labels: int) -> Overlay:
+        """The release as it was built.
+
+        Args:
+            bundle: the release's.
+            searcher: its index.
+            rows: catalogue row of every label, by id.
+            max_new_labels: largest M that `check` lets come about.
+
+        Raises:
+            BundleInvariantError: a display column that JSON cannot hold.
+        """
+        adder = LabelAdder(bundle, rows)
+        release = _Release(adder, rows, bundle.augmentation, searcher, max_new_labels)
+        added, _ = adder.add([])
+        return cls(
+            base=bundle.manifest.labels,
+            labels=bundle.manifest.labels,
+            changes=LabelChanges(),
+            added=added,
+            rows_ME=release.augmented(added),
+            row_of={},
+            hidden=_NO_ROWS,
+            masked=_NO_ROWS,
+            merged=frozenset(),
+            skipped={},
+            searcher=searcher,
+            _visible=searcher,
+            _release=release,
+        )
+
+    @property
+    def new(self) -> int:
+        """How many labels were added that the release does not have."""
+        return int(np.count_nonzero(self.added.catalogue_rows == NEW))
+
+    def hides(self, row: int) -> bool:
+        """Whether a row of the catalogue is hidden."""
+        place = int(np.searchsorted(self.hidden, row))
+        return place < len(self.hidden) and int(self.hidden[place]) == row
+
+    def load_tower(self) -> None:
+        """Load the label tower, if there is one, before somebody needs it.
+
+        Raises:
+            UnservableReleaseError: one that does not run.
+        """
+        with serving_errors("labels"), suppress(FixedLabelsError):
+            self._release.adder.load()
+
+    def check(self, records: Sequence[Upsert]) -> None:
+        """Refuse labels that could not be served, before they are acknowledged.
+
+        Args:
+            records: of one request, in its order.
+
+        Raises:
+            NoLabelTowerError: the release has none, or a tree p_n(y|x).
+            InvalidRequestError: names the label and field that do not fit, or that there is no room.
+            UnservableReleaseError: a label tower that does not run.
+        """
+        with serving_errors("labels"):
+            try:
+                self._release.adder.check(records)
+            except FixedLabelsError as error:
+                raise NoLabelTowerError(str(error), field="labels") from error
+        room = self._release.max_new_labels - len(self.added)
+        more = {record.id for record in records if record.id not in self.row_of}
+        if more and len(more) > room:
+            raise InvalidRequestError(
+                f"expected at most {max(room, 0)} more labels beside the index, which holds "
+                f"{len(self.added)} of {self._release.max_new_labels}, received {len(more)}: build a release with "
+                "those added so far (longtail-index merge)",
+                field="labels",
+            )
+
+    def after(self, records: Sequence[LabelRecord]) -> Overlay:
+        """The overlay after some more changes, in the log's order. Only what they add is embedded.
+
+        A change that this release cannot serve is skipped with a warning; it is not lost, for the log has it.
+
+        Raises:
+            UnservableReleaseError: a label tower that does not run.
+        """
+        if not records:
+            return self
+        release, changes = self._release, self.changes.after(records)
+        touched = dict.fromkeys(record.id for record in records)
+        upserts = [changes.upserts[id_] for id_ in touched if id_ in changes.upserts]
+        merged = {record.id for record in upserts if release.adder.has_since(record.id, record.at)}
+        with serving_errors("labels"):
+            more, refused = release.adder.add([record for record in upserts if record.id not in merged])
+        _warn(refused)
+        gone = [self.row_of[id_] - self.base for id_ in touched if id_ in self.row_of]
+        kept = np.delete(np.arange(len(self.added)), gone)
+        added = (self.added.take(kept) if gone else self.added).followed_by(more)
+        ids = added.ids if gone else more.ids
+        places = range(self.base + len(added) - len(ids), self.base + len(added))
+        row_of = ({} if gone else dict(self.row_of)) | dict(zip(ids, places, strict=True))
+        rows_ME = np.concatenate([self.rows_ME[kept] if gone else self.rows_ME, release.augmented(more)])
+        hidden = np.union1d(
+            np.setdiff1d(self.hidden, release.catalogue_rows(touched)),
+            release.catalogue_rows(id_ for id_ in touched if id_ in changes.hidden),
+        )
+        masked = np.union1d(hidden, added.catalogue_rows[added.catalogue_rows != NEW])
+        visible = self._visible
+        if not np.array_equal(masked, self.masked):
+            visible = release.searcher.without(masked) if masked.size else release.searcher
+        return Overlay(
+            base=self.base,
+            labels=self.base + len(added),
+            changes=changes,
+            added=added,
+            rows_ME=rows_ME,
+            row_of=row_of,
+            hidden=hidden,
+            masked=masked,
+            merged=(self.merged - touched.keys()) | merged,
+            skipped={id_: why for id_, why in self.skipped.items() if id_ not in touched} | refused,
+            searcher=OverlaidSearcher(visible, self.base, rows_ME, added.buckets) if len(added) else visible,
+            _visible=visible,
+            _release=release,
+        )
+
+
+class OverlaidSearcher:
+    """Searches an index and scores the rows of an overlay one by one; best first, whichever they come from.
+
+    Args:
+        base: finds rows 0 … first − 1.
+        first: L.
+        rows_ME: float32, augmented rows of the labels first, first + 1, …
+        buckets_M: int8, theirs.
+    """
+
+    def __init__(self, base: LabelSearcher, first: int, rows_ME: Float32, buckets_M: npt.NDArray[np.int8]) -> None:
+        self.labels = first + len(rows_ME)
+        self._base = base
+        self._first = first
+        self._rows_ME = rows_ME
+        self._buckets_M = buckets_M
+
+    def search(
+        self, queries_BE: Float32, k: int, filters: Sequence[Filter | None] | None = None
+    ) -> tuple[Float32, Int64]:
+        """As `index.Searcher.search`; raises its QueryError."""
+        below: list[Filter | None] | None = None
+        above: Sequence[Filter | None] = [None] * len(queries_BE)
+        if filters is not None:
+            for query, filter_ in enumerate(filters):
+                if filter_ is not None:
+                    filter_.check(self.labels, query)
+            below, above = [self._below(filter_) for filter_ in filters], filters
+        found = self._base.search(queries_BE, min(k, self._first), below)
+        scores_BM, rows_BM = self._added(queries_BE, k, above)
+        return top_k([found[0], scores_BM], [found[1], rows_BM], k)
+
+    def _added(self, queries_BE: Float32, k: int, filters: Sequence[Filter | None]) -> tuple[Float32, Int64]:
+        """The best k rows of the overlay, or all M if they are fewer."""
+        rows_M = np.arange(self._first, self.labels)
+        step = max(1, _SCORES_AT_ONCE // len(rows_M))
+        parts = []
+        for start in range(0, len(queries_BE), step):
+            scores_bM = queries_BE[start : start + step] @ self._rows_ME.T
+            for scores_M, filter_ in zip(scores_bM, filters[start : start + step], strict=True):
+                if filter_ is not None:
+                    scores_M[~self._above(filter_).mask(self._buckets_M)] = -np.inf
+            parts.append(top_k([scores_bM], [np.broadcast_to(rows_M, scores_bM.shape)], min(k, len(rows_M))))
+        return np.concatenate([scores for scores, _ in parts]), np.concatenate([rows for _, rows in parts])
+
+    def _below(self, filter_: Filter | None) -> Filter | None:
+        """What a filter says of the index's labels; None if nothing."""
+        if filter_ is None:
+            return None
+        exclude, allow = (
+            None if rows is None else rows[rows < self._first] for rows in (filter_.exclude, filter_.allow)
+        )
+        if allow is None and filter_.buckets is None and (exclude is None or not exclude.size):
+            return None
+        return Filter(exclude, allow, filter_.buckets)
+
+    def _above(self, filter_: Filter) -> Filter:
+        """What a filter says of the overlay's labels, by place in the overlay."""
+        exclude, allow = (
+            None if rows is None else rows[rows >= self._first] - self._first
+            for rows in (filter_.exclude, filter_.allow)
+        )
+        return Filter(exclude, allow, filter_.buckets)
+
+
+@dataclass(frozen=True)
+class _Release:
+    """What every overlay of one release shares."""
+
+    adder: LabelAdder
+    rows: Mapping[str, int]
+    augmentation: Augmentation
+    searcher: HidingSearcher
+    max_new_labels: int
+
+    def augmented(self, added: Additions) -> Float32:
+        """Augmented rows, float32 [M, E]."""
+        return self.augmentation.rows(added.embeddings, added.log_pn, added.bias)
+
+    def catalogue_rows(self, ids: Iterable[str]) -> Int64:
+        """The rows of those ids that the catalogue has, int64."""
+        return np.array([self.rows[id_] for id_ in ids if id_ in self.rows], np.int64)
+
+
+def _warn(refused: Mapping[str, str]) -> None:
+    if refused:
+        id_, why = next(iter(refused.items()))
+        logger.warning(
+            "%d changed labels are not served with this release, they stay in the log; the first is %r: %s",
+            len(refused), id_[:100], why,
+        )  # fmt: skip

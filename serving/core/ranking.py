@@ -1,0 +1,100 @@
+"""Which labels are best for embedded queries: the contract of a ranker, and the one that the index answers alone.
+
+Legend: `B` queries in the batch, `b` some of them, `D` embedding dimensions, `E` augmented dimensions, `K`
+results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from longtail.bundle import Augmentation, Inputs
+from longtail.index import Filter
+
+Float32 = npt.NDArray[np.float32]
+Int64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a ranker is asked.
+
+    Attributes:
+        queries_BD: float32, embeddings.
+        inputs: what the query tower made them from, by name, [B] or [B, P]; empty for embeddings of labels.
+        bias_removal_B: float32, λ of each.
+        filters: which labels are eligible for each; None if all are.
+        k: results per query, >= 1.
+    """
+
+    queries_BD: Float32
+    inputs: Inputs
+    bias_removal_B: Float32
+    filters: Sequence[Filter | None]
+    k: int
+
+    def of(self, queries_b: Int64) -> Batch:
+        """Some queries of the batch, by place."""
+        return Batch(
+            self.queries_BD[queries_b],
+            {name: values[queries_b] for name, values in self.inputs.items()},
+            self.bias_removal_B[queries_b],
+            [self.filters[query] for query in queries_b],
+            self.k,
+        )
+
+
+class Ranker(Protocol):
+    """Scores `s_λ = u·v/T + b + λ·log p_n` and finds the best labels."""
+
+    @property
+    def proposal(self) -> str:
+        """Which log p_n λ multiplies, as `schemas.ReleaseAnswer` has it."""
+
+    def rank(self, batch: Batch) -> tuple[Float32, Int64]:
+        """s_λ in logits, descending, float32 [B, K], and label rows, int64 [B, K]; −inf and −1 where too few are
+        eligible.
+
+        Raises:
+            InvalidRequestError: names the query whose features cannot be scored.
+        """
+
+
+class LabelSearcher(Protocol):
+    """What finds the rows of largest inner product; `index.Searcher` does it with FAISS."""
+
+    labels: int
+
+    def search(
+        self, queries_BE: Float32, k: int, filters: Sequence[Filter | None] | None = None
+    ) -> tuple[Float32, Int64]:
+        """Inner products, descending, and label rows, both [B, k]; −inf and −1 where too few are eligible."""
+
+
+class IndexRanker:
+    """The dial inside one inner product: log p_n is the label's own, the same for every query [METHODS §6].
+
+    Args:
+        searcher: finds rows of the augmented label table.
+        augmentation: the table's constants.
+    """
+
+    proposal = "label frequencies"
+
+    def __init__(self, searcher: LabelSearcher, augmentation: Augmentation) -> None:
+        self._searcher = searcher
+        self._augmentation = augmentation
+
+    def rank(self, batch: Batch) -> tuple[Float32, Int64]:
+        """As `Ranker.rank`; raises nothing of its own."""
+        products_BK, rows_BK = self._searcher.search(
+            self._augmentation.queries(batch.queries_BD, batch.bias_removal_B),
+            batch.k,
+            batch.filters if any(filter_ is not None for filter_ in batch.filters) else None,
+        )
+        return products_BK / np.float32(self._augmentation.temperature), rows_BK

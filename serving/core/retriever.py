@@ -1,0 +1,305 @@
+"""The core: queries in, ranked labels out, all from one release. Knows no HTTP.
+
+Legend: `B` queries in the batch, `D` embedding dimensions, `K` the largest k of the batch, `N` answered labels
+of the whole batch.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from itertools import accumulate
+from time import perf_counter
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+from pydantic import JsonValue
+
+from longtail.bundle import EXPECTS, Bundle, Feature, Features, Inputs, LabelRecord
+from longtail.serving.core.catalogue import Catalogue
+from longtail.serving.core.overlay import HidingSearcher, Overlay
+from longtail.serving.core.ranking import Batch, IndexRanker, Ranker
+from longtail.serving.core.resolved_query import Wanted
+from longtail.serving.core.tree_ranking import ConditionalRanker
+from longtail.serving.errors import InvalidRequestError, UnservableReleaseError
+from longtail.serving.http.schemas import Query, SimilarRequest
+from longtail.serving.monitoring import Baseline
+
+Float32 = npt.NDArray[np.float32]
+Int64 = npt.NDArray[np.int64]
+
+_LIKE_K_BITS = 7
+"""Queries of up to 127 labels are ranked together, at the largest k; of more, with those of as many binary digits."""
+_NO_ROWS, _NO_SCORES = np.empty(0, np.int64), np.empty(0, np.float32)
+
+
+class QueryEncoder(Protocol):
+    """What turns features into query embeddings; `serving.Encoder` does it with ONNX."""
+
+    @property
+    def features(self) -> Sequence[Feature]:
+        """What a query may carry."""
+
+    def example(self) -> dict[str, JsonValue]:
+        """Features of a valid query."""
+
+    def read(self, features_B: Sequence[Features]) -> Inputs:
+        """The query tower's inputs, [B] or [B, P] by name; raises InvalidRequestError."""
+
+    def embed(self, inputs: Inputs) -> Float32:
+        """Query embeddings, float32 [B, D]; raises InvalidRequestError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retrieval:
+    """Answers to a batch, and what there is to count about them.
+
+    Attributes:
+        results: of every query as JSON: `schemas.RetrieveResult`, or `schemas.SimilarResult`.
+        bias_removal_B: float32, λ of each.
+        rows_N: int64, the labels answered, query after query.
+        scores_N: float32, theirs, in logits.
+        ends_B: where each query's labels end among the N.
+        unknown: ids that the release does not know, in all `exclude` and in all `allow`.
+        seconds: duration of each stage.
+    """
+
+    results: list[bytes]
+    bias_removal_B: Float32
+    rows_N: Int64
+    scores_N: Float32
+    ends_B: list[int]
+    unknown: Mapping[str, int]
+    seconds: Mapping[str, float]
+
+
+class Retriever:
+    """One release, ready to answer. Immutable and thread-safe; a hot swap is one assignment of another one.
+
+    Args:
+        name: the release's.
+        created_at: when the release was built.
+        bundle: the model and its labels.
+        searcher: finds rows of the bundle's augmented label table. It answers alone, unless the bundle has a tree
+            p_n(y|x): its conditional log p_n is then what λ multiplies for queries with features.
+        encoder: the bundle's query tower.
+        baseline: what live traffic is compared with, if it was measured.
+        max_new_labels: labels that may be added beside the index.
+
+    Raises:
+        UnservableReleaseError: the searcher does not hold the bundle's labels.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        created_at: datetime,
+        bundle: Bundle,
+        searcher: HidingSearcher,
+        encoder: QueryEncoder,
+        baseline: Baseline | None = None,
+        max_new_labels: int = 0,
+    ) -> None:
+        if searcher.labels != bundle.manifest.labels:
+            raise UnservableReleaseError(
+                f"release {name}: expected an index of {bundle.manifest.labels} labels, found {searcher.labels}"
+            )
+        self.name = name
+        self.created_at = created_at
+        self.manifest = bundle.manifest
+        self.baseline = baseline
+        self.buckets_L = bundle.labels.buckets
+        self.catalogue = Catalogue(bundle.labels, bundle.embeddings)
+        dial = bundle.manifest.bias_removal
+        self._nearest = min(max(0.0, dial.minimum), dial.maximum)
+        self._encoder = encoder
+        self._bundle = bundle
+        self._plain = Overlay.over(bundle, searcher, self.catalogue.row_of, max_new_labels=max_new_labels)
+        self._take(self._plain)
+
+    def after(self, records: Sequence[LabelRecord]) -> Retriever:
+        """The same release after some label changes, in the log's order; raises as `Overlay.after`."""
+        if not records:
+            return self
+        changed = copy.copy(self)
+        changed._take(self.overlay.after(records))
+        return changed
+
+    def anew(self, records: Sequence[LabelRecord]) -> Retriever:
+        """The release as it was built, after some label changes; raises as `Overlay.after`."""
+        changed = copy.copy(self)
+        changed._take(self._plain.after(records))
+        return changed
+
+    def knows(self, id_: str) -> bool:
+        """Whether a label is in this release or was added to it, hidden and deleted ones among them."""
+        changes = self.overlay.changes
+        return id_ in self.catalogue.row_of or id_ in changes.upserts or id_ in changes.hidden
+
+    def _take(self, overlay: Overlay) -> None:
+        self.overlay = overlay
+        self.catalogue = self.catalogue.under(overlay)
+        self._by_label: Ranker = IndexRanker(overlay.searcher, self._bundle.augmentation)
+        self._by_query: Ranker = (
+            self._by_label
+            if self._bundle.proposal is None
+            else ConditionalRanker(
+                overlay.searcher, self._by_label, self._bundle, self._bundle.proposal, overlay.hidden
+            )
+        )
+
+    def retrieve(self, queries: Sequence[Query]) -> Retrieval:
+        """The best labels of each query, scored `s_λ = u·v/T + b + λ·log p_n` [METHODS §6].
+
+        p_n is p_n(y|x) where the bundle has a tree [BM20 eq. 5], else the label's training frequency.
+
+        Raises:
+            InvalidRequestError: names the query and field that this release cannot answer.
+        """
+        started = perf_counter()
+        default = self.manifest.bias_removal.default
+        wanted = [
+            Wanted.from_selection(query, self.manifest, self.catalogue, default=default, prefix=f"queries.{index}.")
+            for index, query in enumerate(queries)
+        ]
+        inputs = self._encoder.read([query.features for query in queries])
+        vectors_BD = self._encoder.embed(inputs)
+        return self._answer(self._by_query, vectors_BD, inputs, wanted, [b"{"] * len(wanted), started)
+
+    def similar(self, requests: Sequence[SimilarRequest]) -> Retrieval:
+        """The labels nearest to given labels, `s_λ = v·v'/T + b' + λ·log p_n'`, the label itself left out.
+
+        λ is 0 unless a request says otherwise: nearness, not popularity. p_n is always the label's training
+        frequency: a label has no query features for a tree p_n(y|x) to look at.
+
+        Args:
+            requests: the queries are all labels of the first, then of the next.
+
+        Raises:
+            UnknownLabelError: the release has no such label.
+            InvalidRequestError: as for `retrieve`.
+        """
+        started = perf_counter()
+        rows: list[int] = []
+        wanted: list[Wanted] = []
+        for request in requests:
+            fields = ["id"] if request.ids is None else [f"ids.{index}" for index in range(len(request.ids))]
+            of_request = [
+                self.catalogue.row(id_, field=field) for id_, field in zip(request.labels, fields, strict=True)
+            ]
+            selection = Wanted.from_selection(request, self.manifest, self.catalogue, default=self._nearest)
+            wanted += [selection.without(row) for row in of_request]
+            rows += of_request
+        ids = [b'{"id":' + orjson.dumps(str(id_)) + b"," for request in requests for id_ in request.labels]
+        return self._answer(self._by_label, self.catalogue.embeddings(rows), {}, wanted, ids, started)
+
+    def label(self, id_: str) -> dict[str, Any]:
+        """Everything known about one label; raises UnknownLabelError."""
+        return self.catalogue.described(self.catalogue.row(id_))
+
+    def warm(self) -> None:
+        """Answer one real query, so that what is loaded at first use is loaded before the first client."""
+        k = min(10, self.manifest.labels)
+        maximum = self.manifest.bias_removal.maximum
+        self.retrieve(
+            [
+                Query(features=self._encoder.example(), k=k, exclude=[""]),
+                Query(features={}, k=k, bias_removal=maximum),
+            ]
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """`schemas.ReleaseAnswer`, but for the request's id."""
+        manifest = self.manifest
+        return {
+            "name": self.name,
+            "created_at": self.created_at,
+            "model": manifest.name,
+            **manifest.model_dump(
+                include={"labels", "dim", "similarity", "temperature", "loss", "bias_removal", "buckets"}
+            ),
+            "proposal": self._by_query.proposal,
+            "query_features": [
+                {
+                    "name": feature.name,
+                    "kind": feature.kind,
+                    "expects": EXPECTS[feature.kind],
+                    "max_length": feature.max_length,
+                }
+                for feature in self._encoder.features
+            ],
+            "example": self._encoder.example(),
+        }
+
+    def _answer(
+        self,
+        ranker: Ranker,
+        vectors_BD: Float32,
+        inputs: Inputs,
+        wanted: Sequence[Wanted],
+        beginnings: Sequence[bytes],
+        started: float,
+    ) -> Retrieval:
+        """Rank, and write the answers, each after its beginning."""
+        encoded = perf_counter()
+        bias_removal_B = np.array([query.bias_removal for query in wanted], np.float32)
+        rows_B, scores_B = self._rank(ranker, vectors_BD, inputs, bias_removal_B, wanted)
+        searched = perf_counter()
+        ends_B = list(accumulate(map(len, rows_B)))
+        rows_N, scores_N = np.concatenate(rows_B), np.concatenate(scores_B)
+        if not np.isfinite(scores_N).all():
+            place = int(np.searchsorted(ends_B, np.isfinite(scores_N).argmin(), side="right"))
+            raise InvalidRequestError(
+                "expected a query whose scores float32 can hold, received one that overflows", field=f"queries.{place}"
+            )
+        labels = self.catalogue.ranked(rows_N)
+        scores = orjson.dumps(scores_N, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1].split(b",")
+        labels = [label + score + b"}" for label, score in zip(labels, scores, strict=True)] if ends_B[-1] else []
+        results = [
+            b'%b"labels":[%b],"bias_removal":%b,"unknown":{"exclude":%d,"allow":%d}}'
+            % (
+                beginning,
+                b",".join(labels[start:end]),
+                orjson.dumps(query.bias_removal),
+                query.unknown_exclude,
+                query.unknown_allow,
+            )
+            for beginning, query, start, end in zip(beginnings, wanted, [0, *ends_B[:-1]], ends_B, strict=True)
+        ]
+        return Retrieval(
+            results=results,
+            bias_removal_B=bias_removal_B,
+            rows_N=rows_N,
+            scores_N=scores_N,
+            ends_B=ends_B,
+            unknown={
+                "exclude": sum(query.unknown_exclude for query in wanted),
+                "allow": sum(query.unknown_allow for query in wanted),
+            },
+            seconds={"encode": encoded - started, "search": searched - encoded, "answer": perf_counter() - searched},
+        )
+
+    def _rank(
+        self, ranker: Ranker, vectors_BD: Float32, inputs: Inputs, bias_removal_B: Float32, wanted: Sequence[Wanted]
+    ) -> tuple[list[Int64], list[Float32]]:
+        """Rows and scores of every query, its own k of them or fewer. Queries of like k are ranked together."""
+        batch = Batch(vectors_BD, inputs, bias_removal_B, [query.filter for query in wanted], 0)
+        groups: dict[int, list[int]] = defaultdict(list)
+        for place, query in enumerate(wanted):
+            groups[max(_LIKE_K_BITS, query.k.bit_length())].append(place)
+        rows_B: list[Int64] = [_NO_ROWS] * len(wanted)
+        scores_B: list[Float32] = [_NO_SCORES] * len(wanted)
+        for places in groups.values():
+            part = batch if len(places) == len(wanted) else batch.of(np.array(places))
+            scores_BK, rows_BK = ranker.rank(replace(part, k=max(wanted[place].k for place in places)))
+            found_B = np.count_nonzero(rows_BK >= 0, axis=1).tolist()
+            for at, (place, found) in enumerate(zip(places, found_B, strict=True)):
+                end = min(wanted[place].k, found)
+                rows_B[place], scores_B[place] = rows_BK[at, :end], scores_BK[at, :end]
+        return rows_B, scores_B

@@ -1,0 +1,203 @@
+"""Bias removal with the conditional p_n(y|x) of a tree [BM20 eq. 5; METHODS §6].
+
+No index row can hold log p_n(y|x), which is another number for every query. So candidates come from two sides,
+the labels of highest f from the index and the labels of highest p_n from a beam search of the tree, and their
+union is scored exactly.
+
+Legend: `B` queries in the batch, `b` some of them, `C` candidates of each, `E` augmented dimensions, `K`
+results, `L` labels, `R` hidden ones, `Z` coordinates of z.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from longtail.bundle import Bundle, Proposal
+from longtail.bundle.proposal import PADDING
+from longtail.index import Filter
+from longtail.index.search.exact import NO_ROW, ExactRows, no_results, top_k
+from longtail.serving.core.ranking import Batch, Float32, Int64, LabelSearcher, Ranker
+from longtail.serving.errors import InvalidRequestError
+
+Bools = npt.NDArray[np.bool_]
+
+_REACH, _REACH_PER_RESULT = 1_000, 10
+_TOGETHER = 2**18
+"""Candidates from one side that are scored at once, at most: about 50 MB."""
+_WHOLE_UP_TO = 4_096
+"""Longest `allow` that is scored whole."""
+_EXCLUDE_BY_OVERFETCH_UP_TO = 1_000
+"""Excluded labels that a beam finds and drops; for longer lists the tree loses their leaves."""
+_LARGEST_LOG_P = 1e30
+_NO_ROWS = np.empty(0, np.int64)
+
+
+class ConditionalRanker:
+    """Scores `s_λ = u·v/T + b + λ·log p_n(y|x)`; thread-safe.
+
+    Of every query the best 1,000 + 10k labels by f and as many by p_n are candidates. Recall@20 at λ = ½ against
+    exact scores of the whole catalogue, on the 20,000 synthetic labels of tests/serving/test_conditional.py: 1.00; by
+    f alone .94, by p_n alone .84, with 100 candidates from each .70. The number was chosen on an adversarial model
+    of Gowalla's 40,981 labels, where it keeps .99 from λ = ¼ to 2.
+
+    λ = 0 is left to the index alone. λ < 0 favours labels that p_n all but rules out, and nothing looks for those:
+    the answer is the best of the same candidates.
+
+    Args:
+        searcher: finds rows of the bundle's augmented label table.
+        at_zero: answers queries of λ = 0.
+        bundle: the labels' embeddings, biases and buckets.
+        proposal: the tree, one leaf for every label of the bundle.
+        hidden: int64 [R], label rows that are never answered; the searcher must not find them either.
+    """
+
+    def __init__(
+        self,
+        searcher: LabelSearcher,
+        at_zero: Ranker,
+        bundle: Bundle,
+        proposal: Proposal,
+        hidden: Int64 = _NO_ROWS,
+    ) -> None:
+        self._searcher = searcher
+        self._at_zero = at_zero
+        self._augmentation = bundle.augmentation
+        self._exact = ExactRows(bundle)
+        self._buckets_L = bundle.labels.buckets
+        self._tree = proposal
+        self._hidden = hidden
+        self._trees: dict[frozenset[int] | None, Proposal] = {} if hidden.size else {None: proposal}
+        steps = proposal.depth * proposal.weights.shape[1] * float(np.abs(proposal.weights).max())
+        self._largest_z = _LARGEST_LOG_P / max(1.0, steps)
+
+    @property
+    def proposal(self) -> str:
+        """Which log p_n λ multiplies."""
+        return f"p_n(y|x), a tree of depth {self._tree.depth}"
+
+    def rank(self, batch: Batch) -> tuple[Float32, Int64]:
+        """As `Ranker.rank`.
+
+        Raises:
+            InvalidRequestError: features whose z is so large that log p_n would overflow.
+        """
+        if not batch.bias_removal_B.any():
+            return self._at_zero.rank(batch)
+        z_BZ = self._project(batch)
+        scores_BK, rows_BK = no_results(len(z_BZ), batch.k)
+        reach = min(_REACH + _REACH_PER_RESULT * batch.k, self._searcher.labels)
+        for queries in _alike(batch, max(1, _TOGETHER // reach)):
+            part = batch.of(queries)
+            scores_BK[queries], rows_BK[queries] = (
+                self._rank(part, z_BZ[queries], reach) if part.bias_removal_B.any() else self._at_zero.rank(part)
+            )
+        return scores_BK, rows_BK
+
+    def _rank(self, part: Batch, z_bZ: Float32, reach: int) -> tuple[Float32, Int64]:
+        """Queries that `_alike` put together, λ ≠ 0, from `reach` candidates of either side."""
+        queries_bE = self._augmentation.queries(part.queries_BD, 0.0)
+        first = part.filters[0]
+        if first is not None and first.allow is not None and len(first.allow) <= _WHOLE_UP_TO:
+            rows_bC = np.flatnonzero(self._eligible(first))[None]
+            products_bC = self._exact.rescore(queries_bE, rows_bC)
+            log_p_bC = self._tree.log_probabilities(z_bZ, rows_bC)
+        else:
+            filters = part.filters if any(filter_ is not None for filter_ in part.filters) else None
+            products_by_f, by_f = self._searcher.search(queries_bE, reach, filters)
+            by_p_n, log_p_by_p_n = self._likeliest(z_bZ, reach, part.filters)
+            rows_bC = np.concatenate([by_f, by_p_n], axis=1)
+            rows_bC[_repeated(rows_bC)] = NO_ROW
+            products_by_p_n = self._exact.rescore(queries_bE, rows_bC[:, reach:])
+            products_bC = np.concatenate([products_by_f, products_by_p_n], axis=1)
+            log_p_bC = np.concatenate([self._tree.log_probabilities(z_bZ, by_f), log_p_by_p_n], axis=1)
+        scores_bC = products_bC / self._augmentation.temperature + part.bias_removal_B[:, None] * log_p_bC
+        return top_k([scores_bC], [rows_bC], part.k)
+
+    def _likeliest(self, z_bZ: Float32, reach: int, filters: Sequence[Filter | None]) -> tuple[Int64, Float32]:
+        """The eligible labels of highest p_n(y|x) that a beam finds, int64 [b, C], and its log, float32 [b, C].
+
+        C >= reach; −1 and 0 where too few are eligible.
+        """
+        first = filters[0]
+        if first is not None and _alone(first):
+            rows_bC, log_p_bC = self._tree_of(self._eligible(first)).beam(z_bZ, reach)
+        else:
+            tree = self._tree_of_buckets(None if first is None else first.buckets)
+            excludes = [None if filter_ is None else filter_.exclude for filter_ in filters]
+            excluded = max(0 if exclude is None else len(exclude) for exclude in excludes)
+            rows_bC, log_p_bC = tree.beam(z_bZ, min(reach + excluded, self._searcher.labels))
+            for rows_C, exclude in zip(rows_bC, excludes, strict=True):
+                if exclude is not None:
+                    rows_C[np.isin(rows_C, exclude)] = NO_ROW
+        log_p_bC[np.isneginf(log_p_bC)] = 0
+        return rows_bC, log_p_bC
+
+    def _tree_of_buckets(self, buckets: frozenset[int] | None) -> Proposal:
+        """The tree of some buckets' labels that are not hidden; kept, for there are eight such sets."""
+        tree = self._trees.get(buckets)
+        if tree is None:
+            tree = self._trees[buckets] = self._tree_of(self._eligible(Filter(buckets=buckets)))
+        return tree
+
+    def _eligible(self, filter_: Filter) -> Bools:
+        """The labels that pass a filter and are not hidden, bool [L]."""
+        mask_L = filter_.mask(self._buckets_L)
+        mask_L[self._hidden] = False
+        return mask_L
+
+    def _tree_of(self, eligible_L: Bools) -> Proposal:
+        """The same probabilities, in a tree whose other leaves are empty: a beam does not enter there."""
+        leaves = self._tree.leaf_labels
+        return replace(self._tree, leaf_labels=np.where(eligible_L[leaves] & (leaves >= 0), leaves, np.int32(PADDING)))
+
+    def _project(self, batch: Batch) -> Float32:
+        """z of every query, float32 [B, Z]; one of λ = 0 need not be finite."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            z_BZ = self._tree.project(batch.inputs)
+            fits_B = (batch.bias_removal_B == 0) | (np.abs(z_BZ) <= self._largest_z).all(axis=1)
+        if not fits_B.all():
+            raise InvalidRequestError(
+                "expected features that the tree p_n(y|x) can place, received numbers or weights that overflow in it",
+                field=f"queries.{int(fits_B.argmin())}.features",
+            )
+        return z_BZ
+
+
+def _alike(batch: Batch, most: int) -> list[Int64]:
+    """Queries that one beam can serve, by place, at most so many: same buckets, like numbers of excluded labels; or
+    λ = 0.
+    """
+    groups: dict[Hashable, list[int]] = defaultdict(list)
+    for query, (bias_removal, filter_) in enumerate(zip(batch.bias_removal_B, batch.filters, strict=True)):
+        key: Hashable = "λ = 0"
+        if bias_removal != 0:
+            key = None
+            if filter_ is not None:
+                key = query if _alone(filter_) else (filter_.buckets, _excluded(filter_).bit_length())
+        groups[key].append(query)
+    return [
+        np.array(queries[start : start + most]) for queries in groups.values() for start in range(0, len(queries), most)
+    ]
+
+
+def _alone(filter_: Filter) -> bool:
+    """Whether a filter is worth a tree of its own."""
+    return filter_.allow is not None or _excluded(filter_) > _EXCLUDE_BY_OVERFETCH_UP_TO
+
+
+def _excluded(filter_: Filter) -> int:
+    return 0 if filter_.exclude is None else len(filter_.exclude)
+
+
+def _repeated(rows_bC: Int64) -> Bools:
+    """Where a row stands for the second time, bool [b, C]."""
+    order_bC = np.argsort(rows_bC, axis=1, kind="stable")
+    sorted_bC = np.take_along_axis(rows_bC, order_bC, axis=1)
+    repeated_bC: Bools = np.zeros(rows_bC.shape, np.bool_)
+    np.put_along_axis(repeated_bC, order_bC[:, 1:], sorted_bC[:, 1:] == sorted_bC[:, :-1], axis=1)
+    return repeated_bC

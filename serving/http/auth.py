@@ -1,0 +1,114 @@
+"""Who may ask, and who may change things: API keys, compared in constant time."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from longtail.bundle.wording import received
+from longtail.serving.errors import ForbiddenError, ServingError, UnauthenticatedError
+from longtail.serving.http.responses import serving_error
+from longtail.serving.settings import is_loopback
+
+OPEN = frozenset({"/livez", "/readyz", "/dashboard", "/docs", "/openapi.json"})
+"""Paths that hold nothing of the model or its traffic: probes, the page that asks for a key, the documentation."""
+
+
+class Keys:
+    """A set of keys, held as digests: comparing tells nothing about a key, nor does a dump of this object."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._digests = [_digest(key) for key in keys]
+
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+    def has(self, key: str) -> bool:
+        """Whether this is one of them; takes as long for a right key as for a wrong one."""
+        digest = _digest(key)
+        found = False
+        for known in self._digests:
+            found |= hmac.compare_digest(known, digest)
+        return found
+
+
+class Guard:
+    """ASGI middleware that lets only requests with a key pass, but for `OPEN` paths.
+
+    A key comes as `Authorization: Bearer KEY` or `X-API-Key: KEY`. Without any keys configured everybody passes
+    and may do everything, but for pages of other hosts in a browser on this machine.
+
+    Args:
+        app: what is guarded.
+        api: keys that may ask.
+        admin: keys that may also change things.
+        insecure: without keys, let pages of any host ask, too.
+    """
+
+    def __init__(self, app: ASGIApp, api: Keys, admin: Keys, *, insecure: bool = False) -> None:
+        self._app = app
+        self._api = api
+        self._admin = admin
+        self._insecure = insecure
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] == "http" and (error := self._refusal(scope)) is not None:
+            await serving_error(scope["state"]["request_id"], error)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> ServingError | None:
+        """Why a request may not pass; notes whether it may change things."""
+        headers, state = Headers(scope=scope), scope["state"]
+        if not (self._api or self._admin):
+            state["admin"] = True
+            origin = headers.get("origin")
+            if origin is None or self._insecure or _is_here(origin):
+                return None
+            return ForbiddenError(
+                f"expected keys, or a request that no page of another host makes, received one by {received(origin)}"
+            )
+        key = _key(headers)
+        state["admin"] = self._admin.has(key)
+        if state["admin"] or self._api.has(key) or _is_open(scope["path"]):
+            return None
+        return UnauthenticatedError(
+            "expected a key of this service in Authorization: Bearer or X-API-Key, received "
+            + ("another one" if key else "none")
+        )
+
+
+def _is_here(origin: str) -> bool:
+    """Whether a page's origin is this machine."""
+    try:
+        return is_loopback(urlsplit(origin).hostname or "")
+    except ValueError:
+        return False
+
+
+def _is_open(path: str) -> bool:
+    return path in OPEN or path.startswith("/docs/assets/")
+
+
+def require_admin(request: Request) -> None:
+    """Raise ForbiddenError unless the request came with an admin key, or no keys are configured."""
+    if not request.state.admin:
+        raise ForbiddenError("expected an admin key for this route, received a key that may only ask")
+
+
+def _key(headers: Headers) -> str:
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    received = key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+    # Headers are read as Latin-1, whatever they are; keys are set in UTF-8.
+    return received.encode("latin-1").decode("utf-8", "surrogateescape")
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

@@ -1,0 +1,119 @@
+"""Reads request bodies: bounded while they arrive, then validated in one pass from their bytes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect, Request
+
+from longtail.bundle.wording import received
+from longtail.serving.errors import (
+    BodyTooLargeError,
+    ContentTypeError,
+    InvalidRequestError,
+    MalformedBodyError,
+    SlowBodyError,
+)
+from longtail.serving.settings import Settings
+
+Model = TypeVar("Model", bound=BaseModel)
+_LONGEST_NAME = 100
+
+
+async def read_body(request: Request, model: type[Model], settings: Settings) -> Model:
+    """The request's JSON body as `model`.
+
+    Args:
+        request: its body is read here, chunk by chunk, and never beyond the limit.
+        model: what the body must be.
+        settings: how long a body may be, and how long it may take.
+
+    Raises:
+        ContentTypeError: a Content-Type other than application/json.
+        BodyTooLargeError: more bytes than the limit, announced or sent.
+        SlowBodyError: it is not all there in time.
+        MalformedBodyError: not JSON in UTF-8.
+        InvalidRequestError: JSON that `model` refuses; names the first field that is wrong.
+    """
+    content_type = request.headers.get("content-type", "none")
+    if content_type.split(";")[0].strip().lower() != "application/json":
+        raise ContentTypeError(f"expected Content-Type application/json, received {content_type[:_LONGEST_NAME]}")
+    limit = settings.max_body_bytes
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced[:18]) > limit:
+        raise BodyTooLargeError(f"expected a body of at most {limit} bytes, received one of {announced[:18]}")
+    message = await request.receive()
+    body = message.get("body", b"")
+    if message.get("more_body", False):
+        body = await _rest(request, bytearray(body), settings)
+    elif message["type"] == "http.disconnect":
+        raise ClientDisconnect
+    _refuse_beyond(limit, body)
+    return parse(body, model)
+
+
+async def _rest(request: Request, body: bytearray, settings: Settings) -> bytes:
+    """A body that comes in several parts, whole."""
+    try:
+        async with asyncio.timeout(settings.request_seconds):
+            more = True
+            while more:
+                _refuse_beyond(settings.max_body_bytes, body)
+                message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientDisconnect
+                body += message.get("body", b"")
+                more = message.get("more_body", False)
+    except TimeoutError:
+        raise SlowBodyError(
+            f"expected the whole body within {settings.request_seconds:g} s, received {len(body)} bytes of it"
+        ) from None
+    return bytes(body)
+
+
+def _refuse_beyond(limit: int, body: bytes | bytearray) -> None:
+    if len(body) > limit:
+        raise BodyTooLargeError(f"expected a body of at most {limit} bytes, received more")
+
+
+def parse(body: bytes, model: type[Model]) -> Model:
+    """Validate JSON bytes; raises MalformedBodyError and InvalidRequestError as `read_body`."""
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+    if first["type"] == "json_invalid":
+        raise MalformedBodyError(
+            f"expected a JSON object in UTF-8, received a body that is not: {first['ctx']['error']}"
+        )
+    path = [str(part)[:_LONGEST_NAME] for part in first["loc"]]
+    raise InvalidRequestError(_message(first, path, model), field=".".join(path) or None)
+
+
+def _message(error: Any, path: list[str], model: type[BaseModel]) -> str:
+    """One of pydantic's errors as expected and received."""
+    kind, context = error["type"], error.get("ctx", {})
+    if kind == "missing":
+        return f"expected a value for {path[-1]}, received none"
+    if kind == "extra_forbidden":
+        known = list(_holding(error["loc"], model).model_fields)
+        return f"expected one of the keys {known}, received {received(path[-1])}"
+    if kind == "too_short":
+        return f"expected at least {context['min_length']} of them, received {context['actual_length']}"
+    if kind in ("id_or_ids", "request_or_features", "display_alone"):
+        return str(error["msg"])
+    expected = str(error["msg"]).removeprefix("Input should be ")
+    return f"expected {expected}, received {received(error['input'])}"
+
+
+def _holding(path: Sequence[str | int], model: type[BaseModel]) -> type[BaseModel]:
+    """The model of the object that the last part of a path is a key of."""
+    for part in path[:-1]:
+        annotation = model.model_fields[part].annotation if isinstance(part, str) else None
+        for inner in get_args(annotation):
+            if isinstance(inner, type) and issubclass(inner, BaseModel):
+                model = inner
+    return model

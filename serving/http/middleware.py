@@ -1,0 +1,111 @@
+"""What surrounds every request: its id, headers, count and duration, and a plain answer when something breaks."""
+
+from __future__ import annotations
+
+import logging
+import re
+from http import HTTPStatus
+from time import perf_counter
+from uuid import uuid4
+
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from longtail.serving.http.responses import internal_error
+from longtail.serving.logs import Trace, current
+from longtail.serving.monitoring import Live
+from longtail.serving.monitoring.prometheus import UNMATCHED, Monitor
+
+logger = logging.getLogger(__name__)
+
+_SANE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+_CLIENT_CLOSED_REQUEST = 499
+_POLICY = b"content-security-policy"
+_HEADERS = [
+    (b"cache-control", b"no-store"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+]
+_ASKING = ("/v1/retrieve", "/v1/similar")
+_STRICT = (_POLICY, b"default-src 'none'; frame-ancestors 'none'")
+
+
+class Envelope:
+    """ASGI middleware, outermost of ours.
+
+    Takes X-Request-ID if it is sane (1 to 128 letters, digits, `.`, `_`, `:` or `-`), else makes one, and
+    sends it back. An exception that nothing else answered is logged in full and answered with a 500 that
+    shows none of it. Every answer forbids caching, framing and sniffing, and all content unless it is a page with
+    a policy of its own.
+
+    Args:
+        app: what answers.
+        monitor: counts by route.
+        live: counts what is asked of the model.
+        access_log: log every request, not only those that fail.
+    """
+
+    def __init__(self, app: ASGIApp, monitor: Monitor, live: Live, *, access_log: bool) -> None:
+        self._app = app
+        self._monitor = monitor
+        self._live = live
+        self._access_log = access_log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        asked = trace = b""
+        for name, value in scope["headers"]:
+            if name == b"x-request-id":
+                asked = value
+            elif name == b"traceparent":
+                trace = value
+        id_ = asked.decode() if _SANE_ID.fullmatch(asked) else uuid4().hex
+        scope.setdefault("state", {})["request_id"] = id_
+        current.set((id_, Trace.parse(trace.decode("latin-1")) if trace else None))
+        started = perf_counter()
+        status: int | None = None
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = [*message.get("headers", ()), *_HEADERS, (b"x-request-id", id_.encode())]
+                if not any(name == _POLICY for name, _ in headers):
+                    headers.append(_STRICT)
+                message["headers"] = headers
+            try:
+                await send(message)
+            except RuntimeError as error:
+                # uvloop's, when a client that had sent more requests in the meantime has hung up.
+                if "the handler is closed" not in str(error):
+                    raise
+                raise ClientDisconnect from None
+
+        try:
+            await self._app(scope, receive, send_with_headers)
+        except ClientDisconnect:
+            status = status or _CLIENT_CLOSED_REQUEST
+        # The last stop before the server: whatever it is, the client gets an answer and the log the cause.
+        except Exception:
+            logger.exception("request %s: %s %r failed", id_, scope["method"], scope["path"])
+            if status is not None:
+                raise
+            await internal_error(id_)(scope, receive, send_with_headers)
+        finally:
+            self._ended(scope, status or HTTPStatus.INTERNAL_SERVER_ERROR, perf_counter() - started)
+
+    def _ended(self, scope: Scope, status: int, seconds: float) -> None:
+        route = getattr(scope.get("route"), "path", UNMATCHED)
+        self._monitor.request(route, status, seconds)
+        # Refusals say nothing of how long answers take.
+        if route in _ASKING and not 400 <= status < 500:
+            self._live.request(seconds, status)
+        if self._access_log:
+            logger.info(
+                "%s %s", scope["method"], route,
+                extra={"fields": {"status": status, "milliseconds": round(seconds * 1e3, 3)}},
+            )  # fmt: skip

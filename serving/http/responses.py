@@ -1,0 +1,135 @@
+"""Where answers and errors become HTTP: the one mapping of errors to statuses, and the JSON of both."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from longtail.bundle.wording import received
+from longtail.serving.core.service import Service
+from longtail.serving.errors import (
+    BodyTooLargeError,
+    ContentTypeError,
+    ForbiddenError,
+    InvalidRequestError,
+    MalformedBodyError,
+    NoLabelTowerError,
+    NotReadyError,
+    QueueFullError,
+    RefusedReleaseError,
+    ServingError,
+    SlowBodyError,
+    StorageError,
+    TimedOutError,
+    UnauthenticatedError,
+    UnknownLabelError,
+    UnknownReleaseError,
+)
+
+_ERRORS: dict[type[ServingError], tuple[HTTPStatus, str, dict[str, str]]] = {
+    MalformedBodyError: (HTTPStatus.BAD_REQUEST, "malformed_body", {}),
+    UnauthenticatedError: (HTTPStatus.UNAUTHORIZED, "unauthenticated", {"WWW-Authenticate": "Bearer"}),
+    ForbiddenError: (HTTPStatus.FORBIDDEN, "forbidden", {}),
+    UnknownLabelError: (HTTPStatus.NOT_FOUND, "unknown_label", {}),
+    UnknownReleaseError: (HTTPStatus.NOT_FOUND, "unknown_release", {}),
+    SlowBodyError: (HTTPStatus.REQUEST_TIMEOUT, "slow_body", {"Connection": "close"}),
+    RefusedReleaseError: (HTTPStatus.CONFLICT, "release_refused", {}),
+    BodyTooLargeError: (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "body_too_large", {}),
+    ContentTypeError: (HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "unsupported_content_type", {}),
+    InvalidRequestError: (HTTPStatus.UNPROCESSABLE_ENTITY, "invalid_request", {}),
+    NoLabelTowerError: (HTTPStatus.UNPROCESSABLE_ENTITY, "no_label_tower", {}),
+    QueueFullError: (HTTPStatus.TOO_MANY_REQUESTS, "queue_full", {"Retry-After": "1"}),
+    TimedOutError: (HTTPStatus.SERVICE_UNAVAILABLE, "timeout", {"Retry-After": "1"}),
+    StorageError: (HTTPStatus.SERVICE_UNAVAILABLE, "storage", {"Retry-After": "10"}),
+    NotReadyError: (HTTPStatus.SERVICE_UNAVAILABLE, "not_ready", {"Retry-After": "1"}),
+}
+_INTERNAL = "the request could not be answered; the server's log has the details under this request id"
+
+
+def service_of(request: Request) -> Service:
+    """The service of the application that a request came to."""
+    service: Service = request.app.state.service
+    return service
+
+
+def request_id(request: Request) -> str:
+    """The id that the envelope gave this request."""
+    id_: str = request.state.request_id
+    return id_
+
+
+def serving_error(id_: str, error: ServingError) -> Response:
+    """The answer to an error of the service's own."""
+    status, kind, headers = _ERRORS[type(error)]
+    response = error_response(id_, status, kind, error.message, error.field)
+    response.headers.update(headers)
+    return response
+
+
+def dump(answer: dict[str, Any], id_: str) -> bytes:
+    """An answer with its request's id, as JSON."""
+    return orjson.dumps({**answer, "request_id": id_}, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def results_response(results: list[bytes], release: str, id_: str) -> Response:
+    """The answer of a retrieval, whose results are JSON already."""
+    return json_response(b'{"results":[%b],"release":%b,"request_id":"%b"}' % (
+        b",".join(results), orjson.dumps(release), id_.encode()
+    ))  # fmt: skip
+
+
+def json_response(content: bytes, status: int = 200) -> Response:
+    """A response of JSON bytes."""
+    return Response(content, status, media_type="application/json")
+
+
+def error_response(id_: str, status: int, kind: str, message: str, field: str | None = None) -> Response:
+    """The one shape of every error."""
+    error = {"type": kind, "message": message}
+    if field is not None:
+        error["field"] = field
+    return json_response(dump({"error": error}, id_), status)
+
+
+def internal_error(id_: str) -> Response:
+    """A 500 that tells nothing but where to look."""
+    return error_response(id_, HTTPStatus.INTERNAL_SERVER_ERROR, "internal", _INTERNAL)
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Answer every error that a client caused in the one shape; others are the envelope's."""
+    for error_type in _ERRORS:
+        app.add_exception_handler(error_type, _serving_error)
+    app.add_exception_handler(HTTPException, _routing_error)
+
+
+async def _serving_error(request: Request, error: Exception) -> Response:
+    if not isinstance(error, ServingError):
+        raise error
+    return serving_error(request_id(request), error)
+
+
+async def _routing_error(request: Request, error: Exception) -> Response:
+    if not isinstance(error, HTTPException):
+        raise error
+    path = received(request.url.path)
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        response = error_response(
+            request_id(request), 404, "unknown_route", f"expected one of the routes that /docs lists, received {path}"
+        )
+    elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        allowed = (error.headers or {}).get("Allow", "another method")
+        response = error_response(
+            request_id(request), 405, "wrong_method", f"expected {allowed} for {path}, received {request.method}"
+        )
+    else:
+        status = HTTPStatus(error.status_code)
+        response = error_response(request_id(request), status, status.name.lower(), status.description or status.phrase)
+    response.headers.update(error.headers or {})
+    return response

@@ -1,0 +1,52 @@
+"""What operators and their machines ask."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from longtail.serving.core.follower import ReleaseFollower
+from longtail.serving.errors import NotReadyError
+from longtail.serving.http.auth import require_admin
+from longtail.serving.http.openapi import errors
+from longtail.serving.http.responses import dump, json_response, request_id, service_of
+from longtail.serving.http.schemas import HealthAnswer, ReleaseAnswer, ReloadAnswer
+
+router = APIRouter(tags=["operations"])
+
+
+@router.get("/v1/release", responses={200: {"model": ReleaseAnswer}, **errors(401, 503)})
+async def release(request: Request) -> Response:
+    """The release being served: its model, the dial and what each setting scored, and what queries may carry."""
+    return json_response(dump(service_of(request).retriever().describe(), request_id(request)))
+
+
+@router.post("/v1/release/reload", responses={200: {"model": ReloadAnswer}, **errors(401, 403, 409, 503)})
+async def reload(request: Request) -> Response:
+    """Look at CURRENT now instead of at the next poll, and again at a release that was refused. Admin.
+
+    Of several workers, the others follow at their next poll.
+    """
+    require_admin(request)
+    service = service_of(request)
+    follower: ReleaseFollower = request.app.state.follower
+    changed = await asyncio.to_thread(follower.reload)
+    return json_response(dump({"release": service.retriever().name, "changed": changed}, request_id(request)))
+
+
+@router.get("/livez", responses={200: {"model": HealthAnswer}})
+async def live(request: Request) -> Response:
+    """200 as long as the process answers."""
+    return json_response(dump({"status": "alive"}, request_id(request)))
+
+
+@router.get("/readyz", responses={200: {"model": HealthAnswer}, **errors(503)})
+async def ready(request: Request) -> Response:
+    """200 while a release is loaded; 503 before, and from SIGTERM on."""
+    service = service_of(request)
+    if service.draining:
+        raise NotReadyError("expected a service that takes requests, found one that is shutting down")
+    service.retriever()
+    return json_response(dump({"status": "ready"}, request_id(request)))

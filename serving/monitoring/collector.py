@@ -1,0 +1,100 @@
+"""The report as Prometheus gauges; METRICS.md says what each means."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from longtail.bundle import BUCKET_NAMES
+from longtail.serving.monitoring.feedback_store import EVENTS_OF_ANSWERS, EVENTS_ORGANIC, SOURCES, UNMATCHED
+from longtail.serving.monitoring.release_figures import WINDOWS
+
+_ALL = (*BUCKET_NAMES, "all")
+
+
+def metrics_of(
+    report: Mapping[str, Any] | None, totals: Mapping[str, float], labels: tuple[int, int]
+) -> Iterator[Metric]:
+    """Every series of this package, NaN where a figure is undefined.
+
+    Args:
+        report: as GET /v1/monitoring; None before a release is in service.
+        totals: `FeedbackStore.totals`.
+        labels: how many are added and hidden.
+    """
+    yield from _exposure(report)
+    yield from _recall(report)
+    events = CounterMetricFamily("longtail_feedback_events", "Feedback events taken, by kind.", labels=["kind"])
+    events.add_metric(["answer"], totals[EVENTS_OF_ANSWERS])
+    events.add_metric(["organic"], totals[EVENTS_ORGANIC])
+    yield events
+    yield CounterMetricFamily(
+        "longtail_feedback_unmatched", "Answers named by feedback that nothing is known of.", value=totals[UNMATCHED]
+    )
+    yield GaugeMetricFamily("longtail_labels_added", "Labels added since the release was built.", value=labels[0])
+    yield GaugeMetricFamily("longtail_labels_hidden", "Labels of the release that are hidden.", value=labels[1])
+
+
+def _exposure(report: Mapping[str, Any] | None) -> Iterator[Metric]:
+    share = GaugeMetricFamily(
+        "longtail_exposure_share", "Share of the answered labels that are in the bucket.", labels=["bucket", "window"]
+    )
+    baseline = GaugeMetricFamily(
+        "longtail_exposure_baseline_share", "The same share of calibration queries.", labels=["bucket"]
+    )
+    coverage = GaugeMetricFamily(
+        "longtail_coverage", "Share of the bucket's labels that were answered at all.", labels=["bucket", "window"]
+    )
+    by_window = {
+        name: GaugeMetricFamily(f"longtail_{name}", text, labels=["window"])
+        for name, text in {
+            "exposure_psi": "Population stability index of exposures by bucket against the baseline.",
+            "score_psi": "The same of scores by decile.",
+            "gini": "Gini coefficient of the labels' exposures.",
+            "popularity": "Mean training pairs of the answered labels.",
+            "bias_removal_mean": "Mean λ of the queries.",
+        }.items()
+    }
+    for bucket in BUCKET_NAMES:
+        baseline.add_metric([bucket], _at(report, "baseline", "shares", bucket))
+    for window in (window.name for window in WINDOWS):
+        figures = None if report is None else report["windows"][window]
+        for bucket in BUCKET_NAMES:
+            share.add_metric([bucket, window], _at(figures, "exposures", bucket, "share"))
+            coverage.add_metric([bucket, window], _at(figures, "exposures", bucket, "coverage"))
+        coverage.add_metric(["all", window], _at(figures, "coverage"))
+        by_window["exposure_psi"].add_metric([window], _at(figures, "psi", "buckets"))
+        by_window["score_psi"].add_metric([window], _at(figures, "psi", "scores"))
+        by_window["gini"].add_metric([window], _at(figures, "gini"))
+        by_window["popularity"].add_metric([window], _at(figures, "popularity"))
+        by_window["bias_removal_mean"].add_metric([window], _at(figures, "bias_removal"))
+    yield from (share, baseline, coverage, *by_window.values())
+
+
+def _recall(report: Mapping[str, Any] | None) -> Iterator[Metric]:
+    names = ["source", "bucket", "window"]
+    recall = GaugeMetricFamily(
+        "longtail_online_recall", "Share of the labels interacted with that the answer held.", labels=names
+    )
+    positives = GaugeMetricFamily(
+        "longtail_online_positives", "Labels interacted with, of which online recall is the share found.", labels=names
+    )
+    for window in (window.name for window in WINDOWS):
+        figures = None if report is None else report["windows"][window]["recall"]
+        for source in SOURCES:
+            for bucket in _ALL:
+                recall.add_metric([source, bucket, window], _at(figures, source, bucket, "value"))
+                positives.add_metric([source, bucket, window], _at(figures, source, bucket, "positives"))
+    yield from (recall, positives)
+
+
+def _at(figures: Any, *path: str) -> float:
+    """The number at the end of the path; NaN if it, or anything before it, is None."""
+    for name in path:
+        if figures is None:
+            return math.nan
+        figures = figures[name]
+    return math.nan if figures is None else float(figures)

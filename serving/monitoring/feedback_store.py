@@ -1,0 +1,271 @@
+"""Answers given and what became of them, in one SQLite file that all workers share: online recall per bucket.
+
+Recall counts stand in the same file as the events, so an event is marked joined and counted in one transaction: a
+kill at any instant leaves both done or neither.
+
+Two connections write. `durable` syncs every commit (`synchronous=FULL`): feedback, before it is acknowledged. `lazy`
+leaves syncing to checkpoints (`NORMAL`, which unlike `OFF` keeps what `durable` has promised): answers and joins,
+of which a power cut may undo the last; a join undone is done again.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from longtail.serving.monitoring.database import connect, prepare, transaction
+from longtail.serving.monitoring.records import Event, fingerprints
+
+FEEDBACK, SHADOW = SOURCES = ("feedback", "shadow")
+EVENTS_OF_ANSWERS, EVENTS_ORGANIC, UNMATCHED = COUNTERS = ("events_answer", "events_organic", "unmatched")
+_JOIN_FOR_SECONDS = 60
+_FRESH_SECONDS = 2
+_LOOK_BACK_EVERY_SECONDS = 5
+_KEPT_SECONDS = 48 * 3600
+_CHUNK = 5000
+_GENERATIONS = 32
+_GENERATIONS_HELD = """
+WITH RECURSIVE held (generation) AS (
+    SELECT min(generation) FROM answers
+    UNION ALL
+    SELECT (SELECT min(generation) FROM answers WHERE generation > held.generation) FROM held
+    WHERE generation IS NOT NULL
+)
+SELECT generation FROM held WHERE generation IS NOT NULL
+"""
+"""The distinct generations, by one step in the index each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One query's answer.
+
+    Attributes:
+        request_id, query: what feedback names it by; a later answer of the same name replaces it.
+        release: that answered.
+        labels: fingerprints of their ids as bytes, best first; four bytes each, the lowest first.
+        buckets: one byte per label.
+    """
+
+    request_id: str
+    query: int
+    release: str
+    labels: bytes
+    buckets: bytes
+
+
+class RecallRow(NamedTuple):
+    """Labels interacted with in one minute since 1970, and those of them that the answers held."""
+
+    release: str
+    minute: int
+    source: str
+    bucket: int
+    positives: int
+    hits: int
+
+
+class FeedbackStore:
+    """Thread-safe. Everything raises sqlite3.Error if the file cannot be read or written: nothing was recorded then.
+
+    A file that is no such database, or one of another version, is put aside as `NAME.aside` and begun anew.
+
+    Args:
+        path: the SQLite file; its directory is there.
+        max_answers: answers kept, and labels of feedback that were settled; the oldest go first.
+    """
+
+    def __init__(self, path: Path, *, max_answers: int) -> None:
+        self._max_answers = max_answers
+        prepare(path)
+        self._durable, self._lazy, self._reader = (connect(path, mode) for mode in ("FULL", "NORMAL", "NORMAL"))
+        self._durable_lock, self._lazy_lock = threading.Lock(), threading.Lock()
+        self._reader_lock = threading.Lock()
+        self._looked_back_at = 0.0
+
+    def events(self, events: Sequence[Event], now: float) -> None:
+        """Record feedback durably. What was recorded before, label by label, counts once.
+
+        Args:
+            events: of answers.
+            now: seconds since 1970.
+        """
+        rows = [
+            [
+                (_key(event.request_id, event.query), _plain(label), bucket, now)
+                for label, bucket in zip(event.labels, event.buckets, strict=True)
+            ]
+            for event in events
+        ]
+
+        with self._durable_lock, transaction(self._durable):
+            fresh = 0
+            for labels in rows:
+                before = self._durable.total_changes
+                self._durable.executemany(
+                    "INSERT OR IGNORE INTO feedback (key, label, bucket, at, state) VALUES (?, ?, ?, ?, 0)", labels
+                )
+                fresh += self._durable.total_changes > before
+            _count(self._durable, EVENTS_OF_ANSWERS, fresh)
+
+    def shadow(self, release: str, events: int, pairs: Sequence[tuple[int, int]], now: float) -> None:
+        """Count organic interactions durably.
+
+        Args:
+            release: that the shadow retrievals were made with.
+            events: how many interactions.
+            pairs: positives and hits of every bucket.
+            now: seconds since 1970.
+        """
+        with self._durable_lock, transaction(self._durable):
+            _count(self._durable, EVENTS_ORGANIC, events)
+            _recalled(self._durable, SHADOW, now, [(release, bucket, *pair) for bucket, pair in enumerate(pairs)])
+
+    def answers(self, answers: Iterable[Answer]) -> None:
+        """Keep answers for events to be joined with, and let the oldest go."""
+        keep = [
+            (
+                _key(answer.request_id, answer.query),
+                answer.release,
+                answer.labels,
+                answer.buckets,
+            )
+            for answer in answers
+        ]
+        size = max(self._max_answers // _GENERATIONS, 1)
+        with self._lazy_lock, transaction(self._lazy):
+            oldest, newest = self._lazy.execute(
+                "SELECT ifnull((SELECT min(id) FROM answers), 0), ifnull((SELECT max(id) FROM answers), 0)"
+            ).fetchone()
+            self._lazy.executemany(
+                "INSERT INTO answers (id, generation, key, release, labels, buckets) VALUES (?, ?, ?, ?, ?, ?)",
+                [(id_, id_ // size, *answer) for id_, answer in enumerate(keep, newest + 1)],
+            )
+            upto = min(newest + len(keep) - self._max_answers, oldest + len(keep) + _CHUNK)
+            self._lazy.execute("DELETE FROM answers WHERE id <= ?", (upto,))
+
+    def join(self, now: float) -> None:
+        """Count what pending feedback found: each event once, by one worker, in the minute of `now`.
+
+        Fresh events are looked up at every call, older ones every five seconds: an answer may still be on its way
+        from another worker. After a minute an event is left, and its request is counted as unmatched.
+        """
+        with self._lazy_lock:
+            looking_back = abs(now - self._looked_back_at) >= _LOOK_BACK_EVERY_SECONDS
+            since = 0.0 if looking_back else now - _FRESH_SECONDS
+            pending = "SELECT EXISTS (SELECT 1 FROM feedback WHERE state = 0 AND at >= ?)"
+            if self._lazy.execute(pending, (since,)).fetchone()[0]:
+                while self._join_some(now, since) == _CHUNK:
+                    pass
+                if looking_back:
+                    self._leave(now - _JOIN_FOR_SECONDS)
+            if looking_back:
+                self._looked_back_at = now
+
+    def tidy(self, now: float) -> None:
+        """Delete what is too old, or more than is kept: settled feedback and recall counts."""
+        cutoff = now - _KEPT_SECONDS
+        with self._lazy_lock:
+            deleted = _CHUNK
+            while deleted == _CHUNK:
+                with transaction(self._lazy):
+                    deleted = self._lazy.execute(
+                        "DELETE FROM feedback WHERE id IN (SELECT id FROM feedback ORDER BY id LIMIT ?) AND state > 0 "
+                        "AND (at < ? OR id <= (SELECT max(id) FROM feedback) - ?)",
+                        (_CHUNK, cutoff, self._max_answers),
+                    ).rowcount
+            with transaction(self._lazy):
+                self._lazy.execute("DELETE FROM recall WHERE minute < ?", (int(cutoff // 60),))
+
+    def recall(self, now: float) -> list[RecallRow]:
+        """Counts of the last 24 hours, of all releases."""
+        newest = int(now // 60)
+        with self._reader_lock:
+            found = self._reader.execute(
+                "SELECT release, minute, source, bucket, positives, hits FROM recall WHERE minute > ? AND minute <= ?",
+                (newest - 1440, newest),
+            ).fetchall()
+        return [RecallRow(*row) for row in found]
+
+    def totals(self) -> dict[str, int]:
+        """Counters since the file was made: EVENTS_OF_ANSWERS, EVENTS_ORGANIC, UNMATCHED."""
+        with self._reader_lock:
+            found = dict(self._reader.execute("SELECT name, value FROM totals").fetchall())
+        return {name: found.get(name, 0) for name in COUNTERS}
+
+    def close(self) -> None:
+        """Close the connections; waits for writes under way."""
+        with self._durable_lock, self._lazy_lock, self._reader_lock:
+            for connection in (self._durable, self._lazy, self._reader):
+                connection.close()
+
+    def _join_some(self, now: float, since: float) -> int:
+        counts: dict[tuple[str, int], tuple[int, int]] = {}
+        with transaction(self._lazy):
+            generations = ", ".join(str(row[0]) for row in self._lazy.execute(_GENERATIONS_HELD))
+            found = self._lazy.execute(
+                "SELECT f.id, f.label, f.bucket, a.release, a.labels, a.buckets, max(a.id) FROM feedback f "
+                f"CROSS JOIN answers a ON a.generation IN ({generations}) AND a.key = f.key "
+                "WHERE f.state = 0 AND f.at >= ? GROUP BY f.id LIMIT ?",
+                (since, _CHUNK),
+            ).fetchall()
+            for _, label, bucket, release, labels, buckets, _ in found:
+                places = np.flatnonzero(np.frombuffer(labels, "<u4") == fingerprints([label]))
+                hit = len(places) > 0
+                of = buckets[places[0]] if hit else bucket
+                if of >= 0:
+                    positives, hits = counts.get((release, of), (0, 0))
+                    counts[release, of] = positives + 1, hits + hit
+            self._lazy.executemany("UPDATE feedback SET state = 1 WHERE id = ?", [(row[0],) for row in found])
+            _recalled(self._lazy, FEEDBACK, now, [(*of, *pair) for of, pair in counts.items()])
+        return len(found)
+
+    def _leave(self, before: float) -> None:
+        """Stop looking for the answers of events from before then."""
+        with transaction(self._lazy):
+            (requests,) = self._lazy.execute(
+                "SELECT count(DISTINCT key) FROM feedback WHERE state = 0 AND at < ?", (before,)
+            ).fetchone()
+            if requests:
+                self._lazy.execute("UPDATE feedback SET state = 2 WHERE state = 0 AND at < ?", (before,))
+                _count(self._lazy, UNMATCHED, requests)
+
+
+def _recalled(
+    connection: sqlite3.Connection, source: str, now: float, counts: Iterable[tuple[str, int, int, int]]
+) -> None:
+    """Add (release, bucket, positives, hits) to the minute's counts."""
+    connection.executemany(
+        "INSERT INTO recall (release, minute, source, bucket, positives, hits) VALUES (?, ?, ?, ?, ?, ?) "
+        "ON CONFLICT DO UPDATE SET positives = positives + excluded.positives, hits = hits + excluded.hits",
+        [
+            (release, int(now // 60), source, bucket, positives, hits)
+            for release, bucket, positives, hits in counts
+            if positives
+        ],
+    )
+
+
+def _count(connection: sqlite3.Connection, name: str, more: int) -> None:
+    connection.execute(
+        "INSERT INTO totals (name, value) VALUES (?, ?) ON CONFLICT DO UPDATE SET value = value + excluded.value",
+        (name, more),
+    )
+
+
+def _key(request_id: str, query: int) -> int:
+    """64 bits of hash: among a million answers, a strange request id finds one by chance once in 10^13."""
+    digest = blake2b(f"{query}:{request_id}".encode("utf-8", "replace"), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+def _plain(label: str) -> str:
+    """The id as UTF-8 can hold it."""
+    return label.encode("utf-8", "replace").decode()

@@ -1,0 +1,180 @@
+"""The figures of requests and releases that /metrics shows; METRICS.md lists them all.
+
+All series are there, at 0, from the first scrape. Where several workers share the port, each counts into mapped
+files that the one that is scraped adds up.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
+
+from longtail.bundle import BUCKET_NAMES
+from longtail.serving.core.retriever import Retrieval
+
+# Half of all lines, and nobody's question.
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
+UNMATCHED = "unmatched"
+MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
+"""Environment variable that names the directory of the mapped files; prometheus_client reads it when imported."""
+_STATUS_CLASSES = ("2xx", "3xx", "4xx", "5xx")
+_STAGES = ("queue", "encode", "search", "answer")
+_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+_QUERIES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+class _Release(Collector):
+    """Which release this worker serves."""
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+
+    def collect(self) -> Iterator[Metric]:
+        family = GaugeMetricFamily(
+            "longtail_release_info", "The release being served, as a label; its value is 1.", labels=["release"]
+        )
+        if self.name is not None:
+            family.add_metric([self.name], 1)
+        yield family
+
+
+class Monitor:
+    """The counters of one process.
+
+    Args:
+        routes: paths as the router knows them, such as `/v1/labels/{id}`.
+        others: further collectors that /metrics shows.
+    """
+
+    def __init__(self, routes: Iterable[str], others: Iterable[Collector] = ()) -> None:
+        counted = CollectorRegistry()
+        self._requests = Counter(
+            "longtail_requests", "Requests answered, by route and class of status.", ["route", "status"],
+            registry=counted,
+        )  # fmt: skip
+        self._request_seconds = Histogram(
+            "longtail_request_seconds", "From a request's head read to its answer sent, by route.", ["route"],
+            buckets=_SECONDS, registry=counted,
+        )  # fmt: skip
+        self._stage_seconds = Histogram(
+            "longtail_stage_seconds",
+            "Parts of a retrieval: wait in the queue (of every request), then encode the queries, search the index "
+            "and make the answers (of every batch).",
+            ["stage"],
+            buckets=_SECONDS,
+            registry=counted,
+        )
+        self._batch_queries = Histogram(
+            "longtail_batch_queries", "Queries that shared a search.", buckets=_QUERIES, registry=counted
+        )
+        self._queries = Counter("longtail_queries", "Queries answered; a request may hold many.", registry=counted)
+        self._exposures = Counter(
+            "longtail_exposures", "Labels answered, by frequency bucket.", ["bucket"], registry=counted
+        )
+        self._unknown = Counter(
+            "longtail_labels_unknown", "Ids in requests that the release does not have, by the list they stood in.",
+            ["list"], registry=counted,
+        )  # fmt: skip
+        self._swaps = Counter("longtail_release_swaps", "Releases taken into service.", registry=counted)
+        self._load_failures = Counter(
+            "longtail_release_load_failures",
+            "Attempts to load a release that failed; the one before stayed in service.",
+            registry=counted,
+        )
+        self._ready = Gauge("longtail_ready", "1 if /readyz says ready.", multiprocess_mode="livemin", registry=counted)
+        self._queue_depth = Gauge(
+            "longtail_queue_depth", "Queries that wait for a search.", multiprocess_mode="livesum", registry=counted
+        )
+        self._shed = Counter("longtail_shed", "Requests refused because the queue was full (429).", registry=counted)
+        self._timeouts = Counter(
+            "longtail_timeouts", "Requests given up because no answer was there in time.", registry=counted
+        )
+        # Looked up once: these are counted with every request.
+        self._of_route = {
+            route: (
+                [self._requests.labels(route, status) for status in _STATUS_CLASSES],
+                self._request_seconds.labels(route),
+            )
+            for route in (*routes, UNMATCHED)
+        }
+        self._of_stage = {stage: self._stage_seconds.labels(stage) for stage in _STAGES}
+        self._of_bucket = [self._exposures.labels(bucket) for bucket in BUCKET_NAMES]
+        self._of_list = {ids: self._unknown.labels(ids) for ids in ("exclude", "allow")}
+        self._release = _Release()
+        self._shown = self._registry(counted, others)
+
+    def _registry(self, counted: CollectorRegistry, others: Iterable[Collector]) -> CollectorRegistry:
+        if MULTIPROCESS in os.environ:
+            shown = CollectorRegistry()
+            MultiProcessCollector(shown)  # type: ignore[no-untyped-call]
+        else:
+            shown = counted
+            ProcessCollector(registry=shown)
+        for collector in (self._release, *others):
+            shown.register(collector)
+        return shown
+
+    def request(self, route: str, status: int, seconds: float) -> None:
+        """Count one answered request."""
+        by_status, durations = self._of_route[route]
+        by_status[status // 100 - 2].inc()
+        durations.observe(seconds)
+
+    def batch(self, retrieval: Retrieval, waited: Sequence[float], left: int) -> None:
+        """Count one search, the seconds that each of its requests waited for it, and the queries that wait still."""
+        self._batch_queries.observe(len(retrieval.results))
+        for seconds in waited:
+            self._of_stage["queue"].observe(seconds)
+        for stage, seconds in retrieval.seconds.items():
+            self._of_stage[stage].observe(seconds)
+        self._queue_depth.set(left)
+
+    def retrieval(self, retrieval: Retrieval, buckets_N: npt.NDArray[np.int8]) -> None:
+        """Count what a batch showed: its queries, unknown ids, and labels by their buckets."""
+        self._queries.inc(len(retrieval.results))
+        shown = np.bincount(buckets_N, minlength=len(BUCKET_NAMES)).tolist()
+        for exposures, count in zip(self._of_bucket, shown, strict=True):
+            exposures.inc(count)
+        for ids, count in retrieval.unknown.items():
+            self._of_list[ids].inc(count)
+
+    def shed(self) -> None:
+        """A request found the queue full."""
+        self._shed.inc()
+
+    def timed_out(self) -> None:
+        """A request had no answer in time."""
+        self._timeouts.inc()
+
+    def release_swapped(self, name: str) -> None:
+        """Another release is being served from now on."""
+        self._release.name = name
+        self._swaps.inc()
+
+    def release_refused(self) -> None:
+        """A release could not be loaded."""
+        self._load_failures.inc()
+
+    def readiness(self, ready: bool) -> None:
+        """What /readyz says from now on."""
+        self._ready.set(ready)
+
+    def scrape(self) -> bytes:
+        """All series in Prometheus' text format, version 0.0.4."""
+        return generate_latest(self._shown)

@@ -1,0 +1,92 @@
+"""The JSON of GET /v1/monitoring, but for the request's id."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from longtail.bundle import replace_file
+from longtail.serving.monitoring.feedback_store import FeedbackStore, RecallRow
+from longtail.serving.monitoring.records import Baseline
+from longtail.serving.monitoring.release_figures import ANSWERS, LOAD, WINDOWS, ReleaseFigures, Window
+from longtail.serving.monitoring.release_history import Stint
+from longtail.serving.monitoring.ring import arrays_of, by_period
+from longtail.serving.monitoring.series import Series, iso
+from longtail.serving.monitoring.windows import window_of
+
+_BASELINE = "baseline.json"
+
+
+def keep_baseline(directory: Path, baseline: Baseline | None) -> None:
+    """Write a release's baseline beside its rings, so that its minutes keep it once it is out of service."""
+    if baseline is None:
+        (directory / _BASELINE).unlink(missing_ok=True)
+    else:
+        replace_file(directory / _BASELINE, json.dumps(baseline.to_json()).encode())
+
+
+def report_of(
+    figures: ReleaseFigures,
+    stints: Sequence[Stint],
+    store: FeedbackStore,
+    *,
+    now: float,
+) -> dict[str, Any]:
+    """Everything but the counts of added and hidden labels, in the shape of the answer.
+
+    Args:
+        figures: of the release in service.
+        stints: the history of releases, oldest first; the last is the one in service.
+        store: of feedback.
+        now: seconds since 1970.
+    """
+    release, since = figures.release, stints[-1].since if stints else now
+    recall = store.recall(now)
+    return {
+        "release": release,
+        "since": iso(since),
+        "now": iso(now),
+        "baseline": None if figures.baseline is None else figures.baseline.described(),
+        "windows": {
+            window.name: window_of(
+                figures, window, _recall_in(window, release, recall, since=since, now=now), since=since, now=now
+            )
+            for window in WINDOWS
+        },
+        "series": _series(figures.directory.parent, recall, now),
+        "releases": [
+            {"name": stint.name, "from": iso(stint.since), "until": None if stint.until is None else iso(stint.until)}
+            for stint in stints
+        ],
+    }
+
+
+def _recall_in(
+    window: Window, release: str, rows: Sequence[RecallRow], *, since: float, now: float
+) -> dict[tuple[str, int], tuple[int, int]]:
+    oldest = max(int(now // 60) - window.minutes + 1, int(since // 60))
+    counts: dict[tuple[str, int], tuple[int, int]] = {}
+    for row in rows:
+        if row.release == release and row.minute >= oldest:
+            positives, hits = counts.get((row.source, row.bucket), (0, 0))
+            counts[row.source, row.bucket] = positives + row.positives, hits + row.hits
+    return counts
+
+
+def _series(root: Path, recall: Sequence[RecallRow], now: float) -> dict[str, Any]:
+    series = Series(now)
+    for directory in sorted(root.iterdir()):
+        baseline = None
+        with suppress(OSError, ValueError, TypeError):
+            baseline = Baseline.from_json(json.loads((directory / _BASELINE).read_bytes()))
+        series.add(
+            directory.name,
+            baseline,
+            by_period(arrays_of(directory, ANSWERS), ANSWERS, now),
+            by_period(arrays_of(directory, LOAD), LOAD, now),
+        )
+    series.add_recall(recall)
+    return series.described()

@@ -1,0 +1,119 @@
+"""One window of the report: what the release in service answered, was asked, and was found to have hit.
+
+Definitions are the trainer's [METHODS §7], over answers instead of test queries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from longtail.bundle import BUCKET_NAMES
+from longtail.serving.monitoring.feedback_store import SOURCES
+from longtail.serving.monitoring.records import Baseline
+from longtail.serving.monitoring.release_figures import (
+    BIAS_REMOVAL,
+    BUCKETS,
+    ERRORS,
+    EXPOSURES,
+    LATENCY,
+    POPULARITY,
+    QUERIES,
+    REQUESTS,
+    SCORES,
+    SHED,
+    ReleaseFigures,
+    Window,
+)
+from longtail.serving.monitoring.ring import Array
+from longtail.serving.monitoring.statistics import gini, latency_ms, psi, wilson
+
+Recall = Mapping[tuple[str, int], tuple[int, int]]
+"""(source, bucket) → positives, hits."""
+
+
+def window_of(figures: ReleaseFigures, window: Window, recall: Recall, *, since: float, now: float) -> dict[str, Any]:
+    """The object W of GET /v1/monitoring.
+
+    Args:
+        figures: of the release in service.
+        window: how far back.
+        recall: counts of this release in the window.
+        since, now: when it went into service and when this is, seconds since 1970.
+    """
+    answers = figures.answers_in(window, now, since=since)
+    baseline = figures.baseline
+    exposures = answers[EXPOSURES]
+    return {
+        "seconds": window.seconds,
+        "queries": int(answers[QUERIES]),
+        "bias_removal": ratio(answers[BIAS_REMOVAL], answers[QUERIES]),
+        **_catalogue(exposures, figures, figures.exposures_in(window, now)),
+        "popularity": ratio(answers[POPULARITY], exposures.sum()),
+        "scores": {"counts": answers[SCORES].astype(int).tolist()},
+        "psi": psi_of(answers, baseline),
+        "recall": {source: recall_of(source, recall) for source in SOURCES},
+        "requests": _requests(figures.load_in(window, now, since=since), window, since=since, now=now),
+    }
+
+
+def psi_of(answers: Array, baseline: Baseline | None) -> dict[str, float | None]:
+    """Of exposures by bucket and of scores by decile, against the baseline."""
+    if baseline is None:
+        return {"buckets": None, "scores": None}
+    return {
+        "buckets": psi(answers[EXPOSURES], baseline.shares),
+        "scores": psi(answers[SCORES], baseline.score_shares),
+    }
+
+
+def recall_of(source: str, recall: Recall) -> dict[str, dict[str, Any]]:
+    """Per bucket and over all: positives, hits, hits / positives and its 95 % interval."""
+    return {name: _proportion(*pair) for name, pair in recalled(source, recall).items()}
+
+
+def recalled(source: str, recall: Recall) -> dict[str, tuple[int, int]]:
+    """Positives and hits per bucket and over all."""
+    counts = [recall.get((source, bucket), (0, 0)) for bucket in range(BUCKETS)]
+    counts.append((sum(positives for positives, _ in counts), sum(hits for _, hits in counts)))
+    return dict(zip((*BUCKET_NAMES, "all"), counts, strict=True))
+
+
+def ratio(numerator: float, denominator: float) -> float | None:
+    """Their quotient; None if there is nothing to divide by."""
+    return float(numerator / denominator) if denominator else None
+
+
+def _proportion(positives: int, hits: int) -> dict[str, Any]:
+    low, high = wilson(hits, positives) or (None, None)
+    return {"positives": positives, "hits": hits, "value": ratio(hits, positives), "low": low, "high": high}
+
+
+def _catalogue(exposures: Array, figures: ReleaseFigures, exposures_L: Array) -> dict[str, Any]:
+    shown = np.bincount(figures.buckets_L[exposures_L > 0], minlength=BUCKETS)
+    return {
+        "exposures": {
+            name: {
+                "count": int(exposures[bucket]),
+                "share": ratio(exposures[bucket], exposures.sum()),
+                "coverage": float(shown[bucket] / max(figures.bucket_sizes[bucket], 1)),
+            }
+            for bucket, name in enumerate(BUCKET_NAMES)
+        },
+        "coverage": float(shown.sum() / figures.labels),
+        "gini": gini(exposures_L),
+    }
+
+
+def _requests(load: Array, window: Window, *, since: float, now: float) -> dict[str, Any]:
+    covered = now - max(since, (int(now // 60) - window.minutes + 1) * 60)
+    return {
+        "count": int(load[REQUESTS]),
+        "per_second": float(load[REQUESTS] / max(covered, 1.0)),
+        "p50_ms": latency_ms(load[LATENCY], 0.5),
+        "p99_ms": latency_ms(load[LATENCY], 0.99),
+        "shed": int(load[SHED]),
+        "errors": int(load[ERRORS]),
+    }

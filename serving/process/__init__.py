@@ -1,0 +1,1 @@
+"""The processes of a service: one, or several that share a port."""

@@ -1,8 +1,0 @@
-"""The routes: read, ask the core, answer."""
-
-from serving.routes import figures, labels, operations, retrieval
-
-routers = [retrieval.router, labels.router, figures.router, operations.router]
-"""In the order of the documentation."""
-
-__all__ = ["routers"]

@@ -1,0 +1,22 @@
+"""The folders of the house become the packages `longtail.<room>`; pyproject.toml has everything else.
+
+A room that is not there, as in an image that copies only what it runs, is left out together with its command.
+"""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOMS = ("bundle", "client", "commands", "index", "serving", "trainer")
+COMMANDS = {"trainer": "longtail-train", "index": "longtail-index", "serving": "longtail-serve"}
+
+present = [room for room in ROOMS if Path(room, "__init__.py").exists()]
+setup(
+    package_dir={f"longtail.{room}": room for room in present},
+    packages=[
+        f"longtail.{package}" for room in present for package in (room, *(f"{room}.{p}" for p in find_packages(room)))
+    ],
+    entry_points={
+        "console_scripts": [f"{COMMANDS[room]} = longtail.commands:{room}" for room in present if room in COMMANDS]
+    },
+)

@@ -1,0 +1,1 @@
+"""From files to integer pairs and encoded features."""

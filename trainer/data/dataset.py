@@ -1,0 +1,369 @@
+"""Interactions as integer pairs, cut into train, valid and test.
+
+Legend: `Q` queries, `L` labels, `N` pairs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from longtail.bundle.labels import RESERVED_COLUMNS
+from longtail.trainer.config import Data, Split
+from longtail.trainer.data.tables import (
+    file_format,
+    ids_of,
+    no_interactions,
+    read_interactions,
+    read_table,
+    stored_id_type,
+)
+from longtail.trainer.data.xmc import read_xmc
+from longtail.trainer.errors import DataError
+
+_T = TypeVar("_T", bound=np.generic)
+
+_ID = "__id"
+"""Column of a feature table that holds its ids as strings, while the table is being read."""
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Query-label pairs, sorted by query, then time, then place in the file.
+
+    Attributes:
+        queries: int32 [N], rows of `Dataset.query_ids`.
+        labels: int32 [N], rows of `Dataset.label_ids`.
+        weights: float32 [N], or None where every pair weighs 1.
+        times: float64 [N], or None.
+    """
+
+    queries: npt.NDArray[np.int32]
+    labels: npt.NDArray[np.int32]
+    weights: npt.NDArray[np.float32] | None = None
+    times: npt.NDArray[np.float64] | None = None
+
+    def __len__(self) -> int:
+        return len(self.queries)
+
+    def take(self, rows: npt.NDArray[np.integer] | npt.NDArray[np.bool] | slice) -> Pairs:
+        """The pairs of some rows (numbers, a mask or a slice)."""
+        return Pairs(
+            self.queries[rows],
+            self.labels[rows],
+            None if self.weights is None else self.weights[rows],
+            None if self.times is None else self.times[rows],
+        )
+
+    def sorted(self) -> Pairs:
+        """Sorted by query, then time; equals keep their order."""
+        keys = (self.queries,) if self.times is None else (self.times, self.queries)
+        return self.take(np.lexsort(keys))
+
+    def followed_by(self, later: Pairs) -> Pairs:
+        """Both, sorted; where times are equal or absent, `later` comes after."""
+
+        def join(a: npt.NDArray[_T] | None, b: npt.NDArray[_T] | None) -> npt.NDArray[_T] | None:
+            return None if a is None or b is None else np.concatenate([a, b])
+
+        return Pairs(
+            np.concatenate([self.queries, later.queries]),
+            np.concatenate([self.labels, later.labels]),
+            join(self.weights, later.weights),
+            join(self.times, later.times),
+        ).sorted()
+
+    def offsets(self, queries: int) -> npt.NDArray[np.int64]:
+        """Start of every query's pairs, int64 [Q + 1]."""
+        return np.searchsorted(self.queries, np.arange(queries + 1)).astype(np.int64)
+
+
+class _DigestWriter(io.RawIOBase):
+    """A file that keeps only the digest of what is written to it."""
+
+    def __init__(self, digest: hashlib._Hash) -> None:
+        self._digest = digest
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, content: Any) -> int:
+        self._digest.update(content)
+        return len(content)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """All that a training job knows of the world.
+
+    Attributes:
+        query_ids: string [Q], every query of every split and of the feature table.
+        label_ids: string [L], the catalogue: labels of every split and of the feature table.
+        train, valid, test: pairs; valid and test may be empty.
+        query_table, label_table: feature tables, one row per id in the ids' order; None without a file.
+        ordered: whether a query's pairs are in time order, so that a history is what came before.
+        read_at: when the files were read, UTC.
+    """
+
+    query_ids: pa.Array
+    label_ids: pa.Array
+    train: Pairs
+    valid: Pairs
+    test: Pairs
+    query_table: pa.Table | None
+    label_table: pa.Table | None
+    ordered: bool
+    read_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+    def label_counts(self) -> npt.NDArray[np.int64]:
+        """Training pairs of every label, int64 [L]."""
+        return np.bincount(self.train.labels, minlength=len(self.label_ids)).astype(np.int64)
+
+    def label_visits(self, *, one_a_query: bool) -> npt.NDArray[np.float64]:
+        """Expected visits to every label in an epoch, float64 [L]: its pairs, or 1/t of each where a query of t
+        labels is visited with one of them.
+        """
+        pairs_N = 1.0 / np.bincount(self.train.queries)[self.train.queries] if one_a_query else None
+        return np.bincount(self.train.labels, pairs_N, minlength=len(self.label_ids)).astype(np.float64)
+
+    def training_queries(self) -> int:
+        """Distinct queries with training pairs."""
+        return len(np.unique(self.train.queries))
+
+    def fingerprint(self) -> str:
+        """Hex sha256 of ids, pairs and feature tables: of all that training may depend on."""
+        digest = hashlib.sha256(f"ordered {self.ordered}\n".encode())
+        for ids in (self.query_ids, self.label_ids):
+            digest.update("\n".join(ids.to_pylist()).encode())
+        for pairs in (self.train, self.valid, self.test):
+            digest.update(f"\npairs {len(pairs)}\n".encode())
+            for array in (pairs.queries, pairs.labels, pairs.weights, pairs.times):
+                digest.update(b"none" if array is None else array.tobytes())
+        for table in (self.query_table, self.label_table):
+            if table is not None:
+                with pa.ipc.new_stream(_DigestWriter(digest), table.schema) as stream:
+                    stream.write_table(table)
+        return digest.hexdigest()
+
+    def refit(self) -> Dataset:
+        """The same data with valid moved into train."""
+        return replace(self, train=self.train.followed_by(self.valid), valid=self.valid.take(slice(0)))
+
+
+def load_dataset(data: Data, *, seed: int, strings: Sequence[str] = ()) -> Dataset:
+    """Read every file the recipe names and cut the splits.
+
+    Args:
+        data: names the files.
+        seed: of a random split.
+        strings: columns of feature tables that text formats must not read as numbers or dates.
+
+    Ids match by their text: integer 7 in Parquet, `7` in CSV. Text formats have no types; Parquet files must
+    agree whether a column of ids holds integers or strings, since they would match by accident otherwise.
+
+    Raises:
+        DataError: what `read_interactions` raises; ids that are integers in one Parquet file and strings in
+            another; an id twice in a feature table; a display column the label table does not have.
+    """
+    read_at = datetime.now(UTC)
+    files = {name: path for name in ("train", "valid", "test") if (path := getattr(data, name)) is not None}
+    if data.split and len(files) == 3:
+        raise DataError("data.split: expected at most one of valid and test as a file beside it, received both")
+    raw, query_table = _read(data, files, strings)
+    label_table = _feature_table(data.labels, data.label_id, strings)
+    _check_id_types(data, files)
+    _check_display(data, label_table)
+    query_ids = _union([table["query"] for table in raw.values()], query_table)
+    label_ids = _union([table["label"] for table in raw.values()], label_table)
+    pairs = {name: _pairs(table, query_ids, label_ids) for name, table in raw.items()}
+    if data.reduction == "smallest":
+        pairs, label_ids = _smallest(pairs, label_ids, label_table)
+    if data.split:
+        pairs = _SPLITS[data.split.strategy](pairs["train"], data.split, set(pairs), seed) | {
+            name: given for name, given in pairs.items() if name != "train"
+        }
+    nothing = pairs["train"].take(slice(0))
+    return Dataset(
+        query_ids=query_ids,
+        label_ids=label_ids,
+        train=pairs["train"].sorted(),
+        valid=pairs.get("valid", nothing).sorted(),
+        test=pairs.get("test", nothing).sorted(),
+        query_table=_aligned(query_table, query_ids),
+        label_table=_aligned(label_table, label_ids),
+        ordered=data.timestamp is not None or (data.split is not None and data.split.strategy == "leave_last_out"),
+        read_at=read_at,
+    )
+
+
+def _check_id_types(data: Data, files: dict[str, Path]) -> None:
+    """Refuse a column of ids that is integers in one Parquet file and strings in another."""
+    for name, table in ((data.query_id, data.queries), (data.label_id, data.labels)):
+        places = [(path, file_format(path, data)) for path in files.values()]
+        if table is not None:
+            places.append((table, file_format(table, data.model_copy(update={"format": "auto"}))))
+        types = {path: found for path, kind in places if (found := stored_id_type(path, name, kind)) is not None}
+        if len(set(types.values())) > 1:
+            found = ", ".join(f"{kind} in {path}" for path, kind in types.items())
+            raise DataError(f"column {name!r}: expected ids of one type in all Parquet files, found {found}")
+
+
+def _check_display(data: Data, label_table: pa.Table | None) -> None:
+    """Refuse display columns that the label table lacks or that a bundle's own columns are named like."""
+    columns = [] if label_table is None else [name for name in label_table.column_names if name != _ID]
+    for name in data.display:
+        if name not in columns:
+            raise DataError(
+                f"data.display: expected columns of {data.labels or 'a label table'}, "
+                f"found {', '.join(columns) or 'none'}, received {name!r}"
+            )
+        if name in RESERVED_COLUMNS:
+            raise DataError(f"data.display: expected names other than {', '.join(RESERVED_COLUMNS)}, received {name!r}")
+
+
+def _read(data: Data, files: dict[str, Path], strings: Sequence[str]) -> tuple[dict[str, pa.Table], pa.Table | None]:
+    """Interactions by split, and the feature table of queries: each file is read once."""
+    if file_format(data.train, data) != "xmc":
+        raw = {name: read_interactions(path, data) for name, path in files.items()}
+        return raw, _feature_table(data.queries, data.query_id, strings)
+    stems = [path.stem for path in files.values()]
+    if len(set(stems)) < len(stems):
+        raise DataError(f"data: expected files of distinct names, which name their rows, received {', '.join(stems)}")
+    raw, tables = {}, []
+    for name, path in files.items():
+        rows = read_xmc(path)
+        if rows.pairs.num_rows == 0:
+            raise no_interactions(path)
+        raw[name] = rows.pairs
+        tables.append(rows.queries.rename_columns([_ID, "features"]))
+    return raw, pa.concat_tables(tables)
+
+
+def _feature_table(path: Path | None, id_column: str, strings: Sequence[str]) -> pa.Table | None:
+    """A feature table with its ids, as strings, in the column `_ID`."""
+    if path is None:
+        return None
+    table = read_table(path, strings=[id_column, *strings])
+    ids = ids_of(table, id_column, path)
+    if len(ids.dictionary) != len(ids):
+        twice = pc.value_counts(ids.dictionary_decode())
+        worst = twice[int(np.asarray(twice.field("counts")).argmax())].as_py()
+        raise DataError(
+            f"{path}: column {id_column!r}: expected distinct ids, found {worst['values']!r} {worst['counts']} times"
+        )
+    return table.append_column(_ID, ids.dictionary_decode())
+
+
+def _union(columns: list[pa.ChunkedArray], table: pa.Table | None) -> pa.Array:
+    """Every id of some pairs and of a feature table, once."""
+    parts = [chunk.dictionary for column in columns for chunk in column.chunks]
+    if table is not None:
+        parts.append(table[_ID].combine_chunks())
+    return pc.unique(pa.concat_arrays(parts))
+
+
+def _pairs(table: pa.Table, query_ids: pa.Array, label_ids: pa.Array) -> Pairs:
+    def rows(name: str, ids: pa.Array) -> npt.NDArray[np.int32]:
+        column = table[name].combine_chunks()
+        found = np.asarray(pc.index_in(column.dictionary, value_set=ids), np.int32)
+        mapped: npt.NDArray[np.int32] = found[column.indices.to_numpy()]
+        return mapped
+
+    return Pairs(
+        rows("query", query_ids),
+        rows("label", label_ids),
+        table["weight"].to_numpy() if "weight" in table.column_names else None,
+        table["time"].to_numpy() if "time" in table.column_names else None,
+    )
+
+
+def _aligned(table: pa.Table | None, ids: pa.Array) -> pa.Table | None:
+    """The feature table in the order of `ids`; ids without a row get nulls."""
+    if table is None:
+        return None
+    rows = pc.index_in(ids, value_set=table[_ID].combine_chunks())
+    values = table.drop_columns([_ID]).combine_chunks()
+    in_order = len(ids) == len(values) and rows.equals(pa.array(np.arange(len(ids)), rows.type))
+    return values if in_order else values.take(rows)
+
+
+def _smallest(
+    pairs: dict[str, Pairs], label_ids: pa.Array, label_table: pa.Table | None
+) -> tuple[dict[str, Pairs], pa.Array]:
+    """Of every query in every file its smallest label alone, and the catalogue that is left [BM20 A.2].
+
+    Labels that are nobody's smallest leave the catalogue unless the label table holds them.
+    """
+    ids = label_ids.to_pylist()
+    numeric = all(re.fullmatch(r"-?[0-9]+", id_) for id_ in ids)
+    order = sorted(range(len(ids)), key=(lambda row: int(ids[row])) if numeric else ids.__getitem__)
+    rank_L = np.empty(len(ids), np.int64)
+    rank_L[order] = np.arange(len(ids))
+
+    def reduced(split: Pairs) -> Pairs:
+        by_query = np.lexsort((rank_L[split.labels], split.queries))
+        first = np.diff(split.queries[by_query], prepend=-1) > 0
+        return split.take(np.sort(by_query[first]))
+
+    pairs = {name: reduced(split) for name, split in pairs.items()}
+    kept_L = np.zeros(len(ids), bool)
+    for split in pairs.values():
+        kept_L[split.labels] = True
+    if label_table is not None:
+        kept_L |= np.asarray(pc.is_in(label_ids, value_set=label_table[_ID].combine_chunks()))
+    rows_L = np.cumsum(kept_L, dtype=np.int32) - np.int32(1)
+    renamed = {name: replace(split, labels=rows_L[split.labels]) for name, split in pairs.items()}
+    return renamed, label_ids.filter(pa.array(kept_L))
+
+
+def _split_random(pairs: Pairs, split: Split, given: set[str], seed: int) -> dict[str, Pairs]:
+    order = np.random.default_rng(seed).permutation(len(pairs))
+    return _cut(pairs, order, split, given)
+
+
+def _split_temporal(pairs: Pairs, split: Split, given: set[str], seed: int) -> dict[str, Pairs]:  # noqa: ARG001
+    if pairs.times is None:
+        raise DataError("data.split: expected data.timestamp for strategy 'temporal', received none")
+    return _cut(pairs, np.argsort(-pairs.times, kind="stable"), split, given)
+
+
+def _cut(pairs: Pairs, order: npt.NDArray[np.int64], split: Split, given: set[str]) -> dict[str, Pairs]:
+    """The first pairs of `order` are test, the next valid, the rest train."""
+    tests = 0 if "test" in given else int(len(order) * split.test)
+    valids = 0 if "valid" in given else int(len(order) * split.valid)
+    return {
+        "test": pairs.take(order[:tests]),
+        "valid": pairs.take(order[tests : tests + valids]),
+        "train": pairs.take(order[tests + valids :]),
+    }
+
+
+def _split_leave_last_out(pairs: Pairs, split: Split, given: set[str], seed: int) -> dict[str, Pairs]:  # noqa: ARG001
+    """Queries with fewer than three pairs stay in train whole."""
+    ordered = pairs.sorted()
+    counts = np.bincount(ordered.queries)
+    ends = np.cumsum(counts)[ordered.queries]
+    from_end = ends - np.arange(len(ordered))
+    long = counts[ordered.queries] >= 3
+    held = 0 if "test" in given else 1
+    test = long & (from_end == 1) & (held == 1)
+    valid = long & (from_end == 1 + held) & ("valid" not in given)
+    return {"test": ordered.take(test), "valid": ordered.take(valid), "train": ordered.take(~test & ~valid)}
+
+
+_SPLITS: dict[str, Callable[[Pairs, Split, set[str], int], dict[str, Pairs]]] = {
+    "random": _split_random,
+    "temporal": _split_temporal,
+    "leave_last_out": _split_leave_last_out,
+}

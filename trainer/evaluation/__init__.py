@@ -1,0 +1,1 @@
+"""Exact ranking over the whole catalogue, its metrics, and the report."""

@@ -1,0 +1,233 @@
+"""Ranking, exposure and bucket metrics from top-k lists [METHODS §7].
+
+Most metrics are a ratio of sums over queries, `Σ numerator / Σ denominator`, so one bootstrap over
+queries gives every interval.
+
+Legend: `N` queries, `K` longest list, `L` labels, `G` bootstrap resamples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from longtail.bundle import BUCKET_NAMES, Interval
+
+Float = npt.NDArray[np.float64]
+_INTERVAL = (2.5, 97.5)
+
+
+@dataclass(frozen=True)
+class Positives:
+    """What each query should find: distinct labels, as keys `query · L + label`, sorted.
+
+    Attributes:
+        keys: int64, sorted and distinct.
+        queries: N.
+        labels: L.
+    """
+
+    keys: npt.NDArray[np.int64]
+    queries: int
+    labels: int
+
+    @classmethod
+    def of(
+        cls, query_rows: npt.NDArray[np.integer], label_rows: npt.NDArray[np.integer], *, queries: int, labels: int
+    ) -> Positives:
+        """From pairs; pairs that stand twice count once."""
+        return cls(np.unique(query_rows.astype(np.int64) * labels + label_rows), queries, labels)
+
+    @property
+    def label_rows(self) -> npt.NDArray[np.int64]:
+        """The label of every positive."""
+        return self.keys % self.labels
+
+    @property
+    def query_rows(self) -> npt.NDArray[np.int64]:
+        """The query of every positive."""
+        return self.keys // self.labels
+
+    @property
+    def per_query(self) -> Float:
+        """Positives of every query, float64 [N]."""
+        return np.bincount(self.query_rows, minlength=self.queries).astype(np.float64)
+
+    def between(self, start: int, end: int) -> Positives:
+        """Those of queries start … end − 1, numbered from 0."""
+        first, last = np.searchsorted(self.keys, [start * self.labels, end * self.labels])
+        return Positives(self.keys[first:last] - start * self.labels, end - start, self.labels)
+
+    def hits(self, top_NK: npt.NDArray[np.int32]) -> npt.NDArray[np.bool]:
+        """Which entries of the lists are positives, bool [N, K]; entries of −1 are none."""
+        keys_NK = np.arange(self.queries)[:, None] * self.labels + top_NK
+        at_NK = np.minimum(np.searchsorted(self.keys, keys_NK), len(self.keys) - 1)
+        found_NK: npt.NDArray[np.bool] = (self.keys[at_NK] == keys_NK) & (top_NK >= 0)
+        return found_NK
+
+
+class Bootstrap:
+    """Poisson resamples of queries: each counts Poisson(1) times.
+
+    Args:
+        queries: N.
+        resamples: G.
+        seed: of the draws.
+    """
+
+    def __init__(self, queries: int, *, resamples: int, seed: int) -> None:
+        self._counts_GN = np.random.default_rng(seed).poisson(1.0, (resamples, queries)).astype(np.float32)
+
+    def interval(self, numerator_N: Float, denominator_N: Float) -> Interval:
+        """`Σ numerator / Σ denominator` with its 95 % interval; 0 where there is nothing to divide by."""
+        total = float(denominator_N.sum())
+        if total == 0:
+            return Interval(value=0.0, low=0.0, high=0.0)
+        sums_G2 = self._counts_GN @ np.stack([numerator_N, denominator_N], axis=1).astype(np.float32)
+        usable = sums_G2[:, 1] > 0
+        low, high = np.percentile(sums_G2[usable, 0] / sums_G2[usable, 1], _INTERVAL) if usable.any() else (0.0, 0.0)
+        return Interval(value=float(numerator_N.sum()) / total, low=float(low), high=float(high))
+
+
+def metrics_of(
+    top_NK: npt.NDArray[np.int32],
+    positives: Positives,
+    *,
+    ks: list[int],
+    buckets_L: npt.NDArray[np.int8],
+    counts_L: npt.NDArray[np.int64],
+    bootstrap: Bootstrap,
+    inverse_propensity_L: Float | None = None,
+) -> dict[str, Interval]:
+    """Every metric at every k.
+
+    `recall@K`, `precision@K`, `ndcg@K`, `mrr@K`, `hit_rate@K`: means over queries. `recall@K/BUCKET`:
+    over the pairs whose label is in the bucket. `balanced_error@K`: mean over labels of the share of
+    their pairs missed. `exposure@K/BUCKET`: share of list entries. `coverage@K[/BUCKET]`: share of labels
+    in any list. `gini@K`: of the labels' exposures, 0 equal, 1 all on one. `popularity@K`: mean
+    training count of list entries. `psp@K`, `psndcg@K`: see `_propensity_scored`.
+
+    Args:
+        top_NK: label rows, best first; −1 where a list ends early.
+        positives: of the same N queries.
+        ks: list lengths, none above K.
+        buckets_L: bucket of every label.
+        counts_L: training pairs of every label.
+        bootstrap: of N queries.
+        inverse_propensity_L: 1 / p_y of every label; None leaves `psp` and `psndcg` out.
+    """
+    hits_NK = positives.hits(top_NK)
+    listed_NK = top_NK >= 0
+    wanted_N = positives.per_query
+    gains_K = 1 / np.log2(np.arange(top_NK.shape[1]) + 2)
+    ideal_K = np.concatenate([[0], np.cumsum(gains_K)])
+    first_N = np.where(hits_NK.any(axis=1), hits_NK.argmax(axis=1), top_NK.shape[1])
+    top_bucket_NK = np.where(listed_NK, buckets_L[top_NK], -1)
+    wanted_bucket = buckets_L[positives.label_rows]
+    tests_L = np.bincount(positives.label_rows, minlength=positives.labels)
+    one_N = (wanted_N > 0).astype(np.float64)
+    metrics: dict[str, Interval] = {}
+    if inverse_propensity_L is not None:
+        scored = _propensity_scored(top_NK, hits_NK, positives, inverse_propensity_L, ks=ks)
+        metrics |= {name: bootstrap.interval(*ratio) for name, ratio in scored.items()}
+    for k in ks:
+        hit_Nk, listed_Nk, bucket_Nk = hits_NK[:, :k], listed_NK[:, :k], top_bucket_NK[:, :k]
+        found_N = hit_Nk.sum(axis=1).astype(np.float64)
+        ratios: dict[str, tuple[Float, Float]] = {
+            f"recall@{k}": (found_N / np.maximum(wanted_N, 1), one_N),
+            f"precision@{k}": (found_N / k, one_N),
+            f"ndcg@{k}": (
+                hit_Nk @ gains_K[:k] / np.maximum(ideal_K[np.minimum(wanted_N.astype(int), k)], 1e-12),
+                one_N,
+            ),
+            f"mrr@{k}": (np.where(first_N < k, 1 / (first_N + 1.0), 0.0), one_N),
+            f"hit_rate@{k}": ((found_N > 0).astype(np.float64), one_N),
+            f"popularity@{k}": (
+                np.where(listed_Nk, counts_L[top_NK[:, :k]], 0).sum(axis=1).astype(np.float64),
+                listed_Nk.sum(axis=1).astype(np.float64),
+            ),
+        }
+        for bucket, name in enumerate(BUCKET_NAMES):
+            in_bucket_N = np.bincount(
+                positives.query_rows[wanted_bucket == bucket], minlength=positives.queries
+            ).astype(np.float64)
+            ratios[f"recall@{k}/{name}"] = (
+                (hit_Nk & (bucket_Nk == bucket)).sum(axis=1).astype(np.float64),
+                in_bucket_N,
+            )
+            ratios[f"exposure@{k}/{name}"] = (
+                (bucket_Nk == bucket).sum(axis=1).astype(np.float64),
+                listed_Nk.sum(axis=1).astype(np.float64),
+            )
+        metrics |= {name: bootstrap.interval(*ratio) for name, ratio in ratios.items()}
+        shown_L = np.bincount(top_NK[:, :k][listed_Nk], minlength=positives.labels)
+        found_L = np.bincount(top_NK[:, :k][hit_Nk], minlength=positives.labels)
+        tested = tests_L > 0
+        metrics[f"balanced_error@{k}"] = Interval(value=float(1 - np.mean(found_L[tested] / tests_L[tested])))
+        metrics[f"gini@{k}"] = Interval(value=gini(shown_L))
+        metrics[f"coverage@{k}"] = Interval(value=float(np.mean(shown_L > 0)))
+        for bucket, name in enumerate(BUCKET_NAMES):
+            shown = shown_L[buckets_L == bucket] > 0
+            metrics[f"coverage@{k}/{name}"] = Interval(value=float(shown.mean()) if shown.size else 0.0)
+    return metrics
+
+
+def inverse_propensity(counts_L: npt.NDArray[np.int64], *, queries: int, a: float, b: float) -> Float:
+    """1 / p_y = 1 + C (N_y + b)^−a with C = (ln N − 1)(b + 1)^a, float64 [L] [Jain et al. 2016, §5].
+
+    Args:
+        counts_L: N_y, training queries with label y.
+        queries: N, training queries; of fewer than e, where C would be negative, C is 0.
+        a, b: 0.55 and 1.5; Amazon 0.6 and 2.6; Wikipedia 0.5 and 0.4.
+    """
+    scale = max(float(np.log(queries)) - 1, 0.0) * (b + 1) ** a
+    inverse_L: Float = 1 + scale / (counts_L + b) ** a
+    return inverse_L
+
+
+def _propensity_scored(
+    top_NK: npt.NDArray[np.int32],
+    hits_NK: npt.NDArray[np.bool],
+    positives: Positives,
+    inverse_propensity_L: Float,
+    *,
+    ks: list[int],
+) -> dict[str, tuple[Float, Float]]:
+    """`psp@K` and `psndcg@K` as the extreme classification repository reports them (its `xclib`).
+
+    A hit at rank r counts 1 / p_y in `psp` and (1 / p_y) / log2(r + 1) / ideal in `psndcg`, where `ideal` is
+    the query's best plain DCG@K, Σ 1 / log2(r + 1) over its first min(K, positives) ranks. Both are Σ over
+    queries of what the lists reach / Σ over queries of the same with the positives of largest 1 / p_y on top,
+    so that a perfect ranking gives 1.
+    """
+    weights = inverse_propensity_L[positives.label_rows]
+    best_first = np.lexsort((-weights, positives.query_rows))
+    owners = positives.query_rows[best_first]
+    ranks = np.arange(len(owners)) - np.searchsorted(owners, owners)
+    inside = ranks < top_NK.shape[1]
+    best_NK = np.zeros(top_NK.shape)
+    best_NK[owners[inside], ranks[inside]] = weights[best_first][inside]
+    reached_NK = np.where(hits_NK, inverse_propensity_L[top_NK], 0.0)
+    gains_K = 1 / np.log2(np.arange(top_NK.shape[1]) + 2)
+    ideal_NK = np.cumsum(np.where(best_NK > 0, gains_K, 0.0), axis=1)
+    ratios: dict[str, tuple[Float, Float]] = {}
+    for k in ks:
+        ideal_N = np.maximum(ideal_NK[:, k - 1], 1e-12)
+        ratios[f"psp@{k}"] = (reached_NK[:, :k].sum(axis=1), best_NK[:, :k].sum(axis=1))
+        ratios[f"psndcg@{k}"] = (
+            reached_NK[:, :k] @ gains_K[:k] / ideal_N,
+            best_NK[:, :k] @ gains_K[:k] / ideal_N,
+        )
+    return ratios
+
+
+def gini(exposures_L: npt.NDArray[np.int64]) -> float:
+    """Gini coefficient of non-negative counts: 0 when all are equal, (L − 1)/L when one has all."""
+    total = exposures_L.sum()
+    if total == 0:
+        return 0.0
+    ascending = np.sort(exposures_L).astype(np.float64)
+    labels = len(ascending)
+    return float(2 * (np.arange(1, labels + 1) @ ascending) / (labels * total) - (labels + 1) / labels)

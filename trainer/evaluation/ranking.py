@@ -1,0 +1,257 @@
+"""Exact top-k over the whole catalogue for a grid of λ, through the rows and queries that serve.
+
+Legend: `N` queries, `B` a block of them, `L` labels, `E` augmented dimensions, `K` list length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from keras import ops
+
+from longtail.bundle import Augmentation, Buckets, CurvePoint, Labels, Proposal
+from longtail.trainer.config import Evaluation
+from longtail.trainer.data.dataset import Pairs
+from longtail.trainer.data.encode import QueryFeatures
+from longtail.trainer.errors import DataError
+from longtail.trainer.evaluation.metrics import Bootstrap, Positives, inverse_propensity, metrics_of
+
+Float32 = npt.NDArray[np.float32]
+EmbedQueries = Callable[[npt.NDArray[np.int32]], Float32]
+LogProposal = Callable[[npt.NDArray[np.int32]], Float32]
+"""log p_n(y|x) of query rows [B] and every label, float32 [B, L]: what the dial removes instead of log p_n(y)."""
+
+_BLOCK_BYTES = 256 << 20
+_EMBED_BLOCK = 4096
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """The label side of an evaluation.
+
+    Attributes:
+        embeddings: float32 [L, D].
+        log_pn: float32 [L].
+        bias: float32 [L] in logits, or None.
+        counts: int64 [L], training pairs.
+        training_queries: distinct queries of these pairs.
+        buckets: int8 [L].
+        augmentation: the constants that rows and queries share.
+    """
+
+    embeddings: Float32
+    log_pn: Float32
+    bias: Float32 | None
+    counts: npt.NDArray[np.int64]
+    training_queries: int
+    buckets: npt.NDArray[np.int8]
+    augmentation: Augmentation
+
+    @classmethod
+    def of(
+        cls, embeddings: Float32, bias: Float32 | None, counts: npt.NDArray[np.int64], *,
+        training_queries: int, temperature: float, log_pn: Float32, buckets: Buckets,
+    ) -> Catalogue:  # fmt: skip
+        """From a model's label side and the training counts."""
+        augmentation = Augmentation.conditioned(temperature, embeddings, log_pn, bias)
+        return cls(embeddings, log_pn, bias, counts, training_queries, buckets.assign(counts), augmentation)
+
+    @classmethod
+    def of_labels(
+        cls, labels: Labels, embeddings: Float32, augmentation: Augmentation, *, training_queries: int
+    ) -> Catalogue:
+        """From a bundle."""
+        return cls(
+            embeddings, labels.log_pn, labels.bias, labels.counts, training_queries, labels.buckets, augmentation
+        )
+
+    def inverse_propensity(self, config: Evaluation) -> npt.NDArray[np.float64] | None:
+        """1 / p_y, float64 [L], if the recipe asks for it."""
+        if config.propensity is None:
+            return None
+        return inverse_propensity(
+            self.counts, queries=self.training_queries, a=config.propensity.a, b=config.propensity.b
+        )
+
+
+def buckets_for(config: Evaluation, counts: npt.NDArray[np.int64]) -> Buckets:
+    """Head, torso and tail as the recipe asks."""
+    return Buckets.by_quantile(counts) if config.buckets == "quantile" else Buckets.by_count()
+
+
+def log_proposal_of(proposal: Proposal | None, features: QueryFeatures) -> LogProposal | None:
+    """The tree's log p_n(y|x) of query rows; None for a model without a tree."""
+    if proposal is None:
+        return None
+    return lambda rows_B: proposal.all_log_probabilities(proposal.project(features.of_queries(rows_B)))
+
+
+def check_metric(config: Evaluation, *, labels: int) -> None:
+    """Refuse a metric over lists longer than the catalogue.
+
+    Raises:
+        DataError: says how many labels there are.
+    """
+    k = int(config.metric.partition("@")[2])
+    if k > labels:
+        raise DataError(f"evaluation.metric: expected a k of at most {labels}, all labels, received {config.metric}")
+
+
+def evaluate(
+    held_out: Pairs,
+    known: Pairs,
+    embed_queries: EmbedQueries,
+    catalogue: Catalogue,
+    config: Evaluation,
+    *,
+    queries: int,
+    seed: int,
+    max_queries: int | None = None,
+    grid: list[float] | None = None,
+    log_proposal: LogProposal | None = None,
+) -> list[CurvePoint]:
+    """Every metric at every λ of the grid.
+
+    Args:
+        held_out: pairs to find.
+        known: pairs seen in training; out of each query's ranking if `exclude_seen`, and then no positive.
+        embed_queries: query rows, int32 [B] → float32 [B, D].
+        catalogue: the label side.
+        config: what to measure.
+        queries: number of query rows.
+        seed: of the bootstrap and of the choice of queries.
+        max_queries: measure at most this many queries, drawn by seed.
+        grid: λ values; by default the recipe's.
+        log_proposal: of a model trained against a conditional p_n; by default the dial removes log p_n(y).
+
+    Raises:
+        DataError: no held-out pair is left to find, or as `check_metric`.
+    """
+    labels = len(catalogue.counts)
+    check_metric(config, labels=labels)
+    seen_keys = (
+        np.unique(known.queries.astype(np.int64) * labels + known.labels)
+        if config.exclude_seen
+        else np.zeros(0, np.int64)
+    )
+    keys = np.setdiff1d(held_out.queries.astype(np.int64) * labels + held_out.labels, seen_keys)
+    rows_N = np.unique(keys // labels).astype(np.int32)
+    if len(rows_N) == 0:
+        raise DataError("evaluation: expected held-out pairs that are not in training, found none")
+    if max_queries is not None and len(rows_N) > max_queries:
+        rows_N = np.sort(np.random.default_rng(seed).choice(rows_N, max_queries, replace=False))
+        keys = keys[np.isin(keys // labels, rows_N)]
+    positives = Positives.of(np.searchsorted(rows_N, keys // labels), keys % labels, queries=len(rows_N), labels=labels)
+    ranked = rank(
+        rows_N,
+        embed_queries,
+        catalogue,
+        seen_keys,
+        grid or config.bias_removal,
+        k=min(max(config.ks), labels),
+        queries=queries,
+        log_proposal=log_proposal,
+        likely=positives if config.log_likelihood else None,
+    )
+    bootstrap = Bootstrap(len(rows_N), resamples=config.bootstrap, seed=seed)
+    ks = [k for k in config.ks if k <= labels]
+    inverse_propensity_L = catalogue.inverse_propensity(config)
+    return [
+        CurvePoint(
+            bias_removal=bias_removal,
+            metrics=metrics_of(
+                top_NK,
+                positives,
+                ks=ks,
+                buckets_L=catalogue.buckets,
+                counts_L=catalogue.counts,
+                bootstrap=bootstrap,
+                inverse_propensity_L=inverse_propensity_L,
+            )
+            | ({} if log_p_N is None else {"log_likelihood": bootstrap.interval(log_p_N, positives.per_query)}),
+        )
+        for bias_removal, top_NK, log_p_N in zip(grid or config.bias_removal, *ranked, strict=True)
+    ]
+
+
+def best_of(curve: list[CurvePoint], metric: str) -> CurvePoint:
+    """The point of the highest metric; of equals, the largest λ."""
+    return max(curve, key=lambda point: (point.metrics[metric].value, point.bias_removal))
+
+
+def rank(
+    rows_N: npt.NDArray[np.int32],
+    embed_queries: EmbedQueries,
+    catalogue: Catalogue,
+    seen_keys: npt.NDArray[np.int64],
+    grid: list[float],
+    *,
+    k: int,
+    queries: int,
+    log_proposal: LogProposal | None = None,
+    likely: Positives | None = None,
+) -> tuple[npt.NDArray[np.int32], list[npt.NDArray[np.float64] | None]]:
+    """Exact top-k label rows for every λ, int32 [len(grid), N, K]; −1 where fewer labels are left.
+
+    And for every λ the log-likelihood of each query's positives, `Σ_y log softmax(s_λ)_y` over the labels that may
+    be ranked, float64 [N], nats; None unless `likely` names the positives.
+
+    Args:
+        rows_N: query rows.
+        embed_queries: query rows → embeddings.
+        catalogue: the label side.
+        seen_keys: `query · L + label` to leave out, sorted.
+        grid: λ values.
+        k: K.
+        queries: number of query rows.
+        log_proposal: log p_n(y|x) in place of the catalogue's log p_n(y).
+        likely: positives of the N queries to find the log-likelihood of.
+    """
+    labels_EL = ops.convert_to_tensor(
+        catalogue.augmentation.rows(catalogue.embeddings, catalogue.log_pn, catalogue.bias).T.copy()
+    )
+    labels = labels_EL.shape[1]
+    seen_offsets = np.searchsorted(seen_keys, np.arange(queries + 1, dtype=np.int64) * labels)
+    matrices = 1 if log_proposal is None else 4
+    block = int(np.clip(_BLOCK_BYTES // (4 * labels * matrices), 1, _EMBED_BLOCK))
+    top_GNK = np.empty((len(grid), len(rows_N), k), np.int32)
+    log_p_GN = np.zeros((len(grid), len(rows_N)))
+    for start in range(0, len(rows_N), block):
+        rows_B = rows_N[start : start + block]
+        embedded_BD = embed_queries(rows_B)
+        hidden = np.concatenate([seen_keys[seen_offsets[row] : seen_offsets[row + 1]] % labels for row in rows_B])
+        owners = np.repeat(np.arange(len(rows_B)), seen_offsets[rows_B + 1] - seen_offsets[rows_B])
+        places = np.stack([owners, hidden], axis=1)
+        hide = np.full(len(places), -np.inf, np.float32)
+        if log_proposal is not None:
+            raw_BL = ops.matmul(catalogue.augmentation.queries(embedded_BD, 0.0), labels_EL)
+            scaled_BL = ops.convert_to_tensor(catalogue.augmentation.temperature * log_proposal(rows_B))
+        for at, bias_removal in enumerate(grid):
+            if log_proposal is None:
+                scores_BL = ops.matmul(catalogue.augmentation.queries(embedded_BD, bias_removal), labels_EL)
+            else:
+                scores_BL = raw_BL + bias_removal * scaled_BL
+            if len(places):
+                scores_BL = ops.scatter_update(scores_BL, places, hide)
+            values, indices = ops.top_k(scores_BL, k)
+            top = ops.convert_to_numpy(indices)
+            top_GNK[at, start : start + block] = np.where(np.isneginf(ops.convert_to_numpy(values)), -1, top)
+            if likely is not None:
+                wanted = likely.between(start, start + len(rows_B))
+                log_p_GN[at, start : start + block] = _log_likelihood(
+                    scores_BL / catalogue.augmentation.temperature, wanted
+                )
+    return top_GNK, list(log_p_GN) if likely is not None else [None] * len(grid)
+
+
+def _log_likelihood(scores_BL: Any, positives: Positives) -> npt.NDArray[np.float64]:
+    """`Σ_y log softmax(s)_y` over each query's positives, float64 [B]."""
+    places = np.stack([positives.query_rows, positives.label_rows], axis=1).astype(np.int32)
+    log_z_B = ops.convert_to_numpy(ops.logsumexp(scores_BL, axis=1))
+    flat = ops.take(ops.reshape(scores_BL, (-1,)), places[:, 0] * positives.labels + places[:, 1])
+    log_p = ops.convert_to_numpy(flat) - log_z_B[places[:, 0]]
+    return np.bincount(places[:, 0], weights=log_p, minlength=positives.queries).astype(np.float64)

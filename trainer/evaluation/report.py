@@ -1,0 +1,178 @@
+"""What a job reports: the evaluation table, and report.html with plots, readable without a network."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from collections.abc import Callable
+from importlib.resources import files
+from string import Template
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from rich.table import Table
+
+from longtail.bundle import BUCKET_NAMES, BiasRemoval, CurvePoint
+from longtail.trainer.config import Recipe
+from longtail.trainer.train import History
+
+_COLOURS = {"overall": "#334155", "head": "#2563eb", "torso": "#d97706", "tail": "#059669"}
+_STYLE = {
+    "font.family": "sans-serif", "font.size": 10, "axes.spines.top": False, "axes.spines.right": False,
+    "axes.grid": True, "grid.alpha": 0.25, "axes.titleweight": "bold", "axes.titlelocation": "left",
+    "legend.frameon": False, "svg.hashsalt": "longtail",
+}  # fmt: skip
+
+
+def shown_metrics(metric: str) -> list[str]:
+    """The columns of an evaluation table at the k of the recipe's metric."""
+    k = metric.partition("@")[2]
+    return [
+        f"recall@{k}", f"ndcg@{k}", f"hit_rate@{k}", *(f"recall@{k}/{bucket}" for bucket in BUCKET_NAMES),
+        f"balanced_error@{k}", f"coverage@{k}", f"gini@{k}", *(f"exposure@{k}/{bucket}" for bucket in BUCKET_NAMES),
+    ]  # fmt: skip
+
+
+def evaluation_table(title: str, dial: BiasRemoval, metric: str) -> Table:
+    """A terminal table: one row per λ, the default marked."""
+    k = metric.partition("@")[2]
+    caption = f"▶ default λ, by {dial.chosen_by}; head, torso, tail: recall of pairs whose label is there"
+    table = Table(title=f"{title}, top {k}", title_justify="left", caption=caption, caption_justify="left")
+    for heading in ("λ", "recall", "nDCG", "head", "torso", "tail", "coverage", "Gini"):
+        table.add_column(heading, justify="right")
+    names = [
+        f"recall@{k}",
+        f"ndcg@{k}",
+        *(f"recall@{k}/{bucket}" for bucket in BUCKET_NAMES),
+        f"coverage@{k}",
+        f"gini@{k}",
+    ]
+    for point in dial.curve:
+        chosen = point.bias_removal == dial.default
+        cells = [f"{point.metrics[name].value:.4f}" for name in names]
+        table.add_row(f"{'▶ ' if chosen else ''}{point.bias_removal:g}", *cells, style="bold" if chosen else None)
+    return table
+
+
+def evaluation_markdown(dial: BiasRemoval, metric: str) -> str:
+    """The same as Markdown, with the metric's interval, and propensity scores and log-likelihood if measured."""
+    k = metric.partition("@")[2]
+    measured = dial.curve[0].metrics if dial.curve else {}
+    names = shown_metrics(metric) + [name for name in (f"psp@{k}", f"psndcg@{k}", "log_likelihood") if name in measured]
+    lines = [f"| λ | {' | '.join(names)} |", "|" + "---|" * (len(names) + 1)]
+    for point in dial.curve:
+        first = point.metrics[names[0]]
+        spread = "" if first.low is None or first.high is None else f" [{first.low:.4f}, {first.high:.4f}]"
+        cells = [f"{first.value:.4f}{spread}", *(f"{point.metrics[name].value:.4f}" for name in names[1:])]
+        mark = "**" if point.bias_removal == dial.default else ""
+        lines.append(f"| {mark}{point.bias_removal:g}{mark} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def html_report(recipe: Recipe, dial: BiasRemoval, history: History, facts: dict[str, str]) -> bytes:
+    """report.html: facts, three plots, the whole λ table; one file, no network.
+
+    Args:
+        recipe: the job.
+        dial: the λ curve and its default.
+        history: losses and validation metrics by epoch.
+        facts: name → value, shown at the top.
+    """
+    metric = recipe.evaluation.metric
+    k = metric.partition("@")[2]
+    with mpl.rc_context(_STYLE):  # type: ignore[arg-type]
+        plots = [
+            _plot(
+                lambda axes: _recall(axes, dial, k),
+                f"Recall@{k} over all pairs' queries and per bucket, against the dial λ",
+            ),
+            _plot(
+                lambda axes: _exposure(axes, dial, k), f"Share of the top {k} given to head, torso and tail, against λ"
+            ),
+            _plot(lambda axes: _losses(axes, history, metric), "Training loss and validation metric by epoch"),
+        ]
+    names = shown_metrics(metric)
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in ["λ", *names])
+    rows = "".join(_row(point, names, chosen=point.bias_removal == dial.default) for point in dial.curve)
+    cards = "".join(
+        f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd></div>" for name, value in facts.items()
+    )
+    page = _page().substitute(
+        title=html.escape(recipe.name), cards=cards, plots="".join(plots), head=head, rows=rows,
+        split=html.escape(dial.curve_split), default=f"{dial.default:g}", chosen_by=html.escape(dial.chosen_by),
+    )  # fmt: skip
+    return page.encode()
+
+
+def _page() -> Template:
+    return Template((files("longtail.trainer.evaluation") / "report_page.html").read_text(encoding="utf-8"))
+
+
+def _plot(draw: Callable[[Axes], None], description: str) -> str:
+    figure = Figure(figsize=(6.2, 3.7), layout="constrained")
+    draw(figure.subplots())
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None})
+    image = base64.b64encode(buffer.getvalue()).decode()
+    return f'<figure><img alt="{html.escape(description)}" src="data:image/svg+xml;base64,{image}"></figure>'
+
+
+def _recall(axes: Axes, dial: BiasRemoval, k: str) -> None:
+    grid = [point.bias_removal for point in dial.curve]
+    for series, colour in _COLOURS.items():
+        name = f"recall@{k}" if series == "overall" else f"recall@{k}/{series}"
+        figures = [point.metrics[name] for point in dial.curve]
+        axes.plot(grid, [figure.value for figure in figures], color=colour, marker="o", markersize=3.5, label=series)
+        low = [figure.value if figure.low is None else figure.low for figure in figures]
+        high = [figure.value if figure.high is None else figure.high for figure in figures]
+        axes.fill_between(grid, low, high, color=colour, alpha=0.15, linewidth=0)
+    axes.axvline(dial.default, color="#94a3b8", linestyle="--", linewidth=1)
+    axes.set(title=f"Recall@{k} by bucket", xlabel="bias removal λ  (left: tail, right: head)", ylim=(0, None))
+    axes.legend(ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.18))
+
+
+def _exposure(axes: Axes, dial: BiasRemoval, k: str) -> None:
+    grid = [point.bias_removal for point in dial.curve]
+    shares = [[point.metrics[f"exposure@{k}/{bucket}"].value for point in dial.curve] for bucket in BUCKET_NAMES]
+    axes.stackplot(grid, shares, labels=BUCKET_NAMES, colors=[_COLOURS[bucket] for bucket in BUCKET_NAMES], alpha=0.85)
+    axes.axvline(dial.default, color="white", linestyle="--", linewidth=1)
+    axes.set(title=f"Exposure in the top {k}", xlabel="bias removal λ", ylim=(0, 1))
+    axes.margins(x=0)
+    axes.legend(ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.18))
+
+
+def _losses(axes: Axes, history: History, metric: str) -> None:
+    epochs = range(1, len(history.losses) + 1)
+    axes.plot(epochs, history.losses, color=_COLOURS["overall"], label="training loss (left)")
+    axes.set(title="Training", xlabel="epoch", ylabel="nats")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    lines = axes.get_lines()
+    if history.metrics:
+        right = axes.twinx()
+        label = f"valid {metric} (right)"
+        right.plot(
+            list(history.metrics),
+            list(history.metrics.values()),
+            "o-",
+            color=_COLOURS["tail"],
+            markersize=3.5,
+            label=label,
+        )
+        right.grid(visible=False)
+        right.set_ylim(0, None)
+        lines = [*lines, *right.get_lines()]
+    axes.legend(handles=lines, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.18))
+
+
+def _row(point: CurvePoint, names: list[str], *, chosen: bool) -> str:
+    cells = []
+    for name in names:
+        figure = point.metrics[name]
+        interval = (
+            "" if figure.low is None or figure.high is None else f"<small>{figure.low:.4f}–{figure.high:.4f}</small>"
+        )
+        cells.append(f"<td>{figure.value:.4f}{interval}</td>")
+    return f"<tr{' class=chosen' if chosen else ''}><th>{point.bias_removal:g}</th>{''.join(cells)}</tr>"

@@ -1,0 +1,159 @@
+"""A whole training job: data → train → choose λ → refit → evaluate → bundle."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+
+import keras
+import numpy as np
+
+from longtail.bundle import BiasRemoval, Bundle, CurvePoint, refuse_existing
+from longtail.trainer.config import Evaluation, Recipe
+from longtail.trainer.data.dataset import Dataset, Pairs, load_dataset
+from longtail.trainer.errors import CheckpointError
+from longtail.trainer.evaluation.ranking import best_of, evaluate, log_proposal_of
+from longtail.trainer.evaluation.report import evaluation_table, html_report
+from longtail.trainer.export.bundle import to_bundle
+from longtail.trainer.progress import Reporter
+from longtail.trainer.train import History, Trained, restore, train
+
+
+def fit(recipe: Recipe, out: Path, reporter: Reporter) -> Bundle:
+    """Run a recipe and write its bundle to `out`.
+
+    Checkpoints and TensorBoard logs go to `OUT.work`; a killed job started again with the same recipe,
+    data and `out` goes on where it was. Checkpoints are removed once the bundle is written.
+
+    Raises:
+        BundleExistsError: `out` is already there; raised before any work.
+        TrainerError: what is wrong with the recipe, the data, a checkpoint or the export.
+    """
+    refuse_existing(out)
+    dataset = load_dataset(recipe.data, seed=recipe.seed, strings=recipe.string_columns)
+    _describe(recipe, dataset, reporter)
+    work = work_of(out)
+    trained = train(
+        recipe,
+        dataset,
+        epochs=recipe.training.epochs,
+        work=work / "select",
+        logs=work / "logs" / "select",
+        reporter=reporter,
+    )
+    dial = choose_bias_removal(trained, dataset)
+    selection = trained.history
+    if recipe.training.refit and len(dataset.valid):
+        reporter.say(f"Refit on train + valid for {trained.history.best_epoch} epochs, λ = {dial.default:g}")
+        trained = train(
+            recipe,
+            dataset.refit(),
+            epochs=trained.history.best_epoch,
+            work=work / "refit",
+            logs=work / "logs" / "refit",
+            reporter=reporter,
+        )
+    bundle = finish(trained, dataset, dial, selection, reporter).write(out)
+    for stage in ("select", "refit"):
+        shutil.rmtree(work / stage, ignore_errors=True)
+    reporter.say(f"[bold]Bundle[/] {out}  ·  report {out / 'report.html'}  ·  logs {work / 'logs'}")
+    return bundle
+
+
+def export_checkpoint(recipe: Recipe, work: Path, out: Path, reporter: Reporter) -> Bundle:
+    """Write a bundle from the newest checkpoint of an unfinished job, as it stands.
+
+    Raises:
+        CheckpointError: there is no checkpoint, or it is of another recipe or other data.
+    """
+    refuse_existing(out)
+    dataset = load_dataset(recipe.data, seed=recipe.seed, strings=recipe.string_columns)
+    run = restore(recipe, dataset, epochs=recipe.training.epochs, work=work / "select")
+    if run.epoch == run.step == 0:
+        raise CheckpointError(f"{work / 'select'}: expected a checkpoint of this recipe, found none")
+    trained = run.trained
+    return finish(trained, dataset, choose_bias_removal(trained, dataset), trained.history, reporter).write(out)
+
+
+def choose_bias_removal(trained: Trained, dataset: Dataset) -> BiasRemoval:
+    """The λ of the grid with the best metric on valid, and the curve there; the recipe's default without valid."""
+    config = trained.recipe.evaluation
+    if not len(dataset.valid):
+        return BiasRemoval(default=config.default_bias_removal)
+    curve = curve_of(trained, dataset.valid, known=dataset.train, config=config)
+    best = best_of(curve, config.metric)
+    return BiasRemoval(default=best.bias_removal, chosen_by=f"valid {config.metric}", curve_split="valid", curve=curve)
+
+
+def curve_of(trained: Trained, held_out: Pairs, *, known: Pairs, config: Evaluation) -> list[CurvePoint]:
+    """Every metric at every λ, with histories and seen labels read from `known`."""
+    features = trained.encoding.query.knowing(known)
+    return evaluate(
+        held_out,
+        known,
+        lambda rows_B: trained.model.embed_queries(features.of_queries(rows_B)),
+        trained.catalogue(),
+        config,
+        queries=len(trained.dataset.query_ids),
+        seed=trained.recipe.seed,
+        log_proposal=log_proposal_of(trained.model.proposal, features),
+    )
+
+
+def finish(trained: Trained, dataset: Dataset, dial: BiasRemoval, history: History, reporter: Reporter) -> Bundle:
+    """Evaluate on test where there is one, print the table, make the bundle (not yet written).
+
+    Args:
+        trained: the final model.
+        dataset: with its splits as loaded.
+        dial: λ as chosen on valid.
+        history: of the run that was validated, for the report.
+        reporter: where to print.
+    """
+    recipe = trained.recipe
+    if len(dataset.test):
+        reporter.say("Evaluating on test, full catalogue …")
+        known = dataset.train.followed_by(dataset.valid) if len(dataset.valid) else dataset.train
+        curve = curve_of(trained, dataset.test, known=known, config=recipe.evaluation)
+        dial = dial.model_copy(update={"curve_split": "test", "curve": curve})
+    if dial.curve:
+        reporter.console.print(evaluation_table(f"{recipe.name}: {dial.curve_split}", dial, recipe.evaluation.metric))
+    held_out = next((pairs for pairs in (dataset.test, dataset.valid) if len(pairs)), dataset.train)
+    facts = {
+        "Labels": f"{len(dataset.label_ids):,}",
+        "Queries": f"{len(dataset.query_ids):,}",
+        "Training pairs": f"{len(trained.dataset.train):,}",
+        "Loss": str(recipe.loss),
+        "Model": f"{recipe.model.similarity}, d = {recipe.model.dim}, T = {trained.model.temperature:.3g}",
+        "Epochs": f"{len(trained.history.losses)}, batches of {recipe.training.batch_size:,}",
+        "Seed": str(recipe.seed),
+        "Backend": f"Keras {keras.version()} on {keras.backend.backend()}",
+    }
+    reports = {
+        "metrics.json": dial.model_dump_json(indent=1).encode(),
+        "history.json": json.dumps(asdict(history), indent=1).encode(),
+        "recipe.json": recipe.model_dump_json(
+            indent=1, exclude={"data": {"train", "valid", "test", "queries", "labels"}}
+        ).encode(),
+    }
+    if dial.curve:
+        reports["report.html"] = html_report(recipe, dial, history, facts)
+    return to_bundle(trained, np.unique(held_out.queries), dial, reports)
+
+
+def work_of(out: Path) -> Path:
+    """Where a job keeps checkpoints and logs."""
+    return out.with_name(out.name + ".work")
+
+
+def _describe(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> None:
+    reporter.say(
+        f"[bold]{recipe.name}[/]: {len(dataset.query_ids):,} queries × {len(dataset.label_ids):,} labels; "
+        f"{len(dataset.train):,} training, {len(dataset.valid):,} validation, {len(dataset.test):,} test pairs; "
+        f"{recipe.loss}"
+    )
+    paired = [pairs.queries for pairs in (dataset.train, dataset.valid, dataset.test)]
+    if lonely := len(dataset.query_ids) - len(np.unique(np.concatenate(paired))):
+        reporter.say(f"{lonely:,} of the queries have no label: nothing is learned from them or measured on them")

@@ -1,0 +1,1 @@
+"""Loss families, weights and mining over a batch's logits [METHODS §2, §3]."""

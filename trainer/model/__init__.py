@@ -1,0 +1,1 @@
+"""The two towers, their tables and optimisers, and the training step."""

@@ -1,0 +1,98 @@
+"""Sparse optimisers: they read and write only the rows a batch touched [DESIGN, Budgets].
+
+Legend: `U` touched rows, `D` dimensions.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import keras
+from keras import ops
+
+from longtail.trainer import backend
+from longtail.trainer.model.embedding import Table
+
+Tensor = Any
+"""A backend tensor; shapes are in the names."""
+
+
+class RowOptimizer(Protocol):
+    """Updates touched rows of one table."""
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """Slots, for checkpoints."""
+
+    def apply(self, ids_U: Tensor, rows_UD: Tensor, gradients_UD: Tensor, *, rate: Tensor, step: Tensor) -> None:
+        """Write `rows − update` at `ids`.
+
+        Args:
+            ids_U: distinct row numbers.
+            rows_UD: what the table holds there.
+            gradients_UD: of the loss.
+            rate: learning rate of this step, a scalar.
+            step: number of this step, from 1, float32 scalar.
+        """
+
+
+class RowwiseAdagrad:
+    """Adagrad with one accumulator per row, the mean of its squared gradients.
+
+    `a ← a + mean_d g²;  row ← row − η·g / √(a + ε)`. One float of state per row.
+    """
+
+    def __init__(self, table: Table, *, epsilon: float = 1e-7) -> None:
+        self.table, self.epsilon = table, epsilon
+        self.accumulator = keras.Variable(
+            "zeros", shape=(table.rows, 1), dtype="float32", trainable=False, name=f"{table.name}_accumulator"
+        )
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """The accumulator, [rows, 1]."""
+        return [self.accumulator]
+
+    def apply(self, ids_U: Tensor, rows_UD: Tensor, gradients_UD: Tensor, *, rate: Tensor, step: Tensor) -> None:  # noqa: ARG002
+        """As `RowOptimizer.apply`."""
+        grown_U1 = backend.gather(self.accumulator, ids_U) + ops.mean(ops.square(gradients_UD), axis=1, keepdims=True)
+        backend.scatter(self.accumulator, ids_U, grown_U1)
+        backend.scatter(self.table.table, ids_U, rows_UD - rate * gradients_UD / ops.sqrt(grown_U1 + self.epsilon))
+
+
+class LazyAdam:
+    """Adam whose moments move only for touched rows; bias correction follows the global step."""
+
+    def __init__(
+        self,
+        table: Table,
+        *,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-7,
+    ) -> None:
+        self.table = table
+        self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
+        shape = (table.rows, table.dim)
+        self.mean = keras.Variable("zeros", shape=shape, dtype="float32", trainable=False, name=f"{table.name}_mean")
+        self.square = keras.Variable(
+            "zeros", shape=shape, dtype="float32", trainable=False, name=f"{table.name}_square"
+        )
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """First and second moments, both [rows, D]."""
+        return [self.mean, self.square]
+
+    def apply(self, ids_U: Tensor, rows_UD: Tensor, gradients_UD: Tensor, *, rate: Tensor, step: Tensor) -> None:
+        """As `RowOptimizer.apply`."""
+        mean_UD = self.beta_1 * backend.gather(self.mean, ids_U) + (1 - self.beta_1) * gradients_UD
+        square_UD = self.beta_2 * backend.gather(self.square, ids_U) + (1 - self.beta_2) * ops.square(gradients_UD)
+        backend.scatter(self.mean, ids_U, mean_UD)
+        backend.scatter(self.square, ids_U, square_UD)
+        correction = ops.sqrt(1 - ops.power(self.beta_2, step)) / (1 - ops.power(self.beta_1, step))
+        update_UD = rate * correction * mean_UD / (ops.sqrt(square_UD) + self.epsilon)
+        backend.scatter(self.table.table, ids_U, rows_UD - update_UD)
+
+
+ROW_OPTIMIZERS = {"adagrad": RowwiseAdagrad, "adam": LazyAdam}

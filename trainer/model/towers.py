@@ -1,0 +1,140 @@
+"""Builds the two towers: embeddings → combination → MLP → projection → unit norm.
+
+Legend: `B` batch, `P` positions of a bag, `D` model dimensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import keras
+
+from longtail.trainer.config import FeatureConfig, Model, Recipe, Tower
+from longtail.trainer.model.embedding import Direction, Dropout, Table, WeightedBag
+
+InputKey = tuple[str, str]
+"""An input of a tower: `("query", "history")`."""
+
+
+@dataclass(frozen=True)
+class Towers:
+    """Both towers and the tables they look up.
+
+    Attributes:
+        query: named inputs → float32 [B, D].
+        label: named inputs → float32 [B, D].
+        tables: embedding tables by name; towers may share them.
+        readers: which inputs of which tower hold ids of which table: (tower, input name) → table name.
+    """
+
+    query: keras.Model
+    label: keras.Model
+    tables: dict[str, Table]
+    readers: dict[InputKey, str]
+
+
+def dropouts(tower: keras.Model) -> list[Dropout]:
+    """The dropout layer of a tower, if it has one."""
+    return [layer for layer in tower.layers if isinstance(layer, Dropout)]
+
+
+@contextmanager
+def in_float32(tower: keras.Model) -> Iterator[keras.Model]:
+    """Inside the block the tower computes in float32, as the service does, whatever precision it trains in."""
+    layers = [layer for layer in tower.layers if layer.compute_dtype != "float32"]
+    policies = [layer.dtype_policy for layer in layers]
+    try:
+        for layer in layers:
+            layer.dtype_policy = "float32"
+        yield tower
+    finally:
+        for layer, policy in zip(layers, policies, strict=True):
+            layer.dtype_policy = policy
+
+
+def build_towers(
+    recipe: Recipe, vocabulary_rows: Mapping[str, int], numbers: Mapping[str, tuple[float, float]]
+) -> Towers:
+    """Build both towers with fresh weights, drawn by the recipe's seed.
+
+    Args:
+        recipe: the job.
+        vocabulary_rows: rows of every table of ids, by name.
+        numbers: mean and standard deviation of `number` features, by name.
+    """
+    tables: dict[str, Table] = {}
+    readers: dict[InputKey, str] = {}
+    for side, tower in (("query", recipe.query), ("label", recipe.label)):
+        for feature in tower.features:
+            if feature.kind == "number":
+                continue
+            name = feature.table_name
+            readers[side, feature.name] = name
+            if name not in tables:
+                rows = feature.hash_rows if feature.kind == "text" else vocabulary_rows[name]
+                seed = recipe.seed + len(tables)
+                tables[name] = Table(rows, feature.dim, scale=recipe.model.init_scale, seed=seed, name=f"table_{name}")
+    keras.utils.set_random_seed(recipe.seed)
+    precision = recipe.training.precision
+    return Towers(
+        query=_build(recipe.query, recipe.model, tables, numbers, precision, name="query_tower"),
+        label=_build(recipe.label, recipe.model, tables, numbers, precision, name="label_tower"),
+        tables=tables,
+        readers=readers,
+    )
+
+
+def _build(
+    tower: Tower,
+    model: Model,
+    tables: dict[str, Table],
+    numbers: Mapping[str, tuple[float, float]],
+    precision: str,
+    *,
+    name: str,
+) -> keras.Model:
+    inputs: dict[str, keras.KerasTensor] = {}
+    parts = [_embed(feature, inputs, tables, numbers) for feature in tower.features]
+    if len(parts) == 1:
+        x = parts[0]
+    else:
+        join = keras.layers.Add() if tower.combine == "sum" else keras.layers.Concatenate()
+        x = join(parts)
+    if tower.dropout:
+        x = Dropout(tower.dropout, x.shape[-1], name=f"{name}_dropout")(x)
+    if tower.input_activation == "relu":
+        x = keras.layers.Activation("relu", dtype="float32")(x)
+    for width in tower.hidden:
+        x = keras.layers.Dense(width, activation="relu", dtype=precision)(x)
+    if tower.hidden or tower.input_activation != "linear" or x.shape[-1] != model.dim:
+        x = keras.layers.Dense(model.dim, dtype=precision)(x)
+    if model.similarity == "cosine":
+        x = Direction(name=f"{name}_direction")(x)
+    else:
+        x = keras.layers.Activation("linear", dtype="float32")(x)
+    return keras.Model(inputs, x, name=name)
+
+
+def _embed(
+    feature: FeatureConfig,
+    inputs: dict[str, keras.KerasTensor],
+    tables: dict[str, Table],
+    numbers: Mapping[str, tuple[float, float]],
+) -> keras.KerasTensor:
+    """The [B, width] part of one feature; adds its inputs."""
+    if feature.kind == "number":
+        mean, std = numbers[feature.name]
+        inputs[feature.name] = keras.Input((), dtype="float32", name=feature.name)
+        column = keras.layers.Reshape((1,), dtype="float32")(inputs[feature.name])
+        return keras.layers.Rescaling(1 / std, -mean / std, dtype="float32")(column)
+    table = tables[feature.table_name]
+    if feature.kind == "id":
+        inputs[feature.name] = keras.Input((), dtype="int32", name=feature.name)
+        return table(inputs[feature.name])
+    weight = f"{feature.name}__weight"
+    inputs[feature.name] = keras.Input((None,), dtype="int32", name=feature.name)
+    inputs[weight] = keras.Input((None,), dtype="float32", name=weight)
+    bag = WeightedBag(table, feature.combiner, name=f"{feature.name}_bag")
+    return bag(inputs[feature.name], inputs[weight])

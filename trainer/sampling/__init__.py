@@ -1,0 +1,1 @@
+"""Where negatives come from [METHODS §2.1]."""

@@ -1,0 +1,79 @@
+"""What a sampler of negatives is [METHODS §2.1]; samplers.py and conditional.py have them.
+
+Legend: `B` batch size, `M` drawn negatives, `L` labels, `D` model dimensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import numpy.typing as npt
+
+from longtail.bundle import Proposal
+
+Tensor = Any
+"""A backend tensor; shapes are in the names."""
+
+
+class Catalogue(NamedTuple):
+    """What samplers are made from.
+
+    Attributes:
+        log_pi_L: float64 [L], natural log of the smoothed label frequencies.
+        batch_size: B.
+        dim: D.
+        proposal: the fitted tree; None but for `adversarial`.
+    """
+
+    log_pi_L: npt.NDArray[np.float64]
+    batch_size: int
+    dim: int = 0
+    proposal: Proposal | None = None
+
+
+class Context(NamedTuple):
+    """What is known of a step's rows when their negatives are drawn.
+
+    Attributes:
+        positive_B: label rows of the positives, int32.
+        inputs: the query tower's inputs.
+        queries_BD: query embeddings, without gradients; None unless the sampler `sees` them.
+    """
+
+    positive_B: Tensor
+    inputs: dict[str, Tensor]
+    queries_BD: Tensor | None
+
+
+Draw = Callable[[keras.random.SeedGenerator, Context], Tensor]
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """One distribution of negatives.
+
+    Attributes:
+        log_q_L: float32 [L], natural log of the probability that one draw is this label; None where it depends
+            on the query.
+        in_batch: the batch's labels are negatives of every row.
+        draw: makes label rows, int32 [M] shared by the batch or [B, M] one set per row; None if all
+            negatives come from the batch.
+        log_q: of labels [B] (one per row) or [B, M], where it depends on the query.
+        q_of_pi: log q from log π, where q follows frequencies that may be estimated while training.
+        sees_embeddings: draws by query embeddings.
+        refresh: told the embeddings of all labels, float32 [L, D], before every epoch.
+        variables: constants and state on the device.
+    """
+
+    log_q_L: npt.NDArray[np.float32] | None
+    in_batch: bool
+    draw: Draw | None
+    log_q: Callable[[Context, Tensor], Tensor] | None = None
+    q_of_pi: Callable[[Tensor], Tensor] | None = None
+    sees_embeddings: bool = False
+    refresh: Callable[[npt.NDArray[np.float32]], None] | None = None
+    variables: tuple[keras.Variable, ...] = ()

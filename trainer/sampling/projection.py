@@ -1,0 +1,142 @@
+"""Principal components of the query tower's inputs: the `z = PCA_k(x)` that the tree p_n(y|x) reads [BM20 §3].
+
+Legend: `n` rows of the design matrix, `C` its columns (one for each row of each feature's table), `B` queries,
+`K` components, `W` directions that are iterated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy import sparse  # type: ignore[import-untyped]
+
+from longtail.trainer.config import FeatureConfig
+from longtail.trainer.errors import DataError
+
+Float32 = npt.NDArray[np.float32]
+Float64 = npt.NDArray[np.float64]
+Inputs = Mapping[str, npt.NDArray[Any]]
+
+_NO_VARIANCE = 1e-6
+"""Components with less than this share of the first one's variance are noise, and become 0."""
+_SPARE, _POWERS = 16, 10
+"""Further directions that are iterated, and how often."""
+_NO_SPAN = 1e-14
+"""Share of the largest squared length below which a column is rounding: the square of a variance's share."""
+
+
+def fit_projection(
+    features: Sequence[FeatureConfig], blocks: Iterable[Inputs], rows: Mapping[str, int], dims: int
+) -> tuple[dict[str, Float32], Float32]:
+    """The first principal components of encoded queries, as `bundle.Proposal` applies them.
+
+    A query is one row of a sparse matrix: 1 at its id, the sum of weights at each entry of a bag, history or
+    text, and a number in units of its standard deviation. All components are divided by one number, the first
+    one's standard deviation: it then has variance 1, and the others keep theirs relative to it. A component's
+    largest entry is positive. Where the data have fewer than K directions, the further ones are 0.
+
+    Args:
+        features: to read; at least one.
+        blocks: tower inputs of some queries, a block at a time.
+        rows: of each feature's table, by feature name; not needed for numbers.
+        dims: K.
+
+    Returns:
+        projection float32 [rows, K] by feature name ([1, K] for a number, to multiply the raw value), and
+        offset float32 [K].
+
+    Raises:
+        DataError: no feature, no query, or a value that is not finite.
+    """
+    if not features:
+        raise DataError("adversarial sampler: expected a query feature to project, found none")
+    widths = [1 if feature.kind == "number" else rows[feature.name] for feature in features]
+    starts = np.cumsum([0, *widths])
+    parts = [
+        sparse.hstack([_columns(feature, inputs, width) for feature, width in zip(features, widths, strict=True)])
+        for inputs in blocks
+    ]
+    if not parts:
+        raise DataError("adversarial sampler: expected training pairs, found none")
+    matrix = sparse.vstack(parts, format="csc", dtype=np.float64)
+    shift_C, scale_C = np.zeros(matrix.shape[1]), np.ones(matrix.shape[1])
+    for feature, at in zip(features, starts, strict=False):
+        if feature.kind == "number":
+            values = matrix.data[matrix.indptr[at] : matrix.indptr[at + 1]]
+            shift_C[at], scale_C[at] = values.mean(), values.std() or 1.0
+            values -= shift_C[at]
+            values /= scale_C[at]
+    mean_C = np.asarray(matrix.mean(axis=0)).ravel()
+    components_CK = _components(matrix.tocsr(), mean_C, dims)
+    projection_CK = components_CK / scale_C[:, None]
+    offset_K = -(mean_C @ components_CK) - shift_C @ projection_CK
+    return {
+        feature.name: projection_CK[at : at + width].astype(np.float32)
+        for feature, at, width in zip(features, starts, widths, strict=False)
+    }, offset_K.astype(np.float32)
+
+
+def _columns(feature: FeatureConfig, inputs: Inputs, width: int) -> Any:
+    """One feature's part of the design matrix, sparse [B, width]; every number is stored, zeros too."""
+    values = inputs[feature.name]
+    queries = np.arange(len(values))
+    if feature.kind == "number":
+        return _sparse(feature, values, queries, np.zeros(len(values), np.int64), (len(values), 1))
+    if feature.kind == "id":
+        return _sparse(feature, np.ones(len(values)), queries, values, (len(values), width))
+    weights = inputs[f"{feature.name}__weight"]
+    inside = weights != 0
+    queries = np.broadcast_to(queries[:, None], values.shape)[inside]
+    return _sparse(feature, weights[inside], queries, values[inside], (len(values), width))
+
+
+def _sparse(
+    feature: FeatureConfig,
+    values: npt.NDArray[Any],
+    queries: npt.NDArray[np.int64],
+    columns: npt.NDArray[Any],
+    shape: tuple[int, int],
+) -> Any:
+    finite = np.isfinite(values)
+    if not finite.all():
+        raise DataError(
+            f"adversarial sampler: feature {feature.name!r} ({feature.kind}): expected finite values, "
+            f"found {values[~finite][0]}"
+        )
+    return sparse.csr_array((values.astype(np.float64), (queries, columns)), shape=shape)
+
+
+def _components(matrix: Any, mean_C: Float64, dims: int) -> Float64:
+    """Principal directions over the first one's standard deviation, float64 [C, dims].
+
+    By randomised subspace iteration (Halko, Martinsson, Tropp 2011), which costs the same for every spectrum and
+    always gives the same bits; exact where the matrix has at most dims + _SPARE rows or columns.
+    """
+    queries, columns = matrix.shape
+    components_CK = np.zeros((columns, dims))
+    if matrix.power(2).sum() / queries - mean_C @ mean_C <= _NO_VARIANCE * (mean_C @ mean_C):
+        return components_CK
+    basis_CW = np.random.default_rng(0).standard_normal((columns, min(dims + _SPARE, queries, columns)))
+    for _ in range(_POWERS):
+        seen_nW = matrix @ basis_CW - mean_C @ basis_CW
+        basis_CW = _orthonormal(matrix.T @ seen_nW - np.outer(mean_C, seen_nW.sum(axis=0)))
+    seen_nW = matrix @ basis_CW - mean_C @ basis_CW
+    variance_W, turn_WW = np.linalg.eigh(seen_nW.T @ seen_nW / queries)
+    best = np.argsort(-variance_W, kind="stable")[:dims]
+    best = best[variance_W[best] > _NO_VARIANCE * variance_W[-1]]
+    directions_CK = basis_CW @ turn_WW[:, best]
+    largest_1K = np.take_along_axis(directions_CK, np.abs(directions_CK).argmax(axis=0)[None], axis=0)
+    components_CK[:, : len(best)] = directions_CK * np.sign(largest_1K) / np.sqrt(variance_W[-1])
+    return components_CK
+
+
+def _orthonormal(columns_CW: Float64) -> Float64:
+    """An orthonormal basis of what the columns span; twice, because once leaves the square of their condition."""
+    for _ in range(2):
+        squares_W, vectors_WW = np.linalg.eigh(columns_CW.T @ columns_CW)
+        spanning = squares_W > _NO_SPAN * squares_W[-1]
+        columns_CW = columns_CW @ (vectors_WW[:, spanning] / np.sqrt(squares_W[spanning]))
+    return columns_CW
