@@ -18,8 +18,8 @@ from longtail.trainer.config import load_recipe
 from longtail.trainer.data import sources as datasets
 from longtail.trainer.data.dataset import load_dataset
 from longtail.trainer.data.sources import DATASETS, KnownDataset, lists, movielens, prepare
-from longtail.trainer.data.sources import fetch as sources
-from longtail.trainer.data.sources.fetch import Download, Source, Wheel, fetch
+from longtail.trainer.data.sources import downloads as sources
+from longtail.trainer.data.sources.downloads import Download, Source, Wheel, fetch
 from longtail.trainer.errors import DataError
 
 Files = dict[str, str | bytes]

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from longtail.bundle import atomic_directory, refuse_existing
 from longtail.trainer.data.sources import lists, movielens
-from longtail.trainer.data.sources.fetch import Source, fetch
+from longtail.trainer.data.sources.downloads import Source, fetch
 from longtail.trainer.errors import DataError
 
 __all__ = ["DATASETS", "KnownDataset", "prepare"]

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.json
 
-from longtail.trainer.data.sources.fetch import Download, Source
+from longtail.trainer.data.sources.downloads import Download, Source
 from longtail.trainer.data.tables import read_lists
 from longtail.trainer.data.xmc import read_xmc
 from longtail.trainer.errors import DataError

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from longtail.trainer.data.sources.fetch import Download, Source, Wheel
+from longtail.trainer.data.sources.downloads import Download, Source, Wheel
 from longtail.trainer.data.tables import read_lists
 from longtail.trainer.errors import DataError
 
