@@ -21,13 +21,14 @@ import faiss
 import numpy as np
 
 from longtail.bundle import Augmentation, Buckets, Bundle, log_frequencies
+from longtail.bundle.arrays import Int64
 from longtail.index import Filter, IndexSpec, Releases, Searcher, build_index
 from longtail.index.construct.bands import construct
 from longtail.index.construct.recall import Calibration
 from longtail.index.construct.train import train_index
 from longtail.index.manifest import Effort, Kind
 from longtail.index.search.band import Band
-from longtail.index.search.exact import ExactRows, Int64
+from longtail.index.search.exact import ExactRows
 from tests.bundles import make_bundle
 
 DIM = 64

@@ -33,9 +33,8 @@ from longtail.bundle.manifest import (
 )
 from longtail.bundle.proposal import Proposal
 from longtail.bundle.store import atomic_directory, refuse_existing, remove_stale, replace_file, sha256_of
-from longtail.bundle.text import hash_token, tokenize
-from longtail.bundle.tower import Tower
-from longtail.bundle.vocabulary import OUT_OF_VOCABULARY, Vocabulary
+from longtail.bundle.tower import Tower, onnx_session
+from longtail.bundle.vocabulary import OUT_OF_VOCABULARY, Vocabulary, hash_token, tokenize
 
 __all__ = [
     "BUCKET_NAMES",
@@ -83,6 +82,7 @@ __all__ = [
     "atomic_directory",
     "hash_token",
     "log_frequencies",
+    "onnx_session",
     "read_manifest",
     "refuse_existing",
     "remove_stale",

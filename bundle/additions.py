@@ -13,11 +13,11 @@ from datetime import datetime
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import JsonValue
 
+from longtail.bundle.arrays import Float32, Int8, Int64
 from longtail.bundle.bundle import LABEL_TOWER, UNIT_NORM_TOLERANCE, Bundle
 from longtail.bundle.display import DisplayColumns
 from longtail.bundle.errors import FeatureError, FixedLabelsError, InputError
@@ -25,9 +25,6 @@ from longtail.bundle.features import Features
 from longtail.bundle.frequency import TAIL
 from longtail.bundle.label_log import Upsert
 from longtail.bundle.tower import Tower
-
-Float32 = npt.NDArray[np.float32]
-Int64 = npt.NDArray[np.int64]
 
 NEW = -1
 """Catalogue row of a label that the bundle does not have."""
@@ -54,7 +51,7 @@ class Additions:
     embeddings: Float32
     counts: Int64
     log_pn: Float32
-    buckets: npt.NDArray[np.int8]
+    buckets: Int8
     bias: Float32 | None
     display: list[dict[str, JsonValue]]
 

@@ -11,9 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-Float32 = npt.NDArray[np.float32]
+from longtail.bundle.arrays import Float32
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow.compute as pc
 from pydantic import ValidationError
 
+from longtail.bundle.arrays import Float32
 from longtail.bundle.augment import Augmentation
 from longtail.bundle.errors import BundleCorruptError, BundleInvariantError, BundleVersionError
 from longtail.bundle.labels import Labels
@@ -60,8 +60,8 @@ class Bundle:
 
     manifest: Manifest
     labels: Labels
-    embeddings: npt.NDArray[np.float32]
-    calibration_queries: npt.NDArray[np.float32]
+    embeddings: Float32
+    calibration_queries: Float32
     query_tower: bytes
     label_tower: bytes | None = None
     vocabularies: Mapping[str, Vocabulary] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class Bundle:
         """The constants of this model's rows and queries [METHODS §6]."""
         return Augmentation(self.manifest.temperature, self.manifest.kappa, self.manifest.kappa_bias)
 
-    def rows(self) -> npt.NDArray[np.float32]:
+    def rows(self) -> Float32:
         """Augmented label rows, float32 [L, D + 1 or 2]: what an index stores."""
         return self.augmentation.rows(self.embeddings, self.labels.log_pn, self.labels.bias)
 
@@ -309,9 +309,9 @@ def verify_files(root: Path, files: Mapping[str, FileRecord]) -> None:
             raise BundleCorruptError(f"{path}: expected sha256 {record.sha256}, found {digest}")
 
 
-def _load_array(path: Path) -> npt.NDArray[np.float32]:
+def _load_array(path: Path) -> Float32:
     try:
-        array: npt.NDArray[np.float32] = np.load(path, mmap_mode="r", allow_pickle=False)
+        array: Float32 = np.load(path, mmap_mode="r", allow_pickle=False)
     except ValueError as error:
         raise BundleCorruptError(f"{path}: expected a NumPy array file: {error}") from error
     return array
@@ -322,7 +322,7 @@ def _require(invariant: str, holds: bool | np.bool, expected: object, found: obj
         raise BundleInvariantError(invariant, expected=expected, found=found)
 
 
-def _require_finite(name: str, array: npt.NDArray[np.float32]) -> None:
+def _require_finite(name: str, array: Float32) -> None:
     finite = np.isfinite(array)
     if not finite.all():
         row = int(np.argwhere(~finite)[0][0])

@@ -24,11 +24,8 @@ from zipfile import BadZipFile
 import numpy as np
 import numpy.typing as npt
 
+from longtail.bundle.arrays import Bools, Float32, Int32, Int64
 from longtail.bundle.errors import BundleCorruptError, BundleInvariantError
-
-Float32 = npt.NDArray[np.float32]
-Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
 
 PADDING = -1
 PADDING_BIAS = 1e4
@@ -77,7 +74,7 @@ class Proposal:
         return label_leaves
 
     @cached_property
-    def _inhabited(self) -> npt.NDArray[np.bool_]:
+    def _inhabited(self) -> Bools:
         """Whether a label lies below a node, by heap place, bool [2 · 2**depth]."""
         return _inhabited(self.leaf_labels)
 
@@ -280,7 +277,7 @@ def _weighted_sum(rows_RK: Float32, ids_BP: npt.NDArray[Any], weights_BP: Float3
     return total_BK
 
 
-def _inhabited(leaf_labels: Int32) -> npt.NDArray[np.bool_]:
+def _inhabited(leaf_labels: Int32) -> Bools:
     inhabited = np.zeros(2 * len(leaf_labels), bool)
     inhabited[len(leaf_labels) :] = leaf_labels != PADDING
     first = len(leaf_labels) // 2

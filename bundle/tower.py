@@ -6,18 +6,17 @@ Legend: `B` queries (or labels) in the batch, `D` embedding dimensions.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import JsonValue
 
+from longtail.bundle.arrays import Float32
 from longtail.bundle.errors import FeatureError, TowerError
 from longtail.bundle.features import FeatureReader, Features, Inputs
 from longtail.bundle.manifest import Feature
 from longtail.bundle.vocabulary import Vocabulary
-
-Float32 = npt.NDArray[np.float32]
 
 
 class Tower:
@@ -41,7 +40,7 @@ class Tower:
     ) -> None:
         self._file = file
         self._reader = FeatureReader(features, vocabularies)
-        self._session = _session(model, file)
+        self._session = onnx_session(model, file)
         self._pad_to = self._check_inputs()
         self._dim = dim
 
@@ -102,7 +101,16 @@ class Tower:
         return {name: shape[1] for name, shape in inputs.items() if len(shape) == 2 and isinstance(shape[1], int)}
 
 
-def _session(model: bytes, file: str) -> Any:
+def onnx_session(model: bytes | Path, file: str) -> Any:
+    """An ONNX Runtime session on the CPU, with one thread for each call.
+
+    Args:
+        model: the ONNX model, or its file.
+        file: what errors call it.
+
+    Raises:
+        TowerError: ONNX Runtime is not installed, or does not load the model.
+    """
     try:
         import onnxruntime as ort
     except ImportError as error:

@@ -13,7 +13,7 @@ import typer
 from pydantic import ValidationError
 
 from longtail.bundle import BundleError
-from longtail.bundle.wording import received
+from longtail.bundle.errors import describe
 from longtail.index import IndexRoomError
 from longtail.serving import logs
 from longtail.serving.check import check_release
@@ -108,5 +108,5 @@ def _settings(**given: Any) -> Settings:
     if not name:
         raise typer.BadParameter(str(first["msg"]).removeprefix("Value error, ")) from None
     hint = f"{name} (LONGTAIL_{name.upper()})"
-    shown = "" if "keys" in name else f", received {received(first['input'])}"
+    shown = "" if "keys" in name else f", received {describe(first['input'])}"
     raise typer.BadParameter(f"{first['msg']}{shown}", param_hint=hint) from None

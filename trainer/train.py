@@ -12,10 +12,10 @@ from pathlib import Path
 
 import keras
 import numpy as np
-import numpy.typing as npt
 from tensorboard.summary import Writer
 
 from longtail.bundle import CurvePoint, Proposal, log_frequencies
+from longtail.bundle.arrays import Float32, Float64, Int32, Int64
 from longtail.trainer import backend
 from longtail.trainer.checkpoint import Checkpoints, identity_of
 from longtail.trainer.config import Recipe
@@ -67,7 +67,7 @@ class Trained:
             buckets=buckets_for(self.recipe.evaluation, counts),
         )
 
-    def embed_queries(self, rows_B: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+    def embed_queries(self, rows_B: Int32) -> Float32:
         """Query embeddings by query row, float32 [B, D]."""
         return self.model.embed_queries(self.encoding.query.of_queries(rows_B))
 
@@ -223,7 +223,7 @@ def _batches(trained: Trained, batch_size: int, *, epoch: int, first: int) -> It
         yield step, batch
 
 
-def _visits(recipe: Recipe, pairs: Pairs, epoch: int) -> npt.NDArray[np.int64]:
+def _visits(recipe: Recipe, pairs: Pairs, epoch: int) -> Int64:
     """Rows of the training pairs in the order in which an epoch visits them, int64: all, or one drawn per query."""
     rng = np.random.default_rng([recipe.seed, epoch])
     if recipe.data.reduction != "sample":
@@ -249,7 +249,7 @@ def _validate(trained: Trained) -> list[CurvePoint]:
     )
 
 
-def _log_frequencies(recipe: Recipe, dataset: Dataset) -> npt.NDArray[np.float64]:
+def _log_frequencies(recipe: Recipe, dataset: Dataset) -> Float64:
     """log π of what training visits, float64 [L], nats."""
     visits_L = dataset.label_visits(one_a_query=recipe.data.reduction == "sample")
     return log_frequencies(visits_L, smoothing=recipe.loss.smoothing)

@@ -18,14 +18,13 @@ import faiss
 import numpy as np
 
 from longtail.bundle import Bundle
-from longtail.bundle.augment import Float32
+from longtail.bundle.arrays import Float32, Int64
 from longtail.index.construct.recall import Calibration
 from longtail.index.construct.spec import IndexSpec
 from longtail.index.construct.train import check_device, train_index
 from longtail.index.errors import RecallFloorError
 from longtail.index.manifest import Device, Effort, Kind, Trial
 from longtail.index.search.band import Band, probes_name
-from longtail.index.search.exact import Int64
 from longtail.index.search.searcher import Searcher
 
 Report = Callable[[str], None]

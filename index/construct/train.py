@@ -10,7 +10,7 @@ from typing import Any
 import faiss
 import numpy as np
 
-from longtail.bundle.augment import Float32
+from longtail.bundle.arrays import Float32
 from longtail.index.errors import DeviceError, SpecError
 from longtail.index.manifest import Device
 

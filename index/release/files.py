@@ -19,12 +19,12 @@ import numpy as np
 from pydantic import BaseModel, ValidationError
 
 from longtail.bundle import Bundle, FileRecord
+from longtail.bundle.arrays import Int64
 from longtail.index.construct.bands import Construction
 from longtail.index.construct.spec import IndexSpec
 from longtail.index.errors import ReleaseCorruptError, ReleaseVersionError, SpecError
 from longtail.index.manifest import SCHEMA_VERSION, BandRecord, Device, IndexManifest
 from longtail.index.search.band import ON_GPU, Band
-from longtail.index.search.exact import Int64
 from longtail.index.search.gpu import GpuIndex
 
 INDEX = "index"

@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from longtail.bundle import Bundle, LabelLog, Labels, refuse_existing, replay
 from longtail.bundle.additions import NEW, Additions, LabelAdder
+from longtail.bundle.arrays import Int64
 from longtail.bundle.bundle import CONTRACT_FILES
 from longtail.bundle.display import DisplayColumns
 from longtail.bundle.manifest import utc
@@ -119,7 +119,7 @@ def merge_labels(bundle: Path, log: Path, out: Path) -> MergeReport:
     return report
 
 
-def _labels(labels: Labels, added: Additions, places: npt.NDArray[np.int64]) -> Labels:
+def _labels(labels: Labels, added: Additions, places: Int64) -> Labels:
     """Rows of the label table followed by the added ones, in the order of `places`."""
     log_pn = np.concatenate([labels.log_pn, added.log_pn])[places].astype(np.float64)
     columns = DisplayColumns(labels.display)

@@ -12,10 +12,10 @@ from typing import Any
 import faiss
 import numpy as np
 
-from longtail.bundle.augment import Float32
+from longtail.bundle.arrays import Float32, Int64
 from longtail.index.construct.train import pad
 from longtail.index.manifest import Effort, Kind
-from longtail.index.search.exact import NO_ROW, Int64
+from longtail.index.search.exact import NO_ROW
 from longtail.index.search.gpu import GPU_MOST, GpuIndex
 from longtail.index.search.selection import Selection
 

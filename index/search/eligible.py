@@ -9,10 +9,9 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
+from longtail.bundle.arrays import Bools, Int32, Int64
 from longtail.index.search.band import Band
-from longtail.index.search.exact import Int64
 from longtail.index.search.selection import Selection
 
 
@@ -30,7 +29,7 @@ class Places:
         self._labels = labels
 
     @cached_property
-    def _by_row(self) -> npt.NDArray[np.int32]:
+    def _by_row(self) -> Int32:
         """The ids of all bands counted on from one band to the next; four bytes a label, so only when asked for."""
         places_L = np.empty(self._labels, np.int32)
         for band, end in zip(self.bands, self._ends, strict=True):
@@ -56,16 +55,14 @@ class Eligible:
         make_mask: makes the set's mask, bool [L], should it be needed.
     """
 
-    def __init__(
-        self, places: Places, selections: Sequence[Selection], make_mask: Callable[[], npt.NDArray[np.bool_]]
-    ) -> None:
+    def __init__(self, places: Places, selections: Sequence[Selection], make_mask: Callable[[], Bools]) -> None:
         self.count = sum(selection.count for selection in selections)
         self._places = places
         self._selections = selections
         self._make_mask = make_mask
 
     @classmethod
-    def of(cls, places: Places, mask_L: npt.NDArray[np.bool_]) -> Eligible:
+    def of(cls, places: Places, mask_L: Bools) -> Eligible:
         """The labels where the mask, bool [L], is true."""
         return cls(places, [Selection.of(mask_L[band.rows_N]) for band in places.bands], lambda: mask_L)
 
@@ -74,7 +71,7 @@ class Eligible:
         if rows_R.size == 0:
             return self
 
-        def make_mask() -> npt.NDArray[np.bool_]:
+        def make_mask() -> Bools:
             mask_L = self.mask.copy()
             mask_L[rows_R] = False
             return mask_L
@@ -95,7 +92,7 @@ class Eligible:
         return all(band.kind == "flat" for band, _ in self.parts)
 
     @cached_property
-    def mask(self) -> npt.NDArray[np.bool_]:
+    def mask(self) -> Bools:
         """bool [L], true for them."""
         return self._make_mask()
 

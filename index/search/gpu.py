@@ -12,9 +12,8 @@ from typing import Any
 
 import faiss
 
-from longtail.bundle.augment import Float32
+from longtail.bundle.arrays import Float32, Int64
 from longtail.index.errors import DeviceError
-from longtail.index.search.exact import Int64
 
 GPU_MOST = 2_048
 """Results, and IVF cells, that one search may ask for."""

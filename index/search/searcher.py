@@ -11,15 +11,14 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from longtail.bundle import BUCKET_NAMES, Bundle
-from longtail.bundle.augment import Float32
+from longtail.bundle.arrays import Bools, Float32, Int64
 from longtail.index.errors import QueryError
 from longtail.index.manifest import Effort
 from longtail.index.search.band import Band
 from longtail.index.search.eligible import Eligible, Places
-from longtail.index.search.exact import ExactRows, Int64, no_results, top_k
+from longtail.index.search.exact import ExactRows, no_results, top_k
 from longtail.index.search.filters import Filter, check_rows, without_rows
 
 _SCORE_EXACTLY_SHARE = 0.02
@@ -161,13 +160,13 @@ class Searcher:
             return scores[0], rows[0]
         return np.concatenate(scores, axis=1), np.concatenate(rows, axis=1)
 
-    def _is_excluded(self, rows_bC: Int64, excludes: Sequence[Int64]) -> npt.NDArray[np.bool_]:
+    def _is_excluded(self, rows_bC: Int64, excludes: Sequence[Int64]) -> Bools:
         """Which candidates stand in their query's own list, bool [b, C]."""
         places = [np.full(len(rows), query * self.labels) for query, rows in enumerate(excludes)]
         keys = np.sort(np.concatenate(places) + np.concatenate(excludes, dtype=np.int64, casting="same_kind"))
         keys_bC = rows_bC + np.arange(len(rows_bC))[:, None] * self.labels
         found_bC = np.minimum(np.searchsorted(keys, keys_bC), len(keys) - 1)
-        excluded_bC: npt.NDArray[np.bool_] = (keys[found_bC] == keys_bC) & (rows_bC >= 0)
+        excluded_bC: Bools = (keys[found_bC] == keys_bC) & (rows_bC >= 0)
         return excluded_bC
 
     def _bucket_labels(self, buckets: frozenset[int]) -> Eligible:

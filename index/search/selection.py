@@ -12,7 +12,7 @@ import faiss
 import numpy as np
 import numpy.typing as npt
 
-from longtail.index.search.exact import Int64
+from longtail.bundle.arrays import Bools, Int64
 
 _BITS = np.left_shift(1, np.arange(8)).astype(np.uint8)
 
@@ -32,7 +32,7 @@ class Selection:
         self.count = int(np.bitwise_count(bits).sum(dtype=np.int64))
 
     @classmethod
-    def of(cls, mask_N: npt.NDArray[np.bool_]) -> Selection:
+    def of(cls, mask_N: Bools) -> Selection:
         """The ids where the mask, bool [N], is true."""
         return cls(np.packbits(mask_N, bitorder="little"), len(mask_N))
 
@@ -44,9 +44,9 @@ class Selection:
         np.bitwise_and.at(bits, ids_I >> 3, ~_BITS[ids_I & 7])
         return Selection(bits, self._size)
 
-    def contains(self, ids: Int64) -> npt.NDArray[np.bool_]:
+    def contains(self, ids: Int64) -> Bools:
         """Whether each id, in an array of any shape, is in the set; −1 never is."""
-        held: npt.NDArray[np.bool_] = (self._bits[ids >> 3] & _BITS[ids & 7]) != 0
+        held: Bools = (self._bits[ids >> 3] & _BITS[ids & 7]) != 0
         held &= ids >= 0
         return held
 

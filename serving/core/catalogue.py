@@ -20,14 +20,14 @@ from pydantic import JsonValue
 
 from longtail.bundle import BUCKET_NAMES, Labels
 from longtail.bundle.additions import Additions
+from longtail.bundle.arrays import Float32, Int8, Int64
 from longtail.bundle.display import json_ready
-from longtail.bundle.wording import received
+from longtail.bundle.errors import describe
 from longtail.index.search.filters import without_rows
 from longtail.serving.core.overlay import Overlay
 from longtail.serving.errors import UnknownLabelError
 from longtail.serving.monitoring import fingerprints
 
-Rows = npt.NDArray[np.int64]
 _NO_ROWS = np.empty(0, np.int64)
 _CHUNK = 1 << 16
 _KEPT = 1 << 17
@@ -48,7 +48,7 @@ class Catalogue:
         BundleInvariantError: a display column that JSON cannot hold.
     """
 
-    def __init__(self, labels: Labels, embeddings_LD: npt.NDArray[np.float32]) -> None:
+    def __init__(self, labels: Labels, embeddings_LD: Float32) -> None:
         self._labels = labels
         self._embeddings_LD = embeddings_LD
         self._display = {name: json_ready(name, labels.display[name]) for name in labels.display.column_names}
@@ -78,11 +78,11 @@ class Catalogue:
         row = self._row(str(id_))
         if row is None or (self._overlay is not None and self._overlay.hides(row)):
             raise UnknownLabelError(
-                f"expected the id of a label of this release, received {received(id_)}", field=field
+                f"expected the id of a label of this release, received {describe(id_)}", field=field
             )
         return row
 
-    def rows(self, ids: Sequence[str | int]) -> tuple[Rows, int]:
+    def rows(self, ids: Sequence[str | int]) -> tuple[Int64, int]:
         """The distinct rows of the ids that this release has, int64, ascending; and how many ids it has not."""
         if not ids:
             return _NO_ROWS, 0
@@ -94,13 +94,13 @@ class Catalogue:
         known = [row for row in rows if row is not None]
         return without_rows(np.array(known, np.int64), _NO_ROWS), len(rows) - len(known)
 
-    def fingerprints(self, rows_N: Rows) -> npt.NDArray[np.uint32]:
+    def fingerprints(self, rows_N: Int64) -> npt.NDArray[np.uint32]:
         """`live.fingerprints` of the rows' ids, uint32 [N]."""
         return self._of(
             self._fingerprints_L, lambda added, places: fingerprints(added.ids[place] for place in places), rows_N
         )
 
-    def catalogue_rows(self, rows_N: Rows) -> Rows:
+    def catalogue_rows(self, rows_N: Int64) -> Int64:
         """The same, with the catalogue's own row where a label of it was embedded anew, int64 [N]."""
         first = len(self._ids)
         if self._overlay is None or not rows_N.size or rows_N.max() < first:
@@ -111,11 +111,11 @@ class Catalogue:
         rows_N[above_N] = np.where(own < 0, rows_N[above_N], own)
         return rows_N
 
-    def embeddings(self, rows: Sequence[int]) -> npt.NDArray[np.float32]:
+    def embeddings(self, rows: Sequence[int]) -> Float32:
         """Label embeddings of some rows, float32 [N, D]."""
         return self._of(self._embeddings_LD, lambda added, places: added.embeddings[places], np.array(rows, np.int64))
 
-    def buckets(self, rows_N: Rows) -> npt.NDArray[np.int8]:
+    def buckets(self, rows_N: Int64) -> Int8:
         """0 head, 1 torso or 2 tail of every row, int8 [N]."""
         return self._of(self._labels.buckets, lambda added, places: added.buckets[places], rows_N)
 
@@ -125,11 +125,11 @@ class Catalogue:
         known = iter(self.buckets(np.array([row for row in rows if row is not None], np.int64)).tolist())
         return [-1 if row is None else next(known) for row in rows]
 
-    def counts(self, rows_N: Rows) -> npt.NDArray[np.int64]:
+    def counts(self, rows_N: Int64) -> Int64:
         """Training pairs of every row, int64 [N]."""
         return self._of(self._labels.counts, lambda added, places: added.counts[places], rows_N)
 
-    def ranked(self, rows_N: Rows) -> list[bytes]:
+    def ranked(self, rows_N: Int64) -> list[bytes]:
         """`schemas.RankedLabel` of every row as JSON, up to where its score belongs: `{…,"score":`."""
         kept, rows, first = self._kept, rows_N.tolist(), len(self._ids)
         missing = [row for row in rows if row not in kept and row < first]
@@ -146,7 +146,7 @@ class Catalogue:
         return self.row_of.get(id_)
 
     def _of(
-        self, of_catalogue: npt.NDArray[Any], of_added: Callable[[Additions, Rows], npt.NDArray[Any]], rows_N: Rows
+        self, of_catalogue: npt.NDArray[Any], of_added: Callable[[Additions, Int64], npt.NDArray[Any]], rows_N: Int64
     ) -> npt.NDArray[Any]:
         """One column at some rows, of the catalogue and of the overlay."""
         first = len(self._ids)
@@ -161,7 +161,7 @@ class Catalogue:
         added = self._overlay.added  # type: ignore[union-attr]  # only an overlay has rows of its own
         return _beginning(added.ids[place], int(added.buckets[place]), added.display[place])
 
-    def _beginnings(self, rows_N: Rows) -> list[bytes]:
+    def _beginnings(self, rows_N: Int64) -> list[bytes]:
         ids, buckets = self._ids, self._labels.buckets[rows_N].tolist()
         return [
             _beginning(ids[row], bucket, display)
@@ -190,7 +190,7 @@ class Catalogue:
             "display": self._display_of(np.array([row]))[0],
         }
 
-    def _display_of(self, rows_N: Rows) -> list[dict[str, JsonValue]]:
+    def _display_of(self, rows_N: Int64) -> list[dict[str, JsonValue]]:
         taken = pa.array(rows_N)
         names = list(self._display)
         columns = [column.take(taken).to_pylist() for column in self._display.values()]

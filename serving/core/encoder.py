@@ -8,14 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-import numpy as np
-import numpy.typing as npt
 from pydantic import JsonValue
 
 from longtail.bundle import Feature, Features, InputError, Inputs, Tower, TowerError, Vocabulary
+from longtail.bundle.arrays import Float32
 from longtail.serving.errors import InvalidRequestError, UnservableReleaseError
-
-Float32 = npt.NDArray[np.float32]
 
 
 class Encoder:

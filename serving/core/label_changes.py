@@ -19,7 +19,7 @@ from longtail.bundle import (
     Upsert,
     replay,
 )
-from longtail.bundle.wording import received
+from longtail.bundle.errors import describe
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.errors import ServingError, UnknownLabelError, UnservableReleaseError
 from longtail.serving.http.schemas import NewLabel
@@ -108,7 +108,7 @@ def records_of(labels: Sequence[NewLabel], retriever: Retriever) -> list[LabelRe
             continue
         if id_ not in retriever.catalogue.row_of and id_ not in retriever.overlay.row_of:
             raise UnknownLabelError(
-                f"expected features for a label that this release does not have, received {received(id_)} alone",
+                f"expected features for a label that this release does not have, received {describe(id_)} alone",
                 field=f"labels.{place}.id",
             )
         records.append(Restore(id=id_, at=at))
@@ -127,5 +127,5 @@ def hiding(id_: str, retriever: Retriever) -> Hide:
         UnknownLabelError: the release never had it.
     """
     if not retriever.knows(id_):
-        raise UnknownLabelError(f"expected the id of a label of this release, received {received(id_)}")
+        raise UnknownLabelError(f"expected the id of a label of this release, received {describe(id_)}")
     return Hide(id=id_, at=datetime.now(UTC))

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from longtail.bundle import Augmentation, Bundle, FixedLabelsError, LabelChanges, LabelRecord, Upsert
 from longtail.bundle.additions import NEW, Additions, LabelAdder
+from longtail.bundle.arrays import Float32, Int8, Int64
 from longtail.index import Filter
 from longtail.index.search.exact import top_k
 from longtail.serving.core.encoder import serving_errors
-from longtail.serving.core.ranking import Float32, Int64, LabelSearcher
+from longtail.serving.core.ranking import LabelSearcher
 from longtail.serving.errors import InvalidRequestError, NoLabelTowerError
 
 logger = logging.getLogger(__name__)
@@ -209,7 +209,7 @@ class OverlaidSearcher:
         buckets_M: int8, theirs.
     """
 
-    def __init__(self, base: LabelSearcher, first: int, rows_ME: Float32, buckets_M: npt.NDArray[np.int8]) -> None:
+    def __init__(self, base: LabelSearcher, first: int, rows_ME: Float32, buckets_M: Int8) -> None:
         self.labels = first + len(rows_ME)
         self._base = base
         self._first = first

@@ -11,13 +11,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from longtail.bundle import Augmentation, Inputs
+from longtail.bundle.arrays import Float32, Int64
 from longtail.index import Filter
-
-Float32 = npt.NDArray[np.float32]
-Int64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

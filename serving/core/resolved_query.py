@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from longtail.bundle import BUCKET_NAMES, Manifest
-from longtail.bundle.wording import received
+from longtail.bundle.errors import describe
 from longtail.index import Filter
 from longtail.serving.core.catalogue import Catalogue
 from longtail.serving.errors import InvalidRequestError
@@ -51,14 +51,14 @@ class Wanted:
         k = selection.k if "k" in selection.model_fields_set else min(selection.k, len(catalogue))
         if k > len(catalogue):
             raise InvalidRequestError(
-                f"expected k <= {len(catalogue)}, the labels of this release, received {received(k)}",
+                f"expected k <= {len(catalogue)}, the labels of this release, received {describe(k)}",
                 field=f"{prefix}k",
             )
         dial = manifest.bias_removal
         bias_removal = default if selection.bias_removal is None else selection.bias_removal
         if not dial.minimum <= bias_removal <= dial.maximum:
             raise InvalidRequestError(
-                f"expected {dial.minimum} <= bias_removal <= {dial.maximum}, received {received(bias_removal)}",
+                f"expected {dial.minimum} <= bias_removal <= {dial.maximum}, received {describe(bias_removal)}",
                 field=f"{prefix}bias_removal",
             )
         exclude, unknown_exclude = catalogue.rows(selection.exclude)

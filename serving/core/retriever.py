@@ -16,11 +16,11 @@ from time import perf_counter
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import orjson
 from pydantic import JsonValue
 
 from longtail.bundle import EXPECTS, Bundle, Feature, Features, Inputs, LabelRecord
+from longtail.bundle.arrays import Float32, Int64
 from longtail.serving.core.catalogue import Catalogue
 from longtail.serving.core.overlay import HidingSearcher, Overlay
 from longtail.serving.core.ranking import Batch, IndexRanker, Ranker
@@ -29,9 +29,6 @@ from longtail.serving.core.tree_ranking import ConditionalRanker
 from longtail.serving.errors import InvalidRequestError, UnservableReleaseError
 from longtail.serving.http.schemas import Query, SimilarRequest
 from longtail.serving.monitoring import Baseline
-
-Float32 = npt.NDArray[np.float32]
-Int64 = npt.NDArray[np.int64]
 
 _LIKE_K_BITS = 7
 """Queries of up to 127 labels are ranked together, at the largest k; of more, with those of as many binary digits."""

@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TypeVar
 import faiss
 
 from longtail.bundle import LabelLogError, LabelRecord
-from longtail.bundle.wording import received
+from longtail.bundle.errors import describe
 from longtail.serving.core import feedback
 from longtail.serving.core.batcher import Batcher
 from longtail.serving.core.executor import Apart
@@ -111,7 +111,7 @@ class Service:
         pinned = self._loaded.get(name)
         if pinned is None:
             raise UnknownReleaseError(
-                f"expected one of the releases loaded, {list(self._loaded)}, received {received(name)}", field="release"
+                f"expected one of the releases loaded, {list(self._loaded)}, received {describe(name)}", field="release"
             )
         return pinned
 

@@ -15,16 +15,14 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from longtail.bundle import Bundle, Proposal
+from longtail.bundle.arrays import Bools, Float32, Int64
 from longtail.bundle.proposal import PADDING
 from longtail.index import Filter
 from longtail.index.search.exact import NO_ROW, ExactRows, no_results, top_k
-from longtail.serving.core.ranking import Batch, Float32, Int64, LabelSearcher, Ranker
+from longtail.serving.core.ranking import Batch, LabelSearcher, Ranker
 from longtail.serving.errors import InvalidRequestError
-
-Bools = npt.NDArray[np.bool_]
 
 _REACH, _REACH_PER_RESULT = 1_000, 10
 _TOGETHER = 2**18

@@ -11,7 +11,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from longtail.bundle.wording import received
+from longtail.bundle.errors import describe
 from longtail.serving.errors import ForbiddenError, ServingError, UnauthenticatedError
 from longtail.serving.http.responses import serving_error
 from longtail.serving.settings import is_loopback
@@ -73,7 +73,7 @@ class Guard:
             if origin is None or self._insecure or _is_here(origin):
                 return None
             return ForbiddenError(
-                f"expected keys, or a request that no page of another host makes, received one by {received(origin)}"
+                f"expected keys, or a request that no page of another host makes, received one by {describe(origin)}"
             )
         key = _key(headers)
         state["admin"] = self._admin.has(key)

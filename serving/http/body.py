@@ -9,7 +9,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
-from longtail.bundle.wording import received
+from longtail.bundle.errors import describe
 from longtail.serving.errors import (
     BodyTooLargeError,
     ContentTypeError,
@@ -100,13 +100,13 @@ def _message(error: Any, path: list[str], model: type[BaseModel]) -> str:
         return f"expected a value for {path[-1]}, received none"
     if kind == "extra_forbidden":
         known = list(_holding(error["loc"], model).model_fields)
-        return f"expected one of the keys {known}, received {received(path[-1])}"
+        return f"expected one of the keys {known}, received {describe(path[-1])}"
     if kind == "too_short":
         return f"expected at least {context['min_length']} of them, received {context['actual_length']}"
     if kind in ("id_or_ids", "request_or_features", "display_alone"):
         return str(error["msg"])
     expected = str(error["msg"]).removeprefix("Input should be ")
-    return f"expected {expected}, received {received(error['input'])}"
+    return f"expected {expected}, received {describe(error['input'])}"
 
 
 def _holding(path: Sequence[str | int], model: type[BaseModel]) -> type[BaseModel]:

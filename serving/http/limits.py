@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from longtail.bundle.wording import received
+from longtail.bundle.errors import describe
 from longtail.serving.errors import InvalidRequestError
 from longtail.serving.http.schemas import FeedbackRequest, LabelsRequest, RetrieveRequest, Selection, SimilarRequest
 from longtail.serving.settings import Settings
@@ -29,7 +29,7 @@ def check_labels(request: LabelsRequest, settings: Settings) -> None:
     for index, label in enumerate(request.labels):
         if not 1 <= len(str(label.id)) <= _LONGEST_ID:
             raise InvalidRequestError(
-                f"expected an id of 1 to {_LONGEST_ID} characters, received {received(label.id)}",
+                f"expected an id of 1 to {_LONGEST_ID} characters, received {describe(label.id)}",
                 field=f"labels.{index}.id",
             )
 
@@ -45,7 +45,7 @@ def check_feedback(request: FeedbackRequest, settings: Settings) -> None:
 def _check_selection(selection: Selection, settings: Settings, prefix: str) -> None:
     if selection.k > settings.max_k:
         raise InvalidRequestError(
-            f"expected k <= {settings.max_k}, received {received(selection.k)}", field=f"{prefix}k"
+            f"expected k <= {settings.max_k}, received {describe(selection.k)}", field=f"{prefix}k"
         )
     _at_most(len(selection.exclude), settings.max_ids, "ids", f"{prefix}exclude")
     _at_most(len(selection.allow or ()), settings.max_ids, "ids", f"{prefix}allow")

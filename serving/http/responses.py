@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from longtail.bundle.wording import received
+from longtail.bundle.errors import describe
 from longtail.serving.core.service import Service
 from longtail.serving.errors import (
     BodyTooLargeError,
@@ -118,7 +118,7 @@ async def _serving_error(request: Request, error: Exception) -> Response:
 async def _routing_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
-    path = received(request.url.path)
+    path = describe(request.url.path)
     if error.status_code == HTTPStatus.NOT_FOUND:
         response = error_response(
             request_id(request), 404, "unknown_route", f"expected one of the routes that /docs lists, received {path}"

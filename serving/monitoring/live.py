@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from prometheus_client.core import Metric
 
 from longtail.bundle import BUCKET_NAMES, remove_stale
+from longtail.bundle.arrays import Int8
 from longtail.bundle.frequency import TAIL
 from longtail.serving.errors import NotReadyError
 from longtail.serving.monitoring.collector import metrics_of
@@ -94,7 +94,7 @@ class Live:
         self._thread = threading.Thread(target=self._work, name="live-figures", daemon=True)
         self._thread.start()
 
-    def begin(self, release: str, buckets_L: npt.NDArray[np.int8], baseline: Baseline | None) -> None:
+    def begin(self, release: str, buckets_L: Int8, baseline: Baseline | None) -> None:
         """`release` is in service from now on; after a restart its figures go on.
 
         Never refuses a release: what the disk does not take is kept in memory, with a warning.

@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -25,6 +24,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from longtail.bundle import BUCKET_NAMES
+from longtail.bundle.arrays import Int8
 from longtail.serving.core.retriever import Retrieval
 
 # Half of all lines, and nobody's question.
@@ -145,7 +145,7 @@ class Monitor:
             self._of_stage[stage].observe(seconds)
         self._queue_depth.set(left)
 
-    def retrieval(self, retrieval: Retrieval, buckets_N: npt.NDArray[np.int8]) -> None:
+    def retrieval(self, retrieval: Retrieval, buckets_N: Int8) -> None:
         """Count what a batch showed: its queries, unknown ids, and labels by their buckets."""
         self._queries.inc(len(retrieval.results))
         shown = np.bincount(buckets_N, minlength=len(BUCKET_NAMES)).tolist()

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from longtail.bundle import BUCKET_NAMES
+from longtail.bundle.arrays import Float32, Float64, Int8, Int64
 
 DECILES = 10
 
@@ -38,13 +39,13 @@ class Answered:
     release: str
     request_ids: Sequence[str]
     places: Sequence[int]
-    bias_removal_B: npt.NDArray[np.float32]
+    bias_removal_B: Float32
     fingerprints_N: npt.NDArray[np.uint32]
-    rows_N: npt.NDArray[np.int64]
-    scores_N: npt.NDArray[np.float32]
+    rows_N: Int64
+    scores_N: Float32
     ends_B: Sequence[int]
-    buckets_N: npt.NDArray[np.int8]
-    counts_N: npt.NDArray[np.int64]
+    buckets_N: Int8
+    counts_N: Int64
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +75,8 @@ class Interaction:
         interacted: label rows interacted with, int64; negative ones are unknown labels, which are no positives.
     """
 
-    answered: npt.NDArray[np.int64]
-    interacted: npt.NDArray[np.int64]
+    answered: Int64
+    interacted: Int64
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +130,10 @@ def fingerprints(ids: Iterable[str]) -> npt.NDArray[np.uint32]:
 
 
 def baseline_of(
-    scores_BK: npt.NDArray[np.float32],
+    scores_BK: Float32,
     rows_BK: npt.NDArray[np.integer[Any]],
-    buckets_L: npt.NDArray[np.int8],
-    counts_L: npt.NDArray[np.int64],
+    buckets_L: Int8,
+    counts_L: Int64,
     bias_removal: float,
     k: int,
 ) -> Baseline | None:
@@ -163,6 +164,6 @@ def baseline_of(
     )
 
 
-def deciles_of(scores_N: npt.NDArray[np.floating[Any]], edges: npt.NDArray[np.float64]) -> npt.NDArray[np.intp]:
+def deciles_of(scores_N: npt.NDArray[np.floating[Any]], edges: Float64) -> npt.NDArray[np.intp]:
     """The cell of every score, 0 … 9, int [N]: a score on an edge belongs above it."""
     return np.searchsorted(edges, scores_N, side="right")

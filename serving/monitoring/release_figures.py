@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from longtail.bundle import BUCKET_NAMES
+from longtail.bundle.arrays import Array, Int8
 from longtail.serving.monitoring.records import DECILES, Answered, Baseline, deciles_of
-from longtail.serving.monitoring.ring import Array, Layout, Ring, arrays_of, total
+from longtail.serving.monitoring.ring import Layout, Ring, arrays_of, total
 from longtail.serving.monitoring.statistics import LATENCY_BINS, latency_bin
 
 BUCKETS = len(BUCKET_NAMES)
@@ -80,15 +80,12 @@ class ReleaseFigures:
         baseline: whose deciles the scores are counted in; without one, scores are not counted.
     """
 
-    def __init__(
-        self, directory: Path, worker: int, buckets_L: npt.NDArray[np.int8], baseline: Baseline | None
-    ) -> None:
+    def __init__(self, directory: Path, worker: int, buckets_L: Int8, baseline: Baseline | None) -> None:
         self.directory = directory
         self.buckets_L = buckets_L
         self.baseline = baseline
         self.release = directory.name
         self.labels = len(buckets_L)
-        self.bucket_sizes: list[int] = np.bincount(buckets_L, minlength=BUCKETS).tolist()
         self._edges = None if baseline is None else np.array(baseline.score_edges)
         self._answers = Ring(directory, ANSWERS, worker)
         self._tiles = [Ring(directory, window.tiles(self.labels), worker) for window in WINDOWS]

@@ -19,14 +19,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+
+from longtail.bundle.arrays import Array, Bools, Int64
 
 logger = logging.getLogger(__name__)
 
-Array = npt.NDArray[Any]
 _VERSION = 1
 _HEADER_BYTES = 4096
 _CHUNK_BYTES = 1 << 22
@@ -149,13 +148,13 @@ def by_period(arrays: Iterable[Array], layout: Layout, now: float) -> Array:
     return counts
 
 
-def _periods_of(array: Array) -> npt.NDArray[np.int64]:
+def _periods_of(array: Array) -> Int64:
     """Every row's period; anything where the file was damaged."""
     with np.errstate(invalid="ignore"):
         return array[:, 0].astype(np.int64)
 
 
-def _sane(rows: Array) -> npt.NDArray[np.bool_]:
+def _sane(rows: Array) -> Bools:
     """Which rows hold counts; others are left out, so that a damaged one does not take the whole report with it."""
     if rows.dtype.kind == "u":
         return np.ones(rows.shape[:-1], np.bool_)

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 
 from longtail.bundle import BUCKET_NAMES
+from longtail.bundle.arrays import Array
+from longtail.bundle.exposure import psi
 from longtail.serving.monitoring.feedback_store import SOURCES, RecallRow
 from longtail.serving.monitoring.records import Baseline
 from longtail.serving.monitoring.release_figures import (
@@ -26,8 +28,7 @@ from longtail.serving.monitoring.release_figures import (
     REQUESTS,
     SHED,
 )
-from longtail.serving.monitoring.ring import Array
-from longtail.serving.monitoring.statistics import latency_ms, psi
+from longtail.serving.monitoring.statistics import latency_ms
 from longtail.serving.monitoring.windows import ratio, recalled
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from longtail.bundle import BUCKET_NAMES
+from longtail.bundle.arrays import Array
+from longtail.bundle.exposure import coverage, gini, psi
 from longtail.serving.monitoring.feedback_store import SOURCES
 from longtail.serving.monitoring.records import Baseline
 from longtail.serving.monitoring.release_figures import (
@@ -27,8 +27,7 @@ from longtail.serving.monitoring.release_figures import (
     ReleaseFigures,
     Window,
 )
-from longtail.serving.monitoring.ring import Array
-from longtail.serving.monitoring.statistics import gini, latency_ms, psi, wilson
+from longtail.serving.monitoring.statistics import latency_ms, wilson
 
 Recall = Mapping[tuple[str, int], tuple[int, int]]
 """(source, bucket) → positives, hits."""
@@ -92,17 +91,16 @@ def _proportion(positives: int, hits: int) -> dict[str, Any]:
 
 
 def _catalogue(exposures: Array, figures: ReleaseFigures, exposures_L: Array) -> dict[str, Any]:
-    shown = np.bincount(figures.buckets_L[exposures_L > 0], minlength=BUCKETS)
     return {
         "exposures": {
             name: {
                 "count": int(exposures[bucket]),
                 "share": ratio(exposures[bucket], exposures.sum()),
-                "coverage": float(shown[bucket] / max(figures.bucket_sizes[bucket], 1)),
+                "coverage": coverage(exposures_L[figures.buckets_L == bucket]),
             }
             for bucket, name in enumerate(BUCKET_NAMES)
         },
-        "coverage": float(shown.sum() / figures.labels),
+        "coverage": coverage(exposures_L),
         "gini": gini(exposures_L),
     }
 

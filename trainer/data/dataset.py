@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from longtail.bundle.arrays import Bools, Float32, Float64, Int32, Int64
 from longtail.bundle.labels import RESERVED_COLUMNS
 from longtail.trainer.config import Data, Split
 from longtail.trainer.data.tables import (
@@ -49,15 +50,15 @@ class Pairs:
         times: float64 [N], or None.
     """
 
-    queries: npt.NDArray[np.int32]
-    labels: npt.NDArray[np.int32]
-    weights: npt.NDArray[np.float32] | None = None
-    times: npt.NDArray[np.float64] | None = None
+    queries: Int32
+    labels: Int32
+    weights: Float32 | None = None
+    times: Float64 | None = None
 
     def __len__(self) -> int:
         return len(self.queries)
 
-    def take(self, rows: npt.NDArray[np.integer] | npt.NDArray[np.bool] | slice) -> Pairs:
+    def take(self, rows: npt.NDArray[np.integer] | Bools | slice) -> Pairs:
         """The pairs of some rows (numbers, a mask or a slice)."""
         return Pairs(
             self.queries[rows],
@@ -84,7 +85,7 @@ class Pairs:
             join(self.times, later.times),
         ).sorted()
 
-    def offsets(self, queries: int) -> npt.NDArray[np.int64]:
+    def offsets(self, queries: int) -> Int64:
         """Start of every query's pairs, int64 [Q + 1]."""
         return np.searchsorted(self.queries, np.arange(queries + 1)).astype(np.int64)
 
@@ -126,11 +127,11 @@ class Dataset:
     ordered: bool
     read_at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
-    def label_counts(self) -> npt.NDArray[np.int64]:
+    def label_counts(self) -> Int64:
         """Training pairs of every label, int64 [L]."""
         return np.bincount(self.train.labels, minlength=len(self.label_ids)).astype(np.int64)
 
-    def label_visits(self, *, one_a_query: bool) -> npt.NDArray[np.float64]:
+    def label_visits(self, *, one_a_query: bool) -> Float64:
         """Expected visits to every label in an epoch, float64 [L]: its pairs, or 1/t of each where a query of t
         labels is visited with one of them.
         """
@@ -274,10 +275,10 @@ def _union(columns: list[pa.ChunkedArray], table: pa.Table | None) -> pa.Array:
 
 
 def _pairs(table: pa.Table, query_ids: pa.Array, label_ids: pa.Array) -> Pairs:
-    def rows(name: str, ids: pa.Array) -> npt.NDArray[np.int32]:
+    def rows(name: str, ids: pa.Array) -> Int32:
         column = table[name].combine_chunks()
         found = np.asarray(pc.index_in(column.dictionary, value_set=ids), np.int32)
-        mapped: npt.NDArray[np.int32] = found[column.indices.to_numpy()]
+        mapped: Int32 = found[column.indices.to_numpy()]
         return mapped
 
     return Pairs(
@@ -338,7 +339,7 @@ def _split_temporal(pairs: Pairs, split: Split, given: set[str], seed: int) -> d
     return _cut(pairs, np.argsort(-pairs.times, kind="stable"), split, given)
 
 
-def _cut(pairs: Pairs, order: npt.NDArray[np.int64], split: Split, given: set[str]) -> dict[str, Pairs]:
+def _cut(pairs: Pairs, order: Int64, split: Split, given: set[str]) -> dict[str, Pairs]:
     """The first pairs of `order` are test, the next valid, the rest train."""
     tests = 0 if "test" in given else int(len(order) * split.test)
     valids = 0 if "valid" in given else int(len(order) * split.valid)

@@ -17,11 +17,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from longtail.bundle import Feature, Vocabulary, hash_token, tokenize
+from longtail.bundle.arrays import Array, Float32, Int32, Int64
 from longtail.trainer.config import FeatureConfig, Recipe
 from longtail.trainer.data.dataset import Dataset, Pairs
 from longtail.trainer.errors import DataError
 
-Inputs = dict[str, npt.NDArray[np.generic]]
+Inputs = dict[str, Array]
 
 _STRETCH = 1 << 23
 """Ids of a bag column that are encoded at a time."""
@@ -33,13 +34,11 @@ _UNKNOWN_RATE = 0.01
 class Bags:
     """Variable-length weighted ids: row r holds entries `offsets[r]:offsets[r + 1]`."""
 
-    offsets: npt.NDArray[np.int64]
-    ids: npt.NDArray[np.int32]
-    weights: npt.NDArray[np.float32]
+    offsets: Int64
+    ids: Int32
+    weights: Float32
 
-    def pad(
-        self, starts_B: npt.NDArray[np.int64], ends_B: npt.NDArray[np.int64], limit: int
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+    def pad(self, starts_B: Int64, ends_B: Int64, limit: int) -> tuple[Int32, Float32]:
         """Entries `starts:ends`, at most `limit` each, as ids [B, P] and weights [B, P]; padding is (0, 0).
 
         P is the longest length, rounded up to a power of two so that few shapes occur.
@@ -61,12 +60,12 @@ class Bags:
 class Numbers:
     """A number per row, NaN already replaced by the mean; `mean` and `std` standardise it."""
 
-    values: npt.NDArray[np.float32]
+    values: Float32
     mean: float
     std: float
 
 
-Encoded = npt.NDArray[np.int32] | Bags | Numbers
+Encoded = Int32 | Bags | Numbers
 
 
 class QueryFeatures:
@@ -85,7 +84,7 @@ class QueryFeatures:
         self,
         features: list[FeatureConfig],
         encoded: dict[str, Encoded],
-        history_ids: dict[str, npt.NDArray[np.int32]],
+        history_ids: dict[str, Int32],
         known: Pairs,
         *,
         queries: int,
@@ -108,7 +107,7 @@ class QueryFeatures:
             ordered=self._ordered,
         )
 
-    def of_pairs(self, pairs_B: npt.NDArray[np.int64], rng: np.random.Generator) -> Inputs:
+    def of_pairs(self, pairs_B: Int64, rng: np.random.Generator) -> Inputs:
         """Inputs of training pairs, by their rows in `known`; the positive is in no history.
 
         Some values become unknown, each feature at its `unknown_rate`.
@@ -131,7 +130,7 @@ class QueryFeatures:
                 inputs[feature.name] = np.where(unknown, np.int32(0), inputs[feature.name])
         return inputs
 
-    def of_queries(self, queries_B: npt.NDArray[np.int32]) -> Inputs:
+    def of_queries(self, queries_B: Int32) -> Inputs:
         """Inputs of queries as they stand after all known pairs: what a service would be asked."""
         inputs = take_rows(self._features, self._encoded, queries_B)
         for feature in self._features:
@@ -144,9 +143,9 @@ class QueryFeatures:
     def _history(
         self,
         feature: FeatureConfig,
-        starts_B: npt.NDArray[np.int64],
-        ends_B: npt.NDArray[np.int64],
-        positives_B: npt.NDArray[np.int32] | None,
+        starts_B: Int64,
+        ends_B: Int64,
+        positives_B: Int32 | None,
     ) -> Inputs:
         ids_BP, weights_BP = self._histories[feature.name].pad(starts_B, ends_B, feature.max_length)
         if positives_B is not None:
@@ -279,9 +278,7 @@ def _strings(feature: FeatureConfig, source: _Source) -> pa.Array:
     raise source.wrong(feature, "strings or integers", column.type)
 
 
-def _raw_bags(
-    feature: FeatureConfig, source: _Source
-) -> tuple[npt.NDArray[np.int64], pa.Array, npt.NDArray[np.float32]]:
+def _raw_bags(feature: FeatureConfig, source: _Source) -> tuple[Int64, pa.Array, Float32]:
     """Offsets, ids (strings or integers) and weights of a bag or text column."""
     column = source.column(feature)
     if feature.kind == "text":
@@ -306,7 +303,7 @@ def _raw_bags(
     return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64), keys, values
 
 
-def _bag_rows(vocabulary: Vocabulary, keys: pa.Array) -> npt.NDArray[np.int32]:
+def _bag_rows(vocabulary: Vocabulary, keys: pa.Array) -> Int32:
     """Vocabulary rows of a bag's ids; only distinct ids of a stretch are ever text."""
     rows = np.empty(len(keys), np.int32)
     for start in range(0, len(keys), _STRETCH):
@@ -316,7 +313,7 @@ def _bag_rows(vocabulary: Vocabulary, keys: pa.Array) -> npt.NDArray[np.int32]:
     return rows
 
 
-def _occurrences(values: pa.Array) -> tuple[pa.Array, npt.NDArray[np.int64]]:
+def _occurrences(values: pa.Array) -> tuple[pa.Array, Int64]:
     """Distinct non-null ids as strings, in order of first occurrence, and how often each stands."""
     counted = pc.value_counts(values)
     ids = counted.field("values").cast(pa.string())
@@ -325,10 +322,10 @@ def _occurrences(values: pa.Array) -> tuple[pa.Array, npt.NDArray[np.int64]]:
 
 
 def _vocabularies(
-    recipe: Recipe, dataset: Dataset, query: _Source, label: _Source, seen_queries: npt.NDArray[np.int32]
+    recipe: Recipe, dataset: Dataset, query: _Source, label: _Source, seen_queries: Int32
 ) -> dict[str, Vocabulary]:
     """One vocabulary per table. A table that holds the label's own id, or a history, holds the whole catalogue."""
-    counted: dict[str, list[tuple[pa.Array, npt.NDArray[np.int64], int]]] = {}
+    counted: dict[str, list[tuple[pa.Array, Int64, int]]] = {}
     vocabularies: dict[str, Vocabulary] = {}
     pairs_per_query = np.bincount(dataset.train.queries, minlength=len(dataset.query_ids))
     for source, features in ((query, recipe.query.features), (label, recipe.label.features)):

@@ -7,11 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 import pyarrow.compute as pc
 from rich.console import Console
 
-from longtail.bundle import BiasRemoval, Bundle
+from longtail.bundle import BiasRemoval, Bundle, onnx_session
 from longtail.trainer.config import load_recipe
 from longtail.trainer.data.dataset import Pairs, load_dataset
 from longtail.trainer.data.encode import Encoding
@@ -53,7 +52,7 @@ def evaluate_bundle(
         held_out = dataset.test if split == "test" else dataset.valid
         encoding = Encoding.fit(recipe, dataset, dict(bundle.vocabularies))
         features = encoding.query.knowing(known)
-        session = onnxruntime.InferenceSession(bundle.query_tower, providers=["CPUExecutionProvider"])
+        session = onnx_session(bundle.query_tower, "query_tower.onnx")
         training_queries = bundle.manifest.training_data.get("training_queries", dataset.training_queries())
         known, held_out = _in_catalogue(known, rows_L), _in_catalogue(held_out, rows_L)
         if not len(held_out):

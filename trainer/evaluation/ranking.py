@@ -10,19 +10,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from keras import ops
 
 from longtail.bundle import Augmentation, Buckets, CurvePoint, Labels, Proposal
+from longtail.bundle.arrays import Float32, Float64, Int8, Int32, Int64
 from longtail.trainer.config import Evaluation
 from longtail.trainer.data.dataset import Pairs
 from longtail.trainer.data.encode import QueryFeatures
 from longtail.trainer.errors import DataError
 from longtail.trainer.evaluation.metrics import Bootstrap, Positives, inverse_propensity, metrics_of
 
-Float32 = npt.NDArray[np.float32]
-EmbedQueries = Callable[[npt.NDArray[np.int32]], Float32]
-LogProposal = Callable[[npt.NDArray[np.int32]], Float32]
+EmbedQueries = Callable[[Int32], Float32]
+LogProposal = Callable[[Int32], Float32]
 """log p_n(y|x) of query rows [B] and every label, float32 [B, L]: what the dial removes instead of log p_n(y)."""
 
 _BLOCK_BYTES = 256 << 20
@@ -46,14 +45,14 @@ class Catalogue:
     embeddings: Float32
     log_pn: Float32
     bias: Float32 | None
-    counts: npt.NDArray[np.int64]
+    counts: Int64
     training_queries: int
-    buckets: npt.NDArray[np.int8]
+    buckets: Int8
     augmentation: Augmentation
 
     @classmethod
     def of(
-        cls, embeddings: Float32, bias: Float32 | None, counts: npt.NDArray[np.int64], *,
+        cls, embeddings: Float32, bias: Float32 | None, counts: Int64, *,
         training_queries: int, temperature: float, log_pn: Float32, buckets: Buckets,
     ) -> Catalogue:  # fmt: skip
         """From a model's label side and the training counts."""
@@ -69,7 +68,7 @@ class Catalogue:
             embeddings, labels.log_pn, labels.bias, labels.counts, training_queries, labels.buckets, augmentation
         )
 
-    def inverse_propensity(self, config: Evaluation) -> npt.NDArray[np.float64] | None:
+    def inverse_propensity(self, config: Evaluation) -> Float64 | None:
         """1 / p_y, float64 [L], if the recipe asks for it."""
         if config.propensity is None:
             return None
@@ -78,7 +77,7 @@ class Catalogue:
         )
 
 
-def buckets_for(config: Evaluation, counts: npt.NDArray[np.int64]) -> Buckets:
+def buckets_for(config: Evaluation, counts: Int64) -> Buckets:
     """Head, torso and tail as the recipe asks."""
     return Buckets.by_quantile(counts) if config.buckets == "quantile" else Buckets.by_count()
 
@@ -184,17 +183,17 @@ def best_of(curve: list[CurvePoint], metric: str) -> CurvePoint:
 
 
 def rank(
-    rows_N: npt.NDArray[np.int32],
+    rows_N: Int32,
     embed_queries: EmbedQueries,
     catalogue: Catalogue,
-    seen_keys: npt.NDArray[np.int64],
+    seen_keys: Int64,
     grid: list[float],
     *,
     k: int,
     queries: int,
     log_proposal: LogProposal | None = None,
     likely: Positives | None = None,
-) -> tuple[npt.NDArray[np.int32], list[npt.NDArray[np.float64] | None]]:
+) -> tuple[Int32, list[Float64 | None]]:
     """Exact top-k label rows for every λ, int32 [len(grid), N, K]; −1 where fewer labels are left.
 
     And for every λ the log-likelihood of each query's positives, `Σ_y log softmax(s_λ)_y` over the labels that may
@@ -248,7 +247,7 @@ def rank(
     return top_GNK, list(log_p_GN) if likely is not None else [None] * len(grid)
 
 
-def _log_likelihood(scores_BL: Any, positives: Positives) -> npt.NDArray[np.float64]:
+def _log_likelihood(scores_BL: Any, positives: Positives) -> Float64:
     """`Σ_y log softmax(s)_y` over each query's positives, float64 [B]."""
     places = np.stack([positives.query_rows, positives.label_rows], axis=1).astype(np.int32)
     log_z_B = ops.convert_to_numpy(ops.logsumexp(scores_BL, axis=1))

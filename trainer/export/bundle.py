@@ -18,11 +18,11 @@ from pathlib import Path
 
 import keras
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from keras import ops
 
 from longtail.bundle import SCHEMA_VERSION, BiasRemoval, Bundle, Labels, Loss, Manifest
+from longtail.bundle.arrays import Int32
 from longtail.trainer.config import Recipe
 from longtail.trainer.errors import ExportError
 from longtail.trainer.evaluation.ranking import buckets_for
@@ -35,9 +35,7 @@ _CALIBRATION_QUERIES = 1000
 _SOFTWARE = ("longtail", "keras", "numpy", "pyarrow", "onnxruntime")
 
 
-def to_bundle(
-    trained: Trained, held_out_rows: npt.NDArray[np.int32], bias_removal: BiasRemoval, reports: dict[str, bytes]
-) -> Bundle:
+def to_bundle(trained: Trained, held_out_rows: Int32, bias_removal: BiasRemoval, reports: dict[str, bytes]) -> Bundle:
     """The bundle of a trained model, not yet written.
 
     Args:

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-import numpy.typing as npt
-import onnxruntime
 
+from longtail.bundle import onnx_session
+from longtail.bundle.arrays import Array, Float32
 from longtail.trainer.errors import ExportError
 
 _TOLERANCE = 1e-4
 
 
-def check_parity(
-    name: str, model: bytes, inputs: Mapping[str, npt.NDArray[np.generic]], expected_BD: npt.NDArray[np.float32]
-) -> None:
+def check_parity(name: str, model: bytes, inputs: Mapping[str, Array], expected_BD: Float32) -> None:
     """Refuse a tower that ONNX Runtime computes otherwise than the training framework.
 
     Args:
@@ -27,7 +25,7 @@ def check_parity(
     Raises:
         ExportError: other inputs, another shape, or embeddings more than 1e-4 of their scale apart.
     """
-    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    session = onnx_session(model, name)
     wanted = {node.name for node in session.get_inputs()}
     if wanted != set(inputs):
         raise ExportError(f"{name}: expected queries with the inputs {sorted(wanted)}, received {sorted(inputs)}")

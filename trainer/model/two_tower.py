@@ -14,10 +14,10 @@ from typing import Any
 
 import keras
 import numpy as np
-import numpy.typing as npt
 from keras import ops
 
 from longtail.bundle import Proposal
+from longtail.bundle.arrays import Array, Float32, Float64
 from longtail.trainer import backend
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.encode import Encoding, Inputs
@@ -59,7 +59,7 @@ class TwoTower:
         self,
         recipe: Recipe,
         encoding: Encoding,
-        log_pi_L: npt.NDArray[np.float64],
+        log_pi_L: Float64,
         *,
         batch_size: int,
         total_steps: int,
@@ -145,13 +145,13 @@ class TwoTower:
         if self.sampler.refresh is not None:
             self.sampler.refresh(self.embed_labels())
 
-    def embed_queries(self, inputs: Inputs) -> npt.NDArray[np.float32]:
+    def embed_queries(self, inputs: Inputs) -> Float32:
         """Query tower outputs, float32 [B, D]."""
         with in_float32(self.towers.query) as tower:
-            embedded: npt.NDArray[np.float32] = ops.convert_to_numpy(tower(inputs))
+            embedded: Float32 = ops.convert_to_numpy(tower(inputs))
         return embedded
 
-    def embed_labels(self) -> npt.NDArray[np.float32]:
+    def embed_labels(self) -> Float32:
         """Label tower outputs of the whole catalogue, float32 [L, D]."""
         labels = self._log_pi_L.shape[0]
         parts = []
@@ -161,11 +161,11 @@ class TwoTower:
                 parts.append(ops.convert_to_numpy(tower(self._inputs_of_labels(ids))))
         return np.concatenate(parts)
 
-    def label_biases(self) -> npt.NDArray[np.float32] | None:
+    def label_biases(self) -> Float32 | None:
         """b_y in logits, float32 [L]; None for a model without."""
         if _BIAS not in self.tables:
             return None
-        biases: npt.NDArray[np.float32] = ops.convert_to_numpy(self.tables[_BIAS].table)[1:, 0]
+        biases: Float32 = ops.convert_to_numpy(self.tables[_BIAS].table)[1:, 0]
         return biases
 
     @property
@@ -330,7 +330,7 @@ def check_negatives(recipe: Recipe, *, labels: int, batch_size: int) -> None:
         )
 
 
-def _constant(column: npt.NDArray[np.generic], name: str) -> keras.Variable:
+def _constant(column: Array, name: str) -> keras.Variable:
     return keras.Variable(column, dtype=str(column.dtype), trainable=False, name=name)
 
 

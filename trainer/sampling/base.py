@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import keras
-import numpy as np
-import numpy.typing as npt
 
 from longtail.bundle import Proposal
+from longtail.bundle.arrays import Float32, Float64
 
 Tensor = Any
 """A backend tensor; shapes are in the names."""
@@ -29,7 +28,7 @@ class Catalogue(NamedTuple):
         proposal: the fitted tree; None but for `adversarial`.
     """
 
-    log_pi_L: npt.NDArray[np.float64]
+    log_pi_L: Float64
     batch_size: int
     dim: int = 0
     proposal: Proposal | None = None
@@ -69,11 +68,11 @@ class Sampler:
         variables: constants and state on the device.
     """
 
-    log_q_L: npt.NDArray[np.float32] | None
+    log_q_L: Float32 | None
     in_batch: bool
     draw: Draw | None
     log_q: Callable[[Context, Tensor], Tensor] | None = None
     q_of_pi: Callable[[Tensor], Tensor] | None = None
     sees_embeddings: bool = False
-    refresh: Callable[[npt.NDArray[np.float32]], None] | None = None
+    refresh: Callable[[Float32], None] | None = None
     variables: tuple[keras.Variable, ...] = ()

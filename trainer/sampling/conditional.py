@@ -13,10 +13,10 @@ from collections.abc import Callable
 
 import keras
 import numpy as np
-import numpy.typing as npt
 from keras import ops
 
 from longtail.bundle import Proposal
+from longtail.bundle.arrays import Array, Float32
 from longtail.bundle.proposal import PADDING_BIAS
 from longtail.trainer import backend
 from longtail.trainer.sampling.base import Catalogue, Context, Sampler, Tensor
@@ -95,12 +95,12 @@ def model(catalogue: Catalogue, *, negatives: int, features: int = 128, bandwidt
     )
     sizes_N = _constant(_subtree_sums((np.arange(1 << depth) < labels)[:, None].astype(np.float32))[:, 0], "sizes")
 
-    def embed(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    def embed(x: Float32) -> Float32:
         angles = x @ omega
-        embedded: npt.NDArray[np.float32] = np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
+        embedded: Float32 = np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
         return embedded * scale
 
-    def refresh(labels_LD: npt.NDArray[np.float32]) -> None:
+    def refresh(labels_LD: Float32) -> None:
         leaves = np.zeros((1 << depth, 2 * half), np.float32)
         leaves[:labels] = embed(labels_LD)
         sums_NF.assign(_subtree_sums(leaves))
@@ -178,7 +178,7 @@ def _projection(proposal: Proposal) -> tuple[Callable[[dict[str, Tensor]], Tenso
     return project, list(tables.values())
 
 
-def _subtree_sums(leaves: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+def _subtree_sums(leaves: Float32) -> Float32:
     """Sums over every subtree, [2·leaves, F], in heap order; row 0 is unused."""
     size = len(leaves)
     sums = np.zeros((2 * size, leaves.shape[1]), np.float32)
@@ -189,5 +189,5 @@ def _subtree_sums(leaves: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     return sums
 
 
-def _constant(array: npt.NDArray[np.generic], name: str) -> keras.Variable:
+def _constant(array: Array, name: str) -> keras.Variable:
     return keras.Variable(array, dtype=str(array.dtype), trainable=False, name=name)

@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 import keras
 import numpy as np
-import numpy.typing as npt
 from keras import ops
 
+from longtail.bundle.arrays import Float32, Float64, Int32
 from longtail.trainer.sampling.base import Catalogue, Context, Sampler, Tensor
 from longtail.trainer.sampling.conditional import adversarial, model
 
@@ -110,7 +110,7 @@ SAMPLERS: dict[str, Callable[..., Sampler]] = {
 }
 
 
-def alias_table(probability_L: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]:
+def alias_table(probability_L: Float64) -> tuple[Float32, Int32]:
     """Walker's alias table without a loop: a draw is cell `i` with probability `keep[i]`, else `alias[i]`.
 
     Cells with less than their share of 1/L borrow from cells with more. In order, cell after cell, a

@@ -25,13 +25,12 @@ import numpy as np
 import numpy.typing as npt
 
 from longtail.bundle import Proposal
-from longtail.bundle.proposal import PADDING, PADDING_BIAS, Float32, Int32, Int64, project
+from longtail.bundle.arrays import Bools, Float32, Float64, Int32, Int64
+from longtail.bundle.proposal import PADDING, PADDING_BIAS, project
 from longtail.trainer.config import FeatureConfig
 from longtail.trainer.errors import DataError
 from longtail.trainer.sampling.projection import fit_projection
 
-Float64 = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
 Inputs = Mapping[str, npt.NDArray[Any]]
 
 _ROUNDS = 50

@@ -9,17 +9,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 import tensorflow_recommenders as tfrs
 
 from longtail.bundle import Loss, log_frequencies
+from longtail.bundle.arrays import Int64
 from longtail.trainer.config import LossConfig
 from longtail.trainer.losses.families import LOSSES, Family
 
 Tensor = Any
 """A TensorFlow tensor; shapes are in the names."""
-Counts = Mapping[str, int] | Mapping[int, int] | npt.NDArray[np.int64]
+Counts = Mapping[str, int] | Mapping[int, int] | Int64
 """Training pairs per candidate id, or, where candidate ids are rows 0..L-1, int64 [L]."""
 
 Choice = str | Mapping[str, Any]

@@ -13,20 +13,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
-import onnxruntime
 import pyarrow as pa
 import tensorflow as tf
 import tf2onnx
 from onnx import numpy_helper
 
-from longtail.bundle import Feature, Vocabulary
+from longtail.bundle import Feature, Vocabulary, onnx_session
+from longtail.bundle.arrays import Array
 from longtail.trainer.errors import ExportError
 
 Tensor = Any
 """A TensorFlow tensor; shapes are in the names."""
-Inputs = Mapping[str, npt.NDArray[np.generic]]
+Inputs = Mapping[str, Array]
 
 _ONNX_LIMIT = 2**31 - 2**24
 _OPSET = 17
@@ -72,7 +71,7 @@ class QueryTower:
                 model, _ = tf2onnx.convert.from_function(traced, input_signature=specs, opset=_OPSET)
             _embed_constants(model, graph)
             content: bytes = model.SerializeToString()
-            onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+            onnx_session(content, "query tower")
         # Both raise whatever they like; tf2onnx passes over what it cannot convert, which ONNX Runtime then refuses.
         except Exception as error:
             raise ExportError(
