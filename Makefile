@@ -42,7 +42,7 @@ bench-seeds: $(VENV)/.installed  ## The papers' findings: hours, resumable; QUIC
 	$(VENV)/bin/python -m benchmarks.seeds --data data $(if $(QUICK),--quick)
 
 clean:
-	rm -rf $(VENV) $(TFRS_VENV) $(TOOLS_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) $(TFRS_VENV) $(TOOLS_VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
