@@ -23,11 +23,7 @@ from longtail.bundle.arrays import Int64
 from longtail.bundle.bundle import CONTRACT_FILES
 from longtail.bundle.display import DisplayColumns
 from longtail.bundle.manifest import utc
-from longtail.index.errors import IndexRoomError
-
-
-class MergeError(IndexRoomError):
-    """A bundle that cannot take labels in, or a log that leaves none."""
+from longtail.index.errors import MergeError
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from longtail.bundle import Bundle
-from longtail.index import Promise, PromiseBrokenError, Releases, merge_labels
-from longtail.index.manifest import Effort
+from longtail.index import BucketFloors, FloorsNotMetError, Releases, merge_labels
+from longtail.index.manifests import Effort
 from tests.index.conftest import brute_force
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
@@ -57,10 +57,12 @@ def test_old_floors_and_the_pointer_hold(tmp_path: Path) -> None:
     shutil.copytree(RELEASES, root)
     releases = Releases(root)
     assert (releases.names(), releases.current()) == (["flat", "hnsw", "ivf", "pq"], "flat")
-    assert Promise.of(root) == Promise(metric="recall@20", max_drop=0.1, floors={"head": 0.15, "tail": 0.018})
-    with pytest.raises(PromiseBrokenError) as refused:
+    assert BucketFloors.read(root) == BucketFloors(
+        metric="recall@20", max_drop=0.1, floors={"head": 0.15, "tail": 0.018}
+    )
+    with pytest.raises(FloorsNotMetError) as refused:
         releases.publish("hnsw")
-    assert refused.value.broken == ["tail expected at least 0.018 (10 % below flat's 0.02), found 0.017"]
+    assert refused.value.unmet == ["tail expected at least 0.018 (10 % below flat's 0.02), found 0.017"]
     assert releases.rollback() == "ivf"
     releases.publish("pq")
     assert (root / "HISTORY").read_text() == "ivf\npq\n"

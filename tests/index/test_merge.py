@@ -14,7 +14,7 @@ import pytest
 
 from longtail.bundle import Bundle, BundleExistsError, Hide, LabelLog, LabelRecord, TowerError, Upsert
 from longtail.bundle.additions import LabelAdder, own_id_feature
-from longtail.index.release.merge import MergeError, merge_labels
+from longtail.index import MergeError, merge_labels
 from tests.bundles import label_features, make_bundle
 
 AT = datetime(2026, 6, 1, tzinfo=UTC)

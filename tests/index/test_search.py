@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from longtail.bundle import Augmentation, Bundle
 from longtail.index import Filter, QueryError, Release, Searcher
-from longtail.index.construct.train import train_index
-from longtail.index.manifest import Effort
+from longtail.index.construct.tuning import train_index
+from longtail.index.manifests import Effort
 from longtail.index.search.band import Band
 from tests.bundles import make_bundle
 from tests.index.conftest import KINDS, brute_force, masked

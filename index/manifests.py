@@ -1,4 +1,4 @@
-"""What an index and a release say about themselves, so that opening one needs no arguments."""
+"""index/manifest.json and release.json as typed records: they say all that opening a release needs."""
 
 from __future__ import annotations
 
