@@ -67,7 +67,7 @@ def synthetic_bundle(labels: int, *, seed: int = 0) -> Bundle:
     log_pn = log_frequencies(counts).astype(np.float32)
     buckets = Buckets.by_quantile(counts)
     plain = make_bundle(labels=labels, dim=DIM)
-    augmentation = Augmentation.conditioned(TEMPERATURE, embeddings, log_pn, None)
+    augmentation = Augmentation.fitted(TEMPERATURE, embeddings, log_pn, None)
     return dataclasses.replace(
         plain,
         embeddings=embeddings,

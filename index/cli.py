@@ -124,7 +124,7 @@ def merge(
     """Take labels added and hidden while serving into a bundle, for the next build."""
     report = merge_labels(bundle, log, out)
     print(
-        f"{report.labels:,} labels: {report.added:,} added, {report.embedded_anew:,} embedded anew, "
+        f"{report.labels:,} labels: {report.added:,} added, {report.reembedded:,} embedded anew, "
         f"{report.removed:,} removed"
     )
     for id_, why in report.skipped.items():
