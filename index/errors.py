@@ -1,4 +1,4 @@
-"""What can go wrong in this room. Every message says what was expected, what was received, and where."""
+"""Errors of the index package. Every message says what was expected, what was received, and where."""
 
 
 class LongtailIndexError(Exception):

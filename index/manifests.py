@@ -21,7 +21,7 @@ class _Record(BaseModel):
 
 
 class Effort(_Record):
-    """How hard a search looks: the two figures that recall is bought with."""
+    """Search effort: the two settings that trade speed for recall."""
 
     probes: int = Field(default=1, ge=1)
     """Cells an IVF visits (nprobe), candidates an HNSW keeps (efSearch); 1 where neither exists."""

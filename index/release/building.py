@@ -18,7 +18,7 @@ from longtail.bundle import Bundle, atomic_directory, refuse_existing, sha256_of
 from longtail.index.construct.spec import IndexSpec
 from longtail.index.construct.tuning import Progress, tune_index
 from longtail.index.manifests import Device, ReleaseManifest
-from longtail.index.release.files import manifest_bytes, write_file, write_index
+from longtail.index.release.index_files import manifest_bytes, write_file, write_index
 from longtail.index.release.release import BUNDLE, BUNDLE_MANIFEST, RELEASE_MANIFEST, check_name
 
 

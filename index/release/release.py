@@ -12,7 +12,7 @@ from longtail.bundle import Bundle, BundleCorruptError, FileRecord, read_manifes
 from longtail.bundle.manifest import BiasRemoval
 from longtail.index.errors import ReleaseCorruptError, ReleaseMismatchError, ReleaseNameError
 from longtail.index.manifests import Device, IndexManifest, ReleaseManifest
-from longtail.index.release.files import INDEX_MANIFEST, read_bands, read_manifest_file
+from longtail.index.release.index_files import INDEX_MANIFEST, read_bands, read_manifest_file
 from longtail.index.search.gpu import check_device
 from longtail.index.search.searcher import Searcher
 

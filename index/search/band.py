@@ -16,7 +16,7 @@ from longtail.bundle.arrays import Float32, Int64
 from longtail.index.manifests import Effort, Kind
 from longtail.index.search.eligible import IdSet
 from longtail.index.search.exact import NO_ROW
-from longtail.index.search.gpu import GPU_MOST, GpuIndex
+from longtail.index.search.gpu import GPU_MAX_RESULTS, GpuIndex
 
 MEASURED_DEPTH = 100
 """Results per query that recall is measured at; deeper searches look harder than the measured effort."""
@@ -72,7 +72,7 @@ class Band:
         depth = max(1.0, k / (MEASURED_DEPTH * ids.share))
         probes = math.ceil(effort.probes * depth**_PROBES_PER_DEPTH)
         queries_BE = pad(queries_BE, self.index.d)
-        if self.gpu is not None and self._overfetch(fetch, ids) <= GPU_MOST:
+        if self.gpu is not None and self._overfetch(fetch, ids) <= GPU_MAX_RESULTS:
             scores_BC, ids_BC = self._search_gpu(self.gpu, queries_BE, fetch, probes, ids)
         elif self.kind == "factory" and not ids.whole:
             scores_BC, ids_BC = self.index.search(queries_BE, self._overfetch(fetch, ids))
@@ -103,7 +103,7 @@ class Band:
     ) -> tuple[Float32, Int64]:
         """More than `fetch` from the GPU, less what is ruled out; the CPU's index for queries that end up short."""
         cells = getattr(self.index, "nlist", 1)
-        scores_BC, ids_BC = gpu.search(queries_BE, self._overfetch(fetch, ids), min(probes, cells, GPU_MOST))
+        scores_BC, ids_BC = gpu.search(queries_BE, self._overfetch(fetch, ids), min(probes, cells, GPU_MAX_RESULTS))
         if ids.whole:
             return scores_BC, ids_BC
         kept_BC = ids.contains(ids_BC)

@@ -16,7 +16,7 @@ from longtail.bundle.arrays import Float32, Int64
 from longtail.index.errors import DeviceError
 from longtail.index.manifests import Device
 
-GPU_MOST = 2_048
+GPU_MAX_RESULTS = 2_048
 """Results, and IVF cells, that one search may ask for."""
 
 _searching = threading.Lock()
@@ -65,8 +65,8 @@ class GpuIndex:
 
         Args:
             queries_BE: float32, as wide as the index.
-            fetch: at most `GPU_MOST`.
-            probes: IVF cells to visit, at most `GPU_MOST`.
+            fetch: at most `GPU_MAX_RESULTS`.
+            probes: IVF cells to visit, at most `GPU_MAX_RESULTS`.
         """
         with _searching:
             if self._has_cells:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from longtail.index import IndexSpec, Release, ReleaseCorruptError, Releases, build
-from longtail.index.release import files as index_files
+from longtail.index.release import index_files
 from tests.index.conftest import KINDS
 
 ROOT = Path(__file__).parents[2]

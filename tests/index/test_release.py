@@ -26,7 +26,7 @@ from longtail.index import (
     ReleaseVersionError,
     build,
 )
-from longtail.index.release import files as index_files
+from longtail.index.release import index_files
 from tests.bundles import make_bundle
 
 ROOT = Path(__file__).parents[2]
