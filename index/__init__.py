@@ -10,7 +10,7 @@ FAISS is imported with the first name that needs it: `build`, `publish`, `Releas
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from longtail.index.construct.spec import IndexSpec
 from longtail.index.errors import (
@@ -78,7 +78,12 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _NEED_FAISS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"longtail.index.{_NEED_FAISS[name]}"), name)
+if not TYPE_CHECKING:  # a type checker would take any name for one of this module's
+
+    def __getattr__(name: str) -> object:
+        if name not in _NEED_FAISS:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f"longtail.index.{_NEED_FAISS[name]}"), name)
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
