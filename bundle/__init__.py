@@ -1,7 +1,7 @@
 """The contract between trainer, index and service: a directory that describes itself (FORMAT.md)."""
 
 from longtail.bundle.augment import Augmentation
-from longtail.bundle.bundle import Bundle, read_manifest, verify_files
+from longtail.bundle.bundle import Bundle
 from longtail.bundle.errors import (
     BundleCorruptError,
     BundleError,
@@ -19,6 +19,7 @@ from longtail.bundle.errors import (
 )
 from longtail.bundle.features import EXPECTS, FeatureReader, Features, Inputs
 from longtail.bundle.frequency import BUCKET_NAMES, Buckets, log_frequencies
+from longtail.bundle.integrity import read_manifest, verify_files
 from longtail.bundle.label_log import Hide, LabelChanges, LabelLog, LabelRecord, Position, Restore, Tail, Upsert, replay
 from longtail.bundle.labels import Labels
 from longtail.bundle.manifest import (

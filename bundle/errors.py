@@ -35,6 +35,12 @@ class BundleInvariantError(BundleError):
         self.invariant = invariant
 
 
+def require(invariant: str, holds: bool, expected: object, found: object) -> None:
+    """Raise BundleInvariantError unless the invariant holds."""
+    if not holds:
+        raise BundleInvariantError(invariant, expected=expected, found=found)
+
+
 class InputError(BundleError, ValueError):
     """A value that somebody sent does not fit the bundle; nothing is wrong with the bundle.
 

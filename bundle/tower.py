@@ -1,4 +1,4 @@
-"""Runs a bundle's tower with ONNX Runtime: features in, embeddings out. ONNX Runtime is imported on first use.
+"""The query or the label tower of a bundle, run by ONNX Runtime, which is imported on first use.
 
 Legend: `B` queries (or labels) in the batch, `D` embedding dimensions.
 """
@@ -20,16 +20,16 @@ from longtail.bundle.vocabulary import Vocabulary
 
 
 class Tower:
-    """The query or the label tower of one bundle. Thread-safe: neither the session nor the reader keeps a call's state.
+    """Embeds features with one tower of a bundle. Thread-safe: neither the session nor the reader keeps a call's state.
 
-    One ONNX thread per call: who calls from several threads fills the cores.
+    Each call uses one ONNX thread; call from several threads to use several cores.
 
     Args:
         model: an ONNX model, float32 [B, dim] out.
         features: what the tower takes, in order.
         vocabularies: by name.
         dim: D.
-        file: names the tower in errors.
+        file: the model's file name, for error messages.
 
     Raises:
         TowerError: no ONNX Runtime, not a model that it loads, or its inputs are not the features'.
@@ -50,7 +50,7 @@ class Tower:
         return self._reader.features
 
     def example(self) -> dict[str, JsonValue]:
-        """Features that it can embed."""
+        """Features of one query or label that the tower accepts."""
         return self._reader.example()
 
     def read(self, features_B: Sequence[Features]) -> Inputs:
@@ -106,7 +106,7 @@ def onnx_session(model: bytes | Path, file: str) -> Any:
 
     Args:
         model: the ONNX model, or its file.
-        file: what errors call it.
+        file: its name in error messages.
 
     Raises:
         TowerError: ONNX Runtime is not installed, or does not load the model.

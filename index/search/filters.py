@@ -1,4 +1,4 @@
-"""Which labels a query may be answered with.
+"""What one query asks of the labels that it is answered with; eligible.py has what that comes to in an index.
 
 Legend: `L` labels, `R` label rows.
 """
@@ -31,7 +31,7 @@ def check_rows(where: str, rows_R: Int64, labels: int) -> None:
 
 @dataclass(frozen=True)
 class Filter:
-    """What one query excludes or asks for; all three conditions hold together.
+    """Labels that one query excludes or asks for; all three conditions hold together, and none rules out nothing.
 
     Args:
         exclude: int64 label rows that must not be returned.

@@ -19,7 +19,7 @@ import pyarrow as pa
 from pydantic import JsonValue
 
 from longtail.bundle import BUCKET_NAMES, Labels
-from longtail.bundle.additions import Additions
+from longtail.bundle.added_labels import AddedLabels
 from longtail.bundle.arrays import Float32, Int8, Int64
 from longtail.bundle.display import json_ready
 from longtail.bundle.errors import describe
@@ -146,7 +146,7 @@ class Catalogue:
         return self.row_of.get(id_)
 
     def _of(
-        self, of_catalogue: npt.NDArray[Any], of_added: Callable[[Additions, Int64], npt.NDArray[Any]], rows_N: Int64
+        self, of_catalogue: npt.NDArray[Any], of_added: Callable[[AddedLabels, Int64], npt.NDArray[Any]], rows_N: Int64
     ) -> npt.NDArray[Any]:
         """One column at some rows, of the catalogue and of the overlay."""
         first = len(self._ids)

@@ -18,7 +18,7 @@ from typing import Protocol
 import numpy as np
 
 from longtail.bundle import Augmentation, Bundle, FixedLabelsError, LabelChanges, LabelRecord, Upsert
-from longtail.bundle.additions import NEW, Additions, LabelAdder
+from longtail.bundle.added_labels import NEW_LABEL, AddedLabels, LabelAdder
 from longtail.bundle.arrays import Float32, Int8, Int64
 from longtail.index import Filter
 from longtail.index.search.exact import top_k
@@ -62,7 +62,7 @@ class Overlay:
     base: int
     labels: int
     changes: LabelChanges
-    added: Additions
+    added: AddedLabels
     rows_ME: Float32
     row_of: Mapping[str, int]
     hidden: Int64
@@ -108,7 +108,7 @@ class Overlay:
     @property
     def new(self) -> int:
         """How many labels were added that the release does not have."""
-        return int(np.count_nonzero(self.added.catalogue_rows == NEW))
+        return int(np.count_nonzero(self.added.catalogue_rows == NEW_LABEL))
 
     def hides(self, row: int) -> bool:
         """Whether a row of the catalogue is hidden."""
@@ -163,7 +163,7 @@ class Overlay:
         release, changes = self._release, self.changes.after(records)
         touched = dict.fromkeys(record.id for record in records)
         upserts = [changes.upserts[id_] for id_ in touched if id_ in changes.upserts]
-        merged = {record.id for record in upserts if release.adder.has_since(record.id, record.at)}
+        merged = {record.id for record in upserts if release.adder.supersedes(record.id, record.at)}
         with serving_errors("labels"):
             more, refused = release.adder.add([record for record in upserts if record.id not in merged])
         _warn(refused)
@@ -178,7 +178,7 @@ class Overlay:
             np.setdiff1d(self.hidden, release.catalogue_rows(touched)),
             release.catalogue_rows(id_ for id_ in touched if id_ in changes.hidden),
         )
-        masked = np.union1d(hidden, added.catalogue_rows[added.catalogue_rows != NEW])
+        masked = np.union1d(hidden, added.catalogue_rows[added.catalogue_rows != NEW_LABEL])
         visible = self._visible
         if not np.array_equal(masked, self.masked):
             visible = release.searcher.without(masked) if masked.size else release.searcher
@@ -274,7 +274,7 @@ class _Release:
     searcher: HidingSearcher
     max_new_labels: int
 
-    def augmented(self, added: Additions) -> Float32:
+    def augmented(self, added: AddedLabels) -> Float32:
         """Augmented rows, float32 [M, E]."""
         return self.augmentation.rows(added.embeddings, added.log_pn, added.bias)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from longtail.index import IndexSpec, build_index
+from longtail.index import IndexSpec, build
 from longtail.serving.core.follower import ReleaseFollower
 from longtail.serving.core.service import Service
 from longtail.serving.http.schemas import Query
@@ -54,7 +54,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         bundle = make_bundle(labels=60 + seed, users=20 + seed, label_tower=True, proposal=name != "first", seed=seed)
         object.__setattr__(bundle, "reports", {"metrics.json": b'{"model": "%s"}' % name.encode()})
         bundle.write(root / "bundles" / name)
-        build_index(root / "bundles" / name, root / "releases", spec=IndexSpec("flat"), name=name)
+        build(root / "bundles" / name, root / "releases", spec=IndexSpec("flat"), name=name)
     return root / "releases"
 
 

@@ -17,7 +17,7 @@ from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
 from longtail.bundle import Proposal, read_manifest
-from longtail.index import IndexSpec, Releases, build_index
+from longtail.index import IndexSpec, Releases, build
 from tests.bundles import log_p_n, make_bundle
 from tests.serving.process import ServerProcess, server
 
@@ -69,7 +69,7 @@ def releases(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("tree", make_bundle(labels=LABELS, users=USERS, cosine=False, bias=True, proposal=True, seed=2)),
     ):
         model.write(root / "bundles" / name)
-        build_index(root / "bundles" / name, root / "releases", spec=IndexSpec("flat"), name=name)
+        build(root / "bundles" / name, root / "releases", spec=IndexSpec("flat"), name=name)
     return root / "releases"
 
 

@@ -17,7 +17,7 @@ import httpx
 import numpy as np
 import pytest
 
-from longtail.index import IndexSpec, Releases, build_index
+from longtail.index import IndexSpec, Releases, build
 from tests.bundles import make_bundle
 from tests.serving.process import ServerProcess, server, until
 
@@ -45,7 +45,7 @@ def many_files() -> Iterator[None]:
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     root = tmp_path_factory.mktemp("slow")
     make_bundle(labels=LABELS).write(root / "bundle")
-    build_index(root / "bundle", root / "releases", spec=IndexSpec("flat"), name="only")
+    build(root / "bundle", root / "releases", spec=IndexSpec("flat"), name="only")
     Releases(root / "releases").publish("only")
     ours = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (512, ours[1]))

@@ -11,7 +11,7 @@ import pytest
 
 from longtail.bundle import BUCKET_NAMES, Bundle, Proposal
 from longtail.index import Filter, IndexSpec, Searcher
-from longtail.index.construct.bands import construct
+from longtail.index.construct.tuning import tune_index
 from longtail.serving import Encoder, Retriever
 from longtail.serving.core.ranking import Batch, IndexRanker, LabelSearcher
 from longtail.serving.core.tree_ranking import ConditionalRanker
@@ -216,7 +216,7 @@ def large() -> tuple[Bundle, Searcher, Batch, np.ndarray, np.ndarray]:
     bundle = make_bundle(labels=20_000, dim=32, users=200, proposal=True)
     manifest, tree = bundle.manifest, bundle.proposal
     assert tree is not None
-    built = construct(bundle, IndexSpec("flat"), "cpu", lambda _: None)
+    built = tune_index(bundle, IndexSpec("flat"), "cpu", lambda _: None)
     rng = np.random.default_rng(0)
     encoder = Encoder(bundle.query_tower, manifest.query_features, bundle.vocabularies, manifest.dim)
     inputs = encoder.read(

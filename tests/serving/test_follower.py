@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from longtail.index import IndexSpec, Releases, build_index
+from longtail.index import IndexSpec, Releases, build
 from longtail.serving import Retriever, create_app
 from longtail.serving.core.follower import ReleaseFollower
 from longtail.serving.core.loader import load_release
@@ -150,7 +150,7 @@ def test_real_releases_load_and_damaged_ones_are_refused(
 ) -> None:
     for name, seed in (("first", 0), ("second", 1)):
         make_bundle(seed=seed).write(tmp_path / "bundles" / name)
-        build_index(tmp_path / "bundles" / name, tmp_path / "releases", spec=IndexSpec("flat"), name=name)
+        build(tmp_path / "bundles" / name, tmp_path / "releases", spec=IndexSpec("flat"), name=name)
     releases = tmp_path / "releases"
     follower = ReleaseFollower(releases, service)
     point_to(releases, "first")
@@ -168,7 +168,7 @@ def test_a_release_whose_tower_does_not_fit_its_manifest_is_refused(tmp_path: Pa
     features = [feature.model_copy(update={"name": f"{feature.name}_2"}) for feature in bundle.manifest.query_features]
     manifest = bundle.manifest.model_copy(update={"query_features": features})
     type(bundle)(**{**bundle.__dict__, "manifest": manifest}).write(tmp_path / "bundle")
-    build_index(tmp_path / "bundle", tmp_path / "releases", spec=IndexSpec("flat"), name="odd")
+    build(tmp_path / "bundle", tmp_path / "releases", spec=IndexSpec("flat"), name="odd")
     with pytest.raises(Exception, match="expected the inputs"):
         load_release(Releases(tmp_path / "releases"), "odd")
 

@@ -14,7 +14,7 @@ import pytest
 
 from longtail.bundle import Bundle, Hide, LabelRecord, Restore, Tower, Upsert, replay
 from longtail.index import Filter, IndexSpec, QueryError, Searcher
-from longtail.index.construct.bands import construct
+from longtail.index.construct.tuning import tune_index
 from longtail.serving.core.overlay import OverlaidSearcher, Overlay
 from longtail.serving.core.ranking import Batch, IndexRanker, LabelSearcher
 from longtail.serving.core.tree_ranking import ConditionalRanker
@@ -430,7 +430,7 @@ def test_a_tree_answers_no_hidden_label_from_either_side(few: bool, monkeypatch:
 
 def test_an_overlay_over_a_real_index() -> None:
     bundle = make_bundle(labels=400, label_tower=True)
-    built = construct(bundle, IndexSpec("flat"), "cpu", lambda _: None)
+    built = tune_index(bundle, IndexSpec("flat"), "cpu", lambda _: None)
     searcher = Searcher(bundle, built.bands, built.chosen.effort)
     rows = rows_of(bundle)
     records = some_records(np.random.default_rng(4), 80)

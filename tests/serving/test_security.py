@@ -18,7 +18,7 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
-from longtail.index import IndexSpec, Releases, build_index
+from longtail.index import IndexSpec, Releases, build
 from longtail.serving import Settings, create_app
 from longtail.serving.cli import main
 from tests.bundles import make_bundle
@@ -144,7 +144,7 @@ HOSTILE_IDS = [
 
 def test_no_id_reaches_the_file_system(tmp_path: Path) -> None:
     make_bundle(label_tower=True).write(tmp_path / "bundle")
-    build_index(tmp_path / "bundle", tmp_path / "releases", spec=IndexSpec("flat"), name="only")
+    build(tmp_path / "bundle", tmp_path / "releases", spec=IndexSpec("flat"), name="only")
     Releases(tmp_path / "releases").publish("only")
     outside = tmp_path / "outside"
     outside.mkdir()

@@ -56,7 +56,7 @@ class Catalogue:
         training_queries: int, temperature: float, log_pn: Float32, buckets: Buckets,
     ) -> Catalogue:  # fmt: skip
         """From a model's label side and the training counts."""
-        augmentation = Augmentation.conditioned(temperature, embeddings, log_pn, bias)
+        augmentation = Augmentation.fitted(temperature, embeddings, log_pn, bias)
         return cls(embeddings, log_pn, bias, counts, training_queries, buckets.assign(counts), augmentation)
 
     @classmethod

@@ -116,7 +116,7 @@ def export_tfrs(
     counts_L = _counts_of(ids, counts)
     log_pn_L = log_frequencies(counts_L).astype(np.float32)
     buckets = Buckets.by_quantile(counts_L)
-    augmentation = Augmentation.conditioned(temperature, embeddings_LD, log_pn_L, None)
+    augmentation = Augmentation.fitted(temperature, embeddings_LD, log_pn_L, None)
     manifest = Manifest(
         schema_version=SCHEMA_VERSION,
         name=out.name,

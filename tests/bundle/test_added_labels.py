@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from longtail.bundle import Bundle, Feature, Upsert, Vocabulary
-from longtail.bundle.additions import LabelAdder, own_id_feature
+from longtail.bundle.added_labels import LabelAdder, own_id_feature
 from tests.bundles import label_features, make_bundle
 
 AT = datetime(2026, 6, 1, tzinfo=UTC)

@@ -1,4 +1,4 @@
-"""Build the bands of an index and choose, by measurement, how large the head and how hard the search.
+"""Build an index and choose its settings by measured recall: how large the exact head, how hard the search.
 
 One approximate index over all rows loses recall as λ grows, because log p_n changes the rows' norms. Within
 a band of similar popularity it varies little, so the most frequent labels go to an exact head and the rest to
@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import faiss
 import numpy as np
@@ -21,14 +22,17 @@ from longtail.bundle import Bundle
 from longtail.bundle.arrays import Float32, Int64
 from longtail.index.construct.recall import Calibration
 from longtail.index.construct.spec import IndexSpec
-from longtail.index.construct.train import check_device, train_index
-from longtail.index.errors import RecallFloorError
-from longtail.index.manifest import Device, Effort, Kind, Trial
-from longtail.index.search.band import Band, probes_name
+from longtail.index.errors import RecallFloorError, SpecError
+from longtail.index.manifests import Device, Effort, Kind, Trial
+from longtail.index.search.band import Band, pad, probes_name
+from longtail.index.search.gpu import check_device
 from longtail.index.search.searcher import Searcher
 
-Report = Callable[[str], None]
+Progress = Callable[[str], None]
+"""Told what is being done, one line at a time."""
 
+_TRAINING_ROWS_PER_CELL = 64
+"""k-means sample: enough for stable cells, and a million labels train in seconds."""
 _TARGET = 0.99
 """Recall at which the build stops looking for better settings; a floor above it becomes the target."""
 _HEAD_SHARES = (0.003, 0.01, 0.04, 0.16)
@@ -38,8 +42,19 @@ _REFINE: dict[Kind, tuple[int, ...]] = {"ivf_pq": (4, 16), "factory": (1, 4, 16)
 
 
 @dataclass(frozen=True)
-class Construction:
-    """An index in memory, its chosen effort, and everything that was tried on the way."""
+class TunedIndex:
+    """An index in memory whose settings were chosen, and what was measured on the way.
+
+    Attributes:
+        kind: of the index, or of its tail.
+        dim: coordinates of an augmented row.
+        bands: of the chosen setting.
+        chosen: the setting that is served.
+        trials: every setting that was tried, in order.
+        recall_k: results per query that recall was measured at.
+        recall_queries: calibration queries that it was measured with.
+        seconds: of the whole build.
+    """
 
     kind: Kind
     dim: int
@@ -51,14 +66,14 @@ class Construction:
     seconds: float
 
 
-def construct(bundle: Bundle, spec: IndexSpec, device: Device, report: Report) -> Construction:
-    """Build, measure and tune.
+def tune_index(bundle: Bundle, spec: IndexSpec, device: Device, progress: Progress) -> TunedIndex:
+    """Build an index over a bundle's labels, cheapest setting first, until its recall suffices at every λ.
 
     Args:
         bundle: whose augmented rows are indexed.
         spec: the kind and the recall floor.
         device: where FAISS trains and adds.
-        report: told what is being done, one line each.
+        progress: told what is being done, one line at a time.
 
     Raises:
         SpecError: the spec does not fit the catalogue, or FAISS refuses it.
@@ -69,9 +84,9 @@ def construct(bundle: Bundle, spec: IndexSpec, device: Device, report: Report) -
     started = time.perf_counter()
     rows_LE = bundle.rows()
     kind = spec.kind(len(rows_LE))
-    report(f"exact answers for the recall of {kind} over {len(rows_LE):,} labels")
+    progress(f"exact answers for the recall of {kind} over {len(rows_LE):,} labels")
     calibration = Calibration(bundle, rows_LE)
-    settings = _settings(bundle, spec, rows_LE, calibration, device, report)
+    settings = _settings(bundle, spec, rows_LE, calibration, device, progress)
     chosen, bands = next(settings)
     trials = [chosen]
     target = max(_TARGET, spec.recall_floor)
@@ -90,22 +105,51 @@ def construct(bundle: Bundle, spec: IndexSpec, device: Device, report: Report) -
             floor=spec.recall_floor,
         )
     seconds = time.perf_counter() - started
-    return Construction(kind, rows_LE.shape[1], bands, chosen, trials, calibration.k, calibration.queries, seconds)
+    return TunedIndex(kind, rows_LE.shape[1], bands, chosen, trials, calibration.k, calibration.queries, seconds)
+
+
+def train_index(factory: str, width: int, rows_LE: Float32, device: Device) -> Any:
+    """A trained FAISS index on the CPU with id i = row i of `rows_LE`, metric inner product.
+
+    Args:
+        factory: FAISS factory string.
+        width: coordinates the index takes; rows are padded with zeros up to it.
+        rows_LE: float32 [L, E], E <= width.
+        device: where to train and add; a GPU's index comes back to the CPU, which serves it.
+
+    Raises:
+        SpecError: FAISS refuses the string, the rows, or the device.
+    """
+    try:
+        index = faiss.index_factory(width, factory, faiss.METRIC_INNER_PRODUCT)
+        if index.metric_type != faiss.METRIC_INNER_PRODUCT:
+            raise SpecError(
+                f"index spec {factory!r}: expected an index that searches by inner product, received another"
+            )
+        if isinstance(index, faiss.IndexIVF):
+            index.cp.max_points_per_centroid = _TRAINING_ROWS_PER_CELL
+        return _fill(index, pad(rows_LE, width), device)
+    except RuntimeError as error:
+        raise SpecError(
+            f"index spec {factory!r}: expected auto, flat, ivf_flat, ivf_pq, hnsw or a factory string that FAISS "
+            f"{faiss.__version__} builds on {device} for {len(rows_LE):,} rows of {width} coordinates; "
+            f"it answered: {_reason(error)}"
+        ) from error
 
 
 def _settings(
-    bundle: Bundle, spec: IndexSpec, rows_LE: Float32, calibration: Calibration, device: Device, report: Report
+    bundle: Bundle, spec: IndexSpec, rows_LE: Float32, calibration: Calibration, device: Device, progress: Progress
 ) -> Iterator[tuple[Trial, list[Band]]]:
     """Measured settings and their bands, cheapest first."""
     kind = spec.kind(len(rows_LE))
     by_popularity_L = np.argsort(-bundle.labels.log_pn, kind="stable")
     for head in _heads(kind, len(rows_LE)):
-        report(f"train and fill {kind}" + (f", exact head of {head:,} labels" if head else ""))
+        progress(f"train and fill {kind}" + (f", exact head of {head:,} labels" if head else ""))
         bands = _bands(spec, rows_LE, by_popularity_L, head, device)
         for effort in _efforts(bands[-1]):
             recall, rate = calibration.measure(Searcher(bundle, bands, effort))
             trial = Trial(head=head, effort=effort, recall=recall, queries_per_second=round(rate, 1))
-            report(f"probes {effort.probes}, refine {effort.refine}: lowest recall {trial.lowest.recall:.4f}")
+            progress(f"probes {effort.probes}, refine {effort.refine}: lowest recall {trial.lowest.recall:.4f}")
             yield trial, bands
 
 
@@ -144,3 +188,17 @@ def _bands(spec: IndexSpec, rows_LE: Float32, by_popularity_L: Int64, head: int,
         band("head", IndexSpec("flat"), np.sort(by_popularity_L[:head])),
         band("tail", tail_spec, np.sort(by_popularity_L[head:])),
     ]
+
+
+def _fill(index: Any, rows_LE: Float32, device: Device) -> Any:
+    if device == "gpu":
+        resources = faiss.StandardGpuResources()
+        index = faiss.index_cpu_to_gpu(resources, 0, index)
+    index.train(rows_LE)
+    index.add(rows_LE)
+    return faiss.index_gpu_to_cpu(index) if device == "gpu" else index
+
+
+def _reason(error: RuntimeError) -> str:
+    """FAISS's own sentence, without its C++ signature and source path."""
+    return " ".join(str(error).split("Error: ", 1)[-1].split(" at /", 1)[-1].split())

@@ -1,4 +1,4 @@
-"""What an index and a release say about themselves, so that opening one needs no arguments."""
+"""index/manifest.json and release.json as typed records: they say all that opening a release needs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Record(BaseModel):
 
 
 class Effort(_Record):
-    """How hard a search looks: the two figures that recall is bought with."""
+    """Search effort: the two settings that trade speed for recall."""
 
     probes: int = Field(default=1, ge=1)
     """Cells an IVF visits (nprobe), candidates an HNSW keeps (efSearch); 1 where neither exists."""

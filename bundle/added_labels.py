@@ -1,6 +1,6 @@
-"""What a bundle makes of labels that it was not trained with: embeddings by its label tower, and a label's figures.
+"""Labels that were added after training, as rows of a bundle: embedded by its label tower, with count, log p_n, bucket.
 
-The service serves them and an index build takes them in: both read them here, so what was served is what is built.
+The service scores these rows beside its index, and `longtail-index merge` writes them into a bundle.
 
 Legend: `L` labels of the bundle, `M` added ones, `B` some of them, `D` dimensions, `E` coordinates of an augmented row.
 """
@@ -18,32 +18,34 @@ import pyarrow.compute as pc
 from pydantic import JsonValue
 
 from longtail.bundle.arrays import Float32, Int8, Int64
-from longtail.bundle.bundle import LABEL_TOWER, UNIT_NORM_TOLERANCE, Bundle
+from longtail.bundle.bundle import LABEL_TOWER, Bundle
 from longtail.bundle.display import DisplayColumns
 from longtail.bundle.errors import FeatureError, FixedLabelsError, InputError
 from longtail.bundle.features import Features
 from longtail.bundle.frequency import TAIL
+from longtail.bundle.invariants import UNIT_NORM_TOLERANCE
 from longtail.bundle.label_log import Upsert
 from longtail.bundle.tower import Tower
 
-NEW = -1
-"""Catalogue row of a label that the bundle does not have."""
-_TOGETHER = 256
+NEW_LABEL = -1
+"""`AddedLabels.catalogue_rows` of a label that the bundle does not have."""
+_BATCH = 256
+"""Labels embedded in one call of the label tower."""
 
 
 @dataclass(frozen=True)
-class Additions:
-    """Added labels, and labels of the bundle embedded anew.
+class AddedLabels:
+    """Labels added to a bundle, and labels of the bundle embedded again from new features.
 
     Attributes:
-        ids: theirs.
-        catalogue_rows: int64 [M], the row of a label that the bundle has, else -1.
+        ids: label ids, M.
+        catalogue_rows: int64 [M], row in the bundle of a label that it has, else `NEW_LABEL` (−1).
         embeddings: float32 [M, D].
         counts: int64 [M], training pairs; 0 of a new label.
         log_pn: float32 [M]; a new label counts as the rarest of the bundle.
         buckets: int8 [M]; a new label is tail.
         bias: float32 [M], 0 of a new label; None if the bundle's labels have none.
-        display: every display column of each, as JSON values.
+        display: M objects, every display column of a label as JSON values.
     """
 
     ids: list[str]
@@ -58,9 +60,9 @@ class Additions:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def take(self, rows: Int64) -> Additions:
-        """Some of them, in the order of `rows`."""
-        return Additions(
+    def take(self, rows: Int64) -> AddedLabels:
+        """The labels at some rows 0..M−1, int64, in that order."""
+        return AddedLabels(
             [self.ids[row] for row in rows],
             self.catalogue_rows[rows],
             self.embeddings[rows],
@@ -71,9 +73,9 @@ class Additions:
             [self.display[row] for row in rows],
         )
 
-    def followed_by(self, more: Additions) -> Additions:
-        """These, then more."""
-        return Additions(
+    def followed_by(self, more: AddedLabels) -> AddedLabels:
+        """These labels, then those of `more`."""
+        return AddedLabels(
             self.ids + more.ids,
             np.concatenate([self.catalogue_rows, more.catalogue_rows]),
             np.concatenate([self.embeddings, more.embeddings]),
@@ -86,14 +88,14 @@ class Additions:
 
 
 class LabelAdder:
-    """Turns upserts into rows of one bundle. Thread-safe; the label tower is loaded when the first one comes.
+    """Makes rows of one bundle from upserts. Thread-safe; the label tower is loaded with the first record.
 
     Args:
-        bundle: the model.
-        rows: catalogue row of every label, by id.
+        bundle: whose label tower embeds, and whose log p_n, buckets and display columns apply.
+        rows: row in the bundle of every label, by id.
 
     Attributes:
-        knows_upto: changes until then are in the bundle, if it has the label.
+        data_until: `Manifest.data_until`: changes up to then are in the bundle, if it has the label.
     """
 
     def __init__(self, bundle: Bundle, rows: Mapping[str, int]) -> None:
@@ -101,16 +103,16 @@ class LabelAdder:
         self._rows = rows
         self._display = DisplayColumns(bundle.labels.display)
         self._least_log_pn = bundle.labels.log_pn.min()
-        self.knows_upto = bundle.manifest.knows_upto
+        self.data_until = bundle.manifest.data_until
 
     @cached_property
     def own_id(self) -> str | None:
         """The label tower's feature that is the label's own id, if it has one; FORMAT.md has the rule."""
         return own_id_feature(self._bundle)
 
-    def has_since(self, id_: str, at: datetime) -> bool:
-        """Whether the bundle has the label and learned of it after a change to it: it knows better."""
-        return id_ in self._rows and at <= self.knows_upto
+    def supersedes(self, id_: str, at: datetime) -> bool:
+        """Whether a change to a label, made at a time, is superseded: the bundle has the label and is newer."""
+        return id_ in self._rows and at <= self.data_until
 
     def load(self) -> None:
         """Load the label tower now.
@@ -129,8 +131,8 @@ class LabelAdder:
             InputError: the first record that does not fit; its row is the record's place.
             TowerError: a label tower that does not run.
         """
-        for start in range(0, len(records), _TOGETHER):
-            part = records[start : start + _TOGETHER]
+        for start in range(0, len(records), _BATCH):
+            part = records[start : start + _BATCH]
             try:
                 self._embed(part)
                 for place, record in enumerate(part):
@@ -138,8 +140,8 @@ class LabelAdder:
             except InputError as error:
                 raise type(error)(error.message, row=start + error.row, field=error.field) from None
 
-    def add(self, records: Sequence[Upsert]) -> tuple[Additions, dict[str, str]]:
-        """The records that fit the bundle as its rows, and why the others do not, by id.
+    def add(self, records: Sequence[Upsert]) -> tuple[AddedLabels, dict[str, str]]:
+        """Embed the records that fit the bundle; returns their rows, and why the others do not fit, by id.
 
         Raises:
             TowerError: a label tower that does not run.
@@ -167,18 +169,18 @@ class LabelAdder:
             added.extend(part)
             display.extend(shown)
 
-        for start in range(0, len(records), _TOGETHER):
-            one_by_one(records[start : start + _TOGETHER])
+        for start in range(0, len(records), _BATCH):
+            one_by_one(records[start : start + _BATCH])
         return self._additions(added, embeddings, display), refused
 
     def _additions(
         self, records: Sequence[Upsert], embeddings: Sequence[Float32], display: list[dict[str, JsonValue]]
-    ) -> Additions:
+    ) -> AddedLabels:
         labels = self._bundle.labels
-        rows_M = np.array([self._rows.get(record.id, NEW) for record in records], np.int64)
-        known_M = rows_M != NEW
+        rows_M = np.array([self._rows.get(record.id, NEW_LABEL) for record in records], np.int64)
+        known_M = rows_M != NEW_LABEL
         none_BD = np.empty((0, self._bundle.manifest.dim), np.float32)
-        return Additions(
+        return AddedLabels(
             [record.id for record in records],
             rows_M,
             np.concatenate([none_BD, *embeddings]),

@@ -1,4 +1,4 @@
-"""The bucket promise: what is refused, what is said, and what --force and rollback do all the same."""
+"""Bucket floors: what is refused, what is said, and what --force and rollback do all the same."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from longtail.bundle import BiasRemoval, CurvePoint, Interval
-from longtail.index import Promise, PromiseBrokenError, PromiseError, Releases, build_index
-from longtail.index.release.bucket_floors import Measured
+from longtail.index import BucketFloors, FloorsError, FloorsNotMetError, Releases, build
+from longtail.index.release.bucket_floors import BucketMetrics
 from tests.bundles import make_bundle
 from tests.index.test_cli import run
 
@@ -24,7 +24,7 @@ RECALLS = {
 
 
 def dial(recalls: tuple[float, float, float] | None) -> BiasRemoval:
-    """A curve of two points; the other one breaks every promise, and its recall@10 keeps every one."""
+    """A curve of two points; the other one is below every floor, and its recall@10 above."""
     if recalls is None:
         return BiasRemoval(default=0.75)
     names = [f"recall@20/{bucket}" for bucket in ("head", "torso", "tail")]
@@ -45,91 +45,87 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
         plain = make_bundle()
         manifest = plain.manifest.model_copy(update={"bias_removal": dial(recalls)})
         dataclasses.replace(plain, manifest=manifest).write(root / "bundles" / name)
-        build_index(root / "bundles" / name, root / "releases", name=name)
+        build(root / "bundles" / name, root / "releases", name=name)
     return root / "releases"
 
 
 @pytest.fixture
 def releases(built: Path) -> Releases:
-    """With nothing published and no promise."""
+    """With nothing published and no floors."""
     for file in ("CURRENT", "HISTORY", "promise.toml"):
         (built / file).unlink(missing_ok=True)
     return Releases(built)
 
 
-def promise(releases: Releases, text: str) -> None:
+def write_floors(releases: Releases, text: str) -> None:
     (releases.root / "promise.toml").write_text(text)
 
 
-def test_nothing_is_promised_unless_configured(releases: Releases) -> None:
+def test_nothing_is_asked_unless_configured(releases: Releases) -> None:
     for name in RECALLS:
-        verdict = releases.publish(name)
-        assert verdict.promise.empty
-        assert verdict.broken == []
+        report = releases.publish(name)
+        assert report.floors.empty
+        assert report.unmet == []
         assert releases.current() == name
-    assert verdict.lines() == ["promise: none configured"]
+    assert report.lines() == ["promise: none configured"]
 
 
 def test_a_floor_refuses_what_lies_below_it(releases: Releases) -> None:
-    promise(releases, "[floors]\ntail = 0.02\nhead = 0.1\n")
+    write_floors(releases, "[floors]\ntail = 0.02\nhead = 0.1\n")
     releases.publish("good")
     with pytest.raises(
-        PromiseBrokenError,
+        FloorsNotMetError,
         match=r"poor breaks the bucket promise, recall@20 at λ = 0\.8: "
         r"tail expected at least 0\.02 \(the floor\), found 0\.017; CURRENT stays as it was, and --force",
     ) as refused:
         releases.publish("poor")
-    assert refused.value.broken == ["tail expected at least 0.02 (the floor), found 0.017"]
+    assert refused.value.unmet == ["tail expected at least 0.02 (the floor), found 0.017"]
     assert releases.current() == "good"
     assert (releases.root / "HISTORY").read_text() == "good\n"
 
 
 def test_a_drop_is_relative_to_what_is_published(releases: Releases) -> None:
-    promise(releases, "max_drop = 0.1")
+    write_floors(releases, "max_drop = 0.1")
     releases.publish("good")
-    with pytest.raises(PromiseBrokenError, match=r"tail expected at least 0\.018 \(10 % below good's 0\.02\), found 0"):
+    with pytest.raises(FloorsNotMetError, match=r"tail expected at least 0\.018 \(10 % below good's 0\.02\), found 0"):
         releases.publish("poor")
-    promise(releases, "max_drop = 0.15")
-    verdict = releases.publish("poor")
-    assert verdict.lines() == [
+    write_floors(releases, "max_drop = 0.15")
+    report = releases.publish("poor")
+    assert report.lines() == [
         "promise: recall@20: no bucket more than 15 % below CURRENT's",
         "recall@20 at λ = 0.8: head 0.2000 → 0.2500, torso 0.0600 → 0.0600, tail 0.0200 → 0.0170",
     ]
 
 
-def test_the_stricter_of_floor_and_drop_counts_and_every_broken_bucket_is_named(releases: Releases) -> None:
+def test_the_stricter_of_floor_and_drop_counts_and_every_bucket_below_it_is_named(releases: Releases) -> None:
     releases.publish("better")
-    strict = Promise(max_drop=0.1, floors={"tail": 0.0175, "head": 0.5})
-    with pytest.raises(PromiseBrokenError) as refused:
-        releases.publish("poor", promise=strict)
-    assert refused.value.broken == [
+    strict = BucketFloors(max_drop=0.1, floors={"tail": 0.0175, "head": 0.5})
+    with pytest.raises(FloorsNotMetError) as refused:
+        releases.publish("poor", floors=strict)
+    assert refused.value.unmet == [
         "head expected at least 0.5 (the floor), found 0.25",
         "tail expected at least 0.0189 (10 % below better's 0.021), found 0.017",
     ]
 
 
-def test_exactly_what_was_promised_is_enough() -> None:
-    before = Measured("old", 1.0, {"head": 0.3, "torso": 0.3, "tail": 0.3}, [])
-    after = Measured("new", 1.0, {"head": 0.27, "torso": 0.27, "tail": 0.27}, [])
-    assert Promise(max_drop=0.1, floors={"tail": 0.27}).judge(after, before).broken == []
+def test_exactly_the_floor_is_enough() -> None:
+    before = BucketMetrics("old", 1.0, {"head": 0.3, "torso": 0.3, "tail": 0.3}, [])
+    after = BucketMetrics("new", 1.0, {"head": 0.27, "torso": 0.27, "tail": 0.27}, [])
+    assert BucketFloors(max_drop=0.1, floors={"tail": 0.27}).compare(after, before).unmet == []
 
 
-def test_a_release_without_the_metric_cannot_keep_a_promise(releases: Releases) -> None:
-    promise(releases, "[floors]\ntail = 0.0\n")
-    with pytest.raises(
-        PromiseBrokenError, match=r"expected recall@20/tail in the release's curve, found none; CURRENT"
-    ):
+def test_a_release_without_the_metric_meets_no_floor(releases: Releases) -> None:
+    write_floors(releases, "[floors]\ntail = 0.0\n")
+    with pytest.raises(FloorsNotMetError, match=r"expected recall@20/tail in the release's curve, found none; CURRENT"):
         releases.publish("bare")
-    with pytest.raises(
-        PromiseBrokenError, match=r"expected recall@50/head .* found recall@10, recall@20; expected rec"
-    ):
-        releases.publish("good", promise=Promise(metric="recall@50", max_drop=0.5))
+    with pytest.raises(FloorsNotMetError, match=r"expected recall@50/head .* found recall@10, recall@20; expected rec"):
+        releases.publish("good", floors=BucketFloors(metric="recall@50", max_drop=0.5))
     assert releases.current() is None
-    assert releases.publish("good", promise=Promise(metric="recall@10", floors={"tail": 1})).broken == []
+    assert releases.publish("good", floors=BucketFloors(metric="recall@10", floors={"tail": 1})).unmet == []
 
 
 def test_without_figures_to_compare_with_only_floors_hold(releases: Releases) -> None:
-    promise(releases, "max_drop = 0.1")
+    write_floors(releases, "max_drop = 0.1")
     told = "no drop can be told: nothing is published that has recall@20 by bucket"
     assert told in releases.publish("good").lines()
     releases.publish("bare", force=True)
@@ -138,10 +134,10 @@ def test_without_figures_to_compare_with_only_floors_hold(releases: Releases) ->
     assert told in releases.publish("poor").lines()
 
 
-def test_rollback_keeps_no_promise(releases: Releases) -> None:
+def test_rollback_is_held_to_no_floors(releases: Releases) -> None:
     releases.publish("poor")
     releases.publish("good")
-    promise(releases, "max_drop = 0.0\n[floors]\ntail = 1.0\n")
+    write_floors(releases, "max_drop = 0.0\n[floors]\ntail = 1.0\n")
     assert releases.rollback() == "poor"
 
 
@@ -185,9 +181,11 @@ def test_build_writes_a_release_that_it_may_not_publish(
 
 def test_options_change_what_the_file_says(tmp_path: Path) -> None:
     (tmp_path / "promise.toml").write_text('metric = "recall@50"\nmax_drop = 0.2\n[floors]\nhead = 0.1\ntail = 0.2\n')
-    assert Promise.of(tmp_path) == Promise(metric="recall@50", max_drop=0.2, floors={"head": 0.1, "tail": 0.2})
-    changed = Promise.of(tmp_path, floors=["tail=0.3", "torso=5%"], max_drop="0.05")
-    assert changed == Promise(metric="recall@50", max_drop=0.05, floors={"head": 0.1, "torso": 0.05, "tail": 0.3})
+    assert BucketFloors.read(tmp_path) == BucketFloors(
+        metric="recall@50", max_drop=0.2, floors={"head": 0.1, "tail": 0.2}
+    )
+    changed = BucketFloors.read(tmp_path, floors=["tail=0.3", "torso=5%"], max_drop="0.05")
+    assert changed == BucketFloors(metric="recall@50", max_drop=0.05, floors={"head": 0.1, "torso": 0.05, "tail": 0.3})
 
 
 @pytest.mark.parametrize(
@@ -204,8 +202,8 @@ def test_options_change_what_the_file_says(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_file_says_what_is_wrong_and_publishes_nothing(text: str, message: str, releases: Releases) -> None:
-    promise(releases, text)
-    with pytest.raises(PromiseError, match=rf"promise\.toml: expected .*{re.escape(message)}"):
+    write_floors(releases, text)
+    with pytest.raises(FloorsError, match=rf"promise\.toml: expected .*{re.escape(message)}"):
         releases.publish("good")
     assert releases.current() is None
 
@@ -224,5 +222,5 @@ def test_a_wrong_file_says_what_is_wrong_and_publishes_nothing(text: str, messag
     ],
 )
 def test_wrong_options_say_what_is_wrong(floors: list[str], max_drop: str | None, message: str, tmp_path: Path) -> None:
-    with pytest.raises(PromiseError, match=re.escape(message)):
-        Promise.of(tmp_path, floors=floors, max_drop=max_drop)
+    with pytest.raises(FloorsError, match=re.escape(message)):
+        BucketFloors.read(tmp_path, floors=floors, max_drop=max_drop)

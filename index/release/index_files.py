@@ -20,10 +20,10 @@ from pydantic import BaseModel, ValidationError
 
 from longtail.bundle import Bundle, FileRecord
 from longtail.bundle.arrays import Int64
-from longtail.index.construct.bands import Construction
 from longtail.index.construct.spec import IndexSpec
+from longtail.index.construct.tuning import TunedIndex
 from longtail.index.errors import ReleaseCorruptError, ReleaseVersionError, SpecError
-from longtail.index.manifest import SCHEMA_VERSION, BandRecord, Device, IndexManifest
+from longtail.index.manifests import SCHEMA_VERSION, BandRecord, Device, IndexManifest
 from longtail.index.search.band import ON_GPU, Band
 from longtail.index.search.gpu import GpuIndex
 
@@ -41,7 +41,7 @@ _reading = threading.Lock()
 
 
 def write_index(
-    root: Path, built: Construction, *, spec: IndexSpec, bundle_sha256: str, device: Device
+    root: Path, tuned: TunedIndex, *, spec: IndexSpec, bundle_sha256: str, device: Device
 ) -> tuple[IndexManifest, dict[str, FileRecord]]:
     """Write `root/index/`; returns its manifest and the record of every file, by path below `root`.
 
@@ -52,7 +52,7 @@ def write_index(
     (root / INDEX).mkdir()
     files: dict[str, FileRecord] = {}
     bands = []
-    for band in built.bands:
+    for band in tuned.bands:
         record = BandRecord(
             name=band.name,
             kind=band.kind,
@@ -69,18 +69,18 @@ def write_index(
     manifest = IndexManifest(
         bundle_sha256=bundle_sha256,
         spec=spec.text,
-        kind=built.kind,
+        kind=tuned.kind,
         labels=sum(record.labels for record in bands),
-        dim=built.dim,
+        dim=tuned.dim,
         bands=bands,
-        effort=built.chosen.effort,
-        recall_k=built.recall_k,
-        recall_queries=built.recall_queries,
+        effort=tuned.chosen.effort,
+        recall_k=tuned.recall_k,
+        recall_queries=tuned.recall_queries,
         recall_floor=spec.recall_floor,
-        recall=built.chosen.recall,
-        trials=built.trials,
+        recall=tuned.chosen.recall,
+        trials=tuned.trials,
         device=device,
-        build_seconds=round(built.seconds, 2),
+        build_seconds=round(tuned.seconds, 2),
         faiss=faiss.__version__,
     )
     files[INDEX_MANIFEST] = write_file(root / INDEX_MANIFEST, manifest_bytes(manifest))
