@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from longtail.serving.monitoring import Live
-from tests.serving.live.shop import Clock, a_live
+from tests.serving.monitoring.shop import Clock, a_live
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 
 from longtail.serving.errors import NotReadyError
 from longtail.serving.monitoring import Live, baseline_of
-from tests.serving.live.shop import BASELINE, BUCKETS, COUNTS, NOON, Clock, answered
+from tests.serving.monitoring.shop import BASELINE, BUCKETS, COUNTS, NOON, Clock, answered
 
 Opening = Callable[..., Live]
 

@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 
 from longtail.serving.monitoring import Event, Live
-from tests.serving.live.shop import BASELINE, BUCKETS, Clock, answered
+from tests.serving.monitoring.shop import BASELINE, BUCKETS, Clock, answered
 
 _WORKER = """
 import sys
 from pathlib import Path
 import longtail.serving.monitoring.live
 from longtail.serving.monitoring import Event, Live
-from tests.serving.live.shop import BASELINE, BUCKETS, answered
+from tests.serving.monitoring.shop import BASELINE, BUCKETS, answered
 
 # So that a kill meets the background work in the middle.
 longtail.serving.monitoring.live._TICK_SECONDS = 0.005

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from longtail import serving
 from longtail.serving.monitoring import Event, Live
-from tests.serving.live.shop import BUCKETS, Clock, answered
+from tests.serving.monitoring.shop import BUCKETS, Clock, answered
 
 RECALL = {
     bucket: dict.fromkeys(("positives", "hits", "value", "low", "high")) for bucket in ("head", "torso", "tail", "all")

@@ -13,7 +13,7 @@ import pytest
 
 from longtail.serving.errors import NotReadyError
 from longtail.serving.monitoring import Event, Interaction, Live
-from tests.serving.live.shop import BUCKETS, IDS, Clock, answered
+from tests.serving.monitoring.shop import BUCKETS, IDS, Clock, answered
 
 Opening = Callable[..., Live]
 
