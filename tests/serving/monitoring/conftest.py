@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from longtail.serving.monitoring import Live
+from longtail.serving.monitoring import LiveFigures
 from tests.serving.monitoring.shop import Clock, a_live
 
 
@@ -16,11 +16,11 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def open_live(tmp_path: Path, clock: Clock) -> Iterator[Callable[..., Live]]:
+def open_live(tmp_path: Path, clock: Clock) -> Iterator[Callable[..., LiveFigures]]:
     """Opens the facade on one state directory; what is still open at the end is closed."""
     with ExitStack() as stack:
 
-        def opened(**arguments: object) -> Live:
+        def opened(**arguments: object) -> LiveFigures:
             live = a_live(tmp_path, clock, **arguments)  # type: ignore[arg-type]
             stack.callback(live.close)
             return live
@@ -29,5 +29,5 @@ def open_live(tmp_path: Path, clock: Clock) -> Iterator[Callable[..., Live]]:
 
 
 @pytest.fixture
-def live(open_live: Callable[..., Live]) -> Live:
+def live(open_live: Callable[..., LiveFigures]) -> LiveFigures:
     return open_live()

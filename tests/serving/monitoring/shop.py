@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from longtail.serving.monitoring import Answered, Baseline, Live, fingerprints
+from longtail.serving.monitoring import AnsweredBatch, Baseline, LiveFigures, fingerprints
 
 # Rows 0–3 head with 100 training pairs, 4–7 torso with 10, 8–11 tail with 1.
 BUCKETS = np.repeat(np.arange(3, dtype=np.int8), 4)
@@ -45,11 +45,11 @@ def answered(
     names: Sequence[str] | None = None,
     bias_removal: float = 0.5,
     score: float = 0.5,
-) -> Answered:
+) -> AnsweredBatch:
     """One query per list of rows; rows 12 and above are labels added since."""
     rows = np.array([row for listed in lists for row in listed], np.int64)
     known = rows < 12
-    return Answered(
+    return AnsweredBatch(
         release=release,
         request_ids=[f"request-{place}" for place in range(len(lists))] if names is None else names,
         places=[0] * len(lists),
@@ -63,8 +63,8 @@ def answered(
     )
 
 
-def a_live(state: Path, clock: Clock, *, worker: int = 0, max_answers: int = 1000, begin: bool = True) -> Live:
-    live = Live(state, worker=worker, max_answers=max_answers, clock=clock)
+def a_live(state: Path, clock: Clock, *, worker: int = 0, max_answers: int = 1000, begin: bool = True) -> LiveFigures:
+    live = LiveFigures(state, worker=worker, max_answers=max_answers, clock=clock)
     if begin:
-        live.begin("r1", BUCKETS, BASELINE)
+        live.begin_release("r1", BUCKETS, BASELINE)
     return live

@@ -13,7 +13,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from longtail import serving
-from longtail.serving.monitoring import Event, Live
+from longtail.serving.monitoring import AnswerFeedback, LiveFigures
 from tests.serving.monitoring.shop import BUCKETS, Clock, answered
 
 RECALL = {
@@ -69,15 +69,15 @@ def keys_of(value: Any) -> Any:
     return {name: keys_of(inner) for name, inner in value.items()} if isinstance(value, dict) else None
 
 
-def busy(live: Live) -> None:
-    live.answered(answered([[0, 4, 8]] * 100))
-    live.events([Event("request-0", 0, ["item-0"], [0])])
-    live.request(0.01, 200)
+def busy(live: LiveFigures) -> None:
+    live.count_answers(answered([[0, 4, 8]] * 100))
+    live.record_feedback([AnswerFeedback("request-0", 0, ["item-0"], [0])])
+    live.count_request(0.01, 200)
     live.flush()
 
 
 @pytest.mark.parametrize("traffic", [True, False])
-def test_the_report_has_exactly_these_keys(live: Live, clock: Clock, traffic: bool) -> None:
+def test_the_report_has_exactly_these_keys(live: LiveFigures, clock: Clock, traffic: bool) -> None:
     if traffic:
         busy(live)
     clock.pass_(1)
@@ -90,29 +90,29 @@ def test_the_report_has_exactly_these_keys(live: Live, clock: Clock, traffic: bo
     assert lengths == {1 if traffic else 0}
 
 
-def test_without_a_baseline_there_is_none(live: Live) -> None:
-    live.begin("r2", BUCKETS, None)
+def test_without_a_baseline_there_is_none(live: LiveFigures) -> None:
+    live.begin_release("r2", BUCKETS, None)
     assert live.report()["baseline"] is None
 
 
-def series_of(live: Live) -> dict[str, float]:
+def series_of(live: LiveFigures) -> dict[str, float]:
     registry = CollectorRegistry()
     registry.register(live)
     lines = generate_latest(registry).decode().splitlines()
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))}
 
 
-def test_all_series_are_there_before_a_release(open_live: Callable[..., Live]) -> None:
+def test_all_series_are_there_before_a_release(open_live: Callable[..., LiveFigures]) -> None:
     live = open_live(begin=False)
     before = series_of(live)
     assert all(math.isnan(value) for name, value in before.items() if not name.startswith(("longtail_f", "longtail_l")))
-    live.begin("r1", BUCKETS, None)
+    live.begin_release("r1", BUCKETS, None)
     assert set(before) == set(series_of(live))
 
 
-def test_the_gauges_are_the_reports_figures(live: Live, clock: Clock) -> None:
+def test_the_gauges_are_the_reports_figures(live: LiveFigures, clock: Clock) -> None:
     busy(live)
-    live.set_labels(added=2, hidden=1)
+    live.set_label_counts(added=2, hidden=1)
     clock.pass_(1)
     series = series_of(live)
     assert series['longtail_exposure_share{bucket="tail",window="5m"}'] == pytest.approx(1 / 3)
@@ -133,7 +133,7 @@ def test_the_gauges_are_the_reports_figures(live: Live, clock: Clock) -> None:
     assert series['longtail_bias_removal_mean{window="5m"}'] == 0.5
 
 
-def test_metrics_md_names_every_series(live: Live) -> None:
+def test_metrics_md_names_every_series(live: LiveFigures) -> None:
     text = (Path(serving.__path__[0]) / "METRICS.md").read_text()
     documented = set(re.findall(r"^\| `(longtail_\w+)`", text, re.MULTILINE))
     assert {name.partition("{")[0] for name in series_of(live)} <= documented

@@ -5,6 +5,7 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,15 @@ import numpy as np
 import pytest
 
 from longtail.serving.errors import NotReadyError
-from longtail.serving.monitoring import Event, Interaction, Live
+from longtail.serving.monitoring import AnswerFeedback, Interaction, LiveFigures
 from tests.serving.monitoring.shop import BUCKETS, IDS, Clock, answered
 
-Opening = Callable[..., Live]
+Opening = Callable[..., LiveFigures]
 
 
-def recall(live: Live, clock: Clock, source: str = "feedback", window: str = "24h") -> dict[str, tuple[int, int]]:
+def recall(
+    live: LiveFigures, clock: Clock, source: str = "feedback", window: str = "24h"
+) -> dict[str, tuple[int, int]]:
     """Positives and hits per bucket, after the background work was done."""
     live.flush()
     clock.pass_(1)
@@ -26,19 +29,19 @@ def recall(live: Live, clock: Clock, source: str = "feedback", window: str = "24
     return {bucket: (of["positives"], of["hits"]) for bucket, of in figures.items()}
 
 
-def event(request_id: str, *rows: int, query: int = 0) -> Event:
+def event(request_id: str, *rows: int, query: int = 0) -> AnswerFeedback:
     """Labels by row; what the service knows of them is their bucket."""
-    return Event(request_id, query, [f"item-{row}" for row in rows], [int(BUCKETS[row]) for row in rows])
+    return AnswerFeedback(request_id, query, [f"item-{row}" for row in rows], [int(BUCKETS[row]) for row in rows])
 
 
-def unmatched(live: Live) -> float:
+def unmatched(live: LiveFigures) -> float:
     (family,) = (metric for metric in live.collect() if metric.name == "longtail_feedback_unmatched")
     return float(family.samples[0].value)
 
 
-def test_recall_by_hand(live: Live, clock: Clock) -> None:
-    live.answered(answered([[0, 1, 8], [4, 5, 9]], names=["a", "b"]))
-    assert live.events([event("a", 0, 2, 8, 11), event("b", 4)]) == 2
+def test_recall_by_hand(live: LiveFigures, clock: Clock) -> None:
+    live.count_answers(answered([[0, 1, 8], [4, 5, 9]], names=["a", "b"]))
+    assert live.record_feedback([event("a", 0, 2, 8, 11), event("b", 4)]) == 2
     assert recall(live, clock) == {"head": (2, 1), "torso": (1, 1), "tail": (2, 1), "all": (5, 3)}
     figures = live.report()["windows"]["5m"]["recall"]["feedback"]["all"]
     # Wilson's interval of 3 of 5.
@@ -50,37 +53,37 @@ def test_recall_by_hand(live: Live, clock: Clock) -> None:
     assert live.report()["series"]["recall"]["feedback"]["head"] == [pytest.approx(1 / 2)]
 
 
-def test_queries_of_one_request_are_apart(live: Live, clock: Clock) -> None:
+def test_queries_of_one_request_are_apart(live: LiveFigures, clock: Clock) -> None:
     first = answered([[0], [4]], names=["a", "a"])
-    live.answered(type(first)(**{name: getattr(first, name) for name in first.__slots__} | {"places": [0, 1]}))
-    live.events([event("a", 4, query=1), event("a", 5, query=0)])
+    live.count_answers(replace(first, places=[0, 1]))
+    live.record_feedback([event("a", 4, query=1), event("a", 5, query=0)])
     assert recall(live, clock)["all"] == (2, 1)
 
 
-def test_a_retry_counts_once(live: Live, clock: Clock) -> None:
-    live.answered(answered([[0, 4]], names=["a"]))
+def test_a_retry_counts_once(live: LiveFigures, clock: Clock) -> None:
+    live.count_answers(answered([[0, 4]], names=["a"]))
     for _ in range(3):
-        assert live.events([event("a", 0, 0, 5)]) == 1
+        assert live.record_feedback([event("a", 0, 0, 5)]) == 1
         assert recall(live, clock)["all"] == (2, 1)
     # A label more is one positive more.
-    live.events([event("a", 0, 5, 4)])
+    live.record_feedback([event("a", 0, 5, 4)])
     assert recall(live, clock)["all"] == (3, 2)
     (family,) = (metric for metric in live.collect() if metric.name == "longtail_feedback_events")
     assert {sample.labels["kind"]: sample.value for sample in family.samples} == {"answer": 2, "organic": 0}
 
 
-def test_an_event_may_come_before_its_answer(live: Live, clock: Clock) -> None:
-    live.events([event("a", 0)])
+def test_an_event_may_come_before_its_answer(live: LiveFigures, clock: Clock) -> None:
+    live.record_feedback([event("a", 0)])
     assert recall(live, clock)["all"] == (0, 0)
     clock.pass_(30)
-    live.answered(answered([[0]], names=["a"]))
+    live.count_answers(answered([[0]], names=["a"]))
     clock.pass_(10)
     assert recall(live, clock)["all"] == (1, 1)
     assert unmatched(live) == 0
 
 
-def test_events_of_no_answer_are_unmatched(live: Live, clock: Clock) -> None:
-    live.events([event("x", 0, 1), event("y", 2)])
+def test_events_of_no_answer_are_unmatched(live: LiveFigures, clock: Clock) -> None:
+    live.record_feedback([event("x", 0, 1), event("y", 2)])
     clock.pass_(59)
     assert recall(live, clock)["all"] == (0, 0)
     assert unmatched(live) == 0
@@ -88,31 +91,31 @@ def test_events_of_no_answer_are_unmatched(live: Live, clock: Clock) -> None:
     assert recall(live, clock)["all"] == (0, 0)
     assert unmatched(live) == 2
     # Too late.
-    live.answered(answered([[0]], names=["x"]))
+    live.count_answers(answered([[0]], names=["x"]))
     clock.pass_(10)
     assert recall(live, clock)["all"] == (0, 0)
 
 
-def test_labels_that_nobody_knows_are_no_positives(live: Live, clock: Clock) -> None:
-    live.answered(answered([[0, 12]], names=["a"]))
-    live.events([Event("a", 0, ["nonsense", "item-12", "\ud800"], [-1, -1, -1])])
+def test_labels_that_nobody_knows_are_no_positives(live: LiveFigures, clock: Clock) -> None:
+    live.count_answers(answered([[0, 12]], names=["a"]))
+    live.record_feedback([AnswerFeedback("a", 0, ["nonsense", "item-12", "\ud800"], [-1, -1, -1])])
     # Row 12 was added since: what was answered is known by the answer.
     assert recall(live, clock) == {"head": (0, 0), "torso": (0, 0), "tail": (1, 1), "all": (1, 1)}
 
 
-def test_events_of_an_earlier_release_are_its_own(live: Live, clock: Clock) -> None:
-    live.answered(answered([[0]], names=["a"]))
+def test_events_of_an_earlier_release_are_its_own(live: LiveFigures, clock: Clock) -> None:
+    live.count_answers(answered([[0]], names=["a"]))
     live.flush()
-    live.begin("r2", BUCKETS, None)
-    live.events([event("a", 0)])
+    live.begin_release("r2", BUCKETS, None)
+    live.record_feedback([event("a", 0)])
     assert recall(live, clock)["all"] == (0, 0)
     assert live.report()["series"]["recall"]["feedback"]["all"] == [1]
 
 
 def test_any_worker_takes_the_event_and_one_counts_it(open_live: Opening, clock: Clock) -> None:
     first, second, third = (open_live(worker=worker) for worker in range(3))
-    first.answered(answered([[0, 4]], names=["a"]))
-    second.events([event("a", 0, 8)])
+    first.count_answers(answered([[0, 4]], names=["a"]))
+    second.record_feedback([event("a", 0, 8)])
     first.flush()
     threads = [threading.Thread(target=live.flush) for live in (first, second, third) for _ in range(3)]
     for thread in threads:
@@ -125,24 +128,24 @@ def test_any_worker_takes_the_event_and_one_counts_it(open_live: Opening, clock:
 
 def test_a_restart_goes_on(open_live: Opening, clock: Clock) -> None:
     first = open_live()
-    first.answered(answered([[0, 4]], names=["a"]))
-    first.events([event("a", 0)])
+    first.count_answers(answered([[0, 4]], names=["a"]))
+    first.record_feedback([event("a", 0)])
     first.close()
     second = open_live()
-    second.events([event("a", 0, 5)])
+    second.record_feedback([event("a", 0, 5)])
     assert recall(second, clock)["all"] == (2, 1)
 
 
-def test_shadow_recall_by_hand(live: Live, clock: Clock) -> None:
+def test_shadow_recall_by_hand(live: LiveFigures, clock: Clock) -> None:
     def interaction(answered: list[int], interacted: list[int]) -> Interaction:
         return Interaction(np.array(answered), np.array(interacted, np.int64))
 
     # An unknown label (−1) is no positive, one added since (row 12) is tail.
-    assert live.shadow("r1", [interaction([0, 4, 12], [0, 0, 1, 12]), interaction([5], [4, -1])]) == 2
+    assert live.record_shadow("r1", [interaction([0, 4, 12], [0, 0, 1, 12]), interaction([5], [4, -1])]) == 2
     assert recall(live, clock, "shadow") == {"head": (2, 1), "torso": (1, 0), "tail": (1, 1), "all": (4, 2)}
     assert recall(live, clock)["all"] == (0, 0)
     with pytest.raises(NotReadyError, match="r9"):
-        live.shadow("r9", [])
+        live.record_shadow("r9", [])
 
 
 def test_planted_recall_is_recovered(open_live: Opening, clock: Clock) -> None:
@@ -157,8 +160,8 @@ def test_planted_recall_is_recovered(open_live: Opening, clock: Clock) -> None:
             found = [row for row, share in zip(positives, planted.values(), strict=True) if rng.random() < share]
             lists.append(found or [12])
             events.append(event(f"q{place}", *positives))
-        live.answered(answered(lists, names=[f"q{place}" for place in range(start, start + 50)]))
-        live.events(events)
+        live.count_answers(answered(lists, names=[f"q{place}" for place in range(start, start + 50)]))
+        live.record_feedback(events)
     live.flush()
     clock.pass_(1)
     figures = live.report()["windows"]["5m"]["recall"]["feedback"]
@@ -168,9 +171,9 @@ def test_planted_recall_is_recovered(open_live: Opening, clock: Clock) -> None:
         assert figures[bucket]["high"] - figures[bucket]["low"] < 0.06
 
 
-def test_recall_rolls_out_of_the_window(live: Live, clock: Clock) -> None:
-    live.answered(answered([[0]], names=["a"]))
-    live.events([event("a", 0)])
+def test_recall_rolls_out_of_the_window(live: LiveFigures, clock: Clock) -> None:
+    live.count_answers(answered([[0]], names=["a"]))
+    live.record_feedback([event("a", 0)])
     assert recall(live, clock, window="5m")["all"] == (1, 1)
     clock.pass_(300)
     assert recall(live, clock, window="5m")["all"] == (0, 0)
@@ -180,23 +183,23 @@ def test_recall_rolls_out_of_the_window(live: Live, clock: Clock) -> None:
 def test_the_oldest_answers_go_first(open_live: Opening, clock: Clock, tmp_path: Path) -> None:
     live = open_live(max_answers=10)
     for number in range(30):
-        live.answered(answered([[0]], names=[f"a{number}"]))
+        live.count_answers(answered([[0]], names=[f"a{number}"]))
         live.flush()
-    live.events([event("a0", 0), event("a19", 0), event("a20", 0), event("a29", 0)])
+    live.record_feedback([event("a0", 0), event("a19", 0), event("a20", 0), event("a29", 0)])
     assert recall(live, clock)["all"] == (2, 2)
     with closing(sqlite3.connect(tmp_path / "feedback.sqlite")) as connection:
         assert connection.execute("SELECT count(*) FROM answers").fetchone() == (10,)
 
 
-def test_settled_feedback_goes_after_two_days(live: Live, clock: Clock, tmp_path: Path) -> None:
+def test_settled_feedback_goes_after_two_days(live: LiveFigures, clock: Clock, tmp_path: Path) -> None:
     def held() -> tuple[int, int]:
         with closing(sqlite3.connect(tmp_path / "feedback.sqlite")) as connection:
             (feedback,) = connection.execute("SELECT count(*) FROM feedback").fetchone()
             (minutes,) = connection.execute("SELECT count(*) FROM recall").fetchone()
             return feedback, minutes
 
-    live.answered(answered([[0]], names=["a"]))
-    live.events([event("a", 0), event("unknown", 0)])
+    live.count_answers(answered([[0]], names=["a"]))
+    live.record_feedback([event("a", 0), event("unknown", 0)])
     live.flush()
     clock.pass_(47 * 3600)
     live.flush()
@@ -208,8 +211,8 @@ def test_settled_feedback_goes_after_two_days(live: Live, clock: Clock, tmp_path
 
 def test_settled_feedback_is_bounded_by_number_too(open_live: Opening, clock: Clock, tmp_path: Path) -> None:
     live = open_live(max_answers=5)
-    live.answered(answered([list(range(12))], names=["a"]))
-    live.events([event("a", *range(12))])
+    live.count_answers(answered([list(range(12))], names=["a"]))
+    live.record_feedback([event("a", *range(12))])
     live.flush()
     clock.pass_(61)
     live.flush()
@@ -219,14 +222,14 @@ def test_settled_feedback_is_bounded_by_number_too(open_live: Opening, clock: Cl
 
 def test_no_answers_are_kept_if_none_are_wanted(open_live: Opening, clock: Clock) -> None:
     live = open_live(max_answers=0)
-    live.answered(answered([[0]], names=["a"]))
-    live.events([event("a", 0)])
+    live.count_answers(answered([[0]], names=["a"]))
+    live.record_feedback([event("a", 0)])
     assert recall(live, clock)["all"] == (0, 0)
 
 
-def test_many_threads_take_turns(live: Live, clock: Clock) -> None:
-    live.answered(answered([[0]] * 40))
-    threads = [threading.Thread(target=live.events, args=([event(f"request-{n}", 0)],)) for n in range(40)]
+def test_many_threads_take_turns(live: LiveFigures, clock: Clock) -> None:
+    live.count_answers(answered([[0]] * 40))
+    threads = [threading.Thread(target=live.record_feedback, args=([event(f"request-{n}", 0)],)) for n in range(40)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -249,13 +252,13 @@ def test_another_file_is_put_aside(
         live = open_live()
     assert "put aside as feedback.sqlite.aside" in caplog.text
     assert (tmp_path / "feedback.sqlite.aside").exists()
-    live.answered(answered([[0]], names=["a"]))
-    live.events([event("a", 0)])
+    live.count_answers(answered([[0]], names=["a"]))
+    live.record_feedback([event("a", 0)])
     assert recall(live, clock)["all"] == (1, 1)
 
 
 def test_trouble_with_the_file_is_said_once_and_scrapes_go_on(
-    live: Live, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    live: LiveFigures, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with closing(sqlite3.connect(tmp_path / "feedback.sqlite")) as connection:
         connection.execute("DROP TABLE recall")
@@ -266,4 +269,4 @@ def test_trouble_with_the_file_is_said_once_and_scrapes_go_on(
             assert {metric.name for metric in live.collect()} >= {"longtail_gini", "longtail_labels_added"}
     assert caplog.text.count("live figures, reading the figures") == 1
     with pytest.raises(sqlite3.Error):
-        live.shadow("r1", [Interaction(np.array([0]), np.array([0]))])
+        live.record_shadow("r1", [Interaction(np.array([0]), np.array([0]))])

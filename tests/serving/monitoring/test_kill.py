@@ -13,25 +13,25 @@ from pathlib import Path
 
 import pytest
 
-from longtail.serving.monitoring import Event, Live
+from longtail.serving.monitoring import AnswerFeedback, LiveFigures
 from tests.serving.monitoring.shop import BASELINE, BUCKETS, Clock, answered
 
 _WORKER = """
 import sys
 from pathlib import Path
-import longtail.serving.monitoring.live
-from longtail.serving.monitoring import Event, Live
+import longtail.serving.monitoring.live_figures
+from longtail.serving.monitoring import AnswerFeedback, LiveFigures
 from tests.serving.monitoring.shop import BASELINE, BUCKETS, answered
 
 # So that a kill meets the background work in the middle.
-longtail.serving.monitoring.live._TICK_SECONDS = 0.005
+longtail.serving.monitoring.live_figures._TICK_SECONDS = 0.005
 state, worker, batches = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-live = Live(state, worker=worker, max_answers=100_000)
-live.begin("r1", BUCKETS, BASELINE)
+live = LiveFigures(state, worker=worker, max_answers=100_000)
+live.begin_release("r1", BUCKETS, BASELINE)
 for number in range(batches):
     names = [f"w{worker}-{number}-{place}" for place in range(4)]
-    live.answered(answered([[0, 4], [1, 8], [0, 5], [9]], names=names))
-    live.events([Event(name, 0, ["item-0", "item-8"], [0, 2]) for name in names])
+    live.count_answers(answered([[0, 4], [1, 8], [0, 5], [9]], names=names))
+    live.record_feedback([AnswerFeedback(name, 0, ["item-0", "item-8"], [0, 2]) for name in names])
     print(number + 1, flush=True)
 live.close()
 """
@@ -52,8 +52,8 @@ def test_two_processes_add_up(tmp_path: Path) -> None:
     for process in processes:
         process.communicate(timeout=60)
         assert process.returncode == 0
-    live = Live(tmp_path, max_answers=100_000)
-    live.begin("r1", BUCKETS, BASELINE)
+    live = LiveFigures(tmp_path, max_answers=100_000)
+    live.begin_release("r1", BUCKETS, BASELINE)
     live.flush()
     figures = live.report()["windows"]["24h"]
     live.close()
@@ -76,8 +76,8 @@ def test_a_kill_loses_nothing_acknowledged_and_counts_nothing_twice(tmp_path: Pa
     process.stdout.close()
     acknowledged = len([line for line in said if line])
 
-    live = Live(tmp_path, max_answers=100_000)
-    live.begin("r1", BUCKETS, BASELINE)
+    live = LiveFigures(tmp_path, max_answers=100_000)
+    live.begin_release("r1", BUCKETS, BASELINE)
     live.flush()
     figures = live.report()["windows"]["24h"]
     # The batch it was killed in may be counted, no other.
@@ -92,12 +92,12 @@ def test_a_kill_loses_nothing_acknowledged_and_counts_nothing_twice(tmp_path: Pa
     # The same answers and the same events once more: the clients try again.
     for number in range(acknowledged + 1):
         names = [f"w0-{number}-{place}" for place in range(4)]
-        live.answered(answered([[0, 4], [1, 8], [0, 5], [9]], names=names))
-        live.events([Event(name, 0, ["item-0", "item-8"], [0, 2]) for name in names])
+        live.count_answers(answered([[0, 4], [1, 8], [0, 5], [9]], names=names))
+        live.record_feedback([AnswerFeedback(name, 0, ["item-0", "item-8"], [0, 2]) for name in names])
     live.close()
     clock = Clock(time.time() + 10)
-    live = Live(tmp_path, max_answers=100_000, clock=clock)
-    live.begin("r1", BUCKETS, BASELINE)
+    live = LiveFigures(tmp_path, max_answers=100_000, clock=clock)
+    live.begin_release("r1", BUCKETS, BASELINE)
     live.flush()
     recall = live.report()["windows"]["24h"]["recall"]["feedback"]
     live.close()

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from longtail.serving.monitoring import Live
+from longtail.serving.monitoring import LiveFigures
 from tests.serving.monitoring.shop import BASELINE, BUCKETS, COUNTS, NOON, Clock, answered
 
 FIXTURE = Path(__file__).parents[2] / "fixtures" / "state_v1"
@@ -37,8 +37,8 @@ def state(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("worker", [0, 1, 2])
 def test_the_report_is_what_it_was(state: Path, worker: int) -> None:
-    live = Live(state, worker=worker, max_answers=1000, clock=Clock(NOON + 20))
-    live.begin("r1", BUCKETS, BASELINE)
+    live = LiveFigures(state, worker=worker, max_answers=1000, clock=Clock(NOON + 20))
+    live.begin_release("r1", BUCKETS, BASELINE)
     report = live.report()
     live.close()
     assert report == json.loads((FIXTURE / "report.json").read_text())
@@ -47,8 +47,8 @@ def test_the_report_is_what_it_was(state: Path, worker: int) -> None:
 
 
 def test_the_figures_by_hand(state: Path) -> None:
-    live = Live(state, max_answers=1000, clock=Clock(NOON + 20))
-    live.begin("r1", BUCKETS, BASELINE)
+    live = LiveFigures(state, max_answers=1000, clock=Clock(NOON + 20))
+    live.begin_release("r1", BUCKETS, BASELINE)
     figures = live.report()["windows"]["24h"]
     registry = CollectorRegistry()
     registry.register(live)
@@ -82,11 +82,11 @@ def test_the_figures_by_hand(state: Path) -> None:
 
 def test_the_state_goes_on(state: Path) -> None:
     clock = Clock(NOON + 20)
-    live = Live(state, max_answers=1000, clock=clock)
-    live.begin("r1", BUCKETS, BASELINE)
+    live = LiveFigures(state, max_answers=1000, clock=clock)
+    live.begin_release("r1", BUCKETS, BASELINE)
     # The event that is pending in the fixture names an answer that comes only now.
-    live.answered(answered([[3]], names=["nobody"]))
-    live.request(0.001, 200)
+    live.count_answers(answered([[3]], names=["nobody"]))
+    live.count_request(0.001, 200)
     live.flush()
     clock.pass_(1)
     figures = live.report()["windows"]["24h"]

@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from longtail.serving.monitoring.statistics import latency_bin, latency_ms, wilson
+from longtail.serving.monitoring.release_figures import latency_bin, latency_ms
+from longtail.serving.monitoring.windows import wilson
 
 
 def test_wilson_by_hand() -> None:

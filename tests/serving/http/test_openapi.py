@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from longtail.serving.cli import app
 
-COMMITTED = Path(__file__).parents[2] / "serving" / "openapi.json"
+COMMITTED = Path(__file__).parents[3] / "serving" / "openapi.json"
 
 
 def test_the_committed_document_is_that_of_the_code() -> None:

@@ -16,8 +16,8 @@ from longtail.serving import Retriever, create_app
 from longtail.serving.core.follower import ReleaseFollower
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.service import Service
-from longtail.serving.monitoring import Live
-from longtail.serving.monitoring.prometheus import Monitor
+from longtail.serving.monitoring import LiveFigures, Monitoring
+from longtail.serving.monitoring.prometheus import Metrics
 from tests.bundles import make_bundle
 from tests.serving.plane import plane_retriever, plane_settings
 
@@ -46,8 +46,8 @@ class Loads:
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[Service]:
-    live = Live(tmp_path / ".state", max_answers=100)
-    service = Service(plane_settings(tmp_path), Monitor([]), live)
+    live = LiveFigures(tmp_path / ".state", max_answers=100)
+    service = Service(plane_settings(tmp_path), Monitoring(Metrics([]), live))
     yield service
     service.close()
 
@@ -57,7 +57,9 @@ def point_to(root: Path, name: str) -> None:
 
 
 def figure(service: Service, name: str) -> str:
-    return next(line.split()[-1] for line in service.monitor.scrape().decode().splitlines() if line.startswith(name))
+    return next(
+        line.split()[-1] for line in service.monitoring.metrics.scrape().decode().splitlines() if line.startswith(name)
+    )
 
 
 def test_it_waits_for_a_first_release_and_swaps_only_on_change(tmp_path: Path, service: Service) -> None:
@@ -72,7 +74,7 @@ def test_it_waits_for_a_first_release_and_swaps_only_on_change(tmp_path: Path, s
     assert loads.asked == ["one", "two", "one"]
     assert figure(service, "longtail_release_swaps_total") == "3.0"
     assert figure(service, 'longtail_release_info{release="one"}') == "1.0"
-    assert "two" not in service.monitor.scrape().decode()
+    assert "two" not in service.monitoring.metrics.scrape().decode()
 
 
 def test_a_refused_release_is_retried_ever_less_often_and_logged_once(

@@ -1,4 +1,4 @@
-"""What head, torso and tail get: feedback in, figures and the page of them out."""
+"""Feedback in; the figures of head, torso and tail out: as JSON, as Prometheus series, as a page."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from longtail.serving import dashboard
 from longtail.serving.http import limits
 from longtail.serving.http.body import read_body
 from longtail.serving.http.openapi import errors, json_body
-from longtail.serving.http.responses import dump, json_response, request_id, service_of
-from longtail.serving.http.schemas import FeedbackAnswer, FeedbackRequest, MonitoringAnswer
+from longtail.serving.http.responses import json_response, request_id, service_of, to_json
+from longtail.serving.http.schemas.monitoring import FeedbackAnswer, FeedbackRequest, MonitoringAnswer
 
 router = APIRouter(tags=["figures"])
 
@@ -24,23 +24,23 @@ router = APIRouter(tags=["figures"])
 async def feedback(request: Request) -> Response:
     """Say what was chosen, after an answer (by its request id, safe to send again) or without one."""
     service = service_of(request)
-    wanted = await read_body(request, FeedbackRequest, service.settings)
-    limits.check_feedback(wanted, service.settings)
-    accepted = await service.write(lambda: service.take_feedback(wanted.events))
-    return json_response(dump({"accepted": accepted}, request_id(request)))
+    body = await read_body(request, FeedbackRequest, service.settings)
+    limits.check_feedback(body, service.settings)
+    accepted = await service.write(lambda: service.record_feedback(body.events))
+    return json_response(to_json({"accepted": accepted}, request_id(request)))
 
 
 @router.get("/v1/monitoring", responses={200: {"model": MonitoringAnswer}, **errors(401, 503)})
 async def monitoring(request: Request) -> Response:
     """Exposure, coverage, drift and recall per frequency bucket, over minutes, an hour and a day."""
     report = await service_of(request).read(service_of(request).report)
-    return json_response(dump(report, request_id(request)))
+    return json_response(to_json(report, request_id(request)))
 
 
 @router.get("/metrics", response_class=Response, responses=errors(401))
 async def metrics(request: Request) -> Response:
     """Every series in Prometheus' text format; METRICS.md lists them."""
-    scraped = await service_of(request).read(service_of(request).monitor.scrape)
+    scraped = await service_of(request).read(service_of(request).monitoring.metrics.scrape)
     return Response(scraped, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 

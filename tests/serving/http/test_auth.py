@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from longtail.serving import create_app
-from longtail.serving.http.auth import Keys
+from longtail.serving.http.auth import KeySet
 from tests.serving.client import client_of
 from tests.serving.plane import plane_retriever, plane_settings
 
@@ -36,7 +36,7 @@ MAY_CHANGE = [
     ("POST", "/v1/labels", {"labels": [{"id": "b"}]}),
     ("POST", "/v1/release/reload", None),
 ]
-OPEN = ["/livez", "/readyz", "/dashboard", "/docs", "/docs/assets/swagger-ui.css", "/openapi.json"]
+OPEN_PATHS = ["/livez", "/readyz", "/dashboard", "/docs", "/docs/assets/swagger-ui.css", "/openapi.json"]
 
 
 @contextmanager
@@ -126,7 +126,7 @@ def test_who_may_not_is_told_before_what_is_sent_is_read(client: httpx.Client) -
     assert client.post("/v1/labels", content=b"\xff" * 30_000, headers=header(ASKING)).status_code == 403
 
 
-@pytest.mark.parametrize("path", OPEN)
+@pytest.mark.parametrize("path", OPEN_PATHS)
 def test_what_tells_nothing_of_the_model_is_open(client: httpx.Client, path: str) -> None:
     assert client.get(path).status_code == 200
 
@@ -172,14 +172,14 @@ def test_the_first_of_two_headers_counts(client: httpx.Client) -> None:
 
 
 def test_keys_are_not_in_what_holds_them() -> None:
-    keys = Keys([ASKING, ADMIN])
+    keys = KeySet([ASKING, ADMIN])
     assert keys.has(ASKING)
     assert keys.has(ADMIN)
     assert not keys.has("")
     held = repr(vars(keys))
     assert ASKING not in held
     assert ADMIN not in held
-    assert not Keys([])
+    assert not KeySet([])
 
 
 @pytest.mark.parametrize(

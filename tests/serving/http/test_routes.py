@@ -13,7 +13,9 @@ from fastapi import FastAPI
 from longtail.index import Releases
 from longtail.serving import Retriever, create_app
 from longtail.serving.core.follower import ReleaseFollower
-from longtail.serving.http.schemas import FeedbackAnswer, HiddenAnswer, LabelsAnswer, MonitoringAnswer, ReloadAnswer
+from longtail.serving.http.schemas.labels import HiddenAnswer, LabelsAnswer
+from longtail.serving.http.schemas.monitoring import FeedbackAnswer, MonitoringAnswer
+from longtail.serving.http.schemas.operations import ReloadAnswer
 from longtail.serving.monitoring import Baseline
 from tests.serving.client import client_of
 from tests.serving.plane import plane_retriever, plane_settings
@@ -78,10 +80,10 @@ def test_a_pinned_release_has_the_label_changes_too(app: FastAPI, client: httpx.
 
 
 def test_previews_are_answered_and_in_no_figure_of_the_labels(app: FastAPI, client: httpx.Client) -> None:
-    before, monitored = series(client), app.state.service.live.report()
+    before, monitored = series(client), app.state.service.monitoring.figures.report()
     assert ids(retrieve(client, preview=True)) == ids(retrieve(client, preview=True)) == ["a", "c/é", "b"]
     assert client.post("/v1/similar", json={"id": "a", "exclude": ["z"], "preview": True}).status_code == 200
-    app.state.service.live.flush()
+    app.state.service.monitoring.figures.flush()
     after = series(client)
     assert after['longtail_requests_total{route="/v1/retrieve",status="2xx"}'] == 2
     for name, value in before.items():
@@ -141,7 +143,7 @@ def test_monitoring_is_what_the_documentation_says(tmp_path: Path, baseline: Bas
             chosen = {"request_id": answer["request_id"], "labels": ["a", "4"]}
             client.post("/v1/feedback", json={"events": [chosen, {"features": {"user": "north"}, "labels": ["b"]}]})
             client.delete("/v1/labels/4")
-        app.state.service.live.flush()
+        app.state.service.monitoring.figures.flush()
         response = client.get("/v1/monitoring")
         documented = MonitoringAnswer.model_validate_json(response.content, strict=True)
         assert documented.model_dump(mode="json") == response.json()
@@ -225,7 +227,7 @@ def test_feedback_is_counted_once_however_often_it_is_sent(app: FastAPI, client:
         answer = client.post("/v1/feedback", json={"events": events})
         FeedbackAnswer.model_validate_json(answer.content, strict=True)
         assert answer.json()["accepted"] == 2
-    app.state.service.live.flush()
+    app.state.service.monitoring.figures.flush()
     found = client.get("/v1/monitoring").json()["windows"]["5m"]["recall"]["feedback"]
     assert {of: (each["positives"], each["hits"]) for of, each in found.items()} == {
         "head": (1, 1), "torso": (1, 0), "tail": (2, 1), "all": (4, 2),

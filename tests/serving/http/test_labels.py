@@ -6,7 +6,9 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from longtail.serving.http.schemas import LabelAnswer, ReleaseAnswer, SimilarAnswer
+from longtail.serving.http.schemas.labels import LabelAnswer
+from longtail.serving.http.schemas.operations import ReleaseAnswer
+from longtail.serving.http.schemas.retrieval import SimilarAnswer
 
 LN2 = math.log(2)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,18 +10,19 @@ import httpx
 import pytest
 
 from tests.serving.dashboard.browser import executable
-from tests.serving.process import server
+from tests.serving.process import server, until
 
 
 @pytest.mark.skipif(executable() is None, reason="no chromium on the PATH")
 def test_the_page_draws_the_document(tmp_path: Path) -> None:
     with server(tmp_path, tmp_path / "log") as process:
-        deadline = time.monotonic() + 20
-        while time.monotonic() < deadline:
+
+        def alive() -> bool:
             with suppress(httpx.TransportError):
-                if httpx.get(f"{process.url}/livez").status_code == 200:
-                    break
-            time.sleep(0.05)
+                return httpx.get(f"{process.url}/livez").status_code == 200
+            return False
+
+        until(alive, "an answer of /livez")
         options = [
             "--headless=new",
             "--no-sandbox",

@@ -5,7 +5,7 @@ import math
 import httpx
 import pytest
 
-from longtail.serving.http.schemas import RetrieveAnswer
+from longtail.serving.http.schemas.retrieval import RetrieveAnswer
 
 LN2 = math.log(2)
 

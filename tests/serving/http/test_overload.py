@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,10 +15,11 @@ import pytest
 from fastapi import FastAPI
 
 from longtail.serving import create_app
+from longtail.serving.core.queries import Query
 from longtail.serving.core.retriever import Retrieval
-from longtail.serving.http.schemas import Query
 from tests.serving.client import client_of
 from tests.serving.plane import plane_retriever, plane_settings
+from tests.serving.process import until
 
 QUERY = {"features": {"user": "east"}, "k": 1}
 
@@ -41,10 +41,8 @@ class Gate:
         self.service = self.app.state.service
 
     def until_waiting(self, queries: int) -> None:
-        deadline = time.monotonic() + 10
-        while self.service._batcher.depth != queries or not self.service._batcher._running:
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
+        batcher = self.service._batcher
+        until(lambda: batcher.depth == queries and batcher._running, f"{queries} queries to wait")
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ def gate() -> Gate:
 
 
 def batcher(gate: Gate, **changes: Any) -> Batcher[int, int]:
-    options = {"slots": 1, "window": 0.0, "most": 8, "limit": 100, "patience": 5.0} | changes
+    options = {"threads": 1, "window": 0.0, "max_batch": 8, "max_pending": 100, "timeout": 5.0} | changes
     return Batcher(gate.run, **options)
 
 
@@ -45,7 +45,7 @@ def test_closing_answers_what_waits_and_ends_the_threads(gate: Gate) -> None:
     before = threading.active_count()
 
     async def work() -> None:
-        batches = batcher(gate, slots=3)
+        batches = batcher(gate, threads=3)
         futures = [await busy(batches, gate), batches.submit("a", 1, 1)]
         gate.open.set()
         await asyncio.to_thread(batches.close)
@@ -75,7 +75,7 @@ async def until(condition: Callable[[], bool]) -> None:
 def test_an_idle_batcher_does_not_wait_for_company(gate: Gate) -> None:
     async def work() -> None:
         # A window that nobody would sit out: the first starts at once all the same.
-        batches = batcher(gate, slots=2, window=60.0)
+        batches = batcher(gate, threads=2, window=60.0)
         assert await batches.submit("a", 1, 1) == 2
         assert await batches.submit("a", 2, 1) == 4
 
@@ -85,7 +85,7 @@ def test_an_idle_batcher_does_not_wait_for_company(gate: Gate) -> None:
 
 def test_what_arrives_during_a_search_shares_the_next(gate: Gate) -> None:
     async def work() -> None:
-        batches = batcher(gate, most=4)
+        batches = batcher(gate, max_batch=4)
         futures = [await busy(batches, gate), *(batches.submit("a", number, 1) for number in range(1, 10))]
         assert batches.depth == 9
         gate.open.set()
@@ -98,7 +98,7 @@ def test_what_arrives_during_a_search_shares_the_next(gate: Gate) -> None:
 
 def test_a_second_slot_gathers_for_the_window_and_no_longer(gate: Gate) -> None:
     async def work() -> None:
-        batches = batcher(gate, slots=2, window=0.05)
+        batches = batcher(gate, threads=2, window=0.5)
         futures = [await busy(batches, gate)]
         for number in (1, 2, 3):
             futures.append(batches.submit("a", number, 1))
@@ -114,7 +114,7 @@ def test_a_second_slot_gathers_for_the_window_and_no_longer(gate: Gate) -> None:
 
 def test_a_full_batch_does_not_sit_the_window_out(gate: Gate) -> None:
     async def work() -> None:
-        batches = batcher(gate, slots=2, window=60.0, most=3)
+        batches = batcher(gate, threads=2, window=60.0, max_batch=3)
         futures = [await busy(batches, gate), *(batches.submit("a", number, 1) for number in range(1, 4))]
         await until(lambda: len(gate.batches) == 2)
         gate.open.set()
@@ -138,7 +138,7 @@ def test_batches_are_of_one_key_and_keep_the_order_of_each(gate: Gate) -> None:
 
 def test_work_larger_than_a_batch_runs_alone(gate: Gate) -> None:
     async def work() -> None:
-        batches = batcher(gate, most=8)
+        batches = batcher(gate, max_batch=8)
         futures = [await busy(batches, gate), batches.submit("a", 1, 50), batches.submit("a", 2, 1)]
         gate.open.set()
         await asyncio.gather(*futures)
@@ -149,7 +149,7 @@ def test_work_larger_than_a_batch_runs_alone(gate: Gate) -> None:
 
 def test_beyond_the_limit_work_is_refused_and_what_waits_is_answered(gate: Gate) -> None:
     async def work() -> None:
-        batches = batcher(gate, limit=5)
+        batches = batcher(gate, max_pending=5)
         futures = [await busy(batches, gate), batches.submit("a", 1, 3)]
         with pytest.raises(QueueFullError, match="expected at most 5 queries waiting, found 3 and received 3 more"):
             batches.submit("a", 2, 3)
@@ -179,7 +179,7 @@ def test_a_batch_that_breaks_fails_its_works_and_no_other() -> None:
         return list(works)
 
     async def work() -> None:
-        batches = Batcher(broken, slots=1, window=0.0, most=8, limit=100, patience=5.0)
+        batches = Batcher(broken, threads=1, window=0.0, max_batch=8, max_pending=100, timeout=5.0)
         with pytest.raises(MemoryError):
             await batches.submit("broken", 1, 1)
         assert await batches.submit("whole", 2, 1) == 2
@@ -187,9 +187,9 @@ def test_a_batch_that_breaks_fails_its_works_and_no_other() -> None:
     run(work)
 
 
-def test_patience_ends_for_what_waits_and_for_what_runs(gate: Gate) -> None:
+def test_the_timeout_ends_for_what_waits_and_for_what_runs(gate: Gate) -> None:
     async def work() -> None:
-        batches = batcher(gate, patience=0.1)
+        batches = batcher(gate, timeout=0.1)
         futures = [await busy(batches, gate), batches.submit("a", 1, 1)]
         done = await asyncio.gather(*futures, return_exceptions=True)
         assert [type(each) for each in done] == [TimedOutError, TimedOutError]

@@ -54,7 +54,7 @@ def rows_of(bundle: Bundle) -> dict[str, int]:
 
 
 def overlay_of(bundle: Bundle, *records: LabelRecord, most: int = 1000) -> Overlay:
-    return Overlay.over(bundle, Exact(bundle), rows_of(bundle), max_new_labels=most).after(records)
+    return Overlay.as_built(bundle, Exact(bundle), rows_of(bundle), max_new_labels=most).with_changes(records)
 
 
 def upsert(id_: str, at: datetime = AT, display: dict[str, Any] | None = None, **features: Any) -> Upsert:
@@ -175,15 +175,15 @@ def test_nothing_stands_between_a_query_and_the_index_when_nothing_changed() -> 
     overlay = overlay_of(bundle)
     base = overlay.searcher
     assert isinstance(base, Exact)
-    assert overlay.after([]) is overlay
-    hidden = overlay.after([hide("item-3"), hide("nobody")])
+    assert overlay.with_changes([]) is overlay
+    hidden = overlay.with_changes([hide("item-3"), hide("nobody")])
     assert isinstance(hidden.searcher, Exact)
     assert hidden.searcher.hidden.tolist() == hidden.hidden.tolist() == [3]
-    assert hidden.after([restore("item-3")]).searcher is base
-    added = hidden.after([upsert("new", year=1)])
+    assert hidden.with_changes([restore("item-3")]).searcher is base
+    added = hidden.with_changes([upsert("new", year=1)])
     assert isinstance(added.searcher, OverlaidSearcher)
     assert added.searcher._base is hidden.searcher
-    assert added.after([hide("new")]).searcher is hidden.searcher
+    assert added.with_changes([hide("new")]).searcher is hidden.searcher
     assert (overlay.labels, hidden.labels, added.labels) == (60, 60, 61)
 
 
@@ -198,7 +198,7 @@ def test_only_what_is_new_is_embedded(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Tower, "embed", counting)
     overlay = overlay_of(bundle, *[upsert(f"new-{at}", year=at) for at in range(5)])
-    more = overlay.after([upsert("new-5", year=5), hide("new-0"), upsert("item-1", year=1)])
+    more = overlay.with_changes([upsert("new-5", year=5), hide("new-0"), upsert("item-1", year=1)])
     assert embedded == [[0] * 5, [0, 2]]
     assert more.added.ids == ["new-1", "new-2", "new-3", "new-4", "new-5", "item-1"]
     assert overlay.added.ids == [f"new-{at}" for at in range(5)]
@@ -212,7 +212,7 @@ def test_change_by_change_it_becomes_what_it_is_when_built_at_once(seed: int) ->
     records = some_records(rng, 80)
     stepwise = overlay_of(bundle)
     for start in range(0, 80, 4):
-        stepwise = stepwise.after(records[start : start + 4])
+        stepwise = stepwise.with_changes(records[start : start + 4])
     at_once = overlay_of(bundle, *records)
     compacted = overlay_of(bundle, *replay(records).records())
     for overlay in (at_once, compacted):
@@ -241,7 +241,7 @@ def test_a_label_of_the_catalogue_keeps_its_figures_and_what_it_shows() -> None:
     )
     added = overlay.added
     assert added.catalogue_rows.tolist() == [7, -1, -1, 8]
-    assert overlay.new == 2
+    assert overlay.new_labels == 2
     assert added.display == [{"title": "Title 7"}, {"title": None}, {"title": "Named"}, {"title": "Renamed"}]
     assert added.counts.tolist() == [labels.counts[7], 0, 0, labels.counts[8]]
     assert added.buckets.tolist() == [labels.buckets[7], 2, 2, labels.buckets[8]]
@@ -252,7 +252,7 @@ def test_a_label_of_the_catalogue_keeps_its_figures_and_what_it_shows() -> None:
     np.testing.assert_allclose(overlay.rows_ME[0], bundle.rows()[7], atol=1e-6)
     assert (overlay.masked.tolist(), overlay.hidden.tolist()) == ([7, 8], [])
     assert not overlay.hides(7)
-    gone = overlay.after([hide("item-7")])
+    gone = overlay.with_changes([hide("item-7")])
     assert (gone.masked.tolist(), gone.hidden.tolist()) == ([7, 8], [7])
     assert (gone.hides(7), gone.hides(8), gone.hides(59)) == (True, False, False)
     assert "item-7" not in gone.row_of
@@ -286,11 +286,11 @@ def test_labels_that_cannot_be_served_are_refused_before_they_are_acknowledged(
     assert caught.value.field == field
     assert caught.value.message.startswith(message)
     with caplog.at_level(logging.WARNING):
-        lenient = overlay.after([upsert("y", year=1), record])
+        lenient = overlay.with_changes([upsert("y", year=1), record])
     assert lenient.added.ids == ["y"]
     assert lenient.skipped == {"x": f"{field.removeprefix('labels.1.')}: {caught.value.message}"}
     assert "1 changed labels are not served with this release" in caplog.text
-    assert lenient.after([upsert("x", year=2)]).skipped == {}
+    assert lenient.with_changes([upsert("x", year=2)]).skipped == {}
 
 
 def test_a_mistake_far_down_a_long_request_is_named_by_its_place() -> None:
@@ -300,7 +300,7 @@ def test_a_mistake_far_down_a_long_request_is_named_by_its_place() -> None:
     with pytest.raises(InvalidRequestError) as caught:
         overlay.check(records)
     assert caught.value.field == "labels.555.features.year"
-    assert len(overlay.after(records).added) == 599
+    assert len(overlay.with_changes(records).added) == 599
 
 
 def test_there_is_room_for_so_many_labels() -> None:
@@ -324,7 +324,7 @@ def test_releases_that_cannot_embed_labels_can_still_hide_them(variant: dict[str
     with pytest.raises(NoLabelTowerError, match=f"found one with.* {word}.*hiding works"):
         overlay.check([upsert("new")])
     overlay.check([])
-    changed = overlay.after([upsert("new"), hide("item-5")])
+    changed = overlay.with_changes([upsert("new"), hide("item-5")])
     assert (changed.labels, changed.hidden.tolist(), list(changed.skipped)) == (60, [5], ["new"])
 
 
@@ -343,7 +343,7 @@ def test_what_a_release_has_taken_in_since_is_its_own() -> None:
     assert overlay.merged == {"item-1", "item-2"}
     assert overlay.added.ids == ["item-3", "new"]
     assert overlay.hidden.tolist() == [4], "hidden until it is restored"
-    again = overlay.after([upsert("item-1", at=after, year=2)])
+    again = overlay.with_changes([upsert("item-1", at=after, year=2)])
     assert (again.merged, again.added.ids) == ({"item-2"}, ["item-3", "new", "item-1"])
 
 
@@ -378,7 +378,7 @@ def test_columns_of_other_types_are_shown_and_taken_as_json() -> None:
     overlay = overlay_of(replace(bundle, manifest=manifest, labels=replace(bundle.labels, display=display)))
     given = {"day": "2021-02-03", "tags": ["c"], "kind": "song", "stars": 5}
     overlay.check([upsert("x", display=given), upsert("item-3", display={"stars": None})])
-    changed = overlay.after([upsert("x", display=given), upsert("item-3", display={"stars": None})])
+    changed = overlay.with_changes([upsert("x", display=given), upsert("item-3", display={"stars": None})])
     shown = {"day": "2020-01-01", "tags": ["a", "b"], "kind": "film", "stars": None}
     assert changed.added.display == [given, shown]
     for wrong in (
@@ -434,8 +434,8 @@ def test_an_overlay_over_a_real_index() -> None:
     searcher = Searcher(bundle, built.bands, built.chosen.effort)
     rows = rows_of(bundle)
     records = some_records(np.random.default_rng(4), 80)
-    overlay = Overlay.over(bundle, searcher, rows, max_new_labels=1000).after(records)
-    exact = Overlay.over(bundle, Exact(bundle), rows, max_new_labels=1000).after(records)
+    overlay = Overlay.as_built(bundle, searcher, rows, max_new_labels=1000).with_changes(records)
+    exact = Overlay.as_built(bundle, Exact(bundle), rows, max_new_labels=1000).with_changes(records)
     rng = np.random.default_rng(5)
     filters = [some_filter(rng, overlay.labels) for _ in range(50)]
     dials = rng.choice([0.0, 0.5, 1.0], 50).astype(np.float32)

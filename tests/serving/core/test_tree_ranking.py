@@ -13,10 +13,10 @@ from longtail.bundle import BUCKET_NAMES, Bundle, Proposal
 from longtail.index import Filter, IndexSpec, Searcher
 from longtail.index.construct.bands import construct
 from longtail.serving import Encoder, Retriever
+from longtail.serving.core.queries import Query, SimilarQuery
 from longtail.serving.core.ranking import Batch, IndexRanker, LabelSearcher
 from longtail.serving.core.tree_ranking import ConditionalRanker
 from longtail.serving.errors import InvalidRequestError
-from longtail.serving.http.schemas import Query, SimilarRequest
 from tests.bundles import log_p_n, make_bundle
 from tests.serving.plane import ExactSearcher, results_of
 
@@ -151,7 +151,7 @@ def test_at_zero_the_index_answers_alone_whatever_else_is_in_the_batch() -> None
 def test_similar_labels_keep_the_label_frequencies() -> None:
     bundle = make_bundle(labels=LABELS, proposal=True)
     exact, alone = (retriever_of(model, ExactSearcher(model)) for model in (bundle, replace(bundle, proposal=None)))
-    request = SimilarRequest(ids=["item-1", "item-2"], k=10, bias_removal=1.0)
+    request = SimilarQuery(ids=["item-1", "item-2"], k=10, bias_removal=1.0)
     assert results_of(exact.similar([request])) == results_of(alone.similar([request]))
 
 
@@ -250,7 +250,7 @@ def test_recall_at_20_of_the_union_against_exact_scores_of_the_catalogue(
     }[filtered]
     ranker = ConditionalRanker(searcher, IndexRanker(searcher, bundle.augmentation), bundle, tree)
     picked = np.arange(0, 200, 4)
-    asked = replace(batch.of(picked), bias_removal_B=np.full(50, bias_removal, np.float32), filters=[filter_] * 50)
+    asked = replace(batch.subset(picked), bias_removal_B=np.full(50, bias_removal, np.float32), filters=[filter_] * 50)
     found_BK, rows_BK = ranker.rank(asked)
     exact_BL = f_BL[picked] + bias_removal * log_p_BL[picked]
     if filter_ is not None:
@@ -279,7 +279,7 @@ def test_neither_source_of_candidates_is_enough_nor_are_few_of_both(
         few.setattr("longtail.serving.core.tree_ranking._REACH", 0)
         few.setattr("longtail.serving.core.tree_ranking._REACH_PER_RESULT", 5)
         recalls["100 each"] = recall(searcher)
-    monkeypatch.setattr(ConditionalRanker, "_likeliest", _none)
+    monkeypatch.setattr(ConditionalRanker, "_most_likely", _none)
     recalls["by f"] = recall(searcher)
     assert recalls == pytest.approx({"union": 1.0, "by p_n": 0.84, "by f": 0.94, "100 each": 0.70}, abs=0.01)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from longtail.serving.http.schemas import ErrorAnswer
+from longtail.serving.http.schemas.operations import ErrorAnswer
 
 Case = tuple[object, str | None, str]
 

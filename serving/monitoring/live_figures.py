@@ -1,4 +1,4 @@
-"""What the service talks to: it is told what happened, counts it, and says what came of it."""
+"""The figures of head, torso and tail: counted by every worker in files that all of them read, and reported."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from longtail.bundle import BUCKET_NAMES, remove_stale
 from longtail.bundle.arrays import Int8
 from longtail.bundle.frequency import TAIL
 from longtail.serving.errors import NotReadyError
-from longtail.serving.monitoring.collector import metrics_of
-from longtail.serving.monitoring.feedback_store import COUNTERS, Answer, FeedbackStore
-from longtail.serving.monitoring.records import Answered, Baseline, Event, Interaction
-from longtail.serving.monitoring.release_figures import ReleaseFigures, forget_labels
-from longtail.serving.monitoring.release_history import History
-from longtail.serving.monitoring.report import keep_baseline, report_of
+from longtail.serving.monitoring.collector import report_metrics
+from longtail.serving.monitoring.feedback_store import COUNTERS, FeedbackStore, StoredAnswer
+from longtail.serving.monitoring.records import AnsweredBatch, AnswerFeedback, Baseline, Interaction
+from longtail.serving.monitoring.release_figures import ReleaseFigures, delete_label_counts
+from longtail.serving.monitoring.release_history import ReleaseHistory
+from longtail.serving.monitoring.report import make_report, save_baseline
 
 logger = logging.getLogger(__name__)
 
@@ -40,16 +40,16 @@ _KEPT_RELEASES = 100
 _MOST_PENDING_LABELS = 2_000_000
 
 
-class Live:
+class LiveFigures:
     """The live figures of one worker's answers, reported together with those of all workers. Thread-safe.
 
-    Makes a thread of its own, so it is to be made after a process has forked. All of it stands in `state`, where a
-    restart finds it again:
+    Starts a thread, so a process that forks makes it afterwards. Everything is kept in `state`, where a restart finds
+    it again:
 
         live/RELEASE/*.ring    counts by minute and by label, one file per worker (ring.py)
         live/RELEASE/baseline.json
-        releases.json          which release served when (history.py)
-        feedback.sqlite        answers, feedback and recall (schema.py)
+        releases.json          which release served when (release_history.py)
+        feedback.sqlite        answers, feedback and recall (database.py)
 
     Args:
         state: directory, made if need be.
@@ -78,14 +78,14 @@ class Live:
         self._releases = releases
         self._clock = clock
         remove_stale(state, ".releases.json.*.tmp")
-        self._history = History(state / "releases.json")
+        self._history = ReleaseHistory(state / "releases.json")
         self._store = FeedbackStore(state / "feedback.sqlite", max_answers=max_answers)
         self._begin_lock, self._report_lock = threading.Lock(), threading.Lock()
         self._flush_lock, self._keep_lock, self._pending_lock = (threading.Lock() for _ in range(3))
         self._held: dict[str, ReleaseFigures] = {}
         self._current: ReleaseFigures | None = None
         self._labels = (0, 0)
-        self._pending: deque[Answered] = deque()
+        self._pending: deque[AnsweredBatch] = deque()
         self._pending_labels = 0
         self._report: tuple[float, dict[str, Any]] | None = None
         self._tidied_at = 0.0
@@ -94,7 +94,7 @@ class Live:
         self._thread = threading.Thread(target=self._work, name="live-figures", daemon=True)
         self._thread.start()
 
-    def begin(self, release: str, buckets_L: Int8, baseline: Baseline | None) -> None:
+    def begin_release(self, release: str, buckets_L: Int8, baseline: Baseline | None) -> None:
         """`release` is in service from now on; after a restart its figures go on.
 
         Never refuses a release: what the disk does not take is kept in memory, with a warning.
@@ -112,8 +112,8 @@ class Live:
                 remove_stale(directory)
                 is_another = self._history.begin(release, now)
                 if is_another or (self._current is not None and self._current.release != release):
-                    forget_labels(directory, self._worker)
-                keep_baseline(directory, baseline)
+                    delete_label_counts(directory, self._worker)
+                save_baseline(directory, baseline)
             figures = ReleaseFigures(directory, self._worker, buckets_L, baseline)
             others = [held for held in self._held.values() if held.release != release]
             self._held = {held.release: held for held in (*others[1 - self._releases :], figures)}
@@ -122,30 +122,30 @@ class Live:
                 self._touch(now)
                 self._forget(now)
 
-    def answered(self, answered: Answered) -> None:
+    def count_answers(self, answered: AnsweredBatch) -> None:
         """Count a batch. One of a release that was not begun lately is left out."""
         figures = self._held.get(answered.release)
         if figures is None:
             return
-        figures.answered(answered, self._clock())
+        figures.count_answers(answered, self._clock())
         if self._max_answers and self._pending_labels < _MOST_PENDING_LABELS:
             with self._pending_lock:
                 self._pending.append(answered)
                 self._pending_labels += len(answered.fingerprints_N)
 
-    def request(self, seconds: float, status: int) -> None:
+    def count_request(self, seconds: float, status: int) -> None:
         """Count a request that was answered; its status tells an error, 500 and above."""
         current = self._current
         if current is not None:
-            current.request(seconds, status, self._clock())
+            current.count_request(seconds, status, self._clock())
 
-    def shed(self) -> None:
+    def count_shed(self) -> None:
         """Count a request that was turned away because the queue was full."""
         current = self._current
         if current is not None:
-            current.shed(self._clock())
+            current.count_shed(self._clock())
 
-    def events(self, events: Sequence[Event]) -> int:
+    def record_feedback(self, events: Sequence[AnswerFeedback]) -> int:
         """Take feedback on answers; it is on the disk when this returns, and counted within a second or so.
 
         A label that was sent before, of the same request and query, counts once.
@@ -158,10 +158,10 @@ class Live:
         """
         # First, so that a kill leaves no event without the answer it names.
         self._keep_answers()
-        self._store.events(events, self._clock())
+        self._store.record_feedback(events, self._clock())
         return len(events)
 
-    def shadow(self, release: str, interactions: Sequence[Interaction]) -> int:
+    def record_shadow(self, release: str, interactions: Sequence[Interaction]) -> int:
         """Take organic interactions, counted and on the disk when this returns.
 
         Args:
@@ -185,15 +185,15 @@ class Live:
             positives += np.bincount(buckets, minlength=len(BUCKET_NAMES))
             hits += np.bincount(buckets[np.isin(rows, interaction.answered)], minlength=len(BUCKET_NAMES))
         pairs = list(zip(positives.tolist(), hits.tolist(), strict=True))
-        self._store.shadow(release, len(interactions), pairs, self._clock())
+        self._store.record_shadow(release, len(interactions), pairs, self._clock())
         return len(interactions)
 
-    def set_labels(self, *, added: int, hidden: int) -> None:
-        """How many labels are added to the release and hidden from it."""
+    def set_label_counts(self, *, added: int, hidden: int) -> None:
+        """Set how many labels are added to the release and hidden from it."""
         self._labels = (added, hidden)
 
     def report(self) -> dict[str, Any]:
-        """GET /v1/monitoring but for the request's id; not to be changed. Up to a second old.
+        """The report as GET /v1/monitoring shows it, but for the request's id; up to a second old. Not to be modified.
 
         Sorts every label's exposures, about 0.1 s for a million labels: not for the event loop.
 
@@ -206,7 +206,7 @@ class Live:
             if current is None:
                 raise NotReadyError("no release is loaded yet")
             if self._report is None or not 0 <= now - self._report[0] < _REPORT_SECONDS:
-                made = report_of(current, self._history.read(), self._store, now=now)
+                made = make_report(current, self._history.read(), self._store, now=now)
                 self._report = now, made
             added, hidden = self._labels
             return self._report[1] | {"labels": {"added": added, "hidden": hidden}}
@@ -221,7 +221,7 @@ class Live:
             totals |= self._store.totals()
             if self._current is not None:
                 report = self.report()
-        return metrics_of(report, totals, self._labels)
+        return report_metrics(report, totals, self._labels)
 
     def flush(self) -> None:
         """Do now what the thread does ten times a second: keep answers, join feedback, tidy up."""
@@ -254,7 +254,7 @@ class Live:
                 if dropped:
                     logger.warning("answers came faster than they could be kept: feedback on some will find none")
                 if batches:
-                    self._store.answers(answer for batch in batches for answer in _answers_of(batch))
+                    self._store.keep_answers(answer for batch in batches for answer in _answers_of(batch))
 
     def _work(self) -> None:
         while not self._closing.wait(_TICK_SECONDS):
@@ -296,14 +296,14 @@ class Live:
             if place >= _KEPT_RELEASES or used_at[directory] < now - _KEPT_SECONDS:
                 shutil.rmtree(directory, ignore_errors=True)
                 continue
-            forget_labels(directory, self._worker)
+            delete_label_counts(directory, self._worker)
             with suppress(FileNotFoundError):
                 os.utime(directory, (used_at[directory], used_at[directory]))
 
 
-def _answers_of(batch: Answered) -> Iterator[Answer]:
+def _answers_of(batch: AnsweredBatch) -> Iterator[StoredAnswer]:
     buckets, labels = batch.buckets_N.astype(np.int8).tobytes(), batch.fingerprints_N.astype("<u4").tobytes()
     for request_id, place, (start, end) in zip(
         batch.request_ids, batch.places, pairwise([0, *batch.ends_B]), strict=True
     ):
-        yield Answer(request_id, place, batch.release, labels[4 * start : 4 * end], buckets[start:end])
+        yield StoredAnswer(request_id, place, batch.release, labels[4 * start : 4 * end], buckets[start:end])
