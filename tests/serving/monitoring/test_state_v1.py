@@ -18,8 +18,11 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from longtail.serving import create_app
 from longtail.serving.monitoring import LiveFigures
+from tests.serving.client import client_of
 from tests.serving.monitoring.shop import BASELINE, BUCKETS, COUNTS, NOON, Clock, answered
+from tests.serving.plane import plane_retriever, plane_settings
 
 FIXTURE = Path(__file__).parents[2] / "fixtures" / "state_v1"
 
@@ -100,3 +103,18 @@ def test_the_state_goes_on(state: Path) -> None:
             (1, 38),
             (2, 1),
         ]
+
+
+def test_the_service_takes_it_over(state: Path, tmp_path: Path) -> None:
+    app = create_app(plane_settings(tmp_path, state=state), retriever=plane_retriever("r2"))
+    with client_of(app) as client:
+        report, series = client.get("/v1/monitoring").json(), client.get("/metrics").text
+    assert [release["name"] for release in report["releases"]] == ["r0", "r1", "r2"]
+    assert report["releases"][0] == {"name": "r0", "from": "2023-11-15T10:00:00Z", "until": "2023-11-15T10:10:00Z"}
+    assert report["releases"][1]["from"] == "2023-11-15T10:10:00Z"
+    for line in (
+        'longtail_feedback_events_total{kind="answer"} 26.0',
+        'longtail_feedback_events_total{kind="organic"} 2.0',
+    ):
+        assert line in series
+    assert not list(state.rglob("*.aside"))
