@@ -16,7 +16,7 @@ from longtail import client
 from longtail.index.cli import app as index_app
 from longtail.index.release.bucket_floors import BucketFloors
 from longtail.serving.cli import app as serve_app
-from longtail.serving.http.schemas import RetrieveRequest
+from longtail.serving.http.schemas.retrieval import RetrieveRequest
 from longtail.trainer.cli import app as train_app
 from longtail.trainer.config import Recipe
 

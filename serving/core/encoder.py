@@ -1,4 +1,4 @@
-"""A bundle's query tower in the service's terms: bad features are the client's error, a bad tower the release's.
+"""The query tower of a bundle; its errors are the service's: bad features the client's, a bad tower the release's.
 
 Legend: `B` queries in the batch, `D` embedding dimensions.
 """

@@ -1,4 +1,4 @@
-"""What the service hands over to be counted, and what it is compared with.
+"""Records that the service hands over to be counted: answered batches, feedback, and the baseline of a release.
 
 Legend: `B` queries, `K` labels per query, `N` answered labels of all queries, `L` labels of the release.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -19,8 +20,8 @@ from longtail.bundle.arrays import Float32, Float64, Int8, Int64
 DECILES = 10
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
+@dataclass(frozen=True)
+class AnsweredBatch:
     """One answered batch of queries.
 
     Attributes:
@@ -47,9 +48,14 @@ class Answered:
     buckets_N: Int8
     counts_N: Int64
 
+    @cached_property
+    def exposures(self) -> Int64:
+        """How many of the N labels are head, torso and tail, int64 [3]."""
+        return np.bincount(self.buckets_N, minlength=len(BUCKET_NAMES))
+
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class AnswerFeedback:
     """Labels that somebody interacted with after an answer.
 
     Attributes:
@@ -99,7 +105,7 @@ class Baseline:
     score_edges: tuple[float, ...]
     score_shares: tuple[float, ...]
 
-    def described(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """As GET /v1/monitoring shows it."""
         return {
             "bias_removal": self.bias_removal,
@@ -110,7 +116,7 @@ class Baseline:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """Its fields; `from_json` reads them."""
+        """The fields as JSON can hold them; `from_json` reads them."""
         return asdict(self)
 
     @classmethod
@@ -129,7 +135,7 @@ def fingerprints(ids: Iterable[str]) -> npt.NDArray[np.uint32]:
     return np.array([zlib.crc32(id_.encode("utf-8", "replace")) for id_ in ids], np.uint32)
 
 
-def baseline_of(
+def measure_baseline(
     scores_BK: Float32,
     rows_BK: npt.NDArray[np.integer[Any]],
     buckets_L: Int8,
@@ -153,7 +159,7 @@ def baseline_of(
         return None
     edges = np.quantile(scores_N, np.arange(1, DECILES) / DECILES)
     exposures = np.bincount(buckets_L[rows_N], minlength=len(BUCKET_NAMES))
-    in_decile = np.bincount(deciles_of(scores_N, edges), minlength=DECILES)
+    in_decile = np.bincount(decile_of(scores_N, edges), minlength=DECILES)
     return Baseline(
         bias_removal=float(bias_removal),
         k=int(k),
@@ -164,6 +170,6 @@ def baseline_of(
     )
 
 
-def deciles_of(scores_N: npt.NDArray[np.floating[Any]], edges: Float64) -> npt.NDArray[np.intp]:
-    """The cell of every score, 0 … 9, int [N]: a score on an edge belongs above it."""
+def decile_of(scores_N: npt.NDArray[np.floating[Any]], edges: Float64) -> npt.NDArray[np.intp]:
+    """The decile of every score, 0 … 9, int [N]: a score on an edge belongs to the decile above it."""
     return np.searchsorted(edges, scores_N, side="right")

@@ -35,7 +35,7 @@ _LARGEST = 2.0**53
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What a ring holds.
+    """What a ring holds, and how its file is laid out.
 
     Attributes:
         kind: names the files, `KIND.WORKER.ring`.
@@ -74,7 +74,7 @@ class Layout:
 
 
 class Ring:
-    """The ring that this worker writes. Not thread-safe: its owner holds a lock around `at` and what is added.
+    """The ring that this worker writes. Not thread-safe: its owner holds a lock around `counts_at` and what is added.
 
     A file of another version, layout or size is put aside as `NAME.aside` and begun anew.
 
@@ -94,12 +94,12 @@ class Ring:
             self.array = np.zeros((layout.rows, 1 + layout.columns), layout.dtype)
         self._periods = _periods_of(self.array).tolist()
 
-    def at(self, period: int) -> Array:
+    def counts_at(self, period: int) -> Array:
         """The counts of a period, [columns], to add to; those of the period before in the same place are gone."""
-        counts: Array = self.array[self.place(period), 1:]
+        counts: Array = self.array[self.row_of(period), 1:]
         return counts
 
-    def place(self, period: int) -> int:
+    def row_of(self, period: int) -> int:
         """The row of a period, cleared if it was another's."""
         place = period % self.layout.rows
         if self._periods[place] != period:
@@ -109,7 +109,7 @@ class Ring:
         return place
 
 
-def arrays_of(directory: Path, layout: Layout, own: Ring | None = None) -> Iterator[Array]:
+def worker_arrays(directory: Path, layout: Layout, own: Ring | None = None) -> Iterator[Array]:
     """The rings of every worker, [rows, 1 + columns] each: `own` as it is, the others' as read from their files.
 
     Files that are not of this layout are left out.
@@ -149,7 +149,7 @@ def by_period(arrays: Iterable[Array], layout: Layout, now: float) -> Array:
 
 
 def _periods_of(array: Array) -> Int64:
-    """Every row's period; anything where the file was damaged."""
+    """The period of every row, int64 [rows]; any number where the file was damaged."""
     with np.errstate(invalid="ignore"):
         return array[:, 0].astype(np.int64)
 

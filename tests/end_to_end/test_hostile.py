@@ -29,7 +29,7 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from longtail.index import IndexSpec, Releases, build
 from longtail.serving.http.auth import OPEN
-from longtail.serving.http.schemas import ErrorAnswer
+from longtail.serving.http.schemas.operations import ErrorAnswer
 from tests.bundles import make_bundle
 from tests.end_to_end.hostile import ADMIN_KEY, API_KEY, BODIES, Hostile, hostile
 from tests.serving.process import ServerProcess, server

@@ -282,8 +282,9 @@ def test_one_ctrl_c_to_the_foreground_group_ends_all(releases: Path, tmp_path: P
 
 YOUNG = """
 import sys
-from longtail.serving import cli, workers
-workers._SHORT_LIFE_SECONDS, workers._PAUSE_SECONDS = 0.8, 0.01
+from longtail.serving import cli
+from longtail.serving.process import supervisor
+supervisor._SHORT_LIFE_SECONDS, supervisor._PAUSE_SECONDS = 0.8, 0.01
 cli.main(sys.argv[1:])
 """
 
