@@ -23,11 +23,11 @@ class Reporter:
     """Prints what a job does.
 
     Args:
-        console: where to.
+        console: where to; by default standard output.
     """
 
-    def __init__(self, console: Console) -> None:
-        self.console = console
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console()
 
     def say(self, text: str) -> None:
         """Print one line (Rich markup)."""

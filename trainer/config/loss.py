@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from longtail.trainer.config.base import Section, one_of
+from longtail.trainer.config.sections import Section, one_of
 from longtail.trainer.losses.families import LOSSES
 from longtail.trainer.losses.mining import Mining
 from longtail.trainer.losses.objective import Objective
 from longtail.trainer.losses.weights import WEIGHTS
-from longtail.trainer.sampling.simple import SAMPLERS
+from longtail.trainer.sampling import SAMPLERS
 
 
 class _Choice(Section):
@@ -35,7 +35,7 @@ class _Choice(Section):
         arguments = ", ".join(f"{name} = {value}" for name, value in self.arguments.items())
         return f"{self.name}({arguments})" if arguments else self.name
 
-    def _check(self, what: str, table: dict[str, Any], function: Callable[[Any], Callable[..., Any]]) -> None:
+    def _check(self, what: str, table: Mapping[str, Any], function: Callable[[Any], Callable[..., Any]]) -> None:
         """Refuse a name that is not in the table, and parameters that its function does not take or lacks."""
         one_of(what, table, self.name)
         parameters = inspect.signature(function(table[self.name])).parameters.values()

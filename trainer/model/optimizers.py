@@ -5,16 +5,13 @@ Legend: `U` touched rows, `D` dimensions.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
-
-import keras
-from keras import ops
+from typing import TYPE_CHECKING, Protocol
 
 from longtail.trainer import backend
-from longtail.trainer.model.embedding import Table
+from longtail.trainer.backend import Tensor, keras, ops
 
-Tensor = Any
-"""A backend tensor; shapes are in the names."""
+if TYPE_CHECKING:
+    from longtail.trainer.model.embedding import Table
 
 
 class RowOptimizer(Protocol):
@@ -28,10 +25,10 @@ class RowOptimizer(Protocol):
         """Write `rows − update` at `ids`.
 
         Args:
-            ids_U: distinct row numbers.
-            rows_UD: what the table holds there.
-            gradients_UD: of the loss.
-            rate: learning rate of this step, a scalar.
+            ids_U: distinct row numbers, int32.
+            rows_UD: what the table holds there, float32.
+            gradients_UD: of the loss, float32.
+            rate: learning rate of this step, float32 scalar.
             step: number of this step, from 1, float32 scalar.
         """
 
@@ -95,4 +92,5 @@ class LazyAdam:
         backend.scatter(self.table.table, ids_U, rows_UD - update_UD)
 
 
-ROW_OPTIMIZERS = {"adagrad": RowwiseAdagrad, "adam": LazyAdam}
+ROW_OPTIMIZERS: dict[str, type[RowwiseAdagrad] | type[LazyAdam]] = {"adagrad": RowwiseAdagrad, "adam": LazyAdam}
+"""Optimisers of embedding tables by the name that a recipe's `[optimizer] embeddings` calls them."""
