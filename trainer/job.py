@@ -185,5 +185,5 @@ def _describe(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> None:
         f"{recipe.loss}"
     )
     paired = [pairs.queries for pairs in (dataset.train, dataset.valid, dataset.test)]
-    if lonely := len(dataset.query_ids) - len(np.unique(np.concatenate(paired))):
-        reporter.say(f"{lonely:,} of the queries have no label: nothing is learned from them or measured on them")
+    if unpaired := len(dataset.query_ids) - len(np.unique(np.concatenate(paired))):
+        reporter.say(f"{unpaired:,} of the queries have no label: nothing is learned from them or measured on them")

@@ -46,7 +46,7 @@ class Reporter:
 
 
 class EpochProgress:
-    """The bar of one run."""
+    """The progress bar of one run."""
 
     def __init__(self, progress: Progress, name: str, epochs: int, examples: int) -> None:
         self._progress, self._epochs, self._examples = progress, epochs, examples

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 from tensorboard.summary import Writer
 
-from longtail.bundle import CurvePoint, Proposal, log_frequencies
+from longtail.bundle import CurvePoint, log_frequencies
 from longtail.bundle.arrays import Float32, Float64, Int32
 from longtail.trainer import backend
 from longtail.trainer.checkpoint import Checkpoints, identity_of
@@ -33,8 +33,7 @@ from longtail.trainer.evaluation.ranking import (
 from longtail.trainer.model.step import TrainStep, check_negatives
 from longtail.trainer.model.two_tower import TwoTower
 from longtail.trainer.progress import Reporter
-from longtail.trainer.sampling.conditional import TREE_DIMS, TREE_PENALTY
-from longtail.trainer.sampling.tree_fit import fit_proposal
+from longtail.trainer.sampling.proposal import proposal_of
 
 
 @dataclass
@@ -73,7 +72,7 @@ class Trained:
     history: TrainingHistory
 
     def label_side(self) -> LabelSide:
-        """All labels, as they will be served."""
+        """Embeddings, biases, log p_n and buckets of all labels, as the bundle will hold them."""
         counts = self.dataset.label_counts()
         return LabelSide.of(
             self.model.embed_labels(),
@@ -143,7 +142,7 @@ def restore(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path) -> Run
         )
     steps_per_epoch = visits // batch_size
     identity = identity_of(recipe, dataset)
-    proposal = _proposal(recipe, dataset, encoding, work / f"proposal-{identity[:16]}.npz")
+    proposal = proposal_of(recipe, dataset, encoding, work / f"proposal-{identity[:16]}.npz")
     model = TwoTower(recipe, encoding, len(dataset.label_ids), proposal)
     train_step = TrainStep(
         model, log_pi, batch_size=batch_size, total_steps=epochs * steps_per_epoch, pairs=len(dataset.train)
@@ -255,31 +254,6 @@ def _log_frequencies(recipe: Recipe, dataset: Dataset) -> Float64:
     """log π of what training visits, float64 [L], nats."""
     visits_L = dataset.label_visits(one_a_query=recipe.data.reduction == "sample")
     return log_frequencies(visits_L, smoothing=recipe.loss.smoothing)
-
-
-def _proposal(recipe: Recipe, dataset: Dataset, encoding: Encoding, path: Path) -> Proposal | None:
-    """The tree that adversarial negatives are drawn from, fitted once a run."""
-    sampler = recipe.loss.sampler
-    if sampler.name != "adversarial":
-        return None
-    if path.exists():
-        return Proposal.read(path)
-    rng = np.random.default_rng(recipe.seed)
-    proposal = fit_proposal(
-        recipe.query.features,
-        lambda rows_B: encoding.query.of_pairs(rows_B, rng),
-        dataset.train.labels,
-        vocabulary_rows=encoding.vocabulary_rows,
-        labels=len(dataset.label_ids),
-        dims=sampler.dims or TREE_DIMS,
-        penalty=sampler.penalty or TREE_PENALTY,
-        query_id=recipe.data.query_id,
-    )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    working = path.with_suffix(".part")
-    proposal.write(working)
-    working.replace(path)
-    return proposal
 
 
 def _out_of_patience(recipe: Recipe, history: TrainingHistory) -> bool:

@@ -151,7 +151,7 @@ def test_importance_with_every_label_is_the_exact_softmax_cross_entropy() -> Non
 
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize(("sampler", "weight"), [("in_batch", "tail"), ("mixed", "importance"), ("full", "relative")])
-def test_a_step_descends_the_gradient_of_the_formula(
+def test_a_step_sample_leavess_the_gradient_of_the_formula(
     sampler: str, weight: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Against central differences of the plain formula, in users, items and biases."""

@@ -108,5 +108,7 @@ def test_a_recipe_may_be_a_path_or_a_recipe(finished: Finished) -> None:
     assert by_path.value() == by_path.value("recall@5", bias_removal=by_path.bias_removal.default)
     with pytest.raises(RecipeError, match="expected valid or test, received 'train'"):
         evaluate(finished.out, loaded, split="train")
-    with pytest.raises(KeyError):
+    with pytest.raises(KeyError, match=r"expected one of recall@3, .*received 'recall@99'"):
         by_path.value("recall@99")
+    with pytest.raises(KeyError, match=r"expected one of \[0\.0, 0\.5, 1\.0\], received 0\.25"):
+        by_path.value(bias_removal=0.25)

@@ -91,7 +91,7 @@ class Optimizer(Section):
 
 
 class Training(Section):
-    """The loop."""
+    """The training loop: epochs, batches, validation, early stopping, precision, checkpoints."""
 
     epochs: int = Field(default=20, ge=1)
     batch_size: int = Field(default=2048, ge=2)
@@ -126,7 +126,7 @@ class Propensity(Section):
 
 
 class Evaluation(Section):
-    """What is measured, over the full catalogue."""
+    """The evaluation: metrics, the grid of λ and buckets, always over the full catalogue."""
 
     ks: list[int] = Field(default=[10, 20, 50, 100], min_length=1)
     metric: str = "recall@20"

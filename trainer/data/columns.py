@@ -63,7 +63,14 @@ Encoded = Int32 | Bags | Numbers
 
 @dataclass(frozen=True)
 class FeatureTable:
-    """Ids and feature table of one side."""
+    """Feature table of queries or of labels, one row per id.
+
+    Attributes:
+        ids: strings.
+        table: one row per id, in their order; None without a file.
+        id_name: name of the feature that is the id itself.
+        path: of the file, for errors.
+    """
 
     ids: pa.Array
     table: pa.Table | None

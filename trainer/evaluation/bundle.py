@@ -48,9 +48,13 @@ class EvaluationResult:
         Raises:
             KeyError: the metric or the λ was not measured.
         """
-        wanted = self.bias_removal.default if bias_removal is None else bias_removal
-        at = {point.bias_removal: point for point in self.curve}
-        return at[wanted].metrics[metric or self.metric].value
+        at = {point.bias_removal: point.metrics for point in self.curve}
+        chosen, name = self.bias_removal.default if bias_removal is None else bias_removal, metric or self.metric
+        if chosen not in at:
+            raise KeyError(f"bias_removal: expected one of {list(at)}, received {chosen}")
+        if name not in at[chosen]:
+            raise KeyError(f"metric: expected one of {', '.join(at[chosen])}, received {name!r}")
+        return at[chosen][name].value
 
 
 def evaluate(

@@ -55,7 +55,7 @@ class LabelSide:
         cls, embeddings: Float32, bias: Float32 | None, counts: Int64, *,
         training_queries: int, temperature: float, log_pn: Float32, buckets: Buckets,
     ) -> LabelSide:  # fmt: skip
-        """From a model's label side and the training counts."""
+        """From what a model computes of its labels, and their training counts."""
         augmentation = Augmentation.conditioned(temperature, embeddings, log_pn, bias)
         return cls(embeddings, log_pn, bias, counts, training_queries, buckets.assign(counts), augmentation)
 
@@ -63,7 +63,7 @@ class LabelSide:
     def of_bundle(
         cls, labels: Labels, embeddings: Float32, augmentation: Augmentation, *, training_queries: int
     ) -> LabelSide:
-        """From a bundle."""
+        """From the label side of a bundle."""
         return cls(
             embeddings, labels.log_pn, labels.bias, labels.counts, training_queries, labels.buckets, augmentation
         )

@@ -31,7 +31,7 @@ class Embedded(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """What is known of a batch and of the labels its positives are told from; constant in a step.
+    """The labels that a batch's positives are contrasted with, and their log-probabilities; constant in a step.
 
     Attributes:
         positive_B: label rows of the positives, int32.

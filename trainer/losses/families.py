@@ -59,7 +59,7 @@ def refined_softmax(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tens
 
     Example:
         >>> refined_softmax(*row).numpy().round(4)
-        array([-0.2302], dtype=float32)
+        array([-0.2299], dtype=float32)
     """
     odds_B = ops.where(
         ops.all(is_masked(log_weight_BM), axis=1), 0.0, _log_odds(positive_B, negative_BM, log_weight_BM)

@@ -1,10 +1,11 @@
-"""Sparse optimisers: they read and write only the rows a batch touched [DESIGN, Budgets].
+"""Sparse optimisers, which read and write only the rows a batch touched [DESIGN, Budgets]; rates and clipping.
 
 Legend: `U` touched rows, `D` dimensions.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from longtail.trainer import backend
@@ -94,3 +95,16 @@ class LazyAdam:
 
 ROW_OPTIMIZERS: dict[str, type[RowwiseAdagrad] | type[LazyAdam]] = {"adagrad": RowwiseAdagrad, "adam": LazyAdam}
 """Optimisers of embedding tables by the name that a recipe's `[optimizer] embeddings` calls them."""
+
+
+def learning_rate(rate: float, schedule: str, total_steps: int) -> Callable[[Tensor], Tensor]:
+    """The rate of a step by its number from 0: `constant`, or `linear` to 0 at `total_steps`."""
+    end = rate if schedule == "constant" else 0.0
+    decay: Callable[[Tensor], Tensor] = keras.optimizers.schedules.PolynomialDecay(rate, total_steps, end)
+    return decay
+
+
+def clip_scale(gradients: list[Tensor], limit: float) -> Tensor:
+    """Factor, at most 1, that brings the norm of all gradients together down to `limit`; float32 scalar."""
+    norm = ops.sqrt(sum(ops.sum(ops.square(gradient)) for gradient in gradients))
+    return ops.minimum(1.0, limit / ops.maximum(norm, 1e-12))

@@ -9,8 +9,6 @@ Legend: `B` batch, `M` candidates, `C` labels embedded in a step (the B positive
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import keras
 import numpy as np
 
@@ -22,7 +20,7 @@ from longtail.trainer.data.batches import Inputs
 from longtail.trainer.errors import DataError
 from longtail.trainer.losses import LOSSES, BatchLoss, Candidates, Embedded
 from longtail.trainer.model.embedding import Dropout, InputKey, compact_rows, dropout_masks, read_distinct
-from longtail.trainer.model.optimizers import ROW_OPTIMIZERS, RowOptimizer
+from longtail.trainer.model.optimizers import ROW_OPTIMIZERS, RowOptimizer, clip_scale, learning_rate
 from longtail.trainer.model.towers import dropouts
 from longtail.trainer.model.two_tower import LABEL_BIAS, TwoTower, constant
 from longtail.trainer.sampling import SAMPLERS, DrawContext, SamplerSetup
@@ -84,13 +82,13 @@ class TrainStep:
         self._seed = keras.random.SeedGenerator(recipe.seed)
         self._steps_done = keras.Variable(0, dtype="int32", trainable=False, name="step_count")
         optimizer = recipe.optimizer
-        self._row_rate = _schedule(optimizer.embedding_learning_rate, optimizer.schedule, total_steps)
+        self._row_rate = learning_rate(optimizer.embedding_learning_rate, optimizer.schedule, total_steps)
         self._row_optimizers: dict[str, RowOptimizer] = {
             name: ROW_OPTIMIZERS[optimizer.embeddings](table) for name, table in model.tables.items()
         }
         self._dense = model.dense_variables
         self._dense_optimizer = keras.optimizers.Adam(
-            _schedule(optimizer.dense_learning_rate, optimizer.schedule, total_steps)
+            learning_rate(optimizer.dense_learning_rate, optimizer.schedule, total_steps)
         )
         if self._dense:
             self._dense_optimizer.build(self._dense)
@@ -209,7 +207,7 @@ class TrainStep:
         return Embedded(queries_BD, labels_CD, bias_C, ops.exp(-self._model.log_temperature.value))
 
     def _candidates(self, context: DrawContext, drawn: Tensor | None, batch: dict[str, Tensor]) -> Candidates:
-        """The labels that positives are told from, and what weights need to know of them."""
+        """The labels that positives are contrasted with, and what their weights depend on."""
         positive_B = context.positive_B
         if drawn is None:
             candidates = positive_B
@@ -252,7 +250,7 @@ class TrainStep:
     ) -> None:
         """Clip the gradients, and let the optimisers update tables and dense variables."""
         if self._recipe.optimizer.clip_norm is not None:
-            scale = _clip_scale([*row_gradients, *gradients], self._recipe.optimizer.clip_norm)
+            scale = clip_scale([*row_gradients, *gradients], self._recipe.optimizer.clip_norm)
             row_gradients = [gradient * scale for gradient in row_gradients]
             gradients = [gradient * scale for gradient in gradients]
         rate = self._row_rate(self._steps_done.value)
@@ -283,18 +281,6 @@ def check_negatives(recipe: Recipe, *, labels: int, batch_size: int) -> None:
             f"loss.mining.keep: expected at most {own + (sampler.negatives or 0)}, the negatives of a row, "
             f"received {mining.keep}"
         )
-
-
-def _schedule(rate: float, schedule: str, total_steps: int) -> Callable[[Tensor], Tensor]:
-    end = rate if schedule == "constant" else 0.0
-    decay: Callable[[Tensor], Tensor] = keras.optimizers.schedules.PolynomialDecay(rate, total_steps, end)
-    return decay
-
-
-def _clip_scale(gradients: list[Tensor], limit: float) -> Tensor:
-    """Factor that brings the norm of all gradients together down to `limit`."""
-    norm = ops.sqrt(sum(ops.sum(ops.square(gradient)) for gradient in gradients))
-    return ops.minimum(1.0, limit / ops.maximum(norm, 1e-12))
 
 
 def _side(inputs: dict[InputKey, Tensor], side: str) -> dict[str, Tensor]:

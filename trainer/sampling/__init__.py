@@ -1,7 +1,7 @@
 """Where negatives come from [METHODS §2.1].
 
-`independent.py` and `conditional.py` have the samplers; `projection.py` and `tree_fit.py` fit the tree that
-`adversarial` draws from; `streaming.py` estimates label frequencies while training.
+`independent.py` and `conditional.py` have the samplers; `proposal.py`, with `projection.py` and `tree_fit.py`, fits
+the tree that `adversarial` draws from; `streaming.py` estimates label frequencies while training.
 """
 
 from collections.abc import Callable

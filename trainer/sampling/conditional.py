@@ -69,7 +69,9 @@ def adversarial(
 
     def draw(seed: SeedGenerator, context: DrawContext) -> Tensor:
         shape = (setup.batch_size, negatives)
-        return backend.gather(labels_of, _descend(right_log_odds, project(context.inputs), proposal.depth, shape, seed))
+        return backend.gather(
+            labels_of, _sample_leaves(right_log_odds, project(context.inputs), proposal.depth, shape, seed)
+        )
 
     def log_q(context: DrawContext, labels: Tensor) -> Tensor:
         return _log_path(right_log_odds, project(context.inputs), proposal.depth, backend.gather(leaves_L, labels))
@@ -133,7 +135,7 @@ def model(setup: SamplerSetup, *, negatives: int, features: int = 128, bandwidth
         return ops.concatenate([ops.cos(angles), ops.sin(angles)], axis=1) * scale
 
     def draw(seed: SeedGenerator, context: DrawContext) -> Tensor:
-        return _descend(right_log_odds, features_of(context), depth, (setup.batch_size, negatives), seed)
+        return _sample_leaves(right_log_odds, features_of(context), depth, (setup.batch_size, negatives), seed)
 
     def log_q(context: DrawContext, labels_of: Tensor) -> Tensor:
         return _log_path(right_log_odds, features_of(context), depth, labels_of)
@@ -149,7 +151,7 @@ def model(setup: SamplerSetup, *, negatives: int, features: int = 128, bandwidth
     )
 
 
-def _descend(
+def _sample_leaves(
     right_log_odds: RightLogOdds, rows_BK: Tensor, depth: int, shape: tuple[int, int], seed: SeedGenerator
 ) -> Tensor:
     """Leaves reached by ancestral sampling, int32 of `shape`, numbered from 0 left to right."""

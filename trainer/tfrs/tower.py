@@ -72,7 +72,7 @@ class QueryTower:
             _embed_constants(model, graph)
             content: bytes = model.SerializeToString()
             onnx_session(content, "query tower")
-        # Both raise whatever they like; tf2onnx passes over what it cannot convert, which ONNX Runtime then refuses.
+        # Both raise errors of any type; what tf2onnx silently leaves unconverted, ONNX Runtime refuses.
         except Exception as error:
             raise ExportError(
                 "query tower: expected operations that ONNX has; for look-ups of strings, hashing and text, give a "
@@ -132,7 +132,7 @@ def _embed_constants(model: onnx.ModelProto, graph: Any) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide what is no news: a name that tf2onnx asks NumPy for, the process's look-up tables, what is raised anyway."""
+    """Hide tf2onnx' FutureWarning, and log lines about look-up tables and about errors that are raised as well."""
     loggers = tf.get_logger(), logging.getLogger("tf2onnx")
     levels = [logger.level for logger in loggers]
     for logger in loggers:
