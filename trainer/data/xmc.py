@@ -165,9 +165,9 @@ def _parsed(text: bytes, sizes: _Sizes, line: int, path: Path) -> _Block:
         features, values = _numbers(entry_text, int(entries_before[-1]), [pa.int32(), pa.float32()])
         labels, labels_per_row = _labels(label_text)
     except pa.ArrowInvalid as error:
-        raise _complaint(text, sizes, line, path) from error
+        raise _format_error(text, sizes, line, path) from error
     if not (_below(features, sizes.features) and _below(labels, sizes.labels) and np.isfinite(values).all()):
-        raise _complaint(text, sizes, line, path)
+        raise _format_error(text, sizes, line, path)
     return _Block(np.diff(entries_before).astype(np.int32), features, values, labels_per_row, labels)
 
 
@@ -210,7 +210,7 @@ def _below(numbers: Int32, bound: int) -> bool:
     return len(numbers) == 0 or bool(numbers.min() >= 0 and numbers.max() < bound)
 
 
-def _complaint(text: bytes, sizes: _Sizes, line: int, path: Path) -> DataError:
+def _format_error(text: bytes, sizes: _Sizes, line: int, path: Path) -> DataError:
     """What is wrong with these lines: the first entry that cannot be read, found one by one."""
     lines = text.split(b"\n")
     for number, content in enumerate(lines, line):

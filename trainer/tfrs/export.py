@@ -31,7 +31,7 @@ from longtail.bundle import (
 )
 from longtail.bundle.arrays import Array, Float32, Int64
 from longtail.trainer.errors import ExportError
-from longtail.trainer.export.parity import check_parity
+from longtail.trainer.export.onnx import check_parity
 from longtail.trainer.tfrs.retrieval import SampledRetrieval
 from longtail.trainer.tfrs.tower import Inputs, QueryTower, split_lookup
 
