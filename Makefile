@@ -4,13 +4,16 @@ TFRS_VENV := .venv-tfrs
 TOOLS_VENV := .venv-tools
 PORT ?= 8000
 
-.PHONY: demo test check format audit bench bench-seeds clean
+.PHONY: demo test quick check format audit bench bench-seeds clean
 
 demo: $(VENV)/.installed  ## Train, index and serve MovieLens 100K; ONESHOT=1 stops after the first query.
 	$(VENV)/bin/python demo.py --port $(PORT) $(if $(ONESHOT),--oneshot)
 
 test: $(VENV)/.installed $(TFRS_VENV)/.installed $(TOOLS_VENV)/.installed check  ## Everything: lint, types, the whole suite.
 	PATH="$$PATH:$(CURDIR)/$(TOOLS_VENV)/bin" LONGTAIL_TFRS_PYTHON=$(TFRS_VENV)/bin/python $(VENV)/bin/python -m pytest
+
+quick: $(VENV)/.installed  ## The tests that need no other process, no browser and no TFRS, on both cores.
+	$(VENV)/bin/python -m pytest --numprocesses 2 --maxschedchunk 4 -m 'not process and not slow'
 
 audit: $(TOOLS_VENV)/.installed  ## Known vulnerabilities of what the images install.
 	for image in serving serving-gpu trainer; do \

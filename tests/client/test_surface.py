@@ -85,6 +85,7 @@ def test_settings_that_cannot_be(kind: type[Client], settings: dict[str, object]
     assert KEY not in str(raised.value)
 
 
+@pytest.mark.process
 def test_nothing_but_httpx_and_the_standard_library_is_needed() -> None:
     blocked = (
         "numpy",

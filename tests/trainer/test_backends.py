@@ -14,6 +14,8 @@ from longtail.trainer.evaluation.bundle import evaluate
 from longtail.trainer.evaluation.report import evaluation_markdown
 from tests.trainer.conftest import Finished
 
+pytestmark = pytest.mark.process
+
 STEPS = """
 import sys
 import numpy as np

@@ -130,6 +130,7 @@ SAMPLED: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 def test_sampling_with_dropout_goes_on_after_a_kill_to_the_last_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
