@@ -82,7 +82,7 @@ def test_without_validation_the_last_epoch_is_kept(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_run_that_is_done_is_only_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = run(tmp_path, data(), epochs=2)
-    monkeypatch.setattr("longtail.trainer.train._batches", lambda *_, **__: pytest.fail("trains again"))
+    monkeypatch.setattr("longtail.trainer.train.epoch_batches", lambda *_, **__: pytest.fail("trains again"))
 
     again = run(tmp_path, data(), epochs=2)
 
