@@ -27,8 +27,8 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from schemathesis import Case, GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from longtail.index import IndexSpec, Releases, build
-from longtail.serving.http.auth import OPEN
+from longtail.index import IndexSpec, Releases, build_index
+from longtail.serving.http.auth import OPEN_PATHS
 from longtail.serving.http.schemas.operations import ErrorAnswer
 from tests.bundles import make_bundle
 from tests.end_to_end.hostile import ADMIN_KEY, API_KEY, BODIES, Hostile, hostile
@@ -52,7 +52,7 @@ NOT_HTTP = b"Invalid HTTP request received."
 def releases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("hostile")
     make_bundle(label_tower=True).write(root / "bundle")
-    build(root / "bundle", root / "releases", spec=IndexSpec("flat"), name="only")
+    build_index(root / "bundle", root / "releases", spec=IndexSpec("flat"), name="only")
     Releases(root / "releases").publish("only")
     return root / "releases"
 
@@ -132,7 +132,7 @@ def test_requests_that_fit_the_release_are_answered(releases: Path, tmp_path: Pa
         strangers = explored(service, document, [GenerationMode.POSITIVE])
     for path in BODIES:
         assert statuses[f"POST {path}", 200] > 0, f"no valid request for {path} was made"
-    assert {status for label, status in strangers if label.split()[1] not in OPEN} == {401}
+    assert {status for label, status in strangers if label.split()[1] not in OPEN_PATHS} == {401}
 
 
 def explored(
