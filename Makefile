@@ -28,7 +28,7 @@ format: $(VENV)/.installed
 	$(VENV)/bin/ruff check --fix .
 
 docs: $(DOCS_VENV)/.installed  ## The site, into build/docs: warnings are errors, every link inside it is checked.
-	$(DOCS_VENV)/bin/sphinx-build --fail-on-warning --keep-going --quiet -b html docs build/docs
+	$(DOCS_VENV)/bin/sphinx-build --fail-on-warning --keep-going --fresh-env --quiet -b html docs build/docs
 	$(DOCS_VENV)/bin/python docs/check_links.py build/docs
 
 bench: $(VENV)/.installed $(TFRS_VENV)/.installed  ## The tables of benchmarks/RESULTS.md that need no data set.
@@ -47,7 +47,7 @@ bench-seeds: $(VENV)/.installed  ## The papers' findings: hours, resumable; QUIC
 	$(VENV)/bin/python -m benchmarks.seeds --data data $(if $(QUICK),--quick)
 
 clean:
-	rm -rf $(VENV) $(TFRS_VENV) $(TOOLS_VENV) $(DOCS_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) $(TFRS_VENV) $(TOOLS_VENV) $(DOCS_VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

@@ -23,8 +23,8 @@ import pyarrow.parquet as pq
 
 from longtail.bundle import Bundle
 from longtail.index import Searcher
-from longtail.index.construct.train import train_index
-from longtail.index.manifest import Effort
+from longtail.index.construct.tuning import train_index
+from longtail.index.manifests import Effort
 from longtail.index.search.band import Band
 from longtail.serving import Encoder
 from longtail.serving.core.ranking import Batch, IndexRanker

@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks.index_recall import synthetic_bundle
 from longtail.bundle import Bundle
 from longtail.index import Filter, IndexSpec, Searcher
-from longtail.index.construct.bands import construct
+from longtail.index.construct.tuning import tune_index
 
 K = 20
 QUERIES = 64
@@ -33,7 +33,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--labels", type=int, default=200_000)
     bundle = synthetic_bundle(parser.parse_args().labels)
-    built = construct(bundle, IndexSpec("ivf_flat"), "cpu", lambda _: None)
+    built = tune_index(bundle, IndexSpec("ivf_flat"), "cpu", lambda _: None)
     searcher = Searcher(bundle, built.bands, built.chosen.effort)
     faiss.omp_set_num_threads(1)
     queries = bundle.augmentation.queries(bundle.calibration_queries[:QUERIES], 0.5)

@@ -21,13 +21,13 @@ import faiss
 import numpy as np
 
 from longtail.bundle import Augmentation, Buckets, Bundle, log_frequencies
-from longtail.index import Filter, IndexSpec, Releases, Searcher, build_index
-from longtail.index.construct.bands import construct
+from longtail.bundle.arrays import Int64
+from longtail.index import Filter, IndexSpec, Releases, Searcher, build
 from longtail.index.construct.recall import Calibration
-from longtail.index.construct.train import train_index
-from longtail.index.manifest import Effort, Kind
+from longtail.index.construct.tuning import train_index, tune_index
+from longtail.index.manifests import Effort, Kind
 from longtail.index.search.band import Band
-from longtail.index.search.exact import ExactRows, Int64
+from longtail.index.search.exact import ExactRows
 from tests.bundles import make_bundle
 
 DIM = 64
@@ -67,7 +67,7 @@ def synthetic_bundle(labels: int, *, seed: int = 0) -> Bundle:
     log_pn = log_frequencies(counts).astype(np.float32)
     buckets = Buckets.by_quantile(counts)
     plain = make_bundle(labels=labels, dim=DIM)
-    augmentation = Augmentation.conditioned(TEMPERATURE, embeddings, log_pn, None)
+    augmentation = Augmentation.fitted(TEMPERATURE, embeddings, log_pn, None)
     return dataclasses.replace(
         plain,
         embeddings=embeddings,
@@ -100,7 +100,7 @@ def print_recall_table(bundle: Bundle) -> None:
         band = Band("all", kind, factory, index, np.arange(len(rows)))
         _print_row(name, f"probes {probes}", seconds, calibration, Searcher(bundle, [band], Effort(probes=probes)))
     for text in ("ivf_flat", "ivf_pq"):
-        built = construct(bundle, IndexSpec(text, recall_floor=0), "cpu", lambda _: None)
+        built = tune_index(bundle, IndexSpec(text, recall_floor=0), "cpu", lambda _: None)
         effort = built.chosen.effort
         setting = f"head {built.chosen.head}, probes {effort.probes}, refine {effort.refine}"
         searcher = Searcher(bundle, built.bands, effort)
@@ -151,7 +151,7 @@ def print_release_times(bundle: Bundle) -> None:
         root = Path(folder)
         bundle.write(root / "bundle")
         started = time.perf_counter()
-        manifest = build_index(root / "bundle", root / "releases", spec=IndexSpec("auto"), report=print)
+        manifest = build(root / "bundle", root / "releases", spec=IndexSpec("auto"), report=print)
         built = time.perf_counter() - started
         started = time.perf_counter()
         release = Releases(root / "releases").open(manifest.name)

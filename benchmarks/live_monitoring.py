@@ -14,12 +14,20 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import typer
 
-from longtail.serving.monitoring import Answered, Baseline, Event, Live, baseline_of, fingerprints
+from longtail.serving.monitoring import (
+    AnsweredBatch,
+    AnswerFeedback,
+    Baseline,
+    LiveFigures,
+    fingerprints,
+    measure_baseline,
+)
 
 _DRAWN = 200
 
@@ -36,34 +44,37 @@ def _measure(state: Path, labels: int, k: int, batch: int, rate: int, seconds: f
     buckets_L = np.repeat(np.arange(3, dtype=np.int8), [labels // 3, labels // 3, labels - 2 * (labels // 3)])
     drawn = [_answered(rng, counts_L, buckets_L, batch, k) for _ in range(_DRAWN)]
     begun = time.time()
-    live = Live(state, max_answers=1_000_000, clock=lambda: begun + 60 * (time.time() - begun))
-    begin = _timed(lambda: live.begin("benchmark", buckets_L, _baseline(rng, counts_L, buckets_L, k)), 1)
-    live.answered(drawn[0])
+    live = LiveFigures(state, max_answers=1_000_000, clock=lambda: begun + 60 * (time.time() - begun))
+    begin = _timed(lambda: live.begin_release("benchmark", buckets_L, _baseline(rng, counts_L, buckets_L, k)), 1)
+    live.count_answers(drawn[0])
     before, answered_seconds, events_seconds = _private_mb(), [], []
     waiting, cpu_before = _named(drawn), _thread_cpu()
     for number in range(int(seconds * rate / batch)):
         names, answered = next(waiting)
         start = time.perf_counter()
-        live.answered(answered)
+        live.count_answers(answered)
         answered_seconds.append(time.perf_counter() - start)
         if number % 4 == 0:
-            events = [Event(name, 0, [f"item-{answered.rows_N[row * k]}"], [0]) for row, name in enumerate(names[::3])]
+            events = [
+                AnswerFeedback(name, 0, [f"item-{answered.rows_N[row * k]}"], [0])
+                for row, name in enumerate(names[::3])
+            ]
             start = time.perf_counter()
-            live.events(events)
+            live.record_feedback(events)
             events_seconds.append(time.perf_counter() - start)
         time.sleep(max(0.0, begun + (number + 1) * batch / rate - time.time()))
     cpu = (_thread_cpu() - cpu_before) / (time.time() - begun)
     grown = _private_mb() - before
     report = [_timed(live.report, 1) for _ in range(3) if time.sleep(0.02) is None]
     columns = [
-        (f"answered(), {batch} × {k} labels, median", f"{np.median(answered_seconds) * 1e6:.0f} µs"),
-        ("answered(), 99 %", f"{np.quantile(answered_seconds, 0.99) * 1e6:.0f} µs"),
-        ("request()", f"{_timed(lambda: live.request(0.004, 200), 100_000) * 1e6:.2f} µs"),
-        ("shed()", f"{_timed(live.shed, 100_000) * 1e6:.2f} µs"),
-        (f"events() of {len(events)}, on the disk, median", f"{np.median(events_seconds) * 1e3:.1f} ms"),
+        (f"count_answers(), {batch} × {k} labels, median", f"{np.median(answered_seconds) * 1e6:.0f} µs"),
+        ("count_answers(), 99 %", f"{np.quantile(answered_seconds, 0.99) * 1e6:.0f} µs"),
+        ("count_request()", f"{_timed(lambda: live.count_request(0.004, 200), 100_000) * 1e6:.2f} µs"),
+        ("count_shed()", f"{_timed(live.count_shed, 100_000) * 1e6:.2f} µs"),
+        (f"record_feedback() of {len(events)}, on the disk, median", f"{np.median(events_seconds) * 1e3:.1f} ms"),
         ("background thread, share of a core", f"{cpu:.1%}"),
         ("report(), median of 3", f"{np.median(report) * 1e3:.0f} ms"),
-        ("begin()", f"{begin * 1e3:.0f} ms"),
+        ("begin_release()", f"{begin * 1e3:.0f} ms"),
         ("private memory grown while fed", f"{grown:.1f} MB"),
         ("files", f"{sum(path.stat().st_size for path in state.rglob('*') if path.is_file()) / 1e6:.0f} MB"),
     ]
@@ -73,9 +84,11 @@ def _measure(state: Path, labels: int, k: int, batch: int, rate: int, seconds: f
     live.close()
 
 
-def _answered(rng: np.random.Generator, counts_L: np.ndarray, buckets_L: np.ndarray, batch: int, k: int) -> Answered:
+def _answered(
+    rng: np.random.Generator, counts_L: np.ndarray, buckets_L: np.ndarray, batch: int, k: int
+) -> AnsweredBatch:
     rows = (rng.zipf(1.2, batch * k) % len(counts_L)).astype(np.int64)
-    return Answered(
+    return AnsweredBatch(
         release="benchmark",
         request_ids=[""] * batch,
         places=[0] * batch,
@@ -89,7 +102,7 @@ def _answered(rng: np.random.Generator, counts_L: np.ndarray, buckets_L: np.ndar
     )
 
 
-def _named(drawn: list[Answered]) -> Iterator[tuple[list[str], Answered]]:
+def _named(drawn: list[AnsweredBatch]) -> Iterator[tuple[list[str], AnsweredBatch]]:
     """The drawn batches over and over, each under request ids of its own."""
     number = 0
     while True:
@@ -98,13 +111,13 @@ def _named(drawn: list[Answered]) -> Iterator[tuple[list[str], Answered]]:
             number += 1
             yield (
                 names,
-                Answered(**{name: getattr(answered, name) for name in Answered.__slots__} | {"request_ids": names}),
+                replace(answered, request_ids=names),
             )
 
 
 def _baseline(rng: np.random.Generator, counts_L: np.ndarray, buckets_L: np.ndarray, k: int) -> Baseline | None:
     rows = rng.zipf(1.2, (500, k)) % len(counts_L)
-    return baseline_of(rng.normal(size=rows.shape).astype(np.float32), rows, buckets_L, counts_L, 0.5, k)
+    return measure_baseline(rng.normal(size=rows.shape).astype(np.float32), rows, buckets_L, counts_L, 0.5, k)
 
 
 def _timed(work: Callable[[], object], times: int) -> float:

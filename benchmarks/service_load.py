@@ -32,7 +32,7 @@ import numpy as np
 import typer
 
 from benchmarks.index_recall import synthetic_bundle
-from longtail.index import IndexSpec, Releases, build_index
+from longtail.index import IndexSpec, Releases, build
 from longtail.serving import Encoder
 from tests.serving.process import free_port, server
 
@@ -134,7 +134,7 @@ def clustered_release(directory: Path, labels: int) -> Path:
     root = directory / f"clustered-{labels}"
     if Releases(root / "releases").current() is None:
         synthetic_bundle(labels).write(root / "bundle")
-        build_index(root / "bundle", root / "releases", spec=IndexSpec("auto"), name="clustered")
+        build(root / "bundle", root / "releases", spec=IndexSpec("auto"), name="clustered")
         Releases(root / "releases").publish("clustered")
     return root / "releases"
 

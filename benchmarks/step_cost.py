@@ -28,8 +28,10 @@ def longtail_step(labels: int, optimizer: str) -> Callable[[np.ndarray, np.ndarr
     import pyarrow as pa
 
     from longtail.trainer.config import Recipe
-    from longtail.trainer.data.dataset import Dataset, Pairs
+    from longtail.trainer.data.dataset import Dataset
     from longtail.trainer.data.encode import Encoding
+    from longtail.trainer.data.pairs import Pairs
+    from longtail.trainer.model.step import TrainStep
     from longtail.trainer.model.two_tower import TwoTower
 
     recipe = Recipe.model_validate(
@@ -48,13 +50,12 @@ def longtail_step(labels: int, optimizer: str) -> Callable[[np.ndarray, np.ndarr
     nothing = pairs.take(slice(0))
     dataset = Dataset(query_ids, label_ids, pairs, nothing, nothing, None, None, ordered=False)
     log_pi = np.full(labels, -np.log(labels))
-    model = TwoTower(
-        recipe, Encoding.fit(recipe, dataset), log_pi, batch_size=BATCH, total_steps=1, pairs=len(dataset.train)
-    )
+    model = TwoTower(recipe, Encoding.fit(recipe, dataset), labels)
+    train_step = TrainStep(model, log_pi, batch_size=BATCH, total_steps=1, pairs=len(dataset.train))
     weight = np.ones(BATCH, np.float32)
 
     def step(queries: np.ndarray, positives: np.ndarray) -> object:
-        return float(model.train_step({"query": queries + 1, "_positive": positives, "_weight": weight}))
+        return float(train_step({"query": queries + 1, "_positive": positives, "_weight": weight}))
 
     return step
 

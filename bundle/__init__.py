@@ -1,7 +1,7 @@
 """The contract between trainer, index and service: a directory that describes itself (FORMAT.md)."""
 
 from longtail.bundle.augment import Augmentation
-from longtail.bundle.bundle import Bundle, read_manifest, verify_files
+from longtail.bundle.bundle import Bundle
 from longtail.bundle.errors import (
     BundleCorruptError,
     BundleError,
@@ -19,6 +19,7 @@ from longtail.bundle.errors import (
 )
 from longtail.bundle.features import EXPECTS, FeatureReader, Features, Inputs
 from longtail.bundle.frequency import BUCKET_NAMES, Buckets, log_frequencies
+from longtail.bundle.integrity import read_manifest, verify_files
 from longtail.bundle.label_log import Hide, LabelChanges, LabelLog, LabelRecord, Position, Restore, Tail, Upsert, replay
 from longtail.bundle.labels import Labels
 from longtail.bundle.manifest import (
@@ -33,9 +34,8 @@ from longtail.bundle.manifest import (
 )
 from longtail.bundle.proposal import Proposal
 from longtail.bundle.store import atomic_directory, refuse_existing, remove_stale, replace_file, sha256_of
-from longtail.bundle.text import hash_token, tokenize
-from longtail.bundle.tower import Tower
-from longtail.bundle.vocabulary import OUT_OF_VOCABULARY, Vocabulary
+from longtail.bundle.tower import Tower, onnx_session
+from longtail.bundle.vocabulary import OUT_OF_VOCABULARY, Vocabulary, hash_token, tokenize
 
 __all__ = [
     "BUCKET_NAMES",
@@ -83,6 +83,7 @@ __all__ = [
     "atomic_directory",
     "hash_token",
     "log_frequencies",
+    "onnx_session",
     "read_manifest",
     "refuse_existing",
     "remove_stale",

@@ -1,9 +1,10 @@
-"""One inner product that holds the whole dial: `row · query = T · s_λ(x, y)` [METHODS §6].
+"""Augmented label rows and queries, whose inner product is T · s_λ(x, y), the score at any λ [METHODS §6].
 
-A label's row is `[v, κ·log p_n, κ_b·b]`; a query is `[u, λ·T/κ, T/κ_b]`. Training's evaluation, the
-index build and the service all use these two functions, so what was measured is what is served.
+A label's row is `[v, κ·log p_n, κ_b·b]`; a query is `[u, λ·T/κ, T/κ_b]`. Offline evaluation, the index build and the
+service all use these two functions, so what was measured is what is served. κ and κ_b cancel in the product; they
+only scale the added coordinates, which matters to a quantiser.
 
-Legend: `L` labels, `B` queries, `D` embedding dimensions; `κ` conditions a quantiser and cancels out.
+Legend: `L` labels, `B` queries, `D` embedding dimensions.
 """
 
 from __future__ import annotations
@@ -11,9 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-Float32 = npt.NDArray[np.float32]
+from longtail.bundle.arrays import Float32
 
 
 @dataclass(frozen=True)
@@ -60,12 +60,18 @@ class Augmentation:
         return queries_BE
 
     @classmethod
-    def conditioned(
+    def fitted(
         cls, temperature: float, embeddings_LD: Float32, log_pn_L: Float32, bias_L: Float32 | None
     ) -> Augmentation:
-        """κ (and κ_b) that give the added coordinates the spread of a typical embedding coordinate.
+        """The augmentation whose κ (and κ_b) give the added coordinates the spread of a typical embedding coordinate.
 
         A quantiser then spends its cells on all coordinates alike; exact search does not depend on κ.
+
+        Args:
+            temperature: T.
+            embeddings_LD: float32, label embeddings.
+            log_pn_L: float32, nats.
+            bias_L: float32, logits, or None for a model without label bias.
         """
         spread = float(np.sqrt(np.mean(np.var(embeddings_LD, axis=0, dtype=np.float64)))) or 1.0
 

@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 from pydantic import JsonValue
 
-from longtail.bundle.errors import BundleInvariantError, DisplayError
-from longtail.bundle.wording import received
+from longtail.bundle.errors import BundleInvariantError, DisplayError, describe
 
 Display = Mapping[str, JsonValue]
 
@@ -58,13 +57,13 @@ class DisplayColumns:
         for name, value in display.items():
             field = f"display.{name[:_LONGEST_NAME]}"
             if name not in names:
-                message = f"expected one of the display columns {names}, received {received(name)}"
+                message = f"expected one of the display columns {names}, received {describe(name)}"
                 raise DisplayError(message, row=row, field=field)
             try:
                 given[name] = self._taken(name, value)
             except (pa.ArrowException, TypeError, ValueError, OverflowError):
                 type_ = self._table.schema.field(name).type
-                message = f"expected a value that a column of {type_} can hold, received {received(value)}"
+                message = f"expected a value that a column of {type_} can hold, received {describe(value)}"
                 raise DisplayError(message, row=row, field=field) from None
         return {name: given.get(name, known.get(name)) for name in names}
 

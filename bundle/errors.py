@@ -1,5 +1,9 @@
 """What can be wrong with a bundle. Every message says what was expected, what was found, and where."""
 
+from __future__ import annotations
+
+import json
+
 
 class BundleError(Exception):
     """Base of everything this package raises."""
@@ -29,6 +33,12 @@ class BundleInvariantError(BundleError):
     def __init__(self, invariant: str, *, expected: object, found: object) -> None:
         super().__init__(f"bundle invariant broken: {invariant}: expected {expected}, found {found}")
         self.invariant = invariant
+
+
+def require(invariant: str, holds: bool, expected: object, found: object) -> None:
+    """Raise BundleInvariantError unless the invariant holds."""
+    if not holds:
+        raise BundleInvariantError(invariant, expected=expected, found=found)
 
 
 class InputError(BundleError, ValueError):
@@ -73,3 +83,26 @@ class LabelLogCorruptError(LabelLogError):
 
 class LabelLogVersionError(LabelLogError):
     """The log was written by a newer Longtail."""
+
+
+_LONGEST = 60
+"""Characters of a string that an error message repeats."""
+
+
+def describe(value: object) -> str:
+    """A received JSON value for an error message: short, on one line, whatever a client sent.
+
+    Such as `"abc"`, `-3`, `a list of 3`, `an integer of 401 digits`.
+    """
+    if isinstance(value, list | tuple):
+        return f"a list of {len(value)}"
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, str):
+        shown = json.dumps(value[: _LONGEST + 1], ensure_ascii=False)
+        return shown if len(value) <= _LONGEST else f"{shown[:_LONGEST]}… ({len(value)} characters)"
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**18:
+        return f"an integer of {len(str(abs(value)))} digits"
+    if value is None or isinstance(value, bool | int | float):
+        return json.dumps(value)
+    return type(value).__name__

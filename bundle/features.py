@@ -12,17 +12,15 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import JsonValue
 
-from longtail.bundle.errors import FeatureError
+from longtail.bundle.arrays import Array, Float32, Int32
+from longtail.bundle.errors import FeatureError, describe
 from longtail.bundle.manifest import Feature
-from longtail.bundle.text import hash_token, tokenize
-from longtail.bundle.vocabulary import OUT_OF_VOCABULARY, Vocabulary
-from longtail.bundle.wording import received
+from longtail.bundle.vocabulary import OUT_OF_VOCABULARY, Vocabulary, hash_token, tokenize
 
 Features = Mapping[str, JsonValue]
-Inputs = dict[str, npt.NDArray[np.generic]]
+Inputs = dict[str, Array]
 
 EXPECTS = {
     "id": "an id (a string or an integer)",
@@ -67,7 +65,7 @@ class FeatureReader:
             if not features.keys() <= self._names:
                 unknown = next(name for name in features if name not in self._names)
                 names = [feature.name for feature in self.features]
-                message = f"expected one of the features {names}, received {received(unknown)}"
+                message = f"expected one of the features {names}, received {describe(unknown)}"
                 raise _error(row, unknown[:_LONGEST_NAME], message)
         inputs: Inputs = {}
         for feature in self.features:
@@ -97,7 +95,7 @@ class FeatureReader:
     def _vocabulary(self, feature: Feature) -> Vocabulary:
         return self._vocabularies[str(feature.vocabulary)]
 
-    def _ids(self, feature: Feature, values_B: Sequence[JsonValue]) -> npt.NDArray[np.int32]:
+    def _ids(self, feature: Feature, values_B: Sequence[JsonValue]) -> Int32:
         given_B: list[JsonValue] = [value for value in values_B if value is not None]
         ids = _strings(given_B)
         if isinstance(ids, int):
@@ -110,9 +108,7 @@ class FeatureReader:
         rows_B[[value is not None for value in values_B]] = rows
         return rows_B
 
-    def _bags(
-        self, feature: Feature, values_B: Sequence[JsonValue], width: int | None
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+    def _bags(self, feature: Feature, values_B: Sequence[JsonValue], width: int | None) -> tuple[Int32, Float32]:
         """Rows and weights of each value's last `max_length` entries, [B, P]."""
         kept = slice(-(feature.max_length or 1), None)
         ids: list[str] = []
@@ -146,7 +142,7 @@ class FeatureReader:
         return rows_BP, weights_BP
 
 
-def _padded(rows: list[int], lengths: list[int], width: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+def _padded(rows: list[int], lengths: list[int], width: int) -> tuple[Int32, Float32]:
     """Rows side by side as [B, P], with weight 1 each."""
     shape = len(lengths), width
     if len(rows) == len(lengths) * width:
@@ -169,7 +165,7 @@ def _strings(values: list[JsonValue]) -> list[str] | int:
     return ids
 
 
-def _numbers(feature: Feature, values_B: Sequence[JsonValue]) -> npt.NDArray[np.float32]:
+def _numbers(feature: Feature, values_B: Sequence[JsonValue]) -> Float32:
     return np.array(
         [feature.missing if value is None else _number(value, row, feature.name) for row, value in enumerate(values_B)],
         np.float32,
@@ -180,12 +176,12 @@ def _number(value: JsonValue, row: int, name: str) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise _error(row, name, _expected("number", value))
     if not abs(value) <= _LARGEST_FLOAT32:
-        raise _error(row, name, f"expected {EXPECTS['number']} that float32 can hold, received {received(value)}")
+        raise _error(row, name, f"expected {EXPECTS['number']} that float32 can hold, received {describe(value)}")
     return float(value)
 
 
 def _expected(kind: str, value: JsonValue) -> str:
-    return f"expected {EXPECTS[kind]}, received {received(value)}"
+    return f"expected {EXPECTS[kind]}, received {describe(value)}"
 
 
 def _error(row: int, name: str, message: str) -> FeatureError:

@@ -8,16 +8,15 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field
+
+from longtail.bundle.arrays import Float64, Int8, Int64
 
 BUCKET_NAMES = ("head", "torso", "tail")
 HEAD, TORSO, TAIL = range(3)
 
 
-def log_frequencies(
-    counts_L: npt.NDArray[np.int64] | npt.NDArray[np.float64], *, smoothing: float = 0.5
-) -> npt.NDArray[np.float64]:
+def log_frequencies(counts_L: Int64 | Float64, *, smoothing: float = 0.5) -> Float64:
     """Smoothed log label frequencies `log π_y = log((count_y + a) / (N + a·L))` [METHODS §2.2].
 
     Never clipped: a label of frequency 1e-9 keeps a log of −20.7, and a label that was never seen
@@ -41,7 +40,7 @@ def log_frequencies(
     if not smoothing > 0:
         raise ValueError(f"log_frequencies: expected smoothing > 0, received {smoothing}")
     smoothed_L = counts_L.astype(np.float64) + smoothing
-    log_L: npt.NDArray[np.float64] = np.log(smoothed_L) - np.log(smoothed_L.sum())
+    log_L: Float64 = np.log(smoothed_L) - np.log(smoothed_L.sum())
     return log_L
 
 
@@ -59,7 +58,7 @@ class Buckets(BaseModel):
     tail_upto: float = Field(ge=0)
 
     @classmethod
-    def by_quantile(cls, counts_L: npt.NDArray[np.int64], *, lower: float = 0.33, upper: float = 0.66) -> Buckets:
+    def by_quantile(cls, counts_L: Int64, *, lower: float = 0.33, upper: float = 0.66) -> Buckets:
         """Thresholds at quantiles of the counts of labels seen in training [R21 §5.2]."""
         seen = counts_L[counts_L > 0]
         if seen.size == 0:
@@ -76,7 +75,7 @@ class Buckets(BaseModel):
             )
         return cls(scheme="count", head_above=head_from - 1, tail_upto=torso_from - 1)
 
-    def assign(self, counts_L: npt.NDArray[np.int64]) -> npt.NDArray[np.int8]:
+    def assign(self, counts_L: Int64) -> Int8:
         """Bucket of every label: int8 [L], 0 head, 1 torso, 2 tail (`BUCKET_NAMES`)."""
         buckets = np.full(counts_L.shape, TAIL, dtype=np.int8)
         buckets[counts_L > self.tail_upto] = TORSO

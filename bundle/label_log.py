@@ -42,7 +42,7 @@ class _Change(BaseModel):
 
 
 class Upsert(_Change):
-    """A label is added, or a known one embedded anew; it is no longer hidden."""
+    """A label is added, or a known one embedded again; it is no longer hidden."""
 
     op: Literal["upsert"] = "upsert"
     features: dict[str, JsonValue]

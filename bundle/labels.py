@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from longtail.bundle.arrays import Array, Float32, Int8, Int64
 from longtail.bundle.errors import BundleInvariantError
 
 _COLUMNS = {
@@ -35,15 +34,15 @@ class Labels:
     """
 
     ids: pa.Array
-    counts: npt.NDArray[np.int64]
-    log_pn: npt.NDArray[np.float32]
-    buckets: npt.NDArray[np.int8]
-    bias: npt.NDArray[np.float32] | None
+    counts: Int64
+    log_pn: Float32
+    buckets: Int8
+    bias: Float32 | None
     display: pa.Table
 
     def write(self, path: Path) -> None:
         """Write as Parquet; raises ValueError if a display column takes a reserved name."""
-        columns: dict[str, pa.Array | npt.NDArray[np.generic]] = {
+        columns: dict[str, pa.Array | Array] = {
             "label_id": self.ids,
             "count": self.counts,
             "log_pn": self.log_pn,

@@ -139,9 +139,9 @@ class Manifest(_Record):
     files: dict[str, FileRecord] = {}
 
     @property
-    def knows_upto(self) -> datetime:
-        """The time from which on the model can know nothing, UTC: when its data was read (`training_data.read_at`);
-        for bundles that do not say, when it was made.
+    def data_until(self) -> datetime:
+        """When the training data was read, UTC (`training_data.read_at`): the model has nothing later. For bundles
+        that do not say, when the bundle was made.
         """
         read_at = self.training_data.get("read_at")
         return utc(self.created_at if read_at is None else datetime.fromisoformat(str(read_at)))

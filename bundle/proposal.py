@@ -24,11 +24,8 @@ from zipfile import BadZipFile
 import numpy as np
 import numpy.typing as npt
 
-from longtail.bundle.errors import BundleCorruptError, BundleInvariantError
-
-Float32 = npt.NDArray[np.float32]
-Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
+from longtail.bundle.arrays import Bools, Float32, Int32, Int64
+from longtail.bundle.errors import BundleCorruptError, require
 
 PADDING = -1
 PADDING_BIAS = 1e4
@@ -77,7 +74,7 @@ class Proposal:
         return label_leaves
 
     @cached_property
-    def _inhabited(self) -> npt.NDArray[np.bool_]:
+    def _inhabited(self) -> Bools:
         """Whether a label lies below a node, by heap place, bool [2 · 2**depth]."""
         return _inhabited(self.leaf_labels)
 
@@ -207,22 +204,22 @@ class Proposal:
         for name, rows in self.projection.items():
             shapes[f"{_PROJECTION}{name}"] = (rows, np.float32, (len(rows) if rows.ndim else 0, dims))
         for name, (array, dtype, shape) in shapes.items():
-            _require(
+            require(
                 f"proposal.npz array {name} has its type and shape",
                 array.dtype == dtype and array.shape == shape,
                 f"{np.dtype(dtype)} {shape}",
                 f"{array.dtype} {array.shape}",
             )
             finite = np.isfinite(array)
-            _require(
+            require(
                 f"proposal.npz array {name} is finite",
                 bool(finite.all()),
                 "finite values",
                 f"{array.size - np.count_nonzero(finite)} others",
             )
-        _require("proposal.npz projects a feature", len(self.projection) > 0, ">= 1 projection", "none")
+        require("proposal.npz projects a feature", len(self.projection) > 0, ">= 1 projection", "none")
         found = np.sort(self.leaf_labels[self.leaf_labels != PADDING])
-        _require(
+        require(
             "every label has exactly one leaf of proposal.npz",
             np.array_equal(found, np.arange(labels)),
             f"label rows 0 to {labels - 1} once each",
@@ -233,7 +230,7 @@ class Proposal:
         one_sided = inner[inhabited[2 * inner] ^ inhabited[2 * inner + 1]]
         towards_labels = self.biases[one_sided] * np.where(inhabited[2 * one_sided + 1], 1, -1)
         wrong = one_sided[(towards_labels < PADDING_BIAS) | self.weights[one_sided].any(axis=1)]
-        _require(
+        require(
             "padding of proposal.npz has probability 0",
             len(wrong) == 0,
             f"w = 0 and |b| >= {PADDING_BIAS:g} away from subtrees without labels",
@@ -280,7 +277,7 @@ def _weighted_sum(rows_RK: Float32, ids_BP: npt.NDArray[Any], weights_BP: Float3
     return total_BK
 
 
-def _inhabited(leaf_labels: Int32) -> npt.NDArray[np.bool_]:
+def _inhabited(leaf_labels: Int32) -> Bools:
     inhabited = np.zeros(2 * len(leaf_labels), bool)
     inhabited[len(leaf_labels) :] = leaf_labels != PADDING
     first = len(leaf_labels) // 2
@@ -295,8 +292,3 @@ def _chunks(rows: int, numbers_each: int) -> Iterator[slice]:
     """Slices of rows that hold about `_CHUNK` numbers."""
     step = max(1, _CHUNK // max(numbers_each, 1))
     return (slice(start, start + step) for start in range(0, rows, step))
-
-
-def _require(invariant: str, holds: bool, expected: object, found: object) -> None:
-    if not holds:
-        raise BundleInvariantError(invariant, expected=expected, found=found)

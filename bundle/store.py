@@ -1,4 +1,4 @@
-"""Directories that are there whole or not at all, and files that are what was written.
+"""Write directories and small files atomically, and hash files.
 
 Write to a hidden temporary sibling, flush everything to disk, rename. A crash at any instant leaves
 the target absent (or as it was) and at worst a hidden `.NAME.*.tmp` sibling, which the next write to

@@ -1,4 +1,4 @@
-"""Runs a bundle's tower with ONNX Runtime: features in, embeddings out. ONNX Runtime is imported on first use.
+"""The query or the label tower of a bundle, run by ONNX Runtime, which is imported on first use.
 
 Legend: `B` queries (or labels) in the batch, `D` embedding dimensions.
 """
@@ -6,31 +6,30 @@ Legend: `B` queries (or labels) in the batch, `D` embedding dimensions.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import JsonValue
 
+from longtail.bundle.arrays import Float32
 from longtail.bundle.errors import FeatureError, TowerError
 from longtail.bundle.features import FeatureReader, Features, Inputs
 from longtail.bundle.manifest import Feature
 from longtail.bundle.vocabulary import Vocabulary
 
-Float32 = npt.NDArray[np.float32]
-
 
 class Tower:
-    """The query or the label tower of one bundle. Thread-safe: neither the session nor the reader keeps a call's state.
+    """Embeds features with one tower of a bundle. Thread-safe: neither the session nor the reader keeps a call's state.
 
-    One ONNX thread per call: who calls from several threads fills the cores.
+    Each call uses one ONNX thread; call from several threads to use several cores.
 
     Args:
         model: an ONNX model, float32 [B, dim] out.
         features: what the tower takes, in order.
         vocabularies: by name.
         dim: D.
-        file: names the tower in errors.
+        file: the model's file name, for error messages.
 
     Raises:
         TowerError: no ONNX Runtime, not a model that it loads, or its inputs are not the features'.
@@ -41,7 +40,7 @@ class Tower:
     ) -> None:
         self._file = file
         self._reader = FeatureReader(features, vocabularies)
-        self._session = _session(model, file)
+        self._session = onnx_session(model, file)
         self._pad_to = self._check_inputs()
         self._dim = dim
 
@@ -51,7 +50,7 @@ class Tower:
         return self._reader.features
 
     def example(self) -> dict[str, JsonValue]:
-        """Features that it can embed."""
+        """Features of one query or label that the tower accepts."""
         return self._reader.example()
 
     def read(self, features_B: Sequence[Features]) -> Inputs:
@@ -102,7 +101,16 @@ class Tower:
         return {name: shape[1] for name, shape in inputs.items() if len(shape) == 2 and isinstance(shape[1], int)}
 
 
-def _session(model: bytes, file: str) -> Any:
+def onnx_session(model: bytes | Path, file: str) -> Any:
+    """An ONNX Runtime session on the CPU, with one thread for each call.
+
+    Args:
+        model: the ONNX model, or its file.
+        file: its name in error messages.
+
+    Raises:
+        TowerError: ONNX Runtime is not installed, or does not load the model.
+    """
     try:
         import onnxruntime as ort
     except ImportError as error:

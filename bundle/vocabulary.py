@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from longtail.bundle.arrays import Int32
 from longtail.bundle.errors import BundleInvariantError
 
 OUT_OF_VOCABULARY = 0
@@ -47,7 +49,7 @@ class Vocabulary:
         row_of = self._row_of
         return [row_of.get(id_, OUT_OF_VOCABULARY) for id_ in ids]
 
-    def encode(self, column: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.int32]:
+    def encode(self, column: pa.Array | pa.ChunkedArray) -> Int32:
         """The rows of a whole column of strings, int32; unknown and null ids get row 0."""
         found = pc.index_in(column, value_set=self.ids, skip_nulls=True)
         rows = pc.add(pc.fill_null(found, -1), 1)
@@ -77,3 +79,16 @@ class Vocabulary:
                 found=f"{pc.count_distinct(ids).as_py()} distinct, {ids.null_count} null",
             )
         return cls(ids)
+
+
+_WORD = re.compile(r"\w+")
+
+
+def tokenize(text: str) -> list[str]:
+    """Lower-cased runs of word characters: `"Toy Story (1995)"` → `["toy", "story", "1995"]`."""
+    return _WORD.findall(text.lower())
+
+
+def hash_token(token: str, rows: int) -> int:
+    """Row 1..rows−1 of a token: crc32 of its UTF-8, modulo. Row 0 stays out-of-vocabulary."""
+    return 1 + zlib.crc32(token.encode()) % (rows - 1)

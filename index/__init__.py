@@ -1,16 +1,24 @@
 """From a bundle to a published release: FAISS indexes whose recall was measured, and a pointer to the one that serves.
 
-build_index(bundle, releases, spec=IndexSpec("auto"))      a new release, measured
-Releases(releases).publish(name)                           CURRENT points at it, if it keeps the bucket promise
-Releases(releases).open(name).searcher.search(queries, k)  answers
+    build(bundle, releases, spec="auto")                       a new release, measured
+    publish(releases, name)                                    CURRENT points at it, if it meets the bucket floors
+    Releases(releases).open(name).searcher.search(queries, k)  answers
+
+FAISS is imported with the first name that needs it: `build`, `publish`, `Release`, `Releases` or `Searcher`.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from longtail.index.construct.spec import IndexSpec
 from longtail.index.errors import (
     DeviceError,
-    IndexRoomError,
-    PromiseBrokenError,
-    PromiseError,
+    FloorsError,
+    FloorsNotMetError,
+    LongtailIndexError,
+    MergeError,
     QueryError,
     RecallFloorError,
     ReleaseCorruptError,
@@ -20,24 +28,37 @@ from longtail.index.errors import (
     ReleaseVersionError,
     SpecError,
 )
-from longtail.index.manifest import IndexManifest, RecallAt, ReleaseManifest
-from longtail.index.release.bucket_floors import Promise, Verdict
+from longtail.index.manifests import IndexManifest, RecallAt, ReleaseManifest
+from longtail.index.release.bucket_floors import BucketFloors, FloorsReport
 from longtail.index.release.merge import MergeReport, merge_labels
-from longtail.index.release.release import Release, build_index
-from longtail.index.release.releases import Releases
 from longtail.index.search.filters import Filter
-from longtail.index.search.searcher import Searcher
+
+if TYPE_CHECKING:
+    from longtail.index.release.building import build
+    from longtail.index.release.release import Release
+    from longtail.index.release.releases import Releases, publish
+    from longtail.index.search.searcher import Searcher
+
+_NEED_FAISS = {
+    "Release": "release.release",
+    "Releases": "release.releases",
+    "Searcher": "search.searcher",
+    "build": "release.building",
+    "publish": "release.releases",
+}
 
 __all__ = [
+    "BucketFloors",
     "DeviceError",
     "Filter",
+    "FloorsError",
+    "FloorsNotMetError",
+    "FloorsReport",
     "IndexManifest",
-    "IndexRoomError",
     "IndexSpec",
+    "LongtailIndexError",
+    "MergeError",
     "MergeReport",
-    "Promise",
-    "PromiseBrokenError",
-    "PromiseError",
     "QueryError",
     "RecallAt",
     "RecallFloorError",
@@ -51,7 +72,18 @@ __all__ = [
     "Releases",
     "Searcher",
     "SpecError",
-    "Verdict",
-    "build_index",
+    "build",
     "merge_labels",
+    "publish",
 ]
+
+
+if not TYPE_CHECKING:  # a type checker would take any name for one of this module's
+
+    def __getattr__(name: str) -> object:
+        if name not in _NEED_FAISS:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f"longtail.index.{_NEED_FAISS[name]}"), name)
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

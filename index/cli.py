@@ -12,11 +12,11 @@ from rich.table import Table
 
 from longtail.bundle import BundleError
 from longtail.index.construct.spec import IndexSpec
-from longtail.index.errors import IndexRoomError
-from longtail.index.manifest import Device, RecallAt
-from longtail.index.release.bucket_floors import Promise
+from longtail.index.errors import LongtailIndexError
+from longtail.index.manifests import Device, RecallAt
+from longtail.index.release import building
+from longtail.index.release.bucket_floors import BucketFloors
 from longtail.index.release.merge import merge_labels
-from longtail.index.release.release import build_index
 from longtail.index.release.releases import Releases
 
 app = typer.Typer(
@@ -37,7 +37,7 @@ FloorOption = Annotated[
 MaxDropOption = Annotated[
     str | None, typer.Option(metavar="SHARE", help="Most of CURRENT's recall that a bucket may lose, such as 10%.")
 ]
-ForceOption = Annotated[bool, typer.Option("--force", help="Publish although the bucket promise is broken.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Publish although a bucket is below its floor.")]
 
 
 @app.command()
@@ -56,23 +56,22 @@ def build(
     """Index a bundle, measure recall against exact search, write a release."""
     checked = _device(device)
     if not publish and (floor or max_drop or force):
-        raise IndexRoomError("--floor, --max-drop and --force: expected --publish with them, received none")
-    promise = Promise.of(releases, floors=floor or (), max_drop=max_drop) if publish else None
-    progress = Console(stderr=True)
-    with progress.status("load and verify the bundle") as status:
-        manifest = build_index(
+        raise LongtailIndexError("--floor, --max-drop and --force: expected --publish with them, received none")
+    floors = BucketFloors.read(releases, floors=floor or (), max_drop=max_drop) if publish else None
+    with Console(stderr=True).status("load and verify the bundle") as status:
+        manifest = building.build(
             bundle,
             releases,
             spec=IndexSpec(spec, recall_floor),
             name=name,
             device=checked,
-            report=lambda line: status.update(line),
+            progress=lambda line: status.update(line),
         )
     print(f"{manifest.name}: {manifest.kind} over {manifest.labels:,} labels")
     print(f"recall@{manifest.recall_k} at λ: {_recalls(manifest.recall)}")
     print(f"written: {releases / manifest.name}")
-    if promise is not None:
-        _publish(releases, manifest.name, promise, force=force)
+    if floors is not None:
+        _publish(releases, manifest.name, floors, force=force)
 
 
 @app.command()
@@ -83,8 +82,8 @@ def publish(
     max_drop: MaxDropOption = None,
     force: ForceOption = False,
 ) -> None:
-    """Verify a release, hold it to the bucket promise, and point CURRENT at it."""
-    _publish(releases, name, Promise.of(releases, floors=floor or (), max_drop=max_drop), force=force)
+    """Verify a release, hold it to the bucket floors of promise.toml, and point CURRENT at it."""
+    _publish(releases, name, BucketFloors.read(releases, floors=floor or (), max_drop=max_drop), force=force)
 
 
 @app.command()
@@ -103,7 +102,7 @@ def list_(releases: ReleasesArgument) -> None:
         mark = "*" if name == current else ""
         try:
             manifest = shelf.manifest(name)
-        except (IndexRoomError, BundleError) as error:
+        except (LongtailIndexError, BundleError) as error:
             table.add_row(mark, name, "unreadable", "", "", str(error), "")
             continue
         spec = manifest.spec if manifest.spec == manifest.kind else f"{manifest.spec} ({manifest.kind})"
@@ -125,7 +124,7 @@ def merge(
     """Take labels added and hidden while serving into a bundle, for the next build."""
     report = merge_labels(bundle, log, out)
     print(
-        f"{report.labels:,} labels: {report.added:,} added, {report.embedded_anew:,} embedded anew, "
+        f"{report.labels:,} labels: {report.added:,} added, {report.reembedded:,} embedded anew, "
         f"{report.removed:,} removed"
     )
     for id_, why in report.skipped.items():
@@ -155,25 +154,25 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line; the user's errors end in one line and exit code 2."""
     try:
         app(arguments)
-    except (IndexRoomError, BundleError, OSError) as error:
+    except (LongtailIndexError, BundleError, OSError) as error:
         print(f"longtail-index: {error}", file=sys.stderr)
         sys.exit(2)
 
 
-def _publish(releases: Path, name: str, promise: Promise, *, force: bool) -> None:
-    verdict = Releases(releases).publish(name, promise=promise, force=force)
-    for line in verdict.lines():
+def _publish(releases: Path, name: str, floors: BucketFloors, *, force: bool) -> None:
+    report = Releases(releases).publish(name, floors=floors, force=force)
+    for line in report.lines():
         print(line)
-    if verdict.broken:
+    if report.unmet:
         print(f"longtail-index: BUCKET PROMISE BROKEN, {name} is published all the same (--force):", file=sys.stderr)
-        for breach in verdict.broken:
-            print(f"  {breach}", file=sys.stderr)
+        for sentence in report.unmet:
+            print(f"  {sentence}", file=sys.stderr)
     print(f"published: {name}")
 
 
 def _device(text: str) -> Device:
     if text not in ("cpu", "gpu"):
-        raise IndexRoomError(f"--device: expected cpu or gpu, received {text!r}")
+        raise LongtailIndexError(f"--device: expected cpu or gpu, received {text!r}")
     return "gpu" if text == "gpu" else "cpu"
 
 

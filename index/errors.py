@@ -1,19 +1,19 @@
-"""What can go wrong in this room. Every message says what was expected, what was received, and where."""
+"""Errors of the index package. Every message says what was expected, what was received, and where."""
 
 
-class IndexRoomError(Exception):
+class LongtailIndexError(Exception):
     """Base of everything this package raises itself."""
 
 
-class SpecError(IndexRoomError):
+class SpecError(LongtailIndexError):
     """An index that cannot be built: unknown kind, a factory string FAISS refuses, too few labels."""
 
 
-class DeviceError(IndexRoomError):
+class DeviceError(LongtailIndexError):
     """The device asked for is not there; nothing falls back to another."""
 
 
-class RecallFloorError(IndexRoomError):
+class RecallFloorError(LongtailIndexError):
     """No tried setting reaches the spec's recall floor; nothing was written.
 
     Args:
@@ -30,42 +30,46 @@ class RecallFloorError(IndexRoomError):
         self.floor = floor
 
 
-class QueryError(IndexRoomError, ValueError):
+class QueryError(LongtailIndexError, ValueError):
     """A search with a wrong shape, a k below 1, a row or bucket that does not exist, or NaN."""
 
 
-class ReleaseNameError(IndexRoomError):
+class ReleaseNameError(LongtailIndexError):
     """A release name that could leave the releases directory or hide in it."""
 
 
-class ReleaseNotFoundError(IndexRoomError):
+class ReleaseNotFoundError(LongtailIndexError):
     """No such release, nothing published, or nothing published before."""
 
 
-class ReleaseCorruptError(IndexRoomError):
+class ReleaseCorruptError(LongtailIndexError):
     """A file of the release is missing, unreadable, or not the one that was written."""
 
 
-class ReleaseVersionError(IndexRoomError):
+class ReleaseVersionError(LongtailIndexError):
     """The release was written by a newer Longtail."""
 
 
-class ReleaseMismatchError(IndexRoomError):
+class ReleaseMismatchError(LongtailIndexError):
     """The index was built from another bundle than the one beside it."""
 
 
-class PromiseError(IndexRoomError):
-    """A bucket promise that cannot be read: promise.toml or an option with a wrong key or value."""
+class FloorsError(LongtailIndexError):
+    """Bucket floors that cannot be read: promise.toml or an option with a wrong key or value."""
 
 
-class PromiseBrokenError(IndexRoomError):
-    """A release that gives a bucket less than was promised; CURRENT is as it was.
+class FloorsNotMetError(LongtailIndexError):
+    """A release that gives a bucket less than its floor; CURRENT is as it was.
 
     Args:
         message: every bucket, what was expected at least and what was found.
-        broken: the same, one sentence for each bucket.
+        unmet: the same, one sentence for each bucket.
     """
 
-    def __init__(self, message: str, *, broken: list[str]) -> None:
+    def __init__(self, message: str, *, unmet: list[str]) -> None:
         super().__init__(message)
-        self.broken = broken
+        self.unmet = unmet
+
+
+class MergeError(LongtailIndexError):
+    """A bundle that cannot take labels in, or a log that leaves none."""

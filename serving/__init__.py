@@ -1,8 +1,13 @@
 """Answers top-k labels per query over HTTP, with the head/tail dial in every request.
 
-In the order a request meets them: connections, envelope, guard, routes, body, schemas, limits, service with its
-batcher, retriever (selection, encoder, ranking or conditional, overlay, catalogue), edge. Beside them the follower of
-releases (loading), label changes, feedback, the monitor and the live figures.
+`process` runs servers on a port; `http` reads requests and writes answers; `core` answers them and knows no HTTP;
+`monitoring` counts what was answered; `dashboard` is the operator's page. Imports go one way:
+process → http → core → monitoring, and http → dashboard.
+
+One query: process.protocol takes its bytes from the socket; http.middleware, auth and routes.retrieval have it read
+(body) and checked (schemas, limits); core.service queues it in the batcher; core.retriever resolves (queries), embeds
+(encoder), ranks (ranking or tree_ranking over overlay and index) and writes labels (catalogue); monitoring.outcomes
+counts it; http.responses sends it.
 """
 
 from longtail.serving.core.encoder import Encoder

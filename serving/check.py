@@ -1,4 +1,4 @@
-"""The look at a release before it is published: can this machine serve it, and what does that take."""
+"""Checks a release before it is published: whether this machine can serve it, how fast, and in how much memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from longtail.index import Releases
 from longtail.serving.core.loader import load_release
-from longtail.serving.http.schemas import Query
+from longtail.serving.core.queries import Query
 
 _QUERIES = 200
 _K = 20

@@ -13,8 +13,8 @@ import typer
 from pydantic import ValidationError
 
 from longtail.bundle import BundleError
-from longtail.bundle.wording import received
-from longtail.index import IndexRoomError
+from longtail.bundle.errors import describe
+from longtail.index import LongtailIndexError
 from longtail.serving import logs
 from longtail.serving.check import check_release
 from longtail.serving.errors import ServingError
@@ -94,7 +94,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Entry point of `longtail-serve`; the operator's errors end in one line and exit code 2."""
     try:
         app(arguments, prog_name="longtail-serve")
-    except (ServingError, IndexRoomError, BundleError, OSError) as error:
+    except (ServingError, LongtailIndexError, BundleError, OSError) as error:
         print(f"longtail-serve: {error}", file=sys.stderr)
         sys.exit(2)
 
@@ -108,5 +108,5 @@ def _settings(**given: Any) -> Settings:
     if not name:
         raise typer.BadParameter(str(first["msg"]).removeprefix("Value error, ")) from None
     hint = f"{name} (LONGTAIL_{name.upper()})"
-    shown = "" if "keys" in name else f", received {received(first['input'])}"
+    shown = "" if "keys" in name else f", received {describe(first['input'])}"
     raise typer.BadParameter(f"{first['msg']}{shown}", param_hint=hint) from None

@@ -1,4 +1,4 @@
-"""What the service can refuse, in its own terms; edge.py maps each of these to HTTP, and nothing else does."""
+"""Errors of the service in its own terms; http/responses.py maps each of these to HTTP, and nothing else does."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ServingError(Exception):
         self.message = message
         self.field = field
 
-    def moved(self, items: str, places: Sequence[int]) -> Self:
+    def renumbered(self, items: str, places: Sequence[int]) -> Self:
         """The same about a list that these entries were taken from.
 
         Args:

@@ -12,12 +12,12 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 _SHORTEST_KEY = 16
 
 
-def _split(keys: object) -> object:
-    """Keys from the environment stand in one string, with commas between."""
+def _split_at_commas(keys: object) -> object:
+    """The keys of a string from the environment, which has commas between them; anything else as it is."""
     return [key for part in keys.split(",") if (key := part.strip())] if isinstance(keys, str) else keys
 
 
-Keys = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_split)]
+KeyList = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_split_at_commas)]
 
 
 class Settings(BaseSettings):
@@ -47,11 +47,11 @@ class Settings(BaseSettings):
     keep_releases: int = Field(default=1, ge=0)
     """Releases before the one served that stay loaded, for requests that name them in `release`."""
 
-    api_keys: Keys = ()
+    api_keys: KeyList = ()
     """Keys that may ask. Comma-separated in the environment."""
     api_keys_file: Path | None = None
     """More of them, one a line."""
-    admin_keys: Keys = ()
+    admin_keys: KeyList = ()
     """Keys that may also change labels and reload."""
     admin_keys_file: Path | None = None
     """More of them, one a line."""

@@ -209,7 +209,7 @@ def make_bundle(
     log_pn = log_frequencies(counts).astype(np.float32)
     biases = rng.standard_normal(labels, dtype=np.float32) if bias else None
     temperature = 0.1
-    augmentation = Augmentation.conditioned(temperature, embeddings, log_pn, biases)
+    augmentation = Augmentation.fitted(temperature, embeddings, log_pn, biases)
     buckets = Buckets.by_quantile(counts)
     ids = pa.array([f"item-{row}" for row in range(labels)])
     calibration_queries, user_rows, item_rows = rows(50), rows(users + 1), rows(labels + 1)

@@ -17,6 +17,7 @@ from typer.main import get_command
 
 from longtail.index.cli import app as index_app
 from longtail.serving.cli import app as serve_app
+from longtail.trainer import LOSSES, SAMPLERS, WEIGHTS
 from longtail.trainer.cli import app as train_app
 
 ROOT = Path(__file__).parent.parent
@@ -135,10 +136,6 @@ def test_modules_and_names_in_the_text_are_there(page: str) -> None:
 
 
 def test_the_pages_of_samplers_weights_and_losses_name_every_row() -> None:
-    from longtail.trainer.losses.families import LOSSES
-    from longtail.trainer.losses.weights import WEIGHTS
-    from longtail.trainer.sampling.simple import SAMPLERS
-
     text = (DOCS / "methods.md").read_text()
     for name in (*SAMPLERS, *WEIGHTS, *LOSSES):
         assert f"`{name}`" in text, name

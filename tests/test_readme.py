@@ -14,9 +14,9 @@ from typer.main import get_command
 
 from longtail import client
 from longtail.index.cli import app as index_app
-from longtail.index.release.bucket_floors import Promise
+from longtail.index.release.bucket_floors import BucketFloors
 from longtail.serving.cli import app as serve_app
-from longtail.serving.http.schemas import RetrieveRequest
+from longtail.serving.http.schemas.retrieval import RetrieveRequest
 from longtail.trainer.cli import app as train_app
 from longtail.trainer.config import Recipe
 
@@ -53,7 +53,7 @@ def test_recipe_is_valid() -> None:
 
 def test_promise_is_valid() -> None:
     _, promise = blocks("toml")
-    assert Promise.model_validate(tomllib.loads(promise)).floors == {"tail": 0.02}
+    assert BucketFloors.model_validate(tomllib.loads(promise)).floors == {"tail": 0.02}
 
 
 def test_client_code_compiles_and_names_what_is_there() -> None:

@@ -1,5 +1,66 @@
-"""Trains two-tower models with sampled negatives and writes bundles."""
+"""Trains two-tower models with sampled negatives and writes bundles.
+
+    from longtail.trainer import evaluate, fit, load_recipe
+
+    recipe = load_recipe("recipe.toml", ["model.dim=32"])
+    bundle = fit(recipe, "runs/demo")
+    print(evaluate(bundle).value("recall@20"))
+
+Names are loaded when they are first used: `load_recipe`, `Recipe` and the tables need no Keras, `fit` and `evaluate`
+load the whole training stack.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from longtail.trainer.errors import CheckpointError, DataError, ExportError, RecipeError, TrainerError
 
-__all__ = ["CheckpointError", "DataError", "ExportError", "RecipeError", "TrainerError"]
+if TYPE_CHECKING:
+    from longtail.trainer.config import Recipe, load_recipe
+    from longtail.trainer.evaluation.bundle import EvaluationResult, evaluate
+    from longtail.trainer.job import fit
+    from longtail.trainer.losses import LOSSES, WEIGHTS
+    from longtail.trainer.progress import Reporter
+    from longtail.trainer.sampling import SAMPLERS
+
+__all__ = [
+    "LOSSES",
+    "SAMPLERS",
+    "WEIGHTS",
+    "CheckpointError",
+    "DataError",
+    "EvaluationResult",
+    "ExportError",
+    "Recipe",
+    "RecipeError",
+    "Reporter",
+    "TrainerError",
+    "evaluate",
+    "fit",
+    "load_recipe",
+]
+
+_HOMES = {
+    "LOSSES": "losses",
+    "SAMPLERS": "sampling",
+    "WEIGHTS": "losses",
+    "EvaluationResult": "evaluation.bundle",
+    "Recipe": "config",
+    "Reporter": "progress",
+    "evaluate": "evaluation.bundle",
+    "fit": "job",
+    "load_recipe": "config",
+}
+"""Modules of the names that are loaded when they are first used."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

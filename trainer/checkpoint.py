@@ -5,17 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
-from keras import ops
 
 from longtail.bundle import atomic_directory
+from longtail.trainer.backend import ops
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.errors import CheckpointError
-from longtail.trainer.model.two_tower import TwoTower
 
 _STATE = "state.json"
 
@@ -42,19 +43,19 @@ class Checkpoints:
     def __init__(self, root: Path, identity: str) -> None:
         self.root, self.identity = root, identity
 
-    def save(self, kind: str, model: TwoTower, state: dict[str, Any]) -> None:
-        """Write all variables and `state` as the newest checkpoint of its kind (`latest`, `best`)."""
+    def save(self, kind: str, variables: Sequence[keras.Variable], state: dict[str, Any]) -> None:
+        """Write variables and `state` as the newest checkpoint of its kind (`latest`, `best`)."""
         old = self._numbered(kind)
         number = old[-1][0] + 1 if old else 0
         with atomic_directory(self.root / f"{kind}-{number}") as working:
-            for at, variable in enumerate(model.variables):
+            for at, variable in enumerate(variables):
                 np.save(working / f"{at}.npy", ops.convert_to_numpy(variable), allow_pickle=False)
             (working / _STATE).write_text(json.dumps({"identity": self.identity, "state": state}), encoding="utf-8")
         for _, path in old:
             shutil.rmtree(path)
 
-    def load(self, kind: str, model: TwoTower) -> dict[str, Any] | None:
-        """Restore the newest checkpoint of a kind; returns its state, None if there is none.
+    def load(self, kind: str, variables: Sequence[keras.Variable]) -> dict[str, Any] | None:
+        """Restore variables from the newest checkpoint of a kind; returns its state, None if there is none.
 
         Raises:
             CheckpointError: it is of another recipe or other data; it is left as it is.
@@ -69,7 +70,7 @@ class Checkpoints:
                 f"{path}: expected a checkpoint of this recipe and data ({self.identity[:12]}), "
                 f"found one of another ({content['identity'][:12]}): choose another --out, or remove {self.root}"
             )
-        for at, variable in enumerate(model.variables):
+        for at, variable in enumerate(variables):
             variable.assign(np.load(path / f"{at}.npy", allow_pickle=False))
         state: dict[str, Any] = content["state"]
         return state

@@ -42,10 +42,12 @@ def data(
 def fit(recipe: _RecipeFile, out: _Out, set_: _Set = None) -> None:
     """Train a recipe, choose λ on valid, evaluate on test, write a bundle. Run again to resume."""
     from longtail.trainer.config import load_recipe
-    from longtail.trainer.job import fit as run
+
+    checked = load_recipe(recipe, set_ or [])  # before anything slow is loaded
+    from longtail.trainer import job
     from longtail.trainer.progress import Reporter
 
-    run(load_recipe(recipe, set_ or []), out, Reporter(Console()))
+    job.fit(checked, out, Reporter())
 
 
 @app.command()
@@ -57,9 +59,15 @@ def evaluate(
     set_: _Set = None,
 ) -> None:
     """Print a bundle's evaluation table, as stored or measured again from its files."""
-    from longtail.trainer.evaluation.bundle import evaluate_bundle
+    from longtail.trainer.evaluation import bundle as measured
+    from longtail.trainer.evaluation.report import evaluation_markdown, evaluation_table
 
-    evaluate_bundle(bundle, recipe, split, set_ or [], markdown=markdown, console=Console())
+    result = measured.evaluate(bundle, recipe, split=split, overrides=set_ or [])
+    dial = result.bias_removal
+    if markdown:
+        print(evaluation_markdown(dial, result.metric))
+    else:
+        Console().print(evaluation_table(f"{result.name}: {dial.curve_split}", dial, result.metric))
 
 
 @app.command()
@@ -71,10 +79,12 @@ def export(
 ) -> None:
     """Write a bundle from the newest checkpoint of an unfinished job."""
     from longtail.trainer.config import load_recipe
-    from longtail.trainer.job import export_checkpoint
+
+    checked = load_recipe(recipe, set_ or [])
+    from longtail.trainer import job
     from longtail.trainer.progress import Reporter
 
-    export_checkpoint(load_recipe(recipe, set_ or []), work, out, Reporter(Console()))
+    job.export_checkpoint(checked, work, out, Reporter())
 
 
 def main() -> None:
@@ -84,6 +94,7 @@ def main() -> None:
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # it reorders sums, and announces that at every start
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # or ONNX Runtime leaves a session's id in the temporary folder
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     try:
         app()

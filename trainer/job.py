@@ -4,33 +4,61 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import keras
 import numpy as np
+from rich.console import Console
 
 from longtail.bundle import BiasRemoval, Bundle, CurvePoint, refuse_existing
-from longtail.trainer.config import Evaluation, Recipe
-from longtail.trainer.data.dataset import Dataset, Pairs, load_dataset
+from longtail.trainer.config import Evaluation, Recipe, load_recipe
+from longtail.trainer.data.dataset import Dataset, load_dataset
+from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.errors import CheckpointError
-from longtail.trainer.evaluation.ranking import best_of, evaluate, log_proposal_of
+from longtail.trainer.evaluation.ranking import best_of, bias_removal_curve, log_proposal_of
 from longtail.trainer.evaluation.report import evaluation_table, html_report
 from longtail.trainer.export.bundle import to_bundle
 from longtail.trainer.progress import Reporter
-from longtail.trainer.train import History, Trained, restore, train
+from longtail.trainer.train import Trained, TrainingHistory, restore, train
 
 
-def fit(recipe: Recipe, out: Path, reporter: Reporter) -> Bundle:
-    """Run a recipe and write its bundle to `out`.
+def fit(
+    recipe: Recipe | Path | str,
+    out: Path | str,
+    reporter: Reporter | None = None,
+    *,
+    overrides: Sequence[str] = (),
+) -> Bundle:
+    """Run a recipe: train, choose λ on valid, evaluate on test, and write the bundle to `out`.
 
     Checkpoints and TensorBoard logs go to `OUT.work`; a killed job started again with the same recipe,
-    data and `out` goes on where it was. Checkpoints are removed once the bundle is written.
+    data and `out` goes on where it was. Checkpoints are removed once the bundle is written. Figures repeat to the
+    last digit on one machine and backend; `longtail-train` sets TF_ENABLE_ONEDNN_OPTS=0 before TensorFlow is loaded,
+    and to have its very figures from Python, so must the caller.
+
+    Args:
+        recipe: a recipe, or the path of its TOML file.
+        out: directory to write; must not exist.
+        reporter: shows progress and the table of figures; `Reporter()` does on the terminal, None shows nothing.
+        overrides: of a recipe that is a path, `KEY=VALUE`, such as `model.dim=32`.
+
+    Returns:
+        The bundle as written; `evaluate` gives its figures.
 
     Raises:
         BundleExistsError: `out` is already there; raised before any work.
         TrainerError: what is wrong with the recipe, the data, a checkpoint or the export.
+
+    Example:
+        >>> bundle = fit("recipe.toml", "runs/tiny", overrides=["training.epochs=1"])
+        >>> bundle.manifest.labels, bundle.embeddings.shape
+        (16, (16, 4))
     """
+    out, reporter = Path(out), reporter or Reporter(Console(quiet=True))
+    if not isinstance(recipe, Recipe):
+        recipe = load_recipe(recipe, overrides)
     refuse_existing(out)
     dataset = load_dataset(recipe.data, seed=recipe.seed, strings=recipe.string_columns)
     _describe(recipe, dataset, reporter)
@@ -89,12 +117,12 @@ def choose_bias_removal(trained: Trained, dataset: Dataset) -> BiasRemoval:
 
 def curve_of(trained: Trained, held_out: Pairs, *, known: Pairs, config: Evaluation) -> list[CurvePoint]:
     """Every metric at every λ, with histories and seen labels read from `known`."""
-    features = trained.encoding.query.knowing(known)
-    return evaluate(
+    features = trained.encoding.query.with_history(known)
+    return bias_removal_curve(
         held_out,
         known,
         lambda rows_B: trained.model.embed_queries(features.of_queries(rows_B)),
-        trained.catalogue(),
+        trained.label_side(),
         config,
         queries=len(trained.dataset.query_ids),
         seed=trained.recipe.seed,
@@ -102,7 +130,9 @@ def curve_of(trained: Trained, held_out: Pairs, *, known: Pairs, config: Evaluat
     )
 
 
-def finish(trained: Trained, dataset: Dataset, dial: BiasRemoval, history: History, reporter: Reporter) -> Bundle:
+def finish(
+    trained: Trained, dataset: Dataset, dial: BiasRemoval, history: TrainingHistory, reporter: Reporter
+) -> Bundle:
     """Evaluate on test where there is one, print the table, make the bundle (not yet written).
 
     Args:
@@ -155,5 +185,5 @@ def _describe(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> None:
         f"{recipe.loss}"
     )
     paired = [pairs.queries for pairs in (dataset.train, dataset.valid, dataset.test)]
-    if lonely := len(dataset.query_ids) - len(np.unique(np.concatenate(paired))):
-        reporter.say(f"{lonely:,} of the queries have no label: nothing is learned from them or measured on them")
+    if unpaired := len(dataset.query_ids) - len(np.unique(np.concatenate(paired))):
+        reporter.say(f"{unpaired:,} of the queries have no label: nothing is learned from them or measured on them")

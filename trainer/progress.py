@@ -23,11 +23,11 @@ class Reporter:
     """Prints what a job does.
 
     Args:
-        console: where to.
+        console: where to; by default standard output.
     """
 
-    def __init__(self, console: Console) -> None:
-        self.console = console
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console()
 
     def say(self, text: str) -> None:
         """Print one line (Rich markup)."""
@@ -46,7 +46,7 @@ class Reporter:
 
 
 class EpochProgress:
-    """The bar of one run."""
+    """The progress bar of one run."""
 
     def __init__(self, progress: Progress, name: str, epochs: int, examples: int) -> None:
         self._progress, self._epochs, self._examples = progress, epochs, examples

@@ -5,33 +5,40 @@ Legend: `B` batch, `N` training pairs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import keras
 import numpy as np
-import numpy.typing as npt
 from tensorboard.summary import Writer
 
-from longtail.bundle import CurvePoint, Proposal, log_frequencies
+from longtail.bundle import CurvePoint, log_frequencies
+from longtail.bundle.arrays import Float32, Float64, Int32
 from longtail.trainer import backend
 from longtail.trainer.checkpoint import Checkpoints, identity_of
 from longtail.trainer.config import Recipe
-from longtail.trainer.data.dataset import Dataset, Pairs
-from longtail.trainer.data.encode import Encoding, Inputs
+from longtail.trainer.data.batches import epoch_batches
+from longtail.trainer.data.dataset import Dataset
+from longtail.trainer.data.encode import Encoding
 from longtail.trainer.errors import DataError
-from longtail.trainer.evaluation.ranking import Catalogue, best_of, buckets_for, check_metric, evaluate, log_proposal_of
-from longtail.trainer.model.two_tower import TwoTower, check_negatives
+from longtail.trainer.evaluation.ranking import (
+    LabelSide,
+    best_of,
+    bias_removal_curve,
+    buckets_for,
+    check_metric,
+    log_proposal_of,
+)
+from longtail.trainer.model.step import TrainStep, check_negatives
+from longtail.trainer.model.two_tower import TwoTower
 from longtail.trainer.progress import Reporter
-from longtail.trainer.sampling.conditional import TREE_DIMS, TREE_PENALTY
-from longtail.trainer.sampling.tree_fit import fit_proposal
+from longtail.trainer.sampling.proposal import proposal_of
 
 
 @dataclass
-class History:
-    """What happened, epoch by epoch.
+class TrainingHistory:
+    """Loss and validation metric of a run, epoch by epoch; a bundle keeps it as `history.json`.
 
     Attributes:
         losses: mean training loss of every epoch, nats.
@@ -46,18 +53,28 @@ class History:
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained model with what is needed to evaluate and export it."""
+    """A trained model with what is needed to evaluate and export it.
+
+    Attributes:
+        recipe: the job.
+        dataset: what it was trained on.
+        encoding: of the dataset's features.
+        model: towers and tables.
+        step: the optimisers' state, and what draws negatives.
+        history: of the run.
+    """
 
     recipe: Recipe
     dataset: Dataset
     encoding: Encoding
     model: TwoTower
-    history: History
+    step: TrainStep
+    history: TrainingHistory
 
-    def catalogue(self) -> Catalogue:
-        """The label side, as it will be served."""
+    def label_side(self) -> LabelSide:
+        """Embeddings, biases, log p_n and buckets of all labels, as the bundle will hold them."""
         counts = self.dataset.label_counts()
-        return Catalogue.of(
+        return LabelSide.of(
             self.model.embed_labels(),
             self.model.label_biases(),
             counts,
@@ -67,7 +84,7 @@ class Trained:
             buckets=buckets_for(self.recipe.evaluation, counts),
         )
 
-    def embed_queries(self, rows_B: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+    def embed_queries(self, rows_B: Int32) -> Float32:
         """Query embeddings by query row, float32 [B, D]."""
         return self.model.embed_queries(self.encoding.query.of_queries(rows_B))
 
@@ -125,24 +142,19 @@ def restore(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path) -> Run
         )
     steps_per_epoch = visits // batch_size
     identity = identity_of(recipe, dataset)
-    model = TwoTower(
-        recipe,
-        encoding,
-        log_pi,
-        batch_size=batch_size,
-        total_steps=epochs * steps_per_epoch,
-        pairs=len(dataset.train),
-        proposal=_proposal(recipe, dataset, encoding, work / f"proposal-{identity[:16]}.npz"),
+    proposal = proposal_of(recipe, dataset, encoding, work / f"proposal-{identity[:16]}.npz")
+    model = TwoTower(recipe, encoding, len(dataset.label_ids), proposal)
+    train_step = TrainStep(
+        model, log_pi, batch_size=batch_size, total_steps=epochs * steps_per_epoch, pairs=len(dataset.train)
     )
+    trained = Trained(recipe, dataset, encoding, model, train_step, TrainingHistory())
     checkpoints = Checkpoints(work, f"{identity}-{epochs}")
-    state = checkpoints.load("latest", model)
+    state = checkpoints.load("latest", train_step.variables)
     if state is None:
-        return Run(
-            Trained(recipe, dataset, encoding, model, History()), checkpoints, batch_size, steps_per_epoch, 0, 0, 0.0
-        )
+        return Run(trained, checkpoints, batch_size, steps_per_epoch, 0, 0, 0.0)
     metrics = {int(epoch): metric for epoch, metric in state["history"]["metrics"].items()}
-    history = History(state["history"]["losses"], metrics, state["history"]["best_epoch"])
-    trained = Trained(recipe, dataset, encoding, model, history)
+    history = TrainingHistory(state["history"]["losses"], metrics, state["history"]["best_epoch"])
+    trained = replace(trained, history=history)
     return Run(trained, checkpoints, batch_size, steps_per_epoch, state["epoch"], state["step"], state["loss"])
 
 
@@ -166,10 +178,12 @@ def train(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path, logs: Pa
     """
     run = restore(recipe, dataset, epochs=epochs, work=work)
     trained, checkpoints, batch_size, steps = run.trained, run.checkpoints, run.batch_size, run.steps_per_epoch
-    model, history, validating = trained.model, trained.history, len(dataset.valid) > 0
+    train_step, history, validating = trained.step, trained.history, len(dataset.valid) > 0
 
     def save(kind: str, epoch: int, step: int, loss: float) -> None:
-        checkpoints.save(kind, model, {"epoch": epoch, "step": step, "loss": loss, "history": asdict(history)})
+        checkpoints.save(
+            kind, train_step.variables, {"epoch": epoch, "step": step, "loss": loss, "history": asdict(history)}
+        )
 
     with closing(Writer(str(logs))) as board, reporter.training(recipe.name, epochs, steps * batch_size) as progress:
         for epoch in range(run.epoch, epochs):
@@ -178,9 +192,18 @@ def train(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path, logs: Pa
             first, total = (run.step, run.loss) if epoch == run.epoch else (0, 0.0)
             progress.epoch(epoch, done=first * batch_size)
             if first == 0:
-                model.begin_epoch()
-            for step, batch in _batches(trained, batch_size, epoch=epoch, first=first):
-                loss = float(model.train_step(batch))
+                train_step.begin_epoch()
+            batches = epoch_batches(
+                dataset.train,
+                trained.encoding.query,
+                batch_size=batch_size,
+                one_label_a_query=recipe.data.reduction == "sample",
+                seed=recipe.seed,
+                epoch=epoch,
+                first=first,
+            )
+            for step, batch in batches:
+                loss = float(train_step(batch))
                 if not np.isfinite(loss):
                     raise DataError(
                         f"training: expected a finite loss, found {loss} at epoch {epoch + 1}, step {step + 1}"
@@ -204,42 +227,20 @@ def train(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path, logs: Pa
                     save("best", epoch + 1, 0, 0.0)
             save("latest", epoch + 1, 0, 0.0)
     if validating:
-        checkpoints.load("best", model)
+        checkpoints.load("best", train_step.variables)
     else:
         history.best_epoch = len(history.losses)
     return trained
 
 
-def _batches(trained: Trained, batch_size: int, *, epoch: int, first: int) -> Iterator[tuple[int, Inputs]]:
-    """Shuffled batches of one epoch from step `first` on; what is left over at the end is dropped."""
-    pairs, seed = trained.dataset.train, trained.recipe.seed
-    order = _visits(trained.recipe, pairs, epoch)
-    for step in range(first, len(order) // batch_size):
-        rows_B = order[step * batch_size : (step + 1) * batch_size]
-        batch = trained.encoding.query.of_pairs(rows_B, np.random.default_rng([seed, epoch, step]))
-        batch["_pair"] = rows_B.astype(np.int32)
-        batch["_positive"] = pairs.labels[rows_B]
-        batch["_weight"] = np.ones(batch_size, np.float32) if pairs.weights is None else pairs.weights[rows_B]
-        yield step, batch
-
-
-def _visits(recipe: Recipe, pairs: Pairs, epoch: int) -> npt.NDArray[np.int64]:
-    """Rows of the training pairs in the order in which an epoch visits them, int64: all, or one drawn per query."""
-    rng = np.random.default_rng([recipe.seed, epoch])
-    if recipe.data.reduction != "sample":
-        return rng.permutation(len(pairs))
-    starts = np.flatnonzero(np.diff(pairs.queries, prepend=-1))
-    return rng.permutation(rng.integers(starts, np.append(starts[1:], len(pairs))))
-
-
 def _validate(trained: Trained) -> list[CurvePoint]:
     """Valid at λ = 0, ½ and 1, on at most `max_valid_queries` queries."""
     config = trained.recipe.evaluation
-    return evaluate(
+    return bias_removal_curve(
         trained.dataset.valid,
         trained.dataset.train,
         trained.embed_queries,
-        trained.catalogue(),
+        trained.label_side(),
         config,
         queries=len(trained.dataset.query_ids),
         seed=trained.recipe.seed,
@@ -249,38 +250,13 @@ def _validate(trained: Trained) -> list[CurvePoint]:
     )
 
 
-def _log_frequencies(recipe: Recipe, dataset: Dataset) -> npt.NDArray[np.float64]:
+def _log_frequencies(recipe: Recipe, dataset: Dataset) -> Float64:
     """log π of what training visits, float64 [L], nats."""
     visits_L = dataset.label_visits(one_a_query=recipe.data.reduction == "sample")
     return log_frequencies(visits_L, smoothing=recipe.loss.smoothing)
 
 
-def _proposal(recipe: Recipe, dataset: Dataset, encoding: Encoding, path: Path) -> Proposal | None:
-    """The tree that adversarial negatives are drawn from, fitted once a run."""
-    sampler = recipe.loss.sampler
-    if sampler.name != "adversarial":
-        return None
-    if path.exists():
-        return Proposal.read(path)
-    rng = np.random.default_rng(recipe.seed)
-    proposal = fit_proposal(
-        recipe.query.features,
-        lambda rows_B: encoding.query.of_pairs(rows_B, rng),
-        dataset.train.labels,
-        vocabulary_rows=encoding.vocabulary_rows,
-        labels=len(dataset.label_ids),
-        dims=sampler.dims or TREE_DIMS,
-        penalty=sampler.penalty or TREE_PENALTY,
-        query_id=recipe.data.query_id,
-    )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    working = path.with_suffix(".part")
-    proposal.write(working)
-    working.replace(path)
-    return proposal
-
-
-def _out_of_patience(recipe: Recipe, history: History) -> bool:
+def _out_of_patience(recipe: Recipe, history: TrainingHistory) -> bool:
     patience = recipe.training.patience
     if patience is None or not history.metrics:
         return False

@@ -6,6 +6,8 @@ without one, what is defined there and does not begin with `_`. Docstrings are M
 
 from __future__ import annotations
 
+import ast
+import json
 import logging
 import re
 import tempfile
@@ -64,9 +66,12 @@ def module_reference(name: str) -> str:
     """The reference of one module, to stand on a page of its own or under a heading.
 
     Raises:
-        KeyError: no such module.
+        ValueError: no such module.
     """
-    module = _rooms()[name]
+    try:
+        module = _rooms()[name]
+    except KeyError:
+        raise ValueError(f"api: expected a module of the repository, received {name!r}") from None
     lines = [f"```{{py:module}} {name}", "```", "", *_docstring(module)]
     for member in _public(module):
         lines += _member(member, member.name)
@@ -92,7 +97,7 @@ def _member(member: griffe.Object | griffe.Alias, name: str) -> list[str]:
         return _directive("function", f"{name}{_signature(member)}", _docstring(member))
     if member.is_module:
         return []
-    options = [f":type: {member.annotation}"] if member.annotation is not None else []
+    options = [_type(member)] if member.annotation is not None else []
     return _directive("data", name, _docstring(member), options + _value(member))
 
 
@@ -111,22 +116,55 @@ def _class(member: griffe.Object | griffe.Alias, name: str) -> list[str]:
             kind = "classmethod" if "classmethod" in inner.labels else "method"
             body += _directive(kind, f"{field}{_signature(inner)}", _docstring(inner), awaited=inner)
         elif "property" in inner.labels:
-            options = [f":type: {inner.annotation}"] if inner.annotation is not None else []
+            options = [_type(inner)] if inner.annotation is not None else []
             body += _directive("property", field, _docstring(inner), options)
         elif inner.annotation is not None and field not in documented and (inner.has_docstring or not in_signature):
-            options = [f":type: {inner.annotation}"]
+            options = [_type(inner)]
             options += _value(inner)
-            body += _directive("attribute", field, _docstring(inner), options)
+            body += _directive("attribute", field, _docstring(inner) + _bounds(inner), options)
     signature = ""
     if initializer is not None and initializer.is_function:
         signature = _signature(initializer).removesuffix(" -> None")
     return _directive("class", f"{name}{signature}", body)
 
 
+def _type(member: griffe.Object | griffe.Alias) -> str:
+    return f":type: {json.dumps(str(member.annotation), ensure_ascii=False)}"
+
+
 def _value(member: griffe.Object | griffe.Alias) -> list[str]:
-    """A default or constant as written, unless it is long."""
+    """A default or constant as an option, unless it is long; of pydantic's `Field(…)` its default."""
     value = "" if member.value is None else str(member.value)
-    return [f":value: {value}"] if value and "\n" not in value and len(value) <= 60 else []
+    if value.startswith("Field("):
+        value = _field(value).get("default", "")
+    return (
+        [f":value: {json.dumps(value, ensure_ascii=False)}"] if value and "\n" not in value and len(value) <= 60 else []
+    )
+
+
+def _field(value: str) -> dict[str, str]:
+    """The arguments of `Field(…)`, by name, as written; a factory such as `list` as the call of it."""
+    call = ast.parse(value, mode="eval").body
+    assert isinstance(call, ast.Call)
+    arguments = {keyword.arg or "": ast.unparse(keyword.value) for keyword in call.keywords}
+    if call.args:
+        arguments["default"] = ast.unparse(call.args[0])
+    if factory := arguments.pop("default_factory", None):
+        arguments["default"] = f"{factory}()"
+    return arguments
+
+
+_BOUNDS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤", "multiple_of": "a multiple of", "pattern": "matches"}
+_BOUNDS |= {"min_length": "at least this many:", "max_length": "at most this many:"}
+
+
+def _bounds(member: griffe.Object | griffe.Alias) -> list[str]:
+    """What pydantic's `Field(…)` demands of a value, as a paragraph: "Expected: ≥ 0, < 1."."""
+    value = "" if member.value is None else str(member.value)
+    if not value.startswith("Field("):
+        return []
+    bounds = [f"{_BOUNDS[name]} `{bound.strip(chr(39))}`" for name, bound in _field(value).items() if name in _BOUNDS]
+    return [f"Expected: {', '.join(bounds)}.", ""] if bounds else []
 
 
 def _attribute_names(member: griffe.Object | griffe.Alias) -> set[str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import posixpath
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from api import module_reference
@@ -35,7 +36,8 @@ PAGES = {
 _MARKER = re.compile(r"(?m)^<!-- (include|api|http): (.+?) -->$")
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 _CODE = re.compile(r"(?ms)^ *```.*?^ *```$|`[^`\n]+`")
-_CITATION = re.compile(r"\[(METHODS (§\d+(?:\.\d+)?)|DESIGN, (\w+))(?=[];,])")
+_SPAN = re.compile(r"`[^`\n]+`")
+_CITATION = re.compile(r"\b(METHODS (§\d+(?:\.\d+)?)|DESIGN, (\w+))(?=[];,])")
 
 
 def expand(text: str, page: str) -> str:
@@ -53,7 +55,7 @@ def expand(text: str, page: str) -> str:
     def generated(match: re.Match[str]) -> str:
         kind, what = match[1], match[2]
         if kind == "api":
-            return _cited(module_reference(what), own)
+            return _cited(module_reference(what), own, _SPAN)
         if kind == "http":
             return http_reference(ROOT / what)
         path, _, heading = (part.strip() for part in what.partition("#"))
@@ -114,23 +116,22 @@ def _linked(text: str, base: str, own: str) -> str:
     return _outside_code(text, lambda prose: _LINK.sub(rewritten, prose))
 
 
-def _cited(text: str, own: str) -> str:
+def _cited(text: str, own: str, code: re.Pattern[str] = _CODE) -> str:
     """`[METHODS §2.1]` and `[DESIGN, Budgets]` with links to what they cite."""
     up = posixpath.relpath("docs", own)
 
     def link(match: re.Match[str]) -> str:
         if match[2]:
-            return f"\\[[{match[1]}]({up}/methods.md#s{match[2][1:]})"
-        return f"\\[[{match[1]}]({up}/design.md#{match[3].lower()})"
+            return f"[{match[1]}]({up}/methods.md#s{match[2][1:]})"
+        return f"[{match[1]}]({up}/design.md#{match[3].lower()})"
 
-    return _outside_code(text, lambda prose: _CITATION.sub(link, prose))
+    return _outside_code(text, lambda prose: _CITATION.sub(link, prose), code)
 
 
-def _outside_code(text: str, change: object) -> str:
-    """Text with `change` made between fenced blocks and code spans."""
-    assert callable(change)
+def _outside_code(text: str, change: Callable[[str], str], code: re.Pattern[str] = _CODE) -> str:
+    """Text with `change` made between the matches of `code`: fenced blocks and code spans."""
     parts, at = [], 0
-    for code in _CODE.finditer(text):
-        parts += [change(text[at : code.start()]), code[0]]
-        at = code.end()
+    for match in code.finditer(text):
+        parts += [change(text[at : match.start()]), match[0]]
+        at = match.end()
     return "".join([*parts, change(text[at:])])

@@ -1,1 +1,1 @@
-"""Make an index over a bundle: what to build, training it, and choosing its settings by measured recall."""
+"""Build an index over a bundle: what was asked for, training, and choosing settings by measured recall."""

@@ -11,8 +11,8 @@ import faiss
 import numpy as np
 
 from longtail.bundle import Bundle
-from longtail.bundle.augment import Float32
-from longtail.index.manifest import RecallAt
+from longtail.bundle.arrays import Float32
+from longtail.index.manifests import RecallAt
 from longtail.index.search.band import MEASURED_DEPTH
 from longtail.index.search.exact import ExactRows
 from longtail.index.search.searcher import Searcher

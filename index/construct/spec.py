@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from longtail.index.errors import SpecError
-from longtail.index.manifest import Kind
+from longtail.index.manifests import Kind
 
 FLAT_UP_TO = 50_000
 """Catalogues for which `auto` stays exact: scanning 50,000 rows of 64 floats takes about half a

@@ -1,6 +1,6 @@
-"""The bucket promise: what head, torso and tail must be given, offline, by a release that is published.
+"""Bucket floors: the least offline recall of head, torso and tail with which a release may be published.
 
-RELEASES/promise.toml, every key optional:
+RELEASES/promise.toml, every key optional (the command line calls it the bucket promise, after the file):
 
     metric = "recall@20"      # of the release's curve, at its default λ
     max_drop = 0.1            # no bucket may fall more than a tenth below CURRENT's
@@ -21,17 +21,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.manifest import BiasRemoval
-from longtail.index.errors import PromiseBrokenError, PromiseError
+from longtail.index.errors import FloorsError, FloorsNotMetError
 
-PROMISE = "promise.toml"
+FLOORS_FILE = "promise.toml"
 
 BucketName = Literal["head", "torso", "tail"]
 _ROUNDING = 1e-12
 _Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
-class Promise(BaseModel):
-    """What a release is held to; nothing unless something is set."""
+class BucketFloors(BaseModel):
+    """What every bucket must be given by a release that is published; anything will do unless something is set."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -43,8 +43,8 @@ class Promise(BaseModel):
     """Least value of a bucket, whatever CURRENT's is."""
 
     @classmethod
-    def of(cls, root: Path, *, floors: Sequence[str] = (), max_drop: str | None = None) -> Promise:
-        """The promise of a directory of releases, and what a command line changes about it.
+    def read(cls, root: Path, *, floors: Sequence[str] = (), max_drop: str | None = None) -> BucketFloors:
+        """The floors of a directory of releases, and what a command line changes about them.
 
         Args:
             root: where `promise.toml` may be.
@@ -52,29 +52,29 @@ class Promise(BaseModel):
             max_drop: `10%` or `0.1`.
 
         Raises:
-            PromiseError: a key or value that no promise has; names the file or the option.
+            FloorsError: a key or value that there is not; names the file or the option.
         """
-        file = root / PROMISE
+        file = root / FLOORS_FILE
         try:
-            promise = _checked(tomllib.loads(file.read_text(encoding="utf-8")), str(file))
+            asked = _checked(tomllib.loads(file.read_text(encoding="utf-8")), str(file))
         except (FileNotFoundError, NotADirectoryError):
-            promise = cls()
+            asked = cls()
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise PromiseError(f"{file}: expected TOML, {error}") from error
+            raise FloorsError(f"{file}: expected TOML, {error}") from error
         for floor in floors:
             bucket, _, value = floor.partition("=")
             option = f"--floor {floor}"
-            asked = _checked({"floors": {bucket: _number(value, option)}}, option)
-            promise = promise.model_copy(update={"floors": promise.floors | asked.floors})
+            option_floors = _checked({"floors": {bucket: _number(value, option)}}, option)
+            asked = asked.model_copy(update={"floors": asked.floors | option_floors.floors})
         if max_drop is not None:
             option = f"--max-drop {max_drop}"
-            asked = _checked({"max_drop": _number(max_drop, option)}, option)
-            promise = promise.model_copy(update={"max_drop": asked.max_drop})
-        return promise
+            option_floors = _checked({"max_drop": _number(max_drop, option)}, option)
+            asked = asked.model_copy(update={"max_drop": option_floors.max_drop})
+        return asked
 
     @property
     def empty(self) -> bool:
-        """Whether it promises nothing."""
+        """Whether nothing is asked."""
         return self.max_drop is None and not self.floors
 
     def __str__(self) -> str:
@@ -85,14 +85,14 @@ class Promise(BaseModel):
             parts.append(f"no bucket more than {_percent(self.max_drop)} below CURRENT's")
         return f"{self.metric}: {', '.join(parts)}"
 
-    def judge(self, after: Measured, before: Measured | None) -> Verdict:
-        """Compare a release with the promise.
+    def compare(self, after: BucketMetrics, before: BucketMetrics | None) -> FloorsReport:
+        """Compare a release with its floors.
 
         Args:
             after: the release.
             before: CURRENT's; None if nothing is published or CURRENT cannot be read.
         """
-        broken = []
+        unmet = []
         for bucket in BUCKET_NAMES if self.max_drop is not None else self.floors:
             bounds = [(self.floors[bucket], "the floor")] if bucket in self.floors else []
             if self.max_drop is not None and before is not None and bucket in before.buckets:
@@ -100,18 +100,18 @@ class Promise(BaseModel):
                 bounds.append((was * (1 - self.max_drop), f"{_percent(self.max_drop)} below {before.name}'s {was:.4g}"))
             found = after.buckets.get(bucket)
             if found is None:
-                broken.append(
+                unmet.append(
                     f"expected {self.metric}/{bucket} in the release's curve, found {', '.join(after.known) or 'none'}"
                 )
             elif bounds and found < max(bounds)[0] - _ROUNDING:
                 least, why = max(bounds)
-                broken.append(f"{bucket} expected at least {least:.4g} ({why}), found {found:.4g}")
-        return Verdict(self, after, before, broken)
+                unmet.append(f"{bucket} expected at least {least:.4g} ({why}), found {found:.4g}")
+        return FloorsReport(self, after, before, unmet)
 
 
 @dataclass(frozen=True)
-class Measured:
-    """One metric of a release at its default λ.
+class BucketMetrics:
+    """One metric of a release, by bucket, at its default λ.
 
     Attributes:
         name: of the release.
@@ -126,11 +126,11 @@ class Measured:
     known: list[str]
 
     @classmethod
-    def of(cls, name: str, dial: BiasRemoval, metric: str) -> Measured:
-        """Read a release's offline curve."""
-        if not dial.curve:
+    def at_default(cls, name: str, bias_removal: BiasRemoval, metric: str) -> BucketMetrics:
+        """Read a release's offline curve at the point nearest its default λ."""
+        if not bias_removal.curve:
             return cls(name, None, {}, [])
-        point = min(dial.curve, key=lambda point: abs(point.bias_removal - dial.default))
+        point = min(bias_removal.curve, key=lambda point: abs(point.bias_removal - bias_removal.default))
         buckets = {
             bucket: point.metrics[f"{metric}/{bucket}"].value
             for bucket in BUCKET_NAMES
@@ -142,53 +142,53 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """Whether a release keeps the promise.
+class FloorsReport:
+    """How a release stands to its floors.
 
     Attributes:
-        promise: what was asked.
+        floors: what was asked.
         after: the release's figures.
         before: CURRENT's, if there are any.
-        broken: what is not kept, expected and found, one sentence for each bucket.
+        unmet: what is below its floor, expected and found, one sentence for each bucket; empty if nothing is.
     """
 
-    promise: Promise
-    after: Measured
-    before: Measured | None
-    broken: list[str]
+    floors: BucketFloors
+    after: BucketMetrics
+    before: BucketMetrics | None
+    unmet: list[str]
 
     def check(self) -> None:
-        """Refuse the release.
+        """Refuse a release that is below a floor.
 
         Raises:
-            PromiseBrokenError: names every bucket that gets less than was promised.
+            FloorsNotMetError: names every bucket that gets less than its floor.
         """
-        if self.broken:
+        if self.unmet:
             at = "" if self.after.bias_removal is None else f" at λ = {self.after.bias_removal:g}"
-            raise PromiseBrokenError(
-                f"{self.after.name} breaks the bucket promise, {self.promise.metric}{at}: {'; '.join(self.broken)}; "
+            raise FloorsNotMetError(
+                f"{self.after.name} breaks the bucket promise, {self.floors.metric}{at}: {'; '.join(self.unmet)}; "
                 "CURRENT stays as it was, and --force publishes all the same",
-                broken=self.broken,
+                unmet=self.unmet,
             )
 
     def lines(self) -> list[str]:
-        """The promise and every bucket's figure, old → new, for people."""
-        lines = [f"promise: {self.promise}"]
+        """The floors and every bucket's figure, old → new, for people."""
+        lines = [f"promise: {self.floors}"]
         old = {} if self.before is None else self.before.buckets
         figures = [
             f"{bucket} {f'{old[bucket]:.4f} → ' if bucket in old else ''}{value:.4f}"
             for bucket, value in self.after.buckets.items()
         ]
         if figures:
-            lines.append(f"{self.promise.metric} at λ = {self.after.bias_removal:g}: {', '.join(figures)}")
-        if self.promise.max_drop is not None and not old:
-            lines.append(f"no drop can be told: nothing is published that has {self.promise.metric} by bucket")
+            lines.append(f"{self.floors.metric} at λ = {self.after.bias_removal:g}: {', '.join(figures)}")
+        if self.floors.max_drop is not None and not old:
+            lines.append(f"no drop can be told: nothing is published that has {self.floors.metric} by bucket")
         return lines
 
 
-def _checked(content: dict[str, Any], where: str) -> Promise:
+def _checked(content: dict[str, Any], where: str) -> BucketFloors:
     try:
-        return Promise.model_validate(content)
+        return BucketFloors.model_validate(content)
     except ValidationError as error:
         faults = []
         for fault in error.errors(include_url=False):
@@ -196,7 +196,7 @@ def _checked(content: dict[str, Any], where: str) -> Promise:
             shown = "" if isinstance(fault["input"], dict) else f", received {fault['input']!r}"
             message = "is no key of a promise" if fault["type"] == "extra_forbidden" else fault["msg"]
             faults.append(f"{key}: {message}{shown}")
-        raise PromiseError(
+        raise FloorsError(
             f"{where}: expected metric, max_drop and floors of head, torso and tail; {'; '.join(faults)}"
         ) from error
 
@@ -206,7 +206,7 @@ def _number(text: str, option: str) -> float:
     try:
         return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
-        raise PromiseError(f"{option}: expected a number or a percentage, received {text!r}") from None
+        raise FloorsError(f"{option}: expected a number or a percentage, received {text!r}") from None
 
 
 def _percent(share: float) -> str:

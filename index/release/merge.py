@@ -1,7 +1,7 @@
 """Take labels that were added or hidden while a service ran into a bundle, so that the next build indexes them.
 
 Added labels become ordinary rows at the end: count 0, tail, bias 0, log p_n of the rarest label. A label of the bundle
-that was embedded anew keeps its row, count, log p_n and bias. Hidden labels lose their row; towers and vocabularies
+that was embedded again keeps its row, count, log p_n and bias. Hidden labels lose their row; towers and vocabularies
 stay, so queries may go on naming them in histories. log p_n is normalised again: one constant for all labels, which
 changes no order at any λ. Thresholds of buckets, κ, the λ default and the offline curve stay as they were measured,
 without the added labels. The log is only read: it serves older releases still.
@@ -15,19 +15,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from longtail.bundle import Bundle, LabelLog, Labels, refuse_existing, replay
-from longtail.bundle.additions import NEW, Additions, LabelAdder
+from longtail.bundle.added_labels import NEW_LABEL, AddedLabels, LabelAdder
+from longtail.bundle.arrays import Int64
 from longtail.bundle.bundle import CONTRACT_FILES
 from longtail.bundle.display import DisplayColumns
 from longtail.bundle.manifest import utc
-from longtail.index.errors import IndexRoomError
-
-
-class MergeError(IndexRoomError):
-    """A bundle that cannot take labels in, or a log that leaves none."""
+from longtail.index.errors import MergeError
 
 
 @dataclass(frozen=True)
@@ -37,15 +33,15 @@ class MergeReport:
     Attributes:
         labels: rows of the new bundle.
         added: labels that the bundle did not have.
-        embedded_anew: labels of the bundle whose features changed.
+        reembedded: labels of the bundle that got a new embedding because their features changed.
         removed: hidden labels that lost their row.
-        merged_before: changes that are older than the bundle, which has their labels.
+        merged_before: changes that are superseded: the bundle has their labels and is newer.
         skipped: why a change was left out, by id; the log still has it.
     """
 
     labels: int
     added: int
-    embedded_anew: int
+    reembedded: int
     removed: int
     merged_before: int
     skipped: dict[str, str]
@@ -77,25 +73,25 @@ def merge_labels(bundle: Path, log: Path, out: Path) -> MergeReport:
     changes = replay(LabelLog(log).read_from().records)
     rows = {id_: row for row, id_ in enumerate(source.labels.ids.to_pylist())}
     adder = LabelAdder(source, rows)
-    upserts = [record for record in changes.upserts.values() if not adder.has_since(record.id, record.at)]
+    upserts = [record for record in changes.upserts.values() if not adder.supersedes(record.id, record.at)]
     added, skipped = adder.add(upserts)
     removed = np.array([rows[id_] for id_ in changes.hidden if id_ in rows], np.int64)
     place_L = np.arange(len(rows))
-    anew_M = added.catalogue_rows != NEW
-    place_L[added.catalogue_rows[anew_M]] = len(rows) + np.flatnonzero(anew_M)
-    places = np.concatenate([np.delete(place_L, removed), len(rows) + np.flatnonzero(~anew_M)])
+    known_M = added.catalogue_rows != NEW_LABEL
+    place_L[added.catalogue_rows[known_M]] = len(rows) + np.flatnonzero(known_M)
+    places = np.concatenate([np.delete(place_L, removed), len(rows) + np.flatnonzero(~known_M)])
     if not places.size:
         raise MergeError(f"{log}: expected a label that is left, found all {len(rows)} hidden")
     report = MergeReport(
         labels=len(places),
-        added=int(np.count_nonzero(~anew_M)),
-        embedded_anew=int(np.count_nonzero(anew_M)),
+        added=int(np.count_nonzero(~known_M)),
+        reembedded=int(np.count_nonzero(known_M)),
         removed=len(removed),
         merged_before=len(changes.upserts) - len(upserts),
         skipped=skipped,
     )
     manifest = source.manifest
-    newest = max((record.at for record in changes.records()), default=adder.knows_upto)
+    newest = max((record.at for record in changes.records()), default=adder.data_until)
     replace(
         source,
         manifest=manifest.model_copy(
@@ -104,9 +100,9 @@ def merge_labels(bundle: Path, log: Path, out: Path) -> MergeReport:
                 "created_at": max(utc(manifest.created_at), newest),
                 "training_data": manifest.training_data
                 | {
-                    "read_at": max(adder.knows_upto, newest).isoformat(),
+                    "read_at": max(adder.data_until, newest).isoformat(),
                     "labels_added": report.added,
-                    "labels_embedded_anew": report.embedded_anew,
+                    "labels_embedded_anew": report.reembedded,
                     "labels_removed": report.removed,
                 },
             }
@@ -119,7 +115,7 @@ def merge_labels(bundle: Path, log: Path, out: Path) -> MergeReport:
     return report
 
 
-def _labels(labels: Labels, added: Additions, places: npt.NDArray[np.int64]) -> Labels:
+def _labels(labels: Labels, added: AddedLabels, places: Int64) -> Labels:
     """Rows of the label table followed by the added ones, in the order of `places`."""
     log_pn = np.concatenate([labels.log_pn, added.log_pn])[places].astype(np.float64)
     columns = DisplayColumns(labels.display)

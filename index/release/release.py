@@ -1,50 +1,24 @@
-"""A release: bundle, index and release.json in one directory that is there whole or not at all.
-
-NAME/
-  bundle/         every file of the bundle, hard-linked where the disk allows it
-  index/          manifest.json, and per band NAME.faiss and NAME.rows.npy
-  release.json    which bundle, which index, the sha256 of every file of index/
-"""
+"""Open and verify a release: bundle, index and release.json in one directory; building.py shows its files."""
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
-from longtail.bundle import (
-    Bundle,
-    BundleCorruptError,
-    FileRecord,
-    atomic_directory,
-    read_manifest,
-    refuse_existing,
-    sha256_of,
-    verify_files,
-)
+from longtail.bundle import Bundle, BundleCorruptError, FileRecord, read_manifest, sha256_of, verify_files
 from longtail.bundle.manifest import BiasRemoval
-from longtail.index.construct.bands import Report, construct
-from longtail.index.construct.spec import IndexSpec
-from longtail.index.construct.train import check_device
 from longtail.index.errors import ReleaseCorruptError, ReleaseMismatchError, ReleaseNameError
-from longtail.index.manifest import Device, IndexManifest, ReleaseManifest
-from longtail.index.release.files import (
-    INDEX_MANIFEST,
-    manifest_bytes,
-    read_bands,
-    read_manifest_file,
-    write_file,
-    write_index,
-)
+from longtail.index.manifests import Device, IndexManifest, ReleaseManifest
+from longtail.index.release.index_files import INDEX_MANIFEST, read_bands, read_manifest_file
+from longtail.index.search.gpu import check_device
 from longtail.index.search.searcher import Searcher
 
 RELEASE_MANIFEST = "release.json"
-_BUNDLE = "bundle"
-_BUNDLE_MANIFEST = f"{_BUNDLE}/manifest.json"
+BUNDLE = "bundle"
+BUNDLE_MANIFEST = f"{BUNDLE}/manifest.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _RESERVED = ("CURRENT", "HISTORY", "promise.toml")
 
@@ -70,57 +44,6 @@ class Release:
     manifest: ReleaseManifest
 
 
-def build_index(
-    bundle: Path,
-    releases: Path,
-    *,
-    spec: IndexSpec | None = None,
-    name: str | None = None,
-    device: Device = "cpu",
-    report: Report = lambda _: None,
-) -> ReleaseManifest:
-    """Build and measure an index over a bundle's labels and write both as a new release; publishes nothing.
-
-    Args:
-        bundle: a bundle's directory.
-        releases: directory of releases; made if missing.
-        spec: what to build; `auto` when None.
-        name: of the release; UTC time and the bundle's name when None.
-        device: where FAISS trains.
-        report: told what is being done, one line each.
-
-    Raises:
-        IndexRoomError: the spec, the device, the name or the measured recall; nothing is left behind.
-        BundleError: the bundle is not intact, or the release exists.
-        OSError: the disk is full or not writable; nothing is left behind.
-    """
-    spec = spec or IndexSpec()
-    source = Bundle.load(bundle)
-    created_at = datetime.now(UTC)
-    name = _free_name(releases, created_at, source.manifest.name) if name is None else check_name(name)
-    refuse_existing(releases / name)
-    built = construct(source, spec, device, report)
-    report(f"write {releases / name}")
-    with atomic_directory(releases / name) as working:
-        _link_bundle(bundle, source, working / _BUNDLE)
-        bundle_sha256 = sha256_of(working / _BUNDLE_MANIFEST)
-        index, files = write_index(working, built, spec=spec, bundle_sha256=bundle_sha256, device=device)
-        manifest = ReleaseManifest(
-            name=name,
-            created_at=created_at,
-            bundle=source.manifest.name,
-            bundle_sha256=bundle_sha256,
-            labels=index.labels,
-            spec=index.spec,
-            kind=index.kind,
-            recall_k=index.recall_k,
-            recall=index.recall,
-            files=files,
-        ).sealed()
-        write_file(working / RELEASE_MANIFEST, manifest_bytes(manifest))
-    return manifest
-
-
 def open_release(path: Path, *, device: Device = "cpu", mapped: bool = True) -> Release:
     """Verify every file of a release and load it.
 
@@ -140,7 +63,7 @@ def open_release(path: Path, *, device: Device = "cpu", mapped: bool = True) -> 
     manifest = read_release_manifest(path)
     with ThreadPoolExecutor(1) as pool:
         index_files = pool.submit(_verify_index, path, manifest.files)
-        bundle = Bundle.load(path / _BUNDLE)
+        bundle = Bundle.load(path / BUNDLE)
         index_files.result()
     index = read_manifest_file(path / INDEX_MANIFEST, IndexManifest)
     if index.bundle_sha256 != manifest.bundle_sha256:
@@ -149,9 +72,9 @@ def open_release(path: Path, *, device: Device = "cpu", mapped: bool = True) -> 
     return Release(path.name, path, manifest.created_at, bundle, searcher, manifest)
 
 
-def release_dial(path: Path) -> BiasRemoval:
+def read_bias_removal(path: Path) -> BiasRemoval:
     """The default λ and offline curve of the bundle in a release; raises as `read_manifest` of bundles."""
-    return read_manifest(path / _BUNDLE).bias_removal
+    return read_manifest(path / BUNDLE).bias_removal
 
 
 def read_release_manifest(path: Path) -> ReleaseManifest:
@@ -169,11 +92,11 @@ def read_release_manifest(path: Path) -> ReleaseManifest:
     if manifest.name != path.name:
         raise ReleaseCorruptError(f"{file}: expected the release {path.name!r}, found {manifest.name!r}")
     try:
-        found = sha256_of(path / _BUNDLE_MANIFEST)
+        found = sha256_of(path / BUNDLE_MANIFEST)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        raise ReleaseCorruptError(f"{path / _BUNDLE_MANIFEST}: expected the release's bundle, found none") from None
+        raise ReleaseCorruptError(f"{path / BUNDLE_MANIFEST}: expected the release's bundle, found none") from None
     if found != manifest.bundle_sha256:
-        raise _mismatch(path / _BUNDLE_MANIFEST, found, manifest.bundle_sha256)
+        raise _mismatch(path / BUNDLE_MANIFEST, found, manifest.bundle_sha256)
     return manifest
 
 
@@ -189,27 +112,6 @@ def check_name(name: str) -> str:
             f"digit, and none of CURRENT, HISTORY and promise.toml; received {name!r}"
         )
     return name
-
-
-def _free_name(releases: Path, created_at: datetime, bundle_name: str) -> str:
-    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", bundle_name)[:64]
-    base = f"{created_at:%Y%m%dT%H%M%SZ}-{plain}"
-    name, again = base, 1
-    while (releases / name).exists():
-        again += 1
-        name = f"{base}-{again}"
-    return name
-
-
-def _link_bundle(source: Path, bundle: Bundle, target: Path) -> None:
-    """Hard-link the bundle's files, or copy them where the file system cannot link."""
-    for name in ("manifest.json", "manifest.sha256", *bundle.manifest.files):
-        (target / name).parent.mkdir(parents=True, exist_ok=True)
-        file = (source / name).resolve()
-        try:
-            os.link(file, target / name)
-        except OSError:
-            shutil.copyfile(file, target / name)
 
 
 def _verify_index(path: Path, files: dict[str, FileRecord]) -> None:

@@ -16,10 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from longtail.bundle import BundleError, remove_stale, replace_file
-from longtail.index.errors import IndexRoomError, ReleaseNotFoundError
-from longtail.index.manifest import Device, ReleaseManifest
-from longtail.index.release.bucket_floors import Measured, Promise, Verdict
-from longtail.index.release.release import Release, check_name, open_release, read_release_manifest, release_dial
+from longtail.index.errors import LongtailIndexError, ReleaseNotFoundError
+from longtail.index.manifests import Device, ReleaseManifest
+from longtail.index.release.bucket_floors import BucketFloors, BucketMetrics, FloorsReport
+from longtail.index.release.release import Release, check_name, open_release, read_bias_removal, read_release_manifest
 
 CURRENT = "CURRENT"
 HISTORY = "HISTORY"
@@ -33,8 +33,8 @@ class Releases:
         root: a directory; it may not exist yet, and then holds no release.
     """
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root)
 
     def names(self) -> list[str]:
         """Every release directory's name, sorted."""
@@ -76,41 +76,41 @@ class Releases:
         """`open`, but into memory of its own: every byte is read and compared, and FAISS parses the index whole."""
         return open_release(self._existing(name), mapped=False)
 
-    def publish(self, name: str, *, promise: Promise | None = None, force: bool = False) -> Verdict:
+    def publish(self, name: str, *, floors: BucketFloors | None = None, force: bool = False) -> FloorsReport:
         """Verify a release and point CURRENT at it; a service that follows CURRENT then loads it.
 
         Args:
             name: of the release.
-            promise: what its buckets must be given; by default what `promise.toml` says.
-            force: publish a release that breaks the promise, too.
+            floors: what its buckets must be given; by default what `promise.toml` says.
+            force: publish a release that is below a floor, too.
 
         Returns:
-            The promise and how the release stands to it.
+            The floors and how the release stands to them.
 
         Raises:
-            PromiseError: promise.toml cannot be read.
-            PromiseBrokenError: a bucket gets less than was promised.
+            FloorsError: promise.toml cannot be read.
+            FloorsNotMetError: a bucket gets less than its floor.
             as `open`; CURRENT stays as it was.
         """
         check_name(name)
         with self._locked():
-            promise = promise or Promise.of(self.root)
+            floors = floors or BucketFloors.read(self.root)
             release = self.verify(name)
             current = self.current()
-            after = Measured.of(name, release.bundle.manifest.bias_removal, promise.metric)
-            verdict = promise.judge(after, self._measured(current, promise.metric))
+            after = BucketMetrics.at_default(name, release.bundle.manifest.bias_removal, floors.metric)
+            report = floors.compare(after, self._current_metrics(current, floors.metric))
             if not force:
-                verdict.check()
+                report.check()
             if name != current:
                 # HISTORY first: until CURRENT follows, the new name stands beyond its place and counts for nothing.
                 self._write_history([*self._history(current), name])
                 self._point_to(name)
-            return verdict
+            return report
 
     def rollback(self) -> str:
         """Point CURRENT back at the release published before, skipping deleted ones; returns its name.
 
-        No promise holds it up.
+        It is held to no floors.
 
         Raises:
             ReleaseNotFoundError: nothing is published, or nothing was before.
@@ -136,10 +136,10 @@ class Releases:
         Releases that cannot be read count as oldest. Leftovers of killed builds are deleted too.
 
         Raises:
-            IndexRoomError: keep < 1.
+            LongtailIndexError: keep < 1.
         """
         if keep < 1:
-            raise IndexRoomError(f"--keep: expected at least 1, received {keep}")
+            raise LongtailIndexError(f"--keep: expected at least 1, received {keep}")
         deleted = []
         with self._locked():
             current = self.current()
@@ -165,7 +165,7 @@ class Releases:
     def _age_key(self, name: str) -> tuple[float, str]:
         try:
             return self.manifest(name).created_at.timestamp(), name
-        except (IndexRoomError, BundleError):
+        except (LongtailIndexError, BundleError):
             return 0.0, name
 
     def _delete(self, name: str) -> None:
@@ -193,12 +193,12 @@ class Releases:
             history.pop()
         return history
 
-    def _measured(self, current: str | None, metric: str) -> Measured | None:
+    def _current_metrics(self, current: str | None, metric: str) -> BucketMetrics | None:
         """CURRENT's figures; None where there is no such release that can be read, which must not hold up the next."""
         if current is None:
             return None
         try:
-            return Measured.of(current, release_dial(self.root / current), metric)
+            return BucketMetrics.at_default(current, read_bias_removal(self.root / current), metric)
         except BundleError:
             return None
 
@@ -216,3 +216,31 @@ class Releases:
         with (self.root / _LOCK).open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
+
+
+def publish(
+    releases: str | Path, name: str, *, floors: BucketFloors | None = None, force: bool = False
+) -> FloorsReport:
+    """Verify a release and make it the one that serves; `Releases(releases).publish(name)`, which says what it raises.
+
+    Args:
+        releases: directory of releases.
+        name: of a release in it.
+        floors: what its buckets must be given; by default what `promise.toml` in the directory says.
+        force: publish a release that is below a floor, too.
+
+    Returns:
+        The floors and how the release stands to them.
+
+    Example:
+        >>> from longtail.index import BucketFloors, Releases, build, publish
+        >>> manifest = build("runs/model", "releases", name="first")
+        >>> publish("releases", "first").unmet
+        []
+        >>> Releases("releases").current()
+        'first'
+        >>> publish("releases", "first", floors=BucketFloors(floors={"tail": 0.02}))
+        Traceback (most recent call last):
+        longtail.index.errors.FloorsNotMetError: first breaks the bucket promise, recall@20: expected recall@20/tail ...
+    """
+    return Releases(releases).publish(name, floors=floors, force=force)

@@ -1,6 +1,6 @@
-"""One popularity band: a FAISS index over some label rows, searched with or without a selection of them.
+"""One popularity band: a FAISS index over some label rows, searched whole or for some of its ids only.
 
-Legend: `N` labels of the band, `B` queries, `C` candidates, `E` coordinates of an augmented row.
+Legend: `N` labels of the band, `L` rows, `B` queries, `C` candidates, `E` coordinates of an augmented row.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from typing import Any
 import faiss
 import numpy as np
 
-from longtail.bundle.augment import Float32
-from longtail.index.construct.train import pad
-from longtail.index.manifest import Effort, Kind
-from longtail.index.search.exact import NO_ROW, Int64
-from longtail.index.search.gpu import GPU_MOST, GpuIndex
-from longtail.index.search.selection import Selection
+from longtail.bundle.arrays import Float32, Int64
+from longtail.index.manifests import Effort, Kind
+from longtail.index.search.eligible import IdSet
+from longtail.index.search.exact import NO_ROW
+from longtail.index.search.gpu import GPU_MAX_RESULTS, GpuIndex
 
 MEASURED_DEPTH = 100
 """Results per query that recall is measured at; deeper searches look harder than the measured effort."""
@@ -61,7 +60,7 @@ class Band:
         if self.kind == "factory" and probes_name(self.index):
             faiss.ParameterSpace().set_index_parameter(self.index, probes_name(self.index), effort.probes)
 
-    def search(self, queries_BE: Float32, k: int, effort: Effort, selection: Selection) -> tuple[Float32, Int64]:
+    def search(self, queries_BE: Float32, k: int, effort: Effort, ids: IdSet) -> tuple[Float32, Int64]:
         """The band's best candidates: scores float32 [B, C] and label rows int64 [B, C], C >= min(k, N).
 
         Missing candidates are −inf / −1. An approximate index may miss some of the best k. Where candidates that
@@ -70,16 +69,16 @@ class Band:
         fetch = min(k * effort.refine, len(self.rows_N))
         # The k best of a share of the labels lie among about the k / share best of all, and those further out
         # lie in ever more cells: the second table of benchmarks/index_recall.py shows what the exponent buys.
-        depth = max(1.0, k / (MEASURED_DEPTH * selection.share))
+        depth = max(1.0, k / (MEASURED_DEPTH * ids.share))
         probes = math.ceil(effort.probes * depth**_PROBES_PER_DEPTH)
         queries_BE = pad(queries_BE, self.index.d)
-        if self.gpu is not None and self._overfetch(fetch, selection) <= GPU_MOST:
-            scores_BC, ids_BC = self._search_gpu(self.gpu, queries_BE, fetch, probes, selection)
-        elif self.kind == "factory" and not selection.whole:
-            scores_BC, ids_BC = self.index.search(queries_BE, self._overfetch(fetch, selection))
-            ids_BC[~selection.contains(ids_BC)] = NO_ROW
+        if self.gpu is not None and self._overfetch(fetch, ids) <= GPU_MAX_RESULTS:
+            scores_BC, ids_BC = self._search_gpu(self.gpu, queries_BE, fetch, probes, ids)
+        elif self.kind == "factory" and not ids.whole:
+            scores_BC, ids_BC = self.index.search(queries_BE, self._overfetch(fetch, ids))
+            ids_BC[~ids.contains(ids_BC)] = NO_ROW
         else:
-            scores_BC, ids_BC = self._search_cpu(queries_BE, fetch, probes, selection)
+            scores_BC, ids_BC = self._search_cpu(queries_BE, fetch, probes, ids)
         rows_BC = self.rows_N[ids_BC]
         missing_BC = ids_BC < 0
         if missing_BC.any():
@@ -87,42 +86,47 @@ class Band:
             scores_BC[missing_BC] = -np.inf
         return scores_BC, rows_BC
 
-    def _search_cpu(self, queries_BE: Float32, fetch: int, probes: int, selection: Selection) -> tuple[Float32, Int64]:
+    def _search_cpu(self, queries_BE: Float32, fetch: int, probes: int, ids: IdSet) -> tuple[Float32, Int64]:
         parameters = None
         match self.kind:
             case "ivf_flat" | "ivf_pq":
-                parameters = selection.parameters(faiss.SearchParametersIVF, nprobe=min(probes, self.index.nlist))
+                parameters = ids.parameters(faiss.SearchParametersIVF, nprobe=min(probes, self.index.nlist))
             case "hnsw":
-                parameters = selection.parameters(faiss.SearchParametersHNSW, efSearch=min(probes, len(self.rows_N)))
+                parameters = ids.parameters(faiss.SearchParametersHNSW, efSearch=min(probes, len(self.rows_N)))
             case "flat":
-                parameters = selection.parameters(faiss.SearchParameters)
+                parameters = ids.parameters(faiss.SearchParameters)
         scores_BC, ids_BC = self.index.search(queries_BE, fetch, params=parameters)
         return scores_BC, ids_BC
 
     def _search_gpu(
-        self, gpu: GpuIndex, queries_BE: Float32, fetch: int, probes: int, selection: Selection
+        self, gpu: GpuIndex, queries_BE: Float32, fetch: int, probes: int, ids: IdSet
     ) -> tuple[Float32, Int64]:
         """More than `fetch` from the GPU, less what is ruled out; the CPU's index for queries that end up short."""
         cells = getattr(self.index, "nlist", 1)
-        scores_BC, ids_BC = gpu.search(queries_BE, self._overfetch(fetch, selection), min(probes, cells, GPU_MOST))
-        if selection.whole:
+        scores_BC, ids_BC = gpu.search(queries_BE, self._overfetch(fetch, ids), min(probes, cells, GPU_MAX_RESULTS))
+        if ids.whole:
             return scores_BC, ids_BC
-        kept_BC = selection.contains(ids_BC)
+        kept_BC = ids.contains(ids_BC)
         ids_BC[~kept_BC] = NO_ROW
-        short = np.flatnonzero(np.count_nonzero(kept_BC, axis=1) < min(fetch, selection.count))
+        short = np.flatnonzero(np.count_nonzero(kept_BC, axis=1) < min(fetch, ids.count))
         if short.size:
             ids_BC[short] = NO_ROW
-            scores_BC[short, :fetch], ids_BC[short, :fetch] = self._search_cpu(
-                queries_BE[short], fetch, probes, selection
-            )
+            scores_BC[short, :fetch], ids_BC[short, :fetch] = self._search_cpu(queries_BE[short], fetch, probes, ids)
         return scores_BC, ids_BC
 
-    def _overfetch(self, fetch: int, selection: Selection) -> int:
+    def _overfetch(self, fetch: int, ids: IdSet) -> int:
         """Results among which `fetch` selected ones are likely to be."""
-        if selection.whole:
+        if ids.whole:
             return fetch
-        ruled_out = len(self.rows_N) - selection.count
-        return min(math.ceil(fetch / selection.share) + min(ruled_out, _MARGIN), len(self.rows_N))
+        ruled_out = len(self.rows_N) - ids.count
+        return min(math.ceil(fetch / ids.share) + min(ruled_out, _MARGIN), len(self.rows_N))
+
+
+def pad(rows_LE: Float32, width: int) -> Float32:
+    """Contiguous float32 [L, width]: the rows, and zeros in the coordinates beyond them."""
+    missing = width - rows_LE.shape[1]
+    padded = np.pad(rows_LE, ((0, 0), (0, missing))) if missing else rows_LE
+    return np.ascontiguousarray(padded, np.float32)
 
 
 def probes_name(index: Any) -> str:

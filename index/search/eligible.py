@@ -1,4 +1,7 @@
-"""A set of labels that may be returned, as each band's index has to be told.
+"""The labels that a search may return, resolved against the bands of one index.
+
+A `Filter` says what one query asks for, in label rows. `EligibleLabels` is what that comes to in an index: of every
+band an `IdSet`, the bitmap that FAISS reads.
 
 Legend: `L` labels, `N` labels of one band, `R` label rows, `I` index ids.
 """
@@ -6,100 +9,153 @@ Legend: `L` labels, `N` labels of one band, `R` label rows, `I` index ids.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cache, cached_property
+from typing import Any
 
+import faiss
 import numpy as np
 import numpy.typing as npt
 
-from longtail.index.search.band import Band
-from longtail.index.search.exact import Int64
-from longtail.index.search.selection import Selection
+from longtail.bundle.arrays import Bools, Int32, Int64
+
+_BITS = np.left_shift(1, np.arange(8)).astype(np.uint8)
 
 
-class Places:
-    """In which band a label row stands, and under which id.
-
-    Args:
-        bands: every label row stands in exactly one.
-        labels: L.
-    """
-
-    def __init__(self, bands: Sequence[Band], labels: int) -> None:
-        self.bands = list(bands)
-        self._ends = np.cumsum([len(band.rows_N) for band in bands]).tolist()
-        self._labels = labels
-
-    @cached_property
-    def _by_row(self) -> npt.NDArray[np.int32]:
-        """The ids of all bands counted on from one band to the next; four bytes a label, so only when asked for."""
-        places_L = np.empty(self._labels, np.int32)
-        for band, end in zip(self.bands, self._ends, strict=True):
-            places_L[band.rows_N] = np.arange(end - len(band.rows_N), end, dtype=np.int32)
-        return places_L
-
-    def ids(self, rows_R: Int64) -> list[Int64]:
-        """The rows' ids in each band, int64, for those that stand there."""
-        places_R = self._by_row[rows_R].astype(np.int64)
-        starts = [end - len(band.rows_N) for band, end in zip(self.bands, self._ends, strict=True)]
-        return [
-            places_R[(places_R >= start) & (places_R < end)] - start
-            for start, end in zip(starts, self._ends, strict=True)
-        ]
-
-
-class Eligible:
-    """A set of labels that may be returned, and its part of every band.
+class IdSet:
+    """Some of the ids 0..N−1 of one FAISS index; its members never change.
 
     Args:
-        places: of every label.
-        selections: the set's part of every band.
-        make_mask: makes the set's mask, bool [L], should it be needed.
+        bits: uint8 [⌈N / 8⌉], little-endian; those beyond N are 0.
+        size: N.
+
+    Attributes:
+        count: ids in the set.
     """
 
-    def __init__(
-        self, places: Places, selections: Sequence[Selection], make_mask: Callable[[], npt.NDArray[np.bool_]]
-    ) -> None:
-        self.count = sum(selection.count for selection in selections)
-        self._places = places
-        self._selections = selections
-        self._make_mask = make_mask
+    def __init__(self, bits: npt.NDArray[np.uint8], size: int) -> None:
+        self._bits = bits
+        self._size = size
+        self._last: tuple[Any, Any] | None = None
+        self.count = int(np.bitwise_count(bits).sum(dtype=np.int64))
 
     @classmethod
-    def of(cls, places: Places, mask_L: npt.NDArray[np.bool_]) -> Eligible:
-        """The labels where the mask, bool [L], is true."""
-        return cls(places, [Selection.of(mask_L[band.rows_N]) for band in places.bands], lambda: mask_L)
+    def of(cls, mask_N: Bools) -> IdSet:
+        """The ids where the mask, bool [N], is true."""
+        return cls(np.packbits(mask_N, bitorder="little"), len(mask_N))
 
-    def without(self, rows_R: Int64) -> Eligible:
+    def where(self, mask_N: Bools) -> IdSet:
+        """The ids of the set where the mask, bool [N], is true."""
+        masked = IdSet.of(mask_N)
+        return masked if self.whole else IdSet(self._bits & masked._bits, self._size)
+
+    def without(self, ids_I: Int64) -> IdSet:
+        """The same set but for some ids, which may repeat."""
+        if ids_I.size == 0:
+            return self
+        bits = self._bits.copy()
+        np.bitwise_and.at(bits, ids_I >> 3, ~_BITS[ids_I & 7])
+        return IdSet(bits, self._size)
+
+    def contains(self, ids: Int64) -> Bools:
+        """Whether each id, in an array of any shape, is in the set; −1 never is."""
+        held: Bools = (self._bits[ids >> 3] & _BITS[ids & 7]) != 0
+        held &= ids >= 0
+        return held
+
+    @property
+    def ids(self) -> Int64:
+        """The ids in the set, int64, ascending."""
+        return np.flatnonzero(np.unpackbits(self._bits, count=self._size, bitorder="little"))
+
+    @property
+    def whole(self) -> bool:
+        """Whether every id is in the set."""
+        return self.count == self._size
+
+    @property
+    def share(self) -> float:
+        """Ids in the set per id of the index."""
+        return self.count / self._size
+
+    def parameters(self, kind: type, **knobs: int) -> Any:
+        """FAISS's search parameters of a kind that rule out every other id; read by any number of threads.
+
+        The last ones are kept, for a set of labels is mostly searched with one effort, and making them costs as much
+        as to search a thousand rows.
+        """
+        key = kind, tuple(knobs.items())
+        last = self._last
+        if last is None or last[0] != key:
+            last = self._last = key, kind(**knobs) if self.whole else kind(**knobs, sel=self._selector)
+        return last[1]
+
+    @cached_property
+    def _selector(self) -> Any:
+        return faiss.IDSelectorBitmap(self._bits)
+
+
+class EligibleLabels:
+    """Labels of one index that may be returned, as a set of ids for each band. Immutable; begin with `every`.
+
+    Args:
+        band_rows: label rows of every band, int64 [N] each; a row stands in one band only.
+        id_sets: the ids that may be returned, of every band.
+        positions: every label's id, int32 [L], counted on from one band to the next.
+
+    Attributes:
+        count: labels in the set.
+    """
+
+    def __init__(self, band_rows: Sequence[Int64], id_sets: Sequence[IdSet], positions: Callable[[], Int32]) -> None:
+        self.count = sum(ids.count for ids in id_sets)
+        self._band_rows = band_rows
+        self._id_sets = id_sets
+        self._positions = positions
+
+    @classmethod
+    def every(cls, band_rows: Sequence[Int64]) -> EligibleLabels:
+        """All labels of an index."""
+        id_sets = [IdSet.of(np.ones(len(rows_N), np.bool_)) for rows_N in band_rows]
+        # Four bytes a label, so only when asked for, and once for all the sets of an index.
+        return cls(band_rows, id_sets, cache(lambda: _positions(band_rows)))
+
+    def where(self, mask_L: Bools) -> EligibleLabels:
+        """Those of them where the mask, bool [L], is true."""
+        id_sets = [ids.where(mask_L[rows_N]) for ids, rows_N in zip(self._id_sets, self._band_rows, strict=True)]
+        return EligibleLabels(self._band_rows, id_sets, self._positions)
+
+    def without(self, rows_R: Int64) -> EligibleLabels:
         """The same set but for some label rows, in time for these and a copy of one bit for each label."""
         if rows_R.size == 0:
             return self
+        id_sets = [ids.without(ids_I) for ids, ids_I in zip(self._id_sets, self.ids_of(rows_R), strict=True)]
+        return EligibleLabels(self._band_rows, id_sets, self._positions)
 
-        def make_mask() -> npt.NDArray[np.bool_]:
-            mask_L = self.mask.copy()
-            mask_L[rows_R] = False
-            return mask_L
-
-        ids = self._places.ids(rows_R)
-        rest = [selection.without(ids_I) for selection, ids_I in zip(self._selections, ids, strict=True)]
-        return Eligible(self._places, rest, make_mask)
-
-    @cached_property
-    def parts(self) -> list[tuple[Band, Selection]]:
-        """The bands that hold some of them, and which."""
-        pairs = zip(self._places.bands, self._selections, strict=True)
-        return [(band, selection) for band, selection in pairs if selection.count]
-
-    @property
-    def exact(self) -> bool:
-        """Whether every band that holds some of them is searched exactly."""
-        return all(band.kind == "flat" for band, _ in self.parts)
+    def ids_of(self, rows_R: Int64) -> list[Int64]:
+        """The ids of label rows in each band, int64, for those that stand there, eligible or not."""
+        positions_R = self._positions()[rows_R].astype(np.int64)
+        ends = np.cumsum([len(rows_N) for rows_N in self._band_rows]).tolist()
+        return [
+            positions_R[(positions_R >= start) & (positions_R < end)] - start
+            for start, end in zip([0, *ends[:-1]], ends, strict=True)
+        ]
 
     @cached_property
-    def mask(self) -> npt.NDArray[np.bool_]:
-        """bool [L], true for them."""
-        return self._make_mask()
+    def parts(self) -> list[tuple[int, IdSet]]:
+        """The bands that hold some of them, by place, and which ids."""
+        return [(band, ids) for band, ids in enumerate(self._id_sets) if ids.count]
 
     @cached_property
     def rows(self) -> Int64:
-        """The eligible label rows, int64, ascending."""
-        return np.flatnonzero(self.mask)
+        """Their label rows, int64, ascending."""
+        found = [self._band_rows[band][ids.ids] for band, ids in self.parts]
+        return np.sort(np.concatenate(found)) if found else np.empty(0, np.int64)
+
+
+def _positions(band_rows: Sequence[Int64]) -> Int32:
+    positions_L = np.empty(sum(len(rows_N) for rows_N in band_rows), np.int32)
+    start = 0
+    for rows_N in band_rows:
+        positions_L[rows_N] = np.arange(start, start + len(rows_N), dtype=np.int32)
+        start += len(rows_N)
+    return positions_L

@@ -8,12 +8,9 @@ Legend: `B` queries, `C` candidates, `R` rows, `K` results, `E` coordinates of a
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from longtail.bundle import Bundle
-from longtail.bundle.augment import Float32
-
-Int64 = npt.NDArray[np.int64]
+from longtail.bundle.arrays import Float32, Int64
 
 NO_ROW = -1
 _CHUNK_ROWS = 65_536

@@ -1,4 +1,4 @@
-"""Which labels a query may be answered with.
+"""What one query asks of the labels that it is answered with; eligible.py has what that comes to in an index.
 
 Legend: `L` labels, `R` label rows.
 """
@@ -8,11 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from longtail.bundle import BUCKET_NAMES
+from longtail.bundle.arrays import Bools, Int8, Int64
 from longtail.index.errors import QueryError
-from longtail.index.search.exact import Int64
 
 
 def check_rows(where: str, rows_R: Int64, labels: int) -> None:
@@ -32,7 +31,7 @@ def check_rows(where: str, rows_R: Int64, labels: int) -> None:
 
 @dataclass(frozen=True)
 class Filter:
-    """What one query excludes or asks for; all three conditions hold together.
+    """Labels that one query excludes or asks for; all three conditions hold together, and none rules out nothing.
 
     Args:
         exclude: int64 label rows that must not be returned.
@@ -59,7 +58,7 @@ class Filter:
                 f"received {sorted(self.buckets)}"
             )
 
-    def mask(self, buckets_L: npt.NDArray[np.int8]) -> npt.NDArray[np.bool_]:
+    def mask(self, buckets_L: Int8) -> Bools:
         """The labels that pass, bool [L].
 
         Args:
@@ -76,7 +75,7 @@ class Filter:
             mask_L[self.exclude] = False
         return mask_L
 
-    def allowed(self, buckets_L: npt.NDArray[np.int8]) -> Int64:
+    def allowed(self, buckets_L: Int8) -> Int64:
         """The labels that pass a filter with `allow`, int64, ascending; the work is the lists', not the catalogue's.
 
         Args:
@@ -88,7 +87,7 @@ class Filter:
         )
         return rows_R if self.buckets is None else rows_R[self._in_buckets(buckets_L[rows_R])]
 
-    def _in_buckets(self, buckets_R: npt.NDArray[np.int8]) -> npt.NDArray[np.bool_]:
+    def _in_buckets(self, buckets_R: Int8) -> Bools:
         return np.isin(np.arange(len(BUCKET_NAMES)), list(self.buckets or ()))[buckets_R]
 
 

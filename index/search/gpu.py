@@ -12,14 +12,31 @@ from typing import Any
 
 import faiss
 
-from longtail.bundle.augment import Float32
+from longtail.bundle.arrays import Float32, Int64
 from longtail.index.errors import DeviceError
-from longtail.index.search.exact import Int64
+from longtail.index.manifests import Device
 
-GPU_MOST = 2_048
+GPU_MAX_RESULTS = 2_048
 """Results, and IVF cells, that one search may ask for."""
 
 _searching = threading.Lock()
+
+
+def check_device(device: Device) -> None:
+    """Refuse a device that this installation or machine lacks.
+
+    Raises:
+        DeviceError: names what is missing.
+    """
+    if device == "cpu":
+        return
+    if not hasattr(faiss, "StandardGpuResources"):
+        raise DeviceError(
+            f"device gpu: expected a GPU build of FAISS, found faiss {faiss.__version__} for CPUs; "
+            "install the extra `gpu` in place of `index`"
+        )
+    if faiss.get_num_gpus() < 1:
+        raise DeviceError("device gpu: expected at least one visible NVIDIA GPU, found none")
 
 
 class GpuIndex:
@@ -48,8 +65,8 @@ class GpuIndex:
 
         Args:
             queries_BE: float32, as wide as the index.
-            fetch: at most `GPU_MOST`.
-            probes: IVF cells to visit, at most `GPU_MOST`.
+            fetch: at most `GPU_MAX_RESULTS`.
+            probes: IVF cells to visit, at most `GPU_MAX_RESULTS`.
         """
         with _searching:
             if self._has_cells:

@@ -11,23 +11,22 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from longtail.bundle import BUCKET_NAMES, Bundle
-from longtail.bundle.augment import Float32
+from longtail.bundle.arrays import Bools, Float32, Int64
 from longtail.index.errors import QueryError
-from longtail.index.manifest import Effort
+from longtail.index.manifests import Effort
 from longtail.index.search.band import Band
-from longtail.index.search.eligible import Eligible, Places
-from longtail.index.search.exact import ExactRows, Int64, no_results, top_k
+from longtail.index.search.eligible import EligibleLabels
+from longtail.index.search.exact import ExactRows, no_results, top_k
 from longtail.index.search.filters import Filter, check_rows, without_rows
 
 _SCORE_EXACTLY_SHARE = 0.02
 """Share of the labels below which the eligible ones are scored one by one: quicker than a search that skips
 the other 98 in a hundred, and exact."""
 _EXCLUDE_BY_OVERFETCH_UP_TO = 256
-"""Excluded labels that are fetched and dropped, in one FAISS call for many queries; longer lists become a selection
-of their own, which costs less than to fetch so many."""
+"""Excluded labels that are fetched and dropped, in one FAISS call for many queries; longer lists become a set
+of eligible labels of their own, which costs less than to fetch so many."""
 _EVERYTHING = frozenset(range(len(BUCKET_NAMES)))
 
 
@@ -40,6 +39,27 @@ class Searcher:
         bundle: the labels' rows, popularity and buckets.
         bands: every label row stands in exactly one.
         effort: how hard approximate bands are searched.
+
+    Attributes:
+        labels: L.
+
+    Example:
+        An opened release has one; every query may have a λ and a filter of its own.
+
+        >>> from longtail.index import Filter, Releases, build
+        >>> manifest = build("runs/model", "releases", name="first")
+        >>> release = Releases("releases").open("first")
+        >>> bundle, searcher = release.bundle, release.searcher
+        >>> queries = bundle.augmentation.queries(bundle.calibration_queries[:2], bias_removal=0.5)
+        >>> tail = Filter(buckets=frozenset({2}))
+        >>> scores, rows = searcher.search(queries, k=3, filters=[None, tail])
+        >>> scores.shape, rows.shape
+        ((2, 3), (2, 3))
+        >>> bundle.labels.buckets[rows[1]].tolist()
+        [2, 2, 2]
+        >>> hidden = searcher.without(rows[0])
+        >>> bool(set(hidden.search(queries, k=3)[1][0]) & set(rows[0]))
+        False
     """
 
     def __init__(self, bundle: Bundle, bands: Sequence[Band], effort: Effort) -> None:
@@ -48,10 +68,10 @@ class Searcher:
         self.effort = effort
         self._exact = ExactRows(bundle)
         self._buckets_L = bundle.labels.buckets
-        self._places = Places(bands, self.labels)
+        self._every = EligibleLabels.every([band.rows_N for band in self.bands])
         self._hidden_R: Int64 = np.empty(0, np.int64)
-        self._of_buckets: dict[frozenset[int], Eligible] = {}
-        self._visible_of_buckets: dict[frozenset[int], Eligible] = {}
+        self._of_buckets: dict[frozenset[int], EligibleLabels] = {}
+        self._visible_of_buckets: dict[frozenset[int], EligibleLabels] = {}
         for band in self.bands:
             band.prepare(effort)
 
@@ -116,22 +136,21 @@ class Searcher:
         if len(filter_.allow) <= self.labels * _SCORE_EXACTLY_SHARE:
             rows_R = without_rows(filter_.allowed(self._buckets_L), self._hidden_R)
             return self._exact.top(query_1E, rows_R, k)
-        mask_L = filter_.mask(self._buckets_L)
-        mask_L[self._hidden_R] = False
-        return self._search(query_1E, k, Eligible.of(self._places, mask_L))
+        visible = self._bucket_labels(_EVERYTHING)
+        return self._search(query_1E, k, visible.where(filter_.mask(self._buckets_L)))
 
     def _search(
         self,
         queries_bE: Float32,
         k: int,
-        eligible: Eligible,
+        eligible: EligibleLabels,
         excluded: int = 0,
         excludes: Sequence[Int64] | None = None,
     ) -> tuple[Float32, Int64]:
         """Queries that share their eligible labels, but for up to `excluded` of each query's own."""
         if not eligible.count:
             return no_results(len(queries_bE), k)
-        if eligible.count <= self.labels * _SCORE_EXACTLY_SHARE and not eligible.exact:
+        if eligible.count <= self.labels * _SCORE_EXACTLY_SHARE and not self._is_exact(eligible):
             scores_bC, rows_bC = self._exact.top(queries_bE, eligible.rows, min(k + excluded, eligible.count))
         else:
             scores_bC, rows_bC = self._candidates(queries_bE, k + excluded, eligible)
@@ -141,44 +160,44 @@ class Searcher:
         short_b = rows_bK[:, min(k, eligible.count) - 1] < 0
         if short_b.any():
             for query in np.flatnonzero(short_b).tolist():
-                mask_L = eligible.mask
-                if excludes is not None:
-                    mask_L = mask_L.copy()
-                    mask_L[excludes[query]] = False
-                if np.count_nonzero(mask_L) > np.count_nonzero(rows_bK[query] >= 0):
-                    found = self._exact.top(queries_bE[query : query + 1], np.flatnonzero(mask_L), k)
+                own = eligible if excludes is None else eligible.without(excludes[query])
+                if own.count > np.count_nonzero(rows_bK[query] >= 0):
+                    found = self._exact.top(queries_bE[query : query + 1], own.rows, k)
                     scores_bK[query], rows_bK[query] = found[0][0], found[1][0]
         return scores_bK, rows_bK
 
-    def _candidates(self, queries_bE: Float32, k: int, eligible: Eligible) -> tuple[Float32, Int64]:
+    def _candidates(self, queries_bE: Float32, k: int, eligible: EligibleLabels) -> tuple[Float32, Int64]:
         """Every band's best k with exact scores, side by side: [b, C]."""
         scores, rows = [], []
-        for band, selection in eligible.parts:
-            scores_bC, rows_bC = band.search(queries_bE, k, self.effort, selection)
+        for place, ids in eligible.parts:
+            band = self.bands[place]
+            scores_bC, rows_bC = band.search(queries_bE, k, self.effort, ids)
             scores.append(self._exact.rescore(queries_bE, rows_bC) if band.lossy else scores_bC)
             rows.append(rows_bC)
         if len(rows) == 1:
             return scores[0], rows[0]
         return np.concatenate(scores, axis=1), np.concatenate(rows, axis=1)
 
-    def _is_excluded(self, rows_bC: Int64, excludes: Sequence[Int64]) -> npt.NDArray[np.bool_]:
+    def _is_exact(self, eligible: EligibleLabels) -> bool:
+        """Whether every band that holds some of the labels is searched exactly."""
+        return all(self.bands[place].kind == "flat" for place, _ in eligible.parts)
+
+    def _is_excluded(self, rows_bC: Int64, excludes: Sequence[Int64]) -> Bools:
         """Which candidates stand in their query's own list, bool [b, C]."""
         places = [np.full(len(rows), query * self.labels) for query, rows in enumerate(excludes)]
         keys = np.sort(np.concatenate(places) + np.concatenate(excludes, dtype=np.int64, casting="same_kind"))
         keys_bC = rows_bC + np.arange(len(rows_bC))[:, None] * self.labels
         found_bC = np.minimum(np.searchsorted(keys, keys_bC), len(keys) - 1)
-        excluded_bC: npt.NDArray[np.bool_] = (keys[found_bC] == keys_bC) & (rows_bC >= 0)
+        excluded_bC: Bools = (keys[found_bC] == keys_bC) & (rows_bC >= 0)
         return excluded_bC
 
-    def _bucket_labels(self, buckets: frozenset[int]) -> Eligible:
+    def _bucket_labels(self, buckets: frozenset[int]) -> EligibleLabels:
         """Labels of some buckets that are not hidden; kept, for there are eight such sets."""
         eligible = self._visible_of_buckets.get(buckets)
         if eligible is None:
             every = self._of_buckets.get(buckets)
             if every is None:
-                every = self._of_buckets[buckets] = Eligible.of(
-                    self._places, Filter(buckets=buckets).mask(self._buckets_L)
-                )
+                every = self._of_buckets[buckets] = self._every.where(Filter(buckets=buckets).mask(self._buckets_L))
             eligible = self._visible_of_buckets[buckets] = every.without(self._hidden_R)
         return eligible
 

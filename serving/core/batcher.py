@@ -44,31 +44,31 @@ class Batcher(Generic[Work, Result]):
     Args:
         run: what a thread does: the batch's works, all of one key, and how long each has waited, in seconds, to
             one result or exception for each.
-        slots: threads, and so batches under way at once.
+        threads: threads, and so batches under way at once.
         window: seconds that a batch may gather while another is under way.
-        most: size of a batch, unless a single work is larger.
-        limit: size of all that waits.
-        patience: seconds from `submit` to a result or `TimedOutError`.
-        begin: called first in every thread.
+        max_batch: largest size of a batch, unless a single work is larger.
+        max_pending: largest size of all that waits.
+        timeout: seconds from `submit` to a result or `TimedOutError`.
+        initializer: called first in every thread.
     """
 
     def __init__(
         self,
         run: Callable[[Hashable, Sequence[Work], Sequence[float]], Sequence[Result | Exception]],
         *,
-        slots: int,
+        threads: int,
         window: float,
-        most: int,
-        limit: int,
-        patience: float,
-        begin: Callable[[], None] = lambda: None,
+        max_batch: int,
+        max_pending: int,
+        timeout: float,
+        initializer: Callable[[], None] = lambda: None,
     ) -> None:
         self._run = run
         self._window = window
-        self._most = most
-        self._limit = limit
-        self._patience = patience
-        self._begin = begin
+        self._max_batch = max_batch
+        self._max_pending = max_pending
+        self._timeout = timeout
+        self._initializer = initializer
         self._changed = threading.Condition()
         self._waiting: deque[_Job[Work, Result]] = deque()
         self._running: set[_Job[Work, Result]] = set()
@@ -76,9 +76,9 @@ class Batcher(Generic[Work, Result]):
         self._closed = False
         self.depth = 0
         """Size of all that waits."""
-        self._sweeping: asyncio.TimerHandle | None = None
+        self._sweep_timer: asyncio.TimerHandle | None = None
         self._threads = [
-            threading.Thread(target=self._serve, name=f"search-{slot}", daemon=True) for slot in range(slots)
+            threading.Thread(target=self._run_batches, name=f"search-{slot}", daemon=True) for slot in range(threads)
         ]
         for thread in self._threads:
             thread.start()
@@ -97,15 +97,15 @@ class Batcher(Generic[Work, Result]):
         loop = asyncio.get_running_loop()
         job = _Job(key, work, size, loop, loop.create_future(), perf_counter())
         with self._changed:
-            if self.depth + size > self._limit:
+            if self.depth + size > self._max_pending:
                 raise QueueFullError(
-                    f"expected at most {self._limit} queries waiting, found {self.depth} and received {size} more"
+                    f"expected at most {self._max_pending} queries waiting, found {self.depth} and received {size} more"
                 )
             self._waiting.append(job)
             self.depth += size
             self._changed.notify()
-        if self._sweeping is None:
-            self._sweeping = loop.call_later(self._patience / _SWEEPS, self._sweep)
+        if self._sweep_timer is None:
+            self._sweep_timer = loop.call_later(self._timeout / _SWEEPS, self._time_out_late)
         return job.future
 
     def close(self) -> None:
@@ -116,10 +116,10 @@ class Batcher(Generic[Work, Result]):
         for thread in self._threads:
             thread.join()
 
-    def _serve(self) -> None:
+    def _run_batches(self) -> None:
         """One thread: batch after batch."""
-        self._begin()
-        while batch := self._next():
+        self._initializer()
+        while batch := self._next_batch():
             now = perf_counter()
             try:
                 outcomes = self._run(batch[0].key, [job.work for job in batch], [now - job.since for job in batch])
@@ -134,31 +134,31 @@ class Batcher(Generic[Work, Result]):
             with suppress(RuntimeError):
                 batch[0].loop.call_soon_threadsafe(_deliver, batch, outcomes)
 
-    def _next(self) -> list[_Job[Work, Result]]:
+    def _next_batch(self) -> list[_Job[Work, Result]]:
         """The next batch, as soon as it may start; nothing when the batcher is closed."""
         with self._changed:
             while True:
                 if self._waiting:
                     wait = self._window - (perf_counter() - self._waiting[0].since)
-                    if not self._batches or self.depth >= self._most or wait <= 0:
+                    if not self._batches or self.depth >= self._max_batch or wait <= 0:
                         break
                     self._changed.wait(wait)
                 elif self._closed:
                     return []
                 else:
                     self._changed.wait()
-            batch = self._take()
+            batch = self._pop_batch()
             self._batches += 1
             self._running.update(batch)
             return batch
 
-    def _take(self) -> list[_Job[Work, Result]]:
+    def _pop_batch(self) -> list[_Job[Work, Result]]:
         """The first of the queue and those after it that fit its batch."""
         first = self._waiting.popleft()
         taken, size, others = [first], first.size, []
-        while self._waiting and size < self._most:
+        while self._waiting and size < self._max_batch:
             job = self._waiting.popleft()
-            if job.key == first.key and size + job.size <= self._most:
+            if job.key == first.key and size + job.size <= self._max_batch:
                 taken.append(job)
                 size += job.size
             else:
@@ -167,15 +167,15 @@ class Batcher(Generic[Work, Result]):
         self.depth -= size
         return taken
 
-    def _sweep(self) -> None:
+    def _time_out_late(self) -> None:
         """Answer those who have waited too long; what is under way for them is let finish and dropped."""
-        self._sweeping = None
-        late = perf_counter() - self._patience
+        self._sweep_timer = None
+        late = perf_counter() - self._timeout
         with self._changed:
             for job in (*self._waiting, *self._running):
                 if job.since < late and not job.future.done():
                     job.future.set_exception(
-                        TimedOutError(f"expected an answer within {self._patience:g} s, found the service too busy")
+                        TimedOutError(f"expected an answer within {self._timeout:g} s, found the service too busy")
                     )
             alive = [job for job in self._waiting if not job.future.done()]
             if len(alive) < len(self._waiting):
@@ -183,7 +183,7 @@ class Batcher(Generic[Work, Result]):
                 self.depth = sum(job.size for job in alive)
             busy = bool(self._waiting or self._running)
         if busy:
-            self._sweeping = asyncio.get_running_loop().call_later(self._patience / _SWEEPS, self._sweep)
+            self._sweep_timer = asyncio.get_running_loop().call_later(self._timeout / _SWEEPS, self._time_out_late)
 
 
 def _deliver(batch: Sequence[_Job[Work, Result]], outcomes: Sequence[Result | Exception]) -> None:

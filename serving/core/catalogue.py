@@ -19,18 +19,18 @@ import pyarrow as pa
 from pydantic import JsonValue
 
 from longtail.bundle import BUCKET_NAMES, Labels
-from longtail.bundle.additions import Additions
+from longtail.bundle.added_labels import AddedLabels
+from longtail.bundle.arrays import Float32, Int8, Int64
 from longtail.bundle.display import json_ready
-from longtail.bundle.wording import received
+from longtail.bundle.errors import describe
 from longtail.index.search.filters import without_rows
 from longtail.serving.core.overlay import Overlay
 from longtail.serving.errors import UnknownLabelError
 from longtail.serving.monitoring import fingerprints
 
-Rows = npt.NDArray[np.int64]
 _NO_ROWS = np.empty(0, np.int64)
 _CHUNK = 1 << 16
-_KEPT = 1 << 17
+_MAX_KEPT = 1 << 17
 """Labels whose JSON is kept, at most; then all are forgotten and the shown ones made again."""
 
 
@@ -48,11 +48,11 @@ class Catalogue:
         BundleInvariantError: a display column that JSON cannot hold.
     """
 
-    def __init__(self, labels: Labels, embeddings_LD: npt.NDArray[np.float32]) -> None:
+    def __init__(self, labels: Labels, embeddings_LD: Float32) -> None:
         self._labels = labels
         self._embeddings_LD = embeddings_LD
         self._display = {name: json_ready(name, labels.display[name]) for name in labels.display.column_names}
-        self._kept: dict[int, bytes] = {}
+        self._json_of_row: dict[int, bytes] = {}
         self._overlay: Overlay | None = None
         self._ids: list[str] = []
         self.row_of: dict[str, int] = {}
@@ -67,8 +67,8 @@ class Catalogue:
     def __len__(self) -> int:
         return len(self._ids) if self._overlay is None else self._overlay.labels
 
-    def under(self, overlay: Overlay) -> Catalogue:
-        """The same labels with those of an overlay; shares everything else."""
+    def with_overlay(self, overlay: Overlay) -> Catalogue:
+        """A catalogue of these labels and those of an overlay, which shares all memory with this one."""
         catalogue = copy.copy(self)
         catalogue._overlay = overlay
         return catalogue
@@ -78,11 +78,11 @@ class Catalogue:
         row = self._row(str(id_))
         if row is None or (self._overlay is not None and self._overlay.hides(row)):
             raise UnknownLabelError(
-                f"expected the id of a label of this release, received {received(id_)}", field=field
+                f"expected the id of a label of this release, received {describe(id_)}", field=field
             )
         return row
 
-    def rows(self, ids: Sequence[str | int]) -> tuple[Rows, int]:
+    def rows(self, ids: Sequence[str | int]) -> tuple[Int64, int]:
         """The distinct rows of the ids that this release has, int64, ascending; and how many ids it has not."""
         if not ids:
             return _NO_ROWS, 0
@@ -94,14 +94,14 @@ class Catalogue:
         known = [row for row in rows if row is not None]
         return without_rows(np.array(known, np.int64), _NO_ROWS), len(rows) - len(known)
 
-    def fingerprints(self, rows_N: Rows) -> npt.NDArray[np.uint32]:
-        """`live.fingerprints` of the rows' ids, uint32 [N]."""
-        return self._of(
+    def fingerprints(self, rows_N: Int64) -> npt.NDArray[np.uint32]:
+        """`monitoring.fingerprints` of the rows' ids, uint32 [N]."""
+        return self._gather(
             self._fingerprints_L, lambda added, places: fingerprints(added.ids[place] for place in places), rows_N
         )
 
-    def catalogue_rows(self, rows_N: Rows) -> Rows:
-        """The same, with the catalogue's own row where a label of it was embedded anew, int64 [N]."""
+    def catalogue_rows(self, rows_N: Int64) -> Int64:
+        """Rows as the release has them, int64 [N]: of a label that was embedded anew its row in the catalogue."""
         first = len(self._ids)
         if self._overlay is None or not rows_N.size or rows_N.max() < first:
             return rows_N
@@ -111,13 +111,15 @@ class Catalogue:
         rows_N[above_N] = np.where(own < 0, rows_N[above_N], own)
         return rows_N
 
-    def embeddings(self, rows: Sequence[int]) -> npt.NDArray[np.float32]:
+    def embeddings(self, rows: Sequence[int]) -> Float32:
         """Label embeddings of some rows, float32 [N, D]."""
-        return self._of(self._embeddings_LD, lambda added, places: added.embeddings[places], np.array(rows, np.int64))
+        return self._gather(
+            self._embeddings_LD, lambda added, places: added.embeddings[places], np.array(rows, np.int64)
+        )
 
-    def buckets(self, rows_N: Rows) -> npt.NDArray[np.int8]:
+    def buckets(self, rows_N: Int64) -> Int8:
         """0 head, 1 torso or 2 tail of every row, int8 [N]."""
-        return self._of(self._labels.buckets, lambda added, places: added.buckets[places], rows_N)
+        return self._gather(self._labels.buckets, lambda added, places: added.buckets[places], rows_N)
 
     def buckets_of(self, ids: Sequence[str]) -> list[int]:
         """The bucket of every label, −1 for ids that this release does not have."""
@@ -125,30 +127,30 @@ class Catalogue:
         known = iter(self.buckets(np.array([row for row in rows if row is not None], np.int64)).tolist())
         return [-1 if row is None else next(known) for row in rows]
 
-    def counts(self, rows_N: Rows) -> npt.NDArray[np.int64]:
+    def counts(self, rows_N: Int64) -> Int64:
         """Training pairs of every row, int64 [N]."""
-        return self._of(self._labels.counts, lambda added, places: added.counts[places], rows_N)
+        return self._gather(self._labels.counts, lambda added, places: added.counts[places], rows_N)
 
-    def ranked(self, rows_N: Rows) -> list[bytes]:
-        """`schemas.RankedLabel` of every row as JSON, up to where its score belongs: `{…,"score":`."""
-        kept, rows, first = self._kept, rows_N.tolist(), len(self._ids)
+    def json_beginnings(self, rows_N: Int64) -> list[bytes]:
+        """`RankedLabel` of the HTTP API for every row as JSON, up to where its score belongs: `{…,"score":`."""
+        kept, rows, first = self._json_of_row, rows_N.tolist(), len(self._ids)
         missing = [row for row in rows if row not in kept and row < first]
         if missing:
-            if len(kept) + len(missing) > _KEPT:
-                kept = self._kept = {}
+            if len(kept) + len(missing) > _MAX_KEPT:
+                kept = self._json_of_row = {}
                 missing = [row for row in rows if row < first]
-            kept.update(zip(missing, self._beginnings(np.array(missing, np.int64)), strict=True))
-        return [kept[row] if row < first else self._beginning_of_added(row - first) for row in rows]
+            kept.update(zip(missing, self._json_beginnings(np.array(missing, np.int64)), strict=True))
+        return [kept[row] if row < first else self._json_beginning_of_added(row - first) for row in rows]
 
     def _row(self, id_: str) -> int | None:
         if self._overlay is not None and (row := self._overlay.row_of.get(id_)) is not None:
             return row
         return self.row_of.get(id_)
 
-    def _of(
-        self, of_catalogue: npt.NDArray[Any], of_added: Callable[[Additions, Rows], npt.NDArray[Any]], rows_N: Rows
+    def _gather(
+        self, of_catalogue: npt.NDArray[Any], of_added: Callable[[AddedLabels, Int64], npt.NDArray[Any]], rows_N: Int64
     ) -> npt.NDArray[Any]:
-        """One column at some rows, of the catalogue and of the overlay."""
+        """The values of one column at some rows, which may be of the catalogue or of the overlay."""
         first = len(self._ids)
         if self._overlay is None or not rows_N.size or rows_N.max() < first:
             return of_catalogue[rows_N]
@@ -157,19 +159,19 @@ class Catalogue:
         taken[above_N] = of_added(self._overlay.added, rows_N[above_N] - first)
         return taken
 
-    def _beginning_of_added(self, place: int) -> bytes:
+    def _json_beginning_of_added(self, place: int) -> bytes:
         added = self._overlay.added  # type: ignore[union-attr]  # only an overlay has rows of its own
-        return _beginning(added.ids[place], int(added.buckets[place]), added.display[place])
+        return _json_beginning(added.ids[place], int(added.buckets[place]), added.display[place])
 
-    def _beginnings(self, rows_N: Rows) -> list[bytes]:
+    def _json_beginnings(self, rows_N: Int64) -> list[bytes]:
         ids, buckets = self._ids, self._labels.buckets[rows_N].tolist()
         return [
-            _beginning(ids[row], bucket, display)
+            _json_beginning(ids[row], bucket, display)
             for row, bucket, display in zip(rows_N.tolist(), buckets, self._display_of(rows_N), strict=True)
         ]
 
-    def described(self, row: int) -> dict[str, Any]:
-        """`schemas.LabelAnswer` of one row."""
+    def describe_label(self, row: int) -> dict[str, Any]:
+        """`LabelAnswer` of the HTTP API for one row, but for the release and the request's id."""
         labels = self._labels
         if row >= len(self._ids):
             added, row = self._overlay.added, row - len(self._ids)  # type: ignore[union-attr]  # as above
@@ -190,7 +192,7 @@ class Catalogue:
             "display": self._display_of(np.array([row]))[0],
         }
 
-    def _display_of(self, rows_N: Rows) -> list[dict[str, JsonValue]]:
+    def _display_of(self, rows_N: Int64) -> list[dict[str, JsonValue]]:
         taken = pa.array(rows_N)
         names = list(self._display)
         columns = [column.take(taken).to_pylist() for column in self._display.values()]
@@ -199,5 +201,5 @@ class Catalogue:
         return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
-def _beginning(id_: str, bucket: int, display: dict[str, JsonValue]) -> bytes:
+def _json_beginning(id_: str, bucket: int, display: dict[str, JsonValue]) -> bytes:
     return orjson.dumps({"id": id_, "bucket": BUCKET_NAMES[bucket], "display": display})[:-1] + b',"score":'

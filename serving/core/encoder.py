@@ -1,4 +1,4 @@
-"""A bundle's query tower in the service's terms: bad features are the client's error, a bad tower the release's.
+"""The query tower of a bundle; its errors are the service's: bad features the client's, a bad tower the release's.
 
 Legend: `B` queries in the batch, `D` embedding dimensions.
 """
@@ -8,14 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-import numpy as np
-import numpy.typing as npt
 from pydantic import JsonValue
 
 from longtail.bundle import Feature, Features, InputError, Inputs, Tower, TowerError, Vocabulary
+from longtail.bundle.arrays import Float32
 from longtail.serving.errors import InvalidRequestError, UnservableReleaseError
-
-Float32 = npt.NDArray[np.float32]
 
 
 class Encoder:

@@ -1,4 +1,4 @@
-"""Blocking work beside the searches: in a thread of its own, with a bound on what waits and on how long."""
+"""A thread for blocking work that is not a search, with bounds on how much waits for it and on how long."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ from longtail.serving.errors import QueueFullError, TimedOutError
 Result = TypeVar("Result")
 
 
-class Apart:
-    """One thread that does one thing after the other for callers in an event loop.
+class BoundedExecutor:
+    """Runs blocking work of callers in an event loop, one piece after the other, in one thread.
 
     Args:
         name: the thread's.
-        most: works that wait, at most.
-        patience: seconds that a caller waits for its result; the work goes on.
-        begin: called first in the thread.
+        max_pending: works that wait, at most.
+        timeout: seconds that a caller waits for its result; the work goes on.
+        initializer: called first in the thread.
     """
 
-    def __init__(self, name: str, *, most: int, patience: float, begin: Callable[[], None] | None = None) -> None:
-        self._threads = ThreadPoolExecutor(1, thread_name_prefix=name, initializer=begin)
-        self._most = most
-        self._patience = patience
+    def __init__(
+        self, name: str, *, max_pending: int, timeout: float, initializer: Callable[[], None] | None = None
+    ) -> None:
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix=name, initializer=initializer)
+        self._max_pending = max_pending
+        self._timeout = timeout
         self._waiting = 0
 
     async def run(self, work: Callable[[], Result]) -> Result:
@@ -36,16 +38,16 @@ class Apart:
             QueueFullError: too much waits already.
             TimedOutError: it takes too long; it is done all the same, unless the process ends.
         """
-        if self._waiting >= self._most:
-            raise QueueFullError(f"expected at most {self._most} such requests waiting, found as many")
+        if self._waiting >= self._max_pending:
+            raise QueueFullError(f"expected at most {self._max_pending} such requests waiting, found as many")
         self._waiting += 1
         under_way = asyncio.get_running_loop().run_in_executor(self._threads, copy_context().run, work)
         under_way.add_done_callback(self._done)
         try:
-            return await asyncio.wait_for(asyncio.shield(under_way), self._patience)
+            return await asyncio.wait_for(asyncio.shield(under_way), self._timeout)
         except TimeoutError:
             raise TimedOutError(
-                f"expected an answer within {self._patience:g} s, found the disk or the service too busy; "
+                f"expected an answer within {self._timeout:g} s, found the disk or the service too busy; "
                 "what was asked may be done yet, and may be asked again"
             ) from None
 

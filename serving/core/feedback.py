@@ -1,17 +1,51 @@
-"""What somebody chose: after an answer, or on their own, when it shows what the service would have answered."""
+"""Feedback: labels that were chosen after an answer, or without one, where a retrieval nobody sees is compared."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Self
 
-from longtail.serving import monitoring as live
+from pydantic import Field, JsonValue, model_validator
+from pydantic_core import PydanticCustomError
+
+from longtail.serving.core.queries import LabelId, Query, RequestModel
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.errors import InvalidRequestError
-from longtail.serving.http.schemas import Event, Query
-from longtail.serving.monitoring import Interaction, Live
+from longtail.serving.monitoring import AnswerFeedback, Interaction, LiveFigures
 
 
-def take(events: Sequence[Event], retriever: Retriever, figures: Live, *, shadow_k: int) -> int:
+class Event(RequestModel):
+    """What somebody chose: after an answer (`request_id`), or on their own (`features`)."""
+
+    labels: list[LabelId] = Field(min_length=1, description="The labels chosen, whether they were answered or not.")
+    request_id: str | None = Field(default=None, min_length=1, max_length=128, description="Of the answer.")
+    query: int = Field(default=0, ge=0, description="Place of the query in that request.")
+    features: dict[str, JsonValue] | None = Field(
+        default=None, description="Query features of an organic choice: retrieved and scored without being shown."
+    )
+    bias_removal: float | None = Field(default=None, allow_inf_nan=False, description="λ of that retrieval.")
+    exclude: list[LabelId] = Field(default=[], description="Labels that retrieval leaves out, such as seen ones.")
+
+    @model_validator(mode="after")
+    def _one_of_request_id_and_features(self) -> Self:
+        if (self.request_id is None) == (self.features is None):
+            received = "neither" if self.features is None else "both"
+            raise PydanticCustomError(
+                "request_or_features", "expected either request_id or features, received {received}",
+                {"received": received},
+            )  # fmt: skip
+        form, others = (
+            ("features", {"query"}) if self.request_id is None else ("request_id", {"bias_removal", "exclude"})
+        )
+        if others & self.model_fields_set:
+            raise PydanticCustomError(
+                "request_or_features", "expected no {keys} beside {form}, received some",
+                {"keys": " and ".join(sorted(others & self.model_fields_set)), "form": form},
+            )  # fmt: skip
+        return self
+
+
+def record_events(events: Sequence[Event], retriever: Retriever, figures: LiveFigures, *, shadow_k: int) -> int:
     """Record events; they are on disk when this returns.
 
     Args:
@@ -28,23 +62,29 @@ def take(events: Sequence[Event], retriever: Retriever, figures: Live, *, shadow
         sqlite3.Error: the disk; nothing was recorded, or only events that may be sent again and count once.
     """
     organic = {place: event for place, event in enumerate(events) if event.features is not None}
-    interactions = _shadow(organic, retriever, shadow_k)
-    of_answers = [_of_answer(event, retriever) for event in events if event.features is None]
+    interactions = _retrieve_unseen(organic, retriever, shadow_k)
+    of_answers = [_answer_feedback(event, retriever) for event in events if event.features is None]
     if of_answers:
-        figures.events(of_answers)
+        figures.record_feedback(of_answers)
     if interactions:
         # Last, for these would count twice if the client had to send them again.
-        figures.shadow(retriever.name, interactions)
+        figures.record_shadow(retriever.name, interactions)
     return len(events)
 
 
-def _of_answer(event: Event, retriever: Retriever) -> live.Event:
+def _answer_feedback(event: Event, retriever: Retriever) -> AnswerFeedback:
     labels = [str(id_) for id_ in event.labels]
-    return live.Event(event.request_id or "", event.query, labels, retriever.catalogue.buckets_of(labels))
+    return AnswerFeedback(event.request_id or "", event.query, labels, retriever.catalogue.buckets_of(labels))
 
 
-def _shadow(organic: dict[int, Event], retriever: Retriever, k: int) -> list[Interaction]:
-    """What the release answers to each event's query, beside what was chosen."""
+def _retrieve_unseen(organic: dict[int, Event], retriever: Retriever, k: int) -> list[Interaction]:
+    """What was chosen in each organic event, beside what the release answers to its query.
+
+    Args:
+        organic: by their places among the events of the request, for errors.
+        retriever: the release.
+        k: labels retrieved, at most.
+    """
     if not organic:
         return []
     queries = [
@@ -59,7 +99,7 @@ def _shadow(organic: dict[int, Event], retriever: Retriever, k: int) -> list[Int
     try:
         retrieval = retriever.retrieve(queries)
     except InvalidRequestError as error:
-        raise error.moved("events", list(organic)) from error
+        raise error.renumbered("events", list(organic)) from error
     catalogue = retriever.catalogue
     starts_B = [0, *retrieval.ends_B[:-1]]
     return [

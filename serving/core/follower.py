@@ -1,4 +1,4 @@
-"""Follows CURRENT: loads what is published beside what is served, and swaps when it has answered a query."""
+"""Follows CURRENT: loads a published release beside the one in service, and swaps when it has answered a query."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class ReleaseFollower:
         attempts = 1 if before is None else before.attempts + 1
         wait = min(_FIRST_RETRY_SECONDS * 2 ** (attempts - 1), _LONGEST_RETRY_SECONDS)
         self._failure = _Failure(name, message, attempts, self._clock() + wait)
-        self._service.monitor.release_refused()
+        self._service.monitoring.metrics.count_load_failure()
         self._service.refused = name or "a CURRENT that names none"
         if before is None or before.message != message:
             logger.error(

@@ -6,6 +6,10 @@ import logging
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Self
+
+from pydantic import Field, JsonValue, model_validator
+from pydantic_core import PydanticCustomError
 
 from longtail.bundle import (
     Hide,
@@ -19,17 +23,33 @@ from longtail.bundle import (
     Upsert,
     replay,
 )
-from longtail.bundle.wording import received
+from longtail.bundle.errors import describe
+from longtail.serving.core.queries import LabelId, RequestModel
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.errors import ServingError, UnknownLabelError, UnservableReleaseError
-from longtail.serving.http.schemas import NewLabel
 
 logger = logging.getLogger(__name__)
 
 _LONG_LOG = 10_000
 
 
-class Changes:
+class NewLabel(RequestModel):
+    """A label to add, or to embed anew; one that is hidden comes back by its id alone."""
+
+    id: LabelId
+    features: dict[str, JsonValue] | None = Field(
+        default=None, description="By name, as the label tower takes them; null or absent means missing."
+    )
+    display: dict[str, JsonValue] = Field(default={}, description="Columns shown with the label: title, …")
+
+    @model_validator(mode="after")
+    def _nothing_beside_the_id(self) -> Self:
+        if self.features is None and self.display:
+            raise PydanticCustomError("display_alone", "expected features beside display, received none")
+        return self
+
+
+class LabelLogFollower:
     """The log of label changes, read as far as this process has. Not thread-safe: the service holds a lock.
 
     Args:
@@ -41,9 +61,9 @@ class Changes:
         self._position: Position | None = None
         self._so_far = LabelChanges()
 
-    def after(self, retriever: Retriever) -> Retriever:
+    def apply_to(self, retriever: Retriever) -> Retriever:
         """A release just loaded, with every change read so far."""
-        return retriever.after(self._so_far.records())
+        return retriever.with_changes(self._so_far.records())
 
     def append(self, records: Sequence[LabelRecord]) -> None:
         """Write changes to disk; `read` has them next. Raises as `LabelLog.append`."""
@@ -64,10 +84,10 @@ class Changes:
             self._shorten(tail)
         if tail.restarted:
             so_far = LabelChanges().after(tail.records)
-            changed = _each(retrievers, lambda retriever: retriever.anew(so_far.records()))
+            changed = _change_each(retrievers, lambda retriever: retriever.rebuilt(so_far.records()))
         else:
             so_far = self._so_far.after(tail.records) if tail.records else self._so_far
-            changed = _each(retrievers, lambda retriever: retriever.after(tail.records))
+            changed = _change_each(retrievers, lambda retriever: retriever.with_changes(tail.records))
         self._position, self._so_far = tail.position, so_far
         return changed
 
@@ -80,7 +100,7 @@ class Changes:
                 logger.warning("%s", error)
 
 
-def _each(retrievers: Sequence[Retriever], change: Callable[[Retriever], Retriever]) -> list[Retriever]:
+def _change_each(retrievers: Sequence[Retriever], change: Callable[[Retriever], Retriever]) -> list[Retriever]:
     changed = []
     for retriever in retrievers:
         try:
@@ -92,7 +112,7 @@ def _each(retrievers: Sequence[Retriever], change: Callable[[Retriever], Retriev
     return changed
 
 
-def records_of(labels: Sequence[NewLabel], retriever: Retriever) -> list[LabelRecord]:
+def records_to_add(labels: Sequence[NewLabel], retriever: Retriever) -> list[LabelRecord]:
     """What a POST /v1/labels asks for, checked against the release being served.
 
     Raises:
@@ -108,7 +128,7 @@ def records_of(labels: Sequence[NewLabel], retriever: Retriever) -> list[LabelRe
             continue
         if id_ not in retriever.catalogue.row_of and id_ not in retriever.overlay.row_of:
             raise UnknownLabelError(
-                f"expected features for a label that this release does not have, received {received(id_)} alone",
+                f"expected features for a label that this release does not have, received {describe(id_)} alone",
                 field=f"labels.{place}.id",
             )
         records.append(Restore(id=id_, at=at))
@@ -116,16 +136,16 @@ def records_of(labels: Sequence[NewLabel], retriever: Retriever) -> list[LabelRe
     try:
         retriever.overlay.check(list(upserts.values()))
     except ServingError as error:
-        raise error.moved("labels", list(upserts)) from error
+        raise error.renumbered("labels", list(upserts)) from error
     return records
 
 
-def hiding(id_: str, retriever: Retriever) -> Hide:
+def record_to_hide(id_: str, retriever: Retriever) -> Hide:
     """What a DELETE /v1/labels/{id} asks for; again for a label that is gone already, as retries do.
 
     Raises:
         UnknownLabelError: the release never had it.
     """
     if not retriever.knows(id_):
-        raise UnknownLabelError(f"expected the id of a label of this release, received {received(id_)}")
+        raise UnknownLabelError(f"expected the id of a label of this release, received {describe(id_)}")
     return Hide(id=id_, at=datetime.now(UTC))

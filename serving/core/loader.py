@@ -1,4 +1,4 @@
-"""From a published release to a retriever that has answered, and what its calibration queries get: the baseline."""
+"""Loads a published release: a retriever that has answered a query, and its baseline for drift."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from longtail.index import Release, Releases
 from longtail.serving.core.encoder import Encoder
 from longtail.serving.core.ranking import Batch, IndexRanker
 from longtail.serving.core.retriever import Retriever
-from longtail.serving.monitoring import Baseline, baseline_of
+from longtail.serving.monitoring import Baseline, measure_baseline
 
 _BASELINE_K = 20
 
@@ -33,7 +33,7 @@ def load_release(
         bundle=bundle,
         searcher=release.searcher,
         encoder=encoder,
-        baseline=_baseline(release),
+        baseline=_measure_baseline_of(release),
         max_new_labels=max_new_labels,
     )
     retriever.warm()
@@ -41,8 +41,8 @@ def load_release(
     return retriever
 
 
-def _baseline(release: Release) -> Baseline | None:
-    """What held-out queries are answered at the release's default λ.
+def _measure_baseline_of(release: Release) -> Baseline | None:
+    """The baseline of a release: what its calibration queries are answered at its default λ.
 
     None for a release with a tree p_n(y|x): calibration queries are embeddings, and the tree needs features.
     """
@@ -53,4 +53,4 @@ def _baseline(release: Release) -> Baseline | None:
     k, bias_removal = min(_BASELINE_K, bundle.manifest.labels), bundle.manifest.bias_removal.default
     batch = Batch(queries_BD, {}, np.full(len(queries_BD), bias_removal, np.float32), [None] * len(queries_BD), k)
     scores_BK, rows_BK = IndexRanker(release.searcher, bundle.augmentation).rank(batch)
-    return baseline_of(scores_BK, rows_BK, bundle.labels.buckets, bundle.labels.counts, bias_removal, k)
+    return measure_baseline(scores_BK, rows_BK, bundle.labels.buckets, bundle.labels.counts, bias_removal, k)

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from longtail.bundle import Augmentation, Bundle, FixedLabelsError, LabelChanges, LabelRecord, Upsert
-from longtail.bundle.additions import NEW, Additions, LabelAdder
+from longtail.bundle.added_labels import NEW_LABEL, AddedLabels, LabelAdder
+from longtail.bundle.arrays import Float32, Int8, Int64
 from longtail.index import Filter
 from longtail.index.search.exact import top_k
 from longtail.serving.core.encoder import serving_errors
-from longtail.serving.core.ranking import Float32, Int64, LabelSearcher
+from longtail.serving.core.ranking import LabelSearcher
 from longtail.serving.errors import InvalidRequestError, NoLabelTowerError
 
 logger = logging.getLogger(__name__)
@@ -34,15 +34,15 @@ _NO_ROWS = np.empty(0, np.int64)
 
 
 class HidingSearcher(LabelSearcher, Protocol):
-    """A searcher that can do without some labels; `index.Searcher` is one."""
+    """A searcher that can be told to find all but some labels; `index.Searcher` is one."""
 
     def without(self, rows_R: Int64) -> LabelSearcher:
-        """The same labels and rows, but these are never found."""
+        """A searcher of the same labels and rows that never finds these, int64 [R]."""
 
 
 @dataclass(frozen=True)
 class Overlay:
-    """What a release and the label changes since come to. Immutable: a change makes another one.
+    """A release's labels with the changes since it was built. Immutable: `with_changes` makes another one.
 
     Attributes:
         base: L, the first overlay row.
@@ -62,7 +62,7 @@ class Overlay:
     base: int
     labels: int
     changes: LabelChanges
-    added: Additions
+    added: AddedLabels
     rows_ME: Float32
     row_of: Mapping[str, int]
     hidden: Int64
@@ -71,11 +71,13 @@ class Overlay:
     skipped: Mapping[str, str]
     searcher: LabelSearcher
     _visible: LabelSearcher
-    _release: _Release
+    _release: _BuiltRelease
 
     @classmethod
-    def over(cls, bundle: Bundle, searcher: HidingSearcher, rows: Mapping[str, int], *, max_new_labels: int) -> Overlay:
-        """The release as it was built.
+    def as_built(
+        cls, bundle: Bundle, searcher: HidingSearcher, rows: Mapping[str, int], *, max_new_labels: int
+    ) -> Overlay:
+        """The overlay of a release without any change.
 
         Args:
             bundle: the release's.
@@ -87,7 +89,7 @@ class Overlay:
             BundleInvariantError: a display column that JSON cannot hold.
         """
         adder = LabelAdder(bundle, rows)
-        release = _Release(adder, rows, bundle.augmentation, searcher, max_new_labels)
+        release = _BuiltRelease(adder, rows, bundle.augmentation, searcher, max_new_labels)
         added, _ = adder.add([])
         return cls(
             base=bundle.manifest.labels,
@@ -106,9 +108,9 @@ class Overlay:
         )
 
     @property
-    def new(self) -> int:
+    def new_labels(self) -> int:
         """How many labels were added that the release does not have."""
-        return int(np.count_nonzero(self.added.catalogue_rows == NEW))
+        return int(np.count_nonzero(self.added.catalogue_rows == NEW_LABEL))
 
     def hides(self, row: int) -> bool:
         """Whether a row of the catalogue is hidden."""
@@ -150,7 +152,7 @@ class Overlay:
                 field="labels",
             )
 
-    def after(self, records: Sequence[LabelRecord]) -> Overlay:
+    def with_changes(self, records: Sequence[LabelRecord]) -> Overlay:
         """The overlay after some more changes, in the log's order. Only what they add is embedded.
 
         A change that this release cannot serve is skipped with a warning; it is not lost, for the log has it.
@@ -163,10 +165,10 @@ class Overlay:
         release, changes = self._release, self.changes.after(records)
         touched = dict.fromkeys(record.id for record in records)
         upserts = [changes.upserts[id_] for id_ in touched if id_ in changes.upserts]
-        merged = {record.id for record in upserts if release.adder.has_since(record.id, record.at)}
+        merged = {record.id for record in upserts if release.adder.supersedes(record.id, record.at)}
         with serving_errors("labels"):
             more, refused = release.adder.add([record for record in upserts if record.id not in merged])
-        _warn(refused)
+        _warn_of_refused(refused)
         gone = [self.row_of[id_] - self.base for id_ in touched if id_ in self.row_of]
         kept = np.delete(np.arange(len(self.added)), gone)
         added = (self.added.take(kept) if gone else self.added).followed_by(more)
@@ -178,7 +180,7 @@ class Overlay:
             np.setdiff1d(self.hidden, release.catalogue_rows(touched)),
             release.catalogue_rows(id_ for id_ in touched if id_ in changes.hidden),
         )
-        masked = np.union1d(hidden, added.catalogue_rows[added.catalogue_rows != NEW])
+        masked = np.union1d(hidden, added.catalogue_rows[added.catalogue_rows != NEW_LABEL])
         visible = self._visible
         if not np.array_equal(masked, self.masked):
             visible = release.searcher.without(masked) if masked.size else release.searcher
@@ -206,10 +208,10 @@ class OverlaidSearcher:
         base: finds rows 0 … first − 1.
         first: L.
         rows_ME: float32, augmented rows of the labels first, first + 1, …
-        buckets_M: int8, theirs.
+        buckets_M: int8, the bucket of each of those labels.
     """
 
-    def __init__(self, base: LabelSearcher, first: int, rows_ME: Float32, buckets_M: npt.NDArray[np.int8]) -> None:
+    def __init__(self, base: LabelSearcher, first: int, rows_ME: Float32, buckets_M: Int8) -> None:
         self.labels = first + len(rows_ME)
         self._base = base
         self._first = first
@@ -226,12 +228,12 @@ class OverlaidSearcher:
             for query, filter_ in enumerate(filters):
                 if filter_ is not None:
                     filter_.check(self.labels, query)
-            below, above = [self._below(filter_) for filter_ in filters], filters
+            below, above = [self._filter_of_base(filter_) for filter_ in filters], filters
         found = self._base.search(queries_BE, min(k, self._first), below)
-        scores_BM, rows_BM = self._added(queries_BE, k, above)
+        scores_BM, rows_BM = self._search_added(queries_BE, k, above)
         return top_k([found[0], scores_BM], [found[1], rows_BM], k)
 
-    def _added(self, queries_BE: Float32, k: int, filters: Sequence[Filter | None]) -> tuple[Float32, Int64]:
+    def _search_added(self, queries_BE: Float32, k: int, filters: Sequence[Filter | None]) -> tuple[Float32, Int64]:
         """The best k rows of the overlay, or all M if they are fewer."""
         rows_M = np.arange(self._first, self.labels)
         step = max(1, _SCORES_AT_ONCE // len(rows_M))
@@ -240,12 +242,12 @@ class OverlaidSearcher:
             scores_bM = queries_BE[start : start + step] @ self._rows_ME.T
             for scores_M, filter_ in zip(scores_bM, filters[start : start + step], strict=True):
                 if filter_ is not None:
-                    scores_M[~self._above(filter_).mask(self._buckets_M)] = -np.inf
+                    scores_M[~self._filter_of_added(filter_).mask(self._buckets_M)] = -np.inf
             parts.append(top_k([scores_bM], [np.broadcast_to(rows_M, scores_bM.shape)], min(k, len(rows_M))))
         return np.concatenate([scores for scores, _ in parts]), np.concatenate([rows for _, rows in parts])
 
-    def _below(self, filter_: Filter | None) -> Filter | None:
-        """What a filter says of the index's labels; None if nothing."""
+    def _filter_of_base(self, filter_: Filter | None) -> Filter | None:
+        """The part of a filter that concerns labels of the index; None if it leaves them all in."""
         if filter_ is None:
             return None
         exclude, allow = (
@@ -255,8 +257,8 @@ class OverlaidSearcher:
             return None
         return Filter(exclude, allow, filter_.buckets)
 
-    def _above(self, filter_: Filter) -> Filter:
-        """What a filter says of the overlay's labels, by place in the overlay."""
+    def _filter_of_added(self, filter_: Filter) -> Filter:
+        """The part of a filter that concerns labels of the overlay, its rows counted from the overlay's first."""
         exclude, allow = (
             None if rows is None else rows[rows >= self._first] - self._first
             for rows in (filter_.exclude, filter_.allow)
@@ -265,8 +267,8 @@ class OverlaidSearcher:
 
 
 @dataclass(frozen=True)
-class _Release:
-    """What every overlay of one release shares."""
+class _BuiltRelease:
+    """The release as it was built, which all its overlays share."""
 
     adder: LabelAdder
     rows: Mapping[str, int]
@@ -274,7 +276,7 @@ class _Release:
     searcher: HidingSearcher
     max_new_labels: int
 
-    def augmented(self, added: Additions) -> Float32:
+    def augmented(self, added: AddedLabels) -> Float32:
         """Augmented rows, float32 [M, E]."""
         return self.augmentation.rows(added.embeddings, added.log_pn, added.bias)
 
@@ -283,7 +285,7 @@ class _Release:
         return np.array([self.rows[id_] for id_ in ids if id_ in self.rows], np.int64)
 
 
-def _warn(refused: Mapping[str, str]) -> None:
+def _warn_of_refused(refused: Mapping[str, str]) -> None:
     if refused:
         id_, why = next(iter(refused.items()))
         logger.warning(

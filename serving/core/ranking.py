@@ -1,4 +1,4 @@
-"""Which labels are best for embedded queries: the contract of a ranker, and the one that the index answers alone.
+"""Ranking labels for embedded queries: the protocol of rankers, and the ranker that uses the index alone.
 
 Legend: `B` queries in the batch, `b` some of them, `D` embedding dimensions, `E` augmented dimensions, `K`
 results.
@@ -11,18 +11,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from longtail.bundle import Augmentation, Inputs
+from longtail.bundle.arrays import Float32, Int64
 from longtail.index import Filter
-
-Float32 = npt.NDArray[np.float32]
-Int64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What a ranker is asked.
+    """Queries of one search, embedded, and what each wants.
 
     Attributes:
         queries_BD: float32, embeddings.
@@ -38,8 +35,8 @@ class Batch:
     filters: Sequence[Filter | None]
     k: int
 
-    def of(self, queries_b: Int64) -> Batch:
-        """Some queries of the batch, by place."""
+    def subset(self, queries_b: Int64) -> Batch:
+        """The batch of some of these queries, by their places, int64 [b]."""
         return Batch(
             self.queries_BD[queries_b],
             {name: values[queries_b] for name, values in self.inputs.items()},
@@ -54,7 +51,7 @@ class Ranker(Protocol):
 
     @property
     def proposal(self) -> str:
-        """Which log p_n λ multiplies, as `schemas.ReleaseAnswer` has it."""
+        """Which log p_n λ multiplies, as GET /v1/release has it."""
 
     def rank(self, batch: Batch) -> tuple[Float32, Int64]:
         """s_λ in logits, descending, float32 [B, K], and label rows, int64 [B, K]; −inf and −1 where too few are
@@ -66,7 +63,7 @@ class Ranker(Protocol):
 
 
 class LabelSearcher(Protocol):
-    """What finds the rows of largest inner product; `index.Searcher` does it with FAISS."""
+    """Finds the rows of largest inner product; `index.Searcher` does it with FAISS."""
 
     labels: int
 
@@ -77,7 +74,7 @@ class LabelSearcher(Protocol):
 
 
 class IndexRanker:
-    """The dial inside one inner product: log p_n is the label's own, the same for every query [METHODS §6].
+    """Ranks by one inner product per label, the dial included: log p_n is the same for every query [METHODS §6].
 
     Args:
         searcher: finds rows of the augmented label table.

@@ -1,4 +1,4 @@
-"""The core: queries in, ranked labels out, all from one release. Knows no HTTP.
+"""One release, ready to answer: queries in, ranked labels out.
 
 Legend: `B` queries in the batch, `D` embedding dimensions, `K` the largest k of the batch, `N` answered labels
 of the whole batch.
@@ -16,22 +16,18 @@ from time import perf_counter
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import orjson
 from pydantic import JsonValue
 
 from longtail.bundle import EXPECTS, Bundle, Feature, Features, Inputs, LabelRecord
+from longtail.bundle.arrays import Float32, Int64
 from longtail.serving.core.catalogue import Catalogue
 from longtail.serving.core.overlay import HidingSearcher, Overlay
+from longtail.serving.core.queries import Query, ResolvedQuery, SimilarQuery
 from longtail.serving.core.ranking import Batch, IndexRanker, Ranker
-from longtail.serving.core.resolved_query import Wanted
 from longtail.serving.core.tree_ranking import ConditionalRanker
 from longtail.serving.errors import InvalidRequestError, UnservableReleaseError
-from longtail.serving.http.schemas import Query, SimilarRequest
 from longtail.serving.monitoring import Baseline
-
-Float32 = npt.NDArray[np.float32]
-Int64 = npt.NDArray[np.int64]
 
 _LIKE_K_BITS = 7
 """Queries of up to 127 labels are ranked together, at the largest k; of more, with those of as many binary digits."""
@@ -39,7 +35,7 @@ _NO_ROWS, _NO_SCORES = np.empty(0, np.int64), np.empty(0, np.float32)
 
 
 class QueryEncoder(Protocol):
-    """What turns features into query embeddings; `serving.Encoder` does it with ONNX."""
+    """Turns features into query embeddings; `serving.Encoder` does it with ONNX."""
 
     @property
     def features(self) -> Sequence[Feature]:
@@ -57,13 +53,13 @@ class QueryEncoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Retrieval:
-    """Answers to a batch, and what there is to count about them.
+    """Answers to a batch of queries, and the figures of them that monitoring counts.
 
     Attributes:
-        results: of every query as JSON: `schemas.RetrieveResult`, or `schemas.SimilarResult`.
+        results: of every query as JSON: `RetrieveResult` or `SimilarResult` of the HTTP API.
         bias_removal_B: float32, λ of each.
         rows_N: int64, the labels answered, query after query.
-        scores_N: float32, theirs, in logits.
+        scores_N: float32, the scores of those labels in logits.
         ends_B: where each query's labels end among the N.
         unknown: ids that the release does not know, in all `exclude` and in all `allow`.
         seconds: duration of each stage.
@@ -117,24 +113,24 @@ class Retriever:
         self.buckets_L = bundle.labels.buckets
         self.catalogue = Catalogue(bundle.labels, bundle.embeddings)
         dial = bundle.manifest.bias_removal
-        self._nearest = min(max(0.0, dial.minimum), dial.maximum)
+        self._similar_default = min(max(0.0, dial.minimum), dial.maximum)
         self._encoder = encoder
         self._bundle = bundle
-        self._plain = Overlay.over(bundle, searcher, self.catalogue.row_of, max_new_labels=max_new_labels)
-        self._take(self._plain)
+        self._as_built = Overlay.as_built(bundle, searcher, self.catalogue.row_of, max_new_labels=max_new_labels)
+        self._use(self._as_built)
 
-    def after(self, records: Sequence[LabelRecord]) -> Retriever:
-        """The same release after some label changes, in the log's order; raises as `Overlay.after`."""
+    def with_changes(self, records: Sequence[LabelRecord]) -> Retriever:
+        """The same release after some label changes, in the log's order; raises as `Overlay.with_changes`."""
         if not records:
             return self
         changed = copy.copy(self)
-        changed._take(self.overlay.after(records))
+        changed._use(self.overlay.with_changes(records))
         return changed
 
-    def anew(self, records: Sequence[LabelRecord]) -> Retriever:
-        """The release as it was built, after some label changes; raises as `Overlay.after`."""
+    def rebuilt(self, records: Sequence[LabelRecord]) -> Retriever:
+        """The release as it was built, after some label changes; raises as `Overlay.with_changes`."""
         changed = copy.copy(self)
-        changed._take(self._plain.after(records))
+        changed._use(self._as_built.with_changes(records))
         return changed
 
     def knows(self, id_: str) -> bool:
@@ -142,9 +138,9 @@ class Retriever:
         changes = self.overlay.changes
         return id_ in self.catalogue.row_of or id_ in changes.upserts or id_ in changes.hidden
 
-    def _take(self, overlay: Overlay) -> None:
+    def _use(self, overlay: Overlay) -> None:
         self.overlay = overlay
-        self.catalogue = self.catalogue.under(overlay)
+        self.catalogue = self.catalogue.with_overlay(overlay)
         self._by_label: Ranker = IndexRanker(overlay.searcher, self._bundle.augmentation)
         self._by_query: Ranker = (
             self._by_label
@@ -164,15 +160,17 @@ class Retriever:
         """
         started = perf_counter()
         default = self.manifest.bias_removal.default
-        wanted = [
-            Wanted.from_selection(query, self.manifest, self.catalogue, default=default, prefix=f"queries.{index}.")
+        resolved = [
+            ResolvedQuery.from_options(
+                query, self.manifest, self.catalogue, default=default, prefix=f"queries.{index}."
+            )
             for index, query in enumerate(queries)
         ]
         inputs = self._encoder.read([query.features for query in queries])
         vectors_BD = self._encoder.embed(inputs)
-        return self._answer(self._by_query, vectors_BD, inputs, wanted, [b"{"] * len(wanted), started)
+        return self._answer(self._by_query, vectors_BD, inputs, resolved, [b"{"] * len(resolved), started)
 
-    def similar(self, requests: Sequence[SimilarRequest]) -> Retrieval:
+    def similar(self, requests: Sequence[SimilarQuery]) -> Retrieval:
         """The labels nearest to given labels, `s_λ = v·v'/T + b' + λ·log p_n'`, the label itself left out.
 
         λ is 0 unless a request says otherwise: nearness, not popularity. p_n is always the label's training
@@ -187,21 +185,23 @@ class Retriever:
         """
         started = perf_counter()
         rows: list[int] = []
-        wanted: list[Wanted] = []
+        resolved: list[ResolvedQuery] = []
         for request in requests:
             fields = ["id"] if request.ids is None else [f"ids.{index}" for index in range(len(request.ids))]
             of_request = [
                 self.catalogue.row(id_, field=field) for id_, field in zip(request.labels, fields, strict=True)
             ]
-            selection = Wanted.from_selection(request, self.manifest, self.catalogue, default=self._nearest)
-            wanted += [selection.without(row) for row in of_request]
+            of_labels = ResolvedQuery.from_options(
+                request, self.manifest, self.catalogue, default=self._similar_default
+            )
+            resolved += [of_labels.without(row) for row in of_request]
             rows += of_request
         ids = [b'{"id":' + orjson.dumps(str(id_)) + b"," for request in requests for id_ in request.labels]
-        return self._answer(self._by_label, self.catalogue.embeddings(rows), {}, wanted, ids, started)
+        return self._answer(self._by_label, self.catalogue.embeddings(rows), {}, resolved, ids, started)
 
     def label(self, id_: str) -> dict[str, Any]:
         """Everything known about one label; raises UnknownLabelError."""
-        return self.catalogue.described(self.catalogue.row(id_))
+        return self.catalogue.describe_label(self.catalogue.row(id_))
 
     def warm(self) -> None:
         """Answer one real query, so that what is loaded at first use is loaded before the first client."""
@@ -215,7 +215,7 @@ class Retriever:
         )
 
     def describe(self) -> dict[str, Any]:
-        """`schemas.ReleaseAnswer`, but for the request's id."""
+        """`ReleaseAnswer` of the HTTP API, but for the request's id."""
         manifest = self.manifest
         return {
             "name": self.name,
@@ -242,14 +242,14 @@ class Retriever:
         ranker: Ranker,
         vectors_BD: Float32,
         inputs: Inputs,
-        wanted: Sequence[Wanted],
+        resolved: Sequence[ResolvedQuery],
         beginnings: Sequence[bytes],
         started: float,
     ) -> Retrieval:
-        """Rank, and write the answers, each after its beginning."""
+        """Rank labels for embedded queries and write the results as JSON, each after its beginning in `beginnings`."""
         encoded = perf_counter()
-        bias_removal_B = np.array([query.bias_removal for query in wanted], np.float32)
-        rows_B, scores_B = self._rank(ranker, vectors_BD, inputs, bias_removal_B, wanted)
+        bias_removal_B = np.array([query.bias_removal for query in resolved], np.float32)
+        rows_B, scores_B = self._rank(ranker, vectors_BD, inputs, bias_removal_B, resolved)
         searched = perf_counter()
         ends_B = list(accumulate(map(len, rows_B)))
         rows_N, scores_N = np.concatenate(rows_B), np.concatenate(scores_B)
@@ -258,7 +258,7 @@ class Retriever:
             raise InvalidRequestError(
                 "expected a query whose scores float32 can hold, received one that overflows", field=f"queries.{place}"
             )
-        labels = self.catalogue.ranked(rows_N)
+        labels = self.catalogue.json_beginnings(rows_N)
         scores = orjson.dumps(scores_N, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1].split(b",")
         labels = [label + score + b"}" for label, score in zip(labels, scores, strict=True)] if ends_B[-1] else []
         results = [
@@ -270,7 +270,7 @@ class Retriever:
                 query.unknown_exclude,
                 query.unknown_allow,
             )
-            for beginning, query, start, end in zip(beginnings, wanted, [0, *ends_B[:-1]], ends_B, strict=True)
+            for beginning, query, start, end in zip(beginnings, resolved, [0, *ends_B[:-1]], ends_B, strict=True)
         ]
         return Retrieval(
             results=results,
@@ -279,27 +279,32 @@ class Retriever:
             scores_N=scores_N,
             ends_B=ends_B,
             unknown={
-                "exclude": sum(query.unknown_exclude for query in wanted),
-                "allow": sum(query.unknown_allow for query in wanted),
+                "exclude": sum(query.unknown_exclude for query in resolved),
+                "allow": sum(query.unknown_allow for query in resolved),
             },
             seconds={"encode": encoded - started, "search": searched - encoded, "answer": perf_counter() - searched},
         )
 
     def _rank(
-        self, ranker: Ranker, vectors_BD: Float32, inputs: Inputs, bias_removal_B: Float32, wanted: Sequence[Wanted]
+        self,
+        ranker: Ranker,
+        vectors_BD: Float32,
+        inputs: Inputs,
+        bias_removal_B: Float32,
+        resolved: Sequence[ResolvedQuery],
     ) -> tuple[list[Int64], list[Float32]]:
         """Rows and scores of every query, its own k of them or fewer. Queries of like k are ranked together."""
-        batch = Batch(vectors_BD, inputs, bias_removal_B, [query.filter for query in wanted], 0)
+        batch = Batch(vectors_BD, inputs, bias_removal_B, [query.filter for query in resolved], 0)
         groups: dict[int, list[int]] = defaultdict(list)
-        for place, query in enumerate(wanted):
+        for place, query in enumerate(resolved):
             groups[max(_LIKE_K_BITS, query.k.bit_length())].append(place)
-        rows_B: list[Int64] = [_NO_ROWS] * len(wanted)
-        scores_B: list[Float32] = [_NO_SCORES] * len(wanted)
+        rows_B: list[Int64] = [_NO_ROWS] * len(resolved)
+        scores_B: list[Float32] = [_NO_SCORES] * len(resolved)
         for places in groups.values():
-            part = batch if len(places) == len(wanted) else batch.of(np.array(places))
-            scores_BK, rows_BK = ranker.rank(replace(part, k=max(wanted[place].k for place in places)))
+            part = batch if len(places) == len(resolved) else batch.subset(np.array(places))
+            scores_BK, rows_BK = ranker.rank(replace(part, k=max(resolved[place].k for place in places)))
             found_B = np.count_nonzero(rows_BK >= 0, axis=1).tolist()
             for at, (place, found) in enumerate(zip(places, found_B, strict=True)):
-                end = min(wanted[place].k, found)
+                end = min(resolved[place].k, found)
                 rows_B[place], scores_B[place] = rows_BK[at, :end], scores_BK[at, :end]
         return rows_B, scores_B

@@ -1,4 +1,4 @@
-"""What every route works with: the releases that are loaded, the batcher that searches them, and the counters."""
+"""What every route works with: the loaded releases, the batcher that searches them, writes, reads and figures."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from typing import Any, NoReturn, TypeVar
 import faiss
 
 from longtail.bundle import LabelLogError, LabelRecord
-from longtail.bundle.wording import received
-from longtail.serving.core import feedback
+from longtail.bundle.errors import describe
 from longtail.serving.core.batcher import Batcher
-from longtail.serving.core.executor import Apart
-from longtail.serving.core.label_changes import Changes
+from longtail.serving.core.executor import BoundedExecutor
+from longtail.serving.core.feedback import Event, record_events
+from longtail.serving.core.label_changes import LabelLogFollower
+from longtail.serving.core.queries import Query, SimilarQuery
 from longtail.serving.core.retriever import Retrieval, Retriever
 from longtail.serving.errors import (
     NotReadyError,
@@ -28,63 +29,72 @@ from longtail.serving.errors import (
     TimedOutError,
     UnknownReleaseError,
 )
-from longtail.serving.http.schemas import Event, RetrieveRequest, SimilarRequest
-from longtail.serving.monitoring import Answered, Live
-from longtail.serving.monitoring.prometheus import Monitor
+from longtail.serving.monitoring import AnsweredBatch, Monitoring
 from longtail.serving.settings import Settings
 
 logger = logging.getLogger(__name__)
 
 _REFUSAL_SECONDS = 0.1
-_MOST_WRITES, _MOST_READS = 64, 16
+_MAX_PENDING_WRITES, _MAX_PENDING_READS = 64, 16
 
 Result = TypeVar("Result")
-Search = RetrieveRequest | SimilarRequest
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
-    """Searches that may share a batch."""
+class _BatchKey:
+    """What searches must have in common to share a batch."""
 
     retriever: Retriever
     similar: bool
     preview: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """One request's share of a batch."""
+
+    asked: Sequence[Query] | SimilarQuery
+    request_id: str
+
+    @property
+    def queries(self) -> int:
+        """How many queries it has, or labels whose nearest labels it wants."""
+        return len(self.asked.labels) if isinstance(self.asked, SimilarQuery) else len(self.asked)
+
+
 class Service:
-    """The state of one process.
+    """The service of one process, for routes and the follower: search, label changes, feedback and figures.
 
     Searching runs in threads of its own: FAISS and ONNX Runtime leave the interpreter to the event loop while they
     compute, so a long search stalls neither /livez nor the parsing of the next request.
 
     Args:
         settings: of the service.
-        monitor: counts requests and releases.
-        live: counts what head, torso and tail get.
+        monitoring: counts what the service does.
     """
 
-    def __init__(self, settings: Settings, monitor: Monitor, live: Live) -> None:
+    def __init__(self, settings: Settings, monitoring: Monitoring) -> None:
         self.settings = settings
-        self.monitor = monitor
-        self.live = live
+        self.monitoring = monitoring
         self.draining = False
         self.refused: str | None = None
         """The release that CURRENT names and that could not be loaded."""
         self._current: Retriever | None = None
         self._loaded: dict[str, Retriever] = {}
-        self._changes = Changes(settings.state_directory / "labels.log")
+        self._changes = LabelLogFollower(settings.state_directory / "labels.log")
         self._changing = threading.Lock()
-        patience = settings.request_seconds
-        self._writer = Apart("write", most=_MOST_WRITES, patience=patience, begin=one_openmp_thread)
-        self._reader = Apart("read", most=_MOST_READS, patience=patience)
-        self._batcher: Batcher[tuple[Search, str], list[bytes]] = Batcher(
-            self._search,
-            slots=1 if settings.device == "gpu" else settings.search_threads,
+        self._writer = BoundedExecutor(
+            "write", max_pending=_MAX_PENDING_WRITES, timeout=settings.request_seconds, initializer=one_openmp_thread
+        )
+        self._reader = BoundedExecutor("read", max_pending=_MAX_PENDING_READS, timeout=settings.request_seconds)
+        self._batcher: Batcher[_Search, list[bytes]] = Batcher(
+            self._run_search,
+            threads=1 if settings.device == "gpu" else settings.search_threads,
             window=settings.batch_window_ms / 1e3,
-            most=settings.max_batch,
-            limit=settings.queue_limit,
-            patience=patience,
-            begin=one_openmp_thread,
+            max_batch=settings.max_batch,
+            max_pending=settings.queue_limit,
+            timeout=settings.request_seconds,
+            initializer=one_openmp_thread,
         )
 
     @property
@@ -111,7 +121,7 @@ class Service:
         pinned = self._loaded.get(name)
         if pinned is None:
             raise UnknownReleaseError(
-                f"expected one of the releases loaded, {list(self._loaded)}, received {received(name)}", field="release"
+                f"expected one of the releases loaded, {list(self._loaded)}, received {describe(name)}", field="release"
             )
         return pinned
 
@@ -119,23 +129,22 @@ class Service:
         """Answer from this release from now on; requests under way finish with the one they took.
 
         Raises:
-            as `Retriever.after`; the release before goes on. The first release also as `Changes.read`.
+            as `Retriever.with_changes`; the release before goes on. The first release also as `LabelLogFollower.read`.
         """
         with self._changing:
             # Before the first answer, not a moment after it: hidden labels must not be seen again. A service that has
             # read the log once goes on with what it knows, and the follower says what is wrong with it since.
             with suppress(*([] if self._current is None else [LabelLogError, OSError, ServingError])):
                 self._read_changes()
-            changed = self._changes.after(retriever)
-            self.live.begin(changed.name, changed.buckets_L, changed.baseline)
+            changed = self._changes.apply_to(retriever)
+            self.monitoring.begin_release(changed.name, changed.buckets_L, changed.baseline)
             loaded = {name: kept for name, kept in self._loaded.items() if name != changed.name}
             loaded[changed.name] = changed
             for name in list(loaded)[: -1 - self.settings.keep_releases]:
                 del loaded[name]
             self._loaded, self._current, self.refused = loaded, changed, None
             self._count_labels()
-        self.monitor.release_swapped(changed.name)
-        self.monitor.readiness(self.ready)
+        self.monitoring.metrics.set_ready(self.ready)
 
     def drain(self) -> None:
         """Say on /readyz that new requests should go elsewhere; they are answered all the same.
@@ -143,17 +152,26 @@ class Service:
         Called by signal handlers, which may have interrupted the counters: those are told by another thread.
         """
         self.draining = True
-        threading.Thread(target=self.monitor.readiness, args=(False,), daemon=True).start()
+        threading.Thread(target=self.monitoring.metrics.set_ready, args=(False,), daemon=True).start()
 
-    async def search(self, retriever: Retriever, request: Search, request_id: str) -> list[bytes]:
+    async def search(
+        self, retriever: Retriever, asked: Sequence[Query] | SimilarQuery, request_id: str, *, preview: bool
+    ) -> list[bytes]:
         """The results of a request, JSON each, from one search that others may share.
+
+        Args:
+            retriever: the release that answers.
+            asked: queries, or labels whose nearest labels are wanted.
+            request_id: what feedback will name the answers by.
+            preview: leave the answers out of the figures.
 
         Raises:
             QueueFullError, TimedOutError: as `Batcher`.
             ServingError: as `Retriever.retrieve` and `Retriever.similar`.
         """
-        kind = _Kind(retriever, isinstance(request, SimilarRequest), request.preview)
-        return await self._counted(lambda: self._batcher.submit(kind, (request, request_id), _queries(request)))
+        key = _BatchKey(retriever, isinstance(asked, SimilarQuery), preview)
+        search = _Search(asked, request_id)
+        return await self._counted(lambda: self._batcher.submit(key, search, search.queries))
 
     async def admit(self) -> None:
         """Turn a request away before its body is read, if there is no room for even one query.
@@ -168,8 +186,7 @@ class Service:
 
     async def _shed(self, error: QueueFullError) -> NoReturn:
         """Refuse, but not at once: clients that come straight back would take the time that answers need."""
-        self.monitor.shed()
-        self.live.shed()
+        self.monitoring.count_shed()
         await asyncio.sleep(_REFUSAL_SECONDS)
         raise error
 
@@ -201,50 +218,52 @@ class Service:
             return retriever.name
 
     def read_changes(self) -> None:
-        """Answer with what other workers have changed. Raises as `Changes.read`; nothing has changed then."""
+        """Answer with what other workers have changed. Raises as `LabelLogFollower.read`; nothing has changed then."""
         with self._changing:
             self._read_changes()
 
-    def take_feedback(self, events: Sequence[Event]) -> int:
-        """Record events; raises as `feedback.take`, but StorageError for the disk."""
+    def record_feedback(self, events: Sequence[Event]) -> int:
+        """Record events; raises as `record_events`, but StorageError for the disk."""
         try:
-            return feedback.take(events, self.retriever(), self.live, shadow_k=self.settings.shadow_k)
+            return record_events(events, self.retriever(), self.monitoring.figures, shadow_k=self.settings.shadow_k)
         except sqlite3.Error as error:
             logger.error("feedback was refused: %s", error)
             raise StorageError("expected a disk to write feedback to, found none; send it again later") from error
 
     def report(self) -> dict[str, Any]:
-        """Raises as `Live.report`, but StorageError for the disk."""
+        """The JSON of GET /v1/monitoring but for the request's id; raises as `LiveFigures.report`, but StorageError for
+        the disk.
+        """
         try:
-            return self.live.report()
+            return self.monitoring.figures.report()
         except (sqlite3.Error, OSError) as error:
             logger.error("figures cannot be read: %s", error)
             raise StorageError("expected figures that can be read, found none; the log says why not") from error
 
     async def write(self, work: Callable[[], Result]) -> Result:
-        """Record something, in a thread that no search waits for; raises as `Apart.run`."""
+        """Record something, in a thread that no search waits for; raises as `BoundedExecutor.run`."""
         return await self._counted(lambda: self._writer.run(work))
 
     async def read(self, work: Callable[[], Result]) -> Result:
-        """Read figures, in a thread that neither searches nor writes wait for; raises as `Apart.run`."""
+        """Read figures, in a thread that neither searches nor writes wait for; raises as `BoundedExecutor.run`."""
         return await self._counted(lambda: self._reader.run(work))
 
     async def _counted(self, begin: Callable[[], Awaitable[Result]]) -> Result:
-        """What is begun, and a count of what the service could not do in time or had no room for."""
+        """The result of what is begun; counts it if there was no room for it, or not enough time."""
         try:
             return await begin()
         except QueueFullError as error:
             await self._shed(error)
         except TimedOutError:
-            self.monitor.timed_out()
+            self.monitoring.metrics.count_timeout()
             raise
 
     def close(self) -> None:
-        """Let the threads and files go."""
+        """End the threads and close the files."""
         self._batcher.close()
         self._writer.close()
         self._reader.close()
-        self.live.close()
+        self.monitoring.figures.close()
 
     def _read_changes(self) -> None:
         loaded = self._changes.read(list(self._loaded.values()))
@@ -255,33 +274,38 @@ class Service:
 
     def _count_labels(self) -> None:
         overlay = self.retriever().overlay
-        self.live.set_labels(added=overlay.new, hidden=len(overlay.hidden))
+        self.monitoring.figures.set_label_counts(added=overlay.new_labels, hidden=len(overlay.hidden))
 
-    def _search(
-        self, kind: Hashable, works: Sequence[tuple[Search, str]], waited: Sequence[float]
+    def _run_search(
+        self, key: Hashable, searches: Sequence[_Search], waited: Sequence[float]
     ) -> list[list[bytes] | Exception]:
         """What a search thread does with a batch. A request that cannot be answered costs only itself."""
-        assert isinstance(kind, _Kind)
-        requests = [request for request, _ in works]
+        assert isinstance(key, _BatchKey)
         try:
-            if kind.similar:
-                retrieval = kind.retriever.similar([each for each in requests if isinstance(each, SimilarRequest)])
+            if key.similar:
+                retrieval = key.retriever.similar(
+                    [search.asked for search in searches if isinstance(search.asked, SimilarQuery)]
+                )
             else:
-                asked = [each for each in requests if isinstance(each, RetrieveRequest)]
-                retrieval = kind.retriever.retrieve([query for each in asked for query in each.queries])
+                retrieval = key.retriever.retrieve(
+                    [
+                        query
+                        for search in searches
+                        if not isinstance(search.asked, SimilarQuery)
+                        for query in search.asked
+                    ]
+                )
         except Exception as error:
-            if len(works) == 1:
+            if len(searches) == 1:
                 return [error]
-            return [self._search(kind, [work], [wait])[0] for work, wait in zip(works, waited, strict=True)]
-        self.monitor.batch(retrieval, waited, self._batcher.depth)
-        if not kind.preview:
-            answered = _answered(kind.retriever, works, retrieval)
-            self.monitor.retrieval(retrieval, answered.buckets_N)
-            self.live.answered(answered)
+            return [self._run_search(key, [search], [wait])[0] for search, wait in zip(searches, waited, strict=True)]
+        self.monitoring.metrics.count_search(len(retrieval.results), waited, retrieval.seconds, self._batcher.depth)
+        if not key.preview:
+            self.monitoring.count_answers(_answered_batch(key.retriever, searches, retrieval), retrieval.unknown)
         split: list[list[bytes] | Exception] = []
         start = 0
-        for request in requests:
-            end = start + _queries(request)
+        for search in searches:
+            end = start + search.queries
             split.append(retrieval.results[start:end])
             start = end
         return split
@@ -292,16 +316,12 @@ def one_openmp_thread() -> None:
     faiss.omp_set_num_threads(1)
 
 
-def _queries(request: Search) -> int:
-    return len(request.queries) if isinstance(request, RetrieveRequest) else len(request.labels)
-
-
-def _answered(retriever: Retriever, works: Sequence[tuple[Search, str]], retrieval: Retrieval) -> Answered:
+def _answered_batch(retriever: Retriever, searches: Sequence[_Search], retrieval: Retrieval) -> AnsweredBatch:
     catalogue, rows_N = retriever.catalogue, retrieval.rows_N
-    return Answered(
+    return AnsweredBatch(
         release=retriever.name,
-        request_ids=[id_ for request, id_ in works for _ in range(_queries(request))],
-        places=[place for request, _ in works for place in range(_queries(request))],
+        request_ids=[search.request_id for search in searches for _ in range(search.queries)],
+        places=[place for search in searches for place in range(search.queries)],
         bias_removal_B=retrieval.bias_removal_B,
         fingerprints_N=catalogue.fingerprints(rows_N),
         rows_N=catalogue.catalogue_rows(rows_N),

@@ -15,16 +15,14 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from longtail.bundle import Bundle, Proposal
+from longtail.bundle.arrays import Bools, Float32, Int64
 from longtail.bundle.proposal import PADDING
 from longtail.index import Filter
 from longtail.index.search.exact import NO_ROW, ExactRows, no_results, top_k
-from longtail.serving.core.ranking import Batch, Float32, Int64, LabelSearcher, Ranker
+from longtail.serving.core.ranking import Batch, LabelSearcher, Ranker
 from longtail.serving.errors import InvalidRequestError
-
-Bools = npt.NDArray[np.bool_]
 
 _REACH, _REACH_PER_RESULT = 1_000, 10
 _TOGETHER = 2**18
@@ -41,9 +39,9 @@ class ConditionalRanker:
     """Scores `s_λ = u·v/T + b + λ·log p_n(y|x)`; thread-safe.
 
     Of every query the best 1,000 + 10k labels by f and as many by p_n are candidates. Recall@20 at λ = ½ against
-    exact scores of the whole catalogue, on the 20,000 synthetic labels of tests/serving/test_conditional.py: 1.00; by
-    f alone .94, by p_n alone .84, with 100 candidates from each .70. The number was chosen on an adversarial model
-    of Gowalla's 40,981 labels, where it keeps .99 from λ = ¼ to 2.
+    exact scores of the whole catalogue, on the 20,000 synthetic labels of tests/serving/core/test_tree_ranking.py:
+    1.00; by f alone .94, by p_n alone .84, with 100 candidates from each .70. The number was chosen on an adversarial
+    model of Gowalla's 40,981 labels, where it keeps .99 from λ = ¼ to 2.
 
     λ = 0 is left to the index alone. λ < 0 favours labels that p_n all but rules out, and nothing looks for those:
     the answer is the best of the same candidates.
@@ -91,15 +89,15 @@ class ConditionalRanker:
         z_BZ = self._project(batch)
         scores_BK, rows_BK = no_results(len(z_BZ), batch.k)
         reach = min(_REACH + _REACH_PER_RESULT * batch.k, self._searcher.labels)
-        for queries in _alike(batch, max(1, _TOGETHER // reach)):
-            part = batch.of(queries)
+        for queries in _group_alike(batch, max(1, _TOGETHER // reach)):
+            part = batch.subset(queries)
             scores_BK[queries], rows_BK[queries] = (
                 self._rank(part, z_BZ[queries], reach) if part.bias_removal_B.any() else self._at_zero.rank(part)
             )
         return scores_BK, rows_BK
 
     def _rank(self, part: Batch, z_bZ: Float32, reach: int) -> tuple[Float32, Int64]:
-        """Queries that `_alike` put together, λ ≠ 0, from `reach` candidates of either side."""
+        """Queries that `_group_alike` put together, λ ≠ 0, from `reach` candidates of either side."""
         queries_bE = self._augmentation.queries(part.queries_BD, 0.0)
         first = part.filters[0]
         if first is not None and first.allow is not None and len(first.allow) <= _WHOLE_UP_TO:
@@ -109,7 +107,7 @@ class ConditionalRanker:
         else:
             filters = part.filters if any(filter_ is not None for filter_ in part.filters) else None
             products_by_f, by_f = self._searcher.search(queries_bE, reach, filters)
-            by_p_n, log_p_by_p_n = self._likeliest(z_bZ, reach, part.filters)
+            by_p_n, log_p_by_p_n = self._most_likely(z_bZ, reach, part.filters)
             rows_bC = np.concatenate([by_f, by_p_n], axis=1)
             rows_bC[_repeated(rows_bC)] = NO_ROW
             products_by_p_n = self._exact.rescore(queries_bE, rows_bC[:, reach:])
@@ -118,13 +116,13 @@ class ConditionalRanker:
         scores_bC = products_bC / self._augmentation.temperature + part.bias_removal_B[:, None] * log_p_bC
         return top_k([scores_bC], [rows_bC], part.k)
 
-    def _likeliest(self, z_bZ: Float32, reach: int, filters: Sequence[Filter | None]) -> tuple[Int64, Float32]:
+    def _most_likely(self, z_bZ: Float32, reach: int, filters: Sequence[Filter | None]) -> tuple[Int64, Float32]:
         """The eligible labels of highest p_n(y|x) that a beam finds, int64 [b, C], and its log, float32 [b, C].
 
         C >= reach; −1 and 0 where too few are eligible.
         """
         first = filters[0]
-        if first is not None and _alone(first):
+        if first is not None and _needs_own_tree(first):
             rows_bC, log_p_bC = self._tree_of(self._eligible(first)).beam(z_bZ, reach)
         else:
             tree = self._tree_of_buckets(None if first is None else first.buckets)
@@ -168,7 +166,7 @@ class ConditionalRanker:
         return z_BZ
 
 
-def _alike(batch: Batch, most: int) -> list[Int64]:
+def _group_alike(batch: Batch, largest: int) -> list[Int64]:
     """Queries that one beam can serve, by place, at most so many: same buckets, like numbers of excluded labels; or
     λ = 0.
     """
@@ -178,19 +176,21 @@ def _alike(batch: Batch, most: int) -> list[Int64]:
         if bias_removal != 0:
             key = None
             if filter_ is not None:
-                key = query if _alone(filter_) else (filter_.buckets, _excluded(filter_).bit_length())
+                key = query if _needs_own_tree(filter_) else (filter_.buckets, _count_excluded(filter_).bit_length())
         groups[key].append(query)
     return [
-        np.array(queries[start : start + most]) for queries in groups.values() for start in range(0, len(queries), most)
+        np.array(queries[start : start + largest])
+        for queries in groups.values()
+        for start in range(0, len(queries), largest)
     ]
 
 
-def _alone(filter_: Filter) -> bool:
-    """Whether a filter is worth a tree of its own."""
-    return filter_.allow is not None or _excluded(filter_) > _EXCLUDE_BY_OVERFETCH_UP_TO
+def _needs_own_tree(filter_: Filter) -> bool:
+    """Whether a filter allows so few labels, or excludes so many, that the beam needs a tree of its own."""
+    return filter_.allow is not None or _count_excluded(filter_) > _EXCLUDE_BY_OVERFETCH_UP_TO
 
 
-def _excluded(filter_: Filter) -> int:
+def _count_excluded(filter_: Filter) -> int:
     return 0 if filter_.exclude is None else len(filter_.exclude)
 
 

@@ -1,4 +1,4 @@
-"""Puts the service together."""
+"""The application of one process: the service, its routes, middleware and error handlers."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from longtail.serving.core.follower import ReleaseFollower
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.core.service import Service
 from longtail.serving.errors import StateError
-from longtail.serving.http.auth import Guard, Keys
-from longtail.serving.http.documentation import install_documentation
-from longtail.serving.http.middleware import Envelope
-from longtail.serving.http.openapi import document
+from longtail.serving.http.auth import AuthMiddleware, KeySet
+from longtail.serving.http.middleware import RequestMiddleware
+from longtail.serving.http.openapi import install_documentation, openapi_document
 from longtail.serving.http.responses import install_error_handlers
 from longtail.serving.http.routes import routers
 from longtail.serving.http.tracing import install_tracing
-from longtail.serving.monitoring import Live
-from longtail.serving.monitoring.prometheus import Monitor
+from longtail.serving.monitoring import LiveFigures, Monitoring
+from longtail.serving.monitoring.prometheus import Metrics
 from longtail.serving.settings import Settings
 
 _DESCRIPTION = (
@@ -44,9 +43,9 @@ def create_app(settings: Settings, *, retriever: Retriever | None = None, worker
         StateError: the state directory cannot be used.
         TracingError: tracing is asked for and not installed.
     """
-    live = _live(settings, worker)
+    figures = _open_figures(settings, worker)
     routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
-    service = Service(settings, Monitor([route.path for route in routes], [live]), live)
+    service = Service(settings, Monitoring(Metrics([route.path for route in routes], [figures]), figures))
     follower = ReleaseFollower(settings.releases, service)
     if retriever is not None:
         service.serve(retriever)
@@ -75,22 +74,22 @@ def create_app(settings: Settings, *, retriever: Retriever | None = None, worker
     install_error_handlers(app)
     # The last one added is the outermost.
     app.add_middleware(
-        Guard,
-        api=Keys(settings.all_api_keys()),
-        admin=Keys(settings.all_admin_keys()),
+        AuthMiddleware,
+        api=KeySet(settings.all_api_keys()),
+        admin=KeySet(settings.all_admin_keys()),
         insecure=settings.insecure,
     )
-    app.add_middleware(Envelope, monitor=service.monitor, live=live, access_log=settings.access_log)
+    app.add_middleware(RequestMiddleware, monitoring=service.monitoring, access_log=settings.access_log)
     if settings.tracing:
         install_tracing(app)
-    app.openapi = partial(document, app)  # type: ignore[method-assign]
+    app.openapi = partial(openapi_document, app)  # type: ignore[method-assign]
     return app
 
 
-def _live(settings: Settings, worker: int) -> Live:
+def _open_figures(settings: Settings, worker: int) -> LiveFigures:
     try:
         settings.state_directory.mkdir(parents=True, exist_ok=True)
-        return Live(
+        return LiveFigures(
             settings.state_directory,
             worker=worker,
             max_answers=settings.max_answers,

@@ -11,16 +11,16 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from longtail.bundle.wording import received
+from longtail.bundle.errors import describe
 from longtail.serving.errors import ForbiddenError, ServingError, UnauthenticatedError
 from longtail.serving.http.responses import serving_error
 from longtail.serving.settings import is_loopback
 
-OPEN = frozenset({"/livez", "/readyz", "/dashboard", "/docs", "/openapi.json"})
+OPEN_PATHS = frozenset({"/livez", "/readyz", "/dashboard", "/docs", "/openapi.json"})
 """Paths that hold nothing of the model or its traffic: probes, the page that asks for a key, the documentation."""
 
 
-class Keys:
+class KeySet:
     """A set of keys, held as digests: comparing tells nothing about a key, nor does a dump of this object."""
 
     def __init__(self, keys: Iterable[str]) -> None:
@@ -38,8 +38,8 @@ class Keys:
         return found
 
 
-class Guard:
-    """ASGI middleware that lets only requests with a key pass, but for `OPEN` paths.
+class AuthMiddleware:
+    """ASGI middleware that lets only requests with a key pass, but for those to `OPEN_PATHS`.
 
     A key comes as `Authorization: Bearer KEY` or `X-API-Key: KEY`. Without any keys configured everybody passes
     and may do everything, but for pages of other hosts in a browser on this machine.
@@ -51,7 +51,7 @@ class Guard:
         insecure: without keys, let pages of any host ask, too.
     """
 
-    def __init__(self, app: ASGIApp, api: Keys, admin: Keys, *, insecure: bool = False) -> None:
+    def __init__(self, app: ASGIApp, api: KeySet, admin: KeySet, *, insecure: bool = False) -> None:
         self._app = app
         self._api = api
         self._admin = admin
@@ -73,7 +73,7 @@ class Guard:
             if origin is None or self._insecure or _is_here(origin):
                 return None
             return ForbiddenError(
-                f"expected keys, or a request that no page of another host makes, received one by {received(origin)}"
+                f"expected keys, or a request that no page of another host makes, received one by {describe(origin)}"
             )
         key = _key(headers)
         state["admin"] = self._admin.has(key)
@@ -94,7 +94,7 @@ def _is_here(origin: str) -> bool:
 
 
 def _is_open(path: str) -> bool:
-    return path in OPEN or path.startswith("/docs/assets/")
+    return path in OPEN_PATHS or path.startswith("/docs/assets/")
 
 
 def require_admin(request: Request) -> None:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
-from longtail.bundle.wording import received
+from longtail.bundle.errors import describe
 from longtail.serving.errors import (
     BodyTooLargeError,
     ContentTypeError,
@@ -48,14 +48,14 @@ async def read_body(request: Request, model: type[Model], settings: Settings) ->
     message = await request.receive()
     body = message.get("body", b"")
     if message.get("more_body", False):
-        body = await _rest(request, bytearray(body), settings)
+        body = await _read_rest(request, bytearray(body), settings)
     elif message["type"] == "http.disconnect":
         raise ClientDisconnect
     _refuse_beyond(limit, body)
     return parse(body, model)
 
 
-async def _rest(request: Request, body: bytearray, settings: Settings) -> bytes:
+async def _read_rest(request: Request, body: bytearray, settings: Settings) -> bytes:
     """A body that comes in several parts, whole."""
     try:
         async with asyncio.timeout(settings.request_seconds):
@@ -90,26 +90,26 @@ def parse(body: bytes, model: type[Model]) -> Model:
             f"expected a JSON object in UTF-8, received a body that is not: {first['ctx']['error']}"
         )
     path = [str(part)[:_LONGEST_NAME] for part in first["loc"]]
-    raise InvalidRequestError(_message(first, path, model), field=".".join(path) or None)
+    raise InvalidRequestError(_describe(first, path, model), field=".".join(path) or None)
 
 
-def _message(error: Any, path: list[str], model: type[BaseModel]) -> str:
+def _describe(error: Any, path: list[str], model: type[BaseModel]) -> str:
     """One of pydantic's errors as expected and received."""
     kind, context = error["type"], error.get("ctx", {})
     if kind == "missing":
         return f"expected a value for {path[-1]}, received none"
     if kind == "extra_forbidden":
-        known = list(_holding(error["loc"], model).model_fields)
-        return f"expected one of the keys {known}, received {received(path[-1])}"
+        known = list(_model_holding(error["loc"], model).model_fields)
+        return f"expected one of the keys {known}, received {describe(path[-1])}"
     if kind == "too_short":
         return f"expected at least {context['min_length']} of them, received {context['actual_length']}"
     if kind in ("id_or_ids", "request_or_features", "display_alone"):
         return str(error["msg"])
     expected = str(error["msg"]).removeprefix("Input should be ")
-    return f"expected {expected}, received {received(error['input'])}"
+    return f"expected {expected}, received {describe(error['input'])}"
 
 
-def _holding(path: Sequence[str | int], model: type[BaseModel]) -> type[BaseModel]:
+def _model_holding(path: Sequence[str | int], model: type[BaseModel]) -> type[BaseModel]:
     """The model of the object that the last part of a path is a key of."""
     for part in path[:-1]:
         annotation = model.model_fields[part].annotation if isinstance(part, str) else None

@@ -13,8 +13,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from longtail.serving.http.responses import internal_error
 from longtail.serving.logs import Trace, current
-from longtail.serving.monitoring import Live
-from longtail.serving.monitoring.prometheus import UNMATCHED, Monitor
+from longtail.serving.monitoring import Monitoring
+from longtail.serving.monitoring.prometheus import UNMATCHED
 
 logger = logging.getLogger(__name__)
 
@@ -27,12 +27,11 @@ _HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
 ]
-_ASKING = ("/v1/retrieve", "/v1/similar")
 _STRICT = (_POLICY, b"default-src 'none'; frame-ancestors 'none'")
 
 
-class Envelope:
-    """ASGI middleware, outermost of ours.
+class RequestMiddleware:
+    """The outermost ASGI middleware of the service.
 
     Takes X-Request-ID if it is sane (1 to 128 letters, digits, `.`, `_`, `:` or `-`), else makes one, and
     sends it back. An exception that nothing else answered is logged in full and answered with a 500 that
@@ -41,15 +40,13 @@ class Envelope:
 
     Args:
         app: what answers.
-        monitor: counts by route.
-        live: counts what is asked of the model.
+        monitoring: counts every request.
         access_log: log every request, not only those that fail.
     """
 
-    def __init__(self, app: ASGIApp, monitor: Monitor, live: Live, *, access_log: bool) -> None:
+    def __init__(self, app: ASGIApp, monitoring: Monitoring, *, access_log: bool) -> None:
         self._app = app
-        self._monitor = monitor
-        self._live = live
+        self._monitoring = monitoring
         self._access_log = access_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -100,10 +97,7 @@ class Envelope:
 
     def _ended(self, scope: Scope, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", UNMATCHED)
-        self._monitor.request(route, status, seconds)
-        # Refusals say nothing of how long answers take.
-        if route in _ASKING and not 400 <= status < 500:
-            self._live.request(seconds, status)
+        self._monitoring.count_request(route, status, seconds)
         if self._access_log:
             logger.info(
                 "%s %s", scope["method"], route,

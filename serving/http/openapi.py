@@ -1,17 +1,29 @@
-"""Documents request bodies, which the routes read from bytes themselves."""
+"""The OpenAPI document, request bodies included, which the routes read from bytes themselves; and its page, /docs."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import re
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.staticfiles import StaticFiles
 
-from longtail.serving.http.schemas import ErrorAnswer, FeedbackRequest, LabelsRequest, RetrieveRequest, SimilarRequest
+from longtail.serving.http.schemas.labels import LabelsRequest
+from longtail.serving.http.schemas.monitoring import FeedbackRequest
+from longtail.serving.http.schemas.operations import ErrorAnswer
+from longtail.serving.http.schemas.retrieval import RetrieveRequest, SimilarRequest
 
 _REFERENCE = "#/components/schemas/{model}"
+_ASSETS = "/docs/assets"
+_INLINE = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
 
 
 def json_body(model: type[BaseModel]) -> dict[str, Any]:
@@ -25,7 +37,7 @@ def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": ErrorAnswer} for status in statuses}
 
 
-def document(app: FastAPI) -> dict[str, Any]:
+def openapi_document(app: FastAPI) -> dict[str, Any]:
     """The OpenAPI document of the routes with the schemas of their bodies; made once."""
     if app.openapi_schema is None:
         schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
@@ -45,6 +57,28 @@ def document(app: FastAPI) -> dict[str, Any]:
     return app.openapi_schema
 
 
+def install_documentation(app: FastAPI) -> None:
+    """Serve /docs, Swagger UI from an installed package, so that the page loads nothing from elsewhere."""
+    app.mount(_ASSETS, StaticFiles(packages=[("fastapi_offline", "static")]), name="docs-assets")
+    page = get_swagger_ui_html(
+        openapi_url="/openapi.json",
+        title=f"{app.title}: documentation",
+        swagger_js_url=f"{_ASSETS}/swagger-ui-bundle.js",
+        swagger_css_url=f"{_ASSETS}/swagger-ui.css",
+        swagger_favicon_url=f"{_ASSETS}/favicon.png",
+    )
+    scripts = [f"'sha256-{_sha256(script)}'" for script in _INLINE.findall(bytes(page.body))]
+    policy = (
+        f"default-src 'none'; script-src 'self' {' '.join(scripts)}; style-src 'self' 'unsafe-inline'; "
+        "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+
+    async def docs(_: Request) -> Response:
+        return HTMLResponse(page.body, headers={"Content-Security-Policy": policy})
+
+    app.add_route("/docs", docs, include_in_schema=False)
+
+
 def _drop_unused_validation_errors(schema: dict[str, Any]) -> None:
     """FastAPI documents its own 422 for every route with a parameter; no route here answers it."""
     theirs = {"$ref": _REFERENCE.format(model="HTTPValidationError")}
@@ -55,3 +89,7 @@ def _drop_unused_validation_errors(schema: dict[str, Any]) -> None:
                 del operation["responses"]["422"]
     for name in ("HTTPValidationError", "ValidationError"):
         schema["components"]["schemas"].pop(name, None)
+
+
+def _sha256(content: bytes) -> str:
+    return base64.b64encode(hashlib.sha256(content).digest()).decode()

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from longtail.bundle.wording import received
+from longtail.bundle.errors import describe
 from longtail.serving.core.service import Service
 from longtail.serving.errors import (
     BodyTooLargeError,
@@ -59,7 +59,7 @@ def service_of(request: Request) -> Service:
 
 
 def request_id(request: Request) -> str:
-    """The id that the envelope gave this request."""
+    """The id that the request middleware gave this request."""
     id_: str = request.state.request_id
     return id_
 
@@ -72,7 +72,7 @@ def serving_error(id_: str, error: ServingError) -> Response:
     return response
 
 
-def dump(answer: dict[str, Any], id_: str) -> bytes:
+def to_json(answer: dict[str, Any], id_: str) -> bytes:
     """An answer with its request's id, as JSON."""
     return orjson.dumps({**answer, "request_id": id_}, option=orjson.OPT_SERIALIZE_NUMPY)
 
@@ -94,7 +94,7 @@ def error_response(id_: str, status: int, kind: str, message: str, field: str | 
     error = {"type": kind, "message": message}
     if field is not None:
         error["field"] = field
-    return json_response(dump({"error": error}, id_), status)
+    return json_response(to_json({"error": error}, id_), status)
 
 
 def internal_error(id_: str) -> Response:
@@ -103,7 +103,7 @@ def internal_error(id_: str) -> Response:
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Answer every error that a client caused in the one shape; others are the envelope's."""
+    """Answer every error that a client caused in the one shape; any other is the request middleware's."""
     for error_type in _ERRORS:
         app.add_exception_handler(error_type, _serving_error)
     app.add_exception_handler(HTTPException, _routing_error)
@@ -118,7 +118,7 @@ async def _serving_error(request: Request, error: Exception) -> Response:
 async def _routing_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
-    path = received(request.url.path)
+    path = describe(request.url.path)
     if error.status_code == HTTPStatus.NOT_FOUND:
         response = error_response(
             request_id(request), 404, "unknown_route", f"expected one of the routes that /docs lists, received {path}"

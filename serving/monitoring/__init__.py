@@ -1,11 +1,31 @@
-"""What head, torso and tail get, live: per-bucket figures of the answers of all workers, over windows and by minute.
+"""What the service did and what head, torso and tail got: for Prometheus, and by bucket over windows and by minute.
 
-`Live` is the whole of it: the service tells it what it answered and what was interacted with, and asks for a report.
-Knows no HTTP. Inside: rings of counts in mapped files (ring, figures), answers and feedback in SQLite (schema,
-feedback), the formulas (statistics), the report (windows, series, report) and its Prometheus form (collector).
+`Monitoring` takes every outcome once (outcomes) and counts it as Prometheus series (prometheus, collector) and as
+figures of all workers that outlive the process (live_figures). Those stand in rings of counts in mapped files
+(ring, release_figures), in a file of which release served when (release_history), and with answers and feedback in
+SQLite (database, feedback_store); the report is made of them (report, windows, series).
+
+Knows no HTTP.
 """
 
-from longtail.serving.monitoring.live import Live
-from longtail.serving.monitoring.records import Answered, Baseline, Event, Interaction, baseline_of, fingerprints
+from longtail.serving.monitoring.live_figures import LiveFigures
+from longtail.serving.monitoring.outcomes import Monitoring
+from longtail.serving.monitoring.records import (
+    AnsweredBatch,
+    AnswerFeedback,
+    Baseline,
+    Interaction,
+    fingerprints,
+    measure_baseline,
+)
 
-__all__ = ["Answered", "Baseline", "Event", "Interaction", "Live", "baseline_of", "fingerprints"]
+__all__ = [
+    "AnswerFeedback",
+    "AnsweredBatch",
+    "Baseline",
+    "Interaction",
+    "LiveFigures",
+    "Monitoring",
+    "fingerprints",
+    "measure_baseline",
+]

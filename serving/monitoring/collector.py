@@ -15,7 +15,7 @@ from longtail.serving.monitoring.release_figures import WINDOWS
 _ALL = (*BUCKET_NAMES, "all")
 
 
-def metrics_of(
+def report_metrics(
     report: Mapping[str, Any] | None, totals: Mapping[str, float], labels: tuple[int, int]
 ) -> Iterator[Metric]:
     """Every series of this package, NaN where a figure is undefined.

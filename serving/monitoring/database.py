@@ -92,7 +92,7 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def _version_of(path: Path) -> int | str | None:
-    """The version of a file with tables; None of a file without, or of none; what is wrong, in words."""
+    """What version a file is of; None if it has no tables or is not there; in words, what is wrong if it is damaged."""
     try:
         with closing(connect(path, "FULL")) as connection:
             (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()

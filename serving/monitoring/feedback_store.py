@@ -1,4 +1,4 @@
-"""Answers given and what became of them, in one SQLite file that all workers share: online recall per bucket.
+"""Answers, feedback on them, and the online recall per bucket that follows, in one SQLite file for all workers.
 
 Recall counts stand in the same file as the events, so an event is marked joined and counted in one transaction: a
 kill at any instant leaves both done or neither.
@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from longtail.serving.monitoring.database import connect, prepare, transaction
-from longtail.serving.monitoring.records import Event, fingerprints
+from longtail.serving.monitoring.records import AnswerFeedback, fingerprints
 
 FEEDBACK, SHADOW = SOURCES = ("feedback", "shadow")
 EVENTS_OF_ANSWERS, EVENTS_ORGANIC, UNMATCHED = COUNTERS = ("events_answer", "events_organic", "unmatched")
@@ -44,8 +44,8 @@ SELECT generation FROM held WHERE generation IS NOT NULL
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """One query's answer.
+class StoredAnswer:
+    """The labels that one query was answered.
 
     Attributes:
         request_id, query: what feedback names it by; a later answer of the same name replaces it.
@@ -73,7 +73,9 @@ class RecallRow(NamedTuple):
 
 
 class FeedbackStore:
-    """Thread-safe. Everything raises sqlite3.Error if the file cannot be read or written: nothing was recorded then.
+    """Joins feedback with the answers it is about. Thread-safe.
+
+    Every method raises sqlite3.Error if the file cannot be read or written: nothing was recorded then.
 
     A file that is no such database, or one of another version, is put aside as `NAME.aside` and begun anew.
 
@@ -90,7 +92,7 @@ class FeedbackStore:
         self._reader_lock = threading.Lock()
         self._looked_back_at = 0.0
 
-    def events(self, events: Sequence[Event], now: float) -> None:
+    def record_feedback(self, events: Sequence[AnswerFeedback], now: float) -> None:
         """Record feedback durably. What was recorded before, label by label, counts once.
 
         Args:
@@ -99,7 +101,7 @@ class FeedbackStore:
         """
         rows = [
             [
-                (_key(event.request_id, event.query), _plain(label), bucket, now)
+                (_key(event.request_id, event.query), _as_utf8(label), bucket, now)
                 for label, bucket in zip(event.labels, event.buckets, strict=True)
             ]
             for event in events
@@ -113,9 +115,9 @@ class FeedbackStore:
                     "INSERT OR IGNORE INTO feedback (key, label, bucket, at, state) VALUES (?, ?, ?, ?, 0)", labels
                 )
                 fresh += self._durable.total_changes > before
-            _count(self._durable, EVENTS_OF_ANSWERS, fresh)
+            _add_to_total(self._durable, EVENTS_OF_ANSWERS, fresh)
 
-    def shadow(self, release: str, events: int, pairs: Sequence[tuple[int, int]], now: float) -> None:
+    def record_shadow(self, release: str, events: int, pairs: Sequence[tuple[int, int]], now: float) -> None:
         """Count organic interactions durably.
 
         Args:
@@ -125,10 +127,10 @@ class FeedbackStore:
             now: seconds since 1970.
         """
         with self._durable_lock, transaction(self._durable):
-            _count(self._durable, EVENTS_ORGANIC, events)
-            _recalled(self._durable, SHADOW, now, [(release, bucket, *pair) for bucket, pair in enumerate(pairs)])
+            _add_to_total(self._durable, EVENTS_ORGANIC, events)
+            _add_recall(self._durable, SHADOW, now, [(release, bucket, *pair) for bucket, pair in enumerate(pairs)])
 
-    def answers(self, answers: Iterable[Answer]) -> None:
+    def keep_answers(self, answers: Iterable[StoredAnswer]) -> None:
         """Keep answers for events to be joined with, and let the oldest go."""
         keep = [
             (
@@ -165,7 +167,7 @@ class FeedbackStore:
                 while self._join_some(now, since) == _CHUNK:
                     pass
                 if looking_back:
-                    self._leave(now - _JOIN_FOR_SECONDS)
+                    self._give_up(now - _JOIN_FOR_SECONDS)
             if looking_back:
                 self._looked_back_at = now
 
@@ -224,10 +226,10 @@ class FeedbackStore:
                     positives, hits = counts.get((release, of), (0, 0))
                     counts[release, of] = positives + 1, hits + hit
             self._lazy.executemany("UPDATE feedback SET state = 1 WHERE id = ?", [(row[0],) for row in found])
-            _recalled(self._lazy, FEEDBACK, now, [(*of, *pair) for of, pair in counts.items()])
+            _add_recall(self._lazy, FEEDBACK, now, [(*of, *pair) for of, pair in counts.items()])
         return len(found)
 
-    def _leave(self, before: float) -> None:
+    def _give_up(self, before: float) -> None:
         """Stop looking for the answers of events from before then."""
         with transaction(self._lazy):
             (requests,) = self._lazy.execute(
@@ -235,10 +237,10 @@ class FeedbackStore:
             ).fetchone()
             if requests:
                 self._lazy.execute("UPDATE feedback SET state = 2 WHERE state = 0 AND at < ?", (before,))
-                _count(self._lazy, UNMATCHED, requests)
+                _add_to_total(self._lazy, UNMATCHED, requests)
 
 
-def _recalled(
+def _add_recall(
     connection: sqlite3.Connection, source: str, now: float, counts: Iterable[tuple[str, int, int, int]]
 ) -> None:
     """Add (release, bucket, positives, hits) to the minute's counts."""
@@ -253,7 +255,7 @@ def _recalled(
     )
 
 
-def _count(connection: sqlite3.Connection, name: str, more: int) -> None:
+def _add_to_total(connection: sqlite3.Connection, name: str, more: int) -> None:
     connection.execute(
         "INSERT INTO totals (name, value) VALUES (?, ?) ON CONFLICT DO UPDATE SET value = value + excluded.value",
         (name, more),
@@ -266,6 +268,6 @@ def _key(request_id: str, query: int) -> int:
     return int.from_bytes(digest, "little", signed=True)
 
 
-def _plain(label: str) -> str:
-    """The id as UTF-8 can hold it."""
+def _as_utf8(label: str) -> str:
+    """The id with `?` for what UTF-8 cannot hold."""
     return label.encode("utf-8", "replace").decode()

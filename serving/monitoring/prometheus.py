@@ -7,10 +7,8 @@ files that the one that is scraped adds up.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-import numpy as np
-import numpy.typing as npt
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -25,7 +23,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from longtail.bundle import BUCKET_NAMES
-from longtail.serving.core.retriever import Retrieval
+from longtail.serving.monitoring.records import AnsweredBatch
 
 # Half of all lines, and nobody's question.
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -39,7 +37,7 @@ _SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.
 _QUERIES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
-class _Release(Collector):
+class _ReleaseInfo(Collector):
     """Which release this worker serves."""
 
     def __init__(self) -> None:
@@ -54,8 +52,8 @@ class _Release(Collector):
         yield family
 
 
-class Monitor:
-    """The counters of one process.
+class Metrics:
+    """The Prometheus series of one process. Thread-safe.
 
     Args:
         routes: paths as the router knows them, such as `/v1/labels/{id}`.
@@ -116,7 +114,7 @@ class Monitor:
         self._of_stage = {stage: self._stage_seconds.labels(stage) for stage in _STAGES}
         self._of_bucket = [self._exposures.labels(bucket) for bucket in BUCKET_NAMES]
         self._of_list = {ids: self._unknown.labels(ids) for ids in ("exclude", "allow")}
-        self._release = _Release()
+        self._release = _ReleaseInfo()
         self._shown = self._registry(counted, others)
 
     def _registry(self, counted: CollectorRegistry, others: Iterable[Collector]) -> CollectorRegistry:
@@ -130,49 +128,57 @@ class Monitor:
             shown.register(collector)
         return shown
 
-    def request(self, route: str, status: int, seconds: float) -> None:
+    def count_request(self, route: str, status: int, seconds: float) -> None:
         """Count one answered request."""
         by_status, durations = self._of_route[route]
         by_status[status // 100 - 2].inc()
         durations.observe(seconds)
 
-    def batch(self, retrieval: Retrieval, waited: Sequence[float], left: int) -> None:
-        """Count one search, the seconds that each of its requests waited for it, and the queries that wait still."""
-        self._batch_queries.observe(len(retrieval.results))
+    def count_search(
+        self, queries: int, waited: Sequence[float], stage_seconds: Mapping[str, float], queue_depth: int
+    ) -> None:
+        """Count one search.
+
+        Args:
+            queries: that shared it.
+            waited: seconds that each of its requests waited for it.
+            stage_seconds: duration of `encode`, `search` and `answer`.
+            queue_depth: queries that wait still.
+        """
+        self._batch_queries.observe(queries)
         for seconds in waited:
             self._of_stage["queue"].observe(seconds)
-        for stage, seconds in retrieval.seconds.items():
+        for stage, seconds in stage_seconds.items():
             self._of_stage[stage].observe(seconds)
-        self._queue_depth.set(left)
+        self._queue_depth.set(queue_depth)
 
-    def retrieval(self, retrieval: Retrieval, buckets_N: npt.NDArray[np.int8]) -> None:
-        """Count what a batch showed: its queries, unknown ids, and labels by their buckets."""
-        self._queries.inc(len(retrieval.results))
-        shown = np.bincount(buckets_N, minlength=len(BUCKET_NAMES)).tolist()
-        for exposures, count in zip(self._of_bucket, shown, strict=True):
+    def count_answers(self, batch: AnsweredBatch, unknown: Mapping[str, int]) -> None:
+        """Count what a batch showed: its queries, labels by bucket, and ids that the release does not have."""
+        self._queries.inc(len(batch.ends_B))
+        for exposures, count in zip(self._of_bucket, batch.exposures.tolist(), strict=True):
             exposures.inc(count)
-        for ids, count in retrieval.unknown.items():
+        for ids, count in unknown.items():
             self._of_list[ids].inc(count)
 
-    def shed(self) -> None:
-        """A request found the queue full."""
+    def count_shed(self) -> None:
+        """Count a request that found a queue full."""
         self._shed.inc()
 
-    def timed_out(self) -> None:
-        """A request had no answer in time."""
+    def count_timeout(self) -> None:
+        """Count a request that had no answer in time."""
         self._timeouts.inc()
 
-    def release_swapped(self, name: str) -> None:
-        """Another release is being served from now on."""
+    def begin_release(self, name: str) -> None:
+        """Name the release that is served from now on."""
         self._release.name = name
         self._swaps.inc()
 
-    def release_refused(self) -> None:
-        """A release could not be loaded."""
+    def count_load_failure(self) -> None:
+        """Count a release that could not be loaded."""
         self._load_failures.inc()
 
-    def readiness(self, ready: bool) -> None:
-        """What /readyz says from now on."""
+    def set_ready(self, ready: bool) -> None:
+        """Say what /readyz says from now on."""
         self._ready.set(ready)
 
     def scrape(self) -> bytes:

@@ -1,4 +1,4 @@
-"""What the service hands over to be counted, and what it is compared with.
+"""Records that the service hands over to be counted: answered batches, feedback, and the baseline of a release.
 
 Legend: `B` queries, `K` labels per query, `N` answered labels of all queries, `L` labels of the release.
 """
@@ -8,18 +8,20 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from longtail.bundle import BUCKET_NAMES
+from longtail.bundle.arrays import Float32, Float64, Int8, Int64
 
 DECILES = 10
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
+@dataclass(frozen=True)
+class AnsweredBatch:
     """One answered batch of queries.
 
     Attributes:
@@ -38,17 +40,22 @@ class Answered:
     release: str
     request_ids: Sequence[str]
     places: Sequence[int]
-    bias_removal_B: npt.NDArray[np.float32]
+    bias_removal_B: Float32
     fingerprints_N: npt.NDArray[np.uint32]
-    rows_N: npt.NDArray[np.int64]
-    scores_N: npt.NDArray[np.float32]
+    rows_N: Int64
+    scores_N: Float32
     ends_B: Sequence[int]
-    buckets_N: npt.NDArray[np.int8]
-    counts_N: npt.NDArray[np.int64]
+    buckets_N: Int8
+    counts_N: Int64
+
+    @cached_property
+    def exposures(self) -> Int64:
+        """How many of the N labels are head, torso and tail, int64 [3]."""
+        return np.bincount(self.buckets_N, minlength=len(BUCKET_NAMES))
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class AnswerFeedback:
     """Labels that somebody interacted with after an answer.
 
     Attributes:
@@ -74,8 +81,8 @@ class Interaction:
         interacted: label rows interacted with, int64; negative ones are unknown labels, which are no positives.
     """
 
-    answered: npt.NDArray[np.int64]
-    interacted: npt.NDArray[np.int64]
+    answered: Int64
+    interacted: Int64
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +105,7 @@ class Baseline:
     score_edges: tuple[float, ...]
     score_shares: tuple[float, ...]
 
-    def described(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """As GET /v1/monitoring shows it."""
         return {
             "bias_removal": self.bias_removal,
@@ -109,7 +116,7 @@ class Baseline:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """Its fields; `from_json` reads them."""
+        """The fields as JSON can hold them; `from_json` reads them."""
         return asdict(self)
 
     @classmethod
@@ -128,11 +135,11 @@ def fingerprints(ids: Iterable[str]) -> npt.NDArray[np.uint32]:
     return np.array([zlib.crc32(id_.encode("utf-8", "replace")) for id_ in ids], np.uint32)
 
 
-def baseline_of(
-    scores_BK: npt.NDArray[np.float32],
+def measure_baseline(
+    scores_BK: Float32,
     rows_BK: npt.NDArray[np.integer[Any]],
-    buckets_L: npt.NDArray[np.int8],
-    counts_L: npt.NDArray[np.int64],
+    buckets_L: Int8,
+    counts_L: Int64,
     bias_removal: float,
     k: int,
 ) -> Baseline | None:
@@ -152,7 +159,7 @@ def baseline_of(
         return None
     edges = np.quantile(scores_N, np.arange(1, DECILES) / DECILES)
     exposures = np.bincount(buckets_L[rows_N], minlength=len(BUCKET_NAMES))
-    in_decile = np.bincount(deciles_of(scores_N, edges), minlength=DECILES)
+    in_decile = np.bincount(decile_of(scores_N, edges), minlength=DECILES)
     return Baseline(
         bias_removal=float(bias_removal),
         k=int(k),
@@ -163,6 +170,6 @@ def baseline_of(
     )
 
 
-def deciles_of(scores_N: npt.NDArray[np.floating[Any]], edges: npt.NDArray[np.float64]) -> npt.NDArray[np.intp]:
-    """The cell of every score, 0 … 9, int [N]: a score on an edge belongs above it."""
+def decile_of(scores_N: npt.NDArray[np.floating[Any]], edges: Float64) -> npt.NDArray[np.intp]:
+    """The decile of every score, 0 … 9, int [N]: a score on an edge belongs to the decile above it."""
     return np.searchsorted(edges, scores_N, side="right")

@@ -8,17 +8,18 @@ minute figures covers 1,439 to 1,440 minutes, and of the per-label counts 21 to 
 
 from __future__ import annotations
 
+import math
 import threading
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from longtail.bundle import BUCKET_NAMES
-from longtail.serving.monitoring.records import DECILES, Answered, Baseline, deciles_of
-from longtail.serving.monitoring.ring import Array, Layout, Ring, arrays_of, total
-from longtail.serving.monitoring.statistics import LATENCY_BINS, latency_bin
+from longtail.bundle.arrays import Array, Int8
+from longtail.bundle.exposure import Counts
+from longtail.serving.monitoring.records import DECILES, AnsweredBatch, Baseline, decile_of
+from longtail.serving.monitoring.ring import Layout, Ring, total, worker_arrays
 
 BUCKETS = len(BUCKET_NAMES)
 MINUTES = 1440
@@ -28,6 +29,12 @@ QUERIES, BIAS_REMOVAL, POPULARITY = range(3)
 EXPOSURES = slice(3, 3 + BUCKETS)
 SCORES = slice(EXPOSURES.stop, EXPOSURES.stop + DECILES)
 ANSWERS = Layout("answers", MINUTES, SCORES.stop, "float64", 60)
+
+LATENCY_BINS = 42
+"""Eight per decade from 0.1 ms to 10 s, one below and one above: a quantile is off by a sixth at most."""
+_PER_DECADE = 8
+_FIRST_EXPONENT = -4
+_SHIFT = 1 - _FIRST_EXPONENT * _PER_DECADE
 
 # Columns of the requests' ring.
 REQUESTS, ERRORS, SHED = range(3)
@@ -39,8 +46,8 @@ _ONE = np.uint32(1)
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
-    """How far back a figure looks.
+class TimeWindow:
+    """A time that figures are of, up to now.
 
     Attributes:
         name: in reports and on metrics.
@@ -54,20 +61,20 @@ class Window:
 
     @property
     def minutes(self) -> int:
-        """Of the minute figures."""
+        """How many rows of the minute figures it covers."""
         return self.seconds // 60
 
     @property
     def kind(self) -> str:
-        """Names the files of its per-label counts."""
+        """Kind of the rings of its per-label counts, which names their files."""
         return f"labels-{self.name}"
 
     def tiles(self, labels: int) -> Layout:
-        """The ring of its per-label counts."""
+        """Layout of the ring of its per-label counts."""
         return Layout(self.kind, self.seconds // self.tile_seconds, labels, "uint32", self.tile_seconds)
 
 
-WINDOWS = (Window("5m", 300, 60), Window("1h", 3600, 600), Window("24h", 86_400, 10_800))
+WINDOWS = (TimeWindow("5m", 300, 60), TimeWindow("1h", 3600, 600), TimeWindow("24h", 86_400, 10_800))
 
 
 class ReleaseFigures:
@@ -80,25 +87,22 @@ class ReleaseFigures:
         baseline: whose deciles the scores are counted in; without one, scores are not counted.
     """
 
-    def __init__(
-        self, directory: Path, worker: int, buckets_L: npt.NDArray[np.int8], baseline: Baseline | None
-    ) -> None:
+    def __init__(self, directory: Path, worker: int, buckets_L: Int8, baseline: Baseline | None) -> None:
         self.directory = directory
         self.buckets_L = buckets_L
         self.baseline = baseline
         self.release = directory.name
         self.labels = len(buckets_L)
-        self.bucket_sizes: list[int] = np.bincount(buckets_L, minlength=BUCKETS).tolist()
         self._edges = None if baseline is None else np.array(baseline.score_edges)
         self._answers = Ring(directory, ANSWERS, worker)
         self._tiles = [Ring(directory, window.tiles(self.labels), worker) for window in WINDOWS]
         self._load = Ring(directory, LOAD, worker)
         # Single numbers are added to a memoryview in a fifth of the time that an array takes.
         self._load_counts = self._load.array.data.cast("B").cast("d")
-        # Apart, so that the event loop's counting never waits for a search thread's.
+        # BoundedExecutor, so that the event loop's counting never waits for a search thread's.
         self._answers_lock, self._load_lock = threading.Lock(), threading.Lock()
 
-    def answered(self, answered: Answered, now: float) -> None:
+    def count_answers(self, answered: AnsweredBatch, now: float) -> None:
         """Count one batch at `now`, seconds since 1970."""
         counts = np.zeros(ANSWERS.columns)
         counts[QUERIES] = len(answered.ends_B)
@@ -106,17 +110,17 @@ class ReleaseFigures:
         counts[POPULARITY] = answered.counts_N.sum()
         counts[EXPOSURES] = np.bincount(answered.buckets_N, minlength=BUCKETS)
         if self._edges is not None:
-            counts[SCORES] = np.bincount(deciles_of(answered.scores_N, self._edges), minlength=DECILES)
+            counts[SCORES] = np.bincount(decile_of(answered.scores_N, self._edges), minlength=DECILES)
         rows_N = answered.rows_N
         if len(rows_N) and rows_N.max() >= self.labels:
             rows_N = rows_N[rows_N < self.labels]
         with self._answers_lock:
-            row = self._answers.at(ANSWERS.period(now))
+            row = self._answers.counts_at(ANSWERS.period(now))
             row += counts
             for ring in self._tiles:
-                np.add.at(ring.at(ring.layout.period(now)), rows_N, _ONE)
+                np.add.at(ring.counts_at(ring.layout.period(now)), rows_N, _ONE)
 
-    def request(self, seconds: float, status: int, now: float) -> None:
+    def count_request(self, seconds: float, status: int, now: float) -> None:
         """Count one request: its duration, and as an error if its status is 500 or above."""
         with self._load_lock:
             counts, start = self._load_counts, self._load_start(now)
@@ -125,32 +129,59 @@ class ReleaseFigures:
             if status >= 500:
                 counts[start + ERRORS] += 1
 
-    def shed(self, now: float) -> None:
+    def count_shed(self, now: float) -> None:
         """Count one request turned away."""
         with self._load_lock:
             self._load_counts[self._load_start(now) + SHED] += 1
 
-    def answers_in(self, window: Window, now: float, *, since: float) -> Array:
+    def answers_in(self, window: TimeWindow, now: float, *, since: float) -> Array:
         """Columns of ANSWERS over all workers, none from before the minute of `since`, float64."""
-        arrays = arrays_of(self.directory, ANSWERS, self._answers)
+        arrays = worker_arrays(self.directory, ANSWERS, self._answers)
         return total(arrays, ANSWERS, now, window.minutes, since=since)
 
-    def load_in(self, window: Window, now: float, *, since: float) -> Array:
+    def load_in(self, window: TimeWindow, now: float, *, since: float) -> Array:
         """Columns of LOAD over all workers, none from before the minute of `since`, float64."""
-        return total(arrays_of(self.directory, LOAD, self._load), LOAD, now, window.minutes, since=since)
+        return total(worker_arrays(self.directory, LOAD, self._load), LOAD, now, window.minutes, since=since)
 
-    def exposures_in(self, window: Window, now: float) -> Array:
+    def exposures_in(self, window: TimeWindow, now: float) -> Array:
         """How often each label was answered by all workers, uint32 [L]."""
         own = self._tiles[WINDOWS.index(window)]
-        return total(arrays_of(self.directory, own.layout, own), own.layout, now, own.layout.rows, since=0)
+        return total(worker_arrays(self.directory, own.layout, own), own.layout, now, own.layout.rows, since=0)
 
     def _load_start(self, now: float) -> int:
         """Where the counts of the minute begin in `_load_counts`."""
-        return self._load.place(int(now // 60)) * (1 + LOAD.columns) + 1
+        return self._load.row_of(int(now // 60)) * (1 + LOAD.columns) + 1
 
 
-def forget_labels(directory: Path, worker: int) -> None:
+def delete_label_counts(directory: Path, worker: int) -> None:
     """Delete a worker's per-label counts: most of what a release takes on disk, and of no use once it is out."""
     for window in WINDOWS:
         for path in directory.glob(f"{window.kind}.{worker}.ring"):
             path.unlink(missing_ok=True)
+
+
+def latency_bin(seconds: float) -> int:
+    """The bin of a duration, 0 … LATENCY_BINS − 1."""
+    if seconds < 1e-4:
+        return 0
+    return min(int(math.log10(seconds) * _PER_DECADE + _SHIFT), LATENCY_BINS - 1)
+
+
+def latency_ms(bins: Counts, quantile: float) -> float | None:
+    """A quantile in ms, logarithmic inside its bin; None of no observation, 10 s of what took longer.
+
+    Args:
+        bins: observations per `latency_bin`.
+        quantile: between 0 and 1.
+    """
+    upto = np.cumsum(bins)
+    if not upto[-1]:
+        return None
+    wanted = quantile * float(upto[-1])
+    cell = min(int(np.searchsorted(upto, wanted)), LATENCY_BINS - 1)
+    inside = (wanted - float(upto[cell] - bins[cell])) / float(bins[cell]) if bins[cell] else 1.0
+    if cell == 0:
+        return 0.1 * inside
+    if cell == LATENCY_BINS - 1:
+        return 10_000.0
+    return float(10.0 ** ((cell - _SHIFT + inside) / _PER_DECADE) * 1000)

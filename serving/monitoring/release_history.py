@@ -20,8 +20,8 @@ _Seconds = Annotated[float, Field(ge=0, le=1e11)]
 
 
 @dataclass(frozen=True, slots=True)
-class Stint:
-    """One stay of a release in service.
+class ReleaseInterval:
+    """A time that one release was in service.
 
     Attributes:
         name: the release's.
@@ -33,11 +33,11 @@ class Stint:
     until: _Seconds | None
 
 
-_STINTS = TypeAdapter(list[Stint])
+_INTERVALS = TypeAdapter(list[ReleaseInterval])
 
 
-class History:
-    """The last 100 stints, oldest first.
+class ReleaseHistory:
+    """The last 100 intervals that releases were in service, oldest first.
 
     Args:
         path: of the file; one that cannot be read is put aside as `NAME.aside`, and the history begins anew.
@@ -48,24 +48,26 @@ class History:
 
     def begin(self, name: str, now: float) -> bool:
         """`name` is in service from `now` on; False if it was already: of several workers the first says when."""
-        stints = self.read()
-        if stints and stints[-1].name == name:
+        intervals = self.read()
+        if intervals and intervals[-1].name == name:
             return False
-        if stints:
-            stints[-1] = replace(stints[-1], until=now)
-        stints = [*stints, Stint(name, now, None)][-_LONGEST:]
-        replace_file(self._path, json.dumps([asdict(stint) for stint in stints]).encode())
+        if intervals:
+            intervals[-1] = replace(intervals[-1], until=now)
+        intervals = [*intervals, ReleaseInterval(name, now, None)][-_LONGEST:]
+        replace_file(self._path, json.dumps([asdict(interval) for interval in intervals]).encode())
         return True
 
-    def read(self) -> list[Stint]:
-        """All stints."""
+    def read(self) -> list[ReleaseInterval]:
+        """All intervals, oldest first."""
         try:
-            return _STINTS.validate_json(self._path.read_bytes())
+            return _INTERVALS.validate_json(self._path.read_bytes())
         except FileNotFoundError:
             return []
         except ValueError as error:
             aside = self._path.with_name(f"{self._path.name}.aside")
-            logger.warning("%s: expected a list of stints: %s; put aside as %s", self._path, error, aside.name)
+            logger.warning(
+                "%s: expected a list of releases and times: %s; put aside as %s", self._path, error, aside.name
+            )
             with suppress(FileNotFoundError):
                 os.replace(self._path, aside)
             return []

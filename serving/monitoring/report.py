@@ -1,4 +1,4 @@
-"""The JSON of GET /v1/monitoring, but for the request's id."""
+"""The report of all workers, as GET /v1/monitoring shows it: windows, the series by minute, and releases."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 from longtail.bundle import replace_file
 from longtail.serving.monitoring.feedback_store import FeedbackStore, RecallRow
 from longtail.serving.monitoring.records import Baseline
-from longtail.serving.monitoring.release_figures import ANSWERS, LOAD, WINDOWS, ReleaseFigures, Window
-from longtail.serving.monitoring.release_history import Stint
-from longtail.serving.monitoring.ring import arrays_of, by_period
+from longtail.serving.monitoring.release_figures import ANSWERS, LOAD, WINDOWS, ReleaseFigures, TimeWindow
+from longtail.serving.monitoring.release_history import ReleaseInterval
+from longtail.serving.monitoring.ring import by_period, worker_arrays
 from longtail.serving.monitoring.series import Series, iso
-from longtail.serving.monitoring.windows import window_of
+from longtail.serving.monitoring.windows import describe_window
 
 _BASELINE = "baseline.json"
 
 
-def keep_baseline(directory: Path, baseline: Baseline | None) -> None:
+def save_baseline(directory: Path, baseline: Baseline | None) -> None:
     """Write a release's baseline beside its rings, so that its minutes keep it once it is out of service."""
     if baseline is None:
         (directory / _BASELINE).unlink(missing_ok=True)
@@ -28,9 +28,9 @@ def keep_baseline(directory: Path, baseline: Baseline | None) -> None:
         replace_file(directory / _BASELINE, json.dumps(baseline.to_json()).encode())
 
 
-def report_of(
+def make_report(
     figures: ReleaseFigures,
-    stints: Sequence[Stint],
+    intervals: Sequence[ReleaseInterval],
     store: FeedbackStore,
     *,
     now: float,
@@ -39,33 +39,37 @@ def report_of(
 
     Args:
         figures: of the release in service.
-        stints: the history of releases, oldest first; the last is the one in service.
+        intervals: the history of releases, oldest first; the last is the one in service.
         store: of feedback.
         now: seconds since 1970.
     """
-    release, since = figures.release, stints[-1].since if stints else now
+    release, since = figures.release, intervals[-1].since if intervals else now
     recall = store.recall(now)
     return {
         "release": release,
         "since": iso(since),
         "now": iso(now),
-        "baseline": None if figures.baseline is None else figures.baseline.described(),
+        "baseline": None if figures.baseline is None else figures.baseline.describe(),
         "windows": {
-            window.name: window_of(
+            window.name: describe_window(
                 figures, window, _recall_in(window, release, recall, since=since, now=now), since=since, now=now
             )
             for window in WINDOWS
         },
         "series": _series(figures.directory.parent, recall, now),
         "releases": [
-            {"name": stint.name, "from": iso(stint.since), "until": None if stint.until is None else iso(stint.until)}
-            for stint in stints
+            {
+                "name": interval.name,
+                "from": iso(interval.since),
+                "until": None if interval.until is None else iso(interval.until),
+            }
+            for interval in intervals
         ],
     }
 
 
 def _recall_in(
-    window: Window, release: str, rows: Sequence[RecallRow], *, since: float, now: float
+    window: TimeWindow, release: str, rows: Sequence[RecallRow], *, since: float, now: float
 ) -> dict[tuple[str, int], tuple[int, int]]:
     oldest = max(int(now // 60) - window.minutes + 1, int(since // 60))
     counts: dict[tuple[str, int], tuple[int, int]] = {}
@@ -85,8 +89,8 @@ def _series(root: Path, recall: Sequence[RecallRow], now: float) -> dict[str, An
         series.add(
             directory.name,
             baseline,
-            by_period(arrays_of(directory, ANSWERS), ANSWERS, now),
-            by_period(arrays_of(directory, LOAD), LOAD, now),
+            by_period(worker_arrays(directory, ANSWERS), ANSWERS, now),
+            by_period(worker_arrays(directory, LOAD), LOAD, now),
         )
     series.add_recall(recall)
-    return series.described()
+    return series.describe()

@@ -19,14 +19,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+
+from longtail.bundle.arrays import Array, Bools, Int64
 
 logger = logging.getLogger(__name__)
 
-Array = npt.NDArray[Any]
 _VERSION = 1
 _HEADER_BYTES = 4096
 _CHUNK_BYTES = 1 << 22
@@ -36,7 +35,7 @@ _LARGEST = 2.0**53
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What a ring holds.
+    """What a ring holds, and how its file is laid out.
 
     Attributes:
         kind: names the files, `KIND.WORKER.ring`.
@@ -75,7 +74,7 @@ class Layout:
 
 
 class Ring:
-    """The ring that this worker writes. Not thread-safe: its owner holds a lock around `at` and what is added.
+    """The ring that this worker writes. Not thread-safe: its owner holds a lock around `counts_at` and what is added.
 
     A file of another version, layout or size is put aside as `NAME.aside` and begun anew.
 
@@ -95,12 +94,12 @@ class Ring:
             self.array = np.zeros((layout.rows, 1 + layout.columns), layout.dtype)
         self._periods = _periods_of(self.array).tolist()
 
-    def at(self, period: int) -> Array:
+    def counts_at(self, period: int) -> Array:
         """The counts of a period, [columns], to add to; those of the period before in the same place are gone."""
-        counts: Array = self.array[self.place(period), 1:]
+        counts: Array = self.array[self.row_of(period), 1:]
         return counts
 
-    def place(self, period: int) -> int:
+    def row_of(self, period: int) -> int:
         """The row of a period, cleared if it was another's."""
         place = period % self.layout.rows
         if self._periods[place] != period:
@@ -110,7 +109,7 @@ class Ring:
         return place
 
 
-def arrays_of(directory: Path, layout: Layout, own: Ring | None = None) -> Iterator[Array]:
+def worker_arrays(directory: Path, layout: Layout, own: Ring | None = None) -> Iterator[Array]:
     """The rings of every worker, [rows, 1 + columns] each: `own` as it is, the others' as read from their files.
 
     Files that are not of this layout are left out.
@@ -149,13 +148,13 @@ def by_period(arrays: Iterable[Array], layout: Layout, now: float) -> Array:
     return counts
 
 
-def _periods_of(array: Array) -> npt.NDArray[np.int64]:
-    """Every row's period; anything where the file was damaged."""
+def _periods_of(array: Array) -> Int64:
+    """The period of every row, int64 [rows]; any number where the file was damaged."""
     with np.errstate(invalid="ignore"):
         return array[:, 0].astype(np.int64)
 
 
-def _sane(rows: Array) -> npt.NDArray[np.bool_]:
+def _sane(rows: Array) -> Bools:
     """Which rows hold counts; others are left out, so that a damaged one does not take the whole report with it."""
     if rows.dtype.kind == "u":
         return np.ones(rows.shape[:-1], np.bool_)

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 
 from longtail.bundle import BUCKET_NAMES
+from longtail.bundle.arrays import Array
+from longtail.bundle.exposure import psi
 from longtail.serving.monitoring.feedback_store import SOURCES, RecallRow
 from longtail.serving.monitoring.records import Baseline
 from longtail.serving.monitoring.release_figures import (
@@ -25,10 +27,9 @@ from longtail.serving.monitoring.release_figures import (
     QUERIES,
     REQUESTS,
     SHED,
+    latency_ms,
 )
-from longtail.serving.monitoring.ring import Array
-from longtail.serving.monitoring.statistics import latency_ms, psi
-from longtail.serving.monitoring.windows import ratio, recalled
+from longtail.serving.monitoring.windows import ratio, recall_counts
 
 
 def iso(at: float) -> str:
@@ -37,7 +38,7 @@ def iso(at: float) -> str:
 
 
 class Series:
-    """Adds up releases, oldest first.
+    """The figures of each of the last 1,440 minutes, added up over releases.
 
     Args:
         now: seconds since 1970.
@@ -80,12 +81,14 @@ class Series:
                 of_minute[row.source, row.bucket] = positives + row.positives, hits + row.hits
                 self._names[minute] = self._names[minute] or row.release
 
-    def described(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """`series` of GET /v1/monitoring: minutes with traffic only, oldest first, the last one under way."""
         minutes = [minute for minute in range(MINUTES) if self._names[minute] is not None]
         answers_M, load_M = self._answers[minutes], self._load[minutes]
         exposures_M = answers_M[:, EXPOSURES].sum(axis=1)
-        counts = {source: [recalled(source, self._recall.get(minute, {})) for minute in minutes] for source in SOURCES}
+        counts = {
+            source: [recall_counts(source, self._recall.get(minute, {})) for minute in minutes] for source in SOURCES
+        }
         seconds_M = [60.0 if minute < MINUTES - 1 else max(self._now - self._newest * 60, 1.0) for minute in minutes]
         return {
             "step_seconds": 60,

@@ -1,16 +1,17 @@
-"""One window of the report: what the release in service answered, was asked, and was found to have hit.
+"""One window of the report: what the release in service answered, how fast, and its online recall.
 
 Definitions are the trainer's [METHODS §7], over answers instead of test queries.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from longtail.bundle import BUCKET_NAMES
+from longtail.bundle.arrays import Array
+from longtail.bundle.exposure import coverage, gini, psi
 from longtail.serving.monitoring.feedback_store import SOURCES
 from longtail.serving.monitoring.records import Baseline
 from longtail.serving.monitoring.release_figures import (
@@ -25,17 +26,21 @@ from longtail.serving.monitoring.release_figures import (
     SCORES,
     SHED,
     ReleaseFigures,
-    Window,
+    TimeWindow,
+    latency_ms,
 )
-from longtail.serving.monitoring.ring import Array
-from longtail.serving.monitoring.statistics import gini, latency_ms, psi, wilson
 
-Recall = Mapping[tuple[str, int], tuple[int, int]]
+_Z = 1.959963984540054
+"""Standard normal quantile of 97.5 %."""
+
+RecallCounts = Mapping[tuple[str, int], tuple[int, int]]
 """(source, bucket) → positives, hits."""
 
 
-def window_of(figures: ReleaseFigures, window: Window, recall: Recall, *, since: float, now: float) -> dict[str, Any]:
-    """The object W of GET /v1/monitoring.
+def describe_window(
+    figures: ReleaseFigures, window: TimeWindow, recall: RecallCounts, *, since: float, now: float
+) -> dict[str, Any]:
+    """The figures of one window, as in `windows` of GET /v1/monitoring.
 
     Args:
         figures: of the release in service.
@@ -53,14 +58,14 @@ def window_of(figures: ReleaseFigures, window: Window, recall: Recall, *, since:
         **_catalogue(exposures, figures, figures.exposures_in(window, now)),
         "popularity": ratio(answers[POPULARITY], exposures.sum()),
         "scores": {"counts": answers[SCORES].astype(int).tolist()},
-        "psi": psi_of(answers, baseline),
-        "recall": {source: recall_of(source, recall) for source in SOURCES},
+        "psi": describe_drift(answers, baseline),
+        "recall": {source: describe_recall(source, recall) for source in SOURCES},
         "requests": _requests(figures.load_in(window, now, since=since), window, since=since, now=now),
     }
 
 
-def psi_of(answers: Array, baseline: Baseline | None) -> dict[str, float | None]:
-    """Of exposures by bucket and of scores by decile, against the baseline."""
+def describe_drift(answers: Array, baseline: Baseline | None) -> dict[str, float | None]:
+    """Population stability index of exposures by bucket and of scores by decile, against the baseline."""
     if baseline is None:
         return {"buckets": None, "scores": None}
     return {
@@ -69,20 +74,34 @@ def psi_of(answers: Array, baseline: Baseline | None) -> dict[str, float | None]
     }
 
 
-def recall_of(source: str, recall: Recall) -> dict[str, dict[str, Any]]:
+def describe_recall(source: str, recall: RecallCounts) -> dict[str, dict[str, Any]]:
     """Per bucket and over all: positives, hits, hits / positives and its 95 % interval."""
-    return {name: _proportion(*pair) for name, pair in recalled(source, recall).items()}
+    return {name: _proportion(*pair) for name, pair in recall_counts(source, recall).items()}
 
 
-def recalled(source: str, recall: Recall) -> dict[str, tuple[int, int]]:
+def recall_counts(source: str, recall: RecallCounts) -> dict[str, tuple[int, int]]:
     """Positives and hits per bucket and over all."""
     counts = [recall.get((source, bucket), (0, 0)) for bucket in range(BUCKETS)]
     counts.append((sum(positives for positives, _ in counts), sum(hits for _, hits in counts)))
     return dict(zip((*BUCKET_NAMES, "all"), counts, strict=True))
 
 
+def wilson(hits: int, positives: int) -> tuple[float, float] | None:
+    """95 % score interval of a proportion [Wilson 1927]; None of no positives.
+
+    (p + z²/2n ± z·√(p(1−p)/n + z²/4n²)) / (1 + z²/n): inside [0, 1], and of use from the first few positives on.
+    """
+    if positives == 0:
+        return None
+    share = hits / positives
+    square = _Z * _Z / positives
+    middle = share + square / 2
+    reach = _Z * math.sqrt(share * (1 - share) / positives + square / (4 * positives))
+    return max(0.0, (middle - reach) / (1 + square)), min(1.0, (middle + reach) / (1 + square))
+
+
 def ratio(numerator: float, denominator: float) -> float | None:
-    """Their quotient; None if there is nothing to divide by."""
+    """numerator / denominator; None if the denominator is 0."""
     return float(numerator / denominator) if denominator else None
 
 
@@ -92,22 +111,21 @@ def _proportion(positives: int, hits: int) -> dict[str, Any]:
 
 
 def _catalogue(exposures: Array, figures: ReleaseFigures, exposures_L: Array) -> dict[str, Any]:
-    shown = np.bincount(figures.buckets_L[exposures_L > 0], minlength=BUCKETS)
     return {
         "exposures": {
             name: {
                 "count": int(exposures[bucket]),
                 "share": ratio(exposures[bucket], exposures.sum()),
-                "coverage": float(shown[bucket] / max(figures.bucket_sizes[bucket], 1)),
+                "coverage": coverage(exposures_L[figures.buckets_L == bucket]),
             }
             for bucket, name in enumerate(BUCKET_NAMES)
         },
-        "coverage": float(shown.sum() / figures.labels),
+        "coverage": coverage(exposures_L),
         "gini": gini(exposures_L),
     }
 
 
-def _requests(load: Array, window: Window, *, since: float, now: float) -> dict[str, Any]:
+def _requests(load: Array, window: TimeWindow, *, since: float, now: float) -> dict[str, Any]:
     covered = now - max(since, (int(now // 60) - window.minutes + 1) * 60)
     return {
         "count": int(load[REQUESTS]),

@@ -1,1 +1,1 @@
-"""The processes of a service: one, or several that share a port."""
+"""The processes of a service: one, or several that share a port, and the connections that they take."""

@@ -1,4 +1,4 @@
-"""uvicorn processes that leave without dropping a request: one, or several that share a port."""
+"""One server process: the socket, uvicorn on it, and a shutdown that drops no request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from threadpoolctl import threadpool_limits
 from longtail.serving.core.service import Service
 from longtail.serving.errors import AddressTakenError
 from longtail.serving.http.app import create_app
-from longtail.serving.process.protocol import Connection
+from longtail.serving.process.protocol import HttpConnection
 from longtail.serving.settings import Settings
 
 _BACKLOG = 2048
@@ -33,7 +33,7 @@ class Server(uvicorn.Server):
         self._service = service
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        """Stand in for uvicorn's own handler, which raises the signal again at the end: no exit with 0."""
+        """Handle a signal. uvicorn's own handler raises it again at the end: the process would not exit with 0."""
         first = not self._service.draining
         self._service.drain()
         if first and sig == signal.SIGTERM:
@@ -77,7 +77,7 @@ def run(settings: Settings, listener: socket.socket, *, worker: int = 0) -> None
     Args:
         settings: of the service.
         listener: from `listen`.
-        worker: this process' number among its like.
+        worker: this process' number, from 0, among those that share the settings.
     """
     # NumPy's pool of threads, for the whole process; FAISS and ONNX Runtime are told where they search.
     threadpool_limits(1)
@@ -88,7 +88,7 @@ def run(settings: Settings, listener: socket.socket, *, worker: int = 0) -> None
     app = create_app(settings, worker=worker)
     config = uvicorn.Config(
         app,
-        http=Connection,
+        http=HttpConnection,
         ws="none",
         access_log=False,
         log_config=None,

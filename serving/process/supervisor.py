@@ -36,7 +36,7 @@ _PAUSE_SECONDS = 0.5
 
 
 class Supervisor:
-    """The parent of the workers. It answers no request itself.
+    """The parent process of the workers, which answers no request itself.
 
     Args:
         settings: of the service; `workers` of them are started.
@@ -57,7 +57,7 @@ class Supervisor:
         self._ours, self._theirs = self._spawn.Pipe()
 
     def run(self) -> int:
-        """Until a signal comes, or workers only die; the exit status."""
+        """Run until a signal comes, or workers only die; returns the exit status."""
         figures = self._settings.state_directory / "prometheus"
         shutil.rmtree(figures, ignore_errors=True)
         figures.mkdir(parents=True)
@@ -72,14 +72,14 @@ class Supervisor:
             connection.wait([process.sentinel for process in self._alive.values()], timeout=1)
             for worker, process in list(self._alive.items()):
                 if not process.is_alive():
-                    self._ended(worker, process)
+                    self._worker_ended(worker, process)
         return int(self._failed)
 
     def _start(self, worker: int) -> None:
         process = self._spawn.Process(
-            target=_work, args=(self._settings, self._listener, worker, self._log_level, self._theirs)
+            target=_run_worker, args=(self._settings, self._listener, worker, self._log_level, self._theirs)
         )
-        # A worker amid its imports would show a Ctrl-C, or lose it: it comes to it when `_work` has begun.
+        # A worker amid its imports would show a Ctrl-C, or lose it: it comes to it when `_run_worker` has begun.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         process.start()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -87,7 +87,7 @@ class Supervisor:
         if self._stopping:
             process.terminate()
 
-    def _ended(self, worker: int, process: BaseProcess) -> None:
+    def _worker_ended(self, worker: int, process: BaseProcess) -> None:
         del self._alive[worker]
         multiprocess.mark_process_dead(process.pid or 0, os.environ[MULTIPROCESS])  # type: ignore[no-untyped-call]
         if self._stopping:
@@ -113,18 +113,18 @@ class Supervisor:
                     os.kill(process.pid, sig)
 
 
-def _work(settings: Settings, listener: socket.socket, worker: int, log_level: str, parent: Connection) -> None:
-    """What a worker process does."""
+def _run_worker(settings: Settings, listener: socket.socket, worker: int, log_level: str, parent: Connection) -> None:
+    """The main function of a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     # Ctrl-C reaches the whole foreground group; the parent passes it on once.
     os.setpgid(0, 0)
     logs.configure(settings.log_format, log_level)
-    Thread(target=_leave_with, args=(parent,), daemon=True).start()
+    Thread(target=_stop_with_parent, args=(parent,), daemon=True).start()
     run(settings, listener, worker=worker)
 
 
-def _leave_with(parent: Connection) -> None:
+def _stop_with_parent(parent: Connection) -> None:
     """Stop, as on SIGTERM, when the parent is gone."""
     try:
         parent.recv()
@@ -138,7 +138,7 @@ def serve(settings: Settings, listener: socket.socket, log_level: str) -> None:
     Raises:
         StateError: the state directory cannot be used, or another service uses it.
     """
-    with _claimed(settings.state_directory):
+    with _exclusive(settings.state_directory):
         if settings.workers == 1:
             run(settings, listener)
         else:
@@ -146,7 +146,7 @@ def serve(settings: Settings, listener: socket.socket, log_level: str) -> None:
 
 
 @contextmanager
-def _claimed(state: Path) -> Iterator[None]:
+def _exclusive(state: Path) -> Iterator[None]:
     """Keep other services out of a state directory; the system lets go of it when this process ends."""
     try:
         state.mkdir(parents=True, exist_ok=True)

@@ -48,7 +48,7 @@ def test_conditioning_gives_added_coordinates_the_spread_of_the_others() -> None
     log_pn, bias = np.float32([-1, -5]), np.float32([0.5, -0.5])
     typical = np.sqrt((9 + 1) / 2)
 
-    augmentation = Augmentation.conditioned(0.1, embeddings, log_pn, bias)
+    augmentation = Augmentation.fitted(0.1, embeddings, log_pn, bias)
 
     assert augmentation.kappa == pytest.approx(typical / 2)
     assert augmentation.kappa_bias == pytest.approx(typical / 0.5)
@@ -57,6 +57,6 @@ def test_conditioning_gives_added_coordinates_the_spread_of_the_others() -> None
 def test_conditioning_survives_columns_without_spread() -> None:
     same = np.ones((3, 2), np.float32)
 
-    augmentation = Augmentation.conditioned(0.1, same, np.full(3, -1, np.float32), np.zeros(3, np.float32))
+    augmentation = Augmentation.fitted(0.1, same, np.full(3, -1, np.float32), np.zeros(3, np.float32))
 
     assert (augmentation.kappa, augmentation.kappa_bias) == (1, 1)

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from longtail.client import Answer, AsyncClient, Client, LongtailError, NoAnswerError, NotFoundError, Query
-from longtail.index import IndexSpec, Releases, build_index
+from longtail.index import IndexSpec, Releases, build
 from tests.bundles import make_bundle
 from tests.client.asking import Asker
 from tests.serving.process import free_port, server
@@ -24,7 +24,7 @@ Make = Callable[..., Asker]
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     root = tmp_path_factory.mktemp("client")
     make_bundle(labels=LABELS, users=20).write(root / "bundle")
-    build_index(root / "bundle", root / "releases", spec=IndexSpec("flat"), name="first")
+    build(root / "bundle", root / "releases", spec=IndexSpec("flat"), name="first")
     Releases(root / "releases").publish("first")
     with server(root / "releases", root / "server.log", drain_seconds=0) as process:
         process.wait_until_ready()

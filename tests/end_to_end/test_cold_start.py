@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from longtail.bundle import read_manifest
 from longtail.client import Answer, Client, Interaction, LongtailError, NewLabel, NotFoundError
-from longtail.index import IndexSpec, Releases, build_index, cli
+from longtail.index import IndexSpec, Releases, build, cli
 from longtail.serving.core.loader import load_release
 from longtail.serving.errors import UnservableReleaseError
 from tests.bundles import label_features, make_bundle
@@ -75,7 +75,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("bare", make_bundle(labels=LABELS)),
     ):
         model.write(root / name)
-        build_index(root / name, root / "releases", spec=IndexSpec("flat"), name=name)
+        build(root / name, root / "releases", spec=IndexSpec("flat"), name=name)
     return root
 
 
@@ -325,6 +325,6 @@ def test_a_label_that_only_another_release_can_serve_is_deleted_all_the_same(roo
 
 def test_a_label_tower_that_does_not_run_is_refused_with_its_release(tmp_path: Path) -> None:
     replace(make_bundle(label_tower=True), label_tower=b"not ONNX").write(tmp_path / "bundle")
-    build_index(tmp_path / "bundle", tmp_path / "releases", spec=IndexSpec("flat"), name="broken")
+    build(tmp_path / "bundle", tmp_path / "releases", spec=IndexSpec("flat"), name="broken")
     with pytest.raises(UnservableReleaseError, match=r"label_tower\.onnx"):
         load_release(Releases(tmp_path / "releases"), "broken")

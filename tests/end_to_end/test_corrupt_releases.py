@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import random
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
-from longtail.index import IndexSpec, build_index
+from longtail.index import IndexSpec, build
 from longtail.serving.core.follower import ReleaseFollower
+from longtail.serving.core.queries import Query
 from longtail.serving.core.service import Service
-from longtail.serving.http.schemas import Query
-from longtail.serving.monitoring import Live
-from longtail.serving.monitoring.prometheus import Monitor
+from longtail.serving.monitoring import LiveFigures, Monitoring
+from longtail.serving.monitoring.prometheus import Metrics
 from longtail.serving.settings import Settings
 from tests.bundles import make_bundle
-from tests.serving.process import ServerProcess, server
+from tests.serving.process import ServerProcess, server, until
 
 FILES = [
     "release.json",
@@ -54,7 +53,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         bundle = make_bundle(labels=60 + seed, users=20 + seed, label_tower=True, proposal=name != "first", seed=seed)
         object.__setattr__(bundle, "reports", {"metrics.json": b'{"model": "%s"}' % name.encode()})
         bundle.write(root / "bundles" / name)
-        build_index(root / "bundles" / name, root / "releases", spec=IndexSpec("flat"), name=name)
+        build(root / "bundles" / name, root / "releases", spec=IndexSpec("flat"), name=name)
     return root / "releases"
 
 
@@ -70,7 +69,9 @@ class Following:
         self.made, self.root, self.now = made, root, 0.0
         shutil.copytree(made, root, dirs_exist_ok=True)
         self.second = root / "second"
-        self.service = Service(Settings(releases=root), Monitor([]), Live(root / ".state", max_answers=0))
+        self.service = Service(
+            Settings(releases=root), Monitoring(Metrics([]), LiveFigures(root / ".state", max_answers=0))
+        )
         self._follower = ReleaseFollower(root, self.service, clock=lambda: self.now)
         self.point_to("first")
         self._answer = self.answer()
@@ -88,7 +89,7 @@ class Following:
         return self.service.retriever().retrieve([Query.model_validate(QUERY)]).results[0]
 
     def failures(self) -> int:
-        scraped = self.service.monitor.scrape().decode().splitlines()
+        scraped = self.service.monitoring.metrics.scrape().decode().splitlines()
         return int(float(next(line for line in scraped if line.startswith(FAILURES)).split()[-1]))
 
     def check_refused(self, log: pytest.LogCaptureFixture, *named: str) -> None:
@@ -296,10 +297,7 @@ def test_the_real_server_refuses_and_goes_on_and_takes_the_repaired(
         content = (second / file).read_bytes()
         rewrite(second / file, content[: len(content) // 2])
         (releases / "CURRENT").write_text("second\n")
-        deadline = time.monotonic() + 10
-        while failures() == before:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        until(lambda: failures() > before, "the release to be refused")
         assert (client.get("/readyz").status_code, answer()) == (200, served)
         refused = client.post("/v1/release/reload")
         assert (refused.status_code, refused.json()["error"]["type"]) == (409, "release_refused")

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from longtail.bundle import LabelLog, LabelLogError
-from longtail.index import IndexSpec, Releases, build_index
+from longtail.index import IndexSpec, Releases, build
 from longtail.serving import create_app
 from longtail.serving.errors import StateError
 from longtail.serving.settings import Settings
@@ -64,7 +64,7 @@ def lived(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Releases with the state of a service that was used: `added` was added, `item-7` hidden, answers counted."""
     root = tmp_path_factory.mktemp("lived")
     make_bundle(label_tower=True).write(root / "bundle")
-    build_index(root / "bundle", root / "releases", spec=IndexSpec("flat"), name="only")
+    build(root / "bundle", root / "releases", spec=IndexSpec("flat"), name="only")
     Releases(root / "releases").publish("only")
     with service(root / "releases") as client:
         for _ in range(20):

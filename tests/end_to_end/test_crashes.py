@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from longtail.bundle import Bundle
-from longtail.index import Releases, build_index, cli
+from longtail.index import Releases, build, cli
 from longtail.serving.settings import Settings
 from tests.bundles import label_features, make_bundle
 from tests.end_to_end.killing import KILLS, Killable, kill, moments, seconds_of, serving, start
@@ -38,7 +38,7 @@ def releases(bundle: Path) -> Releases:
     """Releases `a` and `b`, of which `a` is published."""
     root = bundle.parent / "releases"
     for name in ("a", "b"):
-        build_index(bundle, root, name=name)
+        build(bundle, root, name=name)
     Releases(root).publish("a")
     return Releases(root)
 
@@ -67,7 +67,7 @@ def test_a_killed_build_leaves_no_release_or_a_whole_one(bundle: Path, tmp_path:
         if found.total() - found["ended by itself"] == KILLS:
             break
     print(f"\nbuild: {KILLS} kills in {span * 1e3:.0f} ms each: {dict(found)}")
-    build_index(bundle, releases.root, name="new")
+    build(bundle, releases.root, name="new")
     assert releases.verify("new").searcher.labels == LABELS
     assert not list(releases.root.glob(".*.tmp"))
     Bundle.load(bundle)

@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from longtail.bundle import BUCKET_NAMES, BiasRemoval
 from longtail.client import Answer, Client, Feedback, Interaction, Query
-from longtail.index import IndexSpec, Releases, build_index
+from longtail.index import IndexSpec, Releases, build
 from tests.bundles import make_bundle
 from tests.docker.tools import DOCKER, run
 from tests.serving.process import ServerProcess, server
@@ -50,7 +50,7 @@ def releases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     bundle = make_bundle(labels=LABELS, dim=32, users=USERS)
     manifest = bundle.manifest.model_copy(update={"bias_removal": BiasRemoval(default=0.0)})
     replace(bundle, manifest=manifest).write(root / "bundle")
-    build_index(root / "bundle", root / "releases", spec=IndexSpec("flat"), name="first")
+    build(root / "bundle", root / "releases", spec=IndexSpec("flat"), name="first")
     Releases(root / "releases").publish("first")
     return root / "releases"
 

@@ -27,9 +27,9 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from schemathesis import Case, GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from longtail.index import IndexSpec, Releases, build_index
+from longtail.index import IndexSpec, Releases, build
 from longtail.serving.http.auth import OPEN
-from longtail.serving.http.schemas import ErrorAnswer
+from longtail.serving.http.schemas.operations import ErrorAnswer
 from tests.bundles import make_bundle
 from tests.end_to_end.hostile import ADMIN_KEY, API_KEY, BODIES, Hostile, hostile
 from tests.serving.process import ServerProcess, server
@@ -52,7 +52,7 @@ NOT_HTTP = b"Invalid HTTP request received."
 def releases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("hostile")
     make_bundle(label_tower=True).write(root / "bundle")
-    build_index(root / "bundle", root / "releases", spec=IndexSpec("flat"), name="only")
+    build(root / "bundle", root / "releases", spec=IndexSpec("flat"), name="only")
     Releases(root / "releases").publish("only")
     return root / "releases"
 

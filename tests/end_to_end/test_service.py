@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,9 +16,9 @@ from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
 from longtail.bundle import Proposal, read_manifest
-from longtail.index import IndexSpec, Releases, build_index
+from longtail.index import IndexSpec, Releases, build
 from tests.bundles import log_p_n, make_bundle
-from tests.serving.process import ServerProcess, server
+from tests.serving.process import ServerProcess, server, until
 
 LABELS, USERS = 60, 20
 QUERY = {"features": {"user_id": "u3", "history": ["item-1", "item-2"]}, "k": 10, "bias_removal": 0.25}
@@ -69,7 +68,7 @@ def releases(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("tree", make_bundle(labels=LABELS, users=USERS, cosine=False, bias=True, proposal=True, seed=2)),
     ):
         model.write(root / "bundles" / name)
-        build_index(root / "bundles" / name, root / "releases", spec=IndexSpec("flat"), name=name)
+        build(root / "bundles" / name, root / "releases", spec=IndexSpec("flat"), name=name)
     return root / "releases"
 
 
@@ -83,10 +82,7 @@ def service(releases: Path) -> Iterator[ServerProcess]:
 
 def publish_and_wait(service: ServerProcess, releases: Path, name: str) -> None:
     Releases(releases).publish(name)
-    deadline = time.monotonic() + 10
-    while httpx.get(f"{service.url}/v1/release").json()["name"] != name:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: httpx.get(f"{service.url}/v1/release").json()["name"] == name, f"{name} to be served")
 
 
 def check_ranking(labels: list[dict], ids: list[str], scores_L: np.ndarray, k: int) -> None:
@@ -143,10 +139,8 @@ def test_a_broken_release_is_refused_and_the_one_before_serves_on(service: Serve
     content[-1] ^= 1
     embeddings.write_bytes(content)
     (releases / "CURRENT").write_text("broken\n")
-    deadline = time.monotonic() + 10
-    while "longtail_release_load_failures_total 0.0" in httpx.get(f"{service.url}/metrics").text:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    none = "longtail_release_load_failures_total 0.0"
+    until(lambda: none not in httpx.get(f"{service.url}/metrics").text, "the release to be refused")
     answer = httpx.post(f"{service.url}/v1/retrieve", json={"queries": [QUERY]})
     assert (answer.status_code, answer.json()["release"]) == (200, "cosine")
     assert httpx.get(f"{service.url}/readyz").status_code == 200
@@ -166,13 +160,12 @@ def test_a_body_of_10_megabytes_is_refused_and_the_service_goes_on(service: Serv
 
 def test_sigterm_turns_readiness_off_then_exits_with_0(releases: Path, tmp_path: Path) -> None:
     Releases(releases).publish("dot")
-    with server(releases, tmp_path / "log", drain_seconds=1, state=tmp_path / "state") as process:
+    with server(releases, tmp_path / "log", drain_seconds=3, state=tmp_path / "state") as process:
         process.wait_until_ready()
         process.process.send_signal(signal.SIGTERM)
-        time.sleep(0.3)
-        assert httpx.get(f"{process.url}/readyz").status_code == 503
+        until(lambda: httpx.get(f"{process.url}/readyz").status_code == 503, "not to be ready")
         assert httpx.post(f"{process.url}/v1/retrieve", json={"queries": [QUERY]}).status_code == 200
-        assert process.process.wait(10) == 0
+        assert process.process.wait(20) == 0
 
 
 def test_a_second_service_on_the_same_state_is_refused_in_one_line(

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pytest
 
 from longtail.client import Client, NewLabel
-from longtail.index import IndexSpec, Releases, build_index
+from longtail.index import IndexSpec, Releases, build
 from tests.bundles import label_features, make_bundle
 from tests.serving.process import ServerProcess, server, until
 
@@ -66,7 +66,7 @@ class Shelf:
         """The next release's name."""
         model = list(MODELS)[self.turn % len(MODELS)]
         name = f"{model}-{self.turn}"
-        build_index(self._bundles / model, self.root, spec=IndexSpec("flat"), name=name)
+        build(self._bundles / model, self.root, spec=IndexSpec("flat"), name=name)
         self.releases.publish(name)
         self.releases.prune(keep=2)
         self.turn, self.newest = self.turn + 1, name

@@ -18,7 +18,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from longtail.client import Client, NewLabel, NotFoundError
-from longtail.index import IndexSpec, Releases, build_index
+from longtail.index import IndexSpec, Releases, build
 from tests.bundles import label_features, make_bundle
 from tests.serving.process import ServerProcess, free_port, server, until
 
@@ -84,7 +84,7 @@ def samples(http: httpx.Client) -> dict[str, float]:
 def releases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("workers")
     make_bundle(labels=LABELS, dim=DIM, label_tower=True).write(root / "bundle")
-    build_index(root / "bundle", root / "releases", spec=IndexSpec("flat"), name="first")
+    build(root / "bundle", root / "releases", spec=IndexSpec("flat"), name="first")
     Releases(root / "releases").publish("first")
     return root / "releases"
 
@@ -282,8 +282,9 @@ def test_one_ctrl_c_to_the_foreground_group_ends_all(releases: Path, tmp_path: P
 
 YOUNG = """
 import sys
-from longtail.serving import cli, workers
-workers._SHORT_LIFE_SECONDS, workers._PAUSE_SECONDS = 0.8, 0.01
+from longtail.serving import cli
+from longtail.serving.process import supervisor
+supervisor._SHORT_LIFE_SECONDS, supervisor._PAUSE_SECONDS = 0.8, 0.01
 cli.main(sys.argv[1:])
 """
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from longtail.bundle import Bundle
-from longtail.index import IndexSpec, Release, Releases, build_index
+from longtail.index import IndexSpec, Release, Releases, build
 from tests.bundles import make_bundle
 
 SMALL = 600
@@ -51,7 +51,7 @@ def opened(
     def open_(spec: str) -> Release:
         if spec not in releases:
             path = bundle_path if KINDS[spec] == SMALL else large_bundle_path
-            manifest = build_index(path, root, spec=IndexSpec(spec), name=f"release-{len(releases)}")
+            manifest = build(path, root, spec=IndexSpec(spec), name=f"release-{len(releases)}")
             releases[spec] = Releases(root).open(manifest.name)
         return releases[spec]
 

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from longtail.bundle import BiasRemoval, Bundle
-from longtail.index import IndexSpec, RecallFloorError, Searcher, build_index
-from longtail.index.construct.bands import construct
+from longtail.index import IndexSpec, RecallFloorError, Searcher, build
 from longtail.index.construct.recall import Calibration
-from longtail.index.construct.train import train_index
-from longtail.index.manifest import Effort
+from longtail.index.construct.tuning import train_index, tune_index
+from longtail.index.manifests import Effort
 from longtail.index.search.band import Band
 from tests.bundles import make_bundle
 
@@ -24,7 +23,7 @@ def bundle() -> Bundle:
 
 
 def test_head_holds_the_most_frequent_labels_and_the_bands_hold_each_label_once(bundle: Bundle) -> None:
-    built = construct(bundle, IndexSpec("ivf_flat"), "cpu", lambda _: None)
+    built = tune_index(bundle, IndexSpec("ivf_flat"), "cpu", lambda _: None)
     head, tail = built.bands
     assert (head.name, head.kind, tail.name, tail.kind) == ("head", "flat", "tail", "ivf_flat")
     assert len(head.rows_N) == built.chosen.head
@@ -33,7 +32,7 @@ def test_head_holds_the_most_frequent_labels_and_the_bands_hold_each_label_once(
 
 
 def test_every_trial_is_recorded_cheapest_first_and_the_first_good_one_is_chosen(bundle: Bundle) -> None:
-    built = construct(bundle, IndexSpec("ivf_flat"), "cpu", lambda _: None)
+    built = tune_index(bundle, IndexSpec("ivf_flat"), "cpu", lambda _: None)
     costs = [(trial.head, trial.effort.probes) for trial in built.trials]
     assert costs == sorted(costs)
     assert costs[0] == (600, 8)
@@ -50,7 +49,7 @@ def test_bands_keep_at_full_bias_removal_what_one_approximate_index_loses(bundle
     effort = Effort(probes=64)
     single = train_index("IVF310,Flat", rows.shape[1], rows, "cpu")
     one = Searcher(bundle, [Band("all", "ivf_flat", "IVF310,Flat", single, np.arange(6000))], effort)
-    built = construct(bundle, IndexSpec("ivf_flat"), "cpu", lambda _: None)
+    built = tune_index(bundle, IndexSpec("ivf_flat"), "cpu", lambda _: None)
     banded = Searcher(bundle, built.bands, built.chosen.effort)
     recall_of_one = {at.bias_removal: at.recall for at in calibration.measure(one)[0]}
     recall_of_bands = {at.bias_removal: at.recall for at in calibration.measure(banded)[0]}
@@ -83,7 +82,7 @@ def test_a_bundle_with_a_tree_is_measured_at_zero_even_if_requests_may_not_ask_f
 def test_below_the_floor_nothing_is_left_behind(tmp_path: Path) -> None:
     make_bundle(labels=6000, dim=16).write(tmp_path / "bundle")
     with pytest.raises(RecallFloorError) as failed:
-        build_index(tmp_path / "bundle", tmp_path / "releases", spec=IndexSpec("IVF8,PQ1np", recall_floor=0.999))
+        build(tmp_path / "bundle", tmp_path / "releases", spec=IndexSpec("IVF8,PQ1np", recall_floor=0.999))
     message = str(failed.value)
     assert "expected recall@100 >= 0.999" in message
     assert f"measured {failed.value.recall:.4f} at λ = {failed.value.bias_removal:g}" in message
@@ -95,6 +94,6 @@ def test_below_the_floor_nothing_is_left_behind(tmp_path: Path) -> None:
 @pytest.mark.parametrize("labels", [1, 2, 45])
 def test_the_smallest_catalogues(labels: int, spec: str) -> None:
     bundle = make_bundle(labels=labels, bias=True)
-    built = construct(bundle, IndexSpec(spec), "cpu", lambda _: None)
+    built = tune_index(bundle, IndexSpec(spec), "cpu", lambda _: None)
     assert built.recall_k == labels
     assert built.chosen.lowest.recall == 1.0

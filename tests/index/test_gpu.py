@@ -12,7 +12,7 @@ import faiss
 import numpy as np
 import pytest
 
-from longtail.index import DeviceError, Filter, IndexSpec, Release, Releases, build_index
+from longtail.index import DeviceError, Filter, IndexSpec, Release, Releases, build
 from longtail.index.search.gpu import _resources
 from tests.index.conftest import brute_force
 from tests.index.test_filters import check
@@ -151,7 +151,7 @@ def test_a_graph_stays_on_the_cpu(on_gpu: Callable[[str], Release]) -> None:
 def test_without_a_gpu_the_error_names_what_is_missing(
     bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build_index(bundle_path, tmp_path, spec=IndexSpec("flat"), name="a")
+    build(bundle_path, tmp_path, spec=IndexSpec("flat"), name="a")
     monkeypatch.delattr(faiss, "StandardGpuResources", raising=False)
     with pytest.raises(DeviceError, match=r"device gpu: expected a GPU build of FAISS, found faiss .* for CPUs"):
         Releases(tmp_path).open("a", device="gpu")
@@ -169,7 +169,7 @@ def test_an_index_that_does_not_fit_is_refused(
         raise RuntimeError("Error in alloc:\n out of memory")
 
     monkeypatch.setattr(faiss, "index_cpu_to_gpu", full)
-    build_index(bundle_path, tmp_path, spec=IndexSpec("flat"), name="a")
+    build(bundle_path, tmp_path, spec=IndexSpec("flat"), name="a")
     with pytest.raises(
         DeviceError, match=r"take an index of 600 rows of 10 coordinates, it answered: .* out of memory"
     ):

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from longtail.index import IndexSpec, Release, ReleaseCorruptError, Releases, build_index
-from longtail.index.release import files as index_files
+from longtail.index import IndexSpec, Release, ReleaseCorruptError, Releases, build
+from longtail.index.release import index_files
 from tests.index.conftest import KINDS
 
 ROOT = Path(__file__).parents[2]
@@ -78,7 +78,7 @@ def test_a_mapped_index_answers_as_a_copy_of_it(
 @pytest.mark.parametrize("spec", ["flat", "ivf_flat", "hnsw"])
 def test_a_pruned_release_goes_on_answering(spec: str, bundle_path: Path, tmp_path: Path) -> None:
     for name in ("old", "new"):
-        build_index(bundle_path, tmp_path, spec=IndexSpec(spec), name=name)
+        build(bundle_path, tmp_path, spec=IndexSpec(spec), name=name)
     releases = Releases(tmp_path)
     old = releases.open("old")
     expected = search(releases.verify("old"))
@@ -91,7 +91,7 @@ def test_a_file_that_ends_too_early_is_not_published_even_when_checksums_agree(
     bundle_path: Path, tmp_path: Path
 ) -> None:
     """FAISS's mapping reader may read beyond the end of such a file; the copying one refuses it."""
-    build_index(bundle_path, tmp_path, spec=IndexSpec("ivf_flat"), name="cut")
+    build(bundle_path, tmp_path, spec=IndexSpec("ivf_flat"), name="cut")
     file = tmp_path / "cut" / "index" / "tail.faiss"
     content = file.read_bytes()
     for size in range(0, len(content), len(content) // 40):
@@ -101,7 +101,7 @@ def test_a_file_that_ends_too_early_is_not_published_even_when_checksums_agree(
 
 
 def test_publishing_reads_a_copy(bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    build_index(bundle_path, tmp_path, name="a")
+    build(bundle_path, tmp_path, name="a")
     read, mapped = index_files._read_faiss, []
     monkeypatch.setattr(
         index_files,

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 from longtail.bundle import Bundle, BundleExistsError, Hide, LabelLog, LabelRecord, TowerError, Upsert
-from longtail.bundle.additions import LabelAdder, own_id_feature
-from longtail.index.release.merge import MergeError, merge_labels
+from longtail.bundle.added_labels import LabelAdder, own_id_feature
+from longtail.index import MergeError, merge_labels
 from tests.bundles import label_features, make_bundle
 
 AT = datetime(2026, 6, 1, tzinfo=UTC)
@@ -53,7 +53,7 @@ def test_added_labels_become_rows_and_hidden_ones_lose_theirs(tmp_path: Path, va
     after = Bundle.load(tmp_path / "merged")
     ids = after.labels.ids.to_pylist()
     assert ids == [f"item-{row}" for row in range(L) if row != 7] + ["new-1", "new-2"]
-    assert (report.labels, report.added, report.embedded_anew, report.removed) == (61, 2, 1, 1)
+    assert (report.labels, report.added, report.reembedded, report.removed) == (61, 2, 1, 1)
     assert (report.merged_before, report.skipped) == (0, {})
     kept = np.delete(np.arange(L), 7)
     old, new = before.labels, after.labels
@@ -88,13 +88,13 @@ def test_what_was_merged_is_older_than_the_bundle_and_merging_again_changes_no_l
     path, log, _ = written(tmp_path, upsert("new-1", year=1), upsert("item-5", year=2), hide("item-6"))
     merge_labels(path, log, tmp_path / "merged")
     again = merge_labels(tmp_path / "merged", log, tmp_path / "again")
-    assert (again.labels, again.added, again.embedded_anew, again.removed, again.merged_before) == (60, 0, 0, 0, 2)
+    assert (again.labels, again.added, again.reembedded, again.removed, again.merged_before) == (60, 0, 0, 0, 2)
     first, second = Bundle.load(tmp_path / "merged"), Bundle.load(tmp_path / "again")
     np.testing.assert_array_equal(first.embeddings, second.embeddings)
     assert first.labels.ids == second.labels.ids
     LabelLog(log).append([upsert("new-1", at=AT + timedelta(seconds=1), year=5), upsert("new-2", at=AT, year=5)])
     later = merge_labels(tmp_path / "merged", log, tmp_path / "later")
-    assert (later.labels, later.added, later.embedded_anew) == (61, 1, 1)
+    assert (later.labels, later.added, later.reembedded) == (61, 1, 1)
     assert own_id_feature(Bundle.load(tmp_path / "later")) == "item_id"
 
 

@@ -15,8 +15,8 @@ import pytest
 
 from longtail.bundle import Bundle, BundleCorruptError, BundleError, BundleExistsError
 from longtail.index import (
-    IndexRoomError,
     IndexSpec,
+    LongtailIndexError,
     ReleaseCorruptError,
     ReleaseManifest,
     ReleaseMismatchError,
@@ -24,9 +24,9 @@ from longtail.index import (
     ReleaseNotFoundError,
     Releases,
     ReleaseVersionError,
-    build_index,
+    build,
 )
-from longtail.index.release import files as index_files
+from longtail.index.release import index_files
 from tests.bundles import make_bundle
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def release(bundle_path: Path, tmp_path: Path) -> Path:
     """A banded release of copies, whose bytes a test may change."""
-    build_index(bundle_path, tmp_path, spec=IndexSpec("ivf_flat"), name="good")
+    build(bundle_path, tmp_path, spec=IndexSpec("ivf_flat"), name="good")
     path = tmp_path / "good"
     shutil.copytree(path / "bundle", tmp_path / "copy")
     shutil.rmtree(path / "bundle")
@@ -75,7 +75,7 @@ def test_it_holds_what_it_says(bundle_path: Path, release: Path) -> None:
 
 
 def test_bundle_files_are_hard_links_and_never_symbolic(bundle_path: Path, tmp_path: Path) -> None:
-    build_index(bundle_path, tmp_path / "releases", name="linked")
+    build(bundle_path, tmp_path / "releases", name="linked")
     linked = tmp_path / "releases" / "linked" / "bundle"
     for path in linked.rglob("*"):
         assert not path.is_symlink()
@@ -90,25 +90,25 @@ def test_bundle_files_are_copied_where_links_do_not_work(
         raise OSError(errno.EXDEV, "Invalid cross-device link")
 
     monkeypatch.setattr("os.link", refuse)
-    build_index(bundle_path, tmp_path, name="copied")
+    build(bundle_path, tmp_path, name="copied")
     reopen(tmp_path / "copied")
     assert not (tmp_path / "copied" / "bundle" / "embeddings.npy").samefile(bundle_path / "embeddings.npy")
 
 
 def test_names_are_unique_in_one_second_and_can_be_chosen(bundle_path: Path, tmp_path: Path) -> None:
-    names = [build_index(bundle_path, tmp_path).name for _ in range(3)]
+    names = [build(bundle_path, tmp_path).name for _ in range(3)]
     assert len(set(names)) == 3
     assert all(name.split("Z-")[1].startswith("synthetic") for name in names)
     assert Releases(tmp_path).names() == sorted(names)
     with pytest.raises(BundleExistsError, match="already exists"):
-        build_index(bundle_path, tmp_path, name=names[0])
+        build(bundle_path, tmp_path, name=names[0])
 
 
 @pytest.mark.parametrize(
     "name", ["../up", "a/b", ".hidden", "", "CURRENT", "HISTORY", "promise.toml", "a\nb", "x" * 129, "ü"]
 )
 def test_names_that_leave_the_directory_are_refused(name: str, bundle_path: Path, tmp_path: Path) -> None:
-    for action in (lambda: build_index(bundle_path, tmp_path, name=name), lambda: Releases(tmp_path).open(name)):
+    for action in (lambda: build(bundle_path, tmp_path, name=name), lambda: Releases(tmp_path).open(name)):
         with pytest.raises(ReleaseNameError, match="release name: expected 1 to 128 letters"):
             action()
 
@@ -121,7 +121,7 @@ def test_one_flipped_byte_in_any_file_is_refused(release: Path) -> None:
             flipped = bytearray(content)
             flipped[position] ^= 1
             path.write_bytes(bytes(flipped))
-            with pytest.raises((IndexRoomError, BundleError)):
+            with pytest.raises((LongtailIndexError, BundleError)):
                 reopen(release)
         path.write_bytes(content)
     reopen(release)
@@ -146,7 +146,7 @@ def test_an_index_beside_another_bundle_is_refused(release: Path) -> None:
 
 def test_an_index_of_another_bundle_is_refused_even_when_release_json_agrees(release: Path, tmp_path: Path) -> None:
     make_bundle(labels=600, dim=8, bias=True, seed=9).write(tmp_path / "other")
-    other = build_index(tmp_path / "other", tmp_path, spec=IndexSpec("ivf_flat"), name="other-release")
+    other = build(tmp_path / "other", tmp_path, spec=IndexSpec("ivf_flat"), name="other-release")
     shutil.rmtree(release / "index")
     shutil.copytree(tmp_path / "other-release" / "index", release / "index")
     rewrite(release, files=other.files)
@@ -181,9 +181,9 @@ def test_a_full_disk_leaves_nothing(bundle_path: Path, tmp_path: Path, monkeypat
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("longtail.index.release.release.write_file", full)
+    monkeypatch.setattr("longtail.index.release.building.write_file", full)
     with pytest.raises(OSError, match="No space left"):
-        build_index(bundle_path, tmp_path, name="never")
+        build(bundle_path, tmp_path, name="never")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -202,12 +202,12 @@ def test_a_write_that_the_system_refuses_leaves_nothing(bundle_path: Path, tmp_p
 
 
 def test_kill_9_in_the_middle_of_a_write_leaves_the_published_release(bundle_path: Path, tmp_path: Path) -> None:
-    build_index(bundle_path, tmp_path, name="good")
+    build(bundle_path, tmp_path, name="good")
     releases = Releases(tmp_path)
     releases.publish("good")
     killed = (
-        "import os, signal, sys, longtail.index.release.release as release\n"
-        "release.write_file = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "import os, signal, sys, longtail.index.release.building as building\n"
+        "building.write_file = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         "from longtail.index.cli import main; main(sys.argv[1:])"
     )
     options = ["--releases", str(tmp_path), "--name", "half", "--publish"]
@@ -222,4 +222,4 @@ def test_kill_9_in_the_middle_of_a_write_leaves_the_published_release(bundle_pat
         releases.open("half")
     releases.prune(keep=1)
     assert not list(tmp_path.glob(".*.tmp"))
-    build_index(bundle_path, tmp_path, name="half")
+    build(bundle_path, tmp_path, name="half")

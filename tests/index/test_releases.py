@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from longtail.index import (
-    IndexRoomError,
+    LongtailIndexError,
     ReleaseCorruptError,
     ReleaseNameError,
     ReleaseNotFoundError,
     Releases,
-    build_index,
+    build,
 )
 from longtail.index.release import releases as releases_module
 
@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 def releases(bundle_path: Path, tmp_path: Path) -> Releases:
     """Three releases, `a` the oldest; nothing published."""
     for name in ("a", "b", "c"):
-        build_index(bundle_path, tmp_path, name=name)
+        build(bundle_path, tmp_path, name=name)
     return Releases(tmp_path)
 
 
@@ -127,7 +127,7 @@ def test_prune_keeps_the_newest_and_the_published(releases: Releases) -> None:
     assert releases.prune(keep=1) == ["b"]
     assert releases.names() == ["a", "c"]
     assert releases.current() == "a"
-    with pytest.raises(IndexRoomError, match="--keep: expected at least 1, received 0"):
+    with pytest.raises(LongtailIndexError, match="--keep: expected at least 1, received 0"):
         releases.prune(keep=0)
 
 

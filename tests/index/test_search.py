@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from longtail.bundle import Augmentation, Bundle
 from longtail.index import Filter, QueryError, Release, Searcher
-from longtail.index.construct.train import train_index
-from longtail.index.manifest import Effort
+from longtail.index.construct.tuning import train_index
+from longtail.index.manifests import Effort
 from longtail.index.search.band import Band
 from tests.bundles import make_bundle
 from tests.index.conftest import KINDS, brute_force, masked
@@ -49,9 +49,9 @@ def test_kappa_changes_no_answer_of_a_flat_index() -> None:
     answers = []
     for kappa in (0.01, 1.0, 37.0):
         manifest = bundle.manifest.model_copy(update={"kappa": kappa, "kappa_bias": 2 * kappa})
-        conditioned = replace(bundle, manifest=manifest)
+        scaled = replace(bundle, manifest=manifest)
         queries = Augmentation(manifest.temperature, kappa, 2 * kappa).queries(bundle.calibration_queries, 0.7)
-        answers.append(flat_searcher(conditioned).search(queries, 20))
+        answers.append(flat_searcher(scaled).search(queries, 20))
     for scores, rows in answers[1:]:
         assert np.allclose(scores, answers[0][0], atol=1e-5)
         assert (rows == answers[0][1]).mean() > 0.99

@@ -8,7 +8,7 @@ from pathlib import Path
 import faiss
 import pytest
 
-from longtail.index import DeviceError, IndexSpec, SpecError, build_index
+from longtail.index import DeviceError, IndexSpec, SpecError, build
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_factory(text: str, labels: int, dim: int, expected: tuple[str, int]) ->
 )
 def test_refused_specs_say_why(spec: str, words: list[str], bundle_path: Path, tmp_path: Path) -> None:
     with pytest.raises(SpecError) as refused:
-        build_index(bundle_path, tmp_path, spec=IndexSpec(spec))
+        build(bundle_path, tmp_path, spec=IndexSpec(spec))
     for word in words:
         assert word in str(refused.value)
     assert list(tmp_path.iterdir()) == []
@@ -71,9 +71,9 @@ def test_gpu_is_refused_with_what_is_missing(
 ) -> None:
     monkeypatch.delattr(faiss, "StandardGpuResources", raising=False)
     with pytest.raises(DeviceError, match=r"expected a GPU build of FAISS, found faiss .* install the extra `gpu`"):
-        build_index(bundle_path, tmp_path, device="gpu")
+        build(bundle_path, tmp_path, device="gpu")
     monkeypatch.setattr(faiss, "StandardGpuResources", object, raising=False)
     monkeypatch.setattr(faiss, "get_num_gpus", lambda: 0, raising=False)
     with pytest.raises(DeviceError, match="at least one visible NVIDIA GPU, found none"):
-        build_index(bundle_path, tmp_path, device="gpu")
+        build(bundle_path, tmp_path, device="gpu")
     assert list(tmp_path.iterdir()) == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from longtail.index import IndexSpec, Releases, build_index
+from longtail.index import IndexSpec, Releases, build
 from tests.bundles import make_bundle
 
 
@@ -15,6 +15,6 @@ def synthetic_release(directory: Path, *, labels: int, dim: int, spec: str) -> P
     if Releases(root / "releases").current() is None:
         make_bundle(labels=labels, dim=dim, users=1000).write(root / "bundle")
         # The vectors are random, which no approximate index can search well: speed is measured, not recall.
-        build_index(root / "bundle", root / "releases", spec=IndexSpec(spec, recall_floor=0.0), name=name)
+        build(root / "bundle", root / "releases", spec=IndexSpec(spec, recall_floor=0.0), name=name)
         Releases(root / "releases").publish(name)
     return root / "releases"

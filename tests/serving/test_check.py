@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from longtail.index import IndexSpec, build_index
+from longtail.index import IndexSpec, build
 from longtail.serving import cli
 from tests.bundles import make_bundle
 
@@ -17,7 +17,7 @@ def releases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("check")
     for name, bundle in (("plain", make_bundle()), ("tree", make_bundle(proposal=True))):
         bundle.write(root / name)
-        build_index(root / name, root / "releases", spec=IndexSpec("flat"), name=name)
+        build(root / name, root / "releases", spec=IndexSpec("flat"), name=name)
     return root / "releases"
 
 

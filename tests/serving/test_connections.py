@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from longtail.serving.process import protocol as connections
-from longtail.serving.process.protocol import LONGEST_HEAD, Connection
+from longtail.serving.process.protocol import MAX_HEAD_BYTES, HttpConnection
 
 GET = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -33,8 +33,8 @@ def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, int]]:
 
 @contextmanager
 def address_of(app: ASGIApp, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, int]]:
-    monkeypatch.setattr(connections, "SECONDS", 0.3)
-    server = uvicorn.Server(uvicorn.Config(app, http=Connection, ws="none", lifespan="off", log_config=None))
+    monkeypatch.setattr(connections, "STALL_SECONDS", 0.3)
+    server = uvicorn.Server(uvicorn.Config(app, http=HttpConnection, ws="none", lifespan="off", log_config=None))
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
@@ -70,7 +70,7 @@ def trickle(client: socket.socket, piece: bytes) -> None:
 
 def flood(client: socket.socket, piece: bytes) -> None:
     """Send it again and again, far beyond the limit."""
-    for _ in range(100 * LONGEST_HEAD // len(piece)):
+    for _ in range(100 * MAX_HEAD_BYTES // len(piece)):
         client.sendall(piece)
 
 
@@ -110,7 +110,7 @@ def test_a_head_that_is_too_long(address: tuple[str, int], piece: bytes) -> None
 
 def test_a_head_within_the_limit(address: tuple[str, int]) -> None:
     with connected(address) as client:
-        client.sendall((GET[:-2] + b"X: " + b"y" * (LONGEST_HEAD - 1000) + b"\r\n\r\n") * 3)
+        client.sendall((GET[:-2] + b"X: " + b"y" * (MAX_HEAD_BYTES - 1000) + b"\r\n\r\n") * 3)
         assert everything(client).count(b"HTTP/1.1 200 ") == 3
 
 
@@ -121,10 +121,18 @@ def test_a_body_that_nobody_wants_and_never_ends(address: tuple[str, int]) -> No
             trickle(client, b"1\r\nx\r\n")
 
 
-def test_an_answer_that_nobody_reads(address: tuple[str, int]) -> None:
+def test_an_answer_that_nobody_reads(address: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Event()
+    connection_lost = HttpConnection.connection_lost
+
+    def lost(self: HttpConnection, exc: Exception | None) -> None:
+        connection_lost(self, exc)
+        ended.set()
+
+    monkeypatch.setattr(HttpConnection, "connection_lost", lost)
     with connected(address, window=4096) as client:
         client.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
-        time.sleep(1.5)
+        assert ended.wait(10)
         received = 0
         with suppress(ConnectionError):
             while part := client.recv(1_000_000):
@@ -132,14 +140,27 @@ def test_an_answer_that_nobody_reads(address: tuple[str, int]) -> None:
         assert received < 30_000_000
 
 
-def test_an_answer_that_is_read_slowly_is_read_whole(address: tuple[str, int]) -> None:
+def test_an_answer_that_is_read_slowly_is_read_whole(address: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = threading.Semaphore(0)
+    end_if_stalled = HttpConnection._end_if_stalled
+
+    def look(self: HttpConnection) -> None:
+        end_if_stalled(self)
+        looked.release()
+
+    monkeypatch.setattr(HttpConnection, "_end_if_stalled", look)
     with connected(address) as client:
         client.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
-        received, started = 0, time.monotonic()
+        received = 0
+        # Some is read between one look at the client and the next, for four of them; then the rest.
+        for part in range(1, 5):
+            while received < part * 5_000_000:
+                received += len(client.recv(1_000_000))
+            assert looked.acquire(timeout=10)
         while received < 30_000_000:
-            received += len(client.recv(1_000_000))
-            time.sleep(0.03)
-        assert time.monotonic() - started > 3 * 0.3
+            more = len(client.recv(1_000_000))
+            assert more
+            received += more
 
 
 async def read_first(scope: Scope, receive: Receive, send: Send) -> None:

@@ -18,7 +18,7 @@ class Block:
 sys.meta_path.insert(0, Block())
 
 from pathlib import Path
-from longtail.index import IndexSpec, Releases, build_index
+from longtail.index import IndexSpec, Releases, build
 from longtail.serving import Settings, create_app
 from longtail.serving.core.follower import load_release
 from tests.bundles import make_bundle
@@ -26,7 +26,7 @@ from tests.serving.client import client_of
 
 root = Path(sys.argv[1])
 make_bundle().write(root / "bundle")
-build_index(root / "bundle", root / "releases", spec=IndexSpec("flat"), name="only")
+build(root / "bundle", root / "releases", spec=IndexSpec("flat"), name="only")
 retriever = load_release(Releases(root / "releases"), "only")
 with client_of(create_app(Settings(releases=root), retriever=retriever)) as client:
     answer = client.post("/v1/retrieve", json={"queries": [{"features": {"user_id": "u1"}, "k": 3}]})

@@ -11,8 +11,7 @@ import pytest
 import tensorflow as tf
 
 from longtail.bundle import log_frequencies
-from longtail.trainer.losses.contrast import Contrast
-from longtail.trainer.losses.objective import Objective
+from longtail.trainer.losses import BatchLoss, Candidates, Embedded, Objective
 
 B, D, L = 48, 8, 30
 REFERENCE = Path(__file__).with_name("reference.py")
@@ -38,15 +37,15 @@ def test_relative_equals_tfrs_retrieval(tfrs_python: str, tmp_path: Path, temper
     )  # fmt: skip
     expected = np.load(tmp_path / "answer.npz")
 
-    contrast = Contrast(Objective(weight="relative"), in_batch=True, half=False)
+    batch_loss = BatchLoss(Objective(weight="relative"), in_batch=True, bfloat16=False)
     rows_B, log_pi_L = tf.constant(labels), log_pi.astype(np.float32)
     log_pi_B = tf.gather(log_pi_L, rows_B)
     queries_BD, candidates_BD = tf.Variable(queries), tf.Variable(embeddings[labels])
     with tf.GradientTape() as tape:
-        mean, _ = contrast(
-            queries_BD, candidates_BD, tf.zeros(B), tf.constant(1 / temperature), rows_B, rows_B,
-            (log_pi_B, log_pi_B), (log_pi_B, log_pi_B), tf.constant(weight), None,
-        )  # fmt: skip
+        mean, _ = batch_loss(
+            Embedded(queries_BD, candidates_BD, tf.zeros(B), tf.constant(1 / temperature)),
+            Candidates(rows_B, rows_B, log_pi_B, log_pi_B, log_pi_B, log_pi_B, tf.constant(weight)),
+        )
         loss = mean * B
     gradients = tape.gradient(loss, [queries_BD, candidates_BD])
 

@@ -37,9 +37,9 @@ def trained() -> TwoTower:
 def test_what_is_saved_is_restored_to_the_bit(tmp_path: Path, trained: TwoTower) -> None:
     checkpoints, other = Checkpoints(tmp_path, "run"), fresh(seed=5)
     saved = values(trained)
-    checkpoints.save("latest", trained, {"epoch": 3, "step": 7, "loss": 0.1 + 0.2})
+    checkpoints.save("latest", trained.variables, {"epoch": 3, "step": 7, "loss": 0.1 + 0.2})
 
-    assert checkpoints.load("latest", other) == {"epoch": 3, "step": 7, "loss": 0.1 + 0.2}
+    assert checkpoints.load("latest", other.variables) == {"epoch": 3, "step": 7, "loss": 0.1 + 0.2}
     for one, another in zip(saved, values(other), strict=True):
         np.testing.assert_array_equal(one, another)
     assert float(other.train_step(BATCH)) == float(trained.train_step(BATCH)), "optimiser, schedule and seed came along"
@@ -48,7 +48,7 @@ def test_what_is_saved_is_restored_to_the_bit(tmp_path: Path, trained: TwoTower)
 def test_there_is_nothing_to_load_before_the_first(tmp_path: Path, trained: TwoTower) -> None:
     before = values(trained)
 
-    assert Checkpoints(tmp_path, "run").load("latest", trained) is None
+    assert Checkpoints(tmp_path, "run").load("latest", trained.variables) is None
     for one, another in zip(before, values(trained), strict=True):
         np.testing.assert_array_equal(one, another)
 
@@ -56,12 +56,12 @@ def test_there_is_nothing_to_load_before_the_first(tmp_path: Path, trained: TwoT
 def test_the_newest_of_each_kind_is_kept(tmp_path: Path, trained: TwoTower) -> None:
     checkpoints = Checkpoints(tmp_path, "run")
     for epoch in range(12):
-        checkpoints.save("latest", trained, {"epoch": epoch})
-    checkpoints.save("best", trained, {"epoch": 2})
+        checkpoints.save("latest", trained.variables, {"epoch": epoch})
+    checkpoints.save("best", trained.variables, {"epoch": 2})
 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best-0", "latest-11"]
-    assert checkpoints.load("latest", trained) == {"epoch": 11}
-    assert checkpoints.load("best", trained) == {"epoch": 2}
+    assert checkpoints.load("latest", trained.variables) == {"epoch": 11}
+    assert checkpoints.load("best", trained.variables) == {"epoch": 2}
 
 
 def test_a_crash_between_writing_and_removing_leaves_the_newest_in_charge(
@@ -71,15 +71,15 @@ def test_a_crash_between_writing_and_removing_leaves_the_newest_in_charge(
     with monkeypatch.context() as patched:
         patched.setattr("longtail.trainer.checkpoint.shutil.rmtree", lambda _: None)
         for epoch in range(11):
-            checkpoints.save("latest", trained, {"epoch": epoch})
+            checkpoints.save("latest", trained.variables, {"epoch": epoch})
 
-    assert checkpoints.load("latest", trained) == {"epoch": 10}
-    checkpoints.save("latest", trained, {"epoch": 11})
+    assert checkpoints.load("latest", trained.variables) == {"epoch": 10}
+    checkpoints.save("latest", trained.variables, {"epoch": 11})
     assert [path.name for path in tmp_path.iterdir()] == ["latest-11"]
 
 
 def test_a_checkpoint_of_another_run_is_refused_and_left_as_it_is(tmp_path: Path, trained: TwoTower) -> None:
-    Checkpoints(tmp_path, "one").save("latest", trained, {"epoch": 1})
+    Checkpoints(tmp_path, "one").save("latest", trained.variables, {"epoch": 1})
     before, untouched = contents(tmp_path), values(trained)
 
     with pytest.raises(
@@ -87,7 +87,7 @@ def test_a_checkpoint_of_another_run_is_refused_and_left_as_it_is(tmp_path: Path
         match=r"latest-0: expected a checkpoint of this recipe and data \(other\), found one of another \(one\): "
         "choose another --out, or remove",
     ):
-        Checkpoints(tmp_path, "other").load("latest", trained)
+        Checkpoints(tmp_path, "other").load("latest", trained.variables)
 
     assert contents(tmp_path) == before
     for one, another in zip(untouched, values(trained), strict=True):

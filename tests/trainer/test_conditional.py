@@ -14,9 +14,8 @@ from keras import ops
 
 from longtail.bundle import Proposal
 from longtail.trainer import backend
-from longtail.trainer.losses.objective import Objective
-from longtail.trainer.sampling.base import Catalogue, Context, Sampler
-from longtail.trainer.sampling.simple import SAMPLERS
+from longtail.trainer.losses import Objective, SampledLogits
+from longtail.trainer.sampling import SAMPLERS, DrawContext, Sampler, SamplerSetup
 from tests.trainer import tiny
 
 L, DIM = 6, 3
@@ -50,8 +49,8 @@ INPUTS = {
 LOG_P = TREE.all_log_probabilities(TREE.project(INPUTS))
 
 
-def context(positive: list[int], *, inputs: dict[str, Any] | None = None, queries: Any = None) -> Context:
-    return Context(
+def context(positive: list[int], *, inputs: dict[str, Any] | None = None, queries: Any = None) -> DrawContext:
+    return DrawContext(
         ops.convert_to_tensor(np.int32(positive)),
         {name: ops.convert_to_tensor(column) for name, column in (inputs or {}).items()},
         None if queries is None else ops.convert_to_tensor(queries),
@@ -59,7 +58,7 @@ def context(positive: list[int], *, inputs: dict[str, Any] | None = None, querie
 
 
 def tree(*, negatives: int) -> Sampler:
-    return SAMPLERS["adversarial"](Catalogue(UNIFORM, 2, DIM, TREE), negatives=negatives)
+    return SAMPLERS["adversarial"](SamplerSetup(UNIFORM, 2, DIM, TREE), negatives=negatives)
 
 
 def unit(shape: tuple[int, int]) -> np.ndarray:
@@ -71,12 +70,12 @@ LABELS, QUERIES = unit((L, DIM)), unit((2, DIM))
 
 
 def by_the_model(*, negatives: int = 4, **arguments: float) -> Sampler:
-    sampler = SAMPLERS["model"](Catalogue(UNIFORM, 2, DIM), negatives=negatives, **arguments)
+    sampler = SAMPLERS["model"](SamplerSetup(UNIFORM, 2, DIM), negatives=negatives, **arguments)
     sampler.refresh(LABELS)
     return sampler
 
 
-def log_q_of_all(sampler: Sampler, of: Context) -> np.ndarray:
+def log_q_of_all(sampler: Sampler, of: DrawContext) -> np.ndarray:
     """log q of every label for both rows, [2, L]."""
     return np.asarray(sampler.log_q(of, ops.convert_to_tensor(np.tile(np.arange(L, dtype=np.int32), (2, 1)))))
 
@@ -124,7 +123,7 @@ def test_padding_is_never_drawn(sampler: str, least: bool, monkeypatch: pytest.M
 
 def test_the_tree_needs_to_be_fitted() -> None:
     with pytest.raises(ValueError, match="expected a catalogue with a fitted proposal, received none"):
-        SAMPLERS["adversarial"](Catalogue(UNIFORM, 2, DIM), negatives=2)
+        SAMPLERS["adversarial"](SamplerSetup(UNIFORM, 2, DIM), negatives=2)
 
 
 @pytest.mark.parametrize("arguments", [{}, {"features": 8, "bandwidth": 9.0}], ids=["usual", "few features"])
@@ -151,7 +150,7 @@ def test_with_many_features_q_is_the_softmax_of_the_scaled_cosines() -> None:
 
 
 def test_before_the_first_refresh_labels_are_about_as_likely() -> None:
-    sampler = SAMPLERS["model"](Catalogue(UNIFORM, 2, DIM), negatives=2)
+    sampler = SAMPLERS["model"](SamplerSetup(UNIFORM, 2, DIM), negatives=2)
 
     np.testing.assert_allclose(np.exp(log_q_of_all(sampler, context([0, 1], queries=QUERIES))), 1 / L, rtol=1e-5)
 
@@ -160,7 +159,7 @@ def test_before_the_first_refresh_labels_are_about_as_likely() -> None:
 def test_importance_weights_bound_the_full_softmax(sampler: str) -> None:
     """The bracket is exact in expectation, its logarithm below [R21 Lemma 2], whatever the query's q."""
     rows, m, positive = 20_000, 4, 2
-    catalogue = Catalogue(UNIFORM, rows, DIM, TREE)
+    catalogue = SamplerSetup(UNIFORM, rows, DIM, TREE)
     made = SAMPLERS[sampler](catalogue, negatives=m)
     if made.refresh is not None:
         made.refresh(LABELS)
@@ -171,7 +170,9 @@ def test_importance_weights_bound_the_full_softmax(sampler: str) -> None:
     log_q = made.log_q(of, of.positive_B), made.log_q(of, drawn)
     losses_B = np.asarray(
         Objective("softmax", "importance")(
-            ops.full((rows,), logits[positive]), ops.take(logits, drawn), drawn == positive, log_q, log_q
+            SampledLogits(
+                ops.full((rows,), logits[positive]), ops.take(logits, drawn), drawn == positive, *log_q, *log_q
+            )
         )
     ).astype(np.float64)[(np.asarray(drawn) != positive).any(axis=1)]
 
@@ -184,7 +185,7 @@ def test_importance_weights_bound_the_full_softmax(sampler: str) -> None:
 @pytest.mark.parametrize("family", ["softmax", "logistic", "nce"])
 def test_a_model_samples_by_itself_and_learns(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "compile_step", lambda step, _: step)
-    monkeypatch.setattr(backend, "fuse", lambda function: function)
+    monkeypatch.setattr(backend, "compile_loss", lambda function: function)
     rows = tiny.pairs((0, 0), (1, 1), (2, 2), (3, 3))
     weight = "importance" if family == "softmax" else "unit"
     recipe = tiny.recipe(

@@ -8,9 +8,8 @@ from pydantic import ValidationError
 
 from longtail.trainer.config import Recipe, load_recipe
 from longtail.trainer.errors import DataError, RecipeError
-from longtail.trainer.losses.families import LOSSES
-from longtail.trainer.losses.weights import WEIGHTS
-from longtail.trainer.sampling.simple import SAMPLERS
+from longtail.trainer.losses import LOSSES, WEIGHTS
+from longtail.trainer.sampling import SAMPLERS
 from tests.trainer import tiny
 
 SHIPPED = sorted(path.name for path in (files("trainer") / "recipes").iterdir() if path.name.endswith(".toml"))

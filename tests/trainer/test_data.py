@@ -7,7 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from longtail.trainer.config import Data
-from longtail.trainer.data.dataset import Dataset, Pairs, load_dataset
+from longtail.trainer.data.dataset import Dataset, load_dataset
+from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.errors import DataError
 from tests.trainer import tiny
 

@@ -5,7 +5,7 @@ import pytest
 from keras import ops
 
 from longtail.trainer import backend
-from longtail.trainer.model.embedding import Direction, Table, WeightedBag, reading
+from longtail.trainer.model.embedding import Table, UnitNorm, WeightedBag, compact_rows
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def test_reading_distinct_rows_equals_reading_the_table(table: Table) -> None:
     ids = np.int32([4, 1, 4, 0])
     distinct, positions = backend.unique(ops.convert_to_tensor(ids), table.rows)
 
-    with reading([table], [backend.gather(table.table, distinct)]):
+    with compact_rows([table], [backend.gather(table.table, distinct)]):
         compact = ops.convert_to_numpy(table(positions))
 
     assert sorted(ops.convert_to_numpy(distinct).tolist()) == [0, 1, 4]
@@ -34,7 +34,7 @@ def test_reading_distinct_rows_equals_reading_the_table(table: Table) -> None:
 def test_a_table_is_itself_again_after_reading_even_when_that_failed(table: Table) -> None:
     before = ops.convert_to_numpy(table(np.int32([3])))
 
-    with pytest.raises(ZeroDivisionError), reading([table], [ops.zeros((1, 3))]):
+    with pytest.raises(ZeroDivisionError), compact_rows([table], [ops.zeros((1, 3))]):
         1 / 0  # noqa: B018
 
     np.testing.assert_array_equal(table(np.int32([3])), before)
@@ -66,7 +66,7 @@ def test_bags_are_pooled_by_weight_and_empty_ones_are_zero(combiner: str, expect
     bag = WeightedBag(table, combiner, name="bag")
 
     np.testing.assert_allclose(bag(ids, weights), expected, rtol=1e-6)
-    with reading([table], [ops.convert_to_tensor(rows[1:])]):
+    with compact_rows([table], [ops.convert_to_tensor(rows[1:])]):
         compact = bag(ops.convert_to_tensor(np.int32([[0, 1, 1], [2, 2, 2]])), ops.convert_to_tensor(weights))
     np.testing.assert_allclose(compact, expected, rtol=1e-6)
 
@@ -77,13 +77,11 @@ def test_a_bag_that_names_a_row_twice_counts_it_twice_in_either_way_of_pooling()
     bag, weights = WeightedBag(table, "sum", name="bag"), np.float32([[1, 2, 4]])
 
     np.testing.assert_allclose(bag(np.int32([[1, 0, 1]]), weights), [[5 * 3 + 2, 5 * 5 + 4]])
-    with reading([table], [ops.convert_to_tensor(table.table)]):
+    with compact_rows([table], [ops.convert_to_tensor(table.table)]):
         dense = bag(ops.convert_to_tensor(np.int32([[1, 0, 1]])), ops.convert_to_tensor(weights))
     np.testing.assert_allclose(dense, [[17, 29]])
 
 
 def test_directions_are_unit_rows_and_a_zero_row_is_the_first_axis() -> None:
-    rows = ops.convert_to_numpy(
-        Direction(name="direction")(np.array([[3.0, 4.0], [0.0, 0.0], [0.0, -2.0]], np.float32))
-    )
+    rows = ops.convert_to_numpy(UnitNorm(name="direction")(np.array([[3.0, 4.0], [0.0, 0.0], [0.0, -2.0]], np.float32)))
     np.testing.assert_allclose(rows, [[0.6, 0.8], [1.0, 0.0], [0.0, -1.0]], atol=1e-7)

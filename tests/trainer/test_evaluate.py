@@ -4,7 +4,7 @@ import pytest
 from longtail.bundle import Buckets
 from longtail.trainer.config import Evaluation
 from longtail.trainer.errors import DataError
-from longtail.trainer.evaluation.ranking import Catalogue, buckets_for, evaluate, rank
+from longtail.trainer.evaluation.ranking import LabelSide, bias_removal_curve, buckets_for, rank
 from tests.trainer import tiny
 
 QUERIES, L, D, T = 12, 9, 4, 0.3
@@ -23,8 +23,8 @@ def embed(rows: np.ndarray) -> np.ndarray:
     return USERS[rows]
 
 
-def catalogue(*, bias: bool = True) -> Catalogue:
-    return Catalogue.of(
+def label_side(*, bias: bool = True) -> LabelSide:
+    return LabelSide.of(
         ITEMS, BIAS if bias else None, COUNTS, training_queries=100, temperature=T, log_pn=LOG_PN.astype(np.float32),
         buckets=Buckets.by_quantile(COUNTS),
     )  # fmt: skip
@@ -61,8 +61,8 @@ def test_evaluation_is_a_sort_of_every_score(
 ) -> None:
     monkeypatch.setattr("longtail.trainer.evaluation.ranking._BLOCK_BYTES", block_bytes)
 
-    curve = evaluate(
-        HELD_OUT, KNOWN, embed, catalogue(bias=bias), config(exclude_seen=exclude_seen), queries=QUERIES, seed=0
+    curve = bias_removal_curve(
+        HELD_OUT, KNOWN, embed, label_side(bias=bias), config(exclude_seen=exclude_seen), queries=QUERIES, seed=0
     )
 
     assert [point.bias_removal for point in curve] == GRID
@@ -76,8 +76,8 @@ def test_propensity_scores_are_those_of_the_counts_and_the_training_queries() ->
     """1 / p_y = 1 + 2 (ln 100 − 1) / (N_y + 1), and every query reaches a share of its own best."""
     inverse = 1 + 2 * (np.log(100) - 1) / (COUNTS + 1)
 
-    (point,) = evaluate(
-        HELD_OUT, KNOWN, embed, catalogue(), config(propensity={"a": 1, "b": 1}, bias_removal=[0.7]),
+    (point,) = bias_removal_curve(
+        HELD_OUT, KNOWN, embed, label_side(), config(propensity={"a": 1, "b": 1}, bias_removal=[0.7]),
         queries=QUERIES, seed=0,
     )  # fmt: skip
 
@@ -91,8 +91,8 @@ def test_propensity_scores_are_those_of_the_counts_and_the_training_queries() ->
         reached += inverse[np.intersect1d(top, wanted)].sum()
         best += np.sort(inverse[wanted])[::-1][:2].sum()
     assert point.metrics["psp@2"].value == pytest.approx(reached / best)
-    assert not any(name.startswith("ps") for name in evaluate(
-        HELD_OUT, KNOWN, embed, catalogue(), config(), queries=QUERIES, seed=0
+    assert not any(name.startswith("ps") for name in bias_removal_curve(
+        HELD_OUT, KNOWN, embed, label_side(), config(), queries=QUERIES, seed=0
     )[0].metrics)  # fmt: skip
 
 
@@ -100,7 +100,7 @@ def test_rankings_leave_out_what_was_seen_and_end_where_nothing_is_left() -> Non
     known = tiny.pairs(*[(0, label) for label in range(L - 2)], (1, 3))
     seen_keys = known.queries.astype(np.int64) * L + known.labels
 
-    top, likelihoods = rank(np.int32([0, 1]), embed, catalogue(), seen_keys, [0.0, 1.0], k=L, queries=QUERIES)
+    top, likelihoods = rank(np.int32([0, 1]), embed, label_side(), seen_keys, [0.0, 1.0], k=L, queries=QUERIES)
 
     assert likelihoods == [None, None]
 
@@ -118,8 +118,8 @@ def log_softmax(scores: np.ndarray) -> np.ndarray:
 
 
 def test_the_log_likelihood_is_the_mean_log_softmax_of_the_pairs_over_what_may_be_ranked() -> None:
-    curve = evaluate(
-        HELD_OUT, KNOWN, embed, catalogue(), config(log_likelihood=True), queries=QUERIES, seed=0
+    curve = bias_removal_curve(
+        HELD_OUT, KNOWN, embed, label_side(), config(log_likelihood=True), queries=QUERIES, seed=0
     )  # fmt: skip
 
     for point in curve:
@@ -137,7 +137,7 @@ def test_the_log_likelihood_is_the_mean_log_softmax_of_the_pairs_over_what_may_b
 def test_a_conditional_proposal_takes_the_place_of_the_frequencies() -> None:
     log_p = np.log(np.random.default_rng(4).dirichlet(np.ones(L), QUERIES)).astype(np.float32)
     top, _ = rank(
-        np.arange(QUERIES, dtype=np.int32), embed, catalogue(), np.zeros(0, np.int64), GRID, k=L, queries=QUERIES,
+        np.arange(QUERIES, dtype=np.int32), embed, label_side(), np.zeros(0, np.int64), GRID, k=L, queries=QUERIES,
         log_proposal=lambda rows: log_p[rows],
     )  # fmt: skip
 
@@ -147,7 +147,7 @@ def test_a_conditional_proposal_takes_the_place_of_the_frequencies() -> None:
 
 
 def test_the_dial_moves_exposure_to_the_head() -> None:
-    curve = evaluate(HELD_OUT, KNOWN, embed, catalogue(), config(), queries=QUERIES, seed=0)
+    curve = bias_removal_curve(HELD_OUT, KNOWN, embed, label_side(), config(), queries=QUERIES, seed=0)
 
     exposure = [point.metrics["exposure@2/head"].value for point in curve]
     assert exposure == sorted(exposure)
@@ -156,18 +156,18 @@ def test_the_dial_moves_exposure_to_the_head() -> None:
 
 def test_nothing_to_find_is_an_error() -> None:
     with pytest.raises(DataError, match="expected held-out pairs that are not in training, found none"):
-        evaluate(KNOWN, KNOWN, embed, catalogue(), config(), queries=QUERIES, seed=0)
+        bias_removal_curve(KNOWN, KNOWN, embed, label_side(), config(), queries=QUERIES, seed=0)
 
 
 def test_a_metric_over_more_labels_than_there_are_is_an_error() -> None:
     long = config(ks=[2, 20], metric="recall@20")
 
     with pytest.raises(DataError, match=r"metric: expected a k of at most 9, all labels, received recall@20"):
-        evaluate(HELD_OUT, KNOWN, embed, catalogue(), long, queries=QUERIES, seed=0)
+        bias_removal_curve(HELD_OUT, KNOWN, embed, label_side(), long, queries=QUERIES, seed=0)
 
 
-def test_ks_beyond_the_catalogue_are_left_out() -> None:
-    curve = evaluate(HELD_OUT, KNOWN, embed, catalogue(), config(ks=[2, 20]), queries=QUERIES, seed=0)
+def test_ks_beyond_the_label_side_are_left_out() -> None:
+    curve = bias_removal_curve(HELD_OUT, KNOWN, embed, label_side(), config(ks=[2, 20]), queries=QUERIES, seed=0)
 
     assert {name.partition("@")[2].partition("/")[0] for name in curve[0].metrics} == {"2"}
 
@@ -179,12 +179,12 @@ def test_a_sample_of_queries_is_measured_on_those_alone() -> None:
         asked.extend(rows.tolist())
         return USERS[rows]
 
-    arguments = (HELD_OUT, KNOWN, embed_and_note, catalogue(), config())
-    curve = evaluate(*arguments, queries=QUERIES, seed=4, max_queries=3, grid=[0.5])
+    arguments = (HELD_OUT, KNOWN, embed_and_note, label_side(), config())
+    curve = bias_removal_curve(*arguments, queries=QUERIES, seed=4, max_queries=3, grid=[0.5])
 
     assert len(curve) == 1
     assert len(set(asked)) == len(asked) == 3
-    assert evaluate(*arguments, queries=QUERIES, seed=4, max_queries=3, grid=[0.5]) == curve
+    assert bias_removal_curve(*arguments, queries=QUERIES, seed=4, max_queries=3, grid=[0.5]) == curve
 
 
 def test_buckets_are_as_the_recipe_asks() -> None:

@@ -14,10 +14,12 @@ from longtail.bundle import BiasRemoval, Bundle, BundleExistsError
 from longtail.trainer import job
 from longtail.trainer.config import load_recipe
 from longtail.trainer.errors import CheckpointError, ExportError
-from longtail.trainer.evaluation.bundle import evaluate_bundle
-from longtail.trainer.export.bundle import export_towers, to_bundle
+from longtail.trainer.evaluation.bundle import evaluate
+from longtail.trainer.evaluation.report import evaluation_markdown, evaluation_table
+from longtail.trainer.export.bundle import to_bundle
+from longtail.trainer.export.onnx import export_towers
 from longtail.trainer.progress import Reporter
-from longtail.trainer.train import History, Trained, train
+from longtail.trainer.train import Trained, TrainingHistory, train
 from tests.bundles import onnx_query_tower
 from tests.trainer import tiny
 from tests.trainer.conftest import Finished
@@ -98,13 +100,12 @@ def test_reports_are_in_the_bundle(finished: Finished, bundle: Bundle) -> None:
     assert b"</html>" in (finished.out / "report.html").read_bytes()
 
 
-def test_measuring_the_bundle_again_prints_the_table_that_fit_printed(
-    finished: Finished, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_measuring_the_bundle_again_prints_the_table_that_fit_printed(finished: Finished) -> None:
     """One goes through Keras, the other through ONNX and the bundle's files."""
     screen = io.StringIO()
-    evaluate_bundle(finished.out, finished.recipe, "test", [], markdown=False, console=Console(file=screen, width=120))
-    evaluate_bundle(finished.out, None, "test", [], markdown=False, console=Console(file=screen, width=120))
+    for result in (evaluate(finished.out, finished.recipe), evaluate(finished.out)):
+        assert (result.name, result.bias_removal.curve_split) == ("tiny", "test")
+        Console(file=screen, width=120).print(evaluation_table("tiny: test", result.bias_removal, result.metric))
     again, stored = screen.getvalue().split("tiny: test, top 5")[1:]
 
     assert again == stored
@@ -113,8 +114,8 @@ def test_measuring_the_bundle_again_prints_the_table_that_fit_printed(
     for row in rows:
         assert row in finished.output
 
-    evaluate_bundle(finished.out, finished.recipe, "valid", [], markdown=True, console=Console(file=screen))
-    assert capsys.readouterr().out.count("\n| ") == 3
+    valid = evaluate(finished.out, finished.recipe, split="valid")
+    assert evaluation_markdown(valid.bias_removal, valid.metric).count("\n| ") == 3
 
 
 def id_towers(tmp_path: Path, **sections: Any) -> Trained:
@@ -221,7 +222,7 @@ def test_a_tower_that_computes_something_else_is_not_exported(
 
 
 def test_a_tower_too_large_for_onnx_says_what_to_lower(finished: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("longtail.trainer.export.bundle._ONNX_LIMIT", 900)
+    monkeypatch.setattr("longtail.trainer.export.onnx.ONNX_LIMIT", 900)
 
     with pytest.raises(
         ExportError, match=r"query tower: expected at most 900 bytes .*, found 928: raise min_count or lower"
@@ -259,7 +260,14 @@ def test_an_unfinished_job_is_exported_from_its_newest_checkpoint(
 def test_a_job_without_a_valid_split_serves_the_recipe_s_default(finished: Finished) -> None:
     dataset = finished.trained.dataset
     alone = tiny.dataset(dataset.train, queries=40, labels=16)
-    trained = Trained(finished.trained.recipe, alone, finished.trained.encoding, finished.trained.model, History())
+    trained = Trained(
+        finished.trained.recipe,
+        alone,
+        finished.trained.encoding,
+        finished.trained.model,
+        finished.trained.step,
+        TrainingHistory(),
+    )
 
     dial = job.choose_bias_removal(trained, alone)
 

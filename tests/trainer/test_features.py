@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longtail.bundle import hash_token
-from longtail.trainer.data.dataset import Dataset, Pairs
-from longtail.trainer.data.encode import Bags, Encoding
+from longtail.trainer.data.columns import Bags
+from longtail.trainer.data.dataset import Dataset
+from longtail.trainer.data.encode import Encoding
+from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.errors import DataError
 from tests.trainer import tiny
 
@@ -226,7 +228,7 @@ def test_the_history_of_a_question_is_everything_known_latest_last() -> None:
     assert found["seen"].tolist() == [[3, 1], [3, 0], [0, 0]]
     assert found["seen__weight"].tolist() == [[1, 1], [1, 0], [0, 0]]
 
-    later = query.knowing(dataset.train.followed_by(tiny.pairs((0, 3), (2, 1))))
+    later = query.with_history(dataset.train.followed_by(tiny.pairs((0, 3), (2, 1))))
     assert later.of_queries(np.int32([0, 1, 2]))["seen"].tolist() == [[1, 4], [3, 0], [2, 0]]
 
 
@@ -272,7 +274,7 @@ def test_padding_is_to_a_power_of_two_at_most_the_limit(lengths: list[int], limi
 
 def test_integers_of_a_bag_are_their_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """Maps keyed by numbers, encoded three ids at a time, make the vocabulary and the rows of maps keyed by text."""
-    monkeypatch.setattr("longtail.trainer.data.encode._STRETCH", 3)
+    monkeypatch.setattr("longtail.trainer.data.columns._IDS_AT_ONCE", 3)
     bags = [{7: 0.5, 3: 1.0}, {}, {12: 2.0, 7: 1.0, 5: 3.0}, {99: 1.0}]
     numbers = pa.array([list(bag.items()) for bag in bags], pa.map_(pa.int32(), pa.float32()))
     texts = pa.array(

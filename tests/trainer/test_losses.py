@@ -5,7 +5,7 @@ import pytest
 from keras import ops
 
 from longtail.trainer import backend
-from longtail.trainer.losses.families import LOSSES, MASKED
+from longtail.trainer.losses import LOSSES, MASKED
 
 
 def softmax(

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from longtail.trainer.evaluation.metrics import Bootstrap, Positives, gini, inverse_propensity, metrics_of
+from longtail.trainer.evaluation.metrics import Bootstrap, Positives, inverse_propensity, metrics_of
 
 HEAD, TORSO, TAIL = 0, 1, 2
 BUCKETS = np.array([HEAD, HEAD, TORSO, TAIL, TAIL], np.int8)
@@ -161,10 +161,3 @@ def test_inverse_propensities_by_hand() -> None:
     amazon = inverse_propensity(np.array([5]), queries=1_186_239, a=0.6, b=2.6)
     assert amazon == pytest.approx([1 + 12.986298 * (3.6 / 7.6) ** 0.6], rel=1e-6)
     assert inverse_propensity(np.array([0, 2]), queries=2, a=1, b=1).tolist() == [1, 1], "never below 1"
-
-
-@pytest.mark.parametrize(
-    ("exposures", "expected"), [([2, 2, 2], 0), ([0, 0, 0, 8], 3 / 4), ([0, 0], 0), ([1, 3], 4 / 16), ([5], 0)]
-)
-def test_gini_by_hand(exposures: list[int], expected: float) -> None:
-    assert gini(np.array(exposures)) == pytest.approx(expected)

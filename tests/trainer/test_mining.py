@@ -5,9 +5,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from longtail.trainer.losses.families import LOSSES, MASKED
-from longtail.trainer.losses.mining import Mining
-from longtail.trainer.losses.objective import Objective
+from longtail.trainer.losses import LOSSES, MASKED, Mining, Objective, SampledLogits
 
 
 def mined(mining: Mining, negative: list[float], log_weight: list[float]) -> tuple[np.ndarray, np.ndarray]:
@@ -62,7 +60,9 @@ def test_mining_goes_with_every_family(family: str) -> None:
     """As if the two hardest had been drawn alone with half their weights, (1 − q_y)/(3·q_y')."""
     negative, log_q = np.float32([[0.9, 0.2, 0.5, -0.3]]), np.float32(np.log([[0.1, 0.2, 0.4, 0.3]]))
     hits, positive, logs = np.array([[True, False, False, False]]), np.float32([0.4]), (log_q[:, 0], log_q)
-    found = Objective(family, "importance", mining=Mining(keep=2))(positive, negative, hits, logs, logs)
+    found = Objective(family, "importance", mining=Mining(keep=2))(
+        SampledLogits(positive, negative, hits, *logs, *logs)
+    )
 
     log_weight = np.float32(np.log([[0.9 / (3 * 0.4) / 2, 0.9 / (3 * 0.2) / 2]]))
     expected = LOSSES[family].loss(positive, np.float32([[0.5, 0.2]]), log_weight)
@@ -76,7 +76,7 @@ def test_the_softmax_of_the_hardest_by_hand(weight: str) -> None:
     logs = (log_q[:, 0], log_q)
     logits = np.float32([0.4]), np.float32([[0.9, 0.2, 0.5, -0.3]])
     found = Objective("softmax", weight, mining=Mining(keep=2))(
-        *logits, np.array([[True, False, False, False]]), logs, logs
+        SampledLogits(*logits, np.array([[True, False, False, False]]), *logs, *logs)
     )
 
     w = {"unit": [1, 1], "importance": [0.9 / (3 * 0.4), 0.9 / (3 * 0.2)], "tail": [0.9 / (3 * 0.1)] * 2}[weight]

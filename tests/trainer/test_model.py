@@ -6,12 +6,11 @@ import pytest
 from keras import ops
 
 from longtail.trainer import backend
-from longtail.trainer.losses.families import LOSSES
+from longtail.trainer.losses import LOSSES
 from longtail.trainer.model import optimizers
 from longtail.trainer.model.embedding import Table
 from longtail.trainer.model.two_tower import TwoTower
-from longtail.trainer.sampling.base import Catalogue, Context
-from longtail.trainer.sampling.simple import SAMPLERS
+from longtail.trainer.sampling import SAMPLERS, DrawContext, SamplerSetup
 from tests.trainer import tiny
 
 TRAIN = tiny.pairs((0, 0), (0, 1), (1, 2), (1, 1), (2, 1), (2, 3), (3, 4), (3, 5), (4, 0), (4, 1), (5, 6))
@@ -68,8 +67,8 @@ def made(recipe: Any) -> TwoTower:
 def negatives(sampler: str) -> np.ndarray:
     """The labels that step 1 of a model with seed 0 takes as negatives, [B, m]."""
     arguments = {key: value for key, value in SAMPLES[sampler].items() if key != "name"}
-    draw = SAMPLERS[SAMPLES[sampler]["name"]](Catalogue(np.log(PI_L), B), **arguments).draw
-    context = Context(ops.convert_to_tensor(BATCH.labels), {}, None)
+    draw = SAMPLERS[SAMPLES[sampler]["name"]](SamplerSetup(np.log(PI_L), B), **arguments).draw
+    context = DrawContext(ops.convert_to_tensor(BATCH.labels), {}, None)
     parts = [] if draw is None else [np.asarray(draw(keras.random.SeedGenerator(0), context))]
     if sampler in ("in_batch", "mixed"):
         parts.insert(0, BATCH.labels)
@@ -108,7 +107,7 @@ def parameters(model: TwoTower) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps that are not compiled: the same arithmetic without seconds of tracing."""
     monkeypatch.setattr(backend, "compile_step", lambda step, _: step)
-    monkeypatch.setattr(backend, "fuse", lambda function: function)
+    monkeypatch.setattr(backend, "compile_loss", lambda function: function)
 
 
 class Descent:
@@ -152,7 +151,7 @@ def test_importance_with_every_label_is_the_exact_softmax_cross_entropy() -> Non
 
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize(("sampler", "weight"), [("in_batch", "tail"), ("mixed", "importance"), ("full", "relative")])
-def test_a_step_descends_the_gradient_of_the_formula(
+def test_a_step_sample_leavess_the_gradient_of_the_formula(
     sampler: str, weight: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Against central differences of the plain formula, in users, items and biases."""
@@ -356,7 +355,7 @@ def test_a_compiled_step_is_the_eager_step(monkeypatch: pytest.MonkeyPatch) -> N
     recipe = hidden("float32")
     compiled = made(recipe)
     monkeypatch.setattr(backend, "compile_step", lambda step, _: step)
-    monkeypatch.setattr(backend, "fuse", lambda function: function)
+    monkeypatch.setattr(backend, "compile_loss", lambda function: function)
     eager = made(recipe)
 
     for _ in range(2):

@@ -12,10 +12,7 @@ import pytest
 from keras import ops
 
 from longtail.trainer import backend
-from longtail.trainer.losses.families import LOSSES, MASKED
-from longtail.trainer.losses.mining import Mining
-from longtail.trainer.losses.objective import Objective
-from longtail.trainer.losses.weights import WEIGHTS
+from longtail.trainer.losses import LOSSES, MASKED, WEIGHTS, Mining, Objective, SampledLogits
 from tests.trainer import toy
 from tests.trainer.toy import LOGITS, OTHERS, L, Y
 
@@ -43,9 +40,9 @@ def evaluated(
         given = [ops.cast(side, dtype) for side in logits]
         if LOSSES[objective.family].stateful:
             state = {"log_eta_B": ops.convert_to_tensor(np.float32([1.0, 2.0])), "rate": np.float32(0.5)}
-            losses_B, _ = objective.with_state(*given, HITS, LOG_PI, LOG_Q, **state)
+            losses_B, _ = objective.with_eta(SampledLogits(*given, HITS, *LOG_PI, *LOG_Q), **state)
         else:
-            losses_B = objective(*given, HITS, LOG_PI, LOG_Q)
+            losses_B = objective(SampledLogits(*given, HITS, *LOG_PI, *LOG_Q))
         return ops.sum(losses_B), losses_B
 
     logits = [ops.convert_to_tensor(np.float32(side)) for side in (positive_B, negative_BM)]
@@ -116,12 +113,12 @@ def test_half_precision_logits_are_summed_in_full_precision(dtype: str) -> None:
 @pytest.mark.parametrize(("family", "arguments"), FORMS)
 def test_without_negatives_the_positive_s_loss_is_left(family: str, arguments: dict[str, Any]) -> None:
     objective = Objective(family, weight_for(family, "importance"), arguments)
-    everything = (ops.convert_to_tensor(POSITIVE), NEGATIVE + 70, np.ones((2, 4), bool), LOG_PI, LOG_Q)
+    everything = SampledLogits(ops.convert_to_tensor(POSITIVE), NEGATIVE + 70, np.ones((2, 4), bool), *LOG_PI, *LOG_Q)
     if LOSSES[family].stateful:
         log_eta_B = np.float32([0.0, 0.0])
-        losses_B = objective.with_state(*everything, log_eta_B=log_eta_B, rate=np.float32(0.5))[0]
+        losses_B = objective.with_eta(everything, log_eta_B=log_eta_B, rate=np.float32(0.5))[0]
     else:
-        losses_B = objective(*everything)
+        losses_B = objective(everything)
 
     u = POSITIVE - np.log([0.25, 0.1]) if family == "nce" else POSITIVE
     slope = arguments.get("margin", 1)
@@ -146,7 +143,9 @@ def test_a_label_of_one_in_a_billion_is_corrected_as_any_other(weight: str, rare
     """A floor of 1e-6 under probabilities would be wrong by a factor of a thousand."""
     pi, other = (1e-9 if rare in (which, "both") else 0.01 for which in ("positive", "negative"))
     logs = np.float32(np.log([pi])), np.float32(np.log([[other, 0.3]]))
-    loss = Objective("softmax", weight)(np.float32([0.5]), np.float32([[-6, 0.25]]), np.zeros((1, 2), bool), logs, logs)
+    loss = Objective("softmax", weight)(
+        SampledLogits(np.float32([0.5]), np.float32([[-6, 0.25]]), np.zeros((1, 2), bool), *logs, *logs)
+    )
 
     weights = [w(weight, pi, pi, label, label, 2) for label in (other, 0.3)]
     expected = math.log1p(weights[0] * math.exp(-6.5) + weights[1] * math.exp(-0.25))
@@ -156,7 +155,9 @@ def test_a_label_of_one_in_a_billion_is_corrected_as_any_other(weight: str, rare
 def test_nce_by_hand() -> None:
     """`−log σ(f_y − log(m q_y)) − Σ log(1 − σ(f_y' − log(m q_y')))`, with m = 2 and a q of 1e-9."""
     logs = np.float32(np.log([0.25])), np.float32(np.log([[0.5, 1e-9]]))
-    loss = Objective("nce")(np.float32([-1]), np.float32([[-2, -20]]), np.zeros((1, 2), bool), logs, logs)
+    loss = Objective("nce")(
+        SampledLogits(np.float32([-1]), np.float32([[-2, -20]]), np.zeros((1, 2), bool), *logs, *logs)
+    )
 
     shifted = -1 - math.log(0.5), -2 - math.log(1), -20 - math.log(2e-9)
     expected = math.log1p(math.exp(-shifted[0])) + sum(math.log1p(math.exp(f)) for f in shifted[1:])
@@ -169,8 +170,8 @@ def test_the_regularizer_by_hand(dtype: str) -> None:
     positive, negative = np.float32([1, -2]), np.float32([[0.5, 2, 90, 1], [90, 90, 90, 90]])
     hits = np.array([[False, False, True, False], [True] * 4])
     log_q = np.float32([-1, -3]), np.float32([[-2, -1, -1, -4]] * 2)
-    given = ops.cast(positive, dtype), ops.cast(negative, dtype), hits, LOG_PI, log_q
-    added = np.asarray(Objective("logistic", regularizer=0.1)(*given)) - np.asarray(Objective("logistic")(*given))
+    given = SampledLogits(ops.cast(positive, dtype), ops.cast(negative, dtype), hits, *LOG_PI, *log_q)
+    added = np.asarray(Objective("logistic", regularizer=0.1)(given)) - np.asarray(Objective("logistic")(given))
 
     np.testing.assert_allclose(added, [0.1 * (0 + (1.5**2 + 1 + 3**2) / 3), 0.1 * 25], rtol=1e-5)
 
@@ -193,9 +194,11 @@ def augmented(sample: toy.Sample, log_eta: float, *, rate: float) -> tuple[np.nd
     """Losses and new log η of a sample's rows."""
     rows = len(sample.drawn_BM)
     log_pi, log_q = np.zeros(L, np.float32), sample.log_q_L
-    made = Objective("augment_and_reduce", "importance").with_state(
-        np.full(rows, LOGITS[Y], np.float32), LOGITS.astype(np.float32)[sample.drawn_BM], sample.drawn_BM == Y,
-        (log_pi[np.full(rows, Y)], log_pi[sample.drawn_BM]), (log_q[np.full(rows, Y)], log_q[sample.drawn_BM]),
+    made = Objective("augment_and_reduce", "importance").with_eta(
+        SampledLogits(
+            np.full(rows, LOGITS[Y], np.float32), LOGITS.astype(np.float32)[sample.drawn_BM], sample.drawn_BM == Y,
+            log_pi[np.full(rows, Y)], log_pi[sample.drawn_BM], log_q[np.full(rows, Y)], log_q[sample.drawn_BM],
+        ),
         log_eta_B=np.full(rows, log_eta, np.float32), rate=np.float32(rate),
     )  # fmt: skip
     return ops.convert_to_numpy(made[0]).astype(np.float64), ops.convert_to_numpy(made[1]).astype(np.float64)

@@ -15,7 +15,7 @@ import pytest
 from keras import ops
 
 from longtail.trainer import backend
-from longtail.trainer.losses.objective import Objective
+from longtail.trainer.losses import Objective, SampledLogits
 from tests.trainer import tiny
 
 X, L = 3, 5
@@ -39,7 +39,7 @@ def losses(scores_XL: Any, objective: Objective, noise_XL: np.ndarray, *, mask: 
     logits = ops.take(flat, x * L + y), ops.take(flat, x * L + other)[:, None]
     hits = (y == other)[:, None] if mask else np.zeros((len(x), 1), bool)
     log_q = ops.convert_to_tensor(log_noise_XL[x, y]), ops.convert_to_tensor(log_noise_XL[x, other][:, None])
-    return objective(*logits, ops.convert_to_tensor(hits), log_q, log_q)
+    return objective(SampledLogits(*logits, ops.convert_to_tensor(hits), *log_q, *log_q))
 
 
 def minimiser(objective: Objective, noise_XL: np.ndarray, *, mask: bool = False, steps: int = 20) -> np.ndarray:
@@ -79,7 +79,7 @@ def test_the_full_softmax_is_at_rest_there() -> None:
         log_q = np.full((X * L, L), -np.log(L), np.float32)
         hits = np.tile(y[:, None] == y[None], (X, 1))
         losses_B = Objective("softmax", "importance")(
-            ops.reshape(rows[0], (-1,)), logits, hits, (log_q[:, 0], log_q), (log_q[:, 0], log_q)
+            SampledLogits(ops.reshape(rows[0], (-1,)), logits, hits, log_q[:, 0], log_q, log_q[:, 0], log_q)
         )
         return ops.sum(losses_B * DATA.ravel().astype(np.float32)), losses_B
 
@@ -119,7 +119,7 @@ def signal_to_noise(noise_XL: np.ndarray) -> float:
         flat = ops.reshape(rows[0], (-1,))
         logits = ops.take(flat, at_T + x * L + y), ops.take(flat, at_T + x * L + other)[:, None]
         logs = (nothing_T1[:, 0], nothing_T1)
-        losses_T = Objective("logistic")(*logits, nothing_T1 > 0, logs, logs)
+        losses_T = Objective("logistic")(SampledLogits(*logits, nothing_T1 > 0, *logs, *logs))
         return ops.sum(losses_T), losses_T
 
     def gradients(scores_XL: np.ndarray) -> np.ndarray:
@@ -163,7 +163,7 @@ def test_the_signal_is_clearest_when_the_noise_is_the_data() -> None:
 def test_a_model_s_nce_counts_the_draws_that_hit(sampler: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """By hand from a step's logits; of the batch's labels only a row's own is left out. log q of m·q on both sides."""
     monkeypatch.setattr(backend, "compile_step", lambda step, _: step)
-    monkeypatch.setattr(backend, "fuse", lambda function: function)
+    monkeypatch.setattr(backend, "compile_loss", lambda function: function)
     rows = tiny.pairs((0, 0), (1, 1), (2, 1), (3, 3))
     data = tiny.dataset(rows, queries=4, labels=4)
     model = tiny.model(tiny.recipe(loss={"family": "nce", "sampler": sampler}), data, batch_size=4)

@@ -12,10 +12,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from longtail.trainer.losses.objective import Objective
-from longtail.trainer.losses.weights import WEIGHTS
-from longtail.trainer.sampling.base import Catalogue
-from longtail.trainer.sampling.simple import SAMPLERS
+from longtail.trainer.losses import WEIGHTS, Objective
+from longtail.trainer.sampling import SAMPLERS, SamplerSetup
 from tests.trainer import toy
 from tests.trainer.toy import LOGITS, OTHERS, PI, L, Sample, Y
 
@@ -201,7 +199,7 @@ def test_any_margin_through_any_sampler(
 def test_a_margin_with_every_label_is_the_margin_loss_itself(
     weight: str, arguments: dict[str, float], margin_L: np.ndarray
 ) -> None:
-    log_q_L = SAMPLERS["full"](Catalogue(np.log(PI), 1)).log_q_L
+    log_q_L = SAMPLERS["full"](SamplerSetup(np.log(PI), 1)).log_q_L
     sample = Sample(np.arange(L)[None], log_q_L)
     loss = sample.losses(Objective("softmax", weight, weight_arguments=arguments)).item()
 
@@ -216,7 +214,7 @@ def test_a_margin_through_the_mixture(weight: str, arguments: dict[str, float], 
     size, drawn = 32, 32
     batch = toy.batches(rows=ROWS, size=size)
     more = toy.draw("uniform", rows=ROWS, negatives=drawn)
-    log_q_L = SAMPLERS["mixed"](Catalogue(np.log(PI), size), negatives=drawn).log_q_L
+    log_q_L = SAMPLERS["mixed"](SamplerSetup(np.log(PI), size), negatives=drawn).log_q_L
     sample = Sample(np.concatenate([batch.drawn_BM, more.drawn_BM], axis=1), log_q_L)
     odds_B = np.expm1(sample.losses(Objective("softmax", weight, weight_arguments=arguments)))
 
@@ -243,7 +241,7 @@ def test_the_best_sampler_of_a_margin_draws_by_margin_times_loss(weight: str) ->
     }
     variances = {}
     for name, q_L in {"best": best_L, **others}.items():
-        catalogue = Catalogue(np.log(q_L / q_L.sum()), 4000)
+        catalogue = SamplerSetup(np.log(q_L / q_L.sum()), 4000)
         sampler = SAMPLERS["popularity"](catalogue, negatives=M, shared=False)
         drawn_BM = np.random.default_rng(4).choice(L, (4000, M), p=np.exp(catalogue.log_pi_L))
         losses_B, _ = with_negatives(

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from longtail.trainer.losses.mining import Mining
-from longtail.trainer.losses.objective import Objective
+from longtail.trainer.losses import Mining, Objective, SampledLogits
 
 K, B = 8, 4
 SCORES = np.array([0.3, 1.4, -0.2, 0.9, -1.1, 0.5, 2.0, -0.7])
@@ -54,9 +53,11 @@ def losses(objective: Objective, scores_RK: np.ndarray, drawn_RB: np.ndarray) ->
     negatives_RB = np.take_along_axis(scores_RK, drawn_RB, axis=1)
     log_q = np.full(rows, -np.log(K), np.float32), np.full(drawn_RB.shape, -np.log(K), np.float32)
     made = objective(
-        ops.convert_to_tensor(scores_RK[:, Y].astype(np.float32)),
-        ops.convert_to_tensor(negatives_RB.astype(np.float32)),
-        ops.convert_to_tensor(drawn_RB == Y), log_q, log_q,
+        SampledLogits(
+            ops.convert_to_tensor(scores_RK[:, Y].astype(np.float32)),
+            ops.convert_to_tensor(negatives_RB.astype(np.float32)),
+            ops.convert_to_tensor(drawn_RB == Y), *log_q, *log_q,
+        )
     )  # fmt: skip
     return ops.convert_to_numpy(made).astype(np.float64)
 

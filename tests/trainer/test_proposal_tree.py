@@ -10,7 +10,8 @@ from longtail.trainer.data.encode import Encoding
 from longtail.trainer.errors import DataError
 from longtail.trainer.sampling import tree_fit as proposal_tree
 from longtail.trainer.sampling.projection import fit_projection
-from longtail.trainer.sampling.tree_fit import fit_proposal, fit_tree
+from longtail.trainer.sampling.proposal import fit_proposal
+from longtail.trainer.sampling.tree_fit import fit_tree
 from tests.trainer import tiny
 
 PENALTY = 0.1

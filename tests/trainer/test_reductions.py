@@ -12,7 +12,8 @@ from rich.console import Console
 
 from longtail.trainer import train as loop
 from longtail.trainer.config import Data
-from longtail.trainer.data.dataset import Dataset, Pairs, load_dataset
+from longtail.trainer.data.dataset import Dataset, load_dataset
+from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.errors import CheckpointError, DataError
 from longtail.trainer.progress import Reporter
 from tests.trainer import tiny
@@ -133,7 +134,7 @@ def test_sampling_with_dropout_goes_on_after_a_kill_to_the_last_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three steps an epoch (10 queries in batches of 3), a checkpoint after two; killed in step 6 of 9."""
-    whole, batches, left = run(tmp_path / "whole", **SAMPLED), loop._batches, iter(range(5))
+    whole, batches, left = run(tmp_path / "whole", **SAMPLED), loop.epoch_batches, iter(range(5))
 
     def dying(*arguments: Any, **more: Any) -> Any:
         for batch in batches(*arguments, **more):
@@ -141,18 +142,18 @@ def test_sampling_with_dropout_goes_on_after_a_kill_to_the_last_bit(
                 raise KeyboardInterrupt
             yield batch
 
-    monkeypatch.setattr(loop, "_batches", dying)
+    monkeypatch.setattr(loop, "epoch_batches", dying)
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "killed", **SAMPLED)
     steps: list[int] = []
     monkeypatch.setattr(
-        loop, "_batches", lambda *a, **k: (steps.append(batch[0]) or batch for batch in batches(*a, **k))
+        loop, "epoch_batches", lambda *a, **k: (steps.append(batch[0]) or batch for batch in batches(*a, **k))
     )
     resumed = run(tmp_path / "killed", **SAMPLED)
 
     assert steps == [2, 0, 1, 2]
     assert resumed.history == whole.history
-    for one, other in zip(whole.model.variables, resumed.model.variables, strict=True):
+    for one, other in zip(whole.step.variables, resumed.step.variables, strict=True):
         np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
 
 

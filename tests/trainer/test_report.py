@@ -5,7 +5,7 @@ import pytest
 
 from longtail.bundle import BiasRemoval, CurvePoint, Interval
 from longtail.trainer.evaluation.report import evaluation_markdown, html_report
-from longtail.trainer.train import History
+from longtail.trainer.train import TrainingHistory
 from tests.trainer import tiny
 
 BUCKETS = ("head", "torso", "tail")
@@ -26,7 +26,7 @@ DIAL = BiasRemoval(default=0.5, chosen_by="valid recall@2", curve_split="test", 
 
 @pytest.fixture(scope="module")
 def page() -> str:
-    history = History([2.0, 1.0], {1: 0.1, 2: 0.2}, 2)
+    history = TrainingHistory([2.0, 1.0], {1: 0.1, 2: 0.2}, 2)
     return html_report(tiny.recipe(), DIAL, history, {"Loss": "softmax <in_batch>"}).decode()
 
 
@@ -61,7 +61,7 @@ def test_the_page_escapes_what_it_is_told(page: str) -> None:
 
 
 def test_the_page_is_the_same_every_time(page: str) -> None:
-    history = History([2.0, 1.0], {1: 0.1, 2: 0.2}, 2)
+    history = TrainingHistory([2.0, 1.0], {1: 0.1, 2: 0.2}, 2)
 
     assert html_report(tiny.recipe(), DIAL, history, {"Loss": "softmax <in_batch>"}).decode() == page
 

@@ -24,12 +24,12 @@ def die_at(count):
 
 if point == "batch":
     import longtail.trainer.train
-    batches, step = longtail.trainer.train._batches, die_at(count)
+    batches, step = longtail.trainer.train.epoch_batches, die_at(count)
     def dying(*arguments, **more):
         for batch in batches(*arguments, **more):
             step()
             yield batch
-    longtail.trainer.train._batches = dying
+    longtail.trainer.train.epoch_batches = dying
 if point == "checkpoint":
     rename, step = os.rename, die_at(count)
     os.rename = lambda *paths: (step(), rename(*paths))

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from keras import ops
 
 from longtail.bundle import log_frequencies
-from longtail.trainer.sampling.base import Catalogue, Context
-from longtail.trainer.sampling.simple import SAMPLERS, alias_table
+from longtail.trainer.sampling import SAMPLERS, DrawContext, SamplerSetup
+from longtail.trainer.sampling.independent import alias_table
 
 LOG_PI = np.log([0.5, 0.3, 0.2])
 POSITIVE = 1
@@ -17,8 +17,8 @@ POSITIVE = 1
 
 
 def drawn(name: str, log_pi: np.ndarray, *, batch_size: int = 4, seed: int = 3, **arguments: object) -> np.ndarray:
-    sampler = SAMPLERS[name](Catalogue(log_pi, batch_size), **arguments)
-    context = Context(ops.full((batch_size,), POSITIVE, "int32"), {}, None)
+    sampler = SAMPLERS[name](SamplerSetup(log_pi, batch_size), **arguments)
+    context = DrawContext(ops.full((batch_size,), POSITIVE, "int32"), {}, None)
     return np.asarray(sampler.draw(keras.random.SeedGenerator(seed), context))
 
 
@@ -77,7 +77,7 @@ def test_a_rare_label_keeps_its_probability_to_the_digit() -> None:
     ],
 )
 def test_q_by_hand(name: str, arguments: dict[str, object], expected: list[float]) -> None:
-    sampler = SAMPLERS[name](Catalogue(LOG_PI, 4), **arguments)
+    sampler = SAMPLERS[name](SamplerSetup(LOG_PI, 4), **arguments)
 
     assert sampler.log_q_L.dtype == np.float32
     np.testing.assert_allclose(np.exp(sampler.log_q_L), expected, rtol=1e-6)
@@ -85,7 +85,7 @@ def test_q_by_hand(name: str, arguments: dict[str, object], expected: list[float
 
 def test_full_is_every_label_once_so_that_importance_weights_are_one() -> None:
     """(1 − q_y)/(m·q_y') = (1 − ⅓)/(2·⅓)."""
-    q = np.exp(SAMPLERS["full"](Catalogue(LOG_PI, 4)).log_q_L)
+    q = np.exp(SAMPLERS["full"](SamplerSetup(LOG_PI, 4)).log_q_L)
 
     assert drawn("full", LOG_PI).tolist() == [0, 1, 2]
     np.testing.assert_allclose((1 - q) / (2 * q), [1, 1, 1], rtol=1e-6)
@@ -100,7 +100,7 @@ def test_full_is_every_label_once_so_that_importance_weights_are_one() -> None:
 )  # fmt: skip
 def test_where_negatives_come_from(name: str, in_batch: bool, draws: bool) -> None:
     arguments = {} if name in ("in_batch", "full") else {"negatives": 2}
-    sampler = SAMPLERS[name](Catalogue(LOG_PI, 4), **arguments)
+    sampler = SAMPLERS[name](SamplerSetup(LOG_PI, 4), **arguments)
 
     assert (sampler.in_batch, sampler.draw is not None) == (in_batch, draws)
 
@@ -153,8 +153,10 @@ def test_without_the_positive_draws_follow_q_given_another_label(name: str, q: l
 @pytest.mark.parametrize("name", ["uniform", "popularity"])
 def test_every_row_excludes_its_own_positive(name: str) -> None:
     positive_B = np.int32([0, 1, 2, 1])
-    sampler = SAMPLERS[name](Catalogue(LOG_PI, 4), negatives=2000, exclude_positive=True)
-    made = np.asarray(sampler.draw(keras.random.SeedGenerator(2), Context(ops.convert_to_tensor(positive_B), {}, None)))
+    sampler = SAMPLERS[name](SamplerSetup(LOG_PI, 4), negatives=2000, exclude_positive=True)
+    made = np.asarray(
+        sampler.draw(keras.random.SeedGenerator(2), DrawContext(ops.convert_to_tensor(positive_B), {}, None))
+    )
 
     shares = (made[:, :, None] == np.arange(3)).mean(axis=1)
     assert (shares[np.arange(4), positive_B] <= {"uniform": 0, "popularity": 0.05}[name]).all()
@@ -162,8 +164,8 @@ def test_every_row_excludes_its_own_positive(name: str) -> None:
 
 
 def test_draws_repeat_under_a_seed_and_differ_from_step_to_step() -> None:
-    draw = SAMPLERS["uniform"](Catalogue(np.full(1000, -math.log(1000)), 4), negatives=50).draw
-    context = Context(ops.zeros((4,), "int32"), {}, None)
+    draw = SAMPLERS["uniform"](SamplerSetup(np.full(1000, -math.log(1000)), 4), negatives=50).draw
+    context = DrawContext(ops.zeros((4,), "int32"), {}, None)
     one, other = keras.random.SeedGenerator(1), keras.random.SeedGenerator(1)
     first, second = np.asarray(draw(one, context)), np.asarray(draw(one, context))
 

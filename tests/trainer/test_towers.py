@@ -6,8 +6,8 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from longtail.trainer.export.bundle import write_onnx
-from longtail.trainer.model.embedding import Dropout, dropping
+from longtail.trainer.export.onnx import write_onnx
+from longtail.trainer.model.embedding import Dropout, dropout_masks
 from longtail.trainer.model.towers import Towers, build_towers, dropouts
 from tests.trainer import tiny
 
@@ -67,7 +67,7 @@ def test_dropout_multiplies_by_its_mask_and_by_nothing_elsewhere() -> None:
     towers = built(dropout=0.5)
     (layer,) = dropouts(towers.query)
     mask = np.float32([[2, 0, 2], [0, 2, 0]])
-    with dropping({layer: mask}):
+    with dropout_masks({layer: mask}):
         np.testing.assert_allclose(np.asarray(towers.query(INPUTS)), [[-4, 0, 2.5], [0, 2, 0]])
 
     np.testing.assert_allclose(np.asarray(towers.query(INPUTS)), [[-2, -3, 1.25], [-4, 1, 0.25]])

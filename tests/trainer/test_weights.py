@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from longtail.trainer.losses.weights import WEIGHTS, LogProbabilities
-from longtail.trainer.sampling.simple import SAMPLERS, Catalogue
+from longtail.trainer.losses import WEIGHTS, LogProbabilities
+from longtail.trainer.sampling import SAMPLERS, SamplerSetup
 
 PI_POSITIVE, PI_NEGATIVE = [Fraction(1, 2), Fraction(1, 4)], [Fraction(1, 2), Fraction(1, 4), Fraction(1, 8)]
 Q_POSITIVE, Q_NEGATIVE = [Fraction(1, 3), Fraction(1, 6)], [Fraction(1, 3), Fraction(1, 6), Fraction(1, 2)]
@@ -117,7 +117,7 @@ def test_a_positive_of_one_in_a_billion_is_corrected_in_full() -> None:
 def test_the_expected_sum_over_all_draws_is_the_implicit_loss(sampler: str, weight: str, m: int) -> None:
     """Σ over every sequence of m draws but the positive: its probability × Σ w·e^f equals Σ ρ·e^f [R21, Table 2]."""
     arguments = {"negatives": m} if sampler == "uniform" else {}
-    log_q_L = SAMPLERS[sampler](Catalogue(np.log(np.array(PI, np.float64)), 4), **arguments).log_q_L
+    log_q_L = SAMPLERS[sampler](SamplerSetup(np.log(np.array(PI, np.float64)), 4), **arguments).log_q_L
     q_L = {"in_batch": PI, "uniform": [Fraction(1, L)] * L}[sampler]
     log_pi_L, exp_f_L = logs(PI), np.array([0.5, 2.0, 1.25, 7.0])
 

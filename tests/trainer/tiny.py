@@ -12,8 +12,10 @@ import pyarrow.parquet as pq
 
 from longtail.bundle import log_frequencies
 from longtail.trainer.config import Recipe
-from longtail.trainer.data.dataset import Dataset, Pairs
+from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
+from longtail.trainer.data.pairs import Pairs
+from longtail.trainer.model.step import TrainStep
 from longtail.trainer.model.two_tower import TwoTower
 
 USER = {"name": "user_id", "kind": "id", "dim": 4, "unknown_rate": 0}
@@ -58,11 +60,13 @@ def dataset(train: Pairs, *, queries: int, labels: int, ordered: bool = False, *
 
 
 def model(job: Recipe, data: Dataset, *, batch_size: int, total_steps: int = 100) -> TwoTower:
-    """A fresh model of a job."""
+    """A fresh model of a job, and beside its own attributes those of its training step."""
     log_pi = log_frequencies(data.label_counts(), smoothing=job.loss.smoothing)
-    return TwoTower(
-        job, Encoding.fit(job, data), log_pi, batch_size=batch_size, total_steps=total_steps, pairs=len(data.train)
-    )
+    fresh = TwoTower(job, Encoding.fit(job, data), len(data.label_ids))
+    step = TrainStep(fresh, log_pi, batch_size=batch_size, total_steps=total_steps, pairs=len(data.train))
+    fresh.train_step, fresh.variables = step, step.variables
+    fresh.sampler, fresh.begin_epoch = step.sampler, step.begin_epoch
+    return fresh
 
 
 def batch(rows: Pairs, **inputs: np.ndarray) -> dict[str, np.ndarray]:

@@ -14,9 +14,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from longtail.trainer.losses.objective import Objective
-from longtail.trainer.sampling.base import Catalogue, Context
-from longtail.trainer.sampling.simple import SAMPLERS
+from longtail.trainer.losses import Objective, SampledLogits
+from longtail.trainer.sampling import SAMPLERS, DrawContext, SamplerSetup
 
 PI = np.array([0.30, 0.25, 0.20, 0.12, 0.08, 0.05])
 LOGITS = np.array([0.4, -0.6, 1.1, 0.2, -1.3, 0.7])
@@ -46,11 +45,15 @@ class Sample:
         """float64 [B]."""
         rows, log_pi_L = np.zeros(len(self.drawn_BM), np.float32), np.log(PI).astype(np.float32)
         made = objective(
-            ops.convert_to_tensor(rows + np.float32(LOGITS[Y])),
-            ops.convert_to_tensor(LOGITS.astype(np.float32)[self.drawn_BM]),
-            ops.convert_to_tensor(self.drawn_BM == Y),
-            (ops.convert_to_tensor(rows + log_pi_L[Y]), ops.convert_to_tensor(log_pi_L[self.drawn_BM])),
-            (ops.convert_to_tensor(rows + self.log_q_L[Y]), ops.convert_to_tensor(self.log_q_L[self.drawn_BM])),
+            SampledLogits(
+                ops.convert_to_tensor(rows + np.float32(LOGITS[Y])),
+                ops.convert_to_tensor(LOGITS.astype(np.float32)[self.drawn_BM]),
+                ops.convert_to_tensor(self.drawn_BM == Y),
+                ops.convert_to_tensor(rows + log_pi_L[Y]),
+                ops.convert_to_tensor(log_pi_L[self.drawn_BM]),
+                ops.convert_to_tensor(rows + self.log_q_L[Y]),
+                ops.convert_to_tensor(self.log_q_L[self.drawn_BM]),
+            )
         )
         return ops.convert_to_numpy(made).astype(np.float64)
 
@@ -59,9 +62,9 @@ class Sample:
 def draw(name: str, *, rows: int, negatives: int, seed: int = 0, **arguments: Any) -> Sample:
     """What a sampler draws for rows of their own."""
     sampler = SAMPLERS[name](
-        Catalogue(np.log(PI), rows), negatives=negatives, **{"shared": False, **arguments}
+        SamplerSetup(np.log(PI), rows), negatives=negatives, **{"shared": False, **arguments}
     )  # fmt: skip
-    context = Context(ops.full((rows,), Y, "int32"), {}, None)
+    context = DrawContext(ops.full((rows,), Y, "int32"), {}, None)
     drawn_BM = np.asarray(sampler.draw(keras.random.SeedGenerator(seed), context))
     return Sample(drawn_BM, sampler.log_q_L)
 
@@ -70,7 +73,7 @@ def draw(name: str, *, rows: int, negatives: int, seed: int = 0, **arguments: An
 def batches(*, rows: int, size: int, seed: int = 0) -> Sample:
     """One row each of many batches: its own label Y first, then those of `size − 1` pairs of the data."""
     others_BM = np.random.default_rng(seed).choice(L, (rows, size - 1), p=PI)
-    log_q_L = SAMPLERS["in_batch"](Catalogue(np.log(PI), size)).log_q_L
+    log_q_L = SAMPLERS["in_batch"](SamplerSetup(np.log(PI), size)).log_q_L
     return Sample(np.concatenate([np.full((rows, 1), Y), others_BM], axis=1), log_q_L)
 
 

@@ -1,9 +1,24 @@
-"""The recipe: everything a training job depends on, typed once and checked before any work starts."""
+"""The recipe: everything a training job depends on, typed once and checked before any work starts.
 
-from longtail.trainer.config.data import Data, Split
-from longtail.trainer.config.load import load_recipe
+Importing it loads neither Keras nor any other part of the training stack.
+"""
+
 from longtail.trainer.config.loss import LossConfig
-from longtail.trainer.config.recipe import Evaluation, Recipe
+from longtail.trainer.config.recipe import Recipe, load_recipe
+from longtail.trainer.config.sections import Data, Evaluation, Optimizer, Propensity, Split, Training
 from longtail.trainer.config.towers import FeatureConfig, Model, Tower
 
-__all__ = ["Data", "Evaluation", "FeatureConfig", "LossConfig", "Model", "Recipe", "Split", "Tower", "load_recipe"]
+__all__ = [
+    "Data",
+    "Evaluation",
+    "FeatureConfig",
+    "LossConfig",
+    "Model",
+    "Optimizer",
+    "Propensity",
+    "Recipe",
+    "Split",
+    "Tower",
+    "Training",
+    "load_recipe",
+]

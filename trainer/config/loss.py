@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from longtail.trainer.config.base import Section, one_of
+from longtail.trainer.config.sections import Section, one_of
 from longtail.trainer.losses.families import LOSSES
 from longtail.trainer.losses.mining import Mining
 from longtail.trainer.losses.objective import Objective
 from longtail.trainer.losses.weights import WEIGHTS
-from longtail.trainer.sampling.simple import SAMPLERS
+from longtail.trainer.sampling import SAMPLERS
 
 
 class _Choice(Section):
@@ -28,14 +28,14 @@ class _Choice(Section):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What the row's function is called with, beside its data."""
+        """Keyword arguments of the row's function."""
         return self.model_dump(exclude={"name"}, exclude_none=True)
 
     def __str__(self) -> str:
         arguments = ", ".join(f"{name} = {value}" for name, value in self.arguments.items())
         return f"{self.name}({arguments})" if arguments else self.name
 
-    def _check(self, what: str, table: dict[str, Any], function: Callable[[Any], Callable[..., Any]]) -> None:
+    def _check(self, what: str, table: Mapping[str, Any], function: Callable[[Any], Callable[..., Any]]) -> None:
         """Refuse a name that is not in the table, and parameters that its function does not take or lacks."""
         one_of(what, table, self.name)
         parameters = inspect.signature(function(table[self.name])).parameters.values()
@@ -50,7 +50,7 @@ class _Choice(Section):
 
 
 class FamilyConfig(_Choice):
-    """What a positive's logit and its weighted negatives cost [METHODS §2, §4]."""
+    """The loss family: a row of `LOSSES` and its parameters [METHODS §2, §4]."""
 
     name: str = "softmax"
     margin: float | None = Field(default=None, ge=-1)
@@ -67,7 +67,7 @@ class FamilyConfig(_Choice):
 
 
 class WeightConfig(_Choice):
-    """What every negative weighs [METHODS §2.2]."""
+    """The weight of every negative: a row of `WEIGHTS` and its parameters [METHODS §2.2]."""
 
     name: str = "unit"
     tau: float | None = None
@@ -86,7 +86,7 @@ class WeightConfig(_Choice):
 
 
 class SamplerConfig(_Choice):
-    """Where negatives come from [METHODS §2.1]."""
+    """The sampler of negatives: a row of `SAMPLERS` and its parameters [METHODS §2.1]."""
 
     name: str = "in_batch"
     negatives: int | None = Field(default=None, ge=1)
@@ -118,7 +118,7 @@ class SamplerConfig(_Choice):
 
 
 class MiningConfig(Section):
-    """Of a row's negatives the hardest count [METHODS §3]."""
+    """Hard negative mining: of a row's negatives, the highest-scored count [METHODS §3]."""
 
     keep: int | None = Field(default=None, ge=1)
     """Negatives kept, the highest-scored."""
@@ -177,7 +177,7 @@ class LossConfig(Section):
         return self
 
     def objective(self) -> Objective:
-        """The loss of a batch's logits."""
+        """The loss function that this section describes."""
         return Objective(
             family=self.family.name,
             weight=self.weight.name,

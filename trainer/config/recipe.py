@@ -1,112 +1,39 @@
-"""The recipe: everything a training job depends on, typed once and checked before any work starts."""
+"""The recipe: everything a training job depends on, typed once, read from TOML and checked before any work starts."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self, get_args
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
-from longtail.trainer.config.base import Section, one_of
-from longtail.trainer.config.data import Data
 from longtail.trainer.config.loss import LossConfig
+from longtail.trainer.config.sections import Data, Evaluation, Optimizer, Section, Training
 from longtail.trainer.config.towers import FeatureConfig, Model, Tower
+from longtail.trainer.errors import RecipeError
 from longtail.trainer.losses.families import LOSSES
-from longtail.trainer.model.optimizers import ROW_OPTIMIZERS
-
-
-class Optimizer(Section):
-    """Row-wise sparse for embedding tables, Adam for everything dense."""
-
-    embeddings: str = "adam"
-    """`adam`: lazy Adam, moments of touched rows only. `adagrad`: one accumulator per row."""
-    embedding_learning_rate: float = Field(default=0.01, gt=0)
-    dense_learning_rate: float = Field(default=0.001, gt=0)
-    schedule: Literal["constant", "linear"] = "constant"
-    """`linear`: both rates fall to 0 at the last of `epochs`."""
-    clip_norm: float | None = Field(default=None, gt=0)
-    """Largest norm of a step's whole gradient."""
-
-    @model_validator(mode="after")
-    def _defined(self) -> Self:
-        one_of("embeddings", ROW_OPTIMIZERS, self.embeddings)
-        return self
-
-
-class Training(Section):
-    """The loop."""
-
-    epochs: int = Field(default=20, ge=1)
-    batch_size: int = Field(default=2048, ge=2)
-    patience: int | None = Field(default=None, ge=1)
-    """Stops when the validation metric has not risen for this many evaluations. With a valid split, the epoch
-    that did best on it is the one kept, whether training stopped early or not."""
-    evaluate_every: int = Field(default=1, ge=1)
-    """Epochs between validations; each takes the best of λ = 0, ½ and 1, the whole grid follows at the end."""
-    refit: bool = False
-    """After epochs and λ are chosen on valid, train again on train + valid for as many epochs."""
-    precision: Literal["float32", "mixed_bfloat16"] = "float32"
-    """`mixed_bfloat16` computes MLPs and logits in bfloat16 while training; tables, losses and the finished
-    model stay float32."""
-    checkpoint_steps: int = Field(default=1000, ge=1)
-    """Steps between checkpoints; one more is written after every epoch."""
-
-
-BiasRemovalValue = Annotated[float, Field(ge=-1, le=2)]
-"""λ within the limits that a bundle lets requests choose from."""
-
-
-class Propensity(Section):
-    """Chance that a relevant label was labelled at all, by its frequency [Jain et al. 2016].
-
-    1 / p_y = 1 + C (N_y + b)^−a, with C = (ln N − 1)(b + 1)^a, of N training queries N_y with label y.
-    """
-
-    a: float = Field(default=0.55, ge=0)
-    """0.6 for Amazon, 0.5 for Wikipedia data."""
-    b: float = Field(default=1.5, gt=0)
-    """2.6 for Amazon, 0.4 for Wikipedia data."""
-
-
-class Evaluation(Section):
-    """What is measured, over the full catalogue."""
-
-    ks: list[int] = Field(default=[10, 20, 50, 100], min_length=1)
-    metric: str = "recall@20"
-    """Chosen on valid: early stopping and the default λ go by it."""
-    bias_removal: list[BiasRemovalValue] = Field(
-        default=[0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0], min_length=1
-    )
-    """The grid of λ."""
-    default_bias_removal: BiasRemovalValue = 0.5
-    """λ served by default when there is no valid split to choose it on."""
-    exclude_seen: bool = True
-    """Leave a query's training labels out of its ranking."""
-    buckets: Literal["quantile", "count"] = "quantile"
-    """Head/torso/tail at the 66 % and 33 % quantile of label counts, or at 100 and 20 pairs."""
-    log_likelihood: bool = False
-    """Also measure the predictive log-likelihood, log softmax(s_λ) of each held-out pair, in nats."""
-    bootstrap: int = Field(default=200, ge=10)
-    """Resamples behind each interval."""
-    max_valid_queries: int = Field(default=10_000, ge=1)
-    """Validation during training uses at most this many queries, drawn by seed."""
-    propensity: Propensity | None = None
-    """Adds `psp@k` and `psndcg@k`, precision and nDCG that count a label by its inverse propensity."""
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if any(k < 1 for k in self.ks):
-            raise ValueError(f"ks: expected values >= 1, received {self.ks}")
-        name, _, k = self.metric.partition("@")
-        names = ("recall", "ndcg", "precision", "hit_rate", "mrr", "psp", "psndcg")
-        if name not in names or k not in map(str, self.ks):
-            raise ValueError(f"metric: expected {'|'.join(names)} @ one of {self.ks}, received {self.metric!r}")
-        if name in ("psp", "psndcg") and self.propensity is None:
-            raise ValueError(f"metric: expected evaluation.propensity beside {self.metric!r}, received none")
-        return self
 
 
 class Recipe(Section):
-    """A training job."""
+    """A training job: its data, towers, loss, optimizer, loop and evaluation.
+
+    Fields are the tables of a recipe file, keyword-only, checked as they are set (pydantic's ValidationError says
+    what was expected). `load_recipe` reads one from TOML.
+
+    Example:
+        >>> recipe = Recipe.model_validate({
+        ...     "name": "shop",
+        ...     "data": {"train": "orders.parquet", "query_id": "user_id", "label_id": "item_id"},
+        ...     "query": {"features": [{"name": "user_id", "kind": "id"}]},
+        ...     "label": {"features": [{"name": "item_id", "kind": "id"}]},
+        ...     "loss": {"sampler": {"name": "uniform", "negatives": 100}, "weight": "importance"},
+        ... })
+        >>> str(recipe.loss), recipe.training.epochs
+        ('softmax · uniform(negatives = 100) · importance', 20)
+    """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     seed: int = Field(default=0, ge=0, lt=2**31)
@@ -166,3 +93,94 @@ class Recipe(Section):
         """Columns of feature tables that are text, also where a text format makes them look like numbers."""
         features = (*self.query.features, *self.label.features)
         return [feature.source for feature in features if feature.kind not in ("number", "history")]
+
+
+def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a TOML recipe and apply overrides; paths of data become relative to the recipe's folder.
+
+    Args:
+        path: of the TOML file.
+        overrides: `KEY=VALUE`, such as `model.dim=32`; the value as in TOML, or a bare string.
+
+    Raises:
+        RecipeError: unreadable, an unknown key or an impossible value; names the key and what was expected.
+
+    Example:
+        >>> recipe = load_recipe("recipe.toml", ["model.dim=32"])
+        >>> recipe.name, recipe.model.dim
+        ('tiny', 32)
+    """
+    path = Path(path)
+    try:
+        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RecipeError(f"{path}: expected a recipe: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{path}: expected TOML: {error}") from error
+    for override in overrides:
+        _apply_override(tree, override)
+    try:
+        recipe = Recipe.model_validate(tree)
+    except ValidationError as error:
+        problems = "; ".join(_problem(problem) for problem in error.errors())
+        raise RecipeError(f"{path}: {problems}") from error
+    paths = {
+        key: path.parent / value
+        for key in ("train", "valid", "test", "queries", "labels")
+        if (value := getattr(recipe.data, key)) is not None
+    }
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update=paths)})
+
+
+def _problem(problem: ErrorDetails) -> str:
+    """One validation error in words: where, what was expected, what was received."""
+    where = ".".join(map(str, problem["loc"])) or "recipe"
+    if problem["type"] == "value_error":
+        return f"{where}: {problem['msg'].removeprefix('Value error, ')}"
+    if problem["type"] == "extra_forbidden":
+        return f"{where}: expected one of {', '.join(_keys_beside(problem['loc']))}, received an unknown key"
+    return f"{where}: {problem['msg']}, received {problem['input']!r}"
+
+
+def _keys_beside(location: tuple[str | int, ...]) -> list[str]:
+    """The keys of the section that holds this one."""
+    section: type[BaseModel] = Recipe
+    for name in location[:-1]:
+        if isinstance(name, str):
+            kind = section.model_fields[name].annotation
+            candidates = [kind, *get_args(kind)]
+            section = next(part for part in candidates if isinstance(part, type) and issubclass(part, BaseModel))
+    return list(section.model_fields)
+
+
+def _apply_override(tree: dict[str, Any], override: str) -> None:
+    """Set one dotted key; the value is read as TOML, or as a string if it is none."""
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise RecipeError(f"--set: expected KEY=VALUE, received {override!r}")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    *parents, last = key.split(".")
+    node: Any = tree
+    for part in parents:
+        node = (
+            node[_index(node, part, key)] if isinstance(node, list) else _section(node, part, key).setdefault(part, {})
+        )
+    if isinstance(node, list):
+        node[_index(node, last, key)] = value
+    else:
+        _section(node, last, key)[last] = value
+
+
+def _section(node: Any, part: str, key: str) -> dict[str, Any]:
+    if not isinstance(node, dict):
+        raise RecipeError(f"--set {key}: expected a section before {part!r}, found {node!r}")
+    return node
+
+
+def _index(node: list[Any], part: str, key: str) -> int:
+    if not part.isdigit() or int(part) >= len(node):
+        raise RecipeError(f"--set {key}: expected an index below {len(node)}, received {part!r}")
+    return int(part)

@@ -6,11 +6,11 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from longtail.trainer.config.base import Section
+from longtail.trainer.config.sections import Section
 
 
 class FeatureConfig(Section):
-    """One feature of a tower."""
+    """One feature of a tower: where its values are read, and how they are embedded."""
 
     name: str = Field(pattern=r"^[A-Za-z][A-Za-z0-9]*(_[A-Za-z0-9]+)*$")
     """Its name in requests. A query feature named as `data.query_id` is the query's own id, a label feature
@@ -36,7 +36,7 @@ class FeatureConfig(Section):
     combiner: Literal["mean", "sum", "sqrtn"] = "mean"
     """How a history, bag or text is pooled."""
     unknown_rate: float | None = Field(default=None, ge=0, lt=1)
-    """Share of training values replaced by the out-of-vocabulary row, so that it learns what to say of an id never
+    """Share of training values replaced by the out-of-vocabulary row, so that it is trained to stand for ids never
     seen. By default 0.01 in the query tower and 0 in the label tower; give the label's own id some if labels are to
     be added while serving."""
 
@@ -80,7 +80,7 @@ class Tower(Section):
 
 
 class Model(Section):
-    """What the towers' outputs mean."""
+    """The scoring function `u·v / T` of the towers' outputs, with an optional label bias."""
 
     dim: int = Field(default=64, ge=1)
     similarity: Literal["cosine", "dot"] = "cosine"

@@ -1,4 +1,4 @@
-"""Interactions as integer pairs, cut into train, valid and test.
+"""A data set: ids, pairs cut into train, valid and test, and feature tables, read from what a recipe names.
 
 Legend: `Q` queries, `L` labels, `N` pairs.
 """
@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import hashlib
 import io
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from longtail.bundle.arrays import Float64, Int32, Int64
 from longtail.bundle.labels import RESERVED_COLUMNS
-from longtail.trainer.config import Data, Split
+from longtail.trainer.config import Data
+from longtail.trainer.data.pairs import Pairs
+from longtail.trainer.data.split import cut, keep_smallest_label
 from longtail.trainer.data.tables import (
     file_format,
     ids_of,
@@ -32,61 +33,8 @@ from longtail.trainer.data.tables import (
 from longtail.trainer.data.xmc import read_xmc
 from longtail.trainer.errors import DataError
 
-_T = TypeVar("_T", bound=np.generic)
-
 _ID = "__id"
 """Column of a feature table that holds its ids as strings, while the table is being read."""
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """Query-label pairs, sorted by query, then time, then place in the file.
-
-    Attributes:
-        queries: int32 [N], rows of `Dataset.query_ids`.
-        labels: int32 [N], rows of `Dataset.label_ids`.
-        weights: float32 [N], or None where every pair weighs 1.
-        times: float64 [N], or None.
-    """
-
-    queries: npt.NDArray[np.int32]
-    labels: npt.NDArray[np.int32]
-    weights: npt.NDArray[np.float32] | None = None
-    times: npt.NDArray[np.float64] | None = None
-
-    def __len__(self) -> int:
-        return len(self.queries)
-
-    def take(self, rows: npt.NDArray[np.integer] | npt.NDArray[np.bool] | slice) -> Pairs:
-        """The pairs of some rows (numbers, a mask or a slice)."""
-        return Pairs(
-            self.queries[rows],
-            self.labels[rows],
-            None if self.weights is None else self.weights[rows],
-            None if self.times is None else self.times[rows],
-        )
-
-    def sorted(self) -> Pairs:
-        """Sorted by query, then time; equals keep their order."""
-        keys = (self.queries,) if self.times is None else (self.times, self.queries)
-        return self.take(np.lexsort(keys))
-
-    def followed_by(self, later: Pairs) -> Pairs:
-        """Both, sorted; where times are equal or absent, `later` comes after."""
-
-        def join(a: npt.NDArray[_T] | None, b: npt.NDArray[_T] | None) -> npt.NDArray[_T] | None:
-            return None if a is None or b is None else np.concatenate([a, b])
-
-        return Pairs(
-            np.concatenate([self.queries, later.queries]),
-            np.concatenate([self.labels, later.labels]),
-            join(self.weights, later.weights),
-            join(self.times, later.times),
-        ).sorted()
-
-    def offsets(self, queries: int) -> npt.NDArray[np.int64]:
-        """Start of every query's pairs, int64 [Q + 1]."""
-        return np.searchsorted(self.queries, np.arange(queries + 1)).astype(np.int64)
 
 
 class _DigestWriter(io.RawIOBase):
@@ -105,7 +53,7 @@ class _DigestWriter(io.RawIOBase):
 
 @dataclass(frozen=True)
 class Dataset:
-    """All that a training job knows of the world.
+    """The data of a training job.
 
     Attributes:
         query_ids: string [Q], every query of every split and of the feature table.
@@ -126,11 +74,11 @@ class Dataset:
     ordered: bool
     read_at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
-    def label_counts(self) -> npt.NDArray[np.int64]:
+    def label_counts(self) -> Int64:
         """Training pairs of every label, int64 [L]."""
         return np.bincount(self.train.labels, minlength=len(self.label_ids)).astype(np.int64)
 
-    def label_visits(self, *, one_a_query: bool) -> npt.NDArray[np.float64]:
+    def label_visits(self, *, one_a_query: bool) -> Float64:
         """Expected visits to every label in an epoch, float64 [L]: its pairs, or 1/t of each where a query of t
         labels is visited with one of them.
         """
@@ -188,9 +136,10 @@ def load_dataset(data: Data, *, seed: int, strings: Sequence[str] = ()) -> Datas
     label_ids = _union([table["label"] for table in raw.values()], label_table)
     pairs = {name: _pairs(table, query_ids, label_ids) for name, table in raw.items()}
     if data.reduction == "smallest":
-        pairs, label_ids = _smallest(pairs, label_ids, label_table)
+        listed = None if label_table is None else label_table[_ID].combine_chunks()
+        pairs, label_ids = keep_smallest_label(pairs, label_ids, listed)
     if data.split:
-        pairs = _SPLITS[data.split.strategy](pairs["train"], data.split, set(pairs), seed) | {
+        pairs = cut(pairs["train"], data.split, given=set(pairs), seed=seed) | {
             name: given for name, given in pairs.items() if name != "train"
         }
     nothing = pairs["train"].take(slice(0))
@@ -274,10 +223,10 @@ def _union(columns: list[pa.ChunkedArray], table: pa.Table | None) -> pa.Array:
 
 
 def _pairs(table: pa.Table, query_ids: pa.Array, label_ids: pa.Array) -> Pairs:
-    def rows(name: str, ids: pa.Array) -> npt.NDArray[np.int32]:
+    def rows(name: str, ids: pa.Array) -> Int32:
         column = table[name].combine_chunks()
         found = np.asarray(pc.index_in(column.dictionary, value_set=ids), np.int32)
-        mapped: npt.NDArray[np.int32] = found[column.indices.to_numpy()]
+        mapped: Int32 = found[column.indices.to_numpy()]
         return mapped
 
     return Pairs(
@@ -296,74 +245,3 @@ def _aligned(table: pa.Table | None, ids: pa.Array) -> pa.Table | None:
     values = table.drop_columns([_ID]).combine_chunks()
     in_order = len(ids) == len(values) and rows.equals(pa.array(np.arange(len(ids)), rows.type))
     return values if in_order else values.take(rows)
-
-
-def _smallest(
-    pairs: dict[str, Pairs], label_ids: pa.Array, label_table: pa.Table | None
-) -> tuple[dict[str, Pairs], pa.Array]:
-    """Of every query in every file its smallest label alone, and the catalogue that is left [BM20 A.2].
-
-    Labels that are nobody's smallest leave the catalogue unless the label table holds them.
-    """
-    ids = label_ids.to_pylist()
-    numeric = all(re.fullmatch(r"-?[0-9]+", id_) for id_ in ids)
-    order = sorted(range(len(ids)), key=(lambda row: int(ids[row])) if numeric else ids.__getitem__)
-    rank_L = np.empty(len(ids), np.int64)
-    rank_L[order] = np.arange(len(ids))
-
-    def reduced(split: Pairs) -> Pairs:
-        by_query = np.lexsort((rank_L[split.labels], split.queries))
-        first = np.diff(split.queries[by_query], prepend=-1) > 0
-        return split.take(np.sort(by_query[first]))
-
-    pairs = {name: reduced(split) for name, split in pairs.items()}
-    kept_L = np.zeros(len(ids), bool)
-    for split in pairs.values():
-        kept_L[split.labels] = True
-    if label_table is not None:
-        kept_L |= np.asarray(pc.is_in(label_ids, value_set=label_table[_ID].combine_chunks()))
-    rows_L = np.cumsum(kept_L, dtype=np.int32) - np.int32(1)
-    renamed = {name: replace(split, labels=rows_L[split.labels]) for name, split in pairs.items()}
-    return renamed, label_ids.filter(pa.array(kept_L))
-
-
-def _split_random(pairs: Pairs, split: Split, given: set[str], seed: int) -> dict[str, Pairs]:
-    order = np.random.default_rng(seed).permutation(len(pairs))
-    return _cut(pairs, order, split, given)
-
-
-def _split_temporal(pairs: Pairs, split: Split, given: set[str], seed: int) -> dict[str, Pairs]:  # noqa: ARG001
-    if pairs.times is None:
-        raise DataError("data.split: expected data.timestamp for strategy 'temporal', received none")
-    return _cut(pairs, np.argsort(-pairs.times, kind="stable"), split, given)
-
-
-def _cut(pairs: Pairs, order: npt.NDArray[np.int64], split: Split, given: set[str]) -> dict[str, Pairs]:
-    """The first pairs of `order` are test, the next valid, the rest train."""
-    tests = 0 if "test" in given else int(len(order) * split.test)
-    valids = 0 if "valid" in given else int(len(order) * split.valid)
-    return {
-        "test": pairs.take(order[:tests]),
-        "valid": pairs.take(order[tests : tests + valids]),
-        "train": pairs.take(order[tests + valids :]),
-    }
-
-
-def _split_leave_last_out(pairs: Pairs, split: Split, given: set[str], seed: int) -> dict[str, Pairs]:  # noqa: ARG001
-    """Queries with fewer than three pairs stay in train whole."""
-    ordered = pairs.sorted()
-    counts = np.bincount(ordered.queries)
-    ends = np.cumsum(counts)[ordered.queries]
-    from_end = ends - np.arange(len(ordered))
-    long = counts[ordered.queries] >= 3
-    held = 0 if "test" in given else 1
-    test = long & (from_end == 1) & (held == 1)
-    valid = long & (from_end == 1 + held) & ("valid" not in given)
-    return {"test": ordered.take(test), "valid": ordered.take(valid), "train": ordered.take(~test & ~valid)}
-
-
-_SPLITS: dict[str, Callable[[Pairs, Split, set[str], int], dict[str, Pairs]]] = {
-    "random": _split_random,
-    "temporal": _split_temporal,
-    "leave_last_out": _split_leave_last_out,
-}

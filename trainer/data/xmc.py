@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
+from longtail.bundle.arrays import Array, Float32, Int32
 from longtail.trainer.errors import DataError
 
 _BLOCK_BYTES = 16 << 20
@@ -55,11 +56,11 @@ class _Sizes(NamedTuple):
 class _Block(NamedTuple):
     """The numbers of some rows: int32 [R], [E], float32 [E], int32 [R], [P]."""
 
-    features_per_row: npt.NDArray[np.int32]
-    features: npt.NDArray[np.int32]
-    values: npt.NDArray[np.float32]
-    labels_per_row: npt.NDArray[np.int32]
-    labels: npt.NDArray[np.int32]
+    features_per_row: Int32
+    features: Int32
+    values: Float32
+    labels_per_row: Int32
+    labels: Int32
 
 
 def read_xmc(path: Path) -> XmcRows:
@@ -107,7 +108,7 @@ def _blocks(file: BinaryIO) -> Iterator[bytes]:
         yield rest + b"\n"
 
 
-def _joined(parts: list[npt.NDArray[np.generic]]) -> npt.NDArray[Any]:
+def _joined(parts: list[Array]) -> npt.NDArray[Any]:
     """One array; the parts are released."""
     joined = np.concatenate(parts) if parts else np.zeros(0, np.int32)
     parts.clear()
@@ -164,13 +165,13 @@ def _parsed(text: bytes, sizes: _Sizes, line: int, path: Path) -> _Block:
         features, values = _numbers(entry_text, int(entries_before[-1]), [pa.int32(), pa.float32()])
         labels, labels_per_row = _labels(label_text)
     except pa.ArrowInvalid as error:
-        raise _complaint(text, sizes, line, path) from error
+        raise _format_error(text, sizes, line, path) from error
     if not (_below(features, sizes.features) and _below(labels, sizes.labels) and np.isfinite(values).all()):
-        raise _complaint(text, sizes, line, path)
+        raise _format_error(text, sizes, line, path)
     return _Block(np.diff(entries_before).astype(np.int32), features, values, labels_per_row, labels)
 
 
-def _labels(text: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+def _labels(text: npt.NDArray[np.uint8]) -> tuple[Int32, Int32]:
     """Distinct labels of `label,label` lines in their order, int32 [P], and how many each line has, int32 [R]."""
     ends = np.flatnonzero((text == _COMMA) | (text == _NEWLINE))
     last = text[ends] == _NEWLINE
@@ -205,11 +206,11 @@ def _numbers(text: npt.NDArray[np.uint8], count: int, types: list[pa.DataType]) 
     return [table[name].to_numpy() for name in names]
 
 
-def _below(numbers: npt.NDArray[np.int32], bound: int) -> bool:
+def _below(numbers: Int32, bound: int) -> bool:
     return len(numbers) == 0 or bool(numbers.min() >= 0 and numbers.max() < bound)
 
 
-def _complaint(text: bytes, sizes: _Sizes, line: int, path: Path) -> DataError:
+def _format_error(text: bytes, sizes: _Sizes, line: int, path: Path) -> DataError:
     """What is wrong with these lines: the first entry that cannot be read, found one by one."""
     lines = text.split(b"\n")
     for number, content in enumerate(lines, line):

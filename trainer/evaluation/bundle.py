@@ -3,78 +3,131 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 import pyarrow.compute as pc
-from rich.console import Console
 
-from longtail.bundle import BiasRemoval, Bundle
-from longtail.trainer.config import load_recipe
-from longtail.trainer.data.dataset import Pairs, load_dataset
+from longtail.bundle import BiasRemoval, Bundle, CurvePoint, onnx_session
+from longtail.bundle.arrays import Int32
+from longtail.trainer.config import Recipe, load_recipe
+from longtail.trainer.data.dataset import load_dataset
 from longtail.trainer.data.encode import Encoding
+from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.errors import DataError, RecipeError
-from longtail.trainer.evaluation.ranking import Catalogue, evaluate, log_proposal_of
-from longtail.trainer.evaluation.report import evaluation_markdown, evaluation_table
+from longtail.trainer.evaluation.ranking import LabelSide, bias_removal_curve, log_proposal_of
 
 
-def evaluate_bundle(
-    path: Path, recipe_path: Path | None, split: str, overrides: Sequence[str], *, markdown: bool, console: Console
-) -> None:
-    """Print the λ table of a bundle.
+@dataclass(frozen=True)
+class EvaluationResult:
+    """Figures of a bundle: every metric at every λ.
+
+    Attributes:
+        name: of the bundle.
+        metric: the metric that λ and epochs are chosen by, such as `recall@20`.
+        bias_removal: the bundle's default λ, which data chose it, and the curve with its split.
+    """
+
+    name: str
+    metric: str
+    bias_removal: BiasRemoval
+
+    @property
+    def curve(self) -> list[CurvePoint]:
+        """By λ, in the order of the grid; `point.metrics[NAME]` has a value and, for most, a 95 % interval."""
+        return self.bias_removal.curve
+
+    def value(self, metric: str | None = None, *, bias_removal: float | None = None) -> float:
+        """One figure.
+
+        Args:
+            metric: such as `recall@20` or `recall@20/tail`; by default the one the job was chosen by.
+            bias_removal: λ, of the grid; by default the bundle's default.
+
+        Raises:
+            KeyError: the metric or the λ was not measured.
+        """
+        at = {point.bias_removal: point.metrics for point in self.curve}
+        chosen, name = self.bias_removal.default if bias_removal is None else bias_removal, metric or self.metric
+        if chosen not in at:
+            raise KeyError(f"bias_removal: expected one of {list(at)}, received {chosen}")
+        if name not in at[chosen]:
+            raise KeyError(f"metric: expected one of {', '.join(at[chosen])}, received {name!r}")
+        return at[chosen][name].value
+
+
+def evaluate(
+    bundle: Bundle | Path | str,
+    recipe: Recipe | Path | str | None = None,
+    *,
+    split: str = "test",
+    overrides: Sequence[str] = (),
+) -> EvaluationResult:
+    """The figures of a bundle at every λ: those it was written with, or measured again from its own files.
 
     Args:
-        path: the bundle.
-        recipe_path: measure on this recipe's data; None prints what the bundle holds.
+        bundle: loaded, or its directory.
+        recipe: measure on this recipe's data; None gives what the bundle holds.
         split: `valid` or `test`.
-        overrides: of the recipe, KEY=VALUE.
-        markdown: print Markdown.
-        console: where to.
+        overrides: of a recipe that is a path, `KEY=VALUE`.
 
     Raises:
-        RecipeError: `split` is neither valid nor test.
+        RecipeError: `split` is neither valid nor test, or given without a recipe; the recipe is wrong.
         DataError: no held-out pair is of a label in the bundle.
+        BundleError: the bundle cannot be loaded.
+
+    Example:
+        >>> result = evaluate("runs/tiny")
+        >>> result.name, result.metric, [point.bias_removal for point in result.curve]
+        ('tiny', 'recall@5', [0.0, 0.5, 1.0])
+        >>> again = evaluate("runs/tiny", "recipe.toml")
+        >>> again.value("recall@5", bias_removal=0.5) == result.value("recall@5", bias_removal=0.5)
+        True
     """
     if split not in ("valid", "test"):
         raise RecipeError(f"--split: expected valid or test, received {split!r}")
-    if recipe_path is None and (split != "test" or overrides):
+    if recipe is None and (split != "test" or overrides):
         raise RecipeError("--split and --set: expected --recipe beside them, received none: a bundle holds one table")
-    bundle = Bundle.load(path)
-    dial = bundle.manifest.bias_removal
-    metric = _metric_of(dial)
-    if recipe_path is not None:
-        recipe = load_recipe(recipe_path, overrides)
-        metric = recipe.evaluation.metric
-        dataset = load_dataset(recipe.data, seed=recipe.seed, strings=recipe.string_columns)
-        rows_L = pc.fill_null(pc.index_in(dataset.label_ids, value_set=bundle.labels.ids), -1).to_numpy()
-        known = dataset.train.followed_by(dataset.valid) if split == "test" and len(dataset.valid) else dataset.train
-        held_out = dataset.test if split == "test" else dataset.valid
-        encoding = Encoding.fit(recipe, dataset, dict(bundle.vocabularies))
-        features = encoding.query.knowing(known)
-        session = onnxruntime.InferenceSession(bundle.query_tower, providers=["CPUExecutionProvider"])
-        training_queries = bundle.manifest.training_data.get("training_queries", dataset.training_queries())
-        known, held_out = _in_catalogue(known, rows_L), _in_catalogue(held_out, rows_L)
-        if not len(held_out):
-            raise DataError(f"{recipe_path}: expected {split} pairs of labels in {path}, found none")
-        curve = evaluate(
-            held_out,
-            known,
-            lambda rows_B: session.run(None, features.of_queries(rows_B))[0],
-            Catalogue.of_labels(
-                bundle.labels, bundle.embeddings, bundle.augmentation, training_queries=int(training_queries)
-            ),
-            recipe.evaluation,
-            queries=len(dataset.query_ids),
-            seed=recipe.seed,
-            log_proposal=log_proposal_of(bundle.proposal, features),
-        )
-        dial = dial.model_copy(update={"curve": curve, "curve_split": split})
-    if markdown:
-        print(evaluation_markdown(dial, metric))
-    else:
-        console.print(evaluation_table(f"{bundle.manifest.name}: {dial.curve_split}", dial, metric))
+    where = "the bundle" if isinstance(bundle, Bundle) else str(bundle)
+    if not isinstance(bundle, Bundle):
+        bundle = Bundle.load(Path(bundle))
+    name, stored = bundle.manifest.name, bundle.manifest.bias_removal
+    if recipe is None:
+        return EvaluationResult(name, _metric_of(stored), stored)
+    data = "the recipe" if isinstance(recipe, Recipe) else str(recipe)
+    if not isinstance(recipe, Recipe):
+        recipe = load_recipe(recipe, overrides)
+    curve = _measure(bundle, recipe, split, nothing=f"{data}: expected {split} pairs of labels in {where}, found none")
+    measured = stored.model_copy(update={"curve": curve, "curve_split": split})
+    return EvaluationResult(name, recipe.evaluation.metric, measured)
+
+
+def _measure(bundle: Bundle, recipe: Recipe, split: str, *, nothing: str) -> list[CurvePoint]:
+    """The curve on a recipe's data; raises DataError with the text `nothing` if no pair is left to find."""
+    dataset = load_dataset(recipe.data, seed=recipe.seed, strings=recipe.string_columns)
+    rows_L = pc.fill_null(pc.index_in(dataset.label_ids, value_set=bundle.labels.ids), -1).to_numpy()
+    known = dataset.train.followed_by(dataset.valid) if split == "test" and len(dataset.valid) else dataset.train
+    held_out = dataset.test if split == "test" else dataset.valid
+    encoding = Encoding.fit(recipe, dataset, dict(bundle.vocabularies))
+    features = encoding.query.with_history(known)
+    session = onnx_session(bundle.query_tower, "query_tower.onnx")
+    training_queries = bundle.manifest.training_data.get("training_queries", dataset.training_queries())
+    known, held_out = _by_bundle_rows(known, rows_L), _by_bundle_rows(held_out, rows_L)
+    if not len(held_out):
+        raise DataError(nothing)
+    return bias_removal_curve(
+        held_out,
+        known,
+        lambda rows_B: session.run(None, features.of_queries(rows_B))[0],
+        LabelSide.of_bundle(
+            bundle.labels, bundle.embeddings, bundle.augmentation, training_queries=int(training_queries)
+        ),
+        recipe.evaluation,
+        queries=len(dataset.query_ids),
+        seed=recipe.seed,
+        log_proposal=log_proposal_of(bundle.proposal, features),
+    )
 
 
 def _metric_of(dial: BiasRemoval) -> str:
@@ -84,7 +137,7 @@ def _metric_of(dial: BiasRemoval) -> str:
     return chosen if chosen in measured else next(name for name in measured if name.startswith("recall@"))
 
 
-def _in_catalogue(pairs: Pairs, rows_L: np.ndarray) -> Pairs:
+def _by_bundle_rows(pairs: Pairs, rows_L: Int32) -> Pairs:
     """Pairs whose label the bundle has, by its rows."""
     rows = rows_L[pairs.labels]
     kept = pairs.take(rows >= 0)

@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from longtail.bundle import BUCKET_NAMES, Interval
+from longtail.bundle.arrays import Bools, Float64, Int8, Int32, Int64
+from longtail.bundle.exposure import coverage, gini
 
-Float = npt.NDArray[np.float64]
 _INTERVAL = (2.5, 97.5)
 
 
@@ -29,7 +30,7 @@ class Positives:
         labels: L.
     """
 
-    keys: npt.NDArray[np.int64]
+    keys: Int64
     queries: int
     labels: int
 
@@ -41,17 +42,17 @@ class Positives:
         return cls(np.unique(query_rows.astype(np.int64) * labels + label_rows), queries, labels)
 
     @property
-    def label_rows(self) -> npt.NDArray[np.int64]:
+    def label_rows(self) -> Int64:
         """The label of every positive."""
         return self.keys % self.labels
 
     @property
-    def query_rows(self) -> npt.NDArray[np.int64]:
+    def query_rows(self) -> Int64:
         """The query of every positive."""
         return self.keys // self.labels
 
     @property
-    def per_query(self) -> Float:
+    def per_query(self) -> Float64:
         """Positives of every query, float64 [N]."""
         return np.bincount(self.query_rows, minlength=self.queries).astype(np.float64)
 
@@ -60,11 +61,11 @@ class Positives:
         first, last = np.searchsorted(self.keys, [start * self.labels, end * self.labels])
         return Positives(self.keys[first:last] - start * self.labels, end - start, self.labels)
 
-    def hits(self, top_NK: npt.NDArray[np.int32]) -> npt.NDArray[np.bool]:
+    def hits(self, top_NK: Int32) -> Bools:
         """Which entries of the lists are positives, bool [N, K]; entries of −1 are none."""
         keys_NK = np.arange(self.queries)[:, None] * self.labels + top_NK
         at_NK = np.minimum(np.searchsorted(self.keys, keys_NK), len(self.keys) - 1)
-        found_NK: npt.NDArray[np.bool] = (self.keys[at_NK] == keys_NK) & (top_NK >= 0)
+        found_NK: Bools = (self.keys[at_NK] == keys_NK) & (top_NK >= 0)
         return found_NK
 
 
@@ -80,7 +81,7 @@ class Bootstrap:
     def __init__(self, queries: int, *, resamples: int, seed: int) -> None:
         self._counts_GN = np.random.default_rng(seed).poisson(1.0, (resamples, queries)).astype(np.float32)
 
-    def interval(self, numerator_N: Float, denominator_N: Float) -> Interval:
+    def interval(self, numerator_N: Float64, denominator_N: Float64) -> Interval:
         """`Σ numerator / Σ denominator` with its 95 % interval; 0 where there is nothing to divide by."""
         total = float(denominator_N.sum())
         if total == 0:
@@ -92,14 +93,14 @@ class Bootstrap:
 
 
 def metrics_of(
-    top_NK: npt.NDArray[np.int32],
+    top_NK: Int32,
     positives: Positives,
     *,
     ks: list[int],
-    buckets_L: npt.NDArray[np.int8],
-    counts_L: npt.NDArray[np.int64],
+    buckets_L: Int8,
+    counts_L: Int64,
     bootstrap: Bootstrap,
-    inverse_propensity_L: Float | None = None,
+    inverse_propensity_L: Float64 | None = None,
 ) -> dict[str, Interval]:
     """Every metric at every k.
 
@@ -135,7 +136,7 @@ def metrics_of(
     for k in ks:
         hit_Nk, listed_Nk, bucket_Nk = hits_NK[:, :k], listed_NK[:, :k], top_bucket_NK[:, :k]
         found_N = hit_Nk.sum(axis=1).astype(np.float64)
-        ratios: dict[str, tuple[Float, Float]] = {
+        ratios: dict[str, tuple[Float64, Float64]] = {
             f"recall@{k}": (found_N / np.maximum(wanted_N, 1), one_N),
             f"precision@{k}": (found_N / k, one_N),
             f"ndcg@{k}": (
@@ -166,15 +167,14 @@ def metrics_of(
         found_L = np.bincount(top_NK[:, :k][hit_Nk], minlength=positives.labels)
         tested = tests_L > 0
         metrics[f"balanced_error@{k}"] = Interval(value=float(1 - np.mean(found_L[tested] / tests_L[tested])))
-        metrics[f"gini@{k}"] = Interval(value=gini(shown_L))
-        metrics[f"coverage@{k}"] = Interval(value=float(np.mean(shown_L > 0)))
+        metrics[f"gini@{k}"] = Interval(value=gini(shown_L) or 0.0)
+        metrics[f"coverage@{k}"] = Interval(value=coverage(shown_L))
         for bucket, name in enumerate(BUCKET_NAMES):
-            shown = shown_L[buckets_L == bucket] > 0
-            metrics[f"coverage@{k}/{name}"] = Interval(value=float(shown.mean()) if shown.size else 0.0)
+            metrics[f"coverage@{k}/{name}"] = Interval(value=coverage(shown_L[buckets_L == bucket]))
     return metrics
 
 
-def inverse_propensity(counts_L: npt.NDArray[np.int64], *, queries: int, a: float, b: float) -> Float:
+def inverse_propensity(counts_L: Int64, *, queries: int, a: float, b: float) -> Float64:
     """1 / p_y = 1 + C (N_y + b)^−a with C = (ln N − 1)(b + 1)^a, float64 [L] [Jain et al. 2016, §5].
 
     Args:
@@ -183,18 +183,18 @@ def inverse_propensity(counts_L: npt.NDArray[np.int64], *, queries: int, a: floa
         a, b: 0.55 and 1.5; Amazon 0.6 and 2.6; Wikipedia 0.5 and 0.4.
     """
     scale = max(float(np.log(queries)) - 1, 0.0) * (b + 1) ** a
-    inverse_L: Float = 1 + scale / (counts_L + b) ** a
+    inverse_L: Float64 = 1 + scale / (counts_L + b) ** a
     return inverse_L
 
 
 def _propensity_scored(
-    top_NK: npt.NDArray[np.int32],
-    hits_NK: npt.NDArray[np.bool],
+    top_NK: Int32,
+    hits_NK: Bools,
     positives: Positives,
-    inverse_propensity_L: Float,
+    inverse_propensity_L: Float64,
     *,
     ks: list[int],
-) -> dict[str, tuple[Float, Float]]:
+) -> dict[str, tuple[Float64, Float64]]:
     """`psp@K` and `psndcg@K` as the extreme classification repository reports them (its `xclib`).
 
     A hit at rank r counts 1 / p_y in `psp` and (1 / p_y) / log2(r + 1) / ideal in `psndcg`, where `ideal` is
@@ -212,7 +212,7 @@ def _propensity_scored(
     reached_NK = np.where(hits_NK, inverse_propensity_L[top_NK], 0.0)
     gains_K = 1 / np.log2(np.arange(top_NK.shape[1]) + 2)
     ideal_NK = np.cumsum(np.where(best_NK > 0, gains_K, 0.0), axis=1)
-    ratios: dict[str, tuple[Float, Float]] = {}
+    ratios: dict[str, tuple[Float64, Float64]] = {}
     for k in ks:
         ideal_N = np.maximum(ideal_NK[:, k - 1], 1e-12)
         ratios[f"psp@{k}"] = (reached_NK[:, :k].sum(axis=1), best_NK[:, :k].sum(axis=1))
@@ -221,13 +221,3 @@ def _propensity_scored(
             best_NK[:, :k] @ gains_K[:k] / ideal_N,
         )
     return ratios
-
-
-def gini(exposures_L: npt.NDArray[np.int64]) -> float:
-    """Gini coefficient of non-negative counts: 0 when all are equal, (L − 1)/L when one has all."""
-    total = exposures_L.sum()
-    if total == 0:
-        return 0.0
-    ascending = np.sort(exposures_L).astype(np.float64)
-    labels = len(ascending)
-    return float(2 * (np.arange(1, labels + 1) @ ascending) / (labels * total) - (labels + 1) / labels)

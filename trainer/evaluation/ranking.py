@@ -10,19 +10,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-from keras import ops
 
 from longtail.bundle import Augmentation, Buckets, CurvePoint, Labels, Proposal
+from longtail.bundle.arrays import Float32, Float64, Int8, Int32, Int64
+from longtail.trainer.backend import ops
 from longtail.trainer.config import Evaluation
-from longtail.trainer.data.dataset import Pairs
-from longtail.trainer.data.encode import QueryFeatures
+from longtail.trainer.data.batches import QueryFeatures
+from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.errors import DataError
 from longtail.trainer.evaluation.metrics import Bootstrap, Positives, inverse_propensity, metrics_of
 
-Float32 = npt.NDArray[np.float32]
-EmbedQueries = Callable[[npt.NDArray[np.int32]], Float32]
-LogProposal = Callable[[npt.NDArray[np.int32]], Float32]
+EmbedQueries = Callable[[Int32], Float32]
+LogProposal = Callable[[Int32], Float32]
 """log p_n(y|x) of query rows [B] and every label, float32 [B, L]: what the dial removes instead of log p_n(y)."""
 
 _BLOCK_BYTES = 256 << 20
@@ -30,8 +29,8 @@ _EMBED_BLOCK = 4096
 
 
 @dataclass(frozen=True)
-class Catalogue:
-    """The label side of an evaluation.
+class LabelSide:
+    """All labels as an evaluation ranks them: as they will be served.
 
     Attributes:
         embeddings: float32 [L, D].
@@ -46,30 +45,30 @@ class Catalogue:
     embeddings: Float32
     log_pn: Float32
     bias: Float32 | None
-    counts: npt.NDArray[np.int64]
+    counts: Int64
     training_queries: int
-    buckets: npt.NDArray[np.int8]
+    buckets: Int8
     augmentation: Augmentation
 
     @classmethod
     def of(
-        cls, embeddings: Float32, bias: Float32 | None, counts: npt.NDArray[np.int64], *,
+        cls, embeddings: Float32, bias: Float32 | None, counts: Int64, *,
         training_queries: int, temperature: float, log_pn: Float32, buckets: Buckets,
-    ) -> Catalogue:  # fmt: skip
-        """From a model's label side and the training counts."""
-        augmentation = Augmentation.conditioned(temperature, embeddings, log_pn, bias)
+    ) -> LabelSide:  # fmt: skip
+        """From what a model computes of its labels, and their training counts."""
+        augmentation = Augmentation.fitted(temperature, embeddings, log_pn, bias)
         return cls(embeddings, log_pn, bias, counts, training_queries, buckets.assign(counts), augmentation)
 
     @classmethod
-    def of_labels(
+    def of_bundle(
         cls, labels: Labels, embeddings: Float32, augmentation: Augmentation, *, training_queries: int
-    ) -> Catalogue:
-        """From a bundle."""
+    ) -> LabelSide:
+        """From the label side of a bundle."""
         return cls(
             embeddings, labels.log_pn, labels.bias, labels.counts, training_queries, labels.buckets, augmentation
         )
 
-    def inverse_propensity(self, config: Evaluation) -> npt.NDArray[np.float64] | None:
+    def inverse_propensity(self, config: Evaluation) -> Float64 | None:
         """1 / p_y, float64 [L], if the recipe asks for it."""
         if config.propensity is None:
             return None
@@ -78,7 +77,7 @@ class Catalogue:
         )
 
 
-def buckets_for(config: Evaluation, counts: npt.NDArray[np.int64]) -> Buckets:
+def buckets_for(config: Evaluation, counts: Int64) -> Buckets:
     """Head, torso and tail as the recipe asks."""
     return Buckets.by_quantile(counts) if config.buckets == "quantile" else Buckets.by_count()
 
@@ -101,11 +100,11 @@ def check_metric(config: Evaluation, *, labels: int) -> None:
         raise DataError(f"evaluation.metric: expected a k of at most {labels}, all labels, received {config.metric}")
 
 
-def evaluate(
+def bias_removal_curve(
     held_out: Pairs,
     known: Pairs,
     embed_queries: EmbedQueries,
-    catalogue: Catalogue,
+    label_side: LabelSide,
     config: Evaluation,
     *,
     queries: int,
@@ -120,7 +119,7 @@ def evaluate(
         held_out: pairs to find.
         known: pairs seen in training; out of each query's ranking if `exclude_seen`, and then no positive.
         embed_queries: query rows, int32 [B] → float32 [B, D].
-        catalogue: the label side.
+        label_side: all labels.
         config: what to measure.
         queries: number of query rows.
         seed: of the bootstrap and of the choice of queries.
@@ -131,7 +130,7 @@ def evaluate(
     Raises:
         DataError: no held-out pair is left to find, or as `check_metric`.
     """
-    labels = len(catalogue.counts)
+    labels = len(label_side.counts)
     check_metric(config, labels=labels)
     seen_keys = (
         np.unique(known.queries.astype(np.int64) * labels + known.labels)
@@ -149,7 +148,7 @@ def evaluate(
     ranked = rank(
         rows_N,
         embed_queries,
-        catalogue,
+        label_side,
         seen_keys,
         grid or config.bias_removal,
         k=min(max(config.ks), labels),
@@ -159,7 +158,7 @@ def evaluate(
     )
     bootstrap = Bootstrap(len(rows_N), resamples=config.bootstrap, seed=seed)
     ks = [k for k in config.ks if k <= labels]
-    inverse_propensity_L = catalogue.inverse_propensity(config)
+    inverse_propensity_L = label_side.inverse_propensity(config)
     return [
         CurvePoint(
             bias_removal=bias_removal,
@@ -167,8 +166,8 @@ def evaluate(
                 top_NK,
                 positives,
                 ks=ks,
-                buckets_L=catalogue.buckets,
-                counts_L=catalogue.counts,
+                buckets_L=label_side.buckets,
+                counts_L=label_side.counts,
                 bootstrap=bootstrap,
                 inverse_propensity_L=inverse_propensity_L,
             )
@@ -184,17 +183,17 @@ def best_of(curve: list[CurvePoint], metric: str) -> CurvePoint:
 
 
 def rank(
-    rows_N: npt.NDArray[np.int32],
+    rows_N: Int32,
     embed_queries: EmbedQueries,
-    catalogue: Catalogue,
-    seen_keys: npt.NDArray[np.int64],
+    label_side: LabelSide,
+    seen_keys: Int64,
     grid: list[float],
     *,
     k: int,
     queries: int,
     log_proposal: LogProposal | None = None,
     likely: Positives | None = None,
-) -> tuple[npt.NDArray[np.int32], list[npt.NDArray[np.float64] | None]]:
+) -> tuple[Int32, list[Float64 | None]]:
     """Exact top-k label rows for every λ, int32 [len(grid), N, K]; −1 where fewer labels are left.
 
     And for every λ the log-likelihood of each query's positives, `Σ_y log softmax(s_λ)_y` over the labels that may
@@ -203,16 +202,16 @@ def rank(
     Args:
         rows_N: query rows.
         embed_queries: query rows → embeddings.
-        catalogue: the label side.
+        label_side: all labels.
         seen_keys: `query · L + label` to leave out, sorted.
         grid: λ values.
         k: K.
         queries: number of query rows.
-        log_proposal: log p_n(y|x) in place of the catalogue's log p_n(y).
-        likely: positives of the N queries to find the log-likelihood of.
+        log_proposal: log p_n(y|x) in place of the labels' log p_n(y).
+        likely: positives of the N queries whose log-likelihood is asked for.
     """
     labels_EL = ops.convert_to_tensor(
-        catalogue.augmentation.rows(catalogue.embeddings, catalogue.log_pn, catalogue.bias).T.copy()
+        label_side.augmentation.rows(label_side.embeddings, label_side.log_pn, label_side.bias).T.copy()
     )
     labels = labels_EL.shape[1]
     seen_offsets = np.searchsorted(seen_keys, np.arange(queries + 1, dtype=np.int64) * labels)
@@ -228,11 +227,11 @@ def rank(
         places = np.stack([owners, hidden], axis=1)
         hide = np.full(len(places), -np.inf, np.float32)
         if log_proposal is not None:
-            raw_BL = ops.matmul(catalogue.augmentation.queries(embedded_BD, 0.0), labels_EL)
-            scaled_BL = ops.convert_to_tensor(catalogue.augmentation.temperature * log_proposal(rows_B))
+            raw_BL = ops.matmul(label_side.augmentation.queries(embedded_BD, 0.0), labels_EL)
+            scaled_BL = ops.convert_to_tensor(label_side.augmentation.temperature * log_proposal(rows_B))
         for at, bias_removal in enumerate(grid):
             if log_proposal is None:
-                scores_BL = ops.matmul(catalogue.augmentation.queries(embedded_BD, bias_removal), labels_EL)
+                scores_BL = ops.matmul(label_side.augmentation.queries(embedded_BD, bias_removal), labels_EL)
             else:
                 scores_BL = raw_BL + bias_removal * scaled_BL
             if len(places):
@@ -243,12 +242,12 @@ def rank(
             if likely is not None:
                 wanted = likely.between(start, start + len(rows_B))
                 log_p_GN[at, start : start + block] = _log_likelihood(
-                    scores_BL / catalogue.augmentation.temperature, wanted
+                    scores_BL / label_side.augmentation.temperature, wanted
                 )
     return top_GNK, list(log_p_GN) if likely is not None else [None] * len(grid)
 
 
-def _log_likelihood(scores_BL: Any, positives: Positives) -> npt.NDArray[np.float64]:
+def _log_likelihood(scores_BL: Any, positives: Positives) -> Float64:
     """`Σ_y log softmax(s)_y` over each query's positives, float64 [B]."""
     places = np.stack([positives.query_rows, positives.label_rows], axis=1).astype(np.int32)
     log_z_B = ops.convert_to_numpy(ops.logsumexp(scores_BL, axis=1))

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from longtail.bundle import BUCKET_NAMES, BiasRemoval, CurvePoint
 from longtail.trainer.config import Recipe
-from longtail.trainer.train import History
+from longtail.trainer.train import TrainingHistory
 
 _COLOURS = {"overall": "#334155", "head": "#2563eb", "torso": "#d97706", "tail": "#059669"}
 _STYLE = {
@@ -72,7 +72,7 @@ def evaluation_markdown(dial: BiasRemoval, metric: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def html_report(recipe: Recipe, dial: BiasRemoval, history: History, facts: dict[str, str]) -> bytes:
+def html_report(recipe: Recipe, dial: BiasRemoval, history: TrainingHistory, facts: dict[str, str]) -> bytes:
     """report.html: facts, three plots, the whole λ table; one file, no network.
 
     Args:
@@ -144,7 +144,7 @@ def _exposure(axes: Axes, dial: BiasRemoval, k: str) -> None:
     axes.legend(ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.18))
 
 
-def _losses(axes: Axes, history: History, metric: str) -> None:
+def _losses(axes: Axes, history: TrainingHistory, metric: str) -> None:
     epochs = range(1, len(history.losses) + 1)
     axes.plot(epochs, history.losses, color=_COLOURS["overall"], label="training loss (left)")
     axes.set(title="Training", xlabel="epoch", ylabel="nats")

@@ -1,29 +1,33 @@
 """Loss families over a positive's logit and its weighted negatives [METHODS §2, §4].
 
-A family is a row of `LOSSES`. A negative whose log-weight is `MASKED` has weight 0: it takes no part,
-in the value or in the gradient.
+A family is a row of `LOSSES`. Every one is called with
+
+    positive_B: logits of the positives, float32 [B].
+    negative_BM: logits of the negatives, float32 [B, M].
+    log_weight_BM: natural log of the negatives' weights w, float32 [B, M]; `MASKED` leaves a negative out, of the
+        value and of the gradient.
+
+and returns the losses of the rows, float32 [B], in nats unless it says otherwise. f_y is the positive's logit and
+f_y' a negative's. Families raise nothing: a recipe is checked before.
 
 Legend: `B` positives, `M` negatives.
+
+The examples of this file are of one positive with logit 1 and two negatives of weight 1 with logits 0 and −1:
+
+    >>> import numpy as np
+    >>> row = np.float32([1]), np.float32([[0, -1]]), np.float32([[0, 0]])
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from keras import ops
+from longtail.trainer.backend import Tensor, ops
+from longtail.trainer.losses.weights import is_masked
 
-Tensor = Any
-"""A backend tensor; shapes are in the names."""
-
-MASKED = -1e30
-"""The log of weight 0: its exponential is exactly 0 in float32, and unlike −inf it makes no NaN in gradients."""
-
-
-def is_masked(log_weight_BM: Tensor) -> Tensor:
-    """Which negatives have weight 0, bool; `MASKED` plus any finite logs is below half of it."""
-    return ops.less(log_weight_BM, MASKED / 2)
+Phi = Callable[[Tensor], Tensor]
+"""A falling margin loss φ, element by element."""
 
 
 def softmax(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor) -> Tensor:
@@ -31,23 +35,31 @@ def softmax(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor) -> T
 
     `log[1 + Σ w_yy' exp(f_y' − f_y)] = softplus(logsumexp_y'(f_y' + log w_yy') − f_y)`
 
-    Args:
-        positive_B: logits of the positives, float32.
-        negative_BM: logits of the negatives, float32.
-        log_weight_BM: natural log of the weights; `MASKED` leaves a negative out.
+    A row whose negatives are all masked has loss 0.
 
-    Returns:
-        float32 [B], nats. A row whose negatives are all masked has loss 0.
+    Relations: with sampler `full` and weight `importance`, the full softmax cross-entropy; with in-batch negatives
+    and weight `relative`, TensorFlow Recommenders' `Retrieval` with sampling probabilities. `refined_softmax` has the
+    same gradient.
+
+    Example:
+        >>> softmax(*row).numpy().round(4)  # log(1 + e⁻¹ + e⁻²)
+        array([0.4076], dtype=float32)
     """
     return ops.softplus(_log_odds(positive_B, negative_BM, log_weight_BM))
 
 
 def refined_softmax(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor) -> Tensor:
-    """Refined logQ: the positive leaves the denominator, the row is weighed by 1 − p (arXiv 2507.09331).
+    """Refined logQ correction: no positive in the denominator, the row weighed by 1 − p (arXiv 2507.09331).
 
-    `sg(1 − p)·(logsumexp_y'(f_y' + log w_yy') − f_y)` with `p = 1/(1 + Σ w_yy' exp(f_y' − f_y))`, the
-    model's own estimate from the same negatives. Its gradient is that of `softmax`, row by row: in eq. 7 the
-    positive was never given a sampling correction, which is the error that the refinement mends in logQ.
+    `sg(1 − p)·(logsumexp_y'(f_y' + log w_yy') − f_y)` with `p = 1/(1 + Σ w_yy' exp(f_y' − f_y))`, the model's own
+    estimate from the same negatives; sg stops gradients.
+
+    Relations: its gradient is that of `softmax`, row by row. In eq. 7 the positive was never given a sampling
+    correction, which is the error that the refinement mends in logQ.
+
+    Example:
+        >>> refined_softmax(*row).numpy().round(4)
+        array([-0.2299], dtype=float32)
     """
     odds_B = ops.where(
         ops.all(is_masked(log_weight_BM), axis=1), 0.0, _log_odds(positive_B, negative_BM, log_weight_BM)
@@ -55,42 +67,108 @@ def refined_softmax(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tens
     return ops.stop_gradient(ops.sigmoid(odds_B)) * odds_B
 
 
-def _log_odds(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor) -> Tensor:
-    """log of `Σ w_yy' exp(f_y' − f_y)`, [B]: the odds against the positive."""
-    return ops.logsumexp(negative_BM + log_weight_BM, axis=1) - positive_B
+def logistic(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor, *, pairwise: bool = False) -> Tensor:
+    """The logistic loss, binary cross-entropy: `φ(u) = log(1 + exp(−u))` [R21 eq. 8].
 
+    `φ(f_y) + Σ w φ(−f_y')`, each logit against 0 [BOWL of Re19]; pairwise `Σ w φ(f_y − f_y')`, each negative
+    against the positive [POWL of Re19].
 
-def _decoupled(phi: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
-    """A family from a falling margin loss φ: of each logit by itself, or of the gaps between them."""
+    Relations: in nats; [Re19]'s, with log2, is 1/ln 2 times as large. With uniform negatives and weight `unit` the
+    usual sampled binary cross-entropy. Pairwise with uniform negatives and `importance` weights, One-vs-Each
+    (Titsias 2016), an upper bound of `softmax`; with weight `unit` and one negative, BPR (Rendle et al. 2009).
 
-    def loss(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor, *, pairwise: bool = False) -> Tensor:
-        """`φ(f_y) + Σ w φ(−f_y')` [R21 eq. 8; Re19 BOWL], or `Σ w φ(f_y − f_y')` if `pairwise` [Re19 POWL]."""
-        gaps_BM = positive_B[:, None] - negative_BM if pairwise else -negative_BM
-        negatives_B = _weighted_sum(phi, gaps_BM, log_weight_BM)
-        return negatives_B if pairwise else phi(positive_B) + negatives_B
-
-    return loss
-
-
-def _weighted_sum(phi: Callable[[Tensor], Tensor], x_BM: Tensor, log_weight_BM: Tensor) -> Tensor:
-    """Σ w φ(x), [B]; what is masked is replaced before φ, so that 0·∞ cannot arise."""
-    masked_BM = is_masked(log_weight_BM)
-    return ops.sum(ops.exp(log_weight_BM) * phi(ops.where(masked_BM, 0.0, x_BM)), axis=1)
+    Example:
+        >>> logistic(*row).numpy().round(4), logistic(*row, pairwise=True).numpy().round(4)
+        (array([1.3197], dtype=float32), array([0.4402], dtype=float32))
+    """
+    return _decoupled(lambda u: ops.softplus(-u), positive_B, negative_BM, log_weight_BM, pairwise=pairwise)
 
 
 def contrastive(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor, *, margin: float = 0.0) -> Tensor:
-    """Cosine contrastive loss `(1 − f_y)² + Σ w max(f_y' − margin, 0)²` [R21 §5.1], of cosines as they are."""
+    """Cosine contrastive loss: `(1 − f_y)² + Σ w max(f_y' − margin, 0)²` [R21 §5.1].
+
+    Of cosines as they are: a recipe needs `similarity = "cosine"`, temperature 1, and no label bias. No unit.
+
+    Args:
+        positive_B, negative_BM, log_weight_BM: as every family; logits are cosines.
+        margin: the cosine below which a negative costs nothing.
+
+    Example:
+        >>> contrastive(np.float32([0.5]), np.float32([[0.25, -1]]), np.float32([[0, 0]])).numpy()
+        array([0.3125], dtype=float32)
+    """
     negatives_B = _weighted_sum(lambda f: ops.square(ops.relu(f - margin)), negative_BM, log_weight_BM)
     return ops.square(1 - positive_B) + negatives_B
+
+
+def hinge(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor, *, pairwise: bool = False) -> Tensor:
+    """The hinge loss: `φ(u) = max(1 − u, 0)` [Re19 §3], in the two forms of `logistic`. No unit.
+
+    Relations: pairwise with weight `unit`, the margin ranking loss with margin 1.
+
+    Example:
+        >>> hinge(*row).numpy(), hinge(*row, pairwise=True).numpy()
+        (array([1.], dtype=float32), array([0.], dtype=float32))
+    """
+    return _decoupled(lambda u: ops.relu(1 - u), positive_B, negative_BM, log_weight_BM, pairwise=pairwise)
+
+
+def squared_hinge(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor, *, pairwise: bool = False) -> Tensor:
+    """The squared hinge loss: `φ(u) = max(1 − u, 0)²` [Re19 §3], in the two forms of `logistic`. No unit.
+
+    Example:
+        >>> squared_hinge(*row).numpy(), squared_hinge(*row, pairwise=True).numpy()
+        (array([1.], dtype=float32), array([0.], dtype=float32))
+    """
+    return _decoupled(lambda u: ops.square(ops.relu(1 - u)), positive_B, negative_BM, log_weight_BM, pairwise=pairwise)
+
+
+def exponential(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor, *, pairwise: bool = False) -> Tensor:
+    """The exponential loss: `φ(u) = exp(−u)` [Re19 §3], in the two forms of `logistic`. No unit.
+
+    Relations: pairwise, `exp(softmax) − 1`, row by row.
+
+    Example:
+        >>> exponential(*row, pairwise=True).numpy().round(4)  # e⁻¹ + e⁻²
+        array([0.5032], dtype=float32)
+    """
+    return _decoupled(lambda u: ops.exp(-u), positive_B, negative_BM, log_weight_BM, pairwise=pairwise)
 
 
 def ramp(
     positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor, *, margin: float = 1.0, pairwise: bool = False
 ) -> Tensor:
-    """The ramp φ(u) = clip(1 − u/margin, 0, 1): bounded, not convex [Re19 §3]; see `_decoupled` for the forms."""
-    return _decoupled(lambda u: ops.clip(1 - u / margin, 0.0, 1.0))(
-        positive_B, negative_BM, log_weight_BM, pairwise=pairwise
+    """The ramp loss: `φ(u) = clip(1 − u/margin, 0, 1)`, bounded, not convex [Re19 §3]; the two forms of `logistic`.
+
+    Args:
+        positive_B, negative_BM, log_weight_BM: as every family.
+        margin: width of the slope, in logits; > 0.
+        pairwise: compare every negative with the positive.
+
+    Relations: `hinge` clipped at 1 where margin = 1. No unit.
+
+    Example:
+        >>> ramp(*row, margin=2.0).numpy()  # 1 − ½ of the positive, then 1 and 1 − ½ of the negatives
+        array([2.], dtype=float32)
+    """
+    return _decoupled(
+        lambda u: ops.clip(1 - u / margin, 0.0, 1.0), positive_B, negative_BM, log_weight_BM, pairwise=pairwise
     )
+
+
+def nce(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor) -> Tensor:
+    """Noise contrastive estimation (Gutmann and Hyvärinen 2010): `logistic` of `f − log(m·q)` [BM20 §5].
+
+    The shift of the logits is the objective's (`Family.shifted`), so that the family is called with logits that have
+    it already. Draws that hit the positive count as noise like any other: the model learns log p(y|x) itself.
+
+    Relations: `logistic` of unshifted logits learns `log p(y|x) − log(m·q_y)` in place of log p(y|x).
+
+    Example:
+        >>> bool(nce(*row) == logistic(*row))
+        True
+    """
+    return logistic(positive_B, negative_BM, log_weight_BM)
 
 
 def augment_and_reduce(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor, *, log_eta_B: Tensor) -> Tensor:
@@ -100,24 +178,46 @@ def augment_and_reduce(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: T
     importance-weighted sample of negatives estimates it without bias.
 
     Args:
-        log_eta_B: log η of the batch's pairs; equality where η is the bracket.
+        positive_B, negative_BM, log_weight_BM: as every family.
+        log_eta_B: log η of the batch's pairs, float32 [B], kept by the training step.
+
+    Relations: `softmax` where η is the bracket, its upper bound elsewhere.
+
+    Example:
+        >>> augment_and_reduce(*row, log_eta_B=softmax(*row)).numpy().round(4)
+        array([0.4076], dtype=float32)
     """
     bracket_B = ops.softplus(_log_odds(positive_B, negative_BM, log_weight_BM))
     return log_eta_B + ops.exp(bracket_B - log_eta_B) - 1
 
 
-def reduce_eta(
+def next_log_eta(
     positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor, *, log_eta_B: Tensor, rate: Tensor
 ) -> Tensor:
-    """Natural-gradient step of `augment_and_reduce`: η ← (1 − rate)·η + rate·(1 + Σ w exp(f_y' − f_y)), as log [B]."""
+    """log η of `augment_and_reduce` after a natural-gradient step, float32 [B] (Ruiz et al. 2018).
+
+    `η ← (1 − rate)·η + rate·(1 + Σ w exp(f_y' − f_y))`
+    """
     bracket_B = ops.softplus(_log_odds(positive_B, negative_BM, log_weight_BM))
     return ops.logaddexp(ops.log1p(-rate) + log_eta_B, ops.log(rate) + bracket_B)
 
 
-logistic = _decoupled(lambda u: ops.softplus(-u))
-hinge = _decoupled(lambda u: ops.relu(1 - u))
-squared_hinge = _decoupled(lambda u: ops.square(ops.relu(1 - u)))
-exponential = _decoupled(lambda u: ops.exp(-u))
+def _log_odds(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor) -> Tensor:
+    """log of `Σ w_yy' exp(f_y' − f_y)`, [B]: the odds against the positive."""
+    return ops.logsumexp(negative_BM + log_weight_BM, axis=1) - positive_B
+
+
+def _decoupled(phi: Phi, positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor, *, pairwise: bool) -> Tensor:
+    """`φ(f_y) + Σ w φ(−f_y')` [R21 eq. 8; Re19 BOWL], or `Σ w φ(f_y − f_y')` if `pairwise` [Re19 POWL]; [B]."""
+    gaps_BM = positive_B[:, None] - negative_BM if pairwise else -negative_BM
+    negatives_B = _weighted_sum(phi, gaps_BM, log_weight_BM)
+    return negatives_B if pairwise else phi(positive_B) + negatives_B
+
+
+def _weighted_sum(phi: Phi, x_BM: Tensor, log_weight_BM: Tensor) -> Tensor:
+    """Σ w φ(x), [B]; what is masked is replaced before φ, so that 0·∞ cannot arise."""
+    masked_BM = is_masked(log_weight_BM)
+    return ops.sum(ops.exp(log_weight_BM) * phi(ops.where(masked_BM, 0.0, x_BM)), axis=1)
 
 
 @dataclass(frozen=True)
@@ -149,8 +249,15 @@ LOSSES: dict[str, Family] = {
     "squared_hinge": Family(squared_hinge),
     "exponential": Family(exponential),
     "ramp": Family(ramp),
-    "nce": Family(lambda *logits: logistic(*logits), weights=("unit",), shifted=True),
+    "nce": Family(nce, weights=("unit",), shifted=True),
     "augment_and_reduce": Family(augment_and_reduce, weights=("importance",), stateful=True),
 }
-"""`logistic` is in nats; [Re19]'s, with log2, is 1/ln 2 times as large. One-vs-Each (Titsias 2016) is `logistic`
-with `pairwise`, uniform negatives and `importance` weights."""
+"""Loss families by the name that a recipe's `[loss] family` calls them.
+
+A row is a `Family`; the keyword-only parameters of its function are the keys that a recipe may set. A paper is added
+by adding its row.
+
+Example:
+    >>> LOSSES["nce"].weights
+    ('unit',)
+"""

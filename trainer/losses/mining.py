@@ -9,15 +9,11 @@ Legend: `B` positives, `M` drawn negatives, `K` of them kept.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from keras import ops
 
-from longtail.trainer.losses.families import MASKED, is_masked
-
-Tensor = Any
-"""A backend tensor; shapes are in the names."""
+from longtail.trainer.backend import Tensor, ops
+from longtail.trainer.losses.weights import MASKED, is_masked
 
 
 @dataclass(frozen=True)
@@ -36,11 +32,16 @@ class Mining:
     power: float = 0.0
 
     def __call__(self, negative_BM: Tensor, log_weight_BM: Tensor) -> tuple[Tensor, Tensor]:
-        """The kept logits [B, K], highest first, and their log-weights with log ϑ added [B, K].
+        """The kept logits, float32 [B, K], highest first, and their log-weights with log ϑ added, float32 [B, K].
 
         Args:
-            negative_BM: logits; negatives are ranked by these, whatever their weight.
-            log_weight_BM: their log-weights; what is `MASKED` is never kept before what is not.
+            negative_BM: logits, float32; negatives are ranked by these, whatever their weight.
+            log_weight_BM: their log-weights, float32; what is `MASKED` is never kept before what is not.
+
+        Example:
+            >>> import numpy as np
+            >>> Mining(keep=1)(np.float32([[0.5, 2.0]]), np.float32([[0, 0]]))[0].numpy()
+            array([[2.]], dtype=float32)
         """
         kept = negative_BM.shape[1] if self.keep is None else self.keep
         scores_BM = ops.where(is_masked(log_weight_BM), MASKED, negative_BM)

@@ -9,14 +9,42 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from keras import ops
-
-from longtail.trainer.losses.families import LOSSES, MASKED, reduce_eta
+from longtail.trainer.backend import Tensor, ops
+from longtail.trainer.losses.families import LOSSES, next_log_eta
 from longtail.trainer.losses.mining import Mining
-from longtail.trainer.losses.weights import WEIGHTS, LogProbabilities
+from longtail.trainer.losses.weights import MASKED, WEIGHTS, LogProbabilities
 
-Tensor = Any
-"""A backend tensor; shapes are in the names."""
+
+class SampledLogits(NamedTuple):
+    """Logits of a batch's positives and negatives, and the log-probabilities of both, natural logs.
+
+    Attributes:
+        positive_B: logits of the positives, any float type; all work is done in float32.
+        negative_BM: logits of the negatives, any float type.
+        hits_BM: bool, negatives that are their row's positive: masked out.
+        log_pi_positive_B: float32, log label frequencies of the positives.
+        log_pi_negative: the same of the negatives, float32 [M] shared by all rows, or [B, M].
+        log_q_positive_B: float32, log-probabilities that one draw is the row's positive.
+        log_q_negative: the same of the negatives, float32 [M] or [B, M].
+    """
+
+    positive_B: Tensor
+    negative_BM: Tensor
+    hits_BM: Tensor
+    log_pi_positive_B: Tensor
+    log_pi_negative: Tensor
+    log_q_positive_B: Tensor
+    log_q_negative: Tensor
+
+    def in_float32(self) -> SampledLogits:
+        """The same, logits as float32."""
+        return self._replace(
+            positive_B=ops.cast(self.positive_B, "float32"), negative_BM=ops.cast(self.negative_BM, "float32")
+        )
+
+    def negatives_left(self) -> Tensor:
+        """Negatives of every row that are no accidental hits, float32 [B]."""
+        return ops.sum(ops.cast(ops.logical_not(self.hits_BM), "float32"), axis=1)
 
 
 @dataclass(frozen=True)
@@ -38,74 +66,51 @@ class Objective:
     mining: Mining | None = None
     regularizer: float = 0.0
 
-    def __call__(
-        self,
-        positive_B: Tensor,
-        negative_BM: Tensor,
-        hits_BM: Tensor,
-        log_pi: tuple[Tensor, Tensor],
-        log_q: tuple[Tensor, Tensor],
-    ) -> Tensor:
-        """Loss of every row, float32 [B], nats.
+    def __call__(self, logits: SampledLogits) -> Tensor:
+        """Loss of every row, float32 [B], nats."""
+        logits = logits.in_float32()
+        losses_B = LOSSES[self.family].loss(*self._weighted(logits), **self.family_arguments)
+        return losses_B + self._penalty(logits)
+
+    def with_eta(self, logits: SampledLogits, *, log_eta_B: Tensor, rate: Tensor) -> tuple[Tensor, Tensor]:
+        """As a call, for a family with a number η per training pair: losses and new log η, both float32 [B].
 
         Args:
-            positive_B: logits of the positives, any float type; all work is done in float32.
-            negative_BM: logits of the negatives.
-            hits_BM: bool, negatives that are their row's positive: masked out.
-            log_pi: log label frequencies of the positives [B] and of the negatives [M] or [B, M].
-            log_q: log sampling probabilities of the same.
+            logits: of the batch.
+            log_eta_B: log η of its rows, float32.
+            rate: step size of η in (0, 1), float32 scalar.
         """
-        rows = _Rows(ops.cast(positive_B, "float32"), ops.cast(negative_BM, "float32"), hits_BM, log_pi, log_q)
-        losses_B = LOSSES[self.family].loss(*self._prepared(rows), **self.family_arguments)
-        return losses_B + self._penalty(rows)
+        logits = logits.in_float32()
+        weighted = self._weighted(logits)
+        new_B = ops.stop_gradient(next_log_eta(*weighted, log_eta_B=log_eta_B, rate=rate))
+        losses_B = LOSSES[self.family].loss(*weighted, **self.family_arguments, log_eta_B=new_B)
+        return losses_B + self._penalty(logits), new_B
 
-    def with_state(self, *logits: Any, log_eta_B: Tensor, rate: Tensor) -> tuple[Tensor, Tensor]:
-        """As a call, for a family with a number η per training pair: losses [B] and the new log η [B].
-
-        Args:
-            logits: what a call takes.
-            log_eta_B: log η of the rows.
-            rate: step size of η in (0, 1).
-        """
-        rows = _Rows(ops.cast(logits[0], "float32"), ops.cast(logits[1], "float32"), *logits[2:])
-        prepared = self._prepared(rows)
-        new_B = ops.stop_gradient(reduce_eta(*prepared, log_eta_B=log_eta_B, rate=rate))
-        losses_B = LOSSES[self.family].loss(*prepared, **self.family_arguments, log_eta_B=new_B)
-        return losses_B + self._penalty(rows), new_B
-
-    def _prepared(self, rows: _Rows) -> tuple[Tensor, Tensor, Tensor]:
+    def _weighted(self, logits: SampledLogits) -> tuple[Tensor, Tensor, Tensor]:
         """Logits and log-weights as a family takes them."""
-        positive_B, negative_BM, hits_BM, log_pi, log_q = rows
-        log_m_B = ops.log(ops.maximum(_kept(hits_BM), 1.0))
-        miss_B = ops.log1p(-ops.minimum(ops.exp(log_q[0]), 1 - 1e-7))
-        weight = WEIGHTS[self.weight](LogProbabilities(*log_pi, *log_q, miss_B, log_m_B), **self.weight_arguments)
-        log_weight_BM = ops.where(hits_BM, MASKED, weight.row[:, None] + weight.col)
+        positive_B, negative_BM = logits.positive_B, logits.negative_BM
+        log_m_B = ops.log(ops.maximum(logits.negatives_left(), 1.0))
+        log = LogProbabilities(
+            pi_positive=logits.log_pi_positive_B,
+            pi_negative=logits.log_pi_negative,
+            q_positive=logits.log_q_positive_B,
+            q_negative=logits.log_q_negative,
+            miss=ops.log1p(-ops.minimum(ops.exp(logits.log_q_positive_B), 1 - 1e-7)),
+            m=log_m_B,
+        )
+        weight = WEIGHTS[self.weight](log, **self.weight_arguments)
+        log_weight_BM = ops.where(logits.hits_BM, MASKED, weight.matrix())
         if LOSSES[self.family].shifted:
-            positive_B = positive_B - (log_m_B + log_q[0])
-            negative_BM = negative_BM - (log_m_B[:, None] + log_q[1])
+            positive_B = positive_B - (log_m_B + logits.log_q_positive_B)
+            negative_BM = negative_BM - (log_m_B[:, None] + logits.log_q_negative)
         if self.mining is not None:
             negative_BM, log_weight_BM = self.mining(negative_BM, log_weight_BM)
         return positive_B, negative_BM, log_weight_BM
 
-    def _penalty(self, rows: _Rows) -> Tensor:
-        """[BM20 eq. 6], [B]."""
+    def _penalty(self, logits: SampledLogits) -> Tensor | float:
+        """[BM20 eq. 6], float32 [B]; 0 without a regularizer."""
         if not self.regularizer:
             return 0.0
-        squares_BM = ops.where(rows.hits_BM, 0.0, ops.square(rows.negative_BM + rows.log_q[1]))
-        negatives_B = ops.sum(squares_BM, axis=1) / ops.maximum(_kept(rows.hits_BM), 1.0)
-        return self.regularizer * (ops.square(rows.positive_B + rows.log_q[0]) + negatives_B)
-
-
-class _Rows(NamedTuple):
-    """What an objective is called with, logits in float32."""
-
-    positive_B: Tensor
-    negative_BM: Tensor
-    hits_BM: Tensor
-    log_pi: tuple[Tensor, Tensor]
-    log_q: tuple[Tensor, Tensor]
-
-
-def _kept(hits_BM: Tensor) -> Tensor:
-    """Negatives left in every row, float32 [B]."""
-    return ops.sum(ops.cast(ops.logical_not(hits_BM), "float32"), axis=1)
+        squares_BM = ops.where(logits.hits_BM, 0.0, ops.square(logits.negative_BM + logits.log_q_negative))
+        negatives_B = ops.sum(squares_BM, axis=1) / ops.maximum(logits.negatives_left(), 1.0)
+        return self.regularizer * (ops.square(logits.positive_B + logits.log_q_positive_B) + negatives_B)

@@ -1,22 +1,32 @@
 """The weight of every negative, `log w_yy' = row_y + col_y'` [METHODS §2.2; R21, Tables 1 and 2].
 
-A weight is a row of `WEIGHTS`: a function from log-frequencies and log sampling probabilities to the
+A weight is a row of `WEIGHTS`: a function from log label frequencies π and log sampling probabilities q to the
 two terms. Nothing is clipped: a label of probability 1e-9 is corrected as any other.
 
 Legend: `B` positives, `M` negatives (shared, [M], or one set per row, [B, M]).
+
+The examples of this file are of a positive with π = 0.1 among two negatives with π = 0.2 and 0.05, drawn in
+proportion to π:
+
+    >>> import numpy as np
+    >>> pi_B, pi_M = np.log(np.float32([0.1])), np.log(np.float32([0.2, 0.05]))
+    >>> log = LogProbabilities(pi_B, pi_M, pi_B, pi_M, miss=np.log(np.float32([0.9])), m=np.log(np.float32([2])))
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from keras import ops
+from longtail.trainer.backend import Tensor, ops
 
-from longtail.trainer.losses.families import MASKED
+MASKED = -1e30
+"""The log of weight 0: its exponential is exactly 0 in float32, and unlike −inf it makes no NaN in gradients."""
 
-Tensor = Any
-"""A backend tensor; shapes are in the names."""
+
+def is_masked(log_weight_BM: Tensor) -> Tensor:
+    """Which negatives have weight 0, bool of the same shape; `MASKED` plus any finite logs is below half of it."""
+    return ops.less(log_weight_BM, MASKED / 2)
 
 
 class LogProbabilities(NamedTuple):
@@ -41,29 +51,65 @@ class LogProbabilities(NamedTuple):
 
 
 class LogWeight(NamedTuple):
-    """A separable log-weight: `row` [B] of the positive, `col` [M] or [B, M] of the negative."""
+    """A separable log-weight, float32: `row` [B] of the positive, `col` [M] or [B, M] of the negative."""
 
     row: Tensor
     col: Tensor
 
+    def matrix(self) -> Tensor:
+        """log w of every negative, float32 [B, M]."""
+        return self.row[:, None] + self.col
+
 
 def unit(log: LogProbabilities) -> LogWeight:
-    """`w = 1`."""
+    """No correction: `w = 1` [R21, Table 1].
+
+    With in-batch negatives, where q = π, frequent labels are negatives more often than rare ones: the tail gains.
+
+    Relations: `constant` times m. `relative` where q is uniform.
+
+    Example:
+        >>> np.exp(unit(log).matrix()).round(2)
+        array([[1., 1.]], dtype=float32)
+    """
     return LogWeight(ops.zeros_like(log.m), ops.zeros_like(log.q_negative))
 
 
 def constant(log: LogProbabilities) -> LogWeight:
-    """`w = 1/m`: with in-batch negatives the equalised loss, which helps the tail [R21, Table 2]."""
+    """The mean over negatives in place of their sum: `w = 1/m` [R21, Table 2].
+
+    With in-batch negatives this is the equalised loss, which helps the tail.
+
+    Relations: `equalised` with power 1 where q = π, up to the factor 1 − q_y. Unlike `unit` its scale does not
+    depend on the number of negatives.
+
+    Example:
+        >>> np.exp(constant(log).matrix()).round(2)
+        array([[0.5, 0.5]], dtype=float32)
+    """
     return LogWeight(-log.m, ops.zeros_like(log.q_negative))
 
 
 def relative(log: LogProbabilities) -> LogWeight:
-    """`w = q_y/q_y'`: logQ on both sides [Yi19; R21, Table 1]; favours the head."""
+    """logQ correction of both sides: `w = q_y / q_y'` [Yi19; R21, Table 1]; favours the head.
+
+    The same as subtracting log q from every logit, the positive's included: TensorFlow Recommenders'
+    `candidate_sampling_probability`.
+
+    Relations: `importance` times `m q_y / (1 − q_y)`, a factor of the positive alone. `unit` where q is uniform.
+
+    Example:
+        >>> np.exp(relative(log).matrix()).round(2)
+        array([[0.5, 2. ]], dtype=float32)
+    """
     return LogWeight(log.q_positive, -log.q_negative)
 
 
 def margin(log: LogProbabilities, rho: LogWeight) -> LogWeight:
-    """`w = ρ_yy' (1 − q_y) / (m·q_y')`: the loss of any separable margin ρ through any sampler [R21 Prop. 4].
+    """The loss of a separable margin ρ through any sampler: `w = ρ_yy' (1 − q_y) / (m q_y')` [R21 Prop. 4].
+
+    In expectation over the draws, `Σ w exp(f_y' − f_y)` is `Σ_{y' ≠ y} ρ_yy' exp(f_y' − f_y)` over all labels. The
+    rows `importance`, `logit_adjusted`, `tail`, `equalised` and `adaptive` are margins.
 
     Args:
         log: of the batch.
@@ -73,25 +119,67 @@ def margin(log: LogProbabilities, rho: LogWeight) -> LogWeight:
 
 
 def importance(log: LogProbabilities) -> LogWeight:
-    """The margin `ρ = 1`: in expectation the full softmax cross-entropy [R21, Table 2]."""
+    """Importance weights: `w = (1 − q_y) / (m q_y')`, the margin `ρ = 1` [R21, Table 2].
+
+    In expectation the full softmax cross-entropy (for family `softmax`; of any family, its sum over all labels),
+    whatever the sampler.
+
+    Relations: `logit_adjusted` with τ = 0. With sampler `full`, exact and not only in expectation.
+
+    Example:
+        >>> np.exp(importance(log).matrix()).round(2)
+        array([[2.25, 9.  ]], dtype=float32)
+    """
     return margin(log, unit(log))
 
 
 def logit_adjusted(log: LogProbabilities, *, tau: float = 1.0) -> LogWeight:
-    """The margin `ρ = (π_y'/π_y)^τ` (Menon et al. 2020) [R21 eq. 4]: τ = 0 plain softmax, 1 balanced error."""
+    """Logit adjustment: the margin `ρ = (π_y' / π_y)^τ` (Menon et al. 2020) [R21 eq. 4].
+
+    Learns `log p(y|x) − τ log π_y`: τ = 1 minimises the balanced error.
+
+    Args:
+        log: of the batch.
+        tau: τ; 0 is plain softmax.
+
+    Relations: τ = 0 is `importance`, τ = 1 is `tail`.
+
+    Example:
+        >>> np.exp(logit_adjusted(log, tau=1.0).matrix()).round(2)
+        array([[4.5, 4.5]], dtype=float32)
+    """
     return margin(log, LogWeight(-tau * log.pi_positive, tau * log.pi_negative))
 
 
 def tail(log: LogProbabilities) -> LogWeight:
-    """`logit_adjusted` with τ = 1: w = π_y'/(m·q_y'·π_y) [R21 eq. 14]."""
+    """The balanced error's weight: `w = π_y' (1 − q_y) / (m q_y' π_y)` [R21 eq. 14].
+
+    Relations: `logit_adjusted` with τ = 1. Where q = π, `constant` times `(1 − π_y) / π_y`, a factor of the
+    positive alone.
+
+    Example:
+        >>> np.exp(tail(log).matrix()).round(2)
+        array([[4.5, 4.5]], dtype=float32)
+    """
     return logit_adjusted(log)
 
 
 def equalised(log: LogProbabilities, *, power: float = 1.0, threshold: float = 0.0) -> LogWeight:
-    """The margin `ρ = F(π_y') = π_y'^power if π_y' ≥ threshold else 0` (Tan et al. 2020) [R21 eq. 4].
+    """Equalisation loss: the margin `ρ = F(π_y')`, `F(π) = π^power` if π ≥ threshold, else 0 (Tan et al. 2020).
 
-    A threshold takes rare labels out of the negatives altogether; `power = 1` is what in-batch negatives with
-    `constant` do by themselves.
+    Rare labels are spared as negatives [R21 eq. 4].
+
+    Args:
+        log: of the batch.
+        power: exponent of π_y'.
+        threshold: labels less frequent than this are no negatives at all.
+
+    Relations: `power = 1` is what in-batch negatives with `constant` do by themselves. `power = 0` without a
+    threshold is `importance`.
+
+    Example:
+        >>> np.exp(equalised(log, threshold=0.1).matrix()).round(2)
+        array([[0.45, 0.  ]], dtype=float32)
     """
     log_f = power * log.pi_negative
     if threshold > 0:
@@ -100,7 +188,20 @@ def equalised(log: LogProbabilities, *, power: float = 1.0, threshold: float = 0
 
 
 def adaptive(log: LogProbabilities, *, exponent: float = 0.25) -> LogWeight:
-    """The margin `ρ = π_y^−exponent`, LDAM (Cao et al. 2019) [R21 eq. 4]: rare positives need a larger gap."""
+    """LDAM, label-distribution-aware margins: `ρ = π_y^−exponent` (Cao et al. 2019) [R21 eq. 4].
+
+    Rare positives must stand further above their negatives.
+
+    Args:
+        log: of the batch.
+        exponent: of 1/π_y.
+
+    Relations: `exponent = 0` is `importance`. `exponent = 1` is `tail` without its factor π_y' of the negative.
+
+    Example:
+        >>> np.exp(adaptive(log, exponent=1.0).matrix()).round(2)
+        array([[22.5, 90. ]], dtype=float32)
+    """
     return margin(log, LogWeight(-exponent * log.pi_positive, ops.zeros_like(log.q_negative)))
 
 
@@ -114,3 +215,12 @@ WEIGHTS: dict[str, Callable[..., LogWeight]] = {
     "equalised": equalised,
     "adaptive": adaptive,
 }
+"""What every negative weighs, by the name that a recipe's `[loss] weight` calls it.
+
+A row is a function of `LogProbabilities` that returns a `LogWeight`; its keyword-only parameters are the keys that a
+recipe may set. A paper is added by adding its row.
+
+Example:
+    >>> list(WEIGHTS)[:4]
+    ['unit', 'constant', 'importance', 'relative']
+"""

@@ -2,24 +2,24 @@
 
 Keras 3's own `Embedding` reads the whole table before it gathers, and its optimisers update every
 row. Here a step gathers each table's distinct rows once, differentiates with respect to those rows
-alone (`reading`), and scatters their update back (optimizers.py).
+alone (`read_distinct`, `compact_rows`), and scatters their update back (optimizers.py).
 
-Legend: `B` batch, `P` positions of a bag, `U` distinct rows, `D` dimensions.
+Legend: `B` batch, `P` positions of a bag, `N` ids, `U` distinct rows, `D` dimensions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import keras
-from keras import ops
+import numpy as np
 
 from longtail.trainer import backend
+from longtail.trainer.backend import Tensor, ops
 
-Tensor = Any
-"""A backend tensor; shapes are in the names."""
+InputKey = tuple[str, str]
+"""An input of a tower: `("query", "history")`."""
 
 
 class Table(keras.layers.Layer):
@@ -39,10 +39,10 @@ class Table(keras.layers.Layer):
         self.table = self.add_weight(shape=(rows, dim), initializer=initializer, trainable=False, name="table")
         self.built = True
         self.compact: Tensor | None = None
-        """Rows [U, D] that stand in for the table inside `reading`."""
+        """Rows [U, D] that stand in for the table inside `compact_rows`."""
 
     def call(self, ids: Tensor) -> Tensor:
-        """Rows of the table, float32 [*ids.shape, D]; inside `reading`, rows of the compact table."""
+        """Rows of the table, float32 [*ids.shape, D]; inside `compact_rows`, rows of the compact table."""
         return backend.gather(self.table, ids) if self.compact is None else ops.take(self.compact, ids, axis=0)
 
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
@@ -50,9 +50,38 @@ class Table(keras.layers.Layer):
         return (*input_shape, self.dim)
 
 
+def read_distinct(
+    tables: Mapping[str, Table], inputs: Mapping[InputKey, Tensor], readers: Mapping[InputKey, str]
+) -> tuple[dict[InputKey, Tensor], list[tuple[Tensor, Tensor]]]:
+    """Gather the distinct rows that a batch reads of every table, once.
+
+    Args:
+        tables: by name.
+        inputs: of both towers.
+        readers: which of them hold ids, of which table.
+
+    Returns:
+        The inputs, ids replaced by their positions among the distinct ids of their table; and for every table
+        its distinct ids, int32 [U], and their rows, float32 [U, D].
+    """
+    compact, distinct = dict(inputs), []
+    for name, table in tables.items():
+        keys = [key for key, table_name in readers.items() if table_name == name]
+        flat_N = ops.concatenate([ops.reshape(inputs[key], (-1,)) for key in keys])
+        ids_U, positions_N = backend.unique(flat_N, table.rows)
+        start: int | Tensor = 0
+        for key in keys:
+            shape = ops.shape(inputs[key])
+            size = int(np.prod(shape)) if all(isinstance(n, int) for n in shape) else ops.size(inputs[key])
+            compact[key] = ops.reshape(positions_N[start : start + size], shape)
+            start = start + size
+        distinct.append((ids_U, backend.gather(table.table, ids_U)))
+    return compact, distinct
+
+
 @contextmanager
-def reading(tables: Sequence[Table], rows: Sequence[Tensor]) -> Iterator[None]:
-    """Let tables answer from compact rows [U, D]; ids inside the block are positions 0..U−1."""
+def compact_rows(tables: Sequence[Table], rows: Sequence[Tensor]) -> Iterator[None]:
+    """Let tables answer from their distinct rows [U, D]; ids inside the block are positions 0..U−1."""
     try:
         for table, compact_UD in zip(tables, rows, strict=True):
             table.compact = compact_UD
@@ -111,7 +140,7 @@ class WeightedBag(keras.layers.Layer):
         return (ids_BP_shape[0], self.table.dim)
 
 
-class Direction(keras.layers.Layer):
+class UnitNorm(keras.layers.Layer):
     """Divides rows by their norm; a zero row, which has no direction, becomes the first unit vector.
 
     A tower of bags gives zero for an empty bag. Other rows are those of `keras.layers.UnitNormalization`.
@@ -132,7 +161,7 @@ class Direction(keras.layers.Layer):
 
 
 class Dropout(keras.layers.Layer):
-    """Multiplies by a mask inside `dropping`; anywhere else, in evaluation and export, it changes nothing.
+    """Multiplies by a mask inside `dropout_masks`; anywhere else, in evaluation and export, it changes nothing.
 
     Keras' own layer would advance its generator inside the differentiated function, where JAX keeps no state.
 
@@ -144,16 +173,16 @@ class Dropout(keras.layers.Layer):
     def __init__(self, rate: float, width: int, *, name: str) -> None:
         super().__init__(name=name, dtype="float32")
         self.rate, self.width = rate, width
-        self._kept: Tensor | None = None
+        self._mask: Tensor | None = None
 
     def draw(self, rows: Tensor, seed: keras.random.SeedGenerator) -> Tensor:
         """A mask of 0 and 1 / (1 − rate), float32 [rows, D]."""
-        kept_BD = keras.random.uniform((rows, self.width), seed=seed) >= self.rate
-        return ops.cast(kept_BD, "float32") / (1 - self.rate)
+        mask_BD = keras.random.uniform((rows, self.width), seed=seed) >= self.rate
+        return ops.cast(mask_BD, "float32") / (1 - self.rate)
 
     def call(self, x_BD: Tensor) -> Tensor:
-        """The input, some coordinates of it 0 inside `dropping`; float32 [B, D]."""
-        return x_BD if self._kept is None else x_BD * self._kept
+        """The input, some coordinates of it 0 inside `dropout_masks`; float32 [B, D]."""
+        return x_BD if self._mask is None else x_BD * self._mask
 
     def compute_output_shape(self, x_BD_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
         """[B, D]."""
@@ -161,12 +190,12 @@ class Dropout(keras.layers.Layer):
 
 
 @contextmanager
-def dropping(masks: Mapping[Dropout, Tensor]) -> Iterator[None]:
+def dropout_masks(masks: Mapping[Dropout, Tensor]) -> Iterator[None]:
     """Let layers drop coordinates by masks [B, D]."""
     try:
         for layer, mask_BD in masks.items():
-            layer._kept = mask_BD
+            layer._mask = mask_BD
         yield
     finally:
         for layer in masks:
-            layer._kept = None
+            layer._mask = None

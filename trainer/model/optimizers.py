@@ -1,20 +1,18 @@
-"""Sparse optimisers: they read and write only the rows a batch touched [DESIGN, Budgets].
+"""Sparse optimisers, which read and write only the rows a batch touched [DESIGN, Budgets]; rates and clipping.
 
 Legend: `U` touched rows, `D` dimensions.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
-
-import keras
-from keras import ops
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
 
 from longtail.trainer import backend
-from longtail.trainer.model.embedding import Table
+from longtail.trainer.backend import Tensor, keras, ops
 
-Tensor = Any
-"""A backend tensor; shapes are in the names."""
+if TYPE_CHECKING:
+    from longtail.trainer.model.embedding import Table
 
 
 class RowOptimizer(Protocol):
@@ -28,10 +26,10 @@ class RowOptimizer(Protocol):
         """Write `rows − update` at `ids`.
 
         Args:
-            ids_U: distinct row numbers.
-            rows_UD: what the table holds there.
-            gradients_UD: of the loss.
-            rate: learning rate of this step, a scalar.
+            ids_U: distinct row numbers, int32.
+            rows_UD: what the table holds there, float32.
+            gradients_UD: of the loss, float32.
+            rate: learning rate of this step, float32 scalar.
             step: number of this step, from 1, float32 scalar.
         """
 
@@ -95,4 +93,18 @@ class LazyAdam:
         backend.scatter(self.table.table, ids_U, rows_UD - update_UD)
 
 
-ROW_OPTIMIZERS = {"adagrad": RowwiseAdagrad, "adam": LazyAdam}
+ROW_OPTIMIZERS: dict[str, type[RowwiseAdagrad] | type[LazyAdam]] = {"adagrad": RowwiseAdagrad, "adam": LazyAdam}
+"""Optimisers of embedding tables by the name that a recipe's `[optimizer] embeddings` calls them."""
+
+
+def learning_rate(rate: float, schedule: str, total_steps: int) -> Callable[[Tensor], Tensor]:
+    """The rate of a step by its number from 0: `constant`, or `linear` to 0 at `total_steps`."""
+    end = rate if schedule == "constant" else 0.0
+    decay: Callable[[Tensor], Tensor] = keras.optimizers.schedules.PolynomialDecay(rate, total_steps, end)
+    return decay
+
+
+def clip_scale(gradients: list[Tensor], limit: float) -> Tensor:
+    """Factor, at most 1, that brings the norm of all gradients together down to `limit`; float32 scalar."""
+    norm = ops.sqrt(sum(ops.sum(ops.square(gradient)) for gradient in gradients))
+    return ops.minimum(1.0, limit / ops.maximum(norm, 1e-12))

@@ -12,10 +12,7 @@ from dataclasses import dataclass
 import keras
 
 from longtail.trainer.config import FeatureConfig, Model, Recipe, Tower
-from longtail.trainer.model.embedding import Direction, Dropout, Table, WeightedBag
-
-InputKey = tuple[str, str]
-"""An input of a tower: `("query", "history")`."""
+from longtail.trainer.model.embedding import Dropout, InputKey, Table, UnitNorm, WeightedBag
 
 
 @dataclass(frozen=True)
@@ -111,7 +108,7 @@ def _build(
     if tower.hidden or tower.input_activation != "linear" or x.shape[-1] != model.dim:
         x = keras.layers.Dense(model.dim, dtype=precision)(x)
     if model.similarity == "cosine":
-        x = Direction(name=f"{name}_direction")(x)
+        x = UnitNorm(name=f"{name}_direction")(x)
     else:
         x = keras.layers.Activation("linear", dtype="float32")(x)
     return keras.Model(inputs, x, name=name)

@@ -1,1 +1,34 @@
-"""Where negatives come from [METHODS §2.1]."""
+"""Where negatives come from [METHODS §2.1].
+
+`independent.py` and `conditional.py` have the samplers; `proposal.py`, with `projection.py` and `tree_fit.py`, fits
+the tree that `adversarial` draws from; `streaming.py` estimates label frequencies while training.
+"""
+
+from collections.abc import Callable
+
+from longtail.trainer.sampling.base import DrawContext, Sampler, SamplerSetup
+from longtail.trainer.sampling.conditional import adversarial, model
+from longtail.trainer.sampling.independent import full, in_batch, mixed, popularity, uniform
+
+__all__ = ["SAMPLERS", "DrawContext", "Sampler", "SamplerSetup"]
+
+SAMPLERS: dict[str, Callable[..., Sampler]] = {
+    "in_batch": in_batch,
+    "uniform": uniform,
+    "popularity": popularity,
+    "mixed": mixed,
+    "full": full,
+    "adversarial": adversarial,
+    "model": model,
+}
+"""Samplers of negatives by the name that a recipe's `[loss] sampler` calls them.
+
+A row is a function from a `SamplerSetup` to a `Sampler`; its keyword-only parameters are the keys that a recipe may
+set. A paper is added by adding its row.
+
+Example:
+    >>> import numpy as np
+    >>> sampler = SAMPLERS["uniform"](SamplerSetup(np.log([0.75, 0.25]), batch_size=8), negatives=3)
+    >>> np.exp(sampler.log_q_L)
+    array([0.5, 0.5], dtype=float32)
+"""

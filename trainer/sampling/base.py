@@ -1,4 +1,4 @@
-"""What a sampler of negatives is [METHODS §2.1]; samplers.py and conditional.py have them.
+"""What a sampler of negatives is [METHODS §2.1]: what it is made from, what it draws by, and what it says of a draw.
 
 Legend: `B` batch size, `M` drawn negatives, `L` labels, `D` model dimensions.
 """
@@ -7,41 +7,39 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
-
-import keras
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from longtail.bundle import Proposal
+from longtail.bundle.arrays import Float32, Float64
+from longtail.trainer.backend import Tensor
 
-Tensor = Any
-"""A backend tensor; shapes are in the names."""
+if TYPE_CHECKING:
+    import keras
 
 
-class Catalogue(NamedTuple):
-    """What samplers are made from.
+class SamplerSetup(NamedTuple):
+    """What a sampler is made from, before training.
 
     Attributes:
         log_pi_L: float64 [L], natural log of the smoothed label frequencies.
         batch_size: B.
-        dim: D.
+        dim: D; of `model` alone.
         proposal: the fitted tree; None but for `adversarial`.
     """
 
-    log_pi_L: npt.NDArray[np.float64]
+    log_pi_L: Float64
     batch_size: int
     dim: int = 0
     proposal: Proposal | None = None
 
 
-class Context(NamedTuple):
+class DrawContext(NamedTuple):
     """What is known of a step's rows when their negatives are drawn.
 
     Attributes:
         positive_B: label rows of the positives, int32.
-        inputs: the query tower's inputs.
-        queries_BD: query embeddings, without gradients; None unless the sampler `sees` them.
+        inputs: the query tower's inputs, by name.
+        queries_BD: query embeddings, float32, without gradients; None unless the sampler `sees_embeddings`.
     """
 
     positive_B: Tensor
@@ -49,7 +47,8 @@ class Context(NamedTuple):
     queries_BD: Tensor | None
 
 
-Draw = Callable[[keras.random.SeedGenerator, Context], Tensor]
+Draw = Callable[[Any, DrawContext], Tensor]
+"""Label rows from a `keras.random.SeedGenerator` and what is known of the rows."""
 
 
 @dataclass(frozen=True)
@@ -62,18 +61,18 @@ class Sampler:
         in_batch: the batch's labels are negatives of every row.
         draw: makes label rows, int32 [M] shared by the batch or [B, M] one set per row; None if all
             negatives come from the batch.
-        log_q: of labels [B] (one per row) or [B, M], where it depends on the query.
+        log_q: of labels [B] (one per row) or [B, M], where it depends on the query; float32 of their shape.
         q_of_pi: log q from log π, where q follows frequencies that may be estimated while training.
         sees_embeddings: draws by query embeddings.
-        refresh: told the embeddings of all labels, float32 [L, D], before every epoch.
+        refresh: called with the embeddings of all labels, float32 [L, D], before every epoch.
         variables: constants and state on the device.
     """
 
-    log_q_L: npt.NDArray[np.float32] | None
+    log_q_L: Float32 | None
     in_batch: bool
     draw: Draw | None
-    log_q: Callable[[Context, Tensor], Tensor] | None = None
+    log_q: Callable[[DrawContext, Tensor], Tensor] | None = None
     q_of_pi: Callable[[Tensor], Tensor] | None = None
     sees_embeddings: bool = False
-    refresh: Callable[[npt.NDArray[np.float32]], None] | None = None
+    refresh: Callable[[Float32], None] | None = None
     variables: tuple[keras.Variable, ...] = ()

@@ -13,11 +13,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy import sparse  # type: ignore[import-untyped]
 
+from longtail.bundle.arrays import Float32, Float64, Int64
 from longtail.trainer.config import FeatureConfig
 from longtail.trainer.errors import DataError
 
-Float32 = npt.NDArray[np.float32]
-Float64 = npt.NDArray[np.float64]
 Inputs = Mapping[str, npt.NDArray[Any]]
 
 _NO_VARIANCE = 1e-6
@@ -96,7 +95,7 @@ def _columns(feature: FeatureConfig, inputs: Inputs, width: int) -> Any:
 def _sparse(
     feature: FeatureConfig,
     values: npt.NDArray[Any],
-    queries: npt.NDArray[np.int64],
+    queries: Int64,
     columns: npt.NDArray[Any],
     shape: tuple[int, int],
 ) -> Any:

@@ -10,16 +10,11 @@ Legend: `B` batch, `U` distinct cells of a batch, `H` hash functions, `R` cells 
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 import numpy as np
-from keras import ops
 
 from longtail.trainer import backend
-
-Tensor = Any
-"""A backend tensor; shapes are in the names."""
+from longtail.trainer.backend import Tensor, ops
 
 _MULTIPLIERS = (1_640_531_527, 97_654_321, 1_181_783_497)
 

@@ -15,7 +15,7 @@ that one batched product serves every node whatever its size.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -24,15 +24,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from longtail.bundle import Proposal
-from longtail.bundle.proposal import PADDING, PADDING_BIAS, Float32, Int32, Int64, project
-from longtail.trainer.config import FeatureConfig
-from longtail.trainer.errors import DataError
-from longtail.trainer.sampling.projection import fit_projection
-
-Float64 = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
-Inputs = Mapping[str, npt.NDArray[Any]]
+from longtail.bundle.arrays import Bools, Float32, Float64, Int32, Int64
+from longtail.bundle.proposal import PADDING, PADDING_BIAS
 
 _ROUNDS = 50
 """Splits of a node, at most."""
@@ -43,64 +36,6 @@ _PAIRS_TOGETHER, _NODES_TOGETHER = 2**17, 2**12
 """Nodes fitted at once: about 100 MB a thread at K = 16."""
 _TALLEST_BLOCK = 256
 _THREADS = 8
-_PROJECTED_PAIRS, _READ_TOGETHER = 200_000, 2**14
-"""Pairs that the projection is fitted to, at most, and pairs encoded at once."""
-
-
-def fit_proposal(
-    features: Sequence[FeatureConfig],
-    inputs_of: Callable[[Int64], Inputs],
-    labels_N: Int32,
-    *,
-    vocabulary_rows: Mapping[str, int],
-    labels: int,
-    dims: int,
-    penalty: float,
-    query_id: str,
-) -> Proposal:
-    """Fit projection and tree to the training pairs; encodes every pair once, and a sample of them twice.
-
-    Args:
-        features: the query tower's. The query's own id is left out: it would need a direction for every query.
-        inputs_of: encodes pairs by their rows in `labels_N`, int64 [B] → tower inputs.
-        labels_N: label rows of the training pairs, int32.
-        vocabulary_rows: rows of every table of ids, by table name.
-        labels: L.
-        dims: K, coordinates of z.
-        penalty: λ_n > 0, nats.
-        query_id: name of the feature that is the query's own id.
-
-    Raises:
-        DataError: no feature besides the query's own id, no pair, or a value that is not finite.
-    """
-    usable = [feature for feature in features if feature.name != query_id]
-    if not usable:
-        raise DataError(
-            f"adversarial sampler: expected a query feature besides the query's own id {query_id!r} "
-            f"(a history, bag, text, number or category), found {[feature.name for feature in features]}"
-        )
-    rows = {
-        feature.name: feature.hash_rows if feature.kind == "text" else vocabulary_rows[feature.table_name]
-        for feature in usable
-        if feature.kind != "number"
-    }
-    sample = np.arange(len(labels_N))
-    if len(sample) > _PROJECTED_PAIRS:
-        sample = np.sort(np.random.default_rng(0).choice(len(sample), _PROJECTED_PAIRS, replace=False))
-    projection, offset_K = fit_projection(usable, map(inputs_of, _cut(sample)), rows, dims)
-    z_NK = np.concatenate([project(inputs_of(some), projection, offset_K) for some in _cut(np.arange(len(labels_N)))])
-    finite_N = np.isfinite(z_NK).all(axis=1)
-    if not finite_N.all():
-        raise DataError(
-            "adversarial sampler: expected finite query features, "
-            f"found others in {np.count_nonzero(~finite_N)} of {len(z_NK)} training pairs"
-        )
-    weights, biases, leaf_labels = fit_tree(z_NK, labels_N, labels=labels, penalty=penalty)
-    return Proposal(projection, offset_K, weights, biases, leaf_labels)
-
-
-def _cut(pairs: Int64) -> list[Int64]:
-    return [pairs[start : start + _READ_TOGETHER] for start in range(0, len(pairs), _READ_TOGETHER)]
 
 
 def fit_tree(z_NK: Float32, labels_N: Int32, *, labels: int, penalty: float = 0.1) -> tuple[Float32, Float32, Int32]:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import tensorflow as tf
 import tensorflow_recommenders as tfrs
@@ -30,13 +29,13 @@ from longtail.bundle import (
     Manifest,
     log_frequencies,
 )
+from longtail.bundle.arrays import Array, Float32, Int64
 from longtail.trainer.errors import ExportError
-from longtail.trainer.export.parity import check_parity
+from longtail.trainer.export.onnx import check_parity
 from longtail.trainer.tfrs.retrieval import SampledRetrieval
 from longtail.trainer.tfrs.tower import Inputs, QueryTower, split_lookup
 
-Float32 = npt.NDArray[np.float32]
-Ids = Sequence[str] | Sequence[int] | npt.NDArray[np.generic]
+Ids = Sequence[str] | Sequence[int] | Array
 
 _BATCH = 1024
 _SOFTWARE = (
@@ -50,7 +49,7 @@ def export_tfrs(
     *,
     task: tfrs.tasks.Retrieval,
     candidates: Ids | tf.data.Dataset,
-    counts: Mapping[Any, int] | npt.NDArray[np.int64],
+    counts: Mapping[Any, int] | Int64,
     queries: Ids | Inputs,
     out: Path,
     feature: str = "user_id",
@@ -117,7 +116,7 @@ def export_tfrs(
     counts_L = _counts_of(ids, counts)
     log_pn_L = log_frequencies(counts_L).astype(np.float32)
     buckets = Buckets.by_quantile(counts_L)
-    augmentation = Augmentation.conditioned(temperature, embeddings_LD, log_pn_L, None)
+    augmentation = Augmentation.fitted(temperature, embeddings_LD, log_pn_L, None)
     manifest = Manifest(
         schema_version=SCHEMA_VERSION,
         name=out.name,
@@ -171,7 +170,7 @@ def _embedded(candidate_model: Callable[[Any], Any], candidates: Ids | tf.data.D
     return pa.concat_arrays(ids), np.concatenate(blocks)
 
 
-def _counts_of(ids: pa.Array, counts: Mapping[Any, int] | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _counts_of(ids: pa.Array, counts: Mapping[Any, int] | Int64) -> Int64:
     """Training pairs of every label, int64 [L]."""
     if isinstance(counts, Mapping):
         by_id = dict(zip(_strings(list(counts)).to_pylist(), counts.values(), strict=True))

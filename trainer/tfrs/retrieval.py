@@ -9,17 +9,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 import tensorflow_recommenders as tfrs
 
 from longtail.bundle import Loss, log_frequencies
+from longtail.bundle.arrays import Int64
 from longtail.trainer.config import LossConfig
-from longtail.trainer.losses.families import LOSSES, Family
+from longtail.trainer.losses import LOSSES, Family, SampledLogits
 
-Tensor = Any
-"""A TensorFlow tensor; shapes are in the names."""
-Counts = Mapping[str, int] | Mapping[int, int] | npt.NDArray[np.int64]
+Counts = Mapping[str, int] | Mapping[int, int] | Int64
 """Training pairs per candidate id, or, where candidate ids are rows 0..L-1, int64 [L]."""
 
 Choice = str | Mapping[str, Any]
@@ -86,15 +84,15 @@ class SampledRetrieval(tfrs.tasks.Retrieval):
 
     def call(
         self,
-        query_embeddings: Tensor,
-        candidate_embeddings: Tensor,
-        sample_weight: Tensor | None = None,
-        candidate_sampling_probability: Tensor | None = None,
-        candidate_ids: Tensor | None = None,
+        query_embeddings: tf.Tensor,
+        candidate_embeddings: tf.Tensor,
+        sample_weight: tf.Tensor | None = None,
+        candidate_sampling_probability: tf.Tensor | None = None,
+        candidate_ids: tf.Tensor | None = None,
         compute_metrics: bool = True,
         compute_batch_metrics: bool = True,
-        score_mask: Tensor | None = None,
-    ) -> Tensor:
+        score_mask: tf.Tensor | None = None,
+    ) -> tf.Tensor:
         """The loss, a float32 scalar in nats: the sum over queries, as Retrieval's; updates the metrics.
 
         Args:
@@ -127,9 +125,16 @@ class SampledRetrieval(tfrs.tasks.Retrieval):
 
         padded = self._padded(scores_BC, hits_BC, log_pi_C, log_q_C)
         losses_B = self._objective(
-            tf.linalg.diag_part(scores_BC), padded[0], padded[1], (log_pi_C[:batch], padded[2]),
-            (log_q_C[:batch], padded[3]),
-        )  # fmt: skip
+            SampledLogits(
+                positive_B=tf.linalg.diag_part(scores_BC),
+                negative_BM=padded[0],
+                hits_BM=padded[1],
+                log_pi_positive_B=log_pi_C[:batch],
+                log_pi_negative=padded[2],
+                log_q_positive_B=log_q_C[:batch],
+                log_q_negative=padded[3],
+            )
+        )
         if sample_weight is not None:
             losses_B *= tf.reshape(tf.cast(sample_weight, losses_B.dtype), [-1])
         loss = tf.reduce_sum(losses_B)
@@ -163,7 +168,7 @@ class SampledRetrieval(tfrs.tasks.Retrieval):
         """What a bundle's manifest says of this loss."""
         return Loss(family=str(self._config.family), sampler="in_batch", weight=str(self._config.weight))
 
-    def _scores(self, queries: Tensor, candidates_CD: Tensor) -> Tensor:
+    def _scores(self, queries: tf.Tensor, candidates_CD: tf.Tensor) -> tf.Tensor:
         """Logits, float32 [B, C]."""
         if len(queries.shape) == 3:
             scores_BC = tf.reduce_max(tf.einsum("bhd,cd->bhc", queries, candidates_CD), axis=1)
@@ -172,8 +177,8 @@ class SampledRetrieval(tfrs.tasks.Retrieval):
         return tf.cast(scores_BC, tf.float32) / self.temperature
 
     def _log_probabilities(
-        self, candidates: Tensor, probability_C: Tensor | None, candidate_ids: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+        self, candidates: tf.Tensor, probability_C: tf.Tensor | None, candidate_ids: tf.Tensor | None
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         """log π and log q of the candidates, float32 [C] each; each stands in for the other where only one is known."""
         log_pi_C = log_q_C = None
         if self._log_pi is not None:
@@ -195,7 +200,7 @@ class SampledRetrieval(tfrs.tasks.Retrieval):
             log_pi_C = tf.zeros([candidates])
         return (log_q_C if log_pi_C is None else log_pi_C), (log_pi_C if log_q_C is None else log_q_C)
 
-    def _padded(self, scores_BC: Tensor, *columns: Tensor) -> list[Tensor]:
+    def _padded(self, scores_BC: tf.Tensor, *columns: tf.Tensor) -> list[tf.Tensor]:
         """Logits, hits, log π and log q with columns of hits added where a batch has fewer than mining keeps."""
         mining = self._objective.mining
         if mining is None or (mining.keep is None and scores_BC.shape[1] is not None):
@@ -210,7 +215,7 @@ class SampledRetrieval(tfrs.tasks.Retrieval):
             tf.pad(log_pi_C, long), tf.pad(log_q_C, long),
         ]  # fmt: skip
 
-    def _required(self, candidate_ids: Tensor | None, why: str) -> Tensor:
+    def _required(self, candidate_ids: tf.Tensor | None, why: str) -> tf.Tensor:
         if candidate_ids is None:
             raise ValueError(f"{self.name}: expected candidate_ids in the call, which {why} needs, received none")
         return tf.reshape(candidate_ids, [-1])
@@ -233,7 +238,7 @@ def _needs_q(config: LossConfig) -> bool:
     return config.weight.name not in _WITHOUT_Q or LOSSES[config.family.name].shifted or config.regularizer > 0
 
 
-def _log_pi_table(counts: Counts, smoothing: float) -> Tensor:
+def _log_pi_table(counts: Counts, smoothing: float) -> tf.Tensor:
     """log π by row or by id, nats."""
     if not isinstance(counts, Mapping):
         return tf.constant(log_frequencies(np.asarray(counts), smoothing=smoothing), tf.float32)

@@ -13,22 +13,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
-import onnxruntime
 import pyarrow as pa
 import tensorflow as tf
 import tf2onnx
 from onnx import numpy_helper
 
-from longtail.bundle import Feature, Vocabulary
+from longtail.bundle import Feature, Vocabulary, onnx_session
+from longtail.bundle.arrays import Array
+from longtail.trainer import backend
 from longtail.trainer.errors import ExportError
+from longtail.trainer.export.onnx import ONNX_LIMIT
 
-Tensor = Any
-"""A TensorFlow tensor; shapes are in the names."""
-Inputs = Mapping[str, npt.NDArray[np.generic]]
+Inputs = Mapping[str, Array]
 
-_ONNX_LIMIT = 2**31 - 2**24
 _OPSET = 17
 
 
@@ -44,7 +42,7 @@ class QueryTower:
         vocabularies: of the features, by the name they call it.
     """
 
-    function: Callable[[dict[str, Tensor]], Tensor]
+    function: Callable[[dict[str, tf.Tensor]], tf.Tensor]
     features: Sequence[Feature]
     vocabularies: Mapping[str, Vocabulary] = field(default_factory=dict)
 
@@ -56,24 +54,25 @@ class QueryTower:
         """
         specs = [spec for feature in self.features for spec in _specs(feature)]
 
-        def named(*inputs: Tensor) -> dict[str, Tensor]:
+        def named(*inputs: tf.Tensor) -> dict[str, tf.Tensor]:
             by_name = {spec.name: tensor for spec, tensor in zip(specs, inputs, strict=True)}
             return {"embedding": tf.cast(self.function(by_name), tf.float32)}
 
         traced = tf.function(named)
         graph = traced.get_concrete_function(*specs).graph
         size = sum(variable.dtype.size * variable.shape.num_elements() for variable in graph.variables)
-        if size > _ONNX_LIMIT:
+        if size > ONNX_LIMIT:
             raise ExportError(
-                f"query tower: expected at most {_ONNX_LIMIT} bytes of weights, ONNX's limit, found {size}"
+                f"query tower: expected at most {ONNX_LIMIT} bytes of weights, ONNX's limit, found {size}"
             )
         try:
             with _quiet():
-                model, _ = tf2onnx.convert.from_function(traced, input_signature=specs, opset=_OPSET)
+                convert = backend.without_autograph(tf2onnx.convert.from_function)
+                model, _ = convert(traced, input_signature=specs, opset=_OPSET)
             _embed_constants(model, graph)
             content: bytes = model.SerializeToString()
-            onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-        # Both raise whatever they like; tf2onnx passes over what it cannot convert, which ONNX Runtime then refuses.
+            onnx_session(content, "query tower")
+        # Both raise errors of any type; what tf2onnx silently leaves unconverted, ONNX Runtime refuses.
         except Exception as error:
             raise ExportError(
                 "query tower: expected operations that ONNX has; for look-ups of strings, hashing and text, give a "
@@ -82,7 +81,7 @@ class QueryTower:
         return content
 
 
-def split_lookup(model: tf.keras.Model) -> tuple[Vocabulary, Callable[[Tensor], Tensor]]:
+def split_lookup(model: tf.keras.Model) -> tuple[Vocabulary, Callable[[tf.Tensor], tf.Tensor]]:
     """Part `Sequential[StringLookup or IntegerLookup, Embedding, …]` into what a bundle keeps apart.
 
     Args:
@@ -111,7 +110,7 @@ def split_lookup(model: tf.keras.Model) -> tuple[Vocabulary, Callable[[Tensor], 
     rows = [index for index in range(len(tokens)) if index != unknown]
     index_of_row = np.array([unknown, *rows], np.int64)
 
-    def rest(row: Tensor) -> Tensor:
+    def rest(row: tf.Tensor) -> tf.Tensor:
         output = tf.gather(index_of_row, row)
         for layer in layers[1:]:
             output = layer(output)
@@ -133,7 +132,7 @@ def _embed_constants(model: onnx.ModelProto, graph: Any) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide what is no news: a name that tf2onnx asks NumPy for, the process's look-up tables, what is raised anyway."""
+    """Hide tf2onnx' FutureWarning, and log lines about look-up tables and about errors that are raised as well."""
     loggers = tf.get_logger(), logging.getLogger("tf2onnx")
     levels = [logger.level for logger in loggers]
     for logger in loggers:

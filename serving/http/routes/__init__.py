@@ -1,8 +1,8 @@
 """The routes: read, ask the core, answer."""
 
-from longtail.serving.http.routes import figures, labels, operations, retrieval
+from longtail.serving.http.routes import labels, monitoring, operations, retrieval
 
-routers = [retrieval.router, labels.router, figures.router, operations.router]
+routers = [retrieval.router, labels.router, monitoring.router, operations.router]
 """In the order of the documentation."""
 
 __all__ = ["routers"]

@@ -10,16 +10,16 @@ from fastapi import APIRouter, Request
 from fastapi.routing import APIRoute
 from starlette.responses import Response
 
-from longtail.serving.core.label_changes import hiding, records_of
+from longtail.serving.core.label_changes import record_to_hide, records_to_add
 from longtail.serving.http import limits
 from longtail.serving.http.auth import require_admin
 from longtail.serving.http.body import read_body
 from longtail.serving.http.openapi import errors, json_body
-from longtail.serving.http.responses import dump, json_response, request_id, service_of
-from longtail.serving.http.schemas import HiddenAnswer, LabelAnswer, LabelsAnswer, LabelsRequest
+from longtail.serving.http.responses import json_response, request_id, service_of, to_json
+from longtail.serving.http.schemas.labels import HiddenAnswer, LabelAnswer, LabelsAnswer, LabelsRequest
 
 
-class _WholeId(APIRoute):
+class _LabelIdRoute(APIRoute):
     """Takes an id with line breaks, too: Starlette's `path` ends before one, and names another label."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
@@ -27,14 +27,14 @@ class _WholeId(APIRoute):
         self.path_regex = re.compile(self.path_regex.pattern, re.DOTALL)
 
 
-router = APIRouter(tags=["catalogue"], route_class=_WholeId)
+router = APIRouter(tags=["catalogue"], route_class=_LabelIdRoute)
 
 
 @router.get("/v1/labels/{id:path}", responses={200: {"model": LabelAnswer}, **errors(401, 404, 503)})
 async def label(request: Request, id: str) -> Response:
     """What the release knows about one label; its id may hold slashes."""
     retriever = service_of(request).retriever()
-    return json_response(dump({**retriever.label(id), "release": retriever.name}, request_id(request)))
+    return json_response(to_json({**retriever.label(id), "release": retriever.name}, request_id(request)))
 
 
 @router.post(
@@ -50,10 +50,12 @@ async def add_labels(request: Request) -> Response:
     """
     require_admin(request)
     service = service_of(request)
-    wanted = await read_body(request, LabelsRequest, service.settings)
-    limits.check_labels(wanted, service.settings)
-    release = await service.write(lambda: service.change_labels(lambda retriever: records_of(wanted.labels, retriever)))
-    return json_response(dump({"accepted": len(wanted.labels), "release": release}, request_id(request)))
+    body = await read_body(request, LabelsRequest, service.settings)
+    limits.check_labels(body, service.settings)
+    release = await service.write(
+        lambda: service.change_labels(lambda retriever: records_to_add(body.labels, retriever))
+    )
+    return json_response(to_json({"accepted": len(body.labels), "release": release}, request_id(request)))
 
 
 @router.delete("/v1/labels/{id:path}", responses={200: {"model": HiddenAnswer}, **errors(401, 403, 404, 429, 503)})
@@ -61,5 +63,5 @@ async def hide_label(request: Request, id: str) -> Response:
     """Delete an added label, or hide one of the catalogue; it is in no answer from now on. Admin."""
     require_admin(request)
     service = service_of(request)
-    release = await service.write(lambda: service.change_labels(lambda retriever: [hiding(id, retriever)]))
-    return json_response(dump({"id": id, "release": release}, request_id(request)))
+    release = await service.write(lambda: service.change_labels(lambda retriever: [record_to_hide(id, retriever)]))
+    return json_response(to_json({"id": id, "release": release}, request_id(request)))

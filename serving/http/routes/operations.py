@@ -1,4 +1,4 @@
-"""What operators and their machines ask."""
+"""Routes for operators and probes: the release in service, reload, /livez and /readyz."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from longtail.serving.core.follower import ReleaseFollower
 from longtail.serving.errors import NotReadyError
 from longtail.serving.http.auth import require_admin
 from longtail.serving.http.openapi import errors
-from longtail.serving.http.responses import dump, json_response, request_id, service_of
-from longtail.serving.http.schemas import HealthAnswer, ReleaseAnswer, ReloadAnswer
+from longtail.serving.http.responses import json_response, request_id, service_of, to_json
+from longtail.serving.http.schemas.operations import HealthAnswer, ReleaseAnswer, ReloadAnswer
 
 router = APIRouter(tags=["operations"])
 
@@ -20,7 +20,7 @@ router = APIRouter(tags=["operations"])
 @router.get("/v1/release", responses={200: {"model": ReleaseAnswer}, **errors(401, 503)})
 async def release(request: Request) -> Response:
     """The release being served: its model, the dial and what each setting scored, and what queries may carry."""
-    return json_response(dump(service_of(request).retriever().describe(), request_id(request)))
+    return json_response(to_json(service_of(request).retriever().describe(), request_id(request)))
 
 
 @router.post("/v1/release/reload", responses={200: {"model": ReloadAnswer}, **errors(401, 403, 409, 503)})
@@ -33,13 +33,13 @@ async def reload(request: Request) -> Response:
     service = service_of(request)
     follower: ReleaseFollower = request.app.state.follower
     changed = await asyncio.to_thread(follower.reload)
-    return json_response(dump({"release": service.retriever().name, "changed": changed}, request_id(request)))
+    return json_response(to_json({"release": service.retriever().name, "changed": changed}, request_id(request)))
 
 
 @router.get("/livez", responses={200: {"model": HealthAnswer}})
 async def live(request: Request) -> Response:
     """200 as long as the process answers."""
-    return json_response(dump({"status": "alive"}, request_id(request)))
+    return json_response(to_json({"status": "alive"}, request_id(request)))
 
 
 @router.get("/readyz", responses={200: {"model": HealthAnswer}, **errors(503)})
@@ -49,4 +49,4 @@ async def ready(request: Request) -> Response:
     if service.draining:
         raise NotReadyError("expected a service that takes requests, found one that is shutting down")
     service.retriever()
-    return json_response(dump({"status": "ready"}, request_id(request)))
+    return json_response(to_json({"status": "ready"}, request_id(request)))

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.routing import APIRoute
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from longtail.serving.core.queries import Query, SimilarQuery
 from longtail.serving.http import limits
 from longtail.serving.http.body import read_body
 from longtail.serving.http.openapi import errors, json_body
 from longtail.serving.http.responses import request_id, results_response, service_of
-from longtail.serving.http.schemas import RetrieveAnswer, RetrieveRequest, SimilarAnswer, SimilarRequest
-from longtail.serving.settings import Settings
-
-Wanted = TypeVar("Wanted", RetrieveRequest, SimilarRequest)
+from longtail.serving.http.schemas.retrieval import RetrieveAnswer, RetrieveRequest, SimilarAnswer, SimilarRequest
 
 
-class _Plain(APIRoute):
+class _DirectRoute(APIRoute):
     """Hands requests to its endpoint as they are: it has no dependencies to resolve, and reads its body itself."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
@@ -33,7 +31,7 @@ class _Plain(APIRoute):
         self.app = app
 
 
-router = APIRouter(route_class=_Plain)
+router = APIRouter(route_class=_DirectRoute)
 
 
 @router.post(
@@ -44,7 +42,11 @@ router = APIRouter(route_class=_Plain)
 )
 async def retrieve(request: Request) -> Response:
     """The best labels for each query."""
-    return await _search(request, RetrieveRequest, limits.check_retrieve)
+    service = service_of(request)
+    await service.admit()
+    body = await read_body(request, RetrieveRequest, service.settings)
+    limits.check_retrieve(body, service.settings)
+    return await _answer(request, body.queries, release=body.release, preview=body.preview)
 
 
 @router.post(
@@ -55,14 +57,18 @@ async def retrieve(request: Request) -> Response:
 )
 async def similar(request: Request) -> Response:
     """The labels nearest to each given label."""
-    return await _search(request, SimilarRequest, limits.check_similar)
-
-
-async def _search(request: Request, model: type[Wanted], check: Callable[[Wanted, Settings], None]) -> Response:
-    """Read and check a request, and answer it from one release."""
-    service, id_ = service_of(request), request_id(request)
+    service = service_of(request)
     await service.admit()
-    wanted = await read_body(request, model, service.settings)
-    check(wanted, service.settings)
-    retriever = service.retriever(wanted.release)
-    return results_response(await service.search(retriever, wanted, id_), retriever.name, id_)
+    body = await read_body(request, SimilarRequest, service.settings)
+    limits.check_similar(body, service.settings)
+    return await _answer(request, body, release=body.release, preview=body.preview)
+
+
+async def _answer(
+    request: Request, asked: Sequence[Query] | SimilarQuery, *, release: str | None, preview: bool
+) -> Response:
+    """Answer a request from one release; the current one unless it names another."""
+    service, id_ = service_of(request), request_id(request)
+    retriever = service.retriever(release)
+    results = await service.search(retriever, asked, id_, preview=preview)
+    return results_response(results, retriever.name, id_)

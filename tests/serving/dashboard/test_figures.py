@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from longtail.serving.http.schemas import MonitoringAnswer, ReleaseAnswer
+from longtail.serving.http.schemas.monitoring import MonitoringAnswer
+from longtail.serving.http.schemas.operations import ReleaseAnswer
 from tests.serving.dashboard import canned
 from tests.serving.dashboard.browser import Page
 from tests.serving.dashboard.service import Service

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from longtail.serving.http.schemas import RetrieveRequest
+from longtail.serving.http.schemas.retrieval import RetrieveRequest
 from tests.serving.dashboard import canned
 from tests.serving.dashboard.browser import Page
 from tests.serving.dashboard.service import Answer, Service, refusal

@@ -11,6 +11,7 @@ import pytest
 from tests.serving.dashboard import canned
 from tests.serving.dashboard.browser import Page
 from tests.serving.dashboard.service import Service, refusal
+from tests.serving.process import until
 
 Opened = Callable[..., Page]
 # The page waits 5 s between polls; the tests do not.
@@ -84,10 +85,7 @@ def test_a_hidden_tab_does_not_ask(opened: Opened, service: Service) -> None:
     time.sleep(0.2)
     assert len(service.asked("/v1/monitoring")) == before
     page.run("window.away = false, document.dispatchEvent(new Event('visibilitychange'))")
-    deadline = time.monotonic() + 10
-    while len(service.asked("/v1/monitoring")) == before:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: len(service.asked("/v1/monitoring")) > before, "the page to ask again")
 
 
 def test_a_swap_is_followed(opened: Opened, service: Service) -> None:

@@ -9,8 +9,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_recommenders as tfrs
 
-from longtail.trainer.losses.families import LOSSES
-from longtail.trainer.losses.weights import WEIGHTS
+from longtail.trainer.losses import LOSSES, WEIGHTS
 from longtail.trainer.tfrs import SampledRetrieval
 
 Retrieval = tfrs.tasks.Retrieval

@@ -59,7 +59,7 @@ def prepare(name: str, out: Path, source: Path | None, *, say: Callable[[str], o
         name: a key of `DATASETS`.
         out: directory to write; must not exist.
         source: local copy of the raw files; None downloads them, once, into the user's cache.
-        say: is told what happens.
+        say: called with a line of text for each step.
 
     Raises:
         DataError: unknown name; no source answered; a checksum or count that differs from the published one.
@@ -77,7 +77,7 @@ def prepare(name: str, out: Path, source: Path | None, *, say: Callable[[str], o
         _check_counts(name, raw, [tables[table] for table in known.interactions], known.expected)
     except DataError:
         if source is None:
-            shutil.rmtree(raw)  # a bad download must not be met again
+            shutil.rmtree(raw)  # so that the next run downloads it again
         raise
     with atomic_directory(out) as working:
         for table_name, table in tables.items():

@@ -1,0 +1,251 @@
+"""Labels that were added after training, as rows of a bundle: embedded by its label tower, with count, log p_n, bucket.
+
+The service scores these rows beside its index, and `longtail-index merge` writes them into a bundle.
+
+Legend: `L` labels of the bundle, `M` added ones, `B` some of them, `D` dimensions, `E` coordinates of an augmented row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import JsonValue
+
+from longtail.bundle.arrays import Float32, Int8, Int64
+from longtail.bundle.bundle import LABEL_TOWER, Bundle
+from longtail.bundle.display import DisplayColumns
+from longtail.bundle.errors import FeatureError, FixedLabelsError, InputError
+from longtail.bundle.features import Features
+from longtail.bundle.frequency import TAIL
+from longtail.bundle.invariants import UNIT_NORM_TOLERANCE
+from longtail.bundle.label_log import Upsert
+from longtail.bundle.tower import Tower
+
+NEW_LABEL = -1
+"""`AddedLabels.catalogue_rows` of a label that the bundle does not have."""
+_BATCH = 256
+"""Labels embedded in one call of the label tower."""
+
+
+@dataclass(frozen=True)
+class AddedLabels:
+    """Labels added to a bundle, and labels of the bundle embedded again from new features.
+
+    Attributes:
+        ids: label ids, M.
+        catalogue_rows: int64 [M], row in the bundle of a label that it has, else `NEW_LABEL` (−1).
+        embeddings: float32 [M, D].
+        counts: int64 [M], training pairs; 0 of a new label.
+        log_pn: float32 [M]; a new label counts as the rarest of the bundle.
+        buckets: int8 [M]; a new label is tail.
+        bias: float32 [M], 0 of a new label; None if the bundle's labels have none.
+        display: M objects, every display column of a label as JSON values.
+    """
+
+    ids: list[str]
+    catalogue_rows: Int64
+    embeddings: Float32
+    counts: Int64
+    log_pn: Float32
+    buckets: Int8
+    bias: Float32 | None
+    display: list[dict[str, JsonValue]]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def take(self, rows: Int64) -> AddedLabels:
+        """The labels at some rows 0..M−1, int64, in that order."""
+        return AddedLabels(
+            [self.ids[row] for row in rows],
+            self.catalogue_rows[rows],
+            self.embeddings[rows],
+            self.counts[rows],
+            self.log_pn[rows],
+            self.buckets[rows],
+            None if self.bias is None else self.bias[rows],
+            [self.display[row] for row in rows],
+        )
+
+    def followed_by(self, more: AddedLabels) -> AddedLabels:
+        """These labels, then those of `more`."""
+        return AddedLabels(
+            self.ids + more.ids,
+            np.concatenate([self.catalogue_rows, more.catalogue_rows]),
+            np.concatenate([self.embeddings, more.embeddings]),
+            np.concatenate([self.counts, more.counts]),
+            np.concatenate([self.log_pn, more.log_pn]),
+            np.concatenate([self.buckets, more.buckets]),
+            None if self.bias is None or more.bias is None else np.concatenate([self.bias, more.bias]),
+            self.display + more.display,
+        )
+
+
+class LabelAdder:
+    """Makes rows of one bundle from upserts. Thread-safe; the label tower is loaded with the first record.
+
+    Args:
+        bundle: whose label tower embeds, and whose log p_n, buckets and display columns apply.
+        rows: row in the bundle of every label, by id.
+
+    Attributes:
+        data_until: `Manifest.data_until`: changes up to then are in the bundle, if it has the label.
+    """
+
+    def __init__(self, bundle: Bundle, rows: Mapping[str, int]) -> None:
+        self._bundle = bundle
+        self._rows = rows
+        self._display = DisplayColumns(bundle.labels.display)
+        self._least_log_pn = bundle.labels.log_pn.min()
+        self.data_until = bundle.manifest.data_until
+
+    @cached_property
+    def own_id(self) -> str | None:
+        """The label tower's feature that is the label's own id, if it has one; FORMAT.md has the rule."""
+        return own_id_feature(self._bundle)
+
+    def supersedes(self, id_: str, at: datetime) -> bool:
+        """Whether a change to a label, made at a time, is superseded: the bundle has the label and is newer."""
+        return id_ in self._rows and at <= self.data_until
+
+    def load(self) -> None:
+        """Load the label tower now.
+
+        Raises:
+            FixedLabelsError: the bundle cannot embed labels.
+            TowerError: a label tower that does not run.
+        """
+        _ = self._tower
+
+    def check(self, records: Sequence[Upsert]) -> None:
+        """Refuse records that `add` could not add.
+
+        Raises:
+            FixedLabelsError: the bundle cannot embed labels.
+            InputError: the first record that does not fit; its row is the record's place.
+            TowerError: a label tower that does not run.
+        """
+        for start in range(0, len(records), _BATCH):
+            part = records[start : start + _BATCH]
+            try:
+                self._embed(part)
+                for place, record in enumerate(part):
+                    self._shown(record, place)
+            except InputError as error:
+                raise type(error)(error.message, row=start + error.row, field=error.field) from None
+
+    def add(self, records: Sequence[Upsert]) -> tuple[AddedLabels, dict[str, str]]:
+        """Embed the records that fit the bundle; returns their rows, and why the others do not fit, by id.
+
+        Raises:
+            TowerError: a label tower that does not run.
+        """
+        try:
+            _ = self._tower if records else None
+        except FixedLabelsError as error:
+            return self._additions([], [], []), {record.id: str(error) for record in records}
+        added: list[Upsert] = []
+        embeddings: list[Float32] = []
+        display: list[dict[str, JsonValue]] = []
+        refused: dict[str, str] = {}
+
+        def one_by_one(part: Sequence[Upsert]) -> None:
+            try:
+                shown = [self._shown(record) for record in part]
+                embeddings.append(self._embed(part))
+            except InputError as error:
+                if len(part) == 1:
+                    refused[part[0].id] = f"{error.field}: {error.message}"
+                    return
+                for record in part:
+                    one_by_one([record])
+                return
+            added.extend(part)
+            display.extend(shown)
+
+        for start in range(0, len(records), _BATCH):
+            one_by_one(records[start : start + _BATCH])
+        return self._additions(added, embeddings, display), refused
+
+    def _additions(
+        self, records: Sequence[Upsert], embeddings: Sequence[Float32], display: list[dict[str, JsonValue]]
+    ) -> AddedLabels:
+        labels = self._bundle.labels
+        rows_M = np.array([self._rows.get(record.id, NEW_LABEL) for record in records], np.int64)
+        known_M = rows_M != NEW_LABEL
+        none_BD = np.empty((0, self._bundle.manifest.dim), np.float32)
+        return AddedLabels(
+            [record.id for record in records],
+            rows_M,
+            np.concatenate([none_BD, *embeddings]),
+            np.where(known_M, labels.counts[rows_M], 0),
+            np.where(known_M, labels.log_pn[rows_M], self._least_log_pn),
+            np.where(known_M, labels.buckets[rows_M], np.int8(TAIL)),
+            None if labels.bias is None else np.where(known_M, labels.bias[rows_M], np.float32(0)),
+            display,
+        )
+
+    @cached_property
+    def _tower(self) -> Tower:
+        bundle = self._bundle
+        if bundle.proposal is not None:
+            raise FixedLabelsError(
+                "expected a release that can embed new labels, found one with a tree p_n(y|x), which has no leaf for "
+                "them: train again with the new labels among the data; hiding works"
+            )
+        if bundle.label_tower is None:
+            raise FixedLabelsError(
+                "expected a release that can embed new labels, found one without label_tower.onnx: train with label "
+                "features beside the id; hiding works"
+            )
+        manifest = bundle.manifest
+        return Tower(bundle.label_tower, manifest.label_features, bundle.vocabularies, manifest.dim, file=LABEL_TOWER)
+
+    def _embed(self, records: Sequence[Upsert]) -> Float32:
+        """Label embeddings, float32 [B, D]."""
+        embeddings_BD = self._tower.embed(self._tower.read([self._features(record) for record in records]))
+        if self._bundle.manifest.similarity == "cosine":
+            off_B = np.abs(np.linalg.norm(embeddings_BD, axis=1) - 1) > UNIT_NORM_TOLERANCE
+            if off_B.any():
+                row = int(off_B.argmax())
+                raise FeatureError(
+                    "expected features that the label tower gives a direction, received some that it maps to length "
+                    f"{np.linalg.norm(embeddings_BD[row]):.3g}",
+                    row=row,
+                    field="features",
+                )
+        return embeddings_BD
+
+    def _features(self, record: Upsert) -> Features:
+        own_id = self.own_id
+        if own_id is None or record.features.get(own_id) is not None:
+            return record.features
+        return {**record.features, own_id: record.id}
+
+    def _shown(self, record: Upsert, place: int = 0) -> dict[str, JsonValue]:
+        row = self._rows.get(record.id)
+        return self._display.complete(record.display, {} if row is None else self._display.shown(row), row=place)
+
+
+def own_id_feature(bundle: Bundle) -> str | None:
+    """The label feature whose value is the label's own id.
+
+    The trainer gives that feature, and no other, a vocabulary of the whole catalogue. So it is the `id` feature
+    whose vocabulary holds every label that has training pairs (every label, if none has). Of several that share
+    that vocabulary, it is the one the vocabulary is named after, else the first.
+    """
+    labels = bundle.labels
+    ids = labels.ids.filter(pa.array(labels.counts > 0)) if (labels.counts > 0).any() else labels.ids
+    names = [
+        feature.name
+        for feature in sorted(bundle.manifest.label_features, key=lambda feature: feature.name != feature.vocabulary)
+        if feature.kind == "id"
+        and pc.all(pc.is_in(ids, value_set=bundle.vocabularies[str(feature.vocabulary)].ids)).as_py()
+    ]
+    return names[0] if names else None

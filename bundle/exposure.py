@@ -1,0 +1,70 @@
+"""Figures of who is shown: coverage and Gini of exposures, and how far shares have drifted. Offline and live alike.
+
+Legend: `L` labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Counts = npt.NDArray[np.floating[Any]] | npt.NDArray[np.integer[Any]]
+
+PSI_FLOOR = 1e-4
+"""Share of an empty cell, on either side, so that the logarithm is finite."""
+PSI_MINIMUM = 200
+"""Observations below which no PSI is given: without drift it is about (cells − 1) / observations, and labels of one
+query are alike, so that far fewer would raise alarms by chance."""
+
+
+def coverage(exposures_L: Counts) -> float:
+    """Share of labels shown at least once [METHODS §7]; 0 of no labels.
+
+    Args:
+        exposures_L: times each label was shown, ≥ 0.
+    """
+    return float(np.mean(exposures_L > 0)) if exposures_L.size else 0.0
+
+
+def gini(exposures_L: npt.NDArray[np.integer[Any]]) -> float | None:
+    """Gini coefficient of exposures: 0 when all L are equal, (L − 1) / L when one has all [METHODS §7].
+
+    With x ascending, 2·Σ i·x_i / (L·Σ x_i) − (L + 1) / L. Labels without exposure come first and add nothing, so
+    only the others are sorted.
+
+    Args:
+        exposures_L: times each label was answered, ≥ 0.
+
+    Returns:
+        None when nothing was answered.
+    """
+    shown = np.sort(exposures_L[exposures_L > 0])
+    if not len(shown):
+        return None
+    labels = len(exposures_L)
+    ascending = shown.astype(np.float64)
+    ranks = np.arange(labels - len(shown) + 1, labels + 1, dtype=np.float64)
+    return float(2 * (ranks @ ascending) / (labels * ascending.sum()) - (labels + 1) / labels)
+
+
+def psi(counts: Counts, shares: Sequence[float]) -> float | None:
+    """Population stability index Σ (p − q)·ln(p / q) of observed p against expected q [Siddiqi 2006, §8].
+
+    The symmetric Kullback-Leibler divergence, in nats. By convention below 0.1 is stable, above 0.25 has shifted.
+
+    Args:
+        counts: observations per cell.
+        shares: q, expected share per cell.
+
+    Returns:
+        None below PSI_MINIMUM observations.
+    """
+    total = float(counts.sum())
+    if total < PSI_MINIMUM:
+        return None
+    p = np.maximum(counts / total, PSI_FLOOR)
+    q = np.maximum(np.asarray(shares, np.float64), PSI_FLOOR)
+    return float(np.sum((p - q) * np.log(p / q)))

@@ -1,0 +1,76 @@
+"""manifest.json and the checksums that vouch for a bundle's files: manifest.sha256 for it, it for all others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from longtail.bundle.errors import BundleCorruptError, BundleVersionError
+from longtail.bundle.manifest import SCHEMA_VERSION, TREE_SCHEMA_VERSION, FileRecord, Manifest
+from longtail.bundle.store import sha256_of
+
+MANIFEST = "manifest.json"
+MANIFEST_SHA256 = "manifest.sha256"
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Read manifest.json alone, checking its version before anything else.
+
+    Raises:
+        BundleCorruptError: no manifest, or not the JSON that a manifest is.
+        BundleVersionError: a schema version this installation does not read.
+    """
+    try:
+        content = (path / MANIFEST).read_bytes()
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        raise BundleCorruptError(f"{path}: expected a bundle (a directory with {MANIFEST}), found none") from None
+    try:
+        version = json.loads(content)["schema_version"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise BundleCorruptError(
+            f"{path / MANIFEST}: expected JSON with a schema_version, found {content[:40]!r}… ({error})"
+        ) from error
+    if version not in (SCHEMA_VERSION, TREE_SCHEMA_VERSION):
+        raise BundleVersionError(
+            f"{path / MANIFEST}: schema version {version!r}, this installation reads {SCHEMA_VERSION} and "
+            f"{TREE_SCHEMA_VERSION}: upgrade Longtail, or export the model again with this version"
+        )
+    _verify_manifest(path)
+    try:
+        return Manifest.model_validate_json(content)
+    except ValidationError as error:
+        raise BundleCorruptError(f"{path / MANIFEST}: {error}") from error
+
+
+def _verify_manifest(path: Path) -> None:
+    """The manifest vouches for every other file; this one vouches for the manifest."""
+    try:
+        expected = (path / MANIFEST_SHA256).read_text(encoding="utf-8", errors="replace").strip()
+    except (FileNotFoundError, IsADirectoryError):
+        raise BundleCorruptError(f"{path / MANIFEST_SHA256}: expected the manifest's sha256, found no file") from None
+    found = sha256_of(path / MANIFEST)
+    if found != expected:
+        raise BundleCorruptError(f"{path / MANIFEST}: expected sha256 {expected[:80]}, found {found}")
+
+
+def verify_files(root: Path, files: Mapping[str, FileRecord]) -> None:
+    """Check that every named file below `root` is there and is what was written.
+
+    Raises:
+        BundleCorruptError: a file is missing or differs in size or sha256.
+    """
+    for name, record in files.items():
+        path = root / name
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise BundleCorruptError(f"{root}: expected file names below the directory, found {name!r}")
+        if not path.is_file():
+            raise BundleCorruptError(f"{path}: expected a file of {record.bytes} bytes, found none")
+        size = path.stat().st_size
+        if size != record.bytes:
+            raise BundleCorruptError(f"{path}: expected {record.bytes} bytes, found {size}")
+        digest = sha256_of(path)
+        if digest != record.sha256:
+            raise BundleCorruptError(f"{path}: expected sha256 {record.sha256}, found {digest}")

@@ -1,0 +1,204 @@
+"""Build an index and choose its settings by measured recall: how large the exact head, how hard the search.
+
+One approximate index over all rows loses recall as λ grows, because log p_n changes the rows' norms. Within
+a band of similar popularity it varies little, so the most frequent labels go to an exact head and the rest to
+an approximate tail; every query searches both. The build starts with the cheapest setting, looks harder, then
+widens the head, until recall reaches the target at every λ.
+
+Legend: `L` labels, `E` coordinates of an augmented row.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import faiss
+import numpy as np
+
+from longtail.bundle import Bundle
+from longtail.bundle.arrays import Float32, Int64
+from longtail.index.construct.recall import Calibration
+from longtail.index.construct.spec import IndexSpec
+from longtail.index.errors import RecallFloorError, SpecError
+from longtail.index.manifests import Device, Effort, Kind, Trial
+from longtail.index.search.band import Band, pad, probes_name
+from longtail.index.search.gpu import check_device
+from longtail.index.search.searcher import Searcher
+
+Progress = Callable[[str], None]
+"""Told what is being done, one line at a time."""
+
+_TRAINING_ROWS_PER_CELL = 64
+"""k-means sample: enough for stable cells, and a million labels train in seconds."""
+_TARGET = 0.99
+"""Recall at which the build stops looking for better settings; a floor above it becomes the target."""
+_HEAD_SHARES = (0.003, 0.01, 0.04, 0.16)
+_HEAD_LEAST = 1_000
+_PROBES: dict[str, tuple[int, ...]] = {"nprobe": (8, 16, 32, 64, 128, 256), "efSearch": (64, 128, 256, 512), "": (1,)}
+_REFINE: dict[Kind, tuple[int, ...]] = {"ivf_pq": (4, 16), "factory": (1, 4, 16)}
+
+
+@dataclass(frozen=True)
+class TunedIndex:
+    """An index in memory whose settings were chosen, and what was measured on the way.
+
+    Attributes:
+        kind: of the index, or of its tail.
+        dim: coordinates of an augmented row.
+        bands: of the chosen setting.
+        chosen: the setting that is served.
+        trials: every setting that was tried, in order.
+        recall_k: results per query that recall was measured at.
+        recall_queries: calibration queries that it was measured with.
+        seconds: of the whole build.
+    """
+
+    kind: Kind
+    dim: int
+    bands: list[Band]
+    chosen: Trial
+    trials: list[Trial]
+    recall_k: int
+    recall_queries: int
+    seconds: float
+
+
+def tune_index(bundle: Bundle, spec: IndexSpec, device: Device, progress: Progress) -> TunedIndex:
+    """Build an index over a bundle's labels, cheapest setting first, until its recall suffices at every λ.
+
+    Args:
+        bundle: whose augmented rows are indexed.
+        spec: the kind and the recall floor.
+        device: where FAISS trains and adds.
+        progress: told what is being done, one line at a time.
+
+    Raises:
+        SpecError: the spec does not fit the catalogue, or FAISS refuses it.
+        DeviceError: the device is not there.
+        RecallFloorError: the best setting stays below the floor.
+    """
+    check_device(device)
+    started = time.perf_counter()
+    rows_LE = bundle.rows()
+    kind = spec.kind(len(rows_LE))
+    progress(f"exact answers for the recall of {kind} over {len(rows_LE):,} labels")
+    calibration = Calibration(bundle, rows_LE)
+    settings = _settings(bundle, spec, rows_LE, calibration, device, progress)
+    chosen, bands = next(settings)
+    trials = [chosen]
+    target = max(_TARGET, spec.recall_floor)
+    while chosen.lowest.recall < target and (tried := next(settings, None)):
+        trials.append(tried[0])
+        if tried[0].lowest.recall > chosen.lowest.recall:
+            chosen, bands = tried
+    lowest = chosen.lowest
+    if lowest.recall < spec.recall_floor:
+        raise RecallFloorError(
+            f"index spec {spec.text!r}: expected recall@{calibration.k} >= {spec.recall_floor} against exact search at "
+            f"every λ, measured {lowest.recall:.4f} at λ = {lowest.bias_removal:g} with the best of {len(trials)} "
+            "settings; nothing was written. Use --spec flat, or lower --recall-floor",
+            bias_removal=lowest.bias_removal,
+            recall=lowest.recall,
+            floor=spec.recall_floor,
+        )
+    seconds = time.perf_counter() - started
+    return TunedIndex(kind, rows_LE.shape[1], bands, chosen, trials, calibration.k, calibration.queries, seconds)
+
+
+def train_index(factory: str, width: int, rows_LE: Float32, device: Device) -> Any:
+    """A trained FAISS index on the CPU with id i = row i of `rows_LE`, metric inner product.
+
+    Args:
+        factory: FAISS factory string.
+        width: coordinates the index takes; rows are padded with zeros up to it.
+        rows_LE: float32 [L, E], E <= width.
+        device: where to train and add; a GPU's index comes back to the CPU, which serves it.
+
+    Raises:
+        SpecError: FAISS refuses the string, the rows, or the device.
+    """
+    try:
+        index = faiss.index_factory(width, factory, faiss.METRIC_INNER_PRODUCT)
+        if index.metric_type != faiss.METRIC_INNER_PRODUCT:
+            raise SpecError(
+                f"index spec {factory!r}: expected an index that searches by inner product, received another"
+            )
+        if isinstance(index, faiss.IndexIVF):
+            index.cp.max_points_per_centroid = _TRAINING_ROWS_PER_CELL
+        return _fill(index, pad(rows_LE, width), device)
+    except RuntimeError as error:
+        raise SpecError(
+            f"index spec {factory!r}: expected auto, flat, ivf_flat, ivf_pq, hnsw or a factory string that FAISS "
+            f"{faiss.__version__} builds on {device} for {len(rows_LE):,} rows of {width} coordinates; "
+            f"it answered: {_reason(error)}"
+        ) from error
+
+
+def _settings(
+    bundle: Bundle, spec: IndexSpec, rows_LE: Float32, calibration: Calibration, device: Device, progress: Progress
+) -> Iterator[tuple[Trial, list[Band]]]:
+    """Measured settings and their bands, cheapest first."""
+    kind = spec.kind(len(rows_LE))
+    by_popularity_L = np.argsort(-bundle.labels.log_pn, kind="stable")
+    for head in _heads(kind, len(rows_LE)):
+        progress(f"train and fill {kind}" + (f", exact head of {head:,} labels" if head else ""))
+        bands = _bands(spec, rows_LE, by_popularity_L, head, device)
+        for effort in _efforts(bands[-1]):
+            recall, rate = calibration.measure(Searcher(bundle, bands, effort))
+            trial = Trial(head=head, effort=effort, recall=recall, queries_per_second=round(rate, 1))
+            progress(f"probes {effort.probes}, refine {effort.refine}: lowest recall {trial.lowest.recall:.4f}")
+            yield trial, bands
+
+
+def _heads(kind: Kind, labels: int) -> list[int]:
+    """Head sizes to try, smallest first; 0 where all labels share one index."""
+    if kind in ("flat", "factory"):
+        return [0]
+    least = min(_HEAD_LEAST, labels // 10)
+    return sorted({max(least, int(labels * share)) for share in _HEAD_SHARES})
+
+
+def _efforts(band: Band) -> Iterator[Effort]:
+    """Efforts to try on the approximate band, cheapest first; none beyond looking everywhere."""
+    name = probes_name(band.index)
+    everywhere = faiss.try_extract_index_ivf(band.index).nlist if name == "nprobe" else len(band.rows_N)
+    depths = sorted({min(probes, everywhere) for probes in _PROBES[name]})
+    for refine in _REFINE.get(band.kind, (1,)):
+        for probes in depths:
+            yield Effort(probes=probes, refine=refine)
+
+
+def _bands(spec: IndexSpec, rows_LE: Float32, by_popularity_L: Int64, head: int, device: Device) -> list[Band]:
+    """The exact head, if any, and the rest as the spec asks; label rows ascend within a band."""
+    labels = len(rows_LE)
+
+    def band(name: str, spec: IndexSpec, rows_N: Int64) -> Band:
+        factory, width = spec.factory(len(rows_N), rows_LE.shape[1])
+        kind = spec.kind(labels)
+        return Band(name, kind, factory, train_index(factory, width, rows_LE[rows_N], device), rows_N)
+
+    if not head:
+        return [band("all", spec, np.arange(labels, dtype=np.int64))]
+    # An approximate `auto` keeps its kind when its tail alone would be small enough for flat.
+    tail_spec = IndexSpec(spec.kind(labels), spec.recall_floor)
+    return [
+        band("head", IndexSpec("flat"), np.sort(by_popularity_L[:head])),
+        band("tail", tail_spec, np.sort(by_popularity_L[head:])),
+    ]
+
+
+def _fill(index: Any, rows_LE: Float32, device: Device) -> Any:
+    if device == "gpu":
+        resources = faiss.StandardGpuResources()
+        index = faiss.index_cpu_to_gpu(resources, 0, index)
+    index.train(rows_LE)
+    index.add(rows_LE)
+    return faiss.index_gpu_to_cpu(index) if device == "gpu" else index
+
+
+def _reason(error: RuntimeError) -> str:
+    """FAISS's own sentence, without its C++ signature and source path."""
+    return " ".join(str(error).split("Error: ", 1)[-1].split(" at /", 1)[-1].split())

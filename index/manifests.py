@@ -1,0 +1,119 @@
+"""index/manifest.json and release.json as typed records: they say all that opening a release needs."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import datetime
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from longtail.bundle import FileRecord
+
+SCHEMA_VERSION = 1
+
+Kind = Literal["flat", "ivf_flat", "ivf_pq", "hnsw", "factory"]
+Device = Literal["cpu", "gpu"]
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Effort(_Record):
+    """Search effort: the two settings that trade speed for recall."""
+
+    probes: int = Field(default=1, ge=1)
+    """Cells an IVF visits (nprobe), candidates an HNSW keeps (efSearch); 1 where neither exists."""
+    refine: int = Field(default=1, ge=1)
+    """Candidates fetched per result and scored again exactly, for indexes that compress rows."""
+
+
+class RecallAt(_Record):
+    """Share of the exact top k that the index returns, at one λ."""
+
+    bias_removal: float
+    recall: float = Field(ge=0, le=1)
+
+
+class Trial(_Record):
+    """One setting that was measured while the index was built."""
+
+    head: int = Field(ge=0)
+    """Labels in the exact head band."""
+    effort: Effort
+    recall: list[RecallAt]
+    queries_per_second: float
+    """One batch of all calibration queries, on every thread of the building machine."""
+
+    @property
+    def lowest(self) -> RecallAt:
+        """The λ that this setting serves worst."""
+        return min(self.recall, key=lambda at: at.recall)
+
+
+class BandRecord(_Record):
+    """One popularity band: a FAISS file and the label row of each of its index ids."""
+
+    name: str
+    kind: Kind
+    factory: str
+    """The FAISS factory string that was built, metric inner product."""
+    labels: int = Field(ge=1)
+    index_file: str
+    rows_file: str
+
+
+class IndexManifest(_Record):
+    """The whole of index/manifest.json."""
+
+    schema_version: int = SCHEMA_VERSION
+    bundle_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    """Of the manifest.json of the bundle whose rows are indexed."""
+    spec: str
+    """As asked: auto, flat, …, or a factory string."""
+    kind: Kind
+    """What the spec came to for this catalogue."""
+    labels: int = Field(ge=1)
+    dim: int = Field(ge=1)
+    """Coordinates of an augmented row [METHODS §6]."""
+    bands: list[BandRecord]
+    effort: Effort
+    recall_k: int = Field(ge=1)
+    recall_queries: int = Field(ge=1)
+    recall_floor: float
+    recall: list[RecallAt]
+    """Measured with `effort`, against exact search, on the bundle's calibration queries."""
+    trials: list[Trial]
+    device: Device
+    build_seconds: float
+    faiss: str
+
+
+class ReleaseManifest(_Record):
+    """The whole of release.json: which bundle, which index, and what every file must be."""
+
+    schema_version: int = SCHEMA_VERSION
+    name: str
+    created_at: datetime
+    bundle: str
+    """The bundle's name."""
+    bundle_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    """Of bundle/manifest.json, which in turn holds the sha256 of every other file of the bundle."""
+    labels: int = Field(ge=1)
+    spec: str
+    kind: Kind
+    recall_k: int = Field(ge=1)
+    recall: list[RecallAt]
+    files: dict[str, FileRecord]
+    """Every file of index/, by path below the release."""
+    checksum: str = ""
+    """sha256 of this manifest as JSON without this field, so that release.json vouches for itself."""
+
+    def expected_checksum(self) -> str:
+        """What `checksum` must be for the other fields' values."""
+        return hashlib.sha256(self.model_dump_json(exclude={"checksum"}).encode()).hexdigest()
+
+    def sealed(self) -> Self:
+        """The same manifest with its checksum."""
+        return self.model_copy(update={"checksum": self.expected_checksum()})

@@ -1,0 +1,110 @@
+"""Build a release: a bundle's index, measured, and both of them in one directory.
+
+NAME/
+  bundle/         every file of the bundle, hard-linked where the disk allows it
+  index/          manifest.json, and per band NAME.faiss and NAME.rows.npy
+  release.json    which bundle, which index, the sha256 of every file of index/
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+
+from longtail.bundle import Bundle, atomic_directory, refuse_existing, sha256_of
+from longtail.index.construct.spec import IndexSpec
+from longtail.index.construct.tuning import Progress, tune_index
+from longtail.index.manifests import Device, ReleaseManifest
+from longtail.index.release.index_files import manifest_bytes, write_file, write_index
+from longtail.index.release.release import BUNDLE, BUNDLE_MANIFEST, RELEASE_MANIFEST, check_name
+
+
+def build(
+    bundle: str | Path,
+    releases: str | Path,
+    *,
+    spec: IndexSpec | str | None = None,
+    name: str | None = None,
+    device: Device = "cpu",
+    progress: Progress = lambda _: None,
+) -> ReleaseManifest:
+    """Build an index over a bundle's labels, measure its recall, and write both as a new release; publishes nothing.
+
+    Args:
+        bundle: a bundle's directory.
+        releases: directory of releases; made if missing.
+        spec: what to build, an `IndexSpec` or its text, such as `flat` or `ivf_pq`; `auto` when None.
+        name: of the release; UTC time and the bundle's name when None.
+        device: where FAISS trains.
+        progress: told what is being done, one line at a time.
+
+    Returns:
+        What release.json says: the name, the kind of index, its recall at every measured λ.
+
+    Raises:
+        LongtailIndexError: the spec, the device, the name or the measured recall; nothing is left behind.
+        BundleError: the bundle is not intact, or the release exists.
+        OSError: the disk is full or not writable; nothing is left behind.
+
+    Example:
+        `runs/model` is a bundle of 60 labels, as `longtail-train fit` writes one.
+
+        >>> from longtail.index import build
+        >>> manifest = build("runs/model", "releases", spec="flat", name="first")
+        >>> manifest.name, manifest.kind, manifest.labels
+        ('first', 'flat', 60)
+        >>> {at.bias_removal: at.recall for at in manifest.recall}
+        {-1.0: 1.0, 0.0: 1.0, 0.5: 1.0, 1.0: 1.0, 2.0: 1.0}
+    """
+    bundle, releases = Path(bundle), Path(releases)
+    if not isinstance(spec, IndexSpec):
+        spec = IndexSpec() if spec is None else IndexSpec(spec)
+    source = Bundle.load(bundle)
+    created_at = datetime.now(UTC)
+    name = _unused_name(releases, created_at, source.manifest.name) if name is None else check_name(name)
+    refuse_existing(releases / name)
+    tuned = tune_index(source, spec, device, progress)
+    progress(f"write {releases / name}")
+    with atomic_directory(releases / name) as working:
+        _link_bundle(bundle, source, working / BUNDLE)
+        bundle_sha256 = sha256_of(working / BUNDLE_MANIFEST)
+        index, files = write_index(working, tuned, spec=spec, bundle_sha256=bundle_sha256, device=device)
+        manifest = ReleaseManifest(
+            name=name,
+            created_at=created_at,
+            bundle=source.manifest.name,
+            bundle_sha256=bundle_sha256,
+            labels=index.labels,
+            spec=index.spec,
+            kind=index.kind,
+            recall_k=index.recall_k,
+            recall=index.recall,
+            files=files,
+        ).sealed()
+        write_file(working / RELEASE_MANIFEST, manifest_bytes(manifest))
+    return manifest
+
+
+def _unused_name(releases: Path, created_at: datetime, bundle_name: str) -> str:
+    """UTC time and the bundle's name, and a number where that release exists."""
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", bundle_name)[:64]
+    base = f"{created_at:%Y%m%dT%H%M%SZ}-{plain}"
+    name, again = base, 1
+    while (releases / name).exists():
+        again += 1
+        name = f"{base}-{again}"
+    return name
+
+
+def _link_bundle(source: Path, bundle: Bundle, target: Path) -> None:
+    """Hard-link the bundle's files, or copy them where the file system cannot link."""
+    for name in ("manifest.json", "manifest.sha256", *bundle.manifest.files):
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        file = (source / name).resolve()
+        try:
+            os.link(file, target / name)
+        except OSError:
+            shutil.copyfile(file, target / name)

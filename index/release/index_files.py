@@ -1,0 +1,229 @@
+"""The files of an index/: one FAISS index and one array of label rows per band, and manifest.json.
+
+Legend: `N` labels of a band, `L` labels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import faiss
+import numpy as np
+from pydantic import BaseModel, ValidationError
+
+from longtail.bundle import Bundle, FileRecord
+from longtail.bundle.arrays import Int64
+from longtail.index.construct.spec import IndexSpec
+from longtail.index.construct.tuning import TunedIndex
+from longtail.index.errors import ReleaseCorruptError, ReleaseVersionError, SpecError
+from longtail.index.manifests import SCHEMA_VERSION, BandRecord, Device, IndexManifest
+from longtail.index.search.band import ON_GPU, Band
+from longtail.index.search.gpu import GpuIndex
+
+INDEX = "index"
+INDEX_MANIFEST = f"{INDEX}/manifest.json"
+
+_Manifest = TypeVar("_Manifest", bound=BaseModel)
+_DERIVED_BYTES = 1 << 31
+"""FAISS's own bound on the tables it computes from an index while reading it."""
+_MAP: int = getattr(faiss, "IO_FLAG_MMAP_IFC", 0)
+"""Every kind of index then stays in the page cache, and searches as fast as a copy of it; `IO_FLAG_MMAP` maps
+inverted lists alone, and searches them at a third of the speed. A FAISS without the flag reads a copy."""
+
+_reading = threading.Lock()
+
+
+def write_index(
+    root: Path, tuned: TunedIndex, *, spec: IndexSpec, bundle_sha256: str, device: Device
+) -> tuple[IndexManifest, dict[str, FileRecord]]:
+    """Write `root/index/`; returns its manifest and the record of every file, by path below `root`.
+
+    Raises:
+        SpecError: an index that a factory string can build but FAISS cannot write.
+        OSError: the disk is full or not writable.
+    """
+    (root / INDEX).mkdir()
+    files: dict[str, FileRecord] = {}
+    bands = []
+    for band in tuned.bands:
+        record = BandRecord(
+            name=band.name,
+            kind=band.kind,
+            factory=band.factory,
+            labels=len(band.rows_N),
+            index_file=f"{INDEX}/{band.name}.faiss",
+            rows_file=f"{INDEX}/{band.name}.rows.npy",
+        )
+        bands.append(record)
+        files[record.index_file] = _write_faiss(root / record.index_file, band.index)
+        rows = io.BytesIO()
+        np.save(rows, band.rows_N, allow_pickle=False)
+        files[record.rows_file] = write_file(root / record.rows_file, rows.getvalue())
+    manifest = IndexManifest(
+        bundle_sha256=bundle_sha256,
+        spec=spec.text,
+        kind=tuned.kind,
+        labels=sum(record.labels for record in bands),
+        dim=tuned.dim,
+        bands=bands,
+        effort=tuned.chosen.effort,
+        recall_k=tuned.recall_k,
+        recall_queries=tuned.recall_queries,
+        recall_floor=spec.recall_floor,
+        recall=tuned.chosen.recall,
+        trials=tuned.trials,
+        device=device,
+        build_seconds=round(tuned.seconds, 2),
+        faiss=faiss.__version__,
+    )
+    files[INDEX_MANIFEST] = write_file(root / INDEX_MANIFEST, manifest_bytes(manifest))
+    return manifest, files
+
+
+def read_bands(
+    root: Path, manifest: IndexManifest, bundle: Bundle, *, device: Device = "cpu", mapped: bool = True
+) -> list[Band]:
+    """The bands of an index whose files were verified.
+
+    Args:
+        root: the release.
+        manifest: of its index.
+        bundle: of the release.
+        device: on `gpu` flat and IVF bands are copied to the GPU; HNSW and factory strings stay on the CPU.
+        mapped: share the files' pages with every process that opens them so. Files that are deleted meanwhile stay
+            readable; they must never be written again in place.
+
+    Raises:
+        ReleaseCorruptError: bands that do not cover the bundle's labels once each, or FAISS cannot read one.
+        DeviceError: FAISS cannot move a band to the GPU.
+    """
+    dim = bundle.embeddings.shape[1] + bundle.augmentation.extra_dims
+    bands = []
+    seen_L = np.zeros(manifest.labels, np.bool_)
+    for record in manifest.bands:
+        rows_N = _read_rows(root / record.rows_file, manifest.labels)
+        index = _read_faiss(root / record.index_file, manifest.labels, mapped=mapped)
+        if index.ntotal != len(rows_N) or index.d < dim or index.metric_type != faiss.METRIC_INNER_PRODUCT:
+            raise ReleaseCorruptError(
+                f"{root / record.index_file}: expected {len(rows_N)} rows of at least {dim} coordinates under the "
+                f"inner product, found {index.ntotal} of {index.d} (metric {index.metric_type})"
+            )
+        if seen_L[rows_N].any():
+            raise ReleaseCorruptError(f"{root / record.rows_file}: expected rows of no other band, found some")
+        seen_L[rows_N] = True
+        gpu = GpuIndex(index) if device == "gpu" and record.kind in ON_GPU else None
+        bands.append(Band(record.name, record.kind, record.factory, index, rows_N, gpu))
+    if len(seen_L) != len(bundle.embeddings) or not seen_L.all():
+        raise ReleaseCorruptError(
+            f"{root / INDEX_MANIFEST}: expected bands that cover {len(bundle.embeddings)} labels, "
+            f"found {int(seen_L.sum())}"
+        )
+    return bands
+
+
+def read_manifest_file(path: Path, model: type[_Manifest]) -> _Manifest:
+    """A manifest of this room, its version checked before anything else.
+
+    Raises:
+        ReleaseCorruptError: missing, or not the JSON that it should be.
+        ReleaseVersionError: a schema version this installation does not read.
+    """
+    try:
+        content = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        raise ReleaseCorruptError(f"{path}: expected a manifest, found none") from None
+    try:
+        version = json.loads(content)["schema_version"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ReleaseCorruptError(
+            f"{path}: expected JSON with a schema_version, found {content[:40]!r}… ({error})"
+        ) from error
+    if version != SCHEMA_VERSION:
+        raise ReleaseVersionError(
+            f"{path}: schema version {version!r}, this installation reads {SCHEMA_VERSION}: "
+            "upgrade Longtail, or build the release again with this version"
+        )
+    try:
+        return model.model_validate_json(content)
+    except ValidationError as error:
+        raise ReleaseCorruptError(f"{path}: {error}") from error
+
+
+def manifest_bytes(manifest: BaseModel) -> bytes:
+    """A manifest as it is written: indented JSON, one final newline."""
+    return (manifest.model_dump_json(indent=2) + "\n").encode()
+
+
+def write_file(path: Path, content: bytes) -> FileRecord:
+    """Write a small file; returns its size and sha256."""
+    path.write_bytes(content)
+    return FileRecord(sha256=hashlib.sha256(content).hexdigest(), bytes=len(content))
+
+
+def _write_faiss(path: Path, index: Any) -> FileRecord:
+    """Through Python's own file, which reports a full disk; FAISS's writer drops an error at close."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("wb") as file:
+
+        def write(block: bytes) -> int:
+            nonlocal size
+            digest.update(block)
+            size += len(block)
+            return file.write(block)
+
+        try:
+            faiss.write_index(index, faiss.PyCallbackIOWriter(write))
+        except RuntimeError as error:
+            raise SpecError(f"{path.name}: expected an index that FAISS can write to a file, found {error}") from error
+    return FileRecord(sha256=digest.hexdigest(), bytes=size)
+
+
+def _read_faiss(path: Path, labels: int, *, mapped: bool) -> Any:
+    """Read with limits that a file of this size cannot exceed, so that a crafted one cannot ask for more.
+
+    FAISS's mapping reader (1.15) does not notice every file that ends too early, and may read beyond its end: map
+    what a checksum vouches for, and let the copying reader judge before a release is published.
+    """
+    try:
+        with _reading, _deserialisation_limits(path.stat().st_size, labels):
+            return faiss.read_index(str(path), _MAP if mapped else 0)
+    except RuntimeError as error:
+        raise ReleaseCorruptError(f"{path}: FAISS {faiss.__version__} cannot read this index: {error}") from error
+
+
+@contextmanager
+def _deserialisation_limits(file_bytes: int, labels: int) -> Iterator[None]:
+    """Bound what reading may allocate; FAISS compares a vector's length with a quarter of its byte limit.
+
+    The limits are FAISS's globals, hence the lock around this.
+    """
+    if not hasattr(faiss, "set_deserialization_vector_byte_limit"):
+        yield
+        return
+    before = faiss.get_deserialization_vector_byte_limit(), faiss.get_deserialization_loop_limit()
+    faiss.set_deserialization_vector_byte_limit(4 * (file_bytes + 1) + _DERIVED_BYTES)
+    faiss.set_deserialization_loop_limit(max(labels, 1 << 16))
+    try:
+        yield
+    finally:
+        faiss.set_deserialization_vector_byte_limit(before[0])
+        faiss.set_deserialization_loop_limit(before[1])
+
+
+def _read_rows(path: Path, labels: int) -> Int64:
+    try:
+        rows_N: Int64 = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+    except ValueError as error:
+        raise ReleaseCorruptError(f"{path}: expected a NumPy array file: {error}") from error
+    if rows_N.dtype != np.int64 or rows_N.ndim != 1 or rows_N.size == 0:
+        raise ReleaseCorruptError(f"{path}: expected int64 [N], found {rows_N.dtype} {list(rows_N.shape)}")
+    if rows_N.min() < 0 or rows_N.max() >= labels:
+        raise ReleaseCorruptError(f"{path}: expected label rows 0..{labels - 1}, found {rows_N.min()}..{rows_N.max()}")
+    return rows_N

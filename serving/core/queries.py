@@ -1,0 +1,156 @@
+"""What a search is asked: queries as a client writes them, and resolved against one release."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, JsonValue, model_validator
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from longtail.bundle import BUCKET_NAMES, Manifest
+from longtail.bundle.errors import describe
+from longtail.index import Filter
+from longtail.serving.core.catalogue import Catalogue
+from longtail.serving.errors import InvalidRequestError
+
+BucketName = Literal["head", "torso", "tail"]
+
+
+class _StringOrInteger:
+    """Validates an id with one error for any other type, where pydantic's union gives one error per type."""
+
+    def __get_pydantic_core_schema__(self, source: type[Any], handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.union_schema(
+            [core_schema.str_schema(strict=True), core_schema.int_schema(strict=True)],
+            mode="left_to_right",
+            custom_error_type="id_type",
+            custom_error_message="Input should be an id (a string or an integer)",
+        )
+
+
+LabelId = Annotated[str | int, _StringOrInteger()]
+"""A label's id; `1` and `"1"` are the same label."""
+
+
+class RequestModel(BaseModel):
+    """Base of what clients send.
+
+    Strict: a number is never read out of a string, and an unknown key is an error, so that a typo cannot silently
+    turn into a default.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class SearchOptions(RequestModel):
+    """Which labels may be answered, how many, and how much head/tail bias is removed."""
+
+    k: int = Field(default=10, ge=1, description="Labels wanted; fewer come back when fewer are eligible.")
+    bias_removal: float | None = Field(
+        default=None,
+        allow_inf_nan=False,
+        description="λ of `u·v/T + b + λ·log p_n`: 0 favours the tail, 1 removes the sampling bias. "
+        "Null: the release's default (0 for /v1/similar). GET /v1/release says which p_n in `proposal`.",
+    )
+    exclude: list[LabelId] = Field(default=[], description="Labels never to answer; unknown ones are counted.")
+    allow: list[LabelId] | None = Field(
+        default=None, description="If given, only these labels may be answered; unknown ones are counted."
+    )
+    buckets: list[BucketName] | None = Field(
+        default=None, min_length=1, description="If given, only labels of these frequency buckets may be answered."
+    )
+
+
+class Query(SearchOptions):
+    """One query: its features by name, as GET /v1/release lists them; null or absent means missing."""
+
+    features: dict[str, JsonValue]
+
+
+class SimilarQuery(SearchOptions):
+    """Labels whose nearest labels are wanted: one label's id, or several in `ids`."""
+
+    id: LabelId | None = None
+    ids: list[LabelId] | None = Field(default=None, min_length=1)
+
+    @property
+    def labels(self) -> list[str | int]:
+        """The ids asked about, in order."""
+        if self.ids is not None:
+            return self.ids
+        return [] if self.id is None else [self.id]
+
+    @model_validator(mode="after")
+    def _one_of_id_and_ids(self) -> Self:
+        if (self.id is None) == (self.ids is None):
+            received = "neither" if self.id is None else "both"
+            raise PydanticCustomError(
+                "id_or_ids", "expected either id or ids, received {received}", {"received": received}
+            )
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedQuery:
+    """What one query asks for, checked against one release and in its rows instead of ids.
+
+    Attributes:
+        k: labels wanted.
+        bias_removal: λ.
+        filter: which label rows are eligible; None if all are.
+        unknown_exclude: ids of `exclude` that the release does not have.
+        unknown_allow: ids of `allow` that it does not have.
+    """
+
+    k: int
+    bias_removal: float
+    filter: Filter | None
+    unknown_exclude: int
+    unknown_allow: int
+
+    @classmethod
+    def from_options(
+        cls, options: SearchOptions, manifest: Manifest, catalogue: Catalogue, *, default: float, prefix: str = ""
+    ) -> ResolvedQuery:
+        """Check a query's options against a release and look their ids up.
+
+        Args:
+            options: as the client sent them.
+            manifest: the release's.
+            catalogue: the release's.
+            default: λ where the options name none.
+            prefix: leads the fields of errors, such as `queries.0.`.
+
+        Raises:
+            InvalidRequestError: more labels than there are, or a λ outside the release's range.
+        """
+        k = options.k if "k" in options.model_fields_set else min(options.k, len(catalogue))
+        if k > len(catalogue):
+            raise InvalidRequestError(
+                f"expected k <= {len(catalogue)}, the labels of this release, received {describe(k)}",
+                field=f"{prefix}k",
+            )
+        dial = manifest.bias_removal
+        bias_removal = default if options.bias_removal is None else options.bias_removal
+        if not dial.minimum <= bias_removal <= dial.maximum:
+            raise InvalidRequestError(
+                f"expected {dial.minimum} <= bias_removal <= {dial.maximum}, received {describe(bias_removal)}",
+                field=f"{prefix}bias_removal",
+            )
+        exclude, unknown_exclude = catalogue.rows(options.exclude)
+        allow, unknown_allow = catalogue.rows(options.allow or ())
+        filters = bool(options.exclude) or options.allow is not None or options.buckets is not None
+        filter_ = Filter(
+            exclude=exclude if options.exclude else None,
+            allow=None if options.allow is None else allow,
+            buckets=None if options.buckets is None else frozenset(map(BUCKET_NAMES.index, options.buckets)),
+        )
+        return cls(k, bias_removal, filter_ if filters else None, unknown_exclude, unknown_allow)
+
+    def without(self, row: int) -> ResolvedQuery:
+        """The same query with one more label row excluded."""
+        before = self.filter or Filter()
+        exclude = np.union1d([] if before.exclude is None else before.exclude, [row]).astype(np.int64)
+        return replace(self, filter=replace(before, exclude=exclude))

@@ -1,0 +1,50 @@
+"""Feedback in; the figures of head, torso and tail out: as JSON, as Prometheus series, as a page."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import HTMLResponse, Response
+
+from longtail.serving import dashboard
+from longtail.serving.http import limits
+from longtail.serving.http.body import read_body
+from longtail.serving.http.openapi import errors, json_body
+from longtail.serving.http.responses import json_response, request_id, service_of, to_json
+from longtail.serving.http.schemas.monitoring import FeedbackAnswer, FeedbackRequest, MonitoringAnswer
+
+router = APIRouter(tags=["figures"])
+
+
+@router.post(
+    "/v1/feedback",
+    openapi_extra=json_body(FeedbackRequest),
+    responses={200: {"model": FeedbackAnswer}, **errors(400, 401, 408, 413, 415, 422, 429, 503)},
+)
+async def feedback(request: Request) -> Response:
+    """Say what was chosen, after an answer (by its request id, safe to send again) or without one."""
+    service = service_of(request)
+    body = await read_body(request, FeedbackRequest, service.settings)
+    limits.check_feedback(body, service.settings)
+    accepted = await service.write(lambda: service.record_feedback(body.events))
+    return json_response(to_json({"accepted": accepted}, request_id(request)))
+
+
+@router.get("/v1/monitoring", responses={200: {"model": MonitoringAnswer}, **errors(401, 503)})
+async def monitoring(request: Request) -> Response:
+    """Exposure, coverage, drift and recall per frequency bucket, over minutes, an hour and a day."""
+    report = await service_of(request).read(service_of(request).report)
+    return json_response(to_json(report, request_id(request)))
+
+
+@router.get("/metrics", response_class=Response, responses=errors(401))
+async def metrics(request: Request) -> Response:
+    """Every series in Prometheus' text format; METRICS.md lists them."""
+    scraped = await service_of(request).read(service_of(request).monitoring.metrics.scrape)
+    return Response(scraped, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+@router.get("/dashboard", include_in_schema=False)
+async def page(_: Request) -> HTMLResponse:
+    """The figures as a page, with a box to try queries and the dial."""
+    return HTMLResponse(dashboard.page(), headers={"Content-Security-Policy": dashboard.csp()})

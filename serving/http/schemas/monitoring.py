@@ -1,0 +1,98 @@
+"""The body and answer of /v1/feedback, and the answer of /v1/monitoring."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Literal
+
+from pydantic import BaseModel, Field, JsonValue
+
+from longtail.serving.core.feedback import Event
+from longtail.serving.core.queries import BucketName, RequestModel
+
+
+class FeedbackRequest(RequestModel):
+    """Body of POST /v1/feedback."""
+
+    events: list[Event] = Field(min_length=1)
+
+
+class FeedbackAnswer(BaseModel):
+    """Answer of POST /v1/feedback: the events are on disk."""
+
+    accepted: int
+    request_id: str
+
+
+class Share(BaseModel):
+    """What one bucket got."""
+
+    count: int
+    share: float | None
+    coverage: float = Field(description="Share of the bucket's labels that were answered at all.")
+
+
+class Recall(BaseModel):
+    """Of the labels chosen, how many were answered, with a 95 % Wilson interval."""
+
+    positives: int
+    hits: int
+    value: float | None
+    low: float | None
+    high: float | None
+
+
+class Scores(BaseModel):
+    """Scores answered, by the baseline's deciles."""
+
+    counts: list[int]
+
+
+class Drift(BaseModel):
+    """Population stability index against the baseline; null for too few labels or without a baseline."""
+
+    buckets: float | None
+    scores: float | None
+
+
+class Load(BaseModel):
+    """Requests for labels."""
+
+    count: int
+    per_second: float
+    p50_ms: float | None
+    p99_ms: float | None
+    shed: int
+    errors: int
+
+
+class Window(BaseModel):
+    """Figures of the release being served over the last so many seconds."""
+
+    seconds: int
+    queries: int
+    bias_removal: float | None = Field(description="Mean λ.")
+    exposures: dict[BucketName, Share]
+    coverage: float
+    gini: float | None
+    popularity: float | None = Field(description="Mean training pairs of the answered labels.")
+    scores: Scores
+    psi: Drift
+    recall: dict[Literal["feedback", "shadow"], dict[Literal["head", "torso", "tail", "all"], Recall]]
+    requests: Load
+
+
+class MonitoringAnswer(BaseModel):
+    """Answer of GET /v1/monitoring."""
+
+    release: str
+    since: datetime
+    now: datetime
+    baseline: dict[str, JsonValue] | None = Field(
+        description="What held-out queries are answered: bias_removal, k, shares, popularity, scores."
+    )
+    windows: dict[Literal["5m", "1h", "24h"], Window]
+    series: dict[str, JsonValue] = Field(description="By minute, oldest first, over all releases.")
+    releases: list[dict[str, JsonValue]] = Field(description="What served when: name, from, until.")
+    labels: dict[Literal["added", "hidden"], int]
+    request_id: str

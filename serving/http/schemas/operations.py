@@ -1,0 +1,72 @@
+"""Answers of /v1/release and the probes, and the one shape of every error."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Literal
+
+from pydantic import BaseModel, Field, JsonValue
+
+from longtail.bundle import BiasRemoval, Buckets, Loss
+
+
+class ReloadAnswer(BaseModel):
+    """Answer of POST /v1/release/reload."""
+
+    release: str
+    changed: bool
+    request_id: str
+
+
+class ExpectedFeature(BaseModel):
+    """One feature that a query may carry."""
+
+    name: str
+    kind: Literal["id", "history", "bag", "text", "number"]
+    expects: str
+    max_length: int | None = Field(description="Entries that are read; of a longer list, the last ones.")
+
+
+class ReleaseAnswer(BaseModel):
+    """Answer of GET /v1/release."""
+
+    name: str
+    created_at: datetime
+    model: str
+    labels: int
+    dim: int
+    similarity: Literal["dot", "cosine"]
+    temperature: float
+    loss: Loss
+    bias_removal: BiasRemoval
+    buckets: Buckets
+    proposal: str = Field(
+        description="Which log p_n `bias_removal` multiplies in /v1/retrieve: `label frequencies`, or "
+        "`p_n(y|x), a tree of depth N`, which depends on the query's features. In /v1/similar: always the former."
+    )
+    query_features: list[ExpectedFeature]
+    example: dict[str, JsonValue] = Field(description="Features of a valid query, to copy and change.")
+    request_id: str
+
+
+class HealthAnswer(BaseModel):
+    """Answer of /livez and /readyz."""
+
+    status: Literal["alive", "ready"]
+
+
+class ErrorDetail(BaseModel):
+    """What was wrong."""
+
+    type: str = Field(description="Stable name of the kind of error.")
+    message: str = Field(description="What was expected and what was received.")
+    field: str | None = Field(
+        default=None, description="Dotted path such as `queries.0.k`; absent if none is at fault."
+    )
+
+
+class ErrorAnswer(BaseModel):
+    """Every answer whose status is 4xx or 5xx."""
+
+    error: ErrorDetail
+    request_id: str

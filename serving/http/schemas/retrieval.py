@@ -1,0 +1,73 @@
+"""Bodies and answers of /v1/retrieve and /v1/similar."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, Field, JsonValue
+
+from longtail.serving.core.queries import BucketName, Query, RequestModel, SimilarQuery
+
+_RELEASE = Field(
+    default=None, max_length=128, description="Answer from this release, if it is loaded still. Null: the current one."
+)
+_PREVIEW = Field(default=False, description="Nobody will see the answer: leave it out of exposure, drift and recall.")
+
+
+class RetrieveRequest(RequestModel):
+    """Body of POST /v1/retrieve."""
+
+    queries: list[Query] = Field(min_length=1)
+    release: str | None = _RELEASE
+    preview: bool = _PREVIEW
+
+
+class SimilarRequest(SimilarQuery):
+    """Body of POST /v1/similar: one label's id, or several in `ids`."""
+
+    release: str | None = _RELEASE
+    preview: bool = _PREVIEW
+
+
+class RankedLabel(BaseModel):
+    """One label of an answer."""
+
+    id: str
+    score: float = Field(description="s_λ = u·v/T + b + λ·log p_n, in logits.")
+    bucket: BucketName
+    display: dict[str, JsonValue] = Field(description="The columns that came with the labels: title, …")
+
+
+class UnknownIds(BaseModel):
+    """How many ids of the request the release does not know; they were ignored."""
+
+    exclude: int
+    allow: int
+
+
+class RetrieveResult(BaseModel):
+    """The answer to one query, best label first."""
+
+    labels: list[RankedLabel]
+    bias_removal: float
+    unknown: UnknownIds
+
+
+class RetrieveAnswer(BaseModel):
+    """Answer of POST /v1/retrieve; every result comes from the one release that is named."""
+
+    results: list[RetrieveResult]
+    release: str
+    request_id: str
+
+
+class SimilarResult(RetrieveResult):
+    """The labels nearest to label `id`, itself left out."""
+
+    id: str
+
+
+class SimilarAnswer(BaseModel):
+    """Answer of POST /v1/similar."""
+
+    results: list[SimilarResult]
+    release: str
+    request_id: str

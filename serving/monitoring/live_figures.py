@@ -1,0 +1,309 @@
+"""The figures of head, torso and tail: counted by every worker in files that all of them read, and reported."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from prometheus_client.core import Metric
+
+from longtail.bundle import BUCKET_NAMES, remove_stale
+from longtail.bundle.arrays import Int8
+from longtail.bundle.frequency import TAIL
+from longtail.serving.errors import NotReadyError
+from longtail.serving.monitoring.collector import report_metrics
+from longtail.serving.monitoring.feedback_store import COUNTERS, FeedbackStore, StoredAnswer
+from longtail.serving.monitoring.records import AnsweredBatch, AnswerFeedback, Baseline, Interaction
+from longtail.serving.monitoring.release_figures import ReleaseFigures, delete_label_counts
+from longtail.serving.monitoring.release_history import ReleaseHistory
+from longtail.serving.monitoring.report import make_report, save_baseline
+
+logger = logging.getLogger(__name__)
+
+_TICK_SECONDS = 0.1
+"""Often, so that each time is over before a request notices."""
+_REPORT_SECONDS = 1.0
+_TIDY_SECONDS = 60
+_KEPT_SECONDS = 48 * 3600
+_KEPT_RELEASES = 100
+_MOST_PENDING_LABELS = 2_000_000
+
+
+class LiveFigures:
+    """The live figures of one worker's answers, reported together with those of all workers. Thread-safe.
+
+    Starts a thread, so a process that forks makes it afterwards. Everything is kept in `state`, where a restart finds
+    it again:
+
+        live/RELEASE/*.ring    counts by minute and by label, one file per worker (ring.py)
+        live/RELEASE/baseline.json
+        releases.json          which release served when (release_history.py)
+        feedback.sqlite        answers, feedback and recall (database.py)
+
+    Args:
+        state: directory, made if need be.
+        worker: number of this process among those that share `state`; no two that run have the same.
+        max_answers: answers kept for feedback to be joined with; 0 keeps none.
+        releases: begun last, that answers are counted of, at least one.
+        clock: seconds since 1970.
+
+    Raises:
+        OSError, sqlite3.Error: `state` cannot be read or written.
+    """
+
+    def __init__(
+        self,
+        state: Path,
+        *,
+        worker: int = 0,
+        max_answers: int,
+        releases: int = 3,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._root = state / "live"
+        self._root.mkdir(parents=True, exist_ok=True)
+        self._worker = worker
+        self._max_answers = max_answers
+        self._releases = releases
+        self._clock = clock
+        remove_stale(state, ".releases.json.*.tmp")
+        self._history = ReleaseHistory(state / "releases.json")
+        self._store = FeedbackStore(state / "feedback.sqlite", max_answers=max_answers)
+        self._begin_lock, self._report_lock = threading.Lock(), threading.Lock()
+        self._flush_lock, self._keep_lock, self._pending_lock = (threading.Lock() for _ in range(3))
+        self._held: dict[str, ReleaseFigures] = {}
+        self._current: ReleaseFigures | None = None
+        self._labels = (0, 0)
+        self._pending: deque[AnsweredBatch] = deque()
+        self._pending_labels = 0
+        self._report: tuple[float, dict[str, Any]] | None = None
+        self._tidied_at = 0.0
+        self._troubles: dict[str, str] = {}
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="live-figures", daemon=True)
+        self._thread.start()
+
+    def begin_release(self, release: str, buckets_L: Int8, baseline: Baseline | None) -> None:
+        """`release` is in service from now on; after a restart its figures go on.
+
+        Never refuses a release: what the disk does not take is kept in memory, with a warning.
+
+        Args:
+            release: its name, fit for a directory's.
+            buckets_L: bucket of every label, int8 [L].
+            baseline: what its traffic is compared with; None leaves scores uncounted and PSI undefined.
+        """
+        with self._begin_lock:
+            now = self._clock()
+            directory = self._root / release
+            with self._warning("beginning a release"):
+                directory.mkdir(exist_ok=True)
+                remove_stale(directory)
+                is_another = self._history.begin(release, now)
+                if is_another or (self._current is not None and self._current.release != release):
+                    delete_label_counts(directory, self._worker)
+                save_baseline(directory, baseline)
+            figures = ReleaseFigures(directory, self._worker, buckets_L, baseline)
+            others = [held for held in self._held.values() if held.release != release]
+            self._held = {held.release: held for held in (*others[1 - self._releases :], figures)}
+            self._current, self._report = figures, None
+            with self._warning("forgetting old releases"):
+                self._touch(now)
+                self._forget(now)
+
+    def count_answers(self, answered: AnsweredBatch) -> None:
+        """Count a batch. One of a release that was not begun lately is left out."""
+        figures = self._held.get(answered.release)
+        if figures is None:
+            return
+        figures.count_answers(answered, self._clock())
+        if self._max_answers and self._pending_labels < _MOST_PENDING_LABELS:
+            with self._pending_lock:
+                self._pending.append(answered)
+                self._pending_labels += len(answered.fingerprints_N)
+
+    def count_request(self, seconds: float, status: int) -> None:
+        """Count a request that was answered; its status tells an error, 500 and above."""
+        current = self._current
+        if current is not None:
+            current.count_request(seconds, status, self._clock())
+
+    def count_shed(self) -> None:
+        """Count a request that was turned away because the queue was full."""
+        current = self._current
+        if current is not None:
+            current.count_shed(self._clock())
+
+    def record_feedback(self, events: Sequence[AnswerFeedback]) -> int:
+        """Take feedback on answers; it is on the disk when this returns, and counted within a second or so.
+
+        A label that was sent before, of the same request and query, counts once.
+
+        Returns:
+            How many events are held now: all of them, be they new or repeated.
+
+        Raises:
+            sqlite3.Error: nothing of it was recorded.
+        """
+        # First, so that a kill leaves no event without the answer it names.
+        self._keep_answers()
+        self._store.record_feedback(events, self._clock())
+        return len(events)
+
+    def record_shadow(self, release: str, interactions: Sequence[Interaction]) -> int:
+        """Take organic interactions, counted and on the disk when this returns.
+
+        Args:
+            release: that `answered` was retrieved from.
+            interactions: rows of labels the release does not have, at L or above, were added since and are tail.
+
+        Returns:
+            How many there were.
+
+        Raises:
+            NotReadyError: the release was not begun lately.
+            sqlite3.Error: nothing of it was counted.
+        """
+        figures = self._held.get(release)
+        if figures is None:
+            raise NotReadyError(f"expected feedback on a release in service, received some on {release}")
+        positives, hits = np.zeros(len(BUCKET_NAMES), np.int64), np.zeros(len(BUCKET_NAMES), np.int64)
+        for interaction in interactions:
+            rows = np.unique(interaction.interacted[interaction.interacted >= 0])
+            buckets = np.where(rows < figures.labels, figures.buckets_L[np.minimum(rows, figures.labels - 1)], TAIL)
+            positives += np.bincount(buckets, minlength=len(BUCKET_NAMES))
+            hits += np.bincount(buckets[np.isin(rows, interaction.answered)], minlength=len(BUCKET_NAMES))
+        pairs = list(zip(positives.tolist(), hits.tolist(), strict=True))
+        self._store.record_shadow(release, len(interactions), pairs, self._clock())
+        return len(interactions)
+
+    def set_label_counts(self, *, added: int, hidden: int) -> None:
+        """Set how many labels are added to the release and hidden from it."""
+        self._labels = (added, hidden)
+
+    def report(self) -> dict[str, Any]:
+        """The report as GET /v1/monitoring shows it, but for the request's id; up to a second old. Not to be modified.
+
+        Sorts every label's exposures, about 0.1 s for a million labels: not for the event loop.
+
+        Raises:
+            NotReadyError: no release is in service.
+            sqlite3.Error: the feedback cannot be read.
+        """
+        with self._report_lock:
+            now, current = self._clock(), self._current
+            if current is None:
+                raise NotReadyError("no release is loaded yet")
+            if self._report is None or not 0 <= now - self._report[0] < _REPORT_SECONDS:
+                made = make_report(current, self._history.read(), self._store, now=now)
+                self._report = now, made
+            added, hidden = self._labels
+            return self._report[1] | {"labels": {"added": added, "hidden": hidden}}
+
+    def collect(self) -> Iterator[Metric]:
+        """The gauges and counters of METRICS.md, over all workers; for `CollectorRegistry.register`.
+
+        Never fails a scrape: what cannot be read is NaN.
+        """
+        report, totals = None, dict.fromkeys(COUNTERS, float("nan"))
+        with self._warning("reading the figures"):
+            totals |= self._store.totals()
+            if self._current is not None:
+                report = self.report()
+        return report_metrics(report, totals, self._labels)
+
+    def flush(self) -> None:
+        """Do now what the thread does ten times a second: keep answers, join feedback, tidy up."""
+        with self._flush_lock:
+            self._keep_answers()
+            now = self._clock()
+            with self._warning("joining feedback"):
+                self._store.join(now)
+                if abs(now - self._tidied_at) >= _TIDY_SECONDS:
+                    self._tidied_at = now
+                    self._store.tidy(now)
+                    self._touch(now)
+
+    def close(self) -> None:
+        """Write what is pending and let go of the files; nothing is counted afterwards."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        self._thread.join()
+        self.flush()
+        self._current, self._held = None, {}
+        self._store.close()
+
+    def _keep_answers(self) -> None:
+        with self._keep_lock:
+            with self._pending_lock:
+                batches, self._pending = self._pending, deque()
+                dropped, self._pending_labels = self._pending_labels >= _MOST_PENDING_LABELS, 0
+            with self._warning("keeping answers"):
+                if dropped:
+                    logger.warning("answers came faster than they could be kept: feedback on some will find none")
+                if batches:
+                    self._store.keep_answers(answer for batch in batches for answer in _answers_of(batch))
+
+    def _work(self) -> None:
+        while not self._closing.wait(_TICK_SECONDS):
+            try:
+                self.flush()
+            # Whatever it is, the next tick may go well: without this thread no feedback is joined.
+            except Exception:
+                logger.exception("live figures: one tick failed")
+
+    @contextmanager
+    def _warning(self, what: str) -> Iterator[None]:
+        """Log what goes wrong with the files instead of raising it; the same error once, until things go well again."""
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            message = f"{type(error).__name__}: {error}"
+            if self._troubles.get(what) != message:
+                logger.warning("live figures, %s: %s", what, message)
+            self._troubles[what] = message
+        else:
+            self._troubles.pop(what, None)
+
+    def _touch(self, now: float) -> None:
+        """Tell the other workers that these directories are in use."""
+        for held in self._held.values():
+            with suppress(FileNotFoundError):
+                os.utime(held.directory, (now, now))
+
+    def _forget(self, now: float) -> None:
+        """Delete the directories nobody has used for two days, and of the others this worker's counts by label."""
+        used_at: dict[Path, float] = {}
+        for directory in self._root.iterdir():
+            with suppress(FileNotFoundError):
+                used_at[directory] = directory.stat().st_mtime
+        newest_first = sorted(used_at, key=lambda directory: used_at[directory], reverse=True)
+        for place, directory in enumerate(newest_first):
+            if directory.name in self._held:
+                continue
+            if place >= _KEPT_RELEASES or used_at[directory] < now - _KEPT_SECONDS:
+                shutil.rmtree(directory, ignore_errors=True)
+                continue
+            delete_label_counts(directory, self._worker)
+            with suppress(FileNotFoundError):
+                os.utime(directory, (used_at[directory], used_at[directory]))
+
+
+def _answers_of(batch: AnsweredBatch) -> Iterator[StoredAnswer]:
+    buckets, labels = batch.buckets_N.astype(np.int8).tobytes(), batch.fingerprints_N.astype("<u4").tobytes()
+    for request_id, place, (start, end) in zip(
+        batch.request_ids, batch.places, pairwise([0, *batch.ends_B]), strict=True
+    ):
+        yield StoredAnswer(request_id, place, batch.release, labels[4 * start : 4 * end], buckets[start:end])

@@ -1,0 +1,76 @@
+"""Every outcome of the service is recorded by one call, which counts it in both views of it.
+
+| outcome | /metrics, by `Metrics` | GET /v1/monitoring, by `LiveFigures` |
+|---|---|---|
+| a request has ended | requests and seconds of its route | requests, errors and latency, if `_is_load` |
+| a request was turned away, the queue being full | shed | shed |
+| a batch was answered | queries, exposures, unknown ids | queries, exposures, scores, labels, for feedback to join |
+| a release went into service | swaps, the release's name | the release's interval and rings |
+
+Two stores stand behind the two views, and neither can be computed from the other. Prometheus wants totals of every
+route since the process began, in the histogram bounds that dashboards and alerts name. The report wants minutes of one
+release over a day, through restarts and over all workers, in the bins that the rings on disk have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from longtail.bundle.arrays import Int8
+from longtail.serving.monitoring.live_figures import LiveFigures
+from longtail.serving.monitoring.prometheus import Metrics
+from longtail.serving.monitoring.records import AnsweredBatch, Baseline
+
+_LOAD_ROUTES = ("/v1/retrieve", "/v1/similar")
+
+
+class Monitoring:
+    """Both views of what one worker does. Thread-safe.
+
+    What only one of them shows is told to it alone: `metrics.count_timeout()`, `figures.record_feedback(…)`.
+
+    Args:
+        metrics: this process's Prometheus series.
+        figures: the figures by bucket, release and minute.
+    """
+
+    def __init__(self, metrics: Metrics, figures: LiveFigures) -> None:
+        self.metrics = metrics
+        self.figures = figures
+
+    def count_request(self, route: str, status: int, seconds: float) -> None:
+        """Count a request that has ended.
+
+        Args:
+            route: the path as the router knows it, or `prometheus.UNMATCHED`.
+            status: of its answer.
+            seconds: from its head read to its answer sent.
+        """
+        self.metrics.count_request(route, status, seconds)
+        if _is_load(route, status):
+            self.figures.count_request(seconds, status)
+
+    def count_shed(self) -> None:
+        """Count a request that was turned away because a queue was full."""
+        self.metrics.count_shed()
+        self.figures.count_shed()
+
+    def count_answers(self, batch: AnsweredBatch, unknown: Mapping[str, int]) -> None:
+        """Count a batch that was answered.
+
+        Args:
+            batch: what was answered.
+            unknown: ids that the release does not have, by the list they stood in: `exclude` or `allow`.
+        """
+        self.metrics.count_answers(batch, unknown)
+        self.figures.count_answers(batch)
+
+    def begin_release(self, release: str, buckets_L: Int8, baseline: Baseline | None) -> None:
+        """Count what is answered as this release's from now on; as `LiveFigures.begin_release`."""
+        self.figures.begin_release(release, buckets_L, baseline)
+        self.metrics.begin_release(release)
+
+
+def _is_load(route: str, status: int) -> bool:
+    """Whether a request is load of the model: one for labels, but for refusals, which take no time to answer."""
+    return route in _LOAD_ROUTES and not 400 <= status < 500

@@ -1,0 +1,63 @@
+"""Which feature is a label's own id, and that the label tower gives a label of the bundle its own row."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from longtail.bundle import Bundle, Feature, Upsert, Vocabulary
+from longtail.bundle.added_labels import LabelAdder, own_id_feature
+from tests.bundles import label_features, make_bundle
+
+AT = datetime(2026, 6, 1, tzinfo=UTC)
+
+
+def with_features(bundle: Bundle, features: list[Feature], **vocabularies: list[str]) -> Bundle:
+    return replace(
+        bundle,
+        manifest=bundle.manifest.model_copy(update={"label_features": features}),
+        vocabularies=bundle.vocabularies | {name: Vocabulary(pa.array(ids)) for name, ids in vocabularies.items()},
+    )
+
+
+def of(name: str, vocabulary: str | None = None) -> Feature:
+    return Feature(name=name, kind="id", vocabulary=vocabulary or name)
+
+
+@pytest.mark.parametrize("variant", [{}, {"cosine": False, "bias": True}])
+def test_a_label_of_the_bundle_is_embedded_to_its_own_row(variant: dict[str, bool]) -> None:
+    bundle = make_bundle(label_tower=True, **variant)
+    ids = bundle.labels.ids.to_pylist()
+    records = [Upsert(id=id_, at=AT, features=label_features(row)) for row, id_ in enumerate(ids)]
+    added, refused = LabelAdder(bundle, {id_: row for row, id_ in enumerate(ids)}).add(records)
+    np.testing.assert_allclose(added.embeddings, bundle.embeddings, atol=1e-6)
+    assert (added.catalogue_rows.tolist(), refused) == (list(range(60)), {})
+
+
+def test_the_own_id_is_the_id_whose_vocabulary_is_the_catalogue() -> None:
+    bundle = make_bundle(labels=30)
+    ids = bundle.labels.ids.to_pylist()
+    brand, item = of("brand"), of("item", "ids")
+    assert own_id_feature(bundle) is None
+    assert own_id_feature(with_features(bundle, [brand], brand=["x", "y"])) is None
+    assert own_id_feature(with_features(bundle, [brand, item], brand=ids[:20], ids=ids)) == "item"
+    assert own_id_feature(with_features(bundle, [of("parent", "item"), of("item")], item=ids)) == "item"
+    assert own_id_feature(with_features(bundle, [of("one", "ids"), of("two", "ids")], ids=ids)) == "one"
+    bag = Feature(name="bag", kind="bag", vocabulary="ids", max_length=3)
+    assert own_id_feature(with_features(bundle, [bag], ids=ids)) is None
+
+
+def test_labels_without_training_pairs_may_be_missing_from_it_and_labels_that_are_gone_may_stand_in_it() -> None:
+    bundle = make_bundle(labels=30)
+    ids, counts = bundle.labels.ids.to_pylist(), bundle.labels.counts.copy()
+    counts[7] = 0
+    bundle = replace(bundle, labels=replace(bundle.labels, counts=counts))
+    assert own_id_feature(with_features(bundle, [of("item")], item=["gone", *ids[:7], *ids[8:]])) == "item"
+    assert own_id_feature(with_features(bundle, [of("item")], item=ids[:29])) is None
+    none = replace(bundle, labels=replace(bundle.labels, counts=counts * 0))
+    assert own_id_feature(with_features(none, [of("item")], item=ids[:29])) is None
+    assert own_id_feature(with_features(none, [of("item")], item=ids)) == "item"

@@ -1,0 +1,76 @@
+"""Files that earlier versions wrote load for ever; tests/fixtures/README.md says how they were made."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+from longtail.bundle import Bundle, LabelLog, replay
+from tests.bundles import log_p_n
+
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+
+
+def test_a_bundle_of_format_2_loads_forever() -> None:
+    bundle = Bundle.load(FIXTURES / "bundle_v2")
+    manifest, labels = bundle.manifest, bundle.labels
+    assert (manifest.schema_version, manifest.labels, manifest.dim, manifest.similarity) == (2, 11, 4, "dot")
+    assert (manifest.label_bias, manifest.kappa_bias, bundle.label_tower) == (False, None, None)
+    assert labels.ids.to_pylist() == [f"item-{row}" for row in range(11)]
+    assert labels.counts.tolist() == [333, 1000, 100, 125, 90, 166, 142, 250, 200, 111, 500]
+    assert labels.buckets.tolist() == [0, 0, 2, 2, 2, 1, 1, 0, 1, 2, 0]
+    np.testing.assert_allclose(labels.log_pn[:2], np.log([333.5 / 3022.5, 1000.5 / 3022.5]), rtol=1e-6)
+    np.testing.assert_allclose(bundle.embeddings[0], [0.6942683, 0.059411094, 0.35338894, 0.18483567], rtol=1e-6)
+
+
+def test_its_tree_says_what_it_said() -> None:
+    proposal = Bundle.load(FIXTURES / "bundle_v2").proposal
+    assert proposal is not None
+    assert (proposal.depth, proposal.labels, sorted(proposal.projection)) == (4, 11, ["history", "user_id"])
+    assert proposal.leaf_labels.tolist() == [6, 1, 7, -1, 8, 9, 2, -1, 3, 4, 5, -1, 10, -1, 0, -1]
+    inputs = {
+        "user_id": np.array([2], np.int32),
+        "history": np.array([[1, 4]], np.int32),
+        "history__weight": np.ones((1, 2), np.float32),
+    }
+    z = proposal.project(inputs)
+    items, users = proposal.projection["history"], proposal.projection["user_id"]
+    np.testing.assert_allclose(z[0], items[1] + items[4] + users[2] + np.float32(0.1), rtol=1e-5)
+    found = proposal.all_log_probabilities(z)[0]
+    expected = [-3.6598377, -0.06101514, -5.0243587, -5.398121, -10.318079, -10.805069]
+    expected += [-5.8278327, -7.298904, -8.386807, -4.0056, -8.342501]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_allclose(found, log_p_n(proposal, z[0].astype(np.float64)), rtol=1e-5)
+
+
+def test_a_label_log_of_version_1_reads_forever(tmp_path: Path) -> None:
+    log = tmp_path / "labels.log"
+    shutil.copy(FIXTURES / "labels_v1.log", log)
+    records = LabelLog(log).read_from().records
+    assert [(record.op, record.id, record.at.isoformat()) for record in records] == [
+        ("upsert", "new-1", "2026-06-01T12:00:00+00:00"),
+        ("upsert", "item-5", "2026-06-01T12:00:01+00:00"),
+        ("hide", "item-7", "2026-06-01T12:00:02+00:00"),
+        ("hide", "item-8", "2026-06-01T12:00:03+00:00"),
+        ("restore", "item-8", "2026-06-01T12:00:04+00:00"),
+        ("upsert", "new-2", "2026-06-01T12:00:05+00:00"),
+        ("hide", "new-2", "2026-06-01T12:00:06+00:00"),
+    ]
+    changes = replay(records)
+    assert list(changes.upserts) == ["new-1", "item-5"]
+    assert list(changes.hidden) == ["item-7", "new-2"]
+    assert changes.upserts["new-1"].features == {"genres": ["g1", "g3"], "year": 0.5}
+    assert changes.upserts["new-1"].display == {"title": "Neu é"}
+    assert changes.upserts["item-5"].features == {"genres": {"g2": 2.0}}
+
+
+def test_an_old_log_is_continued(tmp_path: Path) -> None:
+    log = tmp_path / "labels.log"
+    shutil.copy(FIXTURES / "labels_v1.log", log)
+    before = log.read_bytes()
+    records = LabelLog(log).read_from().records
+    LabelLog(log).append(records[2:3])
+    assert log.read_bytes().startswith(before)
+    assert LabelLog(log).read_from().records == [*records, records[2]]

@@ -1,0 +1,226 @@
+"""Bucket floors: what is refused, what is said, and what --force and rollback do all the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from longtail.bundle import BiasRemoval, CurvePoint, Interval
+from longtail.index import BucketFloors, FloorsError, FloorsNotMetError, Releases, build
+from longtail.index.release.bucket_floors import BucketMetrics
+from tests.bundles import make_bundle
+from tests.index.test_cli import run
+
+RECALLS = {
+    "good": (0.20, 0.06, 0.020),
+    "better": (0.21, 0.06, 0.021),
+    "poor": (0.25, 0.06, 0.017),
+    "bare": None,
+}
+"""Release → recall@20 of head, torso and tail at λ = 0.8; its default is 0.75."""
+
+
+def dial(recalls: tuple[float, float, float] | None) -> BiasRemoval:
+    """A curve of two points; the other one is below every floor, and its recall@10 above."""
+    if recalls is None:
+        return BiasRemoval(default=0.75)
+    names = [f"recall@20/{bucket}" for bucket in ("head", "torso", "tail")]
+    near = {name: Interval(value=value) for name, value in zip(names, recalls, strict=True)}
+    far = {name: Interval(value=0.0) for name in names}
+    others = {"recall@20": Interval(value=0.0), "recall@10/tail": Interval(value=1.0)}
+    return BiasRemoval(
+        default=0.75,
+        curve=[CurvePoint(bias_removal=0.0, metrics=far), CurvePoint(bias_removal=0.8, metrics=near | others)],
+    )
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Releases that differ in nothing but their curves."""
+    root = tmp_path_factory.mktemp("promises")
+    for name, recalls in RECALLS.items():
+        plain = make_bundle()
+        manifest = plain.manifest.model_copy(update={"bias_removal": dial(recalls)})
+        dataclasses.replace(plain, manifest=manifest).write(root / "bundles" / name)
+        build(root / "bundles" / name, root / "releases", name=name)
+    return root / "releases"
+
+
+@pytest.fixture
+def releases(built: Path) -> Releases:
+    """With nothing published and no floors."""
+    for file in ("CURRENT", "HISTORY", "promise.toml"):
+        (built / file).unlink(missing_ok=True)
+    return Releases(built)
+
+
+def write_floors(releases: Releases, text: str) -> None:
+    (releases.root / "promise.toml").write_text(text)
+
+
+def test_nothing_is_asked_unless_configured(releases: Releases) -> None:
+    for name in RECALLS:
+        report = releases.publish(name)
+        assert report.floors.empty
+        assert report.unmet == []
+        assert releases.current() == name
+    assert report.lines() == ["promise: none configured"]
+
+
+def test_a_floor_refuses_what_lies_below_it(releases: Releases) -> None:
+    write_floors(releases, "[floors]\ntail = 0.02\nhead = 0.1\n")
+    releases.publish("good")
+    with pytest.raises(
+        FloorsNotMetError,
+        match=r"poor breaks the bucket promise, recall@20 at λ = 0\.8: "
+        r"tail expected at least 0\.02 \(the floor\), found 0\.017; CURRENT stays as it was, and --force",
+    ) as refused:
+        releases.publish("poor")
+    assert refused.value.unmet == ["tail expected at least 0.02 (the floor), found 0.017"]
+    assert releases.current() == "good"
+    assert (releases.root / "HISTORY").read_text() == "good\n"
+
+
+def test_a_drop_is_relative_to_what_is_published(releases: Releases) -> None:
+    write_floors(releases, "max_drop = 0.1")
+    releases.publish("good")
+    with pytest.raises(FloorsNotMetError, match=r"tail expected at least 0\.018 \(10 % below good's 0\.02\), found 0"):
+        releases.publish("poor")
+    write_floors(releases, "max_drop = 0.15")
+    report = releases.publish("poor")
+    assert report.lines() == [
+        "promise: recall@20: no bucket more than 15 % below CURRENT's",
+        "recall@20 at λ = 0.8: head 0.2000 → 0.2500, torso 0.0600 → 0.0600, tail 0.0200 → 0.0170",
+    ]
+
+
+def test_the_stricter_of_floor_and_drop_counts_and_every_bucket_below_it_is_named(releases: Releases) -> None:
+    releases.publish("better")
+    strict = BucketFloors(max_drop=0.1, floors={"tail": 0.0175, "head": 0.5})
+    with pytest.raises(FloorsNotMetError) as refused:
+        releases.publish("poor", floors=strict)
+    assert refused.value.unmet == [
+        "head expected at least 0.5 (the floor), found 0.25",
+        "tail expected at least 0.0189 (10 % below better's 0.021), found 0.017",
+    ]
+
+
+def test_exactly_the_floor_is_enough() -> None:
+    before = BucketMetrics("old", 1.0, {"head": 0.3, "torso": 0.3, "tail": 0.3}, [])
+    after = BucketMetrics("new", 1.0, {"head": 0.27, "torso": 0.27, "tail": 0.27}, [])
+    assert BucketFloors(max_drop=0.1, floors={"tail": 0.27}).compare(after, before).unmet == []
+
+
+def test_a_release_without_the_metric_meets_no_floor(releases: Releases) -> None:
+    write_floors(releases, "[floors]\ntail = 0.0\n")
+    with pytest.raises(FloorsNotMetError, match=r"expected recall@20/tail in the release's curve, found none; CURRENT"):
+        releases.publish("bare")
+    with pytest.raises(FloorsNotMetError, match=r"expected recall@50/head .* found recall@10, recall@20; expected rec"):
+        releases.publish("good", floors=BucketFloors(metric="recall@50", max_drop=0.5))
+    assert releases.current() is None
+    assert releases.publish("good", floors=BucketFloors(metric="recall@10", floors={"tail": 1})).unmet == []
+
+
+def test_without_figures_to_compare_with_only_floors_hold(releases: Releases) -> None:
+    write_floors(releases, "max_drop = 0.1")
+    told = "no drop can be told: nothing is published that has recall@20 by bucket"
+    assert told in releases.publish("good").lines()
+    releases.publish("bare", force=True)
+    assert told in releases.publish("poor").lines()
+    (releases.root / "CURRENT").write_text("deleted\n")
+    assert told in releases.publish("poor").lines()
+
+
+def test_rollback_is_held_to_no_floors(releases: Releases) -> None:
+    releases.publish("poor")
+    releases.publish("good")
+    write_floors(releases, "max_drop = 0.0\n[floors]\ntail = 1.0\n")
+    assert releases.rollback() == "poor"
+
+
+def test_the_command_refuses_and_force_says_so_loudly(releases: Releases, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("publish", releases.root, "good", "--floor", "tail=2%", "--floor", "head=0.1") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "promise: recall@20: head at least 0.1, tail at least 0.02",
+        "recall@20 at λ = 0.8: head 0.2000, torso 0.0600, tail 0.0200",
+        "published: good",
+    ]
+    options = ("--max-drop", "10%")
+    assert run("publish", releases.root, "poor", *options) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    assert line.startswith("longtail-index: poor breaks the bucket promise, recall@20 at λ = 0.8: tail expected at")
+    assert releases.current() == "good"
+
+    assert run("publish", releases.root, "poor", *options, "--force") == 0
+    captured = capsys.readouterr()
+    assert captured.out.splitlines()[-1] == "published: poor"
+    assert captured.err.splitlines() == [
+        "longtail-index: BUCKET PROMISE BROKEN, poor is published all the same (--force):",
+        "  tail expected at least 0.018 (10 % below good's 0.02), found 0.017",
+    ]
+    assert releases.current() == "poor"
+
+
+def test_build_writes_a_release_that_it_may_not_publish(
+    releases: Releases, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = releases.root.parent / "bundles" / "poor"
+    options = ("--releases", tmp_path, "--name", "new", "--publish")
+    assert run("build", bundle, *options, "--floor", "tail=0.02") == 2
+    captured = capsys.readouterr()
+    assert captured.out.endswith(f"written: {tmp_path / 'new'}\n")
+    assert "new breaks the bucket promise" in captured.err
+    assert Releases(tmp_path).names() == ["new"]
+    assert Releases(tmp_path).current() is None
+
+
+def test_options_change_what_the_file_says(tmp_path: Path) -> None:
+    (tmp_path / "promise.toml").write_text('metric = "recall@50"\nmax_drop = 0.2\n[floors]\nhead = 0.1\ntail = 0.2\n')
+    assert BucketFloors.read(tmp_path) == BucketFloors(
+        metric="recall@50", max_drop=0.2, floors={"head": 0.1, "tail": 0.2}
+    )
+    changed = BucketFloors.read(tmp_path, floors=["tail=0.3", "torso=5%"], max_drop="0.05")
+    assert changed == BucketFloors(metric="recall@50", max_drop=0.05, floors={"head": 0.1, "torso": 0.05, "tail": 0.3})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("max_dorp = 0.1", "max_dorp: is no key of a promise, received 0.1"),
+        ("[floors]\nmid = 0.1", "floors.mid: Input should be 'head', 'torso' or 'tail', received 'mid'"),
+        ("[floors]\ntail = 1.1", "floors.tail: Input should be less than or equal to 1, received 1.1"),
+        ("[floors]\ntail = nan", "floors.tail: Input should be a finite number"),
+        ("max_drop = -0.1", "max_drop: Input should be greater than or equal to 0"),
+        ("floors = 3", "floors: Input should be a valid dictionary, received 3"),
+        ('metric = "recall"', "metric: String should match pattern"),
+        ("a =", "TOML, Invalid value"),
+    ],
+)
+def test_a_wrong_file_says_what_is_wrong_and_publishes_nothing(text: str, message: str, releases: Releases) -> None:
+    write_floors(releases, text)
+    with pytest.raises(FloorsError, match=rf"promise\.toml: expected .*{re.escape(message)}"):
+        releases.publish("good")
+    assert releases.current() is None
+
+
+@pytest.mark.parametrize(
+    ("floors", "max_drop", "message"),
+    [
+        (
+            ["mid=0.1"],
+            None,
+            "--floor mid=0.1: expected metric, max_drop and floors of head, torso and tail; floors.mid",
+        ),
+        (["tail"], None, "--floor tail: expected a number or a percentage, received ''"),
+        (["tail=x"], None, "--floor tail=x: expected a number or a percentage, received 'x'"),
+        ([], "110%", "--max-drop 110%: expected"),
+    ],
+)
+def test_wrong_options_say_what_is_wrong(floors: list[str], max_drop: str | None, message: str, tmp_path: Path) -> None:
+    with pytest.raises(FloorsError, match=re.escape(message)):
+        BucketFloors.read(tmp_path, floors=floors, max_drop=max_drop)

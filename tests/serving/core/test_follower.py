@@ -1,0 +1,208 @@
+"""Following CURRENT: swaps, refusals and their retries, on real releases and a clock of our own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from longtail.index import IndexSpec, Releases, build
+from longtail.serving import Retriever, create_app
+from longtail.serving.core.follower import ReleaseFollower
+from longtail.serving.core.loader import load_release
+from longtail.serving.core.service import Service
+from longtail.serving.monitoring import LiveFigures, Monitoring
+from longtail.serving.monitoring.prometheus import Metrics
+from tests.bundles import make_bundle
+from tests.serving.plane import plane_retriever, plane_settings
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Loads:
+    """Loads the plane under any name, but for names that are broken."""
+
+    def __init__(self, *broken: str) -> None:
+        self.broken = set(broken)
+        self.asked: list[str] = []
+
+    def __call__(self, _: Releases, name: str) -> Retriever:
+        self.asked.append(name)
+        if name in self.broken:
+            raise ValueError(f"{name}: expected sha256 aa, found bb")
+        return plane_retriever(name)
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    live = LiveFigures(tmp_path / ".state", max_answers=100)
+    service = Service(plane_settings(tmp_path), Monitoring(Metrics([]), live))
+    yield service
+    service.close()
+
+
+def point_to(root: Path, name: str) -> None:
+    (root / "CURRENT").write_text(f"{name}\n")
+
+
+def figure(service: Service, name: str) -> str:
+    return next(
+        line.split()[-1] for line in service.monitoring.metrics.scrape().decode().splitlines() if line.startswith(name)
+    )
+
+
+def test_it_waits_for_a_first_release_and_swaps_only_on_change(tmp_path: Path, service: Service) -> None:
+    loads = Loads()
+    follower = ReleaseFollower(tmp_path, service, load=loads)
+    follower.check()
+    assert not service.ready
+    for name in ("one", "one", "two", "two", "one"):
+        point_to(tmp_path, name)
+        follower.check()
+        assert service.retriever().name == name
+    assert loads.asked == ["one", "two", "one"]
+    assert figure(service, "longtail_release_swaps_total") == "3.0"
+    assert figure(service, 'longtail_release_info{release="one"}') == "1.0"
+    assert "two" not in service.monitoring.metrics.scrape().decode()
+
+
+def test_a_refused_release_is_retried_ever_less_often_and_logged_once(
+    tmp_path: Path, service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    loads, clock = Loads("bad"), Clock()
+    follower = ReleaseFollower(tmp_path, service, load=loads, clock=clock)
+    point_to(tmp_path, "good")
+    follower.check()
+    point_to(tmp_path, "bad")
+    attempts = []
+    with caplog.at_level(logging.ERROR):
+        for second in range(200):
+            clock.now = 100.0 + second
+            before = len(loads.asked)
+            follower.check()
+            attempts += [second] * (len(loads.asked) - before)
+    assert attempts == [0, 2, 6, 14, 30, 62, 122, 182]
+    assert figure(service, "longtail_release_load_failures_total") == "8.0"
+    assert service.retriever().name == "good"
+    assert [record.getMessage() for record in caplog.records] == [
+        "release bad refused, good stays in service: ValueError: bad: expected sha256 aa, found bb"
+    ]
+
+
+def test_after_a_refusal_another_name_is_loaded_at_once_and_a_repaired_one_at_its_retry(
+    tmp_path: Path, service: Service
+) -> None:
+    loads, clock = Loads("bad"), Clock()
+    follower = ReleaseFollower(tmp_path, service, load=loads, clock=clock)
+    for name in ("bad", "good"):
+        point_to(tmp_path, name)
+        follower.check()
+    assert service.retriever().name == "good"
+    point_to(tmp_path, "bad")
+    follower.check()
+    loads.broken.clear()
+    follower.check()
+    assert service.retriever().name == "good"
+    clock.now += 2
+    follower.check()
+    assert service.retriever().name == "bad"
+
+
+@pytest.mark.parametrize("content", [b"", b"../../etc", b"\xff\xfe", b"missing"])
+def test_a_current_that_names_no_release_is_a_refusal(tmp_path: Path, service: Service, content: bytes) -> None:
+    follower = ReleaseFollower(tmp_path, service)
+    (tmp_path / "CURRENT").write_bytes(content)
+    follower.check()
+    follower.check()
+    assert figure(service, "longtail_release_load_failures_total") == "1.0"
+    assert not service.ready
+
+
+def flip_last_byte(path: Path) -> None:
+    content = path.read_bytes()
+    path.unlink()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda release: flip_last_byte(release / "bundle" / "embeddings.npy"),
+        lambda release: flip_last_byte(release / "bundle" / "query_tower.onnx"),
+        lambda release: flip_last_byte(next((release / "index").glob("*.faiss"))),
+        lambda release: (release / "bundle" / "labels.parquet").unlink(),
+        lambda release: (release / "release.json").write_bytes(b"{"),
+        lambda release: shutil.rmtree(release),
+    ],
+    ids=["embeddings", "tower", "index", "labels", "release.json", "gone"],
+)
+def test_real_releases_load_and_damaged_ones_are_refused(
+    tmp_path: Path, service: Service, damage: Callable[[Path], None]
+) -> None:
+    for name, seed in (("first", 0), ("second", 1)):
+        make_bundle(seed=seed).write(tmp_path / "bundles" / name)
+        build(tmp_path / "bundles" / name, tmp_path / "releases", spec=IndexSpec("flat"), name=name)
+    releases = tmp_path / "releases"
+    follower = ReleaseFollower(releases, service)
+    point_to(releases, "first")
+    follower.check()
+    assert service.retriever().describe()["labels"] == 60
+    damage(releases / "second")
+    point_to(releases, "second")
+    follower.check()
+    assert service.retriever().name == "first"
+    assert figure(service, "longtail_release_load_failures_total") == "1.0"
+
+
+def test_a_release_whose_tower_does_not_fit_its_manifest_is_refused(tmp_path: Path) -> None:
+    bundle = make_bundle()
+    features = [feature.model_copy(update={"name": f"{feature.name}_2"}) for feature in bundle.manifest.query_features]
+    manifest = bundle.manifest.model_copy(update={"query_features": features})
+    type(bundle)(**{**bundle.__dict__, "manifest": manifest}).write(tmp_path / "bundle")
+    build(tmp_path / "bundle", tmp_path / "releases", spec=IndexSpec("flat"), name="odd")
+    with pytest.raises(Exception, match="expected the inputs"):
+        load_release(Releases(tmp_path / "releases"), "odd")
+
+
+def test_swaps_amid_requests_fail_none_and_every_answer_is_of_one_release(tmp_path: Path) -> None:
+    app = create_app(plane_settings(tmp_path), retriever=plane_retriever("one", "one-"))
+    service: Service = app.state.service
+    body = {"queries": [{"features": {"user": "east"}, "k": 4, "bias_removal": 0}] * 3}
+
+    async def run() -> list[httpx.Response]:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://plane") as client:
+
+            async def ask() -> list[httpx.Response]:
+                return [await client.post("/v1/retrieve", json=body) for _ in range(20)]
+
+            async def swap() -> None:
+                for turn in range(60):
+                    name = ("two", "one")[turn % 2]
+                    service.serve(plane_retriever(name, f"{name}-"))
+                    await asyncio.sleep(0.002)
+
+            asked = asyncio.gather(*(ask() for _ in range(10)))
+            await swap()
+            return [response for responses in await asked for response in responses]
+
+    responses = asyncio.run(run())
+    assert [response.status_code for response in responses] == [200] * 200
+    seen = set()
+    for response in responses:
+        answer = response.json()
+        seen.add(answer["release"])
+        ids = [label["id"] for result in answer["results"] for label in result["labels"]]
+        assert ids == [f"{answer['release']}-{id_}" for id_ in ("a", "c/é", "b", "4")] * 3
+    assert seen == {"one", "two"}
+    service.close()

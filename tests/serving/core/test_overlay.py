@@ -1,0 +1,447 @@
+"""Overlays against scores by formula, `s_λ = u·v/T + b + λ·log p_n`, of every label that should be answered."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+import onnx
+import pyarrow as pa
+import pytest
+
+from longtail.bundle import Bundle, Hide, LabelRecord, Restore, Tower, Upsert, replay
+from longtail.index import Filter, IndexSpec, QueryError, Searcher
+from longtail.index.construct.tuning import tune_index
+from longtail.serving.core.overlay import OverlaidSearcher, Overlay
+from longtail.serving.core.ranking import Batch, IndexRanker, LabelSearcher
+from longtail.serving.core.tree_ranking import ConditionalRanker
+from longtail.serving.errors import InvalidRequestError, NoLabelTowerError
+from tests.bundles import label_features, make_bundle
+
+AT = datetime(2026, 6, 1, tzinfo=UTC)
+L = 60
+
+
+class Exact:
+    """Scores every label but those it does without."""
+
+    def __init__(self, bundle: Bundle, hidden: np.ndarray | None = None) -> None:
+        self.labels = bundle.manifest.labels
+        self.hidden = np.empty(0, np.int64) if hidden is None else hidden
+        self.bundle = bundle
+
+    def without(self, rows: np.ndarray) -> Exact:
+        assert rows.dtype == np.int64
+        return Exact(self.bundle, rows)
+
+    def search(self, queries: np.ndarray, k: int, filters: Any = None) -> tuple[np.ndarray, np.ndarray]:
+        scores = queries @ self.bundle.rows().T
+        for query, filter_ in enumerate(filters or [None] * len(queries)):
+            if filter_ is not None:
+                filter_.check(self.labels, query)
+                scores[query, ~filter_.mask(self.bundle.labels.buckets)] = -np.inf
+        scores[:, self.hidden] = -np.inf
+        rows = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+        found = np.take_along_axis(scores, rows, 1)
+        return found, np.where(np.isneginf(found), -1, rows)
+
+
+def rows_of(bundle: Bundle) -> dict[str, int]:
+    return {id_: row for row, id_ in enumerate(bundle.labels.ids.to_pylist())}
+
+
+def overlay_of(bundle: Bundle, *records: LabelRecord, most: int = 1000) -> Overlay:
+    return Overlay.as_built(bundle, Exact(bundle), rows_of(bundle), max_new_labels=most).with_changes(records)
+
+
+def upsert(id_: str, at: datetime = AT, display: dict[str, Any] | None = None, **features: Any) -> Upsert:
+    return Upsert(id=id_, at=at, features=features, display=display or {})
+
+
+def hide(id_: str) -> Hide:
+    return Hide(id=id_, at=AT)
+
+
+def restore(id_: str) -> Restore:
+    return Restore(id=id_, at=AT)
+
+
+def some_records(rng: np.random.Generator, count: int) -> list[LabelRecord]:
+    """Changes of 60 known and 25 new labels."""
+    records: list[LabelRecord] = []
+    for _ in range(count):
+        row = int(rng.integers(85))
+        id_ = f"item-{row}" if row < L else f"new-{row}"
+        kind = rng.choice(["upsert", "upsert", "hide", "restore"])
+        features = {"genres": [f"g{genre}" for genre in rng.integers(0, 5, 2)], "year": float(rng.normal())}
+        records.append(upsert(id_, **features) if kind == "upsert" else hide(id_) if kind == "hide" else restore(id_))
+    return records
+
+
+def by_formula(bundle: Bundle, records: list[LabelRecord], u: np.ndarray, λ: float) -> dict[str, tuple[float, int]]:
+    """s_λ·T and bucket of every label that should be answered, in float64, with a label tower of its own."""
+    changes = replay(records)
+    tables = {
+        table.name: onnx.numpy_helper.to_array(table).astype(np.float64)
+        for table in onnx.load_from_string(bundle.label_tower).graph.initializer
+    }
+    labels, T = bundle.labels, bundle.manifest.temperature
+    rows, scored = rows_of(bundle), {}
+    for id_ in rows.keys() | changes.upserts.keys():
+        row = rows.get(id_)
+        if id_ in changes.hidden:
+            continue
+        if id_ in changes.upserts:
+            features = changes.upserts[id_].features
+            v = tables["own"][0 if row is None else row + 1] + features["year"] * tables["genres_table"][0]
+            v = v + sum(tables["genres_table"][int(genre[1:]) + 1] for genre in features["genres"])
+            v = v / np.linalg.norm(v) if bundle.manifest.similarity == "cosine" else v
+        else:
+            v = bundle.embeddings[row].astype(np.float64)
+        b = 0.0 if labels.bias is None or row is None else float(labels.bias[row])
+        log_p = float(labels.log_pn.min() if row is None else labels.log_pn[row])
+        scored[id_] = (float(u @ v) + T * b + T * λ * log_p, 2 if row is None else int(labels.buckets[row]))
+    return scored
+
+
+def some_filter(rng: np.random.Generator, labels: int) -> Filter | None:
+    def some(share: float) -> np.ndarray:
+        return np.flatnonzero(rng.random(labels) < share)
+
+    return [
+        None,
+        Filter(exclude=some(0.3)),
+        Filter(allow=some(0.3)),
+        Filter(allow=np.empty(0, np.int64)),
+        Filter(allow=np.arange(L, labels)),
+        Filter(buckets=frozenset({2})),
+        Filter(buckets=frozenset({0, 1}), exclude=some(0.9)),
+        Filter(exclude=some(0.2), allow=some(0.5), buckets=frozenset({1, 2})),
+    ][rng.integers(8)]
+
+
+@pytest.mark.parametrize("variant", [{}, {"cosine": False}, {"cosine": False, "bias": True}, {"bias": True}])
+def test_answers_are_the_best_by_formula_whatever_the_filter(variant: dict[str, bool]) -> None:
+    bundle = make_bundle(labels=L, label_tower=True, **variant)
+    rng = np.random.default_rng(1)
+    records = some_records(rng, 60)
+    overlay = overlay_of(bundle, *records)
+    assert 10 < len(overlay.added) < overlay.labels - L + 1
+    assert len(overlay.hidden) > 3
+    ids = bundle.labels.ids.to_pylist() + overlay.added.ids
+    dials = rng.choice([0.0, 0.5, 1.0, -1.0], 40).astype(np.float32)
+    filters = [some_filter(rng, overlay.labels) for _ in dials]
+    queries = bundle.calibration_queries[:40]
+    for k in (1, 7, overlay.labels):
+        scores, rows = overlay.searcher.search(bundle.augmentation.queries(queries, dials), k, filters)
+        assert (scores.dtype, rows.dtype, rows.shape) == (np.float32, np.int64, (40, k))
+        for query, (u, λ, filter_) in enumerate(zip(queries.astype(np.float64), dials, filters, strict=True)):
+            scored = by_formula(bundle, records, u, float(λ))
+            eligible = {
+                row: scored[ids[row]][0]
+                for row in range(overlay.labels)
+                if ids[row] in scored
+                and overlay.row_of.get(ids[row], row) == row
+                and (filter_ is None or filter_.exclude is None or row not in filter_.exclude)
+                and (filter_ is None or filter_.allow is None or row in filter_.allow)
+                and (filter_ is None or filter_.buckets is None or scored[ids[row]][1] in filter_.buckets)
+            }
+            best = sorted(eligible.values(), reverse=True)[:k]
+            found = rows[query][rows[query] >= 0].tolist()
+            assert len(found) == len(set(found)) == len(best)
+            assert set(found) <= eligible.keys()
+            np.testing.assert_allclose(scores[query, : len(best)], best, atol=2e-5)
+            np.testing.assert_allclose([eligible[row] for row in found], best, atol=2e-5)
+            assert (scores[query, len(best) :] == -np.inf).all()
+
+
+def test_large_batches_are_scored_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = make_bundle(labels=L, label_tower=True)
+    overlay = overlay_of(bundle, *some_records(np.random.default_rng(2), 40))
+    queries = bundle.augmentation.queries(bundle.calibration_queries, 0.5)
+    filters = [Filter(exclude=np.array([query, L + 1])) for query in range(50)]
+    whole = overlay.searcher.search(queries, 9, filters)
+    monkeypatch.setattr("longtail.serving.core.overlay._SCORES_AT_ONCE", 3 * len(overlay.added))
+    parts = overlay.searcher.search(queries, 9, filters)
+    np.testing.assert_array_equal(whole[1], parts[1])
+    np.testing.assert_allclose(whole[0], parts[0], rtol=1e-5, atol=1e-7)
+
+
+def test_nothing_stands_between_a_query_and_the_index_when_nothing_changed() -> None:
+    bundle = make_bundle(labels=L, label_tower=True)
+    overlay = overlay_of(bundle)
+    base = overlay.searcher
+    assert isinstance(base, Exact)
+    assert overlay.with_changes([]) is overlay
+    hidden = overlay.with_changes([hide("item-3"), hide("nobody")])
+    assert isinstance(hidden.searcher, Exact)
+    assert hidden.searcher.hidden.tolist() == hidden.hidden.tolist() == [3]
+    assert hidden.with_changes([restore("item-3")]).searcher is base
+    added = hidden.with_changes([upsert("new", year=1)])
+    assert isinstance(added.searcher, OverlaidSearcher)
+    assert added.searcher._base is hidden.searcher
+    assert added.with_changes([hide("new")]).searcher is hidden.searcher
+    assert (overlay.labels, hidden.labels, added.labels) == (60, 60, 61)
+
+
+def test_only_what_is_new_is_embedded(monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = make_bundle(labels=L, label_tower=True)
+    embedded: list[list[int]] = []
+    embed = Tower.embed
+
+    def counting(tower: Tower, inputs: Any) -> np.ndarray:
+        embedded.append(inputs["item_id"].tolist())
+        return embed(tower, inputs)
+
+    monkeypatch.setattr(Tower, "embed", counting)
+    overlay = overlay_of(bundle, *[upsert(f"new-{at}", year=at) for at in range(5)])
+    more = overlay.with_changes([upsert("new-5", year=5), hide("new-0"), upsert("item-1", year=1)])
+    assert embedded == [[0] * 5, [0, 2]]
+    assert more.added.ids == ["new-1", "new-2", "new-3", "new-4", "new-5", "item-1"]
+    assert overlay.added.ids == [f"new-{at}" for at in range(5)]
+    np.testing.assert_array_equal(more.rows_ME[:4], overlay.rows_ME[1:])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_change_by_change_it_becomes_what_it_is_when_built_at_once(seed: int) -> None:
+    bundle = make_bundle(labels=L, label_tower=True, bias=True)
+    rng = np.random.default_rng(seed)
+    records = some_records(rng, 80)
+    stepwise = overlay_of(bundle)
+    for start in range(0, 80, 4):
+        stepwise = stepwise.with_changes(records[start : start + 4])
+    at_once = overlay_of(bundle, *records)
+    compacted = overlay_of(bundle, *replay(records).records())
+    for overlay in (at_once, compacted):
+        assert overlay.changes == stepwise.changes
+        assert overlay.row_of.keys() == stepwise.row_of.keys() == set(overlay.added.ids)
+        for name in ("hidden", "masked"):
+            np.testing.assert_array_equal(getattr(overlay, name), getattr(stepwise, name))
+        order = [stepwise.row_of[id_] - L for id_ in overlay.added.ids]
+        np.testing.assert_allclose(overlay.rows_ME, stepwise.rows_ME[order], atol=1e-6)
+        taken = stepwise.added.take(np.array(order))
+        assert taken.display == overlay.added.display
+        for name in ("catalogue_rows", "counts", "log_pn", "buckets", "bias"):
+            np.testing.assert_array_equal(getattr(taken, name), getattr(overlay.added, name))
+    assert [stepwise.row_of[id_] for id_ in stepwise.added.ids] == list(range(L, stepwise.labels))
+
+
+def test_a_label_of_the_catalogue_keeps_its_figures_and_what_it_shows() -> None:
+    bundle = make_bundle(labels=L, label_tower=True, bias=True)
+    labels = bundle.labels
+    overlay = overlay_of(
+        bundle,
+        upsert("item-7", **label_features(7)),
+        upsert("new", year=0),
+        upsert("named", year=0, display={"title": "Named"}),
+        upsert("item-8", year=0, display={"title": "Renamed"}),
+    )
+    added = overlay.added
+    assert added.catalogue_rows.tolist() == [7, -1, -1, 8]
+    assert overlay.new_labels == 2
+    assert added.display == [{"title": "Title 7"}, {"title": None}, {"title": "Named"}, {"title": "Renamed"}]
+    assert added.counts.tolist() == [labels.counts[7], 0, 0, labels.counts[8]]
+    assert added.buckets.tolist() == [labels.buckets[7], 2, 2, labels.buckets[8]]
+    assert added.log_pn.tolist() == [labels.log_pn[7], labels.log_pn.min(), labels.log_pn.min(), labels.log_pn[8]]
+    assert labels.bias is not None
+    assert added.bias is not None
+    assert added.bias.tolist() == [labels.bias[7], 0, 0, labels.bias[8]]
+    np.testing.assert_allclose(overlay.rows_ME[0], bundle.rows()[7], atol=1e-6)
+    assert (overlay.masked.tolist(), overlay.hidden.tolist()) == ([7, 8], [])
+    assert not overlay.hides(7)
+    gone = overlay.with_changes([hide("item-7")])
+    assert (gone.masked.tolist(), gone.hidden.tolist()) == ([7, 8], [7])
+    assert (gone.hides(7), gone.hides(8), gone.hides(59)) == (True, False, False)
+    assert "item-7" not in gone.row_of
+
+
+def test_an_own_id_that_is_given_is_used() -> None:
+    bundle = make_bundle(labels=L, label_tower=True)
+    overlay = overlay_of(bundle, upsert("like 9", item_id="item-9", **label_features(9)))
+    np.testing.assert_allclose(overlay.added.embeddings[0], bundle.embeddings[9], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("record", "field", "message"),
+    [
+        (upsert("x", genre=["g1"]), "labels.1.features.genre", "expected one of the features ['item_id', 'genres', "),
+        (upsert("x", year="1999"), "labels.1.features.year", 'expected a finite number, received "1999"'),
+        (upsert("x", genres=["g1", None]), "labels.1.features.genres.1", "expected an id (a string or an integer), "),
+        (upsert("x", year=3e38), "labels.1.features", "expected features that the label tower "),
+        (upsert("x", display={"name": "X"}), "labels.1.display.name", "expected one of the display columns ['title']"),
+        (upsert("x", display={"title": 3}), "labels.1.display.title", "expected a value that a column of string can h"),
+        (upsert("x", display={"title": ["a"]}), "labels.1.display.title", "expected a value that a column of string"),
+    ],
+)  # fmt: skip
+def test_labels_that_cannot_be_served_are_refused_before_they_are_acknowledged(
+    record: Upsert, field: str, message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    bundle = make_bundle(labels=L, label_tower=True)
+    overlay = overlay_of(bundle)
+    with pytest.raises(InvalidRequestError) as caught:
+        overlay.check([upsert("y", year=1), record])
+    assert caught.value.field == field
+    assert caught.value.message.startswith(message)
+    with caplog.at_level(logging.WARNING):
+        lenient = overlay.with_changes([upsert("y", year=1), record])
+    assert lenient.added.ids == ["y"]
+    assert lenient.skipped == {"x": f"{field.removeprefix('labels.1.')}: {caught.value.message}"}
+    assert "1 changed labels are not served with this release" in caplog.text
+    assert lenient.with_changes([upsert("x", year=2)]).skipped == {}
+
+
+def test_a_mistake_far_down_a_long_request_is_named_by_its_place() -> None:
+    overlay = overlay_of(make_bundle(labels=L, label_tower=True))
+    records = [upsert(f"new-{at}", year=at) for at in range(600)]
+    records[555] = upsert("new-555", year=True)
+    with pytest.raises(InvalidRequestError) as caught:
+        overlay.check(records)
+    assert caught.value.field == "labels.555.features.year"
+    assert len(overlay.with_changes(records).added) == 599
+
+
+def test_there_is_room_for_so_many_labels() -> None:
+    bundle = make_bundle(labels=L, label_tower=True)
+    overlay = overlay_of(bundle, upsert("a"), upsert("item-1"), most=3)
+    overlay.check([upsert("a", year=1), upsert("item-1"), upsert("b")])
+    with pytest.raises(InvalidRequestError, match="at most 1 more labels beside the index, which holds 2 of 3"):
+        overlay.check([upsert("b"), upsert("c")])
+    full = overlay_of(bundle, *[upsert(f"new-{at}") for at in range(5)], most=3)
+    assert len(full.added) == 5, "what was acknowledged is served, whatever the setting says now"
+    with pytest.raises(InvalidRequestError, match=r"at most 0 more labels .* holds 5 of 3, received 1"):
+        full.check([upsert("b")])
+    full.check([upsert("new-1")])
+
+
+@pytest.mark.parametrize(
+    ("variant", "word"), [({"proposal": True, "label_tower": True}, "a tree"), ({}, "label_tower")]
+)
+def test_releases_that_cannot_embed_labels_can_still_hide_them(variant: dict[str, bool], word: str) -> None:
+    overlay = overlay_of(make_bundle(labels=L, **variant))
+    with pytest.raises(NoLabelTowerError, match=f"found one with.* {word}.*hiding works"):
+        overlay.check([upsert("new")])
+    overlay.check([])
+    changed = overlay.with_changes([upsert("new"), hide("item-5")])
+    assert (changed.labels, changed.hidden.tolist(), list(changed.skipped)) == (60, [5], ["new"])
+
+
+def test_what_a_release_has_taken_in_since_is_its_own() -> None:
+    bundle = make_bundle(labels=L, label_tower=True)
+    created = bundle.manifest.created_at
+    before, after = created - timedelta(seconds=1), created + timedelta(seconds=1)
+    overlay = overlay_of(
+        bundle,
+        upsert("item-1", at=before, year=1),
+        upsert("item-2", at=created, year=1),
+        upsert("item-3", at=after, year=1),
+        upsert("new", at=before, year=1),
+        Hide(id="item-4", at=before),
+    )
+    assert overlay.merged == {"item-1", "item-2"}
+    assert overlay.added.ids == ["item-3", "new"]
+    assert overlay.hidden.tolist() == [4], "hidden until it is restored"
+    again = overlay.with_changes([upsert("item-1", at=after, year=2)])
+    assert (again.merged, again.added.ids) == ({"item-2"}, ["item-3", "new", "item-1"])
+
+
+def test_a_release_of_other_features_skips_what_it_cannot_read() -> None:
+    bundle = make_bundle(labels=L, label_tower=True)
+    records = [upsert(f"new-{at}", genres=["g1"], colour="red") for at in range(300)] + [upsert("ok", genres=["g2"])]
+    overlay = overlay_of(bundle, *records)
+    assert overlay.added.ids == ["ok"]
+    assert len(overlay.skipped) == 300
+    assert len(overlay.changes.upserts) == 301
+
+
+def test_filters_that_name_rows_beyond_the_overlay_are_refused() -> None:
+    bundle = make_bundle(labels=L, label_tower=True)
+    overlay = overlay_of(bundle, upsert("new"))
+    queries = bundle.augmentation.queries(bundle.calibration_queries[:1], 0.0)
+    with pytest.raises(QueryError, match=r"expected label rows 0\.\.60, received 61"):
+        overlay.searcher.search(queries, 1, [Filter(exclude=np.array([61]))])
+
+
+def test_columns_of_other_types_are_shown_and_taken_as_json() -> None:
+    bundle = make_bundle(labels=L, label_tower=True)
+    display = pa.table(
+        {
+            "day": pa.array([datetime(2020, 1, 1, tzinfo=UTC).date()] * L),
+            "tags": pa.array([["a", "b"]] * L),
+            "kind": pa.array(["film"] * L).dictionary_encode(),
+            "stars": pa.array([4] * L, pa.int8()),
+        }
+    )
+    manifest = bundle.manifest.model_copy(update={"display": display.column_names})
+    overlay = overlay_of(replace(bundle, manifest=manifest, labels=replace(bundle.labels, display=display)))
+    given = {"day": "2021-02-03", "tags": ["c"], "kind": "song", "stars": 5}
+    overlay.check([upsert("x", display=given), upsert("item-3", display={"stars": None})])
+    changed = overlay.with_changes([upsert("x", display=given), upsert("item-3", display={"stars": None})])
+    shown = {"day": "2020-01-01", "tags": ["a", "b"], "kind": "film", "stars": None}
+    assert changed.added.display == [given, shown]
+    for wrong in (
+        {"day": "soon"},
+        {"day": 3},
+        {"tags": "c"},
+        {"kind": 1},
+        {"stars": 300},
+        {"stars": 1.5},
+        {"stars": {}},
+    ):
+        with pytest.raises(InvalidRequestError, match="expected a value that a column of"):
+            overlay.check([upsert("x", display=wrong)])
+
+
+@pytest.mark.parametrize("few", [False, True])
+def test_a_tree_answers_no_hidden_label_from_either_side(few: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if few:
+        monkeypatch.setattr("longtail.serving.core.tree_ranking._WHOLE_UP_TO", 5)
+        monkeypatch.setattr("longtail.serving.core.tree_ranking._EXCLUDE_BY_OVERFETCH_UP_TO", 5)
+    bundle = make_bundle(labels=L, proposal=True)
+    assert bundle.proposal is not None
+    overlay = overlay_of(bundle, *[hide(f"item-{row}") for row in range(0, L, 3)])
+
+    def ranker(searcher: LabelSearcher, hidden: np.ndarray) -> ConditionalRanker:
+        at_zero = IndexRanker(searcher, bundle.augmentation)
+        return ConditionalRanker(searcher, at_zero, bundle, bundle.proposal, hidden)
+
+    rng = np.random.default_rng(3)
+    inputs = {
+        "user_id": rng.integers(0, 20, 30, np.int32),
+        "history": rng.integers(0, L, (30, 4), np.int32),
+        "history__weight": np.ones((30, 4), np.float32),
+    }
+    dials = rng.choice([0.0, 0.5, 1.0, 2.0], 30).astype(np.float32)
+    filters = [some_filter(rng, L) for _ in dials]
+    hidden_too = []
+    for filter_ in filters:
+        asked = Filter() if filter_ is None else filter_
+        exclude = overlay.hidden if asked.exclude is None else np.union1d(overlay.hidden, asked.exclude)
+        hidden_too.append(replace(asked, exclude=exclude))
+    queries = bundle.calibration_queries[:30]
+    found = ranker(overlay.searcher, overlay.hidden).rank(Batch(queries, inputs, dials, filters, L))
+    expected = ranker(Exact(bundle), np.empty(0, np.int64)).rank(Batch(queries, inputs, dials, hidden_too, L))
+    np.testing.assert_array_equal(found[1], expected[1])
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)
+    assert (found[1].max(axis=1) > 0).any()
+
+
+def test_an_overlay_over_a_real_index() -> None:
+    bundle = make_bundle(labels=400, label_tower=True)
+    built = tune_index(bundle, IndexSpec("flat"), "cpu", lambda _: None)
+    searcher = Searcher(bundle, built.bands, built.chosen.effort)
+    rows = rows_of(bundle)
+    records = some_records(np.random.default_rng(4), 80)
+    overlay = Overlay.as_built(bundle, searcher, rows, max_new_labels=1000).with_changes(records)
+    exact = Overlay.as_built(bundle, Exact(bundle), rows, max_new_labels=1000).with_changes(records)
+    rng = np.random.default_rng(5)
+    filters = [some_filter(rng, overlay.labels) for _ in range(50)]
+    dials = rng.choice([0.0, 0.5, 1.0], 50).astype(np.float32)
+    queries = bundle.augmentation.queries(bundle.calibration_queries, dials)
+    for k in (5, overlay.labels):
+        found, expected = overlay.searcher.search(queries, k, filters), exact.searcher.search(queries, k, filters)
+        np.testing.assert_array_equal(found[1] >= 0, expected[1] >= 0)
+        np.testing.assert_allclose(found[0], expected[0], atol=1e-4)
+    assert not set(found[1].ravel()) & set(overlay.masked.tolist())

@@ -1,0 +1,209 @@
+"""Who may ask and who may change things, by key and by route."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from longtail.serving import create_app
+from longtail.serving.http.auth import KeySet
+from tests.serving.client import client_of
+from tests.serving.plane import plane_retriever, plane_settings
+
+ASKING, OTHER, ADMIN, UNICODE = (
+    "ask-0123456789abcdef",
+    "other-0123456789abcd",
+    "admin-0123456789abcd",
+    "ключ-0123456789äöü€",
+)
+ASK = {"queries": [{"features": {}, "k": 1}]}
+EVENT = {"events": [{"request_id": "r", "labels": ["a"]}]}
+MAY_ASK = [
+    ("POST", "/v1/retrieve", ASK),
+    ("POST", "/v1/similar", {"id": "a", "k": 1}),
+    ("GET", "/v1/labels/a", None),
+    ("POST", "/v1/feedback", EVENT),
+    ("GET", "/v1/monitoring", None),
+    ("GET", "/v1/release", None),
+    ("GET", "/metrics", None),
+]
+MAY_CHANGE = [
+    ("DELETE", "/v1/labels/b", None),
+    ("POST", "/v1/labels", {"labels": [{"id": "b"}]}),
+    ("POST", "/v1/release/reload", None),
+]
+OPEN_PATHS = ["/livez", "/readyz", "/dashboard", "/docs", "/docs/assets/swagger-ui.css", "/openapi.json"]
+
+
+@contextmanager
+def guarded(tmp_path: Path, **keys: object) -> Iterator[httpx.Client]:
+    settings = plane_settings(tmp_path, **keys)
+    with client_of(create_app(settings, retriever=plane_retriever())) as client:
+        yield client
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[httpx.Client]:
+    with guarded(tmp_path, api_keys=(ASKING, OTHER, UNICODE), admin_keys=(ADMIN,)) as client:
+        yield client
+
+
+def bearer(key: str) -> dict[bytes, bytes]:
+    return {b"Authorization": b"Bearer " + key.encode()}
+
+
+def header(key: str) -> dict[bytes, bytes]:
+    return {b"X-API-Key": key.encode()}
+
+
+REFUSED = {
+    "none": {},
+    "wrong": header("ask-0123456789abcdee"),
+    "wrong bearer": bearer("x" * 20),
+    "empty": header(""),
+    "empty bearer": {b"Authorization": b"Bearer"},
+    "blanks": bearer("    "),
+    "beginning of a key": header(ASKING[:-1]),
+    "more than a key": header(ASKING + "0"),
+    "two keys": header(f"{ASKING},{OTHER}"),
+    "upper case": header(ASKING.upper()),
+    "basic": {b"Authorization": b"Basic " + ASKING.encode()},
+    "bare": {b"Authorization": ASKING.encode()},
+    "not utf-8": {b"X-API-Key": b"\xff\xfe" + ASKING.encode()},
+    "wrong bearer beside a right key": bearer("x" * 20) | header(ASKING),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize(("method", "path", "body"), [*MAY_ASK, *MAY_CHANGE, ("GET", "/v1/nothing", None)])
+def test_without_a_key_of_the_service_nothing_is_answered(
+    client: httpx.Client, method: str, path: str, body: object, case: str
+) -> None:
+    response = client.request(method, path, json=body, headers=REFUSED[case])
+    assert response.status_code == 401
+    assert response.headers["www-authenticate"] == "Bearer"
+    error = response.json()["error"]
+    received = "none" if case in ("none", "empty", "empty bearer", "blanks", "basic", "bare") else "another one"
+    assert error == {
+        "type": "unauthenticated",
+        "message": f"expected a key of this service in Authorization: Bearer or X-API-Key, received {received}",
+    }
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        header(ASKING), bearer(ASKING), bearer(OTHER), {b"authorization": b"bEaReR   " + ASKING.encode() + b" "},
+        bearer(ASKING) | header("wrong"), {b"Authorization": b"Basic eDp5"} | header(OTHER), header(UNICODE),
+        bearer(UNICODE), header(ADMIN),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize(("method", "path", "body"), MAY_ASK)
+def test_any_key_may_ask(
+    client: httpx.Client, method: str, path: str, body: object, headers: dict[bytes, bytes]
+) -> None:
+    assert client.request(method, path, json=body, headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(("method", "path", "body"), MAY_CHANGE)
+def test_only_an_admin_key_may_change_things(client: httpx.Client, method: str, path: str, body: object) -> None:
+    for headers in (header(ASKING), bearer(OTHER), header(UNICODE)):
+        response = client.request(method, path, json=body, headers=headers)
+        assert response.status_code == 403
+        assert response.json()["error"]["type"] == "forbidden"
+    assert client.get("/v1/labels/b", headers=header(ASKING)).status_code == 200
+    for headers in (header(ADMIN), bearer(ADMIN)):
+        # A release that was handed to the application has no CURRENT to reload.
+        assert client.request(method, path, json=body, headers=headers).status_code in (200, 409)
+
+
+def test_who_may_not_is_told_before_what_is_sent_is_read(client: httpx.Client) -> None:
+    assert client.post("/v1/labels", content=b"\xff" * 30_000).status_code == 401
+    assert client.post("/v1/labels", content=b"\xff" * 30_000, headers=header(ASKING)).status_code == 403
+
+
+@pytest.mark.parametrize("path", OPEN_PATHS)
+def test_what_tells_nothing_of_the_model_is_open(client: httpx.Client, path: str) -> None:
+    assert client.get(path).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/livez/", "//livez", "/livez%2f..%2fmetrics", "/docs/assets", "/docs/../v1/release",
+        "/docs/assets/../../metrics", "/docs/assets/%2e%2e/%2e%2e/metrics", "/Metrics", "/metrics/",
+        "/v1/labels/livez", "/dashboard/data",
+    ],
+)  # fmt: skip
+def test_no_spelling_of_a_path_opens_another(client: httpx.Client, path: str) -> None:
+    response = client.get(path)
+    assert response.status_code in (401, 404)
+    assert response.json()["error"]["type"] in ("unauthenticated", "unknown_route")
+
+
+def test_without_keys_everybody_may_do_everything(tmp_path: Path) -> None:
+    with guarded(tmp_path) as client:
+        for method, path, body in (*MAY_ASK, *MAY_CHANGE):
+            assert client.request(method, path, json=body).status_code in (200, 409)
+        assert client.get("/v1/release", headers=header("any")).status_code == 200
+
+
+def test_api_keys_alone_let_nobody_change_things(tmp_path: Path) -> None:
+    with guarded(tmp_path, api_keys=(ASKING,)) as client:
+        assert client.delete("/v1/labels/b", headers=header(ASKING)).status_code == 403
+        assert client.delete("/v1/labels/b").status_code == 401
+
+
+def test_admin_keys_alone_are_for_everything(tmp_path: Path) -> None:
+    with guarded(tmp_path, admin_keys=(ADMIN,)) as client:
+        assert client.get("/v1/release").status_code == 401
+        assert client.get("/v1/release", headers=header(ADMIN)).status_code == 200
+        assert client.delete("/v1/labels/b", headers=header(ADMIN)).status_code == 200
+
+
+def test_the_first_of_two_headers_counts(client: httpx.Client) -> None:
+    twice = [(b"x-api-key", b"wrong"), (b"x-api-key", ASKING.encode())]
+    assert client.get("/v1/release", headers=twice).status_code == 401
+    assert client.get("/v1/release", headers=[*reversed(twice)]).status_code == 200
+
+
+def test_keys_are_not_in_what_holds_them() -> None:
+    keys = KeySet([ASKING, ADMIN])
+    assert keys.has(ASKING)
+    assert keys.has(ADMIN)
+    assert not keys.has("")
+    held = repr(vars(keys))
+    assert ASKING not in held
+    assert ADMIN not in held
+    assert not KeySet([])
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        (None, 200),
+        ("http://localhost:8000", 200),
+        ("http://127.0.0.1", 200),
+        ("http://[::1]:3000", 200),
+        ("https://evil.example", 403),
+        ("http://localhost.evil.example", 403),
+        ("http://127.0.0.1.evil.example", 403),
+        ("null", 403),
+        ("http://[", 403),
+    ],
+)
+def test_without_keys_pages_of_other_hosts_may_not_ask(tmp_path: Path, origin: str | None, status: int) -> None:
+    headers = {} if origin is None else {"origin": origin}
+    with client_of(create_app(plane_settings(tmp_path), retriever=plane_retriever())) as client:
+        assert client.delete("/v1/labels/a", headers=headers).status_code == status
+        assert client.get("/v1/labels/a", headers=headers).status_code == (404 if status == 200 else 403)
+
+
+def test_insecure_lets_a_gateway_answer_for_whom_it_likes(tmp_path: Path) -> None:
+    settings = plane_settings(tmp_path, insecure=True)
+    with client_of(create_app(settings, retriever=plane_retriever())) as client:
+        assert client.get("/v1/labels/a", headers={"origin": "https://shop.example"}).status_code == 200

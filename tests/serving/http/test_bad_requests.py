@@ -1,0 +1,226 @@
+"""Everything a client can get wrong: a status below 500, expected and received, and the field at fault."""
+
+import json
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from longtail.serving.http.schemas.operations import ErrorAnswer
+
+Case = tuple[object, str | None, str]
+
+
+def one(**changes: object) -> dict:
+    return {"queries": [{"features": {}, "k": 1, **changes}]}
+
+
+def in_query(field: str, message: str, **changes: object) -> Case:
+    return one(**changes), f"queries.0.{field}", message
+
+
+def in_feature(name: str, value: object, message: str, within: str = "") -> Case:
+    return one(features={name: value}), f"queries.0.features.{name}{within}", message
+
+
+AN_ID = "expected an id (a string or an integer), received "
+IDS = "expected a list of ids (strings or integers), oldest first, received "
+FLOAT32 = "expected a finite number that float32 can hold, received "
+DIAL = "expected -1.0 <= bias_removal <= 2.0, received "
+QUERY_KEYS = "['k', 'bias_removal', 'exclude', 'allow', 'buckets', 'features']"
+
+INVALID: dict[str, Case] = {
+    "k of 0": in_query("k", "expected greater than or equal to 1, received 0", k=0),
+    "k below 0": in_query("k", "expected greater than or equal to 1, received -3", k=-3),
+    "k above the labels": in_query("k", "expected k <= 4, the labels of this release, received 5", k=5),
+    "k above the limit": in_query("k", "expected k <= 1000, received 1001", k=1001),
+    "huge k": in_query("k", "expected k <= 1000, received an integer of 401 digits", k=10**400),
+    "k as a string": in_query("k", 'expected a valid integer, received "10"', k="10"),
+    "k as a fraction": in_query("k", "expected a valid integer, received 1.5", k=1.5),
+    "k as a boolean": in_query("k", "expected a valid integer, received true", k=True),
+    "k null": in_query("k", "expected a valid integer, received null", k=None),
+    "dial too low": in_query("bias_removal", f"{DIAL}-1.01", bias_removal=-1.01),
+    "dial too high": in_query("bias_removal", f"{DIAL}3.0", bias_removal=3),
+    "dial as a string": in_query("bias_removal", 'expected a valid number, received "1"', bias_removal="1"),
+    "dial as a boolean": in_query("bias_removal", "expected a valid number, received true", bias_removal=True),
+    "no features": ({"queries": [{"k": 1}]}, "queries.0.features", "expected a value for features, received none"),
+    "features as a list": in_query("features", "expected an object, received a list of 0", features=[]),
+    "unknown feature": (
+        {"queries": [{"features": {}}, {"features": {"usr": "u"}}]},
+        "queries.1.features.usr",
+        "expected one of the features ['user', 'seen', 'tags', 'words', 'age'], received \"usr\"",
+    ),
+    "id as a list": in_feature("user", ["u"], f"{AN_ID}a list of 1"),
+    "id as a fraction": in_feature("user", 1.5, f"{AN_ID}1.5"),
+    "id as a boolean": in_feature("user", False, f"{AN_ID}false"),
+    "history as a string": in_feature("seen", "u", f'{IDS}"u"'),
+    "history as an object": in_feature("seen", {"u": 1}, f"{IDS}an object"),
+    "null in a history": in_feature("seen", ["u", None], f"{AN_ID}null", within=".1"),
+    "weight as a string": in_feature("tags", {"u": "1"}, 'expected a finite number, received "1"', within=".u"),
+    "text as a number": in_feature("words", 3, "expected a string, received 3"),
+    "number as a string": in_feature("age", "42", 'expected a finite number, received "42"'),
+    "number as a boolean": in_feature("age", True, "expected a finite number, received true"),
+    "number beyond float32": in_feature("age", 1e39, f"{FLOAT32}1e+39"),
+    "huge integer": in_feature("age", 10**400, f"{FLOAT32}an integer of 401 digits"),
+    "exclude as a string": in_query("exclude", 'expected a valid array, received "a"', exclude="a"),
+    "fraction in exclude": in_query("exclude.1", f"{AN_ID}1.5", exclude=["a", 1.5]),
+    "null in allow": in_query("allow.0", f"{AN_ID}null", allow=[None]),
+    "long exclude": in_query("exclude", "expected at most 6 ids, received 7", exclude=list("abcdefg")),
+    "long allow": in_query("allow", "expected at most 6 ids, received 7", allow=list("abcdefg")),
+    "unknown bucket": in_query("buckets.0", "expected 'head', 'torso' or 'tail', received \"mid\"", buckets=["mid"]),
+    "no bucket": in_query("buckets", "expected at least 1 of them, received 0", buckets=[]),
+    "unknown key of a query": in_query("K", f'expected one of the keys {QUERY_KEYS}, received "K"', K=1),
+    "unknown key": (
+        {**one(), "K": 3},
+        "K",
+        "expected one of the keys ['queries', 'release', 'preview'], received \"K\"",
+    ),
+    "no queries": ({}, "queries", "expected a value for queries, received none"),
+    "empty batch": ({"queries": []}, "queries", "expected at least 1 of them, received 0"),
+    "long batch": ({"queries": [{"features": {}}] * 6}, "queries", "expected at most 5 queries, received 6"),
+    "a list": ([], None, "expected an object, received a list of 0"),
+    "null": (None, None, "expected an object, received null"),
+}
+
+
+def post(client: httpx.Client, path: str, body: object) -> httpx.Response:
+    return client.post(path, content=json.dumps(body), headers={"content-type": "application/json"})
+
+
+def check(response: httpx.Response, status: int, kind: str) -> dict:
+    assert response.status_code == status, response.text
+    answer = ErrorAnswer.model_validate_json(response.content, strict=True)
+    assert response.headers["content-type"] == "application/json"
+    assert answer.request_id == response.headers["x-request-id"]
+    assert answer.error.type == kind
+    return response.json()["error"]
+
+
+@pytest.mark.parametrize("case", INVALID)
+def test_json_that_cannot_be_answered(client: httpx.Client, case: str) -> None:
+    body, field, message = INVALID[case]
+    error = check(post(client, "/v1/retrieve", body), 422, "invalid_request")
+    assert error == {"type": "invalid_request", "message": message} | ({} if field is None else {"field": field})
+
+
+NOT_JSON = {
+    "nothing": b"",
+    "half": b'{"queries": [',
+    "single quotes": b"{'queries': []}",
+    "latin-1": '{"queries":[{"features":{"user":"é"}}]}'.encode("latin-1"),
+    "utf-16": '{"queries":[]}'.encode("utf-16"),
+    "byte order mark": b'\xef\xbb\xbf{"queries":[]}',
+    "lone surrogate": b'{"queries":[{"features":{"user":"\\ud800"}}]}',
+    "lone surrogate as a key": b'{"queries":[{"features":{"\\udfff":1}}]}',
+    "deep": b'{"queries":[{"features":{"user":' + b"[" * 9000 + b"]" * 9000 + b"}}]}",
+    "5,000 digits": b'{"queries":[{"features":{},"k":' + b"1" * 5000 + b"}]}",
+    "zero bytes": b"\0" * 100,
+}
+
+
+@pytest.mark.parametrize("case", NOT_JSON)
+def test_bodies_that_are_not_json(client: httpx.Client, case: str) -> None:
+    response = client.post("/v1/retrieve", content=NOT_JSON[case], headers={"content-type": "application/json"})
+    error = check(response, 400, "malformed_body")
+    assert error["message"].startswith("expected a JSON object in UTF-8, received a body that is not: ")
+
+
+@pytest.mark.parametrize("value", [b"NaN", b"Infinity", b"-Infinity", b"1e999"])
+@pytest.mark.parametrize(
+    ("template", "field"),
+    [
+        (b'"features":{},"bias_removal":%s', "queries.0.bias_removal"),
+        (b'"features":{"age":%s}', "queries.0.features.age"),
+        (b'"features":{"tags":{"u":%s}}', "queries.0.features.tags.u"),
+        (b'"features":{"user":%s}', "queries.0.features.user"),
+    ],
+)
+def test_numbers_that_are_not_finite(client: httpx.Client, template: bytes, field: str, value: bytes) -> None:
+    body = b'{"queries":[{' + template % value + b"}]}"
+    response = client.post("/v1/retrieve", content=body, headers={"content-type": "application/json"})
+    assert check(response, 422, "invalid_request")["field"] == field
+
+
+@pytest.mark.parametrize("depth", [50, 150])
+def test_nested_values_are_refused_as_what_they_are(client: httpx.Client, depth: int) -> None:
+    body = b'{"queries":[{"features":{"user":' + b"[" * depth + b"]" * depth + b"}}]}"
+    response = client.post("/v1/retrieve", content=body, headers={"content-type": "application/json"})
+    assert check(response, 422, "invalid_request")["message"].endswith("received a list of 1")
+
+
+def test_long_values_are_shortened_in_the_message(client: httpx.Client) -> None:
+    error = check(client.post("/v1/retrieve", json=one(k="9" * 10_000)), 422, "invalid_request")
+    assert error["message"].endswith("… (10000 characters)")
+    assert len(error["message"]) < 150
+    error = check(client.post("/v1/retrieve", json=one(features={"u" * 10_000: 1})), 422, "invalid_request")
+    assert len(error["field"]) < 150
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "application/jsonp", None])
+def test_other_content_types(client: httpx.Client, content_type: str | None) -> None:
+    headers = {} if content_type is None else {"content-type": content_type}
+    response = client.post("/v1/retrieve", content=json.dumps(one()).encode(), headers=headers)
+    error = check(response, 415, "unsupported_content_type")
+    assert error["message"] == f"expected Content-Type application/json, received {content_type or 'none'}"
+
+
+def test_a_body_announced_too_long(client: httpx.Client) -> None:
+    response = client.post("/v1/retrieve", content=b" " * 20_001, headers={"content-type": "application/json"})
+    error = check(response, 413, "body_too_large")
+    assert error["message"] == "expected a body of at most 20000 bytes, received one of 20001"
+
+
+def test_a_body_that_turns_out_too_long(client: httpx.Client) -> None:
+    sent = []
+
+    def chunks() -> Iterator[bytes]:
+        for _ in range(1000):
+            sent.append(1)
+            yield b" " * 10_000
+
+    response = client.post("/v1/retrieve", content=chunks(), headers={"content-type": "application/json"})
+    error = check(response, 413, "body_too_large")
+    assert error["message"] == "expected a body of at most 20000 bytes, received more"
+
+
+def test_unknown_routes_and_methods(client: httpx.Client) -> None:
+    error = check(client.get("/v1/retreive"), 404, "unknown_route")
+    assert error["message"] == 'expected one of the routes that /docs lists, received "/v1/retreive"'
+    response = client.get("/v1/retrieve")
+    error = check(response, 405, "wrong_method")
+    assert error["message"] == 'expected POST for "/v1/retrieve", received GET'
+    assert response.headers["allow"] == "POST"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "field", "message"),
+    [
+        ({}, 422, None, "expected either id or ids, received neither"),
+        ({"id": "a", "ids": ["b"]}, 422, None, "expected either id or ids, received both"),
+        ({"ids": []}, 422, "ids", "expected at least 1 of them, received 0"),
+        ({"ids": list("abcabc")}, 422, "ids", "expected at most 5 ids, received 6"),
+        ({"id": "zz"}, 404, "id", 'expected the id of a label of this release, received "zz"'),
+        ({"ids": ["a", 17]}, 404, "ids.1", "expected the id of a label of this release, received 17"),
+        ({"id": 1.5}, 422, "id", "expected an id (a string or an integer), received 1.5"),
+        ({"id": "a", "k": 0}, 422, "k", "expected greater than or equal to 1, received 0"),
+        ({"id": "a", "k": 5}, 422, "k", "expected k <= 4, the labels of this release, received 5"),
+        ({"id": "a", "k": 1, "bias_removal": 9}, 422, "bias_removal", f"{DIAL}9.0"),
+        ({"id": "a", "features": {}}, 422, "features", None),
+    ],
+)  # fmt: skip
+def test_similar(client: httpx.Client, body: dict, status: int, field: str | None, message: str | None) -> None:
+    kind = "unknown_label" if status == 404 else "invalid_request"
+    error = check(client.post("/v1/similar", json=body), status, kind)
+    assert error.get("field") == field
+    assert message in (None, error["message"])
+
+
+def test_the_process_still_answers_after_all_that(client: httpx.Client) -> None:
+    for body in NOT_JSON.values():
+        client.post("/v1/retrieve", content=body, headers={"content-type": "application/json"})
+    for body, _, _ in INVALID.values():
+        post(client, "/v1/retrieve", body)
+    assert client.post("/v1/retrieve", json=one()).status_code == 200
+    metrics = client.get("/metrics").text
+    assert 'longtail_requests_total{route="/v1/retrieve",status="5xx"} 0.0' in metrics
+    assert f'longtail_requests_total{{route="/v1/retrieve",status="4xx"}} {len(NOT_JSON) + len(INVALID)}.0' in metrics

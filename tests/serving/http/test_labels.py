@@ -1,0 +1,120 @@
+"""/v1/similar, /v1/labels/{id} and /v1/release on the plane."""
+
+import math
+from urllib.parse import quote
+
+import httpx
+import pytest
+
+from longtail.serving.http.schemas.labels import LabelAnswer
+from longtail.serving.http.schemas.operations import ReleaseAnswer
+from longtail.serving.http.schemas.retrieval import SimilarAnswer
+
+LN2 = math.log(2)
+
+
+def similar(client: httpx.Client, **body: object) -> list[dict]:
+    response = client.post("/v1/similar", json=body)
+    assert response.status_code == 200, response.text
+    SimilarAnswer.model_validate_json(response.content, strict=True)
+    return response.json()["results"]
+
+
+def pairs(result: dict) -> list[tuple[str, float]]:
+    return [(label["id"], pytest.approx(label["score"], abs=1e-6)) for label in result["labels"]]
+
+
+def test_similar_labels_without_the_label_itself(client: httpx.Client) -> None:
+    (result,) = similar(client, id="a")
+    assert result["id"] == "a"
+    assert result["bias_removal"] == 0
+    assert pairs(result) == [("c/é", 1.5), ("b", 0), ("4", -2)]
+
+
+def test_similar_takes_the_dial_and_filters(client: httpx.Client) -> None:
+    (dialled,) = similar(client, id="a", bias_removal=1)
+    assert pairs(dialled) == [("c/é", 1.5 - 3 * LN2), ("b", -2 * LN2), ("4", -2 - 3 * LN2)]
+    (filtered,) = similar(client, id="a", exclude=["c/é", "nobody"], k=1)
+    assert (pairs(filtered), filtered["unknown"]) == ([("b", 0)], {"exclude": 1, "allow": 0})
+    (tail,) = similar(client, id="4", buckets=["tail"])
+    assert pairs(tail) == [("c/é", (-0.75 - 0.45) / 0.5)]
+
+
+def test_similar_to_several_labels_each_leaves_itself_out(client: httpx.Client) -> None:
+    b, four = similar(client, ids=["b", 4], k=2)
+    assert (b["id"], pairs(b)) == ("b", [("c/é", 1.8), ("a", 0)])
+    assert (four["id"], pairs(four)) == ("4", [("b", -1), ("a", -2)])
+
+
+@pytest.mark.parametrize(
+    ("id_", "expected"),
+    [
+        ("a", {"count": 8, "log_pn": -LN2, "bucket": "head", "display": {"title": "Alpha", "year": 1999}}),
+        ("c/é", {"count": 1, "log_pn": -3 * LN2, "bucket": "tail", "display": {"title": "Gamma", "year": 2001}}),
+        ("4", {"count": 1, "log_pn": -3 * LN2, "bucket": "tail", "display": {"title": "Four", "year": 2002}}),
+    ],
+)
+@pytest.mark.parametrize("safe", ["", "/"])
+def test_label(client: httpx.Client, id_: str, expected: dict, safe: str) -> None:
+    response = client.get(f"/v1/labels/{quote(id_, safe=safe)}")
+    LabelAnswer.model_validate_json(response.content, strict=True)
+    rest = {"id": id_, "bias": None, "release": "plane-1", "request_id": response.headers["x-request-id"]}
+    assert response.json() == {**expected, **rest, "log_pn": pytest.approx(expected["log_pn"], abs=1e-6)}
+
+
+@pytest.mark.parametrize("id_", ["z", "", "%ff", "a/", "../a%00", "a" * 5000])
+def test_unknown_label(client: httpx.Client, id_: str) -> None:
+    response = client.get(f"/v1/labels/{id_}")
+    assert response.status_code == 404
+    assert response.json()["error"]["type"] in ("unknown_label", "unknown_route")
+    assert len(response.text) < 400
+
+
+def test_release(client: httpx.Client) -> None:
+    response = client.get("/v1/release")
+    ReleaseAnswer.model_validate_json(response.content)
+    answer = response.json()
+    assert answer.pop("request_id")
+    assert answer == {
+        "name": "plane-1",
+        "created_at": "2026-01-02T00:00:00+00:00",
+        "model": "plane",
+        "labels": 4,
+        "dim": 2,
+        "similarity": "dot",
+        "temperature": 0.5,
+        "loss": {"family": "softmax", "sampler": "in_batch", "weight": "unit"},
+        "bias_removal": {
+            "default": 0.5,
+            "minimum": -1.0,
+            "maximum": 2.0,
+            "chosen_by": "the recipe, for want of validation data",
+            "curve_split": "none",
+            "curve": [],
+        },
+        "buckets": {"scheme": "count", "head_above": 7.0, "tail_upto": 3.0},
+        "proposal": "label frequencies",
+        "query_features": [
+            {"name": "user", "kind": "id", "expects": "an id (a string or an integer)", "max_length": None},
+            {
+                "name": "seen",
+                "kind": "history",
+                "expects": "a list of ids (strings or integers), oldest first",
+                "max_length": 2,
+            },
+            {
+                "name": "tags",
+                "kind": "bag",
+                "expects": "a list of ids (strings or integers), or an object of id to weight",
+                "max_length": 3,
+            },
+            {"name": "words", "kind": "text", "expects": "a string", "max_length": 3},
+            {"name": "age", "kind": "number", "expects": "a finite number", "max_length": None},
+        ],
+        "example": {"user": "north", "seen": ["north"], "tags": ["north"], "words": "some words", "age": 7.5},
+    }
+
+
+def test_the_example_of_the_release_can_be_sent_as_it_is(client: httpx.Client) -> None:
+    example = client.get("/v1/release").json()["example"]
+    assert client.post("/v1/retrieve", json={"queries": [{"features": example}]}).status_code == 200

@@ -1,0 +1,147 @@
+"""POST /v1/retrieve on the plane: every expected score is worked by hand in tests/serving/plane.py."""
+
+import math
+
+import httpx
+import pytest
+
+from longtail.serving.http.schemas.retrieval import RetrieveAnswer
+
+LN2 = math.log(2)
+
+
+def retrieve(client: httpx.Client, *queries: dict) -> list[dict]:
+    response = client.post("/v1/retrieve", json={"queries": list(queries)})
+    assert response.status_code == 200, response.text
+    RetrieveAnswer.model_validate_json(response.content, strict=True)
+    return response.json()["results"]
+
+
+def ids(result: dict) -> list[str]:
+    return [label["id"] for label in result["labels"]]
+
+
+def scores(result: dict) -> list[float]:
+    return [label["score"] for label in result["labels"]]
+
+
+@pytest.mark.parametrize(
+    ("user", "bias_removal", "expected"),
+    [
+        ("east", 0, {"a": 2, "c/é": 1.5, "b": 0, "4": -2}),
+        ("east", 1, {"a": 2 - LN2, "c/é": 1.5 - 3 * LN2, "b": -2 * LN2, "4": -2 - 3 * LN2}),
+        ("north", 0, {"b": 2, "c/é": 1.8, "a": 0, "4": -1}),
+        ("north", 2, {"b": 2 - 4 * LN2, "a": -2 * LN2, "c/é": 1.8 - 6 * LN2, "4": -1 - 6 * LN2}),
+        ("north", -1, {"c/é": 1.8 + 3 * LN2, "b": 2 + 2 * LN2, "4": -1 + 3 * LN2, "a": LN2}),
+    ],
+)
+def test_scores_are_the_served_formula_at_every_dial(
+    client: httpx.Client, user: str, bias_removal: float, expected: dict[str, float]
+) -> None:
+    (result,) = retrieve(client, {"features": {"user": user}, "k": 4, "bias_removal": bias_removal})
+    assert ids(result) == list(expected)
+    assert scores(result) == pytest.approx(list(expected.values()), abs=1e-6)
+    assert result["bias_removal"] == bias_removal
+
+
+def test_a_label_comes_with_bucket_and_display_columns(client: httpx.Client) -> None:
+    response = client.post(
+        "/v1/retrieve", json={"queries": [{"features": {"user": "north"}, "k": 2, "bias_removal": 0}]}
+    )
+    assert response.json() == {
+        "results": [
+            {
+                "labels": [
+                    {"id": "b", "score": 2.0, "bucket": "torso", "display": {"title": "Beta", "year": None}},
+                    {"id": "c/é", "score": 1.8, "bucket": "tail", "display": {"title": "Gamma", "year": 2001}},
+                ],
+                "bias_removal": 0.0,
+                "unknown": {"exclude": 0, "allow": 0},
+            }
+        ],
+        "release": "plane-1",
+        "request_id": response.headers["x-request-id"],
+    }
+
+
+def test_null_and_absent_bias_removal_mean_the_release_default(client: httpx.Client) -> None:
+    absent, null, half = retrieve(
+        client,
+        {"features": {"user": "east"}, "k": 1},
+        {"features": {"user": "east"}, "k": 1, "bias_removal": None},
+        {"features": {"user": "east"}, "k": 1, "bias_removal": 0.5},
+    )
+    assert absent == null == half
+    assert scores(half) == pytest.approx([2 - LN2 / 2], abs=1e-6)
+
+
+def test_queries_of_one_batch_keep_their_own_k_and_dial(client: httpx.Client) -> None:
+    one, four, two = retrieve(
+        client,
+        {"features": {"user": "east"}, "k": 1, "bias_removal": 0},
+        {"features": {"user": "north"}, "k": 4, "bias_removal": 2},
+        {"features": {"user": "north"}, "k": 2, "bias_removal": -1},
+    )
+    assert ids(one) == ["a"]
+    assert ids(four) == ["b", "a", "c/é", "4"]
+    assert ids(two) == ["c/é", "b"]
+
+
+@pytest.mark.parametrize("features", [{}, {"user": None}, {"user": "never seen"}])
+def test_a_missing_or_unknown_id_is_out_of_vocabulary(client: httpx.Client, features: dict) -> None:
+    (result,) = retrieve(client, {"features": features, "k": 2, "bias_removal": 1})
+    assert scores(result) == pytest.approx([-LN2, -2 * LN2], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("selection", "expected"),
+    [
+        ({"exclude": ["a"]}, ["c/é", "b", "4"]),
+        ({"exclude": ["a", "b", "c/é", "4"]}, []),
+        ({"allow": ["4", "a"]}, ["a", "4"]),
+        ({"allow": []}, []),
+        ({"allow": None, "buckets": None}, ["a", "c/é", "b", "4"]),
+        ({"buckets": ["tail"]}, ["c/é", "4"]),
+        ({"buckets": ["head", "torso"]}, ["a", "b"]),
+        ({"buckets": ["tail"], "exclude": ["c/é"]}, ["4"]),
+        ({"buckets": ["head"], "allow": ["4"]}, []),
+    ],
+)
+def test_filters(client: httpx.Client, selection: dict, expected: list[str]) -> None:
+    (result,) = retrieve(client, {"features": {"user": "east"}, "k": 4, "bias_removal": 0, **selection})
+    assert ids(result) == expected
+
+
+def test_an_integer_id_is_the_string_of_its_digits(client: httpx.Client) -> None:
+    by_integer, by_string = retrieve(
+        client, {"features": {}, "k": 4, "exclude": [4]}, {"features": {}, "k": 4, "exclude": ["4"]}
+    )
+    assert by_integer == by_string
+    assert ids(by_integer) == ["a", "b", "c/é"]
+
+
+def test_unknown_ids_are_ignored_and_counted(client: httpx.Client) -> None:
+    first, second = retrieve(
+        client,
+        {"features": {"user": "east"}, "k": 4, "bias_removal": 0, "exclude": ["a", "nobody", 10**400]},
+        {"features": {"user": "east"}, "k": 4, "bias_removal": 0, "allow": ["a", "nobody"]},
+    )
+    assert (ids(first), first["unknown"]) == (["c/é", "b", "4"], {"exclude": 2, "allow": 0})
+    assert (ids(second), second["unknown"]) == (["a"], {"exclude": 0, "allow": 1})
+    metrics = client.get("/metrics").text
+    assert 'longtail_labels_unknown_total{list="exclude"} 2.0' in metrics
+    assert 'longtail_labels_unknown_total{list="allow"} 1.0' in metrics
+
+
+def test_without_k_there_are_ten_labels_or_as_many_as_there_are(client: httpx.Client) -> None:
+    (result,) = retrieve(client, {"features": {}})
+    assert len(result["labels"]) == 4
+
+
+def test_duplicate_keys_are_fine_and_the_last_counts(client: httpx.Client) -> None:
+    response = client.post(
+        "/v1/retrieve",
+        content=b'{"queries":[{"features":{},"k":3,"k":1}]}',
+        headers={"content-type": "application/json; charset=utf-8"},
+    )
+    assert len(response.json()["results"][0]["labels"]) == 1

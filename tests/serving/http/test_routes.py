@@ -1,0 +1,291 @@
+"""What the routes do beyond ranking, on the plane: pins, previews, reload, monitoring, feedback, label changes."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from longtail.index import Releases
+from longtail.serving import Retriever, create_app
+from longtail.serving.core.follower import ReleaseFollower
+from longtail.serving.http.schemas.labels import HiddenAnswer, LabelsAnswer
+from longtail.serving.http.schemas.monitoring import FeedbackAnswer, MonitoringAnswer
+from longtail.serving.http.schemas.operations import ReloadAnswer
+from longtail.serving.monitoring import Baseline
+from tests.serving.client import client_of
+from tests.serving.plane import plane_retriever, plane_settings
+
+EAST = {"features": {"user": "east"}, "k": 3, "bias_removal": 0}
+
+
+def retrieve(client: httpx.Client, **body: Any) -> httpx.Response:
+    return client.post("/v1/retrieve", json={"queries": [EAST], **body})
+
+
+def ids(response: httpx.Response) -> list[str]:
+    assert response.status_code == 200, response.text
+    (result,) = response.json()["results"]
+    return [label["id"] for label in result["labels"]]
+
+
+def series(client: httpx.Client) -> dict[str, float]:
+    """/metrics of what the model does, by name and labels."""
+    lines = client.get("/metrics").text.splitlines()
+    named = (line.rsplit(" ", 1) for line in lines if line.startswith("longtail_"))
+    return {name: float(value) for name, value in named}
+
+
+def refused(response: httpx.Response, status: int, kind: str, field: str | None) -> str:
+    error = response.json()["error"]
+    assert (response.status_code, error["type"], error.get("field")) == (status, kind, field), response.text
+    return str(error["message"])
+
+
+@pytest.mark.parametrize("keep", [0, 1, 2])
+def test_releases_stay_to_be_pinned_as_long_as_they_are_kept(tmp_path: Path, keep: int) -> None:
+    app = create_app(plane_settings(tmp_path, keep_releases=keep), retriever=plane_retriever("r1", "1/"))
+    with client_of(app) as client:
+        for number in (2, 3, 4):
+            app.state.service.serve(plane_retriever(f"r{number}", f"{number}/"))
+        assert ids(retrieve(client)) == ids(retrieve(client, release=None)) == ["4/a", "4/c/é", "4/b"]
+        for number in (1, 2, 3, 4):
+            pinned = retrieve(client, release=f"r{number}")
+            similar = client.post("/v1/similar", json={"id": f"{number}/a", "release": f"r{number}", "k": 1})
+            if number >= 4 - keep:
+                assert (pinned.json()["release"], similar.json()["release"]) == (f"r{number}", f"r{number}")
+                assert (ids(pinned)[0], ids(similar)) == (f"{number}/a", [f"{number}/c/é"])
+            else:
+                for response in (pinned, similar):
+                    message = refused(response, 404, "unknown_release", "release")
+                    assert message.endswith(f'received "r{number}"')
+
+
+@pytest.mark.parametrize(("release", "status"), [("../plane-1", 404), ("x" * 128, 404), ("x" * 129, 422), (1, 422)])
+def test_names_that_are_no_release(client: httpx.Client, release: object, status: int) -> None:
+    kind = "unknown_release" if status == 404 else "invalid_request"
+    assert len(refused(retrieve(client, release=release), status, kind, "release")) < 300
+
+
+def test_a_pinned_release_has_the_label_changes_too(app: FastAPI, client: httpx.Client) -> None:
+    app.state.service.serve(plane_retriever("plane-2"))
+    assert client.delete("/v1/labels/a").status_code == 200
+    assert ids(retrieve(client)) == ids(retrieve(client, release="plane-1")) == ["c/é", "b", "4"]
+    app.state.service.serve(plane_retriever("plane-3"))
+    assert ids(retrieve(client)) == ["c/é", "b", "4"]
+
+
+def test_previews_are_answered_and_in_no_figure_of_the_labels(app: FastAPI, client: httpx.Client) -> None:
+    before, monitored = series(client), app.state.service.monitoring.figures.report()
+    assert ids(retrieve(client, preview=True)) == ids(retrieve(client, preview=True)) == ["a", "c/é", "b"]
+    assert client.post("/v1/similar", json={"id": "a", "exclude": ["z"], "preview": True}).status_code == 200
+    app.state.service.monitoring.figures.flush()
+    after = series(client)
+    assert after['longtail_requests_total{route="/v1/retrieve",status="2xx"}'] == 2
+    for name, value in before.items():
+        if not name.startswith(("longtail_request", "longtail_batch", "longtail_stage")):
+            assert after[name] == value or math.isnan(value), name
+    assert monitored["windows"]["5m"]["queries"] == 0
+    retrieve(client, preview=False)
+    assert series(client)["longtail_queries_total"] == 1
+
+
+class Loads:
+    """Loads the plane under any name but `broken`."""
+
+    def __call__(self, _: Releases, name: str) -> Retriever:
+        if name == "broken":
+            raise ValueError("expected sha256 aa in /secret/place, found bb")
+        return plane_retriever(name)
+
+
+def test_reload_takes_what_current_names_or_says_why_not(tmp_path: Path, app: FastAPI, client: httpx.Client) -> None:
+    app.state.follower = ReleaseFollower(tmp_path, app.state.service, load=Loads())
+
+    def reload() -> httpx.Response:
+        return client.post("/v1/release/reload")
+
+    for current, changed in (("plane-2", True), ("plane-2", False), ("plane-3", True)):
+        (tmp_path / "CURRENT").write_text(f"{current}\n")
+        answer = reload()
+        ReloadAnswer.model_validate_json(answer.content, strict=True)
+        assert (answer.status_code, answer.json()["release"], answer.json()["changed"]) == (200, current, changed)
+    for current, found in (("broken", "broken"), ("../..", "none"), ("broken", "broken")):
+        (tmp_path / "CURRENT").write_text(f"{current}\n")
+        message = refused(reload(), 409, "release_refused", None)
+        assert message == (
+            f"expected CURRENT to name a release that can be served, found {found}; the log says why not; "
+            "plane-3 stays in service"
+        )
+        assert retrieve(client).json()["release"] == "plane-3"
+    assert series(client)["longtail_release_load_failures_total"] == 3
+    (tmp_path / "CURRENT").write_text("plane-3\n")
+    assert reload().json()["changed"] is False
+
+
+BASELINE = Baseline(0.5, 3, (0.5, 0.25, 0.25), 4.0, tuple(range(9)), (0.1,) * 10)
+
+
+@pytest.mark.parametrize("baseline", [None, BASELINE])
+@pytest.mark.parametrize("queries", [0, 1, 100])
+def test_monitoring_is_what_the_documentation_says(tmp_path: Path, baseline: Baseline | None, queries: int) -> None:
+    retriever = plane_retriever()
+    retriever.baseline = baseline
+    app = create_app(plane_settings(tmp_path), retriever=retriever)
+    with client_of(app) as client:
+        for _ in range(queries):
+            answer = retrieve(client).json()
+        if queries:
+            chosen = {"request_id": answer["request_id"], "labels": ["a", "4"]}
+            client.post("/v1/feedback", json={"events": [chosen, {"features": {"user": "north"}, "labels": ["b"]}]})
+            client.delete("/v1/labels/4")
+        app.state.service.monitoring.figures.flush()
+        response = client.get("/v1/monitoring")
+        documented = MonitoringAnswer.model_validate_json(response.content, strict=True)
+        assert documented.model_dump(mode="json") == response.json()
+        hour = response.json()["windows"]["1h"]
+        assert (hour["queries"], hour["requests"]["count"]) == (queries, queries)
+        assert response.json()["labels"] == {"added": 0, "hidden": min(queries, 1)}
+        if queries:
+            shares = [hour["exposures"][bucket]["share"] for bucket in ("head", "torso", "tail")]
+            assert shares == pytest.approx([1 / 3, 1 / 3, 1 / 3])
+            found = hour["recall"]["feedback"]
+            assert [(found[of]["positives"], found[of]["hits"]) for of in ("head", "tail", "all")] == [
+                (1, 1),
+                (1, 0),
+                (2, 1),
+            ]
+            assert hour["recall"]["shadow"]["torso"]["value"] == 1
+        if baseline is not None and queries == 100:
+            # (1/3 − 1/2)·ln(2/3) + 2·(1/3 − 1/4)·ln(4/3), over 300 labels.
+            assert hour["psi"]["buckets"] == pytest.approx(math.log(3 / 2) / 6 + math.log(4 / 3) / 6)
+        else:
+            assert hour["psi"]["buckets"] is None
+        lengths = {len(values) for values in response.json()["series"].values() if isinstance(values, list)}
+        assert len(lengths) == 1
+
+
+ORGANIC = {"features": {"user": "east"}, "labels": ["a"]}
+OF_ANSWER = {"request_id": "r", "labels": ["a"]}
+FEEDBACK = {
+    "no events": ({"events": []}, "events", "expected at least 1 of them, received 0"),
+    "no list": ({}, "events", "expected a value for events, received none"),
+    "too many events": ({"events": [OF_ANSWER] * 6}, "events", "expected at most 5 events, received 6"),
+    "of nothing": ({"labels": ["a"]}, "events.0", "expected either request_id or features, received neither"),
+    "λ beside an answer": (
+        {**OF_ANSWER, "bias_removal": 0.5},
+        "events.0",
+        "expected no bias_removal beside request_id, received some",
+    ),
+    "a place beside features": (
+        {**ORGANIC, "query": 1},
+        "events.0",
+        "expected no query beside features, received some",
+    ),
+    "of both": ({**ORGANIC, **OF_ANSWER}, "events.0", "expected either request_id or features, received both"),
+    "no labels": ({"request_id": "r"}, "events.0.labels", "expected a value for labels, received none"),
+    "empty labels": ({**OF_ANSWER, "labels": []}, "events.0.labels", "expected at least 1 of them, received 0"),
+    "one label": ({**OF_ANSWER, "labels": "a"}, "events.0.labels", 'expected a valid array, received "a"'),
+    "label of no kind": ({**OF_ANSWER, "labels": ["a", 1.5]}, "events.0.labels.1", "expected an id"),
+    "too many labels": ({**OF_ANSWER, "labels": ["a"] * 7}, "events.0.labels", "expected at most 6 ids, received 7"),
+    "too many excluded": ({**ORGANIC, "exclude": ["a"] * 7}, "events.0.exclude", "expected at most 6 ids, received 7"),
+    "empty request id": ({**OF_ANSWER, "request_id": ""}, "events.0.request_id", "at least 1 character"),
+    "long request id": ({**OF_ANSWER, "request_id": "r" * 129}, "events.0.request_id", "at most 128 characters"),
+    "request id of no kind": ({**OF_ANSWER, "request_id": 7}, "events.0.request_id", "expected a valid string"),
+    "place below 0": ({**OF_ANSWER, "query": -1}, "events.0.query", "expected greater than or equal to 0"),
+    "unknown key": ({**OF_ANSWER, "label": "a"}, "events.0.label", "expected one of the keys"),
+    "features of no kind": ({**ORGANIC, "features": []}, "events.0.features", "expected an object"),
+    "unknown feature": (
+        {"events": [OF_ANSWER, ORGANIC, {**ORGANIC, "features": {"usr": "east"}}]},
+        "events.2.features.usr",
+        "expected one of the features",
+    ),
+    "dial too high": ({**ORGANIC, "bias_removal": 3}, "events.0.bias_removal", "expected -1.0 <= bias_removal <= 2.0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FEEDBACK)
+def test_feedback_that_is_refused_is_recorded_nowhere(client: httpx.Client, case: str) -> None:
+    body, field, message = FEEDBACK[case]
+    response = client.post("/v1/feedback", json=body if "events" in body or not body else {"events": [body]})
+    assert message in refused(response, 422, "invalid_request", field)
+    recorded = {name: value for name, value in series(client).items() if name.startswith("longtail_feedback_events")}
+    assert set(recorded.values()) == {0}
+
+
+def test_feedback_is_counted_once_however_often_it_is_sent(app: FastAPI, client: httpx.Client) -> None:
+    request_id = retrieve(client, queries=[EAST, {**EAST, "buckets": ["tail"]}]).json()["request_id"]
+    events = [
+        {"request_id": request_id, "labels": ["a", "a", "4"]},
+        {"request_id": request_id, "query": 1, "labels": [4, "b", "nobody"]},
+    ]
+    for _ in range(3):
+        answer = client.post("/v1/feedback", json={"events": events})
+        FeedbackAnswer.model_validate_json(answer.content, strict=True)
+        assert answer.json()["accepted"] == 2
+    app.state.service.monitoring.figures.flush()
+    found = client.get("/v1/monitoring").json()["windows"]["5m"]["recall"]["feedback"]
+    assert {of: (each["positives"], each["hits"]) for of, each in found.items()} == {
+        "head": (1, 1), "torso": (1, 0), "tail": (2, 1), "all": (4, 2),
+    }  # fmt: skip
+    assert series(client)['longtail_feedback_events_total{kind="answer"}'] == 2
+
+
+def test_labels_are_hidden_and_come_back(client: httpx.Client) -> None:
+    for _ in range(2):
+        hidden = client.delete("/v1/labels/c%2F%C3%A9")
+        HiddenAnswer.model_validate_json(hidden.content, strict=True)
+        assert (hidden.status_code, hidden.json()["id"], hidden.json()["release"]) == (200, "c/é", "plane-1")
+        assert ids(retrieve(client)) == ["a", "b", "4"]
+    assert ids(retrieve(client, queries=[{**EAST, "allow": ["c/é"]}])) == []
+    refused(client.get("/v1/labels/c%2F%C3%A9"), 404, "unknown_label", None)
+    refused(client.post("/v1/similar", json={"id": "c/é"}), 404, "unknown_label", "id")
+    back = client.post("/v1/labels", json={"labels": [{"id": "a"}, {"id": "c/é"}]})
+    LabelsAnswer.model_validate_json(back.content, strict=True)
+    assert back.json()["accepted"] == 2
+    assert ids(retrieve(client)) == ["a", "c/é", "b"]
+
+
+@pytest.mark.parametrize("id_", ["z", "A", "a/", "", "%00", "x" * 5000, "a%0A", "a%0Ab", "%0Aa"])
+def test_labels_that_were_never_there_cannot_be_hidden(client: httpx.Client, id_: str) -> None:
+    response = client.delete(f"/v1/labels/{id_}")
+    assert response.status_code == 404
+    assert response.json()["error"]["type"] in ("unknown_label", "unknown_route")
+    assert len(response.text) < 400
+    assert series(client)["longtail_labels_hidden"] == 0
+
+
+@pytest.mark.parametrize(
+    ("labels", "status", "kind", "field"),
+    [
+        ([], 422, "invalid_request", "labels"),
+        ([{"id": "a"}] * 6, 422, "invalid_request", "labels"),
+        ([{"id": "a"}, {"id": "z"}], 404, "unknown_label", "labels.1.id"),
+        ([{"id": "a"}, {"id": ""}], 422, "invalid_request", "labels.1.id"),
+        ([{"id": "a", "display": {"title": "A"}}], 422, "invalid_request", "labels.0"),
+        ([{"id": "x" * 513, "features": {}}], 422, "invalid_request", "labels.0.id"),
+        ([{"id": ["a"]}], 422, "invalid_request", "labels.0.id"),
+        ([{"features": {}}], 422, "invalid_request", "labels.0.id"),
+        ([{"id": "a", "feature": {}}], 422, "invalid_request", "labels.0.feature"),
+        ([{"id": "n", "features": {}}], 422, "no_label_tower", "labels"),
+    ],
+)
+def test_labels_that_cannot_be_added(
+    client: httpx.Client, labels: list[object], status: int, kind: str, field: str
+) -> None:
+    client.delete("/v1/labels/a")
+    message = refused(client.post("/v1/labels", json={"labels": labels}), status, kind, field)
+    assert message.startswith("expected ")
+    assert (series(client)["longtail_labels_hidden"], ids(retrieve(client))[0]) == (1, "c/é")
+
+
+def test_ids_with_line_breaks_are_ids_like_others(tmp_path: Path) -> None:
+    app = create_app(plane_settings(tmp_path), retriever=plane_retriever("r", "1\n/\n"))
+    with client_of(app) as client:
+        assert client.get("/v1/labels/1%0A%2F%0Aa").json()["id"] == "1\n/\na"
+        assert client.delete("/v1/labels/1%0A%2F%0Aa").json()["id"] == "1\n/\na"
+        assert ids(retrieve(client))[0] == "1\n/\nc/é"

@@ -1,0 +1,346 @@
+"""What strangers get to see and touch: headers, files, keys; and where the service refuses to start."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from http.client import HTTPConnection
+from pathlib import Path
+
+import httpx
+import pytest
+from pydantic import ValidationError
+
+from longtail.index import IndexSpec, Releases, build
+from longtail.serving import Settings, create_app
+from longtail.serving.cli import main
+from tests.bundles import make_bundle
+from tests.serving.client import client_of
+from tests.serving.plane import plane_retriever, plane_settings
+from tests.serving.process import ServerProcess, server
+
+ASKING, ADMIN = "ask-0123456789abcdef", "admin-0123456789abcd"
+STRICT = "default-src 'none'; frame-ancestors 'none'"
+JSON = {"content-type": "application/json"}
+OF_EVERY_ANSWER = {
+    "cache-control": "no-store",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+}
+
+
+@pytest.fixture
+def keyed(tmp_path: Path) -> Iterator[httpx.Client]:
+    settings = plane_settings(tmp_path, api_keys=(ASKING,), admin_keys=(ADMIN,))
+    with client_of(create_app(settings, retriever=plane_retriever())) as client:
+        yield client
+
+
+# Headers
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "options"),
+    [
+        ("GET", "/livez", 200, {}),
+        ("POST", "/v1/retrieve", 200, {"content": b'{"queries":[{"features":{}}]}', "headers": JSON}),
+        ("POST", "/v1/retrieve", 400, {"content": b"{", "headers": JSON}),
+        ("POST", "/v1/retrieve", 422, {"content": b"{}", "headers": JSON}),
+        ("POST", "/v1/retrieve", 415, {"content": b"{}"}),
+        ("POST", "/v1/retrieve", 413, {"content": b" " * 20_001, "headers": JSON}),
+        ("GET", "/v1/labels/nothing", 404, {}),
+        ("GET", "/nowhere", 404, {}),
+        ("GET", "/v1/retrieve", 405, {}),
+        ("HEAD", "/livez", 405, {}),
+        ("OPTIONS", "/v1/retrieve", 405, {"headers": {"origin": "http://localhost:8000"}}),
+        ("OPTIONS", "/v1/retrieve", 403, {"headers": {"origin": "https://evil.example"}}),
+        ("HEAD", "/docs", 200, {}),
+        ("GET", "/docs/assets/swagger-ui.css", 200, {}),
+        ("GET", "/docs/assets/swagger-ui.css", 206, {"headers": {"range": "bytes=0-9"}}),
+        ("GET", "/docs/assets/swagger-ui.css", 416, {"headers": {"range": "bytes=999999999-"}}),
+        ("GET", "/docs/assets/nothing", 404, {}),
+        ("GET", "/metrics", 200, {}),
+        ("GET", "/dashboard", 200, {}),
+        ("GET", "/openapi.json", 200, {}),
+    ],
+)
+def test_every_answer_forbids_caching_framing_and_sniffing(
+    client: httpx.Client, method: str, path: str, status: int, options: dict
+) -> None:
+    response = client.request(method, path, **options)
+    assert response.status_code == status
+    for name, value in OF_EVERY_ANSWER.items():
+        assert response.headers.get_list(name) == [value]
+    assert len(response.headers.get_list("x-request-id")) == 1
+    (policy,) = response.headers.get_list("content-security-policy")
+    assert policy.startswith("default-src 'none';")
+    assert "frame-ancestors 'none'" in policy
+    assert (policy == STRICT) is (path not in ("/docs", "/dashboard"))
+    assert "server" not in response.headers
+    assert not [name for name in response.headers if name.startswith("access-control")]
+
+
+def test_refusals_and_failures_have_them_too(keyed: httpx.Client, tmp_path: Path) -> None:
+    retriever = plane_retriever()
+    retriever.describe = lambda: 1 / 0  # type: ignore[assignment,return-value]
+    with client_of(create_app(plane_settings(tmp_path / "other"), retriever=retriever)) as broken:
+        failed = broken.get("/v1/release")
+    refused = keyed.get("/v1/release")
+    forbidden = keyed.delete("/v1/labels/a", headers={"x-api-key": ASKING})
+    assert [failed.status_code, refused.status_code, forbidden.status_code] == [500, 401, 403]
+    for response in (failed, refused, forbidden):
+        assert OF_EVERY_ANSWER.items() <= response.headers.items()
+        assert response.headers["content-security-policy"] == STRICT
+    assert "division" not in failed.text
+
+
+def test_the_documentation_loads_under_its_policy_and_from_nowhere_else(client: httpx.Client) -> None:
+    page = client.get("/docs")
+    directives = dict(part.strip().split(" ", 1) for part in page.headers["content-security-policy"].split(";"))
+    assert "'unsafe-inline'" not in directives["script-src"]
+    for script in re.findall(r"<script>(.*?)</script>", page.text, re.DOTALL):
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        assert f"'sha256-{digest}'" in directives["script-src"]
+    loaded = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+    assert len(loaded) == 3
+    for url in loaded:
+        assert url.startswith("/docs/assets/")
+        assert client.get(url).status_code == 200
+
+
+# Files
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../one", "..", ".", "", "/etc/passwd", "one/../one", "CURRENT", ".state", "one\u0000", "\u0000", "a" * 128],
+)
+def test_a_pinned_release_is_looked_up_by_name_and_never_opened(client: httpx.Client, name: str) -> None:
+    response = client.post("/v1/retrieve", json={"queries": [{"features": {}}], "release": name})
+    assert response.status_code == 404
+    assert response.json()["error"]["type"] == "unknown_release"
+
+
+HOSTILE_IDS = [
+    "../../../etc/passwd",
+    "..",
+    "/etc/passwd",
+    "a/../../b",
+    "\u0000",
+    "a\nb",
+    "%2e%2e%2f",
+    "\\\\host\\c$",
+    "CON",
+]
+
+
+def test_no_id_reaches_the_file_system(tmp_path: Path) -> None:
+    make_bundle(label_tower=True).write(tmp_path / "bundle")
+    build(tmp_path / "bundle", tmp_path / "releases", spec=IndexSpec("flat"), name="only")
+    Releases(tmp_path / "releases").publish("only")
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret").write_text("secret")
+    before = files_below(tmp_path)
+    with server(tmp_path / "releases", tmp_path / "log", state=tmp_path / "state") as service:
+        service.wait_until_ready()
+        with httpx.Client(base_url=service.url) as client:
+            for id_ in [*HOSTILE_IDS, str(outside / "secret")]:
+                added = client.post("/v1/labels", json={"labels": [{"id": id_, "features": {}}]})
+                assert added.status_code == 200
+                query = {"features": {"user_id": id_}, "allow": [id_]}
+                headers = {"X-Request-ID": id_.encode()} if id_.isprintable() else {}
+                answer = client.post("/v1/retrieve", json={"queries": [query]}, headers=headers)
+                assert [label["id"] for label in answer.json()["results"][0]["labels"]] == [id_]
+                event = {"request_id": id_, "labels": [id_]}
+                assert client.post("/v1/feedback", json={"events": [event]}).status_code == 200
+                path = "/v1/labels/" + "".join(f"%{byte:02x}" for byte in id_.encode())
+                assert asked(service, "GET", path) == (200, id_)
+                assert asked(service, "DELETE", path) == (200, id_)
+            for path in (
+                "/docs/assets/..%2f..%2fsecret",
+                "/docs/assets/%00",
+                "/docs/assets/" + str(outside / "secret"),
+                "/docs/assets/..%5c..%5csecret",
+                "/.state/labels.log",
+                "/CURRENT",
+            ):
+                assert asked(service, "GET", path) == (404, None)
+            assert client.get("/v1/monitoring").status_code == 200
+        assert service.terminate() == 0
+    new = {path for path in files_below(tmp_path) - before if path.parts[0] != "state"}
+    assert new == {Path("log")}
+    names = {path.name for path in files_below(tmp_path / "state")}
+    known = (
+        r"labels\.log|feedback\.sqlite(-wal|-shm)?|releases\.json|baseline\.json|[a-z0-9-]+\.0\.ring|\.?[a-z.]+\.lock"
+    )
+    assert [name for name in names if not re.fullmatch(known, name)] == []
+
+
+def asked(service: ServerProcess, method: str, path: str) -> tuple[int, str | None]:
+    """Status and id of an answer; the path goes over the wire as it is."""
+    connection = HTTPConnection("127.0.0.1", int(service.url.rsplit(":", 1)[1]), timeout=20)
+    with closing(connection):
+        connection.request(method, path)
+        response = connection.getresponse()
+        return response.status, json.loads(response.read()).get("id")
+
+
+def files_below(root: Path) -> set[Path]:
+    return {path.relative_to(root) for path in root.rglob("*") if path.is_file()}
+
+
+# Keys
+
+
+def test_keys_are_in_no_line_of_the_log(tmp_path: Path) -> None:
+    (tmp_path / "releases").mkdir()
+    (tmp_path / "admin").write_text(f"{ADMIN}\n")
+    stranger = "stranger-0123456789abcdef"
+    environment = os.environ | {
+        "LONGTAIL_API_KEYS": ASKING, "LONGTAIL_ADMIN_KEYS_FILE": str(tmp_path / "admin"), "LONGTAIL_ACCESS_LOG": "1",
+        "PYTHONASYNCIODEBUG": "1",
+    }  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "serving",
+        "run",
+        str(tmp_path / "releases"),
+        "--port",
+        "0",
+        "--log-level",
+        "debug",
+    ]
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    lines = []
+    try:
+        for line in process.stderr:
+            lines.append(line)
+            if "startup complete" in line:
+                break
+        port = re.findall(r"127\.0\.0\.1:(\d+)", "".join(lines))[0]
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
+            for key in (ASKING, ADMIN, stranger):
+                for headers in ({"x-api-key": key}, {"authorization": f"Bearer {key}"}):
+                    for path in ("/livez", "/v1/release", "/nowhere", f"/v1/labels/x?key={key}"):
+                        assert client.get(path, headers=headers).status_code in (200, 401, 404, 503)
+                    assert client.post("/v1/labels", content=b"{", headers=headers).status_code in (401, 403, 415)
+        process.terminate()
+        rest, _ = process.stderr.read(), process.wait(20)
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+    log = "".join([*lines, rest])
+    assert '"milliseconds"' in log
+    for key in (ASKING, ADMIN, stranger):
+        assert key not in log
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"api_keys": "s3cret"},
+        {"admin_keys": "s3cret"},
+        {"api_keys": f"{ASKING},s3cret"},
+        {"api_keys": ["s3cret" * 5], "port": -1},
+        {"api_keys": [1, "s3cret" * 5]},
+        {"api_keys": "s3cret" * 5, "queue_limit": 1},
+    ],
+)
+def test_errors_about_settings_show_no_key(tmp_path: Path, changes: dict) -> None:
+    with pytest.raises(ValidationError) as caught:
+        Settings(releases=tmp_path, **changes)
+    assert "s3cret" not in str(caught.value)
+    assert "s3cret" not in repr(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"s3cret", b"s3cret\xff0123456789012345"])
+def test_errors_about_key_files_name_them_and_show_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    (tmp_path / "keys").write_bytes(content)
+    monkeypatch.setenv("LONGTAIL_API_KEYS_FILE", str(tmp_path / "keys"))
+    with pytest.raises(SystemExit) as caught:
+        main(["run", str(tmp_path)])
+    assert caught.value.code == 2
+    shown = capsys.readouterr().err
+    assert "s3cret" not in shown
+    assert "keys: expected keys" in " ".join(re.sub(r"[│\s]+", " ", shown).split()).replace("keys : ", "keys: ")
+
+
+def test_settings_show_no_key(tmp_path: Path) -> None:
+    settings = Settings(releases=tmp_path, api_keys=ASKING, admin_keys=ADMIN)
+    for shown in (
+        repr(settings),
+        str(settings),
+        settings.model_dump_json(),
+        json.dumps(settings.model_dump(mode="json")),
+    ):
+        assert ASKING not in shown
+        assert ADMIN not in shown
+
+
+# Where to listen
+
+
+@pytest.mark.parametrize(
+    "host", ["0.0.0.0", "::", "192.0.2.1", "example.com", "0", "", "127.0.0.1.example.com", "10.0.0.1"]
+)
+def test_addresses_that_others_reach_need_keys_or_somebody_who_insists(tmp_path: Path, host: str) -> None:
+    empty = tmp_path / "empty"
+    empty.write_text("\n \n")
+    for changes in ({}, {"api_keys": " , "}, {"admin_keys": ADMIN}, {"api_keys_file": empty}):
+        with pytest.raises(ValidationError, match="expected api_keys, or insecure"):
+            Settings(releases=tmp_path, host=host, **changes)
+    (tmp_path / "keys").write_text(f"\n{ASKING}\n")
+    for changes in ({"insecure": True}, {"api_keys": ASKING}, {"api_keys_file": tmp_path / "keys"}):
+        Settings(releases=tmp_path, host=host, **changes)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.10", "::1", "localhost"])
+def test_loopback_needs_none(tmp_path: Path, host: str) -> None:
+    Settings(releases=tmp_path, host=host)
+
+
+def test_the_command_refuses_to_start_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["run", str(tmp_path), "--host", "0.0.0.0", "--port", "0"])
+    assert caught.value.code == 2
+    assert "expected api_keys, or insecure" in capsys.readouterr().err
+
+
+def test_insecure_lets_it_start(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "longtail.serving",
+        "run",
+        str(tmp_path),
+        "--host",
+        "0.0.0.0",
+        "--port",
+        "0",
+        "--insecure",
+    ]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        line = next(line for line in process.stderr if "listening on" in line)
+        port = re.findall(r"http://0\.0\.0\.0:(\d+)", line)[0]
+        with httpx.Client(transport=httpx.HTTPTransport(retries=5)) as client:
+            assert client.get(f"http://127.0.0.1:{port}/livez").status_code == 200
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()

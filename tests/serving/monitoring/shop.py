@@ -1,0 +1,70 @@
+"""A catalogue of twelve labels, batches answered from it, and a clock that is set by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from longtail.serving.monitoring import AnsweredBatch, Baseline, LiveFigures, fingerprints
+
+# Rows 0–3 head with 100 training pairs, 4–7 torso with 10, 8–11 tail with 1.
+BUCKETS = np.repeat(np.arange(3, dtype=np.int8), 4)
+COUNTS = np.repeat(np.array([100, 10, 1]), 4)
+IDS = [f"item-{row}" for row in range(12)]
+BASELINE = Baseline(
+    bias_removal=0.0,
+    k=3,
+    shares=(0.5, 0.25, 0.25),
+    popularity=52.75,
+    score_edges=(1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0),
+    score_shares=(0.1,) * 10,
+)
+NOON = 1_700_006_400.0 - 1_700_006_400.0 % 86_400 + 12 * 3600
+
+
+@dataclass
+class Clock:
+    """Stands still unless it is moved."""
+
+    now: float = NOON
+
+    def __call__(self) -> float:
+        return self.now
+
+    def pass_(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def answered(
+    lists: Sequence[Sequence[int]],
+    *,
+    release: str = "r1",
+    names: Sequence[str] | None = None,
+    bias_removal: float = 0.5,
+    score: float = 0.5,
+) -> AnsweredBatch:
+    """One query per list of rows; rows 12 and above are labels added since."""
+    rows = np.array([row for listed in lists for row in listed], np.int64)
+    known = rows < 12
+    return AnsweredBatch(
+        release=release,
+        request_ids=[f"request-{place}" for place in range(len(lists))] if names is None else names,
+        places=[0] * len(lists),
+        bias_removal_B=np.full(len(lists), bias_removal, np.float32),
+        fingerprints_N=fingerprints(f"item-{row}" for row in rows),
+        rows_N=rows,
+        scores_N=np.full(len(rows), score, np.float32),
+        ends_B=np.cumsum([len(listed) for listed in lists]).tolist(),
+        buckets_N=np.where(known, BUCKETS[rows % 12], 2).astype(np.int8),
+        counts_N=np.where(known, COUNTS[rows % 12], 0),
+    )
+
+
+def a_live(state: Path, clock: Clock, *, worker: int = 0, max_answers: int = 1000, begin: bool = True) -> LiveFigures:
+    live = LiveFigures(state, worker=worker, max_answers=max_answers, clock=clock)
+    if begin:
+        live.begin_release("r1", BUCKETS, BASELINE)
+    return live

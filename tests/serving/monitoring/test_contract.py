@@ -1,0 +1,139 @@
+"""The report's shape and the metrics' names, which the dashboard, alert rules and operators build on."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from longtail import serving
+from longtail.serving.monitoring import AnswerFeedback, LiveFigures
+from tests.serving.monitoring.shop import BUCKETS, Clock, answered
+
+RECALL = {
+    bucket: dict.fromkeys(("positives", "hits", "value", "low", "high")) for bucket in ("head", "torso", "tail", "all")
+}
+BY_BUCKET = dict.fromkeys(("head", "torso", "tail", "all"))
+WINDOW = {
+    "seconds": None,
+    "queries": None,
+    "bias_removal": None,
+    "exposures": {bucket: dict.fromkeys(("count", "share", "coverage")) for bucket in ("head", "torso", "tail")},
+    "coverage": None,
+    "gini": None,
+    "popularity": None,
+    "scores": {"counts": None},
+    "psi": {"buckets": None, "scores": None},
+    "recall": {"feedback": RECALL, "shadow": RECALL},
+    "requests": dict.fromkeys(("count", "per_second", "p50_ms", "p99_ms", "shed", "errors")),
+}
+REPORT = {
+    "release": None,
+    "since": None,
+    "now": None,
+    "baseline": {
+        "bias_removal": None,
+        "k": None,
+        "shares": dict.fromkeys(("head", "torso", "tail")),
+        "popularity": None,
+        "scores": {"edges": None, "shares": None},
+    },
+    "windows": {"5m": WINDOW, "1h": WINDOW, "24h": WINDOW},
+    "series": {
+        "step_seconds": None,
+        "at": None,
+        "queries": None,
+        "share": dict.fromkeys(("head", "torso", "tail")),
+        "psi": None,
+        "recall": {"feedback": BY_BUCKET, "shadow": BY_BUCKET},
+        "bias_removal": None,
+        "requests_per_second": None,
+        "p50_ms": None,
+        "p99_ms": None,
+        "shed": None,
+        "release": None,
+    },
+    "releases": None,
+    "labels": {"added": None, "hidden": None},
+}
+BY_WINDOW = {f'window="{window}"' for window in ("5m", "1h", "24h")}
+
+
+def keys_of(value: Any) -> Any:
+    return {name: keys_of(inner) for name, inner in value.items()} if isinstance(value, dict) else None
+
+
+def busy(live: LiveFigures) -> None:
+    live.count_answers(answered([[0, 4, 8]] * 100))
+    live.record_feedback([AnswerFeedback("request-0", 0, ["item-0"], [0])])
+    live.count_request(0.01, 200)
+    live.flush()
+
+
+@pytest.mark.parametrize("traffic", [True, False])
+def test_the_report_has_exactly_these_keys(live: LiveFigures, clock: Clock, traffic: bool) -> None:
+    if traffic:
+        busy(live)
+    clock.pass_(1)
+    report = live.report()
+    assert keys_of(report) == REPORT
+    # JSON has no NaN, and no numpy.
+    json.dumps(report, allow_nan=False)
+    assert [list(release) for release in report["releases"]] == [["name", "from", "until"]]
+    lengths = {len(report["series"][name]) for name in REPORT["series"] if isinstance(report["series"][name], list)}
+    assert lengths == {1 if traffic else 0}
+
+
+def test_without_a_baseline_there_is_none(live: LiveFigures) -> None:
+    live.begin_release("r2", BUCKETS, None)
+    assert live.report()["baseline"] is None
+
+
+def series_of(live: LiveFigures) -> dict[str, float]:
+    registry = CollectorRegistry()
+    registry.register(live)
+    lines = generate_latest(registry).decode().splitlines()
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))}
+
+
+def test_all_series_are_there_before_a_release(open_live: Callable[..., LiveFigures]) -> None:
+    live = open_live(begin=False)
+    before = series_of(live)
+    assert all(math.isnan(value) for name, value in before.items() if not name.startswith(("longtail_f", "longtail_l")))
+    live.begin_release("r1", BUCKETS, None)
+    assert set(before) == set(series_of(live))
+
+
+def test_the_gauges_are_the_reports_figures(live: LiveFigures, clock: Clock) -> None:
+    busy(live)
+    live.set_label_counts(added=2, hidden=1)
+    clock.pass_(1)
+    series = series_of(live)
+    assert series['longtail_exposure_share{bucket="tail",window="5m"}'] == pytest.approx(1 / 3)
+    assert series['longtail_exposure_baseline_share{bucket="head"}'] == 0.5
+    assert series['longtail_coverage{bucket="all",window="24h"}'] == pytest.approx(3 / 12)
+    assert series['longtail_coverage{bucket="head",window="24h"}'] == pytest.approx(1 / 4)
+    assert series['longtail_popularity{window="1h"}'] == pytest.approx(37)
+    assert series['longtail_online_recall{bucket="head",source="feedback",window="5m"}'] == 1
+    assert math.isnan(series['longtail_online_recall{bucket="tail",source="feedback",window="5m"}'])
+    assert series['longtail_online_positives{bucket="tail",source="shadow",window="5m"}'] == 0
+    assert series['longtail_feedback_events_total{kind="answer"}'] == 1
+    assert series["longtail_feedback_unmatched_total"] == 0
+    assert (series["longtail_labels_added"], series["longtail_labels_hidden"]) == (2, 1)
+    report = live.report()["windows"]["5m"]
+    assert series['longtail_exposure_psi{window="5m"}'] == report["psi"]["buckets"]
+    assert series['longtail_score_psi{window="5m"}'] == report["psi"]["scores"]
+    assert series['longtail_gini{window="5m"}'] == report["gini"]
+    assert series['longtail_bias_removal_mean{window="5m"}'] == 0.5
+
+
+def test_metrics_md_names_every_series(live: LiveFigures) -> None:
+    text = (Path(serving.__path__[0]) / "METRICS.md").read_text()
+    documented = set(re.findall(r"^\| `(longtail_\w+)`", text, re.MULTILINE))
+    assert {name.partition("{")[0] for name in series_of(live)} <= documented

@@ -1,0 +1,272 @@
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from longtail.serving.errors import NotReadyError
+from longtail.serving.monitoring import AnswerFeedback, Interaction, LiveFigures
+from tests.serving.monitoring.shop import BUCKETS, IDS, Clock, answered
+
+Opening = Callable[..., LiveFigures]
+
+
+def recall(
+    live: LiveFigures, clock: Clock, source: str = "feedback", window: str = "24h"
+) -> dict[str, tuple[int, int]]:
+    """Positives and hits per bucket, after the background work was done."""
+    live.flush()
+    clock.pass_(1)
+    figures: dict[str, Any] = live.report()["windows"][window]["recall"][source]
+    return {bucket: (of["positives"], of["hits"]) for bucket, of in figures.items()}
+
+
+def event(request_id: str, *rows: int, query: int = 0) -> AnswerFeedback:
+    """Labels by row; what the service knows of them is their bucket."""
+    return AnswerFeedback(request_id, query, [f"item-{row}" for row in rows], [int(BUCKETS[row]) for row in rows])
+
+
+def unmatched(live: LiveFigures) -> float:
+    (family,) = (metric for metric in live.collect() if metric.name == "longtail_feedback_unmatched")
+    return float(family.samples[0].value)
+
+
+def test_recall_by_hand(live: LiveFigures, clock: Clock) -> None:
+    live.count_answers(answered([[0, 1, 8], [4, 5, 9]], names=["a", "b"]))
+    assert live.record_feedback([event("a", 0, 2, 8, 11), event("b", 4)]) == 2
+    assert recall(live, clock) == {"head": (2, 1), "torso": (1, 1), "tail": (2, 1), "all": (5, 3)}
+    figures = live.report()["windows"]["5m"]["recall"]["feedback"]["all"]
+    # Wilson's interval of 3 of 5.
+    assert (figures["value"], figures["low"], figures["high"]) == (
+        pytest.approx(3 / 5),
+        pytest.approx(0.2307, abs=1e-4),
+        pytest.approx(0.8824, abs=1e-4),
+    )
+    assert live.report()["series"]["recall"]["feedback"]["head"] == [pytest.approx(1 / 2)]
+
+
+def test_queries_of_one_request_are_apart(live: LiveFigures, clock: Clock) -> None:
+    first = answered([[0], [4]], names=["a", "a"])
+    live.count_answers(replace(first, places=[0, 1]))
+    live.record_feedback([event("a", 4, query=1), event("a", 5, query=0)])
+    assert recall(live, clock)["all"] == (2, 1)
+
+
+def test_a_retry_counts_once(live: LiveFigures, clock: Clock) -> None:
+    live.count_answers(answered([[0, 4]], names=["a"]))
+    for _ in range(3):
+        assert live.record_feedback([event("a", 0, 0, 5)]) == 1
+        assert recall(live, clock)["all"] == (2, 1)
+    # A label more is one positive more.
+    live.record_feedback([event("a", 0, 5, 4)])
+    assert recall(live, clock)["all"] == (3, 2)
+    (family,) = (metric for metric in live.collect() if metric.name == "longtail_feedback_events")
+    assert {sample.labels["kind"]: sample.value for sample in family.samples} == {"answer": 2, "organic": 0}
+
+
+def test_an_event_may_come_before_its_answer(live: LiveFigures, clock: Clock) -> None:
+    live.record_feedback([event("a", 0)])
+    assert recall(live, clock)["all"] == (0, 0)
+    clock.pass_(30)
+    live.count_answers(answered([[0]], names=["a"]))
+    clock.pass_(10)
+    assert recall(live, clock)["all"] == (1, 1)
+    assert unmatched(live) == 0
+
+
+def test_events_of_no_answer_are_unmatched(live: LiveFigures, clock: Clock) -> None:
+    live.record_feedback([event("x", 0, 1), event("y", 2)])
+    clock.pass_(59)
+    assert recall(live, clock)["all"] == (0, 0)
+    assert unmatched(live) == 0
+    clock.pass_(10)
+    assert recall(live, clock)["all"] == (0, 0)
+    assert unmatched(live) == 2
+    # Too late.
+    live.count_answers(answered([[0]], names=["x"]))
+    clock.pass_(10)
+    assert recall(live, clock)["all"] == (0, 0)
+
+
+def test_labels_that_nobody_knows_are_no_positives(live: LiveFigures, clock: Clock) -> None:
+    live.count_answers(answered([[0, 12]], names=["a"]))
+    live.record_feedback([AnswerFeedback("a", 0, ["nonsense", "item-12", "\ud800"], [-1, -1, -1])])
+    # Row 12 was added since: what was answered is known by the answer.
+    assert recall(live, clock) == {"head": (0, 0), "torso": (0, 0), "tail": (1, 1), "all": (1, 1)}
+
+
+def test_events_of_an_earlier_release_are_its_own(live: LiveFigures, clock: Clock) -> None:
+    live.count_answers(answered([[0]], names=["a"]))
+    live.flush()
+    live.begin_release("r2", BUCKETS, None)
+    live.record_feedback([event("a", 0)])
+    assert recall(live, clock)["all"] == (0, 0)
+    assert live.report()["series"]["recall"]["feedback"]["all"] == [1]
+
+
+def test_any_worker_takes_the_event_and_one_counts_it(open_live: Opening, clock: Clock) -> None:
+    first, second, third = (open_live(worker=worker) for worker in range(3))
+    first.count_answers(answered([[0, 4]], names=["a"]))
+    second.record_feedback([event("a", 0, 8)])
+    first.flush()
+    threads = [threading.Thread(target=live.flush) for live in (first, second, third) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for live in (first, second, third):
+        assert recall(live, clock)["all"] == (2, 1)
+
+
+def test_a_restart_goes_on(open_live: Opening, clock: Clock) -> None:
+    first = open_live()
+    first.count_answers(answered([[0, 4]], names=["a"]))
+    first.record_feedback([event("a", 0)])
+    first.close()
+    second = open_live()
+    second.record_feedback([event("a", 0, 5)])
+    assert recall(second, clock)["all"] == (2, 1)
+
+
+def test_shadow_recall_by_hand(live: LiveFigures, clock: Clock) -> None:
+    def interaction(answered: list[int], interacted: list[int]) -> Interaction:
+        return Interaction(np.array(answered), np.array(interacted, np.int64))
+
+    # An unknown label (−1) is no positive, one added since (row 12) is tail.
+    assert live.record_shadow("r1", [interaction([0, 4, 12], [0, 0, 1, 12]), interaction([5], [4, -1])]) == 2
+    assert recall(live, clock, "shadow") == {"head": (2, 1), "torso": (1, 0), "tail": (1, 1), "all": (4, 2)}
+    assert recall(live, clock)["all"] == (0, 0)
+    with pytest.raises(NotReadyError, match="r9"):
+        live.record_shadow("r9", [])
+
+
+def test_planted_recall_is_recovered(open_live: Opening, clock: Clock) -> None:
+    live = open_live(max_answers=10_000)
+    rng = np.random.default_rng(0)
+    planted = {"head": 0.8, "torso": 0.5, "tail": 0.15}
+    for start in range(0, 1500, 50):
+        lists, events = [], []
+        for place in range(start, start + 50):
+            # One label of every bucket is interacted with, and answered as often as planted.
+            positives = [int(4 * bucket + rng.integers(4)) for bucket in range(3)]
+            found = [row for row, share in zip(positives, planted.values(), strict=True) if rng.random() < share]
+            lists.append(found or [12])
+            events.append(event(f"q{place}", *positives))
+        live.count_answers(answered(lists, names=[f"q{place}" for place in range(start, start + 50)]))
+        live.record_feedback(events)
+    live.flush()
+    clock.pass_(1)
+    figures = live.report()["windows"]["5m"]["recall"]["feedback"]
+    for bucket, share in planted.items():
+        assert figures[bucket]["positives"] == 1500
+        assert figures[bucket]["low"] < share < figures[bucket]["high"]
+        assert figures[bucket]["high"] - figures[bucket]["low"] < 0.06
+
+
+def test_recall_rolls_out_of_the_window(live: LiveFigures, clock: Clock) -> None:
+    live.count_answers(answered([[0]], names=["a"]))
+    live.record_feedback([event("a", 0)])
+    assert recall(live, clock, window="5m")["all"] == (1, 1)
+    clock.pass_(300)
+    assert recall(live, clock, window="5m")["all"] == (0, 0)
+    assert recall(live, clock, window="1h")["all"] == (1, 1)
+
+
+def test_the_oldest_answers_go_first(open_live: Opening, clock: Clock, tmp_path: Path) -> None:
+    live = open_live(max_answers=10)
+    for number in range(30):
+        live.count_answers(answered([[0]], names=[f"a{number}"]))
+        live.flush()
+    live.record_feedback([event("a0", 0), event("a19", 0), event("a20", 0), event("a29", 0)])
+    assert recall(live, clock)["all"] == (2, 2)
+    with closing(sqlite3.connect(tmp_path / "feedback.sqlite")) as connection:
+        assert connection.execute("SELECT count(*) FROM answers").fetchone() == (10,)
+
+
+def test_settled_feedback_goes_after_two_days(live: LiveFigures, clock: Clock, tmp_path: Path) -> None:
+    def held() -> tuple[int, int]:
+        with closing(sqlite3.connect(tmp_path / "feedback.sqlite")) as connection:
+            (feedback,) = connection.execute("SELECT count(*) FROM feedback").fetchone()
+            (minutes,) = connection.execute("SELECT count(*) FROM recall").fetchone()
+            return feedback, minutes
+
+    live.count_answers(answered([[0]], names=["a"]))
+    live.record_feedback([event("a", 0), event("unknown", 0)])
+    live.flush()
+    clock.pass_(47 * 3600)
+    live.flush()
+    assert held() == (2, 1)
+    clock.pass_(2 * 3600)
+    live.flush()
+    assert held() == (0, 0)
+
+
+def test_settled_feedback_is_bounded_by_number_too(open_live: Opening, clock: Clock, tmp_path: Path) -> None:
+    live = open_live(max_answers=5)
+    live.count_answers(answered([list(range(12))], names=["a"]))
+    live.record_feedback([event("a", *range(12))])
+    live.flush()
+    clock.pass_(61)
+    live.flush()
+    with closing(sqlite3.connect(tmp_path / "feedback.sqlite")) as connection:
+        assert connection.execute("SELECT label FROM feedback ORDER BY id").fetchall() == [(id_,) for id_ in IDS[7:]]
+
+
+def test_no_answers_are_kept_if_none_are_wanted(open_live: Opening, clock: Clock) -> None:
+    live = open_live(max_answers=0)
+    live.count_answers(answered([[0]], names=["a"]))
+    live.record_feedback([event("a", 0)])
+    assert recall(live, clock)["all"] == (0, 0)
+
+
+def test_many_threads_take_turns(live: LiveFigures, clock: Clock) -> None:
+    live.count_answers(answered([[0]] * 40))
+    threads = [threading.Thread(target=live.record_feedback, args=([event(f"request-{n}", 0)],)) for n in range(40)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert recall(live, clock)["all"] == (40, 40)
+
+
+@pytest.mark.parametrize("content", ["garbage", "another version"])
+def test_another_file_is_put_aside(
+    open_live: Opening, clock: Clock, tmp_path: Path, caplog: pytest.LogCaptureFixture, content: str
+) -> None:
+    path = tmp_path / "feedback.sqlite"
+    if content == "garbage":
+        path.write_bytes(b"not a database, but long enough for a header of one" * 10)
+    else:
+        open_live().close()
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("PRAGMA user_version = 99")
+    with caplog.at_level(logging.WARNING):
+        live = open_live()
+    assert "put aside as feedback.sqlite.aside" in caplog.text
+    assert (tmp_path / "feedback.sqlite.aside").exists()
+    live.count_answers(answered([[0]], names=["a"]))
+    live.record_feedback([event("a", 0)])
+    assert recall(live, clock)["all"] == (1, 1)
+
+
+def test_trouble_with_the_file_is_said_once_and_scrapes_go_on(
+    live: LiveFigures, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with closing(sqlite3.connect(tmp_path / "feedback.sqlite")) as connection:
+        connection.execute("DROP TABLE recall")
+    with pytest.raises(sqlite3.Error):
+        live.report()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            assert {metric.name for metric in live.collect()} >= {"longtail_gini", "longtail_labels_added"}
+    assert caplog.text.count("live figures, reading the figures") == 1
+    with pytest.raises(sqlite3.Error):
+        live.record_shadow("r1", [Interaction(np.array([0]), np.array([0]))])

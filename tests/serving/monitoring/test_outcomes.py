@@ -1,0 +1,85 @@
+"""What counts as what: one call for each outcome, and both views agree on it."""
+
+from __future__ import annotations
+
+import pytest
+
+from longtail.serving.monitoring import LiveFigures, Monitoring
+from longtail.serving.monitoring.prometheus import UNMATCHED, Metrics
+from tests.serving.monitoring.shop import BUCKETS, Clock, answered
+
+
+@pytest.fixture
+def monitoring(live: LiveFigures) -> Monitoring:
+    return Monitoring(Metrics(["/v1/retrieve", "/v1/similar", "/v1/labels", "/livez"]), live)
+
+
+def series(monitoring: Monitoring) -> dict[str, float]:
+    lines = monitoring.metrics.scrape().decode().splitlines()
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))}
+
+
+def requests(monitoring: Monitoring, clock: Clock) -> dict[str, float]:
+    """What the report says of requests; not the report that is cached."""
+    clock.pass_(1)
+    figures: dict[str, float] = monitoring.figures.report()["windows"]["5m"]["requests"]
+    return figures
+
+
+@pytest.mark.parametrize(
+    ("route", "status", "count", "errors"),
+    [
+        ("/v1/retrieve", 200, 1, 0),
+        ("/v1/similar", 200, 1, 0),
+        ("/v1/retrieve", 503, 1, 1),
+        ("/v1/similar", 500, 1, 1),
+        # Refusals say nothing of how long answers take, and what is asked of other routes nothing of the model.
+        ("/v1/retrieve", 422, 0, 0),
+        ("/v1/retrieve", 429, 0, 0),
+        ("/v1/similar", 499, 0, 0),
+        ("/v1/labels", 200, 0, 0),
+        ("/livez", 200, 0, 0),
+        (UNMATCHED, 404, 0, 0),
+    ],
+)
+def test_every_request_is_in_the_series_and_load_in_the_report(
+    monitoring: Monitoring, clock: Clock, route: str, status: int, count: int, errors: int
+) -> None:
+    monitoring.count_request(route, status, 0.004)
+    counted = series(monitoring)
+    assert counted[f'longtail_requests_total{{route="{route}",status="{status // 100}xx"}}'] == 1
+    assert counted[f'longtail_request_seconds_count{{route="{route}"}}'] == 1
+    assert counted[f'longtail_request_seconds_sum{{route="{route}"}}'] == 0.004
+    reported = requests(monitoring, clock)
+    assert (reported["count"], reported["errors"], reported["shed"]) == (count, errors, 0)
+    assert (reported["p50_ms"] is not None) == bool(count)
+
+
+def test_a_shed_request_is_in_both(monitoring: Monitoring, clock: Clock) -> None:
+    monitoring.count_shed()
+    assert series(monitoring)["longtail_shed_total"] == 1
+    reported = requests(monitoring, clock)
+    assert (reported["count"], reported["errors"], reported["shed"]) == (0, 0, 1)
+
+
+def test_an_answered_batch_is_in_both(monitoring: Monitoring, clock: Clock) -> None:
+    monitoring.count_answers(answered([[0, 1, 4], [0, 8, 12]]), {"exclude": 2, "allow": 1})
+    counted = series(monitoring)
+    assert counted["longtail_queries_total"] == 2
+    exposures = {"head": 3, "torso": 1, "tail": 2}
+    assert {name: counted[f'longtail_exposures_total{{bucket="{name}"}}'] for name in exposures} == exposures
+    assert counted['longtail_labels_unknown_total{list="exclude"}'] == 2
+    assert counted['longtail_labels_unknown_total{list="allow"}'] == 1
+    clock.pass_(1)
+    figures = monitoring.figures.report()["windows"]["5m"]
+    assert figures["queries"] == 2
+    assert {name: of["count"] for name, of in figures["exposures"].items()} == exposures
+
+
+def test_a_release_is_named_in_both(monitoring: Monitoring) -> None:
+    assert not [name for name in series(monitoring) if name.startswith("longtail_release_info")]
+    monitoring.begin_release("r2", BUCKETS, None)
+    counted = series(monitoring)
+    assert counted['longtail_release_info{release="r2"}'] == 1
+    assert counted["longtail_release_swaps_total"] == 1
+    assert monitoring.figures.report()["release"] == "r2"

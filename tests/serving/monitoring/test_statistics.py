@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from longtail.serving.monitoring.release_figures import latency_bin, latency_ms
+from longtail.serving.monitoring.windows import wilson
+
+
+def test_wilson_by_hand() -> None:
+    # 8 of 10, a textbook case: 0.490 … 0.943.
+    low, high = wilson(8, 10) or (0.0, 0.0)
+    assert (low, high) == (pytest.approx(0.4902, abs=5e-5), pytest.approx(0.9433, abs=5e-5))
+    # None of n: from 0 to z² / (n + z²), z = 1.96.
+    assert wilson(0, 10) == (0.0, pytest.approx(3.8415 / 13.8415, abs=1e-4))
+    assert wilson(10, 10) == (pytest.approx(10 / 13.8415, abs=1e-4), pytest.approx(1))
+    assert wilson(0, 0) is None
+
+
+def test_latency_quantiles_are_right_to_a_bin() -> None:
+    durations = np.random.default_rng(0).lognormal(math.log(0.004), 0.7, 10_000)
+    bins = np.bincount([latency_bin(seconds) for seconds in durations], minlength=42)
+    for quantile in (0.5, 0.99):
+        expected = float(np.quantile(durations, quantile)) * 1000
+        assert latency_ms(bins, quantile) == pytest.approx(expected, rel=0.05)
+    assert latency_ms(np.zeros(42), 0.5) is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "low", "high"), [(0.0, 0, 0.1), (0.00005, 0, 0.1), (0.0001, 0.1, 0.134), (0.02, 17.7, 23.8)]
+)
+def test_one_duration_is_inside_its_bin(seconds: float, low: float, high: float) -> None:
+    bins = np.zeros(42)
+    bins[latency_bin(seconds)] = 1
+    assert low <= (latency_ms(bins, 0.5) or 0) <= high
+
+
+def test_a_duration_beyond_the_bins_counts_as_the_last() -> None:
+    bins = np.zeros(42)
+    bins[latency_bin(60)] = 1
+    assert latency_ms(bins, 0.99) == 10_000

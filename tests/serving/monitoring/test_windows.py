@@ -1,0 +1,274 @@
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from longtail.serving.errors import NotReadyError
+from longtail.serving.monitoring import LiveFigures, measure_baseline
+from tests.serving.monitoring.shop import BASELINE, BUCKETS, COUNTS, NOON, Clock, answered
+
+Opening = Callable[..., LiveFigures]
+
+
+def window(live: LiveFigures, name: str, clock: Clock) -> dict[str, Any]:
+    """A report that is not the one cached."""
+    clock.pass_(1)
+    figures: dict[str, Any] = live.report()["windows"][name]
+    return figures
+
+
+def test_figures_by_hand(live: LiveFigures, clock: Clock) -> None:
+    live.count_answers(answered([[0, 1, 4], [0, 8]], bias_removal=0.25, score=1.5))
+    live.count_answers(answered([[0]], bias_removal=1.0, score=9.0))
+    live.count_request(0.004, 200)
+    live.count_request(0.004, 503)
+    live.count_shed()
+    for name in ("5m", "1h", "24h"):
+        figures = window(live, name, clock)
+        assert figures["queries"] == 3
+        assert figures["bias_removal"] == pytest.approx(0.5)
+        assert {name: of["count"] for name, of in figures["exposures"].items()} == {"head": 4, "torso": 1, "tail": 1}
+        assert figures["exposures"]["head"] == {"count": 4, "share": pytest.approx(4 / 6), "coverage": 2 / 4}
+        assert figures["coverage"] == pytest.approx(4 / 12)
+        # Exposures of the twelve: eight 0, three 1, one 3.
+        assert figures["gini"] == pytest.approx(2 * (9 + 10 + 11 + 12 * 3) / (12 * 6) - 13 / 12)
+        assert figures["popularity"] == pytest.approx((4 * 100 + 10 + 1) / 6)
+        assert figures["scores"]["counts"] == [0, 5, 0, 0, 0, 0, 0, 0, 0, 1]
+        assert figures["psi"] == {"buckets": None, "scores": None}
+        assert (figures["requests"]["count"], figures["requests"]["errors"], figures["requests"]["shed"]) == (2, 1, 1)
+        assert 3 < figures["requests"]["p50_ms"] < 5
+
+
+def test_psi_of_enough_exposures(live: LiveFigures, clock: Clock) -> None:
+    live.count_answers(answered([[0, 0, 4, 8]] * 50))
+    assert window(live, "5m", clock)["psi"]["buckets"] == 0
+
+
+def test_labels_added_since_count_in_the_buckets_only(live: LiveFigures, clock: Clock) -> None:
+    live.count_answers(answered([[0, 12, 99]]))
+    figures = window(live, "5m", clock)
+    assert figures["exposures"]["tail"] == {"count": 2, "share": pytest.approx(2 / 3), "coverage": 0}
+    assert figures["coverage"] == pytest.approx(1 / 12)
+
+
+@pytest.mark.parametrize(
+    ("name", "still", "gone"), [("5m", 3 * 60, 5 * 60), ("1h", 49 * 60, 60 * 60), ("24h", 20 * 3600, 24 * 3600)]
+)
+def test_windows_roll(live: LiveFigures, clock: Clock, name: str, still: float, gone: float) -> None:
+    live.count_answers(answered([[0, 4, 8]]))
+    live.count_request(0.001, 200)
+    clock.now = NOON + still
+    figures = window(live, name, clock)
+    assert (figures["queries"], figures["coverage"], figures["requests"]["count"]) == (1, 3 / 12, 1)
+    clock.now = NOON + gone
+    figures = window(live, name, clock)
+    assert (figures["queries"], figures["coverage"], figures["requests"]["count"]) == (0, 0, 0)
+    assert figures["gini"] is None
+    assert figures["exposures"]["head"]["share"] is None
+
+
+def test_a_slot_is_cleared_when_its_time_comes_again(live: LiveFigures, clock: Clock) -> None:
+    live.count_answers(answered([[0]]))
+    clock.pass_(1440 * 60)
+    live.count_answers(answered([[4]]))
+    for name in ("5m", "24h"):
+        figures = window(live, name, clock)
+        assert (figures["queries"], figures["exposures"]["head"]["count"], figures["coverage"]) == (1, 0, 1 / 12)
+
+
+def test_rates_are_of_the_time_covered(live: LiveFigures, clock: Clock) -> None:
+    for _ in range(30):
+        live.count_request(0.001, 200)
+    clock.pass_(9)
+    assert window(live, "24h", clock)["requests"]["per_second"] == pytest.approx(3)
+
+
+def test_threads_add_up(live: LiveFigures, clock: Clock) -> None:
+    def work() -> None:
+        for _ in range(100):
+            live.count_answers(answered([[0, 4]]))
+            live.count_request(0.001, 200)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    figures = window(live, "5m", clock)
+    assert (figures["queries"], figures["exposures"]["torso"]["count"], figures["requests"]["count"]) == (400, 400, 400)
+
+
+def test_workers_add_up(open_live: Opening, clock: Clock) -> None:
+    first, second = open_live(worker=0), open_live(worker=1)
+    first.count_answers(answered([[0, 1]]))
+    second.count_answers(answered([[0, 8]]))
+    second.count_request(0.001, 200)
+    for live in (first, second):
+        figures = window(live, "1h", clock)
+        assert (figures["queries"], figures["requests"]["count"]) == (2, 1)
+        assert figures["coverage"] == pytest.approx(3 / 12)
+        assert figures["exposures"]["head"]["count"] == 3
+
+
+def test_a_restart_goes_on(open_live: Opening, clock: Clock) -> None:
+    first = open_live()
+    first.count_answers(answered([[0, 4, 8]]))
+    first.count_request(0.001, 200)
+    since = first.report()["since"]
+    first.close()
+    clock.pass_(60)
+    second = open_live()
+    second.count_answers(answered([[0]]))
+    report = second.report()
+    figures = report["windows"]["5m"]
+    assert report["since"] == since
+    assert (figures["queries"], figures["requests"]["count"], figures["coverage"]) == (2, 1, 3 / 12)
+
+
+def test_windows_are_of_the_release_in_service(live: LiveFigures, clock: Clock) -> None:
+    live.count_answers(answered([[0]]))
+    clock.pass_(120)
+    live.begin_release("r2", BUCKETS, None)
+    live.count_answers(answered([[4], [5]], release="r2"))
+    live.count_answers(answered([[1]], release="r1"))
+    report = live.report()
+    assert report["windows"]["5m"]["queries"] == 2
+    assert report["windows"]["5m"]["exposures"]["head"]["count"] == 0
+    assert report["baseline"] is None
+    assert report["windows"]["5m"]["psi"] == {"buckets": None, "scores": None}
+    assert report["series"]["queries"] == [1, 3]
+    assert report["series"]["release"] == ["r1", "r2"]
+    assert [(interval["name"], interval["until"]) for interval in report["releases"]] == [
+        ("r1", report["releases"][1]["from"]),
+        ("r2", None),
+    ]
+
+
+def test_a_release_rolled_back_to_begins_anew(live: LiveFigures, clock: Clock) -> None:
+    live.count_answers(answered([[0]]))
+    clock.pass_(60)
+    live.begin_release("r2", BUCKETS, None)
+    clock.pass_(60)
+    live.begin_release("r1", BUCKETS, BASELINE)
+    live.count_answers(answered([[4]]))
+    report = live.report()
+    assert (report["windows"]["1h"]["queries"], report["windows"]["1h"]["coverage"]) == (1, 1 / 12)
+    assert report["series"]["queries"] == [1, 1]
+
+
+def test_batches_of_unknown_releases_are_left_out(live: LiveFigures, clock: Clock) -> None:
+    live.count_answers(answered([[0]], release="never begun"))
+    assert window(live, "5m", clock)["queries"] == 0
+
+
+def test_the_series_by_minute(live: LiveFigures, clock: Clock) -> None:
+    clock.pass_(30)
+    live.count_answers(answered([[0, 0, 4, 8]] * 50, bias_removal=1.0))
+    clock.pass_(120)
+    live.count_request(0.004, 200)
+    series = live.report()["series"]
+    assert series["at"] == ["2023-11-15T12:00:00Z", "2023-11-15T12:02:00Z"]
+    assert series["queries"] == [50, 0]
+    assert series["share"] == {"head": [0.5, None], "torso": [0.25, None], "tail": [0.25, None]}
+    assert series["psi"] == [0, None]
+    assert series["bias_removal"] == [1, None]
+    # The minute under way is thirty seconds old.
+    assert series["requests_per_second"] == [0, pytest.approx(1 / 30)]
+    assert series["p50_ms"][0] is None
+    assert series["release"] == ["r1", "r1"]
+
+
+def test_no_report_before_a_release(open_live: Opening) -> None:
+    live = open_live(begin=False)
+    live.count_request(0.1, 503)
+    live.count_shed()
+    with pytest.raises(NotReadyError, match="no release"):
+        live.report()
+
+
+def test_reports_are_a_second_old_at_most(live: LiveFigures, clock: Clock) -> None:
+    before = live.report()["windows"]["5m"]["queries"]
+    live.count_answers(answered([[0]]))
+    clock.pass_(0.9)
+    assert live.report()["windows"]["5m"]["queries"] == before
+    live.set_label_counts(added=3, hidden=1)
+    assert live.report()["labels"] == {"added": 3, "hidden": 1}
+    clock.pass_(0.1)
+    assert live.report()["windows"]["5m"]["queries"] == before + 1
+
+
+def test_the_baseline_by_hand() -> None:
+    rows = np.array([[0, 1, 4, 8], [0, 9, -1, -1]])
+    scores = np.array([[6, 5, 4, 3], [2, 1, 99, 99]], np.float32)
+    baseline = measure_baseline(scores, rows, BUCKETS, COUNTS, 0.5, 4)
+    assert baseline is not None
+    assert baseline.shares == pytest.approx((3 / 6, 1 / 6, 2 / 6))
+    assert baseline.popularity == pytest.approx((300 + 10 + 2) / 6)
+    assert baseline.score_edges[4] == pytest.approx(3.5)
+    assert sum(baseline.score_shares) == pytest.approx(1)
+    assert measure_baseline(scores[:, :1], np.full((2, 1), -1), BUCKETS, COUNTS, 0.5, 1) is None
+
+
+def test_drift_raises_the_index(open_live: Opening, clock: Clock) -> None:
+    # Zipf exposures at λ = 0 make the baseline and a steady first hour; then traffic turns to the tail (λ = 1).
+    rng = np.random.default_rng(0)
+    popular, flat = np.repeat([0.2, 0.04, 0.01], 4), np.full(12, 1 / 12)
+
+    def lists(shares: np.ndarray) -> list[list[int]]:
+        return rng.choice(12, (300, 5), p=shares / shares.sum()).tolist()
+
+    rows = np.array(lists(popular))
+    live = open_live(begin=False)
+    live.begin_release("r1", BUCKETS, measure_baseline(rng.normal(size=rows.shape), rows, BUCKETS, COUNTS, 0.0, 5))
+    live.count_answers(answered(lists(popular), bias_removal=0.0))
+    assert window(live, "5m", clock)["psi"]["buckets"] < 0.02
+    clock.pass_(600)
+    live.count_answers(answered(lists(flat), bias_removal=1.0))
+    figures = window(live, "5m", clock)
+    assert figures["psi"]["buckets"] > 0.5
+    assert figures["exposures"]["tail"]["share"] == pytest.approx(1 / 3, abs=0.03)
+    # The hour holds both halves.
+    assert 0.02 < window(live, "1h", clock)["psi"]["buckets"] < figures["psi"]["buckets"]
+
+
+def test_directories_nobody_used_for_two_days_go(open_live: Opening, clock: Clock, tmp_path: Path) -> None:
+    live = open_live()
+    live.count_answers(answered([[0]]))
+    live.close()
+    tiles = list((tmp_path / "live" / "r1").glob("labels-*"))
+    assert len(tiles) == 3
+    clock.pass_(47 * 3600)
+    live = open_live(begin=False)
+    live.begin_release("r2", BUCKETS, None)
+    # Counts by label are most of it and of no use once the release is out; its minutes are.
+    assert not any(path.exists() for path in tiles)
+    assert (tmp_path / "live" / "r1" / "answers.0.ring").exists()
+    clock.pass_(2 * 3600)
+    live.begin_release("r3", BUCKETS, None)
+    assert not (tmp_path / "live" / "r1").exists()
+    assert (tmp_path / "live" / "r2").exists()
+
+
+def test_a_full_disk_refuses_no_release(
+    live: LiveFigures, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        for name in ("posix_fallocate", "mkdir"):
+            patched.setattr(os, name, full)
+        live.begin_release("r2", BUCKETS, BASELINE)
+    assert "No space left" in caplog.text
+    live.count_answers(answered([[0, 4]], release="r2"))
+    live.count_request(0.001, 200)
+    figures = window(live, "5m", clock)
+    assert (figures["queries"], figures["coverage"], figures["requests"]["count"]) == (1, 2 / 12, 1)
+    assert not (tmp_path / "live" / "r2").exists()

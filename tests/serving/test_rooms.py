@@ -1,0 +1,105 @@
+"""The rooms of the service: which folder may import which, no circles, and a core that knows no HTTP."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+SERVING = Path(__file__).parents[2] / "serving"
+PACKAGE = "longtail.serving"
+# Folders, and modules at the top: `settings`, `errors` and `logs` are for all, the others are the commands.
+MAY_IMPORT = {
+    "errors": set(),
+    "logs": set(),
+    "settings": set(),
+    "dashboard": set(),
+    "monitoring": {"errors"},
+    "core": {"errors", "settings", "monitoring"},
+    "http": {"errors", "settings", "logs", "monitoring", "core", "dashboard"},
+    "process": {"errors", "settings", "logs", "monitoring", "core", "http"},
+    "check": {"core"},
+    "cli": {"errors", "settings", "logs", "http", "process", "check"},
+    "__main__": {"cli"},
+    "__init__": {"errors", "settings", "core", "http"},
+}
+HTTP = {"asgiref", "fastapi", "fastapi_offline", "h11", "httptools", "httpx", "starlette", "uvicorn"}
+
+
+def imported_by(path: Path) -> Iterator[str]:
+    """Absolute names of what a file imports, at its top or inside its functions."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: expected absolute imports"
+            # `from package import module` is an import of the module, `from module import name` one of the module.
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the room by its absolute name."""
+    found = {}
+    for path in SERVING.rglob("*.py"):
+        parts = path.relative_to(SERVING).with_suffix("").parts
+        found[".".join([PACKAGE, *(parts[:-1] if parts[-1] == "__init__" else parts)])] = path
+    return found
+
+
+def module_of(name: str, known: dict[str, Path]) -> str | None:
+    """The module of the room that an imported name is, or is in; None for another room's."""
+    while name.startswith(f"{PACKAGE}.") and name not in known:
+        name = name.rpartition(".")[0]
+    return name if name in known else None
+
+
+def room_of(module: str) -> str:
+    return module.removeprefix(PACKAGE).removeprefix(".").partition(".")[0] or "__init__"
+
+
+def graph() -> dict[str, set[str]]:
+    """What every module of the room imports of the room."""
+    known = modules()
+    return {
+        module: {found for name in imported_by(path) if (found := module_of(name, known)) not in (None, module)}
+        for module, path in known.items()
+    }
+
+
+def test_every_folder_and_module_has_its_rule() -> None:
+    assert {room_of(module) for module in modules()} == set(MAY_IMPORT)
+
+
+@pytest.mark.parametrize("room", MAY_IMPORT)
+def test_a_room_imports_only_what_it_may(room: str) -> None:
+    found = {
+        (module, imported)
+        for module, all_imported in graph().items()
+        if room_of(module) == room
+        for imported in all_imported
+        if room_of(imported) not in MAY_IMPORT[room] | {room}
+    }
+    assert found == set()
+
+
+def test_the_rules_have_no_circle() -> None:
+    assert list(TopologicalSorter(MAY_IMPORT).static_order())
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    # Raises CycleError, which names the circle.
+    assert len(list(TopologicalSorter(graph()).static_order())) == len(modules())
+
+
+@pytest.mark.parametrize("room", ["core", "monitoring"])
+def test_knows_no_http(room: str) -> None:
+    found = {
+        (str(path.relative_to(SERVING)), name)
+        for path in (SERVING / room).rglob("*.py")
+        for name in imported_by(path)
+        if name.partition(".")[0] in HTTP
+    }
+    assert found == set()

@@ -1,0 +1,157 @@
+"""The wheel: only `longtail` at the top level, every file in it, commands of the rooms that are there, extras named."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+ROOMS = ("bundle", "client", "commands", "index", "serving", "trainer")
+BUILD_FILES = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
+
+
+def pip(*arguments: object) -> None:
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", *map(str, arguments)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+def wheel_of(rooms: tuple[str, ...], folder: Path) -> Path:
+    """A wheel of a copy that has only these rooms."""
+    for room in rooms:
+        shutil.copytree(ROOT / room, folder / "source" / room, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in BUILD_FILES:
+        shutil.copy(ROOT / name, folder / "source")
+    pip("wheel", "--no-deps", "--wheel-dir", folder, folder / "source")
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return wheel_of(ROOMS, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with the wheel and nothing that it depends on."""
+    environment = tmp_path_factory.mktemp("bare")
+    venv.create(environment, with_pip=False)
+    pip("--python", environment / "bin" / "python", "install", "--no-deps", "--no-index", wheel)
+    return environment
+
+
+def site_packages(environment: Path) -> Path:
+    return Path(sysconfig.get_path("purelib", vars={"base": str(environment), "platbase": str(environment)}))
+
+
+def scripts(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        (entry_points,) = (name for name in archive.namelist() if name.endswith("entry_points.txt"))
+        lines = archive.read(entry_points).decode().splitlines()
+    return {line.split(" = ")[0] for line in lines if " = " in line}
+
+
+def test_rooms_are_named_once_and_none_is_forgotten() -> None:
+    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests", "benchmarks"}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert packages == set(ROOMS)
+    assert project["tool"]["mypy"]["packages"] == [f"longtail.{room}" for room in ROOMS]
+    assert f"ROOMS = {ROOMS}".replace("'", '"') in (ROOT / "setup.py").read_text()
+
+
+def test_the_wheel_holds_every_file_below_longtail_and_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+    tracked = subprocess.run(["git", "ls-files", "--", *ROOMS], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert names == {f"longtail/{name}" for name in tracked.stdout.split()}
+    assert scripts(wheel) == {"longtail-train", "longtail-index", "longtail-serve"}
+
+
+def test_an_image_has_only_the_commands_of_its_rooms(tmp_path: Path) -> None:
+    assert scripts(wheel_of(("bundle", "commands", "index", "serving"), tmp_path)) == {
+        "longtail-index",
+        "longtail-serve",
+    }
+
+
+def test_a_neighbour_called_trainer_is_left_alone(wheel: Path, tmp_path: Path) -> None:
+    """Both are installed, in either order, and a user's own `index.py` and `client.py` stand in the working folder."""
+    environment, work = tmp_path / "env", tmp_path / "work"
+    venv.create(environment, with_pip=False)
+    packages = site_packages(environment)
+    (packages / "trainer").mkdir()
+    (packages / "trainer" / "__init__.py").write_text("NEIGHBOUR = True\n")
+    pip("--python", environment / "bin" / "python", "install", "--no-deps", "--no-index", wheel)
+    # What the wheel depends on comes from the environment of the tests; its own editable install is not seen.
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    work.mkdir()
+    for name in ("index.py", "client.py"):
+        (work / name).write_text("raise SystemExit('shadowed')\n")
+    program = (
+        "import trainer, longtail.trainer, longtail.index, longtail.client, longtail.serving\n"
+        "from importlib.resources import files\n"
+        "assert trainer.NEIGHBOUR\n"
+        "assert (files('longtail.trainer') / 'recipes' / 'movielens-100k.toml').is_file()\n"
+        "print(longtail.trainer.__file__)\n"
+    )
+    found = subprocess.run([environment / "bin" / "python", "-c", program], cwd=work, capture_output=True, text=True)
+    assert found.stdout.strip() == str(packages / "longtail" / "trainer" / "__init__.py"), found.stderr
+    for command in ("longtail-train", "longtail-index", "longtail-serve"):
+        subprocess.run([environment / "bin" / command, "--help"], cwd=work, check=True, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize(
+    ("command", "extra"), [("longtail-train", "train"), ("longtail-index", "index"), ("longtail-serve", "serve")]
+)
+def test_a_command_without_its_extra_says_which_one_in_a_line(command: str, extra: str, bare: Path) -> None:
+    found = subprocess.run([bare / "bin" / command, "--help"], capture_output=True, text=True)
+    assert found.returncode == 2
+    (line,) = found.stderr.splitlines()
+    assert line.startswith(f"{command}: expected the extra '{extra}', found no module ")
+    assert line.endswith(f": pip install 'longtail[{extra}]'")
+
+
+@pytest.mark.parametrize(
+    ("command", "missing", "extra"),
+    [
+        (["longtail-train", "fit", "recipe.toml", "--out", "bundle"], "keras", "train"),
+        (["longtail-index", "build", "bundle", "--releases", "releases"], "faiss", "index"),
+        (["longtail-serve", "run", "releases"], "faiss", "index"),
+        (["longtail-serve", "run", "releases"], "fastapi", "serve"),
+    ],
+)
+def test_a_command_that_lacks_a_part_names_its_extra(
+    command: list[str], missing: str, extra: str, tmp_path: Path
+) -> None:
+    """With the other extras installed."""
+    (tmp_path / "recipe.toml").write_text('name = "x"\n[data]\ntrain = "x.csv"\nquery_id = "q"\nlabel_id = "l"\n')
+    room = {"longtail-train": "trainer", "longtail-index": "index", "longtail-serve": "serving"}[command[0]]
+    program = (
+        f"import sys; sys.modules[{missing!r}] = None; sys.argv = {command!r}; "
+        f"import longtail.commands; longtail.commands.{room}()"
+    )
+    found = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert found.stderr.splitlines() == [
+        f"{command[0]}: expected the extra '{extra}', found no module '{missing}': pip install 'longtail[{extra}]'"
+    ]
+    assert found.returncode == 2
+
+
+def test_the_client_needs_httpx_and_pydantic_and_no_more() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert [*project["dependencies"], *project["optional-dependencies"]["client"]] == ["pydantic>=2.9", "httpx>=0.27"]
+
+
+def test_clean_removes_what_a_build_leaves() -> None:
+    (recipe,) = [line for line in (ROOT / "Makefile").read_text().splitlines() if line.startswith("\trm -rf")]
+    assert {"build", "dist", "*.egg-info"} <= set(recipe.split())
+    assert os.sep not in recipe.replace("\trm -rf", "")

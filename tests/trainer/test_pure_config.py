@@ -1,0 +1,81 @@
+"""Recipes are read, and the command's help is shown, where no training framework can be imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.trainer import tiny
+
+_PROGRAM = """
+import sys, time
+
+BLOCKED = (
+    "keras", "tensorflow", "tensorboard", "jax", "jaxlib", "scipy", "matplotlib", "onnx", "onnxruntime", "tf2onnx",
+)
+
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in BLOCKED:
+            raise ImportError(f"{name} must not be imported")
+
+sys.meta_path.insert(0, Block())
+started = time.perf_counter()
+"""
+
+_RECIPE = """
+import longtail.trainer.config
+from longtail.trainer import LOSSES, SAMPLERS, WEIGHTS, Recipe, RecipeError, load_recipe
+
+recipe = load_recipe(sys.argv[1], ["loss.sampler={name='uniform', negatives=5}", "loss.weight=importance"])
+assert isinstance(recipe, Recipe)
+assert str(recipe.loss) == "softmax · uniform(negatives = 5) · importance"
+try:
+    load_recipe(sys.argv[1], ["loss.family=soft"])
+except RecipeError as error:
+    assert f"expected one of {', '.join(LOSSES)}, received 'soft'" in str(error), error
+else:
+    raise AssertionError("a family that is not in the table")
+assert ("in_batch" in SAMPLERS, "tail" in WEIGHTS) == (True, True)
+"""
+
+_COMMAND = """
+from longtail.trainer import cli
+
+sys.argv = ["longtail-train", *sys.argv[1:]]
+try:
+    cli.main()
+except SystemExit as ended:
+    code = ended.code or 0
+else:
+    code = 0
+"""
+
+
+def child(program: str, *arguments: object) -> str:
+    """Output of a program in a process of its own; it also prints how long it took, for information."""
+    process = subprocess.run(
+        [sys.executable, "-c", _PROGRAM + program, *map(str, arguments)], capture_output=True, text=True, check=False
+    )
+    assert process.returncode == 0, process.stderr
+    return process.stdout
+
+
+def test_a_recipe_is_read_without_a_training_framework(tmp_path: Path) -> None:
+    out = child(_RECIPE + "print(f'{time.perf_counter() - started:.2f} s')", tiny.write_job(tmp_path))
+
+    print(f"imported and read in {out}")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["fit", "--help"], ["evaluate", "--help"]])
+def test_help_is_shown_without_a_training_framework(arguments: list[str]) -> None:
+    assert "Usage: " in child(_COMMAND + "assert code == 0", *arguments)
+
+
+def test_a_wrong_recipe_is_refused_before_anything_slow_is_loaded(tmp_path: Path) -> None:
+    recipe = tiny.write_job(tmp_path)
+
+    child(_COMMAND + "assert code == 2", "fit", recipe, "--out", tmp_path / "out", "--set", "model.size=3")

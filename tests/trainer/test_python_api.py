@@ -1,0 +1,114 @@
+"""What `longtail.trainer` exports, and every example of a docstring, run as it stands."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+import shutil
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import longtail.trainer
+from longtail.trainer import LOSSES, SAMPLERS, WEIGHTS, EvaluationResult, RecipeError, evaluate, fit, load_recipe
+from tests.trainer import tiny
+from tests.trainer.conftest import Finished
+
+WITH_EXAMPLES = {
+    "config.recipe": {"Recipe", "load_recipe"},
+    "evaluation.bundle": {"evaluate"},
+    "job": {"fit"},
+    "losses.families": {family.loss.__name__ for family in LOSSES.values()},
+    "losses.mining": {"Mining.__call__"},
+    "losses.weights": {weight.__name__ for weight in WEIGHTS.values()},
+    "sampling.independent": {"in_batch", "uniform", "popularity", "mixed", "full"},
+}
+"""Names whose docstrings must have an example, by module."""
+
+
+def modules() -> list[str]:
+    """Every module of the trainer but those that need legacy Keras, another backend, or run when imported."""
+    found = pkgutil.walk_packages(longtail.trainer.__path__, "longtail.trainer.")
+    return [m.name for m in found if not m.name.startswith(("longtail.trainer.tfrs", "longtail.trainer.__main__"))]
+
+
+def examples_of(module: ModuleType) -> list[doctest.DocTest]:
+    """Docstrings with examples; the module's own, which may define names for the others, comes first.
+
+    The docstrings of tables stand in the source below them, where doctest does not look.
+    """
+    found = [test for test in doctest.DocTestFinder(recurse=True).find(module) if test.examples]
+    return sorted(found, key=lambda test: test.name != module.__name__)
+
+
+def run(tests: list[doctest.DocTest]) -> None:
+    names: dict[str, object] = {}
+    runner = doctest.DocTestRunner(optionflags=doctest.FAIL_FAST)
+    for test in tests:
+        test.globs = {**test.globs, **names}
+        report: list[str] = []
+        runner.run(test, out=report.append, clear_globs=False)
+        assert not runner.failures, "".join(report)
+        names = names or {name: value for name, value in test.globs.items() if name in {"log", "np", "row", "setup"}}
+
+
+@pytest.fixture(scope="module")
+def folder(finished: Finished, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where examples run: a tiny recipe, and the bundle that it gave, as `runs/tiny`."""
+    folder = tmp_path_factory.mktemp("examples")
+    tiny.write_job(folder)
+    shutil.copytree(finished.out, folder / "runs" / "tiny")
+    return folder
+
+
+@pytest.mark.parametrize("name", [name for name in modules() if not name.endswith((".jax", ".job"))])
+def test_examples_say_what_happens(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    tests = examples_of(importlib.import_module(name))
+
+    wanted = WITH_EXAMPLES.get(name.removeprefix("longtail.trainer."), set())
+    assert {f"{name}.{of}" for of in wanted} <= {test.name for test in tests}
+    run(tests)
+
+
+def test_the_example_of_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It trains without a word."""
+    tiny.write_job(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    capsys.readouterr()
+
+    run(examples_of(importlib.import_module("longtail.trainer.job")))
+    assert "epoch" not in capsys.readouterr().out
+
+
+def test_names_are_loaded_on_use_and_listed() -> None:
+    assert set(longtail.trainer.__all__) <= set(dir(longtail.trainer))
+    assert callable(fit)
+    with pytest.raises(AttributeError, match=r"module 'longtail\.trainer' has no attribute 'fitt'"):
+        longtail.trainer.fitt  # noqa: B018
+
+
+def test_every_row_of_a_table_is_documented() -> None:
+    rows = [*SAMPLERS.values(), *WEIGHTS.values(), *(family.loss for family in LOSSES.values())]
+
+    assert [row.__name__ for row in rows if len((row.__doc__ or "").splitlines()) < 4] == []
+    assert len({row.__name__ for row in rows}) == len(rows)
+
+
+def test_a_recipe_may_be_a_path_or_a_recipe(finished: Finished) -> None:
+    loaded = load_recipe(finished.recipe)
+    by_path, by_recipe = evaluate(finished.out, str(finished.recipe)), evaluate(finished.out, loaded)
+
+    assert isinstance(by_path, EvaluationResult)
+    assert by_path == by_recipe
+    assert by_path.value() == by_path.value("recall@5", bias_removal=by_path.bias_removal.default)
+    with pytest.raises(RecipeError, match="expected valid or test, received 'train'"):
+        evaluate(finished.out, loaded, split="train")
+    with pytest.raises(KeyError, match=r"expected one of recall@3, .*received 'recall@99'"):
+        by_path.value("recall@99")
+    with pytest.raises(KeyError, match=r"expected one of \[0\.0, 0\.5, 1\.0\], received 0\.25"):
+        by_path.value(bias_removal=0.25)

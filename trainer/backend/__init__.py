@@ -1,0 +1,91 @@
+"""Where Keras and its backend are reached: imported on first use, and the operations Keras has no neutral form for.
+
+The tables `SAMPLERS`, `WEIGHTS`, `LOSSES` and `ROW_OPTIMIZERS` are rows of functions of tensors, and a recipe is
+checked against those very tables. Their modules take `keras` and `ops` from here, so that a recipe can be read
+without loading Keras. Modules that build Keras layers import Keras themselves.
+
+What Keras lacks is sparse access to tables and compiled steps; `tensorflow.py` and `jax.py` have both:
+
+- `gather(table, ids)`: rows of a variable without reading the rest of it, [*ids.shape, D].
+- `scatter(table, ids_U, rows_UD)`: replace rows of a variable.
+- `unique(ids_N, limit)`: distinct ids [U] and the position of every id among them [N].
+- `count(positions_N, distinct_U)`: how often every distinct id came, float32 [U].
+- `value_and_gradients(loss, rows, variables)`: a loss, and its gradients with respect to rows and variables.
+- `compile_loss(function)`: a pure function of fixed shapes, compiled with XLA.
+- `compile_step(step, variables)`: a function that assigns to variables, compiled.
+- `without_autograph(function)`: a function inside which TensorFlow rewrites no Python source.
+- `make_deterministic()`: the same bits in every run.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from longtail.trainer.backend.tensors import Operations, Step, Tensor
+
+if TYPE_CHECKING:
+    import keras
+
+    from longtail.trainer.backend.tensorflow import (
+        compile_loss,
+        compile_step,
+        count,
+        gather,
+        make_deterministic,
+        scatter,
+        unique,
+        value_and_gradients,
+        without_autograph,
+    )
+
+__all__ = [
+    "Step",
+    "Tensor",
+    "compile_loss",
+    "compile_step",
+    "count",
+    "gather",
+    "keras",
+    "make_deterministic",
+    "ops",
+    "scatter",
+    "unique",
+    "value_and_gradients",
+    "without_autograph",
+]
+
+
+class _OnFirstUse:
+    """Stands for a module, which is imported when one of its names is first asked for."""
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(import_module(self._module), name)
+
+
+if TYPE_CHECKING:
+    ops: Operations
+else:
+    keras, ops = _OnFirstUse("keras"), _OnFirstUse("keras.ops")
+
+    def __getattr__(name: str) -> Any:
+        """An operation of the backend in use."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(_in_use(), name)
+
+
+def _in_use() -> ModuleType:
+    """The operations of Keras' backend.
+
+    Raises:
+        ImportError: KERAS_BACKEND names another backend than tensorflow or jax.
+    """
+    name = keras.backend.backend()
+    if name not in ("tensorflow", "jax"):
+        raise ImportError(f"Keras backend: expected tensorflow or jax, found {name}")
+    return import_module(f"longtail.trainer.backend.{name}")

@@ -1,0 +1,83 @@
+"""JAX: a step is a pure function of all variables, compiled with donated buffers, which XLA updates in place.
+
+Legend: `N` ids, `U` distinct ids, `D` dimensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+
+from longtail.trainer.backend.tensors import Step, Tensor
+
+
+def gather(table: keras.Variable, ids: jax.Array) -> jax.Array:
+    """Rows of a variable, shape [*ids.shape, D]."""
+    return jnp.take(table.value, ids, axis=0, mode="clip")
+
+
+def scatter(table: keras.Variable, ids_U: jax.Array, rows_UD: jax.Array) -> None:
+    """Replace rows of a variable; ids past its end are dropped."""
+    table.assign(table.value.at[ids_U].set(rows_UD, mode="drop"))
+
+
+def unique(ids_N: jax.Array, limit: int) -> tuple[jax.Array, jax.Array]:
+    """Distinct ids padded to a fixed length with `limit`, an id past every table's end; positions, [N]."""
+    distinct, positions = jnp.unique(ids_N, return_inverse=True, size=min(ids_N.shape[0], limit), fill_value=limit)
+    return distinct, positions.reshape(ids_N.shape)
+
+
+def count(positions_N: jax.Array, distinct_U: jax.Array) -> jax.Array:
+    """How often every distinct id came, float32 [U]."""
+    return jnp.zeros(distinct_U.shape).at[positions_N].add(1.0)
+
+
+def value_and_gradients(
+    loss: Callable[[list[Tensor]], tuple[Tensor, Tensor]], rows: list[Tensor], variables: Sequence[keras.Variable]
+) -> tuple[tuple[Tensor, Tensor], list[Tensor], list[Tensor]]:
+    """The loss and what it returns beside it; its gradients with respect to `rows`, and to dense variables."""
+
+    def pure(rows: list[Tensor], values: list[Tensor]) -> tuple[Tensor, Tensor]:
+        with keras.StatelessScope(state_mapping=list(zip(variables, values, strict=True))):
+            return loss(rows)
+
+    values = [variable.value for variable in variables]
+    value, (row_gradients, gradients) = jax.value_and_grad(pure, argnums=(0, 1), has_aux=True)(rows, values)
+    return value, row_gradients, gradients
+
+
+def compile_loss(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Nothing to do: the whole step is compiled with XLA."""
+    return function
+
+
+def compile_step(step: Step, variables: Sequence[keras.Variable]) -> Step:
+    """Compile a step that assigns to variables."""
+
+    def pure(values: list[Tensor], batch: dict[str, Any]) -> tuple[Tensor, list[Tensor]]:
+        with keras.StatelessScope(state_mapping=list(zip(variables, values, strict=True))) as scope:
+            result = step(batch)
+        return result, [scope.get_current_value(variable) for variable in variables]
+
+    compiled = jax.jit(pure, donate_argnums=0)
+
+    def run(batch: dict[str, Any]) -> Any:
+        result, values = compiled([variable.value for variable in variables], batch)
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
+        return result
+
+    return run
+
+
+def without_autograph(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Nothing to do: JAX rewrites no source."""
+    return function
+
+
+def make_deterministic() -> None:
+    """Nothing to do: XLA's CPU programs are; on a GPU set XLA_FLAGS=--xla_gpu_deterministic_ops=true."""

@@ -1,0 +1,163 @@
+"""The tables of a recipe but for its towers and its loss: `[data]`, `[optimizer]`, `[training]`, `[evaluation]`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from longtail.trainer.model.optimizers import ROW_OPTIMIZERS
+
+
+class Section(BaseModel):
+    """A table of a recipe: unknown keys are refused, values are fixed and finite."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+def one_of(what: str, table: Mapping[str, Any], name: str) -> None:
+    """Raise ValueError for a name that is not in the table."""
+    if name not in table:
+        raise ValueError(f"{what}: expected one of {', '.join(table)}, received {name!r}")
+
+
+class Split(Section):
+    """How to cut interactions when `valid` or `test` files are not given."""
+
+    strategy: Literal["random", "temporal", "leave_last_out"]
+    """`random`: pairs by seed. `temporal`: the latest pairs of all. `leave_last_out`: per query, its last
+    pair is test and the one before is valid; file order stands in for time where there is no timestamp."""
+    valid: float = Field(default=0.1, ge=0, lt=1)
+    """Share of all pairs; not used by `leave_last_out`."""
+    test: float = Field(default=0.1, ge=0, lt=1)
+    """Share of all pairs; not used when there is a test file (nor `valid`, when there is a valid file)."""
+
+    @model_validator(mode="after")
+    def _something_to_train_on(self) -> Self:
+        if self.valid + self.test >= 1:
+            raise ValueError(f"split: expected valid + test < 1, received {self.valid} + {self.test}")
+        return self
+
+
+class Data(Section):
+    """Where interactions and feature tables are. Paths are relative to the recipe."""
+
+    train: Path
+    valid: Path | None = None
+    test: Path | None = None
+    format: Literal["auto", "parquet", "csv", "tsv", "lists", "xmc"] = "auto"
+    """`auto` goes by the file's ending. `lists`: one line per query, `query label label …`, oldest first.
+    `xmc`: header `rows features labels`, then `label,label feature:value …`; every row is a query whose
+    features become the bag column `features`."""
+    query_id: str = "query_id"
+    label_id: str = "label_id"
+    timestamp: str | None = None
+    """Number or timestamp column that orders a query's interactions."""
+    weight: str | None = None
+    """Column of finite weights ≥ 0 that scale each pair's loss."""
+    queries: Path | None = None
+    """Feature table of queries, keyed by `query_id`."""
+    labels: Path | None = None
+    """Feature table of labels, keyed by `label_id`; its labels are in the catalogue even if never seen."""
+    display: list[str] = Field(default_factory=list)
+    """Columns of the label table that answers carry along, such as a title."""
+    reduction: Literal["expand", "sample", "smallest"] = "expand"
+    """What a query with several labels trains on. `expand`: a pair for every label [R21]. `sample`: an epoch
+    visits every training query once, with one of its labels drawn uniformly by (seed, epoch) [Re19]; what is
+    held out keeps all its labels, and frequencies are those of the visits. `smallest`: every query keeps its
+    smallest label id alone, in every file, before a split is cut: by number if all label ids are integers, else by
+    text; labels that are nobody's smallest leave the catalogue unless `labels` lists them [BM20 A.2]."""
+    split: Split | None = None
+
+
+class Optimizer(Section):
+    """Row-wise sparse for embedding tables, Adam for everything dense."""
+
+    embeddings: str = "adam"
+    """`adam`: lazy Adam, moments of touched rows only. `adagrad`: one accumulator per row."""
+    embedding_learning_rate: float = Field(default=0.01, gt=0)
+    dense_learning_rate: float = Field(default=0.001, gt=0)
+    schedule: Literal["constant", "linear"] = "constant"
+    """`linear`: both rates fall to 0 at the last of `epochs`."""
+    clip_norm: float | None = Field(default=None, gt=0)
+    """Largest norm of a step's whole gradient."""
+
+    @model_validator(mode="after")
+    def _defined(self) -> Self:
+        one_of("embeddings", ROW_OPTIMIZERS, self.embeddings)
+        return self
+
+
+class Training(Section):
+    """The training loop: epochs, batches, validation, early stopping, precision, checkpoints."""
+
+    epochs: int = Field(default=20, ge=1)
+    batch_size: int = Field(default=2048, ge=2)
+    patience: int | None = Field(default=None, ge=1)
+    """Stops when the validation metric has not risen for this many evaluations. With a valid split, the epoch
+    that did best on it is the one kept, whether training stopped early or not."""
+    evaluate_every: int = Field(default=1, ge=1)
+    """Epochs between validations; each takes the best of λ = 0, ½ and 1, the whole grid follows at the end."""
+    refit: bool = False
+    """After epochs and λ are chosen on valid, train again on train + valid for as many epochs."""
+    precision: Literal["float32", "mixed_bfloat16"] = "float32"
+    """`mixed_bfloat16` computes MLPs and logits in bfloat16 while training; tables, losses and the finished
+    model stay float32."""
+    checkpoint_steps: int = Field(default=1000, ge=1)
+    """Steps between checkpoints; one more is written after every epoch."""
+
+
+BiasRemovalValue = Annotated[float, Field(ge=-1, le=2)]
+"""λ within the limits that a bundle lets requests choose from."""
+
+
+class Propensity(Section):
+    """Chance that a relevant label was labelled at all, by its frequency [Jain et al. 2016].
+
+    1 / p_y = 1 + C (N_y + b)^−a, with C = (ln N − 1)(b + 1)^a, of N training queries N_y with label y.
+    """
+
+    a: float = Field(default=0.55, ge=0)
+    """0.6 for Amazon, 0.5 for Wikipedia data."""
+    b: float = Field(default=1.5, gt=0)
+    """2.6 for Amazon, 0.4 for Wikipedia data."""
+
+
+class Evaluation(Section):
+    """The evaluation: metrics, the grid of λ and buckets, always over the full catalogue."""
+
+    ks: list[int] = Field(default=[10, 20, 50, 100], min_length=1)
+    metric: str = "recall@20"
+    """Chosen on valid: early stopping and the default λ go by it."""
+    bias_removal: list[BiasRemovalValue] = Field(
+        default=[0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0], min_length=1
+    )
+    """The grid of λ."""
+    default_bias_removal: BiasRemovalValue = 0.5
+    """λ served by default when there is no valid split to choose it on."""
+    exclude_seen: bool = True
+    """Leave a query's training labels out of its ranking."""
+    buckets: Literal["quantile", "count"] = "quantile"
+    """Head/torso/tail at the 66 % and 33 % quantile of label counts, or at 100 and 20 pairs."""
+    log_likelihood: bool = False
+    """Also measure the predictive log-likelihood, log softmax(s_λ) of each held-out pair, in nats."""
+    bootstrap: int = Field(default=200, ge=10)
+    """Resamples behind each interval."""
+    max_valid_queries: int = Field(default=10_000, ge=1)
+    """Validation during training uses at most this many queries, drawn by seed."""
+    propensity: Propensity | None = None
+    """Adds `psp@k` and `psndcg@k`, precision and nDCG that count a label by its inverse propensity."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if any(k < 1 for k in self.ks):
+            raise ValueError(f"ks: expected values >= 1, received {self.ks}")
+        name, _, k = self.metric.partition("@")
+        names = ("recall", "ndcg", "precision", "hit_rate", "mrr", "psp", "psndcg")
+        if name not in names or k not in map(str, self.ks):
+            raise ValueError(f"metric: expected {'|'.join(names)} @ one of {self.ks}, received {self.metric!r}")
+        if name in ("psp", "psndcg") and self.propensity is None:
+            raise ValueError(f"metric: expected evaluation.propensity beside {self.metric!r}, received none")
+        return self

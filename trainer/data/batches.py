@@ -1,0 +1,172 @@
+"""Tower inputs of queries, and the batches of an epoch.
+
+Tower inputs are named as `bundle.Feature` says: `name` int32 [B] or [B, P], `name__weight` float32
+[B, P] for histories, bags and texts, `name` float32 [B] for numbers.
+
+Legend: `B` batch, `P` positions of a padded bag, `L` labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from longtail.bundle.arrays import Array, Int32, Int64
+from longtail.trainer.config import FeatureConfig
+from longtail.trainer.data.columns import Bags, Encoded, Numbers
+from longtail.trainer.data.pairs import Pairs
+
+Inputs = dict[str, Array]
+
+_UNKNOWN_RATE = 0.01
+"""Of query features, unless the recipe says otherwise."""
+
+
+class QueryFeatures:
+    """Encodes queries: static features by query row, histories by place in the training pairs.
+
+    Args:
+        features: the query tower's.
+        encoded: one entry per feature other than `history`.
+        history_ids: vocabulary rows of every label, int32 [L], by feature name.
+        known: pairs that histories are read from.
+        queries: number of query rows.
+        ordered: a history is what came before; otherwise all other pairs of the query.
+    """
+
+    def __init__(
+        self,
+        features: list[FeatureConfig],
+        encoded: dict[str, Encoded],
+        history_ids: dict[str, Int32],
+        known: Pairs,
+        *,
+        queries: int,
+        ordered: bool,
+    ) -> None:
+        self._features, self._encoded, self._history_ids = features, encoded, history_ids
+        self._known, self._ordered = known, ordered
+        self._offsets = known.offsets(queries)
+        ones = np.ones(len(known), np.float32)
+        self._histories = {name: Bags(self._offsets, ids_L[known.labels], ones) for name, ids_L in history_ids.items()}
+
+    def with_history(self, known: Pairs) -> QueryFeatures:
+        """The same features with histories read from other pairs."""
+        return QueryFeatures(
+            self._features,
+            self._encoded,
+            self._history_ids,
+            known,
+            queries=len(self._offsets) - 1,
+            ordered=self._ordered,
+        )
+
+    def of_pairs(self, pairs_B: Int64, rng: np.random.Generator) -> Inputs:
+        """Inputs of training pairs, by their rows in `known`; the positive is in no history.
+
+        Some values become unknown, each feature at its `unknown_rate`.
+        """
+        queries_B = self._known.queries[pairs_B]
+        inputs = take_rows(self._features, self._encoded, queries_B)
+        for feature in self._features:
+            if feature.kind == "history":
+                starts_B, ends_B = self._offsets[queries_B], self._offsets[queries_B + 1]
+                if self._ordered:
+                    ends_B = pairs_B
+                    starts_B = np.maximum(starts_B, ends_B - feature.max_length)
+                else:
+                    spare_B = np.maximum(ends_B - starts_B - feature.max_length, 0)
+                    starts_B = starts_B + rng.integers(0, spare_B + 1)
+                inputs |= self._history(feature, starts_B, ends_B, self._histories[feature.name].ids[pairs_B])
+            rate = _UNKNOWN_RATE if feature.unknown_rate is None else feature.unknown_rate
+            if feature.kind != "number" and rate:
+                unknown = rng.random(inputs[feature.name].shape) < rate
+                inputs[feature.name] = np.where(unknown, np.int32(0), inputs[feature.name])
+        return inputs
+
+    def of_queries(self, queries_B: Int32) -> Inputs:
+        """Inputs of queries as they stand after all known pairs: what a service would be asked."""
+        inputs = take_rows(self._features, self._encoded, queries_B)
+        for feature in self._features:
+            if feature.kind == "history":
+                ends_B = self._offsets[queries_B + 1]
+                starts_B = np.maximum(self._offsets[queries_B], ends_B - feature.max_length)
+                inputs |= self._history(feature, starts_B, ends_B, None)
+        return inputs
+
+    def _history(
+        self,
+        feature: FeatureConfig,
+        starts_B: Int64,
+        ends_B: Int64,
+        positives_B: Int32 | None,
+    ) -> Inputs:
+        ids_BP, weights_BP = self._histories[feature.name].pad(starts_B, ends_B, feature.max_length)
+        if positives_B is not None:
+            leaks_BP = ids_BP == positives_B[:, None]
+            ids_BP, weights_BP = np.where(leaks_BP, np.int32(0), ids_BP), np.where(leaks_BP, np.float32(0), weights_BP)
+        return {feature.name: ids_BP, f"{feature.name}__weight": weights_BP}
+
+
+def take_rows(
+    features: Sequence[FeatureConfig], encoded: Mapping[str, Encoded], rows_B: npt.NDArray[np.integer]
+) -> Inputs:
+    """Tower inputs of some rows of the encoded columns."""
+    inputs: Inputs = {}
+    for feature in features:
+        column = encoded.get(feature.name)
+        if isinstance(column, Bags):
+            ends_B = column.offsets[rows_B + 1]
+            starts_B = np.maximum(column.offsets[rows_B], ends_B - feature.max_length)
+            ids, weights = column.pad(starts_B, ends_B, feature.max_length)
+            inputs[feature.name], inputs[f"{feature.name}__weight"] = ids, weights
+        elif isinstance(column, Numbers):
+            inputs[feature.name] = column.values[rows_B]
+        elif column is not None:
+            inputs[feature.name] = column[rows_B]
+    return inputs
+
+
+def epoch_batches(
+    pairs: Pairs,
+    features: QueryFeatures,
+    *,
+    batch_size: int,
+    one_label_a_query: bool,
+    seed: int,
+    epoch: int,
+    first: int,
+) -> Iterator[tuple[int, Inputs]]:
+    """Shuffled batches of one epoch, numbered, from step `first` on; what is left over at the end is dropped.
+
+    A batch holds the query tower's inputs by name, `_pair` int32 [B] (rows of `pairs`), `_positive` int32 [B]
+    (label rows) and `_weight` float32 [B]. The same arguments give the same batches.
+
+    Args:
+        pairs: the training pairs.
+        features: encodes their queries.
+        batch_size: B.
+        one_label_a_query: visit every query once, with one of its labels drawn, instead of every pair.
+        seed: of the job.
+        epoch: from 0.
+        first: step to begin with, from 0.
+    """
+    order = _visits(pairs, one_label_a_query=one_label_a_query, seed=seed, epoch=epoch)
+    for step in range(first, len(order) // batch_size):
+        rows_B = order[step * batch_size : (step + 1) * batch_size]
+        batch = features.of_pairs(rows_B, np.random.default_rng([seed, epoch, step]))
+        batch["_pair"] = rows_B.astype(np.int32)
+        batch["_positive"] = pairs.labels[rows_B]
+        batch["_weight"] = np.ones(batch_size, np.float32) if pairs.weights is None else pairs.weights[rows_B]
+        yield step, batch
+
+
+def _visits(pairs: Pairs, *, one_label_a_query: bool, seed: int, epoch: int) -> Int64:
+    """Rows of the training pairs in the order in which an epoch visits them, int64: all, or one drawn per query."""
+    rng = np.random.default_rng([seed, epoch])
+    if not one_label_a_query:
+        return rng.permutation(len(pairs))
+    starts = np.flatnonzero(np.diff(pairs.queries, prepend=-1))
+    return rng.permutation(rng.integers(starts, np.append(starts[1:], len(pairs))))

@@ -1,0 +1,184 @@
+"""Columns of feature tables, as they are read and as they are encoded: ids, bags of ids, numbers.
+
+Legend: `R` rows of a feature table, `B` batch, `P` positions of a padded bag.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from longtail.bundle import Vocabulary, hash_token, tokenize
+from longtail.bundle.arrays import Float32, Int32, Int64
+from longtail.trainer.config import FeatureConfig
+from longtail.trainer.errors import DataError
+
+_IDS_AT_ONCE = 1 << 23
+"""Ids of a bag column that are encoded at a time."""
+
+
+@dataclass(frozen=True)
+class Bags:
+    """Variable-length weighted ids: row r holds entries `offsets[r]:offsets[r + 1]`."""
+
+    offsets: Int64
+    ids: Int32
+    weights: Float32
+
+    def pad(self, starts_B: Int64, ends_B: Int64, limit: int) -> tuple[Int32, Float32]:
+        """Entries `starts:ends`, at most `limit` each, as ids [B, P] and weights [B, P]; padding is (0, 0).
+
+        P is the longest length, rounded up to a power of two so that few shapes occur.
+        """
+        lengths_B = np.minimum(ends_B - starts_B, limit)
+        width = min(limit, 1 << int(max(int(lengths_B.max(initial=1)), 1) - 1).bit_length())
+        places_P = np.arange(width)
+        inside_BP = places_P < lengths_B[:, None]
+        at_BP = np.where(inside_BP, starts_B[:, None] + places_P, 0)
+        if len(self.ids) == 0:
+            return np.zeros(at_BP.shape, np.int32), np.zeros(at_BP.shape, np.float32)
+        return (
+            np.where(inside_BP, self.ids[at_BP], 0).astype(np.int32),
+            np.where(inside_BP, self.weights[at_BP], 0).astype(np.float32),
+        )
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """A number per row, NaN already replaced by the mean; `mean` and `std` standardise it."""
+
+    values: Float32
+    mean: float
+    std: float
+
+
+Encoded = Int32 | Bags | Numbers
+
+
+@dataclass(frozen=True)
+class FeatureTable:
+    """Feature table of queries or of labels, one row per id.
+
+    Attributes:
+        ids: strings.
+        table: one row per id, in their order; None without a file.
+        id_name: name of the feature that is the id itself.
+        path: of the file, for errors.
+    """
+
+    ids: pa.Array
+    table: pa.Table | None
+    id_name: str
+    path: Path | None
+
+    def column(self, feature: FeatureConfig) -> pa.Array:
+        """The raw column of a feature, one value per id."""
+        if feature.name == self.id_name:
+            return self.ids
+        name = feature.source
+        found = [] if self.table is None else self.table.column_names
+        if self.table is None or name not in found:
+            where = self.path or "the recipe (no feature table)"
+            raise DataError(
+                f"{where}: feature {feature.name!r}: expected a column {name!r}, found {', '.join(found) or 'none'}"
+            )
+        return self.table[name].combine_chunks()
+
+    def wrong(self, feature: FeatureConfig, expected: str, found: object) -> DataError:
+        """An error about one feature's column."""
+        where = f"{self.path or 'interactions'}: feature {feature.name!r} ({feature.kind})"
+        return DataError(f"{where}: expected {expected}, found {found}")
+
+
+def strings_of(feature: FeatureConfig, source: FeatureTable) -> pa.Array:
+    """A column of ids as strings, one per id; DataError if it holds neither strings nor integers."""
+    column = source.column(feature)
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        return column.cast(pa.string())
+    if pa.types.is_integer(column.type) or pa.types.is_boolean(column.type):
+        return column.cast(pa.string())
+    raise source.wrong(feature, "strings or integers", column.type)
+
+
+def bags_of(feature: FeatureConfig, source: FeatureTable) -> tuple[Int64, pa.Array, Float32]:
+    """Offsets, ids (strings or integers) and weights of a bag or text column."""
+    column = source.column(feature)
+    if feature.kind == "text":
+        words = [tokenize(text) if text else [] for text in strings_of(feature, source).to_pylist()]
+        column = pa.array(words, pa.list_(pa.string()))
+    elif feature.separator is not None:
+        texts = strings_of(feature, source)
+        column = pc.split_pattern(pc.if_else(pc.equal(texts, ""), None, texts), feature.separator)
+    if isinstance(column, pa.MapArray):
+        lengths = np.diff(column.offsets.to_numpy())
+        keys, weights = column.keys, column.items.cast(pa.float32())
+    elif pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+        lengths = np.asarray(pc.fill_null(pc.list_value_length(column), 0))
+        keys, weights = pc.list_flatten(column), None
+    else:
+        raise source.wrong(feature, "lists, maps id → weight, or strings with a separator", column.type)
+    if not (pa.types.is_string(keys.type) or pa.types.is_large_string(keys.type) or pa.types.is_integer(keys.type)):
+        raise source.wrong(feature, "ids as strings or integers", keys.type)
+    values = np.ones(len(keys), np.float32) if weights is None else weights.to_numpy(zero_copy_only=False)
+    if not np.isfinite(values).all():
+        raise source.wrong(feature, "finite weights", f"{values[~np.isfinite(values)][0]}")
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64), keys, values
+
+
+def encode_column(
+    feature: FeatureConfig,
+    source: FeatureTable,
+    vocabularies: Mapping[str, Vocabulary],
+    training_rows: npt.NDArray[np.integer],
+) -> Encoded:
+    """One feature of every row of a table.
+
+    Args:
+        feature: of any kind but `history`.
+        source: the table.
+        vocabularies: by table name.
+        training_rows: rows of which a number's mean and standard deviation are taken.
+
+    Raises:
+        DataError: the column is missing, or of a type that the kind does not read.
+    """
+    if feature.kind == "id":
+        return vocabularies[feature.table_name].encode(strings_of(feature, source))
+    if feature.kind == "number":
+        return _encode_numbers(feature, source, training_rows)
+    offsets, keys, weights = bags_of(feature, source)
+    if feature.kind == "bag":
+        return Bags(offsets, _rows_of(vocabularies[feature.table_name], keys), weights)
+    tokens = keys.cast(pa.string()).dictionary_encode()
+    hashed = np.array([hash_token(token, feature.hash_rows) for token in tokens.dictionary.to_pylist()], np.int32)
+    return Bags(offsets, hashed[tokens.indices.to_numpy()] if len(hashed) else np.zeros(0, np.int32), weights)
+
+
+def _encode_numbers(feature: FeatureConfig, source: FeatureTable, training_rows: npt.NDArray[np.integer]) -> Numbers:
+    column = source.column(feature)
+    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+        raise source.wrong(feature, "numbers", column.type)
+    values = column.cast(pa.float32()).to_numpy(zero_copy_only=False).copy()
+    if np.isinf(values).any():
+        raise source.wrong(feature, "finite numbers or nulls", f"{values[np.isinf(values)][0]}")
+    known = values[training_rows]
+    known = known[~np.isnan(known)].astype(np.float64)
+    mean, std = (float(known.mean()), float(known.std())) if len(known) else (0.0, 0.0)
+    values[np.isnan(values)] = mean
+    return Numbers(values, mean, std or 1.0)
+
+
+def _rows_of(vocabulary: Vocabulary, keys: pa.Array) -> Int32:
+    """Vocabulary rows of a bag's ids; only distinct ids are ever text."""
+    rows = np.empty(len(keys), np.int32)
+    for start in range(0, len(keys), _IDS_AT_ONCE):
+        part = keys.slice(start, _IDS_AT_ONCE).dictionary_encode()
+        found = np.append(vocabulary.encode(part.dictionary.cast(pa.string())), np.int32(0))
+        rows[start : start + _IDS_AT_ONCE] = found[pc.fill_null(part.indices, len(part.dictionary)).to_numpy()]
+    return rows

@@ -1,0 +1,69 @@
+"""Vocabularies: which ids have an embedding of their own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from longtail.bundle import Vocabulary
+from longtail.bundle.arrays import Int32, Int64
+from longtail.trainer.config import Recipe
+from longtail.trainer.data.columns import FeatureTable, bags_of, strings_of
+from longtail.trainer.data.dataset import Dataset
+
+
+def build_vocabularies(
+    recipe: Recipe, dataset: Dataset, query: FeatureTable, label: FeatureTable, seen_queries: Int32
+) -> dict[str, Vocabulary]:
+    """One vocabulary per embedding table of ids, by the table's name.
+
+    A table that holds the label's own id, or a history, holds the whole catalogue; any other, the ids that at
+    least `min_count` of the training queries, or of the labels, have.
+
+    Args:
+        recipe: names the features and their tables.
+        dataset: ids and pairs.
+        query, label: feature tables of both sides.
+        seen_queries: rows of the queries with training pairs.
+
+    Raises:
+        DataError: a column is missing, or of a type that the kind does not read.
+    """
+    counted: dict[str, list[tuple[pa.Array, Int64, int]]] = {}
+    vocabularies: dict[str, Vocabulary] = {}
+    pairs_per_query = np.bincount(dataset.train.queries, minlength=len(dataset.query_ids))
+    for source, features in ((query, recipe.query.features), (label, recipe.label.features)):
+        for feature in features:
+            if feature.kind in ("number", "text"):
+                continue
+            if feature.kind == "history" or feature.name == recipe.data.label_id:
+                vocabularies[feature.table_name] = Vocabulary(dataset.label_ids)
+            elif feature.name == recipe.data.query_id:
+                kept = source.ids.filter(pa.array(pairs_per_query >= feature.min_count))
+                counted.setdefault(feature.table_name, []).append((*_occurrences(kept), 1))
+            else:
+                rows = pa.array(seen_queries) if source is query else pa.array(np.arange(len(source.ids)))
+                if feature.kind == "id":
+                    values = strings_of(feature, source).take(rows)
+                else:
+                    offsets, keys, _ = bags_of(feature, source)
+                    seen = np.zeros(len(source.ids), bool)
+                    seen[rows.to_numpy()] = True
+                    values = keys if seen.all() else keys.filter(pa.array(np.repeat(seen, np.diff(offsets))))
+                counted.setdefault(feature.table_name, []).append((*_occurrences(values), feature.min_count))
+    for name, parts in counted.items():
+        if name not in vocabularies:
+            ids = pa.concat_arrays([ids for ids, _, _ in parts]).dictionary_encode()
+            counts = np.bincount(ids.indices.to_numpy(), np.concatenate([counts for _, counts, _ in parts]))
+            enough = counts >= min(count for _, _, count in parts)
+            vocabularies[name] = Vocabulary(ids.dictionary.filter(pa.array(enough)))
+    return vocabularies
+
+
+def _occurrences(values: pa.Array) -> tuple[pa.Array, Int64]:
+    """Distinct non-null ids as strings, in order of first occurrence, and how often each stands."""
+    counted = pc.value_counts(values)
+    ids = counted.field("values").cast(pa.string())
+    known = ids.is_valid()
+    return ids.filter(known), counted.field("counts").filter(known).to_numpy()

@@ -1,0 +1,136 @@
+"""Towers as ONNX models, and the check that ONNX Runtime computes what was trained.
+
+Legend: `B` batch, `D` dimensions.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import keras
+import numpy as np
+
+from longtail.bundle import onnx_session
+from longtail.bundle.arrays import Array, Float32
+from longtail.trainer import backend
+from longtail.trainer.backend import ops
+from longtail.trainer.config import Recipe
+from longtail.trainer.errors import ExportError
+from longtail.trainer.model.towers import Towers, build_towers, in_float32
+
+if TYPE_CHECKING:
+    from longtail.trainer.train import Trained
+
+ONNX_LIMIT = 2**31 - 2**24
+"""Bytes of weights that one ONNX model can hold, with room for the rest of it."""
+_TOLERANCE = 1e-4
+
+
+def export_towers(trained: Trained) -> tuple[bytes, bytes | None]:
+    """ONNX models of the query tower and, if labels have features beside their id, the label tower.
+
+    Keras exports to ONNX from TensorFlow; a model trained on another backend is rebuilt and exported by
+    a child process that runs TensorFlow.
+
+    Raises:
+        ExportError: a tower is larger than ONNX allows (2 GiB), or the child process failed.
+    """
+    recipe, towers = trained.recipe, trained.model.towers
+    with_label = any(feature.name != recipe.data.label_id for feature in recipe.label.features)
+    sides = {"query": towers.query} | ({"label": towers.label} if with_label else {})
+    for side, tower in sides.items():
+        size = sum(
+            weight.shape[0] * int(np.prod(weight.shape[1:])) * 4 for weight in tower.weights if len(weight.shape)
+        )
+        if size > ONNX_LIMIT:
+            raise ExportError(
+                f"{side} tower: expected at most {ONNX_LIMIT} bytes of weights, ONNX's limit, found {size}: "
+                "raise min_count or lower dim of its largest feature"
+            )
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        if keras.backend.backend() == "tensorflow":
+            write_onnx(towers, list(sides), work)
+        else:
+            _export_in_child(trained, list(sides), work)
+        models = {side: (work / f"{side}.onnx").read_bytes() for side in sides}
+    return models["query"], models.get("label")
+
+
+def write_onnx(towers: Towers, sides: list[str], folder: Path) -> None:
+    """Write `query.onnx` and `label.onnx`; TensorFlow backend only."""
+    for side in sides:
+        tower = towers.query if side == "query" else towers.label
+        tower(
+            {
+                name: ops.zeros([2 if n is None else n for n in spec.shape], spec.dtype)
+                for name, spec in tower.input.items()
+            }
+        )
+        with in_float32(tower), warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # Keras' exporter asks NumPy for a name it has dropped
+            export = backend.without_autograph(tower.export)
+            export(str(folder / f"{side}.onnx"), format="onnx", verbose=False)
+
+
+def _export_in_child(trained: Trained, sides: list[str], folder: Path) -> None:
+    towers = trained.model.towers
+    job = {
+        "recipe": trained.recipe.model_dump(mode="json"),
+        "vocabulary_rows": trained.encoding.vocabulary_rows,
+        "numbers": trained.encoding.numbers,
+        "sides": sides,
+    }
+    (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
+    for at, weight in enumerate([*towers.query.weights, *towers.label.weights]):
+        np.save(folder / f"{at}.npy", ops.convert_to_numpy(weight), allow_pickle=False)
+    child = subprocess.run(
+        [sys.executable, "-c", f"from longtail.trainer.export.onnx import export_job; export_job({str(folder)!r})"],
+        env=os.environ | {"KERAS_BACKEND": "tensorflow"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if child.returncode != 0:
+        raise ExportError(
+            f"export on the TensorFlow backend: expected exit 0, found {child.returncode}: {child.stderr[-2000:]}"
+        )
+
+
+def export_job(folder: str) -> None:
+    """What the child process runs: rebuild the towers, load their weights, write ONNX."""
+    work = Path(folder)
+    job = json.loads((work / "job.json").read_text(encoding="utf-8"))
+    towers = build_towers(Recipe.model_validate(job["recipe"]), job["vocabulary_rows"], job["numbers"])
+    for at, weight in enumerate([*towers.query.weights, *towers.label.weights]):
+        weight.assign(np.load(work / f"{at}.npy", allow_pickle=False))
+    write_onnx(towers, job["sides"], work)
+
+
+def check_parity(name: str, model: bytes, inputs: Mapping[str, Array], expected_BD: Float32) -> None:
+    """Refuse a tower that ONNX Runtime computes otherwise than the training framework.
+
+    Args:
+        name: of the tower, for the error.
+        model: ONNX.
+        inputs: by name, first axis B.
+        expected_BD: embeddings by the training framework.
+
+    Raises:
+        ExportError: other inputs, another shape, or embeddings more than 1e-4 of their scale apart.
+    """
+    session = onnx_session(model, name)
+    wanted = {node.name for node in session.get_inputs()}
+    if wanted != set(inputs):
+        raise ExportError(f"{name}: expected queries with the inputs {sorted(wanted)}, received {sorted(inputs)}")
+    found_BD = session.run(None, dict(inputs))[0]
+    if found_BD.shape != expected_BD.shape:
+        raise ExportError(f"{name}: expected embeddings of shape {expected_BD.shape}, found {found_BD.shape}")
+    worst = float(np.abs(found_BD - expected_BD).max())
+    if not worst <= _TOLERANCE * max(1.0, float(np.abs(expected_BD).max())):
+        raise ExportError(f"{name}: expected the trained outputs within {_TOLERANCE}, found {worst:.3g} apart")

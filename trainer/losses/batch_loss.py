@@ -1,0 +1,120 @@
+"""The logits of one batch and their mean loss, compiled as one kernel of a step.
+
+Legend: `B` batch, `M` candidates per row, `C` embedded labels (the B positives, then what was drawn),
+`D` dimensions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from longtail.trainer.backend import Tensor, ops
+from longtail.trainer.losses.families import LOSSES
+from longtail.trainer.losses.objective import Objective, SampledLogits
+
+
+class Embedded(NamedTuple):
+    """What the model computes of a batch; the loss is differentiated with respect to it.
+
+    Attributes:
+        queries_BD: query embeddings, float32.
+        labels_CD: embeddings of the positives, then of the drawn labels, float32.
+        bias_C: their biases, float32, in logits.
+        scale: 1/T, float32 scalar.
+    """
+
+    queries_BD: Tensor
+    labels_CD: Tensor
+    bias_C: Tensor
+    scale: Tensor
+
+
+class Candidates(NamedTuple):
+    """The labels that a batch's positives are contrasted with, and their log-probabilities; constant in a step.
+
+    Attributes:
+        positive_B: label rows of the positives, int32.
+        candidates: label rows of the candidates, int32 [M] shared by all rows, or [B, M].
+        log_pi_positive_B, log_pi_candidates: log label frequencies of both, float32.
+        log_q_positive_B, log_q_candidates: log sampling probabilities of both, float32.
+        weight_B: weights of the pairs, float32.
+        log_eta_B: log η of the pairs, float32; None for a family without.
+        eta_rate: step size of η, float32 scalar; None for a family without.
+    """
+
+    positive_B: Tensor
+    candidates: Tensor
+    log_pi_positive_B: Tensor
+    log_pi_candidates: Tensor
+    log_q_positive_B: Tensor
+    log_q_candidates: Tensor
+    weight_B: Tensor
+    log_eta_B: Tensor | None = None
+    eta_rate: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class BatchLoss:
+    """Positives against candidates, by one objective [METHODS §2].
+
+    Attributes:
+        objective: family × weight × mining.
+        in_batch: the batch's positives are candidates too, before the drawn ones.
+        bfloat16: compute inner products in bfloat16.
+    """
+
+    objective: Objective
+    in_batch: bool
+    bfloat16: bool
+
+    def __call__(self, embedded: Embedded, batch: Candidates) -> tuple[Tensor, Tensor]:
+        """Mean weighted loss, float32 scalar, nats; and the rows' new log η, float32 [B], zeros without η."""
+        positives, candidates = batch.positive_B.shape[0], batch.candidates
+        scaled_BD = embedded.queries_BD * embedded.scale
+        positive_logits_B = (
+            self._product("bd,bd->b", scaled_BD, embedded.labels_CD[:positives]) + embedded.bias_C[:positives]
+        )
+        start = 0 if self.in_batch else positives
+        labels, bias = embedded.labels_CD[start:], embedded.bias_C[start:]
+        if len(candidates.shape) == 2:
+            labels = ops.reshape(labels, (*candidates.shape, embedded.labels_CD.shape[1]))
+            logits_BM = self._product("bd,bmd->bm", scaled_BD, labels) + ops.reshape(bias, candidates.shape)
+        else:
+            logits_BM = self._product("bd,md->bm", scaled_BD, labels) + bias
+        logits = SampledLogits(
+            positive_logits_B,
+            logits_BM,
+            self._hits(candidates, batch.positive_B),
+            batch.log_pi_positive_B,
+            batch.log_pi_candidates,
+            batch.log_q_positive_B,
+            batch.log_q_candidates,
+        )
+        if batch.log_eta_B is None or batch.eta_rate is None:
+            return ops.mean(batch.weight_B * self.objective(logits)), ops.zeros_like(batch.weight_B)
+        losses_B, log_eta_B = self.objective.with_eta(logits, log_eta_B=batch.log_eta_B, rate=batch.eta_rate)
+        return ops.mean(batch.weight_B * losses_B), log_eta_B
+
+    def _hits(self, candidates: Tensor, positive_B: Tensor) -> Tensor:
+        """Candidates to mask, bool [B, M]: the row's positive; with NCE only the row's own place in the batch.
+
+        NCE tells data from noise: noise that happens to be the positive is noise, without which the scores it
+        learns are log-odds, not log-probabilities.
+        """
+        hits_BM: Tensor
+        if not LOSSES[self.objective.family].shifted:
+            hits_BM = ops.equal(candidates, positive_B[:, None])
+            return hits_BM
+        places_M, rows_B = ops.arange(candidates.shape[-1]), ops.arange(positive_B.shape[0])
+        hits_BM = ops.logical_and(ops.equal(places_M, rows_B[:, None]), self.in_batch)
+        return hits_BM
+
+    def _product(self, equation: str, queries_BD: Tensor, labels: Tensor) -> Tensor:
+        """Inner products in the compute precision, returned as float32."""
+        if self.bfloat16:
+            sides = [ops.cast(side, "bfloat16") for side in (queries_BD, labels)]
+            products: Tensor = ops.cast(ops.einsum(equation, *sides), "float32")
+        else:
+            products = ops.einsum(equation, queries_BD, labels)
+        return products

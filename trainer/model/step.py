@@ -1,0 +1,287 @@
+"""The training step: one batch in, one update of the model.
+
+Any sampler × weight × family takes the same path: draw candidates, embed what is touched, weigh each
+negative, mask accidental hits, update the touched rows.
+
+Legend: `B` batch, `M` candidates, `C` labels embedded in a step (the B positives, then what was drawn),
+`U` distinct rows of a table, `D` dimensions, `L` labels, `N` training pairs.
+"""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+
+from longtail.bundle.arrays import Float64
+from longtail.trainer import backend
+from longtail.trainer.backend import Tensor, ops
+from longtail.trainer.config import Recipe
+from longtail.trainer.data.batches import Inputs
+from longtail.trainer.errors import DataError
+from longtail.trainer.losses import LOSSES, BatchLoss, Candidates, Embedded
+from longtail.trainer.model.embedding import Dropout, InputKey, compact_rows, dropout_masks, read_distinct
+from longtail.trainer.model.optimizers import ROW_OPTIMIZERS, RowOptimizer, clip_scale, learning_rate
+from longtail.trainer.model.towers import dropouts
+from longtail.trainer.model.two_tower import LABEL_BIAS, TwoTower, constant
+from longtail.trainer.sampling import SAMPLERS, DrawContext, SamplerSetup
+from longtail.trainer.sampling.streaming import StreamingFrequencies
+
+
+class TrainStep:
+    """Updates a model by a batch: sampler, loss and optimisers of one job; call it with a batch.
+
+    Args:
+        model: what is trained.
+        log_pi_L: float64 [L], log label frequencies.
+        batch_size: B of every step.
+        total_steps: where a falling learning rate ends.
+        pairs: N; pair rows of batches are below it.
+
+    Attributes:
+        sampler: of the negatives.
+
+    Raises:
+        DataError: more negatives than there are labels to draw or to mine from.
+    """
+
+    def __init__(
+        self,
+        model: TwoTower,
+        log_pi_L: Float64,
+        *,
+        batch_size: int,
+        total_steps: int,
+        pairs: int,
+    ) -> None:
+        recipe = model.recipe
+        check_negatives(recipe, labels=len(log_pi_L), batch_size=batch_size)
+        self._model, self._recipe = model, recipe
+        self.sampler = SAMPLERS[recipe.loss.sampler.name](
+            SamplerSetup(log_pi_L, batch_size, recipe.model.dim, model.proposal), **recipe.loss.sampler.arguments
+        )
+        self._log_pi_L = constant(log_pi_L.astype(np.float32), "log_pi")
+        self._log_q_L = None if self.sampler.log_q_L is None else constant(self.sampler.log_q_L, "log_q")
+        self._streaming = (
+            StreamingFrequencies(len(log_pi_L), hashes=1, initial_gap=2.0 * pairs)
+            if recipe.loss.frequencies == "streaming"
+            else None
+        )
+        self._batch_loss = backend.compile_loss(
+            BatchLoss(
+                objective=recipe.loss.objective(),
+                in_batch=self.sampler.in_batch,
+                bfloat16=recipe.training.precision == "mixed_bfloat16",
+            )
+        )
+        self._steps_per_epoch = max(pairs // batch_size, 1)
+        self._log_eta_N = (
+            keras.Variable(np.full(pairs, np.log(len(log_pi_L)), np.float32), trainable=False, name="log_eta")
+            if LOSSES[recipe.loss.family.name].stateful
+            else None
+        )
+        self._seed = keras.random.SeedGenerator(recipe.seed)
+        self._steps_done = keras.Variable(0, dtype="int32", trainable=False, name="step_count")
+        optimizer = recipe.optimizer
+        self._row_rate = learning_rate(optimizer.embedding_learning_rate, optimizer.schedule, total_steps)
+        self._row_optimizers: dict[str, RowOptimizer] = {
+            name: ROW_OPTIMIZERS[optimizer.embeddings](table) for name, table in model.tables.items()
+        }
+        self._dense = model.dense_variables
+        self._dense_optimizer = keras.optimizers.Adam(
+            learning_rate(optimizer.dense_learning_rate, optimizer.schedule, total_steps)
+        )
+        if self._dense:
+            self._dense_optimizer.build(self._dense)
+        self._compiled = backend.compile_step(self._update, [*self.variables, *self._constants])
+
+    def __call__(self, batch: Inputs) -> Tensor:
+        """One update; returns the mean loss, float32 scalar on the device, nats.
+
+        Args:
+            batch: query inputs by name; `_positive` int32 [B], label rows; `_weight` float32 [B]; `_pair`
+                int32 [B], rows of the training pairs.
+        """
+        return self._compiled(batch)
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """All that training changes, in a fixed order: what a checkpoint holds."""
+        return [
+            self._steps_done,
+            self._seed.state,
+            *(table.table for table in self._model.tables.values()),
+            *(slot for optimizer in self._row_optimizers.values() for slot in optimizer.variables),
+            *self._dense,
+            *(self._dense_optimizer.variables if self._dense else []),
+            *([] if self._streaming is None else self._streaming.variables),
+            *([] if self._log_eta_N is None else [self._log_eta_N]),
+            *(self.sampler.variables if self.sampler.refresh is not None else []),
+        ]
+
+    @property
+    def _constants(self) -> list[keras.Variable]:
+        """What a step reads and does not change."""
+        learned = self._recipe.model.learn_temperature
+        return [
+            *self._model.label_inputs.values(),
+            self._log_pi_L,
+            *([] if self._log_q_L is None else [self._log_q_L]),
+            *([] if learned else [self._model.log_temperature]),
+            *(self.sampler.variables if self.sampler.refresh is None else []),
+        ]
+
+    def begin_epoch(self) -> None:
+        """Show the sampler the label embeddings, if it draws by them."""
+        if self.sampler.refresh is not None:
+            self.sampler.refresh(self._model.embed_labels())
+
+    def _update(self, batch: dict[str, Tensor]) -> Tensor:
+        """What a call does, before it is compiled."""
+        positive_B = ops.convert_to_tensor(batch["_positive"])
+        context = self._draw_context(batch, positive_B)
+        drawn = None if self.sampler.draw is None else self.sampler.draw(self._seed, context)
+        if self._streaming is not None:
+            self._streaming.update(positive_B)
+        labels_C = positive_B if drawn is None else ops.concatenate([positive_B, ops.reshape(drawn, (-1,))])
+        inputs, readers = self._inputs(context.inputs, labels_C)
+        inputs, distinct = read_distinct(self._model.tables, inputs, readers)
+        candidates = self._candidates(context, drawn, batch)
+        masks = self._dropout_masks(positive_B, labels_C)
+
+        def loss(rows: list[Tensor]) -> tuple[Tensor, Tensor]:
+            with compact_rows(list(self._model.tables.values()), rows), dropout_masks(masks):
+                embedded = self._embedded(inputs)
+            made: tuple[Tensor, Tensor] = self._batch_loss(embedded, candidates)
+            return made
+
+        rows = [rows_UD for _, rows_UD in distinct]
+        (value, log_eta_B), row_gradients, gradients = backend.value_and_gradients(loss, rows, self._dense)
+        self._apply(distinct, row_gradients, gradients)
+        if self._log_eta_N is not None:
+            backend.scatter(self._log_eta_N, batch["_pair"], log_eta_B)
+        return value
+
+    def _draw_context(self, batch: dict[str, Tensor], positive_B: Tensor) -> DrawContext:
+        """What the sampler may look at."""
+        inputs = {name: column for name, column in batch.items() if not name.startswith("_")}
+        sees = self.sampler.sees_embeddings
+        return DrawContext(positive_B, inputs, ops.stop_gradient(self._model.towers.query(inputs)) if sees else None)
+
+    def _inputs(
+        self, query_inputs: dict[str, Tensor], labels_C: Tensor
+    ) -> tuple[dict[InputKey, Tensor], dict[InputKey, str]]:
+        """Inputs of both towers, and which of them hold ids, of which table.
+
+        Some ids of labels become unknown, each feature's at its `unknown_rate`.
+        """
+        label_inputs = self._model.inputs_of_labels(labels_C)
+        for feature in self._recipe.label.features:
+            if feature.kind != "number" and feature.unknown_rate:
+                ids = label_inputs[feature.name]
+                unknown = keras.random.uniform(ops.shape(ids), seed=self._seed) < feature.unknown_rate
+                label_inputs[feature.name] = ops.where(unknown, ops.zeros_like(ids), ids)
+        inputs: dict[InputKey, Tensor] = {
+            **{("query", name): column for name, column in query_inputs.items()},
+            **{("label", name): column for name, column in label_inputs.items()},
+        }
+        readers = dict(self._model.towers.readers)
+        if LABEL_BIAS in self._model.tables:
+            inputs["label", LABEL_BIAS], readers["label", LABEL_BIAS] = labels_C + 1, LABEL_BIAS
+        return inputs, readers
+
+    def _dropout_masks(self, positive_B: Tensor, labels_C: Tensor) -> dict[Dropout, Tensor]:
+        towers = self._model.towers
+        return {
+            layer: layer.draw(ops.shape(ids)[0], self._seed)
+            for tower, ids in ((towers.query, positive_B), (towers.label, labels_C))
+            for layer in dropouts(tower)
+        }
+
+    def _embedded(self, inputs: dict[InputKey, Tensor]) -> Embedded:
+        """What the model computes of its inputs."""
+        queries_BD = self._model.towers.query(_side(inputs, "query"))
+        label_side = _side(inputs, "label")
+        bias_ids = label_side.pop(LABEL_BIAS, None)
+        labels_CD = self._model.towers.label(label_side)
+        bias_C = ops.zeros_like(labels_CD[:, 0]) if bias_ids is None else self._model.tables[LABEL_BIAS](bias_ids)[:, 0]
+        return Embedded(queries_BD, labels_CD, bias_C, ops.exp(-self._model.log_temperature.value))
+
+    def _candidates(self, context: DrawContext, drawn: Tensor | None, batch: dict[str, Tensor]) -> Candidates:
+        """The labels that positives are contrasted with, and what their weights depend on."""
+        positive_B = context.positive_B
+        if drawn is None:
+            candidates = positive_B
+        else:
+            candidates = ops.concatenate([positive_B, drawn]) if self.sampler.in_batch else drawn
+        log_pi_positive_B, log_pi_candidates = self._log_pi(positive_B), self._log_pi(candidates)
+        log_eta_B = rate = None
+        if self._log_eta_N is not None:
+            epochs_done = self._steps_done.value // self._steps_per_epoch
+            rate = ops.minimum(ops.power(1.0 + ops.cast(epochs_done, "float32"), -0.9), 1 - 1e-6)
+            log_eta_B = backend.gather(self._log_eta_N, batch["_pair"])
+        return Candidates(
+            positive_B=positive_B,
+            candidates=candidates,
+            log_pi_positive_B=log_pi_positive_B,
+            log_pi_candidates=log_pi_candidates,
+            log_q_positive_B=self._log_q(context, positive_B, log_pi_positive_B),
+            log_q_candidates=self._log_q(context, candidates, log_pi_candidates),
+            weight_B=ops.convert_to_tensor(batch["_weight"]),
+            log_eta_B=log_eta_B,
+            eta_rate=rate,
+        )
+
+    def _log_pi(self, labels: Tensor) -> Tensor:
+        """Log label frequencies, counted or streamed."""
+        if self._streaming is not None:
+            return self._streaming.log_frequencies(labels)
+        return backend.gather(self._log_pi_L, labels)
+
+    def _log_q(self, context: DrawContext, labels: Tensor, log_pi: Tensor) -> Tensor:
+        """Log-probabilities that the sampler draws these labels for their rows."""
+        if self.sampler.log_q is not None:
+            return self.sampler.log_q(context, labels)
+        if self._streaming is not None and self.sampler.q_of_pi is not None:
+            return self.sampler.q_of_pi(log_pi)
+        return backend.gather(self._log_q_L, labels)
+
+    def _apply(
+        self, distinct: list[tuple[Tensor, Tensor]], row_gradients: list[Tensor], gradients: list[Tensor]
+    ) -> None:
+        """Clip the gradients, and let the optimisers update tables and dense variables."""
+        if self._recipe.optimizer.clip_norm is not None:
+            scale = clip_scale([*row_gradients, *gradients], self._recipe.optimizer.clip_norm)
+            row_gradients = [gradient * scale for gradient in row_gradients]
+            gradients = [gradient * scale for gradient in gradients]
+        rate = self._row_rate(self._steps_done.value)
+        self._steps_done.assign(self._steps_done.value + 1)
+        step = ops.cast(self._steps_done.value, "float32")
+        for name, (ids_U, rows_UD), gradients_UD in zip(self._model.tables, distinct, row_gradients, strict=True):
+            self._row_optimizers[name].apply(ids_U, rows_UD, gradients_UD, rate=rate, step=step)
+        if self._dense:
+            self._dense_optimizer.apply(gradients, self._dense)
+
+
+def check_negatives(recipe: Recipe, *, labels: int, batch_size: int) -> None:
+    """Refuse more negatives than there are labels to draw, and mining more than a row has.
+
+    Raises:
+        DataError: says how many there are.
+    """
+    sampler, mining = recipe.loss.sampler, recipe.loss.mining
+    others = labels - bool(sampler.exclude_positive)
+    if (sampler.negatives or 0) > others:
+        raise DataError(
+            f"loss.sampler.negatives: expected at most {others}, the labels there are to draw, "
+            f"received {sampler.negatives}"
+        )
+    own = batch_size if sampler.name in ("in_batch", "mixed") else labels if sampler.name == "full" else 0
+    if mining is not None and (mining.keep or 0) > own + (sampler.negatives or 0):
+        raise DataError(
+            f"loss.mining.keep: expected at most {own + (sampler.negatives or 0)}, the negatives of a row, "
+            f"received {mining.keep}"
+        )
+
+
+def _side(inputs: dict[InputKey, Tensor], side: str) -> dict[str, Tensor]:
+    return {name: column for (of, name), column in inputs.items() if of == side}

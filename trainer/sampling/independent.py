@@ -1,0 +1,187 @@
+"""Samplers whose draws do not depend on the query: `q(y')` of METHODS §2.1, drawn on the device.
+
+A sampler is a function from a `SamplerSetup`, and the parameters that a recipe may set, to a `Sampler`.
+
+Legend: `B` batch size, `M` drawn negatives, `L` labels.
+
+The examples of this file are of a catalogue of four labels with frequencies ½, ¼, ⅛ and ⅛, and batches of 8:
+
+    >>> setup = SamplerSetup(np.log([0.5, 0.25, 0.125, 0.125]), batch_size=8)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from longtail.bundle.arrays import Float32, Float64, Int32
+from longtail.trainer.backend import Tensor, keras, ops
+from longtail.trainer.sampling.base import DrawContext, Sampler, SamplerSetup
+
+if TYPE_CHECKING:
+    from keras.random import SeedGenerator
+
+_REDRAWS = 4
+"""Times that `popularity` draws again what hit the positive; what still hits is masked as any accidental hit."""
+
+
+def in_batch(setup: SamplerSetup) -> Sampler:
+    """In-batch negatives: the batch's other labels; q = π in expectation [R21, Table 1; Yi19].
+
+    Costs no draw and no further embedding. B − 1 negatives a row, less accidental hits.
+
+    Relations: `popularity` with α = 1 draws from the same q.
+
+    Example:
+        >>> np.exp(in_batch(setup).log_q_L)
+        array([0.5  , 0.25 , 0.125, 0.125], dtype=float32)
+    """
+    return Sampler(setup.log_pi_L.astype(np.float32), in_batch=True, draw=None, q_of_pi=lambda log_pi: log_pi)
+
+
+def uniform(setup: SamplerSetup, *, negatives: int, shared: bool = True, exclude_positive: bool = False) -> Sampler:
+    """Uniform negatives: q = 1/L, drawn with replacement [R21, Table 1].
+
+    Args:
+        setup: sizes.
+        negatives: M, for the whole batch or for each row.
+        shared: one set of draws for the whole batch.
+        exclude_positive: per row, a row's positive is never drawn: q = 1/(L − 1) on the others.
+
+    Relations: `popularity` with α = 0.
+
+    Example:
+        >>> np.exp(uniform(setup, negatives=3).log_q_L)
+        array([0.25, 0.25, 0.25, 0.25], dtype=float32)
+    """
+    labels = len(setup.log_pi_L)
+    shape = (negatives,) if shared and not exclude_positive else (setup.batch_size, negatives)
+
+    def draw(seed: SeedGenerator, context: DrawContext) -> Tensor:
+        drawn: Tensor
+        if exclude_positive:
+            others = keras.random.randint(shape, 0, labels - 1, dtype="int32", seed=seed)
+            drawn = others + ops.cast(others >= context.positive_B[:, None], "int32")
+        else:
+            drawn = keras.random.randint(shape, 0, labels, dtype="int32", seed=seed)
+        return drawn
+
+    return Sampler(np.full(labels, -np.log(labels), np.float32), in_batch=False, draw=draw)
+
+
+def popularity(
+    setup: SamplerSetup,
+    *,
+    negatives: int,
+    alpha: float = 1.0,
+    shared: bool = True,
+    exclude_positive: bool = False,
+) -> Sampler:
+    """Negatives by popularity: q ∝ π^α, drawn with replacement by Walker's alias method.
+
+    Args:
+        setup: label frequencies.
+        negatives: M, for the whole batch or for each row.
+        alpha: α; 1 the training frequency, ¾ word2vec's (Mikolov et al. 2013), 0 uniform.
+        shared: one set of draws for the whole batch.
+        exclude_positive: per row, draws that hit the row's positive are drawn again, a few times.
+
+    Relations: `uniform` with α = 0; the q of `in_batch` with α = 1.
+
+    Example:
+        >>> np.exp(popularity(setup, negatives=3, alpha=2.0).log_q_L).round(3)
+        array([0.727, 0.182, 0.045, 0.045], dtype=float32)
+    """
+    log_q_L = alpha * setup.log_pi_L
+    log_q_L = log_q_L - np.logaddexp.reduce(log_q_L)
+    keep_L, alias_L = alias_table(np.exp(log_q_L))
+    shape = (negatives,) if shared and not exclude_positive else (setup.batch_size, negatives)
+
+    def once(seed: SeedGenerator) -> Tensor:
+        cell = keras.random.randint(shape, 0, len(keep_L), dtype="int32", seed=seed)
+        stays = keras.random.uniform(shape, seed=seed) < ops.take(keep_L, cell, axis=0)
+        return ops.where(stays, cell, ops.take(alias_L, cell, axis=0))
+
+    def draw(seed: SeedGenerator, context: DrawContext) -> Tensor:
+        drawn = once(seed)
+        for _ in range(_REDRAWS if exclude_positive else 0):
+            drawn = ops.where(ops.equal(drawn, context.positive_B[:, None]), once(seed), drawn)
+        return drawn
+
+    return Sampler(log_q_L.astype(np.float32), in_batch=False, draw=draw)
+
+
+def mixed(setup: SamplerSetup, *, negatives: int) -> Sampler:
+    """Mixed negative sampling: the batch's labels and M uniform draws (Yang et al. 2020).
+
+    q = (B·π + M/L)/(B + M), the mixture's own. Labels that are in no pair are negatives too.
+
+    Args:
+        setup: label frequencies and B.
+        negatives: M, shared by the batch.
+
+    Relations: `in_batch` and `uniform` together.
+
+    Example:
+        >>> np.exp(mixed(setup, negatives=8).log_q_L)
+        array([0.375 , 0.25  , 0.1875, 0.1875], dtype=float32)
+    """
+    batch, labels = setup.batch_size, len(setup.log_pi_L)
+    log_uniform = float(np.log(negatives) - np.log(labels))
+
+    def q_of_pi(log_pi: Tensor) -> Tensor:
+        mass = ops.logaddexp(log_pi + float(np.log(batch)), ops.full_like(log_pi, log_uniform))
+        return mass - float(np.log(batch + negatives))
+
+    log_q_L = np.logaddexp(np.log(batch) + setup.log_pi_L, log_uniform) - np.log(batch + negatives)
+    draw = uniform(setup, negatives=negatives).draw
+    return Sampler(log_q_L.astype(np.float32), in_batch=True, draw=draw, q_of_pi=q_of_pi)
+
+
+def full(setup: SamplerSetup) -> Sampler:
+    """Every label once: no sampling, the reference. q = 1/L, and the positive is masked.
+
+    A step costs O(B·L·D): for catalogues of a few ten thousand labels.
+
+    Relations: with weight `importance` and family `softmax`, the full softmax cross-entropy, exactly.
+
+    Example:
+        >>> np.exp(full(setup).log_q_L)
+        array([0.25, 0.25, 0.25, 0.25], dtype=float32)
+    """
+    labels = len(setup.log_pi_L)
+    return Sampler(
+        np.full(labels, -np.log(labels), np.float32),
+        in_batch=False,
+        draw=lambda _seed, _context: ops.arange(labels, dtype="int32"),
+    )
+
+
+def alias_table(probability_L: Float64) -> tuple[Float32, Int32]:
+    """Walker's alias table without a loop: a draw is cell `i` with probability `keep[i]`, else `alias[i]`.
+
+    Cells with less than their share of 1/L borrow from cells with more. In order, cell after cell, a
+    lender serves borrowers until its surplus is overdrawn; what it then lacks it borrows from the next
+    lender. Cumulative sums say who meets whom.
+
+    Args:
+        probability_L: float64 [L], sums to 1.
+
+    Returns:
+        keep float32 [L] in [0, 1], alias int32 [L].
+    """
+    scaled = probability_L * len(probability_L)
+    borrowers, lenders = np.flatnonzero(scaled < 1), np.flatnonzero(scaled >= 1)
+    keep, alias = np.minimum(scaled, 1), np.arange(len(scaled))
+    if len(borrowers) and len(lenders):
+        owed = np.cumsum(1 - scaled[borrowers])
+        lent = np.cumsum(scaled[lenders] - 1)
+        server = np.searchsorted(lent, np.concatenate([[0.0], owed[:-1]]), side="left")
+        alias[borrowers] = lenders[np.minimum(server, len(lenders) - 1)]
+        overdrawn_by = np.searchsorted(owed, lent[:-1], side="right")
+        closes = overdrawn_by < len(owed)
+        gap = owed[np.minimum(overdrawn_by, len(owed) - 1)] - lent[:-1]
+        keep[lenders[:-1][closes]] = 1 - gap[closes]
+        alias[lenders[:-1][closes]] = lenders[1:][closes]
+    return np.clip(keep, 0, 1).astype(np.float32), alias.astype(np.int32)
