@@ -24,7 +24,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 _PARSER = griffe.Parser.google
 _OPTIONS: dict[str, Any] = {"warnings": True, "warn_missing_types": False, "warn_unknown_params": True}
 
-_DOCTEST = re.compile(r"(?m)^(>>> (?:.+\n?)+?)(?=^\s*$|\Z)")
+_DOCTEST = re.compile(r"(?m)^>>> (?:.+(?:\n|\Z))+")
 
 _RAISES = re.compile(r"(?ms)^([ ]*)Raises:\n(?:\1    .*?(?:\n|\Z))+")
 _UNNAMED = re.compile(r"(?m)^( *)(?=as `)")
@@ -228,7 +228,7 @@ def _docstring(member: griffe.Object | griffe.Alias) -> list[str]:
     for part in _sections(member):
         kind = part.kind.value
         if kind == "text":
-            lines += [*_DOCTEST.sub(r"```pycon\n\1\n```", str(part.value)).splitlines(), ""]
+            lines += [*_fenced(str(part.value)), ""]
         elif kind in titles:
             lines += [f"**{titles[kind]}**", ""]
             for item in part.value:
@@ -243,9 +243,14 @@ def _docstring(member: griffe.Object | griffe.Alias) -> list[str]:
                 fenced = what is griffe.DocstringSectionKind.examples
                 lines += ["```pycon", text, "```", ""] if fenced else [text, ""]
         elif kind == "admonition":
-            lines += [f"**{part.title}**", "", *part.value.contents.splitlines(), ""]
+            lines += [f"**{part.title}**", "", *_fenced(part.value.contents), ""]
         else:
             _log.warning(
                 "%s: expected sections Args, Attributes, Returns, Raises or Example, found %s", member.path, kind
             )
     return lines
+
+
+def _fenced(text: str) -> list[str]:
+    """Lines of Markdown in which doctests stand in fences."""
+    return _DOCTEST.sub(lambda test: f"```pycon\n{test[0].rstrip()}\n```\n", text).splitlines()

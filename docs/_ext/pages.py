@@ -64,7 +64,7 @@ def expand(text: str, page: str) -> str:
             included = section(included, heading, path)
         return _linked(_cited(included, own), posixpath.dirname(path), own)
 
-    parts = _MARKER.split(_linked(text, own, own))
+    parts = _MARKER.split(_cited(_linked(text, own, own), own))
     whole = [parts[0]]
     for kind, what, after in zip(parts[1::3], parts[2::3], parts[3::3], strict=True):
         match = _MARKER.match(f"<!-- {kind}: {what} -->")
