@@ -2,9 +2,10 @@ PYTHON ?= python3
 VENV := .venv
 TFRS_VENV := .venv-tfrs
 TOOLS_VENV := .venv-tools
+DOCS_VENV := .venv-docs
 PORT ?= 8000
 
-.PHONY: demo test quick check format audit bench bench-seeds clean
+.PHONY: demo test quick check format docs audit bench bench-seeds clean
 
 demo: $(VENV)/.installed  ## Train, index and serve MovieLens 100K; ONESHOT=1 stops after the first query.
 	$(VENV)/bin/python demo.py --port $(PORT) $(if $(ONESHOT),--oneshot)
@@ -29,6 +30,10 @@ format: $(VENV)/.installed
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
+docs: $(DOCS_VENV)/.installed  ## The site, into build/docs: warnings are errors, every link inside it is checked.
+	$(DOCS_VENV)/bin/sphinx-build --fail-on-warning --keep-going --fresh-env --quiet -b html docs build/docs
+	$(DOCS_VENV)/bin/python docs/check_links.py build/docs
+
 bench: $(VENV)/.installed $(TFRS_VENV)/.installed  ## The tables of benchmarks/RESULTS.md that need no data set.
 	$(VENV)/bin/python -m benchmarks.step_cost --tfrs-python $(TFRS_VENV)/bin/python
 	$(VENV)/bin/python -m benchmarks.index_recall
@@ -45,7 +50,7 @@ bench-seeds: $(VENV)/.installed  ## The papers' findings: hours, resumable; QUIC
 	$(VENV)/bin/python -m benchmarks.seeds --data data $(if $(QUICK),--quick)
 
 clean:
-	rm -rf $(VENV) $(TFRS_VENV) $(TOOLS_VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TFRS_VENV) $(TOOLS_VENV) $(DOCS_VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -61,4 +66,10 @@ $(TFRS_VENV)/.installed: pyproject.toml
 $(TOOLS_VENV)/.installed: docker/tools.txt
 	$(PYTHON) -m venv $(TOOLS_VENV)
 	$(TOOLS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --requirement docker/tools.txt
+	touch $@
+
+# The API reference is read from sources, so the site needs neither TensorFlow nor FAISS.
+$(DOCS_VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	touch $@

@@ -1,0 +1,240 @@
+"""What the documents say holds: citations and links lead somewhere, the site lists its pages, and versions agree."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.main import get_command
+
+from longtail.index.cli import app as index_app
+from longtail.serving.cli import app as serve_app
+from longtail.trainer import LOSSES, SAMPLERS, WEIGHTS
+from longtail.trainer.cli import app as train_app
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+GENERATED = re.compile(r"(?m)^<!-- (include|api|http): ([^#\n]+?)(?: # (.+?))? -->$")
+
+
+def tracked(*endings: str) -> list[Path]:
+    """Files of the repository with these endings, those not yet committed among them."""
+    found = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", *(f"*{ending}" for ending in endings)],
+        cwd=ROOT, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    return [path for name in found.stdout.split() if (path := ROOT / name).exists() and not path.is_symlink()]
+
+
+def prose(path: Path) -> str:
+    """A Markdown file without fenced code and code spans."""
+    return re.sub(r"(?ms)^ *```.*?^ *```$|`[^`\n]+`", "", path.read_text())
+
+
+def anchors(path: Path) -> set[str]:
+    """What a link to this Markdown file may end with: GitHub's anchors of its headings, and its own."""
+    titles = re.findall(r"(?m)^#+ (.+)$", re.sub(r"(?ms)^ *```.*?^ *```$", "", path.read_text()))
+    slugs = {re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-") for title in titles}
+    return slugs | set(re.findall(r'<a id="([^"]+)">', path.read_text()))
+
+
+CITING = [path for path in tracked(".py", ".md", ".toml") if path != Path(__file__)]
+
+
+def cited_sections() -> list[tuple[str, str]]:
+    """Every section of the methods that is cited: by which file, and its number."""
+    found = []
+    for path in CITING:
+        for numbers in re.findall(r"METHODS((?:,? §\d+(?:\.\d+)?)+)", path.read_text()):
+            found += [(str(path.relative_to(ROOT)), number) for number in re.findall(r"\d+(?:\.\d+)?", numbers)]
+    return found
+
+
+def test_every_citation_of_the_methods_names_a_section() -> None:
+    sections = anchors(DOCS / "methods.md")
+    assert len(cited_sections()) > 30
+    assert [(where, number) for where, number in cited_sections() if f"s{number}" not in sections] == []
+
+
+def test_every_citation_of_the_design_names_a_section() -> None:
+    found = [
+        (path.name, heading)
+        for path in CITING
+        for heading in re.findall(r"\[DESIGN, (\w+)\]", path.read_text())
+        if heading.lower() not in anchors(DOCS / "design.md")
+    ]
+    assert found == []
+
+
+def test_sections_of_the_methods_are_numbered_as_anchored() -> None:
+    text = (DOCS / "methods.md").read_text()
+    pairs = re.findall(r'(?m)^<a id="s([\d.]+)"></a>\n\n##+ ([\d.]+?)\.? ', text)
+    numbered = re.findall(r"(?m)^##+ (\d[\d.]*?)\.? ", text)
+    assert [number for _, number in pairs] == numbered
+    assert all(anchor == number for anchor, number in pairs)
+    assert [number for number in numbered if "." not in number] == [str(section) for section in range(1, 11)]
+
+
+@pytest.mark.parametrize("path", tracked(".md"), ids=lambda path: str(path.relative_to(ROOT)))
+def test_relative_links_lead_to_something(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(path)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        file = (path.parent / name).resolve() if name else path
+        assert file.exists(), f"{path.name}: {target}"
+        generated = file.suffix == ".md" and GENERATED.search(file.read_text())
+        if anchor and file.suffix == ".md" and not generated:  # `make docs` follows links into generated parts
+            assert anchor in anchors(file), f"{path.name}: {target}"
+
+
+def pages() -> set[str]:
+    return {str(path.relative_to(DOCS).with_suffix("")) for path in DOCS.rglob("*.md")}
+
+
+def test_the_navigation_lists_every_page_once() -> None:
+    listed = []
+    for page in DOCS.rglob("*.md"):
+        for body in re.findall(r"(?ms)^```\{toctree\}\n(.*?)^```", page.read_text()):
+            listed += [line for line in body.split("\n") if line and not line.startswith(":")]
+    assert sorted(listed) == sorted(pages() - {"index"})
+
+
+def test_generated_parts_name_what_is_there() -> None:
+    found = [(kind, what.strip(), heading) for page in DOCS.rglob("*.md") for kind, what, heading in
+             GENERATED.findall(page.read_text())]  # fmt: skip
+    assert len(found) > 20
+    for kind, what, heading in found:
+        if kind == "api":
+            assert find_spec(what) is not None, what
+        else:
+            assert (ROOT / what).exists(), what
+        if heading:
+            assert re.search(rf"(?m)^#+ {re.escape(heading)}$", (ROOT / what).read_text()), f"{what} # {heading}"
+
+
+@pytest.mark.parametrize("page", sorted(pages()))
+def test_modules_and_names_in_the_text_are_there(page: str) -> None:
+    for name in set(re.findall(r"`(longtail(?:\.\w+)+)`", (DOCS / page).with_suffix(".md").read_text())):
+        try:
+            module = find_spec(name)
+        except ModuleNotFoundError:
+            module = None
+        if module is None and not name.startswith("longtail.trainer.tfrs"):
+            owner, _, attribute = name.rpartition(".")
+            assert hasattr(import_module(owner), attribute), f"{page}: {name}"
+
+
+def test_the_pages_of_samplers_weights_and_losses_name_every_row() -> None:
+    text = (DOCS / "methods.md").read_text()
+    for name in (*SAMPLERS, *WEIGHTS, *LOSSES):
+        assert f"`{name}`" in text, name
+
+
+def test_the_page_of_commands_has_every_command_and_option() -> None:
+    documented: dict[str, set[str]] = {}
+    for line in (DOCS / "cli.md").read_text().splitlines():
+        if line.startswith("### "):
+            command = " ".join(line.split()[1:3])
+            documented[command] = set(line.split()[3:])
+        elif found := re.match(r"\| `(--[\w-]+)", line):
+            documented[command].add(found[1])
+    real = {
+        f"{program} {name}": {
+            parameter.name.upper() if parameter.param_type_name == "argument" else parameter.opts[0]
+            for parameter in command.params
+        }
+        for program, app in (
+            ("longtail-train", train_app),
+            ("longtail-index", index_app),
+            ("longtail-serve", serve_app),
+        )
+        for name, command in get_command(app).commands.items()
+    }
+    assert documented == real
+
+
+def citation() -> dict[str, Any]:
+    return yaml.safe_load((ROOT / "CITATION.cff").read_text())
+
+
+def test_the_citation_is_of_this_version() -> None:
+    assert citation()["version"] == PROJECT["version"]
+    assert citation()["license"] == PROJECT["license"]
+
+
+def test_the_citation_has_what_its_schema_requires() -> None:
+    assert citation()["cff-version"] == "1.2.0"
+    assert {"message", "title", "authors"} <= set(citation())
+    allowed = {"abstract", "authors", "cff-version", "keywords", "license", "message", "references", "title", "type"}
+    assert set(citation()) <= allowed | {"version", "date-released", "repository-code"}
+    for reference in citation()["references"]:
+        assert {"type", "title", "authors"} <= set(reference), reference["title"]
+        for author in reference["authors"]:
+            assert set(author) == {"family-names", "given-names"}
+
+
+def targets() -> set[str]:
+    return set(re.findall(r"(?m)^([a-z][\w-]*):", (ROOT / "Makefile").read_text()))
+
+
+def runs(path: Path) -> list[str]:
+    """Commands that a workflow runs."""
+    jobs = yaml.safe_load(path.read_text())["jobs"].values()
+    return [step["run"] for job in jobs for step in job["steps"] if "run" in step]
+
+
+def test_continuous_integration_runs_make_targets_that_exist() -> None:
+    files = [*WORKFLOWS, ROOT / ".ci/run", ROOT / ".pre-commit-config.yaml", ROOT / "CONTRIBUTING.md"]
+    for path in files:
+        for target in re.findall(r"(?m)(?:^ *|: |`)make ([a-z-]+)", path.read_text()):
+            assert target in targets(), f"{path.name}: make {target}"
+    commands = [command for path in WORKFLOWS for command in runs(path)]
+    assert {"make check", "make test", "make docs", "make audit"} <= set(commands)
+    assert [command for command in commands if not command.startswith(("make ", "sudo apt-get "))] == []
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_workflows_read_only_and_pin_their_actions(path: Path) -> None:
+    workflow = yaml.safe_load(path.read_text())
+    assert workflow["permissions"] == {"contents": "read"}
+    for job in workflow["jobs"].values():
+        assert "permissions" not in job
+        for step in job["steps"]:
+            assert re.fullmatch(r"actions/[a-z-]+@v\d+", step.get("uses", "actions/checkout@v4")), step
+
+
+def test_every_python_that_the_package_names_is_tested() -> None:
+    named = {line.split(" :: ")[-1] for line in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", line)}
+    checks = yaml.safe_load((ROOT / ".github/workflows/checks.yml").read_text())
+    assert set(checks["jobs"]["test"]["strategy"]["matrix"]["python-version"]) == named
+
+
+def test_links_of_the_built_site_are_checked(tmp_path: Path) -> None:
+    def broken() -> list[str]:
+        command = [sys.executable, "docs/check_links.py", str(tmp_path)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert (done.returncode == 1) == bool(done.stderr.strip())
+        return done.stderr.split("\n")[:-1]
+
+    (tmp_path / "a.html").write_text('<p id="there">x</p><a href="b.html#no">1</a><a href="#there">2</a>')
+    (tmp_path / "b.html").write_text(
+        '<img src="none.png"><a href="https://example.org/">3</a><a href="../a.html">4</a>'
+    )
+    assert broken() == [
+        "a.html: expected an anchor at b.html#no, found none",
+        "b.html: expected a file at none.png, found none",
+        "b.html: expected a file at ../a.html, found none",
+    ]
+    (tmp_path / "b.html").write_text('<p id="no">x</p>')
+    assert broken() == []
