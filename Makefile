@@ -52,7 +52,7 @@ bench-seeds: $(VENV)/.installed  ## The papers' findings: hours, resumable; QUIC
 clean:
 	rm -rf $(VENV) $(TFRS_VENV) $(TOOLS_VENV) $(DOCS_VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
-$(VENV)/.installed: pyproject.toml
+$(VENV)/.installed: pyproject.toml setup.py
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	touch $@
