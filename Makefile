@@ -58,7 +58,7 @@ $(VENV)/.installed: pyproject.toml setup.py
 	touch $@
 
 # tensorflow-recommenders runs on legacy Keras, which cannot share a process with the trainer.
-$(TFRS_VENV)/.installed: pyproject.toml
+$(TFRS_VENV)/.installed: pyproject.toml setup.py
 	$(PYTHON) -m venv $(TFRS_VENV)
 	$(TFRS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[tfrs]' 'pytest>=8.3'
 	touch $@
@@ -69,7 +69,7 @@ $(TOOLS_VENV)/.installed: docker/tools.txt
 	touch $@
 
 # The API reference is read from sources, so the site needs neither TensorFlow nor FAISS.
-$(DOCS_VENV)/.installed: pyproject.toml
+$(DOCS_VENV)/.installed: pyproject.toml setup.py
 	$(PYTHON) -m venv $(DOCS_VENV)
 	$(DOCS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	touch $@
