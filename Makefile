@@ -5,13 +5,16 @@ TOOLS_VENV := .venv-tools
 DOCS_VENV := .venv-docs
 PORT ?= 8000
 
-.PHONY: demo test check format docs audit bench bench-seeds clean
+.PHONY: demo test quick check format docs audit bench bench-seeds clean
 
 demo: $(VENV)/.installed  ## Train, index and serve MovieLens 100K; ONESHOT=1 stops after the first query.
 	$(VENV)/bin/python demo.py --port $(PORT) $(if $(ONESHOT),--oneshot)
 
 test: $(VENV)/.installed $(TFRS_VENV)/.installed $(TOOLS_VENV)/.installed check  ## Everything: lint, types, the whole suite.
 	PATH="$$PATH:$(CURDIR)/$(TOOLS_VENV)/bin" LONGTAIL_TFRS_PYTHON=$(TFRS_VENV)/bin/python $(VENV)/bin/python -m pytest
+
+quick: $(VENV)/.installed  ## The tests that need no other process, no browser and no TFRS, on both cores.
+	$(VENV)/bin/python -m pytest --numprocesses 2 --maxschedchunk 4 -m 'not process and not slow'
 
 audit: $(TOOLS_VENV)/.installed  ## Known vulnerabilities of what the images install.
 	for image in serving serving-gpu trainer; do \
@@ -49,7 +52,7 @@ bench-seeds: $(VENV)/.installed  ## The papers' findings: hours, resumable; QUIC
 clean:
 	rm -rf $(VENV) $(TFRS_VENV) $(TOOLS_VENV) $(DOCS_VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
-$(VENV)/.installed: pyproject.toml
+$(VENV)/.installed: pyproject.toml setup.py
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	touch $@

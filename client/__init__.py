@@ -1,4 +1,4 @@
-"""A typed client of a Longtail service, synchronous and asynchronous, on httpx alone.
+"""A typed client of a Longtail service, synchronous and asynchronous, on httpx and pydantic.
 
 from longtail.client import Client, Feedback, Query
 
@@ -12,15 +12,31 @@ with Client("http://localhost:8000") as longtail:
     tail, plain = longtail.retrieve([Query(features, bias_removal=λ) for λ in (0.0, 1.0)]).results
     nearest = longtail.similar(chosen.id, buckets=["torso", "tail"]).results[0]
 
-`AsyncClient` has the same methods to await. What went wrong is a `LongtailError`; 429, 503 and lost connections are
-tried again first. In the order a call meets them: questions, calls, exchange (settings, retry, errors), answers.
+`AsyncClient` has the same methods to await. What goes wrong is a `LongtailError`; 429, 503 and lost connections are
+tried again first.
+
+    requests.py      what a caller sends, and the request of each method
+    transport.py     settings, attempts and waits of one call
+    responses.py     what the service answers
+    errors.py        what goes wrong
+    async_client.py  the methods; sync_client.py is generated from it
 """
 
-from longtail.client.answers import Accepted, Answer, CatalogueLabel, Deleted, Label, Reloaded, Result, Unknown
-from longtail.client.asynchronous import AsyncClient
+from longtail.client.async_client import AsyncClient
 from longtail.client.errors import BusyError, DeniedError, LongtailError, NoAnswerError, NotFoundError
-from longtail.client.questions import BucketName, Features, Feedback, Interaction, LabelId, NewLabel, Query
-from longtail.client.synchronous import Client
+from longtail.client.requests import Features, Feedback, Interaction, LabelId, NewLabel, Query
+from longtail.client.responses import (
+    Accepted,
+    Answer,
+    BucketName,
+    CatalogueLabel,
+    Deleted,
+    Label,
+    Reloaded,
+    Result,
+    Unknown,
+)
+from longtail.client.sync_client import Client
 
 __all__ = [
     "Accepted",

@@ -1,10 +1,11 @@
-"""What can go wrong when a service is asked, and how it is read from an answer."""
+"""The errors of the client, and how they are made of an HTTP response or of its absence."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import httpx
+from pydantic import ValidationError
+
+from longtail.client.responses import ErrorBody, Problem, read
 
 
 class LongtailError(Exception):
@@ -62,27 +63,33 @@ _TYPES = {401: DeniedError, 403: DeniedError, 404: NotFoundError, 429: BusyError
 
 
 def error_of(response: httpx.Response) -> LongtailError:
-    """What an answer that is no success says, in the service's words if it is the service's."""
+    """The error of a response that is no success, in the service's words if the service wrote it."""
     try:
-        body: Any = response.json()
-        error = body["error"]
-        said = {"message": str(error["message"]), "type": str(error["type"]), "field": error.get("field")}
-        request_id = str(body["request_id"])
-    except (ValueError, KeyError, TypeError):
-        said = {
-            "message": f"expected an answer of Longtail from {place(response.request)}, received another's: "
-            f"{response.status_code} {response.reason_phrase}".rstrip(),
-            "type": f"http_{response.status_code}",
-        }
+        body = read(ErrorBody, response.content)
+        problem, request_id = body.error, body.request_id
+    except ValidationError:
+        message = (
+            f"expected an answer of Longtail from {place(response.request)}, received another's: "
+            f"{response.status_code} {response.reason_phrase}"
+        )
+        problem = Problem(message.rstrip(), f"http_{response.status_code}")
         request_id = response.headers.get("x-request-id")
     kind = _TYPES.get(response.status_code, LongtailError)
-    return kind(status=response.status_code, request_id=request_id, **said)
+    return kind(
+        problem.message,
+        status=response.status_code,
+        type=problem.type,
+        field=problem.field,
+        request_id=request_id,
+    )
 
 
-def unreadable(response: httpx.Response, cause: Exception) -> LongtailError:
-    """The error for a success that is not what the route answers."""
+def unreadable(response: httpx.Response, cause: ValidationError) -> LongtailError:
+    """The error for a success that is not what the route answers; names the first key that differs."""
+    first = cause.errors(include_url=False, include_context=False)[0]
+    found = ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
     return LongtailError(
-        f"expected the answer of {place(response.request)}, received other content: {type(cause).__name__}: {cause}",
+        f"expected the answer of {place(response.request)}, received other content: {found}",
         status=response.status_code,
         type="unexpected_answer",
         request_id=response.headers.get("x-request-id"),

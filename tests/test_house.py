@@ -35,6 +35,7 @@ def test_imports_go_one_way(room: str) -> None:
             assert rooms <= MAY_IMPORT[room], f"{path} imports {rooms}"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("room", ["bundle", "index", "serving"])
 def test_no_training_framework_is_loaded(room: str) -> None:
     blocked = ("keras", "tensorflow", "jax", "torch", "longtail.trainer", "matplotlib")

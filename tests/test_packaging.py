@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parent.parent
 ROOMS = ("bundle", "client", "commands", "index", "serving", "trainer")
 BUILD_FILES = ("pyproject.toml", "setup.py", "README.md", "LICENSE")

@@ -197,7 +197,7 @@ def train(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path, logs: Pa
                 dataset.train,
                 trained.encoding.query,
                 batch_size=batch_size,
-                one_label_a_query=recipe.data.reduction == "sample",
+                one_label_per_query=recipe.data.reduction == "sample",
                 seed=recipe.seed,
                 epoch=epoch,
                 first=first,
@@ -252,7 +252,7 @@ def _validate(trained: Trained) -> list[CurvePoint]:
 
 def _log_frequencies(recipe: Recipe, dataset: Dataset) -> Float64:
     """log π of what training visits, float64 [L], nats."""
-    visits_L = dataset.label_visits(one_a_query=recipe.data.reduction == "sample")
+    visits_L = dataset.label_visits(one_label_per_query=recipe.data.reduction == "sample")
     return log_frequencies(visits_L, smoothing=recipe.loss.smoothing)
 
 

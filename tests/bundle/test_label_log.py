@@ -300,6 +300,7 @@ for count in range(first, first + 100_000):
 KILLS = 6
 
 
+@pytest.mark.process
 def test_kill_9_at_any_moment_loses_nothing_that_was_acknowledged(path: Path) -> None:
     rng = random.Random(0)
     acknowledged: list[int] = []

@@ -77,6 +77,7 @@ def test_an_exception_in_the_block_leaves_nothing(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
+@pytest.mark.process
 def test_a_killed_writer_leaves_no_target_and_the_next_write_cleans_up(
     tmp_path: Path, start_writer: Callable[[], "subprocess.Popen[str]"]
 ) -> None:
@@ -90,6 +91,7 @@ def test_a_killed_writer_leaves_no_target_and_the_next_write_cleans_up(
     assert names(tmp_path) == ["target"]
 
 
+@pytest.mark.process
 def test_the_directory_of_a_writer_that_still_runs_is_left_alone(
     tmp_path: Path, start_writer: Callable[[], "subprocess.Popen[str]"]
 ) -> None:

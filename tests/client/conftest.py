@@ -46,9 +46,9 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """A clock in place of the real one, and ½ for every random number."""
     clock = Clock()
-    monkeypatch.setattr("longtail.client.synchronous.sleep", clock.sleep)
-    monkeypatch.setattr("longtail.client.asynchronous.sleep", clock.sleep_awaited)
-    monkeypatch.setattr("longtail.client.exchange.monotonic", lambda: clock.now)
-    monkeypatch.setattr("longtail.client.exchange.time", lambda: clock.now)
-    monkeypatch.setattr("longtail.client.exchange.random", lambda: 0.5)
+    monkeypatch.setattr("longtail.client.sync_client.sleep", clock.sleep)
+    monkeypatch.setattr("longtail.client.async_client.sleep", clock.sleep_awaited)
+    monkeypatch.setattr("longtail.client.transport.monotonic", lambda: clock.now)
+    monkeypatch.setattr("longtail.client.transport.time", lambda: clock.now)
+    monkeypatch.setattr("longtail.client.transport.random", lambda: 0.5)
     return clock

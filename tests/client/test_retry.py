@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from longtail.client.retry import may_repeat, retry_after, seconds_to_wait
+from longtail.client.transport import may_repeat, retry_after, seconds_to_wait
 
 RESPONSE = {status: httpx.Response(status) for status in (200, 400, 404, 409, 422, 429, 500, 502, 503, 504)}
 

@@ -15,6 +15,8 @@ from tests.bundles import make_bundle
 from tests.client.asking import Asker
 from tests.serving.process import free_port, server
 
+pytestmark = pytest.mark.process
+
 LABELS = 60
 FEATURES = {"user_id": "u3", "history": ["item-1", "item-2"]}
 Make = Callable[..., Asker]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import inspect
 import logging
 import subprocess
@@ -16,7 +17,8 @@ import pytest
 from longtail import client
 from longtail.client import Answer, AsyncClient, Client
 from tests.client.asking import KEY, Asker, Script, refusal
-from tests.client.test_calls import LABEL, RESULT
+from tests.client.generate import SOURCE, TARGET, synchronous
+from tests.client.test_requests import LABEL, RESULT
 
 ROOT = Path(__file__).parent.parent.parent
 METHODS = ["add_labels", "delete_label", "feedback", "interactions", "label", "monitoring", "ready", "release"]
@@ -85,11 +87,11 @@ def test_settings_that_cannot_be(kind: type[Client], settings: dict[str, object]
     assert KEY not in str(raised.value)
 
 
-def test_nothing_but_httpx_and_the_standard_library_is_needed() -> None:
+@pytest.mark.process
+def test_nothing_but_httpx_and_pydantic_is_needed() -> None:
     blocked = (
         "numpy",
         "pyarrow",
-        "pydantic",
         "orjson",
         "fastapi",
         "longtail.bundle",
@@ -100,21 +102,44 @@ def test_nothing_but_httpx_and_the_standard_library_is_needed() -> None:
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
 
 
-def test_the_example_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    asked: list[str] = []
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A service in place of the network, for clients of either kind; returns the paths it is asked for."""
+    paths: list[str] = []
 
-    def service(_: httpx.HTTPTransport, request: httpx.Request) -> httpx.Response:
-        asked.append(request.url.path)
+    def service(_: object, request: httpx.Request) -> httpx.Response:
+        paths.append(request.url.path)
         retrieved = {
             "results": [RESULT] * max(1, request.content.count(b'"features"')),
             "release": "r",
             "request_id": "q",
         }
-        return httpx.Response(200, json={"accepted": 1, "request_id": "f"} if "feedback" in asked[-1] else retrieved)
+        return httpx.Response(200, json={"accepted": 1, "request_id": "f"} if "feedback" in paths[-1] else retrieved)
+
+    async def service_awaited(transport: object, request: httpx.Request) -> httpx.Response:
+        return service(transport, request)
 
     monkeypatch.setattr(httpx.HTTPTransport, "handle_request", service)
+    monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", service_awaited)
+    return paths
+
+
+def test_the_example_runs(asked: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     example = inspect.getdoc(client)
     assert example is not None
     exec(textwrap.dedent(example.split("\n\n", 1)[1].split("`AsyncClient`")[0]), {})
     assert asked == ["/v1/retrieve", "/v1/feedback", "/v1/retrieve", "/v1/similar"]
     assert capsys.readouterr().out.split() == [LABEL["id"], "1.5", "tail", "Alpha"]
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_the_example_of_a_class_runs(asked: list[str], kind: type[Client | AsyncClient]) -> None:
+    (example,) = [found for found in doctest.DocTestFinder().find(kind, globs={}) if found.examples]
+    assert doctest.DocTestRunner().run(example).failed == 0
+    assert asked == ["/v1/retrieve"]
+
+
+def test_the_blocking_client_is_generated_from_the_awaited_one() -> None:
+    expected = synchronous(SOURCE.read_text(encoding="utf-8"))
+    message = "client/sync_client.py differs from client/async_client.py; run `python -m tests.client.generate`"
+    assert TARGET.read_text(encoding="utf-8") == expected, message

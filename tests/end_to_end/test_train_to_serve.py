@@ -76,7 +76,7 @@ bootstrap = 10
 
 
 def longtail(room: str, *words: object) -> None:
-    subprocess.run([sys.executable, "-m", room, *map(str, words)], check=True, capture_output=True)
+    subprocess.run([sys.executable, "-m", f"longtail.{room}", *map(str, words)], check=True, capture_output=True)
 
 
 def write_shop(folder: Path) -> None:

@@ -43,6 +43,7 @@ def test_every_trial_is_recorded_cheapest_first_and_the_first_good_one_is_chosen
     assert [at.bias_removal for at in built.chosen.recall] == [-1.0, 0.0, 0.5, 1.0, 2.0]
 
 
+@pytest.mark.slow
 def test_bands_keep_at_full_bias_removal_what_one_approximate_index_loses(bundle: Bundle) -> None:
     rows = bundle.rows()
     calibration = Calibration(bundle, rows)
@@ -79,6 +80,7 @@ def test_a_bundle_with_a_tree_is_measured_at_zero_even_if_requests_may_not_ask_f
     assert Calibration(without, without.rows()).bias_removals == [0.5, 1.0, 2.0]
 
 
+@pytest.mark.slow
 def test_below_the_floor_nothing_is_left_behind(tmp_path: Path) -> None:
     make_bundle(labels=6000, dim=16).write(tmp_path / "bundle")
     with pytest.raises(RecallFloorError) as failed:

@@ -46,6 +46,7 @@ def test_the_surface_is_pinned() -> None:
     assert found == SURFACE
 
 
+@pytest.mark.slow
 def test_from_build_to_prune(bundle_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("build", bundle_path, "--releases", tmp_path, "--name", "first", "--publish") == 0
     output = capsys.readouterr().out
@@ -115,6 +116,7 @@ def test_a_wrong_command_exits_with_2(capsys: pytest.CaptureFixture[str]) -> Non
     assert "Missing argument" in capsys.readouterr().err
 
 
+@pytest.mark.process
 def test_python_m_index_is_the_command() -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "longtail.index", "--help"],

@@ -45,6 +45,7 @@ def check(release: Release, filter_: Filter, k: int, query: int, bias_removal: f
         assert np.allclose(scores[0], masked(exact, eligible, k), atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", KINDS)
 def test_filters_worked_case_by_case(spec: str, opened: Callable[[str], Release]) -> None:
     release = opened(spec)

@@ -43,6 +43,7 @@ def search(release: Release) -> np.ndarray:
     return release.searcher.search(queries, 20)[1]
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not SMAPS.exists(), reason="reads /proc/PID/smaps")
 @pytest.mark.parametrize("spec", ["ivf_pq", "hnsw"])
 def test_two_processes_share_the_pages(spec: str, opened: Callable[[str], Release]) -> None:
@@ -75,6 +76,7 @@ def test_a_mapped_index_answers_as_a_copy_of_it(
     assert np.array_equal(search(release), search(releases.open(release.name)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["flat", "ivf_flat", "hnsw"])
 def test_a_pruned_release_goes_on_answering(spec: str, bundle_path: Path, tmp_path: Path) -> None:
     for name in ("old", "new"):

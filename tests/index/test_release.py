@@ -187,6 +187,7 @@ def test_a_full_disk_leaves_nothing(bundle_path: Path, tmp_path: Path, monkeypat
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.process
 def test_a_write_that_the_system_refuses_leaves_nothing(bundle_path: Path, tmp_path: Path) -> None:
     """Really: the process may write files of 4 KiB at most, and FAISS's index is larger."""
     limited = (
@@ -201,6 +202,7 @@ def test_a_write_that_the_system_refuses_leaves_nothing(bundle_path: Path, tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.process
 def test_kill_9_in_the_middle_of_a_write_leaves_the_published_release(bundle_path: Path, tmp_path: Path) -> None:
     build(bundle_path, tmp_path, name="good")
     releases = Releases(tmp_path)

@@ -151,6 +151,7 @@ def test_prune_takes_unreadable_releases_for_the_oldest(releases: Releases) -> N
     assert releases.prune(keep=2) == ["c"]
 
 
+@pytest.mark.process
 def test_prune_removes_leftovers_of_dead_processes_only(releases: Releases) -> None:
     with subprocess.Popen(["sleep", "60"]) as running:
         try:
@@ -168,6 +169,7 @@ def test_prune_removes_leftovers_of_dead_processes_only(releases: Releases) -> N
             running.kill()
 
 
+@pytest.mark.process
 def test_two_processes_that_publish_at_once_leave_a_valid_pointer(releases: Releases) -> None:
     repeat = (
         "import sys; from pathlib import Path; from longtail.index import Releases\n"

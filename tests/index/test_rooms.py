@@ -63,6 +63,7 @@ def test_no_imports_go_round(room: str) -> None:
     assert set(TopologicalSorter(found).static_order()) == found.keys()
 
 
+@pytest.mark.process
 def test_faiss_is_loaded_with_the_first_name_that_needs_it() -> None:
     program = (
         "import sys; sys.modules.update(dict.fromkeys(['faiss', 'keras', 'tensorflow', 'matplotlib']))\n"

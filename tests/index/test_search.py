@@ -25,6 +25,7 @@ def flat_searcher(bundle: Bundle) -> Searcher:
     return Searcher(bundle, [Band("all", "flat", "Flat", index, np.arange(len(rows)))], Effort())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("cosine", [False, True])
 def test_flat_equals_brute_force_for_any_bias_removal(bias: bool, cosine: bool) -> None:
@@ -57,6 +58,7 @@ def test_kappa_changes_no_answer_of_a_flat_index() -> None:
         assert (rows == answers[0][1]).mean() > 0.99
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", KINDS)
 def test_every_kind_scores_exactly_and_recalls(spec: str, opened: Callable[[str], Release]) -> None:
     release = opened(spec)

@@ -1,5 +1,6 @@
 """The same code on both backends, each in a process of its own."""
 
+import ast
 import os
 import subprocess
 import sys
@@ -10,9 +11,12 @@ import numpy as np
 import pytest
 
 from longtail.bundle import BiasRemoval, Bundle
+from longtail.trainer import backend
 from longtail.trainer.evaluation.bundle import evaluate
 from longtail.trainer.evaluation.report import evaluation_markdown
 from tests.trainer.conftest import Finished
+
+pytestmark = pytest.mark.process
 
 STEPS = """
 import sys
@@ -123,3 +127,19 @@ def test_a_model_trained_on_jax_is_exported_and_measures_the_same_in_onnx(runs: 
 
 def test_the_proofs_hold_on_jax(runs: Runs) -> None:
     wait(runs.proofs)
+
+
+def test_both_backends_have_the_same_operations() -> None:
+    """Read as source: a process can load only one of them."""
+    folder = Path(backend.__file__).parent
+    signatures = [
+        {
+            node.name: [argument.arg for argument in node.args.args]
+            for node in ast.parse((folder / f"{name}.py").read_text()).body
+            if isinstance(node, ast.FunctionDef)
+        }
+        for name in ("tensorflow", "jax")
+    ]
+
+    assert signatures[0] == signatures[1]
+    assert set(signatures[0]) == set(backend.__all__) - {"Step", "Tensor", "keras", "ops"}

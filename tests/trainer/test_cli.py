@@ -126,13 +126,14 @@ def test_an_existing_out_is_refused_before_any_work(
     assert errors == f"longtail-train: {out} already exists: expected a path that is free; nothing was changed\n"
 
 
+@pytest.mark.process
 def test_a_process_says_one_line_too(tmp_path: Path) -> None:
     """With TensorFlow's own messages kept out of it."""
     recipe = tiny.write_job(tmp_path)
     command = [
         sys.executable,
         "-m",
-        "trainer",
+        "longtail.trainer",
         "fit",
         recipe,
         "--out",
@@ -147,6 +148,7 @@ def test_a_process_says_one_line_too(tmp_path: Path) -> None:
     assert ended.stderr == f"longtail-train: {tmp_path / 'gone.csv'}: expected a csv file, found none\n"
 
 
+@pytest.mark.slow
 def test_fit_ends_with_a_bundle_and_says_where(job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, errors = run(capsys, "fit", job, "--out", tmp_path / "out", "--set", "training.epochs=1")
 

@@ -182,6 +182,7 @@ def test_importance_weights_bound_the_full_softmax(sampler: str) -> None:
     assert losses_B.mean() < exact
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["softmax", "logistic", "nce"])
 def test_a_model_samples_by_itself_and_learns(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "compile_step", lambda step, _: step)

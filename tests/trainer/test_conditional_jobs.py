@@ -34,6 +34,7 @@ def run(folder: Path, settings: list[str], name: str = "out") -> Bundle:
     return fit(load_recipe(path, settings), folder / name, Reporter(Console(quiet=True)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", JOBS.values(), ids=JOBS)
 def test_an_interrupted_job_ends_as_if_nothing_had_happened(
     tmp_path: Path, settings: list[str], monkeypatch: pytest.MonkeyPatch
@@ -58,6 +59,7 @@ def test_an_interrupted_job_ends_as_if_nothing_had_happened(
     assert again.manifest.bias_removal == whole.manifest.bias_removal
 
 
+@pytest.mark.slow
 def test_the_tree_travels_in_the_bundle_and_its_dial_is_what_was_measured(tmp_path: Path) -> None:
     written = run(tmp_path, JOBS["adversarial"])
     bundle = Bundle.load(tmp_path / "out")

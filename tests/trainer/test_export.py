@@ -124,6 +124,7 @@ def id_towers(tmp_path: Path, **sections: Any) -> Trained:
     return train(recipe, dataset, epochs=1, work=tmp_path / "work", logs=tmp_path / "logs", reporter=silent())
 
 
+@pytest.mark.slow
 def test_a_label_tower_of_ids_alone_is_not_exported(tmp_path: Path) -> None:
     query, label = export_towers(id_towers(tmp_path))
 
@@ -131,6 +132,7 @@ def test_a_label_tower_of_ids_alone_is_not_exported(tmp_path: Path) -> None:
     assert label is None
 
 
+@pytest.mark.slow
 def test_a_model_trained_in_mixed_precision_is_exported_in_full(tmp_path: Path) -> None:
     training, query = {"precision": "mixed_bfloat16", "batch_size": 3}, {"features": [tiny.USER], "hidden": [8]}
     trained = id_towers(tmp_path, training=training, query=query)
@@ -140,6 +142,7 @@ def test_a_model_trained_in_mixed_precision_is_exported_in_full(tmp_path: Path) 
     np.testing.assert_allclose(run(bundle.query_tower, inputs), trained.model.embed_queries(inputs), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_every_kind_of_feature_reaches_the_bundle(tmp_path: Path) -> None:
     """The export itself checks both towers against Keras."""
     queries = pa.table(
@@ -230,6 +233,7 @@ def test_a_tower_too_large_for_onnx_says_what_to_lower(finished: Finished, monke
         export_towers(finished.trained)
 
 
+@pytest.mark.slow
 def test_an_unfinished_job_is_exported_from_its_newest_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,6 +60,7 @@ def test_a_label_that_is_every_pair_has_frequency_one() -> None:
     np.testing.assert_allclose(np.asarray(stream.log_frequencies(np.int32([0]))), 0, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.05, 0.2])
 def test_the_error_of_rare_labels_is_as_stated(rate: float) -> None:
     """400 labels of π = 1/400 in batches of 64: gaps have no bias and a relative standard deviation of
@@ -77,6 +78,7 @@ def test_the_error_of_rare_labels_is_as_stated(rate: float) -> None:
     assert settled.mean() == pytest.approx(1, abs=4 * expected / np.sqrt(len(settled)))
 
 
+@pytest.mark.slow
 def test_a_label_with_many_hits_in_a_batch_is_not_truncated() -> None:
     """π = ½, ¼ and 1/16 in batches of 64: gaps of 2, 4 and 16 pairs, where counting batches ends at 64."""
     pi = np.array([1 / 2, 1 / 4, 1 / 16, 3 / 16])
@@ -188,6 +190,7 @@ def test_a_model_weighs_by_the_stream(sampler: dict[str, Any]) -> None:
     np.testing.assert_allclose(q, pi_L if sampler["name"] == "in_batch" else (6 * pi_L + 3 / 5) / 9, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("weight", ["importance", "tail", "equalised"])
 def test_a_model_learns_with_streamed_frequencies(weight: str) -> None:

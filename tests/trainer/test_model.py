@@ -126,6 +126,7 @@ def test_the_batch_has_duplicates_and_the_draws_hit_positives() -> None:
         assert (negatives(sampler) == BATCH.labels[:, None]).any(), sampler
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("weight", WEIGHTS)
 @pytest.mark.parametrize("sampler", SAMPLES)
@@ -260,6 +261,7 @@ def test_a_linear_schedule_ends_at_zero(monkeypatch: pytest.MonkeyPatch) -> None
     assert moved == [True, True, False]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize(
     ("sampler", "weight", "optimizer"),
@@ -285,6 +287,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("sampler", ["in_batch", "uniform per row"])
 @pytest.mark.parametrize("family", FAMILIES)
@@ -322,12 +325,12 @@ def test_augment_and_reduce_keeps_a_number_for_every_pair() -> None:
     logits_BL = augmented.embed_queries({"user_id": BATCH.queries + 1}) @ augmented.embed_labels().T / 0.5
     loss = float(augmented.train_step(tiny.batch(BATCH, _pair=pairs)))
 
-    log_eta_N = ops.convert_to_numpy(augmented._log_eta_N)
+    log_eta_N = ops.convert_to_numpy(augmented.train_step._log_eta_N)
     bracket_B = np.logaddexp.reduce(logits_BL, axis=1) - logits_BL[np.arange(B), BATCH.labels]
     np.testing.assert_allclose(log_eta_N[pairs], bracket_B, rtol=1e-4)
     np.testing.assert_allclose(np.delete(log_eta_N, pairs), np.log(L), rtol=1e-6)
     assert loss == pytest.approx(softmax, rel=1e-5), "the bound is tight at its own η"
-    assert any(variable is augmented._log_eta_N for variable in augmented.variables), "kept in checkpoints"
+    assert any(variable is augmented.train_step._log_eta_N for variable in augmented.variables), "kept in checkpoints"
 
 
 def hidden(precision: str) -> Any:
@@ -351,6 +354,7 @@ def test_mixed_precision_trains_like_full_precision_and_keeps_float32() -> None:
     assert half.embed_queries({"user_id": np.int32([1])}).dtype == np.float32
 
 
+@pytest.mark.slow
 def test_a_compiled_step_is_the_eager_step(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = hidden("float32")
     compiled = made(recipe)
@@ -385,6 +389,7 @@ def test_embeddings_of_the_catalogue_are_in_its_order_across_blocks(monkeypatch:
     np.testing.assert_allclose(model.embed_labels(), expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rate", "learns"), [(None, False), (0, False), (0.5, True)])
 def test_the_row_of_unknown_labels_learns_only_where_some_labels_are_made_unknown(
     rate: float | None, learns: bool

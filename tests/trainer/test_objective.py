@@ -60,6 +60,7 @@ def test_pairwise_forms_are_those_of_margin_losses() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mining", [None, Mining(keep=2, power=1.0)], ids=["", "mined"])
 @pytest.mark.parametrize("default", ["unit", "tail"])
 @pytest.mark.parametrize(("family", "arguments"), [form for form in FORMS if not LOSSES[form[0]].stateful])
@@ -223,6 +224,7 @@ def test_augment_and_reduce_is_unbiased_in_the_sample() -> None:
         toy.assert_mean(losses_B, 1.7 + math.exp(BRACKET - 1.7) - 1)
 
 
+@pytest.mark.slow
 def test_eta_goes_to_the_bracket() -> None:
     """At once with every label and rate → 1; from samples with a falling rate, and the loss to the softmax."""
     assert augmented(EVERY, 5.0, rate=1 - 1e-6)[1].item() == pytest.approx(BRACKET, abs=1e-4)

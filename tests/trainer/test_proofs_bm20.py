@@ -141,6 +141,7 @@ def signal_to_noise(noise_XL: np.ndarray) -> float:
     return 1 / np.trace(covariance_PP @ np.linalg.inv(hessian_PP))
 
 
+@pytest.mark.slow
 def test_the_signal_is_clearest_when_the_noise_is_the_data() -> None:
     """[BM20 Theorem 2]. There α sums to ½ for every x, so 1/η = X·(L − 1) [eq. 15, per draw of x]."""
     best = signal_to_noise(DATA)

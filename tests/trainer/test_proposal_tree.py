@@ -8,7 +8,7 @@ from longtail.bundle import Proposal
 from longtail.trainer.config import FeatureConfig
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.errors import DataError
-from longtail.trainer.sampling import tree_fit as proposal_tree
+from longtail.trainer.sampling import proposal, tree_fit
 from longtail.trainer.sampling.projection import fit_projection
 from longtail.trainer.sampling.proposal import fit_proposal
 from longtail.trainer.sampling.tree_fit import fit_tree
@@ -140,12 +140,12 @@ def test_newton_never_lowers_the_objective_however_bad_the_start() -> None:
     order = np.argsort(labels_of, kind="stable")
     extended = np.concatenate([z[order], np.ones((300, 1))], axis=1).astype(np.float64)
     node_of = labels_of[order] // 2
-    blocks = proposal_tree._Blocks.cut(extended, labels_of[order].astype(np.int64), np.bincount(node_of, minlength=3))
+    blocks = tree_fit._Blocks.cut(extended, labels_of[order].astype(np.int64), np.bincount(node_of, minlength=3))
     right = np.array([0, 1, 0, 1, 1, 0], bool)
     towards = np.where(right[labels_of[order]], 1.0, -1.0)
     for size in (1, 10, 1000):
         start = size * rng.standard_normal((3, 4))
-        end = proposal_tree._ascend(start.copy(), blocks, np.where(right[blocks.labels_GH], 1.0, -1.0), PENALTY)
+        end = tree_fit._ascend(start.copy(), blocks, np.where(right[blocks.labels_GH], 1.0, -1.0), PENALTY)
         for node in range(3):
             mine = node_of == node
             before, after, best = (
@@ -212,9 +212,9 @@ def test_the_tree_depends_neither_on_the_run_nor_on_what_is_fitted_at_once(monke
     for one, other in zip(first, again, strict=True):
         np.testing.assert_array_equal(one, other)
 
-    monkeypatch.setattr(proposal_tree, "_NODES_TOGETHER", 3)
-    monkeypatch.setattr(proposal_tree, "_PAIRS_TOGETHER", 50)
-    monkeypatch.setattr(proposal_tree, "_TALLEST_BLOCK", 4)
+    monkeypatch.setattr(tree_fit, "_NODES_TOGETHER", 3)
+    monkeypatch.setattr(tree_fit, "_PAIRS_TOGETHER", 50)
+    monkeypatch.setattr(tree_fit, "_TALLEST_BLOCK", 4)
     weights, biases, leaf_labels = fit_tree(z, labels_of, labels=60)
     np.testing.assert_array_equal(leaf_labels, first[2])
     np.testing.assert_allclose(weights, first[0], atol=1e-3)
@@ -333,8 +333,8 @@ def test_a_proposal_from_training_pairs(monkeypatch: pytest.MonkeyPatch) -> None
     )
     data = tiny.dataset(tiny.pairs(*sorted(rows)), queries=users, labels=items, query_table=table)
     encoding = Encoding.fit(job, data)
-    monkeypatch.setattr(proposal_tree, "_READ_TOGETHER", 50)
-    monkeypatch.setattr(proposal_tree, "_PROJECTED_PAIRS", 120)
+    monkeypatch.setattr(proposal, "_READ_TOGETHER", 50)
+    monkeypatch.setattr(proposal, "_PROJECTED_PAIRS", 120)
 
     def inputs_of(pairs: np.ndarray) -> dict[str, np.ndarray]:
         assert len(pairs) <= 50

@@ -10,6 +10,8 @@ import pytest
 
 from tests.trainer import tiny
 
+pytestmark = pytest.mark.process
+
 _PROGRAM = """
 import sys, time
 

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from longtail.trainer import train as loop
 from longtail.trainer.config import Data
+from longtail.trainer.data.batches import _visits
 from longtail.trainer.data.dataset import Dataset, load_dataset
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.errors import CheckpointError, DataError
@@ -97,7 +98,7 @@ MANY = tiny.dataset(tiny.pairs(*ROWS), queries=11, labels=4)
 
 
 def visits(epoch: int, *, seed: int = 0) -> np.ndarray:
-    return loop._visits(tiny.recipe(seed=seed, data={"reduction": "sample"}), MANY.train, epoch)
+    return _visits(MANY.train, one_label_per_query=True, seed=seed, epoch=epoch)
 
 
 def test_an_epoch_of_samples_visits_every_query_once_with_a_label_of_its_own() -> None:
@@ -130,6 +131,7 @@ SAMPLED: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 def test_sampling_with_dropout_goes_on_after_a_kill_to_the_last_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,5 +178,5 @@ def test_frequencies_are_those_of_the_visits() -> None:
     """Label 0 is one of three of query 0 and all of query 1; labels 1 and 2 are only of query 0."""
     data = tiny.dataset(tiny.pairs((0, 0), (0, 1), (0, 2), (1, 0)), queries=2, labels=3)
 
-    assert data.label_visits(one_a_query=False).tolist() == [2, 1, 1]
-    np.testing.assert_allclose(data.label_visits(one_a_query=True), [4 / 3, 1 / 3, 1 / 3])
+    assert data.label_visits(one_label_per_query=False).tolist() == [2, 1, 1]
+    np.testing.assert_allclose(data.label_visits(one_label_per_query=True), [4 / 3, 1 / 3, 1 / 3])

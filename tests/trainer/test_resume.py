@@ -6,7 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.trainer import tiny
+
+pytestmark = pytest.mark.process
 
 FIT = """
 import os, signal, sys

@@ -17,6 +17,8 @@ import pytest
 from tests.trainer import tiny
 from tests.trainer.test_resume import FIT
 
+pytestmark = pytest.mark.process
+
 
 @pytest.mark.parametrize("batch", [None, 20], ids=["finished", "killed"])
 def test_nothing_is_left_in_the_temporary_folder(tmp_path: Path, batch: int | None) -> None:

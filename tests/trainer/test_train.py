@@ -29,6 +29,7 @@ def run(work: Path, dataset: Dataset, *, epochs: int, seed: int = 0, **training:
     return train(recipe, dataset, epochs=epochs, work=work, logs=work / "logs", reporter=reporter)
 
 
+@pytest.mark.slow
 def test_training_repeats_under_a_seed_and_lowers_the_loss(tmp_path: Path) -> None:
     first, again, other = (
         run(tmp_path / name, data(), epochs=4, seed=seed) for name, seed in [("first", 3), ("again", 3), ("other", 4)]
@@ -48,6 +49,7 @@ def scripted_point(value: float) -> CurvePoint:
     return CurvePoint(bias_removal=0.0, metrics=metrics)
 
 
+@pytest.mark.slow
 def test_early_stopping_waits_for_its_patience_and_restores_the_best_epoch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,21 +65,24 @@ def test_early_stopping_waits_for_its_patience_and_restores_the_best_epoch(
     np.testing.assert_array_equal(stopped.model.embed_labels(), four.model.embed_labels())
 
 
+@pytest.mark.slow
 def test_validation_keeps_to_its_epochs_and_the_last(tmp_path: Path) -> None:
     trained = run(tmp_path, data(), epochs=5, evaluate_every=2)
 
     assert sorted(trained.history.metrics) == [2, 4, 5]
 
 
+@pytest.mark.slow
 def test_without_validation_the_last_epoch_is_kept(tmp_path: Path) -> None:
     trained = run(tmp_path, data(valid=False), epochs=2)
 
     assert (trained.history.best_epoch, trained.history.metrics) == (2, {})
 
 
+@pytest.mark.slow
 def test_a_run_that_is_done_is_only_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = run(tmp_path, data(), epochs=2)
-    monkeypatch.setattr("longtail.trainer.train._batches", lambda *_, **__: pytest.fail("trains again"))
+    monkeypatch.setattr("longtail.trainer.train.epoch_batches", lambda *_, **__: pytest.fail("trains again"))
 
     again = run(tmp_path, data(), epochs=2)
 

@@ -134,7 +134,7 @@ def epoch_batches(
     features: QueryFeatures,
     *,
     batch_size: int,
-    one_label_a_query: bool,
+    one_label_per_query: bool,
     seed: int,
     epoch: int,
     first: int,
@@ -148,12 +148,12 @@ def epoch_batches(
         pairs: the training pairs.
         features: encodes their queries.
         batch_size: B.
-        one_label_a_query: visit every query once, with one of its labels drawn, instead of every pair.
+        one_label_per_query: visit every query once, with one of its labels drawn, instead of every pair.
         seed: of the job.
         epoch: from 0.
         first: step to begin with, from 0.
     """
-    order = _visits(pairs, one_label_a_query=one_label_a_query, seed=seed, epoch=epoch)
+    order = _visits(pairs, one_label_per_query=one_label_per_query, seed=seed, epoch=epoch)
     for step in range(first, len(order) // batch_size):
         rows_B = order[step * batch_size : (step + 1) * batch_size]
         batch = features.of_pairs(rows_B, np.random.default_rng([seed, epoch, step]))
@@ -163,10 +163,10 @@ def epoch_batches(
         yield step, batch
 
 
-def _visits(pairs: Pairs, *, one_label_a_query: bool, seed: int, epoch: int) -> Int64:
+def _visits(pairs: Pairs, *, one_label_per_query: bool, seed: int, epoch: int) -> Int64:
     """Rows of the training pairs in the order in which an epoch visits them, int64: all, or one drawn per query."""
     rng = np.random.default_rng([seed, epoch])
-    if not one_label_a_query:
+    if not one_label_per_query:
         return rng.permutation(len(pairs))
     starts = np.flatnonzero(np.diff(pairs.queries, prepend=-1))
     return rng.permutation(rng.integers(starts, np.append(starts[1:], len(pairs))))

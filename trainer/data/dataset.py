@@ -78,11 +78,11 @@ class Dataset:
         """Training pairs of every label, int64 [L]."""
         return np.bincount(self.train.labels, minlength=len(self.label_ids)).astype(np.int64)
 
-    def label_visits(self, *, one_a_query: bool) -> Float64:
+    def label_visits(self, *, one_label_per_query: bool) -> Float64:
         """Expected visits to every label in an epoch, float64 [L]: its pairs, or 1/t of each where a query of t
         labels is visited with one of them.
         """
-        pairs_N = 1.0 / np.bincount(self.train.queries)[self.train.queries] if one_a_query else None
+        pairs_N = 1.0 / np.bincount(self.train.queries)[self.train.queries] if one_label_per_query else None
         return np.bincount(self.train.labels, pairs_N, minlength=len(self.label_ids)).astype(np.float64)
 
     def training_queries(self) -> int:

@@ -1,1 +1,1 @@
-"""Exact ranking over the whole catalogue, its metrics, and the report."""
+"""Exact ranking over the whole catalogue (`ranking.py`), its metrics, the report, and the figures of a bundle."""

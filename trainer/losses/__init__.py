@@ -1,4 +1,8 @@
-"""Loss families, weights and mining over a batch's logits [METHODS §2, §3]."""
+"""The loss of a batch [METHODS §2, §3].
+
+`weights.py` weighs negatives, `mining.py` keeps the hardest, `families.py` has the losses of what is left;
+`objective.py` combines the three over logits, and `batch_loss.py` computes those from embeddings.
+"""
 
 from longtail.trainer.losses.batch_loss import BatchLoss, Candidates, Embedded
 from longtail.trainer.losses.families import LOSSES, Family

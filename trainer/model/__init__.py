@@ -1,1 +1,5 @@
-"""The two towers, their tables and optimisers, and the training step."""
+"""The model and its training step.
+
+`embedding.py` has the tables and layers, `towers.py` builds both towers of them, `two_tower.py` is the model;
+`step.py` trains it by a batch, with the optimisers of `optimizers.py`.
+"""

@@ -62,6 +62,7 @@ def figure(service: Service, name: str) -> str:
     )
 
 
+@pytest.mark.slow
 def test_it_waits_for_a_first_release_and_swaps_only_on_change(tmp_path: Path, service: Service) -> None:
     loads = Loads()
     follower = ReleaseFollower(tmp_path, service, load=loads)
@@ -135,6 +136,7 @@ def flip_last_byte(path: Path) -> None:
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "damage",
     [

@@ -95,6 +95,7 @@ def check(result: dict[str, Any], scores_L: np.ndarray, eligible_L: np.ndarray, 
     np.testing.assert_allclose([label["score"] for label in result["labels"]], expected, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sources", ["index and tree", "tree alone"])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("cosine", [True, False])
@@ -232,6 +233,7 @@ def large() -> tuple[Bundle, Searcher, Batch, np.ndarray, np.ndarray]:
     return bundle, searcher, batch, f_BL, tree.all_log_probabilities(tree.project(inputs))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bias_removal", [0.25, 0.5, 1.0, 2.0])
 @pytest.mark.parametrize("filtered", ["no filter", "tail", "500 excluded", "3,000 excluded", "6,000 allowed"])
 def test_recall_at_20_of_the_union_against_exact_scores_of_the_catalogue(
@@ -260,6 +262,7 @@ def test_recall_at_20_of_the_union_against_exact_scores_of_the_catalogue(
     assert (found_BK >= least_B1).mean() >= 0.99
 
 
+@pytest.mark.slow
 def test_neither_source_of_candidates_is_enough_nor_are_few_of_both(
     large: tuple[Bundle, Searcher, Batch, np.ndarray, np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:

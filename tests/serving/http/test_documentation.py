@@ -13,6 +13,7 @@ from tests.serving.dashboard.browser import executable
 from tests.serving.process import server, until
 
 
+@pytest.mark.process
 @pytest.mark.skipif(executable() is None, reason="no chromium on the PATH")
 def test_the_page_draws_the_document(tmp_path: Path) -> None:
     with server(tmp_path, tmp_path / "log") as process:

@@ -142,6 +142,7 @@ HOSTILE_IDS = [
 ]
 
 
+@pytest.mark.process
 def test_no_id_reaches_the_file_system(tmp_path: Path) -> None:
     make_bundle(label_tower=True).write(tmp_path / "bundle")
     build(tmp_path / "bundle", tmp_path / "releases", spec=IndexSpec("flat"), name="only")
@@ -201,6 +202,7 @@ def files_below(root: Path) -> set[Path]:
 # Keys
 
 
+@pytest.mark.process
 def test_keys_are_in_no_line_of_the_log(tmp_path: Path) -> None:
     (tmp_path / "releases").mkdir()
     (tmp_path / "admin").write_text(f"{ADMIN}\n")
@@ -212,7 +214,7 @@ def test_keys_are_in_no_line_of_the_log(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
-        "serving",
+        "longtail.serving",
         "run",
         str(tmp_path / "releases"),
         "--port",
@@ -320,6 +322,7 @@ def test_the_command_refuses_to_start_there(tmp_path: Path, capsys: pytest.Captu
     assert "expected api_keys, or insecure" in capsys.readouterr().err
 
 
+@pytest.mark.process
 def test_insecure_lets_it_start(tmp_path: Path) -> None:
     command = [
         sys.executable,

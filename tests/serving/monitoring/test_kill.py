@@ -16,6 +16,8 @@ import pytest
 from longtail.serving.monitoring import AnswerFeedback, LiveFigures
 from tests.serving.monitoring.shop import BASELINE, BUCKETS, Clock, answered
 
+pytestmark = pytest.mark.process
+
 _WORKER = """
 import sys
 from pathlib import Path

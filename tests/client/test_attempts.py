@@ -131,6 +131,23 @@ def test_a_success_of_another_shape(asker: Make, content: bytes) -> None:
     assert (raised.value.status, raised.value.type) == (200, "unexpected_answer")
 
 
+@pytest.mark.parametrize(
+    ("part", "named"),
+    [
+        ({"score": "1.5"}, "results.0.labels.0.score: Input should be a valid number"),
+        ({"id": 7}, "results.0.labels.0.id: Input should be a valid string"),
+        ({"bucket": "middle"}, "results.0.labels.0.bucket: Input should be 'head', 'torso' or 'tail'"),
+    ],
+)
+def test_a_success_of_wrong_types_names_the_first(asker: Make, part: dict[str, object], named: str) -> None:
+    result = {"labels": [{"id": "a", "score": 1, "bucket": "tail", "display": {}} | part], "bias_removal": 0}
+    body = {"results": [result | {"unknown": {"exclude": 0, "allow": 0}}], "release": "r", "request_id": "q"}
+    with pytest.raises(LongtailError) as raised:
+        asker(Script(httpx.Response(200, json=body)))("retrieve", features={})
+    place = "POST http://longtail.test/v1/retrieve"
+    assert raised.value.message == f"expected the answer of {place}, received other content: {named}"
+
+
 @pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize(("cause", "kind"), [(httpx.ConnectError, "connection"), (httpx.ReadTimeout, "timeout")])
 def test_no_answer_at_all(asker: Make, cause: type[httpx.TransportError], kind: str) -> None:

@@ -1,16 +1,24 @@
-"""What a caller sends, and its JSON; what is left open is left out of it, for the service's defaults to hold."""
+"""What a caller sends, as JSON, and the request each method of the clients makes of it.
+
+What the caller leaves open is left out of the JSON, so that the service's defaults hold.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
+from urllib.parse import quote
+
+from longtail.client.responses import BucketName
 
 LabelId = str | int
 """A label's id; `1` and `"1"` are the same label."""
-BucketName = Literal["head", "torso", "tail"]
 Features = Mapping[str, Any]
 """JSON values by feature name, as `release()["query_features"]` lists them."""
+
+T = TypeVar("T")
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +42,8 @@ class Query:
     buckets: Collection[BucketName] | None = None
 
     def json(self) -> dict[str, Any]:
-        """The query as the service reads it; raises TypeError as `selection`."""
-        selected = selection(self.k, self.bias_removal, self.exclude, self.allow, self.buckets)
+        """The query as the service reads it; raises TypeError as `selection_json`."""
+        selected = selection_json(self.k, self.bias_removal, self.exclude, self.allow, self.buckets)
         return {"features": dict(self.features), **selected}
 
 
@@ -80,7 +88,7 @@ class Feedback:
 
 @dataclass(frozen=True, slots=True)
 class Interaction:
-    """What was chosen without an answer of the service: an organic interaction, for shadow recall.
+    """What was chosen without an answer of the service (an organic interaction), for shadow recall.
 
     Args:
         features: of the query as it was before the choice.
@@ -96,11 +104,49 @@ class Interaction:
 
     def json(self) -> dict[str, Any]:
         """The event as the service reads it; raises TypeError if labels or exclude is one string."""
-        selected = selection(None, self.bias_removal, self.exclude, None, None)
+        selected = selection_json(None, self.bias_removal, self.exclude, None, None)
         return {"features": dict(self.features), "labels": _several("labels", self.labels), **selected}
 
 
-def selection(
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    """One request, without host and key, and the type of its answer.
+
+    Args:
+        method: of HTTP.
+        path: below the service's URL, quoted.
+        answer: type of a success' JSON, read by `responses.read`.
+        body: JSON to send; None: no body.
+        repeatable: whether sending it twice has the effect of sending it once.
+        when_busy: if given, the value where the service is busy or does not answer; then nothing is tried again.
+    """
+
+    method: Literal["GET", "POST", "DELETE"]
+    path: str
+    answer: type[T]
+    body: Mapping[str, Any] | None = None
+    repeatable: bool = True
+    when_busy: T | None = None
+
+
+def queries_json(
+    queries: Query | Iterable[Query] | None, features: Features | None, selection: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """The queries of one `retrieve`: those given, or the single one that features and selection describe.
+
+    Raises:
+        ValueError: both or neither of queries and features, or a selection beside queries.
+    """
+    if (queries is None) == (features is None):
+        raise ValueError(f"expected either queries or features, received {'neither' if queries is None else 'both'}")
+    if queries is None:
+        return [{"features": dict(features or {}), **selection}]
+    if selection:
+        raise ValueError(f"expected {', '.join(selection)} in every Query, received them beside queries")
+    return [query.json() for query in as_list(queries)]
+
+
+def selection_json(
     k: int | None,
     bias_removal: float | None,
     exclude: Collection[LabelId],
@@ -120,6 +166,22 @@ def selection(
         "buckets": None if buckets is None else _several("buckets", buckets),
     }
     return {name: value for name, value in given.items() if value is not None}
+
+
+def options_json(release: str | None, preview: bool) -> dict[str, Any]:
+    """The options of a whole request, without what was left open."""
+    return ({} if release is None else {"release": release}) | ({"preview": True} if preview else {})
+
+
+def label_path(id: LabelId) -> str:
+    """Path of one label. Slashes are quoted; so are `.` and `..`, which URLs would resolve."""
+    quoted = quote(str(id), safe="")
+    return f"/v1/labels/{quoted.replace('.', '%2E') if quoted in ('.', '..') else quoted}"
+
+
+def as_list(one_or_several: Item | Iterable[Item]) -> list[Item]:
+    """One item, or an iterable of them, as a list."""
+    return list(one_or_several) if isinstance(one_or_several, Iterable) else [one_or_several]
 
 
 def _several(name: str, values: Collection[LabelId]) -> list[LabelId]:

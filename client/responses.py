@@ -1,0 +1,133 @@
+"""What the service answers, read from JSON by pydantic: wrong types are refused, keys of a newer service ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal, TypeVar
+
+from pydantic import TypeAdapter
+
+T = TypeVar("T")
+
+BucketName = Literal["head", "torso", "tail"]
+"""Frequency bucket of a label, by its count in training."""
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """One label of an answer: s_λ = u·v/T + b + λ·log p_n in logits, its frequency bucket, its display columns."""
+
+    id: str
+    score: float
+    bucket: BucketName
+    display: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """How many ids of a query the release does not know; the service ignored them."""
+
+    exclude: int
+    allow: int
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The answer to one query, best label first; `id` is the label asked about, None in answers of `retrieve`."""
+
+    labels: tuple[Label, ...]
+    bias_removal: float
+    unknown: Unknown
+    id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One result per query, in order, all from one release; `request_id` is what feedback refers to."""
+
+    results: tuple[Result, ...]
+    release: str
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogueLabel:
+    """What the release knows about one label.
+
+    `count` is in training pairs (0 for an added label), `log_pn` in nats, `bias` in logits (None for a model without).
+    """
+
+    id: str
+    count: int
+    log_pn: float
+    bucket: BucketName
+    bias: float | None
+    display: dict[str, Any]
+    release: str
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """How many labels or events are now on the service's disk; `release` is None for events."""
+
+    accepted: int
+    request_id: str
+    release: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """A label that is in no answer any more."""
+
+    id: str
+    release: str
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reloaded:
+    """The release that serves now, and whether another one served before."""
+
+    release: str
+    changed: bool
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """Answer of GET /readyz; `status` is `ready` if the service takes requests."""
+
+    status: str
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What the service says is wrong; see `LongtailError` for the parts."""
+
+    message: str
+    type: str
+    field: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorBody:
+    """JSON of an answer that is no success."""
+
+    error: Problem
+    request_id: str
+
+
+_adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
+
+
+def read(kind: type[T], content: bytes) -> T:
+    """JSON as one of the types above, or as a plain `dict[str, Any]`.
+
+    Raises:
+        pydantic.ValidationError: no JSON, or a key that is missing or of another type.
+    """
+    value: T = _adapter(kind).validate_json(content, strict=True)
+    return value
