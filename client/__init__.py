@@ -1,16 +1,16 @@
 """A typed client of a Longtail service, synchronous and asynchronous, on httpx and pydantic.
 
-from longtail.client import Client, Feedback, Query
+    from longtail.client import Client, Feedback, Query
 
-features = {"user_id": "u3", "history": ["item-1", "item-2"]}
-with Client("http://localhost:8000") as longtail:
-    answer = longtail.retrieve(features=features, k=5, bias_removal=0.3, exclude=["item-1", "item-2"])
-    for label in answer.results[0].labels:
-        print(label.id, label.score, label.bucket, label.display["title"])
-    chosen = answer.results[0].labels[0]
-    longtail.feedback(Feedback(answer.request_id, labels=[chosen.id]))
-    tail, plain = longtail.retrieve([Query(features, bias_removal=λ) for λ in (0.0, 1.0)]).results
-    nearest = longtail.similar(chosen.id, buckets=["torso", "tail"]).results[0]
+    features = {"user_id": "u3", "history": ["item-1", "item-2"]}
+    with Client("http://localhost:8000") as longtail:
+        answer = longtail.retrieve(features=features, k=5, bias_removal=0.3, exclude=["item-1", "item-2"])
+        for label in answer.results[0].labels:
+            print(label.id, label.score, label.bucket, label.display["title"])
+        chosen = answer.results[0].labels[0]
+        longtail.feedback(Feedback(answer.request_id, labels=[chosen.id]))
+        tail, plain = longtail.retrieve([Query(features, bias_removal=λ) for λ in (0.0, 1.0)]).results
+        nearest = longtail.similar(chosen.id, buckets=["torso", "tail"]).results[0]
 
 `AsyncClient` has the same methods to await. What goes wrong is a `LongtailError`; 429, 503 and lost connections are
 tried again first.

@@ -40,21 +40,22 @@ class _Warnings(logging.Handler):
         """Log it again, unless it is of several parameters that share one line, `a, b: …`."""
         message = record.getMessage()
         if not re.search(r"Parameter '[^']*, ", message):
-            _log.warning("%s", message)
+            _log.warning("%s", message.rpartition("/longtail/")[2])
 
 
 @cache
 def _rooms() -> griffe.ModulesCollection:
     """Every module of `longtail`, read once."""
-    package = Path(tempfile.mkdtemp()) / "longtail"
-    package.mkdir()
-    for room in _ROOMS:  # links to the rooms alone: griffe would follow `.types/longtail` into itself
-        (package / room).symlink_to(_ROOT / room)
-    loader = griffe.GriffeLoader(
-        search_paths=[package.parent], docstring_parser=_PARSER, docstring_options=_OPTIONS, allow_inspection=False
-    )
-    for room in _ROOMS:
-        loader.load(f"longtail.{room}")
+    with tempfile.TemporaryDirectory() as folder:
+        package = Path(folder, "longtail")
+        package.mkdir()
+        for room in _ROOMS:  # links to the rooms alone: griffe would follow `.types/longtail` into itself
+            (package / room).symlink_to(_ROOT / room)
+        loader = griffe.GriffeLoader(
+            search_paths=[folder], docstring_parser=_PARSER, docstring_options=_OPTIONS, allow_inspection=False
+        )
+        for room in _ROOMS:
+            loader.load(f"longtail.{room}")
     loader.resolve_aliases(implicit=False, external=False)
     griffe_log = logging.getLogger("griffe")
     griffe_log.addHandler(_Warnings(logging.WARNING))
