@@ -17,11 +17,14 @@ BucketName = Literal["head", "torso", "tail"]
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """One label of an answer: s_λ = u·v/T + b + λ·log p_n in logits, its frequency bucket, its display columns."""
+    """One label of an answer: s_λ = u·v/T + b + λ·log p_n in logits, its frequency bucket, its display columns.
+
+    `bucket` is a `BucketName`, or another word of a service newer than this client.
+    """
 
     id: str
     score: float
-    bucket: BucketName
+    bucket: str
     display: dict[str, Any]
 
 
@@ -62,7 +65,7 @@ class CatalogueLabel:
     id: str
     count: int
     log_pn: float
-    bucket: BucketName
+    bucket: str
     bias: float | None
     display: dict[str, Any]
     release: str

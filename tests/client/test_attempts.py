@@ -136,7 +136,7 @@ def test_a_success_of_another_shape(asker: Make, content: bytes) -> None:
     [
         ({"score": "1.5"}, "results.0.labels.0.score: Input should be a valid number"),
         ({"id": 7}, "results.0.labels.0.id: Input should be a valid string"),
-        ({"bucket": "middle"}, "results.0.labels.0.bucket: Input should be 'head', 'torso' or 'tail'"),
+        ({"bucket": 2}, "results.0.labels.0.bucket: Input should be a valid string"),
     ],
 )
 def test_a_success_of_wrong_types_names_the_first(asker: Make, part: dict[str, object], named: str) -> None:
@@ -146,6 +146,14 @@ def test_a_success_of_wrong_types_names_the_first(asker: Make, part: dict[str, o
         asker(Script(httpx.Response(200, json=body)))("retrieve", features={})
     place = "POST http://longtail.test/v1/retrieve"
     assert raised.value.message == f"expected the answer of {place}, received other content: {named}"
+
+
+def test_words_and_keys_of_a_newer_service_are_taken(asker: Make) -> None:
+    label = {"id": "a", "score": 1, "bucket": "new", "display": {}, "age": 3}
+    result = {"labels": [label], "bias_removal": 0, "unknown": {"exclude": 0, "allow": 0}}
+    body = {"results": [result], "release": "r", "request_id": "q", "answer_id": "x"}
+    answer = asker(Script(httpx.Response(200, json=body)))("retrieve", features={})
+    assert [label.bucket for label in answer.results[0].labels] == ["new"]
 
 
 @pytest.mark.usefixtures("clock")
