@@ -139,6 +139,7 @@ def test_the_example_of_a_class_runs(asked: list[str], kind: type[Client | Async
     assert asked == ["/v1/retrieve"]
 
 
+@pytest.mark.process
 def test_the_blocking_client_is_generated_from_the_awaited_one() -> None:
     expected = synchronous(SOURCE.read_text(encoding="utf-8"))
     message = "client/sync_client.py differs from client/async_client.py; run `python -m tests.client.generate`"
