@@ -194,7 +194,7 @@ def test_a_tower_that_computes_something_else_is_refused(tmp_path: Path) -> None
 
 
 def test_a_tower_beyond_onnx_is_refused_before_it_is_converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("longtail.trainer.tfrs.tower._ONNX_LIMIT", 90)  # the table has 6 rows of 4 float32: 96 bytes
+    monkeypatch.setattr("longtail.trainer.tfrs.tower.ONNX_LIMIT", 90)  # the table has 6 rows of 4 float32: 96 bytes
     with pytest.raises(ExportError, match="expected at most 90 bytes of weights, ONNX's limit, found 96"):
         export(tmp_path)
 
