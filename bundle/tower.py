@@ -5,6 +5,7 @@ Legend: `B` queries (or labels) in the batch, `D` embedding dimensions.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,8 @@ def onnx_session(model: bytes | Path, file: str) -> Any:
     Raises:
         TowerError: ONNX Runtime is not installed, or does not load the model.
     """
+    # Or its import, from 1.29 on, writes a session id into the temporary folder and reports usage to its vendor.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     try:
         import onnxruntime as ort
     except ImportError as error:

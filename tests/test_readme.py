@@ -13,12 +13,15 @@ from pydantic import ValidationError
 from typer.main import get_command
 
 from longtail import client
+from longtail.index import Releases
 from longtail.index.cli import app as index_app
 from longtail.index.release.bucket_floors import BucketFloors
 from longtail.serving.cli import app as serve_app
 from longtail.serving.http.schemas.retrieval import RetrieveRequest
 from longtail.trainer.cli import app as train_app
 from longtail.trainer.config import Recipe
+from tests.trainer import tiny
+from tests.trainer.conftest import KERAS_VARIABLES_PREDATE_NUMPY_2
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
 COMMANDS = sorted(set(re.findall(r"(?m)^ *(longtail-(?:train|index|serve) [^\n`]+)$|`(longtail-[^`]+)`", README)))
@@ -82,3 +85,14 @@ def test_make_targets_exist() -> None:
     assert {"demo", "test"} <= targets
     for target in targets:
         assert re.search(rf"(?m)^{target}:", makefile), target
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings(KERAS_VARIABLES_PREDATE_NUMPY_2)
+def test_python_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = [block for block in blocks("python") if "from longtail.index" in block]
+    recipe = tiny.write_job(tmp_path / "shop")
+    monkeypatch.chdir(tmp_path)
+    exec(code.replace("shop/recipe.toml", str(recipe)).replace("recall@20", "recall@5"))
+    assert 0 < float(capsys.readouterr().out.splitlines()[-1]) <= 1
+    assert Releases("releases").current() is not None

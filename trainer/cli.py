@@ -94,7 +94,6 @@ def main() -> None:
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # it reorders sums, and announces that at every start
-    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # or ONNX Runtime leaves a session's id in the temporary folder
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     try:
         app()

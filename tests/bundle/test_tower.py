@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+RUN = """
+import sys
+from longtail.bundle import Bundle, Tower
+bundle = Bundle.load(sys.argv[1])
+manifest = bundle.manifest
+tower = Tower(bundle.query_tower, manifest.query_features, bundle.vocabularies, manifest.dim, file="query")
+assert tower.embed(tower.read([tower.example()])).shape == (1, manifest.dim)
+"""
+
+
+@pytest.mark.process
+def test_a_tower_that_runs_leaves_nothing_in_the_temporary_folder(tmp_path: Path) -> None:
+    fixture = Path(__file__).parents[1] / "fixtures" / "bundle_v1"
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    environment.pop("ORT_DISABLE_TELEMETRY", None)
+    subprocess.run([sys.executable, "-c", RUN, fixture], check=True, env=environment)
+    assert list(tmp_path.iterdir()) == []
