@@ -9,8 +9,9 @@ import pytest
 
 RUN = """
 import sys
+from pathlib import Path
 from longtail.bundle import Bundle, Tower
-bundle = Bundle.load(sys.argv[1])
+bundle = Bundle.load(Path(sys.argv[1]))
 manifest = bundle.manifest
 tower = Tower(bundle.query_tower, manifest.query_features, bundle.vocabularies, manifest.dim, file="query")
 assert tower.embed(tower.read([tower.example()])).shape == (1, manifest.dim)
