@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.trainer import tiny
+
 pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).parent.parent
@@ -135,7 +137,7 @@ def test_a_command_that_lacks_a_part_names_its_extra(
     command: list[str], missing: str, extra: str, tmp_path: Path
 ) -> None:
     """With the other extras installed."""
-    (tmp_path / "recipe.toml").write_text('name = "x"\n[data]\ntrain = "x.csv"\nquery_id = "q"\nlabel_id = "l"\n')
+    tiny.write_job(tmp_path)
     room = {"longtail-train": "trainer", "longtail-index": "index", "longtail-serve": "serving"}[command[0]]
     program = (
         f"import sys; sys.modules[{missing!r}] = None; sys.argv = {command!r}; "
