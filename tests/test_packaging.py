@@ -128,6 +128,7 @@ def test_a_command_without_its_extra_says_which_one_in_a_line(command: str, extr
     ("command", "missing", "extra"),
     [
         (["longtail-train", "fit", "recipe.toml", "--out", "bundle"], "keras", "train"),
+        (["longtail-train", "fit", "recipe.toml", "--out", "bundle"], "jax", "jax"),
         (["longtail-index", "build", "bundle", "--releases", "releases"], "faiss", "index"),
         (["longtail-serve", "run", "releases"], "faiss", "index"),
         (["longtail-serve", "run", "releases"], "fastapi", "serve"),
@@ -143,7 +144,10 @@ def test_a_command_that_lacks_a_part_names_its_extra(
         f"import sys; sys.modules[{missing!r}] = None; sys.argv = {command!r}; "
         f"import longtail.commands; longtail.commands.{room}()"
     )
-    found = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    backend = {"KERAS_BACKEND": "jax" if missing == "jax" else "tensorflow"}
+    found = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=os.environ | backend, capture_output=True, text=True
+    )
     assert found.stderr.splitlines() == [
         f"{command[0]}: expected the extra '{extra}', found no module '{missing}': pip install 'longtail[{extra}]'"
     ]
