@@ -17,11 +17,12 @@ from longtail.trainer.config import Evaluation, Recipe, load_recipe
 from longtail.trainer.data.dataset import Dataset, load_dataset
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.errors import CheckpointError
-from longtail.trainer.evaluation.ranking import best_of, bias_removal_curve, log_proposal_of
+from longtail.trainer.evaluation.ranking import bias_removal_curve, log_proposal_of
 from longtail.trainer.evaluation.report import evaluation_table, html_report
 from longtail.trainer.export.bundle import to_bundle
+from longtail.trainer.history import TrainingHistory, best_of
 from longtail.trainer.progress import Reporter
-from longtail.trainer.train import Trained, TrainingHistory, restore, train
+from longtail.trainer.train import Trained, restore, train
 
 
 def fit(

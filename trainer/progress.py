@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn,
 from rich.text import Text
 
 from longtail.bundle import CurvePoint
-from longtail.trainer.evaluation.ranking import best_of
+from longtail.trainer.history import best_of
 
 
 class _Rate(ProgressColumn):

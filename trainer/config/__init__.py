@@ -1,6 +1,7 @@
 """The recipe: everything a training job depends on, typed once and checked before any work starts.
 
-Importing it loads neither Keras nor any other part of the training stack.
+Importing it loads no Keras, SciPy or matplotlib; of the rest of the trainer only its errors and the tables of losses,
+samplers and optimisers.
 """
 
 from longtail.trainer.config.loss import LossConfig

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from longtail.trainer.model.optimizers import ROW_OPTIMIZERS
+from longtail.trainer.optimizers import ROW_OPTIMIZERS
 
 
 class Section(BaseModel):

@@ -177,11 +177,6 @@ def bias_removal_curve(
     ]
 
 
-def best_of(curve: list[CurvePoint], metric: str) -> CurvePoint:
-    """The point of the highest metric; of equals, the largest λ."""
-    return max(curve, key=lambda point: (point.metrics[metric].value, point.bias_removal))
-
-
 def rank(
     rows_N: Int32,
     embed_queries: EmbedQueries,

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from longtail.bundle import BUCKET_NAMES, BiasRemoval, CurvePoint
 from longtail.trainer.config import Recipe
-from longtail.trainer.train import TrainingHistory
+from longtail.trainer.history import TrainingHistory
 
 _COLOURS = {"overall": "#334155", "head": "#2563eb", "torso": "#d97706", "tail": "#059669"}
 _STYLE = {

@@ -2,7 +2,7 @@
 
 Keras 3's own `Embedding` reads the whole table before it gathers, and its optimisers update every
 row. Here a step gathers each table's distinct rows once, differentiates with respect to those rows
-alone (`read_distinct`, `compact_rows`), and scatters their update back (optimizers.py).
+alone (`read_distinct`, `compact_rows`), and scatters their update back (trainer/optimizers.py).
 
 Legend: `B` batch, `P` positions of a bag, `N` ids, `U` distinct rows, `D` dimensions.
 """

@@ -20,9 +20,9 @@ from longtail.trainer.data.batches import Inputs
 from longtail.trainer.errors import DataError
 from longtail.trainer.losses import LOSSES, BatchLoss, Candidates, Embedded
 from longtail.trainer.model.embedding import Dropout, InputKey, compact_rows, dropout_masks, read_distinct
-from longtail.trainer.model.optimizers import ROW_OPTIMIZERS, RowOptimizer, clip_scale, learning_rate
 from longtail.trainer.model.towers import dropouts
 from longtail.trainer.model.two_tower import LABEL_BIAS, TwoTower, constant
+from longtail.trainer.optimizers import ROW_OPTIMIZERS, RowOptimizer, clip_scale, learning_rate
 from longtail.trainer.sampling import SAMPLERS, DrawContext, SamplerSetup
 from longtail.trainer.sampling.streaming import StreamingFrequencies
 
