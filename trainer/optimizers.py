@@ -35,7 +35,7 @@ class RowOptimizer(Protocol):
         Args:
             ids_U: distinct row numbers, int32.
             rows_UD: what the table holds there, float32.
-            gradients_UD: of the loss, float32.
+            gradients_UD: gradients of the loss by those rows, float32.
             rate: learning rate of this step, float32 scalar.
             step: number of this step, from 1, float32 scalar.
         """

@@ -20,7 +20,7 @@ class _Rate(ProgressColumn):
 
 
 class Reporter:
-    """Prints what a job does.
+    """Prints the lines of a training job and the progress bar of each of its runs.
 
     Args:
         console: where to; by default standard output.

@@ -44,10 +44,10 @@ class Trained:
     Attributes:
         recipe: the job.
         dataset: what it was trained on.
-        encoding: of the dataset's features.
+        encoding: the dataset's features as tower inputs.
         model: towers and tables.
         step: the optimisers' state, and what draws negatives.
-        history: of the run.
+        history: losses and validation metrics of the run.
     """
 
     recipe: Recipe

@@ -99,7 +99,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     """Read a TOML recipe and apply overrides; paths of data become relative to the recipe's folder.
 
     Args:
-        path: of the TOML file.
+        path: the TOML file.
         overrides: `KEY=VALUE`, such as `model.dim=32`; the value as in TOML, or a bare string.
 
     Raises:

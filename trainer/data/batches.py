@@ -53,7 +53,7 @@ class QueryFeatures:
         self._histories = {name: Bags(self._offsets, ids_L[known.labels], ones) for name, ids_L in history_ids.items()}
 
     def with_history(self, known: Pairs) -> QueryFeatures:
-        """The same features with histories read from other pairs."""
+        """These features with histories read from other pairs."""
         return QueryFeatures(
             self._features,
             self._encoded,
@@ -149,7 +149,7 @@ def epoch_batches(
         features: encodes their queries.
         batch_size: B.
         one_label_per_query: visit every query once, with one of its labels drawn, instead of every pair.
-        seed: of the job.
+        seed: the job's seed; with `epoch` it decides the order and every draw.
         epoch: from 0.
         first: step to begin with, from 0.
     """

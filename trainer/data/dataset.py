@@ -105,7 +105,7 @@ class Dataset:
         return digest.hexdigest()
 
     def refit(self) -> Dataset:
-        """The same data with valid moved into train."""
+        """This data set with valid moved into train."""
         return replace(self, train=self.train.followed_by(self.valid), valid=self.valid.take(slice(0)))
 
 
@@ -114,7 +114,7 @@ def load_dataset(data: Data, *, seed: int, strings: Sequence[str] = ()) -> Datas
 
     Args:
         data: names the files.
-        seed: of a random split.
+        seed: what a random split is drawn by.
         strings: columns of feature tables that text formats must not read as numbers or dates.
 
     Ids match by their text: integer 7 in Parquet, `7` in CSV. Text formats have no types; Parquet files must

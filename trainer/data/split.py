@@ -26,7 +26,7 @@ def cut(pairs: Pairs, split: Split, *, given: set[str], seed: int) -> dict[str, 
         pairs: all of them.
         split: the strategy, and the shares that are held out.
         given: splits that have a file of their own, for which nothing is cut off.
-        seed: of a random split.
+        seed: what a random split is drawn by.
 
     Raises:
         DataError: a temporal split of pairs without times.

@@ -29,7 +29,7 @@ class Table(keras.layers.Layer):
         rows: rows of the table.
         dim: D.
         scale: standard deviation of the initial values.
-        seed: of the initial values.
+        seed: what the initial values are drawn by.
     """
 
     def __init__(self, rows: int, dim: int, *, scale: float, seed: int, name: str) -> None:
@@ -57,7 +57,7 @@ def read_distinct(
 
     Args:
         tables: by name.
-        inputs: of both towers.
+        inputs: inputs of both towers, by tower and name.
         readers: which of them hold ids, of which table.
 
     Returns:

@@ -38,7 +38,7 @@ class TrainStep:
         pairs: N; pair rows of batches are below it.
 
     Attributes:
-        sampler: of the negatives.
+        sampler: what draws the negatives.
 
     Raises:
         DataError: more negatives than there are labels to draw or to mine from.
