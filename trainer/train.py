@@ -98,8 +98,8 @@ class Run:
     loss: float
 
 
-def restore(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path) -> Run:
-    """Build the model and load the newest checkpoint in `work`, if there is one.
+def prepare_run(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path) -> Run:
+    """Check the data, encode it, build the model, and load the newest checkpoint in `work` if there is one.
 
     Raises:
         DataError: too few training pairs, a metric over more labels than there are, or a feature's column that
@@ -120,11 +120,11 @@ def restore(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path) -> Run
     encoding = Encoding.fit(recipe, dataset)
     check_negatives(recipe, labels=len(dataset.label_ids), batch_size=batch_size)
     log_pi = _log_frequencies(recipe, dataset)
-    threshold, most = recipe.loss.weight.threshold or 0.0, float(np.exp(log_pi.max()))
-    if threshold > most:
+    threshold, highest_frequency = recipe.loss.weight.threshold or 0.0, float(np.exp(log_pi.max()))
+    if threshold > highest_frequency:
         raise DataError(
-            f"loss.weight.threshold: expected at most {most:.3g}, the frequency of the most frequent label, beyond "
-            f"which there are no negatives, received {threshold}"
+            f"loss.weight.threshold: expected at most {highest_frequency:.3g}, the frequency of the most frequent "
+            f"label, beyond which there are no negatives, received {threshold}"
         )
     steps_per_epoch = visits // batch_size
     identity = identity_of(recipe, dataset)
@@ -159,10 +159,10 @@ def train(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path, logs: Pa
         reporter: shows progress.
 
     Raises:
-        DataError: as `restore`, or the loss is no longer finite.
-        CheckpointError: as `restore`.
+        DataError: as `prepare_run`, or the loss is no longer finite.
+        CheckpointError: as `prepare_run`.
     """
-    run = restore(recipe, dataset, epochs=epochs, work=work)
+    run = prepare_run(recipe, dataset, epochs=epochs, work=work)
     trained, checkpoints, batch_size, steps = run.trained, run.checkpoints, run.batch_size, run.steps_per_epoch
     train_step, history, validating = trained.step, trained.history, len(dataset.valid) > 0
 

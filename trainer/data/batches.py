@@ -13,12 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from longtail.bundle.arrays import Array, Int32, Int64
+from longtail.bundle import Inputs
+from longtail.bundle.arrays import Int32, Int64
 from longtail.trainer.config import FeatureConfig
 from longtail.trainer.data.columns import Bags, Encoded, Numbers
 from longtail.trainer.data.pairs import Pairs
-
-Inputs = dict[str, Array]
 
 _UNKNOWN_RATE = 0.01
 """Of query features, unless the recipe says otherwise."""

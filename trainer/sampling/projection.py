@@ -13,10 +13,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy import sparse  # type: ignore[import-untyped]
 
+from longtail.bundle import Inputs
 from longtail.bundle.arrays import Float32, Float64, Int64
 from longtail.trainer.errors import DataError
-
-Inputs = Mapping[str, npt.NDArray[Any]]
 
 
 class QueryFeature(Protocol):

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from longtail.bundle import Proposal
+from longtail.bundle import Inputs, Proposal
 from longtail.bundle.arrays import Int32, Int64
 from longtail.bundle.proposal import project
 from longtail.trainer.errors import DataError
-from longtail.trainer.sampling.projection import Inputs, QueryFeature, fit_projection
+from longtail.trainer.sampling.projection import QueryFeature, fit_projection
 from longtail.trainer.sampling.tree_fit import fit_tree
 
 _PROJECTED_PAIRS, _READ_TOGETHER = 200_000, 2**14
