@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from longtail.trainer.config import Data, Recipe
+from longtail.trainer.config import DataConfig, Recipe
 from longtail.trainer.data.dataset import load_dataset
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.xmc import read_xmc
@@ -151,14 +151,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         write_files(folder, rows)
-        formats: list[tuple[str, Data, Callable[[], object]]] = [
+        formats: list[tuple[str, DataConfig, Callable[[], object]]] = [
             (
                 "Parquet",
-                Data(train=folder / "pairs.parquet", **columns),
+                DataConfig(train=folder / "pairs.parquet", **columns),
                 lambda: pq.read_table(folder / "pairs.parquet"),
             ),
-            ("CSV", Data(train=folder / "pairs.csv", **columns), lambda: pyarrow.csv.read_csv(folder / "pairs.csv")),
-            ("lists", Data(train=folder / "pairs.txt", format="lists"), (folder / "pairs.txt").read_bytes),
+            (
+                "CSV",
+                DataConfig(train=folder / "pairs.csv", **columns),
+                lambda: pyarrow.csv.read_csv(folder / "pairs.csv"),
+            ),
+            ("lists", DataConfig(train=folder / "pairs.txt", format="lists"), (folder / "pairs.txt").read_bytes),
         ]
         print(f"| format, {rows:,} rows | file → sorted integer pairs | parsing alone |\n|---|---|---|")
         for name, data, parse in formats:

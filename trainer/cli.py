@@ -59,6 +59,12 @@ def evaluate(
     set_: _Set = None,
 ) -> None:
     """Print a bundle's evaluation table, as stored or measured again from its files."""
+    from longtail.trainer.errors import RecipeError
+
+    if split not in ("valid", "test"):
+        raise RecipeError(f"--split: expected valid or test, received {split!r}")
+    if recipe is None and (split != "test" or set_):
+        raise RecipeError("--split and --set: expected --recipe beside them, received none: a bundle holds one table")
     from longtail.trainer.evaluation import bundle as measured
     from longtail.trainer.evaluation.report import evaluation_markdown, evaluation_table
 
@@ -88,7 +94,7 @@ def export(
 
 
 def main() -> None:
-    """Run; what is the user's to mend is one line on stderr and exit code 2."""
+    """Run the command; a TrainerError, BundleError or OSError is one line on stderr and exit code 2."""
     from longtail.bundle import BundleError
     from longtail.trainer.errors import TrainerError
 

@@ -13,15 +13,16 @@ import numpy as np
 from rich.console import Console
 
 from longtail.bundle import BiasRemoval, Bundle, CurvePoint, refuse_existing
-from longtail.trainer.config import Evaluation, Recipe, load_recipe
+from longtail.trainer.config import EvaluationConfig, Recipe, load_recipe
 from longtail.trainer.data.dataset import Dataset, load_dataset
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.errors import CheckpointError
-from longtail.trainer.evaluation.ranking import best_of, bias_removal_curve, log_proposal_of
+from longtail.trainer.evaluation.ranking import bias_removal_curve, log_proposal_of
 from longtail.trainer.evaluation.report import evaluation_table, html_report
 from longtail.trainer.export.bundle import to_bundle
+from longtail.trainer.history import TrainingHistory, best_of
 from longtail.trainer.progress import Reporter
-from longtail.trainer.train import Trained, TrainingHistory, restore, train
+from longtail.trainer.train import Trained, prepare_run, train
 
 
 def fit(
@@ -62,7 +63,7 @@ def fit(
     refuse_existing(out)
     dataset = load_dataset(recipe.data, seed=recipe.seed, strings=recipe.string_columns)
     _describe(recipe, dataset, reporter)
-    work = work_of(out)
+    work = work_directory(out)
     trained = train(
         recipe,
         dataset,
@@ -98,7 +99,7 @@ def export_checkpoint(recipe: Recipe, work: Path, out: Path, reporter: Reporter)
     """
     refuse_existing(out)
     dataset = load_dataset(recipe.data, seed=recipe.seed, strings=recipe.string_columns)
-    run = restore(recipe, dataset, epochs=recipe.training.epochs, work=work / "select")
+    run = prepare_run(recipe, dataset, epochs=recipe.training.epochs, work=work / "select")
     if run.epoch == run.step == 0:
         raise CheckpointError(f"{work / 'select'}: expected a checkpoint of this recipe, found none")
     trained = run.trained
@@ -115,7 +116,7 @@ def choose_bias_removal(trained: Trained, dataset: Dataset) -> BiasRemoval:
     return BiasRemoval(default=best.bias_removal, chosen_by=f"valid {config.metric}", curve_split="valid", curve=curve)
 
 
-def curve_of(trained: Trained, held_out: Pairs, *, known: Pairs, config: Evaluation) -> list[CurvePoint]:
+def curve_of(trained: Trained, held_out: Pairs, *, known: Pairs, config: EvaluationConfig) -> list[CurvePoint]:
     """Every metric at every λ, with histories and seen labels read from `known`."""
     features = trained.encoding.query.with_history(known)
     return bias_removal_curve(
@@ -173,8 +174,8 @@ def finish(
     return to_bundle(trained, np.unique(held_out.queries), dial, reports)
 
 
-def work_of(out: Path) -> Path:
-    """Where a job keeps checkpoints and logs."""
+def work_directory(out: Path) -> Path:
+    """The directory of a job's checkpoints and logs, `OUT.work`."""
     return out.with_name(out.name + ".work")
 
 

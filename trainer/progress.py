@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn,
 from rich.text import Text
 
 from longtail.bundle import CurvePoint
-from longtail.trainer.evaluation.ranking import best_of
+from longtail.trainer.history import best_of
 
 
 class _Rate(ProgressColumn):
@@ -20,7 +20,7 @@ class _Rate(ProgressColumn):
 
 
 class Reporter:
-    """Prints what a job does.
+    """Prints the lines of a training job and the progress bar of each of its runs.
 
     Args:
         console: where to; by default standard output.

@@ -6,14 +6,14 @@ Legend: `B` batch, `N` training pairs.
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import keras
 import numpy as np
 from tensorboard.summary import Writer
 
-from longtail.bundle import CurvePoint, log_frequencies
+from longtail.bundle import CurvePoint, Proposal, log_frequencies
 from longtail.bundle.arrays import Float32, Float64, Int32
 from longtail.trainer import backend
 from longtail.trainer.checkpoint import Checkpoints, identity_of
@@ -24,31 +24,17 @@ from longtail.trainer.data.encode import Encoding
 from longtail.trainer.errors import DataError
 from longtail.trainer.evaluation.ranking import (
     LabelSide,
-    best_of,
     bias_removal_curve,
     buckets_for,
     check_metric,
     log_proposal_of,
 )
+from longtail.trainer.history import TrainingHistory, best_of
 from longtail.trainer.model.step import TrainStep, check_negatives
 from longtail.trainer.model.two_tower import TwoTower
 from longtail.trainer.progress import Reporter
-from longtail.trainer.sampling.proposal import proposal_of
-
-
-@dataclass
-class TrainingHistory:
-    """Loss and validation metric of a run, epoch by epoch; a bundle keeps it as `history.json`.
-
-    Attributes:
-        losses: mean training loss of every epoch, nats.
-        metrics: the validation metric after an epoch, by epoch (from 1).
-        best_epoch: epoch of the highest metric; the last one where nothing was validated.
-    """
-
-    losses: list[float] = field(default_factory=list)
-    metrics: dict[int, float] = field(default_factory=dict)
-    best_epoch: int = 0
+from longtail.trainer.sampling.conditional import TREE_DIMS, TREE_PENALTY
+from longtail.trainer.sampling.proposal import fit_proposal, read_or_fit_proposal
 
 
 @dataclass(frozen=True)
@@ -58,10 +44,10 @@ class Trained:
     Attributes:
         recipe: the job.
         dataset: what it was trained on.
-        encoding: of the dataset's features.
+        encoding: the dataset's features as tower inputs.
         model: towers and tables.
         step: the optimisers' state, and what draws negatives.
-        history: of the run.
+        history: losses and validation metrics of the run.
     """
 
     recipe: Recipe
@@ -112,8 +98,8 @@ class Run:
     loss: float
 
 
-def restore(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path) -> Run:
-    """Build the model and load the newest checkpoint in `work`, if there is one.
+def prepare_run(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path) -> Run:
+    """Check the data, encode it, build the model, and load the newest checkpoint in `work` if there is one.
 
     Raises:
         DataError: too few training pairs, a metric over more labels than there are, or a feature's column that
@@ -134,15 +120,15 @@ def restore(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path) -> Run
     encoding = Encoding.fit(recipe, dataset)
     check_negatives(recipe, labels=len(dataset.label_ids), batch_size=batch_size)
     log_pi = _log_frequencies(recipe, dataset)
-    threshold, most = recipe.loss.weight.threshold or 0.0, float(np.exp(log_pi.max()))
-    if threshold > most:
+    threshold, highest_frequency = recipe.loss.weight.threshold or 0.0, float(np.exp(log_pi.max()))
+    if threshold > highest_frequency:
         raise DataError(
-            f"loss.weight.threshold: expected at most {most:.3g}, the frequency of the most frequent label, beyond "
-            f"which there are no negatives, received {threshold}"
+            f"loss.weight.threshold: expected at most {highest_frequency:.3g}, the frequency of the most frequent "
+            f"label, beyond which there are no negatives, received {threshold}"
         )
     steps_per_epoch = visits // batch_size
     identity = identity_of(recipe, dataset)
-    proposal = proposal_of(recipe, dataset, encoding, work / f"proposal-{identity[:16]}.npz")
+    proposal = _proposal(recipe, dataset, encoding, work / f"proposal-{identity[:16]}.npz")
     model = TwoTower(recipe, encoding, len(dataset.label_ids), proposal)
     train_step = TrainStep(
         model, log_pi, batch_size=batch_size, total_steps=epochs * steps_per_epoch, pairs=len(dataset.train)
@@ -173,10 +159,10 @@ def train(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path, logs: Pa
         reporter: shows progress.
 
     Raises:
-        DataError: as `restore`, or the loss is no longer finite.
-        CheckpointError: as `restore`.
+        DataError: as `prepare_run`, or the loss is no longer finite.
+        CheckpointError: as `prepare_run`.
     """
-    run = restore(recipe, dataset, epochs=epochs, work=work)
+    run = prepare_run(recipe, dataset, epochs=epochs, work=work)
     trained, checkpoints, batch_size, steps = run.trained, run.checkpoints, run.batch_size, run.steps_per_epoch
     train_step, history, validating = trained.step, trained.history, len(dataset.valid) > 0
 
@@ -231,6 +217,27 @@ def train(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path, logs: Pa
     else:
         history.best_epoch = len(history.losses)
     return trained
+
+
+def _proposal(recipe: Recipe, dataset: Dataset, encoding: Encoding, path: Path) -> Proposal | None:
+    """The tree that `adversarial` draws from, kept at `path`; None for any other sampler."""
+    sampler = recipe.loss.sampler
+    if sampler.name != "adversarial":
+        return None
+    rng = np.random.default_rng(recipe.seed)
+    return read_or_fit_proposal(
+        path,
+        lambda: fit_proposal(
+            recipe.query.features,
+            lambda rows_B: encoding.query.of_pairs(rows_B, rng),
+            dataset.train.labels,
+            vocabulary_rows=encoding.vocabulary_rows,
+            labels=len(dataset.label_ids),
+            dims=sampler.dims or TREE_DIMS,
+            penalty=sampler.penalty or TREE_PENALTY,
+            query_id=recipe.data.query_id,
+        ),
+    )
 
 
 def _validate(trained: Trained) -> list[CurvePoint]:

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from longtail.trainer.config import Data
+from longtail.trainer.config import DataConfig
 from longtail.trainer.data.dataset import Dataset, load_dataset
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.errors import DataError
@@ -23,7 +23,7 @@ def write(folder: Path, name: str, **columns: Any) -> Path:
 
 def load(train: Path, *, seed: int = 0, **changes: Any) -> Dataset:
     settings = {"train": train, "query_id": "user", "label_id": "item"} | changes
-    return load_dataset(Data.model_validate(settings), seed=seed)
+    return load_dataset(DataConfig.model_validate(settings), seed=seed)
 
 
 def named(dataset: Dataset, pairs: Pairs) -> list[str]:
@@ -242,7 +242,7 @@ def test_xmc_rows_are_queries_with_their_features(tmp_path: Path) -> None:
 def test_text_columns_of_a_csv_feature_table_keep_their_zeros(tmp_path: Path) -> None:
     (tmp_path / "pairs.csv").write_text("query_id,label_id\na,x\nb,y\n")
     (tmp_path / "users.csv").write_text("query_id,zip,age\na,007,30\nb,7,40\n")
-    data = Data(train=tmp_path / "pairs.csv", queries=tmp_path / "users.csv")
+    data = DataConfig(train=tmp_path / "pairs.csv", queries=tmp_path / "users.csv")
 
     table = load_dataset(data, seed=0, strings=["zip"]).query_table
 
@@ -255,7 +255,7 @@ def test_xmc_files_that_would_name_rows_alike_are_refused(tmp_path: Path) -> Non
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "rows.txt").write_text("1 2 2\n0 0:1\n")
-    data = Data(train=tmp_path / "a" / "rows.txt", test=tmp_path / "b" / "rows.txt", format="xmc")
+    data = DataConfig(train=tmp_path / "a" / "rows.txt", test=tmp_path / "b" / "rows.txt", format="xmc")
     with pytest.raises(DataError, match="distinct names, which name their rows, received rows, rows"):
         load_dataset(data, seed=0)
 
@@ -263,7 +263,7 @@ def test_xmc_files_that_would_name_rows_alike_are_refused(tmp_path: Path) -> Non
 def test_an_empty_cell_of_a_csv_feature_table_is_missing_and_na_is_a_value(tmp_path: Path) -> None:
     (tmp_path / "pairs.csv").write_text("query_id,label_id\na,x\nb,y\nc,y\n")
     (tmp_path / "users.csv").write_text("query_id,country,age\na,,30\nb,NA,\nc,DE,40\n")
-    data = Data(train=tmp_path / "pairs.csv", queries=tmp_path / "users.csv")
+    data = DataConfig(train=tmp_path / "pairs.csv", queries=tmp_path / "users.csv")
 
     table = load_dataset(data, seed=0, strings=["country"]).query_table
 
@@ -282,4 +282,4 @@ def test_an_empty_cell_of_a_csv_feature_table_is_missing_and_na_is_a_value(tmp_p
 def test_more_bad_files(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "pairs.csv").write_text(content)
     with pytest.raises(DataError, match=message):
-        load_dataset(Data(train=tmp_path / "pairs.csv", weight="w" if "w" in content else None), seed=0)
+        load_dataset(DataConfig(train=tmp_path / "pairs.csv", weight="w" if "w" in content else None), seed=0)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from longtail.bundle import Buckets
-from longtail.trainer.config import Evaluation
+from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.errors import DataError
 from longtail.trainer.evaluation.ranking import LabelSide, bias_removal_curve, buckets_for, rank
 from tests.trainer import tiny
@@ -30,9 +30,9 @@ def label_side(*, bias: bool = True) -> LabelSide:
     )  # fmt: skip
 
 
-def config(**changes: object) -> Evaluation:
+def config(**changes: object) -> EvaluationConfig:
     defaults = {"ks": [2, 4], "metric": "recall@2", "bias_removal": GRID, "bootstrap": 10}
-    return Evaluation.model_validate(defaults | changes)
+    return EvaluationConfig.model_validate(defaults | changes)
 
 
 def brute_force(bias_removal: float, k: int, *, bias: bool, exclude_seen: bool) -> dict[str, float]:

@@ -18,8 +18,9 @@ from longtail.trainer.evaluation.bundle import evaluate
 from longtail.trainer.evaluation.report import evaluation_markdown, evaluation_table
 from longtail.trainer.export.bundle import to_bundle
 from longtail.trainer.export.onnx import export_towers
+from longtail.trainer.history import TrainingHistory
 from longtail.trainer.progress import Reporter
-from longtail.trainer.train import Trained, TrainingHistory, train
+from longtail.trainer.train import Trained, train
 from tests.bundles import onnx_query_tower
 from tests.trainer import tiny
 from tests.trainer.conftest import Finished

@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 from keras import ops
 
-from longtail.trainer import backend
+from longtail.trainer import backend, optimizers
 from longtail.trainer.losses import LOSSES
-from longtail.trainer.model import optimizers
 from longtail.trainer.model.embedding import Table
 from longtail.trainer.model.two_tower import TwoTower
 from longtail.trainer.sampling import SAMPLERS, DrawContext, SamplerSetup

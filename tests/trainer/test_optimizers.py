@@ -6,7 +6,7 @@ import pytest
 from keras import ops
 
 from longtail.trainer.model.embedding import Table
-from longtail.trainer.model.optimizers import ROW_OPTIMIZERS, LazyAdam, RowOptimizer, RowwiseAdagrad
+from longtail.trainer.optimizers import ROW_OPTIMIZERS, LazyAdam, RowOptimizer, RowwiseAdagrad
 
 RATE = 0.5
 

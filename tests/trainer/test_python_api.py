@@ -112,3 +112,12 @@ def test_a_recipe_may_be_a_path_or_a_recipe(finished: Finished) -> None:
         by_path.value("recall@99")
     with pytest.raises(KeyError, match=r"expected one of \[0\.0, 0\.5, 1\.0\], received 0\.25"):
         by_path.value(bias_removal=0.25)
+
+
+def test_evaluate_names_its_arguments_in_errors(folder: Path) -> None:
+    bundle = folder / "runs" / "tiny"
+    with pytest.raises(RecipeError, match=r"^split: expected valid or test, received 'foo'$"):
+        evaluate(bundle, split="foo")
+    for arguments in ({"split": "valid"}, {"overrides": ["model.dim=3"]}):
+        with pytest.raises(RecipeError, match=r"^split and overrides: expected a recipe beside them, received none"):
+            evaluate(bundle, **arguments)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from longtail.trainer import train as loop
-from longtail.trainer.config import Data
+from longtail.trainer.config import DataConfig
 from longtail.trainer.data.batches import _visits
 from longtail.trainer.data.dataset import Dataset, load_dataset
 from longtail.trainer.data.pairs import Pairs
@@ -21,7 +21,7 @@ from tests.trainer import tiny
 
 
 def load(train: Path, **settings: Any) -> Dataset:
-    return load_dataset(Data.model_validate({"train": train, "reduction": "smallest"} | settings), seed=0)
+    return load_dataset(DataConfig.model_validate({"train": train, "reduction": "smallest"} | settings), seed=0)
 
 
 def table(folder: Path, name: str, **columns: Any) -> Path:
@@ -90,7 +90,7 @@ def test_every_label_is_kept_by_default(tmp_path: Path) -> None:
     train = table(tmp_path, "train", query_id=["a", "a", "b"], label_id=[7, 5, 3])
 
     for reduction in ({}, {"reduction": "expand"}, {"reduction": "sample"}):
-        assert len(load_dataset(Data(train=train, **reduction), seed=0).train) == 3
+        assert len(load_dataset(DataConfig(train=train, **reduction), seed=0).train) == 3
 
 
 ROWS = [(query, label) for query in range(10) for label in range(query % 4 + 1)]
@@ -171,7 +171,7 @@ def test_one_query_is_too_few_to_sample(tmp_path: Path) -> None:
     dataset = tiny.dataset(tiny.pairs((0, 0), (0, 1)), queries=1, labels=2)
 
     with pytest.raises(DataError, match="training: expected at least 2 queries, found 1"):
-        loop.restore(recipe, dataset, epochs=1, work=tmp_path)
+        loop.prepare_run(recipe, dataset, epochs=1, work=tmp_path)
 
 
 def test_frequencies_are_those_of_the_visits() -> None:

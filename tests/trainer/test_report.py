@@ -5,7 +5,7 @@ import pytest
 
 from longtail.bundle import BiasRemoval, CurvePoint, Interval
 from longtail.trainer.evaluation.report import evaluation_markdown, html_report
-from longtail.trainer.train import TrainingHistory
+from longtail.trainer.history import TrainingHistory
 from tests.trainer import tiny
 
 BUCKETS = ("head", "torso", "tail")

@@ -10,15 +10,15 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from longtail.trainer.config import Data
+from longtail.trainer.config import DataConfig
 from longtail.trainer.data.tables import file_format, read_interactions, read_lists, read_table
 from longtail.trainer.errors import DataError
 
 T = TypeVar("T")
 
 
-def data(path: Path, **changes: Any) -> Data:
-    return Data.model_validate({"train": path, "query_id": "user", "label_id": "item"} | changes)
+def data(path: Path, **changes: Any) -> DataConfig:
+    return DataConfig.model_validate({"train": path, "query_id": "user", "label_id": "item"} | changes)
 
 
 def parquet(folder: Path, **columns: Any) -> Path:

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from longtail.trainer.config import Data
+from longtail.trainer.config import DataConfig
 from longtail.trainer.data.dataset import load_dataset
 from longtail.trainer.data.tables import read_interactions
 from longtail.trainer.data.xmc import read_xmc
@@ -42,7 +42,7 @@ def test_xmc(tmp_path: Path) -> None:
         "features": [[(1, 0.5), (5, 2.0)], [(0, 1.0)], [], [(3, -1.5)]],
     }
     assert rows.queries.schema.field("features").type == pa.map_(pa.int32(), pa.float32())
-    assert read_interactions(path, Data(train=path, format="xmc")).to_pydict() == rows.pairs.to_pydict()
+    assert read_interactions(path, DataConfig(train=path, format="xmc")).to_pydict() == rows.pairs.to_pydict()
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_a_file_that_cannot_be_read(
 def test_a_file_without_labels_has_no_interactions(tmp_path: Path) -> None:
     path = write(tmp_path, "2 9 9\n 1:1\n 2:1\n")
 
-    data = Data(train=path, format="xmc")
+    data = DataConfig(train=path, format="xmc")
     for read in (lambda: read_interactions(path, data), lambda: load_dataset(data, seed=0)):
         with pytest.raises(DataError, match="expected at least one interaction, found none"):
             read()

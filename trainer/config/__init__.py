@@ -1,24 +1,32 @@
 """The recipe: everything a training job depends on, typed once and checked before any work starts.
 
-Importing it loads neither Keras nor any other part of the training stack.
+Importing it loads no Keras, SciPy or matplotlib; of the rest of the trainer only its errors and the tables of losses,
+samplers and optimisers.
 """
 
 from longtail.trainer.config.loss import LossConfig
 from longtail.trainer.config.recipe import Recipe, load_recipe
-from longtail.trainer.config.sections import Data, Evaluation, Optimizer, Propensity, Split, Training
-from longtail.trainer.config.towers import FeatureConfig, Model, Tower
+from longtail.trainer.config.sections import (
+    DataConfig,
+    EvaluationConfig,
+    OptimizerConfig,
+    PropensityConfig,
+    SplitConfig,
+    TrainingConfig,
+)
+from longtail.trainer.config.towers import FeatureConfig, ModelConfig, TowerConfig
 
 __all__ = [
-    "Data",
-    "Evaluation",
+    "DataConfig",
+    "EvaluationConfig",
     "FeatureConfig",
     "LossConfig",
-    "Model",
-    "Optimizer",
-    "Propensity",
+    "ModelConfig",
+    "OptimizerConfig",
+    "PropensityConfig",
     "Recipe",
-    "Split",
-    "Tower",
-    "Training",
+    "SplitConfig",
+    "TowerConfig",
+    "TrainingConfig",
     "load_recipe",
 ]

@@ -11,8 +11,8 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from longtail.trainer.config.loss import LossConfig
-from longtail.trainer.config.sections import Data, Evaluation, Optimizer, Section, Training
-from longtail.trainer.config.towers import FeatureConfig, Model, Tower
+from longtail.trainer.config.sections import DataConfig, EvaluationConfig, OptimizerConfig, Section, TrainingConfig
+from longtail.trainer.config.towers import FeatureConfig, ModelConfig, TowerConfig
 from longtail.trainer.errors import RecipeError
 from longtail.trainer.losses.families import LOSSES
 
@@ -37,14 +37,14 @@ class Recipe(Section):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     seed: int = Field(default=0, ge=0, lt=2**31)
-    data: Data
-    query: Tower
-    label: Tower
-    model: Model = Model()
+    data: DataConfig
+    query: TowerConfig
+    label: TowerConfig
+    model: ModelConfig = ModelConfig()
     loss: LossConfig = LossConfig()
-    optimizer: Optimizer = Optimizer()
-    training: Training = Training()
-    evaluation: Evaluation = Evaluation()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    training: TrainingConfig = TrainingConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -99,7 +99,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     """Read a TOML recipe and apply overrides; paths of data become relative to the recipe's folder.
 
     Args:
-        path: of the TOML file.
+        path: the TOML file.
         overrides: `KEY=VALUE`, such as `model.dim=32`; the value as in TOML, or a bare string.
 
     Raises:

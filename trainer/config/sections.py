@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from longtail.trainer.model.optimizers import ROW_OPTIMIZERS
+from longtail.trainer.optimizers import ROW_OPTIMIZERS
 
 
 class Section(BaseModel):
@@ -23,7 +23,7 @@ def one_of(what: str, table: Mapping[str, Any], name: str) -> None:
         raise ValueError(f"{what}: expected one of {', '.join(table)}, received {name!r}")
 
 
-class Split(Section):
+class SplitConfig(Section):
     """How to cut interactions when `valid` or `test` files are not given."""
 
     strategy: Literal["random", "temporal", "leave_last_out"]
@@ -41,7 +41,7 @@ class Split(Section):
         return self
 
 
-class Data(Section):
+class DataConfig(Section):
     """Where interactions and feature tables are. Paths are relative to the recipe."""
 
     train: Path
@@ -69,10 +69,10 @@ class Data(Section):
     held out keeps all its labels, and frequencies are those of the visits. `smallest`: every query keeps its
     smallest label id alone, in every file, before a split is cut: by number if all label ids are integers, else by
     text; labels that are nobody's smallest leave the catalogue unless `labels` lists them [BM20 A.2]."""
-    split: Split | None = None
+    split: SplitConfig | None = None
 
 
-class Optimizer(Section):
+class OptimizerConfig(Section):
     """Row-wise sparse for embedding tables, Adam for everything dense."""
 
     embeddings: str = "adam"
@@ -90,7 +90,7 @@ class Optimizer(Section):
         return self
 
 
-class Training(Section):
+class TrainingConfig(Section):
     """The training loop: epochs, batches, validation, early stopping, precision, checkpoints."""
 
     epochs: int = Field(default=20, ge=1)
@@ -113,7 +113,7 @@ BiasRemovalValue = Annotated[float, Field(ge=-1, le=2)]
 """λ within the limits that a bundle lets requests choose from."""
 
 
-class Propensity(Section):
+class PropensityConfig(Section):
     """Chance that a relevant label was labelled at all, by its frequency [Jain et al. 2016].
 
     1 / p_y = 1 + C (N_y + b)^−a, with C = (ln N − 1)(b + 1)^a, of N training queries N_y with label y.
@@ -125,7 +125,7 @@ class Propensity(Section):
     """2.6 for Amazon, 0.4 for Wikipedia data."""
 
 
-class Evaluation(Section):
+class EvaluationConfig(Section):
     """The evaluation: metrics, the grid of λ and buckets, always over the full catalogue."""
 
     ks: list[int] = Field(default=[10, 20, 50, 100], min_length=1)
@@ -147,7 +147,7 @@ class Evaluation(Section):
     """Resamples behind each interval."""
     max_valid_queries: int = Field(default=10_000, ge=1)
     """Validation during training uses at most this many queries, drawn by seed."""
-    propensity: Propensity | None = None
+    propensity: PropensityConfig | None = None
     """Adds `psp@k` and `psndcg@k`, precision and nDCG that count a label by its inverse propensity."""
 
     @model_validator(mode="after")

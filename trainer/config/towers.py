@@ -51,7 +51,7 @@ class FeatureConfig(Section):
         return self.table or self.name
 
 
-class Tower(Section):
+class TowerConfig(Section):
     """A tower: embeddings → combination → MLP → projection to `model.dim`."""
 
     features: list[FeatureConfig] = Field(min_length=1)
@@ -79,7 +79,7 @@ class Tower(Section):
         return self
 
 
-class Model(Section):
+class ModelConfig(Section):
     """The scoring function `u·v / T` of the towers' outputs, with an optional label bias."""
 
     dim: int = Field(default=64, ge=1)

@@ -13,12 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from longtail.bundle.arrays import Array, Int32, Int64
+from longtail.bundle import Inputs
+from longtail.bundle.arrays import Int32, Int64
 from longtail.trainer.config import FeatureConfig
 from longtail.trainer.data.columns import Bags, Encoded, Numbers
 from longtail.trainer.data.pairs import Pairs
-
-Inputs = dict[str, Array]
 
 _UNKNOWN_RATE = 0.01
 """Of query features, unless the recipe says otherwise."""
@@ -53,7 +52,7 @@ class QueryFeatures:
         self._histories = {name: Bags(self._offsets, ids_L[known.labels], ones) for name, ids_L in history_ids.items()}
 
     def with_history(self, known: Pairs) -> QueryFeatures:
-        """The same features with histories read from other pairs."""
+        """These features with histories read from other pairs."""
         return QueryFeatures(
             self._features,
             self._encoded,
@@ -149,7 +148,7 @@ def epoch_batches(
         features: encodes their queries.
         batch_size: B.
         one_label_per_query: visit every query once, with one of its labels drawn, instead of every pair.
-        seed: of the job.
+        seed: the job's seed; with `epoch` it decides the order and every draw.
         epoch: from 0.
         first: step to begin with, from 0.
     """

@@ -69,7 +69,7 @@ class FeatureTable:
         ids: strings.
         table: one row per id, in their order; None without a file.
         id_name: name of the feature that is the id itself.
-        path: of the file, for errors.
+        path: the file, for errors; None without a file.
     """
 
     ids: pa.Array
@@ -78,7 +78,11 @@ class FeatureTable:
     path: Path | None
 
     def column(self, feature: FeatureConfig) -> pa.Array:
-        """The raw column of a feature, one value per id."""
+        """The raw column of a feature, one value per id.
+
+        Raises:
+            DataError: there is no such column.
+        """
         if feature.name == self.id_name:
             return self.ids
         name = feature.source
@@ -107,7 +111,12 @@ def strings_of(feature: FeatureConfig, source: FeatureTable) -> pa.Array:
 
 
 def bags_of(feature: FeatureConfig, source: FeatureTable) -> tuple[Int64, pa.Array, Float32]:
-    """Offsets, ids (strings or integers) and weights of a bag or text column."""
+    """Offsets, ids (strings or integers) and weights of a bag or text column.
+
+    Raises:
+        DataError: the column is missing, of a type that holds no bags, of ids that are neither strings nor integers,
+            or a weight is not finite.
+    """
     column = source.column(feature)
     if feature.kind == "text":
         words = [tokenize(text) if text else [] for text in strings_of(feature, source).to_pylist()]
@@ -140,7 +149,7 @@ def encode_column(
     """One feature of every row of a table.
 
     Args:
-        feature: of any kind but `history`.
+        feature: what to encode; any kind but `history`.
         source: the table.
         vocabularies: by table name.
         training_rows: rows of which a number's mean and standard deviation are taken.

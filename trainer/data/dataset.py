@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from longtail.bundle.arrays import Float64, Int32, Int64
 from longtail.bundle.labels import RESERVED_COLUMNS
-from longtail.trainer.config import Data
+from longtail.trainer.config import DataConfig
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.split import cut, keep_smallest_label
 from longtail.trainer.data.tables import (
@@ -105,16 +105,16 @@ class Dataset:
         return digest.hexdigest()
 
     def refit(self) -> Dataset:
-        """The same data with valid moved into train."""
+        """This data set with valid moved into train."""
         return replace(self, train=self.train.followed_by(self.valid), valid=self.valid.take(slice(0)))
 
 
-def load_dataset(data: Data, *, seed: int, strings: Sequence[str] = ()) -> Dataset:
+def load_dataset(data: DataConfig, *, seed: int, strings: Sequence[str] = ()) -> Dataset:
     """Read every file the recipe names and cut the splits.
 
     Args:
         data: names the files.
-        seed: of a random split.
+        seed: what a random split is drawn by.
         strings: columns of feature tables that text formats must not read as numbers or dates.
 
     Ids match by their text: integer 7 in Parquet, `7` in CSV. Text formats have no types; Parquet files must
@@ -156,7 +156,7 @@ def load_dataset(data: Data, *, seed: int, strings: Sequence[str] = ()) -> Datas
     )
 
 
-def _check_id_types(data: Data, files: dict[str, Path]) -> None:
+def _check_id_types(data: DataConfig, files: dict[str, Path]) -> None:
     """Refuse a column of ids that is integers in one Parquet file and strings in another."""
     for name, table in ((data.query_id, data.queries), (data.label_id, data.labels)):
         places = [(path, file_format(path, data)) for path in files.values()]
@@ -168,7 +168,7 @@ def _check_id_types(data: Data, files: dict[str, Path]) -> None:
             raise DataError(f"column {name!r}: expected ids of one type in all Parquet files, found {found}")
 
 
-def _check_display(data: Data, label_table: pa.Table | None) -> None:
+def _check_display(data: DataConfig, label_table: pa.Table | None) -> None:
     """Refuse display columns that the label table lacks or that a bundle's own columns are named like."""
     columns = [] if label_table is None else [name for name in label_table.column_names if name != _ID]
     for name in data.display:
@@ -181,7 +181,9 @@ def _check_display(data: Data, label_table: pa.Table | None) -> None:
             raise DataError(f"data.display: expected names other than {', '.join(RESERVED_COLUMNS)}, received {name!r}")
 
 
-def _read(data: Data, files: dict[str, Path], strings: Sequence[str]) -> tuple[dict[str, pa.Table], pa.Table | None]:
+def _read(
+    data: DataConfig, files: dict[str, Path], strings: Sequence[str]
+) -> tuple[dict[str, pa.Table], pa.Table | None]:
     """Interactions by split, and the feature table of queries: each file is read once."""
     if file_format(data.train, data) != "xmc":
         raw = {name: read_interactions(path, data) for name, path in files.items()}

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from longtail.bundle import Feature, Vocabulary
+from longtail.bundle import Feature, Inputs, Vocabulary
 from longtail.trainer.config import FeatureConfig, Recipe
-from longtail.trainer.data.batches import Inputs, QueryFeatures, take_rows
+from longtail.trainer.data.batches import QueryFeatures, take_rows
 from longtail.trainer.data.columns import FeatureTable, Numbers, encode_column
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.vocabularies import build_vocabularies

@@ -14,19 +14,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from longtail.bundle.arrays import Int64
-from longtail.trainer.config import Split
+from longtail.trainer.config import SplitConfig
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.errors import DataError
 
 
-def cut(pairs: Pairs, split: Split, *, given: set[str], seed: int) -> dict[str, Pairs]:
+def cut(pairs: Pairs, split: SplitConfig, *, given: set[str], seed: int) -> dict[str, Pairs]:
     """Cut pairs into `train`, `valid` and `test`.
 
     Args:
         pairs: all of them.
         split: the strategy, and the shares that are held out.
         given: splits that have a file of their own, for which nothing is cut off.
-        seed: of a random split.
+        seed: what a random split is drawn by.
 
     Raises:
         DataError: a temporal split of pairs without times.
@@ -34,18 +34,18 @@ def cut(pairs: Pairs, split: Split, *, given: set[str], seed: int) -> dict[str, 
     return _STRATEGIES[split.strategy](pairs, split, given, seed)
 
 
-def _random(pairs: Pairs, split: Split, given: set[str], seed: int) -> dict[str, Pairs]:
+def _random(pairs: Pairs, split: SplitConfig, given: set[str], seed: int) -> dict[str, Pairs]:
     order = np.random.default_rng(seed).permutation(len(pairs))
     return _in_order(pairs, order, split, given)
 
 
-def _temporal(pairs: Pairs, split: Split, given: set[str], seed: int) -> dict[str, Pairs]:  # noqa: ARG001
+def _temporal(pairs: Pairs, split: SplitConfig, given: set[str], seed: int) -> dict[str, Pairs]:  # noqa: ARG001
     if pairs.times is None:
         raise DataError("data.split: expected data.timestamp for strategy 'temporal', received none")
     return _in_order(pairs, np.argsort(-pairs.times, kind="stable"), split, given)
 
 
-def _in_order(pairs: Pairs, order: Int64, split: Split, given: set[str]) -> dict[str, Pairs]:
+def _in_order(pairs: Pairs, order: Int64, split: SplitConfig, given: set[str]) -> dict[str, Pairs]:
     """The first pairs of `order` are test, the next valid, the rest train."""
     tests = 0 if "test" in given else int(len(order) * split.test)
     valids = 0 if "valid" in given else int(len(order) * split.valid)
@@ -56,7 +56,7 @@ def _in_order(pairs: Pairs, order: Int64, split: Split, given: set[str]) -> dict
     }
 
 
-def _leave_last_out(pairs: Pairs, split: Split, given: set[str], seed: int) -> dict[str, Pairs]:  # noqa: ARG001
+def _leave_last_out(pairs: Pairs, split: SplitConfig, given: set[str], seed: int) -> dict[str, Pairs]:  # noqa: ARG001
     """Queries with fewer than three pairs stay in train whole."""
     ordered = pairs.sorted()
     counts = np.bincount(ordered.queries)
@@ -69,7 +69,7 @@ def _leave_last_out(pairs: Pairs, split: Split, given: set[str], seed: int) -> d
     return {"test": ordered.take(test), "valid": ordered.take(valid), "train": ordered.take(~test & ~valid)}
 
 
-_STRATEGIES: dict[str, Callable[[Pairs, Split, set[str], int], dict[str, Pairs]]] = {
+_STRATEGIES: dict[str, Callable[[Pairs, SplitConfig, set[str], int], dict[str, Pairs]]] = {
     "random": _random,
     "temporal": _temporal,
     "leave_last_out": _leave_last_out,

@@ -19,12 +19,12 @@ from longtail.trainer.data.xmc import read_xmc
 from longtail.trainer.errors import DataError
 
 if TYPE_CHECKING:
-    from longtail.trainer.config import Data
+    from longtail.trainer.config import DataConfig
 
 _ENDINGS = {".parquet": "parquet", ".csv": "csv", ".tsv": "tsv"}
 
 
-def file_format(path: Path, data: Data) -> str:
+def file_format(path: Path, data: DataConfig) -> str:
     """The format of an interactions file: what the recipe says, or what the ending says.
 
     Raises:
@@ -41,7 +41,7 @@ def file_format(path: Path, data: Data) -> str:
         ) from None
 
 
-def read_interactions(path: Path, data: Data) -> pa.Table:
+def read_interactions(path: Path, data: DataConfig) -> pa.Table:
     """Interactions of one file: `query`, `label`, and `time` and `weight` where the recipe names them.
 
     Raises:

@@ -46,7 +46,7 @@ class XmcRows:
 
 
 class _Sizes(NamedTuple):
-    """What the header says."""
+    """The three numbers of the header line."""
 
     rows: int
     features: int
@@ -54,7 +54,15 @@ class _Sizes(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """The numbers of some rows: int32 [R], [E], float32 [E], int32 [R], [P]."""
+    """Consecutive rows, parsed: R rows with E features and P labels in all.
+
+    Attributes:
+        features_per_row: int32 [R].
+        features: feature numbers, row after row, int32 [E].
+        values: values of those features, float32 [E].
+        labels_per_row: int32 [R].
+        labels: label numbers, row after row, int32 [P].
+    """
 
     features_per_row: Int32
     features: Int32

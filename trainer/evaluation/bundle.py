@@ -24,7 +24,7 @@ class EvaluationResult:
     """Figures of a bundle: every metric at every λ.
 
     Attributes:
-        name: of the bundle.
+        name: name of the bundle.
         metric: the metric that λ and epochs are chosen by, such as `recall@20`.
         bias_removal: the bundle's default λ, which data chose it, and the curve with its split.
     """
@@ -73,7 +73,7 @@ def evaluate(
         overrides: of a recipe that is a path, `KEY=VALUE`.
 
     Raises:
-        RecipeError: `split` is neither valid nor test, or given without a recipe; the recipe is wrong.
+        RecipeError: `split` is neither valid nor test; `split` or `overrides` without a recipe; the recipe is wrong.
         DataError: no held-out pair is of a label in the bundle.
         BundleError: the bundle cannot be loaded.
 
@@ -86,9 +86,9 @@ def evaluate(
         True
     """
     if split not in ("valid", "test"):
-        raise RecipeError(f"--split: expected valid or test, received {split!r}")
+        raise RecipeError(f"split: expected valid or test, received {split!r}")
     if recipe is None and (split != "test" or overrides):
-        raise RecipeError("--split and --set: expected --recipe beside them, received none: a bundle holds one table")
+        raise RecipeError("split and overrides: expected a recipe beside them, received none: a bundle holds one table")
     where = "the bundle" if isinstance(bundle, Bundle) else str(bundle)
     if not isinstance(bundle, Bundle):
         bundle = Bundle.load(Path(bundle))

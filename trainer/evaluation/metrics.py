@@ -75,7 +75,7 @@ class Bootstrap:
     Args:
         queries: N.
         resamples: G.
-        seed: of the draws.
+        seed: what the resamples are drawn by.
     """
 
     def __init__(self, queries: int, *, resamples: int, seed: int) -> None:
@@ -112,11 +112,11 @@ def metrics_of(
 
     Args:
         top_NK: label rows, best first; −1 where a list ends early.
-        positives: of the same N queries.
+        positives: held-out labels of the N queries.
         ks: list lengths, none above K.
         buckets_L: bucket of every label.
         counts_L: training pairs of every label.
-        bootstrap: of N queries.
+        bootstrap: resamples of the N queries, for the intervals.
         inverse_propensity_L: 1 / p_y of every label; None leaves `psp` and `psndcg` out.
     """
     hits_NK = positives.hits(top_NK)

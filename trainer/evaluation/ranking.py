@@ -14,7 +14,7 @@ import numpy as np
 from longtail.bundle import Augmentation, Buckets, CurvePoint, Labels, Proposal
 from longtail.bundle.arrays import Float32, Float64, Int8, Int32, Int64
 from longtail.trainer.backend import ops
-from longtail.trainer.config import Evaluation
+from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.data.batches import QueryFeatures
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.errors import DataError
@@ -68,7 +68,7 @@ class LabelSide:
             embeddings, labels.log_pn, labels.bias, labels.counts, training_queries, labels.buckets, augmentation
         )
 
-    def inverse_propensity(self, config: Evaluation) -> Float64 | None:
+    def inverse_propensity(self, config: EvaluationConfig) -> Float64 | None:
         """1 / p_y, float64 [L], if the recipe asks for it."""
         if config.propensity is None:
             return None
@@ -77,7 +77,7 @@ class LabelSide:
         )
 
 
-def buckets_for(config: Evaluation, counts: Int64) -> Buckets:
+def buckets_for(config: EvaluationConfig, counts: Int64) -> Buckets:
     """Head, torso and tail as the recipe asks."""
     return Buckets.by_quantile(counts) if config.buckets == "quantile" else Buckets.by_count()
 
@@ -89,7 +89,7 @@ def log_proposal_of(proposal: Proposal | None, features: QueryFeatures) -> LogPr
     return lambda rows_B: proposal.all_log_probabilities(proposal.project(features.of_queries(rows_B)))
 
 
-def check_metric(config: Evaluation, *, labels: int) -> None:
+def check_metric(config: EvaluationConfig, *, labels: int) -> None:
     """Refuse a metric over lists longer than the catalogue.
 
     Raises:
@@ -105,7 +105,7 @@ def bias_removal_curve(
     known: Pairs,
     embed_queries: EmbedQueries,
     label_side: LabelSide,
-    config: Evaluation,
+    config: EvaluationConfig,
     *,
     queries: int,
     seed: int,
@@ -175,11 +175,6 @@ def bias_removal_curve(
         )
         for bias_removal, top_NK, log_p_N in zip(grid or config.bias_removal, *ranked, strict=True)
     ]
-
-
-def best_of(curve: list[CurvePoint], metric: str) -> CurvePoint:
-    """The point of the highest metric; of equals, the largest λ."""
-    return max(curve, key=lambda point: (point.metrics[metric].value, point.bias_removal))
 
 
 def rank(

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from longtail.bundle import BUCKET_NAMES, BiasRemoval, CurvePoint
 from longtail.trainer.config import Recipe
-from longtail.trainer.train import TrainingHistory
+from longtail.trainer.history import TrainingHistory
 
 _COLOURS = {"overall": "#334155", "head": "#2563eb", "torso": "#d97706", "tail": "#059669"}
 _STYLE = {
@@ -58,7 +58,7 @@ def evaluation_table(title: str, dial: BiasRemoval, metric: str) -> Table:
 
 
 def evaluation_markdown(dial: BiasRemoval, metric: str) -> str:
-    """The same as Markdown, with the metric's interval, and propensity scores and log-likelihood if measured."""
+    """The table as Markdown, with the metric's interval, and propensity scores and log-likelihood if measured."""
     k = metric.partition("@")[2]
     measured = dial.curve[0].metrics if dial.curve else {}
     names = shown_metrics(metric) + [name for name in (f"psp@{k}", f"psndcg@{k}", "log_likelihood") if name in measured]

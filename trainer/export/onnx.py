@@ -116,7 +116,7 @@ def check_parity(name: str, model: bytes, inputs: Mapping[str, Array], expected_
     """Refuse a tower that ONNX Runtime computes otherwise than the training framework.
 
     Args:
-        name: of the tower, for the error.
+        name: name of the tower, for the error.
         model: ONNX.
         inputs: by name, first axis B.
         expected_BD: embeddings by the training framework.

@@ -76,7 +76,7 @@ class Objective:
         """As a call, for a family with a number η per training pair: losses and new log η, both float32 [B].
 
         Args:
-            logits: of the batch.
+            logits: logits and log-probabilities of the batch.
             log_eta_B: log η of its rows, float32.
             rate: step size of η in (0, 1), float32 scalar.
         """

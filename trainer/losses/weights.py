@@ -112,7 +112,7 @@ def margin(log: LogProbabilities, rho: LogWeight) -> LogWeight:
     rows `importance`, `logit_adjusted`, `tail`, `equalised` and `adaptive` are margins.
 
     Args:
-        log: of the batch.
+        log: log-probabilities of the batch.
         rho: log of the margin.
     """
     return LogWeight(log.miss - log.m + rho.row, rho.col - log.q_negative)
@@ -139,7 +139,7 @@ def logit_adjusted(log: LogProbabilities, *, tau: float = 1.0) -> LogWeight:
     Learns `log p(y|x) − τ log π_y`: τ = 1 minimises the balanced error.
 
     Args:
-        log: of the batch.
+        log: log-probabilities of the batch.
         tau: τ; 0 is plain softmax.
 
     Relations: τ = 0 is `importance`, τ = 1 is `tail`.
@@ -170,7 +170,7 @@ def equalised(log: LogProbabilities, *, power: float = 1.0, threshold: float = 0
     Rare labels are spared as negatives [R21 eq. 4].
 
     Args:
-        log: of the batch.
+        log: log-probabilities of the batch.
         power: exponent of π_y'.
         threshold: labels less frequent than this are no negatives at all.
 
@@ -193,8 +193,8 @@ def adaptive(log: LogProbabilities, *, exponent: float = 0.25) -> LogWeight:
     Rare positives must stand further above their negatives.
 
     Args:
-        log: of the batch.
-        exponent: of 1/π_y.
+        log: log-probabilities of the batch.
+        exponent: exponent of 1/π_y.
 
     Relations: `exponent = 0` is `importance`. `exponent = 1` is `tail` without its factor π_y' of the negative.
 

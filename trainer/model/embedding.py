@@ -2,7 +2,7 @@
 
 Keras 3's own `Embedding` reads the whole table before it gathers, and its optimisers update every
 row. Here a step gathers each table's distinct rows once, differentiates with respect to those rows
-alone (`read_distinct`, `compact_rows`), and scatters their update back (optimizers.py).
+alone (`read_distinct`, `compact_rows`), and scatters their update back (trainer/optimizers.py).
 
 Legend: `B` batch, `P` positions of a bag, `N` ids, `U` distinct rows, `D` dimensions.
 """
@@ -29,7 +29,7 @@ class Table(keras.layers.Layer):
         rows: rows of the table.
         dim: D.
         scale: standard deviation of the initial values.
-        seed: of the initial values.
+        seed: what the initial values are drawn by.
     """
 
     def __init__(self, rows: int, dim: int, *, scale: float, seed: int, name: str) -> None:
@@ -57,7 +57,7 @@ def read_distinct(
 
     Args:
         tables: by name.
-        inputs: of both towers.
+        inputs: inputs of both towers, by tower and name.
         readers: which of them hold ids, of which table.
 
     Returns:

@@ -12,17 +12,17 @@ from __future__ import annotations
 import keras
 import numpy as np
 
+from longtail.bundle import Inputs
 from longtail.bundle.arrays import Float64
 from longtail.trainer import backend
 from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.config import Recipe
-from longtail.trainer.data.batches import Inputs
 from longtail.trainer.errors import DataError
 from longtail.trainer.losses import LOSSES, BatchLoss, Candidates, Embedded
 from longtail.trainer.model.embedding import Dropout, InputKey, compact_rows, dropout_masks, read_distinct
-from longtail.trainer.model.optimizers import ROW_OPTIMIZERS, RowOptimizer, clip_scale, learning_rate
 from longtail.trainer.model.towers import dropouts
-from longtail.trainer.model.two_tower import LABEL_BIAS, TwoTower, constant
+from longtail.trainer.model.two_tower import LABEL_BIAS, TwoTower, untrained_variable
+from longtail.trainer.optimizers import ROW_OPTIMIZERS, RowOptimizer, clip_scale, learning_rate
 from longtail.trainer.sampling import SAMPLERS, DrawContext, SamplerSetup
 from longtail.trainer.sampling.streaming import StreamingFrequencies
 
@@ -38,7 +38,7 @@ class TrainStep:
         pairs: N; pair rows of batches are below it.
 
     Attributes:
-        sampler: of the negatives.
+        sampler: what draws the negatives.
 
     Raises:
         DataError: more negatives than there are labels to draw or to mine from.
@@ -59,8 +59,8 @@ class TrainStep:
         self.sampler = SAMPLERS[recipe.loss.sampler.name](
             SamplerSetup(log_pi_L, batch_size, recipe.model.dim, model.proposal), **recipe.loss.sampler.arguments
         )
-        self._log_pi_L = constant(log_pi_L.astype(np.float32), "log_pi")
-        self._log_q_L = None if self.sampler.log_q_L is None else constant(self.sampler.log_q_L, "log_q")
+        self._log_pi_L = untrained_variable(log_pi_L.astype(np.float32), "log_pi")
+        self._log_q_L = None if self.sampler.log_q_L is None else untrained_variable(self.sampler.log_q_L, "log_q")
         self._streaming = (
             StreamingFrequencies(len(log_pi_L), hashes=1, initial_gap=2.0 * pairs)
             if recipe.loss.frequencies == "streaming"

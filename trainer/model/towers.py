@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import keras
 
-from longtail.trainer.config import FeatureConfig, Model, Recipe, Tower
+from longtail.trainer.config import FeatureConfig, ModelConfig, Recipe, TowerConfig
 from longtail.trainer.model.embedding import Dropout, InputKey, Table, UnitNorm, WeightedBag
 
 
@@ -84,8 +84,8 @@ def build_towers(
 
 
 def _build(
-    tower: Tower,
-    model: Model,
+    tower: TowerConfig,
+    model: ModelConfig,
     tables: dict[str, Table],
     numbers: Mapping[str, tuple[float, float]],
     precision: str,

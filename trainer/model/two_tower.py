@@ -8,12 +8,11 @@ from __future__ import annotations
 import keras
 import numpy as np
 
-from longtail.bundle import Proposal
+from longtail.bundle import Inputs, Proposal
 from longtail.bundle.arrays import Array, Float32
 from longtail.trainer import backend
 from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.config import Recipe
-from longtail.trainer.data.batches import Inputs
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.model.embedding import Table
 from longtail.trainer.model.towers import build_towers, in_float32
@@ -47,7 +46,7 @@ class TwoTower:
         self.tables = dict(self.towers.tables)
         if recipe.model.label_bias:
             self.tables[LABEL_BIAS] = Table(labels + 1, 1, scale=0.0, seed=0, name="label_bias")
-        self.label_inputs = {name: constant(column, name) for name, column in encoding.label_inputs.items()}
+        self.label_inputs = {name: untrained_variable(column, name) for name, column in encoding.label_inputs.items()}
         self.log_temperature = keras.Variable(
             float(np.log(recipe.model.temperature)), dtype="float32", name="log_temperature",
             trainable=recipe.model.learn_temperature,
@@ -94,6 +93,6 @@ class TwoTower:
         return biases
 
 
-def constant(column: Array, name: str) -> keras.Variable:
+def untrained_variable(column: Array, name: str) -> keras.Variable:
     """A column on the device that no optimiser changes."""
     return keras.Variable(column, dtype=str(column.dtype), trainable=False, name=name)

@@ -7,17 +7,36 @@ Legend: `n` rows of the design matrix, `C` its columns (one for each row of each
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 from scipy import sparse  # type: ignore[import-untyped]
 
+from longtail.bundle import Inputs
 from longtail.bundle.arrays import Float32, Float64, Int64
-from longtail.trainer.config import FeatureConfig
 from longtail.trainer.errors import DataError
 
-Inputs = Mapping[str, npt.NDArray[Any]]
+
+class QueryFeature(Protocol):
+    """What the tree reads of a recipe's query feature; `config.FeatureConfig` is one."""
+
+    @property
+    def name(self) -> str:
+        """The feature's name among the tower's inputs."""
+
+    @property
+    def kind(self) -> str:
+        """`id`, `history`, `bag`, `text` or `number`."""
+
+    @property
+    def table_name(self) -> str:
+        """Name of the feature's vocabulary."""
+
+    @property
+    def hash_rows(self) -> int:
+        """Rows of a `text` feature's table."""
+
 
 _NO_VARIANCE = 1e-6
 """Components with less than this share of the first one's variance are noise, and become 0."""
@@ -28,7 +47,7 @@ _NO_SPAN = 1e-14
 
 
 def fit_projection(
-    features: Sequence[FeatureConfig], blocks: Iterable[Inputs], rows: Mapping[str, int], dims: int
+    features: Sequence[QueryFeature], blocks: Iterable[Inputs], rows: Mapping[str, int], dims: int
 ) -> tuple[dict[str, Float32], Float32]:
     """The first principal components of encoded queries, as `bundle.Proposal` applies them.
 
@@ -78,7 +97,7 @@ def fit_projection(
     }, offset_K.astype(np.float32)
 
 
-def _columns(feature: FeatureConfig, inputs: Inputs, width: int) -> Any:
+def _columns(feature: QueryFeature, inputs: Inputs, width: int) -> Any:
     """One feature's part of the design matrix, sparse [B, width]; every number is stored, zeros too."""
     values = inputs[feature.name]
     queries = np.arange(len(values))
@@ -93,7 +112,7 @@ def _columns(feature: FeatureConfig, inputs: Inputs, width: int) -> Any:
 
 
 def _sparse(
-    feature: FeatureConfig,
+    feature: QueryFeature,
     values: npt.NDArray[Any],
     queries: Int64,
     columns: npt.NDArray[Any],

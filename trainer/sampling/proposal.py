@@ -12,43 +12,30 @@ from pathlib import Path
 
 import numpy as np
 
-from longtail.bundle import Proposal
+from longtail.bundle import Inputs, Proposal
 from longtail.bundle.arrays import Int32, Int64
 from longtail.bundle.proposal import project
-from longtail.trainer.config import FeatureConfig, Recipe
-from longtail.trainer.data.dataset import Dataset
-from longtail.trainer.data.encode import Encoding
 from longtail.trainer.errors import DataError
-from longtail.trainer.sampling.conditional import TREE_DIMS, TREE_PENALTY
-from longtail.trainer.sampling.projection import Inputs, fit_projection
+from longtail.trainer.sampling.projection import QueryFeature, fit_projection
 from longtail.trainer.sampling.tree_fit import fit_tree
 
 _PROJECTED_PAIRS, _READ_TOGETHER = 200_000, 2**14
 """Pairs that the projection is fitted to, at most, and pairs encoded at once."""
 
 
-def proposal_of(recipe: Recipe, dataset: Dataset, encoding: Encoding, path: Path) -> Proposal | None:
-    """The tree of a run: read from `path`, or fitted and written there; None for any other sampler.
+def read_or_fit_proposal(path: Path, fit: Callable[[], Proposal]) -> Proposal:
+    """The tree of a run: read from `path`, or fitted and written there.
+
+    Args:
+        path: of the file, an `.npz`; it appears once it is complete.
+        fit: `fit_proposal` on the run's training pairs; called if there is no file.
 
     Raises:
         DataError: as `fit_proposal`.
     """
-    sampler = recipe.loss.sampler
-    if sampler.name != "adversarial":
-        return None
     if path.exists():
         return Proposal.read(path)
-    rng = np.random.default_rng(recipe.seed)
-    proposal = fit_proposal(
-        recipe.query.features,
-        lambda rows_B: encoding.query.of_pairs(rows_B, rng),
-        dataset.train.labels,
-        vocabulary_rows=encoding.vocabulary_rows,
-        labels=len(dataset.label_ids),
-        dims=sampler.dims or TREE_DIMS,
-        penalty=sampler.penalty or TREE_PENALTY,
-        query_id=recipe.data.query_id,
-    )
+    proposal = fit()
     path.parent.mkdir(parents=True, exist_ok=True)
     working = path.with_suffix(".part")
     proposal.write(working)
@@ -57,7 +44,7 @@ def proposal_of(recipe: Recipe, dataset: Dataset, encoding: Encoding, path: Path
 
 
 def fit_proposal(
-    features: Sequence[FeatureConfig],
+    features: Sequence[QueryFeature],
     inputs_of: Callable[[Int64], Inputs],
     labels_N: Int32,
     *,

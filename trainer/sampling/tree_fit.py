@@ -143,7 +143,7 @@ class _Blocks:
 
 
 def _chunks(sizes_J: Int64, counts_S: Int64) -> Iterator[tuple[slice, slice]]:
-    """Consecutive nodes to fit at once, and the places of their labels."""
+    """Cut a level of the tree into runs of nodes to fit together: slices of its J nodes and of its S labels."""
     ends_J = np.cumsum(sizes_J)
     pairs_J = np.concatenate([[0], np.cumsum(counts_S)])[ends_J]
     start, start_label, pairs = 0, 0, 0

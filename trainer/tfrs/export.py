@@ -33,7 +33,7 @@ from longtail.bundle.arrays import Array, Float32, Int64
 from longtail.trainer.errors import ExportError
 from longtail.trainer.export.onnx import check_parity
 from longtail.trainer.tfrs.retrieval import SampledRetrieval
-from longtail.trainer.tfrs.tower import Inputs, QueryTower, split_lookup
+from longtail.trainer.tfrs.tower import QueryTower, split_lookup
 
 Ids = Sequence[str] | Sequence[int] | Array
 
@@ -50,7 +50,7 @@ def export_tfrs(
     task: tfrs.tasks.Retrieval,
     candidates: Ids | tf.data.Dataset,
     counts: Mapping[Any, int] | Int64,
-    queries: Ids | Inputs,
+    queries: Ids | Mapping[str, Array],
     out: Path,
     feature: str = "user_id",
     similarity: Literal["dot", "cosine"] = "dot",

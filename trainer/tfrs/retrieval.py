@@ -50,7 +50,7 @@ class SampledRetrieval(tfrs.tasks.Retrieval):
         counts: label frequencies π, for weights that depend on them and as the sampling probability of calls that
             give none (in-batch negatives have q = π); calls then need `candidate_ids`. Smoothed as in the bundle; an
             id that is not there counts 0.
-        name: of the layer.
+        name: name of the layer.
 
     Raises:
         ValueError: a word that is not known, or a family that a task cannot compute.

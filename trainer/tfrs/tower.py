@@ -20,12 +20,9 @@ import tf2onnx
 from onnx import numpy_helper
 
 from longtail.bundle import Feature, Vocabulary, onnx_session
-from longtail.bundle.arrays import Array
 from longtail.trainer import backend
 from longtail.trainer.errors import ExportError
 from longtail.trainer.export.onnx import ONNX_LIMIT
-
-Inputs = Mapping[str, Array]
 
 _OPSET = 17
 

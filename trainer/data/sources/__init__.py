@@ -24,7 +24,7 @@ Tables = dict[str, pa.Table]
 
 @dataclass(frozen=True)
 class KnownDataset:
-    """One data set.
+    """A public data set: where it is published, how its files become tables, and the counts to expect.
 
     Attributes:
         sources: where its files come from, in the order they are tried.

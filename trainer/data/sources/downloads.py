@@ -23,12 +23,13 @@ _TIMEOUT_SECONDS = 30
 
 @dataclass(frozen=True)
 class Download:
-    """One file of a source.
+    """A file that a source offers for download.
 
     Attributes:
-        url: where it is.
-        name: what it is called here; `.zip` files are unpacked.
-        sha256: of its bytes; None where the publisher's file is not pinned, and counts are checked instead.
+        url: address of the file.
+        name: file name to store it under; `.zip` files are unpacked.
+        sha256: the file's SHA-256, in hex; None where the publisher's file is not pinned, and counts are checked
+            instead.
     """
 
     url: str
@@ -42,7 +43,7 @@ class Wheel:
 
     Attributes:
         requirement: pinned, `name==version`.
-        sha256: of the wheel.
+        sha256: the wheel's SHA-256, in hex.
     """
 
     requirement: str
@@ -51,12 +52,12 @@ class Wheel:
 
 @dataclass(frozen=True)
 class Source:
-    """One place a data set can come from.
+    """A publisher of a data set: the files to download from it, and its page.
 
     Attributes:
-        label: how a message names it.
+        label: the publisher's name in messages.
         parts: files to download, or a wheel.
-        by_hand: where a person finds it.
+        by_hand: where to find the files in a browser, for the error if the download fails.
     """
 
     label: str

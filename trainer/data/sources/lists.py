@@ -44,7 +44,11 @@ SOURCES_DELICIOUS = (
 
 
 def read_gowalla(folder: Path) -> dict[str, pa.Table]:
-    """`train`, `test` (`user_id`, `item_id`) of the NGCF / LightGCN split; a separate `valid.txt` joins train."""
+    """`train`, `test` (`user_id`, `item_id`) of the NGCF / LightGCN split; a separate `valid.txt` joins train.
+
+    Raises:
+        DataError: `train.txt` or `test.txt` is missing, or not lists of ids.
+    """
     train = [
         read_lists(path) for name in ("train", "valid") if (path := folder / f"{name}.txt").is_file() or name == "train"
     ]
@@ -55,6 +59,9 @@ def read_beauty(folder: Path) -> dict[str, pa.Table]:
     """`interactions` (`user_id`, `item_id`), each user's oldest first.
 
     Reads `sequences.txt` (per-user lists), or the 5-core reviews with their times.
+
+    Raises:
+        DataError: neither file is there, or `sequences.txt` is not lists of ids.
     """
     if (folder / "sequences.txt").is_file():
         return {"interactions": _pairs(read_lists(folder / "sequences.txt"))}
@@ -72,6 +79,9 @@ def read_delicious(folder: Path) -> dict[str, pa.Table]:
     """`train`, `test` (`row_id`, `tag`), `rows` (`row_id`, `features`: word number → count).
 
     Reads `train.txt` and `test.txt`, or the repository's `Delicious_data.txt` with its first split.
+
+    Raises:
+        DataError: neither form is there, or a file breaks the extreme-classification format.
     """
     if (folder / "train.txt").is_file():
         parts = {name: read_xmc(folder / f"{name}.txt") for name in ("train", "test")}

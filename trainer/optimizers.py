@@ -6,13 +6,20 @@ Legend: `U` touched rows, `D` dimensions.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from longtail.trainer import backend
 from longtail.trainer.backend import Tensor, keras, ops
 
-if TYPE_CHECKING:
-    from longtail.trainer.model.embedding import Table
+
+class Table(Protocol):
+    """What an optimiser needs of an embedding table; `model.embedding.Table` is one."""
+
+    name: str
+    rows: int
+    dim: int
+    table: keras.Variable
+    """The rows, float32 [rows, D]."""
 
 
 class RowOptimizer(Protocol):
@@ -28,7 +35,7 @@ class RowOptimizer(Protocol):
         Args:
             ids_U: distinct row numbers, int32.
             rows_UD: what the table holds there, float32.
-            gradients_UD: of the loss, float32.
+            gradients_UD: gradients of the loss by those rows, float32.
             rate: learning rate of this step, float32 scalar.
             step: number of this step, from 1, float32 scalar.
         """

@@ -1,0 +1,27 @@
+"""What training measures and chooses by: the history of a run, and the best λ of a curve."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from longtail.bundle import CurvePoint
+
+
+@dataclass
+class TrainingHistory:
+    """Loss and validation metric of a run, epoch by epoch; a bundle keeps it as `history.json`.
+
+    Attributes:
+        losses: mean training loss of every epoch, nats.
+        metrics: the validation metric after an epoch, by epoch (from 1).
+        best_epoch: epoch of the highest metric; the last one where nothing was validated.
+    """
+
+    losses: list[float] = field(default_factory=list)
+    metrics: dict[int, float] = field(default_factory=dict)
+    best_epoch: int = 0
+
+
+def best_of(curve: list[CurvePoint], metric: str) -> CurvePoint:
+    """The point of the highest metric; of equals, the largest λ."""
+    return max(curve, key=lambda point: (point.metrics[metric].value, point.bias_removal))
