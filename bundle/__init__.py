@@ -20,7 +20,17 @@ from longtail.bundle.errors import (
 from longtail.bundle.features import EXPECTS, FeatureReader, Features, Inputs
 from longtail.bundle.frequency import BUCKET_NAMES, Buckets, log_frequencies
 from longtail.bundle.integrity import read_manifest, verify_files
-from longtail.bundle.label_log import Hide, LabelChanges, LabelLog, LabelRecord, Position, Restore, Tail, Upsert, replay
+from longtail.bundle.label_log import (
+    Hide,
+    LabelChanges,
+    LabelLog,
+    LabelRecord,
+    LogPosition,
+    LogRead,
+    Restore,
+    Upsert,
+    replay,
+)
 from longtail.bundle.labels import Labels
 from longtail.bundle.manifest import (
     SCHEMA_VERSION,
@@ -70,12 +80,12 @@ __all__ = [
     "LabelLogVersionError",
     "LabelRecord",
     "Labels",
+    "LogPosition",
+    "LogRead",
     "Loss",
     "Manifest",
-    "Position",
     "Proposal",
     "Restore",
-    "Tail",
     "Tower",
     "TowerError",
     "Upsert",
