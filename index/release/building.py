@@ -38,7 +38,7 @@ def build(
         bundle: a bundle that was written or loaded, or its directory; read and verified from there.
         releases: directory of releases; made if missing.
         spec: what to build, an `IndexSpec` or its text, such as `flat` or `ivf_pq`; `auto` when None.
-        name: of the release; UTC time and the bundle's name when None.
+        name: the release's name; UTC time and the bundle's name when None.
         device: where FAISS trains.
         progress: told what is being done, one line at a time.
 
