@@ -22,12 +22,11 @@ import numpy as np
 
 from longtail.bundle import Augmentation, Buckets, Bundle, log_frequencies
 from longtail.bundle.arrays import Int64
-from longtail.index import Filter, IndexSpec, Releases, Searcher, build
+from longtail.index import ExactRows, Filter, IndexSpec, Releases, Searcher, build
 from longtail.index.construct.recall import Calibration
 from longtail.index.construct.tuning import train_index, tune_index
 from longtail.index.manifests import Effort, Kind
 from longtail.index.search.band import Band
-from longtail.index.search.exact import ExactRows
 from tests.bundles import make_bundle
 
 DIM = 64

@@ -17,10 +17,20 @@ from longtail.bundle.errors import (
     LabelLogVersionError,
     TowerError,
 )
-from longtail.bundle.features import EXPECTS, FeatureReader, Features, Inputs
+from longtail.bundle.features import FEATURE_VALUE_TYPES, FeatureReader, Features, Inputs
 from longtail.bundle.frequency import BUCKET_NAMES, Buckets, log_frequencies
 from longtail.bundle.integrity import read_manifest, verify_files
-from longtail.bundle.label_log import Hide, LabelChanges, LabelLog, LabelRecord, Position, Restore, Tail, Upsert, replay
+from longtail.bundle.label_log import (
+    Hide,
+    LabelChanges,
+    LabelLog,
+    LabelRecord,
+    LogPosition,
+    LogRead,
+    Restore,
+    Upsert,
+    replay,
+)
 from longtail.bundle.labels import Labels
 from longtail.bundle.manifest import (
     SCHEMA_VERSION,
@@ -39,7 +49,7 @@ from longtail.bundle.vocabulary import OUT_OF_VOCABULARY, Vocabulary, hash_token
 
 __all__ = [
     "BUCKET_NAMES",
-    "EXPECTS",
+    "FEATURE_VALUE_TYPES",
     "OUT_OF_VOCABULARY",
     "SCHEMA_VERSION",
     "Augmentation",
@@ -70,12 +80,12 @@ __all__ = [
     "LabelLogVersionError",
     "LabelRecord",
     "Labels",
+    "LogPosition",
+    "LogRead",
     "Loss",
     "Manifest",
-    "Position",
     "Proposal",
     "Restore",
-    "Tail",
     "Tower",
     "TowerError",
     "Upsert",

@@ -36,7 +36,16 @@ class Augmentation:
         return 1 if self.kappa_bias is None else 2
 
     def rows(self, embeddings_LD: Float32, log_pn_L: Float32, bias_L: Float32 | None) -> Float32:
-        """Label rows, float32 [L, D + extra_dims]."""
+        """Label rows, float32 [L, D + extra_dims].
+
+        Args:
+            embeddings_LD: label embeddings.
+            log_pn_L: log p_n of every label, nats.
+            bias_L: biases in logits; ignored by a model without label bias.
+
+        Raises:
+            ValueError: no biases for a model with label bias.
+        """
         columns = [embeddings_LD, self.kappa * log_pn_L[:, None]]
         if self.kappa_bias is not None:
             if bias_L is None:

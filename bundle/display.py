@@ -36,7 +36,11 @@ class DisplayColumns:
             json_ready(name, table[name].slice(0, 1))
 
     def shown(self, row: int) -> dict[str, JsonValue]:
-        """What is shown of one row."""
+        """Display columns of one label as JSON values, by name.
+
+        Args:
+            row: row of the label in the table.
+        """
         return {
             name: json_ready(name, self._table[name].slice(row, 1)).to_pylist()[0] for name in self._table.column_names
         }

@@ -22,13 +22,14 @@ from longtail.bundle.vocabulary import OUT_OF_VOCABULARY, Vocabulary, hash_token
 Features = Mapping[str, JsonValue]
 Inputs = dict[str, Array]
 
-EXPECTS = {
+FEATURE_VALUE_TYPES = {
     "id": "an id (a string or an integer)",
     "history": "a list of ids (strings or integers), oldest first",
     "bag": "a list of ids (strings or integers), or an object of id to weight",
     "text": "a string",
     "number": "a finite number",
 }
+"""What a request may give for a feature, in words, by `Feature.kind`."""
 _ONLY_STRINGS = {str}
 _LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 _LONGEST_NAME = 100
@@ -176,12 +177,14 @@ def _number(value: JsonValue, row: int, name: str) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise _error(row, name, _expected("number", value))
     if not abs(value) <= _LARGEST_FLOAT32:
-        raise _error(row, name, f"expected {EXPECTS['number']} that float32 can hold, received {describe(value)}")
+        raise _error(
+            row, name, f"expected {FEATURE_VALUE_TYPES['number']} that float32 can hold, received {describe(value)}"
+        )
     return float(value)
 
 
 def _expected(kind: str, value: JsonValue) -> str:
-    return f"expected {EXPECTS[kind]}, received {describe(value)}"
+    return f"expected {FEATURE_VALUE_TYPES[kind]}, received {describe(value)}"
 
 
 def _error(row: int, name: str, message: str) -> FeatureError:

@@ -68,7 +68,11 @@ class Buckets(BaseModel):
 
     @classmethod
     def by_count(cls, *, head_from: int = 100, torso_from: int = 20) -> Buckets:
-        """Head has at least `head_from` training pairs, torso at least `torso_from` [R21 §5.1]."""
+        """Head has at least `head_from` training pairs, torso at least `torso_from` [R21 §5.1].
+
+        Raises:
+            ValueError: not head_from > torso_from > 0.
+        """
         if not head_from > torso_from > 0:
             raise ValueError(
                 f"Buckets.by_count: expected head_from > torso_from > 0, received {head_from} and {torso_from}"

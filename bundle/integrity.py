@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from longtail.bundle.errors import BundleCorruptError, BundleVersionError
 from longtail.bundle.manifest import SCHEMA_VERSION, TREE_SCHEMA_VERSION, FileRecord, Manifest
@@ -14,6 +15,8 @@ from longtail.bundle.store import sha256_of
 
 MANIFEST = "manifest.json"
 MANIFEST_SHA256 = "manifest.sha256"
+
+_Model = TypeVar("_Model", bound=BaseModel)
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -23,26 +26,59 @@ def read_manifest(path: Path) -> Manifest:
         BundleCorruptError: no manifest, or not the JSON that a manifest is.
         BundleVersionError: a schema version this installation does not read.
     """
+    return read_versioned_json(
+        path / MANIFEST,
+        Manifest,
+        (SCHEMA_VERSION, TREE_SCHEMA_VERSION),
+        missing=f"{path}: expected a bundle (a directory with {MANIFEST}), found none",
+        remedy="export the model again",
+        corrupt=BundleCorruptError,
+        unread=BundleVersionError,
+        verify=lambda: _verify_manifest(path),
+    )
+
+
+def read_versioned_json(
+    file: Path,
+    model: type[_Model],
+    versions: Sequence[int],
+    *,
+    missing: str,
+    remedy: str,
+    corrupt: type[Exception],
+    unread: type[Exception],
+    verify: Callable[[], None] = lambda: None,
+) -> _Model:
+    """Read a JSON file that has a schema_version, checking that before anything else.
+
+    Args:
+        file: the file.
+        model: what it holds.
+        versions: schema versions that this installation reads.
+        missing: what to say when there is no such file.
+        remedy: what to do about another version, beside upgrading.
+        corrupt: raised for a file that is missing, or not the JSON that it should be.
+        unread: raised for a schema version that is not among `versions`.
+        verify: checks the file further, once its version is known and before its content is read.
+    """
     try:
-        content = (path / MANIFEST).read_bytes()
+        content = file.read_bytes()
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        raise BundleCorruptError(f"{path}: expected a bundle (a directory with {MANIFEST}), found none") from None
+        raise corrupt(missing) from None
     try:
         version = json.loads(content)["schema_version"]
     except (ValueError, KeyError, TypeError) as error:
-        raise BundleCorruptError(
-            f"{path / MANIFEST}: expected JSON with a schema_version, found {content[:40]!r}… ({error})"
-        ) from error
-    if version not in (SCHEMA_VERSION, TREE_SCHEMA_VERSION):
-        raise BundleVersionError(
-            f"{path / MANIFEST}: schema version {version!r}, this installation reads {SCHEMA_VERSION} and "
-            f"{TREE_SCHEMA_VERSION}: upgrade Longtail, or export the model again with this version"
+        raise corrupt(f"{file}: expected JSON with a schema_version, found {content[:40]!r}… ({error})") from error
+    if version not in versions:
+        raise unread(
+            f"{file}: schema version {version!r}, this installation reads {' and '.join(map(str, versions))}: "
+            f"upgrade Longtail, or {remedy} with this version"
         )
-    _verify_manifest(path)
+    verify()
     try:
-        return Manifest.model_validate_json(content)
+        return model.model_validate_json(content)
     except ValidationError as error:
-        raise BundleCorruptError(f"{path / MANIFEST}: {error}") from error
+        raise corrupt(f"{file}: {error}") from error
 
 
 def _verify_manifest(path: Path) -> None:

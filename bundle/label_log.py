@@ -100,25 +100,25 @@ def replay(records: Iterable[LabelRecord]) -> LabelChanges:
     return LabelChanges().after(records)
 
 
-class Position(NamedTuple):
-    """How far a reader has read: up to which byte and line of which rewriting of the log."""
+class LogPosition(NamedTuple):
+    """Where a reader stands in a log: the byte and line up to which it has read, and of which rewriting of the log."""
 
     generation: str
     offset: int
     line: int
 
 
-class Tail(NamedTuple):
-    """What a reader finds.
+class LogRead(NamedTuple):
+    """Records read from a log since a position, and the position to go on from.
 
     Attributes:
-        records: those after its position; all of them when `restarted`.
+        records: those after the position; all of them when `restarted`.
         position: where to read on; None as long as there is no log.
         restarted: the log was rewritten: forget what was read before.
     """
 
     records: list[LabelRecord]
-    position: Position | None
+    position: LogPosition | None
     restarted: bool
 
 
@@ -132,8 +132,8 @@ class LabelLog:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._thread_lock = threading.Lock()
-        self._end: Position | None = None
-        self._unchanged: tuple[tuple[int, int, int], Position] | None = None
+        self._end: LogPosition | None = None
+        self._unchanged: tuple[tuple[int, int, int], LogPosition] | None = None
 
     def append(self, records: Sequence[LabelRecord]) -> None:
         """Write a batch; when this returns it is on disk, and until then no reader sees any of it.
@@ -153,18 +153,18 @@ class LabelLog:
                     end, _ = self._scan(file.fileno(), self._end)
                     self._end = end
                     _write_at(file.fileno(), end.offset, batch)
-                    self._end = Position(end.generation, end.offset + len(batch), end.line + len(records))
+                    self._end = LogPosition(end.generation, end.offset + len(batch), end.line + len(records))
         except OSError as error:
             raise LabelLogError(
                 f"{self.path}: expected to append {len(batch)} bytes: {error.strerror}; none of the "
                 f"{len(records)} changes is kept, the earlier ones are intact"
             ) from error
 
-    def read_from(self, position: Position | None = None) -> Tail:
+    def read_from(self, position: LogPosition | None = None) -> LogRead:
         """The records after a position; one look at the file's size and time when there are none.
 
         Args:
-            position: of an earlier read; None for the beginning.
+            position: `LogRead.position` of an earlier read; None for the beginning.
 
         Raises:
             LabelLogCorruptError, LabelLogVersionError: the log is damaged, or written by a newer Longtail.
@@ -173,16 +173,16 @@ class LabelLog:
         try:
             stamp = _stamp(os.stat(self.path))
             if position is not None and self._unchanged == (stamp, position):
-                return Tail([], position, False)
+                return LogRead([], position, False)
             with self._locked(fcntl.LOCK_SH), self.path.open("rb", buffering=0) as file:
                 stamp = _stamp(os.fstat(file.fileno()))
                 end, records = self._scan(file.fileno(), position)
                 self._end = end
         except FileNotFoundError:
-            return Tail([], None, position is not None)
+            return LogRead([], None, position is not None)
         # With half a batch at its end the next one could make the file as long as it is now.
         self._unchanged = (stamp, end) if stamp[1] == end.offset else None
-        return Tail(records, end, position is not None and end.generation != position.generation)
+        return LogRead(records, end, position is not None and end.generation != position.generation)
 
     def compact(self) -> None:
         """Rewrite the log in one step to what it amounts to; readers start over.
@@ -207,7 +207,7 @@ class LabelLog:
         remove_stale(self.path.parent, f".{glob.escape(self.path.name)}.*.tmp")
         replace_file(self.path, f"{_MAGIC} {VERSION} {uuid4().hex}\n".encode() + _lines(records))
 
-    def _scan(self, file: int, start: Position | None) -> tuple[Position, list[LabelRecord]]:
+    def _scan(self, file: int, start: LogPosition | None) -> tuple[LogPosition, list[LabelRecord]]:
         """Read and check whole batches from a position, or from the beginning if the log was rewritten since.
 
         Returns where the last whole batch ends, and the records.
@@ -216,7 +216,7 @@ class LabelLog:
         head = os.pread(file, 128, 0)
         generation = self._generation(head)
         if start is None or start.generation != generation or start.offset > size:
-            start = Position(generation, head.index(b"\n") + 1, 1)
+            start = LogPosition(generation, head.index(b"\n") + 1, 1)
         content = _read(file, start.offset, size - start.offset)
         records: list[LabelRecord] = []
         batch: list[LabelRecord] = []
@@ -234,7 +234,7 @@ class LabelLog:
             if left == 0:
                 records += batch
                 batch, expected = [], None
-                end = Position(generation, start.offset + at, line)
+                end = LogPosition(generation, start.offset + at, line)
         return end, records
 
     def _record(self, content: bytes, line: int) -> tuple[LabelRecord, int]:

@@ -16,11 +16,13 @@ TREE_SCHEMA_VERSION = 2
 FeatureKind = Literal["id", "history", "bag", "text", "number"]
 
 
-class _Record(BaseModel):
+class Record(BaseModel):
+    """Base of what a manifest says: no unknown keys, and never changed."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Feature(_Record):
+class Feature(Record):
     """One named input of a tower.
 
     | kind | value in a request | tower inputs |
@@ -60,7 +62,7 @@ class Feature(_Record):
         return self
 
 
-class Loss(_Record):
+class Loss(Record):
     """What the model was trained with [METHODS §2]: enough to read its numbers."""
 
     family: str
@@ -68,7 +70,7 @@ class Loss(_Record):
     weight: str
 
 
-class Interval(_Record):
+class Interval(Record):
     """A figure with its 95 % bootstrap interval over queries; null bounds where none is defined (coverage, Gini)."""
 
     value: float
@@ -76,7 +78,7 @@ class Interval(_Record):
     high: float | None = None
 
 
-class CurvePoint(_Record):
+class CurvePoint(Record):
     """Offline metrics at one λ.
 
     `metrics` names are `METRIC@K` over all queries, or `METRIC@K/BUCKET`.
@@ -86,7 +88,7 @@ class CurvePoint(_Record):
     metrics: dict[str, Interval]
 
 
-class BiasRemoval(_Record):
+class BiasRemoval(Record):
     """The dial: the λ a request gets when it names none, and how every λ scored offline."""
 
     default: float
@@ -107,14 +109,14 @@ class BiasRemoval(_Record):
         return self
 
 
-class FileRecord(_Record):
+class FileRecord(Record):
     """Size and checksum of one file."""
 
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     bytes: int = Field(ge=0)
 
 
-class Manifest(_Record):
+class Manifest(Record):
     """The whole of manifest.json; FORMAT.md is its prose."""
 
     schema_version: int

@@ -62,7 +62,7 @@ class Proposal:
 
     @property
     def labels(self) -> int:
-        """L."""
+        """Number of labels L."""
         return len(self.label_leaves)
 
     @cached_property

@@ -107,7 +107,7 @@ def onnx_session(model: bytes | Path, file: str) -> Any:
 
     Args:
         model: the ONNX model, or its file.
-        file: its name in error messages.
+        file: the model's file name, for error messages.
 
     Raises:
         TowerError: ONNX Runtime is not installed, or does not load the model.

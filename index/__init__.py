@@ -31,7 +31,9 @@ from longtail.index.errors import (
 from longtail.index.manifests import IndexManifest, RecallAt, ReleaseManifest
 from longtail.index.release.bucket_floors import BucketFloors, FloorsReport
 from longtail.index.release.merge import MergeReport, merge_labels
-from longtail.index.search.filters import Filter
+from longtail.index.search.candidates import NO_ROW, no_results, top_k
+from longtail.index.search.exact import ExactRows
+from longtail.index.search.filters import Filter, without_rows
 
 if TYPE_CHECKING:
     from longtail.index.release.building import build
@@ -48,8 +50,10 @@ _NEED_FAISS = {
 }
 
 __all__ = [
+    "NO_ROW",
     "BucketFloors",
     "DeviceError",
+    "ExactRows",
     "Filter",
     "FloorsError",
     "FloorsNotMetError",
@@ -74,7 +78,10 @@ __all__ = [
     "SpecError",
     "build",
     "merge_labels",
+    "no_results",
     "publish",
+    "top_k",
+    "without_rows",
 ]
 
 

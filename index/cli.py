@@ -164,7 +164,7 @@ def _publish(releases: Path, name: str, floors: BucketFloors, *, force: bool) ->
     for line in report.lines():
         print(line)
     if report.unmet:
-        print(f"longtail-index: BUCKET PROMISE BROKEN, {name} is published all the same (--force):", file=sys.stderr)
+        print(f"longtail-index: BUCKET FLOORS NOT MET, {name} is published all the same (--force):", file=sys.stderr)
         for sentence in report.unmet:
             print(f"  {sentence}", file=sys.stderr)
     print(f"published: {name}")

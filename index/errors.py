@@ -63,7 +63,7 @@ class FloorsNotMetError(LongtailIndexError):
 
     Args:
         message: every bucket, what was expected at least and what was found.
-        unmet: the same, one sentence for each bucket.
+        unmet: one sentence for each bucket that gets less than its floor.
     """
 
     def __init__(self, message: str, *, unmet: list[str]) -> None:

@@ -6,9 +6,10 @@ import hashlib
 from datetime import datetime
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from longtail.bundle import FileRecord
+from longtail.bundle.manifest import Record
 
 SCHEMA_VERSION = 1
 
@@ -16,11 +17,7 @@ Kind = Literal["flat", "ivf_flat", "ivf_pq", "hnsw", "factory"]
 Device = Literal["cpu", "gpu"]
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Effort(_Record):
+class Effort(Record):
     """Search effort: the two settings that trade speed for recall."""
 
     probes: int = Field(default=1, ge=1)
@@ -29,14 +26,14 @@ class Effort(_Record):
     """Candidates fetched per result and scored again exactly, for indexes that compress rows."""
 
 
-class RecallAt(_Record):
+class RecallAt(Record):
     """Share of the exact top k that the index returns, at one λ."""
 
     bias_removal: float
     recall: float = Field(ge=0, le=1)
 
 
-class Trial(_Record):
+class Trial(Record):
     """One setting that was measured while the index was built."""
 
     head: int = Field(ge=0)
@@ -52,7 +49,7 @@ class Trial(_Record):
         return min(self.recall, key=lambda at: at.recall)
 
 
-class BandRecord(_Record):
+class BandRecord(Record):
     """One popularity band: a FAISS file and the label row of each of its index ids."""
 
     name: str
@@ -64,7 +61,7 @@ class BandRecord(_Record):
     rows_file: str
 
 
-class IndexManifest(_Record):
+class IndexManifest(Record):
     """The whole of index/manifest.json."""
 
     schema_version: int = SCHEMA_VERSION
@@ -90,7 +87,7 @@ class IndexManifest(_Record):
     faiss: str
 
 
-class ReleaseManifest(_Record):
+class ReleaseManifest(Record):
     """The whole of release.json: which bundle, which index, and what every file must be."""
 
     schema_version: int = SCHEMA_VERSION

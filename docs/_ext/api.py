@@ -105,7 +105,7 @@ def _member(member: griffe.Object | griffe.Alias, name: str) -> list[str]:
 def _class(member: griffe.Object | griffe.Alias, name: str) -> list[str]:
     body = _docstring(member)
     documented = _attribute_names(member)
-    bases = [str(base) for base in member.bases if str(base) not in ("object", "BaseModel", "Section", "_Record")]
+    bases = [str(base) for base in member.bases if str(base) not in ("object", "BaseModel", "Section", "Record")]
     if bases:
         body = [f"Bases: {', '.join(f'`{base}`' for base in bases)}", "", *body]
     initializer = member.members.get("__init__")

@@ -27,7 +27,7 @@ _HNSW_LINKS = 32
 
 @dataclass(frozen=True)
 class IndexSpec:
-    """What was asked for.
+    """What index to build, and the recall that it must reach.
 
     Args:
         text: `auto`, `flat`, `ivf_flat`, `ivf_pq`, `hnsw`, or any FAISS factory string.

@@ -46,14 +46,14 @@ class TunedIndex:
     """An index in memory whose settings were chosen, and what was measured on the way.
 
     Attributes:
-        kind: of the index, or of its tail.
+        kind: kind of the index, or of its tail band.
         dim: coordinates of an augmented row.
-        bands: of the chosen setting.
+        bands: the bands of the chosen setting.
         chosen: the setting that is served.
         trials: every setting that was tried, in order.
         recall_k: results per query that recall was measured at.
         recall_queries: calibration queries that it was measured with.
-        seconds: of the whole build.
+        seconds: duration of the whole build.
     """
 
     kind: Kind

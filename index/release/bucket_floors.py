@@ -1,6 +1,6 @@
 """Bucket floors: the least offline recall of head, torso and tail with which a release may be published.
 
-RELEASES/promise.toml, every key optional (the command line calls it the bucket promise, after the file):
+RELEASES/promise.toml, every key optional:
 
     metric = "recall@20"      # of the release's curve, at its default λ
     max_drop = 0.1            # no bucket may fall more than a tenth below CURRENT's
@@ -74,7 +74,7 @@ class BucketFloors(BaseModel):
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is asked."""
+        """Whether no floor and no largest drop is set."""
         return self.max_drop is None and not self.floors
 
     def __str__(self) -> str:
@@ -114,7 +114,7 @@ class BucketMetrics:
     """One metric of a release, by bucket, at its default λ.
 
     Attributes:
-        name: of the release.
+        name: the release's name.
         bias_removal: λ of the curve's nearest point; None without a curve.
         buckets: the metric by bucket; empty where the curve does not have it.
         known: the metrics by bucket that the curve has instead, such as `recall@10`.
@@ -166,14 +166,14 @@ class FloorsReport:
         if self.unmet:
             at = "" if self.after.bias_removal is None else f" at λ = {self.after.bias_removal:g}"
             raise FloorsNotMetError(
-                f"{self.after.name} breaks the bucket promise, {self.floors.metric}{at}: {'; '.join(self.unmet)}; "
+                f"{self.after.name} is below its bucket floors, {self.floors.metric}{at}: {'; '.join(self.unmet)}; "
                 "CURRENT stays as it was, and --force publishes all the same",
                 unmet=self.unmet,
             )
 
     def lines(self) -> list[str]:
         """The floors and every bucket's figure, old → new, for people."""
-        lines = [f"promise: {self.floors}"]
+        lines = [f"bucket floors: {self.floors}"]
         old = {} if self.before is None else self.before.buckets
         figures = [
             f"{bucket} {f'{old[bucket]:.4f} → ' if bucket in old else ''}{value:.4f}"
@@ -194,7 +194,7 @@ def _checked(content: dict[str, Any], where: str) -> BucketFloors:
         for fault in error.errors(include_url=False):
             key = ".".join(str(part) for part in fault["loc"] if part != "[key]")
             shown = "" if isinstance(fault["input"], dict) else f", received {fault['input']!r}"
-            message = "is no key of a promise" if fault["type"] == "extra_forbidden" else fault["msg"]
+            message = "is no key of promise.toml" if fault["type"] == "extra_forbidden" else fault["msg"]
             faults.append(f"{key}: {message}{shown}")
         raise FloorsError(
             f"{where}: expected metric, max_drop and floors of head, torso and tail; {'; '.join(faults)}"

@@ -17,13 +17,14 @@ from pathlib import Path
 from longtail.bundle import Bundle, atomic_directory, refuse_existing, sha256_of
 from longtail.index.construct.spec import IndexSpec
 from longtail.index.construct.tuning import Progress, tune_index
+from longtail.index.errors import LongtailIndexError
 from longtail.index.manifests import Device, ReleaseManifest
 from longtail.index.release.index_files import manifest_bytes, write_file, write_index
 from longtail.index.release.release import BUNDLE, BUNDLE_MANIFEST, RELEASE_MANIFEST, check_name
 
 
 def build(
-    bundle: str | Path,
+    bundle: Bundle | str | Path,
     releases: str | Path,
     *,
     spec: IndexSpec | str | None = None,
@@ -34,10 +35,10 @@ def build(
     """Build an index over a bundle's labels, measure its recall, and write both as a new release; publishes nothing.
 
     Args:
-        bundle: a bundle's directory.
+        bundle: a bundle that was written or loaded, or its directory; read and verified from there.
         releases: directory of releases; made if missing.
         spec: what to build, an `IndexSpec` or its text, such as `flat` or `ivf_pq`; `auto` when None.
-        name: of the release; UTC time and the bundle's name when None.
+        name: the release's name; UTC time and the bundle's name when None.
         device: where FAISS trains.
         progress: told what is being done, one line at a time.
 
@@ -45,7 +46,8 @@ def build(
         What release.json says: the name, the kind of index, its recall at every measured λ.
 
     Raises:
-        LongtailIndexError: the spec, the device, the name or the measured recall; nothing is left behind.
+        LongtailIndexError: the spec, the device, the name or the measured recall, or a `Bundle` without a path;
+            nothing is left behind.
         BundleError: the bundle is not intact, or the release exists.
         OSError: the disk is full or not writable; nothing is left behind.
 
@@ -58,18 +60,25 @@ def build(
         ('first', 'flat', 60)
         >>> {at.bias_removal: at.recall for at in manifest.recall}
         {-1.0: 1.0, 0.0: 1.0, 0.5: 1.0, 1.0: 1.0, 2.0: 1.0}
+
+        A `Bundle` will do as well, such as `longtail.trainer.fit` returns.
+
+        >>> from pathlib import Path
+        >>> from longtail.bundle import Bundle
+        >>> build(Bundle.load(Path("runs/model")), "releases", name="second").labels
+        60
     """
-    bundle, releases = Path(bundle), Path(releases)
+    path, releases = _path(bundle), Path(releases)
     if not isinstance(spec, IndexSpec):
         spec = IndexSpec() if spec is None else IndexSpec(spec)
-    source = Bundle.load(bundle)
+    source = Bundle.load(path)
     created_at = datetime.now(UTC)
     name = _unused_name(releases, created_at, source.manifest.name) if name is None else check_name(name)
     refuse_existing(releases / name)
     tuned = tune_index(source, spec, device, progress)
     progress(f"write {releases / name}")
     with atomic_directory(releases / name) as working:
-        _link_bundle(bundle, source, working / BUNDLE)
+        _link_bundle(path, source, working / BUNDLE)
         bundle_sha256 = sha256_of(working / BUNDLE_MANIFEST)
         index, files = write_index(working, tuned, spec=spec, bundle_sha256=bundle_sha256, device=device)
         manifest = ReleaseManifest(
@@ -86,6 +95,18 @@ def build(
         ).sealed()
         write_file(working / RELEASE_MANIFEST, manifest_bytes(manifest))
     return manifest
+
+
+def _path(bundle: Bundle | str | Path) -> Path:
+    """The directory of a bundle."""
+    if not isinstance(bundle, Bundle):
+        return Path(bundle)
+    if bundle.path is None:
+        raise LongtailIndexError(
+            "build: expected a bundle that was written or loaded, received one without a path; Bundle.write returns "
+            "the bundle with its path"
+        )
+    return bundle.path
 
 
 def _unused_name(releases: Path, created_at: datetime, bundle_name: str) -> str:

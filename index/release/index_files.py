@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,10 +15,11 @@ from typing import Any, TypeVar
 
 import faiss
 import numpy as np
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from longtail.bundle import Bundle, FileRecord
 from longtail.bundle.arrays import Int64
+from longtail.bundle.integrity import read_versioned_json
 from longtail.index.construct.spec import IndexSpec
 from longtail.index.construct.tuning import TunedIndex
 from longtail.index.errors import ReleaseCorruptError, ReleaseVersionError, SpecError
@@ -94,8 +94,8 @@ def read_bands(
 
     Args:
         root: the release.
-        manifest: of its index.
-        bundle: of the release.
+        manifest: the manifest of the release's index.
+        bundle: the bundle of the release.
         device: on `gpu` flat and IVF bands are copied to the GPU; HNSW and factory strings stay on the CPU.
         mapped: share the files' pages with every process that opens them so. Files that are deleted meanwhile stay
             readable; they must never be written again in place.
@@ -135,25 +135,15 @@ def read_manifest_file(path: Path, model: type[_Manifest]) -> _Manifest:
         ReleaseCorruptError: missing, or not the JSON that it should be.
         ReleaseVersionError: a schema version this installation does not read.
     """
-    try:
-        content = path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        raise ReleaseCorruptError(f"{path}: expected a manifest, found none") from None
-    try:
-        version = json.loads(content)["schema_version"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ReleaseCorruptError(
-            f"{path}: expected JSON with a schema_version, found {content[:40]!r}… ({error})"
-        ) from error
-    if version != SCHEMA_VERSION:
-        raise ReleaseVersionError(
-            f"{path}: schema version {version!r}, this installation reads {SCHEMA_VERSION}: "
-            "upgrade Longtail, or build the release again with this version"
-        )
-    try:
-        return model.model_validate_json(content)
-    except ValidationError as error:
-        raise ReleaseCorruptError(f"{path}: {error}") from error
+    return read_versioned_json(
+        path,
+        model,
+        (SCHEMA_VERSION,),
+        missing=f"{path}: expected a manifest, found none",
+        remedy="build the release again",
+        corrupt=ReleaseCorruptError,
+        unread=ReleaseVersionError,
+    )
 
 
 def manifest_bytes(manifest: BaseModel) -> bytes:

@@ -28,7 +28,7 @@ from longtail.index.errors import MergeError
 
 @dataclass(frozen=True)
 class MergeReport:
-    """What a merge did.
+    """Counts of the labels that a merge added, embedded again and removed, and of the changes that it left out.
 
     Attributes:
         labels: rows of the new bundle.

@@ -28,8 +28,8 @@ class Release:
     """An opened, verified release, ready to answer.
 
     Attributes:
-        name: its directory's name.
-        path: its directory.
+        name: the release's name, which is that of its directory.
+        path: the release's directory.
         created_at: when it was built, UTC.
         bundle: the model; its embeddings are memory-mapped.
         searcher: the index.
@@ -48,7 +48,7 @@ def open_release(path: Path, *, device: Device = "cpu", mapped: bool = True) -> 
     """Verify every file of a release and load it.
 
     Args:
-        path: its directory.
+        path: the release's directory.
         device: where it searches.
         mapped: whether its index is mapped and shared with other processes, or read into memory.
 

@@ -58,7 +58,7 @@ class Releases:
         """Verify every file of a release and load it, ready to search.
 
         Args:
-            name: of the release.
+            name: the release's name.
             device: `gpu` searches flat and IVF bands on the first visible GPU, one caller at a time.
 
         Raises:
@@ -80,7 +80,7 @@ class Releases:
         """Verify a release and point CURRENT at it; a service that follows CURRENT then loads it.
 
         Args:
-            name: of the release.
+            name: the release's name.
             floors: what its buckets must be given; by default what `promise.toml` says.
             force: publish a release that is below a floor, too.
 
@@ -225,7 +225,7 @@ def publish(
 
     Args:
         releases: directory of releases.
-        name: of a release in it.
+        name: name of a release in the directory.
         floors: what its buckets must be given; by default what `promise.toml` in the directory says.
         force: publish a release that is below a floor, too.
 
@@ -241,6 +241,6 @@ def publish(
         'first'
         >>> publish("releases", "first", floors=BucketFloors(floors={"tail": 0.02}))
         Traceback (most recent call last):
-        longtail.index.errors.FloorsNotMetError: first breaks the bucket promise, recall@20: expected recall@20/tail ...
+        longtail.index.errors.FloorsNotMetError: first is below its bucket floors, recall@20: expected ...
     """
     return Releases(releases).publish(name, floors=floors, force=force)

@@ -14,8 +14,8 @@ import numpy as np
 
 from longtail.bundle.arrays import Float32, Int64
 from longtail.index.manifests import Effort, Kind
+from longtail.index.search.candidates import NO_ROW
 from longtail.index.search.eligible import IdSet
-from longtail.index.search.exact import NO_ROW
 from longtail.index.search.gpu import GPU_MAX_RESULTS, GpuIndex
 
 MEASURED_DEPTH = 100

@@ -39,13 +39,13 @@ class IdSet:
         self.count = int(np.bitwise_count(bits).sum(dtype=np.int64))
 
     @classmethod
-    def of(cls, mask_N: Bools) -> IdSet:
+    def from_mask(cls, mask_N: Bools) -> IdSet:
         """The ids where the mask, bool [N], is true."""
         return cls(np.packbits(mask_N, bitorder="little"), len(mask_N))
 
     def where(self, mask_N: Bools) -> IdSet:
         """The ids of the set where the mask, bool [N], is true."""
-        masked = IdSet.of(mask_N)
+        masked = IdSet.from_mask(mask_N)
         return masked if self.whole else IdSet(self._bits & masked._bits, self._size)
 
     def without(self, ids_I: Int64) -> IdSet:
@@ -115,7 +115,7 @@ class EligibleLabels:
     @classmethod
     def every(cls, band_rows: Sequence[Int64]) -> EligibleLabels:
         """All labels of an index."""
-        id_sets = [IdSet.of(np.ones(len(rows_N), np.bool_)) for rows_N in band_rows]
+        id_sets = [IdSet.from_mask(np.ones(len(rows_N), np.bool_)) for rows_N in band_rows]
         # Four bytes a label, so only when asked for, and once for all the sets of an index.
         return cls(band_rows, id_sets, cache(lambda: _positions(band_rows)))
 

@@ -11,17 +11,23 @@ import numpy as np
 
 from longtail.bundle import Bundle
 from longtail.bundle.arrays import Float32, Int64
+from longtail.index.search.candidates import NO_ROW, no_results, top_k
 
-NO_ROW = -1
 _CHUNK_ROWS = 65_536
 _CHUNK_FLOATS = 1 << 24
 
 
 class ExactRows:
-    """Augmented rows of a bundle, by label row."""
+    """Augmented rows of a bundle, by label row, and their exact scores.
+
+    Args:
+        bundle: its embeddings, log p_n and biases are read row by row.
+
+    Attributes:
+        dim: coordinates of an augmented row, E.
+    """
 
     def __init__(self, bundle: Bundle) -> None:
-        self.count = len(bundle.embeddings)
         self.dim = bundle.embeddings.shape[1] + bundle.augmentation.extra_dims
         self._embeddings_LD = bundle.embeddings
         self._log_pn_L = bundle.labels.log_pn
@@ -53,31 +59,3 @@ class ExactRows:
             rows_BC = np.broadcast_to(rows_C, scores_BC.shape)
             scores_BK, rows_BK = top_k([scores_BK, scores_BC], [rows_BK, rows_BC], k)
         return scores_BK, rows_BK
-
-
-def no_results(queries: int, k: int) -> tuple[Float32, Int64]:
-    """The answer that holds nothing: −inf and −1, [queries, k]."""
-    return np.full((queries, k), -np.inf, np.float32), np.full((queries, k), NO_ROW, np.int64)
-
-
-def top_k(scores: list[Float32], rows: list[Int64], k: int) -> tuple[Float32, Int64]:
-    """Merge candidates [B, C_i] into the k best of each query, descending; −inf / −1 where there are fewer."""
-    scores_BC, rows_BC = scores[0], rows[0]
-    if len(scores) > 1:
-        scores_BC, rows_BC = np.concatenate(scores, axis=1), np.concatenate(rows, axis=1)
-    if scores_BC.shape[1] < k:
-        blank_scores, blank_rows = no_results(len(scores_BC), k - scores_BC.shape[1])
-        scores_BC, rows_BC = np.append(scores_BC, blank_scores, axis=1), np.append(rows_BC, blank_rows, axis=1)
-    if scores_BC.shape[1] > 4 * k:
-        kept_BK = np.argpartition(scores_BC, -k, axis=1)[:, -k:]
-        scores_BC, rows_BC = np.take_along_axis(scores_BC, kept_BK, 1), np.take_along_axis(rows_BC, kept_BK, 1)
-    places_BK = np.argsort(-scores_BC, axis=1, kind="stable")[:, :k] + _offsets(*scores_BC.shape)
-    scores_BK, rows_BK = scores_BC.take(places_BK), rows_BC.take(places_BK)
-    if (scores_BK[:, -1] == -np.inf).any():
-        rows_BK[scores_BK == -np.inf] = NO_ROW
-    return scores_BK, rows_BK
-
-
-def _offsets(rows: int, columns: int) -> Int64:
-    """Where each row of a [rows, columns] array begins in its flat view, int64 [rows, 1]."""
-    return np.arange(0, rows * columns, columns)[:, None]

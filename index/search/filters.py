@@ -1,4 +1,4 @@
-"""What one query asks of the labels that it is answered with; eligible.py has what that comes to in an index.
+"""Filter of one query: label rows to exclude or allow, and buckets; eligible.py resolves it against an index.
 
 Legend: `L` labels, `R` label rows.
 """

@@ -17,8 +17,9 @@ from longtail.bundle.arrays import Bools, Float32, Int64
 from longtail.index.errors import QueryError
 from longtail.index.manifests import Effort
 from longtail.index.search.band import Band
+from longtail.index.search.candidates import no_results, top_k
 from longtail.index.search.eligible import EligibleLabels
-from longtail.index.search.exact import ExactRows, no_results, top_k
+from longtail.index.search.exact import ExactRows
 from longtail.index.search.filters import Filter, check_rows, without_rows
 
 _SCORE_EXACTLY_SHARE = 0.02

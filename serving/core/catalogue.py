@@ -23,7 +23,7 @@ from longtail.bundle.added_labels import AddedLabels
 from longtail.bundle.arrays import Float32, Int8, Int64
 from longtail.bundle.display import json_ready
 from longtail.bundle.errors import describe
-from longtail.index.search.filters import without_rows
+from longtail.index import without_rows
 from longtail.serving.core.overlay import Overlay
 from longtail.serving.errors import UnknownLabelError
 from longtail.serving.monitoring import fingerprints

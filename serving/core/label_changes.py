@@ -17,9 +17,9 @@ from longtail.bundle import (
     LabelLog,
     LabelLogError,
     LabelRecord,
-    Position,
+    LogPosition,
+    LogRead,
     Restore,
-    Tail,
     Upsert,
     replay,
 )
@@ -58,7 +58,7 @@ class LabelLogFollower:
 
     def __init__(self, path: Path) -> None:
         self._log = LabelLog(path)
-        self._position: Position | None = None
+        self._position: LogPosition | None = None
         self._so_far = LabelChanges()
 
     def apply_to(self, retriever: Retriever) -> Retriever:
@@ -79,19 +79,19 @@ class LabelLogFollower:
             LabelLogCorruptError, LabelLogVersionError, OSError: as `LabelLog.read_from`; nothing has changed.
             UnservableReleaseError: the release being served cannot embed what was written.
         """
-        tail = self._log.read_from(self._position)
-        if self._position is None and tail.position is not None:
-            self._shorten(tail)
-        if tail.restarted:
-            so_far = LabelChanges().after(tail.records)
+        read = self._log.read_from(self._position)
+        if self._position is None and read.position is not None:
+            self._shorten(read)
+        if read.restarted:
+            so_far = LabelChanges().after(read.records)
             changed = _change_each(retrievers, lambda retriever: retriever.rebuilt(so_far.records()))
         else:
-            so_far = self._so_far.after(tail.records) if tail.records else self._so_far
-            changed = _change_each(retrievers, lambda retriever: retriever.with_changes(tail.records))
-        self._position, self._so_far = tail.position, so_far
+            so_far = self._so_far.after(read.records) if read.records else self._so_far
+            changed = _change_each(retrievers, lambda retriever: retriever.with_changes(read.records))
+        self._position, self._so_far = read.position, so_far
         return changed
 
-    def _shorten(self, found: Tail) -> None:
+    def _shorten(self, found: LogRead) -> None:
         """Rewrite a log that says the same labels over and over; who reads it starts over."""
         if len(found.records) > _LONG_LOG and len(found.records) > 2 * len(replay(found.records).records()):
             try:

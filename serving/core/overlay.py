@@ -20,8 +20,7 @@ import numpy as np
 from longtail.bundle import Augmentation, Bundle, FixedLabelsError, LabelChanges, LabelRecord, Upsert
 from longtail.bundle.added_labels import NEW_LABEL, AddedLabels, LabelAdder
 from longtail.bundle.arrays import Float32, Int8, Int64
-from longtail.index import Filter
-from longtail.index.search.exact import top_k
+from longtail.index import Filter, top_k
 from longtail.serving.core.encoder import serving_errors
 from longtail.serving.core.ranking import LabelSearcher
 from longtail.serving.errors import InvalidRequestError, NoLabelTowerError

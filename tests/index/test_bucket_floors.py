@@ -67,7 +67,7 @@ def test_nothing_is_asked_unless_configured(releases: Releases) -> None:
         assert report.floors.empty
         assert report.unmet == []
         assert releases.current() == name
-    assert report.lines() == ["promise: none configured"]
+    assert report.lines() == ["bucket floors: none configured"]
 
 
 def test_a_floor_refuses_what_lies_below_it(releases: Releases) -> None:
@@ -75,7 +75,7 @@ def test_a_floor_refuses_what_lies_below_it(releases: Releases) -> None:
     releases.publish("good")
     with pytest.raises(
         FloorsNotMetError,
-        match=r"poor breaks the bucket promise, recall@20 at λ = 0\.8: "
+        match=r"poor is below its bucket floors, recall@20 at λ = 0\.8: "
         r"tail expected at least 0\.02 \(the floor\), found 0\.017; CURRENT stays as it was, and --force",
     ) as refused:
         releases.publish("poor")
@@ -92,7 +92,7 @@ def test_a_drop_is_relative_to_what_is_published(releases: Releases) -> None:
     write_floors(releases, "max_drop = 0.15")
     report = releases.publish("poor")
     assert report.lines() == [
-        "promise: recall@20: no bucket more than 15 % below CURRENT's",
+        "bucket floors: recall@20: no bucket more than 15 % below CURRENT's",
         "recall@20 at λ = 0.8: head 0.2000 → 0.2500, torso 0.0600 → 0.0600, tail 0.0200 → 0.0170",
     ]
 
@@ -144,7 +144,7 @@ def test_rollback_is_held_to_no_floors(releases: Releases) -> None:
 def test_the_command_refuses_and_force_says_so_loudly(releases: Releases, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("publish", releases.root, "good", "--floor", "tail=2%", "--floor", "head=0.1") == 0
     assert capsys.readouterr().out.splitlines() == [
-        "promise: recall@20: head at least 0.1, tail at least 0.02",
+        "bucket floors: recall@20: head at least 0.1, tail at least 0.02",
         "recall@20 at λ = 0.8: head 0.2000, torso 0.0600, tail 0.0200",
         "published: good",
     ]
@@ -153,14 +153,14 @@ def test_the_command_refuses_and_force_says_so_loudly(releases: Releases, capsys
     captured = capsys.readouterr()
     assert captured.out == ""
     (line,) = captured.err.splitlines()
-    assert line.startswith("longtail-index: poor breaks the bucket promise, recall@20 at λ = 0.8: tail expected at")
+    assert line.startswith("longtail-index: poor is below its bucket floors, recall@20 at λ = 0.8: tail expected at")
     assert releases.current() == "good"
 
     assert run("publish", releases.root, "poor", *options, "--force") == 0
     captured = capsys.readouterr()
     assert captured.out.splitlines()[-1] == "published: poor"
     assert captured.err.splitlines() == [
-        "longtail-index: BUCKET PROMISE BROKEN, poor is published all the same (--force):",
+        "longtail-index: BUCKET FLOORS NOT MET, poor is published all the same (--force):",
         "  tail expected at least 0.018 (10 % below good's 0.02), found 0.017",
     ]
     assert releases.current() == "poor"
@@ -174,7 +174,7 @@ def test_build_writes_a_release_that_it_may_not_publish(
     assert run("build", bundle, *options, "--floor", "tail=0.02") == 2
     captured = capsys.readouterr()
     assert captured.out.endswith(f"written: {tmp_path / 'new'}\n")
-    assert "new breaks the bucket promise" in captured.err
+    assert "new is below its bucket floors" in captured.err
     assert Releases(tmp_path).names() == ["new"]
     assert Releases(tmp_path).current() is None
 
@@ -191,7 +191,7 @@ def test_options_change_what_the_file_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("max_dorp = 0.1", "max_dorp: is no key of a promise, received 0.1"),
+        ("max_dorp = 0.1", "max_dorp: is no key of promise.toml, received 0.1"),
         ("[floors]\nmid = 0.1", "floors.mid: Input should be 'head', 'torso' or 'tail', received 'mid'"),
         ("[floors]\ntail = 1.1", "floors.tail: Input should be less than or equal to 1, received 1.1"),
         ("[floors]\ntail = nan", "floors.tail: Input should be a finite number"),

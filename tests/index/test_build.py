@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from longtail.bundle import BiasRemoval, Bundle
-from longtail.index import IndexSpec, RecallFloorError, Searcher, build
+from longtail.index import IndexSpec, LongtailIndexError, RecallFloorError, Searcher, build
 from longtail.index.construct.recall import Calibration
 from longtail.index.construct.tuning import train_index, tune_index
 from longtail.index.manifests import Effort
@@ -99,3 +99,14 @@ def test_the_smallest_catalogues(labels: int, spec: str) -> None:
     built = tune_index(bundle, IndexSpec(spec), "cpu", lambda _: None)
     assert built.recall_k == labels
     assert built.chosen.lowest.recall == 1.0
+
+
+def test_a_bundle_is_built_from_its_directory_and_refused_without_one(tmp_path: Path) -> None:
+    unwritten = make_bundle(labels=45)
+    with pytest.raises(LongtailIndexError, match="expected a bundle that was written or loaded, received one without"):
+        build(unwritten, tmp_path / "releases")
+    assert not (tmp_path / "releases").exists()
+    written = unwritten.write(tmp_path / "bundle")
+    first, second = build(written, tmp_path / "releases"), build(tmp_path / "bundle", tmp_path / "releases")
+    assert first.bundle_sha256 == second.bundle_sha256
+    assert build(Bundle.load(tmp_path / "bundle"), tmp_path / "releases").labels == 45

@@ -53,12 +53,12 @@ def test_from_build_to_prune(bundle_path: Path, tmp_path: Path, capsys: pytest.C
     assert "first: flat over 600 labels" in output
     assert "recall@100 at λ: -1: 1.000, 0: 1.000, 0.5: 1.000, 1: 1.000, 2: 1.000" in output
     assert f"written: {tmp_path / 'first'}" in output
-    assert output.endswith("promise: none configured\npublished: first\n")
+    assert output.endswith("bucket floors: none configured\npublished: first\n")
     assert run("build", bundle_path, "--releases", tmp_path, "--name", "second", "--spec", "hnsw") == 0
     assert f"written: {tmp_path / 'second'}" in capsys.readouterr().out
 
     assert run("publish", tmp_path, "second") == 0
-    assert capsys.readouterr().out == "promise: none configured\npublished: second\n"
+    assert capsys.readouterr().out == "bucket floors: none configured\npublished: second\n"
     assert run("rollback", tmp_path) == 0
     assert capsys.readouterr().out == "published: first\n"
     assert run("verify", tmp_path, "second") == 0

@@ -12,21 +12,21 @@ from longtail.index.search.filters import without_rows
 
 
 def test_ten_ids_by_hand() -> None:
-    some = IdSet.of(np.array([True, False] * 5))
+    some = IdSet.from_mask(np.array([True, False] * 5))
     assert (some.count, some.share, some.whole) == (5, 0.5, False)
     assert some.contains(np.array([[0, 1, 8], [9, -1, 2]])).tolist() == [[True, False, True], [False, False, True]]
     fewer = some.without(np.array([8, 8, 1, 0]))
     assert fewer.contains(np.arange(10)).nonzero()[0].tolist() == [2, 4, 6]
     assert (fewer.count, some.count) == (3, 5)
     assert some.without(np.empty(0, np.int64)) is some
-    assert IdSet.of(np.ones(10, bool)).whole
+    assert IdSet.from_mask(np.ones(10, bool)).whole
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=70), st.data())
 def test_any_set_of_ids_equals_a_set(mask: list[bool], data: st.DataObject) -> None:
     removed = data.draw(st.lists(st.integers(0, len(mask) - 1)))
     expected = {place for place, held in enumerate(mask) if held} - set(removed)
-    ids = IdSet.of(np.array(mask)).without(np.array(removed, np.int64))
+    ids = IdSet.from_mask(np.array(mask)).without(np.array(removed, np.int64))
     assert ids.count == len(expected)
     assert set(np.flatnonzero(ids.contains(np.arange(len(mask))))) == expected
     assert ids.ids.tolist() == sorted(expected)
@@ -35,7 +35,7 @@ def test_any_set_of_ids_equals_a_set(mask: list[bool], data: st.DataObject) -> N
 def test_parameters_rule_out_the_others_and_are_kept() -> None:
     index = faiss.IndexFlatIP(1)
     index.add(np.arange(10, dtype=np.float32)[:, None])
-    odd = IdSet.of(np.array([False, True] * 5))
+    odd = IdSet.from_mask(np.array([False, True] * 5))
     one = np.ones((1, 1), np.float32)
     assert index.search(one, 3, params=odd.parameters(faiss.SearchParameters))[1].tolist() == [[9, 7, 5]]
     first = odd.parameters(faiss.SearchParametersIVF, nprobe=3)

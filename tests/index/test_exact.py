@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from longtail.index.search.exact import ExactRows, top_k
+from longtail.index import ExactRows, top_k
 from tests.bundles import make_bundle
 
 INF = np.inf

@@ -1,0 +1,50 @@
+"""Candidates of a search, as scores and label rows, and the merging of several sources into the k best.
+
+Legend: `B` queries, `C` candidates, `K` results.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from longtail.bundle.arrays import Float32, Int64
+
+NO_ROW = -1
+"""The row where there are fewer candidates than asked for; its score is −inf."""
+
+
+def no_results(queries: int, k: int) -> tuple[Float32, Int64]:
+    """The answer that holds nothing: scores −inf, float32 [queries, k], and rows −1, int64 [queries, k]."""
+    return np.full((queries, k), -np.inf, np.float32), np.full((queries, k), NO_ROW, np.int64)
+
+
+def top_k(scores: list[Float32], rows: list[Int64], k: int) -> tuple[Float32, Int64]:
+    """Merge candidates of several sources into the k best of each query, descending.
+
+    Args:
+        scores: the scores of each source, float32 [B, C_i]; −inf for a candidate that does not count.
+        rows: the candidates' label rows, int64 [B, C_i].
+        k: results per query.
+
+    Returns:
+        scores float32 [B, k] and rows int64 [B, k]; −inf and `NO_ROW` (−1) where there are fewer.
+    """
+    scores_BC, rows_BC = scores[0], rows[0]
+    if len(scores) > 1:
+        scores_BC, rows_BC = np.concatenate(scores, axis=1), np.concatenate(rows, axis=1)
+    if scores_BC.shape[1] < k:
+        blank_scores, blank_rows = no_results(len(scores_BC), k - scores_BC.shape[1])
+        scores_BC, rows_BC = np.append(scores_BC, blank_scores, axis=1), np.append(rows_BC, blank_rows, axis=1)
+    if scores_BC.shape[1] > 4 * k:
+        kept_BK = np.argpartition(scores_BC, -k, axis=1)[:, -k:]
+        scores_BC, rows_BC = np.take_along_axis(scores_BC, kept_BK, 1), np.take_along_axis(rows_BC, kept_BK, 1)
+    places_BK = np.argsort(-scores_BC, axis=1, kind="stable")[:, :k] + _offsets(*scores_BC.shape)
+    scores_BK, rows_BK = scores_BC.take(places_BK), rows_BC.take(places_BK)
+    if (scores_BK[:, -1] == -np.inf).any():
+        rows_BK[scores_BK == -np.inf] = NO_ROW
+    return scores_BK, rows_BK
+
+
+def _offsets(rows: int, columns: int) -> Int64:
+    """Where each row of a [rows, columns] array begins in its flat view, int64 [rows, 1]."""
+    return np.arange(0, rows * columns, columns)[:, None]
