@@ -5,7 +5,7 @@ figures of all workers that outlive the process (live_figures). Those stand in r
 (ring, release_figures), in a file of which release served when (release_history), and with answers and feedback in
 SQLite (database, feedback_store); the report is made of them (report, windows, series).
 
-Knows no HTTP.
+Imports no web framework.
 """
 
 from longtail.serving.monitoring.live_figures import LiveFigures
