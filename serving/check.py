@@ -30,7 +30,7 @@ def check_release(path: Path) -> Iterator[str]:
     yield f"model: {manifest.name}, {manifest.labels:,} labels, d = {manifest.dim}, {manifest.similarity}"
     dial = manifest.bias_removal
     k = min(_K, manifest.labels)
-    example = retriever.describe()["example"]
+    example = retriever.release_json()["example"]
     for bias_removal in sorted({dial.minimum, dial.default, dial.maximum}):
         retrieval = retriever.retrieve([Query(features=example, k=k, bias_removal=bias_removal)])
         buckets = np.bincount(retriever.catalogue.buckets(retrieval.rows_N), minlength=3).tolist()

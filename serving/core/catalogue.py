@@ -170,7 +170,7 @@ class Catalogue:
             for row, bucket, display in zip(rows_N.tolist(), buckets, self._display_of(rows_N), strict=True)
         ]
 
-    def describe_label(self, row: int) -> dict[str, Any]:
+    def label_json(self, row: int) -> dict[str, Any]:
         """`LabelAnswer` of the HTTP API for one row, but for the release and the request's id."""
         labels = self._labels
         if row >= len(self._ids):

@@ -25,7 +25,7 @@ from longtail.serving.core.catalogue import Catalogue
 from longtail.serving.core.overlay import HidingSearcher, Overlay
 from longtail.serving.core.queries import Query, ResolvedQuery, SimilarQuery
 from longtail.serving.core.ranking import Batch, IndexRanker, Ranker
-from longtail.serving.core.tree_ranking import ConditionalRanker
+from longtail.serving.core.tree_ranking import TreeRanker
 from longtail.serving.errors import InvalidRequestError, UnservableReleaseError
 from longtail.serving.monitoring import Baseline
 
@@ -145,9 +145,7 @@ class Retriever:
         self._by_query: Ranker = (
             self._by_label
             if self._bundle.proposal is None
-            else ConditionalRanker(
-                overlay.searcher, self._by_label, self._bundle, self._bundle.proposal, overlay.hidden
-            )
+            else TreeRanker(overlay.searcher, self._by_label, self._bundle, self._bundle.proposal, overlay.hidden)
         )
 
     def retrieve(self, queries: Sequence[Query]) -> Retrieval:
@@ -201,7 +199,7 @@ class Retriever:
 
     def label(self, id_: str) -> dict[str, Any]:
         """Everything known about one label; raises UnknownLabelError."""
-        return self.catalogue.describe_label(self.catalogue.row(id_))
+        return self.catalogue.label_json(self.catalogue.row(id_))
 
     def warm(self) -> None:
         """Answer one real query, so that what is loaded at first use is loaded before the first client."""
@@ -214,7 +212,7 @@ class Retriever:
             ]
         )
 
-    def describe(self) -> dict[str, Any]:
+    def release_json(self) -> dict[str, Any]:
         """`ReleaseAnswer` of the HTTP API, but for the request's id."""
         manifest = self.manifest
         return {

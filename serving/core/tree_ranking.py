@@ -35,7 +35,7 @@ _LARGEST_LOG_P = 1e30
 _NO_ROWS = np.empty(0, np.int64)
 
 
-class ConditionalRanker:
+class TreeRanker:
     """Scores `s_λ = u·v/T + b + λ·log p_n(y|x)`; thread-safe.
 
     Of every query the best 1,000 + 10k labels by f and as many by p_n are candidates. Recall@20 at λ = ½ against

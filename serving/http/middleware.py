@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from longtail.serving.http.responses import internal_error
 from longtail.serving.logs import Trace, current
 from longtail.serving.monitoring import Monitoring
-from longtail.serving.monitoring.prometheus import UNMATCHED
+from longtail.serving.monitoring.prometheus import UNKNOWN_ROUTE
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ class RequestMiddleware:
             self._ended(scope, status or HTTPStatus.INTERNAL_SERVER_ERROR, perf_counter() - started)
 
     def _ended(self, scope: Scope, status: int, seconds: float) -> None:
-        route = getattr(scope.get("route"), "path", UNMATCHED)
+        route = getattr(scope.get("route"), "path", UNKNOWN_ROUTE)
         self._monitoring.count_request(route, status, seconds)
         if self._access_log:
             logger.info(

@@ -14,7 +14,7 @@ from longtail.serving.monitoring.records import (
     AnsweredBatch,
     AnswerFeedback,
     Baseline,
-    Interaction,
+    ShadowPair,
     fingerprints,
     measure_baseline,
 )
@@ -23,9 +23,9 @@ __all__ = [
     "AnswerFeedback",
     "AnsweredBatch",
     "Baseline",
-    "Interaction",
     "LiveFigures",
     "Monitoring",
+    "ShadowPair",
     "fingerprints",
     "measure_baseline",
 ]

@@ -24,7 +24,7 @@ from longtail.bundle.frequency import TAIL
 from longtail.serving.errors import NotReadyError
 from longtail.serving.monitoring.collector import report_metrics
 from longtail.serving.monitoring.feedback_store import COUNTERS, FeedbackStore, StoredAnswer
-from longtail.serving.monitoring.records import AnsweredBatch, AnswerFeedback, Baseline, Interaction
+from longtail.serving.monitoring.records import AnsweredBatch, AnswerFeedback, Baseline, ShadowPair
 from longtail.serving.monitoring.release_figures import ReleaseFigures, delete_label_counts
 from longtail.serving.monitoring.release_history import ReleaseHistory
 from longtail.serving.monitoring.report import make_report, save_baseline
@@ -161,7 +161,7 @@ class LiveFigures:
         self._store.record_feedback(events, self._clock())
         return len(events)
 
-    def record_shadow(self, release: str, interactions: Sequence[Interaction]) -> int:
+    def record_shadow(self, release: str, interactions: Sequence[ShadowPair]) -> int:
         """Take organic interactions, counted and on the disk when this returns.
 
         Args:

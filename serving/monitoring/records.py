@@ -73,7 +73,7 @@ class AnswerFeedback:
 
 
 @dataclass(frozen=True, slots=True)
-class Interaction:
+class ShadowPair:
     """An organic interaction, and what the service would have answered to the same query (shadow recall).
 
     Attributes:
@@ -105,7 +105,7 @@ class Baseline:
     score_edges: tuple[float, ...]
     score_shares: tuple[float, ...]
 
-    def describe(self) -> dict[str, Any]:
+    def report_json(self) -> dict[str, Any]:
         """As GET /v1/monitoring shows it."""
         return {
             "bias_removal": self.bias_removal,

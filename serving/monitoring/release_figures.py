@@ -39,7 +39,7 @@ _SHIFT = 1 - _FIRST_EXPONENT * _PER_DECADE
 # Columns of the requests' ring.
 REQUESTS, ERRORS, SHED = range(3)
 LATENCY = slice(3, 3 + LATENCY_BINS)
-LOAD = Layout("requests", MINUTES, LATENCY.stop, "float64", 60)
+TRAFFIC = Layout("requests", MINUTES, LATENCY.stop, "float64", 60)
 
 _ONE = np.uint32(1)
 """Of the tiles' own type: numpy adds any other a dozen times slower."""
@@ -96,11 +96,11 @@ class ReleaseFigures:
         self._edges = None if baseline is None else np.array(baseline.score_edges)
         self._answers = Ring(directory, ANSWERS, worker)
         self._tiles = [Ring(directory, window.tiles(self.labels), worker) for window in WINDOWS]
-        self._load = Ring(directory, LOAD, worker)
+        self._traffic = Ring(directory, TRAFFIC, worker)
         # Single numbers are added to a memoryview in a fifth of the time that an array takes.
-        self._load_counts = self._load.array.data.cast("B").cast("d")
+        self._traffic_counts = self._traffic.array.data.cast("B").cast("d")
         # BoundedExecutor, so that the event loop's counting never waits for a search thread's.
-        self._answers_lock, self._load_lock = threading.Lock(), threading.Lock()
+        self._answers_lock, self._traffic_lock = threading.Lock(), threading.Lock()
 
     def count_answers(self, answered: AnsweredBatch, now: float) -> None:
         """Count one batch at `now`, seconds since 1970."""
@@ -122,8 +122,8 @@ class ReleaseFigures:
 
     def count_request(self, seconds: float, status: int, now: float) -> None:
         """Count one request: its duration, and as an error if its status is 500 or above."""
-        with self._load_lock:
-            counts, start = self._load_counts, self._load_start(now)
+        with self._traffic_lock:
+            counts, start = self._traffic_counts, self._traffic_start(now)
             counts[start + REQUESTS] += 1
             counts[start + LATENCY.start + latency_bin(seconds)] += 1
             if status >= 500:
@@ -131,26 +131,26 @@ class ReleaseFigures:
 
     def count_shed(self, now: float) -> None:
         """Count one request turned away."""
-        with self._load_lock:
-            self._load_counts[self._load_start(now) + SHED] += 1
+        with self._traffic_lock:
+            self._traffic_counts[self._traffic_start(now) + SHED] += 1
 
     def answers_in(self, window: TimeWindow, now: float, *, since: float) -> Array:
         """Columns of ANSWERS over all workers, none from before the minute of `since`, float64."""
         arrays = worker_arrays(self.directory, ANSWERS, self._answers)
         return total(arrays, ANSWERS, now, window.minutes, since=since)
 
-    def load_in(self, window: TimeWindow, now: float, *, since: float) -> Array:
-        """Columns of LOAD over all workers, none from before the minute of `since`, float64."""
-        return total(worker_arrays(self.directory, LOAD, self._load), LOAD, now, window.minutes, since=since)
+    def traffic_in(self, window: TimeWindow, now: float, *, since: float) -> Array:
+        """Columns of TRAFFIC over all workers, none from before the minute of `since`, float64."""
+        return total(worker_arrays(self.directory, TRAFFIC, self._traffic), TRAFFIC, now, window.minutes, since=since)
 
     def exposures_in(self, window: TimeWindow, now: float) -> Array:
         """How often each label was answered by all workers, uint32 [L]."""
         own = self._tiles[WINDOWS.index(window)]
         return total(worker_arrays(self.directory, own.layout, own), own.layout, now, own.layout.rows, since=0)
 
-    def _load_start(self, now: float) -> int:
-        """Where the counts of the minute begin in `_load_counts`."""
-        return self._load.row_of(int(now // 60)) * (1 + LOAD.columns) + 1
+    def _traffic_start(self, now: float) -> int:
+        """Where the counts of the minute begin in `_traffic_counts`."""
+        return self._traffic.row_of(int(now // 60)) * (1 + TRAFFIC.columns) + 1
 
 
 def delete_label_counts(directory: Path, worker: int) -> None:

@@ -11,11 +11,11 @@ from typing import Any
 from longtail.bundle import replace_file
 from longtail.serving.monitoring.feedback_store import FeedbackStore, RecallRow
 from longtail.serving.monitoring.records import Baseline
-from longtail.serving.monitoring.release_figures import ANSWERS, LOAD, WINDOWS, ReleaseFigures, TimeWindow
+from longtail.serving.monitoring.release_figures import ANSWERS, TRAFFIC, WINDOWS, ReleaseFigures, TimeWindow
 from longtail.serving.monitoring.release_history import ReleaseInterval
 from longtail.serving.monitoring.ring import by_period, worker_arrays
 from longtail.serving.monitoring.series import Series, iso
-from longtail.serving.monitoring.windows import describe_window
+from longtail.serving.monitoring.windows import window_json
 
 _BASELINE = "baseline.json"
 
@@ -49,9 +49,9 @@ def make_report(
         "release": release,
         "since": iso(since),
         "now": iso(now),
-        "baseline": None if figures.baseline is None else figures.baseline.describe(),
+        "baseline": None if figures.baseline is None else figures.baseline.report_json(),
         "windows": {
-            window.name: describe_window(
+            window.name: window_json(
                 figures, window, _recall_in(window, release, recall, since=since, now=now), since=since, now=now
             )
             for window in WINDOWS
@@ -90,7 +90,7 @@ def _series(root: Path, recall: Sequence[RecallRow], now: float) -> dict[str, An
             directory.name,
             baseline,
             by_period(worker_arrays(directory, ANSWERS), ANSWERS, now),
-            by_period(worker_arrays(directory, LOAD), LOAD, now),
+            by_period(worker_arrays(directory, TRAFFIC), TRAFFIC, now),
         )
     series.add_recall(recall)
-    return series.describe()
+    return series.report_json()
