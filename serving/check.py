@@ -21,7 +21,7 @@ def check_release(path: Path) -> Iterator[str]:
     """Verify and load a release, answer from it; one line for everything that holds.
 
     Raises:
-        BundleError, UnservableReleaseError, OSError or an error of the index package: the first thing that does not.
+        BundleError, UnservableReleaseError, OSError, LongtailIndexError: the first thing that does not.
     """
     started = perf_counter()
     retriever = load_release(Releases(path.resolve().parent), path.resolve().name)

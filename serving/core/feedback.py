@@ -49,7 +49,7 @@ def record_events(events: Sequence[Event], retriever: Retriever, figures: LiveFi
     """Record events; they are on disk when this returns.
 
     Args:
-        events: of one request.
+        events: events of one request.
         retriever: the release being served; organic choices are compared with what it answers.
         figures: count them.
         shadow_k: labels retrieved for an organic choice.
@@ -81,7 +81,7 @@ def _retrieve_unseen(organic: dict[int, Event], retriever: Retriever, k: int) ->
     """What was chosen in each organic event, beside what the release answers to its query.
 
     Args:
-        organic: by their places among the events of the request, for errors.
+        organic: organic events by their places among the events of the request, for errors.
         retriever: the release.
         k: labels retrieved, at most.
     """

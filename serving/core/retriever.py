@@ -24,14 +24,14 @@ from longtail.bundle.arrays import Float32, Int64
 from longtail.serving.core.catalogue import Catalogue
 from longtail.serving.core.overlay import HidingSearcher, Overlay
 from longtail.serving.core.queries import Query, ResolvedQuery, SimilarQuery
-from longtail.serving.core.ranking import Batch, IndexRanker, Ranker
+from longtail.serving.core.ranking import NO_ROWS, Batch, IndexRanker, Ranker
 from longtail.serving.core.tree_ranking import TreeRanker
 from longtail.serving.errors import InvalidRequestError, UnservableReleaseError
 from longtail.serving.monitoring import Baseline
 
 _LIKE_K_BITS = 7
 """Queries of up to 127 labels are ranked together, at the largest k; of more, with those of as many binary digits."""
-_NO_ROWS, _NO_SCORES = np.empty(0, np.int64), np.empty(0, np.float32)
+_NO_SCORES = np.empty(0, np.float32)
 
 
 class QueryEncoder(Protocol):
@@ -296,7 +296,7 @@ class Retriever:
         groups: dict[int, list[int]] = defaultdict(list)
         for place, query in enumerate(resolved):
             groups[max(_LIKE_K_BITS, query.k.bit_length())].append(place)
-        rows_B: list[Int64] = [_NO_ROWS] * len(resolved)
+        rows_B: list[Int64] = [NO_ROWS] * len(resolved)
         scores_B: list[Float32] = [_NO_SCORES] * len(resolved)
         for places in groups.values():
             part = batch if len(places) == len(resolved) else batch.subset(np.array(places))

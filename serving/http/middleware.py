@@ -50,7 +50,11 @@ class RequestMiddleware:
         self._access_log = access_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request."""
+        """Handle one request.
+
+        Raises:
+            Exception: whatever broke after the answer had begun, for the server to close the connection.
+        """
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

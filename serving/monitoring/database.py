@@ -54,7 +54,7 @@ COMMIT;
 def prepare(path: Path) -> None:
     """Make the file, or check that it is one of this version; processes that start together take turns.
 
-    One of another version, or not of SQLite, is put aside as `NAME.aside` with a warning, and begun anew.
+    One of another version, or not of SQLite, is put aside as `NAME.aside` with a warning, and another is started empty.
 
     Raises:
         sqlite3.Error, OSError: the file cannot be read or made.

@@ -17,9 +17,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from longtail.bundle.arrays import Int8
+from longtail.serving.monitoring.baseline import Baseline
 from longtail.serving.monitoring.live_figures import LiveFigures
 from longtail.serving.monitoring.prometheus import Metrics
-from longtail.serving.monitoring.records import AnsweredBatch, Baseline
+from longtail.serving.monitoring.records import AnsweredBatch
 
 _TRAFFIC_ROUTES = ("/v1/retrieve", "/v1/similar")
 
@@ -43,7 +44,7 @@ class Monitoring:
 
         Args:
             route: the path as the router knows it, or `prometheus.UNKNOWN_ROUTE`.
-            status: of its answer.
+            status: HTTP status of the answer.
             seconds: from its head read to its answer sent.
         """
         self.metrics.count_request(route, status, seconds)

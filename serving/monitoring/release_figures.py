@@ -8,7 +8,6 @@ minute figures covers 1,439 to 1,440 minutes, and of the per-label counts 21 to 
 
 from __future__ import annotations
 
-import math
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +16,9 @@ import numpy as np
 
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.arrays import Array, Int8
-from longtail.bundle.exposure import Counts
-from longtail.serving.monitoring.records import DECILES, AnsweredBatch, Baseline, decile_of
+from longtail.serving.monitoring.baseline import DECILES, Baseline, decile_of
+from longtail.serving.monitoring.latency_bins import LATENCY_BINS, latency_bin
+from longtail.serving.monitoring.records import AnsweredBatch
 from longtail.serving.monitoring.ring import Layout, Ring, total, worker_arrays
 
 BUCKETS = len(BUCKET_NAMES)
@@ -29,12 +29,6 @@ QUERIES, BIAS_REMOVAL, POPULARITY = range(3)
 EXPOSURES = slice(3, 3 + BUCKETS)
 SCORES = slice(EXPOSURES.stop, EXPOSURES.stop + DECILES)
 ANSWERS = Layout("answers", MINUTES, SCORES.stop, "float64", 60)
-
-LATENCY_BINS = 42
-"""Eight per decade from 0.1 ms to 10 s, one below and one above: a quantile is off by a sixth at most."""
-_PER_DECADE = 8
-_FIRST_EXPONENT = -4
-_SHIFT = 1 - _FIRST_EXPONENT * _PER_DECADE
 
 # Columns of the requests' ring.
 REQUESTS, ERRORS, SHED = range(3)
@@ -81,7 +75,7 @@ class ReleaseFigures:
     """Counts one release's answers and requests. Thread-safe; takes 76·L + 710,000 bytes of disk.
 
     Args:
-        directory: of the release's rings; is there.
+        directory: existing directory of the release's rings.
         worker: number of the process among those that share the directory.
         buckets_L: bucket of every label, int8 [L].
         baseline: whose deciles the scores are counted in; without one, scores are not counted.
@@ -158,30 +152,3 @@ def delete_label_counts(directory: Path, worker: int) -> None:
     for window in WINDOWS:
         for path in directory.glob(f"{window.kind}.{worker}.ring"):
             path.unlink(missing_ok=True)
-
-
-def latency_bin(seconds: float) -> int:
-    """The bin of a duration, 0 … LATENCY_BINS − 1."""
-    if seconds < 1e-4:
-        return 0
-    return min(int(math.log10(seconds) * _PER_DECADE + _SHIFT), LATENCY_BINS - 1)
-
-
-def latency_ms(bins: Counts, quantile: float) -> float | None:
-    """A quantile in ms, logarithmic inside its bin; None of no observation, 10 s of what took longer.
-
-    Args:
-        bins: observations per `latency_bin`.
-        quantile: between 0 and 1.
-    """
-    upto = np.cumsum(bins)
-    if not upto[-1]:
-        return None
-    wanted = quantile * float(upto[-1])
-    cell = min(int(np.searchsorted(upto, wanted)), LATENCY_BINS - 1)
-    inside = (wanted - float(upto[cell] - bins[cell])) / float(bins[cell]) if bins[cell] else 1.0
-    if cell == 0:
-        return 0.1 * inside
-    if cell == LATENCY_BINS - 1:
-        return 10_000.0
-    return float(10.0 ** ((cell - _SHIFT + inside) / _PER_DECADE) * 1000)

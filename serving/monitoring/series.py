@@ -15,8 +15,9 @@ import numpy as np
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.arrays import Array
 from longtail.bundle.exposure import psi
+from longtail.serving.monitoring.baseline import Baseline
 from longtail.serving.monitoring.feedback_store import SOURCES, RecallRow
-from longtail.serving.monitoring.records import Baseline
+from longtail.serving.monitoring.latency_bins import latency_ms
 from longtail.serving.monitoring.release_figures import (
     ANSWERS,
     BIAS_REMOVAL,
@@ -27,7 +28,6 @@ from longtail.serving.monitoring.release_figures import (
     REQUESTS,
     SHED,
     TRAFFIC,
-    latency_ms,
 )
 from longtail.serving.monitoring.windows import ratio, recall_counts
 
@@ -58,8 +58,8 @@ class Series:
         """Add a release. A minute goes by the name, and against the baseline, of the release with most traffic in it.
 
         Args:
-            release: its name.
-            baseline: its own.
+            release: name of the release.
+            baseline: baseline of the release; None if it has none.
             answers: columns of ANSWERS by minute.
             traffic: columns of TRAFFIC by minute.
         """

@@ -12,8 +12,9 @@ from typing import Any
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.arrays import Array
 from longtail.bundle.exposure import coverage, gini, psi
+from longtail.serving.monitoring.baseline import Baseline
 from longtail.serving.monitoring.feedback_store import SOURCES
-from longtail.serving.monitoring.records import Baseline
+from longtail.serving.monitoring.latency_bins import latency_ms
 from longtail.serving.monitoring.release_figures import (
     BIAS_REMOVAL,
     BUCKETS,
@@ -27,7 +28,6 @@ from longtail.serving.monitoring.release_figures import (
     SHED,
     ReleaseFigures,
     TimeWindow,
-    latency_ms,
 )
 
 _Z = 1.959963984540054
@@ -43,7 +43,7 @@ def window_json(
     """The figures of one window, as in `windows` of GET /v1/monitoring.
 
     Args:
-        figures: of the release in service.
+        figures: figures of the release in service.
         window: how far back.
         recall: counts of this release in the window.
         since, now: when it went into service and when this is, seconds since 1970.

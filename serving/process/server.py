@@ -75,7 +75,7 @@ def run(settings: Settings, listener: socket.socket, *, worker: int = 0) -> None
     """Serve until a signal comes.
 
     Args:
-        settings: of the service.
+        settings: settings of the service.
         listener: from `listen`.
         worker: this process' number, from 0, among those that share the settings.
     """
