@@ -28,7 +28,7 @@ from longtail.index.manifests import Effort
 from longtail.index.search.band import Band
 from longtail.serving import Encoder
 from longtail.serving.core.ranking import Batch, IndexRanker
-from longtail.serving.core.tree_ranking import ConditionalRanker
+from longtail.serving.core.tree_ranking import TreeRanker
 
 QUERIES, K, LAMBDAS = 200, 20, (0.25, 0.5, 1.0, 2.0)
 TOLERANCE = 1e-3
@@ -47,7 +47,7 @@ def main() -> None:
     flat = Band("all", "flat", "Flat", train_index("Flat", rows.shape[1], rows, "cpu"), np.arange(len(rows)))
     searcher = Searcher(bundle, [flat], Effort())
     index = IndexRanker(searcher, bundle.augmentation)
-    union = ConditionalRanker(searcher, index, bundle, bundle.proposal)
+    union = TreeRanker(searcher, index, bundle, bundle.proposal)
     encoder = Encoder(bundle.query_tower, bundle.manifest.query_features, bundle.vocabularies, bundle.manifest.dim)
     inputs = encoder.read(histories(options.interactions))
     queries = encoder.embed(inputs)

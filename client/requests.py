@@ -23,7 +23,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One query.
+    """Features of one query and which labels may answer it.
 
     Args:
         features: what the query tower reads; None or absent means missing.
@@ -52,7 +52,7 @@ class NewLabel:
     """A label to add, or to replace if it was added before.
 
     Args:
-        id: its id.
+        id: the label's id.
         features: what the label tower reads.
         display: columns that come back in answers, such as a title.
     """
@@ -91,7 +91,7 @@ class Interaction:
     """What was chosen without an answer of the service (an organic interaction), for shadow recall.
 
     Args:
-        features: of the query as it was before the choice.
+        features: features of the query as it was before the choice.
         labels: ids of what was chosen.
         bias_removal: λ at which the service is measured; None: the release's default.
         exclude: ids that would not have been answered.
@@ -113,9 +113,9 @@ class Call(Generic[T]):
     """One request, without host and key, and the type of its answer.
 
     Args:
-        method: of HTTP.
+        method: HTTP method.
         path: below the service's URL, quoted.
-        answer: type of a success' JSON, read by `responses.read`.
+        answer: type that the JSON of a 2xx answer is read as, by `responses.read`.
         body: JSON to send; None: no body.
         repeatable: whether sending it twice has the effect of sending it once.
         when_busy: if given, the value where the service is busy or does not answer; then nothing is tried again.

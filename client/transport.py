@@ -74,7 +74,7 @@ class Settings:
             raise ValueError(f"retries: expected at least 0, received {self.retries}")
 
     def headers(self) -> dict[str, str]:
-        """Sent with every request."""
+        """HTTP headers of every request, the key among them."""
         authorization = {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
         return {"Accept": "application/json", **authorization}
 
@@ -147,7 +147,7 @@ def may_repeat(outcome: Outcome, kind: str | None, *, repeatable: bool) -> bool:
     """Whether the same request may be sent again.
 
     Args:
-        outcome: what came of it.
+        outcome: the HTTP answer, or the error that came instead of one.
         kind: the service's name of the error; None if no answer came.
         repeatable: twice does what once does. If not, only what the service surely did not take is sent again:
             429, `not_ready`, and requests that found no connection.

@@ -1,19 +1,46 @@
 """Answers top-k labels per query over HTTP, with the head/tail dial in every request.
 
-`process` runs servers on a port; `http` reads requests and writes answers; `core` answers them and knows no HTTP;
-`monitoring` counts what was answered; `dashboard` is the operator's page. Imports go one way:
+`process` runs servers on a port; `http` reads requests and writes answers; `core` answers them and imports no web
+framework; `monitoring` counts what was answered; `dashboard` is the operator's page. Imports go one way:
 process → http → core → monitoring, and http → dashboard.
 
 One query: process.protocol takes its bytes from the socket; http.middleware, auth and routes.retrieval have it read
 (body) and checked (schemas, limits); core.service queues it in the batcher; core.retriever resolves (queries), embeds
 (encoder), ranks (ranking or tree_ranking over overlay and index) and writes labels (catalogue); monitoring.outcomes
 counts it; http.responses sends it.
+
+FAISS, ONNX Runtime and FastAPI are imported with the first name that needs them: `Encoder`, `Retriever` or
+`create_app`.
 """
 
-from longtail.serving.core.encoder import Encoder
-from longtail.serving.core.retriever import Retriever
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from longtail.serving.errors import ServingError
-from longtail.serving.http.app import create_app
 from longtail.serving.settings import Settings
 
+if TYPE_CHECKING:
+    from longtail.serving.core.encoder import Encoder
+    from longtail.serving.core.retriever import Retriever
+    from longtail.serving.http.app import create_app
+
+_IMPORTED_WHEN_NEEDED = {
+    "Encoder": "core.encoder",
+    "Retriever": "core.retriever",
+    "create_app": "http.app",
+}
+
 __all__ = ["Encoder", "Retriever", "ServingError", "Settings", "create_app"]
+
+
+if not TYPE_CHECKING:  # a type checker would take any name for one of this module's
+
+    def __getattr__(name: str) -> object:
+        if name not in _IMPORTED_WHEN_NEEDED:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f"longtail.serving.{_IMPORTED_WHEN_NEEDED[name]}"), name)
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

@@ -21,7 +21,7 @@ def check_release(path: Path) -> Iterator[str]:
     """Verify and load a release, answer from it; one line for everything that holds.
 
     Raises:
-        BundleError, UnservableReleaseError, OSError or an error of the index package: the first thing that does not.
+        BundleError, UnservableReleaseError, OSError, LongtailIndexError: the first thing that does not.
     """
     started = perf_counter()
     retriever = load_release(Releases(path.resolve().parent), path.resolve().name)
@@ -30,7 +30,7 @@ def check_release(path: Path) -> Iterator[str]:
     yield f"model: {manifest.name}, {manifest.labels:,} labels, d = {manifest.dim}, {manifest.similarity}"
     dial = manifest.bias_removal
     k = min(_K, manifest.labels)
-    example = retriever.describe()["example"]
+    example = retriever.release_json()["example"]
     for bias_removal in sorted({dial.minimum, dial.default, dial.maximum}):
         retrieval = retriever.retrieve([Query(features=example, k=k, bias_removal=bias_removal)])
         buckets = np.bincount(retriever.catalogue.buckets(retrieval.rows_N), minlength=3).tolist()

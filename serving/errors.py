@@ -1,4 +1,4 @@
-"""Errors of the service in its own terms; http/responses.py maps each of these to HTTP, and nothing else does."""
+"""Errors of the service in its own terms. http.body adds those of reading a body; http.responses maps all to HTTP."""
 
 from __future__ import annotations
 
@@ -32,28 +32,12 @@ class ServingError(Exception):
         return type(self)(self.message, field=".".join([items, *path]))
 
 
-class MalformedBodyError(ServingError):
-    """The request body is not JSON in UTF-8."""
-
-
 class UnauthenticatedError(ServingError):
     """No key, or none that this service knows."""
 
 
 class ForbiddenError(ServingError):
     """A key that may ask, for something that only an admin key may do."""
-
-
-class SlowBodyError(ServingError):
-    """The request body did not arrive in time."""
-
-
-class ContentTypeError(ServingError):
-    """The request says that its body is something other than JSON."""
-
-
-class BodyTooLargeError(ServingError):
-    """The request body is longer than the service reads."""
 
 
 class InvalidRequestError(ServingError):

@@ -26,7 +26,7 @@ class Trace:
 
     @classmethod
     def parse(cls, traceparent: str) -> Trace | None:
-        """Of a `traceparent` header; None for one that the recommendation calls invalid."""
+        """The trace of a `traceparent` header; None for one that the recommendation calls invalid."""
         match = _TRACEPARENT.fullmatch(traceparent)
         if match is None or traceparent.startswith("ff") or (traceparent.startswith("00") and match[3]):
             return None
@@ -38,12 +38,12 @@ current: ContextVar[tuple[str, Trace | None] | None] = ContextVar("current reque
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: at, level, logger, message; request_id, trace_id and parent_id; exception; and what
-    a call logged as `extra={"fields": {…}}`.
+    """Writes a record as one JSON object: at, level, logger, message; request_id, trace_id and parent_id; exception;
+    and what a call logged as `extra={"fields": {…}}`.
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
+        """The record as one line of JSON, without the line's end."""
         line: dict[str, object] = {
             "at": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),

@@ -89,7 +89,7 @@ class Batcher(Generic[Work, Result]):
         Args:
             key: works of one batch have equal keys.
             work: for `run`.
-            size: its share of a batch.
+            size: how much of a batch the work takes, in the unit of `max_batch`, such as queries.
 
         Raises:
             QueueFullError: what waits already and this are more than the limit.

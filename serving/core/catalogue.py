@@ -25,10 +25,10 @@ from longtail.bundle.display import json_ready
 from longtail.bundle.errors import describe
 from longtail.index import without_rows
 from longtail.serving.core.overlay import Overlay
+from longtail.serving.core.ranking import NO_ROWS
 from longtail.serving.errors import UnknownLabelError
 from longtail.serving.monitoring import fingerprints
 
-_NO_ROWS = np.empty(0, np.int64)
 _CHUNK = 1 << 16
 _MAX_KEPT = 1 << 17
 """Labels whose JSON is kept, at most; then all are forgotten and the shown ones made again."""
@@ -85,14 +85,14 @@ class Catalogue:
     def rows(self, ids: Sequence[str | int]) -> tuple[Int64, int]:
         """The distinct rows of the ids that this release has, int64, ascending; and how many ids it has not."""
         if not ids:
-            return _NO_ROWS, 0
+            return NO_ROWS, 0
         if self._overlay is None or not self._overlay.row_of:
             row_of = self.row_of.get
             rows = [row_of(id_ if isinstance(id_, str) else str(id_)) for id_ in ids]
         else:
             rows = [self._row(str(id_)) for id_ in ids]
         known = [row for row in rows if row is not None]
-        return without_rows(np.array(known, np.int64), _NO_ROWS), len(rows) - len(known)
+        return without_rows(np.array(known, np.int64), NO_ROWS), len(rows) - len(known)
 
     def fingerprints(self, rows_N: Int64) -> npt.NDArray[np.uint32]:
         """`monitoring.fingerprints` of the rows' ids, uint32 [N]."""
@@ -170,7 +170,7 @@ class Catalogue:
             for row, bucket, display in zip(rows_N.tolist(), buckets, self._display_of(rows_N), strict=True)
         ]
 
-    def describe_label(self, row: int) -> dict[str, Any]:
+    def label_json(self, row: int) -> dict[str, Any]:
         """`LabelAnswer` of the HTTP API for one row, but for the release and the request's id."""
         labels = self._labels
         if row >= len(self._ids):

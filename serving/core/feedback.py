@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 from longtail.serving.core.queries import LabelId, Query, RequestModel
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.errors import InvalidRequestError
-from longtail.serving.monitoring import AnswerFeedback, Interaction, LiveFigures
+from longtail.serving.monitoring import AnswerFeedback, LiveFigures, ShadowPair
 
 
 class Event(RequestModel):
@@ -49,7 +49,7 @@ def record_events(events: Sequence[Event], retriever: Retriever, figures: LiveFi
     """Record events; they are on disk when this returns.
 
     Args:
-        events: of one request.
+        events: events of one request.
         retriever: the release being served; organic choices are compared with what it answers.
         figures: count them.
         shadow_k: labels retrieved for an organic choice.
@@ -77,11 +77,11 @@ def _answer_feedback(event: Event, retriever: Retriever) -> AnswerFeedback:
     return AnswerFeedback(event.request_id or "", event.query, labels, retriever.catalogue.buckets_of(labels))
 
 
-def _retrieve_unseen(organic: dict[int, Event], retriever: Retriever, k: int) -> list[Interaction]:
+def _retrieve_unseen(organic: dict[int, Event], retriever: Retriever, k: int) -> list[ShadowPair]:
     """What was chosen in each organic event, beside what the release answers to its query.
 
     Args:
-        organic: by their places among the events of the request, for errors.
+        organic: organic events by their places among the events of the request, for errors.
         retriever: the release.
         k: labels retrieved, at most.
     """
@@ -103,7 +103,7 @@ def _retrieve_unseen(organic: dict[int, Event], retriever: Retriever, k: int) ->
     catalogue = retriever.catalogue
     starts_B = [0, *retrieval.ends_B[:-1]]
     return [
-        Interaction(
+        ShadowPair(
             answered=catalogue.catalogue_rows(retrieval.rows_N[start:end]),
             interacted=catalogue.catalogue_rows(catalogue.rows(event.labels)[0]),
         )

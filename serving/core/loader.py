@@ -21,7 +21,7 @@ def load_release(
     """Open a release, verify every file, answer a first query from it and measure its baseline.
 
     Raises:
-        BundleError, UnservableReleaseError, OSError or an error of the index package: what is wrong with it.
+        BundleError, UnservableReleaseError, OSError, LongtailIndexError: what is wrong with it.
     """
     release = releases.open(name, device=device)
     bundle = release.bundle

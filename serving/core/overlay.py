@@ -22,14 +22,13 @@ from longtail.bundle.added_labels import NEW_LABEL, AddedLabels, LabelAdder
 from longtail.bundle.arrays import Float32, Int8, Int64
 from longtail.index import Filter, top_k
 from longtail.serving.core.encoder import serving_errors
-from longtail.serving.core.ranking import LabelSearcher
+from longtail.serving.core.ranking import NO_ROWS, LabelSearcher
 from longtail.serving.errors import InvalidRequestError, NoLabelTowerError
 
 logger = logging.getLogger(__name__)
 
 _SCORES_AT_ONCE = 1 << 22
 """Exact scores held at a time, at most: 16 MiB."""
-_NO_ROWS = np.empty(0, np.int64)
 
 
 class HidingSearcher(LabelSearcher, Protocol):
@@ -44,12 +43,12 @@ class Overlay:
     """A release's labels with the changes since it was built. Immutable: `with_changes` makes another one.
 
     Attributes:
-        base: L, the first overlay row.
-        labels: L + M, the rows that there are.
+        base: number of labels L that the release was built with; the first overlay row.
+        labels: number of rows L + M.
         changes: all changes so far, whether they concern this release or not.
         added: ids, embeddings, counts, log p_n, buckets, biases and display columns of the M rows, in order;
             `catalogue_rows` says which of them replace a label of the catalogue.
-        rows_ME: float32, their augmented rows.
+        rows_ME: float32, augmented rows of the M overlay labels.
         row_of: row, from L on, by id.
         hidden: int64 [R], catalogue rows that are hidden, ascending.
         masked: int64 [R], catalogue rows that are not searched: hidden or replaced, ascending.
@@ -79,8 +78,8 @@ class Overlay:
         """The overlay of a release without any change.
 
         Args:
-            bundle: the release's.
-            searcher: its index.
+            bundle: bundle of the release.
+            searcher: index of the release.
             rows: catalogue row of every label, by id.
             max_new_labels: largest M that `check` lets come about.
 
@@ -97,8 +96,8 @@ class Overlay:
             added=added,
             rows_ME=release.augmented(added),
             row_of={},
-            hidden=_NO_ROWS,
-            masked=_NO_ROWS,
+            hidden=NO_ROWS,
+            masked=NO_ROWS,
             merged=frozenset(),
             skipped={},
             searcher=searcher,
@@ -129,7 +128,7 @@ class Overlay:
         """Refuse labels that could not be served, before they are acknowledged.
 
         Args:
-            records: of one request, in its order.
+            records: label changes of one request, in its order.
 
         Raises:
             NoLabelTowerError: the release has none, or a tree p_n(y|x).
@@ -205,7 +204,7 @@ class OverlaidSearcher:
 
     Args:
         base: finds rows 0 … first − 1.
-        first: L.
+        first: number of labels L in the index; row of the first overlay label.
         rows_ME: float32, augmented rows of the labels first, first + 1, …
         buckets_M: int8, the bucket of each of those labels.
     """

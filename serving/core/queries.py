@@ -117,7 +117,7 @@ class ResolvedQuery:
         """Check a query's options against a release and look their ids up.
 
         Args:
-            options: as the client sent them.
+            options: k, λ and filters as the client sent them.
             manifest: the release's.
             catalogue: the release's.
             default: λ where the options name none.

@@ -16,6 +16,9 @@ from longtail.bundle import Augmentation, Inputs
 from longtail.bundle.arrays import Float32, Int64
 from longtail.index import Filter
 
+NO_ROWS = np.empty(0, np.int64)
+"""Rows of no label, int64 [0]."""
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:

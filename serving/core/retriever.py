@@ -24,14 +24,14 @@ from longtail.bundle.arrays import Float32, Int64
 from longtail.serving.core.catalogue import Catalogue
 from longtail.serving.core.overlay import HidingSearcher, Overlay
 from longtail.serving.core.queries import Query, ResolvedQuery, SimilarQuery
-from longtail.serving.core.ranking import Batch, IndexRanker, Ranker
-from longtail.serving.core.tree_ranking import ConditionalRanker
+from longtail.serving.core.ranking import NO_ROWS, Batch, IndexRanker, Ranker
+from longtail.serving.core.tree_ranking import TreeRanker
 from longtail.serving.errors import InvalidRequestError, UnservableReleaseError
 from longtail.serving.monitoring import Baseline
 
 _LIKE_K_BITS = 7
 """Queries of up to 127 labels are ranked together, at the largest k; of more, with those of as many binary digits."""
-_NO_ROWS, _NO_SCORES = np.empty(0, np.int64), np.empty(0, np.float32)
+_NO_SCORES = np.empty(0, np.float32)
 
 
 class QueryEncoder(Protocol):
@@ -145,9 +145,7 @@ class Retriever:
         self._by_query: Ranker = (
             self._by_label
             if self._bundle.proposal is None
-            else ConditionalRanker(
-                overlay.searcher, self._by_label, self._bundle, self._bundle.proposal, overlay.hidden
-            )
+            else TreeRanker(overlay.searcher, self._by_label, self._bundle, self._bundle.proposal, overlay.hidden)
         )
 
     def retrieve(self, queries: Sequence[Query]) -> Retrieval:
@@ -201,7 +199,7 @@ class Retriever:
 
     def label(self, id_: str) -> dict[str, Any]:
         """Everything known about one label; raises UnknownLabelError."""
-        return self.catalogue.describe_label(self.catalogue.row(id_))
+        return self.catalogue.label_json(self.catalogue.row(id_))
 
     def warm(self) -> None:
         """Answer one real query, so that what is loaded at first use is loaded before the first client."""
@@ -214,7 +212,7 @@ class Retriever:
             ]
         )
 
-    def describe(self) -> dict[str, Any]:
+    def release_json(self) -> dict[str, Any]:
         """`ReleaseAnswer` of the HTTP API, but for the request's id."""
         manifest = self.manifest
         return {
@@ -298,7 +296,7 @@ class Retriever:
         groups: dict[int, list[int]] = defaultdict(list)
         for place, query in enumerate(resolved):
             groups[max(_LIKE_K_BITS, query.k.bit_length())].append(place)
-        rows_B: list[Int64] = [_NO_ROWS] * len(resolved)
+        rows_B: list[Int64] = [NO_ROWS] * len(resolved)
         scores_B: list[Float32] = [_NO_SCORES] * len(resolved)
         for places in groups.values():
             part = batch if len(places) == len(resolved) else batch.subset(np.array(places))

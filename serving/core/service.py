@@ -69,7 +69,7 @@ class Service:
     compute, so a long search stalls neither /livez nor the parsing of the next request.
 
     Args:
-        settings: of the service.
+        settings: settings of the service.
         monitoring: counts what the service does.
     """
 

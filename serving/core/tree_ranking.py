@@ -20,7 +20,7 @@ from longtail.bundle import Bundle, Proposal
 from longtail.bundle.arrays import Bools, Float32, Int64
 from longtail.bundle.proposal import PADDING
 from longtail.index import NO_ROW, ExactRows, Filter, no_results, top_k
-from longtail.serving.core.ranking import Batch, LabelSearcher, Ranker
+from longtail.serving.core.ranking import NO_ROWS, Batch, LabelSearcher, Ranker
 from longtail.serving.errors import InvalidRequestError
 
 _REACH, _REACH_PER_RESULT = 1_000, 10
@@ -31,10 +31,9 @@ _WHOLE_UP_TO = 4_096
 _EXCLUDE_BY_OVERFETCH_UP_TO = 1_000
 """Excluded labels that a beam finds and drops; for longer lists the tree loses their leaves."""
 _LARGEST_LOG_P = 1e30
-_NO_ROWS = np.empty(0, np.int64)
 
 
-class ConditionalRanker:
+class TreeRanker:
     """Scores `s_λ = u·v/T + b + λ·log p_n(y|x)`; thread-safe.
 
     Of every query the best 1,000 + 10k labels by f and as many by p_n are candidates. Recall@20 at λ = ½ against
@@ -59,7 +58,7 @@ class ConditionalRanker:
         at_zero: Ranker,
         bundle: Bundle,
         proposal: Proposal,
-        hidden: Int64 = _NO_ROWS,
+        hidden: Int64 = NO_ROWS,
     ) -> None:
         self._searcher = searcher
         self._at_zero = at_zero

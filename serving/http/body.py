@@ -10,17 +10,27 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from longtail.bundle.errors import describe
-from longtail.serving.errors import (
-    BodyTooLargeError,
-    ContentTypeError,
-    InvalidRequestError,
-    MalformedBodyError,
-    SlowBodyError,
-)
+from longtail.serving.errors import InvalidRequestError, ServingError
 from longtail.serving.settings import Settings
 
 Model = TypeVar("Model", bound=BaseModel)
 _LONGEST_NAME = 100
+
+
+class MalformedBodyError(ServingError):
+    """The request body is not JSON in UTF-8."""
+
+
+class SlowBodyError(ServingError):
+    """The request body did not arrive in time."""
+
+
+class ContentTypeError(ServingError):
+    """The request says that its body is something other than JSON."""
+
+
+class BodyTooLargeError(ServingError):
+    """The request body is longer than the service reads."""
 
 
 async def read_body(request: Request, model: type[Model], settings: Settings) -> Model:

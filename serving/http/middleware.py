@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from longtail.serving.http.responses import internal_error
 from longtail.serving.logs import Trace, current
 from longtail.serving.monitoring import Monitoring
-from longtail.serving.monitoring.prometheus import UNMATCHED
+from longtail.serving.monitoring.prometheus import UNKNOWN_ROUTE
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,11 @@ class RequestMiddleware:
         self._access_log = access_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request."""
+        """Handle one request.
+
+        Raises:
+            Exception: whatever broke after the answer had begun, for the server to close the connection.
+        """
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -96,7 +100,7 @@ class RequestMiddleware:
             self._ended(scope, status or HTTPStatus.INTERNAL_SERVER_ERROR, perf_counter() - started)
 
     def _ended(self, scope: Scope, status: int, seconds: float) -> None:
-        route = getattr(scope.get("route"), "path", UNMATCHED)
+        route = getattr(scope.get("route"), "path", UNKNOWN_ROUTE)
         self._monitoring.count_request(route, status, seconds)
         if self._access_log:
             logger.info(

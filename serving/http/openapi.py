@@ -22,6 +22,8 @@ from longtail.serving.http.schemas.operations import ErrorAnswer
 from longtail.serving.http.schemas.retrieval import RetrieveRequest, SimilarRequest
 
 _REFERENCE = "#/components/schemas/{model}"
+_PHRASES = {"413": "Request Entity Too Large", "422": "Unprocessable Entity"}
+"""Of the statuses that Python 3.13 calls otherwise: the document is the same whatever runs the service."""
 _ASSETS = "/docs/assets"
 _INLINE = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
 
@@ -47,6 +49,7 @@ def openapi_document(app: FastAPI) -> dict[str, Any]:
         )
         schema["components"]["schemas"].update(bodies["$defs"])
         _drop_unused_validation_errors(schema)
+        _keep_phrases(schema)
         schema["components"]["securitySchemes"] = {
             "bearer": {"type": "http", "scheme": "bearer"},
             "key": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
@@ -77,6 +80,13 @@ def install_documentation(app: FastAPI) -> None:
         return HTMLResponse(page.body, headers={"Content-Security-Policy": policy})
 
     app.add_route("/docs", docs, include_in_schema=False)
+
+
+def _keep_phrases(schema: dict[str, Any]) -> None:
+    for operations in schema["paths"].values():
+        for operation in operations.values():
+            for status, answer in operation["responses"].items():
+                answer["description"] = _PHRASES.get(status, answer["description"])
 
 
 def _drop_unused_validation_errors(schema: dict[str, Any]) -> None:

@@ -14,23 +14,20 @@ from starlette.responses import Response
 from longtail.bundle.errors import describe
 from longtail.serving.core.service import Service
 from longtail.serving.errors import (
-    BodyTooLargeError,
-    ContentTypeError,
     ForbiddenError,
     InvalidRequestError,
-    MalformedBodyError,
     NoLabelTowerError,
     NotReadyError,
     QueueFullError,
     RefusedReleaseError,
     ServingError,
-    SlowBodyError,
     StorageError,
     TimedOutError,
     UnauthenticatedError,
     UnknownLabelError,
     UnknownReleaseError,
 )
+from longtail.serving.http.body import BodyTooLargeError, ContentTypeError, MalformedBodyError, SlowBodyError
 
 _ERRORS: dict[type[ServingError], tuple[HTTPStatus, str, dict[str, str]]] = {
     MalformedBodyError: (HTTPStatus.BAD_REQUEST, "malformed_body", {}),

@@ -54,7 +54,7 @@ COMMIT;
 def prepare(path: Path) -> None:
     """Make the file, or check that it is one of this version; processes that start together take turns.
 
-    One of another version, or not of SQLite, is put aside as `NAME.aside` with a warning, and begun anew.
+    One of another version, or not of SQLite, is put aside as `NAME.aside` with a warning, and another is started empty.
 
     Raises:
         sqlite3.Error, OSError: the file cannot be read or made.
@@ -73,8 +73,12 @@ def prepare(path: Path) -> None:
 def connect(path: Path, synchronous: Literal["FULL", "NORMAL"]) -> sqlite3.Connection:
     """A connection that any thread may use, one at a time; other processes' writes are waited for, up to 10 s."""
     connection = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
-    connection.execute(f"PRAGMA synchronous = {synchronous}")
-    connection.execute(f"PRAGMA journal_size_limit = {_LONGEST_WAL_BYTES}")
+    try:
+        connection.execute(f"PRAGMA synchronous = {synchronous}")
+        connection.execute(f"PRAGMA journal_size_limit = {_LONGEST_WAL_BYTES}")
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 

@@ -77,7 +77,8 @@ class FeedbackStore:
 
     Every method raises sqlite3.Error if the file cannot be read or written: nothing was recorded then.
 
-    A file that is no such database, or one of another version, is put aside as `NAME.aside` and begun anew.
+    A file that is no such database, or one of another version, is put aside as `NAME.aside`, and another is started
+    empty.
 
     Args:
         path: the SQLite file; its directory is there.
@@ -96,7 +97,7 @@ class FeedbackStore:
         """Record feedback durably. What was recorded before, label by label, counts once.
 
         Args:
-            events: of answers.
+            events: feedback on answers.
             now: seconds since 1970.
         """
         rows = [

@@ -22,12 +22,13 @@ from longtail.bundle import BUCKET_NAMES, remove_stale
 from longtail.bundle.arrays import Int8
 from longtail.bundle.frequency import TAIL
 from longtail.serving.errors import NotReadyError
+from longtail.serving.monitoring.baseline import Baseline, save_baseline
 from longtail.serving.monitoring.collector import report_metrics
 from longtail.serving.monitoring.feedback_store import COUNTERS, FeedbackStore, StoredAnswer
-from longtail.serving.monitoring.records import AnsweredBatch, AnswerFeedback, Baseline, Interaction
+from longtail.serving.monitoring.records import AnsweredBatch, AnswerFeedback, ShadowPair
 from longtail.serving.monitoring.release_figures import ReleaseFigures, delete_label_counts
 from longtail.serving.monitoring.release_history import ReleaseHistory
-from longtail.serving.monitoring.report import make_report, save_baseline
+from longtail.serving.monitoring.report import make_report
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +101,7 @@ class LiveFigures:
         Never refuses a release: what the disk does not take is kept in memory, with a warning.
 
         Args:
-            release: its name, fit for a directory's.
+            release: name of the release, fit for a directory's.
             buckets_L: bucket of every label, int8 [L].
             baseline: what its traffic is compared with; None leaves scores uncounted and PSI undefined.
         """
@@ -161,7 +162,7 @@ class LiveFigures:
         self._store.record_feedback(events, self._clock())
         return len(events)
 
-    def record_shadow(self, release: str, interactions: Sequence[Interaction]) -> int:
+    def record_shadow(self, release: str, interactions: Sequence[ShadowPair]) -> int:
         """Take organic interactions, counted and on the disk when this returns.
 
         Args:

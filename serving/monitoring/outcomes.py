@@ -2,7 +2,7 @@
 
 | outcome | /metrics, by `Metrics` | GET /v1/monitoring, by `LiveFigures` |
 |---|---|---|
-| a request has ended | requests and seconds of its route | requests, errors and latency, if `_is_load` |
+| a request has ended | requests and seconds of its route | requests, errors and latency, if `_is_traffic` |
 | a request was turned away, the queue being full | shed | shed |
 | a batch was answered | queries, exposures, unknown ids | queries, exposures, scores, labels, for feedback to join |
 | a release went into service | swaps, the release's name | the release's interval and rings |
@@ -17,11 +17,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from longtail.bundle.arrays import Int8
+from longtail.serving.monitoring.baseline import Baseline
 from longtail.serving.monitoring.live_figures import LiveFigures
 from longtail.serving.monitoring.prometheus import Metrics
-from longtail.serving.monitoring.records import AnsweredBatch, Baseline
+from longtail.serving.monitoring.records import AnsweredBatch
 
-_LOAD_ROUTES = ("/v1/retrieve", "/v1/similar")
+_TRAFFIC_ROUTES = ("/v1/retrieve", "/v1/similar")
 
 
 class Monitoring:
@@ -42,12 +43,12 @@ class Monitoring:
         """Count a request that has ended.
 
         Args:
-            route: the path as the router knows it, or `prometheus.UNMATCHED`.
-            status: of its answer.
+            route: the path as the router knows it, or `prometheus.UNKNOWN_ROUTE`.
+            status: HTTP status of the answer.
             seconds: from its head read to its answer sent.
         """
         self.metrics.count_request(route, status, seconds)
-        if _is_load(route, status):
+        if _is_traffic(route, status):
             self.figures.count_request(seconds, status)
 
     def count_shed(self) -> None:
@@ -71,6 +72,6 @@ class Monitoring:
         self.metrics.begin_release(release)
 
 
-def _is_load(route: str, status: int) -> bool:
-    """Whether a request is load of the model: one for labels, but for refusals, which take no time to answer."""
-    return route in _LOAD_ROUTES and not 400 <= status < 500
+def _is_traffic(route: str, status: int) -> bool:
+    """Whether a request counts as traffic: one for labels that was not refused (400 to 499), as that takes no time."""
+    return route in _TRAFFIC_ROUTES and not 400 <= status < 500

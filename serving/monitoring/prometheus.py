@@ -28,7 +28,7 @@ from longtail.serving.monitoring.records import AnsweredBatch
 # Half of all lines, and nobody's question.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
-UNMATCHED = "unmatched"
+UNKNOWN_ROUTE = "unmatched"
 MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 """Environment variable that names the directory of the mapped files; prometheus_client reads it when imported."""
 _STATUS_CLASSES = ("2xx", "3xx", "4xx", "5xx")
@@ -109,7 +109,7 @@ class Metrics:
                 [self._requests.labels(route, status) for status in _STATUS_CLASSES],
                 self._request_seconds.labels(route),
             )
-            for route in (*routes, UNMATCHED)
+            for route in (*routes, UNKNOWN_ROUTE)
         }
         self._of_stage = {stage: self._stage_seconds.labels(stage) for stage in _STAGES}
         self._of_bucket = [self._exposures.labels(bucket) for bucket in BUCKET_NAMES]

@@ -8,7 +8,6 @@ minute figures covers 1,439 to 1,440 minutes, and of the per-label counts 21 to 
 
 from __future__ import annotations
 
-import math
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +16,9 @@ import numpy as np
 
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.arrays import Array, Int8
-from longtail.bundle.exposure import Counts
-from longtail.serving.monitoring.records import DECILES, AnsweredBatch, Baseline, decile_of
+from longtail.serving.monitoring.baseline import DECILES, Baseline, decile_of
+from longtail.serving.monitoring.latency_bins import LATENCY_BINS, latency_bin
+from longtail.serving.monitoring.records import AnsweredBatch
 from longtail.serving.monitoring.ring import Layout, Ring, total, worker_arrays
 
 BUCKETS = len(BUCKET_NAMES)
@@ -30,16 +30,10 @@ EXPOSURES = slice(3, 3 + BUCKETS)
 SCORES = slice(EXPOSURES.stop, EXPOSURES.stop + DECILES)
 ANSWERS = Layout("answers", MINUTES, SCORES.stop, "float64", 60)
 
-LATENCY_BINS = 42
-"""Eight per decade from 0.1 ms to 10 s, one below and one above: a quantile is off by a sixth at most."""
-_PER_DECADE = 8
-_FIRST_EXPONENT = -4
-_SHIFT = 1 - _FIRST_EXPONENT * _PER_DECADE
-
 # Columns of the requests' ring.
 REQUESTS, ERRORS, SHED = range(3)
 LATENCY = slice(3, 3 + LATENCY_BINS)
-LOAD = Layout("requests", MINUTES, LATENCY.stop, "float64", 60)
+TRAFFIC = Layout("requests", MINUTES, LATENCY.stop, "float64", 60)
 
 _ONE = np.uint32(1)
 """Of the tiles' own type: numpy adds any other a dozen times slower."""
@@ -81,7 +75,7 @@ class ReleaseFigures:
     """Counts one release's answers and requests. Thread-safe; takes 76·L + 710,000 bytes of disk.
 
     Args:
-        directory: of the release's rings; is there.
+        directory: existing directory of the release's rings.
         worker: number of the process among those that share the directory.
         buckets_L: bucket of every label, int8 [L].
         baseline: whose deciles the scores are counted in; without one, scores are not counted.
@@ -96,11 +90,11 @@ class ReleaseFigures:
         self._edges = None if baseline is None else np.array(baseline.score_edges)
         self._answers = Ring(directory, ANSWERS, worker)
         self._tiles = [Ring(directory, window.tiles(self.labels), worker) for window in WINDOWS]
-        self._load = Ring(directory, LOAD, worker)
+        self._traffic = Ring(directory, TRAFFIC, worker)
         # Single numbers are added to a memoryview in a fifth of the time that an array takes.
-        self._load_counts = self._load.array.data.cast("B").cast("d")
+        self._traffic_counts = self._traffic.array.data.cast("B").cast("d")
         # BoundedExecutor, so that the event loop's counting never waits for a search thread's.
-        self._answers_lock, self._load_lock = threading.Lock(), threading.Lock()
+        self._answers_lock, self._traffic_lock = threading.Lock(), threading.Lock()
 
     def count_answers(self, answered: AnsweredBatch, now: float) -> None:
         """Count one batch at `now`, seconds since 1970."""
@@ -122,8 +116,8 @@ class ReleaseFigures:
 
     def count_request(self, seconds: float, status: int, now: float) -> None:
         """Count one request: its duration, and as an error if its status is 500 or above."""
-        with self._load_lock:
-            counts, start = self._load_counts, self._load_start(now)
+        with self._traffic_lock:
+            counts, start = self._traffic_counts, self._traffic_start(now)
             counts[start + REQUESTS] += 1
             counts[start + LATENCY.start + latency_bin(seconds)] += 1
             if status >= 500:
@@ -131,26 +125,26 @@ class ReleaseFigures:
 
     def count_shed(self, now: float) -> None:
         """Count one request turned away."""
-        with self._load_lock:
-            self._load_counts[self._load_start(now) + SHED] += 1
+        with self._traffic_lock:
+            self._traffic_counts[self._traffic_start(now) + SHED] += 1
 
     def answers_in(self, window: TimeWindow, now: float, *, since: float) -> Array:
         """Columns of ANSWERS over all workers, none from before the minute of `since`, float64."""
         arrays = worker_arrays(self.directory, ANSWERS, self._answers)
         return total(arrays, ANSWERS, now, window.minutes, since=since)
 
-    def load_in(self, window: TimeWindow, now: float, *, since: float) -> Array:
-        """Columns of LOAD over all workers, none from before the minute of `since`, float64."""
-        return total(worker_arrays(self.directory, LOAD, self._load), LOAD, now, window.minutes, since=since)
+    def traffic_in(self, window: TimeWindow, now: float, *, since: float) -> Array:
+        """Columns of TRAFFIC over all workers, none from before the minute of `since`, float64."""
+        return total(worker_arrays(self.directory, TRAFFIC, self._traffic), TRAFFIC, now, window.minutes, since=since)
 
     def exposures_in(self, window: TimeWindow, now: float) -> Array:
         """How often each label was answered by all workers, uint32 [L]."""
         own = self._tiles[WINDOWS.index(window)]
         return total(worker_arrays(self.directory, own.layout, own), own.layout, now, own.layout.rows, since=0)
 
-    def _load_start(self, now: float) -> int:
-        """Where the counts of the minute begin in `_load_counts`."""
-        return self._load.row_of(int(now // 60)) * (1 + LOAD.columns) + 1
+    def _traffic_start(self, now: float) -> int:
+        """Where the counts of the minute begin in `_traffic_counts`."""
+        return self._traffic.row_of(int(now // 60)) * (1 + TRAFFIC.columns) + 1
 
 
 def delete_label_counts(directory: Path, worker: int) -> None:
@@ -158,30 +152,3 @@ def delete_label_counts(directory: Path, worker: int) -> None:
     for window in WINDOWS:
         for path in directory.glob(f"{window.kind}.{worker}.ring"):
             path.unlink(missing_ok=True)
-
-
-def latency_bin(seconds: float) -> int:
-    """The bin of a duration, 0 … LATENCY_BINS − 1."""
-    if seconds < 1e-4:
-        return 0
-    return min(int(math.log10(seconds) * _PER_DECADE + _SHIFT), LATENCY_BINS - 1)
-
-
-def latency_ms(bins: Counts, quantile: float) -> float | None:
-    """A quantile in ms, logarithmic inside its bin; None of no observation, 10 s of what took longer.
-
-    Args:
-        bins: observations per `latency_bin`.
-        quantile: between 0 and 1.
-    """
-    upto = np.cumsum(bins)
-    if not upto[-1]:
-        return None
-    wanted = quantile * float(upto[-1])
-    cell = min(int(np.searchsorted(upto, wanted)), LATENCY_BINS - 1)
-    inside = (wanted - float(upto[cell] - bins[cell])) / float(bins[cell]) if bins[cell] else 1.0
-    if cell == 0:
-        return 0.1 * inside
-    if cell == LATENCY_BINS - 1:
-        return 10_000.0
-    return float(10.0 ** ((cell - _SHIFT + inside) / _PER_DECADE) * 1000)

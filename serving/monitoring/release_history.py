@@ -40,7 +40,7 @@ class ReleaseHistory:
     """The last 100 intervals that releases were in service, oldest first.
 
     Args:
-        path: of the file; one that cannot be read is put aside as `NAME.aside`, and the history begins anew.
+        path: of the file; one that cannot be read is put aside as `NAME.aside`, and the history is started empty.
     """
 
     def __init__(self, path: Path) -> None:

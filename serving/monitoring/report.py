@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from longtail.bundle import replace_file
+from longtail.serving.monitoring.baseline import load_baseline
 from longtail.serving.monitoring.feedback_store import FeedbackStore, RecallRow
-from longtail.serving.monitoring.records import Baseline
-from longtail.serving.monitoring.release_figures import ANSWERS, LOAD, WINDOWS, ReleaseFigures, TimeWindow
+from longtail.serving.monitoring.release_figures import ANSWERS, TRAFFIC, WINDOWS, ReleaseFigures, TimeWindow
 from longtail.serving.monitoring.release_history import ReleaseInterval
 from longtail.serving.monitoring.ring import by_period, worker_arrays
 from longtail.serving.monitoring.series import Series, iso
-from longtail.serving.monitoring.windows import describe_window
-
-_BASELINE = "baseline.json"
-
-
-def save_baseline(directory: Path, baseline: Baseline | None) -> None:
-    """Write a release's baseline beside its rings, so that its minutes keep it once it is out of service."""
-    if baseline is None:
-        (directory / _BASELINE).unlink(missing_ok=True)
-    else:
-        replace_file(directory / _BASELINE, json.dumps(baseline.to_json()).encode())
+from longtail.serving.monitoring.windows import window_json
 
 
 def make_report(
@@ -38,9 +25,9 @@ def make_report(
     """Everything but the counts of added and hidden labels, in the shape of the answer.
 
     Args:
-        figures: of the release in service.
+        figures: figures of the release in service.
         intervals: the history of releases, oldest first; the last is the one in service.
-        store: of feedback.
+        store: store of feedback.
         now: seconds since 1970.
     """
     release, since = figures.release, intervals[-1].since if intervals else now
@@ -49,9 +36,9 @@ def make_report(
         "release": release,
         "since": iso(since),
         "now": iso(now),
-        "baseline": None if figures.baseline is None else figures.baseline.describe(),
+        "baseline": None if figures.baseline is None else figures.baseline.report_json(),
         "windows": {
-            window.name: describe_window(
+            window.name: window_json(
                 figures, window, _recall_in(window, release, recall, since=since, now=now), since=since, now=now
             )
             for window in WINDOWS
@@ -83,14 +70,11 @@ def _recall_in(
 def _series(root: Path, recall: Sequence[RecallRow], now: float) -> dict[str, Any]:
     series = Series(now)
     for directory in sorted(root.iterdir()):
-        baseline = None
-        with suppress(OSError, ValueError, TypeError):
-            baseline = Baseline.from_json(json.loads((directory / _BASELINE).read_bytes()))
         series.add(
             directory.name,
-            baseline,
+            load_baseline(directory),
             by_period(worker_arrays(directory, ANSWERS), ANSWERS, now),
-            by_period(worker_arrays(directory, LOAD), LOAD, now),
+            by_period(worker_arrays(directory, TRAFFIC), TRAFFIC, now),
         )
     series.add_recall(recall)
-    return series.describe()
+    return series.report_json()

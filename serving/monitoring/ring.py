@@ -76,11 +76,11 @@ class Layout:
 class Ring:
     """The ring that this worker writes. Not thread-safe: its owner holds a lock around `counts_at` and what is added.
 
-    A file of another version, layout or size is put aside as `NAME.aside` and begun anew.
+    A file of another version, layout or size is put aside as `NAME.aside`, and another is started empty.
 
     Args:
-        directory: is there.
-        layout: of the file.
+        directory: existing directory of the file.
+        layout: layout of the file.
         worker: number of the process among those that share the directory.
     """
 

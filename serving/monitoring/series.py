@@ -15,19 +15,19 @@ import numpy as np
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.arrays import Array
 from longtail.bundle.exposure import psi
+from longtail.serving.monitoring.baseline import Baseline
 from longtail.serving.monitoring.feedback_store import SOURCES, RecallRow
-from longtail.serving.monitoring.records import Baseline
+from longtail.serving.monitoring.latency_bins import latency_ms
 from longtail.serving.monitoring.release_figures import (
     ANSWERS,
     BIAS_REMOVAL,
     EXPOSURES,
     LATENCY,
-    LOAD,
     MINUTES,
     QUERIES,
     REQUESTS,
     SHED,
-    latency_ms,
+    TRAFFIC,
 )
 from longtail.serving.monitoring.windows import ratio, recall_counts
 
@@ -48,28 +48,28 @@ class Series:
         self._now = now
         self._newest = ANSWERS.period(now)
         self._answers = np.zeros((MINUTES, ANSWERS.columns))
-        self._load = np.zeros((MINUTES, LOAD.columns))
+        self._traffic = np.zeros((MINUTES, TRAFFIC.columns))
         self._most = np.zeros(MINUTES)
         self._names: list[str | None] = [None] * MINUTES
         self._psi: list[float | None] = [None] * MINUTES
         self._recall: Mapping[int, dict[tuple[str, int], tuple[int, int]]] = defaultdict(dict)
 
-    def add(self, release: str, baseline: Baseline | None, answers: Array, load: Array) -> None:
+    def add(self, release: str, baseline: Baseline | None, answers: Array, traffic: Array) -> None:
         """Add a release. A minute goes by the name, and against the baseline, of the release with most traffic in it.
 
         Args:
-            release: its name.
-            baseline: its own.
+            release: name of the release.
+            baseline: baseline of the release; None if it has none.
             answers: columns of ANSWERS by minute.
-            load: columns of LOAD by minute.
+            traffic: columns of TRAFFIC by minute.
         """
         self._answers += answers
-        self._load += load
-        traffic = answers[:, QUERIES] + load[:, REQUESTS] + load[:, SHED]
-        for minute in np.flatnonzero((traffic > 0) & (traffic >= self._most)).tolist():
+        self._traffic += traffic
+        volume = answers[:, QUERIES] + traffic[:, REQUESTS] + traffic[:, SHED]
+        for minute in np.flatnonzero((volume > 0) & (volume >= self._most)).tolist():
             self._names[minute] = release
             self._psi[minute] = None if baseline is None else psi(answers[minute, EXPOSURES], baseline.shares)
-        self._most = np.maximum(self._most, traffic)
+        self._most = np.maximum(self._most, volume)
 
     def add_recall(self, rows: Iterable[RecallRow]) -> None:
         """Add the counts of feedback and shadow, of any release."""
@@ -81,10 +81,10 @@ class Series:
                 of_minute[row.source, row.bucket] = positives + row.positives, hits + row.hits
                 self._names[minute] = self._names[minute] or row.release
 
-    def describe(self) -> dict[str, Any]:
+    def report_json(self) -> dict[str, Any]:
         """`series` of GET /v1/monitoring: minutes with traffic only, oldest first, the last one under way."""
         minutes = [minute for minute in range(MINUTES) if self._names[minute] is not None]
-        answers_M, load_M = self._answers[minutes], self._load[minutes]
+        answers_M, traffic_M = self._answers[minutes], self._traffic[minutes]
         exposures_M = answers_M[:, EXPOSURES].sum(axis=1)
         counts = {
             source: [recall_counts(source, self._recall.get(minute, {})) for minute in minutes] for source in SOURCES
@@ -107,9 +107,9 @@ class Series:
                 for source, by_minute in counts.items()
             },
             "bias_removal": list(map(ratio, answers_M[:, BIAS_REMOVAL].tolist(), answers_M[:, QUERIES].tolist())),
-            "requests_per_second": list(map(ratio, load_M[:, REQUESTS].tolist(), seconds_M)),
-            "p50_ms": [latency_ms(bins, 0.5) for bins in load_M[:, LATENCY]],
-            "p99_ms": [latency_ms(bins, 0.99) for bins in load_M[:, LATENCY]],
-            "shed": load_M[:, SHED].astype(int).tolist(),
+            "requests_per_second": list(map(ratio, traffic_M[:, REQUESTS].tolist(), seconds_M)),
+            "p50_ms": [latency_ms(bins, 0.5) for bins in traffic_M[:, LATENCY]],
+            "p99_ms": [latency_ms(bins, 0.99) for bins in traffic_M[:, LATENCY]],
+            "shed": traffic_M[:, SHED].astype(int).tolist(),
             "release": [self._names[minute] for minute in minutes],
         }

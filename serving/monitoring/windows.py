@@ -12,8 +12,9 @@ from typing import Any
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.arrays import Array
 from longtail.bundle.exposure import coverage, gini, psi
+from longtail.serving.monitoring.baseline import Baseline
 from longtail.serving.monitoring.feedback_store import SOURCES
-from longtail.serving.monitoring.records import Baseline
+from longtail.serving.monitoring.latency_bins import latency_ms
 from longtail.serving.monitoring.release_figures import (
     BIAS_REMOVAL,
     BUCKETS,
@@ -27,7 +28,6 @@ from longtail.serving.monitoring.release_figures import (
     SHED,
     ReleaseFigures,
     TimeWindow,
-    latency_ms,
 )
 
 _Z = 1.959963984540054
@@ -37,13 +37,13 @@ RecallCounts = Mapping[tuple[str, int], tuple[int, int]]
 """(source, bucket) → positives, hits."""
 
 
-def describe_window(
+def window_json(
     figures: ReleaseFigures, window: TimeWindow, recall: RecallCounts, *, since: float, now: float
 ) -> dict[str, Any]:
     """The figures of one window, as in `windows` of GET /v1/monitoring.
 
     Args:
-        figures: of the release in service.
+        figures: figures of the release in service.
         window: how far back.
         recall: counts of this release in the window.
         since, now: when it went into service and when this is, seconds since 1970.
@@ -58,13 +58,13 @@ def describe_window(
         **_catalogue(exposures, figures, figures.exposures_in(window, now)),
         "popularity": ratio(answers[POPULARITY], exposures.sum()),
         "scores": {"counts": answers[SCORES].astype(int).tolist()},
-        "psi": describe_drift(answers, baseline),
-        "recall": {source: describe_recall(source, recall) for source in SOURCES},
-        "requests": _requests(figures.load_in(window, now, since=since), window, since=since, now=now),
+        "psi": drift_json(answers, baseline),
+        "recall": {source: recall_json(source, recall) for source in SOURCES},
+        "requests": _requests(figures.traffic_in(window, now, since=since), window, since=since, now=now),
     }
 
 
-def describe_drift(answers: Array, baseline: Baseline | None) -> dict[str, float | None]:
+def drift_json(answers: Array, baseline: Baseline | None) -> dict[str, float | None]:
     """Population stability index of exposures by bucket and of scores by decile, against the baseline."""
     if baseline is None:
         return {"buckets": None, "scores": None}
@@ -74,7 +74,7 @@ def describe_drift(answers: Array, baseline: Baseline | None) -> dict[str, float
     }
 
 
-def describe_recall(source: str, recall: RecallCounts) -> dict[str, dict[str, Any]]:
+def recall_json(source: str, recall: RecallCounts) -> dict[str, dict[str, Any]]:
     """Per bucket and over all: positives, hits, hits / positives and its 95 % interval."""
     return {name: _proportion(*pair) for name, pair in recall_counts(source, recall).items()}
 
@@ -125,13 +125,13 @@ def _catalogue(exposures: Array, figures: ReleaseFigures, exposures_L: Array) ->
     }
 
 
-def _requests(load: Array, window: TimeWindow, *, since: float, now: float) -> dict[str, Any]:
+def _requests(traffic: Array, window: TimeWindow, *, since: float, now: float) -> dict[str, Any]:
     covered = now - max(since, (int(now // 60) - window.minutes + 1) * 60)
     return {
-        "count": int(load[REQUESTS]),
-        "per_second": float(load[REQUESTS] / max(covered, 1.0)),
-        "p50_ms": latency_ms(load[LATENCY], 0.5),
-        "p99_ms": latency_ms(load[LATENCY], 0.99),
-        "shed": int(load[SHED]),
-        "errors": int(load[ERRORS]),
+        "count": int(traffic[REQUESTS]),
+        "per_second": float(traffic[REQUESTS] / max(covered, 1.0)),
+        "p50_ms": latency_ms(traffic[LATENCY], 0.5),
+        "p99_ms": latency_ms(traffic[LATENCY], 0.99),
+        "shed": int(traffic[SHED]),
+        "errors": int(traffic[ERRORS]),
     }

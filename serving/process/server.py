@@ -75,16 +75,16 @@ def run(settings: Settings, listener: socket.socket, *, worker: int = 0) -> None
     """Serve until a signal comes.
 
     Args:
-        settings: of the service.
+        settings: settings of the service.
         listener: from `listen`.
         worker: this process' number, from 0, among those that share the settings.
     """
     # NumPy's pool of threads, for the whole process; FAISS and ONNX Runtime are told where they search.
     threadpool_limits(1)
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     # Every idle client holds a file. macOS names a limit that it does not take.
     with suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
     app = create_app(settings, worker=worker)
     config = uvicorn.Config(
         app,

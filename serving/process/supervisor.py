@@ -39,9 +39,9 @@ class Supervisor:
     """The parent process of the workers, which answers no request itself.
 
     Args:
-        settings: of the service; `workers` of them are started.
+        settings: settings of the service; `workers` processes are started.
         listener: from `longtail.serving.process.server.listen`.
-        log_level: of the workers.
+        log_level: log level of the workers.
     """
 
     def __init__(self, settings: Settings, listener: socket.socket, log_level: str) -> None:

@@ -1,8 +1,10 @@
-"""The rooms of the service: which folder may import which, no circles, and a core that knows no HTTP."""
+"""The rooms of the service: which folder may import which, no circles, and a core that imports no web framework."""
 
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -95,7 +97,7 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
 
 
 @pytest.mark.parametrize("room", ["core", "monitoring"])
-def test_knows_no_http(room: str) -> None:
+def test_imports_no_web_framework(room: str) -> None:
     found = {
         (str(path.relative_to(SERVING)), name)
         for path in (SERVING / room).rglob("*.py")
@@ -103,3 +105,29 @@ def test_knows_no_http(room: str) -> None:
         if name.partition(".")[0] in HTTP
     }
     assert found == set()
+
+
+@pytest.mark.process
+def test_core_and_monitoring_load_no_web_framework() -> None:
+    rooms = sorted(module for module in modules() if room_of(module) in ("core", "monitoring"))
+    program = (
+        f"import sys; sys.modules.update(dict.fromkeys({sorted(HTTP)}))\n"
+        f"import {', '.join(rooms)}\n"
+        "import longtail.serving\n"
+        "try:\n    longtail.serving.create_app\n"
+        "except ModuleNotFoundError as error:\n    print(error.name)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], cwd=SERVING.parent, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (0, "fastapi\n"), ended.stderr
+
+
+@pytest.mark.process
+def test_settings_load_neither_faiss_nor_fastapi() -> None:
+    program = (
+        "import sys; sys.modules.update(dict.fromkeys(['faiss', 'fastapi', 'onnxruntime', 'starlette']))\n"
+        "import longtail.serving\n"
+        "from longtail.serving import ServingError, Settings\n"
+        "assert {*longtail.serving.__all__} <= {*dir(longtail.serving)}\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], cwd=SERVING.parent, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr

@@ -20,7 +20,7 @@ router = APIRouter(tags=["operations"])
 @router.get("/v1/release", responses={200: {"model": ReleaseAnswer}, **errors(401, 503)})
 async def release(request: Request) -> Response:
     """The release being served: its model, the dial and what each setting scored, and what queries may carry."""
-    return json_response(to_json(service_of(request).retriever().describe(), request_id(request)))
+    return json_response(to_json(service_of(request).retriever().release_json(), request_id(request)))
 
 
 @router.post("/v1/release/reload", responses={200: {"model": ReloadAnswer}, **errors(401, 403, 409, 503)})

@@ -159,7 +159,7 @@ def test_real_releases_load_and_damaged_ones_are_refused(
     follower = ReleaseFollower(releases, service)
     point_to(releases, "first")
     follower.check()
-    assert service.retriever().describe()["labels"] == 60
+    assert service.retriever().release_json()["labels"] == 60
     damage(releases / "second")
     point_to(releases, "second")
     follower.check()

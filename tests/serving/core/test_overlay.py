@@ -17,7 +17,7 @@ from longtail.index import Filter, IndexSpec, QueryError, Searcher
 from longtail.index.construct.tuning import tune_index
 from longtail.serving.core.overlay import OverlaidSearcher, Overlay
 from longtail.serving.core.ranking import Batch, IndexRanker, LabelSearcher
-from longtail.serving.core.tree_ranking import ConditionalRanker
+from longtail.serving.core.tree_ranking import TreeRanker
 from longtail.serving.errors import InvalidRequestError, NoLabelTowerError
 from tests.bundles import label_features, make_bundle
 
@@ -403,9 +403,9 @@ def test_a_tree_answers_no_hidden_label_from_either_side(few: bool, monkeypatch:
     assert bundle.proposal is not None
     overlay = overlay_of(bundle, *[hide(f"item-{row}") for row in range(0, L, 3)])
 
-    def ranker(searcher: LabelSearcher, hidden: np.ndarray) -> ConditionalRanker:
+    def ranker(searcher: LabelSearcher, hidden: np.ndarray) -> TreeRanker:
         at_zero = IndexRanker(searcher, bundle.augmentation)
-        return ConditionalRanker(searcher, at_zero, bundle, bundle.proposal, hidden)
+        return TreeRanker(searcher, at_zero, bundle, bundle.proposal, hidden)
 
     rng = np.random.default_rng(3)
     inputs = {

@@ -15,7 +15,7 @@ from longtail.index.construct.tuning import tune_index
 from longtail.serving import Encoder, Retriever
 from longtail.serving.core.queries import Query, SimilarQuery
 from longtail.serving.core.ranking import Batch, IndexRanker, LabelSearcher
-from longtail.serving.core.tree_ranking import ConditionalRanker
+from longtail.serving.core.tree_ranking import TreeRanker
 from longtail.serving.errors import InvalidRequestError
 from tests.bundles import log_p_n, make_bundle
 from tests.serving.plane import ExactSearcher, results_of
@@ -160,9 +160,9 @@ def test_the_release_says_which_p_n_the_dial_removes() -> None:
     bundle = make_bundle(labels=LABELS, proposal=True)
     retriever = retriever_of(bundle, ExactSearcher(bundle))
     retriever.warm()
-    assert retriever.describe()["proposal"] == "p_n(y|x), a tree of depth 7"
+    assert retriever.release_json()["proposal"] == "p_n(y|x), a tree of depth 7"
     alone = retriever_of(replace(bundle, proposal=None), ExactSearcher(bundle))
-    assert alone.describe()["proposal"] == "label frequencies"
+    assert alone.release_json()["proposal"] == "label frequencies"
 
 
 @pytest.mark.parametrize("labels", [1, 2, 3])
@@ -173,7 +173,7 @@ def test_the_smallest_catalogues(labels: int) -> None:
     check(result, sum(parts(bundle, FEATURES[0])), np.ones(labels, bool), labels)
 
 
-def number_ranker() -> ConditionalRanker:
+def number_ranker() -> TreeRanker:
     """Two labels; σ(3x − 1) is the second's probability."""
     bundle = make_bundle(labels=2)
     tree = Proposal(
@@ -184,7 +184,7 @@ def number_ranker() -> ConditionalRanker:
         leaf_labels=np.array([0, 1], np.int32),
     )
     searcher = ExactSearcher(bundle)
-    return ConditionalRanker(searcher, IndexRanker(searcher, bundle.augmentation), bundle, tree)
+    return TreeRanker(searcher, IndexRanker(searcher, bundle.augmentation), bundle, tree)
 
 
 def number_batch(*numbers: float, bias_removal: float = 1.0) -> Batch:
@@ -250,7 +250,7 @@ def test_recall_at_20_of_the_union_against_exact_scores_of_the_catalogue(
         "3,000 excluded": Filter(exclude=rows[:3000]),
         "6,000 allowed": Filter(allow=rows[:6000]),
     }[filtered]
-    ranker = ConditionalRanker(searcher, IndexRanker(searcher, bundle.augmentation), bundle, tree)
+    ranker = TreeRanker(searcher, IndexRanker(searcher, bundle.augmentation), bundle, tree)
     picked = np.arange(0, 200, 4)
     asked = replace(batch.subset(picked), bias_removal_B=np.full(50, bias_removal, np.float32), filters=[filter_] * 50)
     found_BK, rows_BK = ranker.rank(asked)
@@ -274,7 +274,7 @@ def test_neither_source_of_candidates_is_enough_nor_are_few_of_both(
     at_zero = IndexRanker(searcher, bundle.augmentation)
 
     def recall(searcher: LabelSearcher) -> float:
-        scores_BK, _ = ConditionalRanker(searcher, at_zero, bundle, tree).rank(asked)
+        scores_BK, _ = TreeRanker(searcher, at_zero, bundle, tree).rank(asked)
         return float((scores_BK >= least_B1).mean())
 
     recalls = {"union": recall(searcher), "by p_n": recall(Blind(bundle))}
@@ -282,10 +282,10 @@ def test_neither_source_of_candidates_is_enough_nor_are_few_of_both(
         few.setattr("longtail.serving.core.tree_ranking._REACH", 0)
         few.setattr("longtail.serving.core.tree_ranking._REACH_PER_RESULT", 5)
         recalls["100 each"] = recall(searcher)
-    monkeypatch.setattr(ConditionalRanker, "_most_likely", _none)
+    monkeypatch.setattr(TreeRanker, "_most_likely", _none)
     recalls["by f"] = recall(searcher)
     assert recalls == pytest.approx({"union": 1.0, "by p_n": 0.84, "by f": 0.94, "100 each": 0.70}, abs=0.01)
 
 
-def _none(_: ConditionalRanker, z_bZ: np.ndarray, reach: int, __: object) -> tuple[np.ndarray, np.ndarray]:
+def _none(_: TreeRanker, z_bZ: np.ndarray, reach: int, __: object) -> tuple[np.ndarray, np.ndarray]:
     return np.full((len(z_bZ), reach), -1), np.zeros((len(z_bZ), reach), np.float32)

@@ -90,7 +90,7 @@ def test_every_answer_forbids_caching_framing_and_sniffing(
 
 def test_refusals_and_failures_have_them_too(keyed: httpx.Client, tmp_path: Path) -> None:
     retriever = plane_retriever()
-    retriever.describe = lambda: 1 / 0  # type: ignore[assignment,return-value]
+    retriever.release_json = lambda: 1 / 0  # type: ignore[assignment,return-value]
     with client_of(create_app(plane_settings(tmp_path / "other"), retriever=retriever)) as broken:
         failed = broken.get("/v1/release")
     refused = keyed.get("/v1/release")

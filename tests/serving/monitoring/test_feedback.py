@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from longtail.serving.errors import NotReadyError
-from longtail.serving.monitoring import AnswerFeedback, Interaction, LiveFigures
+from longtail.serving.monitoring import AnswerFeedback, LiveFigures, ShadowPair
 from tests.serving.monitoring.shop import BUCKETS, IDS, Clock, answered
 
 Opening = Callable[..., LiveFigures]
@@ -137,8 +137,8 @@ def test_a_restart_goes_on(open_live: Opening, clock: Clock) -> None:
 
 
 def test_shadow_recall_by_hand(live: LiveFigures, clock: Clock) -> None:
-    def interaction(answered: list[int], interacted: list[int]) -> Interaction:
-        return Interaction(np.array(answered), np.array(interacted, np.int64))
+    def interaction(answered: list[int], interacted: list[int]) -> ShadowPair:
+        return ShadowPair(np.array(answered), np.array(interacted, np.int64))
 
     # An unknown label (−1) is no positive, one added since (row 12) is tail.
     assert live.record_shadow("r1", [interaction([0, 4, 12], [0, 0, 1, 12]), interaction([5], [4, -1])]) == 2
@@ -269,4 +269,4 @@ def test_trouble_with_the_file_is_said_once_and_scrapes_go_on(
             assert {metric.name for metric in live.collect()} >= {"longtail_gini", "longtail_labels_added"}
     assert caplog.text.count("live figures, reading the figures") == 1
     with pytest.raises(sqlite3.Error):
-        live.record_shadow("r1", [Interaction(np.array([0]), np.array([0]))])
+        live.record_shadow("r1", [ShadowPair(np.array([0]), np.array([0]))])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from longtail.serving.monitoring import LiveFigures, Monitoring
-from longtail.serving.monitoring.prometheus import UNMATCHED, Metrics
+from longtail.serving.monitoring.prometheus import UNKNOWN_ROUTE, Metrics
 from tests.serving.monitoring.shop import BUCKETS, Clock, answered
 
 
@@ -39,7 +39,7 @@ def requests(monitoring: Monitoring, clock: Clock) -> dict[str, float]:
         ("/v1/similar", 499, 0, 0),
         ("/v1/labels", 200, 0, 0),
         ("/livez", 200, 0, 0),
-        (UNMATCHED, 404, 0, 0),
+        (UNKNOWN_ROUTE, 404, 0, 0),
     ],
 )
 def test_every_request_is_in_the_series_and_load_in_the_report(

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from longtail.serving.monitoring.release_figures import latency_bin, latency_ms
+from longtail.serving.monitoring.latency_bins import latency_bin, latency_ms
 from longtail.serving.monitoring.windows import wilson
 
 
