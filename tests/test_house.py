@@ -44,6 +44,7 @@ def test_no_training_framework_is_loaded(room: str) -> None:
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
 
 
+@pytest.mark.process  # TensorFlow's import starts one
 @pytest.mark.parametrize("room", ROOMS)
 def test_exported_names_exist(room: str) -> None:
     module = import_module(f"longtail.{room}")
