@@ -39,7 +39,7 @@ class EvaluationResult:
         return self.bias_removal.curve
 
     def value(self, metric: str | None = None, *, bias_removal: float | None = None) -> float:
-        """One figure.
+        """The value of one metric at one λ.
 
         Args:
             metric: such as `recall@20` or `recall@20/tail`; by default the one the job was chosen by.
