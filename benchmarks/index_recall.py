@@ -150,7 +150,7 @@ def print_release_times(bundle: Bundle) -> None:
         root = Path(folder)
         bundle.write(root / "bundle")
         started = time.perf_counter()
-        manifest = build(root / "bundle", root / "releases", spec=IndexSpec("auto"), report=print)
+        manifest = build(root / "bundle", root / "releases", spec=IndexSpec("auto"), progress=print)
         built = time.perf_counter() - started
         started = time.perf_counter()
         release = Releases(root / "releases").open(manifest.name)
