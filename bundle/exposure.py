@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from longtail.bundle.arrays import Int8, Int64
+
 Counts = npt.NDArray[np.floating[Any]] | npt.NDArray[np.integer[Any]]
 
 PSI_FLOOR = 1e-4
@@ -27,6 +29,19 @@ def coverage(exposures_L: Counts) -> float:
         exposures_L: times each label was shown, ≥ 0.
     """
     return float(np.mean(exposures_L > 0)) if exposures_L.size else 0.0
+
+
+def coverage_by_bucket(exposures_L: Counts, buckets_L: Int8, sizes: Int64) -> list[float]:
+    """`coverage` of every bucket, in one pass over the labels that were shown; 0 of a bucket without labels.
+
+    Args:
+        exposures_L: times each label was shown, ≥ 0.
+        buckets_L: bucket of every label.
+        sizes: labels in each bucket.
+    """
+    shown = np.bincount(buckets_L[exposures_L > 0], minlength=len(sizes))
+    coverages: list[float] = (shown / np.maximum(sizes, 1)).tolist()
+    return coverages
 
 
 def gini(exposures_L: npt.NDArray[np.integer[Any]]) -> float | None:

@@ -84,6 +84,7 @@ class ReleaseFigures:
     def __init__(self, directory: Path, worker: int, buckets_L: Int8, baseline: Baseline | None) -> None:
         self.directory = directory
         self.buckets_L = buckets_L
+        self.bucket_sizes = np.bincount(buckets_L, minlength=BUCKETS)
         self.baseline = baseline
         self.release = directory.name
         self.labels = len(buckets_L)

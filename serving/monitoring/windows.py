@@ -11,7 +11,7 @@ from typing import Any
 
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.arrays import Array
-from longtail.bundle.exposure import coverage, gini, psi
+from longtail.bundle.exposure import coverage, coverage_by_bucket, gini, psi
 from longtail.serving.monitoring.baseline import Baseline
 from longtail.serving.monitoring.feedback_store import SOURCES
 from longtail.serving.monitoring.latency_bins import latency_ms
@@ -111,12 +111,13 @@ def _proportion(positives: int, hits: int) -> dict[str, Any]:
 
 
 def _catalogue(exposures: Array, figures: ReleaseFigures, exposures_L: Array) -> dict[str, Any]:
+    coverages = coverage_by_bucket(exposures_L, figures.buckets_L, figures.bucket_sizes)
     return {
         "exposures": {
             name: {
                 "count": int(exposures[bucket]),
                 "share": ratio(exposures[bucket], exposures.sum()),
-                "coverage": coverage(exposures_L[figures.buckets_L == bucket]),
+                "coverage": coverages[bucket],
             }
             for bucket, name in enumerate(BUCKET_NAMES)
         },

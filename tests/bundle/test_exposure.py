@@ -5,13 +5,19 @@ import math
 import numpy as np
 import pytest
 
-from longtail.bundle.exposure import coverage, gini, psi
+from longtail.bundle.exposure import coverage, coverage_by_bucket, gini, psi
 
 
 def test_coverage_by_hand() -> None:
     assert coverage(np.array([0, 2, 0, 1, 1])) == pytest.approx(3 / 5)
     assert coverage(np.array([0, 0])) == 0
     assert coverage(np.array([], np.int64)) == 0
+
+
+def test_coverage_by_bucket_by_hand() -> None:
+    """Two of three labels of bucket 0, one of two of bucket 1; bucket 2 has none."""
+    exposures, buckets = np.array([4, 0, 1, 0, 9]), np.array([0, 0, 0, 1, 1], np.int8)
+    assert coverage_by_bucket(exposures, buckets, np.array([3, 2, 0])) == pytest.approx([2 / 3, 1 / 2, 0])
 
 
 def test_psi_by_hand() -> None:

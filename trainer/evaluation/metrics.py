@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from longtail.bundle import BUCKET_NAMES, Interval
 from longtail.bundle.arrays import Bools, Float64, Int8, Int32, Int64
-from longtail.bundle.exposure import coverage, gini
+from longtail.bundle.exposure import coverage, coverage_by_bucket, gini
 
 _INTERVAL = (2.5, 97.5)
 
@@ -169,8 +169,9 @@ def metrics_of(
         metrics[f"balanced_error@{k}"] = Interval(value=float(1 - np.mean(found_L[tested] / tests_L[tested])))
         metrics[f"gini@{k}"] = Interval(value=gini(shown_L) or 0.0)
         metrics[f"coverage@{k}"] = Interval(value=coverage(shown_L))
-        for bucket, name in enumerate(BUCKET_NAMES):
-            metrics[f"coverage@{k}/{name}"] = Interval(value=coverage(shown_L[buckets_L == bucket]))
+        coverages = coverage_by_bucket(shown_L, buckets_L, np.bincount(buckets_L, minlength=len(BUCKET_NAMES)))
+        for name, share in zip(BUCKET_NAMES, coverages, strict=True):
+            metrics[f"coverage@{k}/{name}"] = Interval(value=share)
     return metrics
 
 
