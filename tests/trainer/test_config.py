@@ -296,7 +296,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "A&R of the hardest": (
         {"loss": {"family": "augment_and_reduce", "weight": "importance", "mining": {"keep": 2}}},
-        "mining: expected none with family 'augment_and_reduce', .*unbiased sum.*, received keep=2",
+        "mining: expected none with family 'augment_and_reduce', .*unbiased sum.*, received keep = 2",
     ),
     "streaming frequencies for draws by count": (
         {"loss": {"frequencies": "streaming", "sampler": {"name": "popularity", "negatives": 5}}},
@@ -332,7 +332,28 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"loss": {"sampler": SAMPLED | {"shared": True, "exclude_positive": True}}},
         "sampler 'uniform': expected shared = False with exclude_positive, .* received shared = True",
     ),
-    "mining of nothing": ({"loss": {"mining": {}}}, "mining: expected keep, power or both, received neither"),
+    "mining of nothing": ({"loss": {"mining": {}}}, "mining: expected keep, power, both or theta, received none"),
+    "mining twice": (
+        {"loss": {"mining": {"theta": [2, 1], "keep": 2}}},
+        r"mining: expected theta alone .*, received theta = \[2.0, 1.0\], keep = 2, power = 0.0",
+    ),
+    "mining of the easier before the harder": (
+        {"loss": {"mining": {"theta": [1, 2]}}},
+        r"mining: expected a non-increasing ϑ .*, received \[1.0, 2.0\]",
+    ),
+    "theta of nothing": ({"loss": {"mining": {"theta": [0.0, 0.0]}}}, "begins above 0, received"),
+    "epsilon above theta": (
+        {"loss": {"mining": {"keep": 2, "epsilon": 0.6}}},
+        r"mining: expected a non-increasing ϑ .*, received \[0.5, 0.5, 0.6\]",
+    ),
+    "epsilon beyond all": (
+        {"loss": {"mining": {"power": 1, "epsilon": 0.1}}},
+        "mining: expected keep or theta, beyond which epsilon is, received power = 1.0, epsilon = 0.1",
+    ),
+    "in-batch draws without replacement": (
+        {"loss": {"sampler": {"name": "mixed", "negatives": 5, "replace": False}}},
+        r"sampler 'mixed': expected \['negatives'\], received 'replace'",
+    ),
     "mining of none": ({"loss": {"mining": {"keep": 0}}}, "mining.keep\n.*greater than or equal to 1"),
     "mining of the easiest": ({"loss": {"mining": {"power": -1}}}, "mining.power\n.*greater than or equal to 0"),
     "rewarding large scores": ({"loss": {"regularizer": -1}}, "regularizer\n.*greater than or equal to 0"),
@@ -380,6 +401,10 @@ TOO_MANY: dict[str, tuple[dict[str, Any], str]] = {
         "mining.keep: expected at most 10, .*received 11",
     ),
     "of all": ({"sampler": "full", "mining": {"keep": 6}}, "mining.keep: expected at most 5, .*received 6"),
+    "ranks": (
+        {"sampler": {"name": "uniform", "negatives": 3}, "mining": {"theta": [3, 2, 1, 1]}},
+        "mining.theta: expected at most 3, the negatives of a row, received 4",
+    ),
 }  # fmt: skip
 
 

@@ -23,6 +23,10 @@ def mined(mining: Mining, negative: list[float], log_weight: list[float]) -> tup
         (Mining(power=1), [5, 3, 0, -1], np.array([12, 6, 4, 3]) / 25),
         (Mining(keep=2, power=2), [5, 3], [4 / 5, 1 / 5]),
         (Mining(keep=3, power=0.5), [5, 3, 0], np.array([1, 2**-0.5, 3**-0.5]) / (1 + 2**-0.5 + 3**-0.5)),
+        (Mining(theta=(3, 0.5, 0.25)), [5, 3, 0], [3, 0.5, 0.25]),
+        (Mining(theta=(2, 0)), [5, 3], [2, 0]),
+        (Mining(keep=2, epsilon=0.125), [5, 3, 0, -1], [1 / 2, 1 / 2, 1 / 8, 1 / 8]),
+        (Mining(theta=(2, 1), epsilon=0.25), [5, 3, 0, -1], [2, 1, 1 / 4, 1 / 4]),
     ],
 )
 def test_theta_by_hand(mining: Mining, logits: list[float], weights: list[float]) -> None:

@@ -23,12 +23,14 @@ SAMPLES: dict[str, Callable[[], Sample]] = {
     "in_batch": lambda: toy.batches(rows=ROWS, size=M + 1),
     "uniform": lambda: toy.draw("uniform", rows=ROWS, negatives=M),
     "uniform but the positive": lambda: toy.draw("uniform", rows=ROWS, negatives=M, exclude_positive=True),
+    "uniform without replacement": lambda: toy.draw("uniform", rows=ROWS, negatives=3, replace=False),
     "popularity": lambda: toy.draw("popularity", rows=ROWS, negatives=M, alpha=0.5),
 }
 Q = {
     "in_batch": PI,
     "uniform": np.full(L, 1 / 6),
     "uniform but the positive": np.full(L, 1 / 6),
+    "uniform without replacement": np.full(L, 1 / 6),
     "popularity": np.sqrt(PI) / np.sqrt(PI).sum(),
 }
 
@@ -62,7 +64,7 @@ TABLES: dict[str, dict[str, Rho]] = {
     },
 }
 """[R21, Tables 2 and 3; METHODS §2.2] with q_y'/(1 − q_y) for q_y'."""
-TABLES["uniform but the positive"] = TABLES["uniform"]
+TABLES["uniform but the positive"] = TABLES["uniform without replacement"] = TABLES["uniform"]
 
 FAMILIES: dict[str, tuple[dict[str, float], Callable[[np.ndarray], np.ndarray], Callable[[np.ndarray], np.ndarray]]] = {
     "logistic": ({}, lambda f: np.log1p(np.exp(-f)), lambda f: np.log1p(np.exp(f))),
@@ -98,7 +100,10 @@ def test_every_weight_has_its_cells() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("sampler", "weight"), CELLS)
 def test_mean_and_variance_of_a_decoupled_loss(sampler: str, weight: str, family: str) -> None:
-    """`E = φ(f_y) + Σ ρ ϕ(f_y')` and `V = Σ w ρ ϕ² − (Σ ρ ϕ)²/m` with w = ρ/(m·q) [R21 Lemma 1, eq. 10]."""
+    """`E = φ(f_y) + Σ ρ ϕ(f_y')` and `V = Σ w ρ ϕ² − (Σ ρ ϕ)²/m` with w = ρ/(m·q) [R21 Lemma 1, eq. 10].
+
+    Without replacement V is (L − 1 − m)/(L − 2) times that.
+    """
     arguments, phi, varphi = FAMILIES[family]
     sample = SAMPLES[sampler]()
     losses_B, m_B = with_negatives(sample, sample.losses(Objective(family, weight, arguments)))
@@ -106,6 +111,8 @@ def test_mean_and_variance_of_a_decoupled_loss(sampler: str, weight: str, family
     terms_BL = rho_BL * varphi(LOGITS[OTHERS])
     mean_B = phi(LOGITS[Y]) + terms_BL.sum(axis=1)
     variance_B = (terms_BL**2 / q_L).sum(axis=1) / m_B - terms_BL.sum(axis=1) ** 2 / m_B
+    if sampler == "uniform without replacement":
+        variance_B *= (L - 1 - m_B) / (L - 2)
 
     toy.assert_mean(losses_B - mean_B, 0)
     toy.assert_mean((losses_B - mean_B) ** 2 - variance_B, 0)

@@ -10,11 +10,15 @@ import itertools
 import math
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 from keras import ops
 
 from longtail.trainer.losses import Mining, Objective, SampledLogits
+from longtail.trainer.losses.ranks import theta_of_all
+from longtail.trainer.sampling import SAMPLERS, DrawContext, SamplerSetup
+from tests.trainer import toy
 
 K, B = 8, 4
 SCORES = np.array([0.3, 1.4, -0.2, 0.9, -1.1, 0.5, 2.0, -0.7])
@@ -90,6 +94,66 @@ def test_the_mean_over_all_subsets_is_the_ordered_weighted_loss(
     if keep is not None and power == 0:
         np.testing.assert_allclose(theta[:keep], 1 / keep, err_msg="ϑ_j = (K − 1)/(k·B) is θ_j = 1/k on the top k")
     assert mean == pytest.approx(owl(PHI[family], SCORES, theta, pairwise=FORMS[form]), rel=1e-6)
+
+
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("theta_B", [[1.0, 0, 0, 0], [0.7, 0.7, 0.2, 0.05]], ids=["top 1", "arbitrary"])
+def test_theta_of_all_is_what_the_sampler_s_draws_amount_to(theta_B: list[float], replace: bool) -> None:
+    """The mean weight of every rank over 40,000 rows of the real draws; [Re19 Lemma 2] is without replacement."""
+    rows = 40_000
+    sample = toy.draw("uniform", rows=rows, negatives=B, replace=replace, exclude_positive=True, seed=9)
+    ranks_RB = np.sort(np.where(sample.drawn_BM > toy.Y, sample.drawn_BM - 1, sample.drawn_BM), axis=1)
+    found_J = np.bincount(ranks_RB.ravel(), np.tile(theta_B, rows), minlength=5) / rows
+
+    expected_J = theta_of_all(np.array(theta_B), 5, replace=replace)
+    assert expected_J.sum() == pytest.approx(sum(theta_B), rel=1e-12)
+    np.testing.assert_allclose(found_J, expected_J, atol=4 * 0.7 * math.sqrt(B / rows))
+    if not replace:
+        by_hand = [sum(t * math.comb(j - 1, i) * math.comb(5 - j, B - 1 - i) for i, t in enumerate(theta_B)) / 5
+                   for j in range(1, 6)]  # fmt: skip
+        np.testing.assert_allclose(expected_J, by_hand, atol=1e-12)
+        assert (np.diff(expected_J) <= 1e-12).all()
+
+
+def test_only_draws_without_replacement_make_the_top_one_s_theta_one() -> None:
+    """Delicious with B = 512: θ_1 is (L − 1)/B · P(the best of 982 is drawn), 1 or `982/512·(1 − (981/982)^512)`."""
+    theta_B = np.zeros(512)
+    theta_B[0] = 982 / 512
+
+    assert theta_of_all(theta_B, 982)[0] == pytest.approx(1, abs=1e-12)
+    assert theta_of_all(theta_B, 982, replace=True)[0] == pytest.approx(982 / 512 * (1 - (981 / 982) ** 512), rel=1e-9)
+    assert theta_of_all(theta_B, 982, replace=True)[0] == pytest.approx(0.78, abs=0.005)
+
+
+@pytest.mark.parametrize(("replace", "expected"), [(True, 12.73), (False, 16)])
+def test_how_many_of_the_top_sixteen_are_different_labels(replace: bool, expected: float) -> None:
+    """Of 512 uniform draws of 983 labels, their sixteen best."""
+    log_pi = np.full(983, -math.log(983))
+    sampler = SAMPLERS["uniform"](SamplerSetup(log_pi, 500), negatives=512, shared=False, replace=replace)
+    drawn_RB = np.asarray(sampler.draw(keras.random.SeedGenerator(2), DrawContext(ops.zeros(500, "int32"), {}, None)))
+    top_R = [len(set(row)) for row in np.sort(drawn_RB, axis=1)[:, :16].tolist()]
+
+    assert np.mean(top_R) == pytest.approx(expected, abs=0.25)
+
+
+def test_more_draws_than_negatives_are_refused() -> None:
+    with pytest.raises(ValueError, match="expected at most 5 draws without replacement, received 6"):
+        theta_of_all(np.ones(6), 5)
+
+
+def test_theta_is_the_paper_s_with_weight_unit_and_scaled_by_importance() -> None:
+    """Algorithm 1 has ϑ alone; importance multiplies it by (L − 1)/m = 7/4."""
+    subsets = np.array(list(itertools.combinations(OTHERS, B)))
+    scores, theta = np.tile(SCORES, (len(subsets), 1)), np.array([0.9, 0.9, 0.3, 0.1])
+    mining = Mining(theta=(0.9, 0.9), epsilon=0.1)
+    ordered = -np.sort(-np.take_along_axis(scores, subsets, axis=1), axis=1)
+    phi = np.log1p(np.exp(ordered - SCORES[Y]))
+    powl = {"pairwise": True}
+
+    found = losses(Objective("logistic", "unit", powl, mining=Mining(theta=tuple(theta))), scores, subsets)
+    np.testing.assert_allclose(found, phi @ theta, rtol=1e-5)
+    found = losses(Objective("logistic", "importance", powl, mining=mining), scores, subsets)
+    np.testing.assert_allclose(found, 7 / 4 * phi @ [0.9, 0.9, 0.1, 0.1], rtol=1e-5)
 
 
 def test_keeping_every_negative_is_negative_sampling() -> None:

@@ -22,8 +22,9 @@ WITH_EXAMPLES = {
     "job": {"fit"},
     "losses.families": {family.loss.__name__ for family in LOSSES.values()},
     "losses.mining": {"Mining.__call__"},
+    "losses.ranks": {"theta_of_all"},
     "losses.weights": {weight.__name__ for weight in WEIGHTS.values()},
-    "sampling.independent": {"in_batch", "uniform", "popularity", "mixed", "full"},
+    "sampling.independent": {"in_batch", "uniform", "popularity", "mixed", "full", "distinct"},
 }
 """Names whose docstrings must have an example, by module."""
 

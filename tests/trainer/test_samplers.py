@@ -9,7 +9,7 @@ from keras import ops
 
 from longtail.bundle import log_frequencies
 from longtail.trainer.sampling import SAMPLERS, DrawContext, SamplerSetup
-from longtail.trainer.sampling.independent import alias_table
+from longtail.trainer.sampling.independent import alias_table, distinct
 
 LOG_PI = np.log([0.5, 0.3, 0.2])
 POSITIVE = 1
@@ -111,6 +111,38 @@ def test_draws_are_shared_by_the_batch_or_one_set_per_row(name: str) -> None:
     assert drawn(name, LOG_PI, negatives=5, shared=False).shape == (4, 5)
     assert drawn(name, LOG_PI, negatives=5, exclude_positive=True).shape == (4, 5)
     assert drawn("mixed", LOG_PI, negatives=5).shape == (5,)
+
+
+@pytest.mark.parametrize("shape", [(1, 5), (7, 5)], ids=["shared", "per row"])
+@pytest.mark.parametrize("labels", [5, 6, 200_000])
+def test_draws_without_replacement_differ(shape: tuple[int, int], labels: int) -> None:
+    seed = keras.random.SeedGenerator(5)
+    made = np.concatenate([np.asarray(distinct(shape, labels, seed)) for _ in range(5)])
+
+    assert made.dtype == np.int32
+    assert made.min() >= 0
+    assert made.max() < labels
+    assert all(len(set(row)) == 5 for row in made.tolist())
+    assert len(np.unique(made, axis=0)) > 1
+
+
+def test_every_ordered_choice_without_replacement_is_equally_likely() -> None:
+    """5·4·3 of them, the references of one swap to another included."""
+    made = np.asarray(distinct((60_000, 3), 5, keras.random.SeedGenerator(6)))
+
+    found = np.unique(made @ [25, 5, 1], return_counts=True)[1]
+    assert len(found) == 60
+    assert ((found - 1000) ** 2 / 1000).sum() < 98.32, "the 99.9 % quantile of χ² with 59 degrees of freedom"
+
+
+def test_uniform_without_replacement_is_shared_or_per_row_and_may_exclude_the_positive() -> None:
+    shared = drawn("uniform", LOG_PI, negatives=3, replace=False)
+    assert sorted(shared.tolist()) == [0, 1, 2], "all of them"
+    per_row = drawn("uniform", LOG_PI, negatives=2, replace=False, shared=False)
+    assert per_row.shape == (4, 2)
+    assert (per_row[:, 0] != per_row[:, 1]).all()
+    others = drawn("uniform", LOG_PI, negatives=2, replace=False, exclude_positive=True)
+    assert np.sort(others, axis=1).tolist() == [[0, 2]] * 4
 
 
 @pytest.mark.parametrize(

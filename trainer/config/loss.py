@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from longtail.trainer.config.sections import Section, one_of
@@ -97,6 +98,8 @@ class SamplerConfig(_Choice):
     """One set of draws for the whole batch (the default), or one per row."""
     exclude_positive: bool | None = None
     """Draws per row, never the row's positive; otherwise a draw that hits it is masked out."""
+    replace: bool | None = None
+    """Of `uniform`: draws with replacement (the default); false draws that many different labels [Re19 Algorithm 1]."""
     dims: int | None = Field(default=None, ge=1)
     """Of `adversarial`: principal components of the query's features that the tree sees."""
     penalty: float | None = Field(default=None, gt=0)
@@ -124,12 +127,42 @@ class MiningConfig(Section):
     """Negatives kept, the highest-scored."""
     power: float = Field(default=0.0, ge=0)
     """Weighs the j-th highest-scored by j^−power; 0 weighs what is kept equally."""
+    theta: tuple[Annotated[float, Field(ge=0)], ...] | None = Field(default=None, min_length=1)
+    """ϑ of the highest-scored, the second and so on, non-increasing, as it stands; in place of keep and power, which
+    sum to 1. With weight importance and uniform negatives, [Re19]'s ϑ is (L − 1)/m times this."""
+    epsilon: float = Field(default=0.0, ge=0)
+    """ϑ of every rank beyond those; above 0 the mined loss stays calibrated [Re19 footnote 2]."""
 
     @model_validator(mode="after")
     def _something(self) -> Self:
-        if self.keep is None and self.power == 0:
-            raise ValueError("mining: expected keep, power or both, received neither")
+        if self.theta is not None and (self.keep is not None or self.power):
+            raise ValueError(
+                f"mining: expected theta alone or keep and power, received theta = {list(self.theta)}, "
+                f"keep = {self.keep}, power = {self.power}"
+            )
+        if self.theta is None and self.keep is None and self.power == 0:
+            raise ValueError("mining: expected keep, power, both or theta, received none")
+        if self.epsilon and self.theta is None and self.keep is None:
+            raise ValueError(f"mining: expected keep or theta, beyond which epsilon is, received {self}")
+        if self.theta is not None or self.epsilon:
+            ranks = self.mining().theta_of((self.mining().named or 0) + 1)
+            if ranks[0] == 0 or (np.diff(ranks) > 0).any():
+                raise ValueError(
+                    f"mining: expected a non-increasing ϑ that begins above 0, received {ranks.round(6).tolist()}"
+                )
         return self
+
+    def mining(self) -> Mining:
+        """What this section describes."""
+        return Mining(self.keep, self.power, self.theta, self.epsilon)
+
+    def __str__(self) -> str:
+        given = {
+            name: value for name, value in self.model_dump().items() if value != type(self).model_fields[name].default
+        }
+        return ", ".join(
+            f"{name} = {list(value) if isinstance(value, tuple) else value}" for name, value in given.items()
+        )
 
 
 class LossConfig(Section):
@@ -183,7 +216,7 @@ class LossConfig(Section):
             weight=self.weight.name,
             family_arguments=self.family.arguments,
             weight_arguments=self.weight.arguments,
-            mining=None if self.mining is None else Mining(self.mining.keep, self.mining.power),
+            mining=None if self.mining is None else self.mining.mining(),
             regularizer=self.regularizer,
         )
 

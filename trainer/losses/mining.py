@@ -12,24 +12,59 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from longtail.bundle.arrays import Float64
 from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.losses.weights import MASKED, is_masked
 
 
 @dataclass(frozen=True)
 class Mining:
-    """ϑ, non-increasing, with Σ_j ϑ_j = 1: uniform over the top `keep`, or `ϑ_j ∝ j^−power`; or both.
+    """ϑ, one weight for each rank of a row's negatives, non-increasing, times what a negative weighs anyhow.
 
-    With uniform negatives and `importance` weights (L − 1)/M, top-k mining is [Re19]'s ϑ_j = (L − 1)/(k·M).
-    `keep = M` is negative sampling, and with sampler `full` top-k mining is the top-k loss.
+    With `theta`, as given, whatever its sum. Else Σ_j ϑ_j = 1 over the top `keep`, uniform or `ϑ_j ∝ j^−power`. Ranks
+    beyond weigh `epsilon` each: with ε > 0 the loss stays calibrated [Re19 footnote 2].
+
+    [Re19] has no weights but ϑ. Its ϑ is ours as it stands with weight `unit`; with weight `importance` and uniform
+    negatives its ϑ_j, and its ε, are (L − 1)/m times ours, so that `keep = k` is its (L − 1)/(k·m), which over all
+    labels is 1/k on the top k (`ranks.theta_of_all`). `keep = m` is negative sampling, and with sampler `full` top-k
+    mining is the top-k loss.
 
     Attributes:
         keep: k; None keeps all.
         power: exponent of the power law; 0 weighs what is kept equally.
+        theta: ϑ of the first ranks, in place of `keep` and `power`.
+        epsilon: ϑ of every rank beyond `keep` or `theta`.
     """
 
     keep: int | None = None
     power: float = 0.0
+    theta: tuple[float, ...] | None = None
+    epsilon: float = 0.0
+
+    @property
+    def kept(self) -> int | None:
+        """K, the negatives of a row that may weigh anything; None for all."""
+        return None if self.epsilon else self.named
+
+    @property
+    def named(self) -> int | None:
+        """Ranks before ε begins; None for all."""
+        return self.keep if self.theta is None else len(self.theta)
+
+    def theta_of(self, negatives: int) -> Float64:
+        """ϑ of the kept ranks of a row with that many negatives, float64 [K].
+
+        Example:
+            >>> Mining(keep=2, epsilon=0.125).theta_of(4)
+            array([0.5  , 0.5  , 0.125, 0.125])
+        """
+        if self.theta is not None:
+            first_K: Float64 = np.array(self.theta, np.float64)
+        else:
+            first_K = np.arange(1.0, (self.keep or negatives) + 1) ** -self.power
+            first_K /= first_K.sum()
+        beyond = max(negatives - len(first_K), 0) if self.epsilon else 0
+        return np.pad(first_K, (0, beyond), constant_values=self.epsilon)
 
     def __call__(self, negative_BM: Tensor, log_weight_BM: Tensor) -> tuple[Tensor, Tensor]:
         """The kept logits, float32 [B, K], highest first, and their log-weights with log ϑ added, float32 [B, K].
@@ -43,11 +78,10 @@ class Mining:
             >>> Mining(keep=1)(np.float32([[0.5, 2.0]]), np.float32([[0, 0]]))[0].numpy()
             array([[2.]], dtype=float32)
         """
-        kept = negative_BM.shape[1] if self.keep is None else self.keep
+        theta_K = self.theta_of(negative_BM.shape[1])
+        log_theta_K = np.where(theta_K > 0, np.log(np.where(theta_K > 0, theta_K, 1)), MASKED).astype(np.float32)
         scores_BM = ops.where(is_masked(log_weight_BM), MASKED, negative_BM)
-        _, order_BK = ops.top_k(ops.stop_gradient(scores_BM), kept)
-        log_theta_K = -self.power * np.log(np.arange(1, kept + 1))
-        log_theta_K = (log_theta_K - np.logaddexp.reduce(log_theta_K)).astype(np.float32)
+        _, order_BK = ops.top_k(ops.stop_gradient(scores_BM), len(theta_K))
         return (
             ops.take_along_axis(negative_BM, order_BK, axis=1),
             ops.take_along_axis(log_weight_BM, order_BK, axis=1) + log_theta_K,

@@ -276,10 +276,11 @@ def check_negatives(recipe: Recipe, *, labels: int, batch_size: int) -> None:
             f"received {sampler.negatives}"
         )
     own = batch_size if sampler.name in ("in_batch", "mixed") else labels if sampler.name == "full" else 0
-    if mining is not None and (mining.keep or 0) > own + (sampler.negatives or 0):
+    ranks = 0 if mining is None else mining.mining().named or 0
+    if mining is not None and ranks > own + (sampler.negatives or 0):
         raise DataError(
-            f"loss.mining.keep: expected at most {own + (sampler.negatives or 0)}, the negatives of a row, "
-            f"received {mining.keep}"
+            f"loss.mining.{'theta' if mining.keep is None else 'keep'}: expected at most "
+            f"{own + (sampler.negatives or 0)}, the negatives of a row, received {ranks}"
         )
 
 

@@ -40,31 +40,40 @@ def in_batch(setup: SamplerSetup) -> Sampler:
     return Sampler(setup.log_pi_L.astype(np.float32), in_batch=True, draw=None, q_of_pi=lambda log_pi: log_pi)
 
 
-def uniform(setup: SamplerSetup, *, negatives: int, shared: bool = True, exclude_positive: bool = False) -> Sampler:
-    """Uniform negatives: q = 1/L, drawn with replacement [R21, Table 1].
+def uniform(
+    setup: SamplerSetup, *, negatives: int, shared: bool = True, exclude_positive: bool = False, replace: bool = True
+) -> Sampler:
+    """Uniform negatives: q = 1/L [R21, Table 1; without replacement Re19 Algorithm 1].
 
     Args:
         setup: sizes.
         negatives: M, for the whole batch or for each row.
         shared: one set of draws for the whole batch.
         exclude_positive: per row, a row's positive is never drawn: q = 1/(L − 1) on the others.
+        replace: False draws M different labels, every set of M equally likely.
 
-    Relations: `popularity` with α = 0.
+    Weights are exact either way: of the m that are left of a row, whether its positive was among the M or not, any
+    m of the other L − 1 are equally likely, so that `importance` is (L − 1)/m. Without replacement a mean over
+    negatives has (L − 1 − m)/(L − 2) times the variance, none at all for M = L.
+
+    Relations: `popularity` with α = 0. Without replacement and M = L, `full`.
 
     Example:
         >>> np.exp(uniform(setup, negatives=3).log_q_L)
         array([0.25, 0.25, 0.25, 0.25], dtype=float32)
     """
     labels = len(setup.log_pi_L)
+    drawable = labels - 1 if exclude_positive else labels
     shape = (negatives,) if shared and not exclude_positive else (setup.batch_size, negatives)
 
     def draw(seed: SeedGenerator, context: DrawContext) -> Tensor:
         drawn: Tensor
-        if exclude_positive:
-            others = keras.random.randint(shape, 0, labels - 1, dtype="int32", seed=seed)
-            drawn = others + ops.cast(others >= context.positive_B[:, None], "int32")
+        if replace:
+            drawn = keras.random.randint(shape, 0, drawable, dtype="int32", seed=seed)
         else:
-            drawn = keras.random.randint(shape, 0, labels, dtype="int32", seed=seed)
+            drawn = distinct(shape, drawable, seed)
+        if exclude_positive:
+            drawn = drawn + ops.cast(drawn >= context.positive_B[:, None], "int32")
         return drawn
 
     return Sampler(np.full(labels, -np.log(labels), np.float32), in_batch=False, draw=draw)
@@ -156,6 +165,43 @@ def full(setup: SamplerSetup) -> Sampler:
         in_batch=False,
         draw=lambda _seed, _context: ops.arange(labels, dtype="int32"),
     )
+
+
+def distinct(shape: tuple[int, ...], labels: int, seed: SeedGenerator) -> Tensor:
+    """Different numbers below `labels` along the last axis, int32 of `shape`; every ordered choice equally likely.
+
+    The first M swaps of a Fisher-Yates shuffle, all at once: swap i exchanges places i and j_i ≥ i and gives what
+    was at j_i. That is what the last swap before i to touch j_i had left there, or j_i itself. These references are
+    followed by pointer doubling. Costs a sort of M numbers a row and log₂ M gathers, whatever the number of labels.
+
+    Args:
+        shape: [M] or [B, M].
+        labels: at least M.
+        seed: advances by one draw.
+
+    Example:
+        >>> np.sort(distinct((4,), 4, keras.random.SeedGenerator(1)))
+        array([0, 1, 2, 3], dtype=int32)
+    """
+    rows, draws = int(np.prod(shape[:-1])), shape[-1]
+    step_BM = ops.broadcast_to(np.arange(draws, dtype=np.int32), (rows, draws))
+    bits_BM = keras.random.randint((rows, draws), 0, np.iinfo(np.int32).max, dtype="int32", seed=seed)
+    place_BM = step_BM + bits_BM % (labels - step_BM)
+    # What is at place s before step s came from the last earlier swap with it, and so on back to a place untouched.
+    row_BM = np.arange(rows, dtype=np.int32)[:, None] * draws
+    swapped_BM = ops.where((place_BM > step_BM) & (place_BM < draws), place_BM + row_BM, rows * draws)
+    last_N = ops.segment_max(ops.reshape(step_BM, (-1,)), ops.reshape(swapped_BM, (-1,)), rows * draws + 1)
+    origin_BM = ops.reshape(last_N[:-1], (rows, draws))
+    origin_BM = ops.where(origin_BM < 0, step_BM, origin_BM)
+    for _ in range(draws.bit_length()):
+        origin_BM = ops.take_along_axis(origin_BM, origin_BM, axis=1)
+    # Sorted by place, then by step, the last earlier swap with the same place is the neighbour.
+    order_BM = ops.argsort(place_BM, axis=1)
+    sorted_BM = ops.take_along_axis(place_BM, order_BM, axis=1)
+    repeats_BM = ops.pad(ops.equal(sorted_BM[:, 1:], sorted_BM[:, :-1]), ((0, 0), (1, 0)))
+    before_BM = ops.pad(order_BM[:, :-1], ((0, 0), (1, 0)))
+    taken_BM = ops.where(repeats_BM, ops.take_along_axis(origin_BM, before_BM, axis=1), sorted_BM)
+    return ops.reshape(ops.take_along_axis(taken_BM, ops.argsort(order_BM, axis=1), axis=1), shape)
 
 
 def alias_table(probability_L: Float64) -> tuple[Float32, Int32]:

@@ -41,7 +41,8 @@ class SampledRetrieval(tfrs.tasks.Retrieval):
         family: what a positive's logit and its weighted negatives cost, such as `softmax`, or a mapping with its
             parameters: `{"name": "contrastive", "margin": 0.3}` [METHODS §2].
         weight: what every negative weighs, such as `unit` or `{"name": "logit_adjusted", "tau": 0.5}` [METHODS §2.2].
-        mining: of a row's negatives the hardest count: `{"keep": k}`, `{"power": p}` or both [METHODS §3].
+        mining: of a row's negatives the hardest count: `{"keep": k}`, `{"power": p}` or both, or a `theta`
+            [METHODS §3].
         regularizer: strength of (f + log q)² [BM20 eq. 6].
         metrics, batch_metrics, loss_metrics: as Retrieval's. Batch metrics see the logits as Retrieval's do: less
             log q where the call gives it, accidental hits at the smallest float; mining does not concern them.
@@ -203,11 +204,11 @@ class SampledRetrieval(tfrs.tasks.Retrieval):
     def _padded(self, scores_BC: tf.Tensor, *columns: tf.Tensor) -> list[tf.Tensor]:
         """Logits, hits, log π and log q with columns of hits added where a batch has fewer than mining keeps."""
         mining = self._objective.mining
-        if mining is None or (mining.keep is None and scores_BC.shape[1] is not None):
+        if mining is None or (mining.kept is None and scores_BC.shape[1] is not None):
             return [scores_BC, *columns]
-        if mining.keep is None:
+        if mining.kept is None:
             raise ValueError(f"{self.name}: expected batches of one size (drop_remainder=True) for {mining}")
-        missing = tf.maximum(mining.keep - tf.shape(scores_BC)[1], 0)
+        missing = tf.maximum(mining.kept - tf.shape(scores_BC)[1], 0)
         hits_BC, log_pi_C, log_q_C = columns
         wide, long = [[0, 0], [0, missing]], [[0, missing]]
         return [
