@@ -206,8 +206,23 @@ IMPOSSIBLE = {
         "negatives\n.*greater than or equal to 1",
     ),
     "row optimiser": (
-        {"optimizer": {"embeddings": "sgd"}},
-        "embeddings: expected one of adagrad, adam, received 'sgd'",
+        {"optimizer": {"embeddings": "lion"}},
+        "embeddings: expected one of adagrad, adagrad_elementwise, adam, sgd, received 'lion'",
+    ),
+    "dense optimiser": ({"optimizer": {"dense": "lion"}}, "optimizer.dense\n.*'adam', 'adagrad' or 'sgd'"),
+    "momentum without descent": (
+        {"optimizer": {"momentum": 0.9}},
+        "momentum: expected 0 where neither embeddings nor dense is sgd, received 0.9",
+    ),
+    "momentum of other embeddings": (
+        {"optimizer": {"dense": "sgd", "embedding_momentum": 0.5}},
+        "embedding_momentum: expected none with embeddings 'adam', received 0.5",
+    ),
+    "momentum of 1": ({"optimizer": {"momentum": 1}}, "optimizer.momentum\n.*less than 1"),
+    "penalty below 0": ({"optimizer": {"l2": -1}}, "optimizer.l2\n.*greater than or equal to 0"),
+    "milestones that fall": (
+        {"optimizer": {"milestones": [0.5, 0.25]}},
+        r"milestones: expected rising shares, received \[0.5, 0.25\]",
     ),
     "clip to 0": ({"optimizer": {"clip_norm": 0}}, "optimizer.clip_norm\n.*greater than 0"),
     "batch of 1": ({"training": {"batch_size": 1}}, "training.batch_size\n.*greater than or equal to 2"),

@@ -22,7 +22,7 @@ from longtail.trainer.losses import LOSSES, BatchLoss, Candidates, Embedded
 from longtail.trainer.model.embedding import Dropout, InputKey, compact_rows, dropout_masks, read_distinct
 from longtail.trainer.model.towers import dropouts
 from longtail.trainer.model.two_tower import LABEL_BIAS, TwoTower, untrained_variable
-from longtail.trainer.optimizers import ROW_OPTIMIZERS, RowOptimizer, clip_scale, learning_rate
+from longtail.trainer.optimizers import ROW_OPTIMIZERS, LazyL2, RowOptimizer, clip_scale, dense_optimizer, learning_rate
 from longtail.trainer.sampling import SAMPLERS, DrawContext, SamplerSetup
 from longtail.trainer.sampling.streaming import StreamingFrequencies
 
@@ -82,14 +82,17 @@ class TrainStep:
         self._seed = keras.random.SeedGenerator(recipe.seed)
         self._steps_done = keras.Variable(0, dtype="int32", trainable=False, name="step_count")
         optimizer = recipe.optimizer
-        self._row_rate = learning_rate(optimizer.embedding_learning_rate, optimizer.schedule, total_steps)
-        self._row_optimizers: dict[str, RowOptimizer] = {
-            name: ROW_OPTIMIZERS[optimizer.embeddings](table) for name, table in model.tables.items()
-        }
-        self._dense = model.dense_variables
-        self._dense_optimizer = keras.optimizers.Adam(
-            learning_rate(optimizer.dense_learning_rate, optimizer.schedule, total_steps)
+        self._row_rate, dense_rate = (
+            learning_rate(rate, optimizer.schedule, total_steps, milestones=optimizer.milestones, decay=optimizer.decay)
+            for rate in (optimizer.embedding_learning_rate, optimizer.dense_learning_rate)
         )
+        self._row_optimizers: dict[str, RowOptimizer] = {
+            name: ROW_OPTIMIZERS[optimizer.embeddings](table, **optimizer.row_arguments)
+            for name, table in model.tables.items()
+        }
+        self._row_l2 = [LazyL2(table, optimizer.l2) for table in model.tables.values()] if optimizer.l2 else []
+        self._dense = model.dense_variables
+        self._dense_optimizer = dense_optimizer(optimizer.dense, dense_rate, momentum=optimizer.momentum)
         if self._dense:
             self._dense_optimizer.build(self._dense)
         self._compiled = backend.compile_step(self._update, [*self.variables, *self._constants])
@@ -116,6 +119,7 @@ class TrainStep:
             *([] if self._streaming is None else self._streaming.variables),
             *([] if self._log_eta_N is None else [self._log_eta_N]),
             *(self.sampler.variables if self.sampler.refresh is not None else []),
+            *(penalty.touched for penalty in self._row_l2),
         ]
 
     @property
@@ -248,14 +252,25 @@ class TrainStep:
     def _apply(
         self, distinct: list[tuple[Tensor, Tensor]], row_gradients: list[Tensor], gradients: list[Tensor]
     ) -> None:
-        """Clip the gradients, and let the optimisers update tables and dense variables."""
+        """Add the penalty, clip the gradients, and let the optimisers update tables and dense variables."""
+        rate = self._row_rate(self._steps_done.value)
+        self._steps_done.assign(self._steps_done.value + 1)
+        step = ops.cast(self._steps_done.value, "float32")
+        if self._row_l2:
+            row_gradients = [
+                gradient + penalty.gradients(ids_U, rows_UD, step=step)
+                for penalty, (ids_U, rows_UD), gradient in zip(self._row_l2, distinct, row_gradients, strict=True)
+            ]
+            gradients = [
+                gradient
+                if variable is self._model.log_temperature
+                else gradient + 2 * self._recipe.optimizer.l2 * variable.value
+                for gradient, variable in zip(gradients, self._dense, strict=True)
+            ]
         if self._recipe.optimizer.clip_norm is not None:
             scale = clip_scale([*row_gradients, *gradients], self._recipe.optimizer.clip_norm)
             row_gradients = [gradient * scale for gradient in row_gradients]
             gradients = [gradient * scale for gradient in gradients]
-        rate = self._row_rate(self._steps_done.value)
-        self._steps_done.assign(self._steps_done.value + 1)
-        step = ops.cast(self._steps_done.value, "float32")
         for name, (ids_U, rows_UD), gradients_UD in zip(self._model.tables, distinct, row_gradients, strict=True):
             self._row_optimizers[name].apply(ids_U, rows_UD, gradients_UD, rate=rate, step=step)
         if self._dense:
