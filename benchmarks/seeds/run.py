@@ -16,13 +16,12 @@ from rich.console import Console
 
 from benchmarks.seeds.measure import HeldOut, Measured, measure, popularity_side
 from benchmarks.seeds.store import Record, Store, key_of, pack_values, protocol_of
-from benchmarks.seeds.studies import POPULARITY, SEEDS, Ladder, Method, Study
+from benchmarks.seeds.study import POPULARITY, SEEDS, Ladder, Method, Study
 from longtail.bundle import log_frequencies
 from longtail.trainer.config import Recipe, load_recipe
 from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.dataset import Dataset, load_dataset
 from longtail.trainer.data.pairs import Pairs
-from longtail.trainer.errors import DataError
 from longtail.trainer.evaluation.ranking import log_proposal_of
 from longtail.trainer.train import Run, Trained, prepare_run
 
@@ -126,16 +125,16 @@ class Bench:
             self.store.put(records[key])
         return records[key]
 
-    def _tested(
-        self, method: Method, choice: dict[str, float], seed: int, first: Record, best: dict[str, Run]
-    ) -> None:
+    def _tested(self, method: Method, choice: dict[str, float], seed: int, first: Record, best: dict[str, Run]) -> None:
         """Measure a choice on test; the first seed by the model it was tuned with, if that is still there."""
         key = key_of(method.name, choice, SEEDS[0])
         if seed == SEEDS[0] and key in best and not self.study.timed:
             record, run = first, best[key]
         else:
             run = self._prepare(method, choice, seed, compiled=best.get(key))
-            record = self._trained(method, choice, seed, run, moments_at=first.bias_removal if self.study.timed else None)
+            record = self._trained(
+                method, choice, seed, run, moments_at=first.bias_removal if self.study.timed else None
+            )
             best[key] = run
         lam = record.bias_removal = first.bias_removal
         if np.isfinite(record.valid):
@@ -146,16 +145,14 @@ class Bench:
         """Figures of test into a record: metrics at every λ, values per query as trained and at the chosen λ."""
         names = [name for name in self.study.show if name in next(iter(measured.values())).metrics]
         record.test = {f"{at:g}": {name: round(it.metrics[name], 6) for name in names} for at, it in measured.items()}
-        record.values = {
+        record.values |= {
             f"{name}@{at:g}": pack_values(measured[at].contributions[name])
             for at in dict.fromkeys((self.study.grid[0], record.bias_removal))
             for name in self.study.compare
             if name in measured[at].contributions
         }
 
-    def _prepare(
-        self, method: Method, choice: dict[str, float], seed: int, *, compiled: Run | None = None
-    ) -> Run:
+    def _prepare(self, method: Method, choice: dict[str, float], seed: int, *, compiled: Run | None = None) -> Run:
         """A fresh run; its values in an already compiled step of another seed, if one is given."""
         if time.monotonic() > self.deadline:
             raise OutOfTimeError
@@ -194,9 +191,13 @@ class Bench:
             if not np.isfinite(loss):
                 return record
             if moments_at is not None:
-                metrics = self.measure(run.trained, "test", (moments_at,))[moments_at].metrics
+                at = self.measure(run.trained, "test", (moments_at,))[moments_at]
+                moment = len(record.curve)
+                record.values |= {
+                    f"{name}#{moment}": pack_values(at.contributions[name]) for name in self.study.compare
+                }
                 record.curve.append(
-                    {"seconds": record.seconds} | {name: round(metrics[name], 6) for name in self.study.show}
+                    {"seconds": record.seconds} | {name: round(at.metrics[name], 6) for name in self.study.show}
                 )
         by_lambda = self.measure(run.trained, "valid", self.study.grid)
         record.bias_removal = max(by_lambda, key=lambda at: (by_lambda[at].metrics[self.study.choose_by], -at))

@@ -1,4 +1,4 @@
-"""What was measured: one record a run, kept in small files while it runs, packed into one file a study to be committed."""
+"""What was measured: one record a run, in small files while it runs, packed into one file a study to be committed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.seeds.studies import Method, Study
+from benchmarks.seeds.study import Method, Study
 from longtail.bundle import replace_file
 from longtail.bundle.arrays import Float64
 
@@ -29,7 +29,8 @@ class Record:
         seconds: of CPU, training and tree.
         labels, pairs: sizes of what was trained on.
         test: metrics on test by λ, {} where the run was only tuned by.
-        values: `metric@λ` → contributions of every test query, packed; their mean is the metric.
+        values: `metric@λ` → contributions of every test query, packed; their mean is the metric. Of a timed study
+            also `metric#i` at moment i of the curve, at the chosen λ.
         curve: of a timed study, CPU seconds and metrics on test along the way, at the chosen λ.
     """
 
