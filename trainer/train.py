@@ -21,6 +21,7 @@ from longtail.trainer.config import Recipe
 from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
+from longtail.trainer.data.known import KnownPositives
 from longtail.trainer.errors import DataError
 from longtail.trainer.evaluation.ranking import (
     LabelSide,
@@ -119,8 +120,8 @@ def prepare_run(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path) ->
         check_metric(recipe.evaluation, labels=len(dataset.label_ids))
     encoding = Encoding.fit(recipe, dataset)
     check_negatives(recipe, labels=len(dataset.label_ids), batch_size=batch_size)
-    log_pi = _log_frequencies(recipe, dataset)
-    threshold, highest_frequency = recipe.loss.weight.threshold or 0.0, float(np.exp(log_pi.max()))
+    threshold = recipe.loss.weight.threshold or 0.0
+    highest_frequency = float(np.exp(_log_frequencies(recipe, dataset).max()))
     if threshold > highest_frequency:
         raise DataError(
             f"loss.weight.threshold: expected at most {highest_frequency:.3g}, the frequency of the most frequent "
@@ -131,7 +132,11 @@ def prepare_run(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path) ->
     proposal = _proposal(recipe, dataset, encoding, work / f"proposal-{identity[:16]}.npz")
     model = TwoTower(recipe, encoding, len(dataset.label_ids), proposal)
     train_step = TrainStep(
-        model, log_pi, batch_size=batch_size, total_steps=epochs * steps_per_epoch, pairs=len(dataset.train)
+        model,
+        dataset.label_visits(one_label_per_query=sampled),
+        batch_size=batch_size,
+        total_steps=epochs * steps_per_epoch,
+        pairs=len(dataset.train),
     )
     trained = Trained(recipe, dataset, encoding, model, train_step, TrainingHistory())
     checkpoints = Checkpoints(work, f"{identity}-{epochs}")
@@ -165,6 +170,7 @@ def train(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path, logs: Pa
     run = prepare_run(recipe, dataset, epochs=epochs, work=work)
     trained, checkpoints, batch_size, steps = run.trained, run.checkpoints, run.batch_size, run.steps_per_epoch
     train_step, history, validating = trained.step, trained.history, len(dataset.valid) > 0
+    known = KnownPositives.of(dataset.train) if recipe.loss.resolved_hits == "mask_known" else None
 
     def save(kind: str, epoch: int, step: int, loss: float) -> None:
         checkpoints.save(
@@ -187,6 +193,7 @@ def train(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path, logs: Pa
                 seed=recipe.seed,
                 epoch=epoch,
                 first=first,
+                known=known,
             )
             for step, batch in batches:
                 loss = float(train_step(batch))
