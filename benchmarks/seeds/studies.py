@@ -259,17 +259,17 @@ def softmax_gap() -> Study:
     }  # fmt: skip
     rows = (
         Method(POPULARITY),
-        Method(FULL, {"loss.sampler": '"full"', "loss.weight": '"importance"'}, (rates(0.1), _L2)),
+        Method(FULL, {"loss.sampler": '"full"', "loss.weight": '"importance"'}, (rates(0.01), _L2)),
         Method(
             "uniform negative sampling",
             {"loss.family": '"logistic"', "loss.sampler": '{ name = "uniform", negatives = 1, shared = false }'},
-            (rates(0.1), _L2),
+            (rates(0.01), _L2),
         ),
     )
     return Study(
         "a2", "delicious", settings, rows, epochs=8, hold_out="rows", choose_by="precision@1",
         show=("precision@1", "precision@5", "log_likelihood"), compare=("precision@1", "log_likelihood"),
-        shown_at="chosen", note="smallest label of every row, product of 128 wide factors and a bias, Adagrad per "
+        grid=(0.0,), note="smallest label of every row, product of 128 wide factors and a bias, Adagrad per "
         "element, 8 epochs",
     )  # fmt: skip
 
