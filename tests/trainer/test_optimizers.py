@@ -191,6 +191,24 @@ def test_l2_is_on_average_the_full_objective_s_whatever_the_chances_of_rows() ->
     assert last.min() > 130, "and every row is drawn now and then"
 
 
+def test_descent_with_l2_ends_at_the_optimum_of_the_full_objective() -> None:
+    """Row r is drawn in a share p of steps: Σ p (θ − 1)² / 2 + l2·θ² is least at p / (p + 2·l2).
+
+    Penalised by the touch alone, every row would end at 1 / (1 + 2·l2), the rare ones too large.
+    """
+    every, table = np.array([1, 2, 4, 10]), ones()
+    optimizer, penalty = LazySGD(table), LazyL2(table, l2=0.1)
+
+    for number in range(1, 401):
+        ids = np.flatnonzero(number % every == 0).astype(np.int32)
+        rows = np.take(ops.convert_to_numpy(table.table.value), ids, axis=0)
+        gradients = rows - 1 + ops.convert_to_numpy(penalty.gradients(ids, rows, step=np.float32(number)))
+        rows_now = step(optimizer, ids.tolist(), gradients.tolist(), number=number)
+
+    chances = 1 / every
+    np.testing.assert_allclose(rows_now, np.repeat(chances / (chances + 0.2), 2).reshape(4, 2), rtol=1e-5)
+
+
 RATES = {
     "constant": [8, 8, 8, 8, 8],
     "linear": [8, 6, 4, 2, 0],
