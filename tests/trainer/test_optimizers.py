@@ -176,6 +176,15 @@ def test_l2_of_a_touched_row_is_due_for_every_step_since_its_last_touch() -> Non
     assert ops.convert_to_numpy(penalty.touched.value)[:, 0].tolist() == [5, 0, 2, 5]
 
 
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="TensorFlow's ids are not padded")
+def test_padding_past_the_table_s_end_has_no_l2_that_would_shrink_a_clipped_step() -> None:
+    rows = np.ones((3, 2), np.float32)
+
+    gradients = LazyL2(ones(), l2=0.5).gradients(np.int32([3, 4, 4]), rows, step=np.float32(1))
+
+    assert ops.convert_to_numpy(gradients).tolist() == [[1, 1], [0, 0], [0, 0]]
+
+
 def test_l2_is_on_average_the_full_objective_s_whatever_the_chances_of_rows() -> None:
     """Rows drawn with chances from 0.05 to 1 and held at 1: l2 = ½ adds 1 a step until a row's last draw."""
     rng, chances = np.random.default_rng(0), np.array([1, 0.5, 0.2, 0.05])
