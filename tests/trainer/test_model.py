@@ -292,7 +292,10 @@ def test_a_linear_schedule_ends_at_zero(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize(
     ("sampler", "weight", "optimizer"),
-    [*((sampler, weight, "adam") for sampler in SAMPLES for weight in WEIGHTS), ("in_batch", "unit", "adagrad")],
+    [
+        *((sampler, weight, "adam") for sampler in SAMPLES for weight in WEIGHTS),
+        *(("in_batch", "unit", name) for name in optimizers.ROW_OPTIMIZERS if name != "adam"),
+    ],
 )
 def test_every_sampler_with_every_weight_learns(sampler: str, weight: str, optimizer: str) -> None:
     model = tiny.model(

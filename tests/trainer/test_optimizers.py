@@ -176,6 +176,15 @@ def test_l2_of_a_touched_row_is_due_for_every_step_since_its_last_touch() -> Non
     assert ops.convert_to_numpy(penalty.touched.value)[:, 0].tolist() == [5, 0, 2, 5]
 
 
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="TensorFlow's ids are not padded")
+def test_padding_past_the_table_s_end_has_no_l2_that_would_shrink_a_clipped_step() -> None:
+    rows = np.ones((3, 2), np.float32)
+
+    gradients = LazyL2(ones(), l2=0.5).gradients(np.int32([3, 4, 4]), rows, step=np.float32(1))
+
+    assert ops.convert_to_numpy(gradients).tolist() == [[1, 1], [0, 0], [0, 0]]
+
+
 def test_l2_is_on_average_the_full_objective_s_whatever_the_chances_of_rows() -> None:
     """Rows drawn with chances from 0.05 to 1 and held at 1: l2 = ½ adds 1 a step until a row's last draw."""
     rng, chances = np.random.default_rng(0), np.array([1, 0.5, 0.2, 0.05])
@@ -189,6 +198,24 @@ def test_l2_is_on_average_the_full_objective_s_whatever_the_chances_of_rows() ->
 
     assert sums.tolist() == last.tolist()
     assert last.min() > 130, "and every row is drawn now and then"
+
+
+def test_descent_with_l2_ends_at_the_optimum_of_the_full_objective() -> None:
+    """Row r is drawn in a share p of steps: Σ p (θ − 1)² / 2 + l2·θ² is least at p / (p + 2·l2).
+
+    Penalised by the touch alone, every row would end at 1 / (1 + 2·l2), the rare ones too large.
+    """
+    every, table = np.array([1, 2, 4, 10]), ones()
+    optimizer, penalty = LazySGD(table), LazyL2(table, l2=0.1)
+
+    for number in range(1, 401):
+        ids = np.flatnonzero(number % every == 0).astype(np.int32)
+        rows = np.take(ops.convert_to_numpy(table.table.value), ids, axis=0)
+        gradients = rows - 1 + ops.convert_to_numpy(penalty.gradients(ids, rows, step=np.float32(number)))
+        rows_now = step(optimizer, ids.tolist(), gradients.tolist(), number=number)
+
+    chances = 1 / every
+    np.testing.assert_allclose(rows_now, np.repeat(chances / (chances + 0.2), 2).reshape(4, 2), rtol=1e-5)
 
 
 RATES = {
