@@ -48,6 +48,7 @@ def minimiser(objective: Objective, noise_XL: np.ndarray, *, mask: bool = False,
     chance_T = (DATA[x, y] * noise_XL[x, other]).astype(np.float32)
     shift_XL = np.log(noise_XL) if objective.family == "nce" else np.zeros((X, L))
     scores_XL = shift_XL.copy()
+    weight_XL = 1 if objective.weight == "unit" else 1 / noise_XL
 
     def expected(rows: list[Any]) -> tuple[Any, Any]:
         losses_T = losses(rows[0], objective, noise_XL, mask=mask)
@@ -57,7 +58,7 @@ def minimiser(objective: Objective, noise_XL: np.ndarray, *, mask: bool = False,
         rows = [ops.convert_to_tensor(scores_XL.astype(np.float32))]
         _, (gradient_XL,), _ = backend.value_and_gradients(expected, rows, [])
         chance_XL = 1 / (1 + np.exp(shift_XL - scores_XL))
-        scores_XL -= ops.convert_to_numpy(gradient_XL) / ((DATA + noise_XL) * chance_XL * (1 - chance_XL))
+        scores_XL -= ops.convert_to_numpy(gradient_XL) / ((DATA + weight_XL * noise_XL) * chance_XL * (1 - chance_XL))
     return scores_XL
 
 
@@ -97,6 +98,14 @@ def test_with_hits_masked_they_are_log_odds_in_the_softmax_s_order(noise: str) -
 
     np.testing.assert_allclose(scores_XL, np.log(DATA) - np.log1p(-DATA), atol=5e-3)
     np.testing.assert_array_equal(scores_XL.argsort(axis=1), DATA.argsort(axis=1))
+
+
+@pytest.mark.parametrize("noise", NOISE)
+def test_importance_weights_learn_the_log_probability_itself(noise: str) -> None:
+    """Draws weighed by 1/q are every label once: `σ(f) = p/(1 + p)`, whatever the noise; nothing to remove."""
+    scores_XL = minimiser(Objective("logistic", "importance"), NOISE[noise])
+
+    np.testing.assert_allclose(scores_XL, np.log(DATA), atol=1e-3)
 
 
 @pytest.mark.parametrize("noise", NOISE)
@@ -162,7 +171,8 @@ def test_the_signal_is_clearest_when_the_noise_is_the_data() -> None:
 
 @pytest.mark.parametrize("sampler", [{"name": "in_batch"}, {"name": "uniform", "negatives": 4}, {"name": "full"}])
 def test_a_model_s_nce_counts_the_draws_that_hit(sampler: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """By hand from a step's logits; of the batch's labels only a row's own is left out. log q of m·q on both sides."""
+    """By hand from a step's logits, which stand for log p(y|x) from 1/L on; of the batch's labels only a row's own is
+    left out. log q of m·q on both sides."""
     monkeypatch.setattr(backend, "compile_step", lambda step, _: step)
     monkeypatch.setattr(backend, "compile_loss", lambda function: function)
     rows = tiny.pairs((0, 0), (1, 1), (2, 1), (3, 3))
@@ -174,7 +184,7 @@ def test_a_model_s_nce_counts_the_draws_that_hit(sampler: dict[str, Any], monkey
     expected = []
     for row, positive in enumerate(rows.labels):
         others = {"in_batch": np.delete(rows.labels, row), "uniform": drawn, "full": np.arange(4)}[sampler["name"]]
-        shifted_L = logits_BL[row] - np.log(len(others) * q_L)
+        shifted_L = logits_BL[row] - np.log(4) - np.log(len(others) * q_L)
         expected.append(np.log1p(np.exp(-shifted_L[positive])) + np.log1p(np.exp(shifted_L[others])).sum())
 
     assert float(model.train_step(tiny.batch(rows))) == pytest.approx(np.mean(expected), rel=1e-5)

@@ -230,6 +230,8 @@ class Family:
         cosine: defined on cosines as they are: similarity cosine, temperature 1, no label bias.
         weights: the weights that belong to its definition; None for any.
         shifted: logits are `f − log(m·q)` on both sides, with which it learns log p(y|x) itself [BM20 §5].
+        balanced: its logits are log-odds against the negatives' total weight; training adds the constant at which
+            logits of 0 balance the two.
         stateful: keeps a number η per training pair.
         hits: what a recipe that does not say gets.
     """
@@ -238,6 +240,7 @@ class Family:
     cosine: bool = False
     weights: tuple[str, ...] | None = None
     shifted: bool = False
+    balanced: bool = False
     stateful: bool = False
     hits: Hits = "mask"
 
@@ -245,13 +248,13 @@ class Family:
 LOSSES: dict[str, Family] = {
     "softmax": Family(softmax),
     "refined_softmax": Family(refined_softmax),
-    "logistic": Family(logistic, hits="keep"),
+    "logistic": Family(logistic, balanced=True, hits="keep"),
     "contrastive": Family(contrastive, cosine=True),
     "hinge": Family(hinge),
     "squared_hinge": Family(squared_hinge),
     "exponential": Family(exponential),
     "ramp": Family(ramp),
-    "nce": Family(nce, weights=("unit",), shifted=True, hits="keep"),
+    "nce": Family(nce, weights=("unit",), shifted=True, balanced=True, hits="keep"),
     "augment_and_reduce": Family(augment_and_reduce, weights=("importance",), stateful=True),
 }
 """Loss families by the name that a recipe's `[loss] family` calls them.
