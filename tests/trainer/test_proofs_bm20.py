@@ -116,6 +116,45 @@ def test_nce_learns_the_log_probability_itself(noise: str) -> None:
     np.testing.assert_allclose(scores_XL, np.log(DATA), atol=1e-3)
 
 
+AT_REST: dict[str, tuple[Objective, bool, Any]] = {
+    "logistic, kept": (Objective("logistic"), False, lambda p, q: np.log(p / q)),
+    "logistic, masked": (Objective("logistic"), True, lambda p, q: np.log(p / (1 - p) / q)),
+    "logistic, pairwise": (Objective("logistic", "unit", {"pairwise": True}), True, lambda p, q: np.log(p / q)),
+    "exponential, kept": (Objective("exponential"), False, lambda p, q: np.log(p / q) / 2),
+    "contrastive, kept": (Objective("contrastive"), False, lambda p, q: p / (p + q)),
+}
+
+
+@pytest.mark.parametrize(("objective", "mask", "optimum"), AT_REST.values(), ids=AT_REST)
+@pytest.mark.parametrize("noise", NOISE)
+def test_what_each_family_converges_to(noise: str, objective: Objective, mask: bool, optimum: Any) -> None:
+    """The gradient is 0 at the scores that a family's docstring names, and not half a nat beside them."""
+    x, y, other = TRIPLES.T
+    chance_T = (DATA[x, y] * NOISE[noise][x, other]).astype(np.float32)
+
+    def expected(rows: list[Any]) -> tuple[Any, Any]:
+        losses_T = losses(rows[0], objective, NOISE[noise], mask=mask)
+        return ops.sum(losses_T * ops.convert_to_tensor(chance_T)), losses_T
+
+    def slope(scores_XL: np.ndarray) -> float:
+        rows = [ops.convert_to_tensor(scores_XL.astype(np.float32))]
+        return float(np.abs(ops.convert_to_numpy(backend.value_and_gradients(expected, rows, [])[1][0])).max())
+
+    scores_XL = optimum(DATA, NOISE[noise])
+    assert slope(scores_XL) < 1e-6
+    assert slope(scores_XL + 0.5 * np.eye(X, L)) > 1e-3
+
+
+def test_masked_a_seventy_percent_label_comes_out_as_more() -> None:
+    """`.7/.3` beside three odds of `.1/.9`: .875, at a log-likelihood of −1.05 where −.94 is the best."""
+    p = np.array([0.7, 0.1, 0.1, 0.1])
+    masked = p / (1 - p) / (p / (1 - p)).sum()
+
+    assert masked[0] == pytest.approx(0.875)
+    assert p @ np.log(masked) == pytest.approx(-1.047, abs=1e-3)
+    assert p @ np.log(p) == pytest.approx(-0.940, abs=1e-3)
+
+
 def signal_to_noise(noise_XL: np.ndarray) -> float:
     """`η = 1/Tr[Cov[ĝ, ĝ] H⁻¹]` at the minimum [BM20 eq. 12], from gradients and their slopes, triple by triple."""
     scores_XL = np.log(DATA / noise_XL)
