@@ -48,6 +48,10 @@ def to_bundle(trained: Trained, held_out_rows: Int32, bias_removal: BiasRemoval,
         sample = {name: column[:_CALIBRATION_QUERIES] for name, column in trained.encoding.label_inputs.items()}
         check_parity("label_tower.onnx", label_tower, sample, label_side.embeddings[:_CALIBRATION_QUERIES])
     buckets = buckets_for(recipe.evaluation, label_side.counts)
+    if model.proposal is not None:
+        bias_removal = bias_removal.model_copy(
+            update={"noise": "p_n(y|x)", "minimum": 0.0, "default": max(bias_removal.default, 0.0)}
+        )
     display = recipe.data.display if dataset.label_table is not None else []
     empty = pa.table({})
     manifest = Manifest(
@@ -61,6 +65,7 @@ def to_bundle(trained: Trained, held_out_rows: Int32, bias_removal: BiasRemoval,
         label_bias=label_side.bias is not None,
         kappa=label_side.augmentation.kappa,
         kappa_bias=label_side.augmentation.kappa_bias,
+        kappa_popularity=label_side.augmentation.kappa_popularity,
         loss=Loss(
             family=str(recipe.loss.family),
             sampler=str(recipe.loss.sampler),
