@@ -18,7 +18,7 @@ from benchmarks.seeds.studies import Job
 from longtail.bundle import CurvePoint, replace_file
 from longtail.trainer.config import load_recipe
 from longtail.trainer.data.dataset import load_dataset
-from longtail.trainer.job import choose_bias_removal, curve_of
+from longtail.trainer.job import choose_dial, curve_of
 from longtail.trainer.progress import EpochProgress, Reporter
 from longtail.trainer.train import train
 
@@ -109,7 +109,7 @@ def run(job: Job, data: Path, out: Path, console: Console) -> None:
     if not job.timed:
         known = dataset.train.followed_by(dataset.valid) if len(dataset.valid) else dataset.train
         if len(dataset.valid):
-            chosen = choose_bias_removal(trained, dataset).default
+            chosen = choose_dial(trained, dataset).default.bias_removal
         if recipe.training.refit and len(dataset.valid):
             best = trained.history.best_epoch
             trained = train(

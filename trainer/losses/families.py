@@ -231,6 +231,7 @@ class Family:
         shifted: logits are `f − log(m·q)` on both sides, and draws that hit the positive count as any other, with
             which it learns log p(y|x) itself [BM20 §5].
         stateful: keeps a number η per training pair.
+        link: slope of the optimal logit in log(p(y|x)/ν) [METHODS §9]; None of a loss whose optimum is no such line.
     """
 
     loss: Callable[..., Tensor]
@@ -238,17 +239,18 @@ class Family:
     weights: tuple[str, ...] | None = None
     shifted: bool = False
     stateful: bool = False
+    link: float | None = 1.0
 
 
 LOSSES: dict[str, Family] = {
     "softmax": Family(softmax),
     "refined_softmax": Family(refined_softmax),
     "logistic": Family(logistic),
-    "contrastive": Family(contrastive, cosine=True),
-    "hinge": Family(hinge),
-    "squared_hinge": Family(squared_hinge),
-    "exponential": Family(exponential),
-    "ramp": Family(ramp),
+    "contrastive": Family(contrastive, cosine=True, link=None),
+    "hinge": Family(hinge, link=None),
+    "squared_hinge": Family(squared_hinge, link=None),
+    "exponential": Family(exponential, link=0.5),
+    "ramp": Family(ramp, link=None),
     "nce": Family(nce, weights=("unit",), shifted=True),
     "augment_and_reduce": Family(augment_and_reduce, weights=("importance",), stateful=True),
 }
