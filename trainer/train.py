@@ -21,6 +21,7 @@ from longtail.trainer.config import Recipe
 from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
+from longtail.trainer.data.known import KnownPositives
 from longtail.trainer.errors import DataError
 from longtail.trainer.evaluation.dial import Noise
 from longtail.trainer.evaluation.ranking import (
@@ -81,7 +82,10 @@ class Trained:
         if self.model.proposal is not None:
             return log_pi
         log_q = sampler.log_q_L if sampler.q_of_pi is None else keras.ops.convert_to_numpy(sampler.q_of_pi(log_pi))
-        return implied_noise(self.recipe.loss.objective(), log_pi, log_q)
+        log_miss = None
+        if sampler.log_miss is not None:
+            log_miss = keras.ops.convert_to_numpy(sampler.log_miss(keras.ops.convert_to_tensor(log_q)))
+        return implied_noise(self.recipe.loss.objective(), log_pi, log_q, log_miss)
 
     def noise(self) -> Noise:
         """What the λ of this model removes."""
@@ -147,8 +151,8 @@ def prepare_run(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path) ->
         check_metric(recipe.evaluation, labels=len(dataset.label_ids))
     encoding = Encoding.fit(recipe, dataset)
     check_negatives(recipe, labels=len(dataset.label_ids), batch_size=batch_size)
-    log_pi = _log_frequencies(recipe, dataset)
-    threshold, highest_frequency = recipe.loss.weight.threshold or 0.0, float(np.exp(log_pi.max()))
+    threshold = recipe.loss.weight.threshold or 0.0
+    highest_frequency = float(np.exp(_log_frequencies(recipe, dataset).max()))
     if threshold > highest_frequency:
         raise DataError(
             f"loss.weight.threshold: expected at most {highest_frequency:.3g}, the frequency of the most frequent "
@@ -159,7 +163,11 @@ def prepare_run(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path) ->
     proposal = _proposal(recipe, dataset, encoding, work / f"proposal-{identity[:16]}.npz")
     model = TwoTower(recipe, encoding, len(dataset.label_ids), proposal)
     train_step = TrainStep(
-        model, log_pi, batch_size=batch_size, total_steps=epochs * steps_per_epoch, pairs=len(dataset.train)
+        model,
+        dataset.label_visits(one_label_per_query=sampled),
+        batch_size=batch_size,
+        total_steps=epochs * steps_per_epoch,
+        pairs=len(dataset.train),
     )
     trained = Trained(recipe, dataset, encoding, model, train_step, TrainingHistory())
     checkpoints = Checkpoints(work, f"{identity}-{epochs}")
@@ -193,6 +201,7 @@ def train(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path, logs: Pa
     run = prepare_run(recipe, dataset, epochs=epochs, work=work)
     trained, checkpoints, batch_size, steps = run.trained, run.checkpoints, run.batch_size, run.steps_per_epoch
     train_step, history, validating = trained.step, trained.history, len(dataset.valid) > 0
+    known = KnownPositives.of(dataset.train) if recipe.loss.resolved_hits == "mask_known" else None
 
     def save(kind: str, epoch: int, step: int, loss: float) -> None:
         checkpoints.save(
@@ -215,6 +224,7 @@ def train(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path, logs: Pa
                 seed=recipe.seed,
                 epoch=epoch,
                 first=first,
+                known=known,
             )
             for step, batch in batches:
                 loss = float(train_step(batch))

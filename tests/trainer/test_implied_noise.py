@@ -59,14 +59,12 @@ def noise_of(sampler: str, weight: str) -> np.ndarray:
     return column_of(sampler, weight) / column_of(sampler, weight).sum()
 
 
-def row_of(sampler: str, weight: str, *, mask: bool) -> np.ndarray:
+def row_of(sampler: str, weight: str) -> np.ndarray:
     """r of the expected loss `φ(f_y) + r_y Σ_y' q_y' col_y' φ(−f_y')`; with hits masked, over y' ≠ y [METHODS §2.2]."""
-    q_L, draws = q_of(sampler), DRAWS[sampler].sum()
-    left_L = np.ones(L) if mask else 1 - q_L
     return {
-        "unit": np.full(L, draws), "constant": 1 / (1 - q_L) if mask else np.ones(L), "relative": draws * q_L,
-        "tail": left_L / PI, "logit_adjusted": left_L * PI**-0.5, "adaptive": left_L * PI**-0.5,
-    }.get(weight, left_L)  # fmt: skip
+        "unit": np.full(L, DRAWS[sampler].sum()), "relative": DRAWS[sampler].astype(float), "tail": 1 / PI,
+        "logit_adjusted": PI**-0.5, "adaptive": PI**-0.5,
+    }.get(weight, np.ones(L))  # fmt: skip
 
 
 def column_of(sampler: str, weight: str) -> np.ndarray:
@@ -79,7 +77,7 @@ def objective_of(family: str, weight: str, **arguments: Any) -> Objective:
 
 
 def found_noise(sampler: str, objective: Objective) -> np.ndarray:
-    batch, more = (274, {"negatives": 280}) if sampler == "mixed" else (300, {"negatives": 280})
+    batch, more = (275, {"negatives": 280}) if sampler == "mixed" else (300, {"negatives": 280})
     arguments = {"popularity": more | {"alpha": 0.5}, "uniform": more, "mixed": more}.get(sampler, {})
     log_q_L = SAMPLERS[sampler](SamplerSetup(np.log(PI), batch), **arguments).log_q_L
     return np.exp(implied_noise(objective, np.log(PI), log_q_L))
@@ -145,7 +143,7 @@ def test_the_noise_is_q_times_the_weight_s_column(sampler: str, weight: str) -> 
 @pytest.mark.parametrize(("sampler", "weight"), CELLS)
 def test_a_pairwise_loss_has_the_row_in_its_noise(sampler: str, weight: str) -> None:
     """Two labels meet as (y, y') and as (y', y): `f_y − f_y' = link·log[p r/(q col)]_y − the same of y'`, exactly."""
-    expected_L = column_of(sampler, weight) / row_of(sampler, weight, mask=True)
+    expected_L = column_of(sampler, weight) / row_of(sampler, weight)
     for family, link in (("logistic", 1.0), ("exponential", 0.5)):
         objective = objective_of(family, weight, pairwise=True)
         scores_XL = link * np.log(DATA / expected_L)
@@ -159,7 +157,7 @@ def test_a_pairwise_loss_has_the_row_in_its_noise(sampler: str, weight: str) -> 
 @pytest.mark.parametrize(("sampler", "weight"), CELLS)
 def test_decoupled_losses_that_keep_hits_are_exact(sampler: str, weight: str) -> None:
     """`f = link·[log(p/ν) − log E_y[r_y|x]]`, a constant of the query away: [BM20 Theorem 1] for any weight."""
-    row_X1 = (DATA @ row_of(sampler, weight, mask=False))[:, None]
+    row_X1 = (DATA @ row_of(sampler, weight))[:, None]
     for family, link in (("logistic", 1.0), ("exponential", 0.5)):
         objective = objective_of(family, weight)
         scores_XL = link * np.log(DATA / column_of(sampler, weight) / row_X1)
@@ -174,7 +172,7 @@ def test_decoupled_losses_that_mask_hits_learn_odds(sampler: str, weight: str) -
     """`f = link·[log(p/ν) − log(E_y[r_y|x] − p r)]`. Where r is the same for every label that is the log-odds of p, in
     the order of p. For other weights it is off by that second term's spread, and in p's order only where p r ≪ E[r].
     """
-    row_L = row_of(sampler, weight, mask=True)
+    row_L = row_of(sampler, weight)
     rest_XL = (DATA @ row_L)[:, None] - DATA * row_L
     for family, link in (("logistic", 1.0), ("exponential", 0.5)):
         objective = objective_of(family, weight)
@@ -194,7 +192,7 @@ def test_decoupled_losses_that_mask_hits_learn_odds(sampler: str, weight: str) -
 
 def softmax_scores(sampler: str, weight: str, *, mask: bool, times: int = 1) -> np.ndarray:
     """f of least `Σ_y p_y log[1 + Σ_y' ρ_yy' e^(f_y' − f_y)]`, in float64; the sum over y' ≠ y with hits masked."""
-    row_L, col_L = row_of(sampler, weight, mask=mask) * times, column_of(sampler, weight)
+    row_L, col_L = row_of(sampler, weight) * times, column_of(sampler, weight)
     rho_LL = row_L[:, None] * col_L * (1 - np.eye(L) if mask else 1)
 
     def loss(f_L: np.ndarray, p_L: np.ndarray) -> tuple[float, np.ndarray]:
@@ -217,7 +215,7 @@ def test_softmax_is_exact_up_to_the_knee(sampler: str, weight: str, mask: bool) 
     """
     objective = objective_of("softmax", weight)
     scores_XL = softmax_scores(sampler, weight, mask=mask)
-    a_L = row_of(sampler, weight, mask=mask) * column_of(sampler, weight)
+    a_L = row_of(sampler, weight) * column_of(sampler, weight)
     share_XL = np.exp(scores_XL) * column_of(sampler, weight)
     share_XL /= share_XL.sum(axis=1, keepdims=True)
     knee_XL = 1 + (1 / a_L - mask) * share_XL
@@ -279,6 +277,23 @@ def test_bounded_links_rank_by_p_over_noise_and_no_dial_undoes_that(family: str,
     assert_least(scores_XL, "full", objective, mask=False)
     assert removes_all(objective) == 0
     np.testing.assert_array_equal(scores_XL.argsort(axis=1), DATA.argsort(axis=1))
+
+
+def test_a_sampler_that_never_draws_the_positive_draws_the_others_more_often() -> None:
+    """q_y'/(1 − q_y), or (1 − q_y⁵)/(1 − q_y) where five draws in a row may hit: a factor of the row, which only
+    pairwise losses keep.
+    """
+    sampler = SAMPLERS["popularity"](SamplerSetup(np.log(PI), 300), negatives=280, exclude_positive=True)
+    log_miss_L = ops.convert_to_numpy(sampler.log_miss(ops.convert_to_tensor(sampler.log_q_L)))
+
+    for pairwise, expected_L in ((True, PI * (1 - PI) / (1 - PI**5)), (False, PI)):
+        for weight in ("unit", "constant"):
+            objective = objective_of("logistic", weight, pairwise=pairwise)
+            found_L = np.exp(implied_noise(objective, np.log(PI), sampler.log_q_L, log_miss_L))
+            np.testing.assert_allclose(found_L, expected_L / expected_L.sum(), rtol=1e-5)
+        objective = objective_of("logistic", "importance", pairwise=pairwise)
+        found_L = np.exp(implied_noise(objective, np.log(PI), sampler.log_q_L, log_miss_L))
+        np.testing.assert_allclose(found_L, 1 / L, rtol=1e-5)
 
 
 NAMES: dict[str, np.ndarray] = {

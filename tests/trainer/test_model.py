@@ -28,11 +28,11 @@ SAMPLES: dict[str, dict[str, Any]] = {
     "full": {"name": "full"},
 }
 Q_L = {
-    "in_batch": PI_L,
+    "in_batch": COUNTS / 11,
     "uniform": np.full(L, 1 / L),
     "uniform per row": np.full(L, 1 / L),
     "popularity": np.sqrt(PI_L) / np.sqrt(PI_L).sum(),
-    "mixed": (B * PI_L + M / L) / (B + M),
+    "mixed": ((B - 1) * COUNTS / 11 + M / L) / (B - 1 + M),
     "full": np.full(L, 1 / L),
 }
 WEIGHTS = ["unit", "constant", "importance", "relative", "tail"]
@@ -43,9 +43,9 @@ def weight_of(weight: str, *, pi: float, pi_negative: float, q: float, q_negativ
     return {
         "unit": 1,
         "constant": 1 / m,
-        "importance": (1 - q) / (m * q_negative),
+        "importance": 1 / (m * q_negative),
         "relative": q / q_negative,
-        "tail": (1 - q) * pi_negative / (m * q_negative * pi),
+        "tail": pi_negative / (m * q_negative * pi),
     }[weight]
 
 
@@ -77,18 +77,17 @@ def negatives(sampler: str) -> np.ndarray:
 def reference(
     users: np.ndarray, items: np.ndarray, bias: np.ndarray, temperature: float, sampler: str, weight: str
 ) -> float:
-    """The whole loss [R21 eq. 7] in plain float64: cosine logits, accidental hits left out, m of what is left."""
+    """The whole loss [R21 eq. 7] in plain float64: cosine logits, hits left out, m of what is drawn."""
     users = users / np.linalg.norm(users, axis=1, keepdims=True)
     items = items / np.linalg.norm(items, axis=1, keepdims=True)
     q_L, losses = Q_L[sampler], []
+    m = negatives(sampler).shape[1] - (sampler in ("in_batch", "mixed"))
     for row, others in enumerate(negatives(sampler)):
         user, positive = users[BATCH.queries[row]], BATCH.labels[row]
         logit = items @ user / temperature + bias
         kept = [other for other in others if other != positive]
         weights = [
-            weight_of(
-                weight, pi=PI_L[positive], pi_negative=PI_L[other], q=q_L[positive], q_negative=q_L[other], m=len(kept)
-            )
+            weight_of(weight, pi=PI_L[positive], pi_negative=PI_L[other], q=q_L[positive], q_negative=q_L[other], m=m)
             for other in kept
         ]
         losses.append(np.log1p(np.dot(weights, np.exp(logit[kept] - logit[positive]))))

@@ -169,8 +169,7 @@ def test_a_model_s_nce_counts_the_draws_that_hit(sampler: dict[str, Any], monkey
     data = tiny.dataset(rows, queries=4, labels=4)
     model = tiny.model(tiny.recipe(loss={"family": "nce", "sampler": sampler}), data, batch_size=4)
     logits_BL = model.embed_queries({"user_id": rows.queries + 1}) @ model.embed_labels().T / 0.1
-    pi_L = (np.array([1, 2, 0, 1]) + 0.5) / 6
-    q_L = pi_L if sampler["name"] == "in_batch" else np.full(4, 1 / 4)
+    q_L = np.array([1 / 4, 2 / 4, 1, 1 / 4]) if sampler["name"] == "in_batch" else np.full(4, 1 / 4)
     drawn = np.asarray(keras.random.randint((4,), 0, 4, dtype="int32", seed=keras.random.SeedGenerator(0)))
     expected = []
     for row, positive in enumerate(rows.labels):

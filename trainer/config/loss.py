@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from longtail.trainer.config.sections import Section, one_of
 from longtail.trainer.losses.families import LOSSES
+from longtail.trainer.losses.hits import Hits
 from longtail.trainer.losses.mining import Mining
 from longtail.trainer.losses.objective import Objective
 from longtail.trainer.losses.weights import WEIGHTS
@@ -138,6 +139,9 @@ class LossConfig(Section):
     family: FamilyConfig = FamilyConfig()
     weight: WeightConfig = WeightConfig()
     sampler: SamplerConfig = SamplerConfig()
+    hits: Hits | None = None
+    """Draws that are positives of their row. `mask`: the row's positive is no negative. `keep`: every draw counts.
+    `mask_known`: nor are other training positives of the row's query. By default the family's [METHODS §2.1]."""
     mining: MiningConfig | None = None
     regularizer: float = Field(default=0.0, ge=0)
     """Strength of (f + log q)² on positives and negatives [BM20 eq. 6]."""
@@ -160,6 +164,16 @@ class LossConfig(Section):
                 f"sampler: expected no exclude_positive with family {self.family.name!r}, in which the positive is "
                 "drawn as often as q says, received exclude_positive = True"
             )
+        if family.shifted and self.resolved_hits != "keep":
+            raise ValueError(
+                f"hits: expected 'keep' with family {self.family.name!r}, which tells data from noise, and noise that "
+                f"happens to be a positive is noise, received {self.hits!r}"
+            )
+        if self.hits == "keep" and self.sampler.exclude_positive:
+            raise ValueError(
+                "hits: expected 'mask' or 'mask_known' with exclude_positive, which draws no positive to keep, "
+                "received 'keep'"
+            )
         if family.stateful and self.mining is not None:
             raise ValueError(
                 f"mining: expected none with family {self.family.name!r}, whose bound needs an unbiased sum over "
@@ -176,6 +190,13 @@ class LossConfig(Section):
             )
         return self
 
+    @property
+    def resolved_hits(self) -> Hits:
+        """`hits`, or the family's own: a pairwise form and a sampler that excludes the positive mask it."""
+        if self.hits is not None:
+            return self.hits
+        return "mask" if self.family.pairwise or self.sampler.exclude_positive else LOSSES[self.family.name].hits
+
     def objective(self) -> Objective:
         """The loss function that this section describes."""
         return Objective(
@@ -189,4 +210,5 @@ class LossConfig(Section):
 
     def __str__(self) -> str:
         mined = "" if self.mining is None else f" · mined({self.mining})"
-        return f"{self.family} · {self.sampler} · {self.weight}{mined}"
+        hits = "" if self.hits is None else f" · hits {self.hits}"
+        return f"{self.family} · {self.sampler} · {self.weight}{hits}{mined}"

@@ -17,6 +17,7 @@ from longtail.bundle import Inputs
 from longtail.bundle.arrays import Int32, Int64
 from longtail.trainer.config import FeatureConfig
 from longtail.trainer.data.columns import Bags, Encoded, Numbers
+from longtail.trainer.data.known import KnownPositives
 from longtail.trainer.data.pairs import Pairs
 
 _UNKNOWN_RATE = 0.01
@@ -137,11 +138,13 @@ def epoch_batches(
     seed: int,
     epoch: int,
     first: int,
+    known: KnownPositives | None = None,
 ) -> Iterator[tuple[int, Inputs]]:
     """Shuffled batches of one epoch, numbered, from step `first` on; what is left over at the end is dropped.
 
     A batch holds the query tower's inputs by name, `_pair` int32 [B] (rows of `pairs`), `_positive` int32 [B]
-    (label rows) and `_weight` float32 [B]. The same arguments give the same batches.
+    (label rows) and `_weight` float32 [B]; where known positives are asked for also `_known` and `_known_rows`,
+    int32 [K] (`KnownPositives.of_queries`). The same arguments give the same batches.
 
     Args:
         pairs: the training pairs.
@@ -151,6 +154,7 @@ def epoch_batches(
         seed: the job's seed; with `epoch` it decides the order and every draw.
         epoch: from 0.
         first: step to begin with, from 0.
+        known: positives of every query, for a loss that masks them.
     """
     order = _visits(pairs, one_label_per_query=one_label_per_query, seed=seed, epoch=epoch)
     for step in range(first, len(order) // batch_size):
@@ -159,6 +163,8 @@ def epoch_batches(
         batch["_pair"] = rows_B.astype(np.int32)
         batch["_positive"] = pairs.labels[rows_B]
         batch["_weight"] = np.ones(batch_size, np.float32) if pairs.weights is None else pairs.weights[rows_B]
+        if known is not None:
+            batch["_known"], batch["_known_rows"] = known.of_queries(pairs.queries[rows_B])
         yield step, batch
 
 

@@ -1,11 +1,13 @@
 """The loss of a batch [METHODS §2, §3].
 
-`weights.py` weighs negatives, `mining.py` keeps the hardest, `families.py` has the losses of what is left;
-`objective.py` combines the three over logits, and `batch_loss.py` computes those from embeddings.
+`hits.py` says which candidates are no negatives, `weights.py` weighs the others, `mining.py` keeps the hardest,
+`families.py` has the losses of what is left; `objective.py` combines these over logits, and `batch_loss.py` computes
+the logits from embeddings.
 """
 
 from longtail.trainer.losses.batch_loss import BatchLoss, Candidates, Embedded
 from longtail.trainer.losses.families import LOSSES, Family
+from longtail.trainer.losses.hits import Hits, known_among
 from longtail.trainer.losses.mining import Mining
 from longtail.trainer.losses.objective import Objective, SampledLogits
 from longtail.trainer.losses.weights import MASKED, WEIGHTS, LogProbabilities, LogWeight
@@ -18,9 +20,11 @@ __all__ = [
     "Candidates",
     "Embedded",
     "Family",
+    "Hits",
     "LogProbabilities",
     "LogWeight",
     "Mining",
     "Objective",
     "SampledLogits",
+    "known_among",
 ]

@@ -24,6 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from longtail.trainer.backend import Tensor, ops
+from longtail.trainer.losses.hits import Hits
 from longtail.trainer.losses.weights import is_masked
 
 Phi = Callable[[Tensor], Tensor]
@@ -228,9 +229,9 @@ class Family:
         loss: of positives [B], negatives [B, M], log-weights [B, M] and the family's own parameters; float32 [B].
         cosine: defined on cosines as they are: similarity cosine, temperature 1, no label bias.
         weights: the weights that belong to its definition; None for any.
-        shifted: logits are `f − log(m·q)` on both sides, and draws that hit the positive count as any other, with
-            which it learns log p(y|x) itself [BM20 §5].
+        shifted: logits are `f − log(m·q)` on both sides, with which it learns log p(y|x) itself [BM20 §5].
         stateful: keeps a number η per training pair.
+        hits: what a recipe that does not say gets.
         link: slope of the optimal logit in log(p(y|x)/ν) [METHODS §9]; None of a loss whose optimum is no such line.
     """
 
@@ -239,19 +240,20 @@ class Family:
     weights: tuple[str, ...] | None = None
     shifted: bool = False
     stateful: bool = False
+    hits: Hits = "mask"
     link: float | None = 1.0
 
 
 LOSSES: dict[str, Family] = {
     "softmax": Family(softmax),
     "refined_softmax": Family(refined_softmax),
-    "logistic": Family(logistic),
+    "logistic": Family(logistic, hits="keep"),
     "contrastive": Family(contrastive, cosine=True, link=None),
     "hinge": Family(hinge, link=None),
     "squared_hinge": Family(squared_hinge, link=None),
     "exponential": Family(exponential, link=0.5),
     "ramp": Family(ramp, link=None),
-    "nce": Family(nce, weights=("unit",), shifted=True),
+    "nce": Family(nce, weights=("unit",), shifted=True, hits="keep"),
     "augment_and_reduce": Family(augment_and_reduce, weights=("importance",), stateful=True),
 }
 """Loss families by the name that a recipe's `[loss] family` calls them.

@@ -27,7 +27,12 @@ _SAME = 1e-4
 """Nats by which two distributions may differ and be called the same; float32 weights are this exact and more."""
 
 
-def implied_noise(objective: Objective, log_pi_L: Float64, log_q_L: Float32 | Float64 | None) -> Float64:
+def implied_noise(
+    objective: Objective,
+    log_pi_L: Float64,
+    log_q_L: Float32 | Float64 | None,
+    log_miss_L: Float32 | Float64 | None = None,
+) -> Float64:
     """log ν of every label, float64 [L], nats; logsumexp 0. It is `log_pi_L` itself where the two are the same.
 
     Labels that a weight makes no negatives at all (`equalised` below its threshold) have no optimum: their ν is that
@@ -38,6 +43,7 @@ def implied_noise(objective: Objective, log_pi_L: Float64, log_q_L: Float32 | Fl
         log_pi_L: log label frequencies, smoothed, so that every ν is finite.
         log_q_L: log sampling probabilities, smoothed; None of a sampler whose q depends on the query, the part of
             the noise that no number per label can hold.
+        log_miss_L: log(1 − q), of a sampler that never draws the positive; None if it may.
 
     Example:
         >>> log_pi_L = np.log([0.5, 0.25, 0.25])
@@ -48,7 +54,7 @@ def implied_noise(objective: Objective, log_pi_L: Float64, log_q_L: Float32 | Fl
     """
     labels = len(log_pi_L)
     q_L = np.full(labels, -np.log(labels)) if log_q_L is None else log_q_L
-    log_nu_L = _unnormalised(objective, log_pi_L, q_L)
+    log_nu_L = _unnormalised(objective, log_pi_L, q_L, log_miss_L)
     log_nu_L = log_nu_L - np.logaddexp.reduce(log_nu_L)
     if np.ptp(log_nu_L) < _SAME:
         return np.full(labels, -np.log(labels))
@@ -94,18 +100,23 @@ def name_of_noise(log_nu_L: Float64, log_pi_L: Float64) -> str:
     return "q·w of the sampler and the weight"
 
 
-def _unnormalised(objective: Objective, log_pi_L: Float64, log_q_L: Float32 | Float64) -> Float64:
+def _unnormalised(
+    objective: Objective,
+    log_pi_L: Float64,
+    log_q_L: Float32 | Float64,
+    log_miss_L: Float32 | Float64 | None = None,
+) -> Float64:
     """log ν up to a constant, of every label as the negative (and, pairwise, as the positive) of a row."""
-    pi_L, q_L = (ops.convert_to_tensor(column.astype(np.float32)) for column in (log_pi_L, log_q_L))
-    miss_L = ops.log1p(-ops.minimum(ops.exp(q_L), 1 - 1e-7))
-    log = LogProbabilities(pi_L, pi_L, q_L, q_L, miss=miss_L, m=miss_L)
+    miss = np.zeros_like(log_q_L) if log_miss_L is None else log_miss_L
+    pi_L, q_L, miss_L = (ops.convert_to_tensor(column.astype(np.float32)) for column in (log_pi_L, log_q_L, miss))
+    log = LogProbabilities(pi_L, pi_L, q_L, q_L, miss=miss_L, m=ops.zeros_like(q_L))
     weight = WEIGHTS[objective.weight](log, **objective.weight_arguments)
     kept_L = ops.convert_to_numpy(ops.logical_not(is_masked(weight.col)))
     row_L, col_L = (ops.convert_to_numpy(part).astype(np.float64) for part in weight)
     if LOSSES[objective.family].shifted:
         log_nu_L = col_L
     elif objective.family_arguments.get("pairwise"):
-        log_nu_L = log_q_L + col_L - row_L
+        log_nu_L = log_q_L + col_L - (row_L - miss)
     else:
         log_nu_L = log_q_L + col_L
     floored_L: Float64 = np.where(kept_L, log_nu_L, log_nu_L[kept_L].min())

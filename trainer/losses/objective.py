@@ -1,4 +1,4 @@
-"""The loss of a batch's logits: accidental hits, weights, mining, family. Knows no model and no sampler.
+"""The loss of a batch's logits: masks, weights, mining, family. Knows no model and no sampler.
 
 Legend: `B` batch, `M` negatives per row.
 """
@@ -21,11 +21,13 @@ class SampledLogits(NamedTuple):
     Attributes:
         positive_B: logits of the positives, any float type; all work is done in float32.
         negative_BM: logits of the negatives, any float type.
-        hits_BM: bool, negatives that are their row's positive: masked out.
+        hits_BM: bool, negatives that are masked out.
         log_pi_positive_B: float32, log label frequencies of the positives.
         log_pi_negative: the same of the negatives, float32 [M] shared by all rows, or [B, M].
         log_q_positive_B: float32, log-probabilities that one draw is the row's positive.
         log_q_negative: the same of the negatives, float32 [M] or [B, M].
+        m_B: float32, how many draws a row's negatives are, masked or not; None if all M of them are.
+        log_miss_B: float32, log(1 − q_y) of a sampler that never draws the positive; None if it may.
     """
 
     positive_B: Tensor
@@ -35,6 +37,8 @@ class SampledLogits(NamedTuple):
     log_pi_negative: Tensor
     log_q_positive_B: Tensor
     log_q_negative: Tensor
+    m_B: Tensor | None = None
+    log_miss_B: Tensor | None = None
 
     def in_float32(self) -> SampledLogits:
         """The same, logits as float32."""
@@ -43,7 +47,7 @@ class SampledLogits(NamedTuple):
         )
 
     def negatives_left(self) -> Tensor:
-        """Negatives of every row that are no accidental hits, float32 [B]."""
+        """Negatives of every row that are not masked, float32 [B]."""
         return ops.sum(ops.cast(ops.logical_not(self.hits_BM), "float32"), axis=1)
 
 
@@ -89,13 +93,15 @@ class Objective:
     def _weighted(self, logits: SampledLogits) -> tuple[Tensor, Tensor, Tensor]:
         """Logits and log-weights as a family takes them."""
         positive_B, negative_BM = logits.positive_B, logits.negative_BM
-        log_m_B = ops.log(ops.maximum(logits.negatives_left(), 1.0))
+        nothing_B = ops.zeros_like(positive_B)
+        m_B = nothing_B + negative_BM.shape[1] if logits.m_B is None else logits.m_B
+        log_m_B = ops.log(ops.maximum(m_B, 1.0))
         log = LogProbabilities(
             pi_positive=logits.log_pi_positive_B,
             pi_negative=logits.log_pi_negative,
             q_positive=logits.log_q_positive_B,
             q_negative=logits.log_q_negative,
-            miss=ops.log1p(-ops.minimum(ops.exp(logits.log_q_positive_B), 1 - 1e-7)),
+            miss=nothing_B if logits.log_miss_B is None else logits.log_miss_B,
             m=log_m_B,
         )
         weight = WEIGHTS[self.weight](log, **self.weight_arguments)

@@ -1,7 +1,7 @@
 """The training step: one batch in, one update of the model.
 
-Any sampler × weight × family takes the same path: draw candidates, embed what is touched, weigh each
-negative, mask accidental hits, update the touched rows.
+Any sampler × weight × family takes the same path: draw candidates, embed what is touched, mask those that are no
+negatives, weigh the others, update the touched rows.
 
 Legend: `B` batch, `M` candidates, `C` labels embedded in a step (the B positives, then what was drawn),
 `U` distinct rows of a table, `D` dimensions, `L` labels, `N` training pairs.
@@ -12,13 +12,13 @@ from __future__ import annotations
 import keras
 import numpy as np
 
-from longtail.bundle import Inputs
+from longtail.bundle import Inputs, log_frequencies
 from longtail.bundle.arrays import Float64
 from longtail.trainer import backend
 from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.config import Recipe
 from longtail.trainer.errors import DataError
-from longtail.trainer.losses import LOSSES, BatchLoss, Candidates, Embedded
+from longtail.trainer.losses import LOSSES, BatchLoss, Candidates, Embedded, known_among
 from longtail.trainer.model.embedding import Dropout, InputKey, compact_rows, dropout_masks, read_distinct
 from longtail.trainer.model.towers import dropouts
 from longtail.trainer.model.two_tower import LABEL_BIAS, TwoTower, untrained_variable
@@ -32,7 +32,7 @@ class TrainStep:
 
     Args:
         model: what is trained.
-        log_pi_L: float64 [L], log label frequencies.
+        visits_L: float64 [L], expected visits to every label in an epoch.
         batch_size: B of every step.
         total_steps: where a falling learning rate ends.
         pairs: N; pair rows of batches are below it.
@@ -47,22 +47,26 @@ class TrainStep:
     def __init__(
         self,
         model: TwoTower,
-        log_pi_L: Float64,
+        visits_L: Float64,
         *,
         batch_size: int,
         total_steps: int,
         pairs: int,
     ) -> None:
-        recipe = model.recipe
-        check_negatives(recipe, labels=len(log_pi_L), batch_size=batch_size)
+        recipe, labels = model.recipe, len(visits_L)
+        check_negatives(recipe, labels=labels, batch_size=batch_size)
         self._model, self._recipe = model, recipe
+        log_pi_L = log_frequencies(visits_L, smoothing=recipe.loss.smoothing)
+        with np.errstate(divide="ignore"):
+            log_share_L = np.log(visits_L / visits_L.sum())
         self.sampler = SAMPLERS[recipe.loss.sampler.name](
-            SamplerSetup(log_pi_L, batch_size, recipe.model.dim, model.proposal), **recipe.loss.sampler.arguments
+            SamplerSetup(log_pi_L, batch_size, recipe.model.dim, model.proposal, log_share_L),
+            **recipe.loss.sampler.arguments,
         )
         self._log_pi_L = untrained_variable(log_pi_L.astype(np.float32), "log_pi")
         self._log_q_L = None if self.sampler.log_q_L is None else untrained_variable(self.sampler.log_q_L, "log_q")
         self._streaming = (
-            StreamingFrequencies(len(log_pi_L), hashes=1, initial_gap=2.0 * pairs)
+            StreamingFrequencies(labels, hashes=1, initial_gap=2.0 * pairs)
             if recipe.loss.frequencies == "streaming"
             else None
         )
@@ -71,11 +75,12 @@ class TrainStep:
                 objective=recipe.loss.objective(),
                 in_batch=self.sampler.in_batch,
                 bfloat16=recipe.training.precision == "mixed_bfloat16",
+                hits=recipe.loss.resolved_hits,
             )
         )
         self._steps_per_epoch = max(pairs // batch_size, 1)
         self._log_eta_N = (
-            keras.Variable(np.full(pairs, np.log(len(log_pi_L)), np.float32), trainable=False, name="log_eta")
+            keras.Variable(np.full(pairs, np.log(labels), np.float32), trainable=False, name="log_eta")
             if LOSSES[recipe.loss.family.name].stateful
             else None
         )
@@ -99,7 +104,8 @@ class TrainStep:
 
         Args:
             batch: query inputs by name; `_positive` int32 [B], label rows; `_weight` float32 [B]; `_pair`
-                int32 [B], rows of the training pairs.
+                int32 [B], rows of the training pairs; with hits `mask_known` also `_known` and `_known_rows`, int32
+                [K], as `known_among` takes them.
         """
         return self._compiled(batch)
 
@@ -219,17 +225,27 @@ class TrainStep:
             epochs_done = self._steps_done.value // self._steps_per_epoch
             rate = ops.minimum(ops.power(1.0 + ops.cast(epochs_done, "float32"), -0.9), 1 - 1e-6)
             log_eta_B = backend.gather(self._log_eta_N, batch["_pair"])
+        log_q_positive_B = self._log_q(context, positive_B, log_pi_positive_B)
         return Candidates(
             positive_B=positive_B,
             candidates=candidates,
             log_pi_positive_B=log_pi_positive_B,
             log_pi_candidates=log_pi_candidates,
-            log_q_positive_B=self._log_q(context, positive_B, log_pi_positive_B),
+            log_q_positive_B=log_q_positive_B,
             log_q_candidates=self._log_q(context, candidates, log_pi_candidates),
             weight_B=ops.convert_to_tensor(batch["_weight"]),
+            log_miss_B=None if self.sampler.log_miss is None else self.sampler.log_miss(log_q_positive_B),
+            known_BM=self._known(candidates, batch),
             log_eta_B=log_eta_B,
             eta_rate=rate,
         )
+
+    def _known(self, candidates: Tensor, batch: dict[str, Tensor]) -> Tensor | None:
+        """Candidates that are known positives of the row's query, bool [B, M]; None unless these are masked."""
+        if "_known" not in batch:
+            return None
+        known_K, rows_K = (ops.convert_to_tensor(batch[name]) for name in ("_known", "_known_rows"))
+        return known_among(candidates, known_K, rows_K, batch=batch["_positive"].shape[0], labels=self._model.labels)
 
     def _log_pi(self, labels: Tensor) -> Tensor:
         """Log label frequencies, counted or streamed."""

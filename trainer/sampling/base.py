@@ -25,12 +25,15 @@ class SamplerSetup(NamedTuple):
         batch_size: B.
         dim: D; of `model` alone.
         proposal: the fitted tree; None but for `adversarial`.
+        log_share_L: float64 [L], natural log of the share of an epoch's visits that a label has, which is what batches
+            hold; −inf without any. None where that is `log_pi_L` itself.
     """
 
     log_pi_L: Float64
     batch_size: int
     dim: int = 0
     proposal: Proposal | None = None
+    log_share_L: Float64 | None = None
 
 
 class DrawContext(NamedTuple):
@@ -63,6 +66,8 @@ class Sampler:
             negatives come from the batch.
         log_q: of labels [B] (one per row) or [B, M], where it depends on the query; float32 of their shape.
         q_of_pi: log q from log π, where q follows frequencies that may be estimated while training.
+        log_miss: of a sampler that does not draw the positive, from the positives' log q: log(1 − q_y), draws of other
+            labels being of q/(1 − q_y); None if it draws by q whatever the positive is.
         sees_embeddings: draws by query embeddings.
         refresh: called with the embeddings of all labels, float32 [L, D], before every epoch.
         variables: constants and state on the device.
@@ -73,6 +78,7 @@ class Sampler:
     draw: Draw | None
     log_q: Callable[[DrawContext, Tensor], Tensor] | None = None
     q_of_pi: Callable[[Tensor], Tensor] | None = None
+    log_miss: Callable[[Tensor], Tensor] | None = None
     sees_embeddings: bool = False
     refresh: Callable[[Float32], None] | None = None
     variables: tuple[keras.Variable, ...] = ()
