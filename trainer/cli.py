@@ -69,11 +69,12 @@ def evaluate(
     from longtail.trainer.evaluation.report import evaluation_markdown, evaluation_table
 
     result = measured.evaluate(bundle, recipe, split=split, overrides=set_ or [])
-    dial = result.bias_removal
     if markdown:
-        print(evaluation_markdown(dial, result.metric))
+        print(evaluation_markdown(result.dial, result.metric))
     else:
-        Console().print(evaluation_table(f"{result.name}: {dial.curve_split}", dial, result.metric))
+        Console().print(
+            evaluation_table(f"{result.name}: {result.bias_removal.curve_split}", result.dial, result.metric)
+        )
 
 
 @app.command()

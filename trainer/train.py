@@ -23,6 +23,7 @@ from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.known import KnownPositives
 from longtail.trainer.errors import DataError
+from longtail.trainer.evaluation.dial import Noise
 from longtail.trainer.evaluation.ranking import (
     LabelSide,
     bias_removal_curve,
@@ -31,6 +32,7 @@ from longtail.trainer.evaluation.ranking import (
     log_proposal_of,
 )
 from longtail.trainer.history import TrainingHistory, best_of
+from longtail.trainer.losses.implied_noise import implied_noise, name_of_noise, power_of_q, removes_all
 from longtail.trainer.model.step import TrainStep, check_negatives
 from longtail.trainer.model.two_tower import TwoTower
 from longtail.trainer.progress import Reporter
@@ -59,17 +61,46 @@ class Trained:
     history: TrainingHistory
 
     def label_side(self) -> LabelSide:
-        """Embeddings, biases, log p_n and buckets of all labels, as the bundle will hold them."""
+        """Embeddings, biases, log ν, log π and buckets of all labels, as the bundle will hold them."""
         counts = self.dataset.label_counts()
+        log_pi = _log_frequencies(self.recipe, self.dataset)
+        log_nu = self.log_noise()
         return LabelSide.of(
             self.model.embed_labels(),
             self.model.label_biases(),
             counts,
             training_queries=self.dataset.training_queries(),
             temperature=self.model.temperature,
-            log_pn=_log_frequencies(self.recipe, self.dataset).astype(np.float32),
+            log_pn=log_nu.astype(np.float32),
             buckets=buckets_for(self.recipe.evaluation, counts),
+            log_popularity=None if np.array_equal(log_nu, log_pi) else log_pi.astype(np.float32),
         )
+
+    def log_noise(self) -> Float64:
+        """log ν of every label, float64 [L], nats [METHODS §9]; log π beside a tree, which is the noise itself."""
+        log_pi, sampler = _log_frequencies(self.recipe, self.dataset), self.step.sampler
+        if self.model.proposal is not None:
+            return log_pi
+        log_q = sampler.log_q_L if sampler.q_of_pi is None else keras.ops.convert_to_numpy(sampler.q_of_pi(log_pi))
+        log_miss = None
+        if sampler.log_miss is not None:
+            log_miss = keras.ops.convert_to_numpy(sampler.log_miss(keras.ops.convert_to_tensor(log_q)))
+        return implied_noise(self.recipe.loss.objective(), log_pi, log_q, log_miss)
+
+    def noise(self) -> Noise:
+        """What the λ of this model removes."""
+        if self.model.proposal is not None:
+            return Noise("p_n(y|x)", constant=False, apart=True)
+        log_pi, log_nu = _log_frequencies(self.recipe, self.dataset), self.log_noise()
+        apart = not np.array_equal(log_nu, log_pi)
+        return Noise(name_of_noise(log_nu, log_pi), constant=apart and bool(np.ptp(log_nu) == 0), apart=apart)
+
+    def theory_s_bias_removal(self) -> float:
+        """The λ that undoes the training where nothing was held out to choose one by [METHODS §9]."""
+        objective = self.recipe.loss.objective()
+        if self.model.proposal is not None:
+            return max(removes_all(objective) * power_of_q(objective), 0.0)
+        return 0.0 if self.noise().constant else removes_all(objective)
 
     def embed_queries(self, rows_B: Int32) -> Float32:
         """Query embeddings by query row, float32 [B, D]."""
@@ -214,6 +245,7 @@ def train(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path, logs: Pa
                 history.metrics[epoch + 1] = metric
                 board.add_scalar(f"valid/{recipe.evaluation.metric}", metric, epoch + 1)
                 board.add_scalar("valid/best_bias_removal", best.bias_removal, epoch + 1)
+                board.add_scalar("valid/best_popularity", best.popularity, epoch + 1)
                 progress.validated(epoch, history.losses[-1], recipe.evaluation.metric, curve)
                 if metric >= max(history.metrics.values()):
                     history.best_epoch = epoch + 1
@@ -248,7 +280,7 @@ def _proposal(recipe: Recipe, dataset: Dataset, encoding: Encoding, path: Path) 
 
 
 def _validate(trained: Trained) -> list[CurvePoint]:
-    """Valid at λ = 0, ½ and 1, on at most `max_valid_queries` queries."""
+    """Valid at 0, ½ and 1 of the dial that moves, on at most `max_valid_queries` queries."""
     config = trained.recipe.evaluation
     return bias_removal_curve(
         trained.dataset.valid,
@@ -259,7 +291,7 @@ def _validate(trained: Trained) -> list[CurvePoint]:
         queries=len(trained.dataset.query_ids),
         seed=trained.recipe.seed,
         max_queries=config.max_valid_queries,
-        grid=[0.0, 0.5, 1.0],
+        settings=trained.noise().quick(),
         log_proposal=log_proposal_of(trained.model.proposal, trained.encoding.query),
     )
 

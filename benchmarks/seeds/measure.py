@@ -13,6 +13,7 @@ from longtail.bundle import BUCKET_NAMES, Augmentation
 from longtail.bundle.arrays import Float32, Float64, Int8, Int32, Int64
 from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.data.pairs import Pairs
+from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.evaluation.metrics import Bootstrap, Positives, metrics_of
 from longtail.trainer.evaluation.ranking import EmbedQueries, LabelSide, LogProposal, rank
 
@@ -74,7 +75,7 @@ def measure(
     positives, labels = held_out.positives, len(label_side.counts)
     ks = [k for k in config.ks if k <= labels]
     tops, likelihoods = rank(
-        held_out.rows_N, embed_queries, label_side, held_out.seen_keys, list(grid), k=max(ks),
+        held_out.rows_N, embed_queries, label_side, held_out.seen_keys, [Setting(at) for at in grid], k=max(ks),
         queries=held_out.queries, log_proposal=log_proposal, likely=positives if config.log_likelihood else None,
     )  # fmt: skip
     none = Bootstrap(len(held_out.rows_N), resamples=1, seed=0)

@@ -276,7 +276,7 @@ class _BuiltRelease:
 
     def augmented(self, added: AddedLabels) -> Float32:
         """Augmented rows, float32 [M, E]."""
-        return self.augmentation.rows(added.embeddings, added.log_pn, added.bias)
+        return self.augmentation.rows(added.embeddings, added.log_pn, added.bias, added.log_popularity)
 
     def catalogue_rows(self, ids: Iterable[str]) -> Int64:
         """The rows of those ids that the catalogue has, int64."""

@@ -241,6 +241,21 @@ IMPOSSIBLE = {
     "input activation": ({"query": feature() | {"input_activation": "tanh"}}, "activation\n.*'linear' or 'relu'"),
     "reduction": ({"data": {"reduction": "largest"}}, "reduction\n.*'expand', 'sample' or 'smallest'"),
     "metric of a bucket": ({"evaluation": {"metric": "recall@2/tail"}}, "metric: expected .*received 'recall@2/tail'"),
+    "λ < 0 for a tree": (
+        {
+            "evaluation": {"bias_removal": [-0.5, 0]},
+            "loss": {"family": "logistic", "sampler": {"name": "adversarial", "negatives": 2}},
+        },
+        "evaluation.bias_removal: expected λ >= 0 with sampler 'adversarial', .*, received -0.5",
+    ),
+    "default λ < 0 for a tree": (
+        {
+            "evaluation": {"default_bias_removal": -0.25},
+            "loss": {"family": "logistic", "sampler": {"name": "adversarial", "negatives": 2}},
+        },
+        "evaluation.bias_removal: expected λ >= 0 with sampler 'adversarial', .*, received -0.25",
+    ),
+    "no μ": ({"evaluation": {"popularity": []}}, "evaluation.popularity\n.*at least 1 item"),
     "no λ": ({"evaluation": {"bias_removal": []}}, "evaluation.bias_removal\n.*at least 1 item"),
     "λ out of range": ({"evaluation": {"bias_removal": [0, 2.5]}}, "bias_removal.1\n.*less than or equal to 2"),
     "default λ out of range": ({"evaluation": {"default_bias_removal": -2}}, "default_bias_removal\n.*equal to -1"),

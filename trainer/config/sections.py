@@ -146,8 +146,8 @@ class TrainingConfig(Section):
     """Steps between checkpoints; one more is written after every epoch."""
 
 
-BiasRemovalValue = Annotated[float, Field(ge=-1, le=2)]
-"""λ within the limits that a bundle lets requests choose from."""
+DialValue = Annotated[float, Field(ge=-1, le=2)]
+"""λ or μ within the limits that a bundle lets requests choose from."""
 
 
 class PropensityConfig(Section):
@@ -163,17 +163,19 @@ class PropensityConfig(Section):
 
 
 class EvaluationConfig(Section):
-    """The evaluation: metrics, the grid of λ and buckets, always over the full catalogue."""
+    """The evaluation: metrics, the grids of λ and μ, and buckets, always over the full catalogue."""
 
     ks: list[int] = Field(default=[10, 20, 50, 100], min_length=1)
     metric: str = "recall@20"
     """Chosen on valid: early stopping and the default λ go by it."""
-    bias_removal: list[BiasRemovalValue] = Field(
-        default=[0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0], min_length=1
-    )
-    """The grid of λ."""
-    default_bias_removal: BiasRemovalValue = 0.5
-    """λ served by default when there is no valid split to choose it on."""
+    bias_removal: list[DialValue] = Field(default=[0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0], min_length=1)
+    """The grid of λ, the strength of log ν. Where the training implies the same noise ν for every label, λ changes
+    nothing and only 0 is measured."""
+    popularity: list[DialValue] | None = Field(default=None, min_length=1)
+    """The grid of μ, the strength of log π, where ν is another than π; by default the numbers of `bias_removal`."""
+    default_bias_removal: DialValue | None = None
+    """λ served by default when there is no valid split to choose it on. By default what undoes the training in theory:
+    1, ½ for `exponential`, 0 where the loss leaves nothing that a λ could undo [METHODS §9]."""
     exclude_seen: bool = True
     """Leave a query's training labels out of its ranking."""
     buckets: Literal["quantile", "count"] = "quantile"

@@ -263,6 +263,7 @@ class Family:
             logits of 0 balance the two.
         stateful: keeps a number η per training pair.
         hits: what a recipe that does not say gets.
+        link: slope of the optimal logit in log(p(y|x)/ν) [METHODS §9]; None of a loss whose optimum is no such line.
     """
 
     loss: Callable[..., Tensor]
@@ -272,17 +273,18 @@ class Family:
     balanced: bool = False
     stateful: bool = False
     hits: Hits = "mask"
+    link: float | None = 1.0
 
 
 LOSSES: dict[str, Family] = {
     "softmax": Family(softmax),
     "refined_softmax": Family(refined_softmax),
     "logistic": Family(logistic, balanced=True, hits="keep"),
-    "contrastive": Family(contrastive, cosine=True),
-    "hinge": Family(hinge),
-    "squared_hinge": Family(squared_hinge),
-    "exponential": Family(exponential),
-    "ramp": Family(ramp),
+    "contrastive": Family(contrastive, cosine=True, link=None),
+    "hinge": Family(hinge, link=None),
+    "squared_hinge": Family(squared_hinge, link=None),
+    "exponential": Family(exponential, link=0.5),
+    "ramp": Family(ramp, link=None),
     "nce": Family(nce, weights=("unit",), shifted=True, balanced=True, hits="keep"),
     "augment_and_reduce": Family(augment_and_reduce, weights=("importance",), stateful=True),
 }

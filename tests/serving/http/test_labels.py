@@ -85,6 +85,7 @@ def test_release(client: httpx.Client) -> None:
         "temperature": 0.5,
         "loss": {"family": "softmax", "sampler": "in_batch", "weight": "unit"},
         "bias_removal": {
+            "noise": "π",
             "default": 0.5,
             "minimum": -1.0,
             "maximum": 2.0,
