@@ -9,6 +9,8 @@ Legend: `B` batch, `M` candidates, `C` labels embedded in a step (the B positive
 
 from __future__ import annotations
 
+from functools import partial
+
 import keras
 import numpy as np
 
@@ -19,11 +21,12 @@ from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.config import Recipe
 from longtail.trainer.errors import DataError
 from longtail.trainer.losses import LOSSES, BatchLoss, Candidates, Embedded
+from longtail.trainer.losses.terms import log_terms
 from longtail.trainer.model.embedding import Dropout, InputKey, compact_rows, dropout_masks, read_distinct
 from longtail.trainer.model.towers import dropouts
 from longtail.trainer.model.two_tower import LABEL_BIAS, TwoTower, untrained_variable
 from longtail.trainer.optimizers import ROW_OPTIMIZERS, RowOptimizer, clip_scale, learning_rate
-from longtail.trainer.sampling import SAMPLERS, DrawContext, SamplerSetup
+from longtail.trainer.sampling import SAMPLERS, DrawContext, LabelTable, SamplerSetup
 from longtail.trainer.sampling.streaming import StreamingFrequencies
 
 
@@ -56,8 +59,9 @@ class TrainStep:
         recipe = model.recipe
         check_negatives(recipe, labels=len(log_pi_L), batch_size=batch_size)
         self._model, self._recipe = model, recipe
+        terms = partial(log_terms, recipe.loss.objective(), log_pi_L.astype(np.float32))
         self.sampler = SAMPLERS[recipe.loss.sampler.name](
-            SamplerSetup(log_pi_L, batch_size, recipe.model.dim, model.proposal), **recipe.loss.sampler.arguments
+            SamplerSetup(log_pi_L, batch_size, recipe.model.dim, model.proposal, terms), **recipe.loss.sampler.arguments
         )
         self._log_pi_L = untrained_variable(log_pi_L.astype(np.float32), "log_pi")
         self._log_q_L = None if self.sampler.log_q_L is None else untrained_variable(self.sampler.log_q_L, "log_q")
@@ -133,7 +137,8 @@ class TrainStep:
     def begin_epoch(self) -> None:
         """Show the sampler the label embeddings, if it draws by them."""
         if self.sampler.refresh is not None:
-            self.sampler.refresh(self._model.embed_labels())
+            model = self._model
+            self.sampler.refresh(LabelTable(model.embed_labels(), model.label_biases(), model.temperature))
 
     def _update(self, batch: dict[str, Tensor]) -> Tensor:
         """What a call does, before it is compiled."""

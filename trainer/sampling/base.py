@@ -23,14 +23,31 @@ class SamplerSetup(NamedTuple):
     Attributes:
         log_pi_L: float64 [L], natural log of the smoothed label frequencies.
         batch_size: B.
-        dim: D; of `model` alone.
+        dim: D; of `model` and `minimum_variance` alone.
         proposal: the fitted tree; None but for `adversarial`.
+        log_terms: label rows of the positives [B] and logits of all labels [B, L] to log(ρ φ), what each of them would
+            add to the full loss, float32 [B, L], nats; None but for `minimum_variance`.
     """
 
     log_pi_L: Float64
     batch_size: int
     dim: int = 0
     proposal: Proposal | None = None
+    log_terms: Callable[[Tensor, Tensor], Tensor] | None = None
+
+
+class LabelTable(NamedTuple):
+    """The label side of the model when an epoch begins.
+
+    Attributes:
+        embeddings_LD: float32.
+        bias_L: in logits, float32; None for a model without.
+        temperature: T.
+    """
+
+    embeddings_LD: Float32
+    bias_L: Float32 | None
+    temperature: float
 
 
 class DrawContext(NamedTuple):
@@ -64,7 +81,7 @@ class Sampler:
         log_q: of labels [B] (one per row) or [B, M], where it depends on the query; float32 of their shape.
         q_of_pi: log q from log π, where q follows frequencies that may be estimated while training.
         sees_embeddings: draws by query embeddings.
-        refresh: called with the embeddings of all labels, float32 [L, D], before every epoch.
+        refresh: called before every epoch.
         variables: constants and state on the device.
     """
 
@@ -74,5 +91,5 @@ class Sampler:
     log_q: Callable[[DrawContext, Tensor], Tensor] | None = None
     q_of_pi: Callable[[Tensor], Tensor] | None = None
     sees_embeddings: bool = False
-    refresh: Callable[[Float32], None] | None = None
+    refresh: Callable[[LabelTable], None] | None = None
     variables: tuple[keras.Variable, ...] = ()
