@@ -56,7 +56,7 @@ class Source:
 
     Attributes:
         label: the publisher's name in messages.
-        parts: files to download, or a wheel.
+        parts: files to download, or a wheel; none where the publisher's address asks for a click in a browser.
         by_hand: where to find the files in a browser, for the error if the download fails.
     """
 
@@ -76,6 +76,9 @@ def fetch(name: str, sources: Sequence[Source], *, say: Callable[[str], object])
         return cached
     problems = []
     for source in sources:
+        if not source.parts:
+            problems.append(f"{source.label}: offers no address that a program can fetch")
+            continue
         say(f"Fetching {name} from {source.label} …")
         try:
             with atomic_directory(cached) as working:
@@ -100,6 +103,11 @@ def fetch(name: str, sources: Sequence[Source], *, say: Callable[[str], object])
         f"{name}: expected one of {len(sources)} sources to answer, none did ({' | '.join(problems)}). "
         f"Get it by hand ({places}) and pass its directory with --from"
     )
+
+
+def listing(folder: Path) -> str:
+    """The first ten names in a directory, for errors that expected others."""
+    return ", ".join(sorted(path.name for path in folder.iterdir())[:10]) or "nothing"
 
 
 def _cache() -> Path:
