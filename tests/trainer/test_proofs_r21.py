@@ -42,7 +42,7 @@ MARGINS: dict[str, np.ndarray] = {
     "equalised": PI,
     "adaptive": np.full(L, PI[Y] ** -0.25),
 }
-"""[R21 eq. 4]; `importance` is plain softmax and `tail` its row of Table 2. The same through any sampler."""
+"""[R21 eq. 6]; `importance` is plain softmax and `tail` its row of Table 2. The same through any sampler."""
 
 TABLES: dict[str, dict[str, Rho]] = {
     "in_batch": {
@@ -158,7 +158,7 @@ def test_the_squared_gap_to_the_implicit_softmax_falls_as_one_over_m(weight: str
 
 
 def test_sampling_by_the_model_itself_leaves_no_gap() -> None:
-    """q ∝ e^f and importance weights: equality in [R21 eq. 9] for every sample, not only on average."""
+    """q ∝ e^f and importance weights: equality in [R21 eq. 11] for every sample, not only on average."""
     q_L = np.exp(LOGITS) / np.exp(LOGITS).sum()
     drawn_BM = np.random.default_rng(1).choice(L, (500, 3), p=q_L)
     sample = Sample(drawn_BM, np.log(q_L).astype(np.float32))
@@ -175,7 +175,7 @@ PAIRWISE_MARGINS: dict[str, tuple[str, dict[str, float], np.ndarray]] = {
     "equalised, F = [π ≥ 0.1]": ("equalised", {"power": 0, "threshold": 0.1}, np.array([1, 1, 1, 1, 0, 0])),
     "adaptive, π^−½": ("adaptive", {"exponent": 0.5}, np.full(L, 2)),
 }
-"""Weight, its parameters and ρ [R21 eq. 4]; π_Y = ¼."""
+"""Weight, its parameters and ρ [R21 eq. 6]; π_Y = ¼."""
 
 THROUGH: dict[str, Callable[[], Sample]] = SAMPLES | {
     "popularity(¾)": lambda: toy.draw("popularity", rows=ROWS, negatives=M, alpha=0.75, exclude_positive=True),

@@ -68,8 +68,14 @@ class Source:
 def fetch(name: str, sources: Sequence[Source], *, say: Callable[[str], object]) -> Path:
     """The directory of a data set's raw files, downloaded into the user's cache if it is not there yet.
 
+    Args:
+        name: of its directory in the cache.
+        sources: asked in this order.
+        say: called with a line of text for each source that is asked.
+
     Raises:
         DataError: no source answered with the file it should have; says what each one said.
+        BundleExistsError: another process has fetched it meanwhile.
     """
     cached = _cache() / name
     if cached.is_dir():
