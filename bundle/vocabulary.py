@@ -50,7 +50,7 @@ class Vocabulary:
         return [row_of.get(id_, OUT_OF_VOCABULARY) for id_ in ids]
 
     def encode(self, column: pa.Array | pa.ChunkedArray) -> Int32:
-        """The rows of a whole column of strings, int32, one for each; unknown and null ids get row 0."""
+        """The rows of a column of n strings, int32 [n]; unknown and null ids get row 0."""
         found = pc.index_in(column, value_set=self.ids, skip_nulls=True)
         rows = pc.add(pc.fill_null(found, -1), 1)
         return np.asarray(rows.to_numpy(zero_copy_only=False), dtype=np.int32)

@@ -68,7 +68,7 @@ def drift_json(answers: Array, baseline: Baseline | None) -> dict[str, float | N
     """Population stability index of exposures by bucket and of scores by decile, against the baseline.
 
     Args:
-        answers: columns of ANSWERS, added up over the window.
+        answers: columns of ANSWERS, added up over the window, float64 [columns].
         baseline: None makes both null.
     """
     if baseline is None:
