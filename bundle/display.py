@@ -91,11 +91,11 @@ class DisplayColumns:
 
 
 def json_ready(name: str, column: pa.ChunkedArray) -> pa.Array:
-    """One contiguous array of a type that JSON has, as long as the column.
+    """One contiguous array [n] of a type that JSON has.
 
     Args:
         name: the column's, for the error.
-        column: of any type.
+        column: of any type, [n].
 
     Raises:
         BundleInvariantError: a type that has no string form either.

@@ -22,7 +22,7 @@ class Vocabulary:
     """Maps ids (strings) to rows 1..n of an embedding table; row 0 is the out-of-vocabulary row.
 
     Args:
-        ids: distinct, non-null ids; the i-th maps to row i + 1.
+        ids: string [n], distinct and not null; the i-th maps to row i + 1.
     """
 
     def __init__(self, ids: pa.Array) -> None:
