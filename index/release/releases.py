@@ -63,17 +63,26 @@ class Releases:
 
         Raises:
             DeviceError: the device is not there, or too small.
-            ReleaseNotFoundError: no such release.
+            ReleaseNameError, ReleaseNotFoundError: no such release.
             ReleaseCorruptError, ReleaseVersionError, ReleaseMismatchError, BundleError: it is not what was built.
         """
         return open_release(self._existing(name), device=device)
 
     def manifest(self, name: str) -> ReleaseManifest:
-        """release.json of one release, checked, without reading the other files."""
+        """release.json of one release, checked, without reading the other files.
+
+        Raises:
+            ReleaseNameError, ReleaseNotFoundError: no such release.
+            ReleaseCorruptError, ReleaseVersionError, ReleaseMismatchError: it is not what was written.
+        """
         return read_release_manifest(self._existing(name))
 
     def verify(self, name: str) -> Release:
-        """`open`, but into memory of its own: every byte is read and compared, and FAISS parses the index whole."""
+        """`open`, but into memory of its own: every byte is read and compared, and FAISS parses the index whole.
+
+        Raises:
+            LongtailIndexError, BundleError: as `open`.
+        """
         return open_release(self._existing(name), mapped=False)
 
     def publish(self, name: str, *, floors: BucketFloors | None = None, force: bool = False) -> FloorsReport:
@@ -90,7 +99,7 @@ class Releases:
         Raises:
             FloorsError: promise.toml cannot be read.
             FloorsNotMetError: a bucket gets less than its floor.
-            as `open`; CURRENT stays as it was.
+            LongtailIndexError, BundleError: as `open`; CURRENT stays as it was.
         """
         check_name(name)
         with self._locked():
@@ -114,7 +123,7 @@ class Releases:
 
         Raises:
             ReleaseNotFoundError: nothing is published, or nothing was before.
-            as `open`, if that release is damaged; CURRENT stays as it was.
+            LongtailIndexError, BundleError: as `open`, if that release is damaged; CURRENT stays as it was.
         """
         with self._locked():
             current = self.current()
@@ -137,6 +146,8 @@ class Releases:
 
         Raises:
             LongtailIndexError: keep < 1.
+            ReleaseNotFoundError: there is no such directory.
+            ReleaseNameError: CURRENT holds something that is no release name.
         """
         if keep < 1:
             raise LongtailIndexError(f"--keep: expected at least 1, received {keep}")
@@ -153,7 +164,11 @@ class Releases:
         return deleted
 
     def bytes(self, name: str) -> int:
-        """Bytes of a release's files; hard-linked ones count although they may exist once."""
+        """Bytes of a release's files; hard-linked ones count although they may exist once.
+
+        Raises:
+            ReleaseNameError, ReleaseNotFoundError: no such release.
+        """
         return sum(path.stat().st_size for path in self._existing(name).rglob("*") if path.is_file())
 
     def _existing(self, name: str) -> Path:

@@ -132,7 +132,7 @@ class Catalogue:
         return self._gather(self._labels.counts, lambda added, places: added.counts[places], rows_N)
 
     def json_beginnings(self, rows_N: Int64) -> list[bytes]:
-        """`RankedLabel` of the HTTP API for every row as JSON, up to where its score belongs: `{…,"score":`."""
+        """`RankedLabel` of the HTTP API for rows int64 [N], as JSON up to where the score belongs: `{…,"score":`."""
         kept, rows, first = self._json_of_row, rows_N.tolist(), len(self._ids)
         missing = [row for row in rows if row not in kept and row < first]
         if missing:

@@ -89,6 +89,7 @@ class Retriever:
 
     Raises:
         UnservableReleaseError: the searcher does not hold the bundle's labels.
+        BundleInvariantError: a display column that JSON cannot hold.
     """
 
     def __init__(
@@ -202,7 +203,12 @@ class Retriever:
         return self.catalogue.label_json(self.catalogue.row(id_))
 
     def warm(self) -> None:
-        """Answer one real query, so that what is loaded at first use is loaded before the first client."""
+        """Answer one real query, so that what is loaded at first use is loaded before the first client.
+
+        Raises:
+            UnservableReleaseError: the tower does not compute what the manifest says.
+            InvalidRequestError: it turns its own example into NaN or infinity.
+        """
         k = min(10, self.manifest.labels)
         maximum = self.manifest.bias_removal.maximum
         self.retrieve(

@@ -7,6 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from longtail.trainer.config import Recipe, load_recipe
+from longtail.trainer.data.sources import DATASETS
 from longtail.trainer.errors import DataError, RecipeError
 from longtail.trainer.losses import LOSSES, WEIGHTS
 from longtail.trainer.sampling import SAMPLERS
@@ -23,12 +24,17 @@ def path(tmp_path: Path) -> Path:
 
 def test_the_recipes_that_are_shipped_are_those_of_the_known_data_sets() -> None:
     assert SHIPPED == [
+        "amazon-670k.toml",
         "amazon-beauty.toml",
+        "amazoncat-13k.toml",
         "delicious.toml",
+        "eurlex-4k.toml",
         "gowalla.toml",
         "movielens-100k.toml",
         "movielens-1m.toml",
+        "wikilshtc-325k.toml",
     ]
+    assert sorted(f"{name}.toml" for name in DATASETS) == SHIPPED
 
 
 @pytest.mark.parametrize("name", SHIPPED)
