@@ -63,7 +63,7 @@ class AddedLabels:
         return len(self.ids)
 
     def take(self, rows: Int64) -> AddedLabels:
-        """The labels at some rows 0..M−1, int64, in that order."""
+        """The labels at some rows 0..M−1, int64 [B], in that order."""
         return AddedLabels(
             [self.ids[row] for row in rows],
             self.catalogue_rows[rows],

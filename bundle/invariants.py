@@ -32,6 +32,14 @@ def check_invariants(
 ) -> None:
     """Compare the parts of a bundle with one another, as `Bundle` names them.
 
+    Args:
+        manifest: what the others are compared with.
+        labels: L rows.
+        embeddings: float32 [L, D].
+        calibration_queries: float32 [C, D].
+        vocabularies: by name.
+        proposal: the tree, or None.
+
     Raises:
         BundleInvariantError: names the invariant, what it expects and what was found.
     """

@@ -87,6 +87,7 @@ class AsyncClient:
 
         Raises:
             ValueError: both or neither of queries and features, or a part beside queries.
+            TypeError: one string where several ids or buckets are expected.
             NotFoundError: `unknown_release`.
             LongtailError: the service refused, or did not answer.
         """
@@ -116,6 +117,7 @@ class AsyncClient:
             release, preview: as for `retrieve`.
 
         Raises:
+            TypeError: as for `retrieve`.
             NotFoundError: `unknown_label`, `unknown_release`.
             LongtailError: the service refused, or did not answer.
         """

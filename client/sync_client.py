@@ -84,6 +84,7 @@ class Client:
 
         Raises:
             ValueError: both or neither of queries and features, or a part beside queries.
+            TypeError: one string where several ids or buckets are expected.
             NotFoundError: `unknown_release`.
             LongtailError: the service refused, or did not answer.
         """
@@ -111,6 +112,7 @@ class Client:
             release, preview: as for `retrieve`.
 
         Raises:
+            TypeError: as for `retrieve`.
             NotFoundError: `unknown_label`, `unknown_release`.
             LongtailError: the service refused, or did not answer.
         """

@@ -27,7 +27,13 @@ _Set = Annotated[
 
 @app.command()
 def data(
-    name: Annotated[str, typer.Argument(help="movielens-100k, movielens-1m, gowalla, amazon-beauty or delicious.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="movielens-100k, movielens-1m, gowalla, amazon-beauty, delicious; with --from also eurlex-4k, "
+            "amazoncat-13k, wikilshtc-325k or amazon-670k."
+        ),
+    ],
     out: Annotated[Path, typer.Option("--out", help="Directory to write; must not exist.")],
     source: Annotated[Path | None, typer.Option("--from", help="Local copy to read instead of downloading.")] = None,
 ) -> None:

@@ -1,10 +1,11 @@
-"""Samplers that look at the query, on the device: the adversarial tree [BM20 §3] and the model itself (RF-softmax).
+"""Samplers that look at the query, on the device: the adversarial tree [BM20 §3], the model itself, and q* [R21].
 
 Legend: `B` rows, `M` draws a row, `L` labels.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import keras
@@ -15,7 +16,9 @@ from keras import ops
 from longtail.bundle import Proposal
 from longtail.trainer import backend
 from longtail.trainer.losses import Objective, SampledLogits
-from longtail.trainer.sampling import SAMPLERS, DrawContext, Sampler, SamplerSetup
+from longtail.trainer.losses.terms import log_terms
+from longtail.trainer.sampling import SAMPLERS, DrawContext, LabelTable, Sampler, SamplerSetup
+from longtail.trainer.sampling.walk import by_similarity
 from tests.trainer import tiny
 
 L, DIM = 6, 3
@@ -69,10 +72,31 @@ def unit(shape: tuple[int, int]) -> np.ndarray:
 LABELS, QUERIES = unit((L, DIM)), unit((2, DIM))
 
 
-def by_the_model(*, negatives: int = 4, **arguments: float) -> Sampler:
+BIAS = np.float32([0.5, -1, 0, 2, 0.25, -0.5])
+TABLE = LabelTable(LABELS, BIAS, 0.25)
+LOGITS = QUERIES @ LABELS.T / 0.25 + BIAS
+
+
+def by_the_model(*, negatives: int = 4, **arguments: Any) -> Sampler:
     sampler = SAMPLERS["model"](SamplerSetup(UNIFORM, 2, DIM), negatives=negatives, **arguments)
-    sampler.refresh(LABELS)
+    sampler.refresh(TABLE)
     return sampler
+
+
+def best(family: str, weight: str, *, negatives: int, rows: int = 2, **arguments: Any) -> Sampler:
+    """`minimum_variance` for a loss, labels of frequency PI."""
+    terms = functools.partial(log_terms, Objective(family, weight, **arguments), np.log(PI).astype(np.float32))
+    setup = SamplerSetup(np.log(PI), rows, DIM, log_terms=terms)
+    sampler = SAMPLERS["minimum_variance"](setup, negatives=negatives, uniform_share=0)
+    sampler.refresh(TABLE)
+    return sampler
+
+
+PI = np.array([0.3, 0.25, 0.2, 0.12, 0.08, 0.05])
+
+
+def softmax(logits_BL: np.ndarray) -> np.ndarray:
+    return np.exp(logits_BL - np.logaddexp.reduce(logits_BL, axis=1, keepdims=True))
 
 
 def log_q_of_all(sampler: Sampler, of: DrawContext) -> np.ndarray:
@@ -116,9 +140,11 @@ def test_padding_is_never_drawn(sampler: str, least: bool, monkeypatch: pytest.M
     of = context([0, 1], inputs=INPUTS, queries=QUERIES)
     drawn_BM = np.asarray(made.draw(keras.random.SeedGenerator(1), of))
 
-    rightmost = 2 if sampler == "adversarial" else 5
-    leftmost = 3 if sampler == "adversarial" else 0
-    assert (drawn_BM == (rightmost if least else leftmost)).all()
+    rightmost, leftmost = 2, 3
+    if sampler == "adversarial":
+        assert (drawn_BM == (rightmost if least else leftmost)).all()
+    assert drawn_BM.min() >= 0, "padding is −1"
+    assert drawn_BM.max() < L
 
 
 def test_the_tree_needs_to_be_fitted() -> None:
@@ -126,9 +152,13 @@ def test_the_tree_needs_to_be_fitted() -> None:
         SAMPLERS["adversarial"](SamplerSetup(UNIFORM, 2, DIM), negatives=2)
 
 
-@pytest.mark.parametrize("arguments", [{}, {"features": 8, "bandwidth": 9.0}], ids=["usual", "few features"])
-def test_the_model_s_draws_follow_its_own_log_q(arguments: dict[str, float]) -> None:
-    """Exactly, however rough the features: with few of them sums come out negative and are lifted."""
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"bandwidth": 3.0}, {"exact": True}, {"features": 64}, {"features": 8, "bandwidth": 9.0}],
+    ids=["usual", "bandwidth", "exact", "features", "few features"],
+)
+def test_the_model_s_draws_follow_its_own_log_q(arguments: dict[str, Any]) -> None:
+    """Exactly, however rough the masses of subtrees: with few features sums come out negative and are lifted."""
     sampler, of = by_the_model(negatives=50_000, **arguments), context([0, 1], queries=QUERIES)
     q_BL = np.exp(log_q_of_all(sampler, of))
 
@@ -138,19 +168,141 @@ def test_the_model_s_draws_follow_its_own_log_q(arguments: dict[str, float]) -> 
 
 
 def test_with_many_features_q_is_the_softmax_of_the_scaled_cosines() -> None:
-    exact = 2.0 * QUERIES @ LABELS.T
-    exact -= np.logaddexp.reduce(exact, axis=1, keepdims=True)
+    exact = softmax(2.0 * QUERIES @ LABELS.T)
     of = context([0, 1], queries=QUERIES)
     errors = [
-        np.abs(np.exp(log_q_of_all(by_the_model(features=features, bandwidth=2.0), of)) - np.exp(exact)).max()
+        np.abs(np.exp(log_q_of_all(by_the_model(features=features, bandwidth=2.0), of)) - exact).max()
         for features in (32, 200_000)
     ]
 
     assert errors[1] < 0.01 < errors[0]
 
 
-def test_before_the_first_refresh_labels_are_about_as_likely() -> None:
-    sampler = SAMPLERS["model"](SamplerSetup(UNIFORM, 2, DIM), negatives=2)
+@pytest.mark.parametrize(("bandwidth", "expected"), [(None, LOGITS), (3.0, 3 * QUERIES @ LABELS.T)])
+def test_the_exact_model_draws_by_the_softmax_of_its_logits(bandwidth: float | None, expected: np.ndarray) -> None:
+    """Temperature and bias are in f = u·v/T + b; a bandwidth is in their place."""
+    made = log_q_of_all(by_the_model(exact=True, bandwidth=bandwidth), context([0, 1], queries=QUERIES))
+
+    np.testing.assert_allclose(np.exp(made), softmax(expected), rtol=1e-4)
+
+
+def test_two_labels_of_a_parent_have_the_odds_of_their_logits() -> None:
+    """Leaves are exact: of siblings, log q differs as f does."""
+    q_BL = log_q_of_all(by_the_model(), context([0, 1], queries=QUERIES))
+    leaves_L = np.asarray(by_the_model().variables[2])
+
+    pairs = [(a, b) for a in range(L) for b in range(a) if leaves_L[a] // 2 == leaves_L[b] // 2]
+    assert pairs
+    for a, b in pairs:
+        np.testing.assert_allclose(q_BL[:, a] - q_BL[:, b], LOGITS[:, a] - LOGITS[:, b], rtol=1e-4)
+
+
+@pytest.mark.parametrize("labels", [2, 3, 64, 1000])
+def test_every_label_has_a_leaf_among_labels_like_it(labels: int) -> None:
+    """Of two far groups, no subtree of half the labels holds both; halves differ by at most one label."""
+    rng = np.random.default_rng(3)
+    group_L = rng.permutation(labels) < labels // 2
+    rows_LD = (rng.normal(0, 0.1, (labels, 4)) + 10 * group_L[:, None]).astype(np.float32)
+    leaves_L, size = by_similarity(rows_LD), 1 << (labels - 1).bit_length()
+
+    assert len(set(leaves_L.tolist())) == labels
+    left_L = leaves_L < size // 2
+    assert abs(2 * left_L.sum() - labels) <= 1
+    assert max((group_L == left_L).sum(), (group_L != left_L).sum()) >= labels - 1
+
+
+def correlated(rows: int, *, seed: int) -> np.ndarray:
+    """Unit vectors of 32 dimensions of falling variance; cosines of two have a standard deviation of .27."""
+    made = np.random.default_rng(seed).normal(0, 1, (rows, 32)) / np.sqrt(np.arange(1, 33))
+    return (made / np.linalg.norm(made, axis=1, keepdims=True)).astype(np.float32)
+
+
+@pytest.mark.parametrize("temperature", [0.25, 0.15, 0.1])
+def test_by_default_draws_are_nearer_the_model_than_uniform_ones(temperature: float) -> None:
+    """Total variation of q to softmax(f) over 500 labels: less than half the uniform one's."""
+    labels, queries_BD = correlated(500, seed=1), correlated(40, seed=2)
+    exact_BL = softmax(queries_BD @ labels.T / temperature)
+
+    def variation(**arguments: Any) -> float:
+        sampler = SAMPLERS["model"](SamplerSetup(np.full(500, -np.log(500)), 40, 32), negatives=1, **arguments)
+        sampler.refresh(LabelTable(labels, None, temperature))
+        all_BL = ops.convert_to_tensor(np.tile(np.arange(500, dtype=np.int32), (40, 1)))
+        of = context([0] * 40, queries=queries_BD)
+        return float(np.abs(np.exp(sampler.log_q(of, all_BL)) - exact_BL).sum(axis=1).mean() / 2)
+
+    uniform = np.abs(exact_BL - 1 / 500).sum(axis=1).mean() / 2
+    assert variation(exact=True) < 1e-4
+    assert variation() < uniform / 2
+    assert variation(features=128) < uniform
+
+
+@pytest.mark.parametrize("weight", ["importance", "tail"])
+@pytest.mark.parametrize(
+    ("family", "arguments"),
+    [("logistic", {}), ("exponential", {}), ("logistic", {"family_arguments": {"pairwise": True}}), ("softmax", {})],
+    ids=["logistic", "exponential", "pairwise", "softmax"],
+)
+def test_the_minimum_variance_sampler_leaves_no_variance(family: str, weight: str, arguments: dict[str, Any]) -> None:
+    """q* ∝ ρ φ on labels other than y [R21 Prop. 5]: the loss is the full one whatever is drawn; others vary."""
+    rows, positive = 500, 1
+    queries = np.repeat(QUERIES[:1], rows, axis=0)
+    of, objective = context([positive] * rows, queries=queries), Objective(family, weight, **arguments)
+    log_pi_L, others = np.log(PI).astype(np.float32), np.arange(L) != positive
+
+    def losses(drawn: np.ndarray, log_q_B: np.ndarray, log_q_BM: np.ndarray) -> np.ndarray:
+        f = LOGITS[0].astype(np.float32)
+        made = objective(
+            SampledLogits(
+                ops.full((len(drawn),), f[positive]), ops.convert_to_tensor(f[drawn]),
+                ops.convert_to_tensor(drawn == positive), ops.full((len(drawn),), log_pi_L[positive]),
+                ops.convert_to_tensor(log_pi_L[drawn]), ops.convert_to_tensor(log_q_B), ops.convert_to_tensor(log_q_BM),
+            )
+        )  # fmt: skip
+        return np.asarray(made)
+
+    sampler = best(family, weight, negatives=3, rows=rows, **arguments)
+    drawn = sampler.draw(keras.random.SeedGenerator(5), of)
+    found = losses(
+        np.asarray(drawn), np.asarray(sampler.log_q(of, of.positive_B)), np.asarray(sampler.log_q(of, drawn))
+    )
+    every = np.tile(np.flatnonzero(others).astype(np.int32), (2, 1))
+    full = losses(every, np.float32([-np.log(L)] * 2), np.full(every.shape, -np.log(L), np.float32))[0]
+
+    assert (np.asarray(drawn) != positive).all()
+    assert found.std() < 1e-5 * full
+    np.testing.assert_allclose(found, full, rtol=1e-4)
+    uniform = np.random.default_rng(1).choice(np.flatnonzero(others), (rows, 3)).astype(np.int32)
+    assert (
+        losses(uniform, np.full(rows, -np.log(L), np.float32), np.full((rows, 3), -np.log(L), np.float32)).std() > 0.01
+    )
+
+
+def test_the_minimum_variance_q_by_hand() -> None:
+    """Logistic with weight tail: π_y' log(1 + e^f_y') over labels other than y; with a share of uniform draws."""
+    of = context([1, 4], queries=QUERIES)
+    terms = PI * np.log1p(np.exp(LOGITS))
+    terms[[0, 1], [1, 4]] = 0
+    expected = terms / terms.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(np.exp(log_q_of_all(best("logistic", "tail", negatives=2), of)), expected, rtol=1e-4)
+
+    log_pi = np.log(PI).astype(np.float32)
+    setup = SamplerSetup(
+        np.log(PI), 2, DIM, log_terms=functools.partial(log_terms, Objective("logistic", "tail"), log_pi)
+    )
+    sampler = SAMPLERS["minimum_variance"](setup, negatives=2, uniform_share=0.25)
+    sampler.refresh(TABLE)
+    mixed = np.where(terms > 0, 0.75 * expected + 0.25 / 5, 0)
+    np.testing.assert_allclose(np.exp(log_q_of_all(sampler, of)), mixed, rtol=1e-4)
+
+
+def test_the_minimum_variance_sampler_needs_a_loss() -> None:
+    with pytest.raises(ValueError, match="expected the terms of a loss, received none"):
+        SAMPLERS["minimum_variance"](SamplerSetup(UNIFORM, 2, DIM), negatives=2)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"exact": True}, {"features": 64}], ids=["usual", "exact", "features"])
+def test_before_the_first_refresh_labels_are_about_as_likely(arguments: dict[str, Any]) -> None:
+    sampler = SAMPLERS["model"](SamplerSetup(UNIFORM, 2, DIM), negatives=2, **arguments)
 
     np.testing.assert_allclose(np.exp(log_q_of_all(sampler, context([0, 1], queries=QUERIES))), 1 / L, rtol=1e-5)
 
@@ -162,7 +314,7 @@ def test_importance_weights_bound_the_full_softmax(sampler: str) -> None:
     catalogue = SamplerSetup(UNIFORM, rows, DIM, TREE)
     made = SAMPLERS[sampler](catalogue, negatives=m)
     if made.refresh is not None:
-        made.refresh(LABELS)
+        made.refresh(TABLE)
     inputs = {name: np.repeat(column[:1], rows, axis=0) for name, column in INPUTS.items()}
     of = context([positive] * rows, inputs=inputs, queries=np.repeat(QUERIES[:1], rows, axis=0))
     drawn = made.draw(keras.random.SeedGenerator(3), of)
@@ -183,14 +335,22 @@ def test_importance_weights_bound_the_full_softmax(sampler: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["softmax", "logistic", "nce"])
-def test_a_model_samples_by_itself_and_learns(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("family", "sampler"),
+    [
+        ("softmax", {"name": "model"}), ("logistic", {"name": "model", "features": 64}),
+        ("nce", {"name": "model", "exact": True}), ("hinge", {"name": "minimum_variance"}),
+    ],
+)  # fmt: skip
+def test_a_model_samples_by_itself_and_learns(
+    family: str, sampler: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(backend, "compile_step", lambda step, _: step)
     monkeypatch.setattr(backend, "compile_loss", lambda function: function)
     rows = tiny.pairs((0, 0), (1, 1), (2, 2), (3, 3))
-    weight = "importance" if family == "softmax" else "unit"
+    weight = "importance" if family in ("softmax", "hinge") else "unit"
     recipe = tiny.recipe(
-        loss={"family": family, "weight": weight, "sampler": {"name": "model", "negatives": 3, "features": 64}},
+        loss={"family": family, "weight": weight, "sampler": sampler | {"negatives": 3}},
         optimizer={"embedding_learning_rate": 0.1}, model={"dim": 4, "temperature": 0.25},
     )  # fmt: skip
     model = tiny.model(recipe, tiny.dataset(rows, queries=4, labels=5), batch_size=4)

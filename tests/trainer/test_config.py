@@ -7,6 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from longtail.trainer.config import Recipe, load_recipe
+from longtail.trainer.data.sources import DATASETS
 from longtail.trainer.errors import DataError, RecipeError
 from longtail.trainer.losses import LOSSES, WEIGHTS
 from longtail.trainer.sampling import SAMPLERS
@@ -23,12 +24,17 @@ def path(tmp_path: Path) -> Path:
 
 def test_the_recipes_that_are_shipped_are_those_of_the_known_data_sets() -> None:
     assert SHIPPED == [
+        "amazon-670k.toml",
         "amazon-beauty.toml",
+        "amazoncat-13k.toml",
         "delicious.toml",
+        "eurlex-4k.toml",
         "gowalla.toml",
         "movielens-100k.toml",
         "movielens-1m.toml",
+        "wikilshtc-325k.toml",
     ]
+    assert sorted(f"{name}.toml" for name in DATASETS) == SHIPPED
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -43,7 +49,9 @@ def test_a_shipped_recipe_is_valid_and_says_how_to_run_it(name: str) -> None:
 
 
 def test_what_can_be_chosen() -> None:
-    assert list(SAMPLERS) == ["in_batch", "uniform", "popularity", "mixed", "full", "adversarial", "model"]
+    assert list(SAMPLERS) == [
+        "in_batch", "uniform", "popularity", "mixed", "full", "adversarial", "model", "minimum_variance",
+    ]  # fmt: skip
     assert list(WEIGHTS) == [
         "unit", "constant", "importance", "relative", "tail", "logit_adjusted", "equalised", "adaptive",
     ]  # fmt: skip
@@ -334,8 +342,20 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "frequencies": ({"loss": {"frequencies": "guessed"}}, "frequencies\n.*'counted' or 'streaming'"),
     "random features of inner products": (
-        {"loss": {"sampler": {"name": "model", "negatives": 5}}, "model": {"similarity": "dot"}},
-        "loss.sampler: expected model.similarity = 'cosine' with sampler 'model', .* received 'dot'",
+        {"loss": {"sampler": {"name": "model", "negatives": 5, "features": 8}}, "model": {"similarity": "dot"}},
+        "loss.sampler.features: expected model.similarity = 'cosine' with random features, .* received 'dot'",
+    ),
+    "exact features": (
+        {"loss": {"sampler": {"name": "model", "negatives": 5, "exact": True, "features": 8}}},
+        "sampler 'model': expected exact or features, .* received exact = True and features = 8",
+    ),
+    "the least variance of no margin": (
+        {"loss": {"sampler": {"name": "minimum_variance", "negatives": 5}}},
+        "weight: expected importance, tail, .* with sampler 'minimum_variance', .* received 'unit'",
+    ),
+    "the least variance of the hardest": (
+        {"loss": {"sampler": {"name": "minimum_variance", "negatives": 5}, "weight": "tail", "mining": {"keep": 2}}},
+        "sampler 'minimum_variance': expected no mining .*, received mining = keep = 2, regularizer = 0.0",
     ),
     "half a random feature": (
         {"loss": {"sampler": {"name": "model", "negatives": 5, "features": 5}}}, "features\n.*multiple of 2",

@@ -42,7 +42,7 @@ MARGINS: dict[str, np.ndarray] = {
     "equalised": PI,
     "adaptive": np.full(L, PI[Y] ** -0.25),
 }
-"""[R21 eq. 4]; `importance` is plain softmax and `tail` its row of Table 2. The same through any sampler."""
+"""[R21 eq. 6]; `importance` is plain softmax and `tail` its row of Table 2. The same through any sampler."""
 
 TABLES: dict[str, dict[str, np.ndarray]] = {
     "in_batch": {"unit": M * PI, "constant": PI, "relative": np.full(L, M * PI[Y])},
@@ -152,7 +152,7 @@ def never_the_positive(q_L: np.ndarray, *, rows: int, seed: int) -> Sample:
 
 
 def test_sampling_by_the_model_itself_leaves_no_gap() -> None:
-    """q ∝ e^f and importance weights: equality in [R21 eq. 9] for every sample, not only on average."""
+    """q ∝ e^f and importance weights: equality in [R21 eq. 11] for every sample, not only on average."""
     sample = never_the_positive(np.exp(LOGITS) / np.exp(LOGITS).sum(), rows=500, seed=1)
     losses_B = sample.losses(Objective("softmax", "importance"))
 
@@ -167,7 +167,7 @@ PAIRWISE_MARGINS: dict[str, tuple[str, dict[str, float], np.ndarray]] = {
     "equalised, F = [π ≥ 0.1]": ("equalised", {"power": 0, "threshold": 0.1}, np.array([1, 1, 1, 1, 0, 0])),
     "adaptive, π^−½": ("adaptive", {"exponent": 0.5}, np.full(L, 2)),
 }
-"""Weight, its parameters and ρ [R21 eq. 4]; π_Y = ¼."""
+"""Weight, its parameters and ρ [R21 eq. 6]; π_Y = ¼."""
 
 THROUGH: dict[str, Callable[[], Sample]] = SAMPLES | {
     "popularity(¾)": lambda: toy.draw("popularity", rows=ROWS, negatives=M, alpha=0.75, exclude_positive=True),

@@ -14,7 +14,7 @@ from longtail.trainer.losses.families import LOSSES
 from longtail.trainer.losses.hits import Hits
 from longtail.trainer.losses.mining import Mining
 from longtail.trainer.losses.objective import Objective
-from longtail.trainer.losses.weights import WEIGHTS
+from longtail.trainer.losses.weights import MARGINS, WEIGHTS
 from longtail.trainer.sampling import SAMPLERS
 
 
@@ -105,10 +105,15 @@ class SamplerConfig(_Choice):
     """Of `adversarial`: principal components of the query's features that the tree sees."""
     penalty: float | None = Field(default=None, gt=0)
     """Of `adversarial`: λ_n of the tree's fit."""
+    exact: bool | None = None
+    """Of `model`: draws by the model's own probabilities of the whole catalogue, which costs O(B·L·D) a step."""
     features: int | None = Field(default=None, ge=2, multiple_of=2)
-    """Of `model`: random Fourier features, half of them cosines and half sines."""
+    """Of `model`: random Fourier features in place of means of subtrees; half are cosines and half sines."""
     bandwidth: float | None = Field(default=None, gt=0)
-    """Of `model`: q ∝ exp(bandwidth · cosine); at 1/T the negatives are as hard as the model finds them."""
+    """Of `model`: q ∝ exp(bandwidth · u·v) in place of exp(f), which is as hard as the model finds them; lower is
+    nearer uniform. With features 2 if not given."""
+    uniform_share: float | None = Field(default=None, ge=0, le=1)
+    """Of `minimum_variance`: share of uniform draws."""
 
     @model_validator(mode="after")
     def _defined(self) -> Self:
@@ -117,6 +122,11 @@ class SamplerConfig(_Choice):
             raise ValueError(
                 f"sampler {self.name!r}: expected shared = False with exclude_positive, which draws for every row, "
                 "received shared = True"
+            )
+        if self.exact and self.features is not None:
+            raise ValueError(
+                f"sampler 'model': expected exact or features, which approximate, received exact = True and "
+                f"features = {self.features}"
             )
         return self
 
@@ -219,6 +229,17 @@ class LossConfig(Section):
                 f"regularizer: expected 0 with family {self.family.name!r}, whose f is a cosine and no log-odds to add "
                 f"log q to, received {self.regularizer}"
             )
+        if self.sampler.name == "minimum_variance":
+            if self.weight.name not in MARGINS:
+                raise ValueError(
+                    f"weight: expected {', '.join(MARGINS)} with sampler 'minimum_variance', whose q is of its "
+                    f"margin, received {self.weight.name!r}"
+                )
+            if self.mining is not None or self.regularizer:
+                raise ValueError(
+                    "sampler 'minimum_variance': expected no mining and no regularizer, which its q does not know of, "
+                    f"received mining = {self.mining}, regularizer = {self.regularizer}"
+                )
         if self.frequencies == "streaming" and self.sampler.name == "popularity":
             raise ValueError(
                 "frequencies: expected 'counted' with sampler 'popularity', which draws by counts, received 'streaming'"

@@ -76,10 +76,10 @@ class Recipe(Section):
     def _check_cosine(self) -> None:
         """Refuse what is defined on cosines for a model whose logits are none."""
         model = self.model
-        if self.loss.sampler.name == "model" and model.similarity != "cosine":
+        if self.loss.sampler.features is not None and model.similarity != "cosine":
             raise ValueError(
-                "loss.sampler: expected model.similarity = 'cosine' with sampler 'model', whose random features are of "
-                f"unit vectors, received {model.similarity!r}"
+                "loss.sampler.features: expected model.similarity = 'cosine' with random features, which are of unit "
+                f"vectors, received {model.similarity!r}"
             )
         plain = model.similarity == "cosine" and model.temperature == 1 and not model.learn_temperature
         if LOSSES[self.loss.family.name].cosine and (not plain or model.label_bias):

@@ -64,9 +64,13 @@ class QueryFeatures:
         )
 
     def of_pairs(self, pairs_B: Int64, rng: np.random.Generator) -> Inputs:
-        """Inputs of training pairs, by their rows in `known`; the positive is in no history.
+        """Inputs of training pairs, [B] or [B, P] by name; the positive is in no history.
 
         Some values become unknown, each feature at its `unknown_rate`.
+
+        Args:
+            pairs_B: rows of the pairs in `known`, int64.
+            rng: draws what becomes unknown, and which part of a history that is too long is read.
         """
         queries_B = self._known.queries[pairs_B]
         inputs = take_rows(self._features, self._encoded, queries_B)
@@ -87,7 +91,7 @@ class QueryFeatures:
         return inputs
 
     def of_queries(self, queries_B: Int32) -> Inputs:
-        """Inputs of queries as they stand after all known pairs: what a service would be asked."""
+        """Inputs of query rows, int32 [B], as they stand after all known pairs: what a service would be asked."""
         inputs = take_rows(self._features, self._encoded, queries_B)
         for feature in self._features:
             if feature.kind == "history":
@@ -113,7 +117,13 @@ class QueryFeatures:
 def take_rows(
     features: Sequence[FeatureConfig], encoded: Mapping[str, Encoded], rows_B: npt.NDArray[np.integer]
 ) -> Inputs:
-    """Tower inputs of some rows of the encoded columns."""
+    """Tower inputs of some rows of the encoded columns, [B] or [B, P] by name.
+
+    Args:
+        features: of one tower; those that are not in `encoded` are left out.
+        encoded: columns by feature name.
+        rows_B: rows of the columns, any integer type.
+    """
     inputs: Inputs = {}
     for feature in features:
         column = encoded.get(feature.name)

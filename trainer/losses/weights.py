@@ -248,3 +248,6 @@ Example:
     >>> list(WEIGHTS)[:4]
     ['unit', 'constant', 'importance', 'relative']
 """
+
+MARGINS = ("importance", "tail", "logit_adjusted", "equalised", "adaptive")
+"""Weights that are a margin ρ through any sampler [R21 Prop. 4]; the others have a ρ that depends on q."""

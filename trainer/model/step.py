@@ -10,6 +10,7 @@ Legend: `B` batch, `M` candidates, `C` labels embedded in a step (the B positive
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import keras
 import numpy as np
@@ -21,11 +22,12 @@ from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.config import Recipe
 from longtail.trainer.errors import DataError
 from longtail.trainer.losses import LOSSES, BatchLoss, Candidates, Embedded, balance, known_among, pair_weights
+from longtail.trainer.losses.terms import log_terms
 from longtail.trainer.model.embedding import Dropout, InputKey, compact_rows, dropout_masks, read_distinct
 from longtail.trainer.model.towers import dropouts
 from longtail.trainer.model.two_tower import LABEL_BIAS, TwoTower, untrained_variable
 from longtail.trainer.optimizers import ROW_OPTIMIZERS, LazyL2, RowOptimizer, clip_scale, dense_optimizer, learning_rate
-from longtail.trainer.sampling import SAMPLERS, DrawContext, SamplerSetup
+from longtail.trainer.sampling import SAMPLERS, DrawContext, LabelTable, SamplerSetup
 from longtail.trainer.sampling.streaming import StreamingFrequencies
 
 
@@ -62,8 +64,9 @@ class TrainStep:
         share_L = visits_L / visits_L.sum()
         with np.errstate(divide="ignore"):
             log_share_L = np.log(share_L)
+        terms = partial(log_terms, recipe.loss.objective(), log_pi_L.astype(np.float32))
         self.sampler = SAMPLERS[recipe.loss.sampler.name](
-            SamplerSetup(log_pi_L, batch_size, recipe.model.dim, model.proposal, log_share_L),
+            SamplerSetup(log_pi_L, batch_size, recipe.model.dim, model.proposal, log_share_L, terms),
             **recipe.loss.sampler.arguments,
         )
         self._log_pi_L = untrained_variable(log_pi_L.astype(np.float32), "log_pi")
@@ -156,7 +159,8 @@ class TrainStep:
     def begin_epoch(self) -> None:
         """Show the sampler the label embeddings, if it draws by them."""
         if self.sampler.refresh is not None:
-            self.sampler.refresh(self._model.embed_labels())
+            model = self._model
+            self.sampler.refresh(LabelTable(model.embed_labels(), model.label_biases(), model.temperature))
 
     def _update(self, batch: dict[str, Tensor]) -> Tensor:
         """What a call does, before it is compiled."""

@@ -1,16 +1,18 @@
 """Where negatives come from [METHODS §2.1].
 
-`independent.py` and `conditional.py` have the samplers; `proposal.py`, with `projection.py` and `tree_fit.py`, fits
-the tree that `adversarial` draws from; `streaming.py` estimates label frequencies while training.
+`independent.py`, `conditional.py` and `model_based.py` have the samplers, `walk.py` the trees that the last two walk;
+`proposal.py`, with `projection.py` and `tree_fit.py`, fits the tree that `adversarial` draws from; `streaming.py`
+estimates label frequencies while training.
 """
 
 from collections.abc import Callable
 
-from longtail.trainer.sampling.base import DrawContext, Sampler, SamplerSetup
-from longtail.trainer.sampling.conditional import adversarial, model
+from longtail.trainer.sampling.base import DrawContext, LabelTable, Sampler, SamplerSetup
+from longtail.trainer.sampling.conditional import adversarial
 from longtail.trainer.sampling.independent import full, in_batch, mixed, popularity, uniform
+from longtail.trainer.sampling.model_based import minimum_variance, model
 
-__all__ = ["SAMPLERS", "DrawContext", "Sampler", "SamplerSetup"]
+__all__ = ["SAMPLERS", "DrawContext", "LabelTable", "Sampler", "SamplerSetup"]
 
 SAMPLERS: dict[str, Callable[..., Sampler]] = {
     "in_batch": in_batch,
@@ -20,6 +22,7 @@ SAMPLERS: dict[str, Callable[..., Sampler]] = {
     "full": full,
     "adversarial": adversarial,
     "model": model,
+    "minimum_variance": minimum_variance,
 }
 """Samplers of negatives by the name that a recipe's `[loss] sampler` calls them.
 

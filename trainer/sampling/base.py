@@ -23,10 +23,12 @@ class SamplerSetup(NamedTuple):
     Attributes:
         log_pi_L: float64 [L], natural log of the smoothed label frequencies.
         batch_size: B.
-        dim: D; of `model` alone.
+        dim: D; of `model` and `minimum_variance` alone.
         proposal: the fitted tree; None but for `adversarial`.
         log_share_L: float64 [L], natural log of the share of an epoch's visits that a label has, which is what batches
             hold; −inf without any. None where that is `log_pi_L` itself.
+        log_terms: label rows of the positives [B] and logits of all labels [B, L] to log(ρ φ), what each of them would
+            add to the full loss, float32 [B, L], nats; None but for `minimum_variance`.
     """
 
     log_pi_L: Float64
@@ -34,6 +36,21 @@ class SamplerSetup(NamedTuple):
     dim: int = 0
     proposal: Proposal | None = None
     log_share_L: Float64 | None = None
+    log_terms: Callable[[Tensor, Tensor], Tensor] | None = None
+
+
+class LabelTable(NamedTuple):
+    """The label side of the model when an epoch begins.
+
+    Attributes:
+        embeddings_LD: float32.
+        bias_L: in logits, float32; None for a model without.
+        temperature: T.
+    """
+
+    embeddings_LD: Float32
+    bias_L: Float32 | None
+    temperature: float
 
 
 class DrawContext(NamedTuple):
@@ -69,7 +86,7 @@ class Sampler:
         log_miss: of a sampler that does not draw the positive, from the positives' log q: log(1 − q_y), draws of other
             labels being of q/(1 − q_y); None if it draws by q whatever the positive is.
         sees_embeddings: draws by query embeddings.
-        refresh: called with the embeddings of all labels, float32 [L, D], before every epoch.
+        refresh: called before every epoch.
         variables: constants and state on the device.
     """
 
@@ -80,5 +97,5 @@ class Sampler:
     q_of_pi: Callable[[Tensor], Tensor] | None = None
     log_miss: Callable[[Tensor], Tensor] | None = None
     sees_embeddings: bool = False
-    refresh: Callable[[Float32], None] | None = None
+    refresh: Callable[[LabelTable], None] | None = None
     variables: tuple[keras.Variable, ...] = ()
