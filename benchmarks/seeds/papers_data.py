@@ -10,14 +10,6 @@ from dataclasses import replace
 from benchmarks.seeds.studies import labelling_bias, mined, mining, schemes, softmax_gap
 from benchmarks.seeds.study import FULL, LOGIT_ADJUSTED, Ladder, Study
 
-PUBLISHED = {
-    "amazoncat-13k": "[Re19 Table 3] P@1/3/5 81.58/71.54/58.79; [Re19 Table 2] top 1 ÷ plain 2.59 (Recall@1)",
-    "wikilshtc-325k": "[Re19 Table 3] P@1/3/5 60.65/42.08/31.87; [Re19 Table 2] top 1 ÷ plain 2.53",
-    "amazon-670k": "[Re19 Table 3] P@1/3/5 44.68/40.55/37.40; [Re19 Table 2] top 1 ÷ plain 1.23",
-    "eurlex-4k": "[BM20 A.2] accuracy: full softmax 33.6 %, uniform negative sampling 26.4 %",
-}
-"""What the papers print, by folder."""
-
 _FEATURES = '{{ features = [{{ name = "features", kind = "bag", dim = 512, max_length = {}, combiner = "{}" }}] }}'
 _LABELS = '{ features = [{ name = "label", kind = "id", dim = 512 }] }'
 _RATES = Ladder("optimizer.embedding_learning_rate", (0.01, 0.03, 0.1, 0.3, 1.0), 2)
