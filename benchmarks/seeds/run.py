@@ -26,7 +26,7 @@ from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.evaluation.ranking import log_proposal_of
 from longtail.trainer.train import Run, Trained, prepare_run
 
-_VALID_QUERIES, _MOMENTS = 2_000, 8
+_VALID_QUERIES, _MOMENTS = 2_000, 4
 _HELD_OUT_ROWS = 0.1
 
 
@@ -228,8 +228,8 @@ class Bench:
             done = self.store.records(self.study).get(key_of(POPULARITY, {}, SEEDS[0]))
             if done is not None:
                 return
-        recipe, dataset = self.recipe(self.study.methods[1], {}, SEEDS[0]), self.dataset
-        run = prepare_run(recipe, dataset, epochs=1, work=self.work)
+        dataset, run = self.dataset, self._prepare(self.study.methods[1], {}, SEEDS[0])
+        recipe = run.trained.recipe
         visits_L = dataset.label_visits(one_label_per_query=recipe.data.reduction == "sample")
         log_pi_L = log_frequencies(visits_L, smoothing=0.5).astype(np.float32)
         known = dataset.train.followed_by(dataset.valid)
@@ -249,7 +249,7 @@ class Bench:
 
 
 def train(run: Run, epochs: int) -> Iterator[tuple[float, float]]:
-    """Train a prepared run; CPU seconds and the last loss after every eighth of the way.
+    """Train a prepared run; CPU seconds and the last loss after every quarter of the way.
 
     The first step is not counted: compiling it takes seconds that a longer training would not notice.
     """

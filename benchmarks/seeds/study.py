@@ -61,7 +61,7 @@ class Study:
         show: metrics of the table, all at λ = 0 unless `shown_at` says `chosen`.
         compare: metrics whose values per query are kept, for paired intervals.
         shown_at: λ of the table: as trained, or as chosen on validation.
-        timed: also measure on the way, at every 1/8 of a method's epochs.
+        timed: also measure on the way, at every quarter of a method's epochs.
         variant: tells two studies of one paper on one data set apart.
         note: the protocol in words, for the report.
     """
