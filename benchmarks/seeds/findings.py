@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.seeds.store import Record, by_every_seed, unpack_values
-from benchmarks.seeds.study import FULL, LIKELY_AT, LOGIT_ADJUSTED
+from benchmarks.seeds.study import FULL, LOGIT_ADJUSTED
 from longtail.bundle.arrays import Float64
 
 RESAMPLES = 2_000
@@ -82,7 +82,7 @@ def _values(finding: Finding, records: Sequence[Record], seconds: float | None =
     """Contributions of every query under every seed, float64 [S, N]; at the last moment within `seconds`, if given."""
     packed = []
     for it in records:
-        at = {"trained": 0.0, "chosen": it.bias_removal, "removed": LIKELY_AT}[finding.at]
+        at = {"trained": 0.0, "chosen": it.bias_removal, "removed": 1.0}[finding.at]
         key = f"{finding.metric}@{at:g}"
         if seconds is not None:
             inside = [moment for moment, at in enumerate(it.curve) if at["seconds"] <= seconds]

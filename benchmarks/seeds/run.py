@@ -16,7 +16,7 @@ from rich.console import Console
 
 from benchmarks.seeds.measure import HeldOut, Measured, measure, popularity_side
 from benchmarks.seeds.store import Record, Store, key_of, pack_values, protocol_of
-from benchmarks.seeds.study import LIKELY_AT, POPULARITY, SEEDS, Ladder, Method, Study
+from benchmarks.seeds.study import POPULARITY, SEEDS, Ladder, Method, Study
 from longtail.bundle import log_frequencies
 from longtail.trainer.checkpoint import identity_of
 from longtail.trainer.config import Recipe, load_recipe
@@ -147,7 +147,7 @@ class Bench:
         names = [name for name in self.study.show if name in next(iter(measured.values())).metrics]
         record.test = {f"{at:g}": {name: round(it.metrics[name], 6) for name in names} for at, it in measured.items()}
         trained = self.study.shown_at == "trained"
-        kept = (self.study.grid[0],) if trained else (record.bias_removal, LIKELY_AT)
+        kept = (self.study.grid[0],) if trained else (record.bias_removal, self.study.method(record.method).likely_at)
         record.values |= {
             f"{name}@{at:g}": pack_values(measured[at].contributions[name])
             for at in dict.fromkeys(kept)
@@ -199,14 +199,14 @@ class Bench:
             if not np.isfinite(loss):
                 return record
             if moments_at is not None:
-                measured = self.measure(run.trained, "test", tuple(dict.fromkeys((moments_at, LIKELY_AT))))
+                measured = self.measure(run.trained, "test", tuple(dict.fromkeys((moments_at, method.likely_at))))
                 moment = len(record.curve)
                 record.values |= {
                     f"{name}#{moment}": pack_values(measured[moments_at].contributions[name])
                     for name in self.study.compare
                 }
                 metrics = {
-                    name: measured[LIKELY_AT if name == "log_likelihood" else moments_at].metrics[name]
+                    name: measured[method.likely_at if name == "log_likelihood" else moments_at].metrics[name]
                     for name in self.study.show
                 }
                 record.curve.append(
