@@ -128,9 +128,8 @@ def _section(study: Study, records: list[Record], plots: Path | None) -> str:
 
 def _lambda(study: Study, record: Record, column: str) -> str:
     """λ at which the table shows a column."""
-    likely_at = f"{study.method(record.method).likely_at:g}"
-    if column == "log_likelihood" and likely_at in record.test:
-        return likely_at
+    if column == "log_likelihood" and f"{record.likely_at:g}" in record.test:
+        return f"{record.likely_at:g}"
     return f"{record.bias_removal if study.shown_at == 'chosen' else study.grid[0]:g}"
 
 

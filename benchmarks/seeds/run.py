@@ -147,7 +147,7 @@ class Bench:
         names = [name for name in self.study.show if name in next(iter(measured.values())).metrics]
         record.test = {f"{at:g}": {name: round(it.metrics[name], 6) for name in names} for at, it in measured.items()}
         trained = self.study.shown_at == "trained"
-        kept = (self.study.grid[0],) if trained else (record.bias_removal, self.study.method(record.method).likely_at)
+        kept = (self.study.grid[0],) if trained else (record.bias_removal, record.likely_at)
         record.values |= {
             f"{name}@{at:g}": pack_values(measured[at].contributions[name])
             for at in dict.fromkeys(kept)
@@ -189,7 +189,7 @@ class Bench:
         """
         record = Record(
             self.study.name, method.name, choice, seed, protocol_of(self.study, method), float("-inf"), 0.0, 0.0,
-            len(self.dataset.label_ids), len(self.dataset.train),
+            len(self.dataset.label_ids), len(self.dataset.train), method.likely_at,
         )  # fmt: skip
         tree = run.trained.model.proposal is not None
         seconds = float(self._tree_seconds.read_text(encoding="utf-8")) if tree else 0.0
