@@ -19,7 +19,7 @@ from benchmarks.seeds.store import Record, by_every_seed, unpack_values
 from benchmarks.seeds.study import FULL, LOGIT_ADJUSTED
 from longtail.bundle.arrays import Float64
 
-RESAMPLES = 2_000
+RESAMPLES, _NEARLY = 2_000, 0.9
 
 
 @dataclass(frozen=True)
@@ -68,14 +68,21 @@ def verdict(estimate: Estimate | None) -> str:
 
 
 def estimate_of(finding: Finding, records: Sequence[Record]) -> Estimate | None:
-    """The contrast on test; None before both methods were measured."""
+    """The contrast on test; None before both methods were measured.
+
+    In time, also None where the other method ended long before, unless it is ahead even so.
+    """
     better, worse = (by_every_seed(method, records) for method in (finding.better, finding.worse))
     if not better or not worse:
         return None
     limit = float(np.mean([it.seconds for it in better])) if finding.in_time else None
     values = _values(finding, better), _values(finding, worse, limit)
+    if values[0] is None or values[1] is None:
+        return None
     sign = -1.0 if "error" in finding.metric else 1.0
-    return None if values[0] is None or values[1] is None else paired(sign * values[0], sign * values[1])
+    estimate = paired(sign * values[0], sign * values[1])
+    too_short = limit is not None and np.mean([it.seconds for it in worse]) < _NEARLY * limit
+    return None if too_short and estimate.high > 0 else estimate
 
 
 def _values(finding: Finding, records: Sequence[Record], seconds: float | None = None) -> Float64 | None:
