@@ -209,6 +209,21 @@ def test_pairs_of_weight_zero_teach_nothing() -> None:
 
 
 @pytest.mark.usefixtures("eager")
+def test_reweighting_by_frequency_scales_whole_pairs() -> None:
+    """As pairs weighed by π_y^−½, whose mean over the eleven training pairs is 1."""
+    reweighted, plain = (
+        made(tiny.recipe(loss={"family": "logistic", "reweight": reweight, "sampler": SAMPLES["uniform"]}))
+        for reweight in (0.5, 0.0)
+    )
+    factor_L = PI_L**-0.5 / (COUNTS / 11 @ PI_L**-0.5)
+    by_hand = tiny.pairs(*zip(BATCH.queries, BATCH.labels, strict=True), weights=BATCH.weights * factor_L[BATCH.labels])
+
+    assert float(reweighted.train_step(tiny.batch(BATCH))) == pytest.approx(
+        float(plain.train_step(tiny.batch(by_hand))), rel=1e-6
+    )
+
+
+@pytest.mark.usefixtures("eager")
 def test_a_batch_of_one_label_has_no_negatives_and_no_loss() -> None:
     model = made(job("in_batch", "importance"))
     same = tiny.pairs(*[(user, 3) for user in range(B)])

@@ -12,7 +12,7 @@ import pytest
 from keras import ops
 
 from longtail.trainer import backend
-from longtail.trainer.losses import LOSSES, MASKED, WEIGHTS, Mining, Objective, SampledLogits
+from longtail.trainer.losses import LOSSES, MASKED, WEIGHTS, Mining, Objective, SampledLogits, balance
 from tests.trainer import toy
 from tests.trainer.toy import LOGITS, OTHERS, L, Y
 
@@ -175,6 +175,46 @@ def test_the_regularizer_by_hand(dtype: str) -> None:
     added = np.asarray(Objective("logistic", regularizer=0.1)(given)) - np.asarray(Objective("logistic")(given))
 
     np.testing.assert_allclose(added, [0.1 * (0 + (1.5**2 + 1 + 3**2) / 3), 0.1 * 25], rtol=1e-5)
+
+
+def test_the_regularizer_of_nce_by_hand() -> None:
+    """`λ[f_y² + mean f_y'²]`: f is the softmax's score as it is, and what is added to it in training is not its own
+    (the authors' code regularises so)."""
+    logs = np.float32([-1]), np.float32([[-2, -1]])
+    given = SampledLogits(np.float32([1]), np.float32([[0.5, 2]]), np.zeros((1, 2), bool), *logs, *logs)
+    losses_B = [np.asarray(Objective("nce", regularizer=strength, offset=-3.0)(given)) for strength in (0.0, 0.1)]
+
+    np.testing.assert_allclose(losses_B[1] - losses_B[0], [0.1 * (1 + (0.25 + 4) / 2)], rtol=1e-5)
+
+
+@pytest.mark.parametrize("weight", WEIGHTS)
+@pytest.mark.parametrize("sampler", ["in_batch", "uniform", "full"])
+def test_at_logits_of_zero_a_positive_balances_its_negatives(sampler: str, weight: str) -> None:
+    """The offset's σ pulls up in expectation what it pushes down: `1 − σ(o) = σ(o)·E Σ w` over pairs and draws."""
+    pi_L = np.array([0.5, 0.25, 0.125, 0.125])
+    log_q_L = np.log(pi_L if sampler == "in_batch" else np.full(4, 1 / 4)).astype(np.float32)
+    m = 4 if sampler == "full" else 7
+    sigma = 1 / (1 + np.exp(-balance(Objective("logistic", weight), np.log(pi_L), log_q_L, m=m)))
+    q_L = np.exp(log_q_L)
+    weights_LL = {
+        "unit": np.ones((4, 4)), "constant": np.full((4, 4), 1 / m), "relative": q_L[:, None] / q_L,
+        "importance": 1 / (m * q_L) + np.zeros((4, 1)), "tail": pi_L / (m * q_L * pi_L[:, None]),
+        "logit_adjusted": pi_L / (m * q_L * pi_L[:, None]), "equalised": pi_L / (m * q_L) + np.zeros((4, 1)),
+        "adaptive": pi_L[:, None] ** -0.25 / (m * q_L),
+    }[weight]  # fmt: skip
+
+    assert 1 - sigma == pytest.approx(sigma * m * (pi_L @ weights_LL @ q_L), rel=1e-5)
+
+
+def test_only_logits_that_are_log_odds_have_an_offset() -> None:
+    pi_L = np.log([0.5, 0.25, 0.125, 0.125])
+    found = {name: balance(Objective(name, "unit"), pi_L, None, m=8) for name in LOSSES}
+
+    assert {name: offset for name, offset in found.items() if offset} == pytest.approx(
+        {"logistic": -math.log(8), "nce": -math.log(4)}
+    )
+    assert balance(Objective("logistic", "unit", {"pairwise": True}), pi_L, None, m=8) == 0
+    assert balance(Objective("logistic", "unit", mining=Mining(keep=2)), pi_L, None, m=8) == 0
 
 
 @pytest.mark.parametrize("weight", WEIGHTS)

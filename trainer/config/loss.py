@@ -144,7 +144,9 @@ class LossConfig(Section):
     `mask_known`: nor are other training positives of the row's query. By default the family's [METHODS §2.1]."""
     mining: MiningConfig | None = None
     regularizer: float = Field(default=0.0, ge=0)
-    """Strength of (f + log q)² on positives and negatives [BM20 eq. 6]."""
+    """Strength of (f + log q)² on positives and negatives [BM20 eq. 6]; of f² with family `nce`."""
+    reweight: float = Field(default=0.0, ge=0)
+    """Multiplies the loss of a pair by π_y^−reweight, mean 1 over the training pairs; of counted frequencies."""
     smoothing: float = Field(default=0.5, gt=0)
     """Pseudo-pairs added to every label's frequency, in the weights and in log p_n."""
     frequencies: Literal["counted", "streaming"] = "counted"
@@ -211,4 +213,5 @@ class LossConfig(Section):
     def __str__(self) -> str:
         mined = "" if self.mining is None else f" · mined({self.mining})"
         hits = "" if self.hits is None else f" · hits {self.hits}"
-        return f"{self.family} · {self.sampler} · {self.weight}{hits}{mined}"
+        reweighted = f" · reweight {self.reweight}" if self.reweight else ""
+        return f"{self.family} · {self.sampler} · {self.weight}{hits}{mined}{reweighted}"

@@ -9,8 +9,8 @@ from longtail.trainer.losses.batch_loss import BatchLoss, Candidates, Embedded
 from longtail.trainer.losses.families import LOSSES, Family
 from longtail.trainer.losses.hits import Hits, known_among
 from longtail.trainer.losses.mining import Mining
-from longtail.trainer.losses.objective import Objective, SampledLogits
-from longtail.trainer.losses.weights import MASKED, WEIGHTS, LogProbabilities, LogWeight
+from longtail.trainer.losses.objective import Objective, SampledLogits, balance
+from longtail.trainer.losses.weights import MASKED, WEIGHTS, LogProbabilities, LogWeight, pair_weights
 
 __all__ = [
     "LOSSES",
@@ -26,5 +26,7 @@ __all__ = [
     "Mining",
     "Objective",
     "SampledLogits",
+    "balance",
     "known_among",
+    "pair_weights",
 ]

@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from longtail.bundle.arrays import Float32, Float64
 from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.losses.families import LOSSES, next_log_eta
 from longtail.trainer.losses.mining import Mining
@@ -60,7 +63,9 @@ class Objective:
         weight: key of `WEIGHTS`.
         family_arguments, weight_arguments: their parameters.
         mining: keeps the hardest negatives; None keeps all.
-        regularizer: strength of `(f + log q)²` on the positive and, on average, on its negatives [BM20 eq. 6].
+        regularizer: strength of `(f + log q)²` on the positive and, on average, on its negatives [BM20 eq. 6]; of f²
+            for a shifted family, whose f needs no log q to be a softmax's.
+        offset: a constant that is added to every logit, and to nothing that is regularised, ranked or exported.
     """
 
     family: str = "softmax"
@@ -69,6 +74,7 @@ class Objective:
     weight_arguments: Mapping[str, Any] = field(default_factory=dict)
     mining: Mining | None = None
     regularizer: float = 0.0
+    offset: float = 0.0
 
     def __call__(self, logits: SampledLogits) -> Tensor:
         """Loss of every row, float32 [B], nats."""
@@ -106,6 +112,8 @@ class Objective:
         )
         weight = WEIGHTS[self.weight](log, **self.weight_arguments)
         log_weight_BM = ops.where(logits.hits_BM, MASKED, weight.matrix())
+        if self.offset:
+            positive_B, negative_BM = positive_B + self.offset, negative_BM + self.offset
         if LOSSES[self.family].shifted:
             positive_B = positive_B - (log_m_B + logits.log_q_positive_B)
             negative_BM = negative_BM - (log_m_B[:, None] + logits.log_q_negative)
@@ -117,6 +125,43 @@ class Objective:
         """[BM20 eq. 6], float32 [B]; 0 without a regularizer."""
         if not self.regularizer:
             return 0.0
-        squares_BM = ops.where(logits.hits_BM, 0.0, ops.square(logits.negative_BM + logits.log_q_negative))
+        positive_B, negative_BM = logits.positive_B, logits.negative_BM
+        if not LOSSES[self.family].shifted:
+            positive_B, negative_BM = positive_B + logits.log_q_positive_B, negative_BM + logits.log_q_negative
+        squares_BM = ops.where(logits.hits_BM, 0.0, ops.square(negative_BM))
         negatives_B = ops.sum(squares_BM, axis=1) / ops.maximum(logits.negatives_left(), 1.0)
-        return self.regularizer * (ops.square(logits.positive_B + logits.log_q_positive_B) + negatives_B)
+        return self.regularizer * (ops.square(positive_B) + negatives_B)
+
+
+def balance(objective: Objective, log_pi_L: Float64, log_q_L: Float32 | None, *, m: int) -> float:
+    """The offset at which logits of 0 stand: one positive balances its negatives, so that training need not first
+    push every logit down to where log-odds of one label among many are.
+
+    Of NCE, whose logits are log p(y|x), it is −log L. Of the logistic loss, whose logits are log-odds of a positive
+    against its negatives' total weight, it is `−log E Σ w`: −log L with margin weights of ρ = 1, −log m with unit
+    weights. 0 for a loss that does not change, or does not balance, with a constant: any other family, a pairwise
+    form, mining.
+
+    Args:
+        objective: family and weight.
+        log_pi_L: log label frequencies.
+        log_q_L: log sampling probabilities; None where they depend on the query, and 1/L stands for them.
+        m: draws of a row.
+
+    Example:
+        >>> log_pi_L = np.log([0.5, 0.25, 0.25])
+        >>> [round(np.exp(-balance(Objective("logistic", weight), log_pi_L, None, m=8))) for weight in WEIGHTS][:3]
+        [8, 1, 3]
+    """
+    family, labels = LOSSES[objective.family], len(log_pi_L)
+    if not family.balanced or objective.family_arguments.get("pairwise") or objective.mining is not None:
+        return 0.0
+    if family.shifted:
+        return -float(np.log(labels))
+    log_pi_L = log_pi_L.astype(np.float32)
+    log_q_L = np.full(labels, -np.log(labels), np.float32) if log_q_L is None else log_q_L
+    nothing_L = np.zeros(labels, np.float32)
+    log = LogProbabilities(log_pi_L, log_pi_L, log_q_L, log_q_L, miss=nothing_L, m=nothing_L + np.float32(np.log(m)))
+    weight = WEIGHTS[objective.weight](log, **objective.weight_arguments)
+    row_L, col_L = (ops.convert_to_numpy(part).astype(np.float64) for part in weight)
+    return -float(np.log(m) + np.logaddexp.reduce(log_pi_L + row_L) + np.logaddexp.reduce(log_q_L + col_L))

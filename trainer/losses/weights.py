@@ -1,4 +1,4 @@
-"""The weight of every negative, `log w_yy' = row_y + col_y'` [METHODS §2.2; R21, Tables 1 and 2].
+"""The weight of every negative, `log w_yy' = row_y + col_y'` [METHODS §2.2; R21, Tables 1 and 2], and of every pair.
 
 A weight is a row of `WEIGHTS`: a function from log label frequencies π and log sampling probabilities q to the
 two terms. Nothing is clipped: a label of probability 1e-9 is corrected as any other.
@@ -18,6 +18,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
+
+from longtail.bundle.arrays import Float32, Float64
 from longtail.trainer.backend import Tensor, ops
 
 MASKED = -1e30
@@ -203,6 +206,27 @@ def adaptive(log: LogProbabilities, *, exponent: float = 0.25) -> LogWeight:
         array([[ 25., 100.]], dtype=float32)
     """
     return margin(log, LogWeight(-exponent * log.pi_positive, ops.zeros_like(log.q_negative)))
+
+
+def pair_weights(log_pi_L: Float64, share_L: Float64, *, reweight: float) -> Float32:
+    """What the loss of a pair is multiplied by, by its label: `π_y^−reweight`, mean 1 over the pairs, float32 [L].
+
+    Re-weighting by frequency, which rare labels' pairs gain from [R21 §2.1]: 1 counts every label alike. It scales a
+    whole row, positive and negatives, where a weight of `WEIGHTS` scales the negatives alone.
+
+    Args:
+        log_pi_L: log label frequencies.
+        share_L: share of an epoch's visits that a label has; sums to 1.
+        reweight: exponent of 1/π_y; 0 leaves pairs as they are.
+
+    Example:
+        >>> pair_weights(np.log([0.5, 0.25, 0.25]), np.array([0.5, 0.25, 0.25]), reweight=1).round(3)
+        array([0.667, 1.333, 1.333], dtype=float32)
+    """
+    log_weight_L = -reweight * log_pi_L
+    weight_L = np.exp(log_weight_L - log_weight_L.max())
+    normalised_L: Float32 = (weight_L / (share_L @ weight_L)).astype(np.float32)
+    return normalised_L
 
 
 WEIGHTS: dict[str, Callable[..., LogWeight]] = {

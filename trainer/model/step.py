@@ -9,6 +9,8 @@ Legend: `B` batch, `M` candidates, `C` labels embedded in a step (the B positive
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import keras
 import numpy as np
 
@@ -18,7 +20,7 @@ from longtail.trainer import backend
 from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.config import Recipe
 from longtail.trainer.errors import DataError
-from longtail.trainer.losses import LOSSES, BatchLoss, Candidates, Embedded, known_among
+from longtail.trainer.losses import LOSSES, BatchLoss, Candidates, Embedded, balance, known_among, pair_weights
 from longtail.trainer.model.embedding import Dropout, InputKey, compact_rows, dropout_masks, read_distinct
 from longtail.trainer.model.towers import dropouts
 from longtail.trainer.model.two_tower import LABEL_BIAS, TwoTower, untrained_variable
@@ -57,22 +59,32 @@ class TrainStep:
         check_negatives(recipe, labels=labels, batch_size=batch_size)
         self._model, self._recipe = model, recipe
         log_pi_L = log_frequencies(visits_L, smoothing=recipe.loss.smoothing)
+        share_L = visits_L / visits_L.sum()
         with np.errstate(divide="ignore"):
-            log_share_L = np.log(visits_L / visits_L.sum())
+            log_share_L = np.log(share_L)
         self.sampler = SAMPLERS[recipe.loss.sampler.name](
             SamplerSetup(log_pi_L, batch_size, recipe.model.dim, model.proposal, log_share_L),
             **recipe.loss.sampler.arguments,
         )
         self._log_pi_L = untrained_variable(log_pi_L.astype(np.float32), "log_pi")
         self._log_q_L = None if self.sampler.log_q_L is None else untrained_variable(self.sampler.log_q_L, "log_q")
+        self._pair_weight_L = (
+            untrained_variable(pair_weights(log_pi_L, share_L, reweight=recipe.loss.reweight), "pair_weight")
+            if recipe.loss.reweight
+            else None
+        )
         self._streaming = (
             StreamingFrequencies(labels, hashes=1, initial_gap=2.0 * pairs)
             if recipe.loss.frequencies == "streaming"
             else None
         )
+        objective = recipe.loss.objective()
+        drawn = recipe.loss.sampler.negatives or (0 if self.sampler.draw is None else labels)
+        m = drawn + (batch_size - 1 if self.sampler.in_batch else 0)
+        offset = balance(objective, log_pi_L, self.sampler.log_q_L, m=m)
         self._batch_loss = backend.compile_loss(
             BatchLoss(
-                objective=recipe.loss.objective(),
+                objective=replace(objective, offset=offset),
                 in_batch=self.sampler.in_batch,
                 bfloat16=recipe.training.precision == "mixed_bfloat16",
                 hits=recipe.loss.resolved_hits,
@@ -132,6 +144,7 @@ class TrainStep:
             *self._model.label_inputs.values(),
             self._log_pi_L,
             *([] if self._log_q_L is None else [self._log_q_L]),
+            *([] if self._pair_weight_L is None else [self._pair_weight_L]),
             *([] if learned else [self._model.log_temperature]),
             *(self.sampler.variables if self.sampler.refresh is None else []),
         ]
@@ -226,6 +239,9 @@ class TrainStep:
             rate = ops.minimum(ops.power(1.0 + ops.cast(epochs_done, "float32"), -0.9), 1 - 1e-6)
             log_eta_B = backend.gather(self._log_eta_N, batch["_pair"])
         log_q_positive_B = self._log_q(context, positive_B, log_pi_positive_B)
+        weight_B = ops.convert_to_tensor(batch["_weight"])
+        if self._pair_weight_L is not None:
+            weight_B = weight_B * backend.gather(self._pair_weight_L, positive_B)
         return Candidates(
             positive_B=positive_B,
             candidates=candidates,
@@ -233,7 +249,7 @@ class TrainStep:
             log_pi_candidates=log_pi_candidates,
             log_q_positive_B=log_q_positive_B,
             log_q_candidates=self._log_q(context, candidates, log_pi_candidates),
-            weight_B=ops.convert_to_tensor(batch["_weight"]),
+            weight_B=weight_B,
             log_miss_B=None if self.sampler.log_miss is None else self.sampler.log_miss(log_q_positive_B),
             known_BM=self._known(candidates, batch),
             log_eta_B=log_eta_B,
