@@ -194,6 +194,11 @@ class Manifest(Record):
         return self
 
 
+def dial_words(bias_removal: float, popularity: float) -> str:
+    """`λ = 0.5`, and `λ = 0.5, μ = -1` where μ is not 0: a place on both dials, for people."""
+    return f"λ = {bias_removal:g}" + (f", μ = {popularity:g}" if popularity else "")
+
+
 def utc(at: datetime) -> datetime:
     """The same time with a zone; one without is UTC."""
     return at if at.tzinfo is not None else at.replace(tzinfo=UTC)

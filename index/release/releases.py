@@ -19,7 +19,13 @@ from longtail.bundle import BundleError, remove_stale, replace_file
 from longtail.index.errors import LongtailIndexError, ReleaseNotFoundError
 from longtail.index.manifests import Device, ReleaseManifest
 from longtail.index.release.bucket_floors import BucketFloors, BucketMetrics, FloorsReport
-from longtail.index.release.release import Release, check_name, open_release, read_bias_removal, read_release_manifest
+from longtail.index.release.release import (
+    Release,
+    check_name,
+    open_release,
+    read_bundle_manifest,
+    read_release_manifest,
+)
 
 CURRENT = "CURRENT"
 HISTORY = "HISTORY"
@@ -97,7 +103,7 @@ class Releases:
             floors = floors or BucketFloors.read(self.root)
             release = self.verify(name)
             current = self.current()
-            after = BucketMetrics.at_default(name, release.bundle.manifest.bias_removal, floors.metric)
+            after = BucketMetrics.at_default(name, release.bundle.manifest, floors.metric)
             report = floors.compare(after, self._current_metrics(current, floors.metric))
             if not force:
                 report.check()
@@ -198,7 +204,7 @@ class Releases:
         if current is None:
             return None
         try:
-            return BucketMetrics.at_default(current, read_bias_removal(self.root / current), metric)
+            return BucketMetrics.at_default(current, read_bundle_manifest(self.root / current), metric)
         except BundleError:
             return None
 
