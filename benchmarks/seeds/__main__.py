@@ -38,12 +38,11 @@ def main(
     store = Store(out / "quick", out / "quick" / "packed") if quick else Store(out, root / "measured")
     chosen = [study for study in studies(quick=quick) if study.name.startswith(tuple(only or [""]))]
     part, parts = map(int, shard.split("/"))
-    finished = True
     if not report:
         from benchmarks.seeds.data import derive
         from benchmarks.seeds.run import Bench, OutOfTimeError
 
-        console, deadline = Console(), time.monotonic() + 60 * minutes
+        console, deadline = Console(highlight=False), time.monotonic() + 60 * minutes
         for study in chosen:
             derive(data, study.data)
             bench = Bench(study, data, store, out / "trees" / study.name, deadline, console)
@@ -51,9 +50,9 @@ def main(
                 for method in study.methods[part::parts]:
                     bench.finish(method)
             except OutOfTimeError:
-                finished = False
-                break
-    if parts == 1 and finished:
+                console.print(f"{study.name}: out of time; the same command goes on.")
+                raise typer.Exit(75) from None
+    if parts == 1:
         from benchmarks.seeds.report import write
 
         if not quick:
