@@ -128,6 +128,7 @@ def curve_of(trained: Trained, held_out: Pairs, *, known: Pairs, config: Evaluat
         queries=len(trained.dataset.query_ids),
         seed=trained.recipe.seed,
         log_proposal=log_proposal_of(trained.model.proposal, features),
+        calibrated_at=trained.recipe.loss.calibrated_at,
     )
 
 

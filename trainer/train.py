@@ -261,6 +261,7 @@ def _validate(trained: Trained) -> list[CurvePoint]:
         max_queries=config.max_valid_queries,
         grid=[0.0, 0.5, 1.0],
         log_proposal=log_proposal_of(trained.model.proposal, trained.encoding.query),
+        calibrated_at=trained.recipe.loss.calibrated_at,
     )
 
 

@@ -127,6 +127,7 @@ def _measure(bundle: Bundle, recipe: Recipe, split: str, *, nothing: str) -> lis
         queries=len(dataset.query_ids),
         seed=recipe.seed,
         log_proposal=log_proposal_of(bundle.proposal, features),
+        calibrated_at=recipe.loss.calibrated_at,
     )
 
 

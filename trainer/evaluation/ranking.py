@@ -112,6 +112,7 @@ def bias_removal_curve(
     max_queries: int | None = None,
     grid: list[float] | None = None,
     log_proposal: LogProposal | None = None,
+    calibrated_at: float = 1.0,
 ) -> list[CurvePoint]:
     """Every metric at every λ of the grid.
 
@@ -126,6 +127,7 @@ def bias_removal_curve(
         max_queries: measure at most this many queries, drawn by seed.
         grid: λ values; by default the recipe's.
         log_proposal: of a model trained against a conditional p_n; by default the dial removes log p_n(y).
+        calibrated_at: the λ where scores are log-probabilities, at which alone their likelihood is of anything.
 
     Raises:
         DataError: no held-out pair is left to find, or as `check_metric`.
@@ -171,7 +173,11 @@ def bias_removal_curve(
                 bootstrap=bootstrap,
                 inverse_propensity_L=inverse_propensity_L,
             )
-            | ({} if log_p_N is None else {"log_likelihood": bootstrap.interval(log_p_N, positives.per_query)}),
+            | (
+                {}
+                if log_p_N is None or bias_removal != calibrated_at
+                else {"log_likelihood": bootstrap.interval(log_p_N, positives.per_query)}
+            ),
         )
         for bias_removal, top_NK, log_p_N in zip(grid or config.bias_removal, *ranked, strict=True)
     ]
