@@ -69,14 +69,15 @@ def evaluation_table(title: str, dial: Dial, metric: str) -> Table:
 def evaluation_markdown(dial: Dial, metric: str) -> str:
     """The table as Markdown, with the metric's interval, and propensity scores and log-likelihood if measured."""
     k = metric.partition("@")[2]
-    measured = dial.curve[0].metrics if dial.curve else {}
+    measured = {name for point in dial.curve for name in point.metrics}
     names = shown_metrics(metric) + [name for name in (f"psp@{k}", f"psndcg@{k}", "log_likelihood") if name in measured]
     heads = [*_dials(dial), *names]
     lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for point in dial.curve:
         first = point.metrics[names[0]]
         spread = "" if first.low is None or first.high is None else f" [{first.low:.4f}, {first.high:.4f}]"
-        cells = [f"{first.value:.4f}{spread}", *(f"{point.metrics[name].value:.4f}" for name in names[1:])]
+        others = [f"{point.metrics[name].value:.4f}" if name in point.metrics else "" for name in names[1:]]
+        cells = [f"{first.value:.4f}{spread}", *others]
         mark = "**" if Setting.of(point) == dial.default else ""
         at = [f"{mark}{number:g}{mark}" for number in Setting.of(point)[: len(_dials(dial))]]
         lines.append(f"| {' | '.join([*at, *cells])} |")
