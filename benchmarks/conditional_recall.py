@@ -88,7 +88,8 @@ def histories(path: Path) -> list[dict[str, object]]:
 
 def batch(queries: np.ndarray, inputs: dict[str, np.ndarray], bias_removal: float) -> Batch:
     """Queries of one λ, without filters."""
-    return Batch(queries, inputs, np.full(len(queries), bias_removal, np.float32), [None] * len(queries), K)
+    zeros = np.zeros(len(queries), np.float32)
+    return Batch(queries, inputs, zeros + np.float32(bias_removal), zeros, [None] * len(queries), K)
 
 
 def cpu_ms(work: Callable[[], object]) -> float:

@@ -22,6 +22,7 @@ import numpy as np
 
 from longtail.bundle import Augmentation, Buckets, Bundle, log_frequencies
 from longtail.bundle.arrays import Int64
+from longtail.bundle.manifest import dial_words
 from longtail.index import ExactRows, Filter, IndexSpec, Releases, Searcher, build
 from longtail.index.construct.recall import Calibration
 from longtail.index.construct.tuning import train_index, tune_index
@@ -82,9 +83,9 @@ def print_recall_table(bundle: Bundle) -> None:
     """Exact, single approximate and banded indexes side by side."""
     rows = bundle.rows()
     calibration = Calibration(bundle, rows)
-    head = "".join(f" λ = {value:g} |" for value in calibration.bias_removals)
+    head = "".join(f" {dial_words(*place)} |" for place in calibration.places)
     print(f"| index | setting | build s |{head} queries/s | one by one |")
-    print("|---|---|---:|" + "---:|" * (len(calibration.bias_removals) + 2))
+    print("|---|---|---:|" + "---:|" * (len(calibration.places) + 2))
 
     cells = round(4 * np.sqrt(len(rows)))
     singles: list[tuple[str, Kind, str, int]] = [
@@ -159,9 +160,9 @@ def print_release_times(bundle: Bundle) -> None:
         print(f"| build ({manifest.kind}) | {built:.1f} |\n| open | {opened:.2f} |\n")
         calibration = Calibration(release.bundle, release.bundle.rows())
         effort = release.searcher.effort
-        head = "".join(f" λ = {value:g} |" for value in calibration.bias_removals)
+        head = "".join(f" {dial_words(*place)} |" for place in calibration.places)
         print(f"| index | setting | build s |{head} queries/s | one by one |")
-        print("|---|---|---:|" + "---:|" * (len(calibration.bias_removals) + 2))
+        print("|---|---|---:|" + "---:|" * (len(calibration.places) + 2))
         _print_row(f"banded {manifest.kind}", f"probes {effort.probes}", built, calibration, release.searcher)
 
 

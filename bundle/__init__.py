@@ -41,6 +41,7 @@ from longtail.bundle.manifest import (
     Interval,
     Loss,
     Manifest,
+    Popularity,
 )
 from longtail.bundle.proposal import Proposal
 from longtail.bundle.store import atomic_directory, refuse_existing, remove_stale, replace_file, sha256_of
@@ -84,6 +85,7 @@ __all__ = [
     "LogRead",
     "Loss",
     "Manifest",
+    "Popularity",
     "Proposal",
     "Restore",
     "Tower",

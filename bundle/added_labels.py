@@ -1,4 +1,4 @@
-"""Labels that were added after training, as rows of a bundle: embedded by its label tower, with count, log p_n, bucket.
+"""Labels that were added after training, as rows of a bundle: embedded by its label tower, with count, log ν, bucket.
 
 The service scores these rows beside its index, and `longtail-index merge` writes them into a bundle.
 
@@ -42,7 +42,8 @@ class AddedLabels:
         catalogue_rows: int64 [M], row in the bundle of a label that it has, else `NEW_LABEL` (−1).
         embeddings: float32 [M, D].
         counts: int64 [M], training pairs; 0 of a new label.
-        log_pn: float32 [M]; a new label counts as the rarest of the bundle.
+        log_pn: float32 [M]; a new label counts as the rarest of the bundle, the one of least π.
+        log_popularity: float32 [M], likewise; None if the bundle's labels have none.
         buckets: int8 [M]; a new label is tail.
         bias: float32 [M], 0 of a new label; None if the bundle's labels have none.
         display: M objects, every display column of a label as JSON values.
@@ -53,6 +54,7 @@ class AddedLabels:
     embeddings: Float32
     counts: Int64
     log_pn: Float32
+    log_popularity: Float32 | None
     buckets: Int8
     bias: Float32 | None
     display: list[dict[str, JsonValue]]
@@ -61,13 +63,14 @@ class AddedLabels:
         return len(self.ids)
 
     def take(self, rows: Int64) -> AddedLabels:
-        """The labels at some rows 0..M−1, int64, in that order."""
+        """The labels at some rows 0..M−1, int64 [B], in that order."""
         return AddedLabels(
             [self.ids[row] for row in rows],
             self.catalogue_rows[rows],
             self.embeddings[rows],
             self.counts[rows],
             self.log_pn[rows],
+            None if self.log_popularity is None else self.log_popularity[rows],
             self.buckets[rows],
             None if self.bias is None else self.bias[rows],
             [self.display[row] for row in rows],
@@ -81,17 +84,23 @@ class AddedLabels:
             np.concatenate([self.embeddings, more.embeddings]),
             np.concatenate([self.counts, more.counts]),
             np.concatenate([self.log_pn, more.log_pn]),
+            joined(self.log_popularity, more.log_popularity),
             np.concatenate([self.buckets, more.buckets]),
-            None if self.bias is None or more.bias is None else np.concatenate([self.bias, more.bias]),
+            joined(self.bias, more.bias),
             self.display + more.display,
         )
+
+
+def joined(column: Float32 | None, more: Float32 | None) -> Float32 | None:
+    """A column that a bundle may lack, and its continuation."""
+    return None if column is None or more is None else np.concatenate([column, more])
 
 
 class LabelAdder:
     """Makes rows of one bundle from upserts. Thread-safe; the label tower is loaded with the first record.
 
     Args:
-        bundle: whose label tower embeds, and whose log p_n, buckets and display columns apply.
+        bundle: whose label tower embeds, and whose log ν, log π, buckets and display columns apply.
         rows: row in the bundle of every label, by id.
 
     Attributes:
@@ -102,7 +111,7 @@ class LabelAdder:
         self._bundle = bundle
         self._rows = rows
         self._display = DisplayColumns(bundle.labels.display)
-        self._least_log_pn = bundle.labels.log_pn.min()
+        self._rarest = int(bundle.labels.log_pi.argmin())
         self.data_until = bundle.manifest.data_until
 
     @cached_property
@@ -179,13 +188,15 @@ class LabelAdder:
         labels = self._bundle.labels
         rows_M = np.array([self._rows.get(record.id, NEW_LABEL) for record in records], np.int64)
         known_M = rows_M != NEW_LABEL
+        like_M = np.where(known_M, rows_M, self._rarest)
         none_BD = np.empty((0, self._bundle.manifest.dim), np.float32)
         return AddedLabels(
             [record.id for record in records],
             rows_M,
             np.concatenate([none_BD, *embeddings]),
             np.where(known_M, labels.counts[rows_M], 0),
-            np.where(known_M, labels.log_pn[rows_M], self._least_log_pn),
+            labels.log_pn[like_M],
+            None if labels.log_popularity is None else labels.log_popularity[like_M],
             np.where(known_M, labels.buckets[rows_M], np.int8(TAIL)),
             None if labels.bias is None else np.where(known_M, labels.bias[rows_M], np.float32(0)),
             display,

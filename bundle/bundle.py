@@ -17,7 +17,7 @@ from longtail.bundle.errors import BundleCorruptError
 from longtail.bundle.integrity import MANIFEST, MANIFEST_SHA256, read_manifest, verify_files
 from longtail.bundle.invariants import check_invariants
 from longtail.bundle.labels import Labels
-from longtail.bundle.manifest import SCHEMA_VERSION, TREE_SCHEMA_VERSION, FileRecord, Manifest
+from longtail.bundle.manifest import SCHEMA_VERSION, FileRecord, Manifest
 from longtail.bundle.proposal import Proposal
 from longtail.bundle.store import atomic_directory, sha256_of
 from longtail.bundle.vocabulary import Vocabulary
@@ -66,11 +66,13 @@ class Bundle:
     @property
     def augmentation(self) -> Augmentation:
         """The constants of this model's rows and queries [METHODS §6]."""
-        return Augmentation(self.manifest.temperature, self.manifest.kappa, self.manifest.kappa_bias)
+        manifest = self.manifest
+        return Augmentation(manifest.temperature, manifest.kappa, manifest.kappa_bias, manifest.kappa_popularity)
 
     def rows(self) -> Float32:
-        """Augmented label rows, float32 [L, D + 1 or 2]: what an index stores."""
-        return self.augmentation.rows(self.embeddings, self.labels.log_pn, self.labels.bias)
+        """Augmented label rows, float32 [L, D + 1 to 3]: what an index stores."""
+        labels = self.labels
+        return self.augmentation.rows(self.embeddings, labels.log_pn, labels.bias, labels.log_popularity)
 
     def write(self, target: Path) -> Bundle:
         """Validate, then write to `target` whole or not at all; returns the bundle with its checksums.
@@ -101,8 +103,7 @@ class Bundle:
                 for path in sorted(working.rglob("*"))
                 if path.is_file()
             }
-            version = SCHEMA_VERSION if self.proposal is None else TREE_SCHEMA_VERSION
-            manifest = self.manifest.model_copy(update={"files": files, "schema_version": version})
+            manifest = self.manifest.model_copy(update={"files": files, "schema_version": SCHEMA_VERSION})
             (working / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
             (working / MANIFEST_SHA256).write_text(sha256_of(working / MANIFEST) + "\n", encoding="utf-8")
         return Bundle(**{**self.__dict__, "manifest": manifest, "path": target})
@@ -126,7 +127,7 @@ class Bundle:
         label_tower = path / LABEL_TOWER
         bundle = cls(
             manifest=manifest,
-            labels=Labels.read(path / LABELS),
+            labels=Labels.read(path / LABELS, manifest.display),
             embeddings=_load_array(path / EMBEDDINGS),
             calibration_queries=_load_array(path / CALIBRATION_QUERIES),
             query_tower=(path / QUERY_TOWER).read_bytes(),

@@ -40,6 +40,9 @@ class DisplayColumns:
 
         Args:
             row: row of the label in the table.
+
+        Raises:
+            BundleInvariantError: a value that has no string form, though the column's type has one.
         """
         return {
             name: json_ready(name, self._table[name].slice(row, 1)).to_pylist()[0] for name in self._table.column_names
@@ -88,7 +91,11 @@ class DisplayColumns:
 
 
 def json_ready(name: str, column: pa.ChunkedArray) -> pa.Array:
-    """One contiguous array of a type that JSON has.
+    """One contiguous array [n] of a type that JSON has.
+
+    Args:
+        name: the column's, for the error.
+        column: of any type, [n].
 
     Raises:
         BundleInvariantError: a type that has no string form either.

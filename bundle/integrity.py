@@ -10,7 +10,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from longtail.bundle.errors import BundleCorruptError, BundleVersionError
-from longtail.bundle.manifest import SCHEMA_VERSION, TREE_SCHEMA_VERSION, FileRecord, Manifest
+from longtail.bundle.manifest import READ_VERSIONS, FileRecord, Manifest
 from longtail.bundle.store import sha256_of
 
 MANIFEST = "manifest.json"
@@ -29,7 +29,7 @@ def read_manifest(path: Path) -> Manifest:
     return read_versioned_json(
         path / MANIFEST,
         Manifest,
-        (SCHEMA_VERSION, TREE_SCHEMA_VERSION),
+        READ_VERSIONS,
         missing=f"{path}: expected a bundle (a directory with {MANIFEST}), found none",
         remedy="export the model again",
         corrupt=BundleCorruptError,
@@ -70,8 +70,9 @@ def read_versioned_json(
     except (ValueError, KeyError, TypeError) as error:
         raise corrupt(f"{file}: expected JSON with a schema_version, found {content[:40]!r}… ({error})") from error
     if version not in versions:
+        known = " and ".join(", ".join(map(str, versions)).rsplit(", ", 1))
         raise unread(
-            f"{file}: schema version {version!r}, this installation reads {' and '.join(map(str, versions))}: "
+            f"{file}: schema version {version!r}, this installation reads {known}: "
             f"upgrade Longtail, or {remedy} with this version"
         )
     verify()

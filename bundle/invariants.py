@@ -32,6 +32,14 @@ def check_invariants(
 ) -> None:
     """Compare the parts of a bundle with one another, as `Bundle` names them.
 
+    Args:
+        manifest: what the others are compared with.
+        labels: L rows.
+        embeddings: float32 [L, D].
+        calibration_queries: float32 [C, D].
+        vocabularies: by name.
+        proposal: the tree, or None.
+
     Raises:
         BundleInvariantError: names the invariant, what it expects and what was found.
     """
@@ -73,7 +81,7 @@ def check_invariants(
         sorted(vocabularies),
     )
     if proposal is not None:
-        _check_proposal(manifest, proposal, vocabularies)
+        _check_proposal(manifest, labels, proposal, vocabularies)
     require(
         "display names the user's columns of labels.parquet",
         manifest.display == labels.display.column_names,
@@ -82,7 +90,9 @@ def check_invariants(
     )
 
 
-def _check_proposal(manifest: Manifest, proposal: Proposal, vocabularies: Mapping[str, Vocabulary]) -> None:
+def _check_proposal(
+    manifest: Manifest, labels: Labels, proposal: Proposal, vocabularies: Mapping[str, Vocabulary]
+) -> None:
     proposal.validate(manifest.labels)
     rows = {
         feature.name: vocabularies[feature.vocabulary].rows if feature.vocabulary else feature.hash_rows or 1
@@ -95,6 +105,18 @@ def _check_proposal(manifest: Manifest, proposal: Proposal, vocabularies: Mappin
         f"some of {rows}",
         found,
     )
+    require(
+        "a tree's dial does not go below 0, where no search finds the best labels",
+        manifest.bias_removal.minimum >= 0,
+        "bias_removal.minimum >= 0",
+        manifest.bias_removal.minimum,
+    )
+    require(
+        "log_pn is log π beside a tree, which itself is the noise",
+        labels.log_popularity is None,
+        "no column log_popularity",
+        "one",
+    )
 
 
 def _check_labels(manifest: Manifest, labels: Labels) -> None:
@@ -103,15 +125,16 @@ def _check_labels(manifest: Manifest, labels: Labels) -> None:
     distinct = pc.count_distinct(labels.ids).as_py()
     require("label ids are distinct", distinct == count, f"{count} distinct", f"{distinct} distinct")
     require("counts are >= 0", bool((labels.counts >= 0).all()), ">= 0", labels.counts.min())
-    _require_finite("labels.parquet column log_pn", labels.log_pn)
-    log_pn = labels.log_pn.astype(np.float64)
-    total = float(np.logaddexp.reduce(log_pn))
+    _require_distribution("log_pn", labels.log_pn)
+    has_popularity = labels.log_popularity is not None
     require(
-        "log_pn is a distribution (natural log)",
-        abs(total) <= _LOGSUMEXP_TOLERANCE,
-        f"logsumexp 0 ± {_LOGSUMEXP_TOLERANCE}",
-        f"{total:.6g}",
+        "labels.parquet has a log_popularity column when kappa_popularity is set",
+        has_popularity == (manifest.kappa_popularity is not None),
+        manifest.kappa_popularity is not None,
+        has_popularity,
     )
+    if labels.log_popularity is not None:
+        _require_distribution("log_popularity", labels.log_popularity)
     assigned = manifest.buckets.assign(labels.counts)
     wrong = np.flatnonzero(assigned != labels.buckets)
     require(
@@ -129,6 +152,17 @@ def _check_labels(manifest: Manifest, labels: Labels) -> None:
     )
     if labels.bias is not None:
         _require_finite("labels.parquet column bias", labels.bias)
+
+
+def _require_distribution(name: str, log_p_L: Float32) -> None:
+    _require_finite(f"labels.parquet column {name}", log_p_L)
+    total = float(np.logaddexp.reduce(log_p_L.astype(np.float64)))
+    require(
+        f"{name} is a distribution (natural log)",
+        abs(total) <= _LOGSUMEXP_TOLERANCE,
+        f"logsumexp 0 ± {_LOGSUMEXP_TOLERANCE}",
+        f"{total:.6g}",
+    )
 
 
 def _require_finite(name: str, array: Float32) -> None:

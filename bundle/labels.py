@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,8 @@ _COLUMNS = {
     "log_pn": pa.float32(),
     "bucket": pa.int8(),
 }
-RESERVED_COLUMNS = (*_COLUMNS, "bias")
+_OPTIONAL_COLUMNS = ("bias", "log_popularity")
+RESERVED_COLUMNS = (*_COLUMNS, *_OPTIONAL_COLUMNS)
 
 
 @dataclass(frozen=True)
@@ -27,10 +29,11 @@ class Labels:
     Attributes:
         ids: string [L], distinct.
         counts: int64 [L], training pairs.
-        log_pn: float32 [L], natural log of the smoothed training frequency, logsumexp 0.
+        log_pn: float32 [L], log ν in nats, logsumexp 0: the noise that training implied [METHODS §9].
         buckets: int8 [L], 0 head, 1 torso, 2 tail.
         bias: float32 [L] in logits, or None.
         display: the user's own columns (title, …), L rows.
+        log_popularity: float32 [L], log π in nats, logsumexp 0; None where `log_pn` is it.
     """
 
     ids: pa.Array
@@ -39,6 +42,12 @@ class Labels:
     buckets: Int8
     bias: Float32 | None
     display: pa.Table
+    log_popularity: Float32 | None = None
+
+    @property
+    def log_pi(self) -> Float32:
+        """Natural log of the smoothed training frequency π, float32 [L], whichever column holds it."""
+        return self.log_pn if self.log_popularity is None else self.log_popularity
 
     def write(self, path: Path) -> None:
         """Write as Parquet; raises ValueError if a display column takes a reserved name."""
@@ -50,6 +59,8 @@ class Labels:
         }
         if self.bias is not None:
             columns["bias"] = self.bias
+        if self.log_popularity is not None:
+            columns["log_popularity"] = self.log_popularity
         for name in self.display.column_names:
             if name in RESERVED_COLUMNS:
                 raise ValueError(f"display column {name!r}: expected a name other than {', '.join(RESERVED_COLUMNS)}")
@@ -57,8 +68,12 @@ class Labels:
         pq.write_table(pa.table(columns), path)
 
     @classmethod
-    def read(cls, path: Path) -> Labels:
+    def read(cls, path: Path, display: Collection[str] = ()) -> Labels:
         """Read what `write` wrote.
+
+        Args:
+            path: labels.parquet.
+            display: the user's columns, for before version 3 one of them could be called `log_popularity`.
 
         Raises:
             BundleInvariantError: a column is missing, has another type, or holds nulls.
@@ -72,11 +87,13 @@ class Labels:
                 raise BundleInvariantError(
                     f"labels.parquet column {name!r}", expected="no nulls", found=f"{table[name].null_count} nulls"
                 )
+        optional = [name for name in _OPTIONAL_COLUMNS if name in table.column_names and name not in display]
         return cls(
             ids=table["label_id"].combine_chunks(),
             counts=table["count"].to_numpy(),
             log_pn=table["log_pn"].to_numpy(),
             buckets=table["bucket"].to_numpy(),
-            bias=table["bias"].to_numpy() if "bias" in table.column_names else None,
-            display=table.drop_columns([name for name in RESERVED_COLUMNS if name in table.column_names]),
+            bias=table["bias"].to_numpy() if "bias" in optional else None,
+            display=table.drop_columns([*_COLUMNS, *optional]),
+            log_popularity=table["log_popularity"].to_numpy() if "log_popularity" in optional else None,
         )

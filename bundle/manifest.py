@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from longtail.bundle.frequency import Buckets
 
-SCHEMA_VERSION = 1
-TREE_SCHEMA_VERSION = 2
-"""Of a bundle with `proposal.npz`: a reader of version 1 would remove log p_n(y) where p_n(y|x) is meant."""
+SCHEMA_VERSION = 3
+READ_VERSIONS = (1, 2, SCHEMA_VERSION)
+"""In versions 1 and 2 log p_n is the label frequency log π, whatever noise the model was trained with."""
+_TREE_VERSION = 2
+"""Of bundles with `proposal.npz` before version 3."""
 
 FeatureKind = Literal["id", "history", "bag", "text", "number"]
 
@@ -79,18 +81,21 @@ class Interval(Record):
 
 
 class CurvePoint(Record):
-    """Offline metrics at one λ.
+    """Offline metrics at one λ and μ.
 
     `metrics` names are `METRIC@K` over all queries, or `METRIC@K/BUCKET`.
     """
 
     bias_removal: float
+    popularity: float = 0.0
     metrics: dict[str, Interval]
 
 
 class BiasRemoval(Record):
     """The dial: the λ a request gets when it names none, and how every λ scored offline."""
 
+    noise: str = "π"
+    """Which noise ν λ multiplies the log of, in words [METHODS §9]: `π` is the label frequency, `p_n(y|x)` the tree."""
     default: float
     minimum: float = -1.0
     maximum: float = 2.0
@@ -105,6 +110,22 @@ class BiasRemoval(Record):
         if not self.minimum <= self.default <= self.maximum:
             raise ValueError(
                 f"bias_removal.default: expected {self.minimum} <= default <= {self.maximum}, received {self.default}"
+            )
+        return self
+
+
+class Popularity(Record):
+    """The prior's dial: the weight μ of log π that a request gets when it names none, and its limits."""
+
+    default: float = 0.0
+    minimum: float = -1.0
+    maximum: float = 2.0
+
+    @model_validator(mode="after")
+    def _in_range(self) -> Self:
+        if not self.minimum <= self.default <= self.maximum:
+            raise ValueError(
+                f"popularity.default: expected {self.minimum} <= default <= {self.maximum}, received {self.default}"
             )
         return self
 
@@ -129,6 +150,8 @@ class Manifest(Record):
     label_bias: bool
     kappa: float = Field(gt=0)
     kappa_bias: float | None = Field(default=None, gt=0)
+    kappa_popularity: float | None = Field(default=None, gt=0)
+    """Null where log p_n is log π: one coordinate holds both, and μ adds to λ."""
     loss: Loss
     query_features: list[Feature]
     label_features: list[Feature] = []
@@ -136,6 +159,7 @@ class Manifest(Record):
     """Columns of labels.parquet that are the user's own, shown in answers."""
     buckets: Buckets
     bias_removal: BiasRemoval
+    popularity: Popularity = Popularity()
     training_data: dict[str, str | int]
     software: dict[str, str]
     files: dict[str, FileRecord] = {}
@@ -148,6 +172,18 @@ class Manifest(Record):
         read_at = self.training_data.get("read_at")
         return utc(self.created_at if read_at is None else datetime.fromisoformat(str(read_at)))
 
+    @model_validator(mode="before")
+    @classmethod
+    def _old_tree(cls, content: Any) -> Any:
+        """Version 2 let λ < 0 through, for which nobody looks for candidates, and did not name the noise."""
+        if isinstance(content, dict) and content.get("schema_version") == _TREE_VERSION:
+            dial = content.get("bias_removal")
+            if isinstance(dial, dict):
+                numbers = {name: dial.get(name) for name in ("default", "minimum")}
+                clipped = {name: max(value, 0.0) for name, value in numbers.items() if isinstance(value, int | float)}
+                return {**content, "bias_removal": {"noise": "p_n(y|x)", **dial, **clipped}}
+        return content
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.label_bias != (self.kappa_bias is not None):
@@ -156,6 +192,11 @@ class Manifest(Record):
         if len(set(names)) != len(names):
             raise ValueError(f"query_features: expected distinct names, received {names}")
         return self
+
+
+def dial_words(bias_removal: float, popularity: float) -> str:
+    """`λ = 0.5`, and `λ = 0.5, μ = -1` where μ is not 0: a place on both dials, for people."""
+    return f"λ = {bias_removal:g}" + (f", μ = {popularity:g}" if popularity else "")
 
 
 def utc(at: datetime) -> datetime:

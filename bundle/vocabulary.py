@@ -22,7 +22,7 @@ class Vocabulary:
     """Maps ids (strings) to rows 1..n of an embedding table; row 0 is the out-of-vocabulary row.
 
     Args:
-        ids: distinct, non-null ids; the i-th maps to row i + 1.
+        ids: string [n], distinct and not null; the i-th maps to row i + 1.
     """
 
     def __init__(self, ids: pa.Array) -> None:
@@ -50,7 +50,7 @@ class Vocabulary:
         return [row_of.get(id_, OUT_OF_VOCABULARY) for id_ in ids]
 
     def encode(self, column: pa.Array | pa.ChunkedArray) -> Int32:
-        """The rows of a whole column of strings, int32; unknown and null ids get row 0."""
+        """The rows of a column of n strings, int32 [n]; unknown and null ids get row 0."""
         found = pc.index_in(column, value_set=self.ids, skip_nulls=True)
         rows = pc.add(pc.fill_null(found, -1), 1)
         return np.asarray(rows.to_numpy(zero_copy_only=False), dtype=np.int32)

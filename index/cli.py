@@ -48,7 +48,7 @@ def build(
     name: Annotated[str | None, typer.Option(help="Release name; UTC time and bundle name if not given.")] = None,
     publish: Annotated[bool, typer.Option("--publish", help="Point CURRENT at the new release.")] = False,
     device: Annotated[str, typer.Option(help="cpu or gpu: where FAISS trains.")] = "cpu",
-    recall_floor: Annotated[float, typer.Option(help="Least recall@100 at every measured λ.")] = 0.95,
+    recall_floor: Annotated[float, typer.Option(help="Least recall@100 at every measured λ and μ.")] = 0.95,
     floor: FloorOption = None,
     max_drop: MaxDropOption = None,
     force: ForceOption = False,
@@ -177,4 +177,5 @@ def _device(text: str) -> Device:
 
 
 def _recalls(recall: list[RecallAt]) -> str:
-    return ", ".join(f"{at.bias_removal:g}: {at.recall:.3f}" for at in recall)
+    of_mu = {at: f" (μ {at.popularity:g})" if at.popularity else "" for at in recall}
+    return ", ".join(f"{at.bias_removal:g}{mu}: {at.recall:.3f}" for at, mu in of_mu.items())

@@ -17,15 +17,17 @@ class RecallFloorError(LongtailIndexError):
     """No tried setting reaches the spec's recall floor; nothing was written.
 
     Args:
-        message: λ, measured recall, floor and what to do.
+        message: λ and μ, measured recall, floor and what to do.
         bias_removal: the λ with the lowest recall under the best setting.
+        popularity: and the μ.
         recall: that recall.
         floor: the spec's floor.
     """
 
-    def __init__(self, message: str, *, bias_removal: float, recall: float, floor: float) -> None:
+    def __init__(self, message: str, *, bias_removal: float, popularity: float, recall: float, floor: float) -> None:
         super().__init__(message)
         self.bias_removal = bias_removal
+        self.popularity = popularity
         self.recall = recall
         self.floor = floor
 

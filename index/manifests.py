@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from datetime import datetime
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from longtail.bundle import FileRecord
-from longtail.bundle.manifest import Record
+from longtail.bundle.manifest import Record, dial_words
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+READ_VERSIONS = (1, SCHEMA_VERSION)
+"""Version 1 knows no μ: recall was measured at λ alone, of bundles whose one coordinate holds both."""
 
 Kind = Literal["flat", "ivf_flat", "ivf_pq", "hnsw", "factory"]
 Device = Literal["cpu", "gpu"]
@@ -27,10 +29,22 @@ class Effort(Record):
 
 
 class RecallAt(Record):
-    """Share of the exact top k that the index returns, at one λ."""
+    """Share of the exact top k that the index returns, at one λ and μ."""
 
     bias_removal: float
+    popularity: float = 0.0
+    """Left out of the JSON where it is 0, as version 1 has it: release.json vouches for its own text."""
     recall: float = Field(ge=0, le=1)
+
+    @property
+    def where(self) -> str:
+        """The λ, and the μ unless it is 0, in words."""
+        return dial_words(self.bias_removal, self.popularity)
+
+    @model_serializer(mode="wrap")
+    def _without_zero(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = serialize(self)
+        return fields if self.popularity else {name: value for name, value in fields.items() if name != "popularity"}
 
 
 class Trial(Record):
@@ -45,7 +59,7 @@ class Trial(Record):
 
     @property
     def lowest(self) -> RecallAt:
-        """The λ that this setting serves worst."""
+        """The λ and μ that this setting serves worst."""
         return min(self.recall, key=lambda at: at.recall)
 
 

@@ -119,11 +119,20 @@ class Settings(BaseSettings):
         return self
 
     def all_api_keys(self) -> list[str]:
-        """Keys that may ask, from the setting and the file."""
+        """Keys that may ask, from the setting and the file.
+
+        Raises:
+            ValueError: a file that is not UTF-8.
+            OSError: a file that cannot be read.
+        """
         return _keys(self.api_keys, self.api_keys_file)
 
     def all_admin_keys(self) -> list[str]:
-        """Keys that may change things, from the setting and the file."""
+        """Keys that may change things, from the setting and the file.
+
+        Raises:
+            ValueError, OSError: as `all_api_keys`.
+        """
         return _keys(self.admin_keys, self.admin_keys_file)
 
 

@@ -11,6 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 from pydantic import JsonValue
 
 from longtail.bundle import (
+    SCHEMA_VERSION,
     Augmentation,
     BiasRemoval,
     Buckets,
@@ -168,6 +169,7 @@ def make_bundle(
     bias: bool = False,
     proposal: bool = False,
     label_tower: bool = False,
+    popularity: bool = False,
     seed: int = 0,
 ) -> Bundle:
     """A valid bundle with Zipf counts, users `u0…` and labels `item-0…`; not yet written.
@@ -181,6 +183,7 @@ def make_bundle(
         proposal: whether there is a tree p_n(y|x). Its eight coordinates have nothing to do with the embeddings:
             a model learns f to be what its proposal does not say.
         label_tower: whether labels are embedded from features: `item_id` their own id, `label_features` the others.
+        popularity: whether log π is a column of its own, beside log ν of the noise (π + 1/L) / 2.
         seed: of all of it.
     """
     rng = np.random.default_rng(seed)
@@ -206,10 +209,12 @@ def make_bundle(
             Feature(name="genres", kind="bag", vocabulary="genres", max_length=3),
             Feature(name="year", kind="number", missing=0.5),
         ]
-    log_pn = log_frequencies(counts).astype(np.float32)
+    log_pi = log_frequencies(counts).astype(np.float32)
+    log_pn = np.log((np.exp(log_pi) + 1 / labels) / 2) if popularity else log_pi
+    noise = "(π + 1/L) / 2" if popularity else "p_n(y|x)" if proposal else "π"
     biases = rng.standard_normal(labels, dtype=np.float32) if bias else None
     temperature = 0.1
-    augmentation = Augmentation.fitted(temperature, embeddings, log_pn, biases)
+    augmentation = Augmentation.fitted(temperature, embeddings, log_pn, biases, log_pi if popularity else None)
     buckets = Buckets.by_quantile(counts)
     ids = pa.array([f"item-{row}" for row in range(labels)])
     calibration_queries, user_rows, item_rows = rows(50), rows(users + 1), rows(labels + 1)
@@ -224,7 +229,7 @@ def make_bundle(
         tree = Proposal(projection, np.full(z_dims, 0.1, np.float32), weights, biases_N, leaf_labels)
     return Bundle(
         manifest=Manifest(
-            schema_version=1,
+            schema_version=SCHEMA_VERSION,
             name="synthetic",
             created_at=datetime(2026, 1, 1, tzinfo=UTC),
             labels=labels,
@@ -234,6 +239,7 @@ def make_bundle(
             label_bias=bias,
             kappa=augmentation.kappa,
             kappa_bias=augmentation.kappa_bias,
+            kappa_popularity=augmentation.kappa_popularity,
             loss=Loss(family="softmax", sampler="in_batch", weight="unit"),
             query_features=[
                 Feature(name="user_id", kind="id", vocabulary="users"),
@@ -242,7 +248,7 @@ def make_bundle(
             label_features=label_inputs,
             display=["title"],
             buckets=buckets,
-            bias_removal=BiasRemoval(default=0.5),
+            bias_removal=BiasRemoval(default=0.5, noise=noise, minimum=0.0 if proposal else -1.0),
             training_data={"fingerprint": "0" * 64, "pairs": int(counts.sum())},
             software={"longtail": "0.1.0"},
         ),
@@ -253,6 +259,7 @@ def make_bundle(
             buckets=buckets.assign(counts),
             bias=biases,
             display=pa.table({"title": [f"Title {row}" for row in range(labels)]}),
+            log_popularity=log_pi if popularity else None,
         ),
         embeddings=embeddings,
         calibration_queries=calibration_queries,

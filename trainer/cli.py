@@ -27,7 +27,13 @@ _Set = Annotated[
 
 @app.command()
 def data(
-    name: Annotated[str, typer.Argument(help="movielens-100k, movielens-1m, gowalla, amazon-beauty or delicious.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="movielens-100k, movielens-1m, gowalla, amazon-beauty, delicious; with --from also eurlex-4k, "
+            "amazoncat-13k, wikilshtc-325k or amazon-670k."
+        ),
+    ],
     out: Annotated[Path, typer.Option("--out", help="Directory to write; must not exist.")],
     source: Annotated[Path | None, typer.Option("--from", help="Local copy to read instead of downloading.")] = None,
 ) -> None:
@@ -69,11 +75,12 @@ def evaluate(
     from longtail.trainer.evaluation.report import evaluation_markdown, evaluation_table
 
     result = measured.evaluate(bundle, recipe, split=split, overrides=set_ or [])
-    dial = result.bias_removal
     if markdown:
-        print(evaluation_markdown(dial, result.metric))
+        print(evaluation_markdown(result.dial, result.metric))
     else:
-        Console().print(evaluation_table(f"{result.name}: {dial.curve_split}", dial, result.metric))
+        Console().print(
+            evaluation_table(f"{result.name}: {result.bias_removal.curve_split}", result.dial, result.metric)
+        )
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""What training measures and chooses by: the history of a run, and the best λ of a curve."""
+"""What training measures and chooses by: the history of a run, and the best point of a curve."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ class TrainingHistory:
 
 
 def best_of(curve: list[CurvePoint], metric: str) -> CurvePoint:
-    """The point of the highest metric; of equals, the largest λ."""
-    return max(curve, key=lambda point: (point.metrics[metric].value, point.bias_removal))
+    """The point of the highest metric; of equals, the largest λ, then the μ nearest 0."""
+    return max(curve, key=lambda point: (point.metrics[metric].value, point.bias_removal, -abs(point.popularity)))

@@ -1,4 +1,4 @@
-"""A whole training job: data → train → choose λ → refit → evaluate → bundle."""
+"""A whole training job: data → train → choose λ and μ → refit → evaluate → bundle."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ import keras
 import numpy as np
 from rich.console import Console
 
-from longtail.bundle import BiasRemoval, Bundle, CurvePoint, refuse_existing
+from longtail.bundle import BiasRemoval, Bundle, CurvePoint, Popularity, refuse_existing
 from longtail.trainer.config import EvaluationConfig, Recipe, load_recipe
 from longtail.trainer.data.dataset import Dataset, load_dataset
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.errors import CheckpointError
+from longtail.trainer.evaluation.dial import Dial, Setting, best_dial, lines
 from longtail.trainer.evaluation.ranking import bias_removal_curve, log_proposal_of
 from longtail.trainer.evaluation.report import evaluation_table, html_report
 from longtail.trainer.export.bundle import to_bundle
-from longtail.trainer.history import TrainingHistory, best_of
+from longtail.trainer.history import TrainingHistory
 from longtail.trainer.progress import Reporter
 from longtail.trainer.train import Trained, prepare_run, train
 
@@ -32,7 +33,7 @@ def fit(
     *,
     overrides: Sequence[str] = (),
 ) -> Bundle:
-    """Run a recipe: train, choose λ on valid, evaluate on test, and write the bundle to `out`.
+    """Run a recipe: train, choose λ and μ on valid, evaluate on test, and write the bundle to `out`.
 
     Checkpoints and TensorBoard logs go to `OUT.work`; a killed job started again with the same recipe,
     data and `out` goes on where it was. Checkpoints are removed once the bundle is written. Figures repeat to the
@@ -72,10 +73,10 @@ def fit(
         logs=work / "logs" / "select",
         reporter=reporter,
     )
-    dial = choose_bias_removal(trained, dataset)
+    dial = choose_dial(trained, dataset)
     selection = trained.history
     if recipe.training.refit and len(dataset.valid):
-        reporter.say(f"Refit on train + valid for {trained.history.best_epoch} epochs, λ = {dial.default:g}")
+        reporter.say(f"Refit on train + valid for {trained.history.best_epoch} epochs, {dial.default}")
         trained = train(
             recipe,
             dataset.refit(),
@@ -103,21 +104,55 @@ def export_checkpoint(recipe: Recipe, work: Path, out: Path, reporter: Reporter)
     if run.epoch == run.step == 0:
         raise CheckpointError(f"{work / 'select'}: expected a checkpoint of this recipe, found none")
     trained = run.trained
-    return finish(trained, dataset, choose_bias_removal(trained, dataset), trained.history, reporter).write(out)
+    return finish(trained, dataset, choose_dial(trained, dataset), trained.history, reporter).write(out)
 
 
-def choose_bias_removal(trained: Trained, dataset: Dataset) -> BiasRemoval:
-    """The λ of the grid with the best metric on valid, and the curve there; the recipe's default without valid."""
-    config = trained.recipe.evaluation
-    if not len(dataset.valid):
-        return BiasRemoval(default=config.default_bias_removal)
-    curve = curve_of(trained, dataset.valid, known=dataset.train, config=config)
-    best = best_of(curve, config.metric)
-    return BiasRemoval(default=best.bias_removal, chosen_by=f"valid {config.metric}", curve_split="valid", curve=curve)
+def choose_dial(trained: Trained, dataset: Dataset) -> Dial:
+    """The λ, and the μ at that λ, of the best metric on valid, with the curve there.
+
+    Without valid, μ is 0 and λ the recipe's, or else what undoes the training in theory [METHODS §9].
+    """
+    config, noise = trained.recipe.evaluation, trained.noise()
+    curve: list[CurvePoint] = []
+    if len(dataset.valid):
+        chosen_by = f"valid {config.metric}"
+        best, curve = best_dial(
+            lambda settings: curve_of(trained, dataset.valid, known=dataset.train, config=config, settings=settings),
+            config,
+            noise,
+        )
+    elif config.default_bias_removal is not None:
+        chosen_by, best = "the recipe, for want of validation data", Setting(config.default_bias_removal)
+    else:
+        chosen_by, best = "theory, for want of validation data", Setting(trained.theory_s_bias_removal())
+    bias_removal = BiasRemoval(
+        default=best.bias_removal,
+        minimum=0.0 if trained.model.proposal is not None else -1.0,
+        noise=noise.name,
+        chosen_by=chosen_by,
+        curve_split="valid" if curve else "none",
+        curve=curve,
+    )
+    return Dial(bias_removal, Popularity(default=best.popularity))
 
 
-def curve_of(trained: Trained, held_out: Pairs, *, known: Pairs, config: EvaluationConfig) -> list[CurvePoint]:
-    """Every metric at every λ, with histories and seen labels read from `known`."""
+def curve_of(
+    trained: Trained,
+    held_out: Pairs,
+    *,
+    known: Pairs,
+    config: EvaluationConfig,
+    settings: Sequence[Setting] | None = None,
+) -> list[CurvePoint]:
+    """Every metric at some settings of λ and μ, with histories and seen labels read from `known`.
+
+    Args:
+        trained: the model.
+        held_out: pairs to find.
+        known: what a query has seen.
+        config: what to measure.
+        settings: by default the grid of λ at μ = 0.
+    """
     features = trained.encoding.query.with_history(known)
     return bias_removal_curve(
         held_out,
@@ -127,19 +162,18 @@ def curve_of(trained: Trained, held_out: Pairs, *, known: Pairs, config: Evaluat
         config,
         queries=len(trained.dataset.query_ids),
         seed=trained.recipe.seed,
+        settings=settings,
         log_proposal=log_proposal_of(trained.model.proposal, features),
     )
 
 
-def finish(
-    trained: Trained, dataset: Dataset, dial: BiasRemoval, history: TrainingHistory, reporter: Reporter
-) -> Bundle:
+def finish(trained: Trained, dataset: Dataset, dial: Dial, history: TrainingHistory, reporter: Reporter) -> Bundle:
     """Evaluate on test where there is one, print the table, make the bundle (not yet written).
 
     Args:
         trained: the final model.
         dataset: with its splits as loaded.
-        dial: λ as chosen on valid.
+        dial: λ and μ as chosen on valid.
         history: of the run that was validated, for the report.
         reporter: where to print.
     """
@@ -147,10 +181,12 @@ def finish(
     if len(dataset.test):
         reporter.say("Evaluating on test, full catalogue …")
         known = dataset.train.followed_by(dataset.valid) if len(dataset.valid) else dataset.train
-        curve = curve_of(trained, dataset.test, known=known, config=recipe.evaluation)
-        dial = dial.model_copy(update={"curve_split": "test", "curve": curve})
+        settings = lines(recipe.evaluation, trained.noise(), dial.default.bias_removal)
+        curve = curve_of(trained, dataset.test, known=known, config=recipe.evaluation, settings=settings)
+        dial = dial.measured("test", curve)
     if dial.curve:
-        reporter.console.print(evaluation_table(f"{recipe.name}: {dial.curve_split}", dial, recipe.evaluation.metric))
+        title = f"{recipe.name}: {dial.bias_removal.curve_split}"
+        reporter.console.print(evaluation_table(title, dial, recipe.evaluation.metric))
     held_out = next((pairs for pairs in (dataset.test, dataset.valid) if len(pairs)), dataset.train)
     facts = {
         "Labels": f"{len(dataset.label_ids):,}",
@@ -163,7 +199,7 @@ def finish(
         "Backend": f"Keras {keras.version()} on {keras.backend.backend()}",
     }
     reports = {
-        "metrics.json": dial.model_dump_json(indent=1).encode(),
+        "metrics.json": dial.bias_removal.model_dump_json(indent=1).encode(),
         "history.json": json.dumps(asdict(history), indent=1).encode(),
         "recipe.json": recipe.model_dump_json(
             indent=1, exclude={"data": {"train", "valid", "test", "queries", "labels"}}

@@ -1,11 +1,11 @@
-"""Sparse optimisers, which read and write only the rows a batch touched [DESIGN, Budgets]; rates and clipping.
+"""Sparse optimisers, which read and write only the rows a batch touched [DESIGN, Budgets]; L2, rates and clipping.
 
 Legend: `U` touched rows, `D` dimensions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from longtail.trainer import backend
@@ -78,11 +78,7 @@ class LazyAdam:
     ) -> None:
         self.table = table
         self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
-        shape = (table.rows, table.dim)
-        self.mean = keras.Variable("zeros", shape=shape, dtype="float32", trainable=False, name=f"{table.name}_mean")
-        self.square = keras.Variable(
-            "zeros", shape=shape, dtype="float32", trainable=False, name=f"{table.name}_square"
-        )
+        self.mean, self.square = _slot(table, "mean"), _slot(table, "square")
 
     @property
     def variables(self) -> list[keras.Variable]:
@@ -100,15 +96,140 @@ class LazyAdam:
         backend.scatter(self.table.table, ids_U, rows_UD - update_UD)
 
 
-ROW_OPTIMIZERS: dict[str, type[RowwiseAdagrad] | type[LazyAdam]] = {"adagrad": RowwiseAdagrad, "adam": LazyAdam}
+class ElementwiseAdagrad:
+    """Adagrad with an accumulator for every number of a row (Duchi et al. 2011), as [BM20 §5] trains.
+
+    `a ← a + g²;  row ← row − η·g / √(a + ε)`, Keras' Adagrad from a = 0. A row without a gradient stays as it is under
+    dense Adagrad too, so nothing is approximated. As a starts at 0, a gradient's scale has no effect on the
+    step until it is near √ε: the mean over a batch trains as its sum does.
+    """
+
+    def __init__(self, table: Table, *, epsilon: float = 1e-10) -> None:
+        self.table, self.epsilon = table, epsilon
+        self.accumulator = _slot(table, "accumulator")
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """The accumulator, [rows, D]."""
+        return [self.accumulator]
+
+    def apply(self, ids_U: Tensor, rows_UD: Tensor, gradients_UD: Tensor, *, rate: Tensor, step: Tensor) -> None:  # noqa: ARG002
+        """As `RowOptimizer.apply`."""
+        grown_UD = backend.gather(self.accumulator, ids_U) + ops.square(gradients_UD)
+        backend.scatter(self.accumulator, ids_U, grown_UD)
+        backend.scatter(self.table.table, ids_U, rows_UD - rate * gradients_UD / ops.sqrt(grown_UD + self.epsilon))
+
+
+class LazySGD:
+    """Gradient descent; with momentum a velocity per row, which moves only when the row is touched.
+
+    `v ← momentum·v − η·g;  row ← row + v`, Keras' SGD for the rows of the batch. Dense momentum would also, in every
+    step that does not touch a row, move it by its velocity and shrink that by `momentum`. Here the velocity waits,
+    and its rest goes into the next steps that touch the row: a gradient moves its row by η·g / (1 − momentum) in the
+    end either way, but over as many touches, not steps. Without momentum there is no state and no difference.
+    """
+
+    def __init__(self, table: Table, *, momentum: float = 0.0) -> None:
+        self.table, self.momentum = table, momentum
+        self.velocity = _slot(table, "velocity") if momentum else None
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """The velocity, [rows, D]; nothing without momentum."""
+        return [] if self.velocity is None else [self.velocity]
+
+    def apply(self, ids_U: Tensor, rows_UD: Tensor, gradients_UD: Tensor, *, rate: Tensor, step: Tensor) -> None:  # noqa: ARG002
+        """As `RowOptimizer.apply`."""
+        update_UD = -rate * gradients_UD
+        if self.velocity is not None:
+            update_UD = self.momentum * backend.gather(self.velocity, ids_U) + update_UD
+            backend.scatter(self.velocity, ids_U, update_UD)
+        backend.scatter(self.table.table, ids_U, rows_UD + update_UD)
+
+
+def _slot(table: Table, kind: str) -> keras.Variable:
+    """Zeros [rows, D] beside a table."""
+    shape = (table.rows, table.dim)
+    return keras.Variable("zeros", shape=shape, dtype="float32", trainable=False, name=f"{table.name}_{kind}")
+
+
+ROW_OPTIMIZERS: dict[str, Callable[..., RowOptimizer]] = {
+    "adagrad": RowwiseAdagrad,
+    "adagrad_elementwise": ElementwiseAdagrad,
+    "adam": LazyAdam,
+    "sgd": LazySGD,
+}
 """Optimisers of embedding tables by the name that a recipe's `[optimizer] embeddings` calls them."""
 
 
-def learning_rate(rate: float, schedule: str, total_steps: int) -> Callable[[Tensor], Tensor]:
-    """The rate of a step by its number from 0: `constant`, or `linear` to 0 at `total_steps`."""
-    end = rate if schedule == "constant" else 0.0
-    decay: Callable[[Tensor], Tensor] = keras.optimizers.schedules.PolynomialDecay(rate, total_steps, end)
-    return decay
+def dense_optimizer(name: str, rate: Callable[[Tensor], Tensor], *, momentum: float) -> keras.optimizers.Optimizer:
+    """Keras' optimiser of everything that is no embedding table.
+
+    Args:
+        name: `adam`, `sgd` or `adagrad`; the last from a = 0, as `ElementwiseAdagrad`.
+        rate: by step number from 0.
+        momentum: of `sgd`.
+    """
+    if name == "sgd":
+        return keras.optimizers.SGD(rate, momentum=momentum)
+    if name == "adagrad":
+        return keras.optimizers.Adagrad(rate, initial_accumulator_value=0.0, epsilon=1e-10)
+    return keras.optimizers.Adam(rate)
+
+
+class LazyL2:
+    """Gradient of l2·‖table‖² for a step that touches only some rows.
+
+    A row that is touched in step t and was last touched in step s (0 if never) gets 2·l2·(t − s)·row, its due for all
+    steps since. The factors of a row sum to the number of steps until its last touch, so by the step they are 1 on
+    average: the expectation is the gradient 2·l2·row of the full objective, whatever chance a row has to be drawn.
+    With every row touched in every step it is that gradient itself. What differs: the row is taken as it is at t,
+    rows are not penalised after their last touch, and optimisers that divide by past gradients see few large ones.
+    """
+
+    def __init__(self, table: Table, l2: float) -> None:
+        self.table, self.l2 = table, l2
+        self.touched = keras.Variable(
+            "zeros", shape=(table.rows, 1), dtype="float32", trainable=False, name=f"{table.name}_touched"
+        )
+        """Step of the last touch, [rows, 1]; exact below 2^24 steps."""
+
+    def gradients(self, ids_U: Tensor, rows_UD: Tensor, *, step: Tensor) -> Tensor:
+        """What to add to the gradients of the loss, float32 [U, D]; the rows count as touched from then on.
+
+        Args:
+            ids_U: distinct row numbers, int32; 0 is added for those past the table's end.
+            rows_UD: what the table holds there, float32.
+            step: number of this step, from 1, float32 scalar.
+        """
+        gap_U1 = step - backend.gather(self.touched, ids_U)
+        inside_U1 = ops.cast(ids_U < self.table.rows, "float32")[:, None]
+        backend.scatter(self.touched, ids_U, ops.zeros_like(gap_U1) + step)
+        return 2 * self.l2 * inside_U1 * gap_U1 * rows_UD
+
+
+def learning_rate(
+    rate: float, schedule: str, total_steps: int, *, milestones: Sequence[float] = (), decay: float = 1.0
+) -> Callable[[Tensor], Tensor]:
+    """The rate of a step by its number from 0.
+
+    Args:
+        rate: the first.
+        schedule: `constant`; `linear` or `cosine`, to 0 at `total_steps`; `step`, times `decay` from each milestone.
+        total_steps: of the whole training.
+        milestones: rising shares of `total_steps`.
+        decay: factor at each.
+    """
+    schedules = keras.optimizers.schedules
+    made: Callable[[Tensor], Tensor]
+    if schedule == "step":
+        last = [round(share * total_steps) - 1 for share in milestones]
+        made = schedules.PiecewiseConstantDecay(last, [rate * decay**passed for passed in range(len(last) + 1)])
+    elif schedule == "cosine":
+        made = schedules.CosineDecay(rate, total_steps)
+    else:
+        made = schedules.PolynomialDecay(rate, total_steps, rate if schedule == "constant" else 0.0)
+    return made
 
 
 def clip_scale(gradients: list[Tensor], limit: float) -> Tensor:

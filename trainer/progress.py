@@ -10,6 +10,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn,
 from rich.text import Text
 
 from longtail.bundle import CurvePoint
+from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.history import best_of
 
 
@@ -65,10 +66,10 @@ class EpochProgress:
         self._progress.update(self._task, advance=examples, loss=loss)
 
     def validated(self, epoch: int, loss: float, metric: str, curve: list[CurvePoint]) -> None:
-        """Print one line about a finished epoch, validated at the λ values of `curve`."""
+        """Print one line about a finished epoch, validated at the points of `curve`."""
         best = best_of(curve, metric)
-        value, bias_removal = best.metrics[metric].value, best.bias_removal
+        value = best.metrics[metric].value
         self._progress.console.print(
-            f"  epoch {epoch + 1:>3}  loss {loss:.4f}  valid {metric} {value:.4f} at λ = {bias_removal:g}",
+            f"  epoch {epoch + 1:>3}  loss {loss:.4f}  valid {metric} {value:.4f} at {Setting.of(best)}",
             highlight=False,
         )

@@ -21,7 +21,9 @@ from longtail.trainer.config import Recipe
 from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
+from longtail.trainer.data.known import KnownPositives
 from longtail.trainer.errors import DataError
+from longtail.trainer.evaluation.dial import Noise
 from longtail.trainer.evaluation.ranking import (
     LabelSide,
     bias_removal_curve,
@@ -30,6 +32,7 @@ from longtail.trainer.evaluation.ranking import (
     log_proposal_of,
 )
 from longtail.trainer.history import TrainingHistory, best_of
+from longtail.trainer.losses.implied_noise import implied_noise, name_of_noise, power_of_q, removes_all
 from longtail.trainer.model.step import TrainStep, check_negatives
 from longtail.trainer.model.two_tower import TwoTower
 from longtail.trainer.progress import Reporter
@@ -58,17 +61,46 @@ class Trained:
     history: TrainingHistory
 
     def label_side(self) -> LabelSide:
-        """Embeddings, biases, log p_n and buckets of all labels, as the bundle will hold them."""
+        """Embeddings, biases, log ν, log π and buckets of all labels, as the bundle will hold them."""
         counts = self.dataset.label_counts()
+        log_pi = _log_frequencies(self.recipe, self.dataset)
+        log_nu = self.log_noise()
         return LabelSide.of(
             self.model.embed_labels(),
             self.model.label_biases(),
             counts,
             training_queries=self.dataset.training_queries(),
             temperature=self.model.temperature,
-            log_pn=_log_frequencies(self.recipe, self.dataset).astype(np.float32),
+            log_pn=log_nu.astype(np.float32),
             buckets=buckets_for(self.recipe.evaluation, counts),
+            log_popularity=None if np.array_equal(log_nu, log_pi) else log_pi.astype(np.float32),
         )
+
+    def log_noise(self) -> Float64:
+        """log ν of every label, float64 [L], nats [METHODS §9]; log π beside a tree, which is the noise itself."""
+        log_pi, sampler = _log_frequencies(self.recipe, self.dataset), self.step.sampler
+        if self.model.proposal is not None:
+            return log_pi
+        log_q = sampler.log_q_L if sampler.q_of_pi is None else keras.ops.convert_to_numpy(sampler.q_of_pi(log_pi))
+        log_miss = None
+        if sampler.log_miss is not None:
+            log_miss = keras.ops.convert_to_numpy(sampler.log_miss(keras.ops.convert_to_tensor(log_q)))
+        return implied_noise(self.recipe.loss.objective(), log_pi, log_q, log_miss)
+
+    def noise(self) -> Noise:
+        """What the λ of this model removes."""
+        if self.model.proposal is not None:
+            return Noise("p_n(y|x)", constant=False, apart=True)
+        log_pi, log_nu = _log_frequencies(self.recipe, self.dataset), self.log_noise()
+        apart = not np.array_equal(log_nu, log_pi)
+        return Noise(name_of_noise(log_nu, log_pi), constant=apart and bool(np.ptp(log_nu) == 0), apart=apart)
+
+    def theory_s_bias_removal(self) -> float:
+        """The λ that undoes the training where nothing was held out to choose one by [METHODS §9]."""
+        objective = self.recipe.loss.objective()
+        if self.model.proposal is not None:
+            return max(removes_all(objective) * power_of_q(objective), 0.0)
+        return 0.0 if self.noise().constant else removes_all(objective)
 
     def embed_queries(self, rows_B: Int32) -> Float32:
         """Query embeddings by query row, float32 [B, D]."""
@@ -119,8 +151,8 @@ def prepare_run(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path) ->
         check_metric(recipe.evaluation, labels=len(dataset.label_ids))
     encoding = Encoding.fit(recipe, dataset)
     check_negatives(recipe, labels=len(dataset.label_ids), batch_size=batch_size)
-    log_pi = _log_frequencies(recipe, dataset)
-    threshold, highest_frequency = recipe.loss.weight.threshold or 0.0, float(np.exp(log_pi.max()))
+    threshold = recipe.loss.weight.threshold or 0.0
+    highest_frequency = float(np.exp(_log_frequencies(recipe, dataset).max()))
     if threshold > highest_frequency:
         raise DataError(
             f"loss.weight.threshold: expected at most {highest_frequency:.3g}, the frequency of the most frequent "
@@ -131,7 +163,11 @@ def prepare_run(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path) ->
     tree = _tree(recipe, dataset, encoding, work / f"proposal-{identity[:16]}.npz")
     model = TwoTower(recipe, encoding, len(dataset.label_ids), None if tree is None else tree.proposal)
     train_step = TrainStep(
-        model, log_pi, batch_size=batch_size, total_steps=epochs * steps_per_epoch, pairs=len(dataset.train)
+        model,
+        dataset.label_visits(one_label_per_query=sampled),
+        batch_size=batch_size,
+        total_steps=epochs * steps_per_epoch,
+        pairs=len(dataset.train),
     )
     held_out = {} if tree is None else tree.held_out
     trained = Trained(recipe, dataset, encoding, model, train_step, TrainingHistory(tree_penalties=held_out))
@@ -166,6 +202,7 @@ def train(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path, logs: Pa
     run = prepare_run(recipe, dataset, epochs=epochs, work=work)
     trained, checkpoints, batch_size, steps = run.trained, run.checkpoints, run.batch_size, run.steps_per_epoch
     train_step, history, validating = trained.step, trained.history, len(dataset.valid) > 0
+    known = KnownPositives.of(dataset.train) if recipe.loss.resolved_hits == "mask_known" else None
 
     if history.tree_penalties:
         tried = ", ".join(f"{log_p:.4f} at {penalty:g}" for penalty, log_p in history.tree_penalties.items())
@@ -192,6 +229,7 @@ def train(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path, logs: Pa
                 seed=recipe.seed,
                 epoch=epoch,
                 first=first,
+                known=known,
             )
             for step, batch in batches:
                 loss = float(train_step(batch))
@@ -212,6 +250,7 @@ def train(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path, logs: Pa
                 history.metrics[epoch + 1] = metric
                 board.add_scalar(f"valid/{recipe.evaluation.metric}", metric, epoch + 1)
                 board.add_scalar("valid/best_bias_removal", best.bias_removal, epoch + 1)
+                board.add_scalar("valid/best_popularity", best.popularity, epoch + 1)
                 progress.validated(epoch, history.losses[-1], recipe.evaluation.metric, curve)
                 if metric >= max(history.metrics.values()):
                     history.best_epoch = epoch + 1
@@ -246,7 +285,7 @@ def _tree(recipe: Recipe, dataset: Dataset, encoding: Encoding, path: Path) -> F
 
 
 def _validate(trained: Trained) -> list[CurvePoint]:
-    """Valid at λ = 0, ½ and 1, on at most `max_valid_queries` queries."""
+    """Valid at 0, ½ and 1 of the dial that moves, on at most `max_valid_queries` queries."""
     config = trained.recipe.evaluation
     return bias_removal_curve(
         trained.dataset.valid,
@@ -257,7 +296,7 @@ def _validate(trained: Trained) -> list[CurvePoint]:
         queries=len(trained.dataset.query_ids),
         seed=trained.recipe.seed,
         max_queries=config.max_valid_queries,
-        grid=[0.0, 0.5, 1.0],
+        settings=trained.noise().quick(),
         log_proposal=log_proposal_of(trained.model.proposal, trained.encoding.query),
     )
 

@@ -1,16 +1,17 @@
-"""Run the studies and write their tables and plots into benchmarks/RESULTS.md.
+"""Run the studies and write their tables, findings and plots into benchmarks/RESULTS.md.
 
-    for name in delicious amazon-beauty gowalla; do longtail-train data $name --out data/$name; done
+    for name in delicious amazon-beauty gowalla movielens-1m; do longtail-train data $name --out data/$name; done
     python -m benchmarks.seeds --data data
 
-Jobs that were measured are not run again, and a killed job goes on from its checkpoint: hours may be split. The
-tables are written after every study from what is there.
+What was measured is in benchmarks/seeds/measured and is not run again; a killed command goes on where it was. Two
+processes share the work by `--shard 0/2` and `--shard 1/2`; `--minutes` ends one between two runs.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -19,33 +20,51 @@ from rich.console import Console
 
 
 def main(
-    data: Annotated[Path, typer.Option(help="Folder of prepared data sets.")] = Path("data"),
-    out: Annotated[Path, typer.Option(help="Folder that keeps every job's figures.")] = Path("runs/seeds"),
-    study: Annotated[list[str] | None, typer.Option(help="Only these: r21, re19, a2, bm20, delicious.")] = None,
-    on: Annotated[list[str] | None, typer.Option(help="Only these data sets.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A third of the epochs, Delicious and Beauty only.")] = False,
-    report: Annotated[bool, typer.Option("--report", help="Only write tables and plots.")] = False,
+    data: Annotated[Path, typer.Option(help="Folder of prepared data sets; derived ones are written there.")] = Path(
+        "data"
+    ),
+    out: Annotated[Path, typer.Option(help="Folder that keeps every run's figures.")] = Path("runs/seeds"),
+    only: Annotated[list[str] | None, typer.Option(help="Only studies whose name begins so, such as r21.")] = None,
+    shard: Annotated[str, typer.Option(help="Which part of the methods: I/N.")] = "0/1",
+    minutes: Annotated[float, typer.Option(help="Begin no run after so long.")] = 600.0,
+    quick: Annotated[bool, typer.Option("--quick", help="A few thousand pairs, one study a paper; printed.")] = False,
+    report: Annotated[bool, typer.Option("--report", help="Only write tables, findings and plots.")] = False,
 ) -> None:
     """Reproduce the papers' findings."""
-    from benchmarks.seeds.data import derive
-    from benchmarks.seeds.run import run
+    from benchmarks.seeds.store import Store
     from benchmarks.seeds.studies import studies
-    from benchmarks.seeds.tables import write
 
-    console = Console()
-    out = out / "quick" if quick else out
-    jobs = studies(quick=quick)
-    chosen = [job for job in jobs if job.study in (study or [job.study]) and job.data in (on or [job.data])]
+    root = Path(__file__).parent
+    store = Store(out / "quick", out / "quick" / "packed") if quick else Store(out, root / "measured")
+    chosen = [study for study in studies(quick=quick) if study.name.startswith(tuple(only or [""]))]
+    part, parts = map(int, shard.split("/"))
     if not report:
-        if any(job.data in ("synthetic-200k", "gowalla-history") for job in chosen):
-            derive(data)
-        for job in chosen:
-            run(job, data, out, console)
-    write(jobs, out, Path(__file__).parents[1], quick=quick)
+        from benchmarks.seeds.data import derive
+        from benchmarks.seeds.run import Bench, OutOfTimeError
+
+        console, deadline = Console(highlight=False), time.monotonic() + 60 * minutes
+        for study in chosen:
+            derive(data, study.data)
+            bench = Bench(study, data, store, out / "trees" / study.name, deadline, console)
+            try:
+                for method in study.methods[part::parts]:
+                    bench.finish(method)
+            except OutOfTimeError:
+                console.print(f"{study.name}: out of time; the same command goes on.")
+                raise typer.Exit(75) from None
+    if parts == 1:
+        from benchmarks.seeds.report import write
+
+        if not quick:
+            for study in chosen:
+                store.pack(study)
+        write(studies(quick=quick), store, root.parent, printed=quick)
 
 
 if __name__ == "__main__":
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+    os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
+    os.environ.setdefault("TF_NUM_INTEROP_THREADS", "1")
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     typer.run(main)

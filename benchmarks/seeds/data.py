@@ -1,19 +1,22 @@
-"""Data sets that the studies derive: Gowalla by histories, and clustered features with 200,000 labels."""
+"""Data sets that the studies derive: part of Gowalla by histories, and generated ones with independent means."""
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from benchmarks.seeds.profiles import profile
 from longtail.bundle import atomic_directory
+from longtail.bundle.arrays import Float32, Int64
 
-LABELS, PAIRS, TESTS, DIMS = 200_000, 500_000, 5_000, 32
+DIMS, USERS = 32, 2_500
 
-_HISTORY = """# Gowalla: the next check-in from the others, one label drawn per user and visit.
+_HISTORY = f"""# {USERS:,} users of Gowalla: the next check-in from the others.
 name = "gowalla-history"
 
 [data]
@@ -21,69 +24,108 @@ train = "train.parquet"
 test = "test.parquet"
 query_id = "user_id"
 label_id = "item_id"
-reduction = "sample"
+split = {{ strategy = "random", valid = 0.1, test = 0 }}
 
 [query]
-features = [{ name = "history", kind = "history", table = "history_items", max_length = 50 }]
+features = [{{ name = "history", kind = "history", table = "history_items", dim = 32, max_length = 30 }}]
 
 [label]
-features = [{ name = "item_id", kind = "id" }]
+features = [{{ name = "item_id", kind = "id", dim = 32 }}]
+
+[model]
+dim = 32
 """
 
-_SYNTHETIC = f"""# {LABELS:,} labels as leaves of a hierarchy of means in {DIMS} dimensions, Zipf frequencies.
-name = "synthetic-200k"
+_GENERATED = """# x = a label's mean + noise; the means are independent, so no hierarchy made them.
+name = "{name}"
 
 [data]
 train = "train.parquet"
+valid = "valid.parquet"
 test = "test.parquet"
 query_id = "row_id"
 label_id = "label"
 queries = "rows.parquet"
 
 [query]
-features = [{{ name = "x", kind = "bag", dim = {DIMS}, max_length = {DIMS}, combiner = "sum", unknown_rate = 0.0 }}]
+features = [{{ name = "x", kind = "bag", dim = 32, max_length = 64, combiner = "sum", unknown_rate = 0.0 }}]
 
 [label]
-features = [{{ name = "label", kind = "id", dim = {DIMS} }}]
+features = [{{ name = "label", kind = "id", dim = 32 }}]
 
 [model]
-dim = {DIMS}
+dim = 32
 """
 
 
-def derive(data: Path) -> None:
-    """Write what is missing of the derived data sets below `data`."""
-    if not (data / "synthetic-200k").exists():
-        _synthetic(data / "synthetic-200k")
-    if not (data / "gowalla-history").exists() and (data / "gowalla").exists():
-        with atomic_directory(data / "gowalla-history") as working:
-            for name in ("train.parquet", "test.parquet"):
-                shutil.copyfile(data / "gowalla" / name, working / name)
-            (working / "recipe.toml").write_text(_HISTORY, encoding="utf-8")
+def derive(data: Path, name: str) -> None:
+    """Write a derived data set below `data`, unless it is there; nothing for a name that is none."""
+    if (data / name).exists():
+        return
+    if name == "gowalla-history":
+        _histories(data)
+    elif name in _GENERATORS:
+        _write(data / name, *_GENERATORS[name]())
 
 
-def _synthetic(target: Path) -> None:
-    """x = a label's mean + noise; means part at every level of a binary hierarchy, by less and less."""
+def _histories(data: Path) -> None:
+    tables = {part: pq.read_table(data / "gowalla" / f"{part}.parquet") for part in ("train", "test")}
+    users = pc.unique(tables["train"]["user_id"])
+    kept = users.take(pa.array(np.random.default_rng(0).choice(len(users), min(USERS, len(users)), replace=False)))
+    with atomic_directory(data / "gowalla-history") as working:
+        for part, table in tables.items():
+            pq.write_table(table.filter(pc.is_in(table["user_id"], value_set=kept)), working / f"{part}.parquet")
+        (working / "recipe.toml").write_text(_HISTORY, encoding="utf-8")
+
+
+def _mixture() -> tuple[Int64, dict[str, int]]:
+    """Labels of all rows by Zipf's law, and how many rows are train, valid and test."""
+    parts = {"train": 100_000, "valid": 2_000, "test": 5_000}
+    frequency_L = 1 / (np.arange(10_000) + 10.0)
     rng = np.random.default_rng(0)
-    levels = LABELS.bit_length()
-    means_LD = np.zeros((LABELS, DIMS), np.float32)
-    leaves = rng.permutation(LABELS)
-    for level in range(levels):
-        steps = rng.standard_normal((2 ** (level + 1), DIMS)).astype(np.float32) * 0.8**level
-        means_LD += steps[leaves >> (levels - level - 1)]
-    frequency = 1 / (np.arange(LABELS) + 10.0)
-    labels_N = rng.choice(LABELS, PAIRS + TESTS, p=frequency / frequency.sum())
-    x_ND = means_LD[labels_N] + 0.5 * rng.standard_normal((PAIRS + TESTS, DIMS)).astype(np.float32)
-    ids = pa.array([f"r{row}" for row in range(PAIRS + TESTS)])
+    return rng.choice(10_000, sum(parts.values()), p=frequency_L / frequency_L.sum()).astype(np.int64), parts
+
+
+def _profiled(kind: str) -> tuple[Int64, dict[str, int]]:
+    """100 labels of 500 rows down-sampled to a long tail, then 10 and 50 balanced rows each [R21 §5.1]."""
+    train = np.repeat(np.arange(100), 500)
+    train = train[profile(train, kind, ratio=100)]  # type: ignore[arg-type]
+    valid, test = np.repeat(np.arange(100), 10), np.repeat(np.arange(100), 50)
+    return np.concatenate([train, valid, test]), {"train": len(train), "valid": len(valid), "test": len(test)}
+
+
+_GENERATORS = {
+    "mixture-10k": _mixture,
+    "exp-100": lambda: _profiled("exp"),
+    "step-100": lambda: _profiled("step"),
+}
+
+
+def rows_around_means(labels_N: Int64, *, noise: float, seed: int = 0) -> Float32:
+    """x = mean of its label + noise, float32 [N, 32]; means are independent, of expected length 1."""
+    rng = np.random.default_rng(seed)
+    means_LD = rng.standard_normal((labels_N.max() + 1, DIMS)) / np.sqrt(DIMS)
+    x_ND: Float32 = (means_LD[labels_N] + noise * rng.standard_normal((len(labels_N), DIMS))).astype(np.float32)
+    return x_ND
+
+
+def _write(target: Path, labels_N: Int64, parts: dict[str, int]) -> None:
+    rows = len(labels_N)
+    x_ND = rows_around_means(labels_N, noise=0.2 if labels_N.max() > 1_000 else 0.3)
+    ids = pa.array([f"r{row}" for row in range(rows)])
     names = pa.array([f"x{dim}" for dim in range(DIMS)])
-    keys = names.take(pa.array(np.tile(np.arange(DIMS), PAIRS + TESTS)))
-    offsets = pa.array(np.arange(PAIRS + TESTS + 1, dtype=np.int32) * DIMS)
+    keys = names.take(pa.array(np.tile(np.arange(DIMS), rows)))
+    offsets = pa.array(np.arange(rows + 1, dtype=np.int32) * DIMS)
+    pairs = pa.table({"row_id": ids, "label": pa.array(_text(labels_N))})
     with atomic_directory(target) as working:
-        pq.write_table(
-            pa.table({"row_id": ids, "x": pa.MapArray.from_arrays(offsets, keys, pa.array(x_ND.ravel()))}),
-            working / "rows.parquet",
-        )
-        pairs = pa.table({"row_id": ids, "label": pa.array(labels_N).cast(pa.string())})
-        pq.write_table(pairs.slice(0, PAIRS), working / "train.parquet")
-        pq.write_table(pairs.slice(PAIRS), working / "test.parquet")
-        (working / "recipe.toml").write_text(_SYNTHETIC, encoding="utf-8")
+        values = pa.MapArray.from_arrays(offsets, keys, pa.array(x_ND.ravel()))
+        pq.write_table(pa.table({"row_id": ids, "x": values}), working / "rows.parquet")
+        start = 0
+        for part, size in parts.items():
+            pq.write_table(pairs.slice(start, size), working / f"{part}.parquet")
+            start += size
+        (working / "recipe.toml").write_text(_GENERATED.format(name=target.name), encoding="utf-8")
+
+
+def _text(numbers: Int64) -> npt.NDArray[np.str_]:
+    return numbers.astype(np.str_)

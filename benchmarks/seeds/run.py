@@ -1,138 +1,286 @@
-"""Trains one job and keeps what it measured; a job that was measured is not run again."""
+"""Trains what a study asks for: climbs each method's grid on validation, then measures its choice on test.
+
+A step compiled for one seed serves the others: all that a seed decides are the values of its variables.
+"""
 
 from __future__ import annotations
 
-import json
-import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 from rich.console import Console
-from rich.progress import Progress
 
-from benchmarks.seeds.studies import Job
-from longtail.bundle import CurvePoint, replace_file
-from longtail.trainer.config import load_recipe
-from longtail.trainer.data.dataset import load_dataset
-from longtail.trainer.job import choose_bias_removal, curve_of
-from longtail.trainer.progress import EpochProgress, Reporter
-from longtail.trainer.train import train
+from benchmarks.seeds.measure import HeldOut, Measured, measure, popularity_side
+from benchmarks.seeds.store import Record, Store, key_of, pack_values, protocol_of
+from benchmarks.seeds.study import POPULARITY, SEEDS, Ladder, Method, Study
+from longtail.bundle import log_frequencies
+from longtail.trainer.checkpoint import identity_of
+from longtail.trainer.config import Recipe, load_recipe
+from longtail.trainer.data.batches import epoch_batches
+from longtail.trainer.data.dataset import Dataset, load_dataset
+from longtail.trainer.data.pairs import Pairs
+from longtail.trainer.evaluation.ranking import log_proposal_of
+from longtail.trainer.train import Run, Trained, prepare_run
+
+_VALID_QUERIES, _MOMENTS = 2_000, 8
+_HELD_OUT_ROWS = 0.1
 
 
-@dataclass
-class Measured:
-    """What a job left behind, one JSON file.
+class OutOfTimeError(Exception):
+    """The time that the caller gave is over; what was measured is kept."""
 
-    Attributes:
-        job: as it was run.
-        curve: metrics on test at every λ, by λ and metric name.
-        chosen: λ chosen on valid, None without valid.
-        epochs: mean loss, seconds of training so far and metrics of every validated epoch (`timed` jobs).
-        seconds: of the whole job.
+
+@dataclass(frozen=True)
+class Bench:
+    """One study's data, loaded once for all its runs.
+
+    Args:
+        study: what is trained.
+        data: folder of prepared data sets.
+        store: where records are kept.
+        work: folder for trees.
+        deadline: `time.monotonic()` after which no run begins.
+        console: where progress is printed.
     """
 
-    job: dict[str, Any]
-    curve: dict[str, dict[str, float]]
-    chosen: float | None
-    epochs: list[dict[str, Any]]
-    seconds: float
+    study: Study
+    data: Path
+    store: Store
+    work: Path
+    deadline: float
+    console: Console
 
+    def recipe(self, method: Method, choice: dict[str, float], seed: int) -> Recipe:
+        """The data set's recipe as this run changes it."""
+        settings = {**self.study.settings, **method.settings, **{key: f"{value:g}" for key, value in choice.items()}}
+        recipe = load_recipe(
+            self.data / self.study.data / "recipe.toml", [f"{key}={value}" for key, value in settings.items()]
+        )
+        return recipe.model_copy(update={"seed": seed})
 
-class _Clock(EpochProgress):
-    """Counts seconds from before the model was made (a tree is fitted then), and leaves validation out."""
+    @cached_property
+    def dataset(self) -> Dataset:
+        """Train, valid and test pairs; the split and the cap are by seed 0 whatever the run's seed."""
+        recipe = self.recipe(Method(POPULARITY), {}, 0)
+        dataset = load_dataset(recipe.data, seed=0, strings=recipe.string_columns)
+        if self.study.hold_out == "rows":
+            rng = np.random.default_rng(0)
+            rows = np.unique(dataset.train.queries)
+            held = np.isin(dataset.train.queries, rng.choice(rows, int(_HELD_OUT_ROWS * len(rows)), replace=False))
+            dataset = replace(dataset, train=dataset.train.take(~held), valid=dataset.train.take(held))
+        if self.study.max_pairs is not None and len(dataset.train) > self.study.max_pairs:
+            kept = np.random.default_rng(0).choice(len(dataset.train), self.study.max_pairs, replace=False)
+            dataset = replace(dataset, train=dataset.train.take(np.sort(kept)))
+        return dataset
 
-    def __init__(self, progress: Progress, name: str, epochs: int, examples: int, *, started: float) -> None:
-        super().__init__(progress, name, epochs, examples)
-        self.epochs: list[dict[str, Any]] = []
-        self._since = time.perf_counter()
-        self.seconds = self._since - started
+    def held_out(self, pairs: Pairs, known: Pairs, recipe: Recipe, at_most: int | None = None) -> HeldOut:
+        """Pairs of valid or test as they are ranked."""
+        return HeldOut.of(
+            pairs, known, labels=len(self.dataset.label_ids), queries=len(self.dataset.query_ids),
+            exclude_seen=recipe.evaluation.exclude_seen, at_most=at_most,
+        )  # fmt: skip
 
-    def epoch(self, epoch: int, *, done: int) -> None:
-        """Start the clock."""
-        self._since = time.perf_counter()
-        super().epoch(epoch, done=done)
+    def measure(self, trained: Trained, split: str, grid: tuple[float, ...]) -> dict[float, Measured]:
+        """A model on `valid` or `test`."""
+        known = self.dataset.train if split == "valid" else self.dataset.train.followed_by(self.dataset.valid)
+        pairs = self.dataset.valid if split == "valid" else self.dataset.test
+        features = trained.encoding.query.with_history(known)
+        at_most = _VALID_QUERIES if split == "valid" else None
+        return measure(
+            self.held_out(pairs, known, trained.recipe, at_most),
+            lambda rows_B: trained.model.embed_queries(features.of_queries(rows_B)),
+            trained.label_side(),
+            trained.recipe.evaluation,
+            grid,
+            log_proposal=log_proposal_of(trained.model.proposal, features),
+        )
 
-    def advance(self, examples: int, *, loss: float) -> None:
-        """Read the clock."""
-        now = time.perf_counter()
-        self.seconds, self._since = self.seconds + now - self._since, now
-        super().advance(examples, loss=loss)
+    def finish(self, method: Method) -> None:
+        """Do what is left of a method: choose on validation by the first seed, measure every seed on test."""
+        if method.name == POPULARITY:
+            self._popularity(method)
+            return
+        best: dict[str, Run] = {}
+        choice = climb(method.grid, lambda choice: self._tuned(method, choice, best).valid)
+        first = self._tuned(method, choice, best)
+        for seed in SEEDS:
+            done = self.store.records(self.study).get(key_of(method.name, choice, seed))
+            if done is None or not done.test:
+                self._tested(method, choice, seed, first, best)
 
-    def validated(self, epoch: int, loss: float, metric: str, curve: list[CurvePoint]) -> None:
-        """Keep the epoch's figures."""
-        self.epochs.append({"epoch": epoch + 1, "loss": loss, "seconds": self.seconds, "curve": _plain(curve)})
-        super().validated(epoch, loss, metric, curve)
+    def _tuned(self, method: Method, choice: dict[str, float], best: dict[str, Run]) -> Record:
+        """The record of a choice under the first seed, trained unless it is there; `best` keeps the best model."""
+        records = self.store.records(self.study)
+        key = key_of(method.name, choice, SEEDS[0])
+        if key not in records:
+            run = self._prepare(method, choice, SEEDS[0])
+            records[key] = self._trained(method, choice, SEEDS[0], run)
+            rivals = [it.valid for it in records.values() if it.method == method.name and it.seed == SEEDS[0]]
+            if records[key].valid == max(rivals):
+                best.clear()
+                best[key] = run
+            self.store.put(records[key])
+        return records[key]
 
-
-class _Timed(Reporter):
-    def __init__(self, console: Console) -> None:
-        super().__init__(console)
-        self.clock: _Clock | None = None
-        self._started = time.perf_counter()
-
-    @contextmanager
-    def training(self, name: str, epochs: int, examples: int) -> Iterator[EpochProgress]:
-        """A clock instead of a bar."""
-        with Progress(console=self.console, disable=True) as progress:
-            self.clock = _Clock(progress, name, epochs, examples, started=self._started)
-            yield self.clock
-
-
-def path_of(job: Job, out: Path) -> Path:
-    """Where a job's figures are kept."""
-    return out / job.study / job.data / f"{job.name.replace(' ', '-').replace('&', 'and')}.json"
-
-
-def run(job: Job, data: Path, out: Path, console: Console) -> None:
-    """Train and measure a job unless its figures are there; a killed one that is not timed goes on where it was."""
-    if load(job, out) is not None:
-        return
-    path = path_of(job, out)
-    console.print(f"{job.study} · {job.data} · {job.name}", highlight=False)
-    settings = dict(job.settings)
-    folder = data / job.data
-    if job.timed:
-        settings["data.valid"] = settings.get("data.valid", '"test.parquet"')
-    recipe = load_recipe(folder / "recipe.toml", [f"{key}={value}" for key, value in settings.items()])
-    started = time.perf_counter()
-    dataset = load_dataset(recipe.data, seed=recipe.seed, strings=recipe.string_columns)
-    work, reporter = path.with_suffix(".work"), _Timed(console)
-    if job.timed:  # a clock cannot go on where another process stopped
-        shutil.rmtree(work, ignore_errors=True)
-    trained = train(recipe, dataset, epochs=recipe.training.epochs, work=work, logs=work / "logs", reporter=reporter)
-    epochs = reporter.clock.epochs if job.timed and reporter.clock else []
-    chosen, curve = None, []
-    if not job.timed:
-        known = dataset.train.followed_by(dataset.valid) if len(dataset.valid) else dataset.train
-        if len(dataset.valid):
-            chosen = choose_bias_removal(trained, dataset).default
-        if recipe.training.refit and len(dataset.valid):
-            best = trained.history.best_epoch
-            trained = train(
-                recipe, dataset.refit(), epochs=best, work=work / "refit", logs=work / "logs", reporter=reporter
+    def _tested(self, method: Method, choice: dict[str, float], seed: int, first: Record, best: dict[str, Run]) -> None:
+        """Measure a choice on test; the first seed by the model it was tuned with, if that is still there."""
+        key = key_of(method.name, choice, SEEDS[0])
+        if seed == SEEDS[0] and key in best and not self.study.timed:
+            record, run = first, best[key]
+        else:
+            run = self._prepare(method, choice, seed, compiled=best.get(key))
+            record = self._trained(
+                method, choice, seed, run, moments_at=first.bias_removal if self.study.timed else None
             )
-        curve = curve_of(trained, dataset.test, known=known, config=recipe.evaluation)
-    measured = Measured(asdict(job), _plain(curve), chosen, epochs, round(time.perf_counter() - started, 1))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, json.dumps(asdict(measured), indent=1).encode())
-    shutil.rmtree(work, ignore_errors=True)
+            best[key] = run
+        lam = record.bias_removal = first.bias_removal
+        if np.isfinite(record.valid):
+            self._keep(record, self.measure(run.trained, "test", tuple(dict.fromkeys((*self.study.grid, lam)))))
+        self.store.put(record)
+
+    def _keep(self, record: Record, measured: dict[float, Measured]) -> None:
+        """Figures of test into a record: metrics at every λ, values per query as trained and at the chosen λ."""
+        names = [name for name in self.study.show if name in next(iter(measured.values())).metrics]
+        record.test = {f"{at:g}": {name: round(it.metrics[name], 6) for name in names} for at, it in measured.items()}
+        record.values |= {
+            f"{name}@{at:g}": pack_values(measured[at].contributions[name])
+            for at in dict.fromkeys((self.study.grid[0], record.bias_removal))
+            for name in self.study.compare
+            if name in measured[at].contributions
+        }
+
+    def _prepare(self, method: Method, choice: dict[str, float], seed: int, *, compiled: Run | None = None) -> Run:
+        """A fresh run; its values in an already compiled step of another seed, if one is given."""
+        if time.monotonic() > self.deadline:
+            raise OutOfTimeError
+        recipe = self.recipe(method, choice, seed)
+        mine = self.work / f"proposal-{identity_of(recipe, self.dataset)[:16]}.npz"
+        fitted = next(iter(sorted(self.work.glob("proposal-*.npz"))), None)
+        if recipe.loss.sampler.name == "adversarial" and fitted is not None and not mine.exists():
+            mine.hardlink_to(fitted)  # the same pairs give the same tree, whatever the rate and the seed
+        started = time.process_time()
+        run = prepare_run(recipe, self.dataset, epochs=self.study.epochs * method.length, work=self.work)
+        if fitted is None and mine.exists():
+            self._tree_seconds.write_text(f"{time.process_time() - started:.2f}", encoding="utf-8")
+        if compiled is None:
+            return run
+        for variable, value in zip(compiled.trained.step.variables, run.trained.step.variables, strict=True):
+            variable.assign(value)
+        return replace(compiled, trained=replace(compiled.trained, recipe=recipe, history=run.trained.history))
+
+    @property
+    def _tree_seconds(self) -> Path:
+        """What fitting the tree took, for the clocks of the methods that draw from it."""
+        return self.work / "tree-seconds.txt"
+
+    def _trained(
+        self, method: Method, choice: dict[str, float], seed: int, run: Run, *, moments_at: float | None = None
+    ) -> Record:
+        """Train a prepared run: its figures on valid, and on test along the way at λ = `moments_at`.
+
+        A run whose loss is no longer finite has −∞ on valid.
+        """
+        record = Record(
+            self.study.name, method.name, choice, seed, protocol_of(self.study, method), float("-inf"), 0.0, 0.0,
+            len(self.dataset.label_ids), len(self.dataset.train),
+        )  # fmt: skip
+        tree = run.trained.model.proposal is not None
+        seconds = float(self._tree_seconds.read_text(encoding="utf-8")) if tree else 0.0
+        for spent, loss in train(run, self.study.epochs * method.length):
+            seconds += spent
+            record.seconds = round(seconds, 2)
+            if not np.isfinite(loss):
+                return record
+            if moments_at is not None:
+                at = self.measure(run.trained, "test", (moments_at,))[moments_at]
+                moment = len(record.curve)
+                record.values |= {
+                    f"{name}#{moment}": pack_values(at.contributions[name]) for name in self.study.compare
+                }
+                record.curve.append(
+                    {"seconds": record.seconds} | {name: round(at.metrics[name], 6) for name in self.study.show}
+                )
+        by_lambda = self.measure(run.trained, "valid", self.study.grid)
+        record.bias_removal = max(by_lambda, key=lambda at: (by_lambda[at].metrics[self.study.choose_by], -at))
+        record.valid = round(by_lambda[record.bias_removal].metrics[self.study.choose_by], 6)
+        self.console.print(
+            f"{self.study.name} · {key_of(method.name, choice, seed)} · {record.seconds:.1f} s · "
+            f"{self.study.choose_by} {record.valid:.4f} at λ = {record.bias_removal:g}",
+            highlight=False, soft_wrap=True,
+        )  # fmt: skip
+        return record
+
+    def _popularity(self, method: Method) -> None:
+        """Measure all labels by their training pairs."""
+        if self.store.records(self.study):
+            done = self.store.records(self.study).get(key_of(POPULARITY, {}, SEEDS[0]))
+            if done is not None:
+                return
+        recipe, dataset = self.recipe(self.study.methods[1], {}, SEEDS[0]), self.dataset
+        run = prepare_run(recipe, dataset, epochs=1, work=self.work)
+        visits_L = dataset.label_visits(one_label_per_query=recipe.data.reduction == "sample")
+        log_pi_L = log_frequencies(visits_L, smoothing=0.5).astype(np.float32)
+        known = dataset.train.followed_by(dataset.valid)
+        measured = measure(
+            self.held_out(dataset.test, known, recipe),
+            lambda rows_B: np.zeros((len(rows_B), 1), np.float32),
+            popularity_side(run.trained.label_side(), log_pi_L),
+            recipe.evaluation,
+            (1.0,),
+        )
+        record = Record(
+            self.study.name, POPULARITY, {}, SEEDS[0], protocol_of(self.study, method), 0.0, self.study.grid[0], 0.0,
+            len(dataset.label_ids), len(dataset.train),
+        )  # fmt: skip
+        self._keep(record, {self.study.grid[0]: measured[1.0]})
+        self.store.put(record)
 
 
-def load(job: Job, out: Path) -> Measured | None:
-    """A job's figures; None before it was run as it is described now."""
-    path = path_of(job, out)
-    if not path.exists():
-        return None
-    measured = Measured(**json.loads(path.read_text(encoding="utf-8")))
-    return measured if measured.job == asdict(job) else None
+def train(run: Run, epochs: int) -> Iterator[tuple[float, float]]:
+    """Train a prepared run; CPU seconds and the last loss after every eighth of the way.
+
+    The first step is not counted: compiling it takes seconds that a longer training would not notice.
+    """
+    trained, batches = run.trained, epochs * run.steps_per_epoch
+    moments = {max(1, batches * at // _MOMENTS) for at in range(1, _MOMENTS + 1)}
+    step_number, started = 0, time.process_time()
+    for epoch in range(epochs):
+        trained.step.begin_epoch()
+        for _, batch in epoch_batches(
+            trained.dataset.train, trained.encoding.query, batch_size=run.batch_size,
+            one_label_per_query=trained.recipe.data.reduction == "sample", seed=trained.recipe.seed, epoch=epoch,
+            first=0,
+        ):  # fmt: skip
+            loss = trained.step(batch)
+            step_number += 1
+            if step_number == 1:
+                float(loss)
+                started = time.process_time()
+            if step_number in moments:
+                yield time.process_time() - started, float(loss)
+                started = time.process_time()
 
 
-def _plain(curve: list[CurvePoint]) -> dict[str, dict[str, float]]:
-    return {
-        f"{point.bias_removal:g}": {name: round(interval.value, 6) for name, interval in point.metrics.items()}
-        for point in curve
-    }
+def climb(grid: tuple[Ladder, ...], valid: Callable[[dict[str, float]], float]) -> dict[str, float]:
+    """The choice that `valid` likes best, ladder after ladder; of equals the one nearer to the start.
+
+    On a ladder both neighbours of the best value are tried until neither is better.
+    """
+    choice = {ladder.key: ladder.values[ladder.start] for ladder in grid}
+    for ladder in grid:
+        scores: dict[int, float] = {}
+        at = ladder.start
+        while True:
+            for place in (at, at - 1, at + 1):
+                if 0 <= place < len(ladder.values) and place not in scores:
+                    scores[place] = valid(choice | {ladder.key: ladder.values[place]})
+            best = max(scores, key=lambda place: (scores[place], -abs(place - ladder.start)))
+            if best == at:
+                break
+            at = best
+        choice[ladder.key] = ladder.values[at]
+    return choice

@@ -1,208 +1,334 @@
-"""What is trained for each table: a job is a data set's recipe and what it changes there.
-
-Every study holds its seed (0), and all jobs of one table on one data set differ only in what the table compares.
-Learning rates are not tuned per method.
-"""
+"""The studies of the three papers: what is trained for each table."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import replace
+
+from benchmarks.seeds.study import FULL, LOGIT_ADJUSTED, POPULARITY, Ladder, Method, Study
 
 WEIGHTS = ("constant", "importance", "relative", "tail")
-SNM_KEEPS = (1, 16, 64, 256)
 
 
-@dataclass(frozen=True, eq=False)
-class Job:
-    """One training run.
-
-    Attributes:
-        study: the table it belongs to.
-        data: folder of a prepared data set.
-        name: its row.
-        settings: overrides of the data set's recipe, as `--set` takes them.
-        timed: measure the test set after every epoch, for curves over time.
-    """
-
-    study: str
-    data: str
-    name: str
-    settings: dict[str, str] = field(default_factory=dict)
-    timed: bool = False
+def rates(start: float) -> Ladder:
+    """Learning rates of embeddings, around one."""
+    values = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+    return Ladder("optimizer.embedding_learning_rate", values, values.index(start))
 
 
-def studies(*, quick: bool) -> list[Job]:
-    """Every job, in the order they run; `quick` trains a third as long on the two small sets alone."""
-    jobs = [*labeling_bias(), *mining(), *softmax_gap(), *approximations(), *propensities()]
+TEMPERATURES = Ladder("model.temperature", (0.025, 0.05, 0.1, 0.2, 0.4), 2)
+
+
+_ORDER = (
+    "r21.delicious-dot", "re19.mixture-10k", "a2.delicious", "bm20.mixture-10k", "profiles.exp-100", "re19.delicious",
+    "r21.movielens-1m", "profiles.step-100", "bm20.gowalla-history", "re19.amazon-beauty", "r21.delicious-cosine",
+    "r21.delicious-m", "r21.amazon-beauty",
+)  # fmt: skip
+"""So that time cut short still leaves something of every paper."""
+
+
+def studies(*, quick: bool = False) -> list[Study]:
+    """Every study, in the order they run; `quick` keeps the smallest of each paper, with an eighth of the pairs."""
+    by_name = {
+        study.name: study
+        for study in (
+            *labelling_bias(), *profiles(), *mining(), softmax_gap(), *approximations(), more_negatives(), beauty(),
+        )
+    }  # fmt: skip
+    everything = [by_name[name] for name in _ORDER]
     if not quick:
-        return jobs
-    small = [job for job in jobs if job.data in ("delicious", "amazon-beauty")]
-    return [Job(job.study, job.data, job.name, job.settings | _third(job.settings), job.timed) for job in small]
+        return everything
+    small = {study.paper: study for study in reversed(everything) if study.data in ("delicious", "mixture-10k")}
+    return [replace(study, max_pairs=8_000) for study in small.values()]
 
 
-def _third(settings: dict[str, str]) -> dict[str, str]:
-    return {"training.epochs": str(max(1, int(settings.get("training.epochs", "6")) // 3))}
-
-
-_EVALUATION = {
-    "training.refit": "false",
-    "training.patience": "100",
-    "training.evaluate_every": "1000",
-    "evaluation.bias_removal": "[0.0, 0.5, 1.0]",
+_COMMON = {
+    "evaluation.log_likelihood": "false",
     "evaluation.bootstrap": "10",
+    "optimizer.schedule": '"linear"',
 }
 
 
-_LINEAR_512 = {
-    "data.split": '{ strategy = "random", valid = 0.1, test = 0 }',
-    "query": '{ features = [{ name = "features", kind = "bag", dim = 512, max_length = 500, combiner = "sqrtn" }] }',
-    "model": "{ dim = 512, temperature = 0.1 }",
-    "optimizer": "{ embedding_learning_rate = 0.005 }",
-    "evaluation.exclude_seen": "false",
-}
-"""[R21]'s model of Delicious, one linear layer of 512, in place of its recipe's."""
-
-
-def labeling_bias() -> list[Job]:
-    """[R21 §5.2]: sampler × weight × family against the full losses."""
-    return [job for data in ("delicious", "amazon-beauty", "gowalla") for job in _labeling_bias_on(data)]
-
-
-def _labeling_bias_on(data: str) -> list[Job]:
-    common = _EVALUATION | {
-        "evaluation.ks": "[1, 10, 50]",
-        "evaluation.metric": '"recall@10"',
-        "training.epochs": {"delicious": "4", "amazon-beauty": "8", "gowalla": "3"}[data],
-        "training.batch_size": {"delicious": "65", "amazon-beauty": "257", "gowalla": "513"}[data],
-        "optimizer.embedding_learning_rate": {"delicious": "0.002", "amazon-beauty": "0.005", "gowalla": "0.01"}[data],
+def _bag(dim: int, combiner: str = "sqrtn") -> dict[str, str]:
+    """[R21]'s model of Delicious: a linear layer over the features and one vector a label, both `dim` wide."""
+    feature = f'{{ name = "features", kind = "bag", dim = {dim}, max_length = 500, combiner = "{combiner}" }}'
+    return {
+        "query": f"{{ features = [{feature}] }}",
+        "label": f'{{ features = [{{ name = "tag", kind = "id", dim = {dim} }}] }}',
+        "model.dim": str(dim),
+        "model.label_bias": "false",
+        "evaluation.exclude_seen": "false",
     }
-    if data == "delicious":
-        common = _LINEAR_512 | common
-    if data != "amazon-beauty":
-        common |= {"data.split.valid": "0.0"}
-    m = {"delicious": 64, "amazon-beauty": 256, "gowalla": 512}[data]
-    families = {
-        "softmax": {"loss.family": '"softmax"'},
-        "contrastive": {"loss.family": '{ name = "contrastive", margin = 0.0 }', "model.temperature": "1.0"},
+
+
+def _ids(dim: int) -> dict[str, str]:
+    """A vector a user and one an item."""
+    return {
+        "query": f'{{ features = [{{ name = "user_id", kind = "id", dim = {dim} }}] }}',
+        "label": f'{{ features = [{{ name = "item_id", kind = "id", dim = {dim} }}] }}',
+        "model.dim": str(dim),
     }
-    samplers = {"in_batch": '"in_batch"', "uniform": f'{{ name = "uniform", negatives = {m} }}'}
-    jobs = [
-        Job("r21", data, f"{family} {sampler} {weight}", common | settings | {
-            "loss.sampler": samplers[sampler], "loss.weight": f'"{weight}"',
-        })
-        for family, settings in families.items()
+
+
+def _dense(dim: int, hidden: int | None = None) -> dict[str, str]:
+    """A linear layer over the coordinates of generated rows, or one hidden layer of ReLU."""
+    layers = f"hidden = [{hidden}], " if hidden else ""
+    feature = f'{{ name = "x", kind = "bag", dim = {dim}, max_length = 64, combiner = "sum", unknown_rate = 0.0 }}'
+    return {
+        "query": f"{{ {layers}features = [{feature}] }}",
+        "label": f'{{ features = [{{ name = "label", kind = "id", dim = {dim} }}] }}',
+        "model.dim": str(dim),
+        "evaluation.exclude_seen": "false",
+    }
+
+
+_DOT = {"model.similarity": '"dot"', "model.temperature": "1.0"}
+_COSINE = {"model.similarity": '"cosine"', "model.temperature": "0.1"}
+
+
+def _schemes(
+    m: int, grid: tuple[Ladder, ...], samplers: tuple[str, ...] = ("in_batch", "uniform")
+) -> tuple[Method, ...]:
+    """Sampler × weight, and the full losses that they are held against."""
+    negatives = {"in_batch": '"in_batch"', "uniform": f'{{ name = "uniform", negatives = {m} }}'}
+    sampled = [
+        Method(
+            f"{sampler} {weight}", {"loss.sampler": negatives[sampler], "loss.weight": f'"{weight}"'}, grid
+        )
         for sampler in samplers
         for weight in WEIGHTS
     ]  # fmt: skip
-    if data == "gowalla":  # every label for every pair: hours on 2 cores
-        return jobs
-    full = common | {"loss.sampler": '"full"'}
+    return (Method(POPULARITY), *_full(grid), *sampled)
+
+
+def _full(grid: tuple[Ladder, ...]) -> tuple[Method, Method]:
+    return (
+        Method(FULL, {"loss.sampler": '"full"', "loss.weight": '"importance"'}, grid),
+        Method(LOGIT_ADJUSTED, {"loss.sampler": '"full"', "loss.weight": '"tail"'}, grid),
+    )
+
+
+_BUCKETS = ("/head", "/torso", "/tail")
+_RETRIEVAL = (
+    "pair_recall@10", *(f"recall@10{bucket}" for bucket in _BUCKETS), "balanced_error@10", "recall@10",
+    "pair_recall@1", "pair_recall@50",
+)  # fmt: skip
+_COMPARED = ("pair_recall@10", *(f"recall@10{bucket}" for bucket in _BUCKETS), "balanced_error@10")
+
+
+def labelling_bias() -> list[Study]:
+    """[R21 §5.2]: sampler × weight against the full losses, by bucket."""
+    delicious = {
+        **_COMMON, **_bag(64), "evaluation.ks": "[1, 3, 5, 10, 50]", "evaluation.metric": '"recall@10"',
+        "training.batch_size": "65", "evaluation.propensity": "{ a = 0.55, b = 1.5 }",
+    }  # fmt: skip
+    movielens = {
+        **_COMMON, **_ids(32), **_DOT, "evaluation.ks": "[1, 10, 50]", "evaluation.metric": '"recall@10"',
+        "training.batch_size": "257",
+    }  # fmt: skip
+    precisions = tuple(f"{metric}@{k}" for metric in ("precision", "psp") for k in (1, 3, 5))
+    common = Study(
+        "r21", "delicious", {}, (), epochs=1, hold_out="rows", max_pairs=60_000, choose_by="pair_recall@10",
+        show=(*_RETRIEVAL, *precisions), compare=(*_COMPARED, "precision@1", "psp@1"),
+        note="linear layer of 64 over 500 words, m = 64 of L = 983, B = 65, 60,000 pairs once",
+    )  # fmt: skip
+    rate = rates(0.01)
     return [
-        *jobs,
-        Job("r21", data, "softmax full importance", full | families["softmax"] | {"loss.weight": '"importance"'}),
-        Job("r21", data, "softmax full tail", full | families["softmax"] | {"loss.weight": '"tail"'}),
-        Job("r21", data, "contrastive full importance", full | families["contrastive"] | {
-            "loss.weight": '"importance"',
-        }),
+        replace(common, settings=delicious | _DOT, methods=_schemes(64, (rate,)), variant="dot"),
+        replace(
+            common, settings=delicious | _COSINE, methods=_schemes(64, (rate, TEMPERATURES))[:7], variant="cosine"
+        ),
+        replace(
+            common, data="movielens-1m", settings=movielens, methods=_schemes(256, (rate,)), hold_out="recipe",
+            max_pairs=250_000, show=_RETRIEVAL, compare=_COMPARED,
+            note="a vector of 32 a user and a movie, dot products, m = 256 of L = 3,706, B = 257, 250,000 pairs once",
+        ),
     ]  # fmt: skip
 
 
-def mining() -> list[Job]:
-    """[Re19 Table 2]: top-k mining beside plain negative sampling, BOWL with hinge; and under softmax."""
-    jobs = []
-    for data, m, epochs in (("delicious", 512, 8), ("amazon-beauty", 1024, 8)):
-        common = _EVALUATION | {
-            "evaluation.ks": "[1, 3, 5]",
-            "evaluation.metric": '"recall@1"',
-            "training.epochs": str(epochs),
-            "training.batch_size": "256",
-            "loss.weight": '"importance"',
-            "loss.sampler": f'{{ name = "uniform", negatives = {m} }}',
-        }
-        if data == "delicious":
-            common = _LINEAR_512 | common | {"query.input_activation": '"relu"', "query.features.0.combiner": '"sum"'}
-        families = {
-            "hinge": {"loss.family": '"hinge"', "model.temperature": "1.0"},
-            "softmax": {"loss.family": '"softmax"', "training.epochs": str(epochs // 2)},
-        }
-        for family, settings in families.items():
-            jobs.append(Job("re19", data, f"{family} all", common | settings))
-            for keep in SNM_KEEPS:
-                mined = {"loss.mining": f"{{ keep = {keep} }}"}
-                jobs.append(Job("re19", data, f"{family} top {keep}", common | settings | mined))
-    return jobs
-
-
-_LINEAR = _EVALUATION | {
-    "model.similarity": '"dot"',
-    "model.temperature": "1.0",
-    "model.label_bias": "true",
-    "model.init_scale": "0.01",
-    "evaluation.ks": "[1, 5]",
-    "evaluation.metric": '"precision@1"',
-    "evaluation.log_likelihood": "true",
-    "evaluation.exclude_seen": "false",
-    "evaluation.bias_removal": "[0.0, 1.0]",
-}
-
-
-def softmax_gap() -> list[Job]:
-    """[BM20 A.2]: full softmax beside uniform negative sampling, single label = smallest id, affine linear."""
-    common = (
-        _LINEAR_512
-        | _LINEAR
-        | {
-            "data.reduction": '"smallest"',
-            "training.epochs": "20",
-            "training.batch_size": "64",
-            "query.features.0.combiner": '"sum"',
-        }
-    )
-    uniform = '{ name = "uniform", negatives = 1, shared = false }'
-    return [
-        Job("a2", "delicious", "full softmax", common | {"loss.sampler": '"full"', "loss.weight": '"importance"'}),
-        Job("a2", "delicious", "uniform negatives", common | {"loss.family": '"logistic"', "loss.sampler": uniform}),
+def beauty() -> Study:
+    """[R21 §5.2] on a larger catalogue: does `constant` fail because cosines are bounded?"""
+    settings = {
+        **_COMMON, "evaluation.ks": "[1, 10, 50]", "evaluation.metric": '"recall@10"', "training.batch_size": "257",
+    }  # fmt: skip
+    rate = rates(0.01)
+    rows = [
+        Method(
+            f"in_batch {weight}, {name}",
+            {"loss.sampler": '"in_batch"', "loss.weight": f'"{weight}"', **similarity},
+            (rate, TEMPERATURES) if name == "cosine" else (rate,),
+        )
+        for name, similarity in (("cosine", _COSINE), ("dot", _DOT))
+        for weight in ("constant", "importance")
     ]
+    full = Method(FULL, {"loss.sampler": '"full"', "loss.weight": '"importance"', **_DOT}, (rate,))
+    return Study(
+        "r21", "amazon-beauty", settings, (Method(POPULARITY), *rows, full), epochs=3,
+        choose_by="pair_recall@10", show=_RETRIEVAL, compare=_COMPARED,
+        note="user and history of 64, leave-last-out, m = 256 of L = 12,101, B = 257, 3 epochs; "
+        "the full loss with dot products",
+    )  # fmt: skip
 
 
-def approximations() -> list[Job]:
-    """[BM20 Fig. 1]: six approximations of softmax over time, one label per visit, affine linear.
+def profiles() -> list[Study]:
+    """[R21 §5.1]: EXP and STEP profiles of a generated set with 100 labels, a balanced test set."""
+    settings = {
+        **_COMMON, **_dense(64, hidden=64), **_DOT, "evaluation.buckets": '"count"', "training.batch_size": "33",
+        "evaluation.ks": "[1]", "evaluation.metric": '"recall@1"', "optimizer.dense_learning_rate": "0.003",
+    }  # fmt: skip
+    errors = ("balanced_error@1", *(f"balanced_error@1{bucket}" for bucket in _BUCKETS))
+    return [
+        Study(
+            "profiles", data, settings, _schemes(32, (rates(0.03),))[:rows], epochs=epochs, choose_by="recall@1",
+            grid=(0.0,), show=errors, compare=errors,
+            note=f"one hidden layer of 64, dot products, m = 32 of L = 100, B = 33, {epochs} epochs",
+        )
+        for data, epochs, rows in (("exp-100", 3, 11), ("step-100", 1, 7))
+    ]  # fmt: skip
 
-    Methods that need no tree train more epochs in about the same time.
-    """
-    jobs = []
-    for data, epochs, every, more, unseen in (
-        ("gowalla-history", 40, 8, 2, "true"), ("synthetic-200k", 6, 1, 5, "false"),
-    ):  # fmt: skip
-        common = _LINEAR | {
-            "training.batch_size": "256" if data == "gowalla-history" else "512",
-            "evaluation.exclude_seen": unseen,
-            "evaluation.max_valid_queries": "2000",
-            "optimizer.embeddings": '"adagrad"',
-            "optimizer.embedding_learning_rate": "0.1",
-        }
-        draws = "negatives = 4, shared = false"
-        uniform, tree = f'{{ name = "uniform", {draws} }}', '{ name = "adversarial", negatives = 4 }'
-        methods = {
-            "adversarial": {"loss.family": '"logistic"', "loss.sampler": tree, "loss.regularizer": "0.001"},
-            "uniform": {"loss.family": '"logistic"', "loss.sampler": uniform},
-            "frequency": {"loss.family": '"logistic"', "loss.sampler": f'{{ name = "popularity", {draws} }}'},
-            "NCE": {"loss.family": '"nce"', "loss.sampler": tree},
-            "One-vs-Each": {
+
+def more_negatives() -> Study:
+    """[R21 F.3]: the number of negatives, by the same batches."""
+    grid = (rates(0.01),)
+    first = labelling_bias()[0]
+    rows = [
+        Method(
+            f"uniform {weight}, m = {m}",
+            {"loss.sampler": f'{{ name = "uniform", negatives = {m} }}', "loss.weight": f'"{weight}"'},
+            grid,
+        )
+        for weight in ("importance", "tail")
+        for m in (16, 64, 256)
+    ]
+    return replace(
+        first, variant="m", methods=(Method(POPULARITY), *_full(grid), *rows), show=_RETRIEVAL, compare=_COMPARED,
+        note="as the table of Delicious with dot products; m of L = 983",
+    )  # fmt: skip
+
+
+def mining() -> list[Study]:
+    """[Re19 Table 2]: top-k mining beside plain negative sampling of the same total weight, BOWL with hinge."""
+    common = {
+        **_COMMON, "loss.family": '"hinge"', "model.similarity": '"cosine"', "model.temperature": "1.0",
+        "evaluation.ks": "[1, 3, 5]", "evaluation.metric": '"recall@1"', "training.batch_size": "256",
+        "data.reduction": '"sample"',
+    }  # fmt: skip
+    shown = tuple(f"{metric}@{k}" for metric in ("recall", "precision") for k in (1, 3, 5))
+    delicious = common | _bag(64, "sum") | {"query.input_activation": '"relu"'}
+    study = Study(
+        "re19", "delicious", delicious, (), epochs=8, hold_out="rows", choose_by="recall@1", show=shown,
+        compare=("recall@1", "precision@1"), grid=(0.0,),
+        note="ReLU layer of 64, m = 96 of L = 983 without replacement, 8 visits of every row",
+    )  # fmt: skip
+    mixture = common | _dense(32) | {"query.input_activation": '"relu"', "data.reduction": '"expand"'}
+    return [
+        replace(study, methods=_mined(96, (1, 16), hits=("mask", "mask_known"))),
+        replace(
+            study, data="amazon-beauty", settings=common, methods=_mined(512, (1, 16, 64)), epochs=6, hold_out="recipe",
+            note="user and history of 64, leave-last-out, m = 512 of L = 12,101 without replacement, 6 visits of every "
+            "user",
+        ),
+        replace(
+            study, data="mixture-10k", settings=mixture, methods=_mined(512, (1, 16, 64)), epochs=1,
+            hold_out="recipe", compare=("recall@1",), show=shown[:3],
+            note="10,000 labels around independent means, Zipf frequencies, ReLU layer of 32, m = 512 without "
+            "replacement, 100,000 rows once",
+        ),
+    ]  # fmt: skip
+
+
+def _mined(m: int, keeps: tuple[int, ...], hits: tuple[str, ...] = ("mask",)) -> tuple[Method, ...]:
+    """All negatives and the hardest of them, each side of total weight 1: the mean of what is kept."""
+    sampler = f'{{ name = "uniform", negatives = {m}, replace = false }}'
+    grid = (rates(0.03),)
+    rows = []
+    for masked in hits:
+        suffix = {"mask": "", "mask_known": ", known positives masked"}[masked]
+        base = {"loss.sampler": sampler, "loss.hits": f'"{masked}"'}
+        rows.append(Method(f"all{suffix}", base | {"loss.weight": '"constant"'}, grid))
+        for keep in keeps:
+            mined = {"loss.weight": '"unit"', "loss.mining": f"{{ keep = {keep} }}"}
+            rows.append(Method(f"top {keep}{suffix}", base | mined, grid))
+    full = {
+        "loss.family": '"softmax"', "model.temperature": "0.1", "loss.sampler": '"full"',
+        "loss.weight": '"importance"',
+    }  # fmt: skip
+    return (Method(POPULARITY), Method(FULL, full, grid), *rows)
+
+
+_AFFINE = {
+    **_DOT, "model.label_bias": "true", "evaluation.ks": "[1, 5]", "evaluation.metric": '"precision@1"',
+    "evaluation.log_likelihood": "true", "optimizer.embeddings": '"adagrad_elementwise"',
+}  # fmt: skip
+_L2 = Ladder("optimizer.l2", (0.0, 1e-5, 1e-4, 1e-3, 1e-2), 1)
+_REGULARIZER = Ladder("loss.regularizer", (0.0, 1e-4, 1e-3, 1e-2), 1)
+
+
+def softmax_gap() -> Study:
+    """[BM20 A.2]: full softmax beside uniform negative sampling, one label a row, affine in the features, L2."""
+    settings = {
+        **_COMMON, **_bag(128, "sum"), **_AFFINE, "data.reduction": '"smallest"', "training.batch_size": "128",
+        "optimizer.schedule": '"constant"',
+    }  # fmt: skip
+    rows = (
+        Method(POPULARITY),
+        Method(FULL, {"loss.sampler": '"full"', "loss.weight": '"importance"'}, (rates(0.01), _L2)),
+        Method(
+            "uniform negative sampling",
+            {"loss.family": '"logistic"', "loss.sampler": '{ name = "uniform", negatives = 1, shared = false }'},
+            (rates(0.01), _L2),
+        ),
+    )
+    return Study(
+        "a2", "delicious", settings, rows, epochs=8, hold_out="rows", choose_by="precision@1",
+        show=("precision@1", "precision@5", "log_likelihood"), compare=("precision@1", "log_likelihood"),
+        grid=(0.0,), note="smallest label of every row, product of 128 wide factors and a bias, Adagrad per "
+        "element, 8 epochs",
+    )  # fmt: skip
+
+
+def approximations() -> list[Study]:
+    """[BM20 Fig. 1]: approximations of softmax over time; methods that need no tree train twice as long."""
+    draws = "negatives = 4, shared = false"
+    uniform, tree = f'{{ name = "uniform", {draws} }}', '{ name = "adversarial", negatives = 4 }'
+    grid = (rates(0.1), _REGULARIZER)
+    rows = (
+        Method(POPULARITY),
+        Method("adversarial", {"loss.family": '"logistic"', "loss.sampler": tree}, grid),
+        Method("uniform", {"loss.family": '"logistic"', "loss.sampler": uniform}, grid, 2),
+        Method(
+            "frequency",
+            {"loss.family": '"logistic"', "loss.sampler": f'{{ name = "popularity", {draws} }}'}, grid, 2,
+        ),
+        Method("NCE", {"loss.family": '"nce"', "loss.sampler": tree}, grid),
+        Method(
+            "One-vs-Each",
+            {
                 "loss.family": '{ name = "logistic", pairwise = true }', "loss.sampler": uniform,
                 "loss.weight": '"importance"',
-            },
-            "Augment & Reduce": {
-                "loss.family": '"augment_and_reduce"', "loss.sampler": uniform, "loss.weight": '"importance"',
-            },
-        }  # fmt: skip
-        for name, settings in methods.items():
-            longer = 1 if settings["loss.sampler"] == tree else more
-            length = {"training.epochs": str(longer * epochs), "training.evaluate_every": str(longer * every)}
-            jobs.append(Job("bm20", data, name, common | length | settings, timed=True))
-    return jobs
-
-
-def propensities() -> list[Job]:
-    """Delicious by its own recipe, beside the extreme classification repository's table."""
-    return [Job("delicious", "delicious", "recipe", {})]
+            }, grid[:1], 2,
+        ),
+        Method(
+            "Augment & Reduce",
+            {"loss.family": '"augment_and_reduce"', "loss.sampler": uniform, "loss.weight": '"importance"'},
+            grid[:1], 2,
+        ),
+        Method(FULL, {"loss.sampler": '"full"', "loss.weight": '"importance"'}, grid[:1]),
+    )  # fmt: skip
+    common = _COMMON | _AFFINE | {"training.batch_size": "256", "optimizer.schedule": '"constant"'}
+    mixture = Study(
+        "bm20", "mixture-10k", common | _dense(32), rows, epochs=2, choose_by="precision@1",
+        show=("precision@1", "precision@5", "log_likelihood"), compare=("precision@1", "log_likelihood"),
+        shown_at="chosen", timed=True,
+        note="10,000 labels around independent means, Zipf frequencies, 100,000 rows, affine, Adagrad per element",
+    )  # fmt: skip
+    return [
+        mixture,
+        replace(
+            mixture,
+            data="gowalla-history",
+            settings=common,
+            epochs=3,
+            methods=tuple(row for row in rows if row.name not in ("One-vs-Each", "Augment & Reduce")),
+            note="2,500 users of Gowalla, mean of the history to one label a visit, affine, Adagrad per element",
+        ),
+    ]

@@ -1,6 +1,6 @@
-"""Recall of an index against exact search, at every λ that matters, on held-out queries.
+"""Recall of an index against exact search, at every λ and μ that matters, on held-out queries.
 
-Legend: `C` calibration queries, `Q` = C × number of λs, `K` results, `E` coordinates of an augmented row.
+Legend: `C` calibration queries, `Q` = C × places on the dials, `K` results, `E` coordinates of an augmented row.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ _TOLERANCE = 1e-5
 class Calibration:
     """The queries and exact answers that every setting of a build is measured with.
 
-    λ runs over 0, ½ and 1, the bundle's default, and both ends of the range that requests may use. 0 is always
-    among them for a bundle with a tree p_n(y|x): the service then searches the index at λ = 0 for every request
-    but those for similar labels.
+    λ runs over 0, ½ and 1, the bundle's default, and both ends of the range that requests may use, all at μ = 0. A
+    request may give λ + μ no more than that range where one coordinate holds both. Where log π has a coordinate of its
+    own, the default μ and the corners follow: both ends of μ at the default λ and at both ends of λ. With a tree
+    p_n(y|x) the coordinate carries μ alone, but for requests for similar labels: λ = 0 is always among the places,
+    with both ends of μ.
 
     Args:
         bundle: at most 200 of its calibration queries are used, evenly spaced.
@@ -35,25 +37,20 @@ class Calibration:
     """
 
     def __init__(self, bundle: Bundle, rows_LE: Float32) -> None:
-        dial = bundle.manifest.bias_removal
-        inside = [value for value in (0.0, 0.5, 1.0) if dial.minimum <= value <= dial.maximum]
-        raw = set() if bundle.proposal is None else {0.0}
-        self.bias_removals = sorted({dial.minimum, *inside, *raw, dial.default, dial.maximum})
+        self.places = _places(bundle)
         available = bundle.calibration_queries
         picked = np.unique(np.linspace(0, len(available) - 1, min(_QUERIES, len(available))).astype(np.int64))
         queries_CD = np.asarray(available[picked])
         self.queries = len(queries_CD)
         self.k = min(MEASURED_DEPTH, len(rows_LE))
         self._exact = ExactRows(bundle)
-        self.queries_QE = np.concatenate(
-            [bundle.augmentation.queries(queries_CD, value) for value in self.bias_removals]
-        )
+        self.queries_QE = np.concatenate([bundle.augmentation.queries(queries_CD, *place) for place in self.places])
         scores_QK, _ = faiss.knn(self.queries_QE, rows_LE, self.k, metric=faiss.METRIC_INNER_PRODUCT)
         tolerance_Q = _TOLERANCE * np.abs(scores_QK).max(axis=1)
         self._least_Q = scores_QK[:, -1] - tolerance_Q
 
     def measure(self, searcher: Searcher) -> tuple[list[RecallAt], float]:
-        """Recall@k at every λ, and queries per second in one batch.
+        """Recall@k at every λ and μ, and queries per second in one batch.
 
         A returned label counts when its exact score reaches the exact k-th best: ties count.
         """
@@ -61,8 +58,22 @@ class Calibration:
         _, rows_QK = searcher.search(self.queries_QE, self.k)
         rate = len(self.queries_QE) / (time.perf_counter() - started)
         hits_QK = self._exact.rescore(self.queries_QE, rows_QK) >= self._least_Q[:, None]
-        recalls = hits_QK.reshape(len(self.bias_removals), -1).mean(axis=1)
+        recalls = hits_QK.reshape(len(self.places), -1).mean(axis=1)
         return [
-            RecallAt(bias_removal=value, recall=float(recall))
-            for value, recall in zip(self.bias_removals, recalls, strict=True)
+            RecallAt(bias_removal=bias_removal, popularity=popularity, recall=float(recall))
+            for (bias_removal, popularity), recall in zip(self.places, recalls, strict=True)
         ], rate
+
+
+def _places(bundle: Bundle) -> list[tuple[float, float]]:
+    """Pairs of λ and μ, those of μ = 0 first."""
+    dial, prior = bundle.manifest.bias_removal, bundle.manifest.popularity
+    inside = [value for value in (0.0, 0.5, 1.0) if dial.minimum <= value <= dial.maximum]
+    places = {(value, 0.0) for value in (dial.minimum, *inside, dial.default, dial.maximum)}
+    ends = (prior.minimum, prior.maximum)
+    if bundle.proposal is not None:
+        places |= {(0.0, value) for value in (0.0, prior.default, *ends)}
+    elif bundle.augmentation.kappa_popularity is not None:
+        places |= {(dial.default, prior.default)}
+        places |= {(value, end) for value in (dial.minimum, dial.default, dial.maximum) for end in ends}
+    return sorted(places, key=lambda place: (place[1] != 0, place))

@@ -31,7 +31,7 @@ class IndexSpec:
 
     Args:
         text: `auto`, `flat`, `ivf_flat`, `ivf_pq`, `hnsw`, or any FAISS factory string.
-        recall_floor: least recall@100 against exact search at every measured λ; a build below it fails.
+        recall_floor: least recall@100 against exact search at every measured λ and μ; a build below it fails.
 
     Raises:
         SpecError: an empty text or a floor outside 0..1.

@@ -1,9 +1,9 @@
 """Build an index and choose its settings by measured recall: how large the exact head, how hard the search.
 
-One approximate index over all rows loses recall as λ grows, because log p_n changes the rows' norms. Within
-a band of similar popularity it varies little, so the most frequent labels go to an exact head and the rest to
+One approximate index over all rows loses recall as λ and μ grow, because log ν and log π change the rows' norms.
+Within a band of similar popularity they vary little, so the most frequent labels go to an exact head and the rest to
 an approximate tail; every query searches both. The build starts with the cheapest setting, looks harder, then
-widens the head, until recall reaches the target at every λ.
+widens the head, until recall reaches the target at every λ and μ.
 
 Legend: `L` labels, `E` coordinates of an augmented row.
 """
@@ -67,7 +67,7 @@ class TunedIndex:
 
 
 def tune_index(bundle: Bundle, spec: IndexSpec, device: Device, progress: Progress) -> TunedIndex:
-    """Build an index over a bundle's labels, cheapest setting first, until its recall suffices at every λ.
+    """Build an index over a bundle's labels, cheapest setting first, until its recall suffices at every λ and μ.
 
     Args:
         bundle: whose augmented rows are indexed.
@@ -98,9 +98,10 @@ def tune_index(bundle: Bundle, spec: IndexSpec, device: Device, progress: Progre
     if lowest.recall < spec.recall_floor:
         raise RecallFloorError(
             f"index spec {spec.text!r}: expected recall@{calibration.k} >= {spec.recall_floor} against exact search at "
-            f"every λ, measured {lowest.recall:.4f} at λ = {lowest.bias_removal:g} with the best of {len(trials)} "
+            f"every λ and μ, measured {lowest.recall:.4f} at {lowest.where} with the best of {len(trials)} "
             "settings; nothing was written. Use --spec flat, or lower --recall-floor",
             bias_removal=lowest.bias_removal,
+            popularity=lowest.popularity,
             recall=lowest.recall,
             floor=spec.recall_floor,
         )
@@ -142,7 +143,7 @@ def _settings(
 ) -> Iterator[tuple[Trial, list[Band]]]:
     """Measured settings and their bands, cheapest first."""
     kind = spec.kind(len(rows_LE))
-    by_popularity_L = np.argsort(-bundle.labels.log_pn, kind="stable")
+    by_popularity_L = np.argsort(-bundle.labels.log_pi, kind="stable")
     for head in _heads(kind, len(rows_LE)):
         progress(f"train and fill {kind}" + (f", exact head of {head:,} labels" if head else ""))
         bands = _bands(spec, rows_LE, by_popularity_L, head, device)

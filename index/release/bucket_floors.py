@@ -2,7 +2,7 @@
 
 RELEASES/promise.toml, every key optional:
 
-    metric = "recall@20"      # of the release's curve, at its default λ
+    metric = "recall@20"      # of the release's curve, at its default λ and μ
     max_drop = 0.1            # no bucket may fall more than a tenth below CURRENT's
 
     [floors]                  # nor below these
@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from longtail.bundle import BUCKET_NAMES
-from longtail.bundle.manifest import BiasRemoval
+from longtail.bundle.manifest import Manifest, dial_words
 from longtail.index.errors import FloorsError, FloorsNotMetError
 
 FLOORS_FILE = "promise.toml"
@@ -111,34 +111,37 @@ class BucketFloors(BaseModel):
 
 @dataclass(frozen=True)
 class BucketMetrics:
-    """One metric of a release, by bucket, at its default λ.
+    """One metric of a release, by bucket, at its default λ and μ.
 
     Attributes:
         name: the release's name.
-        bias_removal: λ of the curve's nearest point; None without a curve.
+        where: λ of the curve's nearest point, and its μ unless it is 0, in words; None without a curve.
         buckets: the metric by bucket; empty where the curve does not have it.
         known: the metrics by bucket that the curve has instead, such as `recall@10`.
     """
 
     name: str
-    bias_removal: float | None
+    where: str | None
     buckets: dict[str, float]
     known: list[str]
 
     @classmethod
-    def at_default(cls, name: str, bias_removal: BiasRemoval, metric: str) -> BucketMetrics:
-        """Read a release's offline curve at the point nearest its default λ."""
-        if not bias_removal.curve:
+    def at_default(cls, name: str, bundle: Manifest, metric: str) -> BucketMetrics:
+        """Read a release's offline curve at the point nearest its default λ and μ."""
+        dial, prior = bundle.bias_removal, bundle.popularity
+        if not dial.curve:
             return cls(name, None, {}, [])
-        point = min(bias_removal.curve, key=lambda point: abs(point.bias_removal - bias_removal.default))
+        point = min(
+            dial.curve,
+            key=lambda point: abs(point.bias_removal - dial.default) + abs(point.popularity - prior.default),
+        )
         buckets = {
             bucket: point.metrics[f"{metric}/{bucket}"].value
             for bucket in BUCKET_NAMES
             if f"{metric}/{bucket}" in point.metrics
         }
-        return cls(
-            name, point.bias_removal, buckets, sorted({key.partition("/")[0] for key in point.metrics if "/" in key})
-        )
+        where = dial_words(point.bias_removal, point.popularity)
+        return cls(name, where, buckets, sorted({key.partition("/")[0] for key in point.metrics if "/" in key}))
 
 
 @dataclass(frozen=True)
@@ -164,7 +167,7 @@ class FloorsReport:
             FloorsNotMetError: names every bucket that gets less than its floor.
         """
         if self.unmet:
-            at = "" if self.after.bias_removal is None else f" at λ = {self.after.bias_removal:g}"
+            at = "" if self.after.where is None else f" at {self.after.where}"
             raise FloorsNotMetError(
                 f"{self.after.name} is below its bucket floors, {self.floors.metric}{at}: {'; '.join(self.unmet)}; "
                 "CURRENT stays as it was, and --force publishes all the same",
@@ -180,7 +183,7 @@ class FloorsReport:
             for bucket, value in self.after.buckets.items()
         ]
         if figures:
-            lines.append(f"{self.floors.metric} at λ = {self.after.bias_removal:g}: {', '.join(figures)}")
+            lines.append(f"{self.floors.metric} at {self.after.where}: {', '.join(figures)}")
         if self.floors.max_drop is not None and not old:
             lines.append(f"no drop can be told: nothing is published that has {self.floors.metric} by bucket")
         return lines

@@ -1,10 +1,10 @@
 """Take labels that were added or hidden while a service ran into a bundle, so that the next build indexes them.
 
-Added labels become ordinary rows at the end: count 0, tail, bias 0, log p_n of the rarest label. A label of the bundle
-that was embedded again keeps its row, count, log p_n and bias. Hidden labels lose their row; towers and vocabularies
-stay, so queries may go on naming them in histories. log p_n is normalised again: one constant for all labels, which
-changes no order at any λ. Thresholds of buckets, κ, the λ default and the offline curve stay as they were measured,
-without the added labels. The log is only read: it serves older releases still.
+Added labels become ordinary rows at the end: count 0, tail, bias 0, log ν and log π of the rarest label. A label of the
+bundle that was embedded again keeps its row, count, log ν, log π and bias. Hidden labels lose their row; towers and
+vocabularies stay, so queries may go on naming them in histories. log ν and log π are normalised again: one constant
+each for all labels, which changes no order at any λ and μ. Thresholds of buckets, κ, the λ default and the offline
+curve stay as they were measured, without the added labels. The log is only read: it serves older releases still.
 
 Legend: `L` labels of the bundle, `M` changed ones.
 """
@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 
 from longtail.bundle import Bundle, LabelLog, Labels, refuse_existing, replay
-from longtail.bundle.added_labels import NEW_LABEL, AddedLabels, LabelAdder
-from longtail.bundle.arrays import Int64
+from longtail.bundle.added_labels import NEW_LABEL, AddedLabels, LabelAdder, joined
+from longtail.bundle.arrays import Float32, Int64
 from longtail.bundle.bundle import CONTRACT_FILES
 from longtail.bundle.display import DisplayColumns
 from longtail.bundle.manifest import utc
@@ -117,7 +117,7 @@ def merge_labels(bundle: Path, log: Path, out: Path) -> MergeReport:
 
 def _labels(labels: Labels, added: AddedLabels, places: Int64) -> Labels:
     """Rows of the label table followed by the added ones, in the order of `places`."""
-    log_pn = np.concatenate([labels.log_pn, added.log_pn])[places].astype(np.float64)
+    bias, log_popularity = joined(labels.bias, added.bias), joined(labels.log_popularity, added.log_popularity)
     columns = DisplayColumns(labels.display)
     display = {}
     for name in labels.display.column_names:
@@ -127,11 +127,18 @@ def _labels(labels: Labels, added: AddedLabels, places: Int64) -> Labels:
     return Labels(
         ids=pa.concat_arrays([labels.ids, pa.array(added.ids, pa.string())]).take(places),
         counts=np.concatenate([labels.counts, added.counts])[places],
-        log_pn=(log_pn - np.logaddexp.reduce(log_pn)).astype(np.float32),
+        log_pn=_normalised(np.concatenate([labels.log_pn, added.log_pn])[places]),
         buckets=np.concatenate([labels.buckets, added.buckets])[places],
-        bias=None if labels.bias is None or added.bias is None else np.concatenate([labels.bias, added.bias])[places],
+        bias=None if bias is None else bias[places],
         display=pa.table(display),
+        log_popularity=None if log_popularity is None else _normalised(log_popularity[places]),
     )
+
+
+def _normalised(log_p_L: Float32) -> Float32:
+    exact_L = log_p_L.astype(np.float64)
+    normalised_L: Float32 = (exact_L - np.logaddexp.reduce(exact_L)).astype(np.float32)
+    return normalised_L
 
 
 def _reports(source: Bundle, path: Path) -> dict[str, bytes]:

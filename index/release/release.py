@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from longtail.bundle import Bundle, BundleCorruptError, FileRecord, read_manifest, sha256_of, verify_files
-from longtail.bundle.manifest import BiasRemoval
+from longtail.bundle import Bundle, BundleCorruptError, FileRecord, Manifest, read_manifest, sha256_of, verify_files
 from longtail.index.errors import ReleaseCorruptError, ReleaseMismatchError, ReleaseNameError
 from longtail.index.manifests import Device, IndexManifest, ReleaseManifest
 from longtail.index.release.index_files import INDEX_MANIFEST, read_bands, read_manifest_file
@@ -72,9 +71,9 @@ def open_release(path: Path, *, device: Device = "cpu", mapped: bool = True) -> 
     return Release(path.name, path, manifest.created_at, bundle, searcher, manifest)
 
 
-def read_bias_removal(path: Path) -> BiasRemoval:
-    """The default λ and offline curve of the bundle in a release; raises as `read_manifest` of bundles."""
-    return read_manifest(path / BUNDLE).bias_removal
+def read_bundle_manifest(path: Path) -> Manifest:
+    """The manifest of the bundle in a release; raises as `read_manifest` of bundles."""
+    return read_manifest(path / BUNDLE)
 
 
 def read_release_manifest(path: Path) -> ReleaseManifest:

@@ -19,7 +19,13 @@ from longtail.bundle import BundleError, remove_stale, replace_file
 from longtail.index.errors import LongtailIndexError, ReleaseNotFoundError
 from longtail.index.manifests import Device, ReleaseManifest
 from longtail.index.release.bucket_floors import BucketFloors, BucketMetrics, FloorsReport
-from longtail.index.release.release import Release, check_name, open_release, read_bias_removal, read_release_manifest
+from longtail.index.release.release import (
+    Release,
+    check_name,
+    open_release,
+    read_bundle_manifest,
+    read_release_manifest,
+)
 
 CURRENT = "CURRENT"
 HISTORY = "HISTORY"
@@ -63,17 +69,26 @@ class Releases:
 
         Raises:
             DeviceError: the device is not there, or too small.
-            ReleaseNotFoundError: no such release.
+            ReleaseNameError, ReleaseNotFoundError: no such release.
             ReleaseCorruptError, ReleaseVersionError, ReleaseMismatchError, BundleError: it is not what was built.
         """
         return open_release(self._existing(name), device=device)
 
     def manifest(self, name: str) -> ReleaseManifest:
-        """release.json of one release, checked, without reading the other files."""
+        """release.json of one release, checked, without reading the other files.
+
+        Raises:
+            ReleaseNameError, ReleaseNotFoundError: no such release.
+            ReleaseCorruptError, ReleaseVersionError, ReleaseMismatchError: it is not what was written.
+        """
         return read_release_manifest(self._existing(name))
 
     def verify(self, name: str) -> Release:
-        """`open`, but into memory of its own: every byte is read and compared, and FAISS parses the index whole."""
+        """`open`, but into memory of its own: every byte is read and compared, and FAISS parses the index whole.
+
+        Raises:
+            LongtailIndexError, BundleError: as `open`.
+        """
         return open_release(self._existing(name), mapped=False)
 
     def publish(self, name: str, *, floors: BucketFloors | None = None, force: bool = False) -> FloorsReport:
@@ -90,14 +105,14 @@ class Releases:
         Raises:
             FloorsError: promise.toml cannot be read.
             FloorsNotMetError: a bucket gets less than its floor.
-            as `open`; CURRENT stays as it was.
+            LongtailIndexError, BundleError: as `open`; CURRENT stays as it was.
         """
         check_name(name)
         with self._locked():
             floors = floors or BucketFloors.read(self.root)
             release = self.verify(name)
             current = self.current()
-            after = BucketMetrics.at_default(name, release.bundle.manifest.bias_removal, floors.metric)
+            after = BucketMetrics.at_default(name, release.bundle.manifest, floors.metric)
             report = floors.compare(after, self._current_metrics(current, floors.metric))
             if not force:
                 report.check()
@@ -114,7 +129,7 @@ class Releases:
 
         Raises:
             ReleaseNotFoundError: nothing is published, or nothing was before.
-            as `open`, if that release is damaged; CURRENT stays as it was.
+            LongtailIndexError, BundleError: as `open`, if that release is damaged; CURRENT stays as it was.
         """
         with self._locked():
             current = self.current()
@@ -137,6 +152,8 @@ class Releases:
 
         Raises:
             LongtailIndexError: keep < 1.
+            ReleaseNotFoundError: there is no such directory.
+            ReleaseNameError: CURRENT holds something that is no release name.
         """
         if keep < 1:
             raise LongtailIndexError(f"--keep: expected at least 1, received {keep}")
@@ -153,7 +170,11 @@ class Releases:
         return deleted
 
     def bytes(self, name: str) -> int:
-        """Bytes of a release's files; hard-linked ones count although they may exist once."""
+        """Bytes of a release's files; hard-linked ones count although they may exist once.
+
+        Raises:
+            ReleaseNameError, ReleaseNotFoundError: no such release.
+        """
         return sum(path.stat().st_size for path in self._existing(name).rglob("*") if path.is_file())
 
     def _existing(self, name: str) -> Path:
@@ -198,7 +219,7 @@ class Releases:
         if current is None:
             return None
         try:
-            return BucketMetrics.at_default(current, read_bias_removal(self.root / current), metric)
+            return BucketMetrics.at_default(current, read_bundle_manifest(self.root / current), metric)
         except BundleError:
             return None
 

@@ -49,7 +49,7 @@ class IdSet:
         return masked if self.whole else IdSet(self._bits & masked._bits, self._size)
 
     def without(self, ids_I: Int64) -> IdSet:
-        """The same set but for some ids, which may repeat."""
+        """The same set but for some ids, int64 [I], which may repeat."""
         if ids_I.size == 0:
             return self
         bits = self._bits.copy()
@@ -114,7 +114,11 @@ class EligibleLabels:
 
     @classmethod
     def every(cls, band_rows: Sequence[Int64]) -> EligibleLabels:
-        """All labels of an index."""
+        """All labels of an index.
+
+        Args:
+            band_rows: label rows of every band, int64 [N] each.
+        """
         id_sets = [IdSet.from_mask(np.ones(len(rows_N), np.bool_)) for rows_N in band_rows]
         # Four bytes a label, so only when asked for, and once for all the sets of an index.
         return cls(band_rows, id_sets, cache(lambda: _positions(band_rows)))
@@ -125,14 +129,14 @@ class EligibleLabels:
         return EligibleLabels(self._band_rows, id_sets, self._positions)
 
     def without(self, rows_R: Int64) -> EligibleLabels:
-        """The same set but for some label rows, in time for these and a copy of one bit for each label."""
+        """The same set but for some label rows, int64 [R]: the work is these, and a copy of one bit for each label."""
         if rows_R.size == 0:
             return self
         id_sets = [ids.without(ids_I) for ids, ids_I in zip(self._id_sets, self.ids_of(rows_R), strict=True)]
         return EligibleLabels(self._band_rows, id_sets, self._positions)
 
     def ids_of(self, rows_R: Int64) -> list[Int64]:
-        """The ids of label rows in each band, int64, for those that stand there, eligible or not."""
+        """The ids of label rows, int64 [R], in each band, int64 [I], for those that stand there, eligible or not."""
         positions_R = self._positions()[rows_R].astype(np.int64)
         ends = np.cumsum([len(rows_N) for rows_N in self._band_rows]).tolist()
         return [

@@ -21,7 +21,7 @@ class ExactRows:
     """Augmented rows of a bundle, by label row, and their exact scores.
 
     Args:
-        bundle: its embeddings, log p_n and biases are read row by row.
+        bundle: its embeddings and labels' columns are read row by row.
 
     Attributes:
         dim: coordinates of an augmented row, E.
@@ -30,14 +30,16 @@ class ExactRows:
     def __init__(self, bundle: Bundle) -> None:
         self.dim = bundle.embeddings.shape[1] + bundle.augmentation.extra_dims
         self._embeddings_LD = bundle.embeddings
-        self._log_pn_L = bundle.labels.log_pn
-        self._bias_L = bundle.labels.bias
+        self._labels = bundle.labels
         self._augmentation = bundle.augmentation
 
     def gather(self, rows_R: Int64) -> Float32:
         """Augmented rows, float32 [R, E]."""
-        bias_R = None if self._bias_L is None else self._bias_L[rows_R]
-        return self._augmentation.rows(self._embeddings_LD[rows_R], self._log_pn_L[rows_R], bias_R)
+        labels = self._labels
+        bias_R, log_popularity_R = (
+            None if column_L is None else column_L[rows_R] for column_L in (labels.bias, labels.log_popularity)
+        )
+        return self._augmentation.rows(self._embeddings_LD[rows_R], labels.log_pn[rows_R], bias_R, log_popularity_R)
 
     def rescore(self, queries_BE: Float32, rows_BC: Int64) -> Float32:
         """Exact scores of each query's own candidates, float32 [B, C]; −inf where the row is −1."""

@@ -17,8 +17,13 @@ from longtail.index.errors import QueryError
 def check_rows(where: str, rows_R: Int64, labels: int) -> None:
     """Refuse what is no array of existing label rows; an empty one of any type is fine.
 
+    Args:
+        where: begins the message.
+        rows_R: label rows, any integer type [R].
+        labels: L.
+
     Raises:
-        QueryError: begins with `where`.
+        QueryError: another shape or type, or a row that does not exist.
     """
     if rows_R.size == 0:
         return
@@ -92,7 +97,7 @@ class Filter:
 
 
 def without_rows(rows_R: Int64, excluded: Int64) -> Int64:
-    """The rows, ascending and each once, that do not stand in `excluded`."""
+    """The rows, int64 [R], ascending and each once, that do not stand in `excluded`, int64 of any length."""
     # Sorting beats np.unique, np.isin and np.setdiff1d, several times for thousands of rows.
     rows_R = np.sort(rows_R).astype(np.int64, copy=False)
     if rows_R.size:

@@ -132,7 +132,7 @@ class Catalogue:
         return self._gather(self._labels.counts, lambda added, places: added.counts[places], rows_N)
 
     def json_beginnings(self, rows_N: Int64) -> list[bytes]:
-        """`RankedLabel` of the HTTP API for every row as JSON, up to where its score belongs: `{…,"score":`."""
+        """`RankedLabel` of the HTTP API for rows int64 [N], as JSON up to where the score belongs: `{…,"score":`."""
         kept, rows, first = self._json_of_row, rows_N.tolist(), len(self._ids)
         missing = [row for row in rows if row not in kept and row < first]
         if missing:
@@ -179,6 +179,7 @@ class Catalogue:
                 "id": added.ids[row],
                 "count": int(added.counts[row]),
                 "log_pn": added.log_pn[row],
+                "log_popularity": (added.log_pn if added.log_popularity is None else added.log_popularity)[row],
                 "bucket": BUCKET_NAMES[added.buckets[row]],
                 "bias": None if added.bias is None else added.bias[row],
                 "display": added.display[row],
@@ -187,6 +188,7 @@ class Catalogue:
             "id": self._ids[row],
             "count": int(labels.counts[row]),
             "log_pn": labels.log_pn[row],
+            "log_popularity": labels.log_pi[row],
             "bucket": BUCKET_NAMES[labels.buckets[row]],
             "bias": None if labels.bias is None else labels.bias[row],
             "display": self._display_of(np.array([row]))[0],

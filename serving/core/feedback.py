@@ -24,6 +24,7 @@ class Event(RequestModel):
         default=None, description="Query features of an organic choice: retrieved and scored without being shown."
     )
     bias_removal: float | None = Field(default=None, allow_inf_nan=False, description="λ of that retrieval.")
+    popularity: float | None = Field(default=None, allow_inf_nan=False, description="μ of that retrieval.")
     exclude: list[LabelId] = Field(default=[], description="Labels that retrieval leaves out, such as seen ones.")
 
     @model_validator(mode="after")
@@ -35,7 +36,9 @@ class Event(RequestModel):
                 {"received": received},
             )  # fmt: skip
         form, others = (
-            ("features", {"query"}) if self.request_id is None else ("request_id", {"bias_removal", "exclude"})
+            ("features", {"query"})
+            if self.request_id is None
+            else ("request_id", {"bias_removal", "popularity", "exclude"})
         )
         if others & self.model_fields_set:
             raise PydanticCustomError(
@@ -92,6 +95,7 @@ def _retrieve_unseen(organic: dict[int, Event], retriever: Retriever, k: int) ->
             features=event.features or {},
             k=min(k, retriever.manifest.labels),
             bias_removal=event.bias_removal,
+            popularity=event.popularity,
             exclude=event.exclude,
         )
         for event in organic.values()

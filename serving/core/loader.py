@@ -42,7 +42,7 @@ def load_release(
 
 
 def _measure_baseline_of(release: Release) -> Baseline | None:
-    """The baseline of a release: what its calibration queries are answered at its default λ.
+    """The baseline of a release: what its calibration queries are answered at its default λ and μ.
 
     None for a release with a tree p_n(y|x): calibration queries are embeddings, and the tree needs features.
     """
@@ -50,7 +50,11 @@ def _measure_baseline_of(release: Release) -> Baseline | None:
     queries_BD = bundle.calibration_queries
     if bundle.proposal is not None or not len(queries_BD):
         return None
-    k, bias_removal = min(_BASELINE_K, bundle.manifest.labels), bundle.manifest.bias_removal.default
-    batch = Batch(queries_BD, {}, np.full(len(queries_BD), bias_removal, np.float32), [None] * len(queries_BD), k)
+    manifest, queries = bundle.manifest, len(queries_BD)
+    k, bias_removal, popularity = (
+        min(_BASELINE_K, manifest.labels), manifest.bias_removal.default, manifest.popularity.default,
+    )  # fmt: skip
+    bias_removal_B, popularity_B = (np.full(queries, weight, np.float32) for weight in (bias_removal, popularity))
+    batch = Batch(queries_BD, {}, bias_removal_B, popularity_B, [None] * queries, k)
     scores_BK, rows_BK = IndexRanker(release.searcher, bundle.augmentation).rank(batch)
     return measure_baseline(scores_BK, rows_BK, bundle.labels.buckets, bundle.labels.counts, bias_removal, k)

@@ -219,7 +219,19 @@ class OverlaidSearcher:
     def search(
         self, queries_BE: Float32, k: int, filters: Sequence[Filter | None] | None = None
     ) -> tuple[Float32, Int64]:
-        """As `index.Searcher.search`; raises its QueryError."""
+        """As `index.Searcher.search`, over the rows of both.
+
+        Args:
+            queries_BE: float32, augmented queries.
+            k: K.
+            filters: one or None for each query; None leaves all labels eligible.
+
+        Returns:
+            Scores float32 [B, K], descending, and rows int64 [B, K]; −inf and −1 where too few are eligible.
+
+        Raises:
+            QueryError: names the query and the row or bucket that does not exist.
+        """
         below: list[Filter | None] | None = None
         above: Sequence[Filter | None] = [None] * len(queries_BE)
         if filters is not None:
@@ -276,7 +288,7 @@ class _BuiltRelease:
 
     def augmented(self, added: AddedLabels) -> Float32:
         """Augmented rows, float32 [M, E]."""
-        return self.augmentation.rows(added.embeddings, added.log_pn, added.bias)
+        return self.augmentation.rows(added.embeddings, added.log_pn, added.bias, added.log_popularity)
 
     def catalogue_rows(self, ids: Iterable[str]) -> Int64:
         """The rows of those ids that the catalogue has, int64."""

@@ -9,10 +9,11 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, JsonValue, model_validator
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from longtail.bundle import BUCKET_NAMES, Manifest
+from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.errors import describe
 from longtail.index import Filter
 from longtail.serving.core.catalogue import Catalogue
+from longtail.serving.core.dials import Dials
 from longtail.serving.errors import InvalidRequestError
 
 BucketName = Literal["head", "torso", "tail"]
@@ -45,14 +46,22 @@ class RequestModel(BaseModel):
 
 
 class SearchOptions(RequestModel):
-    """Which labels may be answered, how many, and how much head/tail bias is removed."""
+    """Which labels may be answered, how many, and where the two dials stand."""
 
     k: int = Field(default=10, ge=1, description="Labels wanted; fewer come back when fewer are eligible.")
     bias_removal: float | None = Field(
         default=None,
         allow_inf_nan=False,
-        description="λ of `u·v/T + b + λ·log p_n`: 0 favours the tail, 1 removes the sampling bias. "
-        "Null: the release's default (0 for /v1/similar). GET /v1/release says which p_n in `proposal`.",
+        description="λ of `u·v/T + b + λ·log ν + μ·log π`: 1 removes the bias of training's noise ν, 0 leaves it, "
+        "which favours the tail. Null: the release's default (0 for /v1/similar). GET /v1/release says which ν in "
+        "`bias_removal.noise`.",
+    )
+    popularity: float | None = Field(
+        default=None,
+        allow_inf_nan=False,
+        description="μ of the same: the weight of the label frequency π as a prior, above 0 for frequent labels, below "
+        "0 for rare ones. Null: the release's default (0 for /v1/similar). Where ν is π, only λ + μ counts, and must "
+        "lie within the limits of `bias_removal`.",
     )
     exclude: list[LabelId] = Field(default=[], description="Labels never to answer; unknown ones are counted.")
     allow: list[LabelId] | None = Field(
@@ -99,6 +108,7 @@ class ResolvedQuery:
     Attributes:
         k: labels wanted.
         bias_removal: λ.
+        popularity: μ.
         filter: which label rows are eligible; None if all are.
         unknown_exclude: ids of `exclude` that the release does not have.
         unknown_allow: ids of `allow` that it does not have.
@@ -106,25 +116,25 @@ class ResolvedQuery:
 
     k: int
     bias_removal: float
+    popularity: float
     filter: Filter | None
     unknown_exclude: int
     unknown_allow: int
 
     @classmethod
     def from_options(
-        cls, options: SearchOptions, manifest: Manifest, catalogue: Catalogue, *, default: float, prefix: str = ""
+        cls, options: SearchOptions, dials: Dials, catalogue: Catalogue, *, prefix: str = ""
     ) -> ResolvedQuery:
         """Check a query's options against a release and look their ids up.
 
         Args:
-            options: k, λ and filters as the client sent them.
-            manifest: the release's.
+            options: k, λ, μ and filters as the client sent them.
+            dials: which λ and μ the release answers.
             catalogue: the release's.
-            default: λ where the options name none.
             prefix: leads the fields of errors, such as `queries.0.`.
 
         Raises:
-            InvalidRequestError: more labels than there are, or a λ outside the release's range.
+            InvalidRequestError: more labels than there are, or a λ or μ outside the release's range.
         """
         k = options.k if "k" in options.model_fields_set else min(options.k, len(catalogue))
         if k > len(catalogue):
@@ -132,13 +142,7 @@ class ResolvedQuery:
                 f"expected k <= {len(catalogue)}, the labels of this release, received {describe(k)}",
                 field=f"{prefix}k",
             )
-        dial = manifest.bias_removal
-        bias_removal = default if options.bias_removal is None else options.bias_removal
-        if not dial.minimum <= bias_removal <= dial.maximum:
-            raise InvalidRequestError(
-                f"expected {dial.minimum} <= bias_removal <= {dial.maximum}, received {describe(bias_removal)}",
-                field=f"{prefix}bias_removal",
-            )
+        bias_removal, popularity = dials.read(options, prefix)
         exclude, unknown_exclude = catalogue.rows(options.exclude)
         allow, unknown_allow = catalogue.rows(options.allow or ())
         filters = bool(options.exclude) or options.allow is not None or options.buckets is not None
@@ -147,7 +151,7 @@ class ResolvedQuery:
             allow=None if options.allow is None else allow,
             buckets=None if options.buckets is None else frozenset(map(BUCKET_NAMES.index, options.buckets)),
         )
-        return cls(k, bias_removal, filter_ if filters else None, unknown_exclude, unknown_allow)
+        return cls(k, bias_removal, popularity, filter_ if filters else None, unknown_exclude, unknown_allow)
 
     def without(self, row: int) -> ResolvedQuery:
         """The same query with one more label row excluded."""

@@ -28,6 +28,7 @@ class Batch:
         queries_BD: float32, embeddings.
         inputs: what the query tower made them from, by name, [B] or [B, P]; empty for embeddings of labels.
         bias_removal_B: float32, λ of each.
+        popularity_B: float32, μ of each.
         filters: which labels are eligible for each; None if all are.
         k: results per query, >= 1.
     """
@@ -35,6 +36,7 @@ class Batch:
     queries_BD: Float32
     inputs: Inputs
     bias_removal_B: Float32
+    popularity_B: Float32
     filters: Sequence[Filter | None]
     k: int
 
@@ -44,20 +46,21 @@ class Batch:
             self.queries_BD[queries_b],
             {name: values[queries_b] for name, values in self.inputs.items()},
             self.bias_removal_B[queries_b],
+            self.popularity_B[queries_b],
             [self.filters[query] for query in queries_b],
             self.k,
         )
 
 
 class Ranker(Protocol):
-    """Scores `s_λ = u·v/T + b + λ·log p_n` and finds the best labels."""
+    """Scores `s = u·v/T + b + λ·log ν + μ·log π` and finds the best labels."""
 
     @property
     def proposal(self) -> str:
-        """Which log p_n λ multiplies, as GET /v1/release has it."""
+        """Which noise λ multiplies the log of, as GET /v1/release has it."""
 
     def rank(self, batch: Batch) -> tuple[Float32, Int64]:
-        """s_λ in logits, descending, float32 [B, K], and label rows, int64 [B, K]; −inf and −1 where too few are
+        """s in logits, descending, float32 [B, K], and label rows, int64 [B, K]; −inf and −1 where too few are
         eligible.
 
         Raises:
@@ -77,23 +80,23 @@ class LabelSearcher(Protocol):
 
 
 class IndexRanker:
-    """Ranks by one inner product per label, the dial included: log p_n is the same for every query [METHODS §6].
+    """Ranks by one inner product per label, both dials included: ν and π are the same for every query [METHODS §6].
 
     Args:
         searcher: finds rows of the augmented label table.
         augmentation: the table's constants.
+        noise: ν in words, as the bundle has it.
     """
 
-    proposal = "label frequencies"
-
-    def __init__(self, searcher: LabelSearcher, augmentation: Augmentation) -> None:
+    def __init__(self, searcher: LabelSearcher, augmentation: Augmentation, noise: str = "π") -> None:
         self._searcher = searcher
         self._augmentation = augmentation
+        self.proposal = "label frequencies" if noise == "π" else noise
 
     def rank(self, batch: Batch) -> tuple[Float32, Int64]:
         """As `Ranker.rank`; raises nothing of its own."""
         products_BK, rows_BK = self._searcher.search(
-            self._augmentation.queries(batch.queries_BD, batch.bias_removal_B),
+            self._augmentation.queries(batch.queries_BD, batch.bias_removal_B, batch.popularity_B),
             batch.k,
             batch.filters if any(filter_ is not None for filter_ in batch.filters) else None,
         )

@@ -22,6 +22,7 @@ from pydantic import JsonValue
 from longtail.bundle import FEATURE_VALUE_TYPES, Bundle, Feature, Features, Inputs, LabelRecord
 from longtail.bundle.arrays import Float32, Int64
 from longtail.serving.core.catalogue import Catalogue
+from longtail.serving.core.dials import Dials
 from longtail.serving.core.overlay import HidingSearcher, Overlay
 from longtail.serving.core.queries import Query, ResolvedQuery, SimilarQuery
 from longtail.serving.core.ranking import NO_ROWS, Batch, IndexRanker, Ranker
@@ -58,6 +59,7 @@ class Retrieval:
     Attributes:
         results: of every query as JSON: `RetrieveResult` or `SimilarResult` of the HTTP API.
         bias_removal_B: float32, λ of each.
+        popularity_B: float32, μ of each.
         rows_N: int64, the labels answered, query after query.
         scores_N: float32, the scores of those labels in logits.
         ends_B: where each query's labels end among the N.
@@ -67,6 +69,7 @@ class Retrieval:
 
     results: list[bytes]
     bias_removal_B: Float32
+    popularity_B: Float32
     rows_N: Int64
     scores_N: Float32
     ends_B: list[int]
@@ -89,6 +92,7 @@ class Retriever:
 
     Raises:
         UnservableReleaseError: the searcher does not hold the bundle's labels.
+        BundleInvariantError: a display column that JSON cannot hold.
     """
 
     def __init__(
@@ -112,8 +116,9 @@ class Retriever:
         self.baseline = baseline
         self.buckets_L = bundle.labels.buckets
         self.catalogue = Catalogue(bundle.labels, bundle.embeddings)
-        dial = bundle.manifest.bias_removal
-        self._similar_default = min(max(0.0, dial.minimum), dial.maximum)
+        tree = bundle.proposal is not None
+        self._dials_of_queries = Dials.of_queries(bundle.manifest, tree=tree)
+        self._dials_of_labels = Dials.of_labels(bundle.manifest, tree=tree)
         self._encoder = encoder
         self._bundle = bundle
         self._as_built = Overlay.as_built(bundle, searcher, self.catalogue.row_of, max_new_labels=max_new_labels)
@@ -141,7 +146,8 @@ class Retriever:
     def _use(self, overlay: Overlay) -> None:
         self.overlay = overlay
         self.catalogue = self.catalogue.with_overlay(overlay)
-        self._by_label: Ranker = IndexRanker(overlay.searcher, self._bundle.augmentation)
+        noise = self.manifest.bias_removal.noise
+        self._by_label: Ranker = IndexRanker(overlay.searcher, self._bundle.augmentation, noise)
         self._by_query: Ranker = (
             self._by_label
             if self._bundle.proposal is None
@@ -149,19 +155,16 @@ class Retriever:
         )
 
     def retrieve(self, queries: Sequence[Query]) -> Retrieval:
-        """The best labels of each query, scored `s_λ = u·v/T + b + λ·log p_n` [METHODS §6].
+        """The best labels of each query, scored `s = u·v/T + b + λ·log ν + μ·log π` [METHODS §6].
 
-        p_n is p_n(y|x) where the bundle has a tree [BM20 eq. 5], else the label's training frequency.
+        ν is p_n(y|x) where the bundle has a tree [BM20 eq. 5], else the noise that its `log_pn` holds.
 
         Raises:
             InvalidRequestError: names the query and field that this release cannot answer.
         """
         started = perf_counter()
-        default = self.manifest.bias_removal.default
         resolved = [
-            ResolvedQuery.from_options(
-                query, self.manifest, self.catalogue, default=default, prefix=f"queries.{index}."
-            )
+            ResolvedQuery.from_options(query, self._dials_of_queries, self.catalogue, prefix=f"queries.{index}.")
             for index, query in enumerate(queries)
         ]
         inputs = self._encoder.read([query.features for query in queries])
@@ -169,10 +172,10 @@ class Retriever:
         return self._answer(self._by_query, vectors_BD, inputs, resolved, [b"{"] * len(resolved), started)
 
     def similar(self, requests: Sequence[SimilarQuery]) -> Retrieval:
-        """The labels nearest to given labels, `s_λ = v·v'/T + b' + λ·log p_n'`, the label itself left out.
+        """The labels nearest to given labels, `s = v·v'/T + b' + λ·log ν' + μ·log π'`, the label itself left out.
 
-        λ is 0 unless a request says otherwise: nearness, not popularity. p_n is always the label's training
-        frequency: a label has no query features for a tree p_n(y|x) to look at.
+        λ and μ are 0 unless a request says otherwise: nearness, not popularity. ν is never a tree p_n(y|x), for which
+        a label has no query features to look at, but then π as well.
 
         Args:
             requests: the queries are all labels of the first, then of the next.
@@ -189,9 +192,7 @@ class Retriever:
             of_request = [
                 self.catalogue.row(id_, field=field) for id_, field in zip(request.labels, fields, strict=True)
             ]
-            of_labels = ResolvedQuery.from_options(
-                request, self.manifest, self.catalogue, default=self._similar_default
-            )
+            of_labels = ResolvedQuery.from_options(request, self._dials_of_labels, self.catalogue)
             resolved += [of_labels.without(row) for row in of_request]
             rows += of_request
         ids = [b'{"id":' + orjson.dumps(str(id_)) + b"," for request in requests for id_ in request.labels]
@@ -202,13 +203,18 @@ class Retriever:
         return self.catalogue.label_json(self.catalogue.row(id_))
 
     def warm(self) -> None:
-        """Answer one real query, so that what is loaded at first use is loaded before the first client."""
+        """Answer one real query, so that what is loaded at first use is loaded before the first client.
+
+        Raises:
+            UnservableReleaseError: the tower does not compute what the manifest says.
+            InvalidRequestError: it turns its own example into NaN or infinity.
+        """
         k = min(10, self.manifest.labels)
         maximum = self.manifest.bias_removal.maximum
         self.retrieve(
             [
                 Query(features=self._encoder.example(), k=k, exclude=[""]),
-                Query(features={}, k=k, bias_removal=maximum),
+                Query(features={}, k=k, bias_removal=maximum, popularity=0.0),
             ]
         )
 
@@ -220,7 +226,7 @@ class Retriever:
             "created_at": self.created_at,
             "model": manifest.name,
             **manifest.model_dump(
-                include={"labels", "dim", "similarity", "temperature", "loss", "bias_removal", "buckets"}
+                include={"labels", "dim", "similarity", "temperature", "loss", "bias_removal", "popularity", "buckets"}
             ),
             "proposal": self._by_query.proposal,
             "query_features": [
@@ -247,7 +253,10 @@ class Retriever:
         """Rank labels for embedded queries and write the results as JSON, each after its beginning in `beginnings`."""
         encoded = perf_counter()
         bias_removal_B = np.array([query.bias_removal for query in resolved], np.float32)
-        rows_B, scores_B = self._rank(ranker, vectors_BD, inputs, bias_removal_B, resolved)
+        popularity_B = np.array([query.popularity for query in resolved], np.float32)
+        filters = [query.filter for query in resolved]
+        batch = Batch(vectors_BD, inputs, bias_removal_B, popularity_B, filters, 0)
+        rows_B, scores_B = _rank(ranker, batch, [query.k for query in resolved])
         searched = perf_counter()
         ends_B = list(accumulate(map(len, rows_B)))
         rows_N, scores_N = np.concatenate(rows_B), np.concatenate(scores_B)
@@ -260,11 +269,12 @@ class Retriever:
         scores = orjson.dumps(scores_N, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1].split(b",")
         labels = [label + score + b"}" for label, score in zip(labels, scores, strict=True)] if ends_B[-1] else []
         results = [
-            b'%b"labels":[%b],"bias_removal":%b,"unknown":{"exclude":%d,"allow":%d}}'
+            b'%b"labels":[%b],"bias_removal":%b,"popularity":%b,"unknown":{"exclude":%d,"allow":%d}}'
             % (
                 beginning,
                 b",".join(labels[start:end]),
                 orjson.dumps(query.bias_removal),
+                orjson.dumps(query.popularity),
                 query.unknown_exclude,
                 query.unknown_allow,
             )
@@ -273,6 +283,7 @@ class Retriever:
         return Retrieval(
             results=results,
             bias_removal_B=bias_removal_B,
+            popularity_B=popularity_B,
             rows_N=rows_N,
             scores_N=scores_N,
             ends_B=ends_B,
@@ -283,26 +294,19 @@ class Retriever:
             seconds={"encode": encoded - started, "search": searched - encoded, "answer": perf_counter() - searched},
         )
 
-    def _rank(
-        self,
-        ranker: Ranker,
-        vectors_BD: Float32,
-        inputs: Inputs,
-        bias_removal_B: Float32,
-        resolved: Sequence[ResolvedQuery],
-    ) -> tuple[list[Int64], list[Float32]]:
-        """Rows and scores of every query, its own k of them or fewer. Queries of like k are ranked together."""
-        batch = Batch(vectors_BD, inputs, bias_removal_B, [query.filter for query in resolved], 0)
-        groups: dict[int, list[int]] = defaultdict(list)
-        for place, query in enumerate(resolved):
-            groups[max(_LIKE_K_BITS, query.k.bit_length())].append(place)
-        rows_B: list[Int64] = [NO_ROWS] * len(resolved)
-        scores_B: list[Float32] = [_NO_SCORES] * len(resolved)
-        for places in groups.values():
-            part = batch if len(places) == len(resolved) else batch.subset(np.array(places))
-            scores_BK, rows_BK = ranker.rank(replace(part, k=max(resolved[place].k for place in places)))
-            found_B = np.count_nonzero(rows_BK >= 0, axis=1).tolist()
-            for at, (place, found) in enumerate(zip(places, found_B, strict=True)):
-                end = min(resolved[place].k, found)
-                rows_B[place], scores_B[place] = rows_BK[at, :end], scores_BK[at, :end]
-        return rows_B, scores_B
+
+def _rank(ranker: Ranker, batch: Batch, k_B: Sequence[int]) -> tuple[list[Int64], list[Float32]]:
+    """Rows and scores of every query, its own k of them or fewer. Queries of like k are ranked together."""
+    groups: dict[int, list[int]] = defaultdict(list)
+    for place, k in enumerate(k_B):
+        groups[max(_LIKE_K_BITS, k.bit_length())].append(place)
+    rows_B: list[Int64] = [NO_ROWS] * len(k_B)
+    scores_B: list[Float32] = [_NO_SCORES] * len(k_B)
+    for places in groups.values():
+        part = batch if len(places) == len(k_B) else batch.subset(np.array(places))
+        scores_BK, rows_BK = ranker.rank(replace(part, k=max(k_B[place] for place in places)))
+        found_B = np.count_nonzero(rows_BK >= 0, axis=1).tolist()
+        for at, (place, found) in enumerate(zip(places, found_B, strict=True)):
+            end = min(k_B[place], found)
+            rows_B[place], scores_B[place] = rows_BK[at, :end], scores_BK[at, :end]
+    return rows_B, scores_B

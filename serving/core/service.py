@@ -200,6 +200,7 @@ class Service:
             That release's name.
 
         Raises:
+            NotReadyError: no release is loaded yet.
             StorageError: the disk; nothing has changed.
             ServingError: as `change`.
         """
@@ -223,7 +224,16 @@ class Service:
             self._read_changes()
 
     def record_feedback(self, events: Sequence[Event]) -> int:
-        """Record events; raises as `record_events`, but StorageError for the disk."""
+        """Record events; they are on disk when this returns.
+
+        Returns:
+            How many there were.
+
+        Raises:
+            NotReadyError: no release is loaded yet.
+            StorageError: the disk, where `record_events` raises sqlite3.Error.
+            InvalidRequestError: as `record_events`.
+        """
         try:
             return record_events(events, self.retriever(), self.monitoring.figures, shadow_k=self.settings.shadow_k)
         except sqlite3.Error as error:

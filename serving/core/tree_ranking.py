@@ -1,8 +1,8 @@
 """Bias removal with the conditional p_n(y|x) of a tree [BM20 eq. 5; METHODS §6].
 
 No index row can hold log p_n(y|x), which is another number for every query. So candidates come from two sides,
-the labels of highest f from the index and the labels of highest p_n from a beam search of the tree, and their
-union is scored exactly.
+the labels of highest f + μ·log π from the index and the labels of highest p_n from a beam search of the tree, and
+their union is scored exactly.
 
 Legend: `B` queries in the batch, `b` some of them, `C` candidates of each, `E` augmented dimensions, `K`
 results, `L` labels, `R` hidden ones, `Z` coordinates of z.
@@ -34,15 +34,16 @@ _LARGEST_LOG_P = 1e30
 
 
 class TreeRanker:
-    """Scores `s_λ = u·v/T + b + λ·log p_n(y|x)`; thread-safe.
+    """Scores `s = f + λ·log p_n(y|x) + μ·log π`, f = u·v/T + b, λ >= 0; thread-safe.
 
-    Of every query the best 1,000 + 10k labels by f and as many by p_n are candidates. Recall@20 at λ = ½ against
-    exact scores of the whole catalogue, on the 20,000 synthetic labels of tests/serving/core/test_tree_ranking.py:
-    1.00; by f alone .94, by p_n alone .84, with 100 candidates from each .70. The number was chosen on an adversarial
-    model of Gowalla's 40,981 labels, where it keeps .99 from λ = ¼ to 2.
+    Of every query the best 1,000 + 10k labels by f + μ·log π and as many by p_n are candidates. Recall@20 at λ = ½
+    against exact scores of the whole catalogue, on the 20,000 synthetic labels of
+    tests/serving/core/test_tree_ranking.py: 1.00; by f alone .94, by p_n alone .84, with 100 candidates from each
+    .70. It is 1.00 there from λ = 0 to 2 at every μ from −1 to 2. The number was chosen on an adversarial model of
+    Gowalla's 40,981 labels, where it keeps .99 from λ = ¼ to 2.
 
-    λ = 0 is left to the index alone. λ < 0 favours labels that p_n all but rules out, and nothing looks for those:
-    the answer is the best of the same candidates.
+    λ = 0 is left to the index alone. λ < 0 favours labels that p_n all but rules out, and nothing looks for those
+    (recall .21 at λ = −½), so `Dials` refuses it.
 
     Args:
         searcher: finds rows of the bundle's augmented label table.
@@ -96,7 +97,7 @@ class TreeRanker:
 
     def _rank(self, part: Batch, z_bZ: Float32, reach: int) -> tuple[Float32, Int64]:
         """Queries that `_group_alike` put together, λ ≠ 0, from `reach` candidates of either side."""
-        queries_bE = self._augmentation.queries(part.queries_BD, 0.0)
+        queries_bE = self._augmentation.queries(part.queries_BD, 0.0, part.popularity_B)
         first = part.filters[0]
         if first is not None and first.allow is not None and len(first.allow) <= _WHOLE_UP_TO:
             rows_bC = np.flatnonzero(self._eligible(first))[None]

@@ -30,7 +30,7 @@ class KeySet:
         return bool(self._digests)
 
     def has(self, key: str) -> bool:
-        """Whether this is one of them; takes as long for a right key as for a wrong one."""
+        """Whether this is one of them: its digest is compared with every key's, each in constant time."""
         digest = _digest(key)
         found = False
         for known in self._digests:

@@ -100,7 +100,12 @@ def measure_baseline(
 
 
 def decile_of(scores_N: npt.NDArray[np.floating[Any]], edges: Float64) -> npt.NDArray[np.intp]:
-    """The decile of every score, 0 … 9, int [N]: a score on an edge belongs to the decile above it."""
+    """The decile of every score, 0 … 9, int [N]: a score on an edge belongs to the decile above it.
+
+    Args:
+        scores_N: in logits, any float type.
+        edges: the nine deciles, float64 [9], ascending.
+    """
     return np.searchsorted(edges, scores_N, side="right")
 
 

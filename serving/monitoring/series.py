@@ -60,8 +60,8 @@ class Series:
         Args:
             release: name of the release.
             baseline: baseline of the release; None if it has none.
-            answers: columns of ANSWERS by minute.
-            traffic: columns of TRAFFIC by minute.
+            answers: columns of ANSWERS by minute, float64 [MINUTES, columns].
+            traffic: columns of TRAFFIC by minute, float64 [MINUTES, columns].
         """
         self._answers += answers
         self._traffic += traffic

@@ -65,7 +65,12 @@ def window_json(
 
 
 def drift_json(answers: Array, baseline: Baseline | None) -> dict[str, float | None]:
-    """Population stability index of exposures by bucket and of scores by decile, against the baseline."""
+    """Population stability index of exposures by bucket and of scores by decile, against the baseline.
+
+    Args:
+        answers: columns of ANSWERS, added up over the window, float64 [columns].
+        baseline: None makes both null.
+    """
     if baseline is None:
         return {"buckets": None, "scores": None}
     return {

@@ -78,6 +78,9 @@ def run(settings: Settings, listener: socket.socket, *, worker: int = 0) -> None
         settings: settings of the service.
         listener: from `listen`.
         worker: this process' number, from 0, among those that share the settings.
+
+    Raises:
+        StateError, TracingError: as `create_app`.
     """
     # NumPy's pool of threads, for the whole process; FAISS and ONNX Runtime are told where they search.
     threadpool_limits(1)

@@ -137,6 +137,7 @@ def serve(settings: Settings, listener: socket.socket, log_level: str) -> None:
 
     Raises:
         StateError: the state directory cannot be used, or another service uses it.
+        TracingError: of a single process: tracing is asked for and not installed.
     """
     with _exclusive(settings.state_directory):
         if settings.workers == 1:

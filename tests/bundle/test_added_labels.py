@@ -38,6 +38,22 @@ def test_a_label_of_the_bundle_is_embedded_to_its_own_row(variant: dict[str, boo
     assert (added.catalogue_rows.tolist(), refused) == (list(range(60)), {})
 
 
+def test_a_new_label_is_as_noisy_and_as_popular_as_the_rarest() -> None:
+    bundle = make_bundle(label_tower=True, popularity=True)
+    labels = bundle.labels
+    # A noise that draws rare labels more often than frequent ones: its least is not the rarest label's.
+    backwards = np.log((1 / (labels.counts + 1)) / (1 / (labels.counts + 1)).sum()).astype(np.float32)
+    labels = replace(labels, log_pn=backwards)
+    adder = LabelAdder(replace(bundle, labels=labels), {"item-3": 3})
+    records = [Upsert(id=id_, at=AT, features=label_features(3)) for id_ in ("new", "item-3")]
+    added, _ = adder.add(records)
+    rarest = int(labels.counts.argmin())
+    assert added.log_pn.tolist() == [labels.log_pn[rarest], labels.log_pn[3]]
+    assert added.log_popularity.tolist() == [labels.log_popularity[rarest], labels.log_popularity[3]]
+    twice = added.take(np.array([1])).followed_by(added)
+    assert twice.log_popularity.tolist() == [added.log_popularity[row] for row in (1, 0, 1)]
+
+
 def test_the_own_id_is_the_id_whose_vocabulary_is_the_catalogue() -> None:
     bundle = make_bundle(labels=30)
     ids = bundle.labels.ids.to_pylist()

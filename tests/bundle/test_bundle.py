@@ -59,8 +59,9 @@ def edit_manifest(path: Path, edit: Callable[[dict[str, Any]], object]) -> None:
 
 @pytest.mark.parametrize("cosine", [True, False], ids=["cosine", "dot"])
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
-def test_what_is_written_is_loaded(tmp_path: Path, cosine: bool, bias: bool) -> None:
-    made = make_bundle(labels=12, dim=4, users=5, cosine=cosine, bias=bias)
+@pytest.mark.parametrize("popularity", [True, False], ids=["popularity", "one coordinate"])
+def test_what_is_written_is_loaded(tmp_path: Path, cosine: bool, bias: bool, popularity: bool) -> None:
+    made = make_bundle(labels=12, dim=4, users=5, cosine=cosine, bias=bias, popularity=popularity)
 
     made.write(tmp_path / "bundle")
     loaded = Bundle.load(tmp_path / "bundle")
@@ -74,7 +75,7 @@ def test_what_is_written_is_loaded(tmp_path: Path, cosine: bool, bias: bool) -> 
     assert loaded.label_tower is None
     assert loaded.labels.ids.to_pylist() == made.labels.ids.to_pylist()
     assert loaded.labels.display.equals(made.labels.display)
-    for column in ("counts", "log_pn", "buckets", "bias"):
+    for column in ("counts", "log_pn", "buckets", "bias", "log_popularity"):
         np.testing.assert_array_equal(getattr(loaded.labels, column), getattr(made.labels, column))
     assert {name: vocabulary.ids.to_pylist() for name, vocabulary in loaded.vocabularies.items()} == {
         "users": ["u0", "u1", "u2", "u3", "u4"],
@@ -98,6 +99,18 @@ def test_rows_of_the_index_are_the_served_scores(written: Path) -> None:
 
     scores = bundle.embeddings @ bundle.calibration_queries[0] / 0.1 + bundle.labels.bias + 0.5 * bundle.labels.log_pn
     np.testing.assert_allclose(bundle.rows() @ query, 0.1 * scores, atol=1e-5)
+
+
+def test_rows_with_a_prior_of_its_own_are_the_served_scores(tmp_path: Path) -> None:
+    bundle = make_bundle(labels=12, dim=4, users=5, bias=True, popularity=True).write(tmp_path / "bundle")
+    labels = Bundle.load(tmp_path / "bundle").labels
+    query = bundle.augmentation.queries(bundle.calibration_queries[:1], 1.0, -0.5)[0]
+
+    pi = (labels.counts + 0.5) / (labels.counts + 0.5).sum()
+    scores = bundle.embeddings @ bundle.calibration_queries[0] / 0.1 + labels.bias
+    scores += np.log((pi + 1 / 12) / 2) - 0.5 * np.log(pi)
+    np.testing.assert_allclose(bundle.rows() @ query, 0.1 * scores, atol=1e-5)
+    np.testing.assert_allclose(labels.log_pi, np.log(pi), rtol=1e-5)
 
 
 def test_a_bundle_that_was_moved_loads_and_one_that_exists_is_not_overwritten(written: Path, tmp_path: Path) -> None:
@@ -177,6 +190,18 @@ INVARIANTS: dict[str, tuple[Callable[[Bundle], Bundle], str]] = {
     "a vocabulary missing": (
         lambda b: replace(b, vocabularies={"users": b.vocabularies["users"]}),
         r"every feature's vocabulary is in vocabularies/: expected \['items', 'users'\], found \['users'\]",
+    ),
+    "a popularity without its coordinate": (
+        lambda b: with_labels(b, log_popularity=b.labels.log_pn),
+        "labels.parquet has a log_popularity column when kappa_popularity is set: expected False, found True",
+    ),
+    "a coordinate without popularity": (
+        lambda b: with_manifest(b, kappa_popularity=1.0),
+        "labels.parquet has a log_popularity column when kappa_popularity is set: expected True, found False",
+    ),
+    "a popularity that is no distribution": (
+        lambda b: with_labels(with_manifest(b, kappa_popularity=1.0), log_popularity=b.labels.log_pn - 1),
+        r"log_popularity is a distribution \(natural log\): expected logsumexp 0 ± 0.0001, found -1",
     ),
     "display columns of another name": (
         lambda b: with_manifest(b, display=["name"]),
@@ -265,20 +290,20 @@ def test_files_outside_the_directory_are_refused(written: Path, name: str) -> No
         Bundle.load(written)
 
 
-def test_only_a_tree_raises_the_version_so_that_older_readers_refuse_what_they_would_misread(tmp_path: Path) -> None:
-    plain, tree = make_bundle(), make_bundle(proposal=True)
-    versions = [bundle.write(tmp_path / name).manifest.schema_version for name, bundle in (("a", plain), ("b", tree))]
-
-    assert versions == [1, 2]
-    assert Bundle.load(tmp_path / "b").proposal is not None
+def test_every_bundle_is_written_as_version_3_whose_log_pn_older_readers_would_misread(tmp_path: Path) -> None:
+    for name, source in (("plain", make_bundle()), ("tree", make_bundle(proposal=True)), ("old", Bundle.load(FIXTURE))):
+        assert source.write(tmp_path / name).manifest.schema_version == 3
+        assert json.loads((tmp_path / name / "manifest.json").read_text())["schema_version"] == 3
+    assert Bundle.load(tmp_path / "tree").proposal is not None
+    assert Bundle.load(tmp_path / "old").manifest.bias_removal.noise == "π"
 
 
 def test_a_newer_version_says_what_to_do(written: Path) -> None:
-    edit_manifest(written, lambda content: content.update(schema_version=3, something_new=True))
+    edit_manifest(written, lambda content: content.update(schema_version=4, something_new=True))
 
     with pytest.raises(
         BundleVersionError,
-        match="schema version 3, this installation reads 1 and 2: upgrade Longtail, or export the model again",
+        match="schema version 4, this installation reads 1, 2 and 3: upgrade Longtail, or export the model again",
     ):
         Bundle.load(written)
 
@@ -333,7 +358,19 @@ def test_a_label_table_of_another_form_is_refused(
         Labels.read(path)
 
 
-@pytest.mark.parametrize("name", ["label_id", "count", "log_pn", "bucket", "bias"])
+def test_a_column_of_the_user_s_that_is_now_ours_stays_the_user_s(tmp_path: Path) -> None:
+    """Before version 3 a display column could be called `log_popularity`."""
+    path = tmp_path / "labels.parquet"
+    make_bundle(labels=3).labels.write(path)
+    pq.write_table(pq.read_table(path).append_column("log_popularity", pa.array(["low", "high", None])), path)
+
+    labels = Labels.read(path, ["title", "log_popularity"])
+
+    assert labels.log_popularity is None
+    assert labels.display["log_popularity"].to_pylist() == ["low", "high", None]
+
+
+@pytest.mark.parametrize("name", ["label_id", "count", "log_pn", "bucket", "bias", "log_popularity"])
 def test_display_columns_cannot_take_a_reserved_name(tmp_path: Path, name: str) -> None:
     labels = replace(make_bundle(labels=2).labels, display=pa.table({name: ["a", "b"]}))
 
@@ -357,7 +394,11 @@ def test_a_bundle_of_format_1_loads_forever() -> None:
     np.testing.assert_allclose(bundle.labels.log_pn[:2], np.log([1000.5 / 2720, 142.5 / 2720]), rtol=1e-6)
     np.testing.assert_allclose(bundle.embeddings[0], [-0.03037908, 0.24783923, -0.1381017, 0.9584263], rtol=1e-6)
     assert bundle.vocabularies["users"].ids.to_pylist() == ["u0", "u1", "u2"]
-    assert bundle.rows().shape == (8, 6)
+    assert (manifest.kappa_popularity, bundle.labels.log_popularity, manifest.bias_removal.noise) == (None, None, "π")
+    np.testing.assert_array_equal(bundle.labels.log_pi, bundle.labels.log_pn)
+    rows = [bundle.embeddings, manifest.kappa * bundle.labels.log_pn[:, None]]
+    rows.append(manifest.kappa_bias * bundle.labels.bias[:, None])
+    assert bundle.rows().tobytes() == np.concatenate(rows, axis=1, dtype=np.float32).tobytes()
 
 
 def test_every_byte_of_the_manifest_counts(written: Path) -> None:

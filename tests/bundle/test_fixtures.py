@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
 import numpy as np
+import pytest
 
-from longtail.bundle import Bundle, LabelLog, replay
+from longtail.bundle import Bundle, LabelLog, Manifest, replay
 from tests.bundles import log_p_n
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
@@ -23,6 +25,38 @@ def test_a_bundle_of_format_2_loads_forever() -> None:
     assert labels.buckets.tolist() == [0, 0, 2, 2, 2, 1, 1, 0, 1, 2, 0]
     np.testing.assert_allclose(labels.log_pn[:2], np.log([333.5 / 3022.5, 1000.5 / 3022.5]), rtol=1e-6)
     np.testing.assert_allclose(bundle.embeddings[0], [0.6942683, 0.059411094, 0.35338894, 0.18483567], rtol=1e-6)
+
+
+def test_its_noise_is_the_tree_and_its_dial_begins_at_zero() -> None:
+    """It was written with limits −1 to 2; for λ < 0 its service answered the wrong labels."""
+    written = json.loads((FIXTURES / "bundle_v2" / "manifest.json").read_text())
+    assert written["bias_removal"]["minimum"] == -1
+    dial = Bundle.load(FIXTURES / "bundle_v2").manifest.bias_removal
+    assert (dial.noise, dial.default, dial.minimum, dial.maximum) == ("p_n(y|x)", 0.5, 0.0, 2.0)
+
+
+def test_a_default_below_zero_of_a_tree_is_read_as_zero() -> None:
+    written = json.loads((FIXTURES / "bundle_v2" / "manifest.json").read_text())
+    written["bias_removal"]["default"] = -0.25
+    assert Manifest.model_validate(written).bias_removal.default == 0
+    assert Manifest.model_validate(written | {"schema_version": 1}).bias_removal.default == -0.25
+
+
+def test_a_bundle_of_format_3_loads_forever() -> None:
+    bundle = Bundle.load(FIXTURES / "bundle_v3")
+    manifest, labels = bundle.manifest, bundle.labels
+    assert (manifest.schema_version, manifest.labels, manifest.dim, manifest.similarity) == (3, 9, 4, "cosine")
+    assert manifest.kappa == pytest.approx(1.2922157068729925)
+    assert manifest.kappa_popularity == pytest.approx(0.6587961412036856)
+    assert (manifest.bias_removal.noise, manifest.popularity.default) == ("(π + 1/L) / 2", 0)
+    assert (manifest.popularity.minimum, manifest.popularity.maximum) == (-1, 2)
+    assert labels.counts.tolist() == [125, 1000, 333, 500, 200, 142, 166, 250, 111]
+    pi = np.array([125.5, 1000.5, 333.5, 500.5, 200.5, 142.5, 166.5, 250.5, 111.5]) / 2831.5
+    np.testing.assert_allclose(labels.log_popularity, np.log(pi), rtol=1e-6)
+    np.testing.assert_allclose(labels.log_pn, np.log((pi + 1 / 9) / 2), rtol=1e-6)
+    row = [-0.09480799, 0.28215665, -0.9279606, -0.22425069, 1.2922157 * -2.5546818]
+    row += [manifest.kappa_bias * -0.13745461, 0.65879614 * -3.1162562]
+    np.testing.assert_allclose(bundle.rows()[0], row, rtol=1e-5)
 
 
 def test_its_tree_says_what_it_said() -> None:

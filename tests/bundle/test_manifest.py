@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from longtail.bundle import BiasRemoval, Feature, Interval, Manifest
+from longtail.bundle import BiasRemoval, Feature, Interval, Manifest, Popularity
 from tests.bundles import make_bundle
 
 HISTORY = {"name": "history", "kind": "history", "vocabulary": "items", "max_length": 10}
@@ -53,6 +53,7 @@ def test_a_feature_that_contradicts_its_kind_is_refused(feature: dict[str, Any],
         ({"dim": 0}, "dim\n.*greater than or equal to 1"),
         ({"temperature": 0}, "temperature\n.*greater than 0"),
         ({"kappa": 0}, "kappa\n.*greater than 0"),
+        ({"kappa_popularity": 0}, "kappa_popularity\n.*greater than 0"),
         ({"similarity": "euclidean"}, "similarity\n.*'dot' or 'cosine'"),
         ({"label_bias": True}, "kappa_bias belongs to a bundle with label_bias, and only to it"),
         ({"kappa_bias": 1.0}, "kappa_bias belongs to a bundle with label_bias, and only to it"),
@@ -73,6 +74,12 @@ def test_the_default_of_the_dial_lies_within_its_limits() -> None:
     assert (BiasRemoval(default=2).minimum, BiasRemoval(default=2).maximum) == (-1, 2)
     with pytest.raises(ValidationError, match=r"expected -1.0 <= default <= 2.0, received 2.5"):
         BiasRemoval(default=2.5)
+
+
+def test_the_prior_s_default_lies_within_its_limits() -> None:
+    assert Popularity() == Popularity(default=0, minimum=-1, maximum=2)
+    with pytest.raises(ValidationError, match=r"popularity.default: expected -1.0 <= default <= 2.0, received -2"):
+        Popularity(default=-2)
 
 
 def test_a_figure_without_an_interval_has_null_bounds() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from longtail.bundle import Bundle, BundleCorruptError, BundleInvariantError, Proposal, read_manifest
+from longtail.bundle import BiasRemoval, Bundle, BundleCorruptError, BundleInvariantError, Proposal, read_manifest
 from tests.bundles import make_bundle
 
 FIXTURE = Path(__file__).parent.parent / "fixtures" / "bundle_v1"
@@ -295,7 +295,7 @@ def test_broken_invariants(break_it: Callable[[Proposal], Proposal], message: st
 
 def test_a_bundle_carries_its_tree(tmp_path: Path) -> None:
     tree = random_tree(12)
-    replace(make_bundle(labels=12, dim=4, users=20), proposal=tree).write(tmp_path / "bundle")
+    replace(make_bundle(labels=12, dim=4, users=20, proposal=True), proposal=tree).write(tmp_path / "bundle")
 
     assert "proposal.npz" in read_manifest(tmp_path / "bundle").files
     loaded = Bundle.load(tmp_path / "bundle").proposal
@@ -323,6 +323,18 @@ def test_a_bundle_refuses_a_tree_of_other_labels_or_features(tmp_path: Path) -> 
             BundleInvariantError, match=rf"expected some of \{{'user_id': 21, 'history': 13\}}, found {found}"
         ):
             replace(bundle, proposal=tree).write(tmp_path / "bundle")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bundle_refuses_a_tree_whose_dial_goes_below_zero_or_beside_a_prior(tmp_path: Path) -> None:
+    bundle = make_bundle(labels=12, dim=4, users=20, proposal=True)
+    dial = BiasRemoval(default=0.5, minimum=-0.5)
+    with pytest.raises(BundleInvariantError, match=r"does not go below 0.* bias_removal.minimum >= 0, found -0.5"):
+        replace(bundle, manifest=bundle.manifest.model_copy(update={"bias_removal": dial})).write(tmp_path / "bundle")
+    two = make_bundle(labels=12, dim=4, users=20, popularity=True)
+    two = replace(two, manifest=two.manifest.model_copy(update={"bias_removal": BiasRemoval(default=0, minimum=0)}))
+    with pytest.raises(BundleInvariantError, match="log_pn is log π beside a tree"):
+        replace(two, proposal=bundle.proposal).write(tmp_path / "bundle")
     assert list(tmp_path.iterdir()) == []
 
 

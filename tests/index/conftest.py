@@ -58,11 +58,13 @@ def opened(
     return open_
 
 
-def brute_force(bundle: Bundle, query_D: np.ndarray, bias_removal: float) -> np.ndarray:
-    """T·s_λ of every label [METHODS §6], float64 [L], from the bundle's own columns."""
+def brute_force(bundle: Bundle, query_D: np.ndarray, bias_removal: float, popularity: float = 0.0) -> np.ndarray:
+    """T·s of every label at λ and μ [METHODS §6], float64 [L], from the bundle's own columns."""
     labels, temperature = bundle.labels, bundle.manifest.temperature
     scores = bundle.embeddings.astype(np.float64) @ query_D.astype(np.float64)
     scores += temperature * bias_removal * labels.log_pn.astype(np.float64)
+    log_pi = labels.log_pn if labels.log_popularity is None else labels.log_popularity
+    scores += temperature * popularity * log_pi.astype(np.float64)
     return scores if labels.bias is None else scores + temperature * labels.bias
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from longtail.bundle import BiasRemoval, CurvePoint, Interval
+from longtail.bundle import BiasRemoval, CurvePoint, Interval, Popularity
 from longtail.index import BucketFloors, FloorsError, FloorsNotMetError, Releases, build
 from longtail.index.release.bucket_floors import BucketMetrics
 from tests.bundles import make_bundle
@@ -108,9 +108,21 @@ def test_the_stricter_of_floor_and_drop_counts_and_every_bucket_below_it_is_name
     ]
 
 
+def test_the_figures_are_those_of_the_point_nearest_on_both_dials() -> None:
+    def point(bias_removal: float, popularity: float, tail: float) -> CurvePoint:
+        metrics = {"recall@20/tail": Interval(value=tail)}
+        return CurvePoint(bias_removal=bias_removal, popularity=popularity, metrics=metrics)
+
+    curve = [point(0, 0, 0.1), point(1, 0, 0.2), point(1, -0.5, 0.3), point(1, 0.5, 0.4)]
+    update = {"bias_removal": BiasRemoval(default=1, curve=curve), "popularity": Popularity(default=-0.4)}
+    manifest = make_bundle(labels=3).manifest.model_copy(update=update)
+    metrics = BucketMetrics.at_default("new", manifest, "recall@20")
+    assert (metrics.where, metrics.buckets) == ("λ = 1, μ = -0.5", {"tail": 0.3})
+
+
 def test_exactly_the_floor_is_enough() -> None:
-    before = BucketMetrics("old", 1.0, {"head": 0.3, "torso": 0.3, "tail": 0.3}, [])
-    after = BucketMetrics("new", 1.0, {"head": 0.27, "torso": 0.27, "tail": 0.27}, [])
+    before = BucketMetrics("old", "λ = 1", {"head": 0.3, "torso": 0.3, "tail": 0.3}, [])
+    after = BucketMetrics("new", "λ = 1", {"head": 0.27, "torso": 0.27, "tail": 0.27}, [])
     assert BucketFloors(max_drop=0.1, floors={"tail": 0.27}).compare(after, before).unmet == []
 
 

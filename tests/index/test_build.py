@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from longtail.bundle import BiasRemoval, Bundle
-from longtail.index import IndexSpec, LongtailIndexError, RecallFloorError, Searcher, build
+from longtail.bundle import BiasRemoval, Bundle, Popularity
+from longtail.index import IndexSpec, LongtailIndexError, RecallFloorError, Releases, Searcher, build
 from longtail.index.construct.recall import Calibration
 from longtail.index.construct.tuning import train_index, tune_index
 from longtail.index.manifests import Effort
@@ -75,9 +75,33 @@ def test_a_bundle_with_a_tree_is_measured_at_zero_even_if_requests_may_not_ask_f
     bundle = make_bundle(labels=40, proposal=True)
     dial = BiasRemoval(default=1, minimum=0.5)
     bundle = replace(bundle, manifest=bundle.manifest.model_copy(update={"bias_removal": dial}))
-    assert Calibration(bundle, bundle.rows()).bias_removals == [0.0, 0.5, 1.0, 2.0]
+    at_zero, prior_alone = [(0.0, 0), (0.5, 0), (1.0, 0), (2.0, 0)], [(0.0, -1), (0.0, 2)]
+    assert Calibration(bundle, bundle.rows()).places == at_zero + prior_alone
     without = replace(bundle, proposal=None)
-    assert Calibration(without, without.rows()).bias_removals == [0.5, 1.0, 2.0]
+    assert Calibration(without, without.rows()).places == at_zero[1:]
+
+
+def test_two_coordinates_are_measured_in_the_corners_of_what_requests_may_ask_for() -> None:
+    bundle = make_bundle(labels=40, popularity=True)
+    prior = Popularity(default=0.25, minimum=-0.5, maximum=1.5)
+    bundle = replace(bundle, manifest=bundle.manifest.model_copy(update={"popularity": prior}))
+    corners = [(-1, -0.5), (-1, 1.5), (0.5, -0.5), (0.5, 0.25), (0.5, 1.5), (2, -0.5), (2, 1.5)]
+    assert Calibration(bundle, bundle.rows()).places == [(-1, 0), (0, 0), (0.5, 0), (1, 0), (2, 0), *corners]
+
+
+@pytest.mark.parametrize("spec", ["ivf_flat", "hnsw"])
+def test_the_index_that_is_chosen_recalls_on_both_dials(spec: str, tmp_path: Path) -> None:
+    bundle = make_bundle(labels=6000, dim=16, popularity=True).write(tmp_path / "bundle")
+    manifest = build(bundle, tmp_path / "releases", spec=spec, name="both")
+    assert len(manifest.recall) == 11
+    assert min(at.recall for at in manifest.recall) >= 0.95
+    searcher = Releases(tmp_path / "releases").open("both").searcher
+    rng = np.random.default_rng(1)
+    bias_removal, popularity = rng.uniform(-1, 2, (2, 50)).astype(np.float32)
+    queries = bundle.augmentation.queries(bundle.calibration_queries, bias_removal, popularity)
+    _, rows = searcher.search(queries, 20)
+    exact = np.argsort(-(queries @ bundle.rows().T), axis=1)[:, :20]
+    assert np.mean([len(set(found) & set(best)) for found, best in zip(rows, exact, strict=True)]) / 20 >= 0.97
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ def written(tmp_path: Path, *records: LabelRecord, **variant: Any) -> tuple[Path
     return tmp_path / "bundle", tmp_path / "labels.log", bundle
 
 
-@pytest.mark.parametrize("variant", [{}, {"cosine": False, "bias": True}])
+@pytest.mark.parametrize("variant", [{}, {"cosine": False, "bias": True}, {"popularity": True}])
 def test_added_labels_become_rows_and_hidden_ones_lose_theirs(tmp_path: Path, variant: dict[str, bool]) -> None:
     records = [
         upsert("new-1", genres=["g1"], display={"title": "New"}),
@@ -65,6 +65,10 @@ def test_added_labels_become_rows_and_hidden_ones_lose_theirs(tmp_path: Path, va
     ]
     p = np.exp(np.append(old.log_pn[kept], [old.log_pn.min()] * 2).astype(np.float64))
     np.testing.assert_allclose(np.exp(new.log_pn), p / p.sum(), rtol=1e-5)
+    if "popularity" in variant:
+        pi = np.exp(np.append(old.log_popularity[kept], [old.log_popularity.min()] * 2).astype(np.float64))
+        np.testing.assert_allclose(np.exp(new.log_popularity), pi / pi.sum(), rtol=1e-5)
+        assert after.rows().shape == (61, 8 + 2)
     unchanged = kept != 5
     np.testing.assert_array_equal(after.embeddings[:59][unchanged], before.embeddings[kept][unchanged])
     adder = LabelAdder(before, {f"item-{row}": row for row in range(L)})

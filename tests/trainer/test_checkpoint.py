@@ -45,6 +45,26 @@ def test_what_is_saved_is_restored_to_the_bit(tmp_path: Path, trained: TwoTower)
     assert float(other.train_step(BATCH)) == float(trained.train_step(BATCH)), "optimiser, schedule and seed came along"
 
 
+def test_momentum_and_dues_of_l2_come_along(tmp_path: Path) -> None:
+    job = tiny.recipe(
+        query={"features": [tiny.USER], "hidden": [3]},
+        optimizer={"embeddings": "sgd", "dense": "sgd", "momentum": 0.9, "l2": 0.01, "schedule": "step"},
+    )
+    trained, other = (tiny.model(job, DATA, batch_size=2, total_steps=4) for _ in range(2))
+    for rows in ((0, 0), (1, 2)), ((1, 1), (2, 1)):
+        trained.train_step(tiny.batch(tiny.pairs(*rows)))
+    Checkpoints(tmp_path, "run").save("latest", trained.variables, {})
+    Checkpoints(tmp_path, "run").load("latest", other.variables)
+
+    for model in (trained, other):
+        model.train_step(tiny.batch(tiny.pairs((0, 0), (2, 3))))
+    for one, another in zip(values(trained), values(other), strict=True):
+        np.testing.assert_array_equal(one, another)
+    assert {"table_user_id_velocity", "table_item_id_velocity", "table_user_id_touched"} <= {
+        it.name for it in trained.variables
+    }
+
+
 def test_there_is_nothing_to_load_before_the_first(tmp_path: Path, trained: TwoTower) -> None:
     before = values(trained)
 
@@ -99,6 +119,7 @@ OTHERS = {
     "a seed": (tiny.recipe(seed=1), DATA),
     "a width": (tiny.recipe(model={"dim": 8}), DATA),
     "a weight": (tiny.recipe(loss={"weight": "tail"}), DATA),
+    "a penalty": (tiny.recipe(optimizer={"l2": 0.1}), DATA),
     "a pair": (RECIPE, tiny.dataset(TRAIN.take(slice(5)), queries=3, labels=4)),
     "a label": (RECIPE, tiny.dataset(TRAIN, queries=3, labels=5)),
     "pair weights": (

@@ -10,6 +10,7 @@ from longtail.bundle import Bundle
 from longtail.trainer.config import load_recipe
 from longtail.trainer.errors import DataError
 from longtail.trainer.evaluation.bundle import evaluate
+from longtail.trainer.evaluation.dial import Dial
 from longtail.trainer.evaluation.report import evaluation_markdown
 from longtail.trainer.job import fit
 from longtail.trainer.progress import EpochProgress, Reporter
@@ -72,8 +73,8 @@ def test_the_tree_travels_in_the_bundle_and_its_dial_is_what_was_measured(tmp_pa
     assert all(point.metrics["log_likelihood"].value < 0 for point in curve)
 
     again = evaluate(tmp_path / "out", tmp_path / "recipe.toml", overrides=JOBS["adversarial"])
-    stored = evaluation_markdown(written.manifest.bias_removal, "recall@5")
-    assert evaluation_markdown(again.bias_removal, again.metric) == stored
+    stored = evaluation_markdown(Dial(written.manifest.bias_removal, written.manifest.popularity), "recall@5")
+    assert evaluation_markdown(again.dial, again.metric) == stored
 
 
 def test_a_tree_needs_something_to_see(tmp_path: Path) -> None:

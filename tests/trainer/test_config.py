@@ -7,6 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from longtail.trainer.config import Recipe, load_recipe
+from longtail.trainer.data.sources import DATASETS
 from longtail.trainer.errors import DataError, RecipeError
 from longtail.trainer.losses import LOSSES, WEIGHTS
 from longtail.trainer.sampling import SAMPLERS
@@ -23,12 +24,17 @@ def path(tmp_path: Path) -> Path:
 
 def test_the_recipes_that_are_shipped_are_those_of_the_known_data_sets() -> None:
     assert SHIPPED == [
+        "amazon-670k.toml",
         "amazon-beauty.toml",
+        "amazoncat-13k.toml",
         "delicious.toml",
+        "eurlex-4k.toml",
         "gowalla.toml",
         "movielens-100k.toml",
         "movielens-1m.toml",
+        "wikilshtc-325k.toml",
     ]
+    assert sorted(f"{name}.toml" for name in DATASETS) == SHIPPED
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -208,8 +214,23 @@ IMPOSSIBLE = {
         "negatives\n.*greater than or equal to 1",
     ),
     "row optimiser": (
-        {"optimizer": {"embeddings": "sgd"}},
-        "embeddings: expected one of adagrad, adam, received 'sgd'",
+        {"optimizer": {"embeddings": "lion"}},
+        "embeddings: expected one of adagrad, adagrad_elementwise, adam, sgd, received 'lion'",
+    ),
+    "dense optimiser": ({"optimizer": {"dense": "lion"}}, "optimizer.dense\n.*'adam', 'adagrad' or 'sgd'"),
+    "momentum without descent": (
+        {"optimizer": {"momentum": 0.9}},
+        "momentum: expected 0 where neither embeddings nor dense is sgd, received 0.9",
+    ),
+    "momentum of other embeddings": (
+        {"optimizer": {"dense": "sgd", "embedding_momentum": 0.5}},
+        "embedding_momentum: expected none with embeddings 'adam', received 0.5",
+    ),
+    "momentum of 1": ({"optimizer": {"momentum": 1}}, "optimizer.momentum\n.*less than 1"),
+    "penalty below 0": ({"optimizer": {"l2": -1}}, "optimizer.l2\n.*greater than or equal to 0"),
+    "milestones that fall": (
+        {"optimizer": {"milestones": [0.5, 0.25]}},
+        r"milestones: expected rising shares, received \[0.5, 0.25\]",
     ),
     "clip to 0": ({"optimizer": {"clip_norm": 0}}, "optimizer.clip_norm\n.*greater than 0"),
     "batch of 1": ({"training": {"batch_size": 1}}, "training.batch_size\n.*greater than or equal to 2"),
@@ -228,6 +249,21 @@ IMPOSSIBLE = {
     "input activation": ({"query": feature() | {"input_activation": "tanh"}}, "activation\n.*'linear' or 'relu'"),
     "reduction": ({"data": {"reduction": "largest"}}, "reduction\n.*'expand', 'sample' or 'smallest'"),
     "metric of a bucket": ({"evaluation": {"metric": "recall@2/tail"}}, "metric: expected .*received 'recall@2/tail'"),
+    "λ < 0 for a tree": (
+        {
+            "evaluation": {"bias_removal": [-0.5, 0]},
+            "loss": {"family": "logistic", "sampler": {"name": "adversarial", "negatives": 2}},
+        },
+        "evaluation.bias_removal: expected λ >= 0 with sampler 'adversarial', .*, received -0.5",
+    ),
+    "default λ < 0 for a tree": (
+        {
+            "evaluation": {"default_bias_removal": -0.25},
+            "loss": {"family": "logistic", "sampler": {"name": "adversarial", "negatives": 2}},
+        },
+        "evaluation.bias_removal: expected λ >= 0 with sampler 'adversarial', .*, received -0.25",
+    ),
+    "no μ": ({"evaluation": {"popularity": []}}, "evaluation.popularity\n.*at least 1 item"),
     "no λ": ({"evaluation": {"bias_removal": []}}, "evaluation.bias_removal\n.*at least 1 item"),
     "λ out of range": ({"evaluation": {"bias_removal": [0, 2.5]}}, "bias_removal.1\n.*less than or equal to 2"),
     "default λ out of range": ({"evaluation": {"default_bias_removal": -2}}, "default_bias_removal\n.*equal to -1"),

@@ -1,9 +1,10 @@
 import numpy as np
 import pytest
 
-from longtail.bundle import Buckets
+from longtail.bundle import Buckets, CurvePoint, Interval
 from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.errors import DataError
+from longtail.trainer.evaluation.dial import Noise, Setting, best_dial, lines
 from longtail.trainer.evaluation.ranking import LabelSide, bias_removal_curve, buckets_for, rank
 from tests.trainer import tiny
 
@@ -100,7 +101,9 @@ def test_rankings_leave_out_what_was_seen_and_end_where_nothing_is_left() -> Non
     known = tiny.pairs(*[(0, label) for label in range(L - 2)], (1, 3))
     seen_keys = known.queries.astype(np.int64) * L + known.labels
 
-    top, likelihoods = rank(np.int32([0, 1]), embed, label_side(), seen_keys, [0.0, 1.0], k=L, queries=QUERIES)
+    top, likelihoods = rank(
+        np.int32([0, 1]), embed, label_side(), seen_keys, [Setting(0.0), Setting(1.0)], k=L, queries=QUERIES
+    )
 
     assert likelihoods == [None, None]
 
@@ -137,13 +140,65 @@ def test_the_log_likelihood_is_the_mean_log_softmax_of_the_pairs_over_what_may_b
 def test_a_conditional_proposal_takes_the_place_of_the_frequencies() -> None:
     log_p = np.log(np.random.default_rng(4).dirichlet(np.ones(L), QUERIES)).astype(np.float32)
     top, _ = rank(
-        np.arange(QUERIES, dtype=np.int32), embed, label_side(), np.zeros(0, np.int64), GRID, k=L, queries=QUERIES,
+        np.arange(QUERIES, dtype=np.int32), embed, label_side(), np.zeros(0, np.int64), [*map(Setting, GRID)], k=L,
+        queries=QUERIES,
         log_proposal=lambda rows: log_p[rows],
     )  # fmt: skip
 
     for at, bias_removal in enumerate(GRID):
         scores = USERS @ ITEMS.T / T + BIAS + bias_removal * log_p
         np.testing.assert_array_equal(top[at], np.argsort(-scores, axis=1))
+
+
+LOG_NU = np.log(rng.dirichlet(np.ones(L)))
+
+
+@pytest.mark.parametrize("log_proposal", [None, np.log(np.random.default_rng(4).dirichlet(np.ones(L), QUERIES))])
+def test_the_noise_and_the_prior_each_have_a_dial(log_proposal: np.ndarray | None) -> None:
+    """`f + λ·log ν + μ·log π`; beside a tree ν is the tree, and the labels' one column is log π."""
+    tree = log_proposal is not None
+    side = LabelSide.of(
+        ITEMS, BIAS, COUNTS, training_queries=100, temperature=T, buckets=Buckets.by_quantile(COUNTS),
+        log_pn=np.float32(LOG_PN if tree else LOG_NU), log_popularity=None if tree else np.float32(LOG_PN),
+    )  # fmt: skip
+    settings = [Setting(0.0), Setting(1.0), Setting(0.7, -0.5), Setting(0.0, 2.0)]
+
+    top, _ = rank(
+        np.arange(QUERIES, dtype=np.int32), embed, side, np.zeros(0, np.int64), settings, k=L, queries=QUERIES,
+        log_proposal=(lambda rows: log_proposal[rows].astype(np.float32)) if tree else None,
+    )  # fmt: skip
+
+    assert side.rows().shape == (L, D + (2 if tree else 3))
+    for at, (bias_removal, popularity) in enumerate(settings):
+        noise = log_proposal if tree else LOG_NU
+        scores = USERS @ ITEMS.T / T + BIAS + bias_removal * noise + popularity * LOG_PN
+        np.testing.assert_array_equal(top[at], np.argsort(-scores, axis=1))
+
+
+def point(setting: Setting, recall: float) -> CurvePoint:
+    return CurvePoint(
+        bias_removal=setting.bias_removal, popularity=setting.popularity, metrics={"recall@2": Interval(value=recall)}
+    )  # fmt: skip
+
+
+def measure(settings: list[Setting]) -> list[CurvePoint]:
+    """Best at λ = ¾, μ = ¼; at μ = 0 the best λ of the grid is 0.7."""
+    return [point(at, -((at.bias_removal - 0.75) ** 2) - (at.popularity - 0.25) ** 2) for at in settings]
+
+
+def test_the_prior_is_chosen_after_the_noise_and_only_where_they_differ() -> None:
+    grids = config(popularity=[-0.5, 0.0, 0.5, 0.3])
+    best, curve = best_dial(measure, grids, Noise("π^0.5", constant=False, apart=True))
+    assert best == (0.7, 0.3)
+    assert [*map(Setting.of, curve)] == [*map(Setting, GRID), (0.7, -0.5), (0.7, 0.5), (0.7, 0.3)]
+    assert [*map(Setting.of, curve)] == lines(grids, Noise("π^0.5", constant=False, apart=True), 0.7)
+
+    best, curve = best_dial(measure, config(), Noise("π", constant=False, apart=False))
+    assert (best, [*map(Setting.of, curve)]) == ((0.7, 0), [*map(Setting, GRID)])
+
+    best, curve = best_dial(measure, config(), Noise("uniform", constant=True, apart=True))
+    assert best == (0, 0), "¼ from the best, as no other μ of the grid is"
+    assert [*map(Setting.of, curve)] == [(0, 0), (0, -0.5), (0, 0.7), (0, 2)]
 
 
 def test_the_dial_moves_exposure_to_the_head() -> None:
@@ -180,11 +235,11 @@ def test_a_sample_of_queries_is_measured_on_those_alone() -> None:
         return USERS[rows]
 
     arguments = (HELD_OUT, KNOWN, embed_and_note, label_side(), config())
-    curve = bias_removal_curve(*arguments, queries=QUERIES, seed=4, max_queries=3, grid=[0.5])
+    curve = bias_removal_curve(*arguments, queries=QUERIES, seed=4, max_queries=3, settings=[Setting(0.5)])
 
     assert len(curve) == 1
     assert len(set(asked)) == len(asked) == 3
-    assert bias_removal_curve(*arguments, queries=QUERIES, seed=4, max_queries=3, grid=[0.5]) == curve
+    assert bias_removal_curve(*arguments, queries=QUERIES, seed=4, max_queries=3, settings=[Setting(0.5)]) == curve
 
 
 def test_buckets_are_as_the_recipe_asks() -> None:

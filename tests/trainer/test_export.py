@@ -15,6 +15,7 @@ from longtail.trainer import job
 from longtail.trainer.config import load_recipe
 from longtail.trainer.errors import CheckpointError, ExportError
 from longtail.trainer.evaluation.bundle import evaluate
+from longtail.trainer.evaluation.dial import Dial
 from longtail.trainer.evaluation.report import evaluation_markdown, evaluation_table
 from longtail.trainer.export.bundle import to_bundle
 from longtail.trainer.export.onnx import export_towers
@@ -106,7 +107,7 @@ def test_measuring_the_bundle_again_prints_the_table_that_fit_printed(finished: 
     screen = io.StringIO()
     for result in (evaluate(finished.out, finished.recipe), evaluate(finished.out)):
         assert (result.name, result.bias_removal.curve_split) == ("tiny", "test")
-        Console(file=screen, width=120).print(evaluation_table("tiny: test", result.bias_removal, result.metric))
+        Console(file=screen, width=120).print(evaluation_table("tiny: test", result.dial, result.metric))
     again, stored = screen.getvalue().split("tiny: test, top 5")[1:]
 
     assert again == stored
@@ -116,7 +117,7 @@ def test_measuring_the_bundle_again_prints_the_table_that_fit_printed(finished: 
         assert row in finished.output
 
     valid = evaluate(finished.out, finished.recipe, split="valid")
-    assert evaluation_markdown(valid.bias_removal, valid.metric).count("\n| ") == 3
+    assert evaluation_markdown(valid.dial, valid.metric).count("\n| ") == 3
 
 
 def id_towers(tmp_path: Path, **sections: Any) -> Trained:
@@ -138,7 +139,7 @@ def test_a_model_trained_in_mixed_precision_is_exported_in_full(tmp_path: Path) 
     training, query = {"precision": "mixed_bfloat16", "batch_size": 3}, {"features": [tiny.USER], "hidden": [8]}
     trained = id_towers(tmp_path, training=training, query=query)
 
-    bundle = to_bundle(trained, np.arange(3), BiasRemoval(default=0), {})
+    bundle = to_bundle(trained, np.arange(3), Dial(BiasRemoval(default=0)), {})
     inputs = {"user_id": np.int32([0, 1, 2, 3])}
     np.testing.assert_allclose(run(bundle.query_tower, inputs), trained.model.embed_queries(inputs), atol=1e-5)
 
@@ -186,7 +187,7 @@ def test_every_kind_of_feature_reaches_the_bundle(tmp_path: Path) -> None:
     dataset = tiny.dataset(pairs, queries=4, labels=3, query_table=queries, label_table=labels)
     trained = train(recipe, dataset, epochs=2, work=tmp_path, logs=tmp_path / "logs", reporter=silent())
 
-    to_bundle(trained, np.arange(4), BiasRemoval(default=0), {}).write(tmp_path / "bundle")
+    to_bundle(trained, np.arange(4), Dial(BiasRemoval(default=0)), {}).write(tmp_path / "bundle")
 
     bundle = Bundle.load(tmp_path / "bundle")
     assert [feature.kind for feature in bundle.manifest.query_features] == [
@@ -222,7 +223,7 @@ def test_a_tower_that_computes_something_else_is_not_exported(
     )
 
     with pytest.raises(ExportError, match=message):
-        to_bundle(finished.trained, np.arange(40), BiasRemoval(default=0), {})
+        to_bundle(finished.trained, np.arange(40), Dial(BiasRemoval(default=0)), {})
 
 
 def test_a_tower_too_large_for_onnx_says_what_to_lower(finished: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,7 +246,7 @@ def test_an_unfinished_job_is_exported_from_its_newest_checkpoint(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(job, "choose_bias_removal", interrupt)
+        patched.setattr(job, "choose_dial", interrupt)
         with pytest.raises(KeyboardInterrupt):
             job.fit(recipe, tmp_path / "bundle", silent())
 
@@ -274,6 +275,6 @@ def test_a_job_without_a_valid_split_serves_the_recipe_s_default(finished: Finis
         TrainingHistory(),
     )
 
-    dial = job.choose_bias_removal(trained, alone)
+    dial = job.choose_dial(trained, alone).bias_removal
 
-    assert (dial.default, dial.chosen_by, dial.curve) == (0.5, "the recipe, for want of validation data", [])
+    assert (dial.default, dial.chosen_by, dial.curve) == (1, "theory, for want of validation data", [])

@@ -187,7 +187,7 @@ def test_a_model_weighs_by_the_stream(sampler: dict[str, Any]) -> None:
         np.exp(np.asarray(model.train_step._log_pi(np.arange(5, dtype=np.int32)))), pi_L, rtol=1e-6
     )
     q = np.exp(np.asarray(model.sampler.q_of_pi(ops.log(ops.convert_to_tensor(pi_L.astype(np.float32))))))
-    np.testing.assert_allclose(q, pi_L if sampler["name"] == "in_batch" else (6 * pi_L + 3 / 5) / 9, rtol=1e-6)
+    np.testing.assert_allclose(q, pi_L if sampler["name"] == "in_batch" else (5 * pi_L + 3 / 5) / 8, rtol=1e-6)
 
 
 @pytest.mark.slow

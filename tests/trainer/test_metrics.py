@@ -33,6 +33,12 @@ BY_HAND = {
     "exposure@1/head": 2 / 3,
     "balanced_error@1": 1 - (1 + 0 + 0 + 0 + 0) / 5,
     "balanced_error@3": 1 - (1 + 0 + 1 + 1 + 0) / 5,
+    "balanced_error@1/head": 1 - (1 + 0) / 2,
+    "balanced_error@3/head": 1 - (1 + 0) / 2,
+    "balanced_error@1/torso": 1 - 0,
+    "balanced_error@3/torso": 1 - 1,
+    "balanced_error@1/tail": 1 - (0 + 0) / 2,
+    "balanced_error@3/tail": 1 - (1 + 0) / 2,
     "coverage@1": 2 / 5,
     "coverage@3": 4 / 5,
     "coverage@3/head": 2 / 2,
@@ -62,7 +68,9 @@ def test_metrics_by_hand(metrics: dict[str, object], name: str) -> None:
 def test_there_are_no_other_metrics(metrics: dict[str, object]) -> None:
     plain = {"recall", "precision", "ndcg", "mrr", "hit_rate", "balanced_error", "gini", "coverage", "popularity"}
     buckets = {
-        f"{name}/{bucket}" for name in ("recall", "exposure", "coverage") for bucket in ("head", "torso", "tail")
+        f"{name}/{bucket}"
+        for name in ("recall", "balanced_error", "exposure", "coverage")
+        for bucket in ("head", "torso", "tail")
     }
 
     assert {name.replace("@1", "") for name in metrics if "@1" in name} == plain | buckets
@@ -96,6 +104,20 @@ def test_a_bucket_that_nobody_wants_has_recall_zero() -> None:
     interval = Bootstrap(3, resamples=10, seed=0).interval(np.zeros(3), np.zeros(3))
 
     assert (interval.low, interval.value, interval.high) == (0, 0, 0)
+
+
+def test_the_balanced_error_weighs_labels_not_pairs_and_leaves_untested_labels_out() -> None:
+    """Of the tail's three labels one is tested four times and found thrice, one once and missed, one never."""
+    wanted = Positives.of(np.array([0, 1, 2, 3, 4]), np.array([0, 0, 0, 0, 1]), queries=5, labels=3)
+    found = metrics_of(
+        np.array([[0], [0], [0], [2], [2]], np.int32), wanted, ks=[1], buckets_L=np.full(3, TAIL, np.int8),
+        counts_L=np.ones(3, np.int64), bootstrap=Bootstrap(5, resamples=10, seed=0),
+    )  # fmt: skip
+
+    assert found["balanced_error@1/tail"].value == 1 - (3 / 4 + 0) / 2
+    assert found["balanced_error@1/tail"].value == found["balanced_error@1"].value
+    assert found["recall@1/tail"].value == pytest.approx(3 / 5), "over pairs"
+    assert found["balanced_error@1/head"].value == 0, "nothing to divide by"
 
 
 def test_intervals_repeat_under_a_seed() -> None:

@@ -61,21 +61,21 @@ def test_with_fewer_left_than_kept_the_rest_weighs_nothing() -> None:
 
 @pytest.mark.parametrize("family", [name for name, family in LOSSES.items() if family.weights is None])
 def test_mining_goes_with_every_family(family: str) -> None:
-    """As if the two hardest had been drawn alone with half their weights, (1 − q_y)/(3·q_y')."""
+    """As if the two hardest had been drawn alone with half their weights, 1/(4·q_y')."""
     negative, log_q = np.float32([[0.9, 0.2, 0.5, -0.3]]), np.float32(np.log([[0.1, 0.2, 0.4, 0.3]]))
     hits, positive, logs = np.array([[True, False, False, False]]), np.float32([0.4]), (log_q[:, 0], log_q)
     found = Objective(family, "importance", mining=Mining(keep=2))(
         SampledLogits(positive, negative, hits, *logs, *logs)
     )
 
-    log_weight = np.float32(np.log([[0.9 / (3 * 0.4) / 2, 0.9 / (3 * 0.2) / 2]]))
+    log_weight = np.float32(np.log([[1 / (4 * 0.4) / 2, 1 / (4 * 0.2) / 2]]))
     expected = LOSSES[family].loss(positive, np.float32([[0.5, 0.2]]), log_weight)
     assert np.asarray(found).item() == pytest.approx(np.asarray(expected).item(), rel=1e-6)
 
 
 @pytest.mark.parametrize("weight", ["unit", "importance", "tail"])
 def test_the_softmax_of_the_hardest_by_hand(weight: str) -> None:
-    """`log[1 + (w_1 e^(f_1 − f_y) + w_2 e^(f_2 − f_y))/2]`, with q_y = 0.1, m = 3."""
+    """`log[1 + (w_1 e^(f_1 − f_y) + w_2 e^(f_2 − f_y))/2]`, with q_y = 0.1, m = 4."""
     log_q: Any = np.float32(np.log([[0.1, 0.2, 0.4, 0.3]]))
     logs = (log_q[:, 0], log_q)
     logits = np.float32([0.4]), np.float32([[0.9, 0.2, 0.5, -0.3]])
@@ -83,6 +83,6 @@ def test_the_softmax_of_the_hardest_by_hand(weight: str) -> None:
         SampledLogits(*logits, np.array([[True, False, False, False]]), *logs, *logs)
     )
 
-    w = {"unit": [1, 1], "importance": [0.9 / (3 * 0.4), 0.9 / (3 * 0.2)], "tail": [0.9 / (3 * 0.1)] * 2}[weight]
+    w = {"unit": [1, 1], "importance": [1 / (4 * 0.4), 1 / (4 * 0.2)], "tail": [1 / (4 * 0.1)] * 2}[weight]
     expected = math.log(1 + (w[0] * math.exp(0.1) + w[1] * math.exp(-0.2)) / 2)
     assert np.asarray(found).item() == pytest.approx(expected, rel=1e-6)

@@ -28,11 +28,11 @@ SAMPLES: dict[str, dict[str, Any]] = {
     "full": {"name": "full"},
 }
 Q_L = {
-    "in_batch": PI_L,
+    "in_batch": COUNTS / 11,
     "uniform": np.full(L, 1 / L),
     "uniform per row": np.full(L, 1 / L),
     "popularity": np.sqrt(PI_L) / np.sqrt(PI_L).sum(),
-    "mixed": (B * PI_L + M / L) / (B + M),
+    "mixed": ((B - 1) * COUNTS / 11 + M / L) / (B - 1 + M),
     "full": np.full(L, 1 / L),
 }
 WEIGHTS = ["unit", "constant", "importance", "relative", "tail"]
@@ -43,9 +43,9 @@ def weight_of(weight: str, *, pi: float, pi_negative: float, q: float, q_negativ
     return {
         "unit": 1,
         "constant": 1 / m,
-        "importance": (1 - q) / (m * q_negative),
+        "importance": 1 / (m * q_negative),
         "relative": q / q_negative,
-        "tail": (1 - q) * pi_negative / (m * q_negative * pi),
+        "tail": pi_negative / (m * q_negative * pi),
     }[weight]
 
 
@@ -77,18 +77,17 @@ def negatives(sampler: str) -> np.ndarray:
 def reference(
     users: np.ndarray, items: np.ndarray, bias: np.ndarray, temperature: float, sampler: str, weight: str
 ) -> float:
-    """The whole loss [R21 eq. 7] in plain float64: cosine logits, accidental hits left out, m of what is left."""
+    """The whole loss [R21 eq. 7] in plain float64: cosine logits, hits left out, m of what is drawn."""
     users = users / np.linalg.norm(users, axis=1, keepdims=True)
     items = items / np.linalg.norm(items, axis=1, keepdims=True)
     q_L, losses = Q_L[sampler], []
+    m = negatives(sampler).shape[1] - (sampler in ("in_batch", "mixed"))
     for row, others in enumerate(negatives(sampler)):
         user, positive = users[BATCH.queries[row]], BATCH.labels[row]
         logit = items @ user / temperature + bias
         kept = [other for other in others if other != positive]
         weights = [
-            weight_of(
-                weight, pi=PI_L[positive], pi_negative=PI_L[other], q=q_L[positive], q_negative=q_L[other], m=len(kept)
-            )
+            weight_of(weight, pi=PI_L[positive], pi_negative=PI_L[other], q=q_L[positive], q_negative=q_L[other], m=m)
             for other in kept
         ]
         losses.append(np.log1p(np.dot(weights, np.exp(logit[kept] - logit[positive]))))
@@ -210,6 +209,21 @@ def test_pairs_of_weight_zero_teach_nothing() -> None:
 
 
 @pytest.mark.usefixtures("eager")
+def test_reweighting_by_frequency_scales_whole_pairs() -> None:
+    """As pairs weighed by π_y^−½, whose mean over the eleven training pairs is 1."""
+    reweighted, plain = (
+        made(tiny.recipe(loss={"family": "logistic", "reweight": reweight, "sampler": SAMPLES["uniform"]}))
+        for reweight in (0.5, 0.0)
+    )
+    factor_L = PI_L**-0.5 / (COUNTS / 11 @ PI_L**-0.5)
+    by_hand = tiny.pairs(*zip(BATCH.queries, BATCH.labels, strict=True), weights=BATCH.weights * factor_L[BATCH.labels])
+
+    assert float(reweighted.train_step(tiny.batch(BATCH))) == pytest.approx(
+        float(plain.train_step(tiny.batch(by_hand))), rel=1e-6
+    )
+
+
+@pytest.mark.usefixtures("eager")
 def test_a_batch_of_one_label_has_no_negatives_and_no_loss() -> None:
     model = made(job("in_batch", "importance"))
     same = tiny.pairs(*[(user, 3) for user in range(B)])
@@ -247,6 +261,35 @@ def test_clip_norm_bounds_the_whole_step(limit: float, monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("eager")
+def test_l2_adds_the_gradient_of_its_penalty_to_touched_rows_and_to_dense_weights() -> None:
+    """2·l2·θ a step: what plain descent does with l2 and without differs by −rate · 2 · 0.05 · θ."""
+    moved = []
+    for l2 in (0.05, 0.0):
+        descent = {"embeddings": "sgd", "dense": "sgd", "embedding_learning_rate": 2.0, "dense_learning_rate": 0.5}
+        model = made(job(
+            query={"features": [tiny.USER], "hidden": [3]}, optimizer=descent | {"l2": l2},
+            model={"dim": 4, "label_bias": True, "learn_temperature": True},
+        ))  # fmt: skip
+        for weights in model.dense_variables:
+            weights.assign(np.random.default_rng(3).uniform(0.5, 1, weights.shape))
+        variables = [*(table.table for table in model.tables.values()), *model.dense_variables]
+        before = [ops.convert_to_numpy(variable.value) for variable in variables]
+        model.train_step(tiny.batch(BATCH))
+        moved.append(
+            [ops.convert_to_numpy(variable.value) - old for variable, old in zip(variables, before, strict=True)]
+        )
+
+    rows, (*dense, temperature) = [2.0 * 0.1 * old for old in before[:3]], [0.5 * 0.1 * old for old in before[3:]]
+    touched = {"user_id": [1, 2, 3, 4, 5, 6], "item_id": [1, 2, 5, 7], "label bias": [1, 2, 5, 7]}
+    for values, name in zip(rows, model.tables, strict=True):
+        values[np.setdiff1d(np.arange(len(values)), touched[name])] = 0
+    for penalised, plain, expected in zip(*moved, [*rows, *dense, 0 * temperature], strict=True):
+        np.testing.assert_allclose(plain - penalised, expected, atol=2e-6)
+    assert len(dense) > 2
+    assert all(values.any() for values in (*rows[:2], *dense))
+
+
+@pytest.mark.usefixtures("eager")
 def test_a_linear_schedule_ends_at_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(optimizers.ROW_OPTIMIZERS, "adam", Descent)
     recipe = job(optimizer={"embedding_learning_rate": 0.1, "schedule": "linear"})
@@ -264,7 +307,10 @@ def test_a_linear_schedule_ends_at_zero(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize(
     ("sampler", "weight", "optimizer"),
-    [*((sampler, weight, "adam") for sampler in SAMPLES for weight in WEIGHTS), ("in_batch", "unit", "adagrad")],
+    [
+        *((sampler, weight, "adam") for sampler in SAMPLES for weight in WEIGHTS),
+        *(("in_batch", "unit", name) for name in optimizers.ROW_OPTIMIZERS if name != "adam"),
+    ],
 )
 def test_every_sampler_with_every_weight_learns(sampler: str, weight: str, optimizer: str) -> None:
     model = tiny.model(

@@ -12,7 +12,7 @@ import pytest
 from keras import ops
 
 from longtail.trainer import backend
-from longtail.trainer.losses import LOSSES, MASKED, WEIGHTS, Mining, Objective, SampledLogits
+from longtail.trainer.losses import LOSSES, MASKED, WEIGHTS, Mining, Objective, SampledLogits, balance
 from tests.trainer import toy
 from tests.trainer.toy import LOGITS, OTHERS, L, Y
 
@@ -121,7 +121,7 @@ def test_without_negatives_the_positive_s_loss_is_left(family: str, arguments: d
     else:
         losses_B = objective(everything)
 
-    u = POSITIVE - np.log([0.25, 0.1]) if family == "nce" else POSITIVE
+    u = POSITIVE - np.log([4 * 0.25, 4 * 0.1]) if family == "nce" else POSITIVE
     slope = arguments.get("margin", 1)
     phi = {
         "logistic": np.log1p(np.exp(-u)), "nce": np.log1p(np.exp(-u)), "hinge": 1 - u, "squared_hinge": (1 - u) ** 2,
@@ -132,8 +132,8 @@ def test_without_negatives_the_positive_s_loss_is_left(family: str, arguments: d
 
 def w(weight: str, pi: float, q: float, pi_negative: float, q_negative: float, m: int) -> float:
     return {
-        "importance": (1 - q) / (m * q_negative),
-        "tail": (1 - q) * pi_negative / (m * q_negative * pi),
+        "importance": 1 / (m * q_negative),
+        "tail": pi_negative / (m * q_negative * pi),
         "relative": q / q_negative,
     }[weight]
 
@@ -177,6 +177,46 @@ def test_the_regularizer_by_hand(dtype: str) -> None:
     np.testing.assert_allclose(added, [0.1 * (0 + (1.5**2 + 1 + 3**2) / 3), 0.1 * 25], rtol=1e-5)
 
 
+def test_the_regularizer_of_nce_by_hand() -> None:
+    """`λ[f_y² + mean f_y'²]`: f is the softmax's score as it is, and what is added to it in training is not its own
+    (the authors' code regularises so)."""
+    logs = np.float32([-1]), np.float32([[-2, -1]])
+    given = SampledLogits(np.float32([1]), np.float32([[0.5, 2]]), np.zeros((1, 2), bool), *logs, *logs)
+    losses_B = [np.asarray(Objective("nce", regularizer=strength, offset=-3.0)(given)) for strength in (0.0, 0.1)]
+
+    np.testing.assert_allclose(losses_B[1] - losses_B[0], [0.1 * (1 + (0.25 + 4) / 2)], rtol=1e-5)
+
+
+@pytest.mark.parametrize("weight", WEIGHTS)
+@pytest.mark.parametrize("sampler", ["in_batch", "uniform", "full"])
+def test_at_logits_of_zero_a_positive_balances_its_negatives(sampler: str, weight: str) -> None:
+    """The offset's σ pulls up in expectation what it pushes down: `1 − σ(o) = σ(o)·E Σ w` over pairs and draws."""
+    pi_L = np.array([0.5, 0.25, 0.125, 0.125])
+    log_q_L = np.log(pi_L if sampler == "in_batch" else np.full(4, 1 / 4)).astype(np.float32)
+    m = 4 if sampler == "full" else 7
+    sigma = 1 / (1 + np.exp(-balance(Objective("logistic", weight), np.log(pi_L), log_q_L, m=m)))
+    q_L = np.exp(log_q_L)
+    weights_LL = {
+        "unit": np.ones((4, 4)), "constant": np.full((4, 4), 1 / m), "relative": q_L[:, None] / q_L,
+        "importance": 1 / (m * q_L) + np.zeros((4, 1)), "tail": pi_L / (m * q_L * pi_L[:, None]),
+        "logit_adjusted": pi_L / (m * q_L * pi_L[:, None]), "equalised": pi_L / (m * q_L) + np.zeros((4, 1)),
+        "adaptive": pi_L[:, None] ** -0.25 / (m * q_L),
+    }[weight]  # fmt: skip
+
+    assert 1 - sigma == pytest.approx(sigma * m * (pi_L @ weights_LL @ q_L), rel=1e-5)
+
+
+def test_only_logits_that_are_log_odds_have_an_offset() -> None:
+    pi_L = np.log([0.5, 0.25, 0.125, 0.125])
+    found = {name: balance(Objective(name, "unit"), pi_L, None, m=8) for name in LOSSES}
+
+    assert {name: offset for name, offset in found.items() if offset} == pytest.approx(
+        {"logistic": -math.log(8), "nce": -math.log(4)}
+    )
+    assert balance(Objective("logistic", "unit", {"pairwise": True}), pi_L, None, m=8) == 0
+    assert balance(Objective("logistic", "unit", mining=Mining(keep=2)), pi_L, None, m=8) == 0
+
+
 @pytest.mark.parametrize("weight", WEIGHTS)
 def test_the_refined_softmax_has_the_softmax_s_gradient(weight: str) -> None:
     """Row by row and logit by logit, where the positive took no correction to begin with."""
@@ -199,6 +239,7 @@ def augmented(sample: toy.Sample, log_eta: float, *, rate: float) -> tuple[np.nd
         SampledLogits(
             np.full(rows, LOGITS[Y], np.float32), LOGITS.astype(np.float32)[sample.drawn_BM], sample.drawn_BM == Y,
             log_pi[np.full(rows, Y)], log_pi[sample.drawn_BM], log_q[np.full(rows, Y)], log_q[sample.drawn_BM],
+            log_miss_B=None if sample.log_miss is None else np.full(rows, sample.log_miss, np.float32),
         ),
         log_eta_B=np.full(rows, log_eta, np.float32), rate=np.float32(rate),
     )  # fmt: skip
@@ -235,7 +276,7 @@ def test_eta_goes_to_the_bracket() -> None:
     log_eta = math.log(L)
     rows = toy.draw("uniform", rows=400, negatives=5, seed=9, exclude_positive=True)
     for step in range(400):
-        row = toy.Sample(rows.drawn_BM[step : step + 1], rows.log_q_L)
+        row = toy.Sample(rows.drawn_BM[step : step + 1], rows.log_q_L, log_miss=rows.log_miss)
         log_eta = augmented(row, log_eta, rate=min((1 + step) ** -0.9, 1 - 1e-6))[1].item()
     assert log_eta == pytest.approx(BRACKET, abs=0.05)
     assert augmented(EVERY, log_eta, rate=1e-30)[0].item() == pytest.approx(BRACKET, abs=0.002)
@@ -245,7 +286,7 @@ def test_eta_goes_to_the_bracket() -> None:
 def test_one_vs_each_is_the_pairwise_logistic(exclude_positive: bool) -> None:
     """`E = Σ_{y' ≠ y} −log σ(f_y − f_y')`, which bounds the softmax (Titsias 2016)."""
     sample = toy.draw("uniform", rows=30_000, negatives=3, exclude_positive=exclude_positive)
-    losses_B = sample.losses(Objective("logistic", "importance", {"pairwise": True}))[sample.m_B >= 1]
+    losses_B = sample.losses(Objective("logistic", "importance", {"pairwise": True}))
 
     one_vs_each = np.log1p(np.exp(LOGITS[OTHERS] - LOGITS[Y])).sum()
     toy.assert_mean(losses_B, one_vs_each)

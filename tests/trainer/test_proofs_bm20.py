@@ -48,6 +48,7 @@ def minimiser(objective: Objective, noise_XL: np.ndarray, *, mask: bool = False,
     chance_T = (DATA[x, y] * noise_XL[x, other]).astype(np.float32)
     shift_XL = np.log(noise_XL) if objective.family == "nce" else np.zeros((X, L))
     scores_XL = shift_XL.copy()
+    weight_XL = 1 if objective.weight == "unit" else 1 / noise_XL
 
     def expected(rows: list[Any]) -> tuple[Any, Any]:
         losses_T = losses(rows[0], objective, noise_XL, mask=mask)
@@ -57,7 +58,7 @@ def minimiser(objective: Objective, noise_XL: np.ndarray, *, mask: bool = False,
         rows = [ops.convert_to_tensor(scores_XL.astype(np.float32))]
         _, (gradient_XL,), _ = backend.value_and_gradients(expected, rows, [])
         chance_XL = 1 / (1 + np.exp(shift_XL - scores_XL))
-        scores_XL -= ops.convert_to_numpy(gradient_XL) / ((DATA + noise_XL) * chance_XL * (1 - chance_XL))
+        scores_XL -= ops.convert_to_numpy(gradient_XL) / ((DATA + weight_XL * noise_XL) * chance_XL * (1 - chance_XL))
     return scores_XL
 
 
@@ -100,11 +101,58 @@ def test_with_hits_masked_they_are_log_odds_in_the_softmax_s_order(noise: str) -
 
 
 @pytest.mark.parametrize("noise", NOISE)
+def test_importance_weights_learn_the_log_probability_itself(noise: str) -> None:
+    """Draws weighed by 1/q are every label once: `σ(f) = p/(1 + p)`, whatever the noise; nothing to remove."""
+    scores_XL = minimiser(Objective("logistic", "importance"), NOISE[noise])
+
+    np.testing.assert_allclose(scores_XL, np.log(DATA), atol=1e-3)
+
+
+@pytest.mark.parametrize("noise", NOISE)
 def test_nce_learns_the_log_probability_itself(noise: str) -> None:
     """Self-normalised: no constant, nothing to remove [BM20 §5]."""
     scores_XL = minimiser(Objective("nce"), NOISE[noise])
 
     np.testing.assert_allclose(scores_XL, np.log(DATA), atol=1e-3)
+
+
+AT_REST: dict[str, tuple[Objective, bool, Any]] = {
+    "logistic, kept": (Objective("logistic"), False, lambda p, q: np.log(p / q)),
+    "logistic, masked": (Objective("logistic"), True, lambda p, q: np.log(p / (1 - p) / q)),
+    "logistic, pairwise": (Objective("logistic", "unit", {"pairwise": True}), True, lambda p, q: np.log(p / q)),
+    "exponential, kept": (Objective("exponential"), False, lambda p, q: np.log(p / q) / 2),
+    "contrastive, kept": (Objective("contrastive"), False, lambda p, q: p / (p + q)),
+}
+
+
+@pytest.mark.parametrize(("objective", "mask", "optimum"), AT_REST.values(), ids=AT_REST)
+@pytest.mark.parametrize("noise", NOISE)
+def test_what_each_family_converges_to(noise: str, objective: Objective, mask: bool, optimum: Any) -> None:
+    """The gradient is 0 at the scores that a family's docstring names, and not half a nat beside them."""
+    x, y, other = TRIPLES.T
+    chance_T = (DATA[x, y] * NOISE[noise][x, other]).astype(np.float32)
+
+    def expected(rows: list[Any]) -> tuple[Any, Any]:
+        losses_T = losses(rows[0], objective, NOISE[noise], mask=mask)
+        return ops.sum(losses_T * ops.convert_to_tensor(chance_T)), losses_T
+
+    def slope(scores_XL: np.ndarray) -> float:
+        rows = [ops.convert_to_tensor(scores_XL.astype(np.float32))]
+        return float(np.abs(ops.convert_to_numpy(backend.value_and_gradients(expected, rows, [])[1][0])).max())
+
+    scores_XL = optimum(DATA, NOISE[noise])
+    assert slope(scores_XL) < 1e-6
+    assert slope(scores_XL + 0.5 * np.eye(X, L)) > 1e-3
+
+
+def test_masked_a_seventy_percent_label_comes_out_as_more() -> None:
+    """`.7/.3` beside three odds of `.1/.9`: .875, at a log-likelihood of −1.05 where −.94 is the best."""
+    p = np.array([0.7, 0.1, 0.1, 0.1])
+    masked = p / (1 - p) / (p / (1 - p)).sum()
+
+    assert masked[0] == pytest.approx(0.875)
+    assert p @ np.log(masked) == pytest.approx(-1.047, abs=1e-3)
+    assert p @ np.log(p) == pytest.approx(-0.940, abs=1e-3)
 
 
 def signal_to_noise(noise_XL: np.ndarray) -> float:
@@ -162,20 +210,20 @@ def test_the_signal_is_clearest_when_the_noise_is_the_data() -> None:
 
 @pytest.mark.parametrize("sampler", [{"name": "in_batch"}, {"name": "uniform", "negatives": 4}, {"name": "full"}])
 def test_a_model_s_nce_counts_the_draws_that_hit(sampler: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """By hand from a step's logits; of the batch's labels only a row's own is left out. log q of m·q on both sides."""
+    """By hand from a step's logits, which stand for log p(y|x) from 1/L on; of the batch's labels only a row's own is
+    left out. log q of m·q on both sides."""
     monkeypatch.setattr(backend, "compile_step", lambda step, _: step)
     monkeypatch.setattr(backend, "compile_loss", lambda function: function)
     rows = tiny.pairs((0, 0), (1, 1), (2, 1), (3, 3))
     data = tiny.dataset(rows, queries=4, labels=4)
     model = tiny.model(tiny.recipe(loss={"family": "nce", "sampler": sampler}), data, batch_size=4)
     logits_BL = model.embed_queries({"user_id": rows.queries + 1}) @ model.embed_labels().T / 0.1
-    pi_L = (np.array([1, 2, 0, 1]) + 0.5) / 6
-    q_L = pi_L if sampler["name"] == "in_batch" else np.full(4, 1 / 4)
+    q_L = np.array([1 / 4, 2 / 4, 1, 1 / 4]) if sampler["name"] == "in_batch" else np.full(4, 1 / 4)
     drawn = np.asarray(keras.random.randint((4,), 0, 4, dtype="int32", seed=keras.random.SeedGenerator(0)))
     expected = []
     for row, positive in enumerate(rows.labels):
         others = {"in_batch": np.delete(rows.labels, row), "uniform": drawn, "full": np.arange(4)}[sampler["name"]]
-        shifted_L = logits_BL[row] - np.log(len(others) * q_L)
+        shifted_L = logits_BL[row] - np.log(4) - np.log(len(others) * q_L)
         expected.append(np.log1p(np.exp(-shifted_L[positive])) + np.log1p(np.exp(shifted_L[others])).sum())
 
     assert float(model.train_step(tiny.batch(rows))) == pytest.approx(np.mean(expected), rel=1e-5)

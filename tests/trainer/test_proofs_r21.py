@@ -1,8 +1,8 @@
 """Disentangling labeling and sampling bias [R21]: every cell of Tables 2 and 3, Lemmas 1 and 2, Theorem 3,
 Propositions 4 and 5, of the losses as they are trained.
 
-Hits are masked, so negatives follow q_y'/(1 − q_y), and a row has its own number m of them. All that is
-expected is expected given m, row by row. Legend: `B` rows, `L` labels.
+The positive is masked where it is drawn, or never drawn in the first place; m counts what is drawn. Legend: `B` rows,
+`L` labels.
 """
 
 from __future__ import annotations
@@ -23,19 +23,17 @@ SAMPLES: dict[str, Callable[[], Sample]] = {
     "in_batch": lambda: toy.batches(rows=ROWS, size=M + 1),
     "uniform": lambda: toy.draw("uniform", rows=ROWS, negatives=M),
     "uniform but the positive": lambda: toy.draw("uniform", rows=ROWS, negatives=M, exclude_positive=True),
-    "uniform without replacement": lambda: toy.draw("uniform", rows=ROWS, negatives=3, replace=False),
+    "uniform without replacement": lambda: toy.draw("uniform", rows=ROWS, negatives=M, replace=False),
     "popularity": lambda: toy.draw("popularity", rows=ROWS, negatives=M, alpha=0.5),
 }
 Q = {
     "in_batch": PI,
     "uniform": np.full(L, 1 / 6),
-    "uniform but the positive": np.full(L, 1 / 6),
+    "uniform but the positive": np.where(np.arange(L) == Y, 0, 1 / 5),
     "uniform without replacement": np.full(L, 1 / 6),
     "popularity": np.sqrt(PI) / np.sqrt(PI).sum(),
 }
-
-Rho = Callable[[np.ndarray], np.ndarray]
-"""ρ_Yy' of every label [L] or [B, L] from m [B, 1]."""
+"""Of a draw."""
 
 MARGINS: dict[str, np.ndarray] = {
     "importance": np.ones(L),
@@ -44,27 +42,20 @@ MARGINS: dict[str, np.ndarray] = {
     "equalised": PI,
     "adaptive": np.full(L, PI[Y] ** -0.25),
 }
-"""[R21 eq. 4]; `importance` is plain softmax and `tail` its row of Table 2. The same through any sampler."""
+"""[R21 eq. 6]; `importance` is plain softmax and `tail` its row of Table 2. The same through any sampler."""
 
-TABLES: dict[str, dict[str, Rho]] = {
-    "in_batch": {
-        "unit": lambda m: m * PI / (1 - PI[Y]),
-        "constant": lambda _: PI / (1 - PI[Y]),
-        "relative": lambda m: m * PI[Y] / (1 - PI[Y]) + 0 * PI,
-    },
-    "uniform": {
-        "unit": lambda m: m / (L - 1) + 0 * PI,
-        "constant": lambda _: np.full(L, 1 / (L - 1)),
-        "relative": lambda m: m / (L - 1) + 0 * PI,
+TABLES: dict[str, dict[str, np.ndarray]] = {
+    "in_batch": {"unit": M * PI, "constant": PI, "relative": np.full(L, M * PI[Y])},
+    "uniform": {"unit": np.full(L, M / 6), "constant": np.full(L, 1 / 6), "relative": np.full(L, M / 6)},
+    "uniform but the positive": {
+        "unit": np.full(L, M / 5), "constant": np.full(L, 1 / 5), "relative": np.full(L, M / 5),
     },
     "popularity": {
-        "unit": lambda m: m * toy.given_another(Q["popularity"]),
-        "constant": lambda _: toy.given_another(Q["popularity"]),
-        "relative": lambda m: m * Q["popularity"][Y] / (1 - Q["popularity"][Y]) + 0 * PI,
+        "unit": M * Q["popularity"], "constant": Q["popularity"], "relative": np.full(L, M * Q["popularity"][Y]),
     },
-}
-"""[R21, Tables 2 and 3; METHODS §2.2] with q_y'/(1 − q_y) for q_y'."""
-TABLES["uniform but the positive"] = TABLES["uniform without replacement"] = TABLES["uniform"]
+}  # fmt: skip
+"""ρ_Yy' of every label, literally as [R21, Tables 2 and 3; METHODS §2.2] have it."""
+TABLES["uniform without replacement"] = TABLES["uniform"]
 
 FAMILIES: dict[str, tuple[dict[str, float], Callable[[np.ndarray], np.ndarray], Callable[[np.ndarray], np.ndarray]]] = {
     "logistic": ({}, lambda f: np.log1p(np.exp(-f)), lambda f: np.log1p(np.exp(f))),
@@ -79,17 +70,9 @@ FAMILIES: dict[str, tuple[dict[str, float], Callable[[np.ndarray], np.ndarray], 
 CELLS = [(sampler, weight) for sampler in SAMPLES for weight in WEIGHTS]
 
 
-def rho(sampler: str, weight: str, m_B: np.ndarray) -> np.ndarray:
-    """ρ of the labels other than Y, float64 [B, L − 1]."""
-    margins = {name: (lambda _, margin_L=margin_L: margin_L) for name, margin_L in MARGINS.items()}
-    made = (TABLES[sampler] | margins)[weight](m_B[:, None])
-    return np.broadcast_to(made, (len(m_B), L))[:, OTHERS]
-
-
-def with_negatives(sample: Sample, losses_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The rows that have a negative, and their m."""
-    has_B = sample.m_B >= 1
-    return losses_B[has_B], sample.m_B[has_B].astype(np.float64)
+def rho(sampler: str, weight: str) -> np.ndarray:
+    """ρ of the labels other than Y, float64 [L − 1]."""
+    return (TABLES[sampler] | MARGINS)[weight][OTHERS]
 
 
 def test_every_weight_has_its_cells() -> None:
@@ -102,31 +85,28 @@ def test_every_weight_has_its_cells() -> None:
 def test_mean_and_variance_of_a_decoupled_loss(sampler: str, weight: str, family: str) -> None:
     """`E = φ(f_y) + Σ ρ ϕ(f_y')` and `V = Σ w ρ ϕ² − (Σ ρ ϕ)²/m` with w = ρ/(m·q) [R21 Lemma 1, eq. 10].
 
-    Without replacement V is (L − 1 − m)/(L − 2) times that.
+    Without replacement V is (L − m)/(L − 1) times that.
     """
     arguments, phi, varphi = FAMILIES[family]
-    sample = SAMPLES[sampler]()
-    losses_B, m_B = with_negatives(sample, sample.losses(Objective(family, weight, arguments)))
-    rho_BL, q_L = rho(sampler, weight, m_B), toy.given_another(Q[sampler])[OTHERS]
-    terms_BL = rho_BL * varphi(LOGITS[OTHERS])
-    mean_B = phi(LOGITS[Y]) + terms_BL.sum(axis=1)
-    variance_B = (terms_BL**2 / q_L).sum(axis=1) / m_B - terms_BL.sum(axis=1) ** 2 / m_B
+    losses_B = SAMPLES[sampler]().losses(Objective(family, weight, arguments))
+    terms_L = rho(sampler, weight) * varphi(LOGITS[OTHERS])
+    mean = phi(LOGITS[Y]) + terms_L.sum()
+    variance = (terms_L**2 / Q[sampler][OTHERS]).sum() / M - terms_L.sum() ** 2 / M
     if sampler == "uniform without replacement":
-        variance_B *= (L - 1 - m_B) / (L - 2)
+        variance *= (L - M) / (L - 1)
 
-    toy.assert_mean(losses_B - mean_B, 0)
-    toy.assert_mean((losses_B - mean_B) ** 2 - variance_B, 0)
+    toy.assert_mean(losses_B, mean)
+    toy.assert_mean((losses_B - mean) ** 2, variance)
 
 
 @pytest.mark.parametrize(("sampler", "weight"), CELLS)
 def test_the_implicit_softmax_bounds_the_mean_and_its_bracket_is_exact(sampler: str, weight: str) -> None:
     """`E log[1 + Σ w e^(f_y' − f_y)] ≤ log[1 + Σ ρ e^(f_y' − f_y)]`, `=` inside the logarithm [R21 Lemma 2]."""
-    sample = SAMPLES[sampler]()
-    losses_B, m_B = with_negatives(sample, sample.losses(Objective("softmax", weight)))
-    odds_B = rho(sampler, weight, m_B) @ np.exp(LOGITS[OTHERS] - LOGITS[Y])
+    losses_B = SAMPLES[sampler]().losses(Objective("softmax", weight))
+    odds = rho(sampler, weight) @ np.exp(LOGITS[OTHERS] - LOGITS[Y])
 
-    toy.assert_mean(np.expm1(losses_B) - odds_B, 0)
-    gap_B = losses_B - np.log1p(odds_B)
+    toy.assert_mean(np.expm1(losses_B), odds)
+    gap_B = losses_B - np.log1p(odds)
     assert gap_B.mean() < 4 * gap_B.std() / np.sqrt(len(gap_B))
 
 
@@ -140,14 +120,15 @@ def test_a_row_whose_every_draw_hits_has_the_positive_s_loss_alone(sampler: str,
     losses_B = sample.losses(Objective(family, "importance", arguments))
 
     share = {"in_batch": 0.25**2, "uniform": 1 / 36}[sampler]
-    assert (sample.m_B == 0).mean() == pytest.approx(share, rel=0.1)
-    np.testing.assert_allclose(losses_B[sample.m_B == 0], phi(LOGITS[Y]), rtol=1e-6)
+    all_hit_B = (sample.drawn_BM == Y).all(axis=1)
+    assert all_hit_B.mean() == pytest.approx(share, rel=0.1)
+    np.testing.assert_allclose(losses_B[all_hit_B], phi(LOGITS[Y]), rtol=1e-6)
 
 
 @pytest.mark.parametrize("weight", ["constant", *MARGINS])
 def test_the_squared_gap_to_the_implicit_softmax_falls_as_one_over_m(weight: str) -> None:
     """`E(ℓ − implicit)² → σ²/(m μ²)`, μ = e^f_y + Σ ρ e^f_y', σ² = V_q[ρ/q · e^f_y'] [R21 Theorem 3]."""
-    rho_L = rho("uniform", weight, np.ones(1))[0]
+    rho_L = rho("uniform but the positive", weight)
     eta_L = rho_L * (L - 1) * np.exp(LOGITS[OTHERS])
     mu, variance = np.exp(LOGITS[Y]) + eta_L.mean(), eta_L.var()
     sizes, squares = np.array([8, 32, 128, 512]), []
@@ -164,12 +145,16 @@ def test_the_squared_gap_to_the_implicit_softmax_falls_as_one_over_m(weight: str
     np.testing.assert_allclose(ratios[1:], 1, atol=0.1, err_msg="4 √(2/4000) is 9 %; m = 8 is not yet large")
 
 
+def never_the_positive(q_L: np.ndarray, *, rows: int, seed: int) -> Sample:
+    """M draws a row from q_y'/(1 − q_Y): q_y = 0, as [R21 §3] assumes."""
+    drawn_BM = np.random.default_rng(seed).choice(L, (rows, M), p=toy.given_another(q_L))
+    return Sample(drawn_BM, np.log(q_L).astype(np.float32), log_miss=np.log1p(-q_L[Y]))
+
+
 def test_sampling_by_the_model_itself_leaves_no_gap() -> None:
-    """q ∝ e^f and importance weights: equality in [R21 eq. 9] for every sample, not only on average."""
-    q_L = np.exp(LOGITS) / np.exp(LOGITS).sum()
-    drawn_BM = np.random.default_rng(1).choice(L, (500, 3), p=q_L)
-    sample = Sample(drawn_BM, np.log(q_L).astype(np.float32))
-    losses_B, _ = with_negatives(sample, sample.losses(Objective("softmax", "importance")))
+    """q ∝ e^f and importance weights: equality in [R21 eq. 11] for every sample, not only on average."""
+    sample = never_the_positive(np.exp(LOGITS) / np.exp(LOGITS).sum(), rows=500, seed=1)
+    losses_B = sample.losses(Objective("softmax", "importance"))
 
     np.testing.assert_allclose(losses_B, np.log(np.exp(LOGITS).sum()) - LOGITS[Y], rtol=1e-5)
 
@@ -182,7 +167,7 @@ PAIRWISE_MARGINS: dict[str, tuple[str, dict[str, float], np.ndarray]] = {
     "equalised, F = [π ≥ 0.1]": ("equalised", {"power": 0, "threshold": 0.1}, np.array([1, 1, 1, 1, 0, 0])),
     "adaptive, π^−½": ("adaptive", {"exponent": 0.5}, np.full(L, 2)),
 }
-"""Weight, its parameters and ρ [R21 eq. 4]; π_Y = ¼."""
+"""Weight, its parameters and ρ [R21 eq. 6]; π_Y = ¼."""
 
 THROUGH: dict[str, Callable[[], Sample]] = SAMPLES | {
     "popularity(¾)": lambda: toy.draw("popularity", rows=ROWS, negatives=M, alpha=0.75, exclude_positive=True),
@@ -197,9 +182,8 @@ def test_any_margin_through_any_sampler(
     """The bracket of the margin loss, `1 + Σ ρ e^(f_y' − f_y)`, whatever q [R21 Prop. 4]."""
     sample = THROUGH[sampler]()
     objective = Objective("softmax", weight, weight_arguments=arguments)
-    losses_B, _ = with_negatives(sample, sample.losses(objective))
 
-    toy.assert_mean(np.expm1(losses_B), margin_L[OTHERS] @ np.exp(LOGITS[OTHERS] - LOGITS[Y]))
+    toy.assert_mean(np.expm1(sample.losses(objective)), margin_L[OTHERS] @ np.exp(LOGITS[OTHERS] - LOGITS[Y]))
 
 
 @pytest.mark.parametrize(("weight", "arguments", "margin_L"), PAIRWISE_MARGINS.values(), ids=PAIRWISE_MARGINS)
@@ -215,22 +199,15 @@ def test_a_margin_with_every_label_is_the_margin_loss_itself(
 
 @pytest.mark.parametrize(("weight", "arguments", "margin_L"), PAIRWISE_MARGINS.values(), ids=PAIRWISE_MARGINS)
 def test_a_margin_through_the_mixture(weight: str, arguments: dict[str, float], margin_L: np.ndarray) -> None:
-    """Of n labels of the batch and k uniform draws that are left, `E Σ w e^(…)` is exactly
-    `Σ ρ e^(…) · (1 − q_y)/q_y' · [n π_y'/(1 − π_y) + k/(L − 1)]/(n + k)`; within 2 % of Prop. 4 at B + M = 64.
-    """
-    size, drawn = 32, 32
+    """`E Σ w e^(…) = Σ ρ e^(…)`, exactly, in batches so small that a row's own place counts [R21 Prop. 4]."""
+    size, drawn = 4, 3
     batch = toy.batches(rows=ROWS, size=size)
     more = toy.draw("uniform", rows=ROWS, negatives=drawn)
     log_q_L = SAMPLERS["mixed"](SamplerSetup(np.log(PI), size), negatives=drawn).log_q_L
-    sample = Sample(np.concatenate([batch.drawn_BM, more.drawn_BM], axis=1), log_q_L)
+    sample = Sample(np.concatenate([batch.drawn_BM, more.drawn_BM], axis=1), log_q_L, own=1)
     odds_B = np.expm1(sample.losses(Objective("softmax", weight, weight_arguments=arguments)))
 
-    q_L = (32 * PI + 32 / 6) / 64
-    n_B, k_B = batch.m_B[:, None], more.m_B[:, None]
-    factor_BL = (1 - q_L[Y]) / q_L * (n_B * PI / (1 - PI[Y]) + k_B / (L - 1)) / (n_B + k_B)
-    terms_L = margin_L * np.exp(LOGITS - LOGITS[Y])
-    toy.assert_mean(odds_B - (factor_BL * terms_L)[:, OTHERS].sum(axis=1), 0)
-    assert odds_B.mean() == pytest.approx(terms_L[OTHERS].sum(), rel=0.02)
+    toy.assert_mean(odds_B, margin_L[OTHERS] @ np.exp(LOGITS[OTHERS] - LOGITS[Y]))
 
 
 @pytest.mark.parametrize("weight", ["importance", "tail", "adaptive"])
@@ -248,13 +225,8 @@ def test_the_best_sampler_of_a_margin_draws_by_margin_times_loss(weight: str) ->
     }
     variances = {}
     for name, q_L in {"best": best_L, **others}.items():
-        catalogue = SamplerSetup(np.log(q_L / q_L.sum()), 4000)
-        sampler = SAMPLERS["popularity"](catalogue, negatives=M, shared=False)
-        drawn_BM = np.random.default_rng(4).choice(L, (4000, M), p=np.exp(catalogue.log_pi_L))
-        losses_B, _ = with_negatives(
-            sample := Sample(drawn_BM, sampler.log_q_L), sample.losses(Objective("logistic", weight))
-        )  # fmt: skip
-        variances[name] = losses_B.var()
+        sample = never_the_positive(q_L / q_L.sum(), rows=4000, seed=4)
+        variances[name] = sample.losses(Objective("logistic", weight)).var()
 
     assert variances.pop("best") < 1e-10
     assert all(variance > 1e-4 for variance in variances.values()), variances

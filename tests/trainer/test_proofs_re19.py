@@ -52,7 +52,7 @@ def owl(phi: Any, scores: np.ndarray, theta: np.ndarray, *, pairwise: bool) -> f
 
 
 def losses(objective: Objective, scores_RK: np.ndarray, drawn_RB: np.ndarray) -> np.ndarray:
-    """Of every row, its own scores and negatives; uniform q."""
+    """Of every row, its own scores and negatives; uniform q, of the others alone if Y is not among the negatives."""
     rows = len(scores_RK)
     negatives_RB = np.take_along_axis(scores_RK, drawn_RB, axis=1)
     log_q = np.full(rows, -np.log(K), np.float32), np.full(drawn_RB.shape, -np.log(K), np.float32)
@@ -61,6 +61,7 @@ def losses(objective: Objective, scores_RK: np.ndarray, drawn_RB: np.ndarray) ->
             ops.convert_to_tensor(scores_RK[:, Y].astype(np.float32)),
             ops.convert_to_tensor(negatives_RB.astype(np.float32)),
             ops.convert_to_tensor(drawn_RB == Y), *log_q, *log_q,
+            log_miss_B=None if (drawn_RB == Y).any() else np.full(rows, np.log1p(-1 / K), np.float32),
         )
     )  # fmt: skip
     return ops.convert_to_numpy(made).astype(np.float64)

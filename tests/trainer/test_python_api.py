@@ -112,7 +112,7 @@ def test_a_recipe_may_be_a_path_or_a_recipe(finished: Finished) -> None:
         evaluate(finished.out, loaded, split="train")
     with pytest.raises(KeyError, match=r"expected one of recall@3, .*received 'recall@99'"):
         by_path.value("recall@99")
-    with pytest.raises(KeyError, match=r"expected one of \[0\.0, 0\.5, 1\.0\], received 0\.25"):
+    with pytest.raises(KeyError, match=r"expected one of λ = 0, λ = 0\.5, λ = 1, received λ = 0\.25"):
         by_path.value(bias_removal=0.25)
 
 

@@ -1,10 +1,13 @@
 import base64
+import io
 import re
 
 import pytest
+from rich.console import Console
 
-from longtail.bundle import BiasRemoval, CurvePoint, Interval
-from longtail.trainer.evaluation.report import evaluation_markdown, html_report
+from longtail.bundle import BiasRemoval, CurvePoint, Interval, Popularity
+from longtail.trainer.evaluation.dial import Dial
+from longtail.trainer.evaluation.report import evaluation_markdown, evaluation_table, html_report
 from longtail.trainer.history import TrainingHistory
 from tests.trainer import tiny
 
@@ -21,7 +24,7 @@ def point(bias_removal: float, recall: float) -> CurvePoint:
 
 
 CURVE = [point(0, 0.25), point(0.5, 0.5), point(1, 0.375)]
-DIAL = BiasRemoval(default=0.5, chosen_by="valid recall@2", curve_split="test", curve=CURVE)
+DIAL = Dial(BiasRemoval(default=0.5, chosen_by="valid recall@2", curve_split="test", curve=CURVE))
 
 
 @pytest.fixture(scope="module")
@@ -73,3 +76,34 @@ def test_markdown_has_a_row_per_point_with_the_interval_of_the_first_figure() ->
     assert lines[2].startswith("| 0 | 0.2500 [0.1500, 0.3500] | 0.2500 |")
     assert lines[3].startswith("| **0.5** | 0.5000 [0.4000, 0.6000] |")
     assert len({line.count("|") for line in lines}) == 1
+
+
+def test_two_dials_have_a_column_and_two_plots_each() -> None:
+    second = [point(0.5, 0.3).model_copy(update={"popularity": at}) for at in (-0.5, 1.0)]
+    chosen = DIAL.bias_removal.model_copy(update={"curve": CURVE + second, "noise": "π^0.75"})
+    dial = Dial(chosen, Popularity(default=1.0))
+
+    lines = evaluation_markdown(dial, "recall@2").splitlines()
+    assert lines[0].startswith("| λ | μ | recall@2 |")
+    assert [line.split("|")[1:3] for line in lines[2:]] == [
+        [" 0 ", " 0 "], [" 0.5 ", " 0 "], [" 1 ", " 0 "], [" 0.5 ", " -0.5 "], [" **0.5** ", " **1** "],
+    ]  # fmt: skip
+
+    page = html_report(tiny.recipe(), dial, TrainingHistory([1.0], {}, 1), {}).decode()
+    assert "Default λ = 0.5 (removes π^0.75), μ = 1, chosen by" in page
+    assert len(re.findall(r'<img alt="([^"]+, against (?:the dial )?[λμ])"', page)) == 4
+    assert re.findall(r"<tr class=chosen><th>(.*?)</th><th>(.*?)</th>", page) == [("0.5", "1")]
+
+    screen = io.StringIO()
+    Console(file=screen, width=140).print(evaluation_table("tiny", dial, "recall@2"))
+    assert "λ removes π^0.75, μ adds π as a prior" in screen.getvalue()
+
+
+def test_a_dial_that_does_not_move_has_no_plot() -> None:
+    """Uniform noise: λ = 0 alone, and μ."""
+    curve = [point(0, 0.3), point(0, 0.25).model_copy(update={"popularity": 1.0})]
+    page = html_report(
+        tiny.recipe(), Dial(BiasRemoval(default=0, noise="uniform", curve=curve)), TrainingHistory([1.0], {}, 1), {}
+    ).decode()
+
+    assert [words[-1] for words in re.findall(r'<img alt="(.+?)"', page)[:-1]] == ["μ", "μ"]

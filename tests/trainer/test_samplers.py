@@ -73,7 +73,7 @@ def test_a_rare_label_keeps_its_probability_to_the_digit() -> None:
         ("popularity", {"negatives": 2}, [0.5, 0.3, 0.2]),
         ("popularity", {"negatives": 2, "alpha": 2}, [25 / 38, 9 / 38, 4 / 38]),
         ("popularity", {"negatives": 2, "alpha": 0}, [1 / 3] * 3),
-        ("mixed", {"negatives": 2}, [(2 + 2 / 3) / 6, (1.2 + 2 / 3) / 6, (0.8 + 2 / 3) / 6]),
+        ("mixed", {"negatives": 2}, [(1.5 + 2 / 3) / 5, (0.9 + 2 / 3) / 5, (0.6 + 2 / 3) / 5]),
     ],
 )
 def test_q_by_hand(name: str, arguments: dict[str, object], expected: list[float]) -> None:
@@ -84,11 +84,11 @@ def test_q_by_hand(name: str, arguments: dict[str, object], expected: list[float
 
 
 def test_full_is_every_label_once_so_that_importance_weights_are_one() -> None:
-    """(1 − q_y)/(m·q_y') = (1 − ⅓)/(2·⅓)."""
+    """1/(m·q_y') = 1/(3·⅓)."""
     q = np.exp(SAMPLERS["full"](SamplerSetup(LOG_PI, 4)).log_q_L)
 
     assert drawn("full", LOG_PI).tolist() == [0, 1, 2]
-    np.testing.assert_allclose((1 - q) / (2 * q), [1, 1, 1], rtol=1e-6)
+    np.testing.assert_allclose(1 / (3 * q), [1, 1, 1], rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def dense(tower: keras.Model) -> list[keras.layers.Dense]:
 
 
 def test_a_linear_bag_as_wide_as_the_model_is_the_sum_of_its_rows() -> None:
-    """[R21]'s linear map: the table is the matrix."""
+    """[R21 §5.2]'s linear map: the table is the matrix."""
     tower = built().query
 
     assert dense(tower) == []
@@ -40,7 +40,7 @@ def test_a_linear_bag_as_wide_as_the_model_is_the_sum_of_its_rows() -> None:
 
 
 def test_relu_of_the_bag_is_followed_by_a_projection() -> None:
-    """[Re19]'s x → 512 → ReLU → 512 → unit norm, of widths 3 and 3."""
+    """[Re19 §5]'s x → 512 → ReLU → 512 → unit norm, of widths 3 and 3."""
     tower = built(similarity="cosine", input_activation="relu").query
     (projection,) = dense(tower)
     projection.set_weights([np.array([[1, 0, 2], [0, 3, 4], [4, 4, 0]], np.float32), np.float32([0, 1, -1])])

@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from longtail.bundle import log_frequencies
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
@@ -61,9 +60,9 @@ def dataset(train: Pairs, *, queries: int, labels: int, ordered: bool = False, *
 
 def model(job: Recipe, data: Dataset, *, batch_size: int, total_steps: int = 100) -> TwoTower:
     """A fresh model of a job, and beside its own attributes those of its training step."""
-    log_pi = log_frequencies(data.label_counts(), smoothing=job.loss.smoothing)
     fresh = TwoTower(job, Encoding.fit(job, data), len(data.label_ids))
-    step = TrainStep(fresh, log_pi, batch_size=batch_size, total_steps=total_steps, pairs=len(data.train))
+    visits_L = data.label_counts().astype(np.float64)
+    step = TrainStep(fresh, visits_L, batch_size=batch_size, total_steps=total_steps, pairs=len(data.train))
     fresh.train_step, fresh.variables = step, step.variables
     fresh.sampler, fresh.begin_epoch = step.sampler, step.begin_epoch
     return fresh

@@ -31,18 +31,22 @@ class Sample:
     Attributes:
         drawn_BM: label rows.
         log_q_L: what the sampler says of every label.
+        own: places of a row that are no draws, from the first on.
+        log_miss: log(1 − q_Y) of a sampler that draws another label than Y; None of one that may draw it.
     """
 
     drawn_BM: np.ndarray
     log_q_L: np.ndarray
+    own: int = 0
+    log_miss: float | None = None
 
-    @functools.cached_property
-    def m_B(self) -> np.ndarray:
-        """Negatives left in every row."""
-        return (self.drawn_BM != Y).sum(axis=1)
+    @property
+    def m(self) -> int:
+        """Draws of every row."""
+        return self.drawn_BM.shape[1] - self.own
 
     def losses(self, objective: Objective) -> np.ndarray:
-        """float64 [B]."""
+        """float64 [B]; draws of Y are masked."""
         rows, log_pi_L = np.zeros(len(self.drawn_BM), np.float32), np.log(PI).astype(np.float32)
         made = objective(
             SampledLogits(
@@ -53,6 +57,8 @@ class Sample:
                 ops.convert_to_tensor(log_pi_L[self.drawn_BM]),
                 ops.convert_to_tensor(rows + self.log_q_L[Y]),
                 ops.convert_to_tensor(self.log_q_L[self.drawn_BM]),
+                m_B=ops.convert_to_tensor(rows + np.float32(self.m)),
+                log_miss_B=None if self.log_miss is None else ops.convert_to_tensor(rows + np.float32(self.log_miss)),
             )
         )
         return ops.convert_to_numpy(made).astype(np.float64)
@@ -66,7 +72,8 @@ def draw(name: str, *, rows: int, negatives: int, seed: int = 0, **arguments: An
     )  # fmt: skip
     context = DrawContext(ops.full((rows,), Y, "int32"), {}, None)
     drawn_BM = np.asarray(sampler.draw(keras.random.SeedGenerator(seed), context))
-    return Sample(drawn_BM, sampler.log_q_L)
+    log_miss = None if sampler.log_miss is None else float(np.asarray(sampler.log_miss(sampler.log_q_L[[Y]])).item())
+    return Sample(drawn_BM, sampler.log_q_L, log_miss=log_miss)
 
 
 @functools.cache
@@ -74,11 +81,11 @@ def batches(*, rows: int, size: int, seed: int = 0) -> Sample:
     """One row each of many batches: its own label Y first, then those of `size − 1` pairs of the data."""
     others_BM = np.random.default_rng(seed).choice(L, (rows, size - 1), p=PI)
     log_q_L = SAMPLERS["in_batch"](SamplerSetup(np.log(PI), size)).log_q_L
-    return Sample(np.concatenate([np.full((rows, 1), Y), others_BM], axis=1), log_q_L)
+    return Sample(np.concatenate([np.full((rows, 1), Y), others_BM], axis=1), log_q_L, own=1)
 
 
 def given_another(q_L: np.ndarray) -> np.ndarray:
-    """q_y'/(1 − q_Y) of labels other than Y, 0 of Y: what draws follow once hits are masked."""
+    """q_y'/(1 − q_Y) of labels other than Y, 0 of Y: what a sampler that never draws Y draws."""
     return np.where(np.arange(L) == Y, 0, q_L / (1 - q_L[Y]))
 
 

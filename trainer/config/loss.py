@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from longtail.trainer.config.sections import Section, one_of
 from longtail.trainer.losses.families import LOSSES
+from longtail.trainer.losses.hits import Hits
 from longtail.trainer.losses.mining import Mining
 from longtail.trainer.losses.objective import Objective
 from longtail.trainer.losses.weights import MARGINS, WEIGHTS
@@ -184,9 +185,14 @@ class LossConfig(Section):
     family: FamilyConfig = FamilyConfig()
     weight: WeightConfig = WeightConfig()
     sampler: SamplerConfig = SamplerConfig()
+    hits: Hits | None = None
+    """Draws that are positives of their row. `mask`: the row's positive is no negative. `keep`: every draw counts.
+    `mask_known`: nor are other training positives of the row's query. By default the family's [METHODS §2.1]."""
     mining: MiningConfig | None = None
     regularizer: float = Field(default=0.0, ge=0)
-    """Strength of (f + log q)² on positives and negatives [BM20 eq. 6]."""
+    """Strength of (f + log q)² on positives and negatives [BM20 eq. 6]; of f² with family `nce`."""
+    reweight: float = Field(default=0.0, ge=0)
+    """Multiplies the loss of a pair by π_y^−reweight, mean 1 over the training pairs; of counted frequencies."""
     smoothing: float = Field(default=0.5, gt=0)
     """Pseudo-pairs added to every label's frequency, in the weights and in log p_n."""
     frequencies: Literal["counted", "streaming"] = "counted"
@@ -205,6 +211,16 @@ class LossConfig(Section):
             raise ValueError(
                 f"sampler: expected no exclude_positive with family {self.family.name!r}, in which the positive is "
                 "drawn as often as q says, received exclude_positive = True"
+            )
+        if family.shifted and self.resolved_hits != "keep":
+            raise ValueError(
+                f"hits: expected 'keep' with family {self.family.name!r}, which tells data from noise, and noise that "
+                f"happens to be a positive is noise, received {self.hits!r}"
+            )
+        if self.hits == "keep" and self.sampler.exclude_positive:
+            raise ValueError(
+                "hits: expected 'mask' or 'mask_known' with exclude_positive, which draws no positive to keep, "
+                "received 'keep'"
             )
         if family.stateful and self.mining is not None:
             raise ValueError(
@@ -233,6 +249,13 @@ class LossConfig(Section):
             )
         return self
 
+    @property
+    def resolved_hits(self) -> Hits:
+        """`hits`, or the family's own: a pairwise form and a sampler that excludes the positive mask it."""
+        if self.hits is not None:
+            return self.hits
+        return "mask" if self.family.pairwise or self.sampler.exclude_positive else LOSSES[self.family.name].hits
+
     def objective(self) -> Objective:
         """The loss function that this section describes."""
         return Objective(
@@ -246,4 +269,6 @@ class LossConfig(Section):
 
     def __str__(self) -> str:
         mined = "" if self.mining is None else f" · mined({self.mining})"
-        return f"{self.family} · {self.sampler} · {self.weight}{mined}"
+        hits = "" if self.hits is None else f" · hits {self.hits}"
+        reweighted = f" · reweight {self.reweight}" if self.reweight else ""
+        return f"{self.family} · {self.sampler} · {self.weight}{hits}{mined}{reweighted}"

@@ -51,6 +51,7 @@ class Recipe(Section):
         if any(feature.kind == "history" for feature in self.label.features):
             raise ValueError("label.features: expected kinds other than history, which belongs to queries")
         self._check_cosine()
+        self._check_tree_s_dial()
         numbers = [{f.name for f in tower.features if f.kind == "number"} for tower in (self.query, self.label)]
         if both := sorted(numbers[0] & numbers[1]):
             raise ValueError(f"number features: expected names of one tower each, received {', '.join(both)} in both")
@@ -86,6 +87,15 @@ class Recipe(Section):
                 f"loss.family: expected similarity = 'cosine', temperature = 1, fixed, and no label bias with "
                 f"{self.loss.family.name!r}, which is a loss of cosines, received {model.similarity!r}, "
                 f"{model.temperature}, learn_temperature = {model.learn_temperature}, label_bias = {model.label_bias}"
+            )
+
+    def _check_tree_s_dial(self) -> None:
+        """Refuse λ < 0 for a tree: it favours labels that p_n(y|x) all but rules out, and no search finds those."""
+        asked = [*self.evaluation.bias_removal, self.evaluation.default_bias_removal or 0.0]
+        if self.loss.sampler.name == "adversarial" and min(asked) < 0:
+            raise ValueError(
+                "evaluation.bias_removal: expected λ >= 0 with sampler 'adversarial', for which the service looks for "
+                f"the labels that the model or the tree likes best, received {min(asked):g}"
             )
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -73,21 +74,57 @@ class DataConfig(Section):
 
 
 class OptimizerConfig(Section):
-    """Row-wise sparse for embedding tables, Adam for everything dense."""
+    """How parameters follow their gradients: sparse for embedding tables, Keras' own for everything dense."""
 
     embeddings: str = "adam"
-    """`adam`: lazy Adam, moments of touched rows only. `adagrad`: one accumulator per row."""
+    """`adam`: lazy Adam, moments of touched rows only. `adagrad`: one accumulator per row. `adagrad_elementwise`: one
+    per number, as [BM20]. `sgd`: gradient descent, as [R21] and [Re19]; the velocity of an untouched row waits."""
+    dense: Literal["adam", "adagrad", "sgd"] = "adam"
+    """For the MLPs and a learned temperature; `adagrad` has an accumulator per number."""
     embedding_learning_rate: float = Field(default=0.01, gt=0)
     dense_learning_rate: float = Field(default=0.001, gt=0)
-    schedule: Literal["constant", "linear"] = "constant"
-    """`linear`: both rates fall to 0 at the last of `epochs`."""
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    """Of `sgd`, for embeddings and dense; [R21] has 0.9."""
+    embedding_momentum: float | None = Field(default=None, ge=0, lt=1)
+    """Of `embeddings = "sgd"` if it is another; [Re19] has 0 here and momentum in the dense layer."""
+    l2: float = Field(default=0.0, ge=0)
+    """Minimises the loss + l2·‖θ‖², θ all rows of all tables and all dense parameters but a learned temperature. A
+    step adds 2·l2·θ to the gradient of dense parameters, and to a touched row's that for every step since it was last
+    touched, so that the penalty is the full objective's on average; rows no step touches keep their values. The
+    printed loss leaves it out. A weight decay of w, as in [R21], is l2 = w / 2. [BM20 A.2] has "a quadratic
+    regularizer" and does not say of what; `loss.regularizer` is the one of scores."""
+    schedule: Literal["constant", "linear", "cosine", "step"] = "constant"
+    """Both rates over training: `linear` and `cosine` fall to 0 at the last of `epochs`; `step` multiplies
+    them by `decay` at each of `milestones`. [R21] has `step` and `cosine`."""
+    milestones: list[Annotated[float, Field(gt=0, lt=1)]] = Field(default=[0.625, 0.703125], min_length=1)
+    """Shares of `epochs`, rising; the default is [R21]'s, epochs 160 and 180 of 256."""
+    decay: float = Field(default=0.1, gt=0, lt=1)
+    """Of `schedule = "step"`."""
     clip_norm: float | None = Field(default=None, gt=0)
-    """Largest norm of a step's whole gradient."""
+    """Largest norm of a step's whole gradient, l2's part included."""
 
     @model_validator(mode="after")
     def _defined(self) -> Self:
         one_of("embeddings", ROW_OPTIMIZERS, self.embeddings)
+        if self.momentum and "sgd" not in (self.embeddings, self.dense):
+            raise ValueError(
+                f"momentum: expected 0 where neither embeddings nor dense is sgd, received {self.momentum}"
+            )
+        if self.embedding_momentum is not None and self.embeddings != "sgd":
+            raise ValueError(
+                f"embedding_momentum: expected none with embeddings {self.embeddings!r}, "
+                f"received {self.embedding_momentum}"
+            )
+        if any(later <= earlier for earlier, later in pairwise(self.milestones)):
+            raise ValueError(f"milestones: expected rising shares, received {self.milestones}")
         return self
+
+    @property
+    def row_arguments(self) -> dict[str, float]:
+        """Arguments of the embeddings' optimiser."""
+        if self.embeddings != "sgd":
+            return {}
+        return {"momentum": self.momentum if self.embedding_momentum is None else self.embedding_momentum}
 
 
 class TrainingConfig(Section):
@@ -109,8 +146,8 @@ class TrainingConfig(Section):
     """Steps between checkpoints; one more is written after every epoch."""
 
 
-BiasRemovalValue = Annotated[float, Field(ge=-1, le=2)]
-"""λ within the limits that a bundle lets requests choose from."""
+DialValue = Annotated[float, Field(ge=-1, le=2)]
+"""λ or μ within the limits that a bundle lets requests choose from."""
 
 
 class PropensityConfig(Section):
@@ -126,17 +163,19 @@ class PropensityConfig(Section):
 
 
 class EvaluationConfig(Section):
-    """The evaluation: metrics, the grid of λ and buckets, always over the full catalogue."""
+    """The evaluation: metrics, the grids of λ and μ, and buckets, always over the full catalogue."""
 
     ks: list[int] = Field(default=[10, 20, 50, 100], min_length=1)
     metric: str = "recall@20"
     """Chosen on valid: early stopping and the default λ go by it."""
-    bias_removal: list[BiasRemovalValue] = Field(
-        default=[0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0], min_length=1
-    )
-    """The grid of λ."""
-    default_bias_removal: BiasRemovalValue = 0.5
-    """λ served by default when there is no valid split to choose it on."""
+    bias_removal: list[DialValue] = Field(default=[0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0], min_length=1)
+    """The grid of λ, the strength of log ν. Where the training implies the same noise ν for every label, λ changes
+    nothing and only 0 is measured."""
+    popularity: list[DialValue] | None = Field(default=None, min_length=1)
+    """The grid of μ, the strength of log π, where ν is another than π; by default the numbers of `bias_removal`."""
+    default_bias_removal: DialValue | None = None
+    """λ served by default when there is no valid split to choose it on. By default what undoes the training in theory:
+    1, ½ for `exponential`, 0 where the loss leaves nothing that a λ could undo [METHODS §9]."""
     exclude_seen: bool = True
     """Leave a query's training labels out of its ranking."""
     buckets: Literal["quantile", "count"] = "quantile"

@@ -17,6 +17,7 @@ from longtail.bundle import Inputs
 from longtail.bundle.arrays import Int32, Int64
 from longtail.trainer.config import FeatureConfig
 from longtail.trainer.data.columns import Bags, Encoded, Numbers
+from longtail.trainer.data.known import KnownPositives
 from longtail.trainer.data.pairs import Pairs
 
 _UNKNOWN_RATE = 0.01
@@ -63,9 +64,13 @@ class QueryFeatures:
         )
 
     def of_pairs(self, pairs_B: Int64, rng: np.random.Generator) -> Inputs:
-        """Inputs of training pairs, by their rows in `known`; the positive is in no history.
+        """Inputs of training pairs, [B] or [B, P] by name; the positive is in no history.
 
         Some values become unknown, each feature at its `unknown_rate`.
+
+        Args:
+            pairs_B: rows of the pairs in `known`, int64.
+            rng: draws what becomes unknown, and which part of a history that is too long is read.
         """
         queries_B = self._known.queries[pairs_B]
         inputs = take_rows(self._features, self._encoded, queries_B)
@@ -86,7 +91,7 @@ class QueryFeatures:
         return inputs
 
     def of_queries(self, queries_B: Int32) -> Inputs:
-        """Inputs of queries as they stand after all known pairs: what a service would be asked."""
+        """Inputs of query rows, int32 [B], as they stand after all known pairs: what a service would be asked."""
         inputs = take_rows(self._features, self._encoded, queries_B)
         for feature in self._features:
             if feature.kind == "history":
@@ -112,7 +117,13 @@ class QueryFeatures:
 def take_rows(
     features: Sequence[FeatureConfig], encoded: Mapping[str, Encoded], rows_B: npt.NDArray[np.integer]
 ) -> Inputs:
-    """Tower inputs of some rows of the encoded columns."""
+    """Tower inputs of some rows of the encoded columns, [B] or [B, P] by name.
+
+    Args:
+        features: of one tower; those that are not in `encoded` are left out.
+        encoded: columns by feature name.
+        rows_B: rows of the columns, any integer type.
+    """
     inputs: Inputs = {}
     for feature in features:
         column = encoded.get(feature.name)
@@ -137,11 +148,13 @@ def epoch_batches(
     seed: int,
     epoch: int,
     first: int,
+    known: KnownPositives | None = None,
 ) -> Iterator[tuple[int, Inputs]]:
     """Shuffled batches of one epoch, numbered, from step `first` on; what is left over at the end is dropped.
 
     A batch holds the query tower's inputs by name, `_pair` int32 [B] (rows of `pairs`), `_positive` int32 [B]
-    (label rows) and `_weight` float32 [B]. The same arguments give the same batches.
+    (label rows) and `_weight` float32 [B]; where known positives are asked for also `_known` and `_known_rows`,
+    int32 [K] (`KnownPositives.of_queries`). The same arguments give the same batches.
 
     Args:
         pairs: the training pairs.
@@ -151,6 +164,7 @@ def epoch_batches(
         seed: the job's seed; with `epoch` it decides the order and every draw.
         epoch: from 0.
         first: step to begin with, from 0.
+        known: positives of every query, for a loss that masks them.
     """
     order = _visits(pairs, one_label_per_query=one_label_per_query, seed=seed, epoch=epoch)
     for step in range(first, len(order) // batch_size):
@@ -159,6 +173,8 @@ def epoch_batches(
         batch["_pair"] = rows_B.astype(np.int32)
         batch["_positive"] = pairs.labels[rows_B]
         batch["_weight"] = np.ones(batch_size, np.float32) if pairs.weights is None else pairs.weights[rows_B]
+        if known is not None:
+            batch["_known"], batch["_known_rows"] = known.of_queries(pairs.queries[rows_B])
         yield step, batch
 
 

@@ -111,7 +111,7 @@ def strings_of(feature: FeatureConfig, source: FeatureTable) -> pa.Array:
 
 
 def bags_of(feature: FeatureConfig, source: FeatureTable) -> tuple[Int64, pa.Array, Float32]:
-    """Offsets, ids (strings or integers) and weights of a bag or text column.
+    """Offsets int64 [R + 1], ids (strings or integers) and weights float32 of a bag or text column.
 
     Raises:
         DataError: the column is missing, of a type that holds no bags, of ids that are neither strings nor integers,
@@ -152,7 +152,7 @@ def encode_column(
         feature: what to encode; any kind but `history`.
         source: the table.
         vocabularies: by table name.
-        training_rows: rows of which a number's mean and standard deviation are taken.
+        training_rows: rows of which a number's mean and standard deviation are taken, int [n].
 
     Raises:
         DataError: the column is missing, or of a type that the kind does not read.

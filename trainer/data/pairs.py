@@ -36,7 +36,7 @@ class Pairs:
         return len(self.queries)
 
     def take(self, rows: npt.NDArray[np.integer] | Bools | slice) -> Pairs:
-        """The pairs of some rows (numbers, a mask or a slice)."""
+        """The pairs of some rows: numbers int [n], a mask bool [N], or a slice."""
         return Pairs(
             self.queries[rows],
             self.labels[rows],

@@ -25,7 +25,7 @@ def build_vocabularies(
         recipe: names the features and their tables.
         dataset: ids and pairs.
         query, label: feature tables of both sides.
-        seen_queries: rows of the queries with training pairs.
+        seen_queries: rows of the queries with training pairs, int32 [n].
 
     Raises:
         DataError: a column is missing, or of a type that the kind does not read.

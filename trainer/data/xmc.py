@@ -36,7 +36,7 @@ class XmcRows:
 
     Attributes:
         pairs: `query`, `label` (dictionary-encoded strings): one row per distinct (row, label); rows are named
-            `STEM-0`, `STEM-1`, …, labels by their number.
+            `NAME-0`, `NAME-1`, …, labels by their number.
         queries: `query` and `features`, a map from feature number, int32, to its value, float32; a row without
             features has an empty one.
     """
@@ -71,11 +71,15 @@ class _Block(NamedTuple):
     labels: Int32
 
 
-def read_xmc(path: Path) -> XmcRows:
+def read_xmc(path: Path, *, name: str | None = None) -> XmcRows:
     """Read a file of the extreme-classification format.
 
     A row may lack labels (its line starts with a blank) or features; a label that a row names twice counts
     once. Blank lines after the last row are ignored.
+
+    Args:
+        path: the file.
+        name: what rows are named after, `NAME-0`; None takes the file's stem.
 
     Raises:
         DataError: no such file; a header that is none, or does not match the rows, features or labels that
@@ -92,7 +96,7 @@ def read_xmc(path: Path) -> XmcRows:
             for part, column in zip(parts, block, strict=True):
                 part.append(column)
             line += len(block.labels_per_row)
-    return _rows(_Block(*(_joined(part) for part in parts)), sizes, path)
+    return _rows(_Block(*(_joined(part) for part in parts)), sizes, path, path.stem if name is None else name)
 
 
 def _header(line: bytes, path: Path) -> _Sizes:
@@ -123,7 +127,7 @@ def _joined(parts: list[Array]) -> npt.NDArray[Any]:
     return joined
 
 
-def _rows(block: _Block, sizes: _Sizes, path: Path) -> XmcRows:
+def _rows(block: _Block, sizes: _Sizes, path: Path, name: str) -> XmcRows:
     """Tables of all rows, sharing the block's memory."""
     found = len(block.labels_per_row)
     used = (block.labels_per_row > 0) | (block.features_per_row > 0)
@@ -132,7 +136,7 @@ def _rows(block: _Block, sizes: _Sizes, path: Path) -> XmcRows:
     if len(block.features) > _OFFSET_LIMIT:
         raise DataError(f"{path}: expected at most {_OFFSET_LIMIT} non-zero features, found {len(block.features)}")
     labels_per_row, features_per_row = block.labels_per_row[: sizes.rows], block.features_per_row[: sizes.rows]
-    names = pc.binary_join_element_wise(path.stem, pa.array(np.arange(sizes.rows)).cast(pa.string()), "-")
+    names = pc.binary_join_element_wise(name, pa.array(np.arange(sizes.rows)).cast(pa.string()), "-")
     parents = np.repeat(np.arange(sizes.rows, dtype=np.int32), labels_per_row)
     labels = pa.array(block.labels).dictionary_encode()
     offsets = np.concatenate([[0], np.cumsum(features_per_row, dtype=np.int64)]).astype(np.int32)

@@ -1,4 +1,4 @@
-"""Measure a bundle from its own files: ONNX query tower, embeddings, log p_n."""
+"""Measure a bundle from its own files: ONNX query tower, embeddings, log ν, log π."""
 
 from __future__ import annotations
 
@@ -9,49 +9,66 @@ from pathlib import Path
 import numpy as np
 import pyarrow.compute as pc
 
-from longtail.bundle import BiasRemoval, Bundle, CurvePoint, onnx_session
+from longtail.bundle import BiasRemoval, Bundle, CurvePoint, Popularity, onnx_session
 from longtail.bundle.arrays import Int32
 from longtail.trainer.config import Recipe, load_recipe
 from longtail.trainer.data.dataset import load_dataset
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.errors import DataError, RecipeError
+from longtail.trainer.evaluation.dial import Dial, Noise, Setting, lines
 from longtail.trainer.evaluation.ranking import LabelSide, bias_removal_curve, log_proposal_of
 
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """Figures of a bundle: every metric at every λ.
+    """Figures of a bundle: every metric at every λ and μ of the curve.
 
     Attributes:
         name: name of the bundle.
         metric: the metric that λ and epochs are chosen by, such as `recall@20`.
         bias_removal: the bundle's default λ, which data chose it, and the curve with its split.
+        popularity: the bundle's default μ.
     """
 
     name: str
     metric: str
     bias_removal: BiasRemoval
+    popularity: Popularity
+
+    @property
+    def dial(self) -> Dial:
+        """Both, as the tables take them."""
+        return Dial(self.bias_removal, self.popularity)
 
     @property
     def curve(self) -> list[CurvePoint]:
-        """By λ, in the order of the grid; `point.metrics[NAME]` has a value and, for most, a 95 % interval."""
+        """By λ, in the order of the grid, then by μ at the default λ.
+
+        `point.metrics[NAME]` has a value and, for most, a 95 % interval.
+        """
         return self.bias_removal.curve
 
-    def value(self, metric: str | None = None, *, bias_removal: float | None = None) -> float:
-        """The value of one metric at one λ.
+    def value(
+        self, metric: str | None = None, *, bias_removal: float | None = None, popularity: float | None = None
+    ) -> float:
+        """The value of one metric at one λ and μ.
 
         Args:
             metric: such as `recall@20` or `recall@20/tail`; by default the one the job was chosen by.
             bias_removal: λ, of the grid; by default the bundle's default.
+            popularity: μ; by default 0 where λ is given, as on λ's line of the curve, else the bundle's default.
 
         Raises:
-            KeyError: the metric or the λ was not measured.
+            KeyError: the metric, or the λ with the μ, was not measured.
         """
-        at = {point.bias_removal: point.metrics for point in self.curve}
-        chosen, name = self.bias_removal.default if bias_removal is None else bias_removal, metric or self.metric
+        at = {Setting.of(point): point.metrics for point in self.curve}
+        if popularity is None:
+            popularity = self.popularity.default if bias_removal is None else 0.0
+        chosen = Setting(self.bias_removal.default if bias_removal is None else bias_removal, popularity)
+        name = metric or self.metric
         if chosen not in at:
-            raise KeyError(f"bias_removal: expected one of {list(at)}, received {chosen}")
+            raise KeyError(f"bias_removal: expected one of {', '.join(map(str, at))}, received {chosen}")
         if name not in at[chosen]:
             raise KeyError(f"metric: expected one of {', '.join(at[chosen])}, received {name!r}")
         return at[chosen][name].value
@@ -64,7 +81,7 @@ def evaluate(
     split: str = "test",
     overrides: Sequence[str] = (),
 ) -> EvaluationResult:
-    """The figures of a bundle at every λ: those it was written with, or measured again from its own files.
+    """The figures of a bundle at every λ and μ: those it was written with, or measured again from its own files.
 
     Args:
         bundle: loaded, or its directory.
@@ -73,7 +90,8 @@ def evaluate(
         overrides: of a recipe that is a path, `KEY=VALUE`.
 
     Raises:
-        RecipeError: `split` is neither valid nor test; `split` or `overrides` without a recipe; the recipe is wrong.
+        RecipeError: `split` is neither valid nor test; `split` or `overrides` without a recipe; the recipe is wrong,
+            or has λ < 0 for a bundle with a tree, for which no search finds the labels that λ < 0 favours.
         DataError: no held-out pair is of a label in the bundle.
         BundleError: the bundle cannot be loaded.
 
@@ -94,13 +112,18 @@ def evaluate(
         bundle = Bundle.load(Path(bundle))
     name, stored = bundle.manifest.name, bundle.manifest.bias_removal
     if recipe is None:
-        return EvaluationResult(name, _metric_of(stored), stored)
+        return EvaluationResult(name, _metric_of(stored), stored, bundle.manifest.popularity)
     data = "the recipe" if isinstance(recipe, Recipe) else str(recipe)
     if not isinstance(recipe, Recipe):
         recipe = load_recipe(recipe, overrides)
+    if bundle.proposal is not None and min(recipe.evaluation.bias_removal) < 0:
+        raise RecipeError(
+            f"{data}: evaluation.bias_removal: expected λ >= 0 for {where}, which has a tree, "
+            f"received {min(recipe.evaluation.bias_removal):g}"
+        )
     curve = _measure(bundle, recipe, split, nothing=f"{data}: expected {split} pairs of labels in {where}, found none")
     measured = stored.model_copy(update={"curve": curve, "curve_split": split})
-    return EvaluationResult(name, recipe.evaluation.metric, measured)
+    return EvaluationResult(name, recipe.evaluation.metric, measured, bundle.manifest.popularity)
 
 
 def _measure(bundle: Bundle, recipe: Recipe, split: str, *, nothing: str) -> list[CurvePoint]:
@@ -126,6 +149,7 @@ def _measure(bundle: Bundle, recipe: Recipe, split: str, *, nothing: str) -> lis
         recipe.evaluation,
         queries=len(dataset.query_ids),
         seed=recipe.seed,
+        settings=lines(recipe.evaluation, Noise.of_bundle(bundle), bundle.manifest.bias_removal.default),
         log_proposal=log_proposal_of(bundle.proposal, features),
     )
 

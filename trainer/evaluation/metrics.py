@@ -105,10 +105,11 @@ def metrics_of(
     """Every metric at every k.
 
     `recall@K`, `precision@K`, `ndcg@K`, `mrr@K`, `hit_rate@K`: means over queries. `recall@K/BUCKET`:
-    over the pairs whose label is in the bucket. `balanced_error@K`: mean over labels of the share of
-    their pairs missed. `exposure@K/BUCKET`: share of list entries. `coverage@K[/BUCKET]`: share of labels
-    in any list. `gini@K`: of the labels' exposures, 0 equal, 1 all on one. `popularity@K`: mean
-    training count of list entries. `psp@K`, `psndcg@K`: see `_propensity_scored`.
+    over the pairs whose label is in the bucket. `balanced_error@K`: mean over tested labels of the share of
+    their pairs missed [R21 §5.1]; `balanced_error@K/BUCKET`: over those in the bucket, 0 if none is.
+    `exposure@K/BUCKET`: share of list entries. `coverage@K[/BUCKET]`: share of labels in any list.
+    `gini@K`: of the labels' exposures, 0 equal, 1 all on one. `popularity@K`: mean training count of list
+    entries. `psp@K`, `psndcg@K`: see `_propensity_scored`.
 
     Args:
         top_NK: label rows, best first; −1 where a list ends early.
@@ -128,6 +129,8 @@ def metrics_of(
     top_bucket_NK = np.where(listed_NK, buckets_L[top_NK], -1)
     wanted_bucket = buckets_L[positives.label_rows]
     tests_L = np.bincount(positives.label_rows, minlength=positives.labels)
+    tested = tests_L > 0
+    tested_bucket = buckets_L[tested]
     one_N = (wanted_N > 0).astype(np.float64)
     metrics: dict[str, Interval] = {}
     if inverse_propensity_L is not None:
@@ -165,13 +168,17 @@ def metrics_of(
         metrics |= {name: bootstrap.interval(*ratio) for name, ratio in ratios.items()}
         shown_L = np.bincount(top_NK[:, :k][listed_Nk], minlength=positives.labels)
         found_L = np.bincount(top_NK[:, :k][hit_Nk], minlength=positives.labels)
-        tested = tests_L > 0
-        metrics[f"balanced_error@{k}"] = Interval(value=float(1 - np.mean(found_L[tested] / tests_L[tested])))
+        share_found = found_L[tested] / tests_L[tested]
+        metrics[f"balanced_error@{k}"] = Interval(value=float(1 - np.mean(share_found)))
         metrics[f"gini@{k}"] = Interval(value=gini(shown_L) or 0.0)
         metrics[f"coverage@{k}"] = Interval(value=coverage(shown_L))
         coverages = coverage_by_bucket(shown_L, buckets_L, np.bincount(buckets_L, minlength=len(BUCKET_NAMES)))
         for name, share in zip(BUCKET_NAMES, coverages, strict=True):
             metrics[f"coverage@{k}/{name}"] = Interval(value=share)
+        for bucket, name in enumerate(BUCKET_NAMES):
+            of_bucket = share_found[tested_bucket == bucket]
+            error = float(1 - np.mean(of_bucket)) if len(of_bucket) else 0.0
+            metrics[f"balanced_error@{k}/{name}"] = Interval(value=error)
     return metrics
 
 

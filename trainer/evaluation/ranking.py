@@ -1,11 +1,11 @@
-"""Exact top-k over the whole catalogue for a grid of λ, through the rows and queries that serve.
+"""Exact top-k over the whole catalogue for settings of λ and μ, through the rows and queries that serve.
 
-Legend: `N` queries, `B` a block of them, `L` labels, `E` augmented dimensions, `K` list length.
+Legend: `N` queries, `B` a block of them, `L` labels, `E` augmented dimensions, `K` list length, `G` settings.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +18,12 @@ from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.data.batches import QueryFeatures
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.errors import DataError
+from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.evaluation.metrics import Bootstrap, Positives, inverse_propensity, metrics_of
 
 EmbedQueries = Callable[[Int32], Float32]
 LogProposal = Callable[[Int32], Float32]
-"""log p_n(y|x) of query rows [B] and every label, float32 [B, L]: what the dial removes instead of log p_n(y)."""
+"""log p_n(y|x) of query rows [B] and every label, float32 [B, L]: what λ multiplies instead of log ν of the labels."""
 
 _BLOCK_BYTES = 256 << 20
 _EMBED_BLOCK = 4096
@@ -34,12 +35,13 @@ class LabelSide:
 
     Attributes:
         embeddings: float32 [L, D].
-        log_pn: float32 [L].
+        log_pn: float32 [L], log ν; log π beside a tree.
         bias: float32 [L] in logits, or None.
         counts: int64 [L], training pairs.
         training_queries: distinct queries of these pairs.
         buckets: int8 [L].
         augmentation: the constants that rows and queries share.
+        log_popularity: float32 [L], log π; None where `log_pn` is it.
     """
 
     embeddings: Float32
@@ -49,15 +51,17 @@ class LabelSide:
     training_queries: int
     buckets: Int8
     augmentation: Augmentation
+    log_popularity: Float32 | None = None
 
     @classmethod
     def of(
-        cls, embeddings: Float32, bias: Float32 | None, counts: Int64, *,
-        training_queries: int, temperature: float, log_pn: Float32, buckets: Buckets,
+        cls, embeddings: Float32, bias: Float32 | None, counts: Int64, *, training_queries: int,
+        temperature: float, log_pn: Float32, buckets: Buckets, log_popularity: Float32 | None = None,
     ) -> LabelSide:  # fmt: skip
         """From what a model computes of its labels, and their training counts."""
-        augmentation = Augmentation.fitted(temperature, embeddings, log_pn, bias)
-        return cls(embeddings, log_pn, bias, counts, training_queries, buckets.assign(counts), augmentation)
+        augmentation = Augmentation.fitted(temperature, embeddings, log_pn, bias, log_popularity)
+        bucket_L = buckets.assign(counts)
+        return cls(embeddings, log_pn, bias, counts, training_queries, bucket_L, augmentation, log_popularity)
 
     @classmethod
     def of_bundle(
@@ -65,8 +69,13 @@ class LabelSide:
     ) -> LabelSide:
         """From the label side of a bundle."""
         return cls(
-            embeddings, labels.log_pn, labels.bias, labels.counts, training_queries, labels.buckets, augmentation
-        )
+            embeddings, labels.log_pn, labels.bias, labels.counts, training_queries, labels.buckets, augmentation,
+            labels.log_popularity,
+        )  # fmt: skip
+
+    def rows(self) -> Float32:
+        """Augmented label rows, float32 [L, E]."""
+        return self.augmentation.rows(self.embeddings, self.log_pn, self.bias, self.log_popularity)
 
     def inverse_propensity(self, config: EvaluationConfig) -> Float64 | None:
         """1 / p_y, float64 [L], if the recipe asks for it."""
@@ -110,10 +119,10 @@ def bias_removal_curve(
     queries: int,
     seed: int,
     max_queries: int | None = None,
-    grid: list[float] | None = None,
+    settings: Sequence[Setting] | None = None,
     log_proposal: LogProposal | None = None,
 ) -> list[CurvePoint]:
-    """Every metric at every λ of the grid.
+    """Every metric at every setting of λ and μ.
 
     Args:
         held_out: pairs to find.
@@ -124,8 +133,8 @@ def bias_removal_curve(
         queries: number of query rows.
         seed: of the bootstrap and of the choice of queries.
         max_queries: measure at most this many queries, drawn by seed.
-        grid: λ values; by default the recipe's.
-        log_proposal: of a model trained against a conditional p_n; by default the dial removes log p_n(y).
+        settings: of λ and μ; by default the recipe's grid of λ, at μ = 0.
+        log_proposal: of a model trained against a conditional p_n; by default λ multiplies the labels' log ν.
 
     Raises:
         DataError: no held-out pair is left to find, or as `check_metric`.
@@ -145,12 +154,13 @@ def bias_removal_curve(
         rows_N = np.sort(np.random.default_rng(seed).choice(rows_N, max_queries, replace=False))
         keys = keys[np.isin(keys // labels, rows_N)]
     positives = Positives.of(np.searchsorted(rows_N, keys // labels), keys % labels, queries=len(rows_N), labels=labels)
+    settings = [Setting(bias_removal) for bias_removal in config.bias_removal] if settings is None else settings
     ranked = rank(
         rows_N,
         embed_queries,
         label_side,
         seen_keys,
-        grid or config.bias_removal,
+        settings,
         k=min(max(config.ks), labels),
         queries=queries,
         log_proposal=log_proposal,
@@ -161,7 +171,8 @@ def bias_removal_curve(
     inverse_propensity_L = label_side.inverse_propensity(config)
     return [
         CurvePoint(
-            bias_removal=bias_removal,
+            bias_removal=setting.bias_removal,
+            popularity=setting.popularity,
             metrics=metrics_of(
                 top_NK,
                 positives,
@@ -173,7 +184,7 @@ def bias_removal_curve(
             )
             | ({} if log_p_N is None else {"log_likelihood": bootstrap.interval(log_p_N, positives.per_query)}),
         )
-        for bias_removal, top_NK, log_p_N in zip(grid or config.bias_removal, *ranked, strict=True)
+        for setting, top_NK, log_p_N in zip(settings, *ranked, strict=True)
     ]
 
 
@@ -182,16 +193,16 @@ def rank(
     embed_queries: EmbedQueries,
     label_side: LabelSide,
     seen_keys: Int64,
-    grid: list[float],
+    settings: Sequence[Setting],
     *,
     k: int,
     queries: int,
     log_proposal: LogProposal | None = None,
     likely: Positives | None = None,
 ) -> tuple[Int32, list[Float64 | None]]:
-    """Exact top-k label rows for every λ, int32 [len(grid), N, K]; −1 where fewer labels are left.
+    """Exact top-k label rows for every setting, int32 [G, N, K]; −1 where fewer labels are left.
 
-    And for every λ the log-likelihood of each query's positives, `Σ_y log softmax(s_λ)_y` over the labels that may
+    And for every setting the log-likelihood of each query's positives, `Σ_y log softmax(s)_y` over the labels that may
     be ranked, float64 [N], nats; None unless `likely` names the positives.
 
     Args:
@@ -199,21 +210,19 @@ def rank(
         embed_queries: query rows → embeddings.
         label_side: all labels.
         seen_keys: `query · L + label` to leave out, sorted.
-        grid: λ values.
+        settings: of λ and μ.
         k: K.
         queries: number of query rows.
-        log_proposal: log p_n(y|x) in place of the labels' log p_n(y).
+        log_proposal: log p_n(y|x) in place of the labels' log ν.
         likely: positives of the N queries whose log-likelihood is asked for.
     """
-    labels_EL = ops.convert_to_tensor(
-        label_side.augmentation.rows(label_side.embeddings, label_side.log_pn, label_side.bias).T.copy()
-    )
+    labels_EL = ops.convert_to_tensor(label_side.rows().T.copy())
     labels = labels_EL.shape[1]
     seen_offsets = np.searchsorted(seen_keys, np.arange(queries + 1, dtype=np.int64) * labels)
     matrices = 1 if log_proposal is None else 4
     block = int(np.clip(_BLOCK_BYTES // (4 * labels * matrices), 1, _EMBED_BLOCK))
-    top_GNK = np.empty((len(grid), len(rows_N), k), np.int32)
-    log_p_GN = np.zeros((len(grid), len(rows_N)))
+    top_GNK = np.empty((len(settings), len(rows_N), k), np.int32)
+    log_p_GN = np.zeros((len(settings), len(rows_N)))
     for start in range(0, len(rows_N), block):
         rows_B = rows_N[start : start + block]
         embedded_BD = embed_queries(rows_B)
@@ -222,13 +231,12 @@ def rank(
         places = np.stack([owners, hidden], axis=1)
         hide = np.full(len(places), -np.inf, np.float32)
         if log_proposal is not None:
-            raw_BL = ops.matmul(label_side.augmentation.queries(embedded_BD, 0.0), labels_EL)
             scaled_BL = ops.convert_to_tensor(label_side.augmentation.temperature * log_proposal(rows_B))
-        for at, bias_removal in enumerate(grid):
-            if log_proposal is None:
-                scores_BL = ops.matmul(label_side.augmentation.queries(embedded_BD, bias_removal), labels_EL)
-            else:
-                scores_BL = raw_BL + bias_removal * scaled_BL
+        for at, (bias_removal, popularity) in enumerate(settings):
+            of_labels = bias_removal if log_proposal is None else 0.0
+            scores_BL = ops.matmul(label_side.augmentation.queries(embedded_BD, of_labels, popularity), labels_EL)
+            if log_proposal is not None:
+                scores_BL = scores_BL + bias_removal * scaled_BL
             if len(places):
                 scores_BL = ops.scatter_update(scores_BL, places, hide)
             values, indices = ops.top_k(scores_BL, k)
@@ -239,7 +247,7 @@ def rank(
                 log_p_GN[at, start : start + block] = _log_likelihood(
                     scores_BL / label_side.augmentation.temperature, wanted
                 )
-    return top_GNK, list(log_p_GN) if likely is not None else [None] * len(grid)
+    return top_GNK, list(log_p_GN) if likely is not None else [None] * len(settings)
 
 
 def _log_likelihood(scores_BL: Any, positives: Positives) -> Float64:

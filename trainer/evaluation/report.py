@@ -8,6 +8,7 @@ import io
 from collections.abc import Callable
 from importlib.resources import files
 from string import Template
+from typing import NamedTuple
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -15,8 +16,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from rich.table import Table
 
-from longtail.bundle import BUCKET_NAMES, BiasRemoval, CurvePoint
+from longtail.bundle import BUCKET_NAMES, CurvePoint
 from longtail.trainer.config import Recipe
+from longtail.trainer.evaluation.dial import Dial, Setting
 from longtail.trainer.history import TrainingHistory
 
 _COLOURS = {"overall": "#334155", "head": "#2563eb", "torso": "#d97706", "tail": "#059669"}
@@ -36,12 +38,18 @@ def shown_metrics(metric: str) -> list[str]:
     ]  # fmt: skip
 
 
-def evaluation_table(title: str, dial: BiasRemoval, metric: str) -> Table:
-    """A terminal table: one row per λ, the default marked."""
+def evaluation_table(title: str, dial: Dial, metric: str) -> Table:
+    """A terminal table: one row per λ, and per μ where it is another dial; the default marked."""
     k = metric.partition("@")[2]
-    caption = f"▶ default λ, by {dial.chosen_by}; head, torso, tail: recall of pairs whose label is there"
+    chosen_by = dial.bias_removal.chosen_by
+    caption = f"▶ default λ, by {chosen_by}; head, torso, tail: recall of pairs whose label is there"
+    if _two_lines(dial):
+        caption = (
+            f"λ removes {dial.bias_removal.noise}, μ adds π as a prior; ▶ default of both, by {chosen_by}; "
+            "head, torso, tail: recall of pairs whose label is there"
+        )
     table = Table(title=f"{title}, top {k}", title_justify="left", caption=caption, caption_justify="left")
-    for heading in ("λ", "recall", "nDCG", "head", "torso", "tail", "coverage", "Gini"):
+    for heading in (*_dials(dial), "recall", "nDCG", "head", "torso", "tail", "coverage", "Gini"):
         table.add_column(heading, justify="right")
     names = [
         f"recall@{k}",
@@ -51,58 +59,54 @@ def evaluation_table(title: str, dial: BiasRemoval, metric: str) -> Table:
         f"gini@{k}",
     ]
     for point in dial.curve:
-        chosen = point.bias_removal == dial.default
+        chosen = Setting.of(point) == dial.default
+        at = [f"{number:g}" for number in Setting.of(point)[: len(_dials(dial))]]
         cells = [f"{point.metrics[name].value:.4f}" for name in names]
-        table.add_row(f"{'▶ ' if chosen else ''}{point.bias_removal:g}", *cells, style="bold" if chosen else None)
+        table.add_row(f"{'▶ ' if chosen else ''}{at[0]}", *at[1:], *cells, style="bold" if chosen else None)
     return table
 
 
-def evaluation_markdown(dial: BiasRemoval, metric: str) -> str:
+def evaluation_markdown(dial: Dial, metric: str) -> str:
     """The table as Markdown, with the metric's interval, and propensity scores and log-likelihood if measured."""
     k = metric.partition("@")[2]
     measured = dial.curve[0].metrics if dial.curve else {}
     names = shown_metrics(metric) + [name for name in (f"psp@{k}", f"psndcg@{k}", "log_likelihood") if name in measured]
-    lines = [f"| λ | {' | '.join(names)} |", "|" + "---|" * (len(names) + 1)]
+    heads = [*_dials(dial), *names]
+    lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for point in dial.curve:
         first = point.metrics[names[0]]
         spread = "" if first.low is None or first.high is None else f" [{first.low:.4f}, {first.high:.4f}]"
         cells = [f"{first.value:.4f}{spread}", *(f"{point.metrics[name].value:.4f}" for name in names[1:])]
-        mark = "**" if point.bias_removal == dial.default else ""
-        lines.append(f"| {mark}{point.bias_removal:g}{mark} | {' | '.join(cells)} |")
+        mark = "**" if Setting.of(point) == dial.default else ""
+        at = [f"{mark}{number:g}{mark}" for number in Setting.of(point)[: len(_dials(dial))]]
+        lines.append(f"| {' | '.join([*at, *cells])} |")
     return "\n".join(lines) + "\n"
 
 
-def html_report(recipe: Recipe, dial: BiasRemoval, history: TrainingHistory, facts: dict[str, str]) -> bytes:
-    """report.html: facts, three plots, the whole λ table; one file, no network.
+def html_report(recipe: Recipe, dial: Dial, history: TrainingHistory, facts: dict[str, str]) -> bytes:
+    """report.html: facts, plots over each dial that moves and of the training, the whole table; one file, no network.
 
     Args:
         recipe: the job.
-        dial: the λ curve and its default.
+        dial: the curve of λ and μ, and their defaults.
         history: losses and validation metrics by epoch.
         facts: name → value, shown at the top.
     """
     metric = recipe.evaluation.metric
     k = metric.partition("@")[2]
     with mpl.rc_context(_STYLE):  # type: ignore[arg-type]
-        plots = [
-            _plot(
-                lambda axes: _recall(axes, dial, k),
-                f"Recall@{k} over all pairs' queries and per bucket, against the dial λ",
-            ),
-            _plot(
-                lambda axes: _exposure(axes, dial, k), f"Share of the top {k} given to head, torso and tail, against λ"
-            ),
-            _plot(lambda axes: _losses(axes, history, metric), "Training loss and validation metric by epoch"),
-        ]
+        plots = [plot for line in _lines(dial) for plot in _line_plots(line, k)]
+        plots += [_plot(lambda axes: _losses(axes, history, metric), "Training loss and validation metric by epoch")]
     names = shown_metrics(metric)
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in ["λ", *names])
-    rows = "".join(_row(point, names, chosen=point.bias_removal == dial.default) for point in dial.curve)
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in [*_dials(dial), *names])
+    rows = "".join(_row(dial, point, names) for point in dial.curve)
     cards = "".join(
         f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd></div>" for name, value in facts.items()
     )
     page = _page().substitute(
         title=html.escape(recipe.name), cards=cards, plots="".join(plots), head=head, rows=rows,
-        split=html.escape(dial.curve_split), default=f"{dial.default:g}", chosen_by=html.escape(dial.chosen_by),
+        split=html.escape(dial.bias_removal.curve_split), default=_default_in_words(dial),
+        chosen_by=html.escape(dial.bias_removal.chosen_by), every=" and ".join(_dials(dial)),
     )  # fmt: skip
     return page.encode()
 
@@ -120,26 +124,79 @@ def _plot(draw: Callable[[Axes], None], description: str) -> str:
     return f'<figure><img alt="{html.escape(description)}" src="data:image/svg+xml;base64,{image}"></figure>'
 
 
-def _recall(axes: Axes, dial: BiasRemoval, k: str) -> None:
-    grid = [point.bias_removal for point in dial.curve]
+class _Line(NamedTuple):
+    """One dial's part of a curve: its symbol, what it is, its numbers, the served one, and the points."""
+
+    symbol: str
+    words: str
+    grid: list[float]
+    default: float
+    points: list[CurvePoint]
+
+
+def _two_lines(dial: Dial) -> bool:
+    return any(point.popularity for point in dial.curve)
+
+
+def _dials(dial: Dial) -> tuple[str, ...]:
+    """The dials of a table, `λ` or `λ` and `μ`."""
+    return ("λ", "μ") if _two_lines(dial) else ("λ",)
+
+
+def _lines(dial: Dial) -> list[_Line]:
+    """The lines of a curve that have more than one point."""
+    at_zero = [point for point in dial.curve if not point.popularity]
+    prior = sorted(
+        (point for point in dial.curve if point.bias_removal == dial.default.bias_removal),
+        key=lambda point: point.popularity,
+    )
+    lines = [
+        _Line("λ", "bias removal λ", [point.bias_removal for point in at_zero], dial.default.bias_removal, at_zero),
+        _Line("μ", "popularity μ", [point.popularity for point in prior], dial.default.popularity, prior),
+    ]
+    return [line for line in lines if len(line.points) > 1]
+
+
+def _line_plots(line: _Line, k: str) -> list[str]:
+    return [
+        _plot(
+            lambda axes: _recall(axes, line, k),
+            f"Recall@{k} over all pairs' queries and per bucket, against the dial {line.symbol}",
+        ),
+        _plot(
+            lambda axes: _exposure(axes, line, k),
+            f"Share of the top {k} given to head, torso and tail, against {line.symbol}",
+        ),
+    ]
+
+
+def _default_in_words(dial: Dial) -> str:
+    """The served λ, and what it removes and the served μ where they are two dials."""
+    default, noise = dial.default, html.escape(dial.bias_removal.noise)
+    first = f"Default λ = {default.bias_removal:g}"
+    return f"{first} (removes {noise}), μ = {default.popularity:g}" if _two_lines(dial) else first
+
+
+def _recall(axes: Axes, line: _Line, k: str) -> None:
+    grid = line.grid
     for series, colour in _COLOURS.items():
         name = f"recall@{k}" if series == "overall" else f"recall@{k}/{series}"
-        figures = [point.metrics[name] for point in dial.curve]
+        figures = [point.metrics[name] for point in line.points]
         axes.plot(grid, [figure.value for figure in figures], color=colour, marker="o", markersize=3.5, label=series)
         low = [figure.value if figure.low is None else figure.low for figure in figures]
         high = [figure.value if figure.high is None else figure.high for figure in figures]
         axes.fill_between(grid, low, high, color=colour, alpha=0.15, linewidth=0)
-    axes.axvline(dial.default, color="#94a3b8", linestyle="--", linewidth=1)
-    axes.set(title=f"Recall@{k} by bucket", xlabel="bias removal λ  (left: tail, right: head)", ylim=(0, None))
+    axes.axvline(line.default, color="#94a3b8", linestyle="--", linewidth=1)
+    axes.set(title=f"Recall@{k} by bucket", xlabel=f"{line.words}  (left: tail, right: head)", ylim=(0, None))
     axes.legend(ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.18))
 
 
-def _exposure(axes: Axes, dial: BiasRemoval, k: str) -> None:
-    grid = [point.bias_removal for point in dial.curve]
-    shares = [[point.metrics[f"exposure@{k}/{bucket}"].value for point in dial.curve] for bucket in BUCKET_NAMES]
+def _exposure(axes: Axes, line: _Line, k: str) -> None:
+    grid = line.grid
+    shares = [[point.metrics[f"exposure@{k}/{bucket}"].value for point in line.points] for bucket in BUCKET_NAMES]
     axes.stackplot(grid, shares, labels=BUCKET_NAMES, colors=[_COLOURS[bucket] for bucket in BUCKET_NAMES], alpha=0.85)
-    axes.axvline(dial.default, color="white", linestyle="--", linewidth=1)
-    axes.set(title=f"Exposure in the top {k}", xlabel="bias removal λ", ylim=(0, 1))
+    axes.axvline(line.default, color="white", linestyle="--", linewidth=1)
+    axes.set(title=f"Exposure in the top {k}", xlabel=line.words, ylim=(0, 1))
     axes.margins(x=0)
     axes.legend(ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.18))
 
@@ -167,7 +224,7 @@ def _losses(axes: Axes, history: TrainingHistory, metric: str) -> None:
     axes.legend(handles=lines, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.18))
 
 
-def _row(point: CurvePoint, names: list[str], *, chosen: bool) -> str:
+def _row(dial: Dial, point: CurvePoint, names: list[str]) -> str:
     cells = []
     for name in names:
         figure = point.metrics[name]
@@ -175,4 +232,5 @@ def _row(point: CurvePoint, names: list[str], *, chosen: bool) -> str:
             "" if figure.low is None or figure.high is None else f"<small>{figure.low:.4f}–{figure.high:.4f}</small>"
         )
         cells.append(f"<td>{figure.value:.4f}{interval}</td>")
-    return f"<tr{' class=chosen' if chosen else ''}><th>{point.bias_removal:g}</th>{''.join(cells)}</tr>"
+    at = "".join(f"<th>{number:g}</th>" for number in Setting.of(point)[: len(_dials(dial))])
+    return f"<tr{' class=chosen' if Setting.of(point) == dial.default else ''}>{at}{''.join(cells)}</tr>"

@@ -1,4 +1,4 @@
-"""From a trained model to a bundle: towers, labels, the λ curve, reports.
+"""From a trained model to a bundle: towers, labels, the curve of the dials, reports.
 
 Legend: `C` calibration queries, `D` dimensions.
 """
@@ -13,8 +13,9 @@ import keras
 import numpy as np
 import pyarrow as pa
 
-from longtail.bundle import SCHEMA_VERSION, BiasRemoval, Bundle, Labels, Loss, Manifest
+from longtail.bundle import SCHEMA_VERSION, Bundle, Labels, Loss, Manifest
 from longtail.bundle.arrays import Int32
+from longtail.trainer.evaluation.dial import Dial
 from longtail.trainer.evaluation.ranking import buckets_for
 from longtail.trainer.export.onnx import check_parity, export_towers
 from longtail.trainer.train import Trained
@@ -23,13 +24,13 @@ _CALIBRATION_QUERIES = 1000
 _SOFTWARE = ("longtail", "keras", "numpy", "pyarrow", "onnxruntime")
 
 
-def to_bundle(trained: Trained, held_out_rows: Int32, bias_removal: BiasRemoval, reports: dict[str, bytes]) -> Bundle:
+def to_bundle(trained: Trained, held_out_rows: Int32, dial: Dial, reports: dict[str, bytes]) -> Bundle:
     """The bundle of a trained model, not yet written.
 
     Args:
         trained: the model and its data.
         held_out_rows: query rows to draw calibration queries from.
-        bias_removal: the dial, with its curve.
+        dial: λ and μ, with their curve.
         reports: files to keep with the model.
 
     Raises:
@@ -61,6 +62,7 @@ def to_bundle(trained: Trained, held_out_rows: Int32, bias_removal: BiasRemoval,
         label_bias=label_side.bias is not None,
         kappa=label_side.augmentation.kappa,
         kappa_bias=label_side.augmentation.kappa_bias,
+        kappa_popularity=label_side.augmentation.kappa_popularity,
         loss=Loss(
             family=str(recipe.loss.family),
             sampler=str(recipe.loss.sampler),
@@ -70,7 +72,8 @@ def to_bundle(trained: Trained, held_out_rows: Int32, bias_removal: BiasRemoval,
         label_features=trained.encoding.label_features,
         display=display,
         buckets=buckets,
-        bias_removal=bias_removal,
+        bias_removal=dial.bias_removal,
+        popularity=dial.popularity,
         training_data={
             "fingerprint": dataset.fingerprint(),
             "read_at": dataset.read_at.isoformat(),
@@ -89,6 +92,7 @@ def to_bundle(trained: Trained, held_out_rows: Int32, bias_removal: BiasRemoval,
             ids=dataset.label_ids,
             counts=label_side.counts,
             log_pn=label_side.log_pn,
+            log_popularity=label_side.log_popularity,
             buckets=label_side.buckets,
             bias=label_side.bias,
             display=dataset.label_table.select(display) if dataset.label_table is not None else empty,

@@ -1,14 +1,16 @@
 """The loss of a batch [METHODS §2, §3].
 
-`weights.py` weighs negatives, `mining.py` keeps the hardest, `families.py` has the losses of what is left;
-`objective.py` combines the three over logits, and `batch_loss.py` computes those from embeddings.
+`hits.py` says which candidates are no negatives, `weights.py` weighs the others, `mining.py` keeps the hardest,
+`families.py` has the losses of what is left; `objective.py` combines these over logits, and `batch_loss.py` computes
+the logits from embeddings.
 """
 
 from longtail.trainer.losses.batch_loss import BatchLoss, Candidates, Embedded
 from longtail.trainer.losses.families import LOSSES, Family
+from longtail.trainer.losses.hits import Hits, known_among
 from longtail.trainer.losses.mining import Mining
-from longtail.trainer.losses.objective import Objective, SampledLogits
-from longtail.trainer.losses.weights import MASKED, WEIGHTS, LogProbabilities, LogWeight
+from longtail.trainer.losses.objective import Objective, SampledLogits, balance
+from longtail.trainer.losses.weights import MASKED, WEIGHTS, LogProbabilities, LogWeight, pair_weights
 
 __all__ = [
     "LOSSES",
@@ -18,9 +20,13 @@ __all__ = [
     "Candidates",
     "Embedded",
     "Family",
+    "Hits",
     "LogProbabilities",
     "LogWeight",
     "Mining",
     "Objective",
     "SampledLogits",
+    "balance",
+    "known_among",
+    "pair_weights",
 ]

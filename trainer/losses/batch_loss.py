@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from longtail.trainer.backend import Tensor, ops
-from longtail.trainer.losses.families import LOSSES
+from longtail.trainer.losses.hits import Hits, hits_of
 from longtail.trainer.losses.objective import Objective, SampledLogits
 
 
@@ -39,6 +39,8 @@ class Candidates(NamedTuple):
         log_pi_positive_B, log_pi_candidates: log label frequencies of both, float32.
         log_q_positive_B, log_q_candidates: log sampling probabilities of both, float32.
         weight_B: weights of the pairs, float32.
+        log_miss_B: log(1 − q_y), float32, of a sampler that never draws the positive; None if it may.
+        known_BM: candidates that are known positives of the row's query, bool; None unless hits are `mask_known`.
         log_eta_B: log η of the pairs, float32; None for a family without.
         eta_rate: step size of η, float32 scalar; None for a family without.
     """
@@ -50,6 +52,8 @@ class Candidates(NamedTuple):
     log_q_positive_B: Tensor
     log_q_candidates: Tensor
     weight_B: Tensor
+    log_miss_B: Tensor | None = None
+    known_BM: Tensor | None = None
     log_eta_B: Tensor | None = None
     eta_rate: Tensor | None = None
 
@@ -62,11 +66,13 @@ class BatchLoss:
         objective: family × weight × mining.
         in_batch: the batch's positives are candidates too, before the drawn ones.
         bfloat16: compute inner products in bfloat16.
+        hits: which candidates are masked.
     """
 
     objective: Objective
     in_batch: bool
     bfloat16: bool
+    hits: Hits = "mask"
 
     def __call__(self, embedded: Embedded, batch: Candidates) -> tuple[Tensor, Tensor]:
         """Mean weighted loss, float32 scalar, nats; and the rows' new log η, float32 [B], zeros without η."""
@@ -85,30 +91,18 @@ class BatchLoss:
         logits = SampledLogits(
             positive_logits_B,
             logits_BM,
-            self._hits(candidates, batch.positive_B),
+            hits_of(self.hits, candidates, batch.positive_B, in_batch=self.in_batch, known_BM=batch.known_BM),
             batch.log_pi_positive_B,
             batch.log_pi_candidates,
             batch.log_q_positive_B,
             batch.log_q_candidates,
+            m_B=ops.zeros_like(batch.weight_B) + (logits_BM.shape[1] - self.in_batch),
+            log_miss_B=batch.log_miss_B,
         )
         if batch.log_eta_B is None or batch.eta_rate is None:
             return ops.mean(batch.weight_B * self.objective(logits)), ops.zeros_like(batch.weight_B)
         losses_B, log_eta_B = self.objective.with_eta(logits, log_eta_B=batch.log_eta_B, rate=batch.eta_rate)
         return ops.mean(batch.weight_B * losses_B), log_eta_B
-
-    def _hits(self, candidates: Tensor, positive_B: Tensor) -> Tensor:
-        """Candidates to mask, bool [B, M]: the row's positive; with NCE only the row's own place in the batch.
-
-        NCE tells data from noise: noise that happens to be the positive is noise, without which the scores it
-        learns are log-odds, not log-probabilities.
-        """
-        hits_BM: Tensor
-        if not LOSSES[self.objective.family].shifted:
-            hits_BM = ops.equal(candidates, positive_B[:, None])
-            return hits_BM
-        places_M, rows_B = ops.arange(candidates.shape[-1]), ops.arange(positive_B.shape[0])
-        hits_BM = ops.logical_and(ops.equal(places_M, rows_B[:, None]), self.in_batch)
-        return hits_BM
 
     def _product(self, equation: str, queries_BD: Tensor, labels: Tensor) -> Tensor:
         """Inner products in the compute precision, returned as float32."""

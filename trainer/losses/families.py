@@ -10,6 +10,10 @@ A family is a row of `LOSSES`. Every one is called with
 and returns the losses of the rows, float32 [B], in nats unless it says otherwise. f_y is the positive's logit and
 f_y' a negative's. Families raise nothing: a recipe is checked before.
 
+Hits are draws that are a positive of their row, which a recipe masks or keeps (`hits`); `Family.hits` is the default.
+What a family says it converges to is of a query with p(y|x), where the scores are free and draws many; ν is the implied
+noise [METHODS §9].
+
 Legend: `B` positives, `M` negatives.
 
 The examples of this file are of one positive with logit 1 and two negatives of weight 1 with logits 0 and −1:
@@ -24,6 +28,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from longtail.trainer.backend import Tensor, ops
+from longtail.trainer.losses.hits import Hits
 from longtail.trainer.losses.weights import is_masked
 
 Phi = Callable[[Tensor], Tensor]
@@ -36,6 +41,11 @@ def softmax(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor) -> T
     `log[1 + Σ w_yy' exp(f_y' − f_y)] = softplus(logsumexp_y'(f_y' + log w_yy') − f_y)`
 
     A row whose negatives are all masked has loss 0.
+
+    Hits: masked. With weight `importance`, `tail` or `logit_adjusted` it converges to f + log ν = log p. With others it
+    does not, however many draws: with ρ_yy' = row_y·col_y', c_y = row_y·col_y and s = softmax(f + log col), masked it
+    converges to s(1 − s + s/c) ∝ p and kept to s(1 + s/c) ∝ p. In-batch `unit` weights are c_y = (B − 1)·π_y: of
+    p = .5 among four labels, masking makes s = .73 where c = 10 and .96 where c = 1000, keeping .49 and .50.
 
     Relations: with sampler `full` and weight `importance`, the full softmax cross-entropy; with in-batch negatives
     and weight `relative`, TensorFlow Recommenders' `Retrieval` with sampling probabilities. `refined_softmax` has the
@@ -53,6 +63,8 @@ def refined_softmax(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tens
 
     `sg(1 − p)·(logsumexp_y'(f_y' + log w_yy') − f_y)` with `p = 1/(1 + Σ w_yy' exp(f_y' − f_y))`, the model's own
     estimate from the same negatives; sg stops gradients.
+
+    Hits: masked, as for `softmax`, with what that converges to.
 
     Relations: its gradient is that of `softmax`, row by row. In eq. 7 the positive was never given a sampling
     correction, which is the error that the refinement mends in logQ.
@@ -73,6 +85,13 @@ def logistic(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor, *, 
     `φ(f_y) + Σ w φ(−f_y')`, each logit against 0 [BOWL of Re19]; pairwise `Σ w φ(f_y − f_y')`, each negative
     against the positive [POWL of Re19].
 
+    Hits: kept, as [BM20 eq. 2] has it: it converges to f + log ν = log p + const(x) [BM20 Theorem 1]; with weight
+    `importance` to f = log p itself. Masked, to f + log ν = log(p/(1 − p)) + const(x) where the weight has no term of
+    the positive: the same ranking, but p = .70 beside three labels of .10 comes out as .875. Pairwise they are
+    masked, since a pair of a label and itself is a constant: f + log ν = log p + const(x).
+
+    In training a constant is added to logits, at which one positive balances its negatives (`balance`).
+
     Relations: in nats; [Re19]'s, with log2, is 1/ln 2 times as large. With uniform negatives and weight `unit` the
     usual sampled binary cross-entropy. Pairwise with uniform negatives and `importance` weights, One-vs-Each
     (Titsias 2016), an upper bound of `softmax`; with weight `unit` and one negative, BPR (Rendle et al. 2009).
@@ -89,6 +108,8 @@ def contrastive(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor, 
 
     Of cosines as they are: a recipe needs `similarity = "cosine"`, temperature 1, and no label bias. No unit.
 
+    Hits: masked. Kept with margin 0 it converges to f = p/(p + ρ), which is no log-probability.
+
     Args:
         positive_B, negative_BM, log_weight_BM: as every family; logits are cosines.
         margin: the cosine below which a negative costs nothing.
@@ -103,6 +124,8 @@ def contrastive(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor, 
 
 def hinge(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor, *, pairwise: bool = False) -> Tensor:
     """The hinge loss: `φ(u) = max(1 − u, 0)` [Re19 §3], in the two forms of `logistic`. No unit.
+
+    Hits: masked. Kept, it converges to f = 1 where p > ρ and −1 where p < ρ: it has no likelihood.
 
     Relations: pairwise with weight `unit`, the margin ranking loss with margin 1.
 
@@ -125,6 +148,8 @@ def squared_hinge(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor
 
 def exponential(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor, *, pairwise: bool = False) -> Tensor:
     """The exponential loss: `φ(u) = exp(−u)` [Re19 §3], in the two forms of `logistic`. No unit.
+
+    Hits: masked. Kept, it converges to f + ½ log ν = ½ log p + const(x).
 
     Relations: pairwise, `exp(softmax) − 1`, row by row.
 
@@ -160,7 +185,10 @@ def nce(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor) -> Tenso
     """Noise contrastive estimation (Gutmann and Hyvärinen 2010): `logistic` of `f − log(m·q)` [BM20 §5].
 
     The shift of the logits is the objective's (`Family.shifted`), so that the family is called with logits that have
-    it already. Draws that hit the positive count as noise like any other: the model learns log p(y|x) itself.
+    it already. In training −log L is added to logits too (`balance`): they start as log p of any label.
+
+    Hits: kept, by definition: draws that hit the positive count as noise like any other, and the model learns
+    log p(y|x) itself, up to that constant.
 
     Relations: `logistic` of unshifted logits learns `log p(y|x) − log(m·q_y)` in place of log p(y|x).
 
@@ -180,6 +208,8 @@ def augment_and_reduce(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: T
     Args:
         positive_B, negative_BM, log_weight_BM: as every family.
         log_eta_B: log η of the batch's pairs, float32 [B], kept by the training step.
+
+    Hits: masked; it converges to log p, as `softmax` with weight `importance`.
 
     Relations: `softmax` where η is the bracket, its upper bound elsewhere.
 
@@ -228,28 +258,34 @@ class Family:
         loss: of positives [B], negatives [B, M], log-weights [B, M] and the family's own parameters; float32 [B].
         cosine: defined on cosines as they are: similarity cosine, temperature 1, no label bias.
         weights: the weights that belong to its definition; None for any.
-        shifted: logits are `f − log(m·q)` on both sides, and draws that hit the positive count as any other, with
-            which it learns log p(y|x) itself [BM20 §5].
+        shifted: logits are `f − log(m·q)` on both sides, with which it learns log p(y|x) itself [BM20 §5].
+        balanced: its logits are log-odds against the negatives' total weight; training adds the constant at which
+            logits of 0 balance the two.
         stateful: keeps a number η per training pair.
+        hits: what a recipe that does not say gets.
+        link: slope of the optimal logit in log(p(y|x)/ν) [METHODS §9]; None of a loss whose optimum is no such line.
     """
 
     loss: Callable[..., Tensor]
     cosine: bool = False
     weights: tuple[str, ...] | None = None
     shifted: bool = False
+    balanced: bool = False
     stateful: bool = False
+    hits: Hits = "mask"
+    link: float | None = 1.0
 
 
 LOSSES: dict[str, Family] = {
     "softmax": Family(softmax),
     "refined_softmax": Family(refined_softmax),
-    "logistic": Family(logistic),
-    "contrastive": Family(contrastive, cosine=True),
-    "hinge": Family(hinge),
-    "squared_hinge": Family(squared_hinge),
-    "exponential": Family(exponential),
-    "ramp": Family(ramp),
-    "nce": Family(nce, weights=("unit",), shifted=True),
+    "logistic": Family(logistic, balanced=True, hits="keep"),
+    "contrastive": Family(contrastive, cosine=True, link=None),
+    "hinge": Family(hinge, link=None),
+    "squared_hinge": Family(squared_hinge, link=None),
+    "exponential": Family(exponential, link=0.5),
+    "ramp": Family(ramp, link=None),
+    "nce": Family(nce, weights=("unit",), shifted=True, balanced=True, hits="keep"),
     "augment_and_reduce": Family(augment_and_reduce, weights=("importance",), stateful=True),
 }
 """Loss families by the name that a recipe's `[loss] family` calls them.

@@ -1,4 +1,4 @@
-"""The loss of a batch's logits: accidental hits, weights, mining, family. Knows no model and no sampler.
+"""The loss of a batch's logits: masks, weights, mining, family. Knows no model and no sampler.
 
 Legend: `B` batch, `M` negatives per row.
 """
@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from longtail.bundle.arrays import Float32, Float64
 from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.losses.families import LOSSES, next_log_eta
 from longtail.trainer.losses.mining import Mining
@@ -21,11 +24,13 @@ class SampledLogits(NamedTuple):
     Attributes:
         positive_B: logits of the positives, any float type; all work is done in float32.
         negative_BM: logits of the negatives, any float type.
-        hits_BM: bool, negatives that are their row's positive: masked out.
+        hits_BM: bool, negatives that are masked out.
         log_pi_positive_B: float32, log label frequencies of the positives.
         log_pi_negative: the same of the negatives, float32 [M] shared by all rows, or [B, M].
         log_q_positive_B: float32, log-probabilities that one draw is the row's positive.
         log_q_negative: the same of the negatives, float32 [M] or [B, M].
+        m_B: float32, how many draws a row's negatives are, masked or not; None if all M of them are.
+        log_miss_B: float32, log(1 − q_y) of a sampler that never draws the positive; None if it may.
     """
 
     positive_B: Tensor
@@ -35,6 +40,8 @@ class SampledLogits(NamedTuple):
     log_pi_negative: Tensor
     log_q_positive_B: Tensor
     log_q_negative: Tensor
+    m_B: Tensor | None = None
+    log_miss_B: Tensor | None = None
 
     def in_float32(self) -> SampledLogits:
         """The same, logits as float32."""
@@ -43,7 +50,7 @@ class SampledLogits(NamedTuple):
         )
 
     def negatives_left(self) -> Tensor:
-        """Negatives of every row that are no accidental hits, float32 [B]."""
+        """Negatives of every row that are not masked, float32 [B]."""
         return ops.sum(ops.cast(ops.logical_not(self.hits_BM), "float32"), axis=1)
 
 
@@ -56,7 +63,9 @@ class Objective:
         weight: key of `WEIGHTS`.
         family_arguments, weight_arguments: their parameters.
         mining: keeps the hardest negatives; None keeps all.
-        regularizer: strength of `(f + log q)²` on the positive and, on average, on its negatives [BM20 eq. 6].
+        regularizer: strength of `(f + log q)²` on the positive and, on average, on its negatives [BM20 eq. 6]; of f²
+            for a shifted family, whose f needs no log q to be a softmax's.
+        offset: a constant that is added to every logit, and to nothing that is regularised, ranked or exported.
     """
 
     family: str = "softmax"
@@ -65,6 +74,7 @@ class Objective:
     weight_arguments: Mapping[str, Any] = field(default_factory=dict)
     mining: Mining | None = None
     regularizer: float = 0.0
+    offset: float = 0.0
 
     def __call__(self, logits: SampledLogits) -> Tensor:
         """Loss of every row, float32 [B], nats."""
@@ -89,17 +99,21 @@ class Objective:
     def _weighted(self, logits: SampledLogits) -> tuple[Tensor, Tensor, Tensor]:
         """Logits and log-weights as a family takes them."""
         positive_B, negative_BM = logits.positive_B, logits.negative_BM
-        log_m_B = ops.log(ops.maximum(logits.negatives_left(), 1.0))
+        nothing_B = ops.zeros_like(positive_B)
+        m_B = nothing_B + negative_BM.shape[1] if logits.m_B is None else logits.m_B
+        log_m_B = ops.log(ops.maximum(m_B, 1.0))
         log = LogProbabilities(
             pi_positive=logits.log_pi_positive_B,
             pi_negative=logits.log_pi_negative,
             q_positive=logits.log_q_positive_B,
             q_negative=logits.log_q_negative,
-            miss=ops.log1p(-ops.minimum(ops.exp(logits.log_q_positive_B), 1 - 1e-7)),
+            miss=nothing_B if logits.log_miss_B is None else logits.log_miss_B,
             m=log_m_B,
         )
         weight = WEIGHTS[self.weight](log, **self.weight_arguments)
         log_weight_BM = ops.where(logits.hits_BM, MASKED, weight.matrix())
+        if self.offset:
+            positive_B, negative_BM = positive_B + self.offset, negative_BM + self.offset
         if LOSSES[self.family].shifted:
             positive_B = positive_B - (log_m_B + logits.log_q_positive_B)
             negative_BM = negative_BM - (log_m_B[:, None] + logits.log_q_negative)
@@ -111,6 +125,43 @@ class Objective:
         """[BM20 eq. 6], float32 [B]; 0 without a regularizer."""
         if not self.regularizer:
             return 0.0
-        squares_BM = ops.where(logits.hits_BM, 0.0, ops.square(logits.negative_BM + logits.log_q_negative))
+        positive_B, negative_BM = logits.positive_B, logits.negative_BM
+        if not LOSSES[self.family].shifted:
+            positive_B, negative_BM = positive_B + logits.log_q_positive_B, negative_BM + logits.log_q_negative
+        squares_BM = ops.where(logits.hits_BM, 0.0, ops.square(negative_BM))
         negatives_B = ops.sum(squares_BM, axis=1) / ops.maximum(logits.negatives_left(), 1.0)
-        return self.regularizer * (ops.square(logits.positive_B + logits.log_q_positive_B) + negatives_B)
+        return self.regularizer * (ops.square(positive_B) + negatives_B)
+
+
+def balance(objective: Objective, log_pi_L: Float64, log_q_L: Float32 | None, *, m: int) -> float:
+    """The offset at which logits of 0 stand: one positive balances its negatives, so that training need not first
+    push every logit down to where log-odds of one label among many are.
+
+    Of NCE, whose logits are log p(y|x), it is −log L. Of the logistic loss, whose logits are log-odds of a positive
+    against its negatives' total weight, it is `−log E Σ w`: −log L with margin weights of ρ = 1, −log m with unit
+    weights. 0 for a loss that does not change, or does not balance, with a constant: any other family, a pairwise
+    form, mining.
+
+    Args:
+        objective: family and weight.
+        log_pi_L: log label frequencies.
+        log_q_L: log sampling probabilities; None where they depend on the query, and 1/L stands for them.
+        m: draws of a row.
+
+    Example:
+        >>> log_pi_L = np.log([0.5, 0.25, 0.25])
+        >>> [round(np.exp(-balance(Objective("logistic", weight), log_pi_L, None, m=8))) for weight in WEIGHTS][:3]
+        [8, 1, 3]
+    """
+    family, labels = LOSSES[objective.family], len(log_pi_L)
+    if not family.balanced or objective.family_arguments.get("pairwise") or objective.mining is not None:
+        return 0.0
+    if family.shifted:
+        return -float(np.log(labels))
+    log_pi_L = log_pi_L.astype(np.float32)
+    log_q_L = np.full(labels, -np.log(labels), np.float32) if log_q_L is None else log_q_L
+    nothing_L = np.zeros(labels, np.float32)
+    log = LogProbabilities(log_pi_L, log_pi_L, log_q_L, log_q_L, miss=nothing_L, m=nothing_L + np.float32(np.log(m)))
+    weight = WEIGHTS[objective.weight](log, **objective.weight_arguments)
+    row_L, col_L = (ops.convert_to_numpy(part).astype(np.float64) for part in weight)
+    return -float(np.log(m) + np.logaddexp.reduce(log_pi_L + row_L) + np.logaddexp.reduce(log_q_L + col_L))

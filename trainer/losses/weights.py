@@ -1,4 +1,4 @@
-"""The weight of every negative, `log w_yy' = row_y + col_y'` [METHODS §2.2; R21, Tables 1 and 2].
+"""The weight of every negative, `log w_yy' = row_y + col_y'` [METHODS §2.2; R21, Tables 1 and 2], and of every pair.
 
 A weight is a row of `WEIGHTS`: a function from log label frequencies π and log sampling probabilities q to the
 two terms. Nothing is clipped: a label of probability 1e-9 is corrected as any other.
@@ -10,7 +10,7 @@ proportion to π:
 
     >>> import numpy as np
     >>> pi_B, pi_M = np.log(np.float32([0.1])), np.log(np.float32([0.2, 0.05]))
-    >>> log = LogProbabilities(pi_B, pi_M, pi_B, pi_M, miss=np.log(np.float32([0.9])), m=np.log(np.float32([2])))
+    >>> log = LogProbabilities(pi_B, pi_M, pi_B, pi_M, miss=np.float32([0]), m=np.log(np.float32([2])))
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
+
+from longtail.bundle.arrays import Float32, Float64
 from longtail.trainer.backend import Tensor, ops
 
 MASKED = -1e30
@@ -37,9 +40,9 @@ class LogProbabilities(NamedTuple):
         pi_negative: [M] or [B, M].
         q_positive: [B], probability that the sampler draws the positive.
         q_negative: [M] or [B, M].
-        miss: [B], log(1 − q_y): a draw is another label than the positive. Negatives left after masking
-            are draws from q_y' / (1 − q_y), which is what makes importance weights exact.
-        m: [B], log of the number of negatives that are left in the row after masking.
+        miss: [B], log(1 − q_y) where the sampler never draws the positive, so that draws are of q_y' / (1 − q_y); 0
+            where it may, whether such a draw is then masked or kept.
+        m: [B], log of the number of the row's draws, masked or not.
     """
 
     pi_positive: Tensor
@@ -80,8 +83,8 @@ def constant(log: LogProbabilities) -> LogWeight:
 
     With in-batch negatives this is the equalised loss, which helps the tail.
 
-    Relations: `equalised` with power 1 where q = π, up to the factor 1 − q_y. Unlike `unit` its scale does not
-    depend on the number of negatives.
+    Relations: `equalised` with power 1 where q = π. Unlike `unit` its scale does not depend on the number of
+    negatives.
 
     Example:
         >>> np.exp(constant(log).matrix()).round(2)
@@ -96,7 +99,7 @@ def relative(log: LogProbabilities) -> LogWeight:
     The same as subtracting log q from every logit, the positive's included: TensorFlow Recommenders'
     `candidate_sampling_probability`.
 
-    Relations: `importance` times `m q_y / (1 − q_y)`, a factor of the positive alone. `unit` where q is uniform.
+    Relations: `importance` times `m q_y`, a factor of the positive alone. `unit` where q is uniform.
 
     Example:
         >>> np.exp(relative(log).matrix()).round(2)
@@ -106,10 +109,11 @@ def relative(log: LogProbabilities) -> LogWeight:
 
 
 def margin(log: LogProbabilities, rho: LogWeight) -> LogWeight:
-    """The loss of a separable margin ρ through any sampler: `w = ρ_yy' (1 − q_y) / (m q_y')` [R21 Prop. 4].
+    """The loss of a separable margin ρ through any sampler: `w = ρ_yy' / (m q_y')` [R21 Prop. 4].
 
-    In expectation over the draws, `Σ w exp(f_y' − f_y)` is `Σ_{y' ≠ y} ρ_yy' exp(f_y' − f_y)` over all labels. The
-    rows `importance`, `logit_adjusted`, `tail`, `equalised` and `adaptive` are margins.
+    In expectation over the m draws, `Σ w exp(f_y' − f_y)` is `Σ ρ_yy' exp(f_y' − f_y)` over all labels that are not
+    masked. A sampler that never draws the positive makes it `w = ρ_yy' (1 − q_y) / (m q_y')`. The rows `importance`,
+    `logit_adjusted`, `tail`, `equalised` and `adaptive` are margins.
 
     Args:
         log: log-probabilities of the batch.
@@ -119,7 +123,7 @@ def margin(log: LogProbabilities, rho: LogWeight) -> LogWeight:
 
 
 def importance(log: LogProbabilities) -> LogWeight:
-    """Importance weights: `w = (1 − q_y) / (m q_y')`, the margin `ρ = 1` [R21, Table 2].
+    """Importance weights: `w = 1 / (m q_y')`, the margin `ρ = 1` [R21, Table 2].
 
     In expectation the full softmax cross-entropy (for family `softmax`; of any family, its sum over all labels),
     whatever the sampler.
@@ -128,7 +132,7 @@ def importance(log: LogProbabilities) -> LogWeight:
 
     Example:
         >>> np.exp(importance(log).matrix()).round(2)
-        array([[2.25, 9.  ]], dtype=float32)
+        array([[ 2.5, 10. ]], dtype=float32)
     """
     return margin(log, unit(log))
 
@@ -146,20 +150,19 @@ def logit_adjusted(log: LogProbabilities, *, tau: float = 1.0) -> LogWeight:
 
     Example:
         >>> np.exp(logit_adjusted(log, tau=1.0).matrix()).round(2)
-        array([[4.5, 4.5]], dtype=float32)
+        array([[5., 5.]], dtype=float32)
     """
     return margin(log, LogWeight(-tau * log.pi_positive, tau * log.pi_negative))
 
 
 def tail(log: LogProbabilities) -> LogWeight:
-    """The balanced error's weight: `w = π_y' (1 − q_y) / (m q_y' π_y)` [R21 eq. 14].
+    """The balanced error's weight: `w = π_y' / (m q_y' π_y)` [R21 eq. 14].
 
-    Relations: `logit_adjusted` with τ = 1. Where q = π, `constant` times `(1 − π_y) / π_y`, a factor of the
-    positive alone.
+    Relations: `logit_adjusted` with τ = 1. Where q = π, `constant` times `1 / π_y`, a factor of the positive alone.
 
     Example:
         >>> np.exp(tail(log).matrix()).round(2)
-        array([[4.5, 4.5]], dtype=float32)
+        array([[5., 5.]], dtype=float32)
     """
     return logit_adjusted(log)
 
@@ -179,7 +182,7 @@ def equalised(log: LogProbabilities, *, power: float = 1.0, threshold: float = 0
 
     Example:
         >>> np.exp(equalised(log, threshold=0.1).matrix()).round(2)
-        array([[0.45, 0.  ]], dtype=float32)
+        array([[0.5, 0. ]], dtype=float32)
     """
     log_f = power * log.pi_negative
     if threshold > 0:
@@ -200,9 +203,30 @@ def adaptive(log: LogProbabilities, *, exponent: float = 0.25) -> LogWeight:
 
     Example:
         >>> np.exp(adaptive(log, exponent=1.0).matrix()).round(2)
-        array([[22.5, 90. ]], dtype=float32)
+        array([[ 25., 100.]], dtype=float32)
     """
     return margin(log, LogWeight(-exponent * log.pi_positive, ops.zeros_like(log.q_negative)))
+
+
+def pair_weights(log_pi_L: Float64, share_L: Float64, *, reweight: float) -> Float32:
+    """What the loss of a pair is multiplied by, by its label: `π_y^−reweight`, mean 1 over the pairs, float32 [L].
+
+    Re-weighting by frequency, which rare labels' pairs gain from [R21 §2.1]: 1 counts every label alike. It scales a
+    whole row, positive and negatives, where a weight of `WEIGHTS` scales the negatives alone.
+
+    Args:
+        log_pi_L: log label frequencies.
+        share_L: share of an epoch's visits that a label has; sums to 1.
+        reweight: exponent of 1/π_y; 0 leaves pairs as they are.
+
+    Example:
+        >>> pair_weights(np.log([0.5, 0.25, 0.25]), np.array([0.5, 0.25, 0.25]), reweight=1).round(3)
+        array([0.667, 1.333, 1.333], dtype=float32)
+    """
+    log_weight_L = -reweight * log_pi_L
+    weight_L = np.exp(log_weight_L - log_weight_L.max())
+    normalised_L: Float32 = (weight_L / (share_L @ weight_L)).astype(np.float32)
+    return normalised_L
 
 
 WEIGHTS: dict[str, Callable[..., LogWeight]] = {

@@ -1,7 +1,7 @@
 """The training step: one batch in, one update of the model.
 
-Any sampler × weight × family takes the same path: draw candidates, embed what is touched, weigh each
-negative, mask accidental hits, update the touched rows.
+Any sampler × weight × family takes the same path: draw candidates, embed what is touched, mask those that are no
+negatives, weigh the others, update the touched rows.
 
 Legend: `B` batch, `M` candidates, `C` labels embedded in a step (the B positives, then what was drawn),
 `U` distinct rows of a table, `D` dimensions, `L` labels, `N` training pairs.
@@ -9,23 +9,24 @@ Legend: `B` batch, `M` candidates, `C` labels embedded in a step (the B positive
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import keras
 import numpy as np
 
-from longtail.bundle import Inputs
+from longtail.bundle import Inputs, log_frequencies
 from longtail.bundle.arrays import Float64
 from longtail.trainer import backend
 from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.config import Recipe
 from longtail.trainer.errors import DataError
-from longtail.trainer.losses import LOSSES, BatchLoss, Candidates, Embedded
+from longtail.trainer.losses import LOSSES, BatchLoss, Candidates, Embedded, balance, known_among, pair_weights
 from longtail.trainer.losses.terms import log_terms
 from longtail.trainer.model.embedding import Dropout, InputKey, compact_rows, dropout_masks, read_distinct
 from longtail.trainer.model.towers import dropouts
 from longtail.trainer.model.two_tower import LABEL_BIAS, TwoTower, untrained_variable
-from longtail.trainer.optimizers import ROW_OPTIMIZERS, RowOptimizer, clip_scale, learning_rate
+from longtail.trainer.optimizers import ROW_OPTIMIZERS, LazyL2, RowOptimizer, clip_scale, dense_optimizer, learning_rate
 from longtail.trainer.sampling import SAMPLERS, DrawContext, LabelTable, SamplerSetup
 from longtail.trainer.sampling.streaming import StreamingFrequencies
 
@@ -35,7 +36,7 @@ class TrainStep:
 
     Args:
         model: what is trained.
-        log_pi_L: float64 [L], log label frequencies.
+        visits_L: float64 [L], expected visits to every label in an epoch.
         batch_size: B of every step.
         total_steps: where a falling learning rate ends.
         pairs: N; pair rows of batches are below it.
@@ -50,50 +51,68 @@ class TrainStep:
     def __init__(
         self,
         model: TwoTower,
-        log_pi_L: Float64,
+        visits_L: Float64,
         *,
         batch_size: int,
         total_steps: int,
         pairs: int,
     ) -> None:
-        recipe = model.recipe
-        check_negatives(recipe, labels=len(log_pi_L), batch_size=batch_size)
+        recipe, labels = model.recipe, len(visits_L)
+        check_negatives(recipe, labels=labels, batch_size=batch_size)
         self._model, self._recipe = model, recipe
+        log_pi_L = log_frequencies(visits_L, smoothing=recipe.loss.smoothing)
+        share_L = visits_L / visits_L.sum()
+        with np.errstate(divide="ignore"):
+            log_share_L = np.log(share_L)
         terms = partial(log_terms, recipe.loss.objective(), log_pi_L.astype(np.float32))
         self.sampler = SAMPLERS[recipe.loss.sampler.name](
-            SamplerSetup(log_pi_L, batch_size, recipe.model.dim, model.proposal, terms), **recipe.loss.sampler.arguments
+            SamplerSetup(log_pi_L, batch_size, recipe.model.dim, model.proposal, log_share_L, terms),
+            **recipe.loss.sampler.arguments,
         )
         self._log_pi_L = untrained_variable(log_pi_L.astype(np.float32), "log_pi")
         self._log_q_L = None if self.sampler.log_q_L is None else untrained_variable(self.sampler.log_q_L, "log_q")
+        self._pair_weight_L = (
+            untrained_variable(pair_weights(log_pi_L, share_L, reweight=recipe.loss.reweight), "pair_weight")
+            if recipe.loss.reweight
+            else None
+        )
         self._streaming = (
-            StreamingFrequencies(len(log_pi_L), hashes=1, initial_gap=2.0 * pairs)
+            StreamingFrequencies(labels, hashes=1, initial_gap=2.0 * pairs)
             if recipe.loss.frequencies == "streaming"
             else None
         )
+        objective = recipe.loss.objective()
+        drawn = recipe.loss.sampler.negatives or (0 if self.sampler.draw is None else labels)
+        m = drawn + (batch_size - 1 if self.sampler.in_batch else 0)
+        offset = balance(objective, log_pi_L, self.sampler.log_q_L, m=m)
         self._batch_loss = backend.compile_loss(
             BatchLoss(
-                objective=recipe.loss.objective(),
+                objective=replace(objective, offset=offset),
                 in_batch=self.sampler.in_batch,
                 bfloat16=recipe.training.precision == "mixed_bfloat16",
+                hits=recipe.loss.resolved_hits,
             )
         )
         self._steps_per_epoch = max(pairs // batch_size, 1)
         self._log_eta_N = (
-            keras.Variable(np.full(pairs, np.log(len(log_pi_L)), np.float32), trainable=False, name="log_eta")
+            keras.Variable(np.full(pairs, np.log(labels), np.float32), trainable=False, name="log_eta")
             if LOSSES[recipe.loss.family.name].stateful
             else None
         )
         self._seed = keras.random.SeedGenerator(recipe.seed)
         self._steps_done = keras.Variable(0, dtype="int32", trainable=False, name="step_count")
         optimizer = recipe.optimizer
-        self._row_rate = learning_rate(optimizer.embedding_learning_rate, optimizer.schedule, total_steps)
-        self._row_optimizers: dict[str, RowOptimizer] = {
-            name: ROW_OPTIMIZERS[optimizer.embeddings](table) for name, table in model.tables.items()
-        }
-        self._dense = model.dense_variables
-        self._dense_optimizer = keras.optimizers.Adam(
-            learning_rate(optimizer.dense_learning_rate, optimizer.schedule, total_steps)
+        self._row_rate, dense_rate = (
+            learning_rate(rate, optimizer.schedule, total_steps, milestones=optimizer.milestones, decay=optimizer.decay)
+            for rate in (optimizer.embedding_learning_rate, optimizer.dense_learning_rate)
         )
+        self._row_optimizers: dict[str, RowOptimizer] = {
+            name: ROW_OPTIMIZERS[optimizer.embeddings](table, **optimizer.row_arguments)
+            for name, table in model.tables.items()
+        }
+        self._row_l2 = [LazyL2(table, optimizer.l2) for table in model.tables.values()] if optimizer.l2 else []
+        self._dense = model.dense_variables
+        self._dense_optimizer = dense_optimizer(optimizer.dense, dense_rate, momentum=optimizer.momentum)
         if self._dense:
             self._dense_optimizer.build(self._dense)
         self._compiled = backend.compile_step(self._update, [*self.variables, *self._constants])
@@ -103,7 +122,8 @@ class TrainStep:
 
         Args:
             batch: query inputs by name; `_positive` int32 [B], label rows; `_weight` float32 [B]; `_pair`
-                int32 [B], rows of the training pairs.
+                int32 [B], rows of the training pairs; with hits `mask_known` also `_known` and `_known_rows`, int32
+                [K], as `known_among` takes them.
         """
         return self._compiled(batch)
 
@@ -120,6 +140,7 @@ class TrainStep:
             *([] if self._streaming is None else self._streaming.variables),
             *([] if self._log_eta_N is None else [self._log_eta_N]),
             *(self.sampler.variables if self.sampler.refresh is not None else []),
+            *(penalty.touched for penalty in self._row_l2),
         ]
 
     @property
@@ -130,6 +151,7 @@ class TrainStep:
             *self._model.label_inputs.values(),
             self._log_pi_L,
             *([] if self._log_q_L is None else [self._log_q_L]),
+            *([] if self._pair_weight_L is None else [self._pair_weight_L]),
             *([] if learned else [self._model.log_temperature]),
             *(self.sampler.variables if self.sampler.refresh is None else []),
         ]
@@ -224,17 +246,30 @@ class TrainStep:
             epochs_done = self._steps_done.value // self._steps_per_epoch
             rate = ops.minimum(ops.power(1.0 + ops.cast(epochs_done, "float32"), -0.9), 1 - 1e-6)
             log_eta_B = backend.gather(self._log_eta_N, batch["_pair"])
+        log_q_positive_B = self._log_q(context, positive_B, log_pi_positive_B)
+        weight_B = ops.convert_to_tensor(batch["_weight"])
+        if self._pair_weight_L is not None:
+            weight_B = weight_B * backend.gather(self._pair_weight_L, positive_B)
         return Candidates(
             positive_B=positive_B,
             candidates=candidates,
             log_pi_positive_B=log_pi_positive_B,
             log_pi_candidates=log_pi_candidates,
-            log_q_positive_B=self._log_q(context, positive_B, log_pi_positive_B),
+            log_q_positive_B=log_q_positive_B,
             log_q_candidates=self._log_q(context, candidates, log_pi_candidates),
-            weight_B=ops.convert_to_tensor(batch["_weight"]),
+            weight_B=weight_B,
+            log_miss_B=None if self.sampler.log_miss is None else self.sampler.log_miss(log_q_positive_B),
+            known_BM=self._known(candidates, batch),
             log_eta_B=log_eta_B,
             eta_rate=rate,
         )
+
+    def _known(self, candidates: Tensor, batch: dict[str, Tensor]) -> Tensor | None:
+        """Candidates that are known positives of the row's query, bool [B, M]; None unless these are masked."""
+        if "_known" not in batch:
+            return None
+        known_K, rows_K = (ops.convert_to_tensor(batch[name]) for name in ("_known", "_known_rows"))
+        return known_among(candidates, known_K, rows_K, batch=batch["_positive"].shape[0], labels=self._model.labels)
 
     def _log_pi(self, labels: Tensor) -> Tensor:
         """Log label frequencies, counted or streamed."""
@@ -253,14 +288,25 @@ class TrainStep:
     def _apply(
         self, distinct: list[tuple[Tensor, Tensor]], row_gradients: list[Tensor], gradients: list[Tensor]
     ) -> None:
-        """Clip the gradients, and let the optimisers update tables and dense variables."""
+        """Add the penalty, clip the gradients, and let the optimisers update tables and dense variables."""
+        rate = self._row_rate(self._steps_done.value)
+        self._steps_done.assign(self._steps_done.value + 1)
+        step = ops.cast(self._steps_done.value, "float32")
+        if self._row_l2:
+            row_gradients = [
+                gradient + penalty.gradients(ids_U, rows_UD, step=step)
+                for penalty, (ids_U, rows_UD), gradient in zip(self._row_l2, distinct, row_gradients, strict=True)
+            ]
+            gradients = [
+                gradient
+                if variable is self._model.log_temperature
+                else gradient + 2 * self._recipe.optimizer.l2 * variable.value
+                for gradient, variable in zip(gradients, self._dense, strict=True)
+            ]
         if self._recipe.optimizer.clip_norm is not None:
             scale = clip_scale([*row_gradients, *gradients], self._recipe.optimizer.clip_norm)
             row_gradients = [gradient * scale for gradient in row_gradients]
             gradients = [gradient * scale for gradient in gradients]
-        rate = self._row_rate(self._steps_done.value)
-        self._steps_done.assign(self._steps_done.value + 1)
-        step = ops.cast(self._steps_done.value, "float32")
         for name, (ids_U, rows_UD), gradients_UD in zip(self._model.tables, distinct, row_gradients, strict=True):
             self._row_optimizers[name].apply(ids_U, rows_UD, gradients_UD, rate=rate, step=step)
         if self._dense:

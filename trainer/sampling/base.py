@@ -25,6 +25,8 @@ class SamplerSetup(NamedTuple):
         batch_size: B.
         dim: D; of `model` and `minimum_variance` alone.
         proposal: the fitted tree; None but for `adversarial`.
+        log_share_L: float64 [L], natural log of the share of an epoch's visits that a label has, which is what batches
+            hold; −inf without any. None where that is `log_pi_L` itself.
         log_terms: label rows of the positives [B] and logits of all labels [B, L] to log(ρ φ), what each of them would
             add to the full loss, float32 [B, L], nats; None but for `minimum_variance`.
     """
@@ -33,6 +35,7 @@ class SamplerSetup(NamedTuple):
     batch_size: int
     dim: int = 0
     proposal: Proposal | None = None
+    log_share_L: Float64 | None = None
     log_terms: Callable[[Tensor, Tensor], Tensor] | None = None
 
 
@@ -80,6 +83,8 @@ class Sampler:
             negatives come from the batch.
         log_q: of labels [B] (one per row) or [B, M], where it depends on the query; float32 of their shape.
         q_of_pi: log q from log π, where q follows frequencies that may be estimated while training.
+        log_miss: of a sampler that does not draw the positive, from the positives' log q: log(1 − q_y), draws of other
+            labels being of q/(1 − q_y); None if it draws by q whatever the positive is.
         sees_embeddings: draws by query embeddings.
         refresh: called before every epoch.
         variables: constants and state on the device.
@@ -90,6 +95,7 @@ class Sampler:
     draw: Draw | None
     log_q: Callable[[DrawContext, Tensor], Tensor] | None = None
     q_of_pi: Callable[[Tensor], Tensor] | None = None
+    log_miss: Callable[[Tensor], Tensor] | None = None
     sees_embeddings: bool = False
     refresh: Callable[[LabelTable], None] | None = None
     variables: tuple[keras.Variable, ...] = ()

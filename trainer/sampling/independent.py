@@ -29,7 +29,9 @@ _REDRAWS = 4
 def in_batch(setup: SamplerSetup) -> Sampler:
     """In-batch negatives: the batch's other labels; q = π in expectation [R21, Table 1; Yi19].
 
-    Costs no draw and no further embedding. B − 1 negatives a row, less accidental hits.
+    Costs no draw and no further embedding. B − 1 draws a row. q is the label's share of the training pairs, without
+    smoothing, which is what batches hold; they are cut from N pairs without replacement, so q is right to 1/N. A label
+    in no pair, which no batch holds, has its smoothed frequency.
 
     Relations: `popularity` with α = 1 draws from the same q.
 
@@ -37,7 +39,9 @@ def in_batch(setup: SamplerSetup) -> Sampler:
         >>> np.exp(in_batch(setup).log_q_L)
         array([0.5  , 0.25 , 0.125, 0.125], dtype=float32)
     """
-    return Sampler(setup.log_pi_L.astype(np.float32), in_batch=True, draw=None, q_of_pi=lambda log_pi: log_pi)
+    log_share_L = _log_share(setup)
+    log_q_L = np.where(np.isneginf(log_share_L), setup.log_pi_L, log_share_L).astype(np.float32)
+    return Sampler(log_q_L, in_batch=True, draw=None, q_of_pi=lambda log_pi: log_pi)
 
 
 def uniform(
@@ -76,7 +80,8 @@ def uniform(
             drawn = drawn + ops.cast(drawn >= context.positive_B[:, None], "int32")
         return drawn
 
-    return Sampler(np.full(labels, -np.log(labels), np.float32), in_batch=False, draw=draw)
+    log_miss = (lambda log_q: ops.log1p(-ops.exp(log_q))) if exclude_positive else None
+    return Sampler(np.full(labels, -np.log(labels), np.float32), in_batch=False, draw=draw, log_miss=log_miss)
 
 
 def popularity(
@@ -118,13 +123,20 @@ def popularity(
             drawn = ops.where(ops.equal(drawn, context.positive_B[:, None]), once(seed), drawn)
         return drawn
 
-    return Sampler(log_q_L.astype(np.float32), in_batch=False, draw=draw)
+    def log_miss(log_q: Tensor) -> Tensor:
+        still_hits = ops.exp((1 + _REDRAWS) * log_q)
+        return ops.log1p(-ops.minimum(ops.exp(log_q), 1 - 1e-6)) - ops.log1p(-ops.minimum(still_hits, 1 - 1e-6))
+
+    return Sampler(
+        log_q_L.astype(np.float32), in_batch=False, draw=draw, log_miss=log_miss if exclude_positive else None
+    )
 
 
 def mixed(setup: SamplerSetup, *, negatives: int) -> Sampler:
     """Mixed negative sampling: the batch's labels and M uniform draws (Yang et al. 2020).
 
-    q = (B·π + M/L)/(B + M), the mixture's own. Labels that are in no pair are negatives too.
+    q = ((B − 1)·π + M/L)/(B − 1 + M), the mixture's own: a row's own place in the batch is no draw. Labels that are
+    in no pair are negatives too.
 
     Args:
         setup: label frequencies and B.
@@ -133,17 +145,17 @@ def mixed(setup: SamplerSetup, *, negatives: int) -> Sampler:
     Relations: `in_batch` and `uniform` together.
 
     Example:
-        >>> np.exp(mixed(setup, negatives=8).log_q_L)
-        array([0.375 , 0.25  , 0.1875, 0.1875], dtype=float32)
+        >>> np.exp(mixed(setup, negatives=8).log_q_L).round(3)
+        array([0.367, 0.25 , 0.192, 0.192], dtype=float32)
     """
-    batch, labels = setup.batch_size, len(setup.log_pi_L)
+    others, labels = setup.batch_size - 1, len(setup.log_pi_L)
     log_uniform = float(np.log(negatives) - np.log(labels))
 
     def q_of_pi(log_pi: Tensor) -> Tensor:
-        mass = ops.logaddexp(log_pi + float(np.log(batch)), ops.full_like(log_pi, log_uniform))
-        return mass - float(np.log(batch + negatives))
+        mass = ops.logaddexp(log_pi + float(np.log(others)), ops.full_like(log_pi, log_uniform))
+        return mass - float(np.log(others + negatives))
 
-    log_q_L = np.logaddexp(np.log(batch) + setup.log_pi_L, log_uniform) - np.log(batch + negatives)
+    log_q_L = np.logaddexp(np.log(others) + _log_share(setup), log_uniform) - np.log(others + negatives)
     draw = uniform(setup, negatives=negatives).draw
     return Sampler(log_q_L.astype(np.float32), in_batch=True, draw=draw, q_of_pi=q_of_pi)
 
@@ -202,6 +214,11 @@ def distinct(shape: tuple[int, ...], labels: int, seed: SeedGenerator) -> Tensor
     before_BM = ops.pad(order_BM[:, :-1], ((0, 0), (1, 0)))
     taken_BM = ops.where(repeats_BM, ops.take_along_axis(origin_BM, before_BM, axis=1), sorted_BM)
     return ops.reshape(ops.take_along_axis(taken_BM, ops.argsort(order_BM, axis=1), axis=1), shape)
+
+
+def _log_share(setup: SamplerSetup) -> Float64:
+    """log of the share of the batches' places that a label has, float64 [L]; −inf for a label in no pair."""
+    return setup.log_pi_L if setup.log_share_L is None else setup.log_share_L
 
 
 def alias_table(probability_L: Float64) -> tuple[Float32, Int32]:

@@ -15,7 +15,7 @@ import tensorflow_recommenders as tfrs
 from longtail.bundle import Loss, log_frequencies
 from longtail.bundle.arrays import Int64
 from longtail.trainer.config import LossConfig
-from longtail.trainer.losses import LOSSES, Family, SampledLogits
+from longtail.trainer.losses import LOSSES, Family, Objective, SampledLogits
 
 Counts = Mapping[str, int] | Mapping[int, int] | Int64
 """Training pairs per candidate id, or, where candidate ids are rows 0..L-1, int64 [L]."""
@@ -116,12 +116,12 @@ class SampledRetrieval(tfrs.tasks.Retrieval):
         batch, candidates = tf.shape(scores_BC)[0], tf.shape(scores_BC)[1]
         tf.debugging.assert_less_equal(batch, candidates, "expected a candidate per query, received fewer")
         labels_BC = tf.eye(batch, candidates)
-        hits_BC = labels_BC > 0
+        left_out_BC = hits_BC = labels_BC > 0
+        if score_mask is not None:
+            left_out_BC = hits_BC = hits_BC | ~tf.cast(score_mask, tf.bool)
         if self._remove_accidental_hits:
             ids_C = tf.unique(self._required(candidate_ids, "remove_accidental_hits")).idx  # far faster than strings
             hits_BC |= ids_C[:batch, None] == ids_C[None, :]
-        if score_mask is not None:
-            hits_BC |= ~tf.cast(score_mask, tf.bool)
         log_pi_C, log_q_C = self._log_probabilities(candidates, candidate_sampling_probability, candidate_ids)
 
         padded = self._padded(scores_BC, hits_BC, log_pi_C, log_q_C)
@@ -134,6 +134,7 @@ class SampledRetrieval(tfrs.tasks.Retrieval):
                 log_pi_negative=padded[2],
                 log_q_positive_B=log_q_C[:batch],
                 log_q_negative=padded[3],
+                m_B=tf.reduce_sum(tf.cast(~left_out_BC, tf.float32), axis=1),
             )
         )
         if sample_weight is not None:
@@ -163,6 +164,11 @@ class SampledRetrieval(tfrs.tasks.Retrieval):
     def temperature(self) -> float:
         """T of the logits `u·v / T`."""
         return 1.0 if self._temperature is None else float(self._temperature)
+
+    @property
+    def objective(self) -> Objective:
+        """Family × weight × mining, as the project's own training has it."""
+        return self._objective
 
     @property
     def trained_with(self) -> Loss:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field, JsonValue
 
-from longtail.bundle import BiasRemoval, Buckets, Loss
+from longtail.bundle import BiasRemoval, Buckets, Loss, Popularity
 
 
 class ReloadAnswer(BaseModel):
@@ -39,10 +39,12 @@ class ReleaseAnswer(BaseModel):
     temperature: float
     loss: Loss
     bias_removal: BiasRemoval
+    popularity: Popularity
     buckets: Buckets
     proposal: str = Field(
-        description="Which log p_n `bias_removal` multiplies in /v1/retrieve: `label frequencies`, or "
-        "`p_n(y|x), a tree of depth N`, which depends on the query's features. In /v1/similar: always the former."
+        description="Which noise `bias_removal` multiplies the log of in /v1/retrieve: `label frequencies`, another "
+        "one as `bias_removal.noise` names it, or `p_n(y|x), a tree of depth N`, which depends on the query's "
+        "features. With a tree, in /v1/similar: label frequencies."
     )
     query_features: list[ExpectedFeature]
     example: dict[str, JsonValue] = Field(description="Features of a valid query, to copy and change.")

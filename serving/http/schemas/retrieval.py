@@ -31,7 +31,7 @@ class RankedLabel(BaseModel):
     """One label of an answer."""
 
     id: str
-    score: float = Field(description="s_λ = u·v/T + b + λ·log p_n, in logits.")
+    score: float = Field(description="s = u·v/T + b + λ·log ν + μ·log π, in logits.")
     bucket: BucketName
     display: dict[str, JsonValue] = Field(description="The columns that came with the labels: title, …")
 
@@ -48,6 +48,7 @@ class RetrieveResult(BaseModel):
 
     labels: list[RankedLabel]
     bias_removal: float
+    popularity: float
     unknown: UnknownIds
 
 

@@ -81,8 +81,10 @@ def some_records(rng: np.random.Generator, count: int) -> list[LabelRecord]:
     return records
 
 
-def by_formula(bundle: Bundle, records: list[LabelRecord], u: np.ndarray, λ: float) -> dict[str, tuple[float, int]]:
-    """s_λ·T and bucket of every label that should be answered, in float64, with a label tower of its own."""
+def by_formula(
+    bundle: Bundle, records: list[LabelRecord], u: np.ndarray, λ: float, μ: float
+) -> dict[str, tuple[float, int]]:
+    """s·T and bucket of every label that should be answered, in float64, with a label tower of its own."""
     changes = replay(records)
     tables = {
         table.name: onnx.numpy_helper.to_array(table).astype(np.float64)
@@ -102,8 +104,9 @@ def by_formula(bundle: Bundle, records: list[LabelRecord], u: np.ndarray, λ: fl
         else:
             v = bundle.embeddings[row].astype(np.float64)
         b = 0.0 if labels.bias is None or row is None else float(labels.bias[row])
-        log_p = float(labels.log_pn.min() if row is None else labels.log_pn[row])
-        scored[id_] = (float(u @ v) + T * b + T * λ * log_p, 2 if row is None else int(labels.buckets[row]))
+        log_pi = labels.log_pn if labels.log_popularity is None else labels.log_popularity
+        noise, prior = (float(log.min() if row is None else log[row]) for log in (labels.log_pn, log_pi))
+        scored[id_] = (float(u @ v) + T * (b + λ * noise + μ * prior), 2 if row is None else int(labels.buckets[row]))
     return scored
 
 
@@ -123,7 +126,10 @@ def some_filter(rng: np.random.Generator, labels: int) -> Filter | None:
     ][rng.integers(8)]
 
 
-@pytest.mark.parametrize("variant", [{}, {"cosine": False}, {"cosine": False, "bias": True}, {"bias": True}])
+@pytest.mark.parametrize(
+    "variant",
+    [{}, {"cosine": False}, {"cosine": False, "bias": True}, {"bias": True}, {"popularity": True, "bias": True}],
+)
 def test_answers_are_the_best_by_formula_whatever_the_filter(variant: dict[str, bool]) -> None:
     bundle = make_bundle(labels=L, label_tower=True, **variant)
     rng = np.random.default_rng(1)
@@ -132,14 +138,15 @@ def test_answers_are_the_best_by_formula_whatever_the_filter(variant: dict[str, 
     assert 10 < len(overlay.added) < overlay.labels - L + 1
     assert len(overlay.hidden) > 3
     ids = bundle.labels.ids.to_pylist() + overlay.added.ids
-    dials = rng.choice([0.0, 0.5, 1.0, -1.0], 40).astype(np.float32)
+    dials, priors = rng.choice([0.0, 0.5, 1.0, -1.0], (2, 40)).astype(np.float32)
     filters = [some_filter(rng, overlay.labels) for _ in dials]
     queries = bundle.calibration_queries[:40]
     for k in (1, 7, overlay.labels):
-        scores, rows = overlay.searcher.search(bundle.augmentation.queries(queries, dials), k, filters)
+        scores, rows = overlay.searcher.search(bundle.augmentation.queries(queries, dials, priors), k, filters)
         assert (scores.dtype, rows.dtype, rows.shape) == (np.float32, np.int64, (40, k))
-        for query, (u, λ, filter_) in enumerate(zip(queries.astype(np.float64), dials, filters, strict=True)):
-            scored = by_formula(bundle, records, u, float(λ))
+        asked = zip(queries.astype(np.float64), dials, priors, filters, strict=True)
+        for query, (u, λ, μ, filter_) in enumerate(asked):
+            scored = by_formula(bundle, records, u, float(λ), float(μ))
             eligible = {
                 row: scored[ids[row]][0]
                 for row in range(overlay.labels)
@@ -224,7 +231,7 @@ def test_change_by_change_it_becomes_what_it_is_when_built_at_once(seed: int) ->
         np.testing.assert_allclose(overlay.rows_ME, stepwise.rows_ME[order], atol=1e-6)
         taken = stepwise.added.take(np.array(order))
         assert taken.display == overlay.added.display
-        for name in ("catalogue_rows", "counts", "log_pn", "buckets", "bias"):
+        for name in ("catalogue_rows", "counts", "log_pn", "log_popularity", "buckets", "bias"):
             np.testing.assert_array_equal(getattr(taken, name), getattr(overlay.added, name))
     assert [stepwise.row_of[id_] for id_ in stepwise.added.ids] == list(range(L, stepwise.labels))
 
@@ -413,7 +420,7 @@ def test_a_tree_answers_no_hidden_label_from_either_side(few: bool, monkeypatch:
         "history": rng.integers(0, L, (30, 4), np.int32),
         "history__weight": np.ones((30, 4), np.float32),
     }
-    dials = rng.choice([0.0, 0.5, 1.0, 2.0], 30).astype(np.float32)
+    dials, priors = (rng.choice(values, 30).astype(np.float32) for values in ([0.0, 0.5, 1.0, 2.0], [-1.0, 0.0, 1.5]))
     filters = [some_filter(rng, L) for _ in dials]
     hidden_too = []
     for filter_ in filters:
@@ -421,8 +428,8 @@ def test_a_tree_answers_no_hidden_label_from_either_side(few: bool, monkeypatch:
         exclude = overlay.hidden if asked.exclude is None else np.union1d(overlay.hidden, asked.exclude)
         hidden_too.append(replace(asked, exclude=exclude))
     queries = bundle.calibration_queries[:30]
-    found = ranker(overlay.searcher, overlay.hidden).rank(Batch(queries, inputs, dials, filters, L))
-    expected = ranker(Exact(bundle), np.empty(0, np.int64)).rank(Batch(queries, inputs, dials, hidden_too, L))
+    found = ranker(overlay.searcher, overlay.hidden).rank(Batch(queries, inputs, dials, priors, filters, L))
+    expected = ranker(Exact(bundle), np.empty(0, np.int64)).rank(Batch(queries, inputs, dials, priors, hidden_too, L))
     np.testing.assert_array_equal(found[1], expected[1])
     np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)
     assert (found[1].max(axis=1) > 0).any()

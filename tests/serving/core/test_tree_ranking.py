@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from longtail.serving.errors import InvalidRequestError
 from tests.bundles import log_p_n, make_bundle
 from tests.serving.plane import ExactSearcher, results_of
 
+FIXTURES = Path(__file__).parents[2] / "fixtures"
 LABELS = 90
 FEATURES: list[dict[str, Any]] = [
     {"user_id": "u3", "history": ["item-1", "item-2"]},
@@ -55,6 +57,12 @@ def retriever_of(bundle: Bundle, searcher: LabelSearcher) -> Retriever:
     return Retriever(
         name="tree", created_at=datetime(2026, 1, 2, tzinfo=UTC), bundle=bundle, searcher=searcher, encoder=encoder
     )
+
+
+def log_pi(bundle: Bundle) -> np.ndarray:
+    """log π of every label from its count, float64 [L]."""
+    counts = bundle.labels.counts + 0.5
+    return np.log(counts / counts.sum())
 
 
 def parts(bundle: Bundle, features: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
@@ -103,22 +111,53 @@ def test_every_dial_and_filter_of_a_small_catalogue_is_exact(cosine: bool, bias:
     bundle = make_bundle(labels=LABELS, cosine=cosine, bias=bias, proposal=True)
     retriever = retriever_of(bundle, Blind(bundle) if sources == "tree alone" else ExactSearcher(bundle))
     asked = [
-        (features, selection, bias_removal, k)
+        (features, selection, bias_removal, popularity, k)
         for features in FEATURES
         for selection in SELECTIONS
-        for bias_removal in (-0.5, 0.0, 0.5, 1.0, 2.0)
+        for bias_removal in (0.0, 0.5, 1.0, 2.0)
+        for popularity in (-1.0, 0.0, 1.5)
         for k in (3, LABELS)
         if bias_removal or sources != "tree alone"
     ]
     queries = [
-        Query(features=features, k=k, bias_removal=bias_removal, **selection)
-        for features, selection, bias_removal, k in asked
+        Query(features=features, k=k, bias_removal=bias_removal, popularity=popularity, **selection)
+        for features, selection, bias_removal, popularity, k in asked
     ]
     results = results_of(retriever.retrieve(queries))
     of_query = {id(features): parts(bundle, features) for features in FEATURES}
-    for (features, selection, bias_removal, k), result in zip(asked, results, strict=True):
+    prior_L = log_pi(bundle)
+    for (features, selection, bias_removal, popularity, k), result in zip(asked, results, strict=True):
         f_L, log_p_L = of_query[id(features)]
-        check(result, f_L + bias_removal * log_p_L, eligible(bundle, selection), k)
+        check(result, f_L + bias_removal * log_p_L + popularity * prior_L, eligible(bundle, selection), k)
+
+
+def test_below_zero_is_refused_and_says_why() -> None:
+    bundle = make_bundle(labels=LABELS, proposal=True)
+    retriever = retriever_of(bundle, ExactSearcher(bundle))
+    for dials in ({"bias_removal": -0.01}, {"bias_removal": -1.0, "popularity": 1.0}):
+        with pytest.raises(
+            InvalidRequestError, match=r"expected 0.0 <= bias_removal <= 2.0, received -.*all but rules"
+        ):
+            retriever.retrieve([Query(features=FEATURES[0]), Query(features=FEATURES[0], **dials)])
+    # A label has no tree to be looked up in: its neighbours are ranked by log π, which the index holds.
+    by_noise, by_prior = (
+        results_of(retriever.similar([SimilarQuery(id="item-1", k=20, **{dial: -0.5})]))
+        for dial in ("bias_removal", "popularity")
+    )
+    assert by_noise[0]["labels"] == by_prior[0]["labels"]
+
+
+def test_a_tree_bundle_of_version_2_refuses_them_too() -> None:
+    bundle = Bundle.load(FIXTURES / "bundle_v2")
+    retriever = retriever_of(bundle, ExactSearcher(bundle))
+    features = {"user_id": "u1", "history": ["item-0", "item-3"]}
+    with pytest.raises(InvalidRequestError, match=r"expected 0.0 <= bias_removal <= 2.0, received -0.5; below 0"):
+        retriever.retrieve([Query(features=features, bias_removal=-0.5)])
+    for bias_removal, popularity in ((0.0, 0.0), (0.5, 0.0), (2.0, -1.0), (2.0, 2.0)):
+        query = Query(features=features, k=11, bias_removal=bias_removal, popularity=popularity)
+        (result,) = results_of(retriever.retrieve([query]))
+        f_L, log_p_L = parts(bundle, features)
+        check(result, f_L + bias_removal * log_p_L + popularity * log_pi(bundle), np.ones(11, bool), 11)
 
 
 @pytest.mark.parametrize("sources", ["index and tree", "tree alone"])
@@ -161,8 +200,9 @@ def test_the_release_says_which_p_n_the_dial_removes() -> None:
     retriever = retriever_of(bundle, ExactSearcher(bundle))
     retriever.warm()
     assert retriever.release_json()["proposal"] == "p_n(y|x), a tree of depth 7"
-    alone = retriever_of(replace(bundle, proposal=None), ExactSearcher(bundle))
-    assert alone.release_json()["proposal"] == "label frequencies"
+    plain, two = make_bundle(labels=LABELS), make_bundle(labels=LABELS, popularity=True)
+    assert retriever_of(plain, ExactSearcher(plain)).release_json()["proposal"] == "label frequencies"
+    assert retriever_of(two, ExactSearcher(two)).release_json()["proposal"] == "(π + 1/L) / 2"
 
 
 @pytest.mark.parametrize("labels", [1, 2, 3])
@@ -190,7 +230,8 @@ def number_ranker() -> TreeRanker:
 def number_batch(*numbers: float, bias_removal: float = 1.0) -> Batch:
     count = len(numbers)
     inputs = {"x": np.array(numbers, np.float32)}
-    return Batch(np.zeros((count, 8), np.float32), inputs, np.full(count, bias_removal, np.float32), [None] * count, 2)
+    zeros = np.zeros(count, np.float32)
+    return Batch(np.zeros((count, 8), np.float32), inputs, zeros + np.float32(bias_removal), zeros, [None] * count, 2)
 
 
 def test_a_number_moves_log_p_n_by_hand() -> None:
@@ -228,7 +269,7 @@ def large() -> tuple[Bundle, Searcher, Batch, np.ndarray, np.ndarray]:
     )
     queries_BD = encoder.embed(inputs)
     f_BL = queries_BD @ bundle.embeddings.T / manifest.temperature
-    batch = Batch(queries_BD, inputs, np.zeros(200, np.float32), [None] * 200, 20)
+    batch = Batch(queries_BD, inputs, np.zeros(200, np.float32), np.zeros(200, np.float32), [None] * 200, 20)
     searcher = Searcher(bundle, built.bands, built.chosen.effort)
     return bundle, searcher, batch, f_BL, tree.all_log_probabilities(tree.project(inputs))
 
@@ -260,6 +301,37 @@ def test_recall_at_20_of_the_union_against_exact_scores_of_the_catalogue(
     least_B1 = np.sort(exact_BL, axis=1)[:, -20, None] - 1e-3
     np.testing.assert_allclose(found_BK, np.take_along_axis(exact_BL, rows_BK, axis=1), rtol=1e-4, atol=1e-3)
     assert (found_BK >= least_B1).mean() >= 0.99
+
+
+@pytest.mark.parametrize("bias_removal", [0.0, 0.05, 0.25, 1.0, 2.0])
+def test_recall_at_20_over_the_whole_range_that_is_served(
+    large: tuple[Bundle, Searcher, Batch, np.ndarray, np.ndarray], bias_removal: float
+) -> None:
+    """Below 0, where requests are refused, it falls: .92 at λ = −.1, .45 at −¼, .21 at −½, .12 at −1."""
+    bundle, searcher, batch, f_BL, log_p_BL = large
+    picked = np.arange(0, 200, 5)
+    ranker = TreeRanker(searcher, IndexRanker(searcher, bundle.augmentation), bundle, bundle.proposal)
+    for popularity in (-1.0, 0.0, 0.5, 2.0):
+        asked = replace(
+            batch.subset(picked),
+            bias_removal_B=np.full(40, bias_removal, np.float32),
+            popularity_B=np.full(40, popularity, np.float32),
+        )
+        found_BK, _ = ranker.rank(asked)
+        exact_BL = f_BL[picked] + bias_removal * log_p_BL[picked] + popularity * log_pi(bundle)
+        least_B1 = np.sort(exact_BL, axis=1)[:, -20, None] - 1e-3
+        assert (found_BK >= least_B1).mean() >= 0.99
+
+
+def test_below_zero_the_best_labels_are_not_among_the_candidates(
+    large: tuple[Bundle, Searcher, Batch, np.ndarray, np.ndarray],
+) -> None:
+    """Why the service refuses λ < 0; when this fails, something finds them and the limit may go."""
+    bundle, searcher, batch, f_BL, log_p_BL = large
+    ranker = TreeRanker(searcher, IndexRanker(searcher, bundle.augmentation), bundle, bundle.proposal)
+    found_BK, _ = ranker.rank(replace(batch, bias_removal_B=np.full(200, -0.5, np.float32)))
+    least_B1 = np.sort(f_BL - 0.5 * log_p_BL, axis=1)[:, -20, None] - 1e-3
+    assert (found_BK >= least_B1).mean() == pytest.approx(0.21, abs=0.02)
 
 
 @pytest.mark.slow

@@ -27,7 +27,10 @@ AN_ID = "expected an id (a string or an integer), received "
 IDS = "expected a list of ids (strings or integers), oldest first, received "
 FLOAT32 = "expected a finite number that float32 can hold, received "
 DIAL = "expected -1.0 <= bias_removal <= 2.0, received "
-QUERY_KEYS = "['k', 'bias_removal', 'exclude', 'allow', 'buckets', 'features']"
+PRIOR = "expected -1.0 <= popularity <= 2.0, received "
+BOTH = "expected -1.0 <= bias_removal + popularity <= 2.0, received "
+ONE_LOG = "; this release has one log p_n for both, the label frequency"
+QUERY_KEYS = "['k', 'bias_removal', 'popularity', 'exclude', 'allow', 'buckets', 'features']"
 
 INVALID: dict[str, Case] = {
     "k of 0": in_query("k", "expected greater than or equal to 1, received 0", k=0),
@@ -43,6 +46,14 @@ INVALID: dict[str, Case] = {
     "dial too high": in_query("bias_removal", f"{DIAL}3.0", bias_removal=3),
     "dial as a string": in_query("bias_removal", 'expected a valid number, received "1"', bias_removal="1"),
     "dial as a boolean": in_query("bias_removal", "expected a valid number, received true", bias_removal=True),
+    "prior too low": in_query("popularity", f"{PRIOR}-1.5", popularity=-1.5),
+    "prior too high": in_query("popularity", f"{PRIOR}2.5", popularity=2.5),
+    "prior as a string": in_query("popularity", 'expected a valid number, received "1"', popularity="1"),
+    "dials too high together": in_query("popularity", f"{BOTH}1.5 + 1.0{ONE_LOG}", bias_removal=1.5, popularity=1),
+    "dials too low together": in_query(
+        "popularity", f"{BOTH}-0.5 + -0.75{ONE_LOG}", bias_removal=-0.5, popularity=-0.75
+    ),
+    "prior too high beside the default": in_query("popularity", f"{BOTH}0.5 + 2.0{ONE_LOG}", popularity=2),
     "no features": ({"queries": [{"k": 1}]}, "queries.0.features", "expected a value for features, received none"),
     "features as a list": in_query("features", "expected an object, received a list of 0", features=[]),
     "unknown feature": (
@@ -130,6 +141,7 @@ def test_bodies_that_are_not_json(client: httpx.Client, case: str) -> None:
     ("template", "field"),
     [
         (b'"features":{},"bias_removal":%s', "queries.0.bias_removal"),
+        (b'"features":{},"popularity":%s', "queries.0.popularity"),
         (b'"features":{"age":%s}', "queries.0.features.age"),
         (b'"features":{"tags":{"u":%s}}', "queries.0.features.tags.u"),
         (b'"features":{"user":%s}', "queries.0.features.user"),

@@ -49,9 +49,36 @@ def test_similar_to_several_labels_each_leaves_itself_out(client: httpx.Client) 
 @pytest.mark.parametrize(
     ("id_", "expected"),
     [
-        ("a", {"count": 8, "log_pn": -LN2, "bucket": "head", "display": {"title": "Alpha", "year": 1999}}),
-        ("c/é", {"count": 1, "log_pn": -3 * LN2, "bucket": "tail", "display": {"title": "Gamma", "year": 2001}}),
-        ("4", {"count": 1, "log_pn": -3 * LN2, "bucket": "tail", "display": {"title": "Four", "year": 2002}}),
+        (
+            "a",
+            {
+                "count": 8,
+                "log_pn": -LN2,
+                "log_popularity": -LN2,
+                "bucket": "head",
+                "display": {"title": "Alpha", "year": 1999},
+            },
+        ),
+        (
+            "c/é",
+            {
+                "count": 1,
+                "log_pn": -3 * LN2,
+                "log_popularity": -3 * LN2,
+                "bucket": "tail",
+                "display": {"title": "Gamma", "year": 2001},
+            },
+        ),
+        (
+            "4",
+            {
+                "count": 1,
+                "log_pn": -3 * LN2,
+                "log_popularity": -3 * LN2,
+                "bucket": "tail",
+                "display": {"title": "Four", "year": 2002},
+            },
+        ),
     ],
 )
 @pytest.mark.parametrize("safe", ["", "/"])
@@ -59,7 +86,8 @@ def test_label(client: httpx.Client, id_: str, expected: dict, safe: str) -> Non
     response = client.get(f"/v1/labels/{quote(id_, safe=safe)}")
     LabelAnswer.model_validate_json(response.content, strict=True)
     rest = {"id": id_, "bias": None, "release": "plane-1", "request_id": response.headers["x-request-id"]}
-    assert response.json() == {**expected, **rest, "log_pn": pytest.approx(expected["log_pn"], abs=1e-6)}
+    logs = {name: pytest.approx(expected[name], abs=1e-6) for name in ("log_pn", "log_popularity")}
+    assert response.json() == {**expected, **rest, **logs}
 
 
 @pytest.mark.parametrize("id_", ["z", "", "%ff", "a/", "../a%00", "a" * 5000])
@@ -85,6 +113,7 @@ def test_release(client: httpx.Client) -> None:
         "temperature": 0.5,
         "loss": {"family": "softmax", "sampler": "in_batch", "weight": "unit"},
         "bias_removal": {
+            "noise": "π",
             "default": 0.5,
             "minimum": -1.0,
             "maximum": 2.0,
@@ -92,6 +121,7 @@ def test_release(client: httpx.Client) -> None:
             "curve_split": "none",
             "curve": [],
         },
+        "popularity": {"default": 0.0, "minimum": -1.0, "maximum": 2.0},
         "buckets": {"scheme": "count", "head_above": 7.0, "tail_upto": 3.0},
         "proposal": "label frequencies",
         "query_features": [

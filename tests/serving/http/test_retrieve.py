@@ -44,6 +44,18 @@ def test_scores_are_the_served_formula_at_every_dial(
     assert result["bias_removal"] == bias_removal
 
 
+@pytest.mark.parametrize(("bias_removal", "popularity"), [(0, 1), (2, -1), (0.25, 0.75), (1.5, -0.5)])
+def test_where_noise_and_frequency_are_one_the_dials_add_up(
+    client: httpx.Client, bias_removal: float, popularity: float
+) -> None:
+    features = {"features": {"user": "north"}, "k": 4}
+    dials = {"bias_removal": bias_removal, "popularity": popularity}
+    both, one = retrieve(client, features | dials, features | {"bias_removal": 1})
+    assert both["labels"] == one["labels"]
+    assert {name: both[name] for name in dials} == dials
+    assert scores(one) == pytest.approx([2 - 2 * LN2, 1.8 - 3 * LN2, -LN2, -1 - 3 * LN2], abs=1e-6)
+
+
 def test_a_label_comes_with_bucket_and_display_columns(client: httpx.Client) -> None:
     response = client.post(
         "/v1/retrieve", json={"queries": [{"features": {"user": "north"}, "k": 2, "bias_removal": 0}]}
@@ -56,6 +68,7 @@ def test_a_label_comes_with_bucket_and_display_columns(client: httpx.Client) -> 
                     {"id": "c/é", "score": 1.8, "bucket": "tail", "display": {"title": "Gamma", "year": 2001}},
                 ],
                 "bias_removal": 0.0,
+                "popularity": 0.0,
                 "unknown": {"exclude": 0, "allow": 0},
             }
         ],

@@ -56,7 +56,7 @@ class Source:
 
     Attributes:
         label: the publisher's name in messages.
-        parts: files to download, or a wheel.
+        parts: files to download, or a wheel; none where the publisher's address asks for a click in a browser.
         by_hand: where to find the files in a browser, for the error if the download fails.
     """
 
@@ -68,14 +68,23 @@ class Source:
 def fetch(name: str, sources: Sequence[Source], *, say: Callable[[str], object]) -> Path:
     """The directory of a data set's raw files, downloaded into the user's cache if it is not there yet.
 
+    Args:
+        name: of its directory in the cache.
+        sources: asked in this order.
+        say: called with a line of text for each source that is asked.
+
     Raises:
         DataError: no source answered with the file it should have; says what each one said.
+        BundleExistsError: another process has fetched it meanwhile.
     """
     cached = _cache() / name
     if cached.is_dir():
         return cached
     problems = []
     for source in sources:
+        if not source.parts:
+            problems.append(f"{source.label}: offers no address that a program can fetch")
+            continue
         say(f"Fetching {name} from {source.label} …")
         try:
             with atomic_directory(cached) as working:
@@ -100,6 +109,11 @@ def fetch(name: str, sources: Sequence[Source], *, say: Callable[[str], object])
         f"{name}: expected one of {len(sources)} sources to answer, none did ({' | '.join(problems)}). "
         f"Get it by hand ({places}) and pass its directory with --from"
     )
+
+
+def listing(folder: Path) -> str:
+    """The first ten names in a directory, for errors that expected others."""
+    return ", ".join(sorted(path.name for path in folder.iterdir())[:10]) or "nothing"
 
 
 def _cache() -> Path:

@@ -1,24 +1,20 @@
-"""Gowalla, Amazon Beauty and Delicious, in the forms research publishes them."""
+"""Gowalla and Amazon Beauty, in the forms research publishes them."""
 
 from __future__ import annotations
 
 import gzip
 import io
-import tempfile
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.json
 
 from longtail.trainer.data.sources.downloads import Download, Source
 from longtail.trainer.data.tables import read_lists
-from longtail.trainer.data.xmc import read_xmc
 from longtail.trainer.errors import DataError
 
 _LIGHTGCN = "https://raw.githubusercontent.com/gusye1234/LightGCN-PyTorch/master/data/gowalla"
 _BEAUTY = "https://snap.stanford.edu/data/amazon/productGraph/categoryFiles/reviews_Beauty_5.json.gz"
-_DELICIOUS = "https://drive.google.com/uc?export=download&id=0B3lPMIHmG6vGdG1jZ19VS2NWRVU"
 
 SOURCES_GOWALLA = (
     Source(
@@ -32,13 +28,6 @@ SOURCES_BEAUTY = (
         "the Amazon product data of McAuley et al.",
         (Download(_BEAUTY, "reviews_Beauty_5.json.gz"),),
         "Beauty 5-core at https://jmcauley.ucsd.edu/data/amazon/",
-    ),
-)
-SOURCES_DELICIOUS = (
-    Source(
-        "the extreme classification repository",
-        (Download(_DELICIOUS, "Delicious.zip"),),
-        "Delicious at http://manikvarma.org/downloads/XC/XMLRepository.html",
     ),
 )
 
@@ -75,33 +64,6 @@ def read_beauty(folder: Path) -> dict[str, pa.Table]:
     return {"interactions": pa.table({"user_id": reviews["reviewerID"], "item_id": reviews["asin"]})}
 
 
-def read_delicious(folder: Path) -> dict[str, pa.Table]:
-    """`train`, `test` (`row_id`, `tag`), `rows` (`row_id`, `features`: word number → count).
-
-    Reads `train.txt` and `test.txt`, or the repository's `Delicious_data.txt` with its first split.
-
-    Raises:
-        DataError: neither form is there, or a file breaks the extreme-classification format.
-    """
-    if (folder / "train.txt").is_file():
-        parts = {name: read_xmc(folder / f"{name}.txt") for name in ("train", "test")}
-    elif (folder / "Delicious_data.txt").is_file():
-        header, *lines = (folder / "Delicious_data.txt").read_text(encoding="utf-8").splitlines()
-        with tempfile.TemporaryDirectory() as scratch:
-            parts = {}
-            for name, split in (("train", "delicious_trSplit.txt"), ("test", "delicious_tstSplit.txt")):
-                chosen = np.loadtxt(folder / split, dtype=np.int64, ndmin=2)[:, 0] - 1
-                part = Path(scratch, f"{name}.txt")
-                sizes = " ".join([str(len(chosen)), *header.split()[1:]])
-                part.write_text("\n".join([sizes, *(lines[row] for row in chosen), ""]), encoding="utf-8")
-                parts[name] = read_xmc(part)
-    else:
-        raise DataError(f"{folder}: expected train.txt and test.txt, or Delicious_data.txt, found neither")
-    rows = pa.concat_tables([part.queries for part in parts.values()])
-    splits = {name: _pairs(part.pairs, names=("row_id", "tag")) for name, part in parts.items()}
-    return splits | {"rows": rows.rename_columns(["row_id", "features"])}
-
-
-def _pairs(*tables: pa.Table, names: tuple[str, str] = ("user_id", "item_id")) -> pa.Table:
+def _pairs(*tables: pa.Table) -> pa.Table:
     plain = pa.schema([("query", pa.string()), ("label", pa.string())])
-    return pa.concat_tables([table.cast(plain) for table in tables]).rename_columns(list(names))
+    return pa.concat_tables([table.cast(plain) for table in tables]).rename_columns(["user_id", "item_id"])

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from longtail.trainer.data.sources.downloads import Download, Source, Wheel
+from longtail.trainer.data.sources.downloads import Download, Source, Wheel, listing
 from longtail.trainer.data.tables import read_lists
 from longtail.trainer.errors import DataError
 
@@ -80,7 +80,7 @@ def read_100k(folder: Path) -> dict[str, pa.Table]:
         genres = pc.replace_substring(pc.fill_null(raw["class"], ""), " ", "|")
         items = pa.table({"item_id": raw["item_id"], "title": title, "genres": genres})
     else:
-        raise DataError(f"{folder}: expected u.data (GroupLens) or ml-100k.inter (RecBole), found {_listing(folder)}")
+        raise DataError(f"{folder}: expected u.data (GroupLens) or ml-100k.inter (RecBole), found {listing(folder)}")
     timestamps = interactions["timestamp"].cast(pa.int64())
     return {
         "interactions": interactions.set_column(3, "timestamp", timestamps),
@@ -108,7 +108,7 @@ def read_1m(folder: Path) -> dict[str, pa.Table]:
         ratings = ratings.sort_by([("user_id", "ascending"), ("timestamp", "ascending")])
         splits = _latest_fifth(ratings)
     else:
-        raise DataError(f"{folder}: expected train.txt and test.txt, or ratings.dat, found {_listing(folder)}")
+        raise DataError(f"{folder}: expected train.txt and test.txt, or ratings.dat, found {listing(folder)}")
     users = _double_colons(folder / "users.dat", ["user_id", "gender", "age", "occupation", "zip_code"])
     items = _double_colons(folder / "movies.dat", ["item_id", "title", "genres"])
     return splits | {
@@ -164,7 +164,3 @@ def _double_colons(path: Path, names: list[str]) -> pa.Table:
         if len(row) != len(names):
             raise DataError(f"{path}: expected `{'::'.join(names)}` in line {number}, found {'::'.join(row)[:80]!r}")
     return pa.table(dict(zip(names, zip(*rows, strict=True), strict=True)))
-
-
-def _listing(folder: Path) -> str:
-    return ", ".join(sorted(path.name for path in folder.iterdir())[:10]) or "nothing"

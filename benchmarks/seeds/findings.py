@@ -1,0 +1,232 @@
+"""Findings of the papers as contrasts, and the rule by which they are reproduced or not.
+
+A finding says that one method is better than another on one metric. The estimate is the mean difference over seeds; its
+95 % interval resamples test queries and seeds together, both methods alike. The rule, `verdict`, looks at nothing else.
+
+Legend: `S` seeds, `N` test queries, `G` resamples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.seeds.store import Record, unpack_values
+from benchmarks.seeds.study import FULL, LOGIT_ADJUSTED
+from longtail.bundle.arrays import Float64
+
+RESAMPLES = 2_000
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One claim of a paper, and the contrast that tests it.
+
+    Attributes:
+        source: where the paper says it.
+        claim: in a sentence.
+        study: name of the study that has both methods; "" where no data at hand can test it.
+        better, worse: the methods, by the paper.
+        metric: lower is better for errors, higher for all else.
+        at: λ of both, as trained or as chosen on validation.
+        in_time: the worse one is taken at its last moment within the better one's CPU seconds, tree included, and
+            not at its end.
+        reason: why it cannot be tested.
+    """
+
+    source: str
+    claim: str
+    study: str = ""
+    better: str = ""
+    worse: str = ""
+    metric: str = ""
+    at: Literal["trained", "chosen"] = "trained"
+    in_time: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The better method's lead: positive where the paper is right; with its 95 % interval."""
+
+    lead: float
+    low: float
+    high: float
+
+
+def verdict(estimate: Estimate | None) -> str:
+    """`reproduced` if the interval lies on the paper's side of 0; `not reproduced` otherwise, `opposite` if beyond."""
+    if estimate is None:
+        return "not measured yet"
+    if estimate.low > 0:
+        return "**reproduced**"
+    return "not reproduced, opposite" if estimate.high < 0 else "not reproduced"
+
+
+def estimate_of(finding: Finding, records: Sequence[Record]) -> Estimate | None:
+    """The contrast on test; None before both methods were measured."""
+    better, worse = (
+        sorted((it for it in records if it.method == method and it.test), key=lambda it: it.seed)
+        for method in (finding.better, finding.worse)
+    )
+    if not better or not worse:
+        return None
+    limit = float(np.mean([it.seconds for it in better])) if finding.in_time else None
+    values = _values(finding, better), _values(finding, worse, limit)
+    sign = -1.0 if "error" in finding.metric else 1.0
+    return None if values[0] is None or values[1] is None else paired(sign * values[0], sign * values[1])
+
+
+def _values(finding: Finding, records: Sequence[Record], seconds: float | None = None) -> Float64 | None:
+    """Contributions of every query under every seed, float64 [S, N]; at the last moment within `seconds`, if given."""
+    packed = []
+    for it in records:
+        key = f"{finding.metric}@{it.bias_removal if finding.at == 'chosen' else 0.0:g}"
+        if seconds is not None:
+            inside = [moment for moment, at in enumerate(it.curve) if at["seconds"] <= seconds]
+            key = f"{finding.metric}#{inside[-1] if inside else 0}"
+        packed.append(it.values.get(key))
+    return None if None in packed else np.stack([unpack_values(text) for text in packed if text])
+
+
+def paired(a_SN: Float64, b_SN: Float64, *, resamples: int = RESAMPLES, seed: int = 0) -> Estimate:
+    """Mean of a − b over seeds and queries with its 95 % interval, resampling both.
+
+    Args:
+        a_SN, b_SN: values of the same queries under seeds; one seed stands for all where a method has no randomness.
+        resamples: G.
+        seed: what the resamples are drawn by.
+    """
+    if len(a_SN) != len(b_SN):
+        seeds = max(len(a_SN), len(b_SN))
+        a_SN, b_SN = np.resize(a_SN, (seeds, a_SN.shape[1])), np.resize(b_SN, (seeds, b_SN.shape[1]))
+    d_SN = a_SN - b_SN
+    seeds, queries = d_SN.shape
+    rng = np.random.default_rng(seed)
+    means_GS = np.empty((resamples, seeds))
+    for first in range(0, resamples, 200):
+        counts_GN = rng.multinomial(queries, np.full(queries, 1 / queries), min(200, resamples - first))
+        means_GS[first : first + 200] = counts_GN @ d_SN.T / queries
+    drawn_GS: npt.NDArray[np.int64] = rng.integers(0, seeds, (resamples, seeds))
+    means_G = np.take_along_axis(means_GS, drawn_GS, axis=1).mean(axis=1)
+    low, high = np.percentile(means_G, (2.5, 97.5))
+    return Estimate(float(d_SN.mean()), float(low), float(high))
+
+
+def findings() -> list[Finding]:
+    """Everything the three papers report of experiments, in their order."""
+    return [*_labelling_bias(), *_softmax(), *_mining()]
+
+
+_R21 = ("r21.delicious-dot", "r21.delicious-cosine", "r21.movielens-1m")
+_PROFILES = ("profiles.exp-100", "profiles.step-100")
+_IN_BATCH_ALONE = ("r21.delicious-cosine", "profiles.step-100")
+
+
+def _labelling_bias() -> list[Finding]:
+    tail, head = "recall@10/tail", "recall@10/head"
+    constant, relative = "in_batch constant", "in_batch relative"
+    found = []
+    for study in _PROFILES:
+        error, source = "balanced_error@1", "[R21 §5.1, Fig. 1]"
+        rare, frequent = f"{error}/tail", f"{error}/head"
+        found += [
+            Finding(source, "within-batch constant beats the full loss on Tail", study, constant, FULL, rare),
+            Finding(source, "within-batch constant is the best of the standard schemes on Tail: importance", study,
+                    constant, "in_batch importance", rare),
+            Finding(source, "… uniform constant", study, constant, "uniform constant", rare),
+            Finding(source, "within-batch relative beats constant on Head", study, relative, constant, frequent),
+            Finding(source, "within-batch relative beats the full loss on Head", study, relative, FULL, frequent),
+            Finding(source, "within-batch tail weights beat constant on Tail", study, "in_batch tail", constant,
+                    rare),
+            Finding(source, "uniform tail weights beat importance on Tail", study, "uniform tail", "uniform importance",
+                    rare),
+            Finding(source, "full logit adjustment beats the full loss on Tail", study, LOGIT_ADJUSTED, FULL,
+                    rare),
+            Finding("[R21 §5.1, limits]", "full logit adjustment beats its within-batch approximation on Tail", study,
+                    LOGIT_ADJUSTED, "in_batch tail", rare),
+            Finding("[R21 F.2, Fig. 4]", "within-batch constant beats the full loss in balanced error", study, constant,
+                    FULL, error),
+        ]  # fmt: skip
+    for study in _R21:
+        source = "[R21 §5.2, Fig. 2, 8]"
+        rows = [
+            Finding(source, "within-batch constant beats the full loss on Tail", study, constant, FULL, tail),
+            Finding(source, "within-batch importance beats the full loss on Tail", study, "in_batch importance", FULL,
+                    tail),
+            Finding(source, "within-batch relative beats the full loss on Tail", study, relative, FULL, tail),
+            Finding(source, "within-batch constant beats uniform constant on Tail", study, constant, "uniform constant",
+                    tail),
+            Finding(source, "uniform constant beats within-batch constant on Head", study, "uniform constant", constant,
+                    head),
+            Finding("[R21 §4.1]", "within-batch relative beats the full loss on Head", study, relative, FULL, head),
+            Finding("[R21 §4.1]", "within-batch constant beats the full loss in balanced error", study, constant, FULL,
+                    "balanced_error@10"),
+            Finding("[R21 eq. 16]", "within-batch tail weights beat constant on Tail", study, "in_batch tail", constant,
+                    tail),
+            Finding("[R21 eq. 16]", "uniform tail weights beat importance on Tail", study, "uniform tail",
+                    "uniform importance", tail),
+        ]  # fmt: skip
+        found += rows
+    found = [it for it in found if it.study not in _IN_BATCH_ALONE or "uniform" not in it.better + it.worse]
+    source = "[R21 F.3, Fig. 6]"
+    for weight, metric in (("importance", "pair_recall@10"), ("tail", tail)):
+        found.append(Finding(source, f"more negatives are better: uniform {weight}, 256 before 16", "r21.delicious-m",
+                             f"uniform {weight}, m = 256", f"uniform {weight}, m = 16", metric))  # fmt: skip
+    cause = "Longtail's reading of [R21 Table 2]"
+    for name in ("cosine", "dot"):
+        found.append(Finding(cause, f"within-batch constant beats importance on Tail, {name}", "r21.amazon-beauty",
+                             f"in_batch constant, {name}", f"in_batch importance, {name}", tail))  # fmt: skip
+    found += [
+        Finding("[R21 §5.1, Fig. 1]", "CIFAR-100-LT, ImageNet-LT and iNaturalist by ResNets",
+                reason="no images and no convolutional tower"),
+        Finding("[R21 F.1, Fig. 3]", "the contrastive loss: sampling is poor on Tail beside the full loss",
+                reason="not run for want of time; the family is there"),
+        Finding("[R21 §5.2]", "AmazonCat-13K and WikiLSHTC-325K", reason="not run here: the data are not at hand"),
+    ]  # fmt: skip
+    return found
+
+
+def _softmax() -> list[Finding]:
+    found = [
+        Finding("[BM20 A.2]", "full softmax beats uniform negative sampling, tuned and with L2", "a2.delicious", FULL,
+                "uniform negative sampling", "precision@1"),
+    ]  # fmt: skip
+    rivals = ("uniform", "frequency", "NCE", "One-vs-Each", "Augment & Reduce")
+    for study, others in (("bm20.mixture-10k", rivals), ("bm20.gowalla-history", rivals[:3])):
+        for other in others:
+            for in_time, moment in ((True, "in the same CPU time"), (False, "at the end")):
+                found.append(Finding("[BM20 §5, Fig. 1]", f"adversarial is more accurate than {other}, {moment}", study,
+                                     "adversarial", other, "precision@1", "chosen", in_time))  # fmt: skip
+        for other in ("uniform", "frequency"):
+            found.append(Finding("[BM20 §5, Fig. 1]", f"{other} has the higher likelihood (Amazon-670K)", study, other,
+                                 "adversarial", "log_likelihood", "chosen"))  # fmt: skip
+    found += [
+        Finding("[BM20 A.2]", "EURLex-4K: 33.6 % against 26.4 %", reason="not run here: the data are not at hand"),
+        Finding("[BM20 §5, Fig. 1]", "Wikipedia-500K and Amazon-670K: an order of magnitude faster",
+                reason="not run here: the data, with XML-CNN features, are not at hand"),
+    ]  # fmt: skip
+    return found
+
+
+def _mining() -> list[Finding]:
+    found = []
+    known = ", known positives masked"
+    for study, keeps, suffixes in (
+        ("re19.delicious", (1, 16), ("", known)),
+        ("re19.amazon-beauty", (1, 16, 64), ("",)),
+        ("re19.mixture-10k", (1, 16, 64), ("",)),
+    ):
+        for suffix in suffixes:
+            for keep in keeps:
+                found.append(Finding("[Re19 §5, Table 2]", f"top {keep} beats all negatives{suffix}", study,
+                                     f"top {keep}{suffix}", f"all{suffix}", "recall@1"))  # fmt: skip
+            found.append(Finding("[Re19 §5, Table 2]", f"top 1 beats top 16{suffix}", study, f"top 1{suffix}",
+                                 f"top 16{suffix}", "recall@1"))  # fmt: skip
+    found.append(Finding("[Re19 §5, Table 2]", "AmazonCat, WikiLSHTC, Amazon-670K and Amazon-3M",
+                         reason="not run here: the data are not at hand"))  # fmt: skip
+    return found

@@ -1,0 +1,133 @@
+"""A model on held-out pairs: metrics, and what every query contributes to them, for paired intervals.
+
+Legend: `N` queries, `K` list length, `L` labels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from longtail.bundle import BUCKET_NAMES, Augmentation
+from longtail.bundle.arrays import Float32, Float64, Int8, Int32, Int64
+from longtail.trainer.config import EvaluationConfig
+from longtail.trainer.data.pairs import Pairs
+from longtail.trainer.evaluation.dial import Setting
+from longtail.trainer.evaluation.metrics import Bootstrap, Positives, metrics_of
+from longtail.trainer.evaluation.ranking import EmbedQueries, LabelSide, LogProposal, rank
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Pairs to find, and what is left out of the rankings.
+
+    Attributes:
+        rows_N: query rows.
+        positives: what they should find.
+        seen_keys: `query · L + label` that no list shows, sorted.
+        queries: query rows there are.
+    """
+
+    rows_N: Int32
+    positives: Positives
+    seen_keys: Int64
+    queries: int
+
+    @classmethod
+    def of(
+        cls, pairs: Pairs, known: Pairs, *, labels: int, queries: int, exclude_seen: bool, at_most: int | None = None
+    ) -> HeldOut:
+        """From pairs; `at_most` queries, drawn by seed 0."""
+        seen = np.unique(known.queries.astype(np.int64) * labels + known.labels) if exclude_seen else np.zeros(0, int)
+        keys = np.setdiff1d(pairs.queries.astype(np.int64) * labels + pairs.labels, seen)
+        rows_N = np.unique(keys // labels).astype(np.int32)
+        if at_most is not None and len(rows_N) > at_most:
+            rows_N = np.sort(np.random.default_rng(0).choice(rows_N, at_most, replace=False))
+            keys = keys[np.isin(keys // labels, rows_N)]
+        rows = np.searchsorted(rows_N, keys // labels)
+        return cls(rows_N, Positives.of(rows, keys % labels, queries=len(rows_N), labels=labels), seen, queries)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Metrics at one λ.
+
+    Attributes:
+        metrics: by name.
+        contributions: float64 [N] by metric name; the mean over queries is the metric.
+    """
+
+    metrics: dict[str, float]
+    contributions: dict[str, Float64]
+
+
+def measure(
+    held_out: HeldOut,
+    embed_queries: EmbedQueries,
+    label_side: LabelSide,
+    config: EvaluationConfig,
+    grid: tuple[float, ...],
+    *,
+    log_proposal: LogProposal | None = None,
+) -> dict[float, Measured]:
+    """Every metric at every λ, over the whole catalogue."""
+    positives, labels = held_out.positives, len(label_side.counts)
+    ks = [k for k in config.ks if k <= labels]
+    tops, likelihoods = rank(
+        held_out.rows_N, embed_queries, label_side, held_out.seen_keys, [Setting(at) for at in grid], k=max(ks),
+        queries=held_out.queries, log_proposal=log_proposal, likely=positives if config.log_likelihood else None,
+    )  # fmt: skip
+    none = Bootstrap(len(held_out.rows_N), resamples=1, seed=0)
+    measured = {}
+    for bias_removal, top_NK, log_p_N in zip(grid, tops, likelihoods, strict=True):
+        metrics = metrics_of(
+            top_NK, positives, ks=ks, buckets_L=label_side.buckets, counts_L=label_side.counts, bootstrap=none,
+            inverse_propensity_L=label_side.inverse_propensity(config),
+        )  # fmt: skip
+        shares = contributions(top_NK, positives, ks=ks, buckets_L=label_side.buckets)
+        if log_p_N is not None:
+            shares["log_likelihood"] = log_p_N * len(log_p_N) / positives.per_query.sum()
+        values = {name: interval.value for name, interval in metrics.items()}
+        values |= {name: float(share_N.mean()) for name, share_N in shares.items() if len(share_N)}
+        measured[bias_removal] = Measured(values, shares)
+    return measured
+
+
+def contributions(top_NK: Int32, positives: Positives, *, ks: list[int], buckets_L: Int8) -> dict[str, Float64]:
+    """What every query contributes to a metric, float64 [N] by name: the mean over queries is the metric.
+
+    `pair_recall@K`: share of all pairs found, [R21]'s Full. `recall@K/BUCKET`: of the pairs whose label is there.
+    `recall@K`, `precision@K`: means over queries. `balanced_error@K[/BUCKET]`: share of a label's pairs missed, mean
+    over the tested labels (of the bucket).
+    """
+    hits_NK, wanted_N = positives.hits(top_NK), positives.per_query
+    queries, bucket_of_pair = positives.queries, buckets_L[positives.label_rows]
+    tests_L = np.bincount(positives.label_rows, minlength=positives.labels)
+    shares: dict[str, Float64] = {}
+    for k in ks:
+        rows, ranks = np.nonzero(hits_NK[:, :k])
+        found = top_NK[rows, ranks]
+        found_N = np.bincount(rows, minlength=queries)
+        shares[f"recall@{k}"] = found_N / np.maximum(wanted_N, 1)
+        shares[f"precision@{k}"] = found_N / k
+        shares[f"pair_recall@{k}"] = found_N * queries / len(positives.keys)
+        for bucket, name in [(None, ""), *((bucket, f"/{name}") for bucket, name in enumerate(BUCKET_NAMES))]:
+            mine = np.ones(len(found), bool) if bucket is None else buckets_L[found] == bucket
+            pairs = np.ones(len(bucket_of_pair), bool) if bucket is None else bucket_of_pair == bucket
+            if name and pairs.any():
+                shares[f"recall@{k}{name}"] = np.bincount(rows[mine], minlength=queries) * queries / pairs.sum()
+            weight = queries / max(np.count_nonzero(np.bincount(positives.label_rows[pairs])), 1)
+            missed_N = np.bincount(positives.query_rows[pairs], 1 / tests_L[positives.label_rows[pairs]], queries)
+            missed_N -= np.bincount(rows[mine], 1 / tests_L[found[mine]], queries)
+            if pairs.any():
+                shares[f"balanced_error@{k}{name}"] = missed_N * weight
+    return shares
+
+
+def popularity_side(label_side: LabelSide, log_pi_L: Float32) -> LabelSide:
+    """Labels that score log π alone, for queries of zeros: the popularity row, at λ = 1."""
+    return LabelSide(
+        np.zeros((len(log_pi_L), 1), np.float32), log_pi_L, None, label_side.counts, label_side.training_queries,
+        label_side.buckets, Augmentation(1.0, 1.0),
+    )  # fmt: skip

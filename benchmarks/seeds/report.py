@@ -1,0 +1,213 @@
+"""Tables, findings and plots of what was measured, written between the markers of benchmarks/RESULTS.md."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+from benchmarks.seeds.findings import Finding, estimate_of, findings, verdict
+from benchmarks.seeds.store import Record, Store
+from benchmarks.seeds.study import FULL, POPULARITY, SEEDS, Method, Study
+from longtail.bundle.arrays import Float64
+
+_BEGIN, _END = "<!-- seeds: begin -->", "<!-- seeds: end -->"
+_TITLES = {
+    "profiles": "### Labelling bias under long-tail profiles [R21 §5.1]",
+    "r21": "### Sampler × weight by bucket [R21 §5.2]",
+    "re19": "### Mining the hardest negatives [Re19 Table 2]",
+    "a2": "### Full softmax and uniform negatives [BM20 A.2]",
+    "bm20": "### Approximations of softmax over time [BM20 Fig. 1]",
+}
+_SHORT = {
+    "pair_recall@": "Full R@", "recall@": "R@", "balanced_error@": "bal. error@", "precision@": "P@", "psp@": "PSP@",
+    "log_likelihood": "log-likelihood", "optimizer.embedding_learning_rate": "rate", "model.temperature": "T",
+    "optimizer.l2": "L2", "loss.regularizer": "reg.",
+}  # fmt: skip
+_PUBLISHED = [
+    ("AmazonCat-13K", "[Re19 Table 3] P@1/3/5 81.58/71.54/58.79; top 1 ÷ plain 2.59 (Recall@1)"),
+    ("WikiLSHTC-325K", "[Re19 Table 3] P@1/3/5 60.65/42.08/31.87; top 1 ÷ plain 2.53"),
+    ("Amazon-670K", "[Re19 Table 3] P@1/3/5 44.68/40.55/37.40; top 1 ÷ plain 1.23"),
+    ("EURLex-4K", "[BM20 A.2] full softmax 33.6 %, uniform negative sampling 26.4 %"),
+]
+
+
+def write(studies: list[Study], store: Store, benchmarks: Path, *, printed: bool = False) -> None:
+    """Write everything that has figures; `printed` shows it instead of touching RESULTS.md."""
+    measured = {study.name: list(store.records(study).values()) for study in studies}
+    by_name = {study.name: study for study in studies}
+    parts = [_findings(measured)]
+    for paper, title in _TITLES.items():
+        sections = [
+            _section(study, measured[study.name], None if printed else benchmarks / "plots")
+            for study in studies
+            if study.paper == paper and any(it.test for it in measured[study.name])
+        ]
+        parts += [title, *sections] if sections else []
+    parts.append(_elsewhere())
+    spent = sum(it.seconds for records in measured.values() for it in records)
+    runs = sum(len(records) for records in measured.values())
+    parts.append(
+        f"{runs} runs of {len(by_name)} studies, {spent / 60:.0f} minutes of one core in their training steps."
+    )
+    text = "\n\n".join(parts)
+    if printed:
+        print(text)
+        return
+    results = benchmarks / "RESULTS.md"
+    before, _, rest = results.read_text(encoding="utf-8").partition(_BEGIN)
+    results.write_text(f"{before}{_BEGIN}\n{text}\n{_END}{rest.partition(_END)[2]}", encoding="utf-8")
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table."""
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in [head, ["---"] * len(head), *rows])
+
+
+def _findings(measured: dict[str, list[Record]]) -> str:
+    """Every finding with its estimate, interval and verdict; what cannot be tested, with the reason."""
+    rows, counts = [], Counter[str]()
+    for finding in findings():
+        if finding.reason:
+            row, told = [finding.source, finding.claim, "–", "–", "–"], f"cannot be tested here: {finding.reason}"
+        else:
+            estimate = estimate_of(finding, measured.get(finding.study, []))
+            told = verdict(estimate)
+            lead = "–" if estimate is None else _lead(finding, estimate.lead, estimate.low, estimate.high)
+            row = [finding.source, finding.claim, finding.study.partition(".")[2], _name(finding.metric), lead]
+        counts[told.partition(":")[0]] += 1
+        rows.append([*row, told])
+    summary = ", ".join(f"{count} {told.strip('*')}" for told, count in counts.items())
+    head = ["source", "claim", "data", "metric", "lead [95 %]", "verdict"]
+    return (
+        "### Findings\nThe lead is of the method that the paper has ahead, positive where the paper is right, in "
+        "points (hundredths; nats for likelihoods); intervals resample test queries and the three seeds. "
+        f"*Reproduced*: the interval is above 0. In all: {summary}.\n\n{table(head, rows)}"
+    )
+
+
+def _lead(finding: Finding, *values: float) -> str:
+    scale = 1 if finding.metric == "log_likelihood" else 100
+    lead, low, high = (f"{scale * value:+.2f}" for value in values)
+    return f"{lead} [{low}, {high}]"
+
+
+def _section(study: Study, records: list[Record], plots: Path | None) -> str:
+    """A study's table, and its plot."""
+    tested = {method.name: _of(method, records) for method in study.methods}
+    tested = {name: mine for name, mine in tested.items() if mine}
+    columns = [
+        name for name in study.show if all(name in next(iter(mine[0].test.values())) for mine in tested.values())
+    ]
+    chosen_columns = [columns[0]] if study.shown_at == "trained" and len(study.grid) > 1 else []
+    rows = []
+    for name, mine in tested.items():
+        at = [f"{it.bias_removal:g}" if study.shown_at == "chosen" else f"{study.grid[0]:g}" for it in mine]
+        figures = np.array([[it.test[key][column] for column in columns] for it, key in zip(mine, at, strict=True)])
+        cells = [_cell(column, figures[:, place]) for place, column in enumerate(columns)]
+        for column in chosen_columns:
+            chosen = np.array([it.test[f"{it.bias_removal:g}"][column] for it in mine])
+            cells.append(f"{_cell(column, chosen)} (λ = {mine[0].bias_removal:g})" if name != POPULARITY else "–")
+        if study.timed:
+            cells.append("–" if name == POPULARITY else f"{np.mean([it.seconds for it in mine]):.0f}")
+        choice = ", ".join(f"{_name(key)} {value:g}" for key, value in mine[0].choice.items())
+        rows.append([name, *cells, choice or "–"])
+    head = ["method", *map(_name, columns), *(f"{_name(column)} at the chosen λ" for column in chosen_columns)]
+    head += ["CPU s"] if study.timed else []
+    missing = [method.name for method in study.methods if method.name not in tested]
+    lines = [f"#### {study.name.partition('.')[2]}\n{_note(study, records)}", table([*head, "chosen"], rows)]
+    if missing:
+        lines.append(f"Not measured yet: {', '.join(missing)}.")
+    if plots is not None and (picture := _plot(study, tested, plots)):
+        lines.append(f"![{study.name}](plots/{picture})")
+    return "\n\n".join(lines)
+
+
+def _of(method: Method, records: list[Record]) -> list[Record]:
+    """Records of a method that were measured on test, by seed."""
+    return sorted((it for it in records if it.method == method.name and it.test), key=lambda it: it.seed)
+
+
+def _note(study: Study, records: list[Record]) -> str:
+    chosen = "as trained (λ = 0)" if study.shown_at == "trained" else "at the λ that validation chose"
+    return (
+        f"{study.note[0].upper()}{study.note[1:]}. {records[0].pairs:,} training pairs, {records[0].labels:,} labels. "
+        f"Means of {len(SEEDS)} seeds, {chosen}; chosen by {_name(study.choose_by)} on validation."
+    )
+
+
+def _cell(column: str, values: Float64) -> str:
+    """Mean over seeds, ± their standard deviation."""
+    spread = f" ± {values.std(ddof=1):.3f}" if len(values) > 1 else ""
+    return f"{values.mean():.3f}{spread}" if column != "log_likelihood" else f"{values.mean():.2f}"
+
+
+def _name(key: str) -> str:
+    for long, short in _SHORT.items():
+        if key.startswith(long):
+            name, _, bucket = (short + key.removeprefix(long)).partition("/")
+            return f"{bucket.capitalize()} {name}" if bucket else name
+    return key
+
+
+def _plot(study: Study, tested: dict[str, list[Record]], plots: Path) -> str | None:
+    """Bars by bucket, or curves over time; the file's name."""
+    if study.timed:
+        return _curves(study, tested, plots)
+    shown = [name for name in study.compare if "/" in name]
+    if not shown:
+        return None
+    figure, axes = plt.subplots(
+        1, len(shown), figsize=(4.2 * len(shown), 0.6 + 0.3 * len(tested)), layout="constrained"
+    )
+    for axis, column in zip(axes, shown, strict=True):
+        values = [[it.test[f"{study.grid[0]:g}"].get(column, 0.0) for it in mine] for mine in tested.values()]
+        colors = [
+            "#c9ccd1" if name == POPULARITY else "#6b7078" if name.startswith("full") else
+            "#3b6fd4" if name.startswith("in_batch") else "#e08a3c"
+            for name in tested
+        ]  # fmt: skip
+        spread = [np.std(per_seed, ddof=1) if len(per_seed) > 1 else 0.0 for per_seed in values]
+        axis.barh(list(tested), [np.mean(per_seed) for per_seed in values], xerr=spread, color=colors)
+        axis.set_title(_name(column))
+        axis.invert_yaxis()
+        axis.label_outer()
+    figure.suptitle(f"{study.name.partition('.')[2]}: scores as trained (λ = 0), mean and deviation of three seeds")
+    return _save(figure, plots / f"{study.name.replace('.', '-')}.png")
+
+
+def _curves(study: Study, tested: dict[str, list[Record]], plots: Path) -> str:
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    for axis, metric, title in zip(
+        axes, ("log_likelihood", "precision@1"), ("Predictive log-likelihood, nats a pair", "Predictive accuracy"),
+        strict=True,
+    ):  # fmt: skip
+        for name, mine in tested.items():
+            curves = [it.curve for it in mine if it.curve]
+            if curves:
+                x, y = (np.mean([[at[key] for at in curve] for curve in curves], axis=0) for key in ("seconds", metric))
+                axis.plot(x, y, marker="o", markersize=3, label=name, color="#6b7078" if name == FULL else None)
+        axis.set(title=title, xlabel="CPU seconds of training, tree included")
+    axes[1].legend(fontsize="small")
+    figure.suptitle(f"{study.name.partition('.')[2]}: mean of three seeds on test")
+    return _save(figure, plots / f"{study.name.replace('.', '-')}.png")
+
+
+def _elsewhere() -> str:
+    rows = [[name, published, "not run here"] for name, published in _PUBLISHED]
+    return (
+        "### Where the papers' own data are at hand\nPrepare them by `longtail-train data NAME`, and give a study "
+        f"their folder's name in `benchmarks/seeds/studies.py`.\n\n{table(['data', 'published', 'here'], rows)}"
+    )
+
+
+def _save(figure: plt.Figure, path: Path) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
+    return path.name

@@ -1,0 +1,116 @@
+"""What was measured: one record a run, in small files while it runs, packed into one file a study to be committed."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import zlib
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.seeds.study import Method, Study
+from longtail.bundle import replace_file
+from longtail.bundle.arrays import Float64
+
+
+@dataclass
+class Record:
+    """One trained model, or the popularity row.
+
+    Attributes:
+        study, method, choice, seed: which run it is; `choice` has the values of the method's grid by key.
+        protocol: a digest of all that was set; a record of another protocol is not used.
+        valid: the metric that choices go by, at the best λ.
+        bias_removal: that λ.
+        seconds: of CPU, training and tree.
+        labels, pairs: sizes of what was trained on.
+        test: metrics on test by λ, {} where the run was only tuned by.
+        values: `metric@λ` → contributions of every test query, packed; their mean is the metric. Of a timed study
+            also `metric#i` at moment i of the curve, at the chosen λ.
+        curve: of a timed study, CPU seconds and metrics on test along the way, at the chosen λ.
+    """
+
+    study: str
+    method: str
+    choice: dict[str, float]
+    seed: int
+    protocol: str
+    valid: float
+    bias_removal: float
+    seconds: float
+    labels: int
+    pairs: int
+    test: dict[str, dict[str, float]] = field(default_factory=dict)
+    values: dict[str, str] = field(default_factory=dict)
+    curve: list[dict[str, float]] = field(default_factory=list)
+
+    @property
+    def key(self) -> str:
+        """Its name among the study's records."""
+        return key_of(self.method, self.choice, self.seed)
+
+
+def key_of(method: str, choice: dict[str, float], seed: int) -> str:
+    """`uniform tail | optimizer.embedding_learning_rate = 0.01 | seed 0`."""
+    return " | ".join([method, *(f"{key} = {value:g}" for key, value in choice.items()), f"seed {seed}"])
+
+
+def protocol_of(study: Study, method: Method) -> str:
+    """A digest of all that decides what a run of this method measures, beside its choice and seed."""
+    told = [
+        dict(study.settings), dict(method.settings), study.epochs * method.length, study.hold_out, study.max_pairs,
+        study.choose_by, study.grid, study.show, study.compare, study.timed,
+    ]  # fmt: skip
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
+
+
+class Store:
+    """Records of the studies: packed ones, and newer ones beside them.
+
+    Args:
+        fresh: folder of one file a run, which processes may share.
+        packed: folder of one file a study.
+    """
+
+    def __init__(self, fresh: Path, packed: Path) -> None:
+        self.fresh, self.packed = fresh, packed
+
+    def records(self, study: Study) -> dict[str, Record]:
+        """All records of a study as it is described now, by key."""
+        path = self.packed / f"{study.name}.json"
+        found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+        found += [
+            json.loads(path.read_text(encoding="utf-8")) for path in sorted((self.fresh / study.name).glob("*.json"))
+        ]
+        protocols = {method.name: protocol_of(study, method) for method in study.methods}
+        records = [Record(**it) for it in found]
+        return {it.key: it for it in records if protocols.get(it.method) == it.protocol}
+
+    def put(self, record: Record) -> None:
+        """Keep a record, whole or not at all."""
+        folder = self.fresh / record.study
+        folder.mkdir(parents=True, exist_ok=True)
+        name = hashlib.sha256(record.key.encode()).hexdigest()[:16]
+        replace_file(folder / f"{name}.json", json.dumps(asdict(record)).encode())
+
+    def pack(self, study: Study) -> None:
+        """Write all records of a study into one file."""
+        records = [asdict(it) for _, it in sorted(self.records(study).items())]
+        if records:
+            self.packed.mkdir(parents=True, exist_ok=True)
+            text = "[\n" + ",\n".join(json.dumps(it) for it in records) + "\n]\n"
+            replace_file(self.packed / f"{study.name}.json", text.encode())
+
+
+def pack_values(values_N: Float64) -> str:
+    """Float16 values of every query as text."""
+    return base64.b85encode(zlib.compress(values_N.astype(np.float16).tobytes(), 9)).decode()
+
+
+def unpack_values(text: str) -> Float64:
+    """The values again, float64 [N]."""
+    return np.frombuffer(zlib.decompress(base64.b85decode(text)), np.float16).astype(np.float64)

@@ -1,0 +1,209 @@
+"""The studies' arithmetic: intervals, the rule of verdicts, metrics per query, the search on validation, protocols."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.seeds.findings import Estimate, Finding, estimate_of, findings, paired, verdict
+from benchmarks.seeds.measure import contributions, popularity_side
+from benchmarks.seeds.run import climb
+from benchmarks.seeds.store import Record, Store, pack_values, protocol_of, unpack_values
+from benchmarks.seeds.studies import studies
+from benchmarks.seeds.study import FULL, POPULARITY, Ladder, Method
+from longtail.bundle import Augmentation
+from longtail.trainer.evaluation.metrics import Bootstrap, Positives, metrics_of
+from longtail.trainer.evaluation.ranking import LabelSide
+
+
+@pytest.mark.parametrize(
+    ("estimate", "told"),
+    [
+        (Estimate(0.02, 0.01, 0.03), "**reproduced**"),
+        (Estimate(0.02, -0.01, 0.05), "not reproduced"),
+        (Estimate(-0.02, -0.03, -0.01), "not reproduced, opposite"),
+        (Estimate(0.02, 0.0, 0.04), "not reproduced"),
+        (None, "not measured yet"),
+    ],
+)
+def test_a_verdict_looks_at_the_interval_alone(estimate: Estimate | None, told: str) -> None:
+    assert verdict(estimate) == told
+
+
+def test_an_interval_of_pairs_is_that_of_the_normal_law() -> None:
+    """Differences of mean .1 and deviation 1 over 2,500 queries: .1 ± 1.96/50, whatever both methods share."""
+    rng = np.random.default_rng(0)
+    shared = 10 * rng.standard_normal(2_500)
+    difference = rng.standard_normal(2_500)
+    difference += 0.1 - difference.mean()
+
+    estimate = paired((shared + difference / difference.std())[None], shared[None])
+
+    assert estimate.lead == pytest.approx((difference / difference.std()).mean())
+    assert estimate.high - estimate.low == pytest.approx(2 * 1.96 / 50, rel=0.1)
+
+
+def test_seeds_that_disagree_widen_an_interval() -> None:
+    """Leads of 0, 3 and 6 without noise over queries: means of three draws have the deviation √6/√3 = √2."""
+    a_SN = np.repeat([[0.0], [3.0], [6.0]], 100, axis=1)
+
+    estimate = paired(a_SN, np.zeros((1, 100)))
+
+    assert estimate.lead == 3
+    assert (estimate.low, estimate.high) == (0, 6)
+    assert paired(a_SN[1:2], np.zeros((1, 100))) == Estimate(3, 3, 3)
+
+
+def record(method: str, seed: int, values: list[float], **more: object) -> Record:
+    packed = {"precision@1@0": pack_values(np.array(values))}
+    return Record(
+        study="s", method=method, choice={}, seed=seed, protocol="", valid=0.0, bias_removal=0.0, seconds=10.0,
+        labels=2, pairs=2, test={"0": {}}, values=packed, **more,
+    )  # fmt: skip
+
+
+def test_a_finding_is_the_lead_of_the_method_the_paper_has_ahead() -> None:
+    records = [record("a", 0, [1, 0, 1, 1]), record("b", 0, [0, 0, 1, 0])]
+
+    ahead = estimate_of(Finding("", "", "s", "a", "b", "precision@1"), records)
+    behind = estimate_of(Finding("", "", "s", "b", "a", "precision@1"), records)
+
+    assert ahead is not None
+    assert behind is not None
+    assert (ahead.lead, behind.lead) == (0.5, -0.5)
+    assert estimate_of(Finding("", "", "s", "a", "c", "precision@1"), records) is None
+
+
+def test_of_errors_the_lower_one_leads() -> None:
+    records = [record("a", 0, []), record("b", 0, [])]
+    for it, error in zip(records, (0.25, 0.75), strict=True):
+        it.values = {"balanced_error@1@0": pack_values(np.full(4, error))}
+
+    estimate = estimate_of(Finding("", "", "s", "a", "b", "balanced_error@1"), records)
+
+    assert estimate is not None
+    assert estimate.lead == 0.5
+
+
+def test_in_time_the_other_method_is_taken_where_it_was_by_then() -> None:
+    """b's moments end at 4, 8 and 12 seconds; a took 10."""
+    slow = record("b", 0, [1, 1], curve=[{"seconds": 4.0}, {"seconds": 8.0}, {"seconds": 12.0}])
+    slow.values |= {f"precision@1#{at}": pack_values(np.full(2, value)) for at, value in enumerate((0, 0.25, 1))}
+
+    estimate = estimate_of(Finding("", "", "s", "a", "b", "precision@1", in_time=True), [record("a", 0, [1, 1]), slow])
+
+    assert estimate is not None
+    assert estimate.lead == 0.75
+
+
+def test_contributions_average_to_the_trainers_metrics() -> None:
+    """And by hand for a query that finds one of two labels; what [R21] calls Full is over pairs."""
+    rng = np.random.default_rng(0)
+    positives = Positives.of(rng.integers(0, 30, 200), rng.integers(0, 50, 200), queries=30, labels=50)
+    top_NK = np.stack([rng.permutation(50)[:10] for _ in range(30)]).astype(np.int32)
+    buckets_L = rng.integers(0, 3, 50).astype(np.int8)
+
+    shares = contributions(top_NK, positives, ks=[1, 10], buckets_L=buckets_L)
+    metrics = metrics_of(
+        top_NK, positives, ks=[1, 10], buckets_L=buckets_L, counts_L=np.ones(50, np.int64),
+        bootstrap=Bootstrap(30, resamples=10, seed=0),
+    )  # fmt: skip
+
+    assert set(shares) - set(metrics) == {"pair_recall@1", "pair_recall@10"}
+    for name in set(shares) & set(metrics):
+        assert shares[name].mean() == pytest.approx(metrics[name].value), name
+    assert shares["pair_recall@10"].mean() == positives.hits(top_NK).sum() / len(positives.keys)
+
+
+def test_popularity_ranks_by_frequency() -> None:
+    counts = np.array([5, 1, 9], np.int64)
+    log_pi = np.log(counts / 15).astype(np.float32)
+    side = LabelSide(np.ones((3, 4), np.float32), log_pi, None, counts, 3, np.zeros(3, np.int8), Augmentation(1.0, 1.0))
+
+    popular = popularity_side(side, log_pi)
+    rows = popular.augmentation.rows(popular.embeddings, popular.log_pn, popular.bias)
+
+    assert (rows @ popular.augmentation.queries(np.zeros((1, 1), np.float32), 1.0).T)[:, 0].argsort().tolist() == [
+        1,
+        0,
+        2,
+    ]
+
+
+def test_values_survive_packing() -> None:
+    values = np.array([0.0, 1.0, 0.3333, 51.25])
+
+    np.testing.assert_allclose(unpack_values(pack_values(values)), values, rtol=1e-3)
+
+
+def test_a_climb_ends_inside_the_ladder_or_at_its_end() -> None:
+    ladders = (Ladder("rate", (1, 2, 3, 4, 5), 2), Ladder("l2", (0, 1, 2), 0))
+    tried: list[dict[str, float]] = []
+
+    def valid(choice: dict[str, float]) -> float:
+        tried.append(choice)
+        return -abs(choice["rate"] - 5) - choice["l2"]
+
+    assert climb(ladders, valid) == {"rate": 5, "l2": 0}
+    assert [(it["rate"], it["l2"]) for it in tried] == [(3, 0), (2, 0), (4, 0), (5, 0), (5, 0), (5, 1)]
+    assert climb(ladders, lambda _: float("-inf")) == {"rate": 3, "l2": 0}
+
+
+def test_every_table_has_popularity_and_the_full_loss() -> None:
+    for study in studies():
+        names = [method.name for method in study.methods]
+        assert POPULARITY in names, study.name
+        assert FULL in names, study.name
+        assert len(set(names)) == len(names)
+        assert set(study.compare) <= set(study.show), study.name
+
+
+def test_findings_name_what_the_studies_measure() -> None:
+    by_name = {study.name: study for study in studies()}
+    for finding in findings():
+        if finding.reason:
+            continue
+        study = by_name[finding.study]
+        names = [method.name for method in study.methods]
+        assert {finding.better, finding.worse} <= set(names), finding
+        assert finding.metric in study.compare, finding
+
+
+def test_mined_and_unmined_negatives_weigh_the_same_in_all() -> None:
+    """Of 8 negatives at logit 0 the hinge costs 1 each: all of them, or the hardest k, cost 1 together."""
+    import tensorflow as tf
+
+    from longtail.trainer.config import LossConfig
+    from longtail.trainer.losses.objective import SampledLogits
+
+    zeros = tf.zeros((2, 8))
+    logits = SampledLogits(
+        tf.fill((2,), 5.0), zeros, tf.zeros((2, 8), tf.bool), tf.fill((2,), -9.0), tf.fill((8,), -9.0),
+        tf.fill((2,), -9.0), tf.fill((8,), -9.0),
+    )  # fmt: skip
+    study = next(study for study in studies() if study.name == "re19.mixture-10k")
+    for method in study.methods[2:]:
+        mined = method.name.partition(" ")[2]
+        config = LossConfig.model_validate(
+            {"family": "hinge", "weight": method.settings["loss.weight"].strip('"')}
+            | ({"mining": {"keep": min(int(mined), 8)}} if mined else {})
+        )
+        np.testing.assert_allclose(config.objective()(logits).numpy(), [1, 1], rtol=1e-3)
+
+
+def test_a_record_of_another_protocol_is_not_used(tmp_path: Path) -> None:
+    study = studies()[0]
+    method = study.methods[1]
+    store = Store(tmp_path / "fresh", tmp_path / "packed")
+    kept = replace(
+        record(method.name, 0, [1.0]), study=study.name, protocol=protocol_of(study, method), choice={"rate": 0.1}
+    )  # fmt: skip
+
+    store.put(kept)
+    store.pack(study)
+    (next((tmp_path / "fresh").glob("*/*.json"))).unlink()
+
+    assert store.records(study) == {f"{method.name} | rate = 0.1 | seed 0": kept}
+    assert store.records(replace(study, epochs=study.epochs + 1)) == {}
+    assert protocol_of(study, method) != protocol_of(study, Method(method.name, {"loss.weight": '"unit"'}))

@@ -1,0 +1,229 @@
+"""Which draws are no negatives, and what the choice converges to [METHODS §2.1]."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from longtail.trainer import backend
+from longtail.trainer.config import LossConfig
+from longtail.trainer.data.batches import epoch_batches
+from longtail.trainer.data.encode import Encoding
+from longtail.trainer.data.known import KnownPositives
+from longtail.trainer.losses import LOSSES, Objective, SampledLogits, known_among
+from longtail.trainer.losses.hits import hits_of
+from longtail.trainer.sampling import SAMPLERS, SamplerSetup
+from tests.trainer import tiny
+
+TRAIN = tiny.pairs((0, 2), (0, 0), (0, 2), (1, 1), (3, 4), (3, 0), (3, 1), (3, 3))
+"""Query 0 knows labels 0 and 2, one of them twice; query 2 nothing; query 3 all but 2."""
+
+
+def test_hits_by_hand() -> None:
+    """Two rows of positives 5 and 7 in a batch, and one draw, 5."""
+    shared, positive_B = np.int32([5, 7, 5]), np.int32([5, 7])
+    known_BM = np.array([[False, True, False], [False, False, True]])
+
+    def masked(hits: Any, *, in_batch: bool, known_BM: Any = None) -> list[list[int]]:
+        made = hits_of(hits, shared, positive_B, in_batch=in_batch, known_BM=known_BM)
+        return ops.convert_to_numpy(made).astype(int).tolist()
+
+    assert masked("mask", in_batch=True) == [[1, 0, 1], [0, 1, 0]]
+    assert masked("keep", in_batch=True) == [[1, 0, 0], [0, 1, 0]], "a row's own place is no draw"
+    assert masked("keep", in_batch=False) == [[0, 0, 0], [0, 0, 0]]
+    assert masked("mask_known", in_batch=True, known_BM=known_BM) == [[1, 1, 1], [0, 1, 1]]
+
+
+def test_known_positives_are_distinct_training_labels_in_order() -> None:
+    known = KnownPositives.of(TRAIN)
+
+    assert known.offsets.tolist() == [0, 2, 3, 3, 7]
+    assert known.labels.tolist() == [0, 2, 1, 0, 1, 3, 4]
+    labels_K, rows_K = known.of_queries(np.int32([3, 0, 3]))
+    assert labels_K.tolist() == [0, 1, 3, 4, 0, 2, 0, 1, 3, 4, *[4] * 6], "16 places, the last repeated"
+    assert rows_K.tolist() == [0, 0, 0, 0, 1, 1, *[2] * 10]
+
+
+def test_of_a_long_list_the_most_frequent_labels_are_known() -> None:
+    """Labels 0 and 1 stand in two pairs each, 2 in two of one query; 3 and 4 in one."""
+    known = KnownPositives.of(TRAIN, limit=2)
+
+    assert [known.labels[known.offsets[q] : known.offsets[q + 1]].tolist() for q in (0, 3)] == [[0, 2], [0, 1]]
+
+
+@pytest.mark.parametrize("shape", [(300,), (40, 7)], ids=["shared", "per row"])
+def test_known_candidates_are_those_of_plain_sets(shape: tuple[int, ...]) -> None:
+    """Lists of 0 to 1024 labels; candidates come several times, and some are nobody's."""
+    rng = np.random.default_rng(0)
+    labels, lengths_B = 3000, [1024, 0, 1, *rng.integers(0, 60, 36), 1000]
+    lists = [np.sort(rng.choice(labels, length, replace=False)).astype(np.int32) for length in lengths_B]
+    candidates = rng.choice(np.concatenate([*lists, np.arange(labels)]), shape).astype(np.int32)
+    rows_K = np.repeat(np.arange(40), lengths_B).astype(np.int32)
+    found_BM = known_among(candidates, np.concatenate(lists), rows_K, batch=40, labels=labels)
+
+    each = candidates if len(shape) == 2 else np.broadcast_to(candidates, (40, *shape))
+    expected_BM = np.array([np.isin(row, known) for row, known in zip(each, lists, strict=True)])
+    assert 0 < expected_BM.mean() < 0.5
+    np.testing.assert_array_equal(ops.convert_to_numpy(found_BM), expected_BM)
+
+
+ROWS = tiny.pairs((0, 0), (0, 2), (1, 1), (2, 3), (2, 1), (2, 4))
+SAMPLERS_BY_HAND: dict[str, dict[str, Any]] = {
+    "in_batch": {"name": "in_batch"},
+    "mixed": {"name": "mixed", "negatives": 4},
+    "uniform": {"name": "uniform", "negatives": 6, "shared": False},
+    "full": {"name": "full"},
+}
+
+
+@pytest.mark.parametrize("mining", [None, {"keep": 2}], ids=["", "mined"])
+@pytest.mark.parametrize("sampler", SAMPLERS_BY_HAND.values(), ids=SAMPLERS_BY_HAND)
+@pytest.mark.parametrize("hits", ["mask", "keep", "mask_known"])
+def test_the_loss_of_a_step_by_hand(
+    hits: str, sampler: dict[str, Any], mining: dict[str, int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`φ(f_y) + Σ 1/(m·q) φ(−f_y')` of the negatives that are left; m and q are of what is drawn."""
+    monkeypatch.setattr(backend, "compile_step", lambda step, _: step)
+    monkeypatch.setattr(backend, "compile_loss", lambda function: function)
+    train, positives = ROWS, ROWS.labels
+    recipe = tiny.recipe(
+        loss={"family": "hinge", "weight": "importance", "sampler": sampler, "hits": hits, "mining": mining}
+    )
+    model = tiny.model(recipe, tiny.dataset(train, queries=3, labels=6), batch_size=6)
+    logits_BL = model.embed_queries({"user_id": train.queries + 1}) @ model.embed_labels().T / 0.1
+    share_L, name = np.array([1, 2, 1, 1, 1, 0]) / 6, sampler["name"]
+    shape = {"mixed": (4,), "uniform": (6, 6)}.get(name, ())
+    drawn = np.asarray(keras.random.randint(shape, 0, 6, dtype="int32", seed=keras.random.SeedGenerator(0)))
+    candidates_BM = np.broadcast_to(
+        {"in_batch": positives, "mixed": np.append(positives, drawn), "uniform": drawn, "full": np.arange(6)}[name],
+        (6, {"in_batch": 6, "mixed": 10, "uniform": 6, "full": 6}[name]),
+    )
+    q_L, m = {
+        "in_batch": (share_L, 5), "mixed": ((5 * share_L + 4 / 6) / 9, 9), "uniform": (np.full(6, 1 / 6), 6),
+        "full": (np.full(6, 1 / 6), 6),
+    }[name]  # fmt: skip
+    known = {0: {0, 2}, 1: {1}, 2: {1, 3, 4}}
+    expected = []
+    for row, (query, positive) in enumerate(zip(train.queries, positives, strict=True)):
+        out = {"mask": {positive}, "keep": set(), "mask_known": known[query]}[hits]
+        own = row if name in ("in_batch", "mixed") else -1
+        left = [label for at, label in enumerate(candidates_BM[row]) if at != own and label not in out]
+        left.sort(key=lambda label: -logits_BL[row, label])
+        share = 1.0 if mining is None else 1 / 2
+        expected.append(
+            max(1 - logits_BL[row, positive], 0)
+            + sum(share / (m * q_L[label]) * max(1 + logits_BL[row, label], 0) for label in left[: mining and 2])
+        )
+    labels_K, rows_K = KnownPositives.of(train).of_queries(train.queries)
+    batch = tiny.batch(train) | ({"_known": labels_K, "_known_rows": rows_K} if hits == "mask_known" else {})
+
+    assert float(model.train_step(batch)) == pytest.approx(np.mean(expected), rel=1e-5)
+
+
+def test_batches_bring_the_training_positives_of_their_queries() -> None:
+    """And of a query that is visited with one of its labels, the others too."""
+    data = tiny.dataset(TRAIN, queries=4, labels=5)
+    features = Encoding.fit(tiny.recipe(), data).query
+    known = KnownPositives.of(data.train)
+    steps = epoch_batches(
+        data.train, features, batch_size=3, one_label_per_query=True, seed=0, epoch=0, first=0, known=known
+    )
+    _, batch = next(steps)
+    queries_B = data.train.queries[batch["_pair"]]
+
+    for row, query in enumerate(queries_B):
+        known_labels = set(batch["_known"][batch["_known_rows"] == row])
+        assert known_labels == set(data.train.labels[data.train.queries == query])
+
+
+def softmax_optimum(p: np.ndarray, *, each: int, keep: bool) -> np.ndarray:
+    """softmax(f + log q) that minimises the sampled softmax with weight `unit` of a query with p(y|x): uniform
+    negatives, `each` of every label, so that the sample is its own expectation. By gradient descent."""
+    size = len(p)
+    drawn = np.repeat(np.arange(size), each)
+    hits = np.zeros((size, len(drawn)), bool) if keep else np.arange(size)[:, None] == drawn
+    nothing = np.zeros(size, np.float32), np.zeros(len(drawn), np.float32)
+
+    def expected(rows: list[Any]) -> tuple[Any, Any]:
+        logits_BM = ops.broadcast_to(ops.take(rows[0], drawn)[None], hits.shape)
+        losses_B = Objective("softmax", "unit")(SampledLogits(rows[0], logits_BM, hits, *nothing, *nothing))
+        return ops.sum(losses_B * p.astype(np.float32)), losses_B
+
+    step = backend.compile_step(lambda batch: backend.value_and_gradients(expected, [batch["f"]], [])[1][0], [])
+    f = np.log(p)
+    for _ in range(1500):
+        f = f - 2 * np.asarray(step({"f": ops.convert_to_tensor(f.astype(np.float32))})) / p / (1 if keep else 2)
+        f = f - f.mean()
+    return np.exp(f) / np.exp(f).sum()
+
+
+@pytest.mark.parametrize("keep", [False, True], ids=["mask", "keep"])
+def test_what_unit_weights_converge_to_under_softmax(keep: bool) -> None:
+    """With c_y = m·q_y and s = softmax(f + log q): masked `s(1 − s + s/c) ∝ p`, which takes p = .5 for .73 where
+    c = 10 (.96 where c = 1000); kept `s(1 + s/c) ∝ p`, .49, and .5 where it is 1000."""
+    p = np.array([1 / 2, 1 / 6, 1 / 6, 1 / 6])
+    s = softmax_optimum(p, each=10, keep=keep)
+
+    left = s * (1 + s / 10) if keep else s * (1 - s + s / 10)
+    np.testing.assert_allclose(left / p / (left / p).mean(), 1, atol=2e-3)
+    assert s[0] == pytest.approx(0.492 if keep else 0.726, abs=2e-3)
+
+
+def test_in_batch_importance_is_exact_for_labels_of_one_pair() -> None:
+    """ρ = E Σ w of every label, over batches of 4 cut from 300 pairs: 1, where smoothing by ½ gives a label of one
+    pair .68. Of 300 pairs without replacement it is 300/299."""
+    counts = np.array([120, 60, 40, 30, 20, *[5] * 4, *[1] * 10])
+    pairs, labels = np.repeat(np.arange(len(counts)), counts), len(counts)
+    smoothed = (counts + 0.5) / (len(pairs) + labels / 2)
+    setup = SamplerSetup(np.log(smoothed), 4, log_share_L=np.log(counts / len(pairs)))
+    w_L = 1 / (3 * np.exp(SAMPLERS["in_batch"](setup).log_q_L.astype(np.float64)))
+    rng = np.random.default_rng(0)
+    batches = np.concatenate([pairs[rng.permutation(len(pairs))].reshape(-1, 4) for _ in range(4000)])
+    found = np.bincount(batches[:, 1:].ravel(), minlength=labels) / len(batches) * w_L
+
+    assert found[9:].mean() == pytest.approx(1, abs=0.02)
+    np.testing.assert_allclose(found, 1, atol=0.06)
+    assert (w_L * np.exp(setup.log_share_L) / smoothed)[-1] / w_L[-1] == pytest.approx(0.688, abs=1e-3)
+
+
+def test_a_label_in_no_pair_keeps_its_smoothed_q() -> None:
+    log_pi_L = np.log([0.6, 0.3, 0.1])
+    setup = SamplerSetup(log_pi_L, 3, log_share_L=np.array([np.log(2 / 3), np.log(1 / 3), -np.inf]))
+
+    np.testing.assert_allclose(np.exp(SAMPLERS["in_batch"](setup).log_q_L), [2 / 3, 1 / 3, 0.1], rtol=1e-6)
+    np.testing.assert_allclose(
+        np.exp(SAMPLERS["mixed"](setup, negatives=2).log_q_L), [(4 / 3 + 2 / 3) / 4, (2 / 3 + 2 / 3) / 4, (2 / 3) / 4],
+        rtol=1e-6,
+    )  # fmt: skip
+
+
+def test_defaults_are_the_families_own() -> None:
+    assert {name for name, family in LOSSES.items() if family.hits == "keep"} == {"logistic", "nce"}
+    for loss, hits in [
+        ({"family": "logistic"}, "keep"), ({"family": "nce"}, "keep"), ({}, "mask"), ({"hits": "keep"}, "keep"),
+        ({"family": {"name": "logistic", "pairwise": True}}, "mask"), ({"family": "logistic", "hits": "mask"}, "mask"),
+        ({"family": "logistic", "sampler": {"name": "uniform", "negatives": 1, "exclude_positive": True}}, "mask"),
+        ({"family": "hinge", "hits": "mask_known"}, "mask_known"),
+    ]:  # fmt: skip
+        assert LossConfig.model_validate(loss).resolved_hits == hits
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        ({"family": "nce", "hits": "mask"}, "hits: expected 'keep' with family 'nce'.* received 'mask'"),
+        ({"family": "nce", "hits": "mask_known"}, "hits: expected 'keep' with family 'nce'.* received 'mask_known'"),
+        (
+            {"hits": "keep", "sampler": {"name": "uniform", "negatives": 2, "exclude_positive": True}},
+            "hits: expected 'mask' or 'mask_known' with exclude_positive",
+        ),
+        ({"hits": "some"}, "'mask', 'keep' or 'mask_known'"),
+    ],
+)
+def test_what_contradicts_a_family_or_a_sampler_is_refused(loss: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        LossConfig.model_validate(loss)

@@ -1,0 +1,332 @@
+"""The dial's coordinate log ν, cell by cell: what the least expected loss of every family × weight × sampler is, and
+that λ puts p(y|x) back [METHODS §9; BM20 Theorem 1; R21 Lemma 2].
+
+Logits are free, one for every (x, y). A row's negatives are every label as often as it is drawn on average, of M
+draws, so that the real `Objective` computes the expectation over draws: exactly for decoupled losses; for softmax,
+whose logarithm is outside, the limit of many draws. All these losses are convex: where the gradient is 0 the loss is
+least. Legend: `X` queries, `L` labels, `M` draws, `N` rows.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+from keras import ops
+from scipy.optimize import minimize
+
+from longtail.trainer import backend
+from longtail.trainer.losses import WEIGHTS, Objective, SampledLogits
+from longtail.trainer.losses.implied_noise import implied_noise, name_of_noise, power_of_q, removes_all
+from longtail.trainer.sampling import SAMPLERS, SamplerSetup
+
+PI = np.array([144, 64, 36, 16, 9, 4, 1]) / 274
+L = len(PI)
+DATA = np.array([
+    [0.30, 0.05, 0.20, 0.08, 0.15, 0.12, 0.10],
+    [0.10, 0.25, 0.04, 0.18, 0.06, 0.16, 0.21],
+])  # fmt: skip
+"""p(y|x), in another order than π and than p/π."""
+X = len(DATA)
+
+DRAWS: dict[str, np.ndarray] = {
+    "in_batch": np.array([144, 64, 36, 16, 9, 4, 1]),
+    "uniform": np.full(L, 40),
+    "popularity": np.array([12, 8, 6, 4, 3, 2, 1]) * 8,
+    "mixed": np.array([144, 64, 36, 16, 9, 4, 1]) + 40,
+    "full": np.ones(L, int),
+}
+"""How often every label is drawn on average: π·274, 280/L, (π^½ ∝ √144 : √64 : …)·288, π·274 + 280/L, once."""
+ARGUMENTS: dict[str, dict[str, float]] = {
+    "logit_adjusted": {"tau": 0.5}, "equalised": {"power": 2}, "adaptive": {"exponent": 0.5},
+}  # fmt: skip
+COLUMN: dict[str, np.ndarray] = {
+    "importance": np.ones(L), "relative": np.ones(L), "tail": PI, "logit_adjusted": PI**0.5, "equalised": PI**2,
+    "adaptive": np.ones(L),
+}  # fmt: skip
+"""q·col of weights that divide by q [R21 Prop. 4]; that of `unit` and `constant` is q."""
+CELLS = [(sampler, weight) for sampler in DRAWS for weight in WEIGHTS]
+
+
+def q_of(sampler: str) -> np.ndarray:
+    return DRAWS[sampler] / DRAWS[sampler].sum()
+
+
+def noise_of(sampler: str, weight: str) -> np.ndarray:
+    """ν of all but pairwise losses."""
+    return column_of(sampler, weight) / column_of(sampler, weight).sum()
+
+
+def row_of(sampler: str, weight: str) -> np.ndarray:
+    """r of the expected loss `φ(f_y) + r_y Σ_y' q_y' col_y' φ(−f_y')`; with hits masked, over y' ≠ y [METHODS §2.2]."""
+    return {
+        "unit": np.full(L, DRAWS[sampler].sum()), "relative": DRAWS[sampler].astype(float), "tail": 1 / PI,
+        "logit_adjusted": PI**-0.5, "adaptive": PI**-0.5,
+    }.get(weight, np.ones(L))  # fmt: skip
+
+
+def column_of(sampler: str, weight: str) -> np.ndarray:
+    """q·col, not normalised."""
+    return COLUMN.get(weight, q_of(sampler))
+
+
+def objective_of(family: str, weight: str, **arguments: Any) -> Objective:
+    return Objective(family, weight, arguments, ARGUMENTS.get(weight, {}))
+
+
+def found_noise(sampler: str, objective: Objective) -> np.ndarray:
+    batch, more = (275, {"negatives": 280}) if sampler == "mixed" else (300, {"negatives": 280})
+    arguments = {"popularity": more | {"alpha": 0.5}, "uniform": more, "mixed": more}.get(sampler, {})
+    log_q_L = SAMPLERS[sampler](SamplerSetup(np.log(PI), batch), **arguments).log_q_L
+    return np.exp(implied_noise(objective, np.log(PI), log_q_L))
+
+
+@functools.cache
+def rows_of(sampler: str) -> tuple[np.ndarray, ...]:
+    """x, y of all rows [N], their chance [N], and the labels of the M draws."""
+    x, y = np.repeat(np.arange(X), L), np.tile(np.arange(L), X)
+    return x, y, DATA[x, y].astype(np.float32), np.repeat(np.arange(L), DRAWS[sampler])
+
+
+def gradient(scores_XL: np.ndarray, sampler: str, objective: Objective, *, mask: bool) -> np.ndarray:
+    """Of the expected loss, by every logit, float64 [X, L]."""
+    x, y, chance_N, drawn_M = rows_of(sampler)
+    log_pi_L, log_q_L = np.log(PI).astype(np.float32), np.log(q_of(sampler)).astype(np.float32)
+    hits_NM = (y[:, None] == drawn_M) & mask
+
+    def expected(rows: list[Any]) -> tuple[Any, Any]:
+        flat = ops.reshape(rows[0], (-1,))
+        logits = ops.take(flat, x * L + y), ops.take(flat, x[:, None] * L + drawn_M)
+        losses_N = objective(
+            SampledLogits(*logits, hits_NM, log_pi_L[y], log_pi_L[drawn_M], log_q_L[y], log_q_L[drawn_M])
+        )
+        return ops.sum(losses_N * chance_N), losses_N
+
+    _, (found,), _ = backend.value_and_gradients(expected, [ops.convert_to_tensor(scores_XL.astype(np.float32))], [])
+    return ops.convert_to_numpy(found).astype(np.float64)
+
+
+def assert_least(scores_XL: np.ndarray, sampler: str, objective: Objective, *, mask: bool) -> None:
+    """The gradient is 0, to what float32 leaves of the sums that cancel there."""
+    found_XL = gradient(scores_XL, sampler, objective, mask=mask)
+    apart_XL = gradient(scores_XL + 0.25 * np.cos(np.arange(L)), sampler, objective, mask=mask)
+    np.testing.assert_allclose(found_XL / np.abs(apart_XL).max(), 0, atol=2e-4)
+
+
+def assert_dial(scores_XL: np.ndarray, sampler: str, objective: Objective, learned_XL: np.ndarray = DATA) -> None:
+    """λ of the theory ranks by p, λ = 0 by p/ν; where odds are learned, by odds/ν."""
+    noise_L = found_noise(sampler, objective)
+    removed_XL = scores_XL + removes_all(objective) * np.log(noise_L)
+    np.testing.assert_array_equal(removed_XL.argsort(axis=1), DATA.argsort(axis=1))
+    np.testing.assert_array_equal(scores_XL.argsort(axis=1), (learned_XL / noise_L).argsort(axis=1))
+
+
+def removed(scores_XL: np.ndarray, sampler: str, objective: Objective) -> np.ndarray:
+    """`f + λ·log ν` at the λ of the theory, less its mean over labels."""
+    return centred(scores_XL + removes_all(objective) * np.log(found_noise(sampler, objective)))
+
+
+def centred(scores_XL: np.ndarray) -> np.ndarray:
+    return scores_XL - scores_XL.mean(axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize(("sampler", "weight"), CELLS)
+def test_the_noise_is_q_times_the_weight_s_column(sampler: str, weight: str) -> None:
+    for family in ("softmax", "refined_softmax", "logistic", "exponential", "hinge", "contrastive"):
+        found_L = found_noise(sampler, objective_of(family, weight))
+        np.testing.assert_allclose(found_L, noise_of(sampler, weight), rtol=1e-5)
+        assert found_L.sum() == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("sampler", "weight"), CELLS)
+def test_a_pairwise_loss_has_the_row_in_its_noise(sampler: str, weight: str) -> None:
+    """Two labels meet as (y, y') and as (y', y): `f_y − f_y' = link·log[p r/(q col)]_y − the same of y'`, exactly."""
+    expected_L = column_of(sampler, weight) / row_of(sampler, weight)
+    for family, link in (("logistic", 1.0), ("exponential", 0.5)):
+        objective = objective_of(family, weight, pairwise=True)
+        scores_XL = link * np.log(DATA / expected_L)
+
+        np.testing.assert_allclose(found_noise(sampler, objective), expected_L / expected_L.sum(), rtol=1e-4)
+        assert_least(scores_XL, sampler, objective, mask=True)
+        assert_dial(scores_XL, sampler, objective)
+        np.testing.assert_allclose(removed(scores_XL, sampler, objective), centred(link * np.log(DATA)), atol=1e-4)
+
+
+@pytest.mark.parametrize(("sampler", "weight"), CELLS)
+def test_decoupled_losses_that_keep_hits_are_exact(sampler: str, weight: str) -> None:
+    """`f = link·[log(p/ν) − log E_y[r_y|x]]`, a constant of the query away: [BM20 Theorem 1] for any weight."""
+    row_X1 = (DATA @ row_of(sampler, weight))[:, None]
+    for family, link in (("logistic", 1.0), ("exponential", 0.5)):
+        objective = objective_of(family, weight)
+        scores_XL = link * np.log(DATA / column_of(sampler, weight) / row_X1)
+
+        assert_least(scores_XL, sampler, objective, mask=False)
+        assert_dial(scores_XL, sampler, objective)
+        np.testing.assert_allclose(removed(scores_XL, sampler, objective), centred(link * np.log(DATA)), atol=1e-4)
+
+
+@pytest.mark.parametrize(("sampler", "weight"), CELLS)
+def test_decoupled_losses_that_mask_hits_learn_odds(sampler: str, weight: str) -> None:
+    """`f = link·[log(p/ν) − log(E_y[r_y|x] − p r)]`. Where r is the same for every label that is the log-odds of p, in
+    the order of p. For other weights it is off by that second term's spread, and in p's order only where p r ≪ E[r].
+    """
+    row_L = row_of(sampler, weight)
+    rest_XL = (DATA @ row_L)[:, None] - DATA * row_L
+    for family, link in (("logistic", 1.0), ("exponential", 0.5)):
+        objective = objective_of(family, weight)
+        scores_XL = link * np.log(DATA / column_of(sampler, weight) / rest_XL)
+
+        assert_least(scores_XL, sampler, objective, mask=True)
+        np.testing.assert_allclose(
+            removed(scores_XL, sampler, objective), centred(link * np.log(DATA / rest_XL)), atol=1e-4
+        )
+        if np.ptp(row_L) < 1e-9:
+            odds_XL = DATA / (1 - DATA)
+            np.testing.assert_allclose(
+                removed(scores_XL, sampler, objective), centred(link * np.log(odds_XL)), atol=1e-4
+            )
+            assert_dial(scores_XL, sampler, objective, odds_XL)
+
+
+def softmax_scores(sampler: str, weight: str, *, mask: bool, times: int = 1) -> np.ndarray:
+    """f of least `Σ_y p_y log[1 + Σ_y' ρ_yy' e^(f_y' − f_y)]`, in float64; the sum over y' ≠ y with hits masked."""
+    row_L, col_L = row_of(sampler, weight) * times, column_of(sampler, weight)
+    rho_LL = row_L[:, None] * col_L * (1 - np.eye(L) if mask else 1)
+
+    def loss(f_L: np.ndarray, p_L: np.ndarray) -> tuple[float, np.ndarray]:
+        terms_LL = rho_LL * np.exp(f_L[None] - f_L[:, None])
+        chance_LL = p_L[:, None] * terms_LL / (1 + terms_LL.sum(axis=1, keepdims=True))
+        return p_L @ np.log1p(terms_LL.sum(axis=1)), chance_LL.sum(axis=0) - chance_LL.sum(axis=1)
+
+    found = [minimize(loss, np.log(p_L / col_L), args=(p_L,), jac=True, method="BFGS", options={"gtol": 1e-9}).x
+             for p_L in DATA]  # fmt: skip
+    return np.array(found)
+
+
+@pytest.mark.parametrize("mask", [True, False], ids=["mask", "keep"])
+@pytest.mark.parametrize(("sampler", "weight"), CELLS)
+def test_softmax_is_exact_up_to_the_knee(sampler: str, weight: str, mask: bool) -> None:
+    """With s = softmax(f + log ν) and a = r·q·col, what a label weighs as a negative of itself, the least loss is at
+    `s·(1 + (1/a − [masked])·s) ∝ p`. With hits masked that is s = p exactly where a = 1: `importance`, `tail` and
+    `logit_adjusted` through any sampler. It is in the order of p where a is the same for every label. Elsewhere the
+    bracket, the knee of softplus, is what λ does not remove; it is 1 as far as p ≪ a and, masked, p ≪ 1.
+    """
+    objective = objective_of("softmax", weight)
+    scores_XL = softmax_scores(sampler, weight, mask=mask)
+    a_L = row_of(sampler, weight) * column_of(sampler, weight)
+    share_XL = np.exp(scores_XL) * column_of(sampler, weight)
+    share_XL /= share_XL.sum(axis=1, keepdims=True)
+    knee_XL = 1 + (1 / a_L - mask) * share_XL
+
+    assert_least(scores_XL, sampler, objective, mask=mask)
+    np.testing.assert_allclose(centred(np.log(share_XL * knee_XL)), centred(np.log(DATA)), atol=1e-4)
+    np.testing.assert_allclose(removed(scores_XL, sampler, objective), centred(np.log(DATA / knee_XL)), atol=1e-4)
+    if np.ptp(a_L) < 1e-9:
+        found_XL = removed(scores_XL, sampler, objective)
+        np.testing.assert_array_equal(found_XL.argsort(axis=1), DATA.argsort(axis=1))
+    if mask and weight in ("importance", "tail", "logit_adjusted"):
+        assert_dial(scores_XL, sampler, objective)
+
+
+@pytest.mark.parametrize("mask", [True, False], ids=["mask", "keep"])
+@pytest.mark.parametrize("weight", ["unit", "relative"])
+@pytest.mark.parametrize("sampler", DRAWS)
+def test_many_draws_take_the_knee_away(sampler: str, weight: str, mask: bool) -> None:
+    """a grows with the number of draws: to s = p if hits are kept, to s(1 − s) ∝ p if not, both in the order of p."""
+    objective, many = objective_of("softmax", weight), 10_000
+    scores_XL = softmax_scores(sampler, weight, mask=mask, times=many)
+
+    share_XL = np.exp(removed(scores_XL, sampler, objective))
+    share_XL /= share_XL.sum(axis=1, keepdims=True)
+    assert_dial(scores_XL, sampler, objective, share_XL)
+    limit_XL = share_XL * (1 - share_XL) if mask else share_XL
+    np.testing.assert_allclose(centred(np.log(limit_XL)), centred(np.log(DATA)), atol=0.01)
+
+
+@pytest.mark.parametrize("sampler", ["in_batch", "popularity", "mixed"])
+def test_few_or_light_negatives_halve_the_link(sampler: str) -> None:
+    """a ≪ p: the loss is Σ ρ e^(f_y' − f_y), the pairwise exponential, whose logits are ½ log(p r/(q col))."""
+    light = 1e-6
+    scores_XL = softmax_scores(sampler, "constant", mask=False, times=light)
+    noise_L = column_of(sampler, "constant")
+
+    np.testing.assert_allclose(centred(scores_XL), centred(np.log(DATA / noise_L) / 2), atol=0.01)
+
+
+@pytest.mark.parametrize("sampler", DRAWS)
+def test_nce_learns_the_probabilities_themselves(sampler: str) -> None:
+    """`f = log p`, nothing to remove (Gutmann and Hyvärinen 2010)."""
+    objective = objective_of("nce", "unit")
+
+    assert_least(np.log(DATA), sampler, objective, mask=False)
+    np.testing.assert_allclose(found_noise(sampler, objective), 1 / L)
+
+
+@pytest.mark.parametrize(("family", "margin"), [("squared_hinge", 0.0), ("contrastive", 0.25)])
+def test_bounded_links_rank_by_p_over_noise_and_no_dial_undoes_that(family: str, margin: float) -> None:
+    """f is an increasing function of p/ν inside [−1, 1] (squared hinge: (p − n)/(p + n); contrastive: (p + n·margin)/
+    (p + n), n = q·col·E[r]), so that λ = 0 ranks by p/ν and adding nats of log ν to it undoes nothing.
+    """
+    objective = objective_of(family, "unit", **({"margin": margin} if margin else {}))
+    scores_XL = {
+        "squared_hinge": (DATA - 1) / (DATA + 1), "contrastive": (DATA + margin) / (DATA + 1),
+    }[family]  # fmt: skip
+
+    assert_least(scores_XL, "full", objective, mask=False)
+    assert removes_all(objective) == 0
+    np.testing.assert_array_equal(scores_XL.argsort(axis=1), DATA.argsort(axis=1))
+
+
+def test_a_sampler_that_never_draws_the_positive_draws_the_others_more_often() -> None:
+    """q_y'/(1 − q_y), or (1 − q_y⁵)/(1 − q_y) where five draws in a row may hit: a factor of the row, which only
+    pairwise losses keep.
+    """
+    sampler = SAMPLERS["popularity"](SamplerSetup(np.log(PI), 300), negatives=280, exclude_positive=True)
+    log_miss_L = ops.convert_to_numpy(sampler.log_miss(ops.convert_to_tensor(sampler.log_q_L)))
+
+    for pairwise, expected_L in ((True, PI * (1 - PI) / (1 - PI**5)), (False, PI)):
+        for weight in ("unit", "constant"):
+            objective = objective_of("logistic", weight, pairwise=pairwise)
+            found_L = np.exp(implied_noise(objective, np.log(PI), sampler.log_q_L, log_miss_L))
+            np.testing.assert_allclose(found_L, expected_L / expected_L.sum(), rtol=1e-5)
+        objective = objective_of("logistic", "importance", pairwise=pairwise)
+        found_L = np.exp(implied_noise(objective, np.log(PI), sampler.log_q_L, log_miss_L))
+        np.testing.assert_allclose(found_L, 1 / L, rtol=1e-5)
+
+
+NAMES: dict[str, np.ndarray] = {
+    "uniform": np.full(L, 1 / L), "π": PI, "π^0.5": PI**0.5, "π^-1": 1 / PI, "0.75·π + 0.25/L": 0.75 * PI + 0.25 / L,
+    "q·w of the sampler and the weight": PI * np.cos(np.arange(L) / 5),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "noise_L"), NAMES.items(), ids=NAMES)
+def test_the_name_is_read_off_the_numbers(name: str, noise_L: np.ndarray) -> None:
+    assert name_of_noise(np.log(noise_L / noise_L.sum()), np.log(PI)) == name
+
+
+def test_in_batch_negatives_of_unit_weight_have_pi_to_the_bit() -> None:
+    log_pi_L = np.log(PI)
+    log_q_L = SAMPLERS["in_batch"](SamplerSetup(log_pi_L, 300)).log_q_L
+
+    assert implied_noise(Objective("softmax", "unit"), log_pi_L, log_q_L).tolist() == log_pi_L.tolist()
+
+
+def test_labels_that_are_no_negatives_have_the_least_noise_of_the_others() -> None:
+    objective = Objective("softmax", "equalised", weight_arguments={"threshold": 0.04})
+    expected_L = np.array([144, 64, 36, 16, 16, 16, 16])
+
+    np.testing.assert_allclose(np.exp(implied_noise(objective, np.log(PI), None)), expected_L / 308, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("objective", "power"),
+    [
+        (Objective("logistic", "unit"), 1), (Objective("softmax", "constant"), 1), (Objective("logistic", "tail"), 0),
+        (Objective("nce", "unit"), 0), (Objective("logistic", "relative", {"pairwise": True}), -1),
+    ],
+)  # fmt: skip
+def test_the_tree_is_in_the_noise_unless_the_weight_cancels_it(objective: Objective, power: float) -> None:
+    assert power_of_q(objective) == power

@@ -1,0 +1,123 @@
+"""The implied noise ν of a training: what its optimum divides p(y|x) by, and so what the dial removes [METHODS §9].
+
+Draws come from q and weigh `log w_yy' = row_y + col_y'`. Where every logit is free, the least expected loss is at
+
+    f*(x, y) = link · log(p(y|x) / ν_y) + const(x),    ν_y ∝ q_y · exp(col_y)
+
+[BM20 Theorem 1; R21 Lemma 2]. A pairwise loss compares labels two at a time, so that the weight of a row does not
+cancel: ν_y ∝ q_y · exp(col_y − row_y). METHODS §9 says for which families, weights and hits this is exact.
+
+q is asked of the sampler, col and row of the weight and the link of the family, so a new row of their tables has its
+noise from what it already says.
+
+Legend: `L` labels.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from longtail.bundle.arrays import Float32, Float64
+from longtail.trainer.backend import ops
+from longtail.trainer.losses.families import LOSSES
+from longtail.trainer.losses.objective import Objective
+from longtail.trainer.losses.weights import WEIGHTS, LogProbabilities, is_masked
+
+_SAME = 1e-4
+"""Nats by which two distributions may differ and be called the same; float32 weights are this exact and more."""
+
+
+def implied_noise(
+    objective: Objective,
+    log_pi_L: Float64,
+    log_q_L: Float32 | Float64 | None,
+    log_miss_L: Float32 | Float64 | None = None,
+) -> Float64:
+    """log ν of every label, float64 [L], nats; logsumexp 0. It is `log_pi_L` itself where the two are the same.
+
+    Labels that a weight makes no negatives at all (`equalised` below its threshold) have no optimum: their ν is that
+    of the least among the others.
+
+    Args:
+        objective: family and weight; mining is not looked at.
+        log_pi_L: log label frequencies, smoothed, so that every ν is finite.
+        log_q_L: log sampling probabilities, smoothed; None of a sampler whose q depends on the query, the part of
+            the noise that no number per label can hold.
+        log_miss_L: log(1 − q), of a sampler that never draws the positive; None if it may.
+
+    Example:
+        >>> log_pi_L = np.log([0.5, 0.25, 0.25])
+        >>> np.exp(implied_noise(Objective("softmax", "unit"), log_pi_L, log_pi_L)).round(3)
+        array([0.5 , 0.25, 0.25])
+        >>> np.exp(implied_noise(Objective("softmax", "importance"), log_pi_L, log_pi_L)).round(3)
+        array([0.333, 0.333, 0.333])
+    """
+    labels = len(log_pi_L)
+    q_L = np.full(labels, -np.log(labels)) if log_q_L is None else log_q_L
+    log_nu_L = _unnormalised(objective, log_pi_L, q_L, log_miss_L)
+    log_nu_L = log_nu_L - np.logaddexp.reduce(log_nu_L)
+    if np.ptp(log_nu_L) < _SAME:
+        return np.full(labels, -np.log(labels))
+    return log_pi_L if np.abs(log_nu_L - log_pi_L).max() < _SAME else log_nu_L
+
+
+def power_of_q(objective: Objective) -> float:
+    """The power of q in ν, for a q of the query: 1, or 0 where the weight cancels q or NCE shifts it away; `relative`
+    in pairwise losses has −1.
+    """
+    two_L = np.log([0.5, 0.5])
+    return round(float(np.subtract(*(_unnormalised(objective, two_L, two_L - shift)[0] for shift in (0.0, 1.0)))), 3)
+
+
+def removes_all(objective: Objective) -> float:
+    """The λ at which `f + λ·log ν` is the link times log p(y|x): 1, ½ for `exponential`; 0 for a family without a
+    link, whose order at λ = 0 is that of p/ν and at no λ that of p.
+    """
+    link = LOSSES[objective.family].link
+    return 0.0 if link is None else link
+
+
+def name_of_noise(log_nu_L: Float64, log_pi_L: Float64) -> str:
+    """ν in words, for a manifest: `uniform`, `π`, a power of π, or a mixture of π and 1/L.
+
+    Read off the numbers, so that it cannot say anything else than they do.
+
+    Example:
+        >>> pi_L = np.array([0.5, 0.25, 0.125, 0.125])
+        >>> name_of_noise(np.log(pi_L), np.log(pi_L)), name_of_noise(np.log(pi_L / 2 + 1 / 8), np.log(pi_L))
+        ('π', '0.5·π + 0.5/L')
+    """
+    if np.ptp(log_nu_L) < _SAME:
+        return "uniform"
+    centred_L, pi_L = log_pi_L - log_pi_L.mean(), np.exp(log_pi_L) - 1 / len(log_pi_L)
+    power = centred_L @ log_nu_L / (centred_L @ centred_L) if np.ptp(log_pi_L) else 0.0
+    if np.ptp(log_nu_L - power * log_pi_L) < _SAME:
+        return "π" if abs(power - 1) < _SAME else f"π^{power:.4g}"
+    share = pi_L @ np.exp(log_nu_L) / (pi_L @ pi_L)
+    mixture_L = share * pi_L + 1 / len(log_pi_L)
+    if mixture_L.min() > 0 and np.abs(np.log(mixture_L) - log_nu_L).max() < _SAME:
+        return f"{share:.4g}·π + {1 - share:.4g}/L"
+    return "q·w of the sampler and the weight"
+
+
+def _unnormalised(
+    objective: Objective,
+    log_pi_L: Float64,
+    log_q_L: Float32 | Float64,
+    log_miss_L: Float32 | Float64 | None = None,
+) -> Float64:
+    """log ν up to a constant, of every label as the negative (and, pairwise, as the positive) of a row."""
+    miss = np.zeros_like(log_q_L) if log_miss_L is None else log_miss_L
+    pi_L, q_L, miss_L = (ops.convert_to_tensor(column.astype(np.float32)) for column in (log_pi_L, log_q_L, miss))
+    log = LogProbabilities(pi_L, pi_L, q_L, q_L, miss=miss_L, m=ops.zeros_like(q_L))
+    weight = WEIGHTS[objective.weight](log, **objective.weight_arguments)
+    kept_L = ops.convert_to_numpy(ops.logical_not(is_masked(weight.col)))
+    row_L, col_L = (ops.convert_to_numpy(part).astype(np.float64) for part in weight)
+    if LOSSES[objective.family].shifted:
+        log_nu_L = col_L
+    elif objective.family_arguments.get("pairwise"):
+        log_nu_L = log_q_L + col_L - (row_L - miss)
+    else:
+        log_nu_L = log_q_L + col_L
+    floored_L: Float64 = np.where(kept_L, log_nu_L, log_nu_L[kept_L].min())
+    return floored_L
