@@ -383,6 +383,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "sampler 'uniform': expected shared = False with exclude_positive, .* received shared = True",
     ),
     "mining of nothing": ({"loss": {"mining": {}}}, "mining: expected keep, power, both or theta, received none"),
+    "a tree that is not penalised": (
+        {"loss": {"sampler": {"name": "adversarial", "negatives": 5, "penalty": [0.1, 0]}}},
+        r"penalty[\s\S]*greater than 0",
+    ),
     "mining twice": (
         {"loss": {"mining": {"theta": [2, 1], "keep": 2}}},
         r"mining: expected theta alone .*, received theta = \[2.0, 1.0\], keep = 2, power = 0.0",

@@ -17,6 +17,8 @@ from longtail.trainer.losses.objective import Objective
 from longtail.trainer.losses.weights import MARGINS, WEIGHTS
 from longtail.trainer.sampling import SAMPLERS
 
+Penalty = Annotated[float, Field(gt=0)]
+
 
 class _Choice(Section):
     """A row of a table by its name, and its parameters; a bare string is a name."""
@@ -103,8 +105,9 @@ class SamplerConfig(_Choice):
     """Of `uniform`: draws with replacement (the default); false draws that many different labels [Re19 Algorithm 1]."""
     dims: int | None = Field(default=None, ge=1)
     """Of `adversarial`: principal components of the query's features that the tree sees."""
-    penalty: float | None = Field(default=None, gt=0)
-    """Of `adversarial`: λ_n of the tree's fit."""
+    penalty: Penalty | Annotated[tuple[Penalty, ...], Field(min_length=1)] | Literal["cv"] | None = None
+    """Of `adversarial`: λ_n of the tree's fit; of several values, or of 0.01 to 10 with "cv", the one under which
+    held-out training pairs are likeliest."""
     exact: bool | None = None
     """Of `model`: draws by the model's own probabilities of the whole catalogue, which costs O(B·L·D) a step."""
     features: int | None = Field(default=None, ge=2, multiple_of=2)
