@@ -47,8 +47,8 @@ bench: $(VENV)/.installed $(TFRS_VENV)/.installed  ## The tables of benchmarks/R
 	$(VENV)/bin/python -m benchmarks.filter_cost
 	$(VENV)/bin/python -m benchmarks.tree_fit
 
-bench-seeds: $(VENV)/.installed  ## The papers' findings: hours, resumable; QUICK=1 prints a small version in minutes.
-	for name in delicious amazon-beauty $(if $(QUICK),,gowalla); do \
+bench-seeds: $(VENV)/.installed  ## The papers' findings, resumable; what is measured is kept; QUICK=1 prints a small version.
+	for name in delicious $(if $(QUICK),,movielens-1m amazon-beauty gowalla); do \
 		test -d data/$$name || $(VENV)/bin/longtail-train data $$name --out data/$$name $(if $(FROM),--from $(FROM)/$$name) || exit; \
 	done
 	$(VENV)/bin/python -m benchmarks.seeds --data data $(if $(QUICK),--quick)

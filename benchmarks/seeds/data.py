@@ -62,7 +62,7 @@ def derive(data: Path, name: str) -> None:
     """Write a derived data set below `data`, unless it is there; nothing for a name that is none."""
     if (data / name).exists():
         return
-    if name == "gowalla-history":
+    if name == "gowalla-history" and (data / "gowalla").exists():
         _histories(data)
     elif name in _GENERATORS:
         _write(data / name, *_GENERATORS[name]())

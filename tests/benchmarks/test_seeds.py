@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.seeds.findings import Estimate, Finding, estimate_of, findings, paired, verdict
 from benchmarks.seeds.measure import contributions, popularity_side
+from benchmarks.seeds.papers_data import papers_data
 from benchmarks.seeds.run import climb
 from benchmarks.seeds.store import Record, Store, pack_values, protocol_of, unpack_values
 from benchmarks.seeds.studies import studies
@@ -160,9 +161,10 @@ def test_every_table_has_popularity_and_the_full_loss() -> None:
 
 
 def test_findings_name_what_the_studies_measure() -> None:
-    by_name = {study.name: study for study in studies()}
+    by_name = {study.name: study for study in [*studies(), *papers_data()]}
     for finding in findings():
-        if finding.reason:
+        if not finding.study:
+            assert finding.reason
             continue
         study = by_name[finding.study]
         names = [method.name for method in study.methods]
