@@ -85,7 +85,8 @@ class Trained:
         log_miss = None
         if sampler.log_miss is not None:
             log_miss = keras.ops.convert_to_numpy(sampler.log_miss(keras.ops.convert_to_tensor(log_q)))
-        return implied_noise(self.recipe.loss.objective(), log_pi, log_q, log_miss)
+        loss = self.recipe.loss
+        return implied_noise(loss.objective(), log_pi, log_q, log_miss, reweight=loss.reweight)
 
     def noise(self) -> Noise:
         """What the λ of this model removes."""

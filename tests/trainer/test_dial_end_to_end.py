@@ -51,6 +51,9 @@ CELLS: dict[str, tuple[dict[str, Any], str, np.ndarray, float]] = {
         {"family": {"name": "logistic", "pairwise": True}, "weight": {"name": "adaptive", "exponent": 0.5}},
         "π^0.5", PI**0.5, 0.1,
     ),
+    "importance, reweighted by π^−½": (
+        {"weight": "importance", "sampler": UNIFORM, "reweight": 0.5}, "π^0.5", PI**0.5, 0.2,
+    ),
     "nce · popularity(½)": ({"family": "nce", "sampler": POPULARITY}, "uniform", np.ones(GROUPS), 0.1),
 }  # fmt: skip
 """`[loss]`, ν in words and in numbers, and how far log p may be off, in nats: softmax has its knee."""
@@ -85,6 +88,7 @@ def centred(scores_XL: np.ndarray) -> np.ndarray:
     return scores_XL - scores_XL.mean(axis=1, keepdims=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cell", CELLS)
 def test_the_default_puts_the_probabilities_back_and_the_prior_takes_popularity_out(cell: str, tmp_path: Path) -> None:
     loss, name, noise_L, off = CELLS[cell]
