@@ -60,7 +60,7 @@ class FamilyConfig(_Choice):
     margin: float | None = Field(default=None, ge=-1)
     """Of `contrastive`: the cosine below which a negative costs nothing. Of `ramp`: the width of its slope."""
     pairwise: bool | None = None
-    """Compares every negative with the positive (POWL) instead of each with 0 (BOWL) [Re19]."""
+    """Compares every negative with the positive (POWL) instead of each with 0 (BOWL) [Re19 Definitions 3 and 4]."""
 
     @model_validator(mode="after")
     def _defined(self) -> Self:
@@ -197,7 +197,7 @@ class LossConfig(Section):
     """Pseudo-pairs added to every label's frequency, in the weights and in log p_n."""
     frequencies: Literal["counted", "streaming"] = "counted"
     """Where weights take frequencies from: counted before training, or estimated from the gaps between a
-    label's occurrences while it runs [Yi19]. log p_n of the bundle is always counted."""
+    label's occurrences while it runs [Yi19 Algorithm 2]. log p_n of the bundle is always counted."""
 
     @model_validator(mode="after")
     def _defined(self) -> Self:

@@ -58,7 +58,7 @@ class LabelSide:
         cls, embeddings: Float32, bias: Float32 | None, counts: Int64, *, training_queries: int,
         temperature: float, log_pn: Float32, buckets: Buckets, log_popularity: Float32 | None = None,
     ) -> LabelSide:  # fmt: skip
-        """From what a model computes of its labels, and their training counts."""
+        """From what a model computes of its labels, and their training counts, [L] or [L, D] as the attributes are."""
         augmentation = Augmentation.fitted(temperature, embeddings, log_pn, bias, log_popularity)
         bucket_L = buckets.assign(counts)
         return cls(embeddings, log_pn, bias, counts, training_queries, bucket_L, augmentation, log_popularity)
@@ -67,7 +67,7 @@ class LabelSide:
     def of_bundle(
         cls, labels: Labels, embeddings: Float32, augmentation: Augmentation, *, training_queries: int
     ) -> LabelSide:
-        """From the label side of a bundle."""
+        """From the label side of a bundle, embeddings float32 [L, D]."""
         return cls(
             embeddings, labels.log_pn, labels.bias, labels.counts, training_queries, labels.buckets, augmentation,
             labels.log_popularity,
@@ -87,7 +87,7 @@ class LabelSide:
 
 
 def buckets_for(config: EvaluationConfig, counts: Int64) -> Buckets:
-    """Head, torso and tail as the recipe asks."""
+    """Head, torso and tail as the recipe asks, of training counts [L]."""
     return Buckets.by_quantile(counts) if config.buckets == "quantile" else Buckets.by_count()
 
 

@@ -82,8 +82,8 @@ def refined_softmax(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tens
 def logistic(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor, *, pairwise: bool = False) -> Tensor:
     """The logistic loss, binary cross-entropy: `φ(u) = log(1 + exp(−u))` [R21 eq. 8].
 
-    `φ(f_y) + Σ w φ(−f_y')`, each logit against 0 [BOWL of Re19]; pairwise `Σ w φ(f_y − f_y')`, each negative
-    against the positive [POWL of Re19].
+    `φ(f_y) + Σ w φ(−f_y')`, each logit against 0, as BOWL [Re19 Definition 4]; pairwise `Σ w φ(f_y − f_y')`, each
+    negative against the positive, as POWL [Re19 Definition 3].
 
     Hits: kept, as [BM20 eq. 2] has it: it converges to f + log ν = log p + const(x) [BM20 Theorem 1]; with weight
     `importance` to f = log p itself. Masked, to f + log ν = log(p/(1 − p)) + const(x) where the weight has no term of
@@ -238,7 +238,7 @@ def _log_odds(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor) ->
 
 
 def _decoupled(phi: Phi, positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor, *, pairwise: bool) -> Tensor:
-    """`φ(f_y) + Σ w φ(−f_y')` [R21 eq. 8; Re19 BOWL], or `Σ w φ(f_y − f_y')` if `pairwise` [Re19 POWL]; [B]."""
+    """`φ(f_y) + Σ w φ(−f_y')` [R21 eq. 8], or `Σ w φ(f_y − f_y')` if `pairwise`; [B]."""
     gaps_BM = positive_B[:, None] - negative_BM if pairwise else -negative_BM
     negatives_B = _weighted_sum(phi, gaps_BM, log_weight_BM)
     return negatives_B if pairwise else phi(positive_B) + negatives_B

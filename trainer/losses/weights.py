@@ -65,9 +65,10 @@ class LogWeight(NamedTuple):
 
 
 def unit(log: LogProbabilities) -> LogWeight:
-    """No correction: `w = 1` [R21, Table 1].
+    """No correction: `w = 1`, one constant for all negatives [R21 §2.2].
 
-    With in-batch negatives, where q = π, frequent labels are negatives more often than rare ones: the tail gains.
+    With in-batch negatives, where q = π, frequent labels are negatives more often than rare ones, and training divides
+    p(y|x) by π [METHODS §9].
 
     Relations: `constant` times m. `relative` where q is uniform.
 
@@ -81,7 +82,8 @@ def unit(log: LogProbabilities) -> LogWeight:
 def constant(log: LogProbabilities) -> LogWeight:
     """The mean over negatives in place of their sum: `w = 1/m` [R21, Table 2].
 
-    With in-batch negatives this is the equalised loss, which helps the tail.
+    With in-batch negatives the implicit loss has `ρ = π_y'`, an equalised loss, which [R21 §4.1] expects to help the
+    tail.
 
     Relations: `equalised` with power 1 where q = π. Unlike `unit` its scale does not depend on the number of
     negatives.
@@ -94,7 +96,7 @@ def constant(log: LogProbabilities) -> LogWeight:
 
 
 def relative(log: LogProbabilities) -> LogWeight:
-    """logQ correction of both sides: `w = q_y / q_y'` [Yi19; R21, Table 1]; favours the head.
+    """logQ correction of both sides: `w = q_y / q_y'` [Yi19; R21, Table 1]; [R21 §4.1] expects it to favour the head.
 
     The same as subtracting log q from every logit, the positive's included: TensorFlow Recommenders'
     `candidate_sampling_probability`.
@@ -125,8 +127,8 @@ def margin(log: LogProbabilities, rho: LogWeight) -> LogWeight:
 def importance(log: LogProbabilities) -> LogWeight:
     """Importance weights: `w = 1 / (m q_y')`, the margin `ρ = 1` [R21, Table 2].
 
-    In expectation the full softmax cross-entropy (for family `softmax`; of any family, its sum over all labels),
-    whatever the sampler.
+    In expectation over draws from q, whatever that is, the sum over all labels that are not masked: of a decoupled
+    family the full loss, of `softmax` what stands inside the logarithm of the full softmax cross-entropy [R21 Lemma 2].
 
     Relations: `logit_adjusted` with τ = 0. With sampler `full`, exact and not only in expectation.
 
@@ -138,9 +140,10 @@ def importance(log: LogProbabilities) -> LogWeight:
 
 
 def logit_adjusted(log: LogProbabilities, *, tau: float = 1.0) -> LogWeight:
-    """Logit adjustment: the margin `ρ = (π_y' / π_y)^τ` (Menon et al. 2020) [R21 eq. 4].
+    """Logit adjustment: the margin `ρ = (π_y' / π_y)^τ` (Menon et al. 2020) [R21 eq. 6].
 
-    Learns `log p(y|x) − τ log π_y`: τ = 1 minimises the balanced error.
+    Converges to `log p(y|x) − τ log π_y` [METHODS §9]; at τ = 1 the highest logit is then the label of least balanced
+    error (Menon et al. 2020).
 
     Args:
         log: log-probabilities of the batch.
@@ -156,7 +159,7 @@ def logit_adjusted(log: LogProbabilities, *, tau: float = 1.0) -> LogWeight:
 
 
 def tail(log: LogProbabilities) -> LogWeight:
-    """The balanced error's weight: `w = π_y' / (m q_y' π_y)` [R21 eq. 14].
+    """The balanced error's weight: `w = π_y' / (m q_y' π_y)` [R21 eq. 16].
 
     Relations: `logit_adjusted` with τ = 1. Where q = π, `constant` times `1 / π_y`, a factor of the positive alone.
 
@@ -168,9 +171,11 @@ def tail(log: LogProbabilities) -> LogWeight:
 
 
 def equalised(log: LogProbabilities, *, power: float = 1.0, threshold: float = 0.0) -> LogWeight:
-    """Equalisation loss: the margin `ρ = F(π_y')`, `F(π) = π^power` if π ≥ threshold, else 0 (Tan et al. 2020).
+    """Equalised loss: the margin `ρ = F(π_y')`, `F(π) = π^power` if π ≥ threshold, else 0 [R21 §2.1, eq. 6].
 
-    Rare labels are spared as negatives [R21 eq. 4].
+    Rare labels are spared as negatives. This is how [R21] writes the equalisation loss of Tan et al. (2020). Theirs has
+    F(π) = 1 from a threshold on and leaves a rarer negative out with some probability, drawn anew every time:
+    `power = 0` with a threshold is theirs at probability 1.
 
     Args:
         log: log-probabilities of the batch.
@@ -191,9 +196,10 @@ def equalised(log: LogProbabilities, *, power: float = 1.0, threshold: float = 0
 
 
 def adaptive(log: LogProbabilities, *, exponent: float = 0.25) -> LogWeight:
-    """LDAM, label-distribution-aware margins: `ρ = π_y^−exponent` (Cao et al. 2019) [R21 eq. 4].
+    """Adaptive margins: `ρ = π_y^−exponent`, ¼ by default [R21 §2.1, eq. 6].
 
-    Rare positives must stand further above their negatives.
+    Rare positives must stand further above their negatives. This is how [R21] writes the margins of Cao et al. (2019).
+    In LDAM itself it is the *logarithm* of ρ, what the positive's logit loses, that is ∝ π_y^−¼; here it is −¼ log π_y.
 
     Args:
         log: log-probabilities of the batch.

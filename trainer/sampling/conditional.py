@@ -46,8 +46,8 @@ def adversarial(
     Raises:
         ValueError: `setup` has no tree.
 
-    Relations: with family `nce` and a regularizer, [BM20]'s own loss. `model` looks at the model instead of a tree
-    that was fitted beforehand.
+    Relations: with family `logistic` and a regularizer, the loss that [BM20 eq. 6] proposes. `model` looks at the model
+    instead of a tree that was fitted beforehand.
     """
     proposal = setup.proposal
     if proposal is None:

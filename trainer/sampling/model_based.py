@@ -36,7 +36,7 @@ def model(
     features: int | None = None,
     bandwidth: float | None = None,
 ) -> Sampler:
-    """Negatives by the model itself, q ∝ exp(f) [R21, Table 1, "model-based"], of the epoch's first label embeddings.
+    """Negatives by the model itself, q ∝ exp(f) [R21, Table 1], of the epoch's first label embeddings.
 
     Per-row draws down a binary tree of labels that are alike: a subtree's mass Σ exp(f) is taken for its size times
     exp of its mean f, O(D log L) a draw (the idea of Blanc and Rendle 2018, with means for their kernel). The q that

@@ -49,6 +49,7 @@ def read_or_fit_proposal(path: Path, fit: Callable[[], FittedTree]) -> FittedTre
 
     Raises:
         DataError: as `fit_proposal`.
+        BundleCorruptError: the file is there and is no tree.
     """
     penalties = path.with_suffix(".json")
     if path.exists():
@@ -120,7 +121,7 @@ def fit_proposal(
 
 
 def held_out_likelihood(z_NK: Float32, labels_N: Int32, labels: int, *, penalty: float) -> float:
-    """Mean log p_n(y|x) of every pair under a tree that was fitted without its fold, nats [BM20 §3, "λ_n"].
+    """Mean log p_n(y|x) of every pair under a tree that was fitted without its fold, nats [BM20 §3].
 
     Args:
         z_NK: projected queries of the pairs, float32.

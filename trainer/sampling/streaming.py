@@ -3,7 +3,7 @@
 Each label hashes to a cell that keeps when the label last came and a moving average of the gap between its
 occurrences; 1/gap is its frequency. Time is counted in pairs, not in batches: a label that comes c times in one
 batch has c gaps there, where a count of batches would never see a gap below one batch and so truncate every
-frequency at 1/B.
+frequency at 1/B. [Yi19] counts batches, and averages from the first gap on with one rate.
 
 Legend: `B` batch, `U` distinct cells of a batch, `H` hash functions, `R` cells of each.
 """
