@@ -1,7 +1,8 @@
 // The dial's offline curve at μ = 0: what each λ costs and gives, with the default and today's mean setting.
 
-function dial(view, { bias_removal: { default: preset, curve: points, chosen_by: chosen, curve_split: split }, popularity }) {
-  const curve = points.filter((point) => !point.popularity);
+function dial(view, { bias_removal, popularity }) {
+  const { default: preset, chosen_by: chosen, curve_split: split } = bias_removal;
+  const curve = bias_removal.curve.filter((point) => !point.popularity);
   const now = view.window.bias_removal;
   const prior = popularity.default ? ` with μ ${lambda(popularity.default)}` : "";
   const today = known(now) ? `Mean λ in ${view.words}: ${lambda(now)}; the` : "The";

@@ -124,14 +124,14 @@ function move(rank, before) {
   );
 }
 
-const place = ({ bias_removal, popularity }) => lambda(bias_removal) + (popularity ? `, μ ${lambda(popularity)}` : "");
+const dials = ({ bias_removal, popularity }) => lambda(bias_removal) + (popularity ? `, μ ${lambda(popularity)}` : "");
 
 function showAnswer({ results: [result, preset] }) {
   const { labels } = result;
   const before = new Map((preset?.labels ?? labels).map(({ id }, rank) => [id, rank]));
   const parts = BUCKETS.map((bucket) => `${labels.filter((label) => label.bucket === bucket).length} ${bucket}`);
-  const moves = preset ? `; moves against the default, ${place(preset)}` : ", the default";
-  const summary = `${parts.join(" · ")} at λ ${place(result)}${moves}`;
+  const moves = preset ? `; moves against the default, ${dials(preset)}` : ", the default";
+  const summary = `${parts.join(" · ")} at λ ${dials(result)}${moves}`;
   say(byId("answer-summary"), labels.length ? summary : "No label is eligible for this query.");
   byId("strip").replaceChildren(...labels.map(({ bucket }) => el("i", { class: bucket })));
   byId("results").replaceChildren(
