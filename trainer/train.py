@@ -294,6 +294,7 @@ def _validate(trained: Trained) -> list[CurvePoint]:
         max_queries=config.max_valid_queries,
         settings=trained.noise().quick(),
         log_proposal=log_proposal_of(trained.model.proposal, trained.encoding.query),
+        calibrated_at=trained.recipe.loss.calibrated_at,
     )
 
 

@@ -70,7 +70,9 @@ def test_the_tree_travels_in_the_bundle_and_its_dial_is_what_was_measured(tmp_pa
     assert sorted(bundle.proposal.projection) == ["history"], "the query's own id would need a direction per query"
     curve = bundle.manifest.bias_removal.curve
     assert len({point.metrics["recall@3"].value for point in curve}) > 1, "the dial moves"
-    assert all(point.metrics["log_likelihood"].value < 0 for point in curve)
+    likely = {point.bias_removal: point.metrics.get("log_likelihood") for point in curve}
+    assert [found is None for found in likely.values()] == [True, True, False], "of log-probabilities: at λ = 1 alone"
+    assert likely[1.0].value < 0
 
     again = evaluate(tmp_path / "out", tmp_path / "recipe.toml", overrides=JOBS["adversarial"])
     stored = evaluation_markdown(Dial(written.manifest.bias_removal, written.manifest.popularity), "recall@5")

@@ -199,6 +199,45 @@ class LossConfig(Section):
             return self.hits
         return "mask" if self.family.pairwise or self.sampler.exclude_positive else LOSSES[self.family.name].hits
 
+    def uncalibrated(self) -> str | None:
+        """Why no λ makes this loss's scores log-probabilities but for a constant of the query; None if one does.
+
+        `calibrated_at` is that λ. What is asked is what the optimum is where scores are free [METHODS §2.1, §9].
+        """
+        family, weight, hits = self.family.name, self.weight.name, self.resolved_hits
+        softmax = family in ("softmax", "refined_softmax")
+        ones = self.sampler.name == "full" and weight in ("unit", "relative")
+        if family not in ("logistic", "nce", "softmax", "refined_softmax", "augment_and_reduce"):
+            return f"family {family!r} does not converge to log p(y|x)"
+        if self.mining is not None:
+            return "mining weighs a negative by its rank"
+        if self.weight.threshold:
+            return "labels below the weight's threshold are no negatives"
+        if hits == "mask_known" or (hits == "mask" and family == "logistic" and not self.family.pairwise):
+            return f"with hits {hits!r}, {family!r} does not converge to log p(y|x)"
+        if hits == "keep" and (softmax or family == "augment_and_reduce"):
+            return f"with hits 'keep', {family!r} counts the positive twice"
+        if softmax and not ones and weight not in ("importance", "tail", "logit_adjusted"):
+            return f"with weight {weight!r}, {family!r} converges to s(1 − s + s/c) ∝ p(y|x)"
+        if self.sampler.name == "model" and not self._uniform_noise:
+            return "what sampler 'model' draws by depends on the query and is not kept"
+        return None
+
+    @property
+    def calibrated_at(self) -> float:
+        """The λ of scores that are log-probabilities, of a loss that has one: 0 where there is nothing to remove."""
+        return 0.0 if self._uniform_noise else 1.0
+
+    @property
+    def _uniform_noise(self) -> bool:
+        """Whether the loss divides p(y|x) by nothing: ν is the same for every label [METHODS §9]."""
+        if self.reweight:
+            return False
+        cancels = ("importance",) if self.family.pairwise else ("importance", "relative", "adaptive")
+        uniform = self.sampler.name in ("uniform", "full") or self.sampler.alpha == 0
+        even = uniform and self.weight.name in ("unit", "constant", "relative")
+        return LOSSES[self.family.name].shifted or self.weight.name in cancels or even
+
     def objective(self) -> Objective:
         """The loss function that this section describes."""
         return Objective(

@@ -144,7 +144,8 @@ class EvaluationConfig(Section):
     buckets: Literal["quantile", "count"] = "quantile"
     """Head/torso/tail at the 66 % and 33 % quantile of label counts, or at 100 and 20 pairs."""
     log_likelihood: bool = False
-    """Also measure the predictive log-likelihood, log softmax(s_λ) of each held-out pair, in nats."""
+    """Also measure the predictive log-likelihood, log softmax(s_λ) of each held-out pair, in nats: at the λ where
+    scores are log-probabilities. A loss without one is refused [METHODS §2.1]."""
     bootstrap: int = Field(default=200, ge=10)
     """Resamples behind each interval."""
     max_valid_queries: int = Field(default=10_000, ge=1)

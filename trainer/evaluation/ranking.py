@@ -121,6 +121,7 @@ def bias_removal_curve(
     max_queries: int | None = None,
     settings: Sequence[Setting] | None = None,
     log_proposal: LogProposal | None = None,
+    calibrated_at: float = 1.0,
 ) -> list[CurvePoint]:
     """Every metric at every setting of λ and μ.
 
@@ -135,6 +136,7 @@ def bias_removal_curve(
         max_queries: measure at most this many queries, drawn by seed.
         settings: of λ and μ; by default the recipe's grid of λ, at μ = 0.
         log_proposal: of a model trained against a conditional p_n; by default λ multiplies the labels' log ν.
+        calibrated_at: the λ where scores are log-probabilities, at which alone their likelihood is of anything.
 
     Raises:
         DataError: no held-out pair is left to find, or as `check_metric`.
@@ -182,7 +184,11 @@ def bias_removal_curve(
                 bootstrap=bootstrap,
                 inverse_propensity_L=inverse_propensity_L,
             )
-            | ({} if log_p_N is None else {"log_likelihood": bootstrap.interval(log_p_N, positives.per_query)}),
+            | (
+                {}
+                if log_p_N is None or setting != Setting(calibrated_at)
+                else {"log_likelihood": bootstrap.interval(log_p_N, positives.per_query)}
+            ),
         )
         for setting, top_NK, log_p_N in zip(settings, *ranked, strict=True)
     ]
