@@ -194,10 +194,10 @@ class LossConfig(Section):
     reweight: float = Field(default=0.0, ge=0)
     """Multiplies the loss of a pair by π_y^−reweight, mean 1 over the training pairs; of counted frequencies."""
     smoothing: float = Field(default=0.5, gt=0)
-    """Pseudo-pairs added to every label's frequency, in the weights and in log p_n."""
+    """Pseudo-pairs added to every label's frequency, in the weights, in log ν and in log π."""
     frequencies: Literal["counted", "streaming"] = "counted"
     """Where weights take frequencies from: counted before training, or estimated from the gaps between a
-    label's occurrences while it runs [Yi19]. log p_n of the bundle is always counted."""
+    label's occurrences while it runs [Yi19]. log ν and log π of the bundle are always counted."""
 
     @model_validator(mode="after")
     def _defined(self) -> Self:
