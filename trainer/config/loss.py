@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from longtail.trainer.config.sections import Section, one_of
 from longtail.trainer.losses.families import LOSSES
@@ -57,10 +58,24 @@ class FamilyConfig(_Choice):
     """The loss family: a row of `LOSSES` and its parameters [METHODS §2, §4]."""
 
     name: str = "softmax"
+    """`refined_softmax` of older recipes is taken for `softmax`, whose gradient it has, with a FutureWarning."""
     margin: float | None = Field(default=None, ge=-1)
     """Of `contrastive`: the cosine below which a negative costs nothing. Of `ramp`: the width of its slope."""
     pairwise: bool | None = None
     """Compares every negative with the positive (POWL) instead of each with 0 (BOWL) [Re19]."""
+
+    @field_validator("name")
+    @classmethod
+    def _same_gradient(cls, name: str) -> str:
+        if name != "refined_softmax":
+            return name
+        warnings.warn(
+            "family 'refined_softmax' had the gradient of 'softmax', row by row, and is trained as 'softmax': "
+            "the same model, under another value of the loss",
+            FutureWarning,
+            stacklevel=2,
+        )
+        return "softmax"
 
     @model_validator(mode="after")
     def _defined(self) -> Self:
@@ -82,6 +97,8 @@ class WeightConfig(_Choice):
     """Of `equalised`: labels less frequent than this are no negatives."""
     exponent: float | None = None
     """Of `adaptive`: exponent of 1/π_y."""
+    scale: float | None = Field(default=None, gt=0)
+    """Of `adaptive`: log ρ = scale·π_y^−exponent, LDAM's own, in place of [R21]'s ρ = π_y^−exponent."""
 
     @model_validator(mode="after")
     def _defined(self) -> Self:
