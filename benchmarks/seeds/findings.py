@@ -126,7 +126,7 @@ def findings() -> list[Finding]:
 _R21 = ("r21.delicious-dot", "r21.delicious-cosine", "r21.movielens-1m")
 _NOT_AT_HAND = "not run here, the files are not at hand"
 _PROFILES = ("profiles.exp-100", "profiles.step-100")
-_IN_BATCH_ALONE = ("r21.delicious-cosine", "profiles.step-100")
+_IN_BATCH_ALONE = ("r21.delicious-cosine", "r21.movielens-1m", "profiles.step-100")
 
 
 def _labelling_bias() -> list[Finding]:
