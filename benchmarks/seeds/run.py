@@ -143,12 +143,14 @@ class Bench:
         self.store.put(record)
 
     def _keep(self, record: Record, measured: dict[float, Measured]) -> None:
-        """Figures of test into a record: metrics at every λ, values per query as trained and at the chosen λ."""
+        """Figures of test into a record: metrics at every λ, values per query at those that contrasts are read at."""
         names = [name for name in self.study.show if name in next(iter(measured.values())).metrics]
         record.test = {f"{at:g}": {name: round(it.metrics[name], 6) for name in names} for at, it in measured.items()}
+        trained = self.study.shown_at == "trained"
+        kept = (self.study.grid[0],) if trained else (record.bias_removal, LIKELY_AT)
         record.values |= {
             f"{name}@{at:g}": pack_values(measured[at].contributions[name])
-            for at in dict.fromkeys((self.study.grid[0], record.bias_removal, LIKELY_AT))
+            for at in dict.fromkeys(kept)
             if at in measured
             for name in self.study.compare
             if name in measured[at].contributions
