@@ -230,6 +230,7 @@ def test_a_model_s_nce_counts_the_draws_that_hit(sampler: dict[str, Any], monkey
     assert float(model.train_step(tiny.batch(rows))) == pytest.approx(np.mean(expected), rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "weight"), [("nce", "unit"), ("logistic", "importance")])
 def test_a_model_of_log_odds_learns_from_its_first_steps(
     family: str, weight: str, monkeypatch: pytest.MonkeyPatch
