@@ -279,9 +279,9 @@ class LossConfig(Section):
         `calibrated_at` is that λ. What is asked is what the optimum is where scores are free [METHODS §2.1, §9].
         """
         family, weight, hits = self.family.name, self.weight.name, self.resolved_hits
-        softmax = family in ("softmax", "refined_softmax")
+        softmax = family == "softmax"
         ones = self.sampler.name == "full" and weight in ("unit", "relative")
-        if family not in ("logistic", "nce", "softmax", "refined_softmax", "augment_and_reduce"):
+        if family not in ("logistic", "nce", "softmax", "augment_and_reduce"):
             return f"family {family!r} does not converge to log p(y|x)"
         if self.mining is not None:
             return "mining weighs a negative by its rank"
