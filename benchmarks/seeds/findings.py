@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.seeds.store import Record, unpack_values
-from benchmarks.seeds.study import FULL, LOGIT_ADJUSTED
+from benchmarks.seeds.study import FULL, LIKELY_AT, LOGIT_ADJUSTED
 from longtail.bundle.arrays import Float64
 
 RESAMPLES = 2_000
@@ -32,7 +32,7 @@ class Finding:
         study: name of the study that has both methods; "" where no data at hand can test it.
         better, worse: the methods, by the paper.
         metric: lower is better for errors, higher for all else.
-        at: λ of both, as trained or as chosen on validation.
+        at: λ of both: as trained, as chosen on validation, or with the noise removed.
         in_time: the worse one is taken at its last moment within the better one's CPU seconds, tree included, and
             not at its end.
         reason: why it cannot be tested here, or could not yet.
@@ -44,7 +44,7 @@ class Finding:
     better: str = ""
     worse: str = ""
     metric: str = ""
-    at: Literal["trained", "chosen"] = "trained"
+    at: Literal["trained", "chosen", "removed"] = "trained"
     in_time: bool = False
     reason: str = ""
 
@@ -85,7 +85,8 @@ def _values(finding: Finding, records: Sequence[Record], seconds: float | None =
     """Contributions of every query under every seed, float64 [S, N]; at the last moment within `seconds`, if given."""
     packed = []
     for it in records:
-        key = f"{finding.metric}@{it.bias_removal if finding.at == 'chosen' else 0.0:g}"
+        at = {"trained": 0.0, "chosen": it.bias_removal, "removed": LIKELY_AT}[finding.at]
+        key = f"{finding.metric}@{at:g}"
         if seconds is not None:
             inside = [moment for moment, at in enumerate(it.curve) if at["seconds"] <= seconds]
             key = f"{finding.metric}#{inside[-1] if inside else 0}"
@@ -125,7 +126,7 @@ def findings() -> list[Finding]:
 _R21 = ("r21.delicious-dot", "r21.delicious-cosine", "r21.movielens-1m")
 _NOT_AT_HAND = "not run here, the files are not at hand"
 _PROFILES = ("profiles.exp-100", "profiles.step-100")
-_IN_BATCH_ALONE = ("r21.delicious-cosine", "profiles.step-100")
+_IN_BATCH_ALONE = ("r21.delicious-cosine", "r21.movielens-1m", "profiles.step-100")
 
 
 def _labelling_bias() -> list[Finding]:
@@ -208,7 +209,7 @@ def _softmax() -> list[Finding]:
                                      "adversarial", other, "precision@1", "chosen", in_time))  # fmt: skip
         for other in ("uniform", "frequency"):
             found.append(Finding("[BM20 §5, Fig. 1]", f"{other} has the higher likelihood (Amazon-670K)", study, other,
-                                 "adversarial", "log_likelihood", "chosen"))  # fmt: skip
+                                 "adversarial", "log_likelihood", "removed"))  # fmt: skip
     found += [
         Finding("[BM20 A.2]", "EURLex-4K: 33.6 % against 26.4 %", "a2.eurlex-4k", FULL, "uniform negative sampling",
                 "precision@1", reason=_NOT_AT_HAND),

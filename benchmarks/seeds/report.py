@@ -14,7 +14,7 @@ import matplotlib.pyplot as plt
 from benchmarks.seeds.findings import Finding, estimate_of, findings, verdict
 from benchmarks.seeds.published import ACCURACY, MINING, NOT_RUN, PRECISION
 from benchmarks.seeds.store import Record, Store
-from benchmarks.seeds.study import FULL, POPULARITY, SEEDS, Method, Study
+from benchmarks.seeds.study import FULL, LIKELY_AT, POPULARITY, SEEDS, Method, Study
 from longtail.bundle.arrays import Float64
 
 _BEGIN, _END = "<!-- seeds: begin -->", "<!-- seeds: end -->"
@@ -102,8 +102,7 @@ def _section(study: Study, records: list[Record], plots: Path | None) -> str:
     chosen_columns = [columns[0]] if study.shown_at == "trained" and len(study.grid) > 1 else []
     rows = []
     for name, mine in tested.items():
-        at = [f"{it.bias_removal:g}" if study.shown_at == "chosen" else f"{study.grid[0]:g}" for it in mine]
-        figures = np.array([[it.test[key][column] for column in columns] for it, key in zip(mine, at, strict=True)])
+        figures = np.array([[it.test[_lambda(study, it, column)][column] for column in columns] for it in mine])
         cells = [_cell(column, figures[:, place]) for place, column in enumerate(columns)]
         for column in chosen_columns:
             chosen = np.array([it.test[f"{it.bias_removal:g}"][column] for it in mine])
@@ -123,13 +122,22 @@ def _section(study: Study, records: list[Record], plots: Path | None) -> str:
     return "\n\n".join(lines)
 
 
+def _lambda(study: Study, record: Record, column: str) -> str:
+    """λ at which the table shows a column."""
+    if column == "log_likelihood" and f"{LIKELY_AT:g}" in record.test:
+        return f"{LIKELY_AT:g}"
+    return f"{record.bias_removal if study.shown_at == 'chosen' else study.grid[0]:g}"
+
+
 def _of(method: Method, records: list[Record]) -> list[Record]:
     """Records of a method that were measured on test, by seed."""
     return sorted((it for it in records if it.method == method.name and it.test), key=lambda it: it.seed)
 
 
 def _note(study: Study, records: list[Record]) -> str:
-    chosen = "as trained (λ = 0)" if study.shown_at == "trained" else "at the λ that validation chose"
+    chosen = (
+        "as trained (λ = 0)" if study.shown_at == "trained" else "at the λ that validation chose, likelihoods at λ = 1"
+    )
     return (
         f"{study.note[0].upper()}{study.note[1:]}. {records[0].pairs:,} training pairs, {records[0].labels:,} labels. "
         f"Means of {len(SEEDS)} seeds, {chosen}; chosen by {_name(study.choose_by)} on validation."

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from benchmarks.seeds.measure import HeldOut, Measured, measure, popularity_side
 from benchmarks.seeds.store import Record, Store, key_of, pack_values, protocol_of
-from benchmarks.seeds.study import POPULARITY, SEEDS, Ladder, Method, Study
+from benchmarks.seeds.study import LIKELY_AT, POPULARITY, SEEDS, Ladder, Method, Study
 from longtail.bundle import log_frequencies
 from longtail.trainer.checkpoint import identity_of
 from longtail.trainer.config import Recipe, load_recipe
@@ -143,12 +143,15 @@ class Bench:
         self.store.put(record)
 
     def _keep(self, record: Record, measured: dict[float, Measured]) -> None:
-        """Figures of test into a record: metrics at every λ, values per query as trained and at the chosen λ."""
+        """Figures of test into a record: metrics at every λ, values per query at those that contrasts are read at."""
         names = [name for name in self.study.show if name in next(iter(measured.values())).metrics]
         record.test = {f"{at:g}": {name: round(it.metrics[name], 6) for name in names} for at, it in measured.items()}
+        trained = self.study.shown_at == "trained"
+        kept = (self.study.grid[0],) if trained else (record.bias_removal, LIKELY_AT)
         record.values |= {
             f"{name}@{at:g}": pack_values(measured[at].contributions[name])
-            for at in dict.fromkeys((self.study.grid[0], record.bias_removal))
+            for at in dict.fromkeys(kept)
+            if at in measured
             for name in self.study.compare
             if name in measured[at].contributions
         }
@@ -196,13 +199,18 @@ class Bench:
             if not np.isfinite(loss):
                 return record
             if moments_at is not None:
-                at = self.measure(run.trained, "test", (moments_at,))[moments_at]
+                measured = self.measure(run.trained, "test", tuple(dict.fromkeys((moments_at, LIKELY_AT))))
                 moment = len(record.curve)
                 record.values |= {
-                    f"{name}#{moment}": pack_values(at.contributions[name]) for name in self.study.compare
+                    f"{name}#{moment}": pack_values(measured[moments_at].contributions[name])
+                    for name in self.study.compare
+                }
+                metrics = {
+                    name: measured[LIKELY_AT if name == "log_likelihood" else moments_at].metrics[name]
+                    for name in self.study.show
                 }
                 record.curve.append(
-                    {"seconds": record.seconds} | {name: round(at.metrics[name], 6) for name in self.study.show}
+                    {"seconds": record.seconds} | {name: round(value, 6) for name, value in metrics.items()}
                 )
         by_lambda = self.measure(run.trained, "valid", self.study.grid)
         record.bias_removal = max(by_lambda, key=lambda at: (by_lambda[at].metrics[self.study.choose_by], -at))

@@ -12,6 +12,8 @@ from typing import Literal
 
 SEEDS = (0, 1, 2)
 """The first one is tuned by."""
+LIKELY_AT = 1.0
+"""λ of every log-likelihood: without the noise scores are log p(y|x) [BM20 eq. 5]."""
 FULL, LOGIT_ADJUSTED, POPULARITY = "full softmax", "full logit adjustment", "popularity"
 """Names of reference rows."""
 

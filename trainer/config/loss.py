@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from longtail.trainer.config.sections import Section, one_of
 from longtail.trainer.losses.families import LOSSES
@@ -57,10 +58,24 @@ class FamilyConfig(_Choice):
     """The loss family: a row of `LOSSES` and its parameters [METHODS §2, §4]."""
 
     name: str = "softmax"
+    """`refined_softmax` of older recipes is taken for `softmax`, whose gradient it has, with a FutureWarning."""
     margin: float | None = Field(default=None, ge=-1)
     """Of `contrastive`: the cosine below which a negative costs nothing. Of `ramp`: the width of its slope."""
     pairwise: bool | None = None
     """Compares every negative with the positive (POWL) instead of each with 0 (BOWL) [Re19 Definitions 3 and 4]."""
+
+    @field_validator("name")
+    @classmethod
+    def _same_gradient(cls, name: str) -> str:
+        if name != "refined_softmax":
+            return name
+        warnings.warn(
+            "family 'refined_softmax' had the gradient of 'softmax', row by row, and is trained as 'softmax': "
+            "the same model, under another value of the loss",
+            FutureWarning,
+            stacklevel=2,
+        )
+        return "softmax"
 
     @model_validator(mode="after")
     def _defined(self) -> Self:
@@ -82,6 +97,8 @@ class WeightConfig(_Choice):
     """Of `equalised`: labels less frequent than this are no negatives."""
     exponent: float | None = None
     """Of `adaptive`: exponent of 1/π_y."""
+    scale: float | None = Field(default=None, gt=0)
+    """Of `adaptive`: log ρ = scale·π_y^−exponent, LDAM's own, in place of [R21]'s ρ = π_y^−exponent."""
 
     @model_validator(mode="after")
     def _defined(self) -> Self:
@@ -194,10 +211,10 @@ class LossConfig(Section):
     reweight: float = Field(default=0.0, ge=0)
     """Multiplies the loss of a pair by π_y^−reweight, mean 1 over the training pairs; of counted frequencies."""
     smoothing: float = Field(default=0.5, gt=0)
-    """Pseudo-pairs added to every label's frequency, in the weights and in log p_n."""
+    """Pseudo-pairs added to every label's frequency, in the weights, in log ν and in log π."""
     frequencies: Literal["counted", "streaming"] = "counted"
     """Where weights take frequencies from: counted before training, or estimated from the gaps between a
-    label's occurrences while it runs [Yi19 Algorithm 2]. log p_n of the bundle is always counted."""
+    label's occurrences while it runs [Yi19 Algorithm 2]. log ν and log π of the bundle are always counted."""
 
     @model_validator(mode="after")
     def _defined(self) -> Self:
@@ -262,9 +279,9 @@ class LossConfig(Section):
         `calibrated_at` is that λ. What is asked is what the optimum is where scores are free [METHODS §2.1, §9].
         """
         family, weight, hits = self.family.name, self.weight.name, self.resolved_hits
-        softmax = family in ("softmax", "refined_softmax")
+        softmax = family == "softmax"
         ones = self.sampler.name == "full" and weight in ("unit", "relative")
-        if family not in ("logistic", "nce", "softmax", "refined_softmax", "augment_and_reduce"):
+        if family not in ("logistic", "nce", "softmax", "augment_and_reduce"):
             return f"family {family!r} does not converge to log p(y|x)"
         if self.mining is not None:
             return "mining weighs a negative by its rank"

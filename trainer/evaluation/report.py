@@ -45,7 +45,7 @@ def evaluation_table(title: str, dial: Dial, metric: str) -> Table:
     caption = f"▶ default λ, by {chosen_by}; head, torso, tail: recall of pairs whose label is there"
     if _two_lines(dial):
         caption = (
-            f"λ removes {dial.bias_removal.noise}, μ adds π as a prior; ▶ default of both, by {chosen_by}; "
+            f"λ {_removes(dial)}, μ adds π as a prior; ▶ default of both, by {chosen_by}; "
             "head, torso, tail: recall of pairs whose label is there"
         )
     table = Table(title=f"{title}, top {k}", title_justify="left", caption=caption, caption_justify="left")
@@ -173,9 +173,14 @@ def _line_plots(line: _Line, k: str) -> list[str]:
 
 def _default_in_words(dial: Dial) -> str:
     """The served λ, and what it removes and the served μ where they are two dials."""
-    default, noise = dial.default, html.escape(dial.bias_removal.noise)
+    default = dial.default
     first = f"Default λ = {default.bias_removal:g}"
-    return f"{first} (removes {noise}), μ = {default.popularity:g}" if _two_lines(dial) else first
+    return f"{first} ({html.escape(_removes(dial))}), μ = {default.popularity:g}" if _two_lines(dial) else first
+
+
+def _removes(dial: Dial) -> str:
+    noise = dial.bias_removal.noise
+    return "has nothing to remove" if noise == "uniform" else f"removes {noise}"
 
 
 def _recall(axes: Axes, line: _Line, k: str) -> None:

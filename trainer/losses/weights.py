@@ -171,11 +171,11 @@ def tail(log: LogProbabilities) -> LogWeight:
 
 
 def equalised(log: LogProbabilities, *, power: float = 1.0, threshold: float = 0.0) -> LogWeight:
-    """Equalised loss: the margin `ρ = F(π_y')`, `F(π) = π^power` if π ≥ threshold, else 0 [R21 §2.1, eq. 6].
+    """Rare labels are spared as negatives: the margin `ρ = F(π_y')`, `F(π) = π^power` if π ≥ threshold, else 0.
 
-    Rare labels are spared as negatives. This is how [R21] writes the equalisation loss of Tan et al. (2020). Theirs has
-    F(π) = 1 from a threshold on and leaves a rarer negative out with some probability, drawn anew every time:
-    `power = 0` with a threshold is theirs at probability 1.
+    "Equalised" as [R21 §2.1] reads Tan et al. (2020): any increasing F, and no chance in it. Their own loss has power 0
+    and spares a rare label with a probability γ, drawn anew every time; in expectation that is `ρ = 1 − γ` below the
+    threshold, and with γ = 1 it is this one.
 
     Args:
         log: log-probabilities of the batch.
@@ -195,15 +195,16 @@ def equalised(log: LogProbabilities, *, power: float = 1.0, threshold: float = 0
     return margin(log, LogWeight(ops.zeros_like(log.m), log_f))
 
 
-def adaptive(log: LogProbabilities, *, exponent: float = 0.25) -> LogWeight:
-    """Adaptive margins: `ρ = π_y^−exponent`, ¼ by default [R21 §2.1, eq. 6].
+def adaptive(log: LogProbabilities, *, exponent: float = 0.25, scale: float | None = None) -> LogWeight:
+    """Rare positives must stand further above their negatives: the margin `ρ = π_y^−exponent` [R21 §2.1].
 
-    Rare positives must stand further above their negatives. This is how [R21] writes the margins of Cao et al. (2019).
-    In LDAM itself it is the *logarithm* of ρ, what the positive's logit loses, that is ∝ π_y^−¼; here it is −¼ log π_y.
+    [R21] prints Cao et al. (2019) so. LDAM's own is the margin Δ_y ∝ n_y^−¼ of the *logits*, `log ρ ∝ π_y^−exponent`;
+    with `scale` it is that. Δ_y = C n_y^−¼ of N pairs is `scale = C·N^−¼`.
 
     Args:
         log: log-probabilities of the batch.
         exponent: exponent of 1/π_y.
+        scale: Δ_y = scale·π_y^−exponent, logits, in place of the logarithm's; None for [R21]'s form.
 
     Relations: `exponent = 0` is `importance`. `exponent = 1` is `tail` without its factor π_y' of the negative.
 
@@ -211,7 +212,10 @@ def adaptive(log: LogProbabilities, *, exponent: float = 0.25) -> LogWeight:
         >>> np.exp(adaptive(log, exponent=1.0).matrix()).round(2)
         array([[ 25., 100.]], dtype=float32)
     """
-    return margin(log, LogWeight(-exponent * log.pi_positive, ops.zeros_like(log.q_negative)))
+    log_rho_B = -exponent * log.pi_positive
+    if scale is not None:
+        log_rho_B = scale * ops.exp(log_rho_B)
+    return margin(log, LogWeight(log_rho_B, ops.zeros_like(log.q_negative)))
 
 
 def pair_weights(log_pi_L: Float64, share_L: Float64, *, reweight: float) -> Float32:

@@ -34,7 +34,7 @@ def adversarial(
     """Adversarial negatives: q = p_n(y'|x), a tree fitted to the training pairs beforehand [BM20 §3].
 
     Per-row draws by ancestral sampling, O(K log L) each. The bundle keeps the tree, and the service's dial removes
-    log p_n(y|x) in place of log p_n(y).
+    log p_n(y|x) in place of log ν of the labels.
 
     Args:
         setup: holds the fitted tree.

@@ -56,9 +56,8 @@ def uniform(
         exclude_positive: per row, a row's positive is never drawn: q = 1/(L − 1) on the others.
         replace: False draws M different labels, every set of M equally likely.
 
-    Weights are of what is drawn, and exact either way: `importance` is L/M, or (L − 1)/M with `exclude_positive`.
-    Without replacement the sum over negatives has (L − M)/(L − 1) times the variance, none at all for M = L; L − 1 for
-    L with `exclude_positive`.
+    Weights are exact either way, for any label is one of the M with probability M/L or comes M/L times in the mean.
+    Without replacement the variance of [R21 eq. 10] is (L − M)/(L − 1) times as large, and none at all for M = L.
 
     Relations: `popularity` with α = 0. Without replacement and M = L, `full`.
 

@@ -52,8 +52,8 @@ def model(
             is e^bandwidth/√F of a label's mass: beyond `bandwidth` ≈ ½ ln F uniform draws are nearer the model.
         bandwidth: q ∝ exp(bandwidth·u·v), in place of f = u·v/T + b; with `features` 2 if not given.
 
-    Relations: `uniform` as the bandwidth goes to 0. `adversarial` is fitted once instead of every epoch. With
-    `importance` weights and `exact`, a softmax loss whose variance is that of the embeddings' change alone.
+    Relations: `uniform` as the bandwidth goes to 0. `adversarial` is fitted once instead of every epoch.
+    `minimum_variance` with family `softmax` and weight `importance` is `exact` that never draws the positive.
     """
     if exact:
         return _whole_catalogue(setup, negatives, lambda _context, logits_BL: logits_BL, bandwidth)
