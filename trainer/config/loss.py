@@ -117,7 +117,8 @@ class SamplerConfig(_Choice):
     shared: bool | None = None
     """One set of draws for the whole batch (the default), or one per row."""
     exclude_positive: bool | None = None
-    """Draws per row, never the row's positive; otherwise a draw that hits it is masked out."""
+    """Draws per row and leaves out the row's positive (`popularity` draws again up to four times); without, `hits`
+    says what becomes of a draw that is it."""
     replace: bool | None = None
     """Of `uniform`: draws with replacement (the default); false draws that many different labels [Re19 Algorithm 1]."""
     dims: int | None = Field(default=None, ge=1)

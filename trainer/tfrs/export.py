@@ -89,6 +89,7 @@ def export_tfrs(
         ExportError: a query model that cannot be exported, or that computes something else in ONNX; candidates or
             queries that are not what was expected; `sampling_probability` with a `SampledRetrieval`, whose own weight
             says what calls gave.
+        ValueError: a count below 0.
         BundleInvariantError: label ids that are not distinct, embeddings that are not finite or not of unit length.
         BundleExistsError: `out` is there already.
     """
