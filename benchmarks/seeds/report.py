@@ -13,8 +13,8 @@ import matplotlib.pyplot as plt
 
 from benchmarks.seeds.findings import Finding, estimate_of, findings, verdict
 from benchmarks.seeds.published import ACCURACY, MINING, NOT_RUN, PRECISION
-from benchmarks.seeds.store import Record, Store
-from benchmarks.seeds.study import FULL, LIKELY_AT, POPULARITY, SEEDS, Method, Study
+from benchmarks.seeds.store import Record, Store, by_every_seed
+from benchmarks.seeds.study import FULL, LIKELY_AT, POPULARITY, SEEDS, Study
 from longtail.bundle.arrays import Float64
 
 _BEGIN, _END = "<!-- seeds: begin -->", "<!-- seeds: end -->"
@@ -94,7 +94,7 @@ def _lead(finding: Finding, *values: float) -> str:
 
 def _section(study: Study, records: list[Record], plots: Path | None) -> str:
     """A study's table, and its plot."""
-    tested = {method.name: _of(method, records) for method in study.methods}
+    tested = {method.name: by_every_seed(method.name, records) for method in study.methods}
     tested = {name: mine for name, mine in tested.items() if mine}
     columns = [
         name for name in study.show if all(name in next(iter(mine[0].test.values())) for mine in tested.values())
@@ -107,11 +107,15 @@ def _section(study: Study, records: list[Record], plots: Path | None) -> str:
         for column in chosen_columns:
             chosen = np.array([it.test[f"{it.bias_removal:g}"][column] for it in mine])
             cells.append(f"{_cell(column, chosen)} (λ = {mine[0].bias_removal:g})" if name != POPULARITY else "–")
+        if "all" in tested:
+            plain = tested.get(f"all{name[name.find(',') :]}" if "," in name else "all", tested["all"])
+            cells.append(_ratio(columns[0], mine, plain))
         if study.timed:
             cells.append("–" if name == POPULARITY else f"{np.mean([it.seconds for it in mine]):.0f}")
         choice = ", ".join(f"{_name(key)} {value:g}" for key, value in mine[0].choice.items())
         rows.append([name, *cells, choice or "–"])
     head = ["method", *map(_name, columns), *(f"{_name(column)} at the chosen λ" for column in chosen_columns)]
+    head += [f"{_name(columns[0])} ÷ all"] if "all" in tested else []
     head += ["CPU s"] if study.timed else []
     missing = [method.name for method in study.methods if method.name not in tested]
     lines = [f"#### {study.name.partition('.')[2]}\n{_note(study, records)}", table([*head, "chosen"], rows)]
@@ -129,11 +133,6 @@ def _lambda(study: Study, record: Record, column: str) -> str:
     return f"{record.bias_removal if study.shown_at == 'chosen' else study.grid[0]:g}"
 
 
-def _of(method: Method, records: list[Record]) -> list[Record]:
-    """Records of a method that were measured on test, by seed."""
-    return sorted((it for it in records if it.method == method.name and it.test), key=lambda it: it.seed)
-
-
 def _note(study: Study, records: list[Record]) -> str:
     chosen = (
         "as trained (λ = 0)" if study.shown_at == "trained" else "at the λ that validation chose, likelihoods at λ = 1"
@@ -142,6 +141,12 @@ def _note(study: Study, records: list[Record]) -> str:
         f"{study.note[0].upper()}{study.note[1:]}. {records[0].pairs:,} training pairs, {records[0].labels:,} labels. "
         f"Means of {len(SEEDS)} seeds, {chosen}; chosen by {_name(study.choose_by)} on validation."
     )
+
+
+def _ratio(column: str, mine: list[Record], plain: list[Record]) -> str:
+    """Means as multiples, as [Re19 Table 2] prints them."""
+    ours, theirs = (np.mean([it.test["0"][column] for it in records]) for records in (mine, plain))
+    return f"{ours / theirs:.2f}"
 
 
 def _cell(column: str, values: Float64) -> str:

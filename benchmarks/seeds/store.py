@@ -6,13 +6,14 @@ import base64
 import hashlib
 import json
 import zlib
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.seeds.study import Method, Study
+from benchmarks.seeds.study import POPULARITY, SEEDS, Method, Study
 from longtail.bundle import replace_file
 from longtail.bundle.arrays import Float64
 
@@ -66,6 +67,12 @@ def protocol_of(study: Study, method: Method) -> str:
         study.choose_by, study.grid, study.show, study.compare, study.timed,
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
+
+
+def by_every_seed(method: str, records: Iterable[Record]) -> list[Record]:
+    """A method's records that were measured on test, by seed; none before every seed was, but for popularity."""
+    mine = sorted((it for it in records if it.method == method and it.test), key=lambda it: it.seed)
+    return mine if method == POPULARITY or [it.seed for it in mine] == list(SEEDS) else []
 
 
 class Store:

@@ -12,7 +12,7 @@ from benchmarks.seeds.papers_data import papers_data
 from benchmarks.seeds.run import climb
 from benchmarks.seeds.store import Record, Store, pack_values, protocol_of, unpack_values
 from benchmarks.seeds.studies import studies
-from benchmarks.seeds.study import FULL, POPULARITY, Ladder, Method
+from benchmarks.seeds.study import FULL, POPULARITY, SEEDS, Ladder, Method
 from longtail.bundle import Augmentation
 from longtail.trainer.evaluation.metrics import Bootstrap, Positives, metrics_of
 from longtail.trainer.evaluation.ranking import LabelSide
@@ -65,7 +65,9 @@ def record(method: str, seed: int, values: list[float], **more: object) -> Recor
 
 
 def test_a_finding_is_the_lead_of_the_method_the_paper_has_ahead() -> None:
-    records = [record("a", 0, [1, 0, 1, 1]), record("b", 0, [0, 0, 1, 0])]
+    records = [
+        record(method, seed, values) for method, values in (("a", [1, 0, 1, 1]), ("b", [0, 0, 1, 0])) for seed in SEEDS
+    ]
 
     ahead = estimate_of(Finding("", "", "s", "a", "b", "precision@1"), records)
     behind = estimate_of(Finding("", "", "s", "b", "a", "precision@1"), records)
@@ -74,11 +76,13 @@ def test_a_finding_is_the_lead_of_the_method_the_paper_has_ahead() -> None:
     assert behind is not None
     assert (ahead.lead, behind.lead) == (0.5, -0.5)
     assert estimate_of(Finding("", "", "s", "a", "c", "precision@1"), records) is None
+    assert estimate_of(Finding("", "", "s", "a", "b", "precision@1"), records[:-1]) is None  # b lacks a seed
 
 
 def test_of_errors_the_lower_one_leads() -> None:
-    records = [record("a", 0, []), record("b", 0, [])]
-    for it, error in zip(records, (0.25, 0.75), strict=True):
+    records = [record(method, seed, []) for method in ("a", "b") for seed in SEEDS]
+    for it in records:
+        error = 0.25 if it.method == "a" else 0.75
         it.values = {"balanced_error@1@0": pack_values(np.full(4, error))}
 
     estimate = estimate_of(Finding("", "", "s", "a", "b", "balanced_error@1"), records)
@@ -89,10 +93,13 @@ def test_of_errors_the_lower_one_leads() -> None:
 
 def test_in_time_the_other_method_is_taken_where_it_was_by_then() -> None:
     """b's moments end at 4, 8 and 12 seconds; a took 10."""
-    slow = record("b", 0, [1, 1], curve=[{"seconds": 4.0}, {"seconds": 8.0}, {"seconds": 12.0}])
-    slow.values |= {f"precision@1#{at}": pack_values(np.full(2, value)) for at, value in enumerate((0, 0.25, 1))}
+    records = [record("a", seed, [1, 1]) for seed in SEEDS]
+    for seed in SEEDS:
+        slow = record("b", seed, [1, 1], curve=[{"seconds": 4.0}, {"seconds": 8.0}, {"seconds": 12.0}])
+        slow.values |= {f"precision@1#{at}": pack_values(np.full(2, value)) for at, value in enumerate((0, 0.25, 1))}
+        records.append(slow)
 
-    estimate = estimate_of(Finding("", "", "s", "a", "b", "precision@1", in_time=True), [record("a", 0, [1, 1]), slow])
+    estimate = estimate_of(Finding("", "", "s", "a", "b", "precision@1", in_time=True), records)
 
     assert estimate is not None
     assert estimate.lead == 0.75
