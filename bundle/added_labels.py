@@ -92,7 +92,7 @@ class AddedLabels:
 
 
 def joined(column: Float32 | None, more: Float32 | None) -> Float32 | None:
-    """A column that a bundle may lack, and its continuation."""
+    """A column [L] that a bundle may lack, and its continuation [M]."""
     return None if column is None or more is None else np.concatenate([column, more])
 
 

@@ -71,6 +71,7 @@ class AsyncClient:
         features: Features | None = None,
         k: int | None = None,
         bias_removal: float | None = None,
+        popularity: float | None = None,
         exclude: Collection[LabelId] = (),
         allow: Collection[LabelId] | None = None,
         buckets: Collection[BucketName] | None = None,
@@ -81,7 +82,7 @@ class AsyncClient:
 
         Args:
             queries: one or several; or none, and the parts of a single one (see `Query`) in its place:
-            features, k, bias_removal, exclude, allow, buckets: those parts.
+            features, k, bias_removal, popularity, exclude, allow, buckets: those parts.
             release: answer from this release, if the service still has it loaded; None: from the current one.
             preview: nobody will see the answer: it counts in no exposure, drift or recall.
 
@@ -91,7 +92,7 @@ class AsyncClient:
             NotFoundError: `unknown_release`.
             LongtailError: the service refused, or did not answer.
         """
-        asked = queries_json(queries, features, selection_json(k, bias_removal, exclude, allow, buckets))
+        asked = queries_json(queries, features, selection_json(k, bias_removal, popularity, exclude, allow, buckets))
         return await self._send(
             Call("POST", "/v1/retrieve", Answer, {"queries": asked, **options_json(release, preview)})
         )
@@ -102,6 +103,7 @@ class AsyncClient:
         *,
         k: int | None = None,
         bias_removal: float | None = None,
+        popularity: float | None = None,
         exclude: Collection[LabelId] = (),
         allow: Collection[LabelId] | None = None,
         buckets: Collection[BucketName] | None = None,
@@ -113,7 +115,7 @@ class AsyncClient:
         Args:
             ids: one label, or several.
             k, exclude, allow, buckets: as in `Query`.
-            bias_removal: None means 0 here: nearness, not popularity.
+            bias_removal, popularity: None means 0 here: nearness, not popularity.
             release, preview: as for `retrieve`.
 
         Raises:
@@ -122,7 +124,7 @@ class AsyncClient:
             LongtailError: the service refused, or did not answer.
         """
         asked = {"id": ids} if isinstance(ids, str | int) else {"ids": list(ids)}
-        selection = selection_json(k, bias_removal, exclude, allow, buckets)
+        selection = selection_json(k, bias_removal, popularity, exclude, allow, buckets)
         return await self._send(
             Call("POST", "/v1/similar", Answer, {**asked, **selection, **options_json(release, preview)})
         )
@@ -190,7 +192,7 @@ class AsyncClient:
         return await self._send(Call("POST", "/v1/feedback", Accepted, body, repeatable=False))
 
     async def release(self) -> dict[str, Any]:
-        """The release being served: its model, the curve over λ, the features of a query and an example.
+        """The release being served: its model, the curve over λ and μ, the features of a query and an example.
 
         Raises:
             LongtailError: the service did not answer.

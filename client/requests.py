@@ -28,10 +28,11 @@ class Query:
     Args:
         features: what the query tower reads; None or absent means missing.
         k: labels wanted; None: the service's default.
-        bias_removal: λ of `u·v/T + b + λ·log p_n` [METHODS §6]; None: the release's default.
+        bias_removal: λ of `u·v/T + b + λ·log ν + μ·log π` [METHODS §6]; None: the release's default.
         exclude: ids never to answer.
         allow: if given, only these ids may be answered; empty allows none.
         buckets: if given, only labels of these frequency buckets may be answered.
+        popularity: μ of the same: above 0 favours frequent labels, below 0 rare ones; None: the release's default.
     """
 
     features: Features
@@ -40,10 +41,11 @@ class Query:
     exclude: Collection[LabelId] = ()
     allow: Collection[LabelId] | None = None
     buckets: Collection[BucketName] | None = None
+    popularity: float | None = None
 
     def json(self) -> dict[str, Any]:
         """The query as the service reads it; raises TypeError as `selection_json`."""
-        selected = selection_json(self.k, self.bias_removal, self.exclude, self.allow, self.buckets)
+        selected = selection_json(self.k, self.bias_removal, self.popularity, self.exclude, self.allow, self.buckets)
         return {"features": dict(self.features), **selected}
 
 
@@ -95,16 +97,18 @@ class Interaction:
         labels: ids of what was chosen.
         bias_removal: λ at which the service is measured; None: the release's default.
         exclude: ids that would not have been answered.
+        popularity: μ at which the service is measured; None: the release's default.
     """
 
     features: Features
     labels: Collection[LabelId]
     bias_removal: float | None = None
     exclude: Collection[LabelId] = ()
+    popularity: float | None = None
 
     def json(self) -> dict[str, Any]:
         """The event as the service reads it; raises TypeError if labels or exclude is one string."""
-        selected = selection_json(None, self.bias_removal, self.exclude, None, None)
+        selected = selection_json(None, self.bias_removal, self.popularity, self.exclude, None, None)
         return {"features": dict(self.features), "labels": _several("labels", self.labels), **selected}
 
 
@@ -149,11 +153,12 @@ def queries_json(
 def selection_json(
     k: int | None,
     bias_removal: float | None,
+    popularity: float | None,
     exclude: Collection[LabelId],
     allow: Collection[LabelId] | None,
     buckets: Collection[BucketName] | None,
 ) -> dict[str, Any]:
-    """Which labels may be answered, how many, and at which λ, without what was left open.
+    """Which labels may be answered, how many, and at which λ and μ, without what was left open.
 
     Raises:
         TypeError: one string where several are expected; its characters would pass for ids.
@@ -161,6 +166,7 @@ def selection_json(
     given = {
         "k": k,
         "bias_removal": bias_removal,
+        "popularity": popularity,
         "exclude": _several("exclude", exclude) or None,
         "allow": None if allow is None else _several("allow", allow),
         "buckets": None if buckets is None else _several("buckets", buckets),

@@ -17,7 +17,7 @@ BucketName = Literal["head", "torso", "tail"]
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """One label of an answer: s_λ = u·v/T + b + λ·log p_n in logits, its frequency bucket, its display columns.
+    """One label of an answer: s = u·v/T + b + λ·log ν + μ·log π in logits, its frequency bucket, its display columns.
 
     `bucket` is a `BucketName`, or another word of a service newer than this client.
     """
@@ -38,12 +38,16 @@ class Unknown:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The answer to one query, best label first; `id` is the label asked about, None in answers of `retrieve`."""
+    """The answer to one query, best label first, and the λ and μ that it was given at.
+
+    `id` is the label asked about, None in answers of `retrieve`; `popularity` is 0 of a service that does not know μ.
+    """
 
     labels: tuple[Label, ...]
     bias_removal: float
     unknown: Unknown
     id: str | None = None
+    popularity: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +63,8 @@ class Answer:
 class CatalogueLabel:
     """What the release knows about one label.
 
-    `count` is in training pairs (0 for an added label), `log_pn` in nats, `bias` in logits (None for a model without).
+    `count` is in training pairs (0 for an added label), `log_pn` and `log_popularity` are log ν and log π in nats (None
+    of a service that gives no log π), `bias` in logits (None for a model without).
     """
 
     id: str
@@ -70,6 +75,7 @@ class CatalogueLabel:
     display: dict[str, Any]
     release: str
     request_id: str
+    log_popularity: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,7 @@ class Client:
         features: Features | None = None,
         k: int | None = None,
         bias_removal: float | None = None,
+        popularity: float | None = None,
         exclude: Collection[LabelId] = (),
         allow: Collection[LabelId] | None = None,
         buckets: Collection[BucketName] | None = None,
@@ -78,7 +79,7 @@ class Client:
 
         Args:
             queries: one or several; or none, and the parts of a single one (see `Query`) in its place:
-            features, k, bias_removal, exclude, allow, buckets: those parts.
+            features, k, bias_removal, popularity, exclude, allow, buckets: those parts.
             release: answer from this release, if the service still has it loaded; None: from the current one.
             preview: nobody will see the answer: it counts in no exposure, drift or recall.
 
@@ -88,7 +89,7 @@ class Client:
             NotFoundError: `unknown_release`.
             LongtailError: the service refused, or did not answer.
         """
-        asked = queries_json(queries, features, selection_json(k, bias_removal, exclude, allow, buckets))
+        asked = queries_json(queries, features, selection_json(k, bias_removal, popularity, exclude, allow, buckets))
         return self._send(Call("POST", "/v1/retrieve", Answer, {"queries": asked, **options_json(release, preview)}))
 
     def similar(
@@ -97,6 +98,7 @@ class Client:
         *,
         k: int | None = None,
         bias_removal: float | None = None,
+        popularity: float | None = None,
         exclude: Collection[LabelId] = (),
         allow: Collection[LabelId] | None = None,
         buckets: Collection[BucketName] | None = None,
@@ -108,7 +110,7 @@ class Client:
         Args:
             ids: one label, or several.
             k, exclude, allow, buckets: as in `Query`.
-            bias_removal: None means 0 here: nearness, not popularity.
+            bias_removal, popularity: None means 0 here: nearness, not popularity.
             release, preview: as for `retrieve`.
 
         Raises:
@@ -117,7 +119,7 @@ class Client:
             LongtailError: the service refused, or did not answer.
         """
         asked = {"id": ids} if isinstance(ids, str | int) else {"ids": list(ids)}
-        selection = selection_json(k, bias_removal, exclude, allow, buckets)
+        selection = selection_json(k, bias_removal, popularity, exclude, allow, buckets)
         return self._send(Call("POST", "/v1/similar", Answer, {**asked, **selection, **options_json(release, preview)}))
 
     def label(self, id: LabelId) -> CatalogueLabel:
@@ -183,7 +185,7 @@ class Client:
         return self._send(Call("POST", "/v1/feedback", Accepted, body, repeatable=False))
 
     def release(self) -> dict[str, Any]:
-        """The release being served: its model, the curve over λ, the features of a query and an example.
+        """The release being served: its model, the curve over λ and μ, the features of a query and an example.
 
         Raises:
             LongtailError: the service did not answer.

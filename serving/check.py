@@ -9,6 +9,7 @@ from time import perf_counter
 
 import numpy as np
 
+from longtail.bundle.manifest import dial_words
 from longtail.index import Releases
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import Query
@@ -31,12 +32,18 @@ def check_release(path: Path) -> Iterator[str]:
     dial = manifest.bias_removal
     k = min(_K, manifest.labels)
     example = retriever.release_json()["example"]
-    for bias_removal in sorted({dial.minimum, dial.default, dial.maximum}):
-        retrieval = retriever.retrieve([Query(features=example, k=k, bias_removal=bias_removal)])
+    places = [(value, 0.0) for value in sorted({dial.minimum, dial.default, dial.maximum})]
+    if manifest.kappa_popularity is not None or dial.noise == "p_n(y|x)":
+        prior = manifest.popularity
+        weights = {prior.minimum, prior.default, prior.maximum} - {0.0}
+        places += [(dial.default, weight) for weight in sorted(weights)]
+    for bias_removal, popularity in places:
+        query = Query(features=example, k=k, bias_removal=bias_removal, popularity=popularity)
+        retrieval = retriever.retrieve([query])
         buckets = np.bincount(retriever.catalogue.buckets(retrieval.rows_N), minlength=3).tolist()
         yield (
-            f"answers at λ = {bias_removal:g}: {len(retrieval.rows_N)} labels, {buckets[0]} head, {buckets[1]} torso, "
-            f"{buckets[2]} tail"
+            f"answers at {dial_words(bias_removal, popularity)}: {len(retrieval.rows_N)} labels, {buckets[0]} head, "
+            f"{buckets[1]} torso, {buckets[2]} tail"
         )
     durations = []
     for _ in range(_QUERIES):
@@ -52,6 +59,6 @@ def check_release(path: Path) -> Iterator[str]:
     else:
         head, torso, tail = baseline.shares
         yield (
-            f"baseline at λ = {baseline.bias_removal:g}, k = {baseline.k}: "
+            f"baseline at {dial_words(baseline.bias_removal, baseline.popularity_weight)}, k = {baseline.k}: "
             f"head {head:.1%}, torso {torso:.1%}, tail {tail:.1%}"
         )

@@ -19,18 +19,12 @@ from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.errors import CheckpointError
 
 _STATE = "state.json"
-_ADDED = {"optimizer": ("dense", "momentum", "embedding_momentum", "l2", "milestones", "decay")}
-"""Fields that sections of a recipe gained. Their defaults are what was done before, and leave a run the one it was."""
 
 
 def identity_of(recipe: Recipe, dataset: Dataset) -> str:
     """Hex sha256 of all that a run's course depends on: the recipe without its paths, and the data."""
     settings = recipe.model_dump(mode="json", exclude={"name": True, "data": True})
     settings["reduction"] = recipe.data.reduction
-    for section, names in _ADDED.items():
-        changed = getattr(recipe, section).model_dump(include=set(names), exclude_defaults=True)
-        for name in set(names) - set(changed):
-            del settings[section][name]
     content = json.dumps(settings, sort_keys=True) + dataset.fingerprint()
     return hashlib.sha256(content.encode()).hexdigest()
 

@@ -15,11 +15,14 @@ class TrainingHistory:
         losses: mean training loss of every epoch, nats.
         metrics: the validation metric after an epoch, by epoch (from 1).
         best_epoch: epoch of the highest metric; the last one where nothing was validated.
+        tree_penalties: mean log p_n(y|x) of held-out pairs, nats, by the λ_n that was tried for the tree, where it was
+            chosen by cross-validation: the best was taken.
     """
 
     losses: list[float] = field(default_factory=list)
     metrics: dict[int, float] = field(default_factory=dict)
     best_epoch: int = 0
+    tree_penalties: dict[float, float] = field(default_factory=dict)
 
 
 def best_of(curve: list[CurvePoint], metric: str) -> CurvePoint:

@@ -95,8 +95,16 @@ def fit(
 def export_checkpoint(recipe: Recipe, work: Path, out: Path, reporter: Reporter) -> Bundle:
     """Write a bundle from the newest checkpoint of an unfinished job, as it stands.
 
+    Args:
+        recipe: of the job.
+        work: the job's `OUT.work`.
+        out: directory to write; must not exist.
+        reporter: shows progress and the table of figures.
+
     Raises:
+        BundleExistsError: `out` is already there; raised before any work.
         CheckpointError: there is no checkpoint, or it is of another recipe or other data.
+        DataError, ExportError: what is wrong with the data, or with the export.
     """
     refuse_existing(out)
     dataset = load_dataset(recipe.data, seed=recipe.seed, strings=recipe.string_columns)
@@ -111,6 +119,9 @@ def choose_dial(trained: Trained, dataset: Dataset) -> Dial:
     """The λ, and the μ at that λ, of the best metric on valid, with the curve there.
 
     Without valid, μ is 0 and λ the recipe's, or else what undoes the training in theory [METHODS §9].
+
+    Raises:
+        DataError: as `curve_of`.
     """
     config, noise = trained.recipe.evaluation, trained.noise()
     curve: list[CurvePoint] = []
@@ -152,6 +163,9 @@ def curve_of(
         known: what a query has seen.
         config: what to measure.
         settings: by default the grid of λ at μ = 0.
+
+    Raises:
+        DataError: no held-out pair is left to find, or a metric over more labels than there are.
     """
     features = trained.encoding.query.with_history(known)
     return bias_removal_curve(
@@ -164,6 +178,7 @@ def curve_of(
         seed=trained.recipe.seed,
         settings=settings,
         log_proposal=log_proposal_of(trained.model.proposal, features),
+        calibrated_at=trained.recipe.loss.calibrated_at,
     )
 
 
@@ -176,6 +191,10 @@ def finish(trained: Trained, dataset: Dataset, dial: Dial, history: TrainingHist
         dial: λ and μ as chosen on valid.
         history: of the run that was validated, for the report.
         reporter: where to print.
+
+    Raises:
+        DataError: as `curve_of`.
+        ExportError: a tower is too large for ONNX, or computes something else there.
     """
     recipe = trained.recipe
     if len(dataset.test):

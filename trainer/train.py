@@ -13,7 +13,7 @@ import keras
 import numpy as np
 from tensorboard.summary import Writer
 
-from longtail.bundle import CurvePoint, Proposal, log_frequencies
+from longtail.bundle import CurvePoint, log_frequencies
 from longtail.bundle.arrays import Float32, Float64, Int32
 from longtail.trainer import backend
 from longtail.trainer.checkpoint import Checkpoints, identity_of
@@ -36,8 +36,8 @@ from longtail.trainer.losses.implied_noise import implied_noise, name_of_noise, 
 from longtail.trainer.model.step import TrainStep, check_negatives
 from longtail.trainer.model.two_tower import TwoTower
 from longtail.trainer.progress import Reporter
-from longtail.trainer.sampling.conditional import TREE_DIMS, TREE_PENALTY
-from longtail.trainer.sampling.proposal import fit_proposal, read_or_fit_proposal
+from longtail.trainer.sampling.conditional import TREE_DIMS, penalties_of
+from longtail.trainer.sampling.proposal import FittedTree, fit_proposal, read_or_fit_proposal
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,8 @@ class Trained:
         log_miss = None
         if sampler.log_miss is not None:
             log_miss = keras.ops.convert_to_numpy(sampler.log_miss(keras.ops.convert_to_tensor(log_q)))
-        return implied_noise(self.recipe.loss.objective(), log_pi, log_q, log_miss)
+        loss = self.recipe.loss
+        return implied_noise(loss.objective(), log_pi, log_q, log_miss, reweight=loss.reweight)
 
     def noise(self) -> Noise:
         """What the λ of this model removes."""
@@ -160,8 +161,8 @@ def prepare_run(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path) ->
         )
     steps_per_epoch = visits // batch_size
     identity = identity_of(recipe, dataset)
-    proposal = _proposal(recipe, dataset, encoding, work / f"proposal-{identity[:16]}.npz")
-    model = TwoTower(recipe, encoding, len(dataset.label_ids), proposal)
+    tree = _tree(recipe, dataset, encoding, work / f"proposal-{identity[:16]}.npz")
+    model = TwoTower(recipe, encoding, len(dataset.label_ids), None if tree is None else tree.proposal)
     train_step = TrainStep(
         model,
         dataset.label_visits(one_label_per_query=sampled),
@@ -169,13 +170,14 @@ def prepare_run(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path) ->
         total_steps=epochs * steps_per_epoch,
         pairs=len(dataset.train),
     )
-    trained = Trained(recipe, dataset, encoding, model, train_step, TrainingHistory())
+    held_out = {} if tree is None else tree.held_out
+    trained = Trained(recipe, dataset, encoding, model, train_step, TrainingHistory(tree_penalties=held_out))
     checkpoints = Checkpoints(work, f"{identity}-{epochs}")
     state = checkpoints.load("latest", train_step.variables)
     if state is None:
         return Run(trained, checkpoints, batch_size, steps_per_epoch, 0, 0, 0.0)
     metrics = {int(epoch): metric for epoch, metric in state["history"]["metrics"].items()}
-    history = TrainingHistory(state["history"]["losses"], metrics, state["history"]["best_epoch"])
+    history = TrainingHistory(state["history"]["losses"], metrics, state["history"]["best_epoch"], held_out)
     trained = replace(trained, history=history)
     return Run(trained, checkpoints, batch_size, steps_per_epoch, state["epoch"], state["step"], state["loss"])
 
@@ -202,6 +204,10 @@ def train(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path, logs: Pa
     trained, checkpoints, batch_size, steps = run.trained, run.checkpoints, run.batch_size, run.steps_per_epoch
     train_step, history, validating = trained.step, trained.history, len(dataset.valid) > 0
     known = KnownPositives.of(dataset.train) if recipe.loss.resolved_hits == "mask_known" else None
+
+    if history.tree_penalties:
+        tried = ", ".join(f"{log_p:.4f} at {penalty:g}" for penalty, log_p in history.tree_penalties.items())
+        reporter.say(f"Tree: λ_n by held-out log p_n, nats: {tried}")
 
     def save(kind: str, epoch: int, step: int, loss: float) -> None:
         checkpoints.save(
@@ -258,7 +264,7 @@ def train(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path, logs: Pa
     return trained
 
 
-def _proposal(recipe: Recipe, dataset: Dataset, encoding: Encoding, path: Path) -> Proposal | None:
+def _tree(recipe: Recipe, dataset: Dataset, encoding: Encoding, path: Path) -> FittedTree | None:
     """The tree that `adversarial` draws from, kept at `path`; None for any other sampler."""
     sampler = recipe.loss.sampler
     if sampler.name != "adversarial":
@@ -273,7 +279,7 @@ def _proposal(recipe: Recipe, dataset: Dataset, encoding: Encoding, path: Path) 
             vocabulary_rows=encoding.vocabulary_rows,
             labels=len(dataset.label_ids),
             dims=sampler.dims or TREE_DIMS,
-            penalty=sampler.penalty or TREE_PENALTY,
+            penalties=penalties_of(sampler.penalty),
             query_id=recipe.data.query_id,
         ),
     )
@@ -293,6 +299,7 @@ def _validate(trained: Trained) -> list[CurvePoint]:
         max_queries=config.max_valid_queries,
         settings=trained.noise().quick(),
         log_proposal=log_proposal_of(trained.model.proposal, trained.encoding.query),
+        calibrated_at=trained.recipe.loss.calibrated_at,
     )
 
 

@@ -57,4 +57,5 @@ def _measure_baseline_of(release: Release) -> Baseline | None:
     bias_removal_B, popularity_B = (np.full(queries, weight, np.float32) for weight in (bias_removal, popularity))
     batch = Batch(queries_BD, {}, bias_removal_B, popularity_B, [None] * queries, k)
     scores_BK, rows_BK = IndexRanker(release.searcher, bundle.augmentation).rank(batch)
-    return measure_baseline(scores_BK, rows_BK, bundle.labels.buckets, bundle.labels.counts, bias_removal, k)
+    labels = bundle.labels
+    return measure_baseline(scores_BK, rows_BK, labels.buckets, labels.counts, bias_removal, k, popularity)

@@ -333,6 +333,7 @@ def _answered_batch(retriever: Retriever, searches: Sequence[_Search], retrieval
         request_ids=[search.request_id for search in searches for _ in range(search.queries)],
         places=[place for search in searches for place in range(search.queries)],
         bias_removal_B=retrieval.bias_removal_B,
+        popularity_B=retrieval.popularity_B,
         fingerprints_N=catalogue.fingerprints(rows_N),
         rows_N=catalogue.catalogue_rows(rows_N),
         scores_N=retrieval.scores_N,

@@ -1,9 +1,12 @@
-// The dial's offline curve: what each λ costs and gives, with the default and today's mean setting.
+// The dial's offline curve at μ = 0: what each λ costs and gives, with the default and today's mean setting.
 
-function dial(view, { bias_removal: { default: preset, curve, chosen_by: chosen, curve_split: split } }) {
+function dial(view, { bias_removal, popularity }) {
+  const { default: preset, chosen_by: chosen, curve_split: split } = bias_removal;
+  const curve = bias_removal.curve.filter((point) => !point.popularity);
   const now = view.window.bias_removal;
+  const prior = popularity.default ? ` with μ ${lambda(popularity.default)}` : "";
   const today = known(now) ? `Mean λ in ${view.words}: ${lambda(now)}; the` : "The";
-  const setting = `${today} default is ${lambda(preset)}, chosen by ${chosen}.`;
+  const setting = `${today} default is ${lambda(preset)}${prior}, chosen by ${chosen}.`;
   const charts = byId("dial-charts");
   if (!curve.length) {
     say(byId("dial-lead"), setting);

@@ -1,9 +1,9 @@
-// The query box: one request asks at the slider's λ and at the default, so that each label's move can be shown.
+// The query box: one request asks at the form's λ and μ and at the defaults, so that each label's move can be shown.
 
 const PAUSE = 120; // ms without a change before the service is asked
 const asked = { sent: 0, shown: 0, timer: 0, release: null, failed: false };
 
-/** Prepares the box for a release: its example, unless the operator wrote something, and its range of λ. */
+/** Prepares the box for a release: its example, unless the operator wrote something, and its ranges of λ and μ. */
 function prepareQuery(release) {
   if (asked.release?.name === release.name) {
     if (asked.failed) ask();
@@ -15,6 +15,9 @@ function prepareQuery(release) {
   const untouched = !asked.release || Number(slider.value) === asked.release.bias_removal.default;
   Object.assign(slider, { min: minimum, max: maximum });
   if (untouched) slider.value = preset;
+  const mu = byId("mu");
+  if (!asked.release || Number(mu.value) === asked.release.popularity.default) mu.value = release.popularity.default;
+  Object.assign(mu, { min: release.popularity.minimum, max: release.popularity.maximum });
   asked.release = release;
   drawScale(release.bias_removal);
   ask();
@@ -61,8 +64,11 @@ function queries() {
   if (!Number.isInteger(k) || k < 1)
     throw new Error(`k: expected a whole number from 1, received "${byId("k").value}".`);
   const λ = Number(byId("lambda").value);
-  const preset = asked.release.bias_removal.default;
-  return (λ === preset ? [λ] : [λ, preset]).map((bias_removal) => ({ features, k, bias_removal }));
+  const μ = Number(byId("mu").value);
+  const { bias_removal, popularity } = asked.release;
+  const preset = { features, k, bias_removal: bias_removal.default };
+  if (μ !== popularity.default) return [{ ...preset, bias_removal: λ, popularity: μ }, preset];
+  return λ === preset.bias_removal ? [preset] : [{ ...preset, bias_removal: λ }, preset];
 }
 
 async function ask() {
@@ -103,7 +109,7 @@ function written(value) {
   return typeof value === "object" ? JSON.stringify(value) : String(value);
 }
 
-/** How far a label came against the default λ. */
+/** How far a label came against the defaults. */
 function move(rank, before) {
   if (before < 0) return el("span", { class: "move new" }, "new");
   if (before === rank) return el("span", { class: "move" });
@@ -118,11 +124,14 @@ function move(rank, before) {
   );
 }
 
-function showAnswer({ results: [{ labels, bias_removal }, preset] }) {
+const dials = ({ bias_removal, popularity }) => lambda(bias_removal) + (popularity ? `, μ ${lambda(popularity)}` : "");
+
+function showAnswer({ results: [result, preset] }) {
+  const { labels } = result;
   const before = new Map((preset?.labels ?? labels).map(({ id }, rank) => [id, rank]));
   const parts = BUCKETS.map((bucket) => `${labels.filter((label) => label.bucket === bucket).length} ${bucket}`);
-  const moves = preset ? `; moves against the default, ${lambda(preset.bias_removal)}` : ", the default";
-  const summary = `${parts.join(" · ")} at λ ${lambda(bias_removal)}${moves}`;
+  const moves = preset ? `; moves against the default, ${dials(preset)}` : ", the default";
+  const summary = `${parts.join(" · ")} at λ ${dials(result)}${moves}`;
   say(byId("answer-summary"), labels.length ? summary : "No label is eligible for this query.");
   byId("strip").replaceChildren(...labels.map(({ bucket }) => el("i", { class: bucket })));
   byId("results").replaceChildren(
@@ -143,9 +152,13 @@ function showAnswer({ results: [{ labels, bias_removal }, preset] }) {
 
 byId("features").addEventListener("input", askSoon);
 byId("lambda").addEventListener("input", askSoon);
+byId("mu").addEventListener("input", askSoon);
 byId("k").addEventListener("input", askSoon);
 byId("default").addEventListener("click", () => {
-  if (asked.release) byId("lambda").value = asked.release.bias_removal.default;
+  if (asked.release) {
+    byId("lambda").value = asked.release.bias_removal.default;
+    byId("mu").value = asked.release.popularity.default;
+  }
   ask();
 });
 byId("ask").addEventListener("submit", (event) => {

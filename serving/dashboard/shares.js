@@ -10,7 +10,7 @@ function shares(view) {
   const usual = data.baseline?.popularity;
   figures(byId("totals"), [
     ["Queries", count(window.queries)],
-    ["Mean λ", lambda(window.bias_removal)],
+    ["Mean λ", lambda(window.bias_removal), window.popularity_weight ? `μ ${lambda(window.popularity_weight)}` : ""],
     ["Coverage", percent(window.coverage), "of all labels"],
     ["Gini", fixed(window.gini, 2)],
     [

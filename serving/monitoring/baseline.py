@@ -32,6 +32,7 @@ class Baseline:
         popularity: mean training pairs of the answered labels.
         score_edges: nine deciles of the scores, ascending.
         score_shares: of the scores between them, ten; near 1/10 each, unless scores tie.
+        popularity_weight: μ of the retrieval.
     """
 
     bias_removal: float
@@ -40,11 +41,13 @@ class Baseline:
     popularity: float
     score_edges: tuple[float, ...]
     score_shares: tuple[float, ...]
+    popularity_weight: float = 0.0
 
     def report_json(self) -> dict[str, Any]:
         """As GET /v1/monitoring shows it."""
         return {
             "bias_removal": self.bias_removal,
+            "popularity_weight": self.popularity_weight,
             "k": self.k,
             "shares": dict(zip(BUCKET_NAMES, self.shares, strict=True)),
             "popularity": self.popularity,
@@ -71,6 +74,7 @@ def measure_baseline(
     counts_L: Int64,
     bias_removal: float,
     k: int,
+    popularity_weight: float = 0.0,
 ) -> Baseline | None:
     """The baseline from a retrieval of calibration queries; None if it returned nothing.
 
@@ -81,6 +85,7 @@ def measure_baseline(
         counts_L: training pairs of every label.
         bias_removal: λ of the retrieval, the same for all queries.
         k: K.
+        popularity_weight: μ of the retrieval, the same for all queries.
     """
     listed_BK = rows_BK >= 0
     rows_N, scores_N = rows_BK[listed_BK], scores_BK[listed_BK].astype(np.float64)
@@ -96,6 +101,7 @@ def measure_baseline(
         popularity=float(counts_L[rows_N].mean()),
         score_edges=tuple(edges.tolist()),
         score_shares=tuple((in_decile / len(rows_N)).tolist()),
+        popularity_weight=float(popularity_weight),
     )
 
 

@@ -56,6 +56,7 @@ def _exposure(report: Mapping[str, Any] | None) -> Iterator[Metric]:
             "gini": "Gini coefficient of the labels' exposures.",
             "popularity": "Mean training pairs of the answered labels.",
             "bias_removal_mean": "Mean λ of the queries.",
+            "popularity_weight_mean": "Mean μ of the queries.",
         }.items()
     }
     for bucket in BUCKET_NAMES:
@@ -71,6 +72,7 @@ def _exposure(report: Mapping[str, Any] | None) -> Iterator[Metric]:
         by_window["gini"].add_metric([window], _at(figures, "gini"))
         by_window["popularity"].add_metric([window], _at(figures, "popularity"))
         by_window["bias_removal_mean"].add_metric([window], _at(figures, "bias_removal"))
+        by_window["popularity_weight_mean"].add_metric([window], _at(figures, "popularity_weight"))
     yield from (share, baseline, coverage, *by_window.values())
 
 

@@ -26,6 +26,7 @@ class AnsweredBatch:
         request_ids: one per query; queries of one request share it.
         places: every query's place in its request, from 0.
         bias_removal_B: λ of every query, float32 [B].
+        popularity_B: μ of every query, float32 [B].
         fingerprints_N: `fingerprints` of the answered labels' ids, all queries one after the other, best first.
         rows_N: their rows, int64 [N]; L and above are labels added since, which have no per-label count.
         scores_N: scores as answered, float32 [N].
@@ -38,6 +39,7 @@ class AnsweredBatch:
     request_ids: Sequence[str]
     places: Sequence[int]
     bias_removal_B: Float32
+    popularity_B: Float32
     fingerprints_N: npt.NDArray[np.uint32]
     rows_N: Int64
     scores_N: Float32

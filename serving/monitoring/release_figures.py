@@ -30,6 +30,9 @@ EXPOSURES = slice(3, 3 + BUCKETS)
 SCORES = slice(EXPOSURES.stop, EXPOSURES.stop + DECILES)
 ANSWERS = Layout("answers", MINUTES, SCORES.stop, "float64", 60)
 
+PRIORS = Layout("priors", MINUTES, 1, "float64", 60)
+"""Sum of μ, in a ring of its own: the answers' is older, and another layout would put aside what it holds."""
+
 # Columns of the requests' ring.
 REQUESTS, ERRORS, SHED = range(3)
 LATENCY = slice(3, 3 + LATENCY_BINS)
@@ -72,7 +75,7 @@ WINDOWS = (TimeWindow("5m", 300, 60), TimeWindow("1h", 3600, 600), TimeWindow("2
 
 
 class ReleaseFigures:
-    """Counts one release's answers and requests. Thread-safe; takes 76·L + 710,000 bytes of disk.
+    """Counts one release's answers and requests. Thread-safe; takes 76·L + 737,000 bytes of disk.
 
     Args:
         directory: existing directory of the release's rings.
@@ -90,6 +93,7 @@ class ReleaseFigures:
         self.labels = len(buckets_L)
         self._edges = None if baseline is None else np.array(baseline.score_edges)
         self._answers = Ring(directory, ANSWERS, worker)
+        self._priors = Ring(directory, PRIORS, worker)
         self._tiles = [Ring(directory, window.tiles(self.labels), worker) for window in WINDOWS]
         self._traffic = Ring(directory, TRAFFIC, worker)
         # Single numbers are added to a memoryview in a fifth of the time that an array takes.
@@ -112,6 +116,8 @@ class ReleaseFigures:
         with self._answers_lock:
             row = self._answers.counts_at(ANSWERS.period(now))
             row += counts
+            weight = self._priors.counts_at(PRIORS.period(now))
+            weight += answered.popularity_B.sum(dtype=np.float64)
             for ring in self._tiles:
                 np.add.at(ring.counts_at(ring.layout.period(now)), rows_N, _ONE)
 
@@ -133,6 +139,12 @@ class ReleaseFigures:
         """Columns of ANSWERS over all workers, none from before the minute of `since`, float64."""
         arrays = worker_arrays(self.directory, ANSWERS, self._answers)
         return total(arrays, ANSWERS, now, window.minutes, since=since)
+
+    def popularity_weight_in(self, window: TimeWindow, now: float, *, since: float) -> float:
+        """Sum of μ over all workers' queries, none from before the minute of `since`."""
+        return float(
+            total(worker_arrays(self.directory, PRIORS, self._priors), PRIORS, now, window.minutes, since=since)[0]
+        )
 
     def traffic_in(self, window: TimeWindow, now: float, *, since: float) -> Array:
         """Columns of TRAFFIC over all workers, none from before the minute of `since`, float64."""

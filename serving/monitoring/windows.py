@@ -55,6 +55,7 @@ def window_json(
         "seconds": window.seconds,
         "queries": int(answers[QUERIES]),
         "bias_removal": ratio(answers[BIAS_REMOVAL], answers[QUERIES]),
+        "popularity_weight": ratio(figures.popularity_weight_in(window, now, since=since), answers[QUERIES]),
         **_catalogue(exposures, figures, figures.exposures_in(window, now)),
         "popularity": ratio(answers[POPULARITY], exposures.sum()),
         "scores": {"counts": answers[SCORES].astype(int).tolist()},

@@ -14,7 +14,9 @@ import pytest
 from longtail.client import Client, Feedback, Interaction, NewLabel, NoAnswerError, Query
 
 DOCUMENT = Path(__file__).parent.parent.parent / "serving" / "openapi.json"
-EVERYTHING: dict[str, Any] = {"k": 1, "bias_removal": 0.5, "exclude": ["a"], "allow": ["a"], "buckets": ["tail"]}
+EVERYTHING: dict[str, Any] = {
+    "k": 1, "bias_removal": 0.5, "popularity": 0.5, "exclude": ["a"], "allow": ["a"], "buckets": ["tail"],
+}  # fmt: skip
 FREE = ("features", "display")
 """Keys whose values are the user's own JSON."""
 
@@ -48,7 +50,7 @@ CALLS: dict[str, Call] = {
     "restore_label": sent_by("restore_label", "a"),
     "delete_label": sent_by("delete_label", "a"),
     "feedback": sent_by("feedback", Feedback("q", ["a"])),
-    "interactions": sent_by("interactions", Interaction({}, ["a"], bias_removal=0.5, exclude=["a"])),
+    "interactions": sent_by("interactions", Interaction({}, ["a"], bias_removal=0.5, exclude=["a"], popularity=1.0)),
     "release": sent_by("release"),
     "monitoring": sent_by("monitoring"),
     "reload": sent_by("reload"),

@@ -28,17 +28,20 @@ from tests.client.asking import Asker, Script
 Make = Callable[..., Asker]
 LABEL = {"id": "a", "score": 1.5, "bucket": "tail", "display": {"title": "Alpha"}}
 RESULT = {"labels": [LABEL], "bias_removal": 0.5, "unknown": {"exclude": 1, "allow": 0}}
+"""As a service from before μ answers."""
 RETRIEVED = {"results": [RESULT], "release": "r", "request_id": "q", "added_later": 1}
 SIMILAR = {"results": [{**RESULT, "id": "b"}], "release": "r", "request_id": "q"}
 RANKED = (Label("a", 1.5, "tail", {"title": "Alpha"}),)
 ANSWER = Answer((Result(RANKED, 0.5, Unknown(exclude=1, allow=0)),), "r", "q")
 NEAREST = Answer((Result(RANKED, 0.5, Unknown(exclude=1, allow=0), id="b"),), "r", "q")
 DESCRIBED = {"id": "a", "count": 3, "log_pn": -1.5, "bucket": "tail", "bias": None, "display": {}}
+NEWER = {"results": [{**RESULT, "popularity": -0.5}], "release": "r", "request_id": "q"}
+WITH_PRIOR = Answer((Result(RANKED, 0.5, Unknown(exclude=1, allow=0), popularity=-0.5),), "r", "q")
 DESCRIBED |= {"release": "r", "request_id": "q"}
 TAKEN = {"accepted": 2, "request_id": "q"}
 GONE = {"id": "a", "release": "r", "request_id": "q"}
 SWAPPED = {"release": "r", "changed": True, "request_id": "q"}
-PARTS = {"k": 3, "bias_removal": 0.0, "exclude": ["x", 4], "allow": [], "buckets": ["tail"]}
+PARTS = {"k": 3, "bias_removal": 0.0, "popularity": 0.25, "exclude": ["x", 4], "allow": [], "buckets": ["tail"]}
 
 CASES: list[tuple[str, tuple[Any, ...], dict[str, Any], str, dict[str, Any] | None, Any, Any]] = [
     ("retrieve", (), {"features": {}}, "POST /v1/retrieve", {"queries": [{"features": {}}]}, RETRIEVED, ANSWER),
@@ -72,12 +75,30 @@ CASES: list[tuple[str, tuple[Any, ...], dict[str, Any], str, dict[str, Any] | No
         RETRIEVED,
         ANSWER,
     ),
+    (
+        "retrieve",
+        (),
+        {"features": {}, "popularity": -0.5},
+        "POST /v1/retrieve",
+        {"queries": [{"features": {}, "popularity": -0.5}]},
+        NEWER,
+        WITH_PRIOR,
+    ),
     ("similar", ("b",), {}, "POST /v1/similar", {"id": "b"}, SIMILAR, NEAREST),
     ("similar", (4,), {"preview": True}, "POST /v1/similar", {"id": 4, "preview": True}, SIMILAR, NEAREST),
     ("similar", (["b", 4],), PARTS, "POST /v1/similar", {"ids": ["b", 4], **PARTS}, SIMILAR, NEAREST),
     ("label", ("a",), {}, "GET /v1/labels/a", None, DESCRIBED, CatalogueLabel(**DESCRIBED)),
     ("label", (4,), {}, "GET /v1/labels/4", None, DESCRIBED, CatalogueLabel(**DESCRIBED)),
     ("label", ("c/é?#% ",), {}, "GET /v1/labels/c%2F%C3%A9%3F%23%25%20", None, DESCRIBED, CatalogueLabel(**DESCRIBED)),
+    (
+        "label",
+        ("b",),
+        {},
+        "GET /v1/labels/b",
+        None,
+        {**DESCRIBED, "log_popularity": -2.5},
+        CatalogueLabel(**DESCRIBED, log_popularity=-2.5),
+    ),
     ("label", ("..",), {}, "GET /v1/labels/%2E%2E", None, DESCRIBED, CatalogueLabel(**DESCRIBED)),
     ("label", ("a.b",), {}, "GET /v1/labels/a.b", None, DESCRIBED, CatalogueLabel(**DESCRIBED)),
     (
@@ -133,12 +154,12 @@ CASES: list[tuple[str, tuple[Any, ...], dict[str, Any], str, dict[str, Any] | No
     ),
     (
         "interactions",
-        ([Interaction({"u": 1}, ["a"], bias_removal=0.5, exclude=["s"]), Interaction({}, ["b"])],),
+        ([Interaction({"u": 1}, ["a"], bias_removal=0.5, exclude=["s"], popularity=1.0), Interaction({}, ["b"])],),
         {},
         "POST /v1/feedback",
         {
             "events": [
-                {"features": {"u": 1}, "labels": ["a"], "bias_removal": 0.5, "exclude": ["s"]},
+                {"features": {"u": 1}, "labels": ["a"], "bias_removal": 0.5, "popularity": 1.0, "exclude": ["s"]},
                 {"features": {}, "labels": ["b"]},
             ]
         },

@@ -34,15 +34,15 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_retrieve_answers_what_the_route_answers(asker: Make, url: str) -> None:
-    answer = asker(url=url)("retrieve", features=FEATURES, k=5, bias_removal=0.25)
+    answer = asker(url=url)("retrieve", features=FEATURES, k=5, bias_removal=0.25, popularity=0.5)
     assert isinstance(answer, Answer)
-    query = {"features": FEATURES, "k": 5, "bias_removal": 0.25}
+    query = {"features": FEATURES, "k": 5, "bias_removal": 0.25, "popularity": 0.5}
     plain = httpx.post(f"{url}/v1/retrieve", json={"queries": [query]}).json()
     (result,), (expected,) = answer.results, plain["results"]
     assert [(label.id, label.score, label.bucket, label.display) for label in result.labels] == [
         (label["id"], label["score"], label["bucket"], label["display"]) for label in expected["labels"]
     ]
-    assert (answer.release, result.bias_removal, len(result.labels)) == ("first", 0.25, 5)
+    assert (answer.release, result.bias_removal, result.popularity, len(result.labels)) == ("first", 0.25, 0.5, 5)
     assert answer.request_id != plain["request_id"]
 
 
@@ -78,7 +78,7 @@ def test_label_and_release(asker: Make, url: str) -> None:
     label, release = longtail("label", "item-3"), longtail("release")
     assert (label.id, label.display, label.bias, label.release) == ("item-3", {"title": "Title 3"}, None, "first")
     assert label.count >= 1000 // LABELS
-    assert label.log_pn < 0
+    assert label.log_pn == label.log_popularity < 0
     assert (release["name"], release["labels"]) == ("first", LABELS)
     assert len(longtail("retrieve", features=release["example"]).results) == 1
     assert longtail("ready") is True
@@ -97,6 +97,7 @@ def test_any_id_reaches_the_route(asker: Make, url: str, id_: str | int) -> None
     [
         (Query(FEATURES, k=0), "queries.1.k"),
         (Query(FEATURES, bias_removal=99.0), "queries.1.bias_removal"),
+        (Query(FEATURES, popularity=99.0), "queries.1.popularity"),
         (Query({"user": "u3"}), "queries.1.features.user"),
         (Query(FEATURES, buckets=[]), "queries.1.buckets"),
     ],

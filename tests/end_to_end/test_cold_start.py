@@ -25,7 +25,7 @@ from tests.serving.process import ServerProcess, server, until
 
 LABELS = 60
 FEATURES = {"user_id": "u3", "history": ["item-1", "item-2"]}
-MODELS = pytest.mark.parametrize("name", ["first", "dot"])
+MODELS = pytest.mark.parametrize("name", ["first", "dot", "noise"])
 NEW = NewLabel("new/é 1", {"genres": {"g1": 1.0, "g3": 0.5}, "year": -0.5}, {"title": "Neu"})
 
 
@@ -35,7 +35,9 @@ class Reference:
     def __init__(self, bundle: Path) -> None:
         self.temperature = read_manifest(bundle).temperature
         self.towers = {name: ort.InferenceSession(bundle / f"{name}_tower.onnx") for name in ("query", "label")}
-        self.log_pn_L = pq.read_table(bundle / "labels.parquet")["log_pn"].to_numpy()
+        labels = pq.read_table(bundle / "labels.parquet")
+        self.log_pn_L = labels["log_pn"].to_numpy()
+        self.log_pi_L = labels["log_popularity" if "log_popularity" in labels.column_names else "log_pn"].to_numpy()
 
     def query(self) -> np.ndarray:
         """Of FEATURES: u3 is the fourth user, item-1 and item-2 the second and third item; row 0 is for unknown ids."""
@@ -59,19 +61,21 @@ class Reference:
     def new(self) -> np.ndarray:
         return self.label({2: 1.0, 4: 0.5}, -0.5)
 
-    def score(self, label_D: np.ndarray, bias_removal: float) -> float:
-        """u·v/T + λ·log p_n, p_n that of the rarest label; its bias is 0."""
-        return float(self.query() @ label_D / self.temperature + bias_removal * float(self.log_pn_L.min()))
+    def score(self, label_D: np.ndarray, bias_removal: float, popularity: float = 0.0) -> float:
+        """u·v/T + λ·log ν + μ·log π, both those of the rarest label; its bias is 0."""
+        of_label = bias_removal * float(self.log_pn_L.min()) + popularity * float(self.log_pi_L.min())
+        return float(self.query() @ label_D / self.temperature + of_label)
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Releases of different models: `bare` has no label tower, `dot` has label biases, too."""
+    """Releases of different models: `bare` has no label tower, `dot` has label biases, too, `noise` two coordinates."""
     root = tmp_path_factory.mktemp("cold")
     for name, model in (
         ("first", make_bundle(labels=LABELS, label_tower=True)),
         ("second", make_bundle(labels=LABELS, label_tower=True, seed=1)),
         ("dot", make_bundle(labels=LABELS, label_tower=True, cosine=False, bias=True, seed=2)),
+        ("noise", make_bundle(labels=LABELS, label_tower=True, popularity=True, seed=3)),
         ("bare", make_bundle(labels=LABELS)),
     ):
         model.write(root / name)
@@ -111,14 +115,16 @@ def test_a_new_label_is_scored_by_the_formula_at_once(root: Path, tmp_path: Path
         before = everything(longtail, bias_removal=0.25)
         accepted = longtail.add_labels([NEW, NewLabel("plain", {})])
         assert (accepted.accepted, accepted.release) == (2, name)
-        for bias_removal in (-1.0, 0.0, 0.25, 1.0, 2.0):
-            only = longtail.retrieve(features=FEATURES, allow=[NEW.id, "plain"], bias_removal=bias_removal)
-            assert scores(only) == {
-                NEW.id: pytest.approx(reference.score(reference.new(), bias_removal), rel=1e-4, abs=1e-4),
-                "plain": pytest.approx(
-                    reference.score(reference.label({0: 0.0}, 0.5), bias_removal), rel=1e-4, abs=1e-4
-                ),
+        for dials in ((-1.0, 0.0), (0.0, 0.0), (0.25, 0.0), (1.0, 1.0), (2.0, 0.0), (1.5, -0.5), (0.25, 1.5)):
+            bias_removal, popularity = dials
+            only = longtail.retrieve(
+                features=FEATURES, allow=[NEW.id, "plain"], bias_removal=bias_removal, popularity=popularity
+            )
+            by_hand = {
+                NEW.id: reference.score(reference.new(), *dials),
+                "plain": reference.score(reference.label({0: 0.0}, 0.5), *dials),
             }
+            assert scores(only) == pytest.approx(by_hand, rel=1e-4, abs=1e-4)
             assert {label.bucket for label in only.results[0].labels} == {"tail"}
         expected = before | {
             NEW.id: reference.score(reference.new(), 0.25),

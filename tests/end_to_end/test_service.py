@@ -25,7 +25,7 @@ QUERY = {"features": {"user_id": "u3", "history": ["item-1", "item-2"]}, "k": 10
 
 
 class Reference:
-    """`u·v/T + λ·log p_n + b` in float64, from embeddings.npy, labels.parquet, query_tower.onnx and proposal.npz."""
+    """`u·v/T + b + λ·log ν + μ·log π` in float64, from the files of the bundle alone."""
 
     def __init__(self, bundle: Path) -> None:
         self.labels = pq.read_table(bundle / "labels.parquet")
@@ -33,13 +33,15 @@ class Reference:
         self.temperature = read_manifest(bundle).temperature
         self.embeddings_LD = np.load(bundle / "embeddings.npy").astype(np.float64)
         self.log_pn_L = self.labels["log_pn"].to_numpy().astype(np.float64)
+        log_pi = "log_popularity" if "log_popularity" in self.labels.column_names else "log_pn"
+        self.log_pi_L = self.labels[log_pi].to_numpy().astype(np.float64)
         has_bias = "bias" in self.labels.column_names
         self.bias_L = self.labels["bias"].to_numpy().astype(np.float64) if has_bias else np.zeros(len(self.ids))
         self.tower = ort.InferenceSession(bundle / "query_tower.onnx")
         self.users = pq.read_table(bundle / "vocabularies" / "users.parquet")["id"].to_pylist()
         self.tree = Proposal.read(bundle / "proposal.npz") if (bundle / "proposal.npz").exists() else None
 
-    def scores(self, user: str, history: list[str], bias_removal: float) -> np.ndarray:
+    def scores(self, user: str, history: list[str], bias_removal: float, popularity: float) -> np.ndarray:
         row = {id_: row for row, id_ in enumerate(self.users, start=1)}
         item = {id_: row for row, id_ in enumerate(self.ids, start=1)}
         seen = [item.get(id_, 0) for id_ in history[-10:]] or [0]
@@ -55,20 +57,26 @@ class Reference:
             projection = {name: rows.astype(np.float64) for name, rows in self.tree.projection.items()}
             bag_K = np.array(weights) @ projection["history"][seen]
             log_pn_L = log_p_n(self.tree, projection["user_id"][row.get(user, 0)] + bag_K + self.tree.offset)
-        return self.embeddings_LD @ query_D / self.temperature + bias_removal * log_pn_L + self.bias_L
+        f_L = self.embeddings_LD @ query_D / self.temperature + self.bias_L
+        return f_L + bias_removal * log_pn_L + popularity * self.log_pi_L
 
 
 @pytest.fixture(scope="module")
 def releases(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Releases of different models: cosine without label bias, dot with, and dot with a tree p_n(y|x) too."""
+    """Releases of different models: cosine without label bias, dot with, dot with a tree p_n(y|x) too, and cosine of
+    a noise that is not the label frequency, once in an exact head and an IVF tail.
+    """
     root = tmp_path_factory.mktemp("service")
     for name, model in (
         ("cosine", make_bundle(labels=LABELS, users=USERS)),
         ("dot", make_bundle(labels=LABELS, users=USERS, cosine=False, bias=True, seed=1)),
         ("tree", make_bundle(labels=LABELS, users=USERS, cosine=False, bias=True, proposal=True, seed=2)),
+        ("noise", make_bundle(labels=LABELS, users=USERS, bias=True, popularity=True, seed=3)),
+        ("noise-ivf", make_bundle(labels=LABELS, users=USERS, popularity=True, seed=4)),
     ):
         model.write(root / "bundles" / name)
-        build(root / "bundles" / name, root / "releases", spec=IndexSpec("flat"), name=name)
+        spec = "ivf_flat" if name == "noise-ivf" else "flat"
+        build(root / "bundles" / name, root / "releases", spec=IndexSpec(spec, recall_floor=1), name=name)
     return root / "releases"
 
 
@@ -103,11 +111,21 @@ query = st.tuples(
     st.integers(0, USERS + 3).map("u{}".format),
     st.lists(st.integers(0, LABELS + 5).map("item-{}".format), max_size=14),
     st.floats(-1, 2),
+    st.floats(-1, 2),
     st.integers(1, LABELS),
+    st.sets(st.integers(0, LABELS - 1).map("item-{}".format), max_size=4),
 )
 
 
-@pytest.mark.parametrize("name", ["cosine", "dot", "tree"])
+def within(name: str, bias_removal: float, popularity: float) -> dict[str, float]:
+    """A place on both dials that the release answers: λ >= 0 with a tree, λ + μ within λ's limits in one coordinate."""
+    if name == "tree":
+        return {"bias_removal": abs(bias_removal), "popularity": popularity}
+    both = name.startswith("noise") or -1 <= bias_removal + popularity <= 2
+    return {"bias_removal": bias_removal, "popularity": popularity if both else 0.0}
+
+
+@pytest.mark.parametrize("name", ["cosine", "dot", "tree", "noise", "noise-ivf"])
 def test_answers_equal_the_formula_over_the_bundle_files(service: ServerProcess, releases: Path, name: str) -> None:
     publish_and_wait(service, releases, name)
     reference = Reference(releases / name / "bundle")
@@ -116,16 +134,20 @@ def test_answers_equal_the_formula_over_the_bundle_files(service: ServerProcess,
         @seed(2)
         @settings(max_examples=60, deadline=None, database=None)
         @given(st.lists(query, min_size=1, max_size=30))
-        def holds(queries: list[tuple[str, list[str], float, int]]) -> None:
+        def holds(queries: list[tuple[str, list[str], float, float, int, set[str]]]) -> None:
+            dials = [within(name, bias_removal, popularity) for _, _, bias_removal, popularity, _, _ in queries]
             body = [
-                {"features": {"user_id": user, "history": history}, "bias_removal": bias_removal, "k": k}
-                for user, history, bias_removal, k in queries
+                {"features": {"user_id": user, "history": history}, **dial, "k": k, "exclude": sorted(exclude)}
+                for (user, history, _, _, k, exclude), dial in zip(queries, dials, strict=True)
             ]
             answer = client.post("/v1/retrieve", json={"queries": body}).json()
             assert answer["release"] == name
-            for (user, history, bias_removal, k), result in zip(queries, answer["results"], strict=True):
-                scores_L = reference.scores(user, history, bias_removal)
-                check_ranking(result["labels"], reference.ids, scores_L, k)
+            for (user, history, _, _, k, exclude), dial, result in zip(queries, dials, answer["results"], strict=True):
+                assert {key: result[key] for key in dial} == dial
+                left = [row for row, id_ in enumerate(reference.ids) if id_ not in exclude]
+                scores_L = reference.scores(user, history, **dial)[left]
+                ids = [reference.ids[row] for row in left]
+                check_ranking(result["labels"], ids, scores_L, min(k, len(left)))
 
         holds()
 

@@ -146,21 +146,6 @@ def test_a_run_is_another_if_anything_it_depends_on_is() -> None:
         assert identities.count(identity) == 1, name
 
 
-def test_fields_of_an_optimiser_that_came_later_leave_an_older_run_the_one_it_was(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """What is hashed has the optimiser as recipes had it, unless a later field is set."""
-    hashed = []
-    monkeypatch.setattr("longtail.trainer.checkpoint.json.dumps", lambda settings, **_: hashed.append(settings) or "")
-
-    for optimizer in ({}, {"momentum": 0, "l2": 0}, {"l2": 0.1}, {"dense": "sgd"}):
-        identity_of(tiny.recipe(optimizer=optimizer), DATA)
-
-    first = {"embeddings", "embedding_learning_rate", "dense_learning_rate", "schedule", "clip_norm"}
-    assert [set(settings["optimizer"]) - first for settings in hashed] == [set(), set(), {"l2"}, {"dense"}]
-    assert all(first <= set(settings["optimizer"]) for settings in hashed)
-
-
 def test_a_run_is_the_same_under_another_name_and_place() -> None:
     moved = tiny.recipe(name="moved", data={"train": "elsewhere/train.parquet"})
 

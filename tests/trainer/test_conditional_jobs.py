@@ -8,10 +8,9 @@ from rich.console import Console
 
 from longtail.bundle import Bundle
 from longtail.trainer.config import load_recipe
-from longtail.trainer.errors import DataError
+from longtail.trainer.errors import DataError, RecipeError
 from longtail.trainer.evaluation.bundle import evaluate
-from longtail.trainer.evaluation.dial import Dial
-from longtail.trainer.evaluation.report import evaluation_markdown
+from longtail.trainer.evaluation.dial import Dial, Setting
 from longtail.trainer.job import fit
 from longtail.trainer.progress import EpochProgress, Reporter
 from tests.trainer import tiny
@@ -70,11 +69,25 @@ def test_the_tree_travels_in_the_bundle_and_its_dial_is_what_was_measured(tmp_pa
     assert sorted(bundle.proposal.projection) == ["history"], "the query's own id would need a direction per query"
     curve = bundle.manifest.bias_removal.curve
     assert len({point.metrics["recall@3"].value for point in curve}) > 1, "the dial moves"
-    assert all(point.metrics["log_likelihood"].value < 0 for point in curve)
+    likely = {point.bias_removal: point.metrics.get("log_likelihood") for point in curve if not point.popularity}
+    assert [found is None for found in likely.values()] == [True, True, False], "of log-probabilities: at λ = 1 alone"
+    assert likely[1.0].value < 0
 
     again = evaluate(tmp_path / "out", tmp_path / "recipe.toml", overrides=JOBS["adversarial"])
-    stored = evaluation_markdown(Dial(written.manifest.bias_removal, written.manifest.popularity), "recall@5")
-    assert evaluation_markdown(again.dial, again.metric) == stored
+    manifest = bundle.manifest
+    assert (manifest.bias_removal.noise, manifest.bias_removal.minimum) == ("p_n(y|x)", 0)
+    assert bundle.labels.log_popularity is None, "the one column is log π, and μ has it"
+    assert {point.bias_removal for point in curve if point.popularity} == {manifest.bias_removal.default}
+    with pytest.raises(RecipeError, match=r"expected λ >= 0 for .*out, which has a tree, received -0\.5"):
+        evaluate(tmp_path / "out", tmp_path / "recipe.toml", overrides=["evaluation.bias_removal=[-0.5, 0.0]"])
+    stored = Dial(written.manifest.bias_removal, written.manifest.popularity)
+    assert again.dial.default == stored.default
+    for point, other in zip(again.dial.curve, stored.curve, strict=True):
+        assert Setting.of(point) == Setting.of(other)
+        figures, others = dict(point.metrics), dict(other.metrics)
+        if (likelihood := figures.pop("log_likelihood", None)) is not None:
+            assert likelihood.value == pytest.approx(others.pop("log_likelihood").value, abs=1e-4), "ONNX, not Keras"
+        assert figures == others
 
 
 def test_a_tree_needs_something_to_see(tmp_path: Path) -> None:

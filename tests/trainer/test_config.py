@@ -56,7 +56,7 @@ def test_what_can_be_chosen() -> None:
         "unit", "constant", "importance", "relative", "tail", "logit_adjusted", "equalised", "adaptive",
     ]  # fmt: skip
     assert list(LOSSES) == [
-        "softmax", "refined_softmax", "logistic", "contrastive", "hinge", "squared_hinge", "exponential", "ramp",
+        "softmax", "logistic", "contrastive", "hinge", "squared_hinge", "exponential", "ramp",
         "nce", "augment_and_reduce",
     ]  # fmt: skip
 
@@ -194,7 +194,7 @@ IMPOSSIBLE = {
     "temperature 0": ({"model": {"temperature": 0}}, "model.temperature\n.*greater than 0"),
     "temperature NaN": ({"model": {"temperature": float("nan")}}, "model.temperature\n.*finite number"),
     "weight": ({"loss": {"weight": "heavy"}}, "weight: expected one of unit, constant, .*, received 'heavy'"),
-    "family": ({"loss": {"family": "cubic"}}, "family: expected one of softmax, refined.*, received 'cubic'"),
+    "family": ({"loss": {"family": "cubic"}}, "family: expected one of softmax, logistic.*, received 'cubic'"),
     "smoothing 0": ({"loss": {"smoothing": 0}}, "loss.smoothing\n.*greater than 0"),
     "sampler": ({"loss": {"sampler": {"name": "lucky"}}}, "sampler: expected one of in_batch, .*, received 'lucky'"),
     "parameter of no sampler": (
@@ -383,6 +383,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "sampler 'uniform': expected shared = False with exclude_positive, .* received shared = True",
     ),
     "mining of nothing": ({"loss": {"mining": {}}}, "mining: expected keep, power, both or theta, received none"),
+    "a tree that is not penalised": (
+        {"loss": {"sampler": {"name": "adversarial", "negatives": 5, "penalty": [0.1, 0]}}},
+        r"penalty[\s\S]*greater than 0",
+    ),
     "mining twice": (
         {"loss": {"mining": {"theta": [2, 1], "keep": 2}}},
         r"mining: expected theta alone .*, received theta = \[2.0, 1.0\], keep = 2, power = 0.0",
@@ -429,6 +433,11 @@ def test_losses_that_are_not_defined_are_refused(sections: dict[str, Any], messa
 )
 def test_a_loss_says_what_it_is(loss: dict[str, Any], text: str) -> None:
     assert str(tiny.recipe(loss=loss).loss) == text
+
+
+def test_the_refined_softmax_of_older_recipes_is_the_softmax() -> None:
+    with pytest.warns(FutureWarning, match="'refined_softmax' had the gradient of 'softmax'"):
+        assert tiny.recipe(loss={"family": "refined_softmax"}).loss.family.name == "softmax"
 
 
 def test_a_cosine_loss_of_plain_cosines_is_accepted() -> None:

@@ -120,12 +120,17 @@ def log_softmax(scores: np.ndarray) -> np.ndarray:
     return scores - np.logaddexp.reduce(scores)
 
 
-def test_the_log_likelihood_is_the_mean_log_softmax_of_the_pairs_over_what_may_be_ranked() -> None:
+@pytest.mark.parametrize("calibrated_at", GRID)
+def test_the_log_likelihood_is_the_mean_log_softmax_of_the_pairs_over_what_may_be_ranked(calibrated_at: float) -> None:
     curve = bias_removal_curve(
-        HELD_OUT, KNOWN, embed, label_side(), config(log_likelihood=True), queries=QUERIES, seed=0
+        HELD_OUT, KNOWN, embed, label_side(), config(log_likelihood=True), queries=QUERIES, seed=0,
+        calibrated_at=calibrated_at,
     )  # fmt: skip
 
     for point in curve:
+        if point.bias_removal != calibrated_at:
+            assert "log_likelihood" not in point.metrics, "its scores are no log-probabilities"
+            continue
         found = []
         for query in range(QUERIES):
             unseen = np.setdiff1d(np.arange(L), KNOWN.labels[KNOWN.queries == query])

@@ -212,6 +212,48 @@ def test_defaults_are_the_families_own() -> None:
         assert LossConfig.model_validate(loss).resolved_hits == hits
 
 
+UNIFORM = {"name": "uniform", "negatives": 2, "shared": False}
+
+
+@pytest.mark.parametrize(
+    ("loss", "calibrated_at"),
+    [
+        ({"family": "logistic"}, 1), ({"family": "logistic", "weight": "importance"}, 0),
+        ({"family": "logistic", "sampler": UNIFORM}, 0), ({"family": "nce"}, 0), ({"weight": "importance"}, 0),
+        ({"weight": "tail"}, 1), ({"sampler": {"name": "full"}}, 0),
+        ({"family": {"name": "logistic", "pairwise": True}}, 1),
+        ({"family": "augment_and_reduce", "weight": "importance"}, 0), ({"family": "nce", "reweight": 1}, 1),
+        ({"family": "logistic", "sampler": {"name": "adversarial", "negatives": 1}}, 1),
+        ({"family": "nce", "sampler": {"name": "adversarial", "negatives": 1}}, 0),
+    ],
+)  # fmt: skip
+def test_likelihoods_are_of_log_probabilities(loss: dict[str, Any], calibrated_at: float) -> None:
+    recipe = tiny.recipe(loss=loss, evaluation={"log_likelihood": True, "bias_removal": [0.5, float(calibrated_at)]})
+
+    assert recipe.loss.calibrated_at == calibrated_at
+    with pytest.raises(ValueError, match=rf"bias_removal: expected {calibrated_at}.0 in it, where scores are log-prob"):
+        tiny.recipe(loss=loss, evaluation={"log_likelihood": True, "bias_removal": [0.5]})
+
+
+@pytest.mark.parametrize(
+    ("loss", "reason"),
+    [
+        ({"family": "hinge"}, "family 'hinge' does not converge to log p"),
+        ({"family": "exponential", "hits": "keep"}, "family 'exponential' does not converge"),
+        ({}, "with weight 'unit', 'softmax' converges to s"),
+        ({"weight": "importance", "hits": "keep"}, "with hits 'keep', 'softmax' counts the positive twice"),
+        ({"family": "logistic", "hits": "mask"}, "with hits 'mask', 'logistic' does not converge"),
+        ({"weight": "importance", "hits": "mask_known"}, "with hits 'mask_known', 'softmax' does not converge"),
+        ({"weight": "importance", "mining": {"keep": 2}}, "mining weighs a negative by its rank"),
+        ({"family": "logistic", "weight": {"name": "equalised", "threshold": 0.1}}, "below the weight's threshold"),
+        ({"family": "logistic", "sampler": {"name": "model", "negatives": 2}}, "what sampler 'model' draws by"),
+    ],
+)
+def test_a_likelihood_of_other_scores_is_refused(loss: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=f"log_likelihood: expected false, or a loss .*: .*{reason}.*; received"):
+        tiny.recipe(loss=loss, evaluation={"log_likelihood": True})
+
+
 @pytest.mark.parametrize(
     ("loss", "message"),
     [

@@ -134,7 +134,7 @@ def centred(scores_XL: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize(("sampler", "weight"), CELLS)
 def test_the_noise_is_q_times_the_weight_s_column(sampler: str, weight: str) -> None:
-    for family in ("softmax", "refined_softmax", "logistic", "exponential", "hinge", "contrastive"):
+    for family in ("softmax", "logistic", "exponential", "hinge", "contrastive"):
         found_L = found_noise(sampler, objective_of(family, weight))
         np.testing.assert_allclose(found_L, noise_of(sampler, weight), rtol=1e-5)
         assert found_L.sum() == pytest.approx(1)
@@ -230,6 +230,18 @@ def test_softmax_is_exact_up_to_the_knee(sampler: str, weight: str, mask: bool) 
         assert_dial(scores_XL, sampler, objective)
 
 
+@pytest.mark.parametrize(
+    ("weight", "mask", "apart"),
+    [("unit", True, 0.475), ("unit", False, 0.169), ("constant", True, 2.404), ("constant", False, 2.296)],
+)
+def test_what_the_knee_leaves_of_in_batch_negatives(weight: str, mask: bool, apart: float) -> None:
+    """Two labels' distance from log p after removal, at most, in nats: the figures of METHODS §9."""
+    scores_XL = softmax_scores("in_batch", weight, mask=mask)
+    left_XL = removed(scores_XL, "in_batch", objective_of("softmax", weight)) - np.log(DATA)
+
+    assert np.ptp(left_XL, axis=1).max() == pytest.approx(apart, abs=1e-3)
+
+
 @pytest.mark.parametrize("mask", [True, False], ids=["mask", "keep"])
 @pytest.mark.parametrize("weight", ["unit", "relative"])
 @pytest.mark.parametrize("sampler", DRAWS)
@@ -294,6 +306,16 @@ def test_a_sampler_that_never_draws_the_positive_draws_the_others_more_often() -
         objective = objective_of("logistic", "importance", pairwise=pairwise)
         found_L = np.exp(implied_noise(objective, np.log(PI), sampler.log_q_L, log_miss_L))
         np.testing.assert_allclose(found_L, 1 / L, rtol=1e-5)
+
+
+@pytest.mark.parametrize("sampler", DRAWS)
+def test_weights_of_pairs_are_in_the_noise(sampler: str) -> None:
+    """p(y|x)·π_y^−e in place of p(y|x): with reweight e, ν has the factor π^e, whatever else is in it."""
+    for family, weight, column_L in (("softmax", "importance", np.ones(L)), ("logistic", "unit", q_of(sampler))):
+        objective = objective_of(family, weight)
+        found_L = np.exp(implied_noise(objective, np.log(PI), np.log(q_of(sampler)), reweight=0.5))
+        expected_L = column_L * PI**0.5
+        np.testing.assert_allclose(found_L, expected_L / expected_L.sum(), rtol=1e-5)
 
 
 NAMES: dict[str, np.ndarray] = {

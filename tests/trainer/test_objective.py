@@ -69,8 +69,6 @@ def test_gradients_are_central_differences(
 ) -> None:
     objective = Objective(family, weight_for(family, default), arguments, mining=mining, regularizer=0.01)
     _, by_positive, by_negative = evaluated(objective, POSITIVE, NEGATIVE)
-    if family == "refined_softmax":  # 1 − p is held; what is left is the slope of softmax
-        objective = Objective("softmax", default, mining=mining, regularizer=0.01)
 
     step = 1 / 64
     for row, column in [(0, None), (1, None), *((row, column) for row in range(2) for column in range(4))]:
@@ -215,20 +213,6 @@ def test_only_logits_that_are_log_odds_have_an_offset() -> None:
     )
     assert balance(Objective("logistic", "unit", {"pairwise": True}), pi_L, None, m=8) == 0
     assert balance(Objective("logistic", "unit", mining=Mining(keep=2)), pi_L, None, m=8) == 0
-
-
-@pytest.mark.parametrize("weight", WEIGHTS)
-def test_the_refined_softmax_has_the_softmax_s_gradient(weight: str) -> None:
-    """Row by row and logit by logit, where the positive took no correction to begin with."""
-    refined, plain = (
-        evaluated(Objective(family, weight), POSITIVE, NEGATIVE) for family in ("refined_softmax", "softmax")
-    )
-
-    np.testing.assert_allclose(refined[1], plain[1], rtol=1e-6)
-    np.testing.assert_allclose(refined[2], plain[2], rtol=1e-6)
-    np.testing.assert_allclose(
-        refined[0], (1 - np.exp(-plain[0])) * np.log(np.expm1(plain[0])), rtol=1e-4,
-    )  # fmt: skip
 
 
 def augmented(sample: toy.Sample, log_eta: float, *, rate: float) -> tuple[np.ndarray, np.ndarray]:

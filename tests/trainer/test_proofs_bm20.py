@@ -16,6 +16,7 @@ from keras import ops
 
 from longtail.trainer import backend
 from longtail.trainer.losses import Objective, SampledLogits
+from longtail.trainer.model import step
 from tests.trainer import tiny
 
 X, L = 3, 5
@@ -227,3 +228,34 @@ def test_a_model_s_nce_counts_the_draws_that_hit(sampler: dict[str, Any], monkey
         expected.append(np.log1p(np.exp(-shifted_L[positive])) + np.log1p(np.exp(shifted_L[others])).sum())
 
     assert float(model.train_step(tiny.batch(rows))) == pytest.approx(np.mean(expected), rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "weight"), [("nce", "unit"), ("logistic", "importance")])
+def test_a_model_of_log_odds_learns_from_its_first_steps(
+    family: str, weight: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """64 pairs, 4 uniform negatives each of 5000 labels: after ten steps every pair's label is the first of all. From
+    logits of 0, which say one half of every label, it takes the first steps to bring them all down."""
+    monkeypatch.setattr(backend, "compile_step", lambda step, _: step)
+    monkeypatch.setattr(backend, "compile_loss", lambda function: function)
+    rows, wide = tiny.pairs(*[(row, row) for row in range(64)]), {"dim": 16}
+    recipe = tiny.recipe(
+        query={"features": [tiny.USER | wide]}, label={"features": [tiny.ITEM | wide]},
+        model={"similarity": "dot", "temperature": 1.0, "label_bias": True} | wide,
+        loss={
+            "family": family, "weight": weight, "sampler": {"name": "uniform", "negatives": 4, "shared": False}
+        },
+        optimizer={"embedding_learning_rate": 0.05},
+    )  # fmt: skip
+
+    def found_after(steps: int) -> float:
+        model = tiny.model(recipe, tiny.dataset(rows, queries=64, labels=5000), batch_size=64)
+        for _ in range(steps):
+            model.train_step(tiny.batch(rows))
+        scores_BL = model.embed_queries({"user_id": rows.queries + 1}) @ model.embed_labels().T + model.label_biases()
+        return float((scores_BL.argmax(axis=1) == rows.labels).mean())
+
+    assert found_after(10) == 1
+    monkeypatch.setattr(step, "balance", lambda *_, **__: 0.0)
+    assert found_after(10) < 0.7

@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -10,7 +11,7 @@ from longtail.trainer.data.encode import Encoding
 from longtail.trainer.errors import DataError
 from longtail.trainer.sampling import proposal, tree_fit
 from longtail.trainer.sampling.projection import fit_projection
-from longtail.trainer.sampling.proposal import fit_proposal
+from longtail.trainer.sampling.proposal import FittedTree, fit_proposal, held_out_likelihood, read_or_fit_proposal
 from longtail.trainer.sampling.tree_fit import fit_tree
 from tests.trainer import tiny
 
@@ -311,7 +312,7 @@ def test_nothing_to_project_is_refused() -> None:
             vocabulary_rows={"user_id": 9},
             labels=2,
             dims=2,
-            penalty=0.1,
+            penalties=[0.1],
             query_id="user_id",
         )
 
@@ -340,18 +341,19 @@ def test_a_proposal_from_training_pairs(monkeypatch: pytest.MonkeyPatch) -> None
         assert len(pairs) <= 50
         return encoding.query.of_pairs(pairs, np.random.default_rng(0))
 
-    tree = fit_proposal(
+    tree, held_out = fit_proposal(
         job.query.features,
         inputs_of,
         data.train.labels,
         vocabulary_rows=encoding.vocabulary_rows,
         labels=items,
         dims=4,
-        penalty=0.1,
+        penalties=[0.1],
         query_id="user_id",
     )
 
     tree.validate(items)
+    assert held_out == {}, "one λ_n, nothing to choose"
     assert {name: rows.shape for name, rows in tree.projection.items()} == {"age": (1, 4), "seen": (items + 1, 4)}
     every = encoding.query.of_pairs(np.arange(len(data.train)), np.random.default_rng(0))
     z = tree.project(every)
@@ -361,3 +363,40 @@ def test_a_proposal_from_training_pairs(monkeypatch: pytest.MonkeyPatch) -> None
     assert own.all()
     mine = np.where(group[data.train.queries], probability[:, 6:].sum(axis=1), probability[:, :6].sum(axis=1))
     assert mine.min() > 0.9
+
+
+def test_the_held_out_likelihood_of_two_labels_by_hand() -> None:
+    """One node and z = 0: its bias is the log-odds of the labels in the other folds, drawn to 0 by λ_n."""
+    labels_of, z = np.int32([1, 1, 0, 1, 0, 1, 1, 0, 1]), np.zeros((9, 1), np.float32)
+    fold = np.random.default_rng(0).permutation(9) % 3
+    expected = 0.0
+    for held in range(3):
+        ones = [labels_of[fold != held].sum(), labels_of[fold == held].sum()]
+        share = ones[0] / 6
+        expected += ones[1] * np.log(share) + (3 - ones[1]) * np.log(1 - share)
+
+    assert held_out_likelihood(z, labels_of, 2, penalty=1e-6) == pytest.approx(expected / 9, rel=1e-3)
+    assert held_out_likelihood(z, labels_of, 2, penalty=1e6) == pytest.approx(np.log(0.5), rel=1e-3)
+
+
+@pytest.mark.parametrize(("signal", "best"), [(0.0, 100.0), (2.0, 0.01)], ids=["noise", "signal"])
+def test_lambda_n_is_chosen_by_held_out_pairs(signal: float, best: float, tmp_path: Path) -> None:
+    """Labels that do not depend on z want a strong penalty, labels that follow it want none."""
+    rng = np.random.default_rng(4)
+    age = rng.normal(0, 1, 120).astype(np.float32)
+    noise = rng.normal(0, 1, 120) if signal == 0 else rng.normal(0, 0.1, 120)
+    labels_of = np.clip(np.floor(signal * age + noise) + 2, 0, 3).astype(np.int32)
+
+    def fit() -> FittedTree:
+        return fit_proposal(
+            FEATURES[2:3], lambda rows: {"age": age[rows]}, labels_of,
+            vocabulary_rows={}, labels=4, dims=1, penalties=[0.01, 100.0], query_id="user_id",
+        )  # fmt: skip
+
+    tree, held_out = read_or_fit_proposal(tmp_path / "tree.npz", fit)
+    assert list(held_out) == [0.01, 100.0]
+    assert max(held_out, key=held_out.__getitem__) == best
+    z = tree.project({"age": age})
+    np.testing.assert_array_equal(tree.weights, fit_tree(z, labels_of, labels=4, penalty=best)[0])
+    again = read_or_fit_proposal(tmp_path / "tree.npz", lambda: pytest.fail("it is there"))
+    assert again.held_out == held_out

@@ -19,6 +19,7 @@ from tests.trainer.conftest import Finished
 WITH_EXAMPLES = {
     "config.recipe": {"Recipe", "load_recipe"},
     "evaluation.bundle": {"evaluate"},
+    "evaluation.signal": {"signal_to_noise"},
     "job": {"fit"},
     "losses.families": {family.loss.__name__ for family in LOSSES.values()},
     "losses.mining": {"Mining.__call__"},

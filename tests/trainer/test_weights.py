@@ -134,3 +134,13 @@ def test_the_expected_sum_over_all_draws_is_the_implicit_loss(sampler: str, weig
         )
         rho = [implicit(sampler, weight, m=m, positive=positive, negative=other) for other in others]
         assert mean == pytest.approx(np.dot(rho, exp_f_L[others]), rel=1e-5)
+
+
+@pytest.mark.parametrize("pi", [0.04, 0.0001])
+def test_the_margin_of_adaptive_with_a_scale_is_in_logits(pi: float) -> None:
+    """LDAM's Δ_y = C n_y^−¼ of N = 10,000 pairs and C = 2 [Cao et al. 2019]: log ρ, not ρ, is a power of π."""
+    row = np.log(np.float32([pi])), np.log(np.float32([0.5]))
+    log = LogProbabilities(row[0], row[1], row[0], row[1], miss=np.float32([0]), m=np.float32([0]))
+    found = np.asarray(WEIGHTS["adaptive"](log, scale=2 * 10_000**-0.25).matrix()).item()
+
+    assert found == pytest.approx(2 * (10_000 * pi) ** -0.25 - np.log(0.5), rel=1e-5)

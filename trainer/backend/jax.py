@@ -39,7 +39,13 @@ def count(positions_N: jax.Array, distinct_U: jax.Array) -> jax.Array:
 def value_and_gradients(
     loss: Callable[[list[Tensor]], tuple[Tensor, Tensor]], rows: list[Tensor], variables: Sequence[keras.Variable]
 ) -> tuple[tuple[Tensor, Tensor], list[Tensor], list[Tensor]]:
-    """The loss and what it returns beside it; its gradients with respect to `rows`, and to dense variables."""
+    """The loss and what it returns beside it; its gradients with respect to `rows`, and to dense variables.
+
+    Args:
+        loss: of the rows to a scalar, and whatever else is wanted of it.
+        rows: distinct rows of every table, float32 [U, D] each.
+        variables: dense variables that the loss reads.
+    """
 
     def pure(rows: list[Tensor], values: list[Tensor]) -> tuple[Tensor, Tensor]:
         with keras.StatelessScope(state_mapping=list(zip(variables, values, strict=True))):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from longtail.trainer.config.sections import Section, one_of
 from longtail.trainer.losses.families import LOSSES
@@ -16,6 +17,8 @@ from longtail.trainer.losses.mining import Mining
 from longtail.trainer.losses.objective import Objective
 from longtail.trainer.losses.weights import MARGINS, WEIGHTS
 from longtail.trainer.sampling import SAMPLERS
+
+Penalty = Annotated[float, Field(gt=0)]
 
 
 class _Choice(Section):
@@ -55,10 +58,24 @@ class FamilyConfig(_Choice):
     """The loss family: a row of `LOSSES` and its parameters [METHODS §2, §4]."""
 
     name: str = "softmax"
+    """`refined_softmax` of older recipes is taken for `softmax`, whose gradient it has, with a FutureWarning."""
     margin: float | None = Field(default=None, ge=-1)
     """Of `contrastive`: the cosine below which a negative costs nothing. Of `ramp`: the width of its slope."""
     pairwise: bool | None = None
-    """Compares every negative with the positive (POWL) instead of each with 0 (BOWL) [Re19]."""
+    """Compares every negative with the positive (POWL) instead of each with 0 (BOWL) [Re19 Definitions 3 and 4]."""
+
+    @field_validator("name")
+    @classmethod
+    def _same_gradient(cls, name: str) -> str:
+        if name != "refined_softmax":
+            return name
+        warnings.warn(
+            "family 'refined_softmax' had the gradient of 'softmax', row by row, and is trained as 'softmax': "
+            "the same model, under another value of the loss",
+            FutureWarning,
+            stacklevel=2,
+        )
+        return "softmax"
 
     @model_validator(mode="after")
     def _defined(self) -> Self:
@@ -80,6 +97,8 @@ class WeightConfig(_Choice):
     """Of `equalised`: labels less frequent than this are no negatives."""
     exponent: float | None = None
     """Of `adaptive`: exponent of 1/π_y."""
+    scale: float | None = Field(default=None, gt=0)
+    """Of `adaptive`: log ρ = scale·π_y^−exponent, LDAM's own, in place of [R21]'s ρ = π_y^−exponent."""
 
     @model_validator(mode="after")
     def _defined(self) -> Self:
@@ -98,13 +117,15 @@ class SamplerConfig(_Choice):
     shared: bool | None = None
     """One set of draws for the whole batch (the default), or one per row."""
     exclude_positive: bool | None = None
-    """Draws per row, never the row's positive; otherwise a draw that hits it is masked out."""
+    """Draws per row and leaves out the row's positive (`popularity` draws again up to four times); without, `hits`
+    says what becomes of a draw that is it."""
     replace: bool | None = None
     """Of `uniform`: draws with replacement (the default); false draws that many different labels [Re19 Algorithm 1]."""
     dims: int | None = Field(default=None, ge=1)
     """Of `adversarial`: principal components of the query's features that the tree sees."""
-    penalty: float | None = Field(default=None, gt=0)
-    """Of `adversarial`: λ_n of the tree's fit."""
+    penalty: Penalty | Annotated[tuple[Penalty, ...], Field(min_length=1)] | Literal["cv"] | None = None
+    """Of `adversarial`: λ_n of the tree's fit; of several values, or of 0.01 to 10 with "cv", the one under which
+    held-out training pairs are likeliest."""
     exact: bool | None = None
     """Of `model`: draws by the model's own probabilities of the whole catalogue, which costs O(B·L·D) a step."""
     features: int | None = Field(default=None, ge=2, multiple_of=2)
@@ -191,10 +212,10 @@ class LossConfig(Section):
     reweight: float = Field(default=0.0, ge=0)
     """Multiplies the loss of a pair by π_y^−reweight, mean 1 over the training pairs; of counted frequencies."""
     smoothing: float = Field(default=0.5, gt=0)
-    """Pseudo-pairs added to every label's frequency, in the weights and in log p_n."""
+    """Pseudo-pairs added to every label's frequency, in the weights, in log ν and in log π."""
     frequencies: Literal["counted", "streaming"] = "counted"
     """Where weights take frequencies from: counted before training, or estimated from the gaps between a
-    label's occurrences while it runs [Yi19]. log p_n of the bundle is always counted."""
+    label's occurrences while it runs [Yi19 Algorithm 2]. log ν and log π of the bundle are always counted."""
 
     @model_validator(mode="after")
     def _defined(self) -> Self:
@@ -252,6 +273,45 @@ class LossConfig(Section):
         if self.hits is not None:
             return self.hits
         return "mask" if self.family.pairwise or self.sampler.exclude_positive else LOSSES[self.family.name].hits
+
+    def uncalibrated(self) -> str | None:
+        """Why no λ makes this loss's scores log-probabilities but for a constant of the query; None if one does.
+
+        `calibrated_at` is that λ. What is asked is what the optimum is where scores are free [METHODS §2.1, §9].
+        """
+        family, weight, hits = self.family.name, self.weight.name, self.resolved_hits
+        softmax = family == "softmax"
+        ones = self.sampler.name == "full" and weight in ("unit", "relative")
+        if family not in ("logistic", "nce", "softmax", "augment_and_reduce"):
+            return f"family {family!r} does not converge to log p(y|x)"
+        if self.mining is not None:
+            return "mining weighs a negative by its rank"
+        if self.weight.threshold:
+            return "labels below the weight's threshold are no negatives"
+        if hits == "mask_known" or (hits == "mask" and family == "logistic" and not self.family.pairwise):
+            return f"with hits {hits!r}, {family!r} does not converge to log p(y|x)"
+        if hits == "keep" and (softmax or family == "augment_and_reduce"):
+            return f"with hits 'keep', {family!r} counts the positive twice"
+        if softmax and not ones and weight not in ("importance", "tail", "logit_adjusted"):
+            return f"with weight {weight!r}, {family!r} converges to s(1 − s + s/c) ∝ p(y|x)"
+        if self.sampler.name == "model" and not self._uniform_noise:
+            return "what sampler 'model' draws by depends on the query and is not kept"
+        return None
+
+    @property
+    def calibrated_at(self) -> float:
+        """The λ of scores that are log-probabilities, of a loss that has one: 0 where there is nothing to remove."""
+        return 0.0 if self._uniform_noise else 1.0
+
+    @property
+    def _uniform_noise(self) -> bool:
+        """Whether the loss divides p(y|x) by nothing: ν is the same for every label [METHODS §9]."""
+        if self.reweight:
+            return False
+        cancels = ("importance",) if self.family.pairwise else ("importance", "relative", "adaptive")
+        uniform = self.sampler.name in ("uniform", "full") or self.sampler.alpha == 0
+        even = uniform and self.weight.name in ("unit", "constant", "relative")
+        return LOSSES[self.family.name].shifted or self.weight.name in cancels or even
 
     def objective(self) -> Objective:
         """The loss function that this section describes."""

@@ -52,6 +52,7 @@ class Recipe(Section):
             raise ValueError("label.features: expected kinds other than history, which belongs to queries")
         self._check_cosine()
         self._check_tree_s_dial()
+        self._check_likelihood()
         numbers = [{f.name for f in tower.features if f.kind == "number"} for tower in (self.query, self.label)]
         if both := sorted(numbers[0] & numbers[1]):
             raise ValueError(f"number features: expected names of one tower each, received {', '.join(both)} in both")
@@ -96,6 +97,21 @@ class Recipe(Section):
             raise ValueError(
                 "evaluation.bias_removal: expected λ >= 0 with sampler 'adversarial', for which the service looks for "
                 f"the labels that the model or the tree likes best, received {min(asked):g}"
+            )
+
+    def _check_likelihood(self) -> None:
+        """Refuse a likelihood of scores that are no log-probabilities at any λ of the grid."""
+        if not self.evaluation.log_likelihood:
+            return
+        if reason := self.loss.uncalibrated():
+            raise ValueError(
+                "evaluation.log_likelihood: expected false, or a loss whose scores are log-probabilities at some λ: "
+                f"{reason}; received {self.loss}"
+            )
+        if self.loss.calibrated_at not in self.evaluation.bias_removal:
+            raise ValueError(
+                f"evaluation.bias_removal: expected {self.loss.calibrated_at} in it, where scores are "
+                f"log-probabilities and their likelihood is measured, received {self.evaluation.bias_removal}"
             )
 
     @property

@@ -65,8 +65,8 @@ class DataConfig(Section):
     display: list[str] = Field(default_factory=list)
     """Columns of the label table that answers carry along, such as a title."""
     reduction: Literal["expand", "sample", "smallest"] = "expand"
-    """What a query with several labels trains on. `expand`: a pair for every label [R21]. `sample`: an epoch
-    visits every training query once, with one of its labels drawn uniformly by (seed, epoch) [Re19]; what is
+    """What a query with several labels trains on. `expand`: a pair for every label [R21 §5.2]. `sample`: an epoch
+    visits every training query once, with one of its labels drawn uniformly by (seed, epoch) [Re19 §5]; what is
     held out keeps all its labels, and frequencies are those of the visits. `smallest`: every query keeps its
     smallest label id alone, in every file, before a split is cut: by number if all label ids are integers, else by
     text; labels that are nobody's smallest leave the catalogue unless `labels` lists them [BM20 A.2]."""
@@ -181,7 +181,8 @@ class EvaluationConfig(Section):
     buckets: Literal["quantile", "count"] = "quantile"
     """Head/torso/tail at the 66 % and 33 % quantile of label counts, or at 100 and 20 pairs."""
     log_likelihood: bool = False
-    """Also measure the predictive log-likelihood, log softmax(s_λ) of each held-out pair, in nats."""
+    """Also measure the predictive log-likelihood, log softmax(s_λ) of each held-out pair, in nats: at the λ where
+    scores are log-probabilities. A loss without one is refused [METHODS §2.1]."""
     bootstrap: int = Field(default=200, ge=10)
     """Resamples behind each interval."""
     max_valid_queries: int = Field(default=10_000, ge=1)

@@ -61,7 +61,7 @@ class TowerConfig(Section):
     """Share of the combination's coordinates set to 0 in training, the others scaled by 1 / (1 − share); none
     in evaluation and in the service."""
     input_activation: Literal["linear", "relu"] = "linear"
-    """Applied to the combination, before `hidden`. [Re19]'s 512 → ReLU → 512 is one bag of `dim = 512` with
+    """Applied to the combination, before `hidden`. [Re19 §5]'s 512 → ReLU → 512 is one bag of `dim = 512` with
     `combiner = "sum"`, `input_activation = "relu"` and `model.dim = 512`."""
     hidden: list[int] = Field(default_factory=list)
     """Widths of ReLU layers. With none, a linear input and one already `model.dim` wide, there is no projection."""

@@ -151,6 +151,7 @@ def _measure(bundle: Bundle, recipe: Recipe, split: str, *, nothing: str) -> lis
         seed=recipe.seed,
         settings=lines(recipe.evaluation, Noise.of_bundle(bundle), bundle.manifest.bias_removal.default),
         log_proposal=log_proposal_of(bundle.proposal, features),
+        calibrated_at=recipe.loss.calibrated_at,
     )
 
 

@@ -38,7 +38,7 @@ class Positives:
     def of(
         cls, query_rows: npt.NDArray[np.integer], label_rows: npt.NDArray[np.integer], *, queries: int, labels: int
     ) -> Positives:
-        """From pairs; pairs that stand twice count once."""
+        """From pairs, query and label rows both int [n]; pairs that stand twice count once."""
         return cls(np.unique(query_rows.astype(np.int64) * labels + label_rows), queries, labels)
 
     @property

@@ -58,7 +58,7 @@ class LabelSide:
         cls, embeddings: Float32, bias: Float32 | None, counts: Int64, *, training_queries: int,
         temperature: float, log_pn: Float32, buckets: Buckets, log_popularity: Float32 | None = None,
     ) -> LabelSide:  # fmt: skip
-        """From what a model computes of its labels, and their training counts."""
+        """From what a model computes of its labels, and their training counts, [L] or [L, D] as the attributes are."""
         augmentation = Augmentation.fitted(temperature, embeddings, log_pn, bias, log_popularity)
         bucket_L = buckets.assign(counts)
         return cls(embeddings, log_pn, bias, counts, training_queries, bucket_L, augmentation, log_popularity)
@@ -67,7 +67,7 @@ class LabelSide:
     def of_bundle(
         cls, labels: Labels, embeddings: Float32, augmentation: Augmentation, *, training_queries: int
     ) -> LabelSide:
-        """From the label side of a bundle."""
+        """From the label side of a bundle, embeddings float32 [L, D]."""
         return cls(
             embeddings, labels.log_pn, labels.bias, labels.counts, training_queries, labels.buckets, augmentation,
             labels.log_popularity,
@@ -87,7 +87,7 @@ class LabelSide:
 
 
 def buckets_for(config: EvaluationConfig, counts: Int64) -> Buckets:
-    """Head, torso and tail as the recipe asks."""
+    """Head, torso and tail as the recipe asks, of training counts [L]."""
     return Buckets.by_quantile(counts) if config.buckets == "quantile" else Buckets.by_count()
 
 
@@ -121,6 +121,7 @@ def bias_removal_curve(
     max_queries: int | None = None,
     settings: Sequence[Setting] | None = None,
     log_proposal: LogProposal | None = None,
+    calibrated_at: float = 1.0,
 ) -> list[CurvePoint]:
     """Every metric at every setting of λ and μ.
 
@@ -135,6 +136,7 @@ def bias_removal_curve(
         max_queries: measure at most this many queries, drawn by seed.
         settings: of λ and μ; by default the recipe's grid of λ, at μ = 0.
         log_proposal: of a model trained against a conditional p_n; by default λ multiplies the labels' log ν.
+        calibrated_at: the λ where scores are log-probabilities, at which alone their likelihood is of anything.
 
     Raises:
         DataError: no held-out pair is left to find, or as `check_metric`.
@@ -182,7 +184,11 @@ def bias_removal_curve(
                 bootstrap=bootstrap,
                 inverse_propensity_L=inverse_propensity_L,
             )
-            | ({} if log_p_N is None else {"log_likelihood": bootstrap.interval(log_p_N, positives.per_query)}),
+            | (
+                {}
+                if log_p_N is None or setting != Setting(calibrated_at)
+                else {"log_likelihood": bootstrap.interval(log_p_N, positives.per_query)}
+            ),
         )
         for setting, top_NK, log_p_N in zip(settings, *ranked, strict=True)
     ]

@@ -45,7 +45,7 @@ def evaluation_table(title: str, dial: Dial, metric: str) -> Table:
     caption = f"▶ default λ, by {chosen_by}; head, torso, tail: recall of pairs whose label is there"
     if _two_lines(dial):
         caption = (
-            f"λ removes {dial.bias_removal.noise}, μ adds π as a prior; ▶ default of both, by {chosen_by}; "
+            f"λ {_removes(dial)}, μ adds π as a prior; ▶ default of both, by {chosen_by}; "
             "head, torso, tail: recall of pairs whose label is there"
         )
     table = Table(title=f"{title}, top {k}", title_justify="left", caption=caption, caption_justify="left")
@@ -69,14 +69,15 @@ def evaluation_table(title: str, dial: Dial, metric: str) -> Table:
 def evaluation_markdown(dial: Dial, metric: str) -> str:
     """The table as Markdown, with the metric's interval, and propensity scores and log-likelihood if measured."""
     k = metric.partition("@")[2]
-    measured = dial.curve[0].metrics if dial.curve else {}
+    measured = {name for point in dial.curve for name in point.metrics}
     names = shown_metrics(metric) + [name for name in (f"psp@{k}", f"psndcg@{k}", "log_likelihood") if name in measured]
     heads = [*_dials(dial), *names]
     lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for point in dial.curve:
         first = point.metrics[names[0]]
         spread = "" if first.low is None or first.high is None else f" [{first.low:.4f}, {first.high:.4f}]"
-        cells = [f"{first.value:.4f}{spread}", *(f"{point.metrics[name].value:.4f}" for name in names[1:])]
+        others = [f"{point.metrics[name].value:.4f}" if name in point.metrics else "" for name in names[1:]]
+        cells = [f"{first.value:.4f}{spread}", *others]
         mark = "**" if Setting.of(point) == dial.default else ""
         at = [f"{mark}{number:g}{mark}" for number in Setting.of(point)[: len(_dials(dial))]]
         lines.append(f"| {' | '.join([*at, *cells])} |")
@@ -172,9 +173,14 @@ def _line_plots(line: _Line, k: str) -> list[str]:
 
 def _default_in_words(dial: Dial) -> str:
     """The served λ, and what it removes and the served μ where they are two dials."""
-    default, noise = dial.default, html.escape(dial.bias_removal.noise)
+    default = dial.default
     first = f"Default λ = {default.bias_removal:g}"
-    return f"{first} (removes {noise}), μ = {default.popularity:g}" if _two_lines(dial) else first
+    return f"{first} ({html.escape(_removes(dial))}), μ = {default.popularity:g}" if _two_lines(dial) else first
+
+
+def _removes(dial: Dial) -> str:
+    noise = dial.bias_removal.noise
+    return "has nothing to remove" if noise == "uniform" else f"removes {noise}"
 
 
 def _recall(axes: Axes, line: _Line, k: str) -> None:

@@ -118,11 +118,12 @@ def check_parity(name: str, model: bytes, inputs: Mapping[str, Array], expected_
     Args:
         name: name of the tower, for the error.
         model: ONNX.
-        inputs: by name, first axis B.
+        inputs: by name, [B] or [B, P].
         expected_BD: embeddings by the training framework.
 
     Raises:
         ExportError: other inputs, another shape, or embeddings more than 1e-4 of their scale apart.
+        TowerError: ONNX Runtime does not load the model.
     """
     session = onnx_session(model, name)
     wanted = {node.name for node in session.get_inputs()}

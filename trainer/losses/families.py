@@ -48,8 +48,7 @@ def softmax(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor) -> T
     p = .5 among four labels, masking makes s = .73 where c = 10 and .96 where c = 1000, keeping .49 and .50.
 
     Relations: with sampler `full` and weight `importance`, the full softmax cross-entropy; with in-batch negatives
-    and weight `relative`, TensorFlow Recommenders' `Retrieval` with sampling probabilities. `refined_softmax` has the
-    same gradient.
+    and weight `relative`, TensorFlow Recommenders' `Retrieval` with sampling probabilities.
 
     Example:
         >>> softmax(*row).numpy().round(4)  # log(1 + e⁻¹ + e⁻²)
@@ -58,32 +57,11 @@ def softmax(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor) -> T
     return ops.softplus(_log_odds(positive_B, negative_BM, log_weight_BM))
 
 
-def refined_softmax(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor) -> Tensor:
-    """Refined logQ correction: no positive in the denominator, the row weighed by 1 − p (arXiv 2507.09331).
-
-    `sg(1 − p)·(logsumexp_y'(f_y' + log w_yy') − f_y)` with `p = 1/(1 + Σ w_yy' exp(f_y' − f_y))`, the model's own
-    estimate from the same negatives; sg stops gradients.
-
-    Hits: masked, as for `softmax`, with what that converges to.
-
-    Relations: its gradient is that of `softmax`, row by row. In eq. 7 the positive was never given a sampling
-    correction, which is the error that the refinement mends in logQ.
-
-    Example:
-        >>> refined_softmax(*row).numpy().round(4)
-        array([-0.2299], dtype=float32)
-    """
-    odds_B = ops.where(
-        ops.all(is_masked(log_weight_BM), axis=1), 0.0, _log_odds(positive_B, negative_BM, log_weight_BM)
-    )
-    return ops.stop_gradient(ops.sigmoid(odds_B)) * odds_B
-
-
 def logistic(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor, *, pairwise: bool = False) -> Tensor:
     """The logistic loss, binary cross-entropy: `φ(u) = log(1 + exp(−u))` [R21 eq. 8].
 
-    `φ(f_y) + Σ w φ(−f_y')`, each logit against 0 [BOWL of Re19]; pairwise `Σ w φ(f_y − f_y')`, each negative
-    against the positive [POWL of Re19].
+    `φ(f_y) + Σ w φ(−f_y')`, each logit against 0, as BOWL [Re19 Definition 4]; pairwise `Σ w φ(f_y − f_y')`, each
+    negative against the positive, as POWL [Re19 Definition 3].
 
     Hits: kept, as [BM20 eq. 2] has it: it converges to f + log ν = log p + const(x) [BM20 Theorem 1]; with weight
     `importance` to f = log p itself. Masked, to f + log ν = log(p/(1 − p)) + const(x) where the weight has no term of
@@ -238,7 +216,7 @@ def _log_odds(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor) ->
 
 
 def _decoupled(phi: Phi, positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor, *, pairwise: bool) -> Tensor:
-    """`φ(f_y) + Σ w φ(−f_y')` [R21 eq. 8; Re19 BOWL], or `Σ w φ(f_y − f_y')` if `pairwise` [Re19 POWL]; [B]."""
+    """`φ(f_y) + Σ w φ(−f_y')` [R21 eq. 8], or `Σ w φ(f_y − f_y')` if `pairwise`; [B]."""
     gaps_BM = positive_B[:, None] - negative_BM if pairwise else -negative_BM
     negatives_B = _weighted_sum(phi, gaps_BM, log_weight_BM)
     return negatives_B if pairwise else phi(positive_B) + negatives_B
@@ -278,7 +256,6 @@ class Family:
 
 LOSSES: dict[str, Family] = {
     "softmax": Family(softmax),
-    "refined_softmax": Family(refined_softmax),
     "logistic": Family(logistic, balanced=True, hits="keep"),
     "contrastive": Family(contrastive, cosine=True, link=None),
     "hinge": Family(hinge, link=None),

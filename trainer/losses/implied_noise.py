@@ -2,10 +2,10 @@
 
 Draws come from q and weigh `log w_yy' = row_y + col_y'`. Where every logit is free, the least expected loss is at
 
-    f*(x, y) = link · log(p(y|x) / ν_y) + const(x),    ν_y ∝ q_y · exp(col_y)
+    f*(x, y) = link · log(p(y|x) / ν_y) + const(x),    ν_y ∝ q_y · exp(col_y) · π_y^reweight
 
 [BM20 Theorem 1; R21 Lemma 2]. A pairwise loss compares labels two at a time, so that the weight of a row does not
-cancel: ν_y ∝ q_y · exp(col_y − row_y). METHODS §9 says for which families, weights and hits this is exact.
+cancel: ν is divided by exp(row_y) too. METHODS §9 says for which families, weights and hits this is exact.
 
 q is asked of the sampler, col and row of the weight and the link of the family, so a new row of their tables has its
 noise from what it already says.
@@ -32,6 +32,8 @@ def implied_noise(
     log_pi_L: Float64,
     log_q_L: Float32 | Float64 | None,
     log_miss_L: Float32 | Float64 | None = None,
+    *,
+    reweight: float = 0.0,
 ) -> Float64:
     """log ν of every label, float64 [L], nats; logsumexp 0. It is `log_pi_L` itself where the two are the same.
 
@@ -44,6 +46,7 @@ def implied_noise(
         log_q_L: log sampling probabilities, smoothed; None of a sampler whose q depends on the query, the part of
             the noise that no number per label can hold.
         log_miss_L: log(1 − q), of a sampler that never draws the positive; None if it may.
+        reweight: exponent of 1/π in the weights of pairs.
 
     Example:
         >>> log_pi_L = np.log([0.5, 0.25, 0.25])
@@ -54,7 +57,7 @@ def implied_noise(
     """
     labels = len(log_pi_L)
     q_L = np.full(labels, -np.log(labels)) if log_q_L is None else log_q_L
-    log_nu_L = _unnormalised(objective, log_pi_L, q_L, log_miss_L)
+    log_nu_L = _unnormalised(objective, log_pi_L, q_L, log_miss_L) + reweight * log_pi_L
     log_nu_L = log_nu_L - np.logaddexp.reduce(log_nu_L)
     if np.ptp(log_nu_L) < _SAME:
         return np.full(labels, -np.log(labels))

@@ -10,7 +10,7 @@ from longtail.trainer.losses.families import LOSSES
 from longtail.trainer.losses.objective import Objective
 from longtail.trainer.losses.weights import MASKED, WEIGHTS, LogProbabilities
 
-_OF_THE_BRACKET = ("softmax", "refined_softmax", "augment_and_reduce")
+_OF_THE_BRACKET = ("softmax", "augment_and_reduce")
 
 
 def log_terms(objective: Objective, log_pi_L: Tensor, positive_B: Tensor, logits_BL: Tensor) -> Tensor:

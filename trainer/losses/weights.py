@@ -65,9 +65,10 @@ class LogWeight(NamedTuple):
 
 
 def unit(log: LogProbabilities) -> LogWeight:
-    """No correction: `w = 1` [R21, Table 1].
+    """No correction: `w = 1`, one constant for all negatives [R21 §2.2].
 
-    With in-batch negatives, where q = π, frequent labels are negatives more often than rare ones: the tail gains.
+    With in-batch negatives, where q = π, frequent labels are negatives more often than rare ones, and training divides
+    p(y|x) by π [METHODS §9].
 
     Relations: `constant` times m. `relative` where q is uniform.
 
@@ -81,7 +82,8 @@ def unit(log: LogProbabilities) -> LogWeight:
 def constant(log: LogProbabilities) -> LogWeight:
     """The mean over negatives in place of their sum: `w = 1/m` [R21, Table 2].
 
-    With in-batch negatives this is the equalised loss, which helps the tail.
+    With in-batch negatives the implicit loss has `ρ = π_y'`, an equalised loss, which [R21 §4.1] expects to help the
+    tail.
 
     Relations: `equalised` with power 1 where q = π. Unlike `unit` its scale does not depend on the number of
     negatives.
@@ -94,7 +96,7 @@ def constant(log: LogProbabilities) -> LogWeight:
 
 
 def relative(log: LogProbabilities) -> LogWeight:
-    """logQ correction of both sides: `w = q_y / q_y'` [Yi19; R21, Table 1]; favours the head.
+    """logQ correction of both sides: `w = q_y / q_y'` [Yi19; R21, Table 1]; [R21 §4.1] expects it to favour the head.
 
     The same as subtracting log q from every logit, the positive's included: TensorFlow Recommenders'
     `candidate_sampling_probability`.
@@ -125,8 +127,8 @@ def margin(log: LogProbabilities, rho: LogWeight) -> LogWeight:
 def importance(log: LogProbabilities) -> LogWeight:
     """Importance weights: `w = 1 / (m q_y')`, the margin `ρ = 1` [R21, Table 2].
 
-    In expectation the full softmax cross-entropy (for family `softmax`; of any family, its sum over all labels),
-    whatever the sampler.
+    In expectation over draws from q, whatever that is, the sum over all labels that are not masked: of a decoupled
+    family the full loss, of `softmax` what stands inside the logarithm of the full softmax cross-entropy [R21 Lemma 2].
 
     Relations: `logit_adjusted` with τ = 0. With sampler `full`, exact and not only in expectation.
 
@@ -138,9 +140,10 @@ def importance(log: LogProbabilities) -> LogWeight:
 
 
 def logit_adjusted(log: LogProbabilities, *, tau: float = 1.0) -> LogWeight:
-    """Logit adjustment: the margin `ρ = (π_y' / π_y)^τ` (Menon et al. 2020) [R21 eq. 4].
+    """Logit adjustment: the margin `ρ = (π_y' / π_y)^τ` (Menon et al. 2020) [R21 eq. 6].
 
-    Learns `log p(y|x) − τ log π_y`: τ = 1 minimises the balanced error.
+    Converges to `log p(y|x) − τ log π_y` [METHODS §9]; at τ = 1 the highest logit is then the label of least balanced
+    error (Menon et al. 2020).
 
     Args:
         log: log-probabilities of the batch.
@@ -156,7 +159,7 @@ def logit_adjusted(log: LogProbabilities, *, tau: float = 1.0) -> LogWeight:
 
 
 def tail(log: LogProbabilities) -> LogWeight:
-    """The balanced error's weight: `w = π_y' / (m q_y' π_y)` [R21 eq. 14].
+    """The balanced error's weight: `w = π_y' / (m q_y' π_y)` [R21 eq. 16].
 
     Relations: `logit_adjusted` with τ = 1. Where q = π, `constant` times `1 / π_y`, a factor of the positive alone.
 
@@ -168,9 +171,11 @@ def tail(log: LogProbabilities) -> LogWeight:
 
 
 def equalised(log: LogProbabilities, *, power: float = 1.0, threshold: float = 0.0) -> LogWeight:
-    """Equalisation loss: the margin `ρ = F(π_y')`, `F(π) = π^power` if π ≥ threshold, else 0 (Tan et al. 2020).
+    """Rare labels are spared as negatives: the margin `ρ = F(π_y')`, `F(π) = π^power` if π ≥ threshold, else 0.
 
-    Rare labels are spared as negatives [R21 eq. 4].
+    "Equalised" as [R21 §2.1] reads Tan et al. (2020): any increasing F, and no chance in it. Their own loss has power 0
+    and spares a rare label with a probability γ, drawn anew every time; in expectation that is `ρ = 1 − γ` below the
+    threshold, and with γ = 1 it is this one.
 
     Args:
         log: log-probabilities of the batch.
@@ -190,14 +195,16 @@ def equalised(log: LogProbabilities, *, power: float = 1.0, threshold: float = 0
     return margin(log, LogWeight(ops.zeros_like(log.m), log_f))
 
 
-def adaptive(log: LogProbabilities, *, exponent: float = 0.25) -> LogWeight:
-    """LDAM, label-distribution-aware margins: `ρ = π_y^−exponent` (Cao et al. 2019) [R21 eq. 4].
+def adaptive(log: LogProbabilities, *, exponent: float = 0.25, scale: float | None = None) -> LogWeight:
+    """Rare positives must stand further above their negatives: the margin `ρ = π_y^−exponent` [R21 §2.1].
 
-    Rare positives must stand further above their negatives.
+    [R21] prints Cao et al. (2019) so. LDAM's own is the margin Δ_y ∝ n_y^−¼ of the *logits*, `log ρ ∝ π_y^−exponent`;
+    with `scale` it is that. Δ_y = C n_y^−¼ of N pairs is `scale = C·N^−¼`.
 
     Args:
         log: log-probabilities of the batch.
         exponent: exponent of 1/π_y.
+        scale: Δ_y = scale·π_y^−exponent, logits, in place of the logarithm's; None for [R21]'s form.
 
     Relations: `exponent = 0` is `importance`. `exponent = 1` is `tail` without its factor π_y' of the negative.
 
@@ -205,7 +212,10 @@ def adaptive(log: LogProbabilities, *, exponent: float = 0.25) -> LogWeight:
         >>> np.exp(adaptive(log, exponent=1.0).matrix()).round(2)
         array([[ 25., 100.]], dtype=float32)
     """
-    return margin(log, LogWeight(-exponent * log.pi_positive, ops.zeros_like(log.q_negative)))
+    log_rho_B = -exponent * log.pi_positive
+    if scale is not None:
+        log_rho_B = scale * ops.exp(log_rho_B)
+    return margin(log, LogWeight(log_rho_B, ops.zeros_like(log.q_negative)))
 
 
 def pair_weights(log_pi_L: Float64, share_L: Float64, *, reweight: float) -> Float32:

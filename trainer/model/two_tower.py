@@ -94,5 +94,5 @@ class TwoTower:
 
 
 def untrained_variable(column: Array, name: str) -> keras.Variable:
-    """A column on the device that no optimiser changes."""
+    """A column of any shape on the device that no optimiser changes."""
     return keras.Variable(column, dtype=str(column.dtype), trainable=False, name=name)

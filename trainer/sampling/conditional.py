@@ -5,7 +5,7 @@ Legend: `B` batch, `M` draws per row, `L` labels, `K` projected dimensions, `N` 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from longtail.bundle import Proposal
@@ -20,30 +20,34 @@ if TYPE_CHECKING:
 TREE_DIMS, TREE_PENALTY = 16, 0.1
 """K and λ_n of the adversarial tree's fit [BM20 §5]."""
 
+CROSS_VALIDATED = (0.01, 0.1, 1.0, 10.0)
+"""λ_n that `penalty = "cv"` chooses from."""
+
 
 def adversarial(
     setup: SamplerSetup,
     *,
     negatives: int,
     dims: int = TREE_DIMS,  # noqa: ARG001
-    penalty: float = TREE_PENALTY,  # noqa: ARG001
+    penalty: float | Sequence[float] | str = TREE_PENALTY,  # noqa: ARG001
 ) -> Sampler:
     """Adversarial negatives: q = p_n(y'|x), a tree fitted to the training pairs beforehand [BM20 §3].
 
     Per-row draws by ancestral sampling, O(K log L) each. The bundle keeps the tree, and the service's dial removes
-    log p_n(y|x) in place of log p_n(y).
+    log p_n(y|x) in place of log ν of the labels.
 
     Args:
         setup: holds the fitted tree.
         negatives: M of each row.
         dims: K of the fit, principal components of the query's features that the tree sees.
-        penalty: λ_n of the fit, nats.
+        penalty: λ_n of the fit, nats; of several, or of `CROSS_VALIDATED` if "cv", the one under which held-out
+            training pairs are likeliest.
 
     Raises:
         ValueError: `setup` has no tree.
 
-    Relations: with family `nce` and a regularizer, [BM20]'s own loss. `model` looks at the model instead of a tree
-    that was fitted beforehand.
+    Relations: with family `logistic` and a regularizer, the loss that [BM20 eq. 6] proposes. `model` looks at the model
+    instead of a tree that was fitted beforehand.
     """
     proposal = setup.proposal
     if proposal is None:
@@ -93,3 +97,10 @@ def _projection(proposal: Proposal) -> tuple[Callable[[dict[str, Tensor]], Tenso
         return z_BK
 
     return project, list(tables.values())
+
+
+def penalties_of(penalty: float | Sequence[float] | str | None) -> Sequence[float]:
+    """The λ_n to choose from that a recipe's `penalty` names; one if there is nothing to choose."""
+    if penalty is None or isinstance(penalty, float):
+        return [TREE_PENALTY if penalty is None else penalty]
+    return CROSS_VALIDATED if isinstance(penalty, str) else penalty

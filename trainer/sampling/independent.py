@@ -56,9 +56,8 @@ def uniform(
         exclude_positive: per row, a row's positive is never drawn: q = 1/(L − 1) on the others.
         replace: False draws M different labels, every set of M equally likely.
 
-    Weights are exact either way: of the m that are left of a row, whether its positive was among the M or not, any
-    m of the other L − 1 are equally likely, so that `importance` is (L − 1)/m. Without replacement a mean over
-    negatives has (L − 1 − m)/(L − 2) times the variance, none at all for M = L.
+    Weights are exact either way, for any label is one of the M with probability M/L or comes M/L times in the mean.
+    Without replacement the variance of [R21 eq. 10] is (L − M)/(L − 1) times as large, and none at all for M = L.
 
     Relations: `popularity` with α = 0. Without replacement and M = L, `full`.
 
@@ -165,7 +164,7 @@ def full(setup: SamplerSetup) -> Sampler:
 
     A step costs O(B·L·D): for catalogues of a few ten thousand labels.
 
-    Relations: with weight `importance` and family `softmax`, the full softmax cross-entropy, exactly.
+    Relations: with weight `importance` and family `softmax`, the full softmax cross-entropy itself.
 
     Example:
         >>> np.exp(full(setup).log_q_L)

@@ -36,7 +36,7 @@ def model(
     features: int | None = None,
     bandwidth: float | None = None,
 ) -> Sampler:
-    """Negatives by the model itself, q ∝ exp(f) [R21, Table 1, "model-based"], of the epoch's first label embeddings.
+    """Negatives by the model itself, q ∝ exp(f) [R21, Table 1], of the epoch's first label embeddings.
 
     Per-row draws down a binary tree of labels that are alike: a subtree's mass Σ exp(f) is taken for its size times
     exp of its mean f, O(D log L) a draw (the idea of Blanc and Rendle 2018, with means for their kernel). The q that
@@ -52,8 +52,8 @@ def model(
             is e^bandwidth/√F of a label's mass: beyond `bandwidth` ≈ ½ ln F uniform draws are nearer the model.
         bandwidth: q ∝ exp(bandwidth·u·v), in place of f = u·v/T + b; with `features` 2 if not given.
 
-    Relations: `uniform` as the bandwidth goes to 0. `adversarial` is fitted once instead of every epoch. With
-    `importance` weights and `exact`, a softmax loss whose variance is that of the embeddings' change alone.
+    Relations: `uniform` as the bandwidth goes to 0. `adversarial` is fitted once instead of every epoch.
+    `minimum_variance` with family `softmax` and weight `importance` is `exact` that never draws the positive.
     """
     if exact:
         return _whole_catalogue(setup, negatives, lambda _context, logits_BL: logits_BL, bandwidth)

@@ -7,13 +7,15 @@ Legend: `N` pairs, `L` labels, `K` coordinates of z, `B` pairs encoded at once.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from longtail.bundle import Inputs, Proposal
-from longtail.bundle.arrays import Int32, Int64
+from longtail.bundle.arrays import Float32, Int32, Int64
 from longtail.bundle.proposal import project
 from longtail.trainer.errors import DataError
 from longtail.trainer.sampling.projection import QueryFeature, fit_projection
@@ -22,25 +24,44 @@ from longtail.trainer.sampling.tree_fit import fit_tree
 _PROJECTED_PAIRS, _READ_TOGETHER = 200_000, 2**14
 """Pairs that the projection is fitted to, at most, and pairs encoded at once."""
 
+FOLDS = 3
+"""Parts of the training pairs, each held out once, by which λ_n is chosen."""
 
-def read_or_fit_proposal(path: Path, fit: Callable[[], Proposal]) -> Proposal:
+
+class FittedTree(NamedTuple):
+    """The tree and how its λ_n was found.
+
+    Attributes:
+        proposal: p_n(y|x).
+        held_out: mean log p_n(y|x) of held-out pairs, nats, by the λ_n tried; empty where one was given.
+    """
+
+    proposal: Proposal
+    held_out: dict[float, float]
+
+
+def read_or_fit_proposal(path: Path, fit: Callable[[], FittedTree]) -> FittedTree:
     """The tree of a run: read from `path`, or fitted and written there.
 
     Args:
-        path: of the file, an `.npz`; it appears once it is complete.
+        path: of the file, an `.npz`; it appears once it is complete, and a `.json` of λ_n before it.
         fit: `fit_proposal` on the run's training pairs; called if there is no file.
 
     Raises:
         DataError: as `fit_proposal`.
+        BundleCorruptError: the file is there and is no tree.
     """
+    penalties = path.with_suffix(".json")
     if path.exists():
-        return Proposal.read(path)
-    proposal = fit()
+        held_out = json.loads(penalties.read_text(encoding="utf-8")) if penalties.exists() else {}
+        return FittedTree(Proposal.read(path), {float(penalty): log_p for penalty, log_p in held_out.items()})
+    fitted = fit()
     path.parent.mkdir(parents=True, exist_ok=True)
+    penalties.write_text(json.dumps(fitted.held_out), encoding="utf-8")
     working = path.with_suffix(".part")
-    proposal.write(working)
+    fitted.proposal.write(working)
     working.replace(path)
-    return proposal
+    return fitted
 
 
 def fit_proposal(
@@ -51,9 +72,9 @@ def fit_proposal(
     vocabulary_rows: Mapping[str, int],
     labels: int,
     dims: int,
-    penalty: float,
+    penalties: Sequence[float],
     query_id: str,
-) -> Proposal:
+) -> FittedTree:
     """Fit projection and tree to the training pairs; encodes every pair once, and a sample of them twice.
 
     Args:
@@ -63,7 +84,7 @@ def fit_proposal(
         vocabulary_rows: rows of every table of ids, by table name.
         labels: L.
         dims: K, coordinates of z.
-        penalty: λ_n > 0, nats.
+        penalties: λ_n > 0, nats; of several the best by cross-validation (`held_out_likelihood`).
         query_id: name of the feature that is the query's own id.
 
     Raises:
@@ -91,8 +112,32 @@ def fit_proposal(
             "adversarial sampler: expected finite query features, "
             f"found others in {np.count_nonzero(~finite_N)} of {len(z_NK)} training pairs"
         )
-    weights, biases, leaf_labels = fit_tree(z_NK, labels_N, labels=labels, penalty=penalty)
-    return Proposal(projection, offset_K, weights, biases, leaf_labels)
+    held_out = {}
+    if len(penalties) > 1:
+        held_out = {at: held_out_likelihood(z_NK[sample], labels_N[sample], labels, penalty=at) for at in penalties}
+    best = max(penalties, key=lambda at: held_out.get(at, 0.0))
+    weights, biases, leaf_labels = fit_tree(z_NK, labels_N, labels=labels, penalty=best)
+    return FittedTree(Proposal(projection, offset_K, weights, biases, leaf_labels), held_out)
+
+
+def held_out_likelihood(z_NK: Float32, labels_N: Int32, labels: int, *, penalty: float) -> float:
+    """Mean log p_n(y|x) of every pair under a tree that was fitted without its fold, nats [BM20 §3].
+
+    Args:
+        z_NK: projected queries of the pairs, float32.
+        labels_N: their label rows, int32; there are at least FOLDS.
+        labels: L.
+        penalty: λ_n > 0, nats.
+    """
+    fold_N = np.random.default_rng(0).permutation(len(labels_N)) % FOLDS
+    total = 0.0
+    for fold in range(FOLDS):
+        inside, outside = fold_N != fold, fold_N == fold
+        tree = fit_tree(z_NK[inside], labels_N[inside], labels=labels, penalty=penalty)
+        offset_K = np.zeros(z_NK.shape[1], np.float32)
+        log_p_N1 = Proposal({}, offset_K, *tree).log_probabilities(z_NK[outside], labels_N[outside, None])
+        total += float(log_p_N1.sum(dtype=np.float64))
+    return total / len(labels_N)
 
 
 def _cut(pairs: Int64) -> list[Int64]:

@@ -1,9 +1,10 @@
-"""Label frequencies estimated from the stream of batches, for data that is never counted [Yi19 Algorithm 2].
+"""Label frequencies estimated from the stream of batches, for data that is never counted, after [Yi19 Algorithm 2].
 
 Each label hashes to a cell that keeps when the label last came and a moving average of the gap between its
 occurrences; 1/gap is its frequency. Time is counted in pairs, not in batches: a label that comes c times in one
 batch has c gaps there, where a count of batches would never see a gap below one batch and so truncate every
-frequency at 1/B.
+frequency at 1/B. That, and a plain mean of the first gaps, is where this differs from Algorithm 2, whose time is the
+global step, whose average has one rate from the start, and whose 1/gap is the probability of being in a batch.
 
 Legend: `B` batch, `U` distinct cells of a batch, `H` hash functions, `R` cells of each.
 """

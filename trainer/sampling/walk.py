@@ -82,5 +82,5 @@ def by_similarity(labels_LD: Float32) -> Int32:
 
 
 def constant(array: Array, name: str) -> keras.Variable:
-    """A variable that holds an array and is not trained."""
+    """A variable that holds an array of any shape and is not trained."""
     return keras.Variable(array, dtype=str(array.dtype), trainable=False, name=name)

@@ -32,6 +32,8 @@ from longtail.bundle import (
 from longtail.bundle.arrays import Array, Float32, Int64
 from longtail.trainer.errors import ExportError
 from longtail.trainer.export.onnx import check_parity
+from longtail.trainer.losses import Objective
+from longtail.trainer.losses.implied_noise import implied_noise, name_of_noise
 from longtail.trainer.tfrs.retrieval import SampledRetrieval
 from longtail.trainer.tfrs.tower import QueryTower, split_lookup
 
@@ -56,6 +58,7 @@ def export_tfrs(
     similarity: Literal["dot", "cosine"] = "dot",
     display: pa.Table | None = None,
     bias_removal: float = 0.0,
+    sampling_probability: bool = False,
 ) -> Bundle:
     """Write a bundle, to be indexed and served; its answers at λ = 0 are those of `tfrs` brute force.
 
@@ -63,8 +66,8 @@ def export_tfrs(
         query_model: a Sequential that begins with a StringLookup or IntegerLookup of the one feature `feature`, or,
             for every other model, a `QueryTower`.
         candidate_model: candidate features, in batches, to embeddings [batch, D].
-        task: what the model was trained with: its temperature, and the loss for the manifest. A plain `Retrieval`
-            is recorded as softmax of weight `unit`; it does not know whether its calls gave probabilities.
+        task: what the model was trained with: its temperature, and the loss, for the manifest and for the noise that
+            λ removes. Negatives beyond the batch's are not known to it and not in that noise.
         candidates: the catalogue, distinct ids: an array of ids that `candidate_model` takes as they are, or a
             dataset of ids or of pairs (id, features), batched or not.
         counts: training pairs per label, by id (a label that is not named has 0) or [L] in the order of `candidates`.
@@ -75,13 +78,18 @@ def export_tfrs(
         similarity: `cosine` if both models end in an L2 normalisation; the bundle is refused if they do not.
         display: the labels' own columns (title, …) to show in answers, L rows in the order of `candidates`.
         bias_removal: λ of requests that name none.
+        sampling_probability: calls of a plain `Retrieval` gave `candidate_sampling_probability`, which it does not
+            remember. That is weight `relative`, after which nothing is left for λ to remove; without, weight `unit`,
+            after which λ = 1 removes log π [METHODS §9].
 
     Returns:
         The bundle as written.
 
     Raises:
         ExportError: a query model that cannot be exported, or that computes something else in ONNX; candidates or
-            queries that are not what was expected.
+            queries that are not what was expected; `sampling_probability` with a `SampledRetrieval`, whose own weight
+            says what calls gave.
+        ValueError: a count below 0.
         BundleInvariantError: label ids that are not distinct, embeddings that are not finite or not of unit length.
         BundleExistsError: `out` is there already.
     """
@@ -112,11 +120,14 @@ def export_tfrs(
             f"candidate model: expected embeddings of shape {queries_CD.shape[1:]}, the query model's, "
             f"found {embeddings_LD.shape[1:]}"
         )
-    temperature, loss = _temperature(task), _loss(task)
+    temperature, (loss, objective) = _temperature(task), _loss(task, sampling_probability=sampling_probability)
     counts_L = _counts_of(ids, counts)
-    log_pn_L = log_frequencies(counts_L).astype(np.float32)
+    log_pi_L = log_frequencies(counts_L)
+    log_nu_L = implied_noise(objective, log_pi_L, log_pi_L)
+    log_pn_L = log_nu_L.astype(np.float32)
+    log_popularity_L = None if np.array_equal(log_nu_L, log_pi_L) else log_pi_L.astype(np.float32)
     buckets = Buckets.by_quantile(counts_L)
-    augmentation = Augmentation.fitted(temperature, embeddings_LD, log_pn_L, None)
+    augmentation = Augmentation.fitted(temperature, embeddings_LD, log_pn_L, None, log_popularity_L)
     manifest = Manifest(
         schema_version=SCHEMA_VERSION,
         name=out.name,
@@ -127,11 +138,16 @@ def export_tfrs(
         temperature=temperature,
         label_bias=False,
         kappa=augmentation.kappa,
+        kappa_popularity=augmentation.kappa_popularity,
         loss=loss,
         query_features=list(tower.features),
         display=display.column_names if display is not None else [],
         buckets=buckets,
-        bias_removal=BiasRemoval(default=bias_removal, chosen_by="the caller of export_tfrs; nothing was measured"),
+        bias_removal=BiasRemoval(
+            default=bias_removal,
+            noise=name_of_noise(log_nu_L, log_pi_L),
+            chosen_by="the caller of export_tfrs; nothing was measured",
+        ),
         training_data={"pairs": int(counts_L.sum())},
         software={name: version(name) for name in _SOFTWARE} | {"python": platform.python_version()},
     )
@@ -141,6 +157,7 @@ def export_tfrs(
             ids=ids,
             counts=counts_L,
             log_pn=log_pn_L,
+            log_popularity=log_popularity_L,
             buckets=buckets.assign(counts_L),
             bias=None,
             display=display if display is not None else pa.table({}),
@@ -191,10 +208,17 @@ def _temperature(task: tfrs.tasks.Retrieval) -> float:
     return 1.0 if task._temperature is None else float(task._temperature)
 
 
-def _loss(task: tfrs.tasks.Retrieval) -> Loss:
+def _loss(task: tfrs.tasks.Retrieval, *, sampling_probability: bool) -> tuple[Loss, Objective]:
+    """What the task minimises, for the manifest and for the noise."""
     if isinstance(task, SampledRetrieval):
-        return task.trained_with
-    return Loss(family="softmax", sampler="in_batch", weight="unit")
+        if sampling_probability:
+            raise ExportError(
+                "sampling_probability: expected False with a SampledRetrieval, whose weight "
+                f"{task.trained_with.weight!r} says it, received True"
+            )
+        return task.trained_with, task.objective
+    weight = "relative" if sampling_probability else "unit"
+    return Loss(family="softmax", sampler="in_batch", weight=weight), Objective("softmax", weight)
 
 
 def _numpy(embeddings: Any) -> Float32:

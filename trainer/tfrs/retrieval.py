@@ -15,7 +15,7 @@ import tensorflow_recommenders as tfrs
 from longtail.bundle import Loss, log_frequencies
 from longtail.bundle.arrays import Int64
 from longtail.trainer.config import LossConfig
-from longtail.trainer.losses import LOSSES, Family, SampledLogits
+from longtail.trainer.losses import LOSSES, Family, Objective, SampledLogits
 
 Counts = Mapping[str, int] | Mapping[int, int] | Int64
 """Training pairs per candidate id, or, where candidate ids are rows 0..L-1, int64 [L]."""
@@ -164,6 +164,11 @@ class SampledRetrieval(tfrs.tasks.Retrieval):
     def temperature(self) -> float:
         """T of the logits `u·v / T`."""
         return 1.0 if self._temperature is None else float(self._temperature)
+
+    @property
+    def objective(self) -> Objective:
+        """Family × weight × mining, as the project's own training has it."""
+        return self._objective
 
     @property
     def trained_with(self) -> Loss:

@@ -72,6 +72,7 @@ class Window(BaseModel):
     seconds: int
     queries: int
     bias_removal: float | None = Field(description="Mean λ.")
+    popularity_weight: float | None = Field(description="Mean μ, which requests call `popularity`.")
     exposures: dict[BucketName, Share]
     coverage: float
     gini: float | None
@@ -89,7 +90,7 @@ class MonitoringAnswer(BaseModel):
     since: datetime
     now: datetime
     baseline: dict[str, JsonValue] | None = Field(
-        description="What held-out queries are answered: bias_removal, k, shares, popularity, scores."
+        description="What held-out queries are answered: λ, μ (`popularity_weight`), k, shares, popularity, scores."
     )
     windows: dict[Literal["5m", "1h", "24h"], Window]
     series: dict[str, JsonValue] = Field(description="By minute, oldest first, over all releases.")

@@ -80,8 +80,10 @@ def release() -> dict[str, Any]:
             "maximum": 2.0,
             "chosen_by": "valid recall@20",
             "curve_split": "test",
-            "curve": [{"bias_removal": at, "metrics": metrics(row)} for at, row in CURVE.items()],
+            "curve": [{"bias_removal": at, "popularity": 0.0, "metrics": metrics(row)} for at, row in CURVE.items()]
+            + [{"bias_removal": 0.8, "popularity": 0.5, "metrics": metrics(CURVE[0.8])}],
         },
+        "popularity": {"default": 0.0, "minimum": -1.0, "maximum": 2.0},
         "query_features": [],
         "example": {"user_id": "196", "age": 49, "occupation": "writer", "history": ["242", "302", "377"]},
         "request_id": "r-release",
@@ -142,6 +144,7 @@ def monitoring() -> dict[str, Any]:
         "now": NOW.isoformat(),
         "baseline": {
             "bias_removal": 0.8,
+            "popularity_weight": 0.0,
             "k": 20,
             "shares": BASELINE,
             "popularity": 168.2,
@@ -171,6 +174,7 @@ def _window(series: dict[str, Any], seconds: int, positives: dict[str, int]) -> 
         "seconds": seconds,
         "queries": queries,
         "bias_removal": sum(series["bias_removal"][-rows:]) / rows,
+        "popularity_weight": 0.0,
         "exposures": {
             b: {"count": round(20 * queries * share[b]), "share": share[b], "coverage": coverage[b]} for b in BUCKETS
         },
@@ -196,7 +200,14 @@ def fresh() -> dict[str, Any]:
     data = monitoring()
     nothing = {kind: wilson(0, 0) for kind in KINDS}
     for window in data["windows"].values():
-        window |= {"queries": 0, "bias_removal": None, "coverage": 0.0, "gini": None, "popularity": None}
+        window |= {
+            "queries": 0,
+            "bias_removal": None,
+            "popularity_weight": None,
+            "coverage": 0.0,
+            "gini": None,
+            "popularity": None,
+        }
         window |= {"exposures": {b: {"count": 0, "share": None, "coverage": 0.0} for b in BUCKETS}}
         window |= {"psi": {"buckets": None, "scores": None}, "recall": {"feedback": nothing, "shadow": nothing}}
         window["requests"] |= {"count": 0, "per_second": 0.0, "p50_ms": None, "p99_ms": None, "shed": 0, "errors": 0}
@@ -238,8 +249,9 @@ def retrieved(body: dict[str, Any]) -> dict[str, Any]:
     """POST /v1/retrieve."""
     results = [
         {
-            "labels": ranked(query["bias_removal"], query["k"]),
+            "labels": ranked(query["bias_removal"] + query.get("popularity", 0.0), query["k"]),
             "bias_removal": query["bias_removal"],
+            "popularity": query.get("popularity", 0.0),
             "unknown": {"exclude": 0, "allow": 0},
         }
         for query in body["queries"]

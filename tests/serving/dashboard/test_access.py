@@ -77,14 +77,15 @@ def test_every_control_is_reached_by_tab_named_and_visibly_focused(opened: Opene
             unseen.append(found["id"])
     assert unseen == []
     assert all(name.strip() for name in reached.values())
-    named = {id_: reached[id_] for id_ in ("1h", "forget", "features", "lambda", "k", "default", "Ask")}
+    named = {id_: reached[id_] for id_ in ("1h", "forget", "features", "lambda", "mu", "k", "default", "Ask")}
     assert named == {
         "1h": "1 hour",
         "forget": "Forget the key",
         "features": "Features JSON",
         "lambda": "Bias removal λ",
+        "mu": "Prior μ above 0: frequent labels",
         "k": "Labels k",
-        "default": "Default λ",
+        "default": "Defaults",
         "Ask": "Ask",
     }
     assert sum(name.endswith("as a table") for name in reached.values()) == 7

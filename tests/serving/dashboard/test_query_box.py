@@ -62,6 +62,20 @@ def test_the_slider_asks_again_from_the_keyboard_and_shows_moves(opened: Opened,
     assert {mark[:1] for mark, *_ in found} >= {"▲", "▼", "n"}
 
 
+def test_the_prior_is_asked_beside_the_slider_and_the_button_takes_both_back(opened: Opened, service: Service) -> None:
+    page = opened()
+    range_ = page.run("((mu) => [mu.min, mu.max, mu.value])(document.getElementById('mu'))")
+    assert range_ == ["-1", "2", "0"]
+    set_(page, "mu", -0.5)
+    page.until(SUMMARY, lambda text: "at λ 0.80, μ -0.50; moves against the default, 0.80" in text.replace("−", "-"))
+    asked = service.asked("/v1/retrieve")[-1]
+    dials = [(query["bias_removal"], query.get("popularity")) for query in asked["queries"]]
+    assert dials == [(0.8, -0.5), (0.8, None)]
+    page.run("document.getElementById('default').click()")
+    page.until(SUMMARY, lambda text: text.endswith("at λ 0.80, the default"))
+    assert page.run("document.getElementById('mu').value") == "0"
+
+
 def test_sliding_asks_once_it_pauses(opened: Opened, service: Service) -> None:
     count = "window.waits = []; window.setTimeout = (work, ms) => { waits.push(ms); return wait(work, ms) }"
     page = opened(before=f"{{ const wait = setTimeout; {count} }}")

@@ -114,7 +114,7 @@ def test_what_strangers_write_stays_text(opened: Opened, service: Service) -> No
         "bucket": "tail",
         "display": {"title": EVIL, "genres": [EVIL], "more": {"a": EVIL}},
     }
-    answer = {"labels": [label], "bias_removal": 0.8, "unknown": {"exclude": 0, "allow": 0}}
+    answer = {"labels": [label], "bias_removal": 0.8, "popularity": 0.0, "unknown": {"exclude": 0, "allow": 0}}
     service.retrieve = lambda _: (200, {"results": [answer], "release": EVIL, "request_id": "r"})
     page = opened()
     assert page.text("#results b") == EVIL

@@ -44,6 +44,7 @@ def answered(
     release: str = "r1",
     names: Sequence[str] | None = None,
     bias_removal: float = 0.5,
+    popularity: float = 0.0,
     score: float = 0.5,
 ) -> AnsweredBatch:
     """One query per list of rows; rows 12 and above are labels added since."""
@@ -54,6 +55,7 @@ def answered(
         request_ids=[f"request-{place}" for place in range(len(lists))] if names is None else names,
         places=[0] * len(lists),
         bias_removal_B=np.full(len(lists), bias_removal, np.float32),
+        popularity_B=np.full(len(lists), popularity, np.float32),
         fingerprints_N=fingerprints(f"item-{row}" for row in rows),
         rows_N=rows,
         scores_N=np.full(len(rows), score, np.float32),

@@ -24,6 +24,7 @@ WINDOW = {
     "seconds": None,
     "queries": None,
     "bias_removal": None,
+    "popularity_weight": None,
     "exposures": {bucket: dict.fromkeys(("count", "share", "coverage")) for bucket in ("head", "torso", "tail")},
     "coverage": None,
     "gini": None,
@@ -39,6 +40,7 @@ REPORT = {
     "now": None,
     "baseline": {
         "bias_removal": None,
+        "popularity_weight": None,
         "k": None,
         "shares": dict.fromkeys(("head", "torso", "tail")),
         "popularity": None,
@@ -131,6 +133,7 @@ def test_the_gauges_are_the_reports_figures(live: LiveFigures, clock: Clock) -> 
     assert series['longtail_score_psi{window="5m"}'] == report["psi"]["scores"]
     assert series['longtail_gini{window="5m"}'] == report["gini"]
     assert series['longtail_bias_removal_mean{window="5m"}'] == 0.5
+    assert series['longtail_popularity_weight_mean{window="5m"}'] == 0.0
 
 
 def test_metrics_md_names_every_series(live: LiveFigures) -> None:

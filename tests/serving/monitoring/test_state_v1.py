@@ -44,6 +44,9 @@ def test_the_report_is_what_it_was(state: Path, worker: int) -> None:
     live.begin_release("r1", BUCKETS, BASELINE)
     report = live.report()
     live.close()
+    # Of μ, which it did not know, there was none.
+    for figures in (report["baseline"], *report["windows"].values()):
+        assert figures.pop("popularity_weight") == 0
     assert report == json.loads((FIXTURE / "report.json").read_text())
     # Nothing was put aside and begun anew.
     assert not list(state.rglob("*.aside"))

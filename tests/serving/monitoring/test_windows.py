@@ -26,7 +26,7 @@ def window(live: LiveFigures, name: str, clock: Clock) -> dict[str, Any]:
 
 def test_figures_by_hand(live: LiveFigures, clock: Clock) -> None:
     live.count_answers(answered([[0, 1, 4], [0, 8]], bias_removal=0.25, score=1.5))
-    live.count_answers(answered([[0]], bias_removal=1.0, score=9.0))
+    live.count_answers(answered([[0]], bias_removal=1.0, popularity=-1.5, score=9.0))
     live.count_request(0.004, 200)
     live.count_request(0.004, 503)
     live.count_shed()
@@ -34,6 +34,7 @@ def test_figures_by_hand(live: LiveFigures, clock: Clock) -> None:
         figures = window(live, name, clock)
         assert figures["queries"] == 3
         assert figures["bias_removal"] == pytest.approx(0.5)
+        assert figures["popularity_weight"] == pytest.approx(-0.5)
         assert {name: of["count"] for name, of in figures["exposures"].items()} == {"head": 4, "torso": 1, "tail": 1}
         assert figures["exposures"]["head"] == {"count": 4, "share": pytest.approx(4 / 6), "coverage": 2 / 4}
         assert figures["coverage"] == pytest.approx(4 / 12)

@@ -122,9 +122,25 @@ def test_what_the_bundle_says(tmp_path: Path) -> None:
     assert (manifest.display, manifest.bias_removal.default) == (["year"], 0.5)
     assert labels.ids.to_pylist() == FILMS.tolist()
     assert labels.counts.tolist() == [3, 0, 0, 1, 0]
-    # (count + ½) / (4 + 5·½)
-    np.testing.assert_allclose(np.exp(labels.log_pn), np.array([3.5, 0.5, 0.5, 1.5, 0.5]) / 6.5, rtol=1e-6)
+    # (count + ½) / (4 + 5·½), of which training divided the scores by the root
+    pi = np.array([3.5, 0.5, 0.5, 1.5, 0.5]) / 6.5
+    np.testing.assert_allclose(np.exp(labels.log_popularity), pi, rtol=1e-6)
+    np.testing.assert_allclose(np.exp(labels.log_pn), np.sqrt(pi) / np.sqrt(pi).sum(), rtol=1e-6)
+    assert manifest.bias_removal.noise == "π^0.5"
     np.testing.assert_allclose(bundle.embeddings, films(tf.constant(FILMS)), atol=0)
+
+
+def test_sampling_probabilities_leave_nothing_to_remove(tmp_path: Path) -> None:
+    """logQ on both sides, weight `relative`: the optimum is log p(y|x). Without them it is log p(y|x)/π."""
+    plain, corrected = export(tmp_path / "1"), export(tmp_path / "2", sampling_probability=True)
+
+    assert (plain.manifest.loss.weight, plain.manifest.bias_removal.noise) == ("unit", "π")
+    assert plain.labels.log_popularity is None
+    assert (corrected.manifest.loss.weight, corrected.manifest.bias_removal.noise) == ("relative", "uniform")
+    np.testing.assert_allclose(np.exp(corrected.labels.log_pn), 1 / 5, rtol=1e-6)
+    np.testing.assert_allclose(corrected.labels.log_popularity, plain.labels.log_pn)
+    with pytest.raises(ExportError, match="sampling_probability: expected False with a SampledRetrieval"):
+        export(tmp_path / "3", task=SampledRetrieval(), sampling_probability=True)
 
 
 def test_candidates_with_features_of_their_own(tmp_path: Path) -> None:

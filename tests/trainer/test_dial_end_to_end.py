@@ -1,0 +1,106 @@
+"""The dial of whole jobs: recipes trained on pairs of a known p(y|x), read back from the bundles they wrote.
+
+Without a valid split the default λ is that of the theory; there the bundle's scores rank by p, and at λ = 0 by p/ν.
+test_implied_noise.py has every cell in closed form. Legend: `X` queries, `L` labels.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from rich.console import Console
+
+from longtail.bundle import Bundle, onnx_session
+from longtail.trainer.job import fit
+from longtail.trainer.progress import Reporter
+from tests.trainer import tiny
+
+COUNTS = np.array([[37, 31, 14, 10, 5, 3], [21, 32, 27, 3, 8, 9], [37, 28, 8, 3, 14, 10]])
+"""Of 100 pairs of a query, those with a label of every group."""
+X, GROUPS = COUNTS.shape
+EACH, TIMES, B = 16, 8, 256
+L = GROUPS * EACH
+"""Groups of labels that are alike: p(y|x) is small, as in a catalogue, and the mean over a group is steady."""
+DATA = COUNTS / 100
+PI = COUNTS.sum(axis=0) / 300
+POPULARITY = {"name": "popularity", "negatives": L, "alpha": 0.5}
+UNIFORM = {"name": "uniform", "negatives": L}
+MIXED = (255 * PI + 96 / GROUPS) / 351
+
+
+CELLS: dict[str, tuple[dict[str, Any], str, np.ndarray, float]] = {
+    "in_batch · unit": ({}, "π", PI, 0.1),
+    "in_batch · importance": ({"weight": "importance"}, "uniform", np.ones(GROUPS), 0.1),
+    "mixed · unit": ({"sampler": UNIFORM | {"name": "mixed"}}, "0.7265·π + 0.2735/L", MIXED, 0.1),
+    "popularity(½) · unit": ({"sampler": POPULARITY}, "π^0.5", PI**0.5, 0.1),
+    "uniform · tail": ({"sampler": UNIFORM, "weight": "tail"}, "π", PI, 0.2),
+    "logistic · popularity(½) · unit": ({"family": "logistic", "sampler": POPULARITY}, "π^0.5", PI**0.5, 0.1),
+    "logistic · uniform · equalised(½)": (
+        {"family": "logistic", "sampler": UNIFORM, "weight": {"name": "equalised", "power": 0.5}},
+        "π^0.5", PI**0.5, 0.1,
+    ),
+    "exponential · in_batch · unit, kept": (
+        {"family": "exponential", "hits": "keep"}, "π", PI, 0.1,
+    ),
+    "pairwise logistic · in_batch · adaptive": (
+        {"family": {"name": "logistic", "pairwise": True}, "weight": {"name": "adaptive", "exponent": 0.5}},
+        "π^0.5", PI**0.5, 0.1,
+    ),
+    "importance, reweighted by π^−½": (
+        {"weight": "importance", "sampler": UNIFORM, "reweight": 0.5}, "π^0.5", PI**0.5, 0.2,
+    ),
+    "nce · popularity(½)": ({"family": "nce", "sampler": POPULARITY}, "uniform", np.ones(GROUPS), 0.1),
+}  # fmt: skip
+"""`[loss]`, ν in words and in numbers, and how far log p may be off, in nats: softmax has its knee."""
+
+
+def bundle_of(folder: Path, loss: dict[str, Any]) -> Bundle:
+    x, y = np.indices((X, L)).reshape(2, -1)
+    pairs = np.repeat(np.arange(X * L), np.repeat(COUNTS, EACH, axis=1).ravel() * TIMES)
+    pq.write_table(pa.table({"user_id": x[pairs], "item_id": y[pairs]}), folder / "train.parquet")
+    recipe = tiny.recipe(
+        data={"train": folder / "train.parquet", "query_id": "user_id", "label_id": "item_id"},
+        model={"dim": 4, "similarity": "dot", "temperature": 1, "label_bias": True},
+        loss=loss,
+        optimizer={"embedding_learning_rate": 0.05, "schedule": "linear"},
+        training={"epochs": 8, "batch_size": B},
+    )
+    fit(recipe, folder / "out", Reporter(Console(quiet=True)))
+    return Bundle.load(folder / "out")
+
+
+def scores_of(bundle: Bundle, bias_removal: float, popularity: float = 0.0) -> np.ndarray:
+    """Logits of the queries and groups, as an index computes them, less their mean over groups; [X, GROUPS]."""
+    names = np.array(bundle.vocabularies["user_id"].lookup_all([str(x) for x in range(X)]), np.int32)
+    (queries_XD,) = onnx_session(bundle.query_tower, "query_tower.onnx").run(None, {"user_id": names})
+    rows = bundle.augmentation.queries(queries_XD, bias_removal, popularity)
+    scores_XL = rows @ bundle.rows().T / bundle.manifest.temperature
+    in_order = np.argsort([int(id_) for id_ in bundle.labels.ids.to_pylist()])
+    return centred(scores_XL[:, in_order].reshape(X, GROUPS, EACH).mean(axis=2))
+
+
+def centred(scores_XL: np.ndarray) -> np.ndarray:
+    return scores_XL - scores_XL.mean(axis=1, keepdims=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", CELLS)
+def test_the_default_puts_the_probabilities_back_and_the_prior_takes_popularity_out(cell: str, tmp_path: Path) -> None:
+    loss, name, noise_L, off = CELLS[cell]
+    bundle = bundle_of(tmp_path, loss)
+    dial = bundle.manifest.bias_removal
+    link = 0.5 if cell.startswith("exponential") else 1.0
+    assert (dial.noise, dial.chosen_by) == (name, "theory, for want of validation data")
+    assert dial.default == (0.0 if name == "uniform" else link)
+    removed_XG, raw_XG = scores_of(bundle, dial.default), scores_of(bundle, 0.0)
+    np.testing.assert_allclose(removed_XG, centred(link * np.log(DATA)), atol=off)
+    np.testing.assert_allclose(raw_XG, centred(link * np.log(DATA / noise_L)), atol=off)
+    np.testing.assert_array_equal(removed_XG.argsort(axis=1), DATA.argsort(axis=1))
+    assert (bundle.labels.log_popularity is None) == (name == "π")
+    prior_XG = scores_of(bundle, dial.default, popularity=-1.0)
+    np.testing.assert_allclose(prior_XG, removed_XG - centred(np.log(PI)[None]), atol=0.01)

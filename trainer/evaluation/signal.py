@@ -1,0 +1,75 @@
+"""The signal-to-noise ratio of the gradient of negative sampling, which noise decides [BM20 §4, Theorem 2].
+
+Legend: `X` queries, `L` labels.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from longtail.bundle.arrays import Float64
+from longtail.trainer.backend import ops
+from longtail.trainer.sampling import DrawContext, Sampler
+
+
+def signal_to_noise(data_XL: Float64, noise_XL: Float64) -> float:
+    """η = 1/Tr[Cov[ĝ, ĝ] H⁻¹] at the optimum of family `logistic` with one negative of weight 1 [BM20 eq. 12, 15].
+
+    `1/η = N Σ_x (L − 2 Σ_y α_xy)` with `α_xy = p_D p_n/(p_D + p_n)`, of a model that can give every pair any score and
+    a loss that is summed over N = X pairs. Largest where p_n = p_D, where Σ_y α is ½ for every x; and even then only
+    L/(L − 1) times what noise has that never meets the data. `overlap` is the part that differs.
+
+    Args:
+        data_XL: p_D(y|x), rows sum to 1.
+        noise_XL: p_n(y|x), rows sum to 1.
+
+    Raises:
+        ValueError: the two differ in shape.
+
+    Example:
+        >>> even, skewed = np.full((1, 2), 0.5), np.array([[0.9, 0.1]])
+        >>> signal_to_noise(even, even), round(signal_to_noise(even, skewed), 3)
+        (1.0, 0.84)
+    """
+    queries, labels = data_XL.shape
+    return 1 / float(queries**2 * (labels - overlap(data_XL, noise_XL).mean()))
+
+
+def overlap(data_XL: Float64, noise_XL: Float64) -> Float64:
+    """2 Σ_y α_xy of every query, float64 [X]: 1 where p_n = p_D, 0 where they never meet [BM20 eq. 16].
+
+    It is also twice the share of pairs that a trained discriminator takes for noise, E_{y∼p_D} σ(−f_y).
+
+    Args:
+        data_XL: p_D(y|x), rows sum to 1.
+        noise_XL: p_n(y|x), rows sum to 1.
+
+    Raises:
+        ValueError: the two differ in shape.
+    """
+    if data_XL.shape != noise_XL.shape:
+        raise ValueError(f"overlap: expected p_n of shape {data_XL.shape}, received {noise_XL.shape}")
+    total_XL = data_XL + noise_XL
+    overlap_X: Float64 = 2 * (data_XL * noise_XL / np.where(total_XL > 0, total_XL, 1)).sum(axis=1)
+    return overlap_X
+
+
+def data_and_noise(sampler: Sampler, context: DrawContext, logits_XL: Float64) -> tuple[Float64, Float64]:
+    """p_D and p_n of a trained model and its sampler, both float64 [X, L], for `signal_to_noise` and `overlap`.
+
+    p_n is the sampler's q. p_D is what the model has learned, softmax(f + log p_n) [BM20 eq. 5]: of family `logistic`
+    with weight `unit`.
+
+    Args:
+        sampler: of the training; drawing for X rows.
+        context: the queries, and their positives.
+        logits_XL: f of every label.
+    """
+    queries, labels = logits_XL.shape
+    if sampler.log_q is None:
+        log_q_XL = np.broadcast_to(np.asarray(sampler.log_q_L, np.float64), (queries, labels))
+    else:
+        every_XL = ops.convert_to_tensor(np.tile(np.arange(labels, dtype=np.int32), (queries, 1)))
+        log_q_XL = ops.convert_to_numpy(sampler.log_q(context, every_XL)).astype(np.float64)
+    scores_XL = logits_XL + log_q_XL
+    return np.exp(scores_XL - np.logaddexp.reduce(scores_XL, axis=1, keepdims=True)), np.exp(log_q_XL)
