@@ -147,7 +147,7 @@ def labelling_bias() -> list[Study]:
         replace(
             common, data="movielens-1m", settings=movielens, methods=schemes(256, (rate,))[:7], hold_out="recipe",
             max_pairs=250_000, show=_RETRIEVAL, compare=_COMPARED,
-            note="a vector of 32 a user and a movie, dot products, m = 256 of L = 3,706, B = 257, 250,000 pairs once",
+            note="a vector of 32 a user and a movie, dot products, m = 256 of L = 3,883, B = 257, 250,000 pairs once",
         ),
     ]  # fmt: skip
 
