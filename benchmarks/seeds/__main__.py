@@ -25,6 +25,7 @@ def main(
     ),
     out: Annotated[Path, typer.Option(help="Folder that keeps every run's figures.")] = Path("runs/seeds"),
     only: Annotated[list[str] | None, typer.Option(help="Only studies whose name begins so, such as r21.")] = None,
+    method: Annotated[list[str] | None, typer.Option(help="Only these rows, by their names.")] = None,
     shard: Annotated[str, typer.Option(help="Which part of the methods: I/N.")] = "0/1",
     minutes: Annotated[float, typer.Option(help="Begin no run after so long.")] = 600.0,
     quick: Annotated[bool, typer.Option("--quick", help="A few thousand pairs, one study a paper; printed.")] = False,
@@ -52,8 +53,9 @@ def main(
                 continue
             bench = Bench(study, data, store, out / "trees" / study.name, deadline, console)
             try:
-                for method in study.methods[part::parts]:
-                    bench.finish(method)
+                rows = [row for row in study.methods if row.name in (method or [row.name])]
+                for row in rows[part::parts]:
+                    bench.finish(row)
             except OutOfTimeError:
                 console.print(f"{study.name}: out of time; the same command goes on.")
                 raise typer.Exit(75) from None

@@ -14,7 +14,7 @@ import matplotlib.pyplot as plt
 from benchmarks.seeds.findings import Finding, estimate_of, findings, verdict
 from benchmarks.seeds.published import ACCURACY, MINING, NOT_RUN, PRECISION
 from benchmarks.seeds.store import Record, Store, by_every_seed
-from benchmarks.seeds.study import FULL, LIKELY_AT, POPULARITY, SEEDS, Study
+from benchmarks.seeds.study import FULL, POPULARITY, SEEDS, Study
 from longtail.bundle.arrays import Float64
 
 _BEGIN, _END = "<!-- seeds: begin -->", "<!-- seeds: end -->"
@@ -128,14 +128,16 @@ def _section(study: Study, records: list[Record], plots: Path | None) -> str:
 
 def _lambda(study: Study, record: Record, column: str) -> str:
     """λ at which the table shows a column."""
-    if column == "log_likelihood" and f"{LIKELY_AT:g}" in record.test:
-        return f"{LIKELY_AT:g}"
+    if column == "log_likelihood" and f"{record.likely_at:g}" in record.test:
+        return f"{record.likely_at:g}"
     return f"{record.bias_removal if study.shown_at == 'chosen' else study.grid[0]:g}"
 
 
 def _note(study: Study, records: list[Record]) -> str:
     chosen = (
-        "as trained (λ = 0)" if study.shown_at == "trained" else "at the λ that validation chose, likelihoods at λ = 1"
+        "as trained (λ = 0)"
+        if study.shown_at == "trained"
+        else "at the λ that validation chose, likelihoods with the noise removed"
     )
     return (
         f"{study.note[0].upper()}{study.note[1:]}. {records[0].pairs:,} training pairs, {records[0].labels:,} labels. "

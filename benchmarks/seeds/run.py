@@ -16,7 +16,7 @@ from rich.console import Console
 
 from benchmarks.seeds.measure import HeldOut, Measured, measure, popularity_side
 from benchmarks.seeds.store import Record, Store, key_of, pack_values, protocol_of
-from benchmarks.seeds.study import LIKELY_AT, POPULARITY, SEEDS, Ladder, Method, Study
+from benchmarks.seeds.study import POPULARITY, SEEDS, Ladder, Method, Study
 from longtail.bundle import log_frequencies
 from longtail.trainer.checkpoint import identity_of
 from longtail.trainer.config import Recipe, load_recipe
@@ -26,7 +26,7 @@ from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.evaluation.ranking import log_proposal_of
 from longtail.trainer.train import Run, Trained, prepare_run
 
-_VALID_QUERIES, _MOMENTS = 2_000, 8
+_VALID_QUERIES, _MOMENTS = 2_000, 4
 _HELD_OUT_ROWS = 0.1
 
 
@@ -147,7 +147,7 @@ class Bench:
         names = [name for name in self.study.show if name in next(iter(measured.values())).metrics]
         record.test = {f"{at:g}": {name: round(it.metrics[name], 6) for name in names} for at, it in measured.items()}
         trained = self.study.shown_at == "trained"
-        kept = (self.study.grid[0],) if trained else (record.bias_removal, LIKELY_AT)
+        kept = (self.study.grid[0],) if trained else (record.bias_removal, record.likely_at)
         record.values |= {
             f"{name}@{at:g}": pack_values(measured[at].contributions[name])
             for at in dict.fromkeys(kept)
@@ -189,7 +189,7 @@ class Bench:
         """
         record = Record(
             self.study.name, method.name, choice, seed, protocol_of(self.study, method), float("-inf"), 0.0, 0.0,
-            len(self.dataset.label_ids), len(self.dataset.train),
+            len(self.dataset.label_ids), len(self.dataset.train), method.likely_at,
         )  # fmt: skip
         tree = run.trained.model.proposal is not None
         seconds = float(self._tree_seconds.read_text(encoding="utf-8")) if tree else 0.0
@@ -199,14 +199,14 @@ class Bench:
             if not np.isfinite(loss):
                 return record
             if moments_at is not None:
-                measured = self.measure(run.trained, "test", tuple(dict.fromkeys((moments_at, LIKELY_AT))))
+                measured = self.measure(run.trained, "test", tuple(dict.fromkeys((moments_at, method.likely_at))))
                 moment = len(record.curve)
                 record.values |= {
                     f"{name}#{moment}": pack_values(measured[moments_at].contributions[name])
                     for name in self.study.compare
                 }
                 metrics = {
-                    name: measured[LIKELY_AT if name == "log_likelihood" else moments_at].metrics[name]
+                    name: measured[method.likely_at if name == "log_likelihood" else moments_at].metrics[name]
                     for name in self.study.show
                 }
                 record.curve.append(
@@ -228,8 +228,8 @@ class Bench:
             done = self.store.records(self.study).get(key_of(POPULARITY, {}, SEEDS[0]))
             if done is not None:
                 return
-        recipe, dataset = self.recipe(self.study.methods[1], {}, SEEDS[0]), self.dataset
-        run = prepare_run(recipe, dataset, epochs=1, work=self.work)
+        dataset, run = self.dataset, self._prepare(self.study.methods[1], {}, SEEDS[0])
+        recipe = run.trained.recipe
         visits_L = dataset.label_visits(one_label_per_query=recipe.data.reduction == "sample")
         log_pi_L = log_frequencies(visits_L, smoothing=0.5).astype(np.float32)
         known = dataset.train.followed_by(dataset.valid)
@@ -249,7 +249,7 @@ class Bench:
 
 
 def train(run: Run, epochs: int) -> Iterator[tuple[float, float]]:
-    """Train a prepared run; CPU seconds and the last loss after every eighth of the way.
+    """Train a prepared run; CPU seconds and the last loss after every quarter of the way.
 
     The first step is not counted: compiling it takes seconds that a longer training would not notice.
     """

@@ -27,6 +27,7 @@ class Record:
         protocol: a digest of all that was set; a record of another protocol is not used.
         valid: the metric that choices go by, at the best λ.
         bias_removal: that λ.
+        likely_at: the λ of likelihoods, the method's.
         seconds: of CPU, training and tree.
         labels, pairs: sizes of what was trained on.
         test: metrics on test by λ, {} where the run was only tuned by.
@@ -45,6 +46,7 @@ class Record:
     seconds: float
     labels: int
     pairs: int
+    likely_at: float = 1.0
     test: dict[str, dict[str, float]] = field(default_factory=dict)
     values: dict[str, str] = field(default_factory=dict)
     curve: list[dict[str, float]] = field(default_factory=list)

@@ -306,7 +306,7 @@ def approximations() -> list[Study]:
             "frequency",
             {"loss.family": '"logistic"', "loss.sampler": f'{{ name = "popularity", {draws} }}'}, grid, 2,
         ),
-        Method("NCE", {"loss.family": '"nce"', "loss.sampler": tree}, grid),
+        Method("NCE", {"loss.family": '"nce"', "loss.sampler": tree}, grid, likely_at=0.0),
         Method(
             "One-vs-Each",
             {

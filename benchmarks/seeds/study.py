@@ -12,8 +12,6 @@ from typing import Literal
 
 SEEDS = (0, 1, 2)
 """The first one is tuned by."""
-LIKELY_AT = 1.0
-"""λ of every log-likelihood: without the noise scores are log p(y|x) [BM20 eq. 5]."""
 FULL, LOGIT_ADJUSTED, POPULARITY = "full softmax", "full logit adjustment", "popularity"
 """Names of reference rows."""
 
@@ -36,12 +34,14 @@ class Method:
         settings: overrides of the study's recipe, as `--set` takes them.
         grid: what is climbed, one after the other.
         length: epochs, as a multiple of the study's.
+        likely_at: λ at which scores are log p(y|x): with the noise removed [BM20 eq. 5]; 0 for NCE.
     """
 
     name: str
     settings: Mapping[str, str] = field(default_factory=dict)
     grid: tuple[Ladder, ...] = ()
     length: int = 1
+    likely_at: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Study:
         show: metrics of the table, all at λ = 0 unless `shown_at` says `chosen`.
         compare: metrics whose values per query are kept, for paired intervals.
         shown_at: λ of the table: as trained, or as chosen on validation.
-        timed: also measure on the way, at every 1/8 of a method's epochs.
+        timed: also measure on the way, at every quarter of a method's epochs.
         variant: tells two studies of one paper on one data set apart.
         note: the protocol in words, for the report.
     """

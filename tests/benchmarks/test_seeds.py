@@ -103,6 +103,9 @@ def test_in_time_the_other_method_is_taken_where_it_was_by_then() -> None:
 
     assert estimate is not None
     assert estimate.lead == 0.75
+    for it in records[len(SEEDS) :]:
+        it.seconds = 5.0  # ended long before a did
+    assert estimate_of(Finding("", "", "s", "a", "b", "precision@1", in_time=True), records) is None
 
 
 def test_contributions_average_to_the_trainers_metrics() -> None:
