@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.seeds.store import Record, by_every_seed, unpack_values
-from benchmarks.seeds.study import FULL, LOGIT_ADJUSTED
+from benchmarks.seeds.study import FULL, LOGIT_ADJUSTED, POPULARITY, Study
 from longtail.bundle.arrays import Float64
 
 RESAMPLES, _NEARLY = 2_000, 0.9
@@ -83,6 +83,13 @@ def estimate_of(finding: Finding, records: Sequence[Record]) -> Estimate | None:
     estimate = paired(sign * values[0], sign * values[1])
     too_short = limit is not None and np.mean([it.seconds for it in worse]) < _NEARLY * limit
     return None if too_short and estimate.high > 0 else estimate
+
+
+def learns(study: Study, records: Sequence[Record]) -> bool:
+    """Whether the full loss is ahead of popularity, without which a study tells methods apart by nothing."""
+    ahead = Finding("", "", study.name, FULL, POPULARITY, study.compare[0], study.shown_at)
+    estimate = estimate_of(ahead, records)
+    return estimate is not None and estimate.low > 0
 
 
 def _values(finding: Finding, records: Sequence[Record], seconds: float | None = None) -> Float64 | None:

@@ -11,7 +11,7 @@ import numpy as np
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from benchmarks.seeds.findings import Finding, estimate_of, findings, verdict
+from benchmarks.seeds.findings import Finding, estimate_of, findings, learns, verdict
 from benchmarks.seeds.published import ACCURACY, MINING, NOT_RUN, PRECISION
 from benchmarks.seeds.store import Record, Store, by_every_seed
 from benchmarks.seeds.study import FULL, POPULARITY, SEEDS, Study
@@ -36,7 +36,7 @@ def write(studies: list[Study], store: Store, benchmarks: Path, *, printed: bool
     """Write everything that has figures; `printed` shows it instead of touching RESULTS.md."""
     measured = {study.name: list(store.records(study).values()) for study in studies}
     by_name = {study.name: study for study in studies}
-    parts = [_findings(measured)]
+    parts = [_findings(measured, by_name)]
     for paper, title in _TITLES.items():
         sections = [
             _section(study, measured[study.name], None if printed else benchmarks / "plots")
@@ -64,7 +64,7 @@ def table(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in [head, ["---"] * len(head), *rows])
 
 
-def _findings(measured: dict[str, list[Record]]) -> str:
+def _findings(measured: dict[str, list[Record]], studies: dict[str, Study]) -> str:
     """Every finding with its estimate, interval and verdict; what cannot be tested, with the reason."""
     rows, counts = [], Counter[str]()
     for finding in findings():
@@ -73,6 +73,8 @@ def _findings(measured: dict[str, list[Record]]) -> str:
             row, told = [finding.source, finding.claim, "–", "–", "–"], f"cannot be tested: {finding.reason}"
         else:
             told = verdict(estimate)
+            if estimate is not None and not learns(studies[finding.study], measured[finding.study]):
+                told = "cannot be tested: the full loss is not ahead of popularity here"
             lead = "–" if estimate is None else _lead(finding, estimate.lead, estimate.low, estimate.high)
             row = [finding.source, finding.claim, finding.study.partition(".")[2], _name(finding.metric), lead]
         counts[told.partition(":")[0]] += 1

@@ -22,6 +22,7 @@ from longtail.trainer.checkpoint import identity_of
 from longtail.trainer.config import Recipe, load_recipe
 from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.dataset import Dataset, load_dataset
+from longtail.trainer.data.known import KnownPositives
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.evaluation.ranking import log_proposal_of
 from longtail.trainer.train import Run, Trained, prepare_run
@@ -255,13 +256,15 @@ def train(run: Run, epochs: int) -> Iterator[tuple[float, float]]:
     """
     trained, batches = run.trained, epochs * run.steps_per_epoch
     moments = {max(1, batches * at // _MOMENTS) for at in range(1, _MOMENTS + 1)}
+    masks_known = trained.recipe.loss.resolved_hits == "mask_known"
+    known = KnownPositives.of(trained.dataset.train) if masks_known else None
     step_number, started = 0, time.process_time()
     for epoch in range(epochs):
         trained.step.begin_epoch()
         for _, batch in epoch_batches(
             trained.dataset.train, trained.encoding.query, batch_size=run.batch_size,
             one_label_per_query=trained.recipe.data.reduction == "sample", seed=trained.recipe.seed, epoch=epoch,
-            first=0,
+            first=0, known=known,
         ):  # fmt: skip
             loss = trained.step(batch)
             step_number += 1

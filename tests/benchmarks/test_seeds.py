@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.seeds.findings import Estimate, Finding, estimate_of, findings, paired, verdict
+from benchmarks.seeds.findings import Estimate, Finding, estimate_of, findings, learns, paired, verdict
 from benchmarks.seeds.measure import contributions, popularity_side
 from benchmarks.seeds.papers_data import papers_data
 from benchmarks.seeds.run import climb
@@ -106,6 +106,15 @@ def test_in_time_the_other_method_is_taken_where_it_was_by_then() -> None:
     for it in records[len(SEEDS) :]:
         it.seconds = 5.0  # ended long before a did
     assert estimate_of(Finding("", "", "s", "a", "b", "precision@1", in_time=True), records) is None
+
+
+def test_a_study_whose_full_loss_is_popularity_tells_nothing() -> None:
+    study = replace(studies()[0], compare=("precision@1",))
+    full = [record(FULL, seed, [1, 0, 1, 1] * 50) for seed in SEEDS]
+
+    assert learns(study, [*full, record(POPULARITY, 0, [0, 0, 1, 0] * 50)])
+    assert not learns(study, [*full, record(POPULARITY, 0, [1, 0, 1, 1] * 50)])
+    assert not learns(study, full)
 
 
 def test_contributions_average_to_the_trainers_metrics() -> None:
