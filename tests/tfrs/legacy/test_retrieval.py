@@ -185,7 +185,7 @@ def test_metrics_with_ids_and_extra_negatives_see_the_positives_only() -> None:
     [
         ({"family": "soft"}, "expected one of softmax"),
         ({"weight": {"name": "tail", "tau": 1.0}}, "received 'tau'"),
-        ({"mining": {}}, "expected keep, power or both"),
+        ({"mining": {}}, "expected keep, power, both or theta"),
         ({"family": "augment_and_reduce", "weight": "importance"}, "a number per training pair"),
         ({"family": "contrastive", "temperature": 0.1}, "a loss of cosines, received 0.1"),
         ({"temperature": 0.0}, "expected a number > 0, received 0.0"),
