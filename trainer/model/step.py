@@ -124,6 +124,9 @@ class TrainStep:
             batch: query inputs by name; `_positive` int32 [B], label rows; `_weight` float32 [B]; `_pair`
                 int32 [B], rows of the training pairs; with hits `mask_known` also `_known` and `_known_rows`, int32
                 [K], as `known_among` takes them.
+
+        Raises:
+            ValueError: a batch without known positives, with hits `mask_known`.
         """
         return self._compiled(batch)
 
@@ -266,8 +269,12 @@ class TrainStep:
 
     def _known(self, candidates: Tensor, batch: dict[str, Tensor]) -> Tensor | None:
         """Candidates that are known positives of the row's query, bool [B, M]; None unless these are masked."""
-        if "_known" not in batch:
+        if self._recipe.loss.resolved_hits != "mask_known":
             return None
+        if "_known" not in batch:
+            raise ValueError(
+                "a step with hits 'mask_known': expected _known and _known_rows in its batch, received neither"
+            )
         known_K, rows_K = (ops.convert_to_tensor(batch[name]) for name in ("_known", "_known_rows"))
         return known_among(candidates, known_K, rows_K, batch=batch["_positive"].shape[0], labels=self._model.labels)
 
