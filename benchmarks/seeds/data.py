@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from benchmarks.seeds.profiles import profile
-from longtail.bundle import atomic_directory
+from longtail.bundle import BundleExistsError, atomic_directory
 from longtail.bundle.arrays import Float32, Int64
 
 DIMS, USERS = 32, 2_500
@@ -62,10 +63,11 @@ def derive(data: Path, name: str) -> None:
     """Write a derived data set below `data`, unless it is there; nothing for a name that is none."""
     if (data / name).exists():
         return
-    if name == "gowalla-history" and (data / "gowalla").exists():
-        _histories(data)
-    elif name in _GENERATORS:
-        _write(data / name, *_GENERATORS[name]())
+    with suppress(BundleExistsError):  # another shard wrote the same meanwhile
+        if name == "gowalla-history" and (data / "gowalla").exists():
+            _histories(data)
+        elif name in _GENERATORS:
+            _write(data / name, *_GENERATORS[name]())
 
 
 def _histories(data: Path) -> None:

@@ -165,6 +165,15 @@ def _labelling_bias() -> list[Finding]:
             Finding("[R21 F.2, Fig. 4]", "within-batch constant beats the full loss in balanced error", study, constant,
                     FULL, error),
         ]  # fmt: skip
+    exp, error = _PROFILES[0], "balanced_error@1"
+    found += [
+        *(Finding("[R21 F.1, Fig. 3]", f"contrastive loss: the full softmax beats within-batch {weight} on Tail", exp,
+                  FULL, f"in_batch {weight}, contrastive", f"{error}/tail") for weight in ("constant", "importance")),
+        Finding("[R21 F.2]", "within-batch constant: softmax beats the contrastive loss in balanced error", exp,
+                constant, f"{constant}, contrastive", error),
+        Finding("[R21 §5.1, App. E]", "within-batch constant beats the full loss on Tail, by SGD with momentum", exp,
+                f"{constant}, SGD", f"{FULL}, SGD", f"{error}/tail"),
+    ]  # fmt: skip
     for study in _R21:
         source = "[R21 §5.2, Fig. 2, 8]"
         rows = [
@@ -177,7 +186,7 @@ def _labelling_bias() -> list[Finding]:
             Finding(source, "uniform constant beats within-batch constant on Head", study, "uniform constant", constant,
                     head),
             Finding("[R21 §4.1]", "within-batch relative beats the full loss on Head", study, relative, FULL, head),
-            Finding("[R21 §4.1]", "within-batch constant beats the full loss in balanced error", study, constant, FULL,
+            Finding("[R21 F.2]", "within-batch constant beats the full loss in balanced error", study, constant, FULL,
                     "balanced_error@10"),
             Finding("[R21 eq. 16]", "within-batch tail weights beat constant on Tail", study, "in_batch tail", constant,
                     tail),
@@ -197,8 +206,6 @@ def _labelling_bias() -> list[Finding]:
     found += [
         Finding("[R21 §5.1, Fig. 1]", "CIFAR-100-LT, ImageNet-LT and iNaturalist by ResNets",
                 reason="no images and no convolutional tower"),
-        Finding("[R21 F.1, Fig. 3]", "the contrastive loss: sampling is poor on Tail beside the full loss",
-                reason="not run for want of time; the family is there"),
         Finding("[R21 §5.2, Fig. 2]", "within-batch constant beats the full loss on Tail, AmazonCat-13K",
                 "r21.amazoncat-13k", constant, FULL, tail, reason=_NOT_AT_HAND),
         Finding("[R21 §5.2, Fig. 2, 8]", "within-batch constant beats uniform constant on Tail, WikiLSHTC-325K",
@@ -246,6 +253,8 @@ def _mining() -> list[Finding]:
                                      f"top {keep}{suffix}", f"all{suffix}", "recall@1"))  # fmt: skip
             found.append(Finding("[Re19 §5, Table 2]", f"top 1 beats top 16{suffix}", study, f"top 1{suffix}",
                                  f"top 16{suffix}", "recall@1"))  # fmt: skip
+    found.append(Finding("[Re19 §5, Table 2]", "top 1 beats all negatives, by SGD as published", "re19.mixture-10k",
+                         "top 1, SGD", "all, SGD", "recall@1"))  # fmt: skip
     for row in ("all", "top 16", "top 1"):
         found.append(Finding("Longtail, `loss.hits`", f"masking other known positives helps {row}", "re19.delicious",
                              f"{row}{known}", row, "recall@1"))  # fmt: skip

@@ -146,8 +146,8 @@ def labelling_bias() -> list[Study]:
         ),
         replace(
             common, data="movielens-1m", settings=movielens, methods=schemes(256, (rate,))[:7], hold_out="recipe",
-            max_pairs=250_000, show=_RETRIEVAL, compare=_COMPARED,
-            note="a vector of 32 a user and a movie, dot products, m = 256 of L = 3,883, B = 257, 250,000 pairs once",
+            epochs=3, max_pairs=None, show=_RETRIEVAL, compare=_COMPARED,
+            note="a vector of 32 a user and a movie, dot products, m = 256 of L = 3,883, B = 257, 3 epochs",
         ),
     ]  # fmt: skip
 
@@ -183,14 +183,46 @@ def profiles() -> list[Study]:
         "evaluation.ks": "[1]", "evaluation.metric": '"recall@1"', "optimizer.dense_learning_rate": "0.003",
     }  # fmt: skip
     errors = ("balanced_error@1", *(f"balanced_error@1{bucket}" for bucket in _BUCKETS))
+    grid = (rates(0.03),)
     return [
         Study(
-            "profiles", data, settings, schemes(32, (rates(0.03),))[:rows], epochs=epochs, choose_by="recall@1",
-            grid=(0.0,), show=errors, compare=errors,
-            note=f"one hidden layer of 64, dot products, m = 32 of L = 100, B = 33, {epochs} epochs",
+            "profiles", data, settings, rows, epochs=epochs, choose_by="recall@1", grid=(0.0,), show=errors,
+            compare=errors, note=f"one hidden layer of 64, dot products, m = 32 of L = 100, B = 33, {epochs} epochs",
         )
-        for data, epochs, rows in (("exp-100", 3, 11), ("step-100", 1, 7))
+        for data, epochs, rows in (
+            ("exp-100", 3, (*schemes(32, grid), *_contrastive(grid), *_momentum())),
+            ("step-100", 1, schemes(32, grid)[:7]),
+        )
     ]  # fmt: skip
+
+
+def _contrastive(grid: tuple[Ladder, ...]) -> tuple[Method, ...]:
+    """[R21 F.1]: the contrastive loss of cosines, margin 0."""
+    cosine = {"loss.family": '{ name = "contrastive", margin = 0.0 }', **_COSINE, "model.temperature": "1.0"}
+    return tuple(
+        Method(
+            f"in_batch {weight}, contrastive",
+            cosine | {"loss.sampler": '"in_batch"', "loss.weight": f'"{weight}"'},
+            grid,
+        )
+        for weight in ("constant", "importance")
+    )
+
+
+_SGD = {"optimizer.embeddings": '"sgd"', "optimizer.dense": '"sgd"', "optimizer.momentum": "0.9"}
+
+
+def _sgd_rates(start: float) -> Ladder:
+    values = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+    return Ladder("optimizer.embedding_learning_rate", values, values.index(start))
+
+
+def _momentum() -> tuple[Method, ...]:
+    """[R21 App. E]: the main contrast by SGD with momentum 0.9."""
+    grid = (_sgd_rates(1.0), Ladder("optimizer.dense_learning_rate", (0.01, 0.03, 0.1, 0.3, 1.0), 2))
+    full, _ = _full(grid)
+    rows = (Method("in_batch constant", {"loss.sampler": '"in_batch"', "loss.weight": '"constant"'}, grid), full)
+    return tuple(replace(row, name=f"{row.name}, SGD", settings={**row.settings, **_SGD}) for row in rows)
 
 
 def more_negatives() -> Study:
@@ -235,7 +267,7 @@ def mining() -> list[Study]:
             "user",
         ),
         replace(
-            study, data="mixture-10k", settings=mixture, methods=mined(512, (1, 16, 64)), epochs=1,
+            study, data="mixture-10k", settings=mixture, methods=(*mined(512, (1, 16, 64)), *_by_sgd(512)), epochs=1,
             hold_out="recipe", compare=("recall@1",), show=shown[:3],
             note="10,000 labels around independent means, Zipf frequencies, ReLU layer of 32, m = 512 without "
             "replacement, 100,000 rows once",
@@ -260,6 +292,16 @@ def mined(m: int, keeps: tuple[int, ...], hits: tuple[str, ...] = ("mask",)) -> 
         "loss.weight": '"importance"',
     }  # fmt: skip
     return (Method(POPULARITY), Method(FULL, full, grid), *rows)
+
+
+def _by_sgd(m: int) -> tuple[Method, ...]:
+    """The ends of that ladder by [Re19 §5]'s optimiser: SGD, momentum in the dense layer."""
+    rows = [row for row in mined(m, (1,)) if row.name in ("all", "top 1")]
+    sgd = {**_SGD, "optimizer.embedding_momentum": "0.0"}
+    return tuple(
+        replace(row, name=f"{row.name}, SGD", settings={**row.settings, **sgd}, grid=(_sgd_rates(10.0),))
+        for row in rows
+    )
 
 
 _AFFINE = {
@@ -294,17 +336,17 @@ def softmax_gap() -> Study:
 
 
 def approximations() -> list[Study]:
-    """[BM20 Fig. 1]: approximations of softmax over time; methods that need no tree train twice as long."""
+    """[BM20 Fig. 1]: approximations of softmax over time; methods that need no tree train longer."""
     draws = "negatives = 4, shared = false"
     uniform, tree = f'{{ name = "uniform", {draws} }}', '{ name = "adversarial", negatives = 4 }'
     grid = (rates(0.1), _REGULARIZER)
     rows = (
         Method(POPULARITY),
         Method("adversarial", {"loss.family": '"logistic"', "loss.sampler": tree}, grid),
-        Method("uniform", {"loss.family": '"logistic"', "loss.sampler": uniform}, grid, 2),
+        Method("uniform", {"loss.family": '"logistic"', "loss.sampler": uniform}, grid, 4),
         Method(
             "frequency",
-            {"loss.family": '"logistic"', "loss.sampler": f'{{ name = "popularity", {draws} }}'}, grid, 2,
+            {"loss.family": '"logistic"', "loss.sampler": f'{{ name = "popularity", {draws} }}'}, grid, 4,
         ),
         Method("NCE", {"loss.family": '"nce"', "loss.sampler": tree}, grid, likely_at=0.0),
         Method(
@@ -312,12 +354,12 @@ def approximations() -> list[Study]:
             {
                 "loss.family": '{ name = "logistic", pairwise = true }', "loss.sampler": uniform,
                 "loss.weight": '"importance"',
-            }, grid[:1], 2,
+            }, grid[:1], 4,
         ),
         Method(
             "Augment & Reduce",
             {"loss.family": '"augment_and_reduce"', "loss.sampler": uniform, "loss.weight": '"importance"'},
-            grid[:1], 2,
+            grid[:1], 4,
         ),
         Method(FULL, {"loss.sampler": '"full"', "loss.weight": '"importance"'}, grid[:1]),
     )  # fmt: skip
@@ -335,7 +377,11 @@ def approximations() -> list[Study]:
             data="gowalla-history",
             settings=common,
             epochs=3,
-            methods=tuple(row for row in rows if row.name not in ("One-vs-Each", "Augment & Reduce")),
+            methods=tuple(
+                replace(row, length=min(row.length, 2))
+                for row in rows
+                if row.name not in ("One-vs-Each", "Augment & Reduce")
+            ),
             note="2,500 users of Gowalla, mean of the history to one label a visit, affine, Adagrad per element",
         ),
     ]

@@ -205,7 +205,7 @@ def test_mined_and_unmined_negatives_weigh_the_same_in_all() -> None:
     )  # fmt: skip
     study = next(study for study in studies() if study.name == "re19.mixture-10k")
     for method in study.methods[2:]:
-        mined = method.name.partition(" ")[2]
+        mined = method.name.partition(",")[0].partition(" ")[2]
         config = LossConfig.model_validate(
             {"family": "hinge", "weight": method.settings["loss.weight"].strip('"')}
             | ({"mining": {"keep": min(int(mined), 8)}} if mined else {})
