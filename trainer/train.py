@@ -16,6 +16,7 @@ from tensorboard.summary import Writer
 from longtail.bundle import CurvePoint, log_frequencies
 from longtail.bundle.arrays import Float32, Float64, Int32
 from longtail.trainer import backend
+from longtail.trainer.check.limits import check_sizes
 from longtail.trainer.checkpoint import Checkpoints, identity_of
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.batches import epoch_batches
@@ -28,12 +29,11 @@ from longtail.trainer.evaluation.ranking import (
     LabelSide,
     bias_removal_curve,
     buckets_for,
-    check_metric,
     log_proposal_of,
 )
 from longtail.trainer.history import TrainingHistory, best_of
 from longtail.trainer.losses.implied_noise import implied_noise, name_of_noise, power_of_q, removes_all
-from longtail.trainer.model.step import TrainStep, check_negatives
+from longtail.trainer.model.step import TrainStep
 from longtail.trainer.model.two_tower import TwoTower
 from longtail.trainer.progress import Reporter
 from longtail.trainer.sampling.conditional import TREE_DIMS, penalties_of
@@ -148,14 +148,8 @@ def prepare_run(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path) ->
     sampled = recipe.data.reduction == "sample"
     visits = dataset.training_queries() if sampled else len(dataset.train)
     batch_size = min(recipe.training.batch_size, visits)
-    if batch_size < 2:
-        raise DataError(f"training: expected at least 2 {'queries' if sampled else 'pairs'}, found {visits}")
-    if len(dataset.label_ids) < 2:
-        raise DataError("training: expected at least 2 labels, found 1: there is nothing to tell it from")
-    if len(dataset.valid) or len(dataset.test):
-        check_metric(recipe.evaluation, labels=len(dataset.label_ids))
+    check_sizes(recipe, dataset)
     encoding = Encoding.fit(recipe, dataset)
-    check_negatives(recipe, labels=len(dataset.label_ids), batch_size=batch_size)
     threshold = recipe.loss.weight.threshold or 0.0
     highest_frequency = float(np.exp(_log_frequencies(recipe, dataset).max()))
     if threshold > highest_frequency:

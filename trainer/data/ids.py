@@ -19,7 +19,7 @@ _NOBODY = ("", "undefined", "null", "none", "nan", "nil", "n/a", "unknown")
 
 
 def stored_as(column: pa.ChunkedArray, name: str, file: DataFile) -> str | None:
-    """Whether a Parquet file has a column of ids as `integers` or as `strings`; None for text formats.
+    """Whether a Parquet file has a column [N] of ids as `integers` or as `strings`; None for text formats.
 
     Raises:
         DataError: it is of another type.
@@ -35,7 +35,7 @@ def stored_as(column: pa.ChunkedArray, name: str, file: DataFile) -> str | None:
 
 
 def encode_ids(column: pa.ChunkedArray, name: str, file: DataFile) -> pa.DictionaryArray:
-    """A column of ids as dictionary-encoded strings, nulls among them.
+    """A column [N] of ids as dictionary-encoded strings, nulls among them.
 
     Raises:
         DataError: neither strings nor integers.
@@ -80,7 +80,7 @@ def check_ids(checks: RowChecks, name: str, ids: pa.DictionaryArray, placeholder
 
 
 def in_use(ids: pa.DictionaryArray) -> pa.DictionaryArray:
-    """The same ids with a dictionary of only what occurs, in order of first occurrence."""
+    """The same ids [N] with a dictionary of only what occurs, in order of first occurrence."""
     values, first, inverse = np.unique(ids.indices.to_numpy(), return_index=True, return_inverse=True)
     order = np.argsort(first)
     rank = np.empty_like(order)

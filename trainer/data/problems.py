@@ -37,11 +37,25 @@ class Problem:
     fatal: bool = True
 
     def __str__(self) -> str:
+        return self.among(1, self.count)
+
+    def among(self, files: int, count: int) -> str:
+        """In words: these rows, and as many in as many files as have the same wrong with them."""
         where = f"row {self.rows[0]}"
-        if self.count > 1:
+        if count > 1:
             more = ", …" if self.count > len(self.rows) else ""
-            where = f"{self.count:,} rows ({', '.join(map(str, self.rows))}{more})"
-        return f"{self.file}: column {self.column!r}: expected {self.expected}, found {self.found} in {where}"
+            of = " of the first" if files > 1 else ""
+            where = f"{count:,} rows ({', '.join(map(str, self.rows))}{more}{of})"
+        others = f" and {files - 1} more" if files > 1 else ""
+        return f"{self.file}{others}: column {self.column!r}: expected {self.expected}, found {self.found} in {where}"
+
+
+def in_words(problems: list[Problem]) -> list[str]:
+    """Problems, those of several files that are alike as one."""
+    alike: dict[tuple[str, str, str], list[Problem]] = {}
+    for problem in problems:
+        alike.setdefault((problem.column, problem.expected, problem.found.partition(" (")[0]), []).append(problem)
+    return [same[0].among(len(same), sum(each.count for each in same)) for same in alike.values()]
 
 
 @dataclass
@@ -80,7 +94,9 @@ class RowReport:
         }
         left_out = ", ".join(f"{count:,} by {name}" for name, count in counts.items() if count)
         lines = [f"Left out, of {self.read:,} rows read: {left_out}"] if left_out else []
-        return lines + [f"{'Bad' if each.fatal else 'Doubtful'}: {each}" for each in self.problems]
+        for name, fatal in (("Bad", True), ("Doubtful", False)):
+            lines += [f"{name}: {each}" for each in in_words([one for one in self.problems if one.fatal is fatal])]
+        return lines
 
 
 class RowChecks:
@@ -137,7 +153,7 @@ def settle(report: RowReport, data: DataConfig, structural: list[str], *, rows: 
     Raises:
         DataError: bad rows under `error`, more than `max_bad_rows` under `drop`, or any structural error.
     """
-    fatal = [str(problem) for problem in report.problems if problem.fatal]
+    fatal = in_words([problem for problem in report.problems if problem.fatal])
     limit = data.max_bad_rows
     allowed = limit if isinstance(limit, int) else limit * rows
     hint = ""

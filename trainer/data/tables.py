@@ -32,7 +32,7 @@ class IdTable:
     id_types: dict[str, str]
 
     def aligned(self, ids: pa.Array) -> pa.Table:
-        """The table in the order of `ids`; ids without a row get nulls."""
+        """The table in the order of `ids`, [n]; ids without a row get nulls."""
         rows = pc.index_in(ids, value_set=self.ids)
         values = self.table.combine_chunks()
         in_order = len(ids) == len(values) and rows.equals(pa.array(np.arange(len(ids)), rows.type))
