@@ -215,7 +215,8 @@ class LossConfig(Section):
     """Pseudo-pairs added to every label's frequency, in the weights, in log ν and in log π."""
     frequencies: Literal["counted", "streaming"] = "counted"
     """Where weights take frequencies from: counted before training, or estimated from the gaps between a
-    label's occurrences while it runs [Yi19 Algorithm 2]. log ν and log π of the bundle are always counted."""
+    label's occurrences while it runs [Yi19 Algorithm 2], whatever its pairs weigh. log ν and log π of the bundle are
+    always counted."""
 
     @model_validator(mode="after")
     def _defined(self) -> Self:

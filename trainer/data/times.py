@@ -51,10 +51,10 @@ def as_times(column: pa.ChunkedArray) -> Float64 | None:
 
 def _read_text(column: pa.ChunkedArray, pattern: str, read: Callable[[pa.Array], pa.Array]) -> Float64 | None:
     """Text as numbers, value by value where it does not all read; None where nothing does."""
-    text = pc.utf8_trim_whitespace(column).combine_chunks()
     try:
-        return _float64(read(text))
+        return _float64(read(column.combine_chunks()))
     except pa.ArrowInvalid:
+        text = pc.utf8_trim_whitespace(column).combine_chunks()
         readable = pc.if_else(pc.match_substring_regex(text, pattern), text, None)
     if readable.null_count == len(readable):
         return None
