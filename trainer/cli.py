@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -22,6 +23,10 @@ _Out = Annotated[Path, typer.Option("--out", help="Bundle directory to write; mu
 _RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="Recipe, a TOML file.")]
 _Set = Annotated[
     list[str] | None, typer.Option("--set", help="Override one recipe value, KEY=VALUE, such as model.dim=32.")
+]
+_Since = Annotated[
+    str | None,
+    typer.Option("--since", help="Only rows from a time on: 2026-01-31, or 30d back from the newest (data.since)."),
 ]
 
 
@@ -45,15 +50,33 @@ def data(
 
 
 @app.command()
-def fit(recipe: _RecipeFile, out: _Out, set_: _Set = None) -> None:
+def fit(recipe: _RecipeFile, out: _Out, since: _Since = None, set_: _Set = None) -> None:
     """Train a recipe, choose λ on valid, evaluate on test, write a bundle. Run again to resume."""
     from longtail.trainer.config import load_recipe
 
-    checked = load_recipe(recipe, set_ or [])  # before anything slow is loaded
+    checked = load_recipe(recipe, _overrides(set_, since))  # before anything slow is loaded
     from longtail.trainer import job
     from longtail.trainer.progress import Reporter
 
     job.fit(checked, out, Reporter())
+
+
+@app.command()
+def check(
+    recipe: _RecipeFile,
+    since: _Since = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    set_: _Set = None,
+) -> None:
+    """Read all that a recipe names and say what is there, without training. Exit code 1 if fit would refuse it."""
+    from longtail.trainer import check as checking
+
+    found = checking.check(recipe, overrides=_overrides(set_, since))
+    if json_:
+        print(json.dumps(found.as_json(), indent=1, ensure_ascii=False))
+    else:
+        checking.show(found, Console())
+    raise typer.Exit(0 if found.ok else 1)
 
 
 @app.command()
@@ -98,6 +121,10 @@ def export(
     from longtail.trainer.progress import Reporter
 
     job.export_checkpoint(checked, work, out, Reporter())
+
+
+def _overrides(set_: list[str] | None, since: str | None) -> list[str]:
+    return [*(set_ or []), *([] if since is None else [f'data.since="{since}"'])]
 
 
 def main() -> None:

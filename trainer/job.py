@@ -11,6 +11,7 @@ from pathlib import Path
 import keras
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 
 from longtail.bundle import BiasRemoval, Bundle, CurvePoint, Popularity, refuse_existing
 from longtail.trainer.config import EvaluationConfig, Recipe, load_recipe
@@ -18,6 +19,7 @@ from longtail.trainer.data.dataset import Dataset, load_dataset
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.errors import CheckpointError
 from longtail.trainer.evaluation.dial import Dial, Setting, best_dial, lines
+from longtail.trainer.evaluation.held_out import HeldOut
 from longtail.trainer.evaluation.ranking import bias_removal_curve, log_proposal_of
 from longtail.trainer.evaluation.report import evaluation_table, html_report
 from longtail.trainer.export.bundle import to_bundle
@@ -62,7 +64,7 @@ def fit(
     if not isinstance(recipe, Recipe):
         recipe = load_recipe(recipe, overrides)
     refuse_existing(out)
-    dataset = load_dataset(recipe.data, seed=recipe.seed, strings=recipe.string_columns)
+    dataset = load_dataset(recipe.data, seed=recipe.seed, strings=recipe.string_columns, columns=recipe.table_columns)
     _describe(recipe, dataset, reporter)
     work = work_directory(out)
     trained = train(
@@ -107,7 +109,7 @@ def export_checkpoint(recipe: Recipe, work: Path, out: Path, reporter: Reporter)
         DataError, ExportError: what is wrong with the data, or with the export.
     """
     refuse_existing(out)
-    dataset = load_dataset(recipe.data, seed=recipe.seed, strings=recipe.string_columns)
+    dataset = load_dataset(recipe.data, seed=recipe.seed, strings=recipe.string_columns, columns=recipe.table_columns)
     run = prepare_run(recipe, dataset, epochs=recipe.training.epochs, work=work / "select")
     if run.epoch == run.step == 0:
         raise CheckpointError(f"{work / 'select'}: expected a checkpoint of this recipe, found none")
@@ -217,8 +219,14 @@ def finish(trained: Trained, dataset: Dataset, dial: Dial, history: TrainingHist
         "Seed": str(recipe.seed),
         "Backend": f"Keras {keras.version()} on {keras.backend.backend()}",
     }
+    measured = held_out_of(recipe, dataset)
+    facts |= {f"{split.capitalize()} pairs": str(found) for split, found in measured.items()}
+    if lines_of_rows := dataset.report.lines()[:1]:
+        facts["Rows"] = lines_of_rows[0]
+    metrics = dial.bias_removal.model_dump(mode="json")
+    metrics["held_out"] = {split: asdict(found) for split, found in measured.items()}
     reports = {
-        "metrics.json": dial.bias_removal.model_dump_json(indent=1).encode(),
+        "metrics.json": json.dumps(metrics, indent=1).encode(),
         "history.json": json.dumps(asdict(history), indent=1).encode(),
         "recipe.json": recipe.model_dump_json(
             indent=1, exclude={"data": {"train", "valid", "test", "queries", "labels"}}
@@ -234,6 +242,17 @@ def work_directory(out: Path) -> Path:
     return out.with_name(out.name + ".work")
 
 
+def held_out_of(recipe: Recipe, dataset: Dataset) -> dict[str, HeldOut]:
+    """What there is to find in `valid` and `test`, where they have pairs, and what is left out of them."""
+    seen = {"valid": dataset.train, "test": dataset.train.followed_by(dataset.valid)}
+    labels, exclude_seen = len(dataset.label_ids), recipe.evaluation.exclude_seen
+    return {
+        split: HeldOut.of(pairs, seen[split], labels=labels, exclude_seen=exclude_seen)
+        for split in seen
+        if len(pairs := getattr(dataset, split))
+    }
+
+
 def _describe(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> None:
     reporter.say(
         f"[bold]{recipe.name}[/]: {len(dataset.query_ids):,} queries × {len(dataset.label_ids):,} labels; "
@@ -243,3 +262,8 @@ def _describe(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> None:
     paired = [pairs.queries for pairs in (dataset.train, dataset.valid, dataset.test)]
     if unpaired := len(dataset.query_ids) - len(np.unique(np.concatenate(paired))):
         reporter.say(f"{unpaired:,} of the queries have no label: nothing is learned from them or measured on them")
+    for line in dataset.report.lines():
+        reporter.say(escape(line))
+    for split, found in held_out_of(recipe, dataset).items():
+        if found.measured < found.pairs:
+            reporter.say(f"{split.capitalize()}: {found}")

@@ -16,6 +16,7 @@ from tensorboard.summary import Writer
 from longtail.bundle import CurvePoint, log_frequencies
 from longtail.bundle.arrays import Float32, Float64, Int32
 from longtail.trainer import backend
+from longtail.trainer.check.limits import check_sizes
 from longtail.trainer.checkpoint import Checkpoints, identity_of
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.batches import epoch_batches
@@ -28,12 +29,11 @@ from longtail.trainer.evaluation.ranking import (
     LabelSide,
     bias_removal_curve,
     buckets_for,
-    check_metric,
     log_proposal_of,
 )
 from longtail.trainer.history import TrainingHistory, best_of
 from longtail.trainer.losses.implied_noise import implied_noise, name_of_noise, power_of_q, removes_all
-from longtail.trainer.model.step import TrainStep, check_negatives
+from longtail.trainer.model.step import TrainStep
 from longtail.trainer.model.two_tower import TwoTower
 from longtail.trainer.progress import Reporter
 from longtail.trainer.sampling.conditional import TREE_DIMS, penalties_of
@@ -81,7 +81,11 @@ class Trained:
         log_pi, sampler = _log_frequencies(self.recipe, self.dataset), self.step.sampler
         if self.model.proposal is not None:
             return log_pi
-        log_q = sampler.log_q_L if sampler.q_of_pi is None else keras.ops.convert_to_numpy(sampler.q_of_pi(log_pi))
+        log_q = sampler.log_q_L
+        if sampler.q_of_pi is not None:  # of what batches hold, pairs as such, smoothed
+            log_q = keras.ops.convert_to_numpy(
+                sampler.q_of_pi(_log_frequencies(self.recipe, self.dataset, weighted=False))
+            )
         log_miss = None
         if sampler.log_miss is not None:
             log_miss = keras.ops.convert_to_numpy(sampler.log_miss(keras.ops.convert_to_tensor(log_q)))
@@ -144,14 +148,8 @@ def prepare_run(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path) ->
     sampled = recipe.data.reduction == "sample"
     visits = dataset.training_queries() if sampled else len(dataset.train)
     batch_size = min(recipe.training.batch_size, visits)
-    if batch_size < 2:
-        raise DataError(f"training: expected at least 2 {'queries' if sampled else 'pairs'}, found {visits}")
-    if len(dataset.label_ids) < 2:
-        raise DataError("training: expected at least 2 labels, found 1: there is nothing to tell it from")
-    if len(dataset.valid) or len(dataset.test):
-        check_metric(recipe.evaluation, labels=len(dataset.label_ids))
+    check_sizes(recipe, dataset)
     encoding = Encoding.fit(recipe, dataset)
-    check_negatives(recipe, labels=len(dataset.label_ids), batch_size=batch_size)
     threshold = recipe.loss.weight.threshold or 0.0
     highest_frequency = float(np.exp(_log_frequencies(recipe, dataset).max()))
     if threshold > highest_frequency:
@@ -166,6 +164,7 @@ def prepare_run(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path) ->
     train_step = TrainStep(
         model,
         dataset.label_visits(one_label_per_query=sampled),
+        weighted_L=dataset.label_visits(one_label_per_query=sampled, weighted=True),
         batch_size=batch_size,
         total_steps=epochs * steps_per_epoch,
         pairs=len(dataset.train),
@@ -303,9 +302,10 @@ def _validate(trained: Trained) -> list[CurvePoint]:
     )
 
 
-def _log_frequencies(recipe: Recipe, dataset: Dataset) -> Float64:
-    """log π of what training visits, float64 [L], nats."""
-    visits_L = dataset.label_visits(one_label_per_query=recipe.data.reduction == "sample")
+def _log_frequencies(recipe: Recipe, dataset: Dataset, *, weighted: bool = True) -> Float64:
+    """log π of what training visits, by what its pairs weigh or by their number, float64 [L], nats."""
+    sampled = recipe.data.reduction == "sample"
+    visits_L = dataset.label_visits(one_label_per_query=sampled, weighted=weighted)
     return log_frequencies(visits_L, smoothing=recipe.loss.smoothing)
 
 

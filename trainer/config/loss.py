@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
-from longtail.trainer.config.sections import Section, one_of
+from longtail.trainer.config.base import Section, one_of
 from longtail.trainer.losses.families import LOSSES
 from longtail.trainer.losses.hits import Hits
 from longtail.trainer.losses.mining import Mining
@@ -215,7 +215,8 @@ class LossConfig(Section):
     """Pseudo-pairs added to every label's frequency, in the weights, in log ν and in log π."""
     frequencies: Literal["counted", "streaming"] = "counted"
     """Where weights take frequencies from: counted before training, or estimated from the gaps between a
-    label's occurrences while it runs [Yi19 Algorithm 2]. log ν and log π of the bundle are always counted."""
+    label's occurrences while it runs [Yi19 Algorithm 2], whatever its pairs weigh. log ν and log π of the bundle are
+    always counted."""
 
     @model_validator(mode="after")
     def _defined(self) -> Self:

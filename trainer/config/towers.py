@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from longtail.trainer.config.sections import Section
+from longtail.trainer.config.base import Section
 
 OWN_ID_UNKNOWN_RATE = 0.1
 """Of a label's own id that stands beside other features, unless the recipe says otherwise."""

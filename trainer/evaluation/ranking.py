@@ -19,6 +19,7 @@ from longtail.trainer.data.batches import QueryFeatures
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.errors import DataError
 from longtail.trainer.evaluation.dial import Setting
+from longtail.trainer.evaluation.held_out import seen_pairs, to_find
 from longtail.trainer.evaluation.metrics import Bootstrap, Positives, inverse_propensity, metrics_of
 
 EmbedQueries = Callable[[Int32], Float32]
@@ -143,12 +144,8 @@ def bias_removal_curve(
     """
     labels = len(label_side.counts)
     check_metric(config, labels=labels)
-    seen_keys = (
-        np.unique(known.queries.astype(np.int64) * labels + known.labels)
-        if config.exclude_seen
-        else np.zeros(0, np.int64)
-    )
-    keys = np.setdiff1d(held_out.queries.astype(np.int64) * labels + held_out.labels, seen_keys)
+    seen_keys = seen_pairs(known, labels=labels, exclude_seen=config.exclude_seen)
+    keys = to_find(held_out, seen_keys, labels=labels)
     rows_N = np.unique(keys // labels).astype(np.int32)
     if len(rows_N) == 0:
         raise DataError("evaluation: expected held-out pairs that are not in training, found none")

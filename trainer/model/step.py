@@ -19,8 +19,7 @@ from longtail.bundle import Inputs, log_frequencies
 from longtail.bundle.arrays import Float64
 from longtail.trainer import backend
 from longtail.trainer.backend import Tensor, ops
-from longtail.trainer.config import Recipe
-from longtail.trainer.errors import DataError
+from longtail.trainer.check.limits import check_negatives
 from longtail.trainer.losses import LOSSES, BatchLoss, Candidates, Embedded, balance, known_among, pair_weights
 from longtail.trainer.losses.terms import log_terms
 from longtail.trainer.model.embedding import Dropout, InputKey, compact_rows, dropout_masks, read_distinct
@@ -36,7 +35,8 @@ class TrainStep:
 
     Args:
         model: what is trained.
-        visits_L: float64 [L], expected visits to every label in an epoch.
+        visits_L: float64 [L], expected visits to every label in an epoch: what batches hold.
+        weighted_L: float64 [L], the same by what the visited pairs weigh: what π is of; None where every pair weighs 1.
         batch_size: B of every step.
         total_steps: where a falling learning rate ends.
         pairs: N; pair rows of batches are below it.
@@ -56,11 +56,12 @@ class TrainStep:
         batch_size: int,
         total_steps: int,
         pairs: int,
+        weighted_L: Float64 | None = None,
     ) -> None:
         recipe, labels = model.recipe, len(visits_L)
         check_negatives(recipe, labels=labels, batch_size=batch_size)
         self._model, self._recipe = model, recipe
-        log_pi_L = log_frequencies(visits_L, smoothing=recipe.loss.smoothing)
+        log_pi_L = log_frequencies(visits_L if weighted_L is None else weighted_L, smoothing=recipe.loss.smoothing)
         share_L = visits_L / visits_L.sum()
         with np.errstate(divide="ignore"):
             log_share_L = np.log(share_L)
@@ -325,28 +326,6 @@ class TrainStep:
             self._row_optimizers[name].apply(ids_U, rows_UD, gradients_UD, rate=rate, step=step)
         if self._dense:
             self._dense_optimizer.apply(gradients, self._dense)
-
-
-def check_negatives(recipe: Recipe, *, labels: int, batch_size: int) -> None:
-    """Refuse more negatives than there are labels to draw, and mining more than a row has.
-
-    Raises:
-        DataError: says how many there are.
-    """
-    sampler, mining = recipe.loss.sampler, recipe.loss.mining
-    others = labels - bool(sampler.exclude_positive)
-    if (sampler.negatives or 0) > others:
-        raise DataError(
-            f"loss.sampler.negatives: expected at most {others}, the labels there are to draw, "
-            f"received {sampler.negatives}"
-        )
-    own = batch_size if sampler.name in ("in_batch", "mixed") else labels if sampler.name == "full" else 0
-    ranks = 0 if mining is None else mining.mining().named or 0
-    if mining is not None and ranks > own + (sampler.negatives or 0):
-        raise DataError(
-            f"loss.mining.{'theta' if mining.keep is None else 'keep'}: expected at most "
-            f"{own + (sampler.negatives or 0)}, the negatives of a row, received {ranks}"
-        )
 
 
 def _side(inputs: dict[InputKey, Tensor], side: str) -> dict[str, Tensor]:
