@@ -28,9 +28,9 @@ from longtail.trainer.evaluation.ranking import (
     LabelSide,
     bias_removal_curve,
     buckets_for,
-    check_metric,
     log_proposal_of,
 )
+from longtail.trainer.evaluation.task import check_metric
 from longtail.trainer.history import TrainingHistory, best_of
 from longtail.trainer.losses.implied_noise import implied_noise, name_of_noise, power_of_q, removes_all
 from longtail.trainer.model.step import TrainStep, check_negatives
