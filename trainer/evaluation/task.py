@@ -15,7 +15,7 @@ from longtail.bundle.arrays import Float64, Int8, Int32, Int64
 from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.errors import DataError
-from longtail.trainer.evaluation.metrics import Bootstrap, Positives, metrics_of
+from longtail.trainer.evaluation.metrics import Bootstrap, Positives, metrics_of, ratios_of
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,20 @@ class Task:
             bootstrap=self.bootstrap,
             inverse_propensity_L=inverse_propensity_L,
         )
+
+    def ratio(
+        self, metric: str, top_NK: Int32, *, buckets_L: Int8, counts_L: Int64, inverse_propensity_L: Float64 | None
+    ) -> tuple[Float64, Float64]:
+        """Numerator and denominator of one metric for every query, float64 [N] each."""
+        k = int(metric.partition("@")[2].partition("/")[0])
+        return ratios_of(
+            top_NK,
+            self.positives,
+            ks=[k],
+            buckets_L=buckets_L,
+            counts_L=counts_L,
+            inverse_propensity_L=inverse_propensity_L,
+        )[metric]
 
 
 @dataclass(frozen=True)
