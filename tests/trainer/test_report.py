@@ -128,7 +128,7 @@ def test_baselines_stand_beside_the_model_with_the_verdict() -> None:
         "-0.2500 [-0.3750, -0.1250]."
     )
     assert f"{verdict} item-kNN was left out: &lt;too large&gt;." in page
-    assert re.findall(r"<tr(.*?)><th>(.*?)<small>(.*?)</small></th><td>(.*?)<", page) == [
+    assert re.findall(r"<tr([^>]*)><th>([^<]*)<small>([^<]*)</small></th><td>([^<]*)<", page) == [
         (" class=chosen", "the model", "", "0.2500"), ("", "iALS", "confidence 5", "0.5000"),
         ("", "popularity", "", "0.1250"),
     ]  # fmt: skip

@@ -94,7 +94,7 @@ def words_of(name: str) -> set[str]:
 
 
 def look_at(name: str, column: pa.ChunkedArray) -> Column:
-    """What one column holds."""
+    """What one column, [rows], holds."""
     kind, nulls = column.type, column.null_count
     if nulls == len(column):
         return Column(name, "nothing", 0, nulls)

@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -16,50 +13,14 @@ import pyarrow.compute as pc
 
 from longtail.bundle.labels import RESERVED_COLUMNS
 from longtail.trainer.config import DataConfig, load_recipe
-from longtail.trainer.drafting.columns import Column, look_at, read_table, words_of
+from longtail.trainer.drafting.columns import read_table, words_of
 from longtail.trainer.drafting.roles import Roles, is_complete, roles_of
+from longtail.trainer.drafting.towers import WIDTH, Sizes, label_tower, query_tower, quoted, tower_text
 from longtail.trainer.errors import DataError, RecipeError
 
-_WIDTH = 64
 _EVENT_WEIGHTS = {"view": 1, "click": 1, "impression": 1, "like": 2, "wishlist": 2, "cart": 3, "basket": 3,
                   "checkout": 5, "purchase": 10, "order": 10, "buy": 10, "transaction": 10}  # fmt: skip
 _TITLES = {"title", "name", "brand", "headline", "label"}
-
-
-class Sizes(NamedTuple):
-    """Counts that rates, batches and epochs go by.
-
-    Attributes:
-        rows: interactions.
-        queries, labels: distinct ids in them.
-        distinct: distinct pairs.
-        median: pairs of the query in the middle.
-        bad: rows without an id.
-    """
-
-    rows: int
-    queries: int
-    labels: int
-    distinct: int
-    median: float
-    bad: int
-
-
-@dataclass(frozen=True)
-class Tower:
-    """A side of the model.
-
-    Attributes:
-        lines: TOML of its features, each with its reason.
-        left_out: columns that no feature reads, and why.
-        equal: whether all of them are of one width.
-        own_id: whether the side's own id is among them.
-    """
-
-    lines: list[str]
-    left_out: list[str]
-    equal: bool
-    own_id: bool
 
 
 def draft_recipe(
@@ -144,8 +105,8 @@ def _recipe(
 ) -> str:  # fmt: skip
     """The text of a recipe."""
     taken: set[str] = set()
-    query = _query_tower(tables.get("query"), roles, sizes, taken)
-    label = _label_tower(tables.get("label"), roles, taken)
+    query = query_tower(tables.get("query"), roles, sizes, taken)
+    label = label_tower(tables.get("label"), roles, taken)
     places = {"train": clicks, **{name: path for name, path in paths.items() if path is not None}}
     batch = next(
         (size for rows, size in ((50_000, 512), (300_000, 1024), (3_000_000, 2048)) if sizes.rows < rows), 4096
@@ -154,10 +115,10 @@ def _recipe(
     k = next((k for k in (20, 10, 5, 2) if k * 2 <= sizes.labels), 1)
     repeats = 1 - sizes.distinct / max(sizes.rows - sizes.bad, 1)
     data = [
-        f"{name} = {_quoted(os.path.relpath(path.resolve(), out.parent.resolve()))}" for name, path in places.items()
+        f"{name} = {quoted(os.path.relpath(path.resolve(), out.parent.resolve()))}" for name, path in places.items()
     ]
-    data += [f"query_id = {_quoted(roles.query_id)}{_guess('query_id', roles)}"]
-    data += [f"label_id = {_quoted(roles.label_id)}{_guess('label_id', roles)}"]
+    data += [f"query_id = {quoted(roles.query_id)}{_guess('query_id', roles)}"]
+    data += [f"label_id = {quoted(roles.label_id)}{_guess('label_id', roles)}"]
     data += _times(log, roles, sizes)
     data += _events(log, roles)
     data += [f"# {repeats:.0%} of the rows are a pair that is there already."]
@@ -174,19 +135,19 @@ def _recipe(
     return f"""# {clicks.name}: {sizes.rows:,} interactions of {sizes.queries:,} queries with {sizes.labels:,} labels.
 # Written by `longtail-train init`: what it saw is in the comments; change what it could not know.
 # Run      longtail-train fit {out.name} --out runs/{_name(clicks)}
-name = {_quoted(_name(clicks))}
+name = {quoted(_name(clicks))}
 
 [data]
 {_joined(data)}
 
 [query]
-{_tower(query)}
+{tower_text(query)}
 
 [label]
-{_tower(label)}
+{tower_text(label)}
 
 [model]
-dim = {_WIDTH}
+dim = {WIDTH}
 temperature = 0.1
 
 [loss]
@@ -215,82 +176,6 @@ baselines = ["popularity", "recent popularity", "item-kNN", "iALS"]
 """
 
 
-def _query_tower(table: pa.Table | None, roles: Roles, sizes: Sizes, taken: set[str]) -> Tower:
-    """Own id where queries come back, history, and columns of the feature table."""
-    taken |= {"history", roles.query_id, roles.label_id}
-    features, left_out = _features(table, roles.query_id, taken)
-    equal = all(column.kind not in ("number", "vector") for _, column in features)
-    lines = []
-    own_id = sizes.median >= 3 and _is_feature(roles.query_id)
-    if own_id:
-        lines.append(f'{{ name = {_quoted(roles.query_id)}, kind = "id", dim = {_WIDTH} }},')
-    else:
-        left_out.insert(
-            0, f"{roles.query_id}: half of the queries have {sizes.median:g} pairs or fewer, too few for a row"
-        )
-    lines.append("# What it interacted with before; also what a query that training never saw is known by.")
-    lines.append(
-        f'{{ name = "history", kind = "history", table = {_quoted(roles.label_id)}, dim = {_WIDTH}, max_length = 50 }},'
-    )
-    return Tower(lines + _lines(features, equal), left_out, equal, own_id)
-
-
-def _label_tower(table: pa.Table | None, roles: Roles, taken: set[str]) -> Tower:
-    """Own id, and columns of the feature table."""
-    if not _is_feature(roles.label_id):
-        raise DataError(f"column {roles.label_id!r}: expected a name of letters, digits and _ for label ids: rename it")
-    features, left_out = _features(table, roles.label_id, taken)
-    equal = all(column.kind not in ("number", "vector") for _, column in features)
-    lines = []
-    unknown = ""
-    if features:
-        lines.append("# A twentieth of its values is unknown in training, so that new labels are found by the others.")
-        unknown = ", unknown_rate = 0.05"
-    lines.append(f'{{ name = {_quoted(roles.label_id)}, kind = "id", dim = {_WIDTH}{unknown} }},')
-    return Tower(lines + _lines(features, equal), left_out, equal, True)
-
-
-def _features(table: pa.Table | None, id_name: str, taken: set[str]) -> tuple[list[tuple[str, Column]], list[str]]:
-    """Columns that a feature reads, each with a name that is free; and the others, with the reason."""
-    features, left_out = [], []
-    for column in (
-        [] if table is None else [look_at(name, table[name]) for name in table.column_names if name != id_name]
-    ):
-        if column.kind is None:
-            left_out.append(f"{column.name}: {column.holds}")
-            continue
-        plain = "_".join(re.findall(r"[A-Za-z0-9]+", column.name))
-        plain = plain if _is_feature(plain) else f"feature_{plain}".rstrip("_")
-        name, number = plain, 2
-        while name in taken:
-            name, number = f"{plain}_{number}", number + 1
-        taken.add(name)
-        features.append((name, column))
-    return features, left_out
-
-
-def _lines(features: Sequence[tuple[str, Column]], equal: bool) -> list[str]:
-    """TOML of features, and what was seen of each."""
-    lines = []
-    for name, column in features:
-        width = _WIDTH if equal or column.holds in ("words", "joined", "bag") or column.distinct > 1000 else 16
-        keys = {"name": _quoted(name), "kind": _quoted(str(column.kind))}
-        if name != column.name:
-            keys["column"] = _quoted(column.name)
-        if column.separator:
-            keys["separator"] = _quoted(column.separator)
-        if column.dims:
-            keys["dims"] = str(column.dims)
-        if column.kind in ("id", "bag", "text", "date"):
-            keys["dim"] = str(width)
-        if column.holds == "category" and column.distinct > 1000:
-            keys["min_count"] = "2"
-        seen = f"{column.distinct:,} values" if column.distinct else column.holds
-        missing = f", {column.nulls:,} missing" if column.nulls else ""
-        lines.append(f"{{ {', '.join(f'{key} = {value}' for key, value in keys.items())} }},  # {seen}{missing}")
-    return lines
-
-
 def _times(log: pa.Table, roles: Roles, sizes: Sizes) -> list[str]:
     """The split, and the column of times."""
     if roles.timestamp is None:
@@ -301,7 +186,7 @@ def _times(log: pa.Table, roles: Roles, sizes: Sizes) -> list[str]:
     share = 0.05 if sizes.rows >= 500_000 else 0.1
     first, last = (value.as_py() for value in pc.min_max(column).values())
     return [
-        f"timestamp = {_quoted(roles.timestamp)}  # {first} to {last}",
+        f"timestamp = {quoted(roles.timestamp)}  # {first} to {last}",
         "# The latest pairs are held out: a model is asked about days that it has not seen.",
         f'split = {{ strategy = "temporal", valid = {share}, test = {share} }}',
     ]
@@ -317,8 +202,8 @@ def _events(log: pa.Table, roles: Roles) -> list[str]:
     if "events" not in DataConfig.model_fields:
         return [*lines, "# Every row is a pair of weight 1, whatever its event."]
     weights = {found["values"]: _event_weight(found["values"]) for found in counts if found["values"]}
-    table = ", ".join(f"{_quoted(name)} = {weight}" for name, weight in weights.items())
-    return [*lines, f"events = {{ column = {_quoted(roles.event)}, weights = {{ {table} }} }}"]
+    table = ", ".join(f"{quoted(name)} = {weight}" for name, weight in weights.items())
+    return [*lines, f"events = {{ column = {quoted(roles.event)}, weights = {{ {table} }} }}"]
 
 
 def _event_weight(name: str) -> int:
@@ -334,28 +219,12 @@ def _display(table: pa.Table | None, roles: Roles) -> list[str]:
     return named[:3]
 
 
-def _tower(tower: Tower) -> str:
-    combine = "sum" if tower.equal else "concat"
-    why = "features of one width add up" if tower.equal else "side by side, then one linear layer: no id is forgotten"
-    left_out = "".join(f"# Left out: {reason}.\n" for reason in tower.left_out)
-    lines = "\n".join(f"    {line}" for line in tower.lines)
-    return f'{left_out}combine = "{combine}"  # {why}\nfeatures = [\n{lines}\n]'
-
-
 def _guess(role: str, roles: Roles) -> str:
     return "  # a guess, by the number of its values" if role in roles.guessed else ""
 
 
-def _is_feature(name: str) -> bool:
-    return re.fullmatch(r"[A-Za-z][A-Za-z0-9]*(_[A-Za-z0-9]+)*", name) is not None
-
-
 def _name(path: Path) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).lstrip("._-") or "job"
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
 
 
 def _joined(lines: list[str]) -> str:

@@ -120,7 +120,7 @@ def _time_in(log: pa.Table, taken: Collection[str | None]) -> str | None:
 
 
 def is_complete(column: pa.ChunkedArray) -> bool:
-    """Whether every row has a value, and a finite one."""
+    """Whether every row of a column, [rows], has a value, and a finite one."""
     floats = pa.types.is_floating(column.type)
     return column.null_count == 0 and not (floats and not np.isfinite(column.to_numpy()).all())
 

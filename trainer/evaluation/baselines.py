@@ -86,7 +86,11 @@ def popularity(data: Interactions, settings: Settings) -> Scores:  # noqa: ARG00
 
 
 def recent_popularity(data: Interactions, settings: Settings) -> Scores:
-    """Popularity among the latest `share` of the training pairs."""
+    """Popularity among the latest `share` of the training pairs.
+
+    Raises:
+        ValueError: the pairs have no times.
+    """
     times = data.train.times
     if times is None:
         raise ValueError("recent popularity: expected training pairs with times, received none")
