@@ -50,6 +50,31 @@ def data(
 
 
 @app.command()
+def init(
+    clicks: Annotated[Path, typer.Argument(metavar="CLICKS", help="Interactions: Parquet, CSV or TSV.")],
+    out: Annotated[Path, typer.Option("--out", help="Recipe to write; must not exist.")] = Path("recipe.toml"),
+    labels: Annotated[Path | None, typer.Option("--labels", help="Feature table of labels.")] = None,
+    queries: Annotated[Path | None, typer.Option("--queries", help="Feature table of queries.")] = None,
+    query_id: Annotated[str | None, typer.Option("--query-id", help="Column of query ids.")] = None,
+    label_id: Annotated[str | None, typer.Option("--label-id", help="Column of label ids.")] = None,
+    timestamp: Annotated[str | None, typer.Option("--timestamp", help="Column of times.")] = None,
+    event: Annotated[str | None, typer.Option("--event", help="Column of event types.")] = None,
+) -> None:
+    """Look at a log and its feature tables, and write a recipe with its reasons."""
+    from longtail.trainer.drafting import draft_recipe
+
+    roles = draft_recipe(
+        clicks, out, queries=queries, labels=labels, query_id=query_id, label_id=label_id, timestamp=timestamp,
+        event=event,
+    )  # fmt: skip
+    say = Console(stderr=True).print
+    for role in ("query_id", "label_id", "timestamp", "event"):
+        guessed = ", a guess" if role in roles.guessed else ""
+        say(f"{role.replace('_', ' '):9} {getattr(roles, role) or 'none'}{guessed}", highlight=False, markup=False)
+    typer.echo(out)
+
+
+@app.command()
 def fit(recipe: _RecipeFile, out: _Out, since: _Since = None, set_: _Set = None) -> None:
     """Train a recipe, choose λ on valid, evaluate on test, write a bundle. Run again to resume."""
     from longtail.trainer.config import load_recipe

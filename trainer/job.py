@@ -18,14 +18,17 @@ from longtail.trainer.config import EvaluationConfig, Recipe, load_recipe
 from longtail.trainer.data.dataset import Dataset, load_dataset
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.errors import CheckpointError
+from longtail.trainer.evaluation.comparison import Comparison
 from longtail.trainer.evaluation.dial import Dial, Setting, best_dial, lines
 from longtail.trainer.evaluation.held_out import HeldOut
 from longtail.trainer.evaluation.ranking import bias_removal_curve, log_proposal_of
 from longtail.trainer.evaluation.report import evaluation_table, html_report
+from longtail.trainer.evaluation.tables import baseline_table
 from longtail.trainer.export.bundle import to_bundle
 from longtail.trainer.history import TrainingHistory
 from longtail.trainer.progress import Reporter
 from longtail.trainer.train import Trained, prepare_run, train
+from longtail.trainer.verdict import before_test, compare_with_baselines, warn_of_floor
 
 
 def fit(
@@ -76,6 +79,8 @@ def fit(
         reporter=reporter,
     )
     dial = choose_dial(trained, dataset)
+    warn_of_floor(recipe.evaluation, dial, reporter)
+    compared = None if len(dataset.test) else compare_with_baselines(trained, dataset, dial, "valid", reporter)
     selection = trained.history
     if recipe.training.refit and len(dataset.valid):
         reporter.say(f"Refit on train + valid for {trained.history.best_epoch} epochs, {dial.default}")
@@ -87,7 +92,7 @@ def fit(
             logs=work / "logs" / "refit",
             reporter=reporter,
         )
-    bundle = finish(trained, dataset, dial, selection, reporter).write(out)
+    bundle = finish(trained, dataset, dial, selection, reporter, compared).write(out)
     for stage in ("select", "refit"):
         shutil.rmtree(work / stage, ignore_errors=True)
     reporter.say(f"[bold]Bundle[/] {out}  ·  report {out / 'report.html'}  ·  logs {work / 'logs'}")
@@ -114,7 +119,9 @@ def export_checkpoint(recipe: Recipe, work: Path, out: Path, reporter: Reporter)
     if run.epoch == run.step == 0:
         raise CheckpointError(f"{work / 'select'}: expected a checkpoint of this recipe, found none")
     trained = run.trained
-    return finish(trained, dataset, choose_dial(trained, dataset), trained.history, reporter).write(out)
+    dial = choose_dial(trained, dataset)
+    compared = None if len(dataset.test) else compare_with_baselines(trained, dataset, dial, "valid", reporter)
+    return finish(trained, dataset, dial, trained.history, reporter, compared).write(out)
 
 
 def choose_dial(trained: Trained, dataset: Dataset) -> Dial:
@@ -128,7 +135,8 @@ def choose_dial(trained: Trained, dataset: Dataset) -> Dial:
     config, noise = trained.recipe.evaluation, trained.noise()
     curve: list[CurvePoint] = []
     if len(dataset.valid):
-        chosen_by = f"valid {config.metric}"
+        floor = ", ".join(f"{bucket} >= {least:g}" for bucket, least in config.floor.items())
+        chosen_by = f"{f'the floor {floor} and ' if floor else ''}valid {config.metric}"
         best, curve = best_dial(
             lambda settings: curve_of(trained, dataset.valid, known=dataset.train, config=config, settings=settings),
             config,
@@ -184,8 +192,11 @@ def curve_of(
     )
 
 
-def finish(trained: Trained, dataset: Dataset, dial: Dial, history: TrainingHistory, reporter: Reporter) -> Bundle:
-    """Evaluate on test where there is one, print the table, make the bundle (not yet written).
+def finish(
+    trained: Trained, dataset: Dataset, dial: Dial, history: TrainingHistory, reporter: Reporter,
+    compared: Comparison | None = None,
+) -> Bundle:  # fmt: skip
+    """Evaluate on test where there is one, print the tables, make the bundle (not yet written).
 
     Args:
         trained: the final model.
@@ -193,6 +204,7 @@ def finish(trained: Trained, dataset: Dataset, dial: Dial, history: TrainingHist
         dial: λ and μ as chosen on valid.
         history: of the run that was validated, for the report.
         reporter: where to print.
+        compared: the validated model beside its baselines, where there is no test.
 
     Raises:
         DataError: as `curve_of`.
@@ -201,13 +213,19 @@ def finish(trained: Trained, dataset: Dataset, dial: Dial, history: TrainingHist
     recipe = trained.recipe
     if len(dataset.test):
         reporter.say("Evaluating on test, full catalogue …")
-        known = dataset.train.followed_by(dataset.valid) if len(dataset.valid) else dataset.train
+        known = before_test(dataset)
         settings = lines(recipe.evaluation, trained.noise(), dial.default.bias_removal)
         curve = curve_of(trained, dataset.test, known=known, config=recipe.evaluation, settings=settings)
         dial = dial.measured("test", curve)
+        compared = compare_with_baselines(trained, dataset, dial, "test", reporter)
     if dial.curve:
         title = f"{recipe.name}: {dial.bias_removal.curve_split}"
         reporter.console.print(evaluation_table(title, dial, recipe.evaluation.metric))
+    if compared:
+        reporter.console.print(baseline_table(compared))
+        reporter.say(f"[bold{' red' if compared.behind else ''}]{compared.sentence}[/]")
+        for note in compared.notes:
+            reporter.say(escape(note))
     held_out = next((pairs for pairs in (dataset.test, dataset.valid) if len(pairs)), dataset.train)
     facts = {
         "Labels": f"{len(dataset.label_ids):,}",
@@ -223,17 +241,15 @@ def finish(trained: Trained, dataset: Dataset, dial: Dial, history: TrainingHist
     facts |= {f"{split.capitalize()} pairs": str(found) for split, found in measured.items()}
     if lines_of_rows := dataset.report.lines()[:1]:
         facts["Rows"] = lines_of_rows[0]
-    metrics = dial.bias_removal.model_dump(mode="json")
-    metrics["held_out"] = {split: asdict(found) for split, found in measured.items()}
     reports = {
-        "metrics.json": json.dumps(metrics, indent=1).encode(),
+        "metrics.json": _figures(dial, measured, compared),
         "history.json": json.dumps(asdict(history), indent=1).encode(),
         "recipe.json": recipe.model_dump_json(
             indent=1, exclude={"data": {"train", "valid", "test", "queries", "labels"}}
         ).encode(),
     }
     if dial.curve:
-        reports["report.html"] = html_report(recipe, dial, history, facts)
+        reports["report.html"] = html_report(recipe, dial, history, facts, compared)
     return to_bundle(trained, np.unique(held_out.queries), dial, reports)
 
 
@@ -251,6 +267,14 @@ def held_out_of(recipe: Recipe, dataset: Dataset) -> dict[str, HeldOut]:
         for split in seen
         if len(pairs := getattr(dataset, split))
     }
+
+
+def _figures(dial: Dial, measured: dict[str, HeldOut], compared: Comparison | None) -> bytes:
+    """metrics.json: the curve, what there was to find, and the baselines."""
+    content = dial.bias_removal.model_dump(mode="json")
+    content["held_out"] = {split: asdict(found) for split, found in measured.items()}
+    content |= compared.record() if compared else {}
+    return json.dumps(content, indent=1, ensure_ascii=False).encode()
 
 
 def _describe(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> None:

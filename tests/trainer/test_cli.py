@@ -18,6 +18,16 @@ SURFACE = {
     "evaluate": ["BUNDLE", "--recipe", "--split", "--markdown", "--set"],
     "export": ["RECIPE", "--from", "--out", "--set"],
     "fit": ["RECIPE", "--out", "--since", "--set"],
+    "init": [
+        "CLICKS",
+        "--out",
+        "--labels",
+        "--queries",
+        "--query-id",
+        "--label-id",
+        "--timestamp",
+        "--event",
+    ],
 }
 
 

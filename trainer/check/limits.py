@@ -5,7 +5,7 @@ from __future__ import annotations
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.errors import DataError
-from longtail.trainer.evaluation.ranking import check_metric
+from longtail.trainer.evaluation.task import check_metric
 
 
 def check_sizes(recipe: Recipe, dataset: Dataset) -> None:

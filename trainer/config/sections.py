@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from longtail.bundle import BUCKET_NAMES
 from longtail.trainer.config.base import Section, one_of
 from longtail.trainer.config.rows import Condition, EventsConfig, Places, Since
 from longtail.trainer.optimizers import ROW_OPTIMIZERS
@@ -185,6 +186,9 @@ class PropensityConfig(Section):
     """2.6 for Amazon, 0.4 for Wikipedia data."""
 
 
+BaselineName = Literal["popularity", "recent popularity", "item-kNN", "iALS"]
+
+
 class EvaluationConfig(Section):
     """The evaluation: metrics, the grids of λ and μ, and buckets, always over the full catalogue."""
 
@@ -199,6 +203,16 @@ class EvaluationConfig(Section):
     default_bias_removal: DialValue | None = None
     """λ served by default when there is no valid split to choose it on. By default what undoes the training in theory:
     1, ½ for `exponential`, 0 where the loss leaves nothing that a λ could undo [METHODS §9]."""
+    floor: dict[str, Annotated[float, Field(ge=0, le=1)]] = Field(default_factory=dict)
+    """Least recall of a bucket on valid, at the k of `metric`: `{ tail = 0.02 }`. The default λ, then μ, is the best of
+    those that reach it; where none does, the nearest, with a warning."""
+    baselines: list[BaselineName] = Field(default=["popularity", "recent popularity", "item-kNN", "iALS"])
+    """Reported beside the model, on the same queries and labels, to learn from the same pairs; none with `[]`.
+    `recent popularity` counts the latest share of the training pairs, the share chosen on valid; it needs times.
+    `item-kNN` (cosine) and `iALS` (64 factors) are skipped, and the report says so, where they would take minutes. A
+    query without a known pair gets popularity from both."""
+    tune_baselines: bool = False
+    """Chooses the neighbours of `item-kNN` and the confidence and regularisation of `iALS` on valid, of 4 and 6."""
     exclude_seen: bool = True
     """Leave a query's training labels out of its ranking."""
     buckets: Literal["quantile", "count"] = "quantile"
@@ -217,6 +231,12 @@ class EvaluationConfig(Section):
     def _consistent(self) -> Self:
         if any(k < 1 for k in self.ks):
             raise ValueError(f"ks: expected values >= 1, received {self.ks}")
+        if unknown := set(self.floor) - set(BUCKET_NAMES):
+            raise ValueError(
+                f"floor: expected buckets of {', '.join(BUCKET_NAMES)}, received {', '.join(sorted(unknown))}"
+            )
+        if len(set(self.baselines)) < len(self.baselines):
+            raise ValueError(f"baselines: expected distinct names, received {self.baselines}")
         name, _, k = self.metric.partition("@")
         names = ("recall", "ndcg", "precision", "hit_rate", "mrr", "psp", "psndcg")
         if name not in names or k not in map(str, self.ks):

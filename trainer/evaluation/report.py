@@ -18,7 +18,9 @@ from rich.table import Table
 
 from longtail.bundle import BUCKET_NAMES, CurvePoint
 from longtail.trainer.config import Recipe
+from longtail.trainer.evaluation.comparison import Comparison
 from longtail.trainer.evaluation.dial import Dial, Setting
+from longtail.trainer.evaluation.tables import baselines_html, figure_cell, price_html, steps
 from longtail.trainer.history import TrainingHistory
 
 _COLOURS = {"overall": "#334155", "head": "#2563eb", "torso": "#d97706", "tail": "#059669", "new": "#9333ea"}
@@ -42,12 +44,12 @@ def evaluation_table(title: str, dial: Dial, metric: str) -> Table:
     """A terminal table: one row per λ, and per μ where it is another dial; the default marked."""
     k = metric.partition("@")[2]
     chosen_by = dial.bias_removal.chosen_by
-    recall_of = "head, torso, tail, new: recall of pairs whose label is there"
+    recall_of = "head, torso, tail, new: recall of pairs whose label is there; Δ: from the row above"
     caption = f"▶ default λ, by {chosen_by}; {recall_of}"
     if _two_lines(dial):
         caption = f"λ {_removes(dial)}, μ adds π as a prior; ▶ default of both, by {chosen_by}; {recall_of}"
     table = Table(title=f"{title}, top {k}", title_justify="left", caption=caption, caption_justify="left")
-    for heading in (*_dials(dial), "recall", "nDCG", *BUCKET_NAMES, "coverage", "Gini"):
+    for heading in (*_dials(dial), "recall", "nDCG", *BUCKET_NAMES, "coverage", "Gini", "Δrecall/Δtail"):
         table.add_column(heading, justify="right")
     names = [
         f"recall@{k}",
@@ -56,10 +58,12 @@ def evaluation_table(title: str, dial: Dial, metric: str) -> Table:
         f"coverage@{k}",
         f"gini@{k}",
     ]
+    rates = {Setting.of(step.end): f"{step.rate:.2f}" for step in steps(dial, k) if step.rate is not None}
     for point in dial.curve:
         chosen = Setting.of(point) == dial.default
         at = [f"{number:g}" for number in Setting.of(point)[: len(_dials(dial))]]
         cells = [f"{point.metrics[name].value:.4f}" if name in point.metrics else "" for name in names]
+        cells.append(rates.get(Setting.of(point), ""))
         table.add_row(f"{'▶ ' if chosen else ''}{at[0]}", *at[1:], *cells, style="bold" if chosen else None)
     return table
 
@@ -82,7 +86,9 @@ def evaluation_markdown(dial: Dial, metric: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def html_report(recipe: Recipe, dial: Dial, history: TrainingHistory, facts: dict[str, str]) -> bytes:
+def html_report(
+    recipe: Recipe, dial: Dial, history: TrainingHistory, facts: dict[str, str], compared: Comparison | None = None
+) -> bytes:
     """report.html: facts, plots over each dial that moves and of the training, the whole table; one file, no network.
 
     Args:
@@ -90,6 +96,7 @@ def html_report(recipe: Recipe, dial: Dial, history: TrainingHistory, facts: dic
         dial: the curve of λ and μ, and their defaults.
         history: losses and validation metrics by epoch.
         facts: name → value, shown at the top.
+        compared: the baselines, if there are any.
     """
     metric = recipe.evaluation.metric
     k = metric.partition("@")[2]
@@ -106,6 +113,7 @@ def html_report(recipe: Recipe, dial: Dial, history: TrainingHistory, facts: dic
         title=html.escape(recipe.name), cards=cards, plots="".join(plots), head=head, rows=rows,
         split=html.escape(dial.bias_removal.curve_split), default=_default_in_words(dial),
         chosen_by=html.escape(dial.bias_removal.chosen_by), every=" and ".join(_dials(dial)),
+        baselines=baselines_html(compared, names), price=price_html(dial, k),
     )  # fmt: skip
     return page.encode()
 
@@ -235,15 +243,9 @@ def _losses(axes: Axes, history: TrainingHistory, metric: str) -> None:
 
 
 def _row(dial: Dial, point: CurvePoint, names: list[str]) -> str:
-    cells = []
-    for name in names:
-        if name not in point.metrics:
-            cells.append("<td></td>")
-            continue
-        figure = point.metrics[name]
-        interval = (
-            "" if figure.low is None or figure.high is None else f"<small>{figure.low:.4f}–{figure.high:.4f}</small>"
-        )
-        cells.append(f"<td>{figure.value:.4f}{interval}</td>")
+    figures = [point.metrics.get(name) for name in names]
+    cells = [
+        "<td></td>" if figure is None else figure_cell(figure.value, figure.low, figure.high) for figure in figures
+    ]
     at = "".join(f"<th>{number:g}</th>" for number in Setting.of(point)[: len(_dials(dial))])
     return f"<tr{' class=chosen' if Setting.of(point) == dial.default else ''}>{at}{''.join(cells)}</tr>"
