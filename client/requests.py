@@ -33,6 +33,7 @@ class Query:
         allow: if given, only these ids may be answered; empty allows none.
         buckets: if given, only labels of these frequency buckets may be answered.
         popularity: μ of the same: above 0 favours frequent labels, below 0 rare ones; None: the release's default.
+        explore: slots by bucket that are drawn at random from its best labels, such as `{"new": 2}`; None: none.
     """
 
     features: Features
@@ -42,10 +43,13 @@ class Query:
     allow: Collection[LabelId] | None = None
     buckets: Collection[BucketName] | None = None
     popularity: float | None = None
+    explore: Mapping[BucketName, int] | None = None
 
     def json(self) -> dict[str, Any]:
         """The query as the service reads it; raises TypeError as `selection_json`."""
-        selected = selection_json(self.k, self.bias_removal, self.popularity, self.exclude, self.allow, self.buckets)
+        selected = selection_json(
+            self.k, self.bias_removal, self.popularity, self.exclude, self.allow, self.buckets, self.explore
+        )
         return {"features": dict(self.features), **selected}
 
 
@@ -108,7 +112,7 @@ class Interaction:
 
     def json(self) -> dict[str, Any]:
         """The event as the service reads it; raises TypeError if labels or exclude is one string."""
-        selected = selection_json(None, self.bias_removal, self.popularity, self.exclude, None, None)
+        selected = selection_json(None, self.bias_removal, self.popularity, self.exclude, None, None, None)
         return {"features": dict(self.features), "labels": _several("labels", self.labels), **selected}
 
 
@@ -157,6 +161,7 @@ def selection_json(
     exclude: Collection[LabelId],
     allow: Collection[LabelId] | None,
     buckets: Collection[BucketName] | None,
+    explore: Mapping[BucketName, int] | None,
 ) -> dict[str, Any]:
     """Which labels may be answered, how many, and at which λ and μ, without what was left open.
 
@@ -170,6 +175,7 @@ def selection_json(
         "exclude": _several("exclude", exclude) or None,
         "allow": None if allow is None else _several("allow", allow),
         "buckets": None if buckets is None else _several("buckets", buckets),
+        "explore": None if explore is None else dict(explore),
     }
     return {name: value for name, value in given.items() if value is not None}
 

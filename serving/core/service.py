@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import sqlite3
 import threading
 from collections.abc import Awaitable, Callable, Hashable, Sequence
@@ -19,6 +20,7 @@ from longtail.serving.core.batcher import Batcher
 from longtail.serving.core.executor import BoundedExecutor
 from longtail.serving.core.feedback import Event, record_events
 from longtail.serving.core.label_changes import LabelLogFollower
+from longtail.serving.core.lottery import Draws, Lottery
 from longtail.serving.core.queries import Query, SimilarQuery
 from longtail.serving.core.retriever import Retrieval, Retriever
 from longtail.serving.errors import (
@@ -83,6 +85,11 @@ class Service:
         self._loaded: dict[str, Retriever] = {}
         self._changes = LabelLogFollower(settings.state_directory / "labels.log")
         self._changing = threading.Lock()
+        self._lottery = Lottery(
+            settings.explore_candidates,
+            settings.explore_temperature,
+            secrets.randbits(64) if settings.explore_seed is None else settings.explore_seed,
+        )
         self._writer = BoundedExecutor(
             "write", max_pending=_MAX_PENDING_WRITES, timeout=settings.request_seconds, initializer=one_openmp_thread
         )
@@ -291,10 +298,11 @@ class Service:
     ) -> list[list[bytes] | Exception]:
         """What a search thread does with a batch. A request that cannot be answered costs only itself."""
         assert isinstance(key, _BatchKey)
+        draws = Draws(self._lottery, [f"{place}:{id_}" for id_, place in _names(searches)])
         try:
             if key.similar:
                 retrieval = key.retriever.similar(
-                    [search.asked for search in searches if isinstance(search.asked, SimilarQuery)]
+                    [search.asked for search in searches if isinstance(search.asked, SimilarQuery)], draws
                 )
             else:
                 retrieval = key.retriever.retrieve(
@@ -303,7 +311,8 @@ class Service:
                         for search in searches
                         if not isinstance(search.asked, SimilarQuery)
                         for query in search.asked
-                    ]
+                    ],
+                    draws,
                 )
         except Exception as error:
             if len(searches) == 1:
@@ -327,11 +336,11 @@ def one_openmp_thread() -> None:
 
 
 def _answered_batch(retriever: Retriever, searches: Sequence[_Search], retrieval: Retrieval) -> AnsweredBatch:
-    catalogue, rows_N = retriever.catalogue, retrieval.rows_N
+    catalogue, rows_N, names = retriever.catalogue, retrieval.rows_N, _names(searches)
     return AnsweredBatch(
         release=retriever.name,
-        request_ids=[search.request_id for search in searches for _ in range(search.queries)],
-        places=[place for search in searches for place in range(search.queries)],
+        request_ids=[request_id for request_id, _ in names],
+        places=[place for _, place in names],
         bias_removal_B=retrieval.bias_removal_B,
         popularity_B=retrieval.popularity_B,
         fingerprints_N=catalogue.fingerprints(rows_N),
@@ -340,4 +349,11 @@ def _answered_batch(retriever: Retriever, searches: Sequence[_Search], retrieval
         ends_B=retrieval.ends_B,
         buckets_N=catalogue.buckets(rows_N),
         counts_N=catalogue.counts(rows_N),
+        propensities_N=retrieval.propensities_N,
+        explored=retrieval.explored,
     )
+
+
+def _names(searches: Sequence[_Search]) -> list[tuple[str, int]]:
+    """Request id and place in the request of every query of a batch."""
+    return [(search.request_id, place) for search in searches for place in range(search.queries)]

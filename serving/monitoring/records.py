@@ -6,8 +6,8 @@ Legend: `B` queries, `N` answered labels of all queries, `L` labels of the relea
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -33,6 +33,8 @@ class AnsweredBatch:
         ends_B: where in the N labels every query's end, ascending.
         buckets_N: int8 [N].
         counts_N: training pairs, int64 [N].
+        propensities_N: P(shown) of every label given its query, float32 [N]; None where none was drawn by chance.
+        explored: labels drawn by chance, by bucket.
     """
 
     release: str
@@ -46,6 +48,8 @@ class AnsweredBatch:
     ends_B: Sequence[int]
     buckets_N: Int8
     counts_N: Int64
+    propensities_N: Float32 | None = None
+    explored: Mapping[int, int] = field(default_factory=dict)
 
     @cached_property
     def exposures(self) -> Int64:

@@ -16,9 +16,10 @@ from longtail.client import Client, Feedback, Interaction, NewLabel, NoAnswerErr
 DOCUMENT = Path(__file__).parent.parent.parent / "serving" / "openapi.json"
 EVERYTHING: dict[str, Any] = {
     "k": 1, "bias_removal": 0.5, "popularity": 0.5, "exclude": ["a"], "allow": ["a"], "buckets": ["tail"],
+    "explore": {"tail": 1},
 }  # fmt: skip
-FREE = ("features", "display")
-"""Keys whose values are the user's own JSON."""
+FREE = ("features", "display", "explore")
+"""Keys whose values are the user's own JSON, or keyed by bucket."""
 
 
 class Call(NamedTuple):
