@@ -9,9 +9,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from longtail.bundle.frequency import Buckets
 
-SCHEMA_VERSION = 3
-READ_VERSIONS = (1, 2, SCHEMA_VERSION)
-"""In versions 1 and 2 log p_n is the label frequency log π, whatever noise the model was trained with."""
+SCHEMA_VERSION = 4
+READ_VERSIONS = (1, 2, 3, SCHEMA_VERSION)
+"""In versions 1 and 2 log p_n is the label frequency log π, whatever noise the model was trained with; before version 4
+labels without training pairs are tail."""
 _TREE_VERSION = 2
 """Of bundles with `proposal.npz` before version 3."""
 
@@ -155,6 +156,8 @@ class Manifest(Record):
     loss: Loss
     query_features: list[Feature]
     label_features: list[Feature] = []
+    own_id: str | None = None
+    """The label feature whose value is the label's id; null where there is none, and before version 4."""
     display: list[str] = []
     """Columns of labels.parquet that are the user's own, shown in answers."""
     buckets: Buckets

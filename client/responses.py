@@ -11,8 +11,8 @@ from pydantic import TypeAdapter
 
 T = TypeVar("T")
 
-BucketName = Literal["head", "torso", "tail"]
-"""Frequency bucket of a label, by its count in training."""
+BucketName = Literal["head", "torso", "tail", "new"]
+"""Frequency bucket of a label, by its count in training: `new` of none."""
 
 
 @dataclass(frozen=True, slots=True)

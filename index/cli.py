@@ -32,7 +32,7 @@ ReleasesArgument = Annotated[Path, typer.Argument(metavar="RELEASES", help="Dire
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A release in it.")]
 FloorOption = Annotated[
     list[str] | None,
-    typer.Option(metavar="BUCKET=VALUE", help="Least offline recall of head, torso or tail; over promise.toml's."),
+    typer.Option(metavar="BUCKET=VALUE", help="Least offline recall of head, torso, tail or new; over promise.toml's."),
 ]
 MaxDropOption = Annotated[
     str | None, typer.Option(metavar="SHARE", help="Most of CURRENT's recall that a bucket may lose, such as 10%.")

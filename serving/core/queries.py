@@ -17,7 +17,7 @@ from longtail.serving.core.catalogue import Catalogue
 from longtail.serving.core.dials import Dials
 from longtail.serving.errors import InvalidRequestError
 
-BucketName = Literal["head", "torso", "tail"]
+BucketName = Literal["head", "torso", "tail", "new"]
 
 
 class _StringOrInteger:

@@ -1,4 +1,4 @@
-"""The figures of head, torso and tail: counted by every worker in files that all of them read, and reported."""
+"""The figures of head, torso, tail and new: counted by every worker in files that all of them read, and reported."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from prometheus_client.core import Metric
 
 from longtail.bundle import BUCKET_NAMES, remove_stale
 from longtail.bundle.arrays import Int8
-from longtail.bundle.frequency import TAIL
+from longtail.bundle.frequency import NEW
 from longtail.serving.errors import NotReadyError
 from longtail.serving.monitoring.baseline import Baseline, save_baseline
 from longtail.serving.monitoring.collector import report_metrics
@@ -167,7 +167,7 @@ class LiveFigures:
 
         Args:
             release: that `answered` was retrieved from.
-            interactions: rows of labels the release does not have, at L or above, were added since and are tail.
+            interactions: rows of labels the release does not have, at L or above, were added since and are new.
 
         Returns:
             How many there were.
@@ -182,7 +182,7 @@ class LiveFigures:
         positives, hits = np.zeros(len(BUCKET_NAMES), np.int64), np.zeros(len(BUCKET_NAMES), np.int64)
         for interaction in interactions:
             rows = np.unique(interaction.interacted[interaction.interacted >= 0])
-            buckets = np.where(rows < figures.labels, figures.buckets_L[np.minimum(rows, figures.labels - 1)], TAIL)
+            buckets = np.where(rows < figures.labels, figures.buckets_L[np.minimum(rows, figures.labels - 1)], NEW)
             positives += np.bincount(buckets, minlength=len(BUCKET_NAMES))
             hits += np.bincount(buckets[np.isin(rows, interaction.answered)], minlength=len(BUCKET_NAMES))
         pairs = list(zip(positives.tolist(), hits.tolist(), strict=True))

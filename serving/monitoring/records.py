@@ -53,7 +53,7 @@ class AnsweredBatch:
 
     @cached_property
     def exposures(self) -> Int64:
-        """How many of the N labels are head, torso and tail, int64 [3]."""
+        """How many of the N labels are head, torso, tail and new, int64 [4]."""
         return np.bincount(self.buckets_N, minlength=len(BUCKET_NAMES))
 
 

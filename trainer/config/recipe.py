@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 
 from longtail.trainer.config.loss import LossConfig
 from longtail.trainer.config.sections import DataConfig, EvaluationConfig, OptimizerConfig, Section, TrainingConfig
-from longtail.trainer.config.towers import FeatureConfig, ModelConfig, TowerConfig
+from longtail.trainer.config.towers import OWN_ID_UNKNOWN_RATE, FeatureConfig, ModelConfig, TowerConfig
 from longtail.trainer.errors import RecipeError
 from longtail.trainer.losses.families import LOSSES
 
@@ -113,6 +113,22 @@ class Recipe(Section):
                 f"evaluation.bias_removal: expected {self.loss.calibrated_at} in it, where scores are "
                 f"log-probabilities and their likelihood is measured, received {self.evaluation.bias_removal}"
             )
+
+    @property
+    def own_id(self) -> FeatureConfig | None:
+        """The label feature that is the label's own id; None without one."""
+        return next((feature for feature in self.label.features if feature.name == self.data.label_id), None)
+
+    @property
+    def describes_labels(self) -> bool:
+        """Whether labels have features beside their own id, by which one without training pairs is known."""
+        return any(feature.name != self.data.label_id for feature in self.label.features)
+
+    def label_unknown_rate(self, feature: FeatureConfig) -> float:
+        """Share of a label feature's ids that become unknown in training: what the recipe says, or its default."""
+        if feature.unknown_rate is not None:
+            return feature.unknown_rate
+        return OWN_ID_UNKNOWN_RATE if feature is self.own_id and self.describes_labels else 0.0
 
     @property
     def string_columns(self) -> list[str]:

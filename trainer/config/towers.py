@@ -8,6 +8,9 @@ from pydantic import Field, model_validator
 
 from longtail.trainer.config.sections import Section
 
+OWN_ID_UNKNOWN_RATE = 0.1
+"""Of a label's own id that stands beside other features, unless the recipe says otherwise."""
+
 
 class FeatureConfig(Section):
     """One feature of a tower: where its values are read, and how they are embedded."""
@@ -30,15 +33,16 @@ class FeatureConfig(Section):
     max_length: int = Field(default=50, ge=1)
     """Longest history, bag or text read; of longer ones the last entries count."""
     min_count: int = Field(default=1, ge=1)
-    """Ids in fewer training rows than this go to the out-of-vocabulary row; a label's own id never does."""
+    """Ids in fewer training rows than this read the out-of-vocabulary row. Of a label's own id, and of a history, these
+    are training pairs; the own id's number holds for the histories that share its table."""
     hash_rows: int = Field(default=2**16, ge=2)
     """Rows of a `text` feature's table."""
     combiner: Literal["mean", "sum", "sqrtn"] = "mean"
     """How a history, bag or text is pooled."""
     unknown_rate: float | None = Field(default=None, ge=0, lt=1)
     """Share of training values replaced by the out-of-vocabulary row, so that it is trained to stand for ids never
-    seen. By default 0.01 in the query tower and 0 in the label tower; give the label's own id some if labels are to
-    be added while serving."""
+    seen. By default 0.01 in the query tower; in the label tower 0, and 0.1 of the label's own id beside other
+    features."""
 
     @property
     def source(self) -> str:

@@ -49,8 +49,7 @@ class QueryFeatures:
         self._features, self._encoded, self._history_ids = features, encoded, history_ids
         self._known, self._ordered = known, ordered
         self._offsets = known.offsets(queries)
-        ones = np.ones(len(known), np.float32)
-        self._histories = {name: Bags(self._offsets, ids_L[known.labels], ones) for name, ids_L in history_ids.items()}
+        self._labels = Bags(self._offsets, known.labels, np.ones(len(known), np.float32))
 
     def with_history(self, known: Pairs) -> QueryFeatures:
         """These features with histories read from other pairs."""
@@ -83,7 +82,7 @@ class QueryFeatures:
                 else:
                     spare_B = np.maximum(ends_B - starts_B - feature.max_length, 0)
                     starts_B = starts_B + rng.integers(0, spare_B + 1)
-                inputs |= self._history(feature, starts_B, ends_B, self._histories[feature.name].ids[pairs_B])
+                inputs |= self._history(feature, starts_B, ends_B, self._known.labels[pairs_B])
             rate = _UNKNOWN_RATE if feature.unknown_rate is None else feature.unknown_rate
             if feature.kind != "number" and rate:
                 unknown = rng.random(inputs[feature.name].shape) < rate
@@ -107,10 +106,11 @@ class QueryFeatures:
         ends_B: Int64,
         positives_B: Int32 | None,
     ) -> Inputs:
-        ids_BP, weights_BP = self._histories[feature.name].pad(starts_B, ends_B, feature.max_length)
+        """Padded histories. Positives, int32 [B], are label rows: several labels may read one row of the vocabulary."""
+        labels_BP, weights_BP = self._labels.pad(starts_B, ends_B, feature.max_length)
         if positives_B is not None:
-            leaks_BP = ids_BP == positives_B[:, None]
-            ids_BP, weights_BP = np.where(leaks_BP, np.int32(0), ids_BP), np.where(leaks_BP, np.float32(0), weights_BP)
+            weights_BP = np.where(labels_BP == positives_B[:, None], np.float32(0), weights_BP)
+        ids_BP = np.where(weights_BP > 0, self._history_ids[feature.name][labels_BP], np.int32(0))
         return {feature.name: ids_BP, f"{feature.name}__weight": weights_BP}
 
 

@@ -87,7 +87,7 @@ class LabelSide:
 
 
 def buckets_for(config: EvaluationConfig, counts: Int64) -> Buckets:
-    """Head, torso and tail as the recipe asks, of training counts [L]."""
+    """Head, torso, tail and new as the recipe asks, of training counts [L]."""
     return Buckets.by_quantile(counts) if config.buckets == "quantile" else Buckets.by_count()
 
 

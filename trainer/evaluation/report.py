@@ -21,7 +21,7 @@ from longtail.trainer.config import Recipe
 from longtail.trainer.evaluation.dial import Dial, Setting
 from longtail.trainer.history import TrainingHistory
 
-_COLOURS = {"overall": "#334155", "head": "#2563eb", "torso": "#d97706", "tail": "#059669"}
+_COLOURS = {"overall": "#334155", "head": "#2563eb", "torso": "#d97706", "tail": "#059669", "new": "#9333ea"}
 _STYLE = {
     "font.family": "sans-serif", "font.size": 10, "axes.spines.top": False, "axes.spines.right": False,
     "axes.grid": True, "grid.alpha": 0.25, "axes.titleweight": "bold", "axes.titlelocation": "left",
@@ -42,14 +42,12 @@ def evaluation_table(title: str, dial: Dial, metric: str) -> Table:
     """A terminal table: one row per λ, and per μ where it is another dial; the default marked."""
     k = metric.partition("@")[2]
     chosen_by = dial.bias_removal.chosen_by
-    caption = f"▶ default λ, by {chosen_by}; head, torso, tail: recall of pairs whose label is there"
+    recall_of = "head, torso, tail, new: recall of pairs whose label is there"
+    caption = f"▶ default λ, by {chosen_by}; {recall_of}"
     if _two_lines(dial):
-        caption = (
-            f"λ {_removes(dial)}, μ adds π as a prior; ▶ default of both, by {chosen_by}; "
-            "head, torso, tail: recall of pairs whose label is there"
-        )
+        caption = f"λ {_removes(dial)}, μ adds π as a prior; ▶ default of both, by {chosen_by}; {recall_of}"
     table = Table(title=f"{title}, top {k}", title_justify="left", caption=caption, caption_justify="left")
-    for heading in (*_dials(dial), "recall", "nDCG", "head", "torso", "tail", "coverage", "Gini"):
+    for heading in (*_dials(dial), "recall", "nDCG", *BUCKET_NAMES, "coverage", "Gini"):
         table.add_column(heading, justify="right")
     names = [
         f"recall@{k}",
@@ -61,7 +59,7 @@ def evaluation_table(title: str, dial: Dial, metric: str) -> Table:
     for point in dial.curve:
         chosen = Setting.of(point) == dial.default
         at = [f"{number:g}" for number in Setting.of(point)[: len(_dials(dial))]]
-        cells = [f"{point.metrics[name].value:.4f}" for name in names]
+        cells = [f"{point.metrics[name].value:.4f}" if name in point.metrics else "" for name in names]
         table.add_row(f"{'▶ ' if chosen else ''}{at[0]}", *at[1:], *cells, style="bold" if chosen else None)
     return table
 
@@ -166,7 +164,7 @@ def _line_plots(line: _Line, k: str) -> list[str]:
         ),
         _plot(
             lambda axes: _exposure(axes, line, k),
-            f"Share of the top {k} given to head, torso and tail, against {line.symbol}",
+            f"Share of the top {k} given to head, torso, tail and new, against {line.symbol}",
         ),
     ]
 
@@ -194,7 +192,7 @@ def _recall(axes: Axes, line: _Line, k: str) -> None:
         axes.fill_between(grid, low, high, color=colour, alpha=0.15, linewidth=0)
     axes.axvline(line.default, color="#94a3b8", linestyle="--", linewidth=1)
     axes.set(title=f"Recall@{k} by bucket", xlabel=f"{line.words}  (left: tail, right: head)", ylim=(0, None))
-    axes.legend(ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.18))
+    axes.legend(ncols=5, loc="upper center", bbox_to_anchor=(0.5, -0.18))
 
 
 def _exposure(axes: Axes, line: _Line, k: str) -> None:
@@ -204,7 +202,7 @@ def _exposure(axes: Axes, line: _Line, k: str) -> None:
     axes.axvline(line.default, color="white", linestyle="--", linewidth=1)
     axes.set(title=f"Exposure in the top {k}", xlabel=line.words, ylim=(0, 1))
     axes.margins(x=0)
-    axes.legend(ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.18))
+    axes.legend(ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.18))
 
 
 def _losses(axes: Axes, history: TrainingHistory, metric: str) -> None:

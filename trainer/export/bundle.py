@@ -70,6 +70,7 @@ def to_bundle(trained: Trained, held_out_rows: Int32, dial: Dial, reports: dict[
         ),
         query_features=trained.encoding.query_features,
         label_features=trained.encoding.label_features,
+        own_id=None if recipe.own_id is None else recipe.own_id.name,
         display=display,
         buckets=buckets,
         bias_removal=dial.bias_removal,

@@ -44,8 +44,7 @@ def export_towers(trained: Trained) -> tuple[bytes, bytes | None]:
         ExportError: a tower is larger than ONNX allows (2 GiB), or the child process failed.
     """
     recipe, towers = trained.recipe, trained.model.towers
-    with_label = any(feature.name != recipe.data.label_id for feature in recipe.label.features)
-    sides = {"query": towers.query} | ({"label": towers.label} if with_label else {})
+    sides = {"query": towers.query} | ({"label": towers.label} if recipe.describes_labels else {})
     for side, tower in sides.items():
         size = sum(
             weight.shape[0] * int(np.prod(weight.shape[1:])) * 4 for weight in tower.weights if len(weight.shape)

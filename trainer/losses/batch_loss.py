@@ -40,6 +40,7 @@ class Candidates(NamedTuple):
         log_q_positive_B, log_q_candidates: log sampling probabilities of both, float32.
         weight_B: weights of the pairs, float32.
         log_miss_B: log(1 − q_y), float32, of a sampler that never draws the positive; None if it may.
+        excluded: candidates that are no negatives of any row, bool of their shape; None if there are none.
         known_BM: candidates that are known positives of the row's query, bool; None unless hits are `mask_known`.
         log_eta_B: log η of the pairs, float32; None for a family without.
         eta_rate: step size of η, float32 scalar; None for a family without.
@@ -53,6 +54,7 @@ class Candidates(NamedTuple):
     log_q_candidates: Tensor
     weight_B: Tensor
     log_miss_B: Tensor | None = None
+    excluded: Tensor | None = None
     known_BM: Tensor | None = None
     log_eta_B: Tensor | None = None
     eta_rate: Tensor | None = None
@@ -88,10 +90,13 @@ class BatchLoss:
             logits_BM = self._product("bd,bmd->bm", scaled_BD, labels) + ops.reshape(bias, candidates.shape)
         else:
             logits_BM = self._product("bd,md->bm", scaled_BD, labels) + bias
+        masked_BM = hits_of(self.hits, candidates, batch.positive_B, in_batch=self.in_batch, known_BM=batch.known_BM)
+        if batch.excluded is not None:
+            masked_BM = ops.logical_or(masked_BM, batch.excluded)
         logits = SampledLogits(
             positive_logits_B,
             logits_BM,
-            hits_of(self.hits, candidates, batch.positive_B, in_batch=self.in_batch, known_BM=batch.known_BM),
+            masked_BM,
             batch.log_pi_positive_B,
             batch.log_pi_candidates,
             batch.log_q_positive_B,

@@ -76,6 +76,10 @@ class TrainStep:
             if recipe.loss.reweight
             else None
         )
+        never_L = visits_L == 0
+        self._never_L = (
+            untrained_variable(never_L, "never_chosen") if recipe.describes_labels and never_L.any() else None
+        )
         self._streaming = (
             StreamingFrequencies(labels, hashes=1, initial_gap=2.0 * pairs)
             if recipe.loss.frequencies == "streaming"
@@ -155,6 +159,7 @@ class TrainStep:
             self._log_pi_L,
             *([] if self._log_q_L is None else [self._log_q_L]),
             *([] if self._pair_weight_L is None else [self._pair_weight_L]),
+            *([] if self._never_L is None else [self._never_L]),
             *([] if learned else [self._model.log_temperature]),
             *(self.sampler.variables if self.sampler.refresh is None else []),
         ]
@@ -206,9 +211,10 @@ class TrainStep:
         """
         label_inputs = self._model.inputs_of_labels(labels_C)
         for feature in self._recipe.label.features:
-            if feature.kind != "number" and feature.unknown_rate:
+            rate = self._recipe.label_unknown_rate(feature)
+            if feature.kind != "number" and rate:
                 ids = label_inputs[feature.name]
-                unknown = keras.random.uniform(ops.shape(ids), seed=self._seed) < feature.unknown_rate
+                unknown = keras.random.uniform(ops.shape(ids), seed=self._seed) < rate
                 label_inputs[feature.name] = ops.where(unknown, ops.zeros_like(ids), ids)
         inputs: dict[InputKey, Tensor] = {
             **{("query", name): column for name, column in query_inputs.items()},
@@ -262,6 +268,7 @@ class TrainStep:
             log_q_candidates=self._log_q(context, candidates, log_pi_candidates),
             weight_B=weight_B,
             log_miss_B=None if self.sampler.log_miss is None else self.sampler.log_miss(log_q_positive_B),
+            excluded=None if self._never_L is None else backend.gather(self._never_L, candidates),
             known_BM=self._known(candidates, batch),
             log_eta_B=log_eta_B,
             eta_rate=rate,

@@ -78,7 +78,9 @@ INVALID: dict[str, Case] = {
     "null in allow": in_query("allow.0", f"{AN_ID}null", allow=[None]),
     "long exclude": in_query("exclude", "expected at most 6 ids, received 7", exclude=list("abcdefg")),
     "long allow": in_query("allow", "expected at most 6 ids, received 7", allow=list("abcdefg")),
-    "unknown bucket": in_query("buckets.0", "expected 'head', 'torso' or 'tail', received \"mid\"", buckets=["mid"]),
+    "unknown bucket": in_query(
+        "buckets.0", "expected 'head', 'torso', 'tail' or 'new', received \"mid\"", buckets=["mid"]
+    ),
     "no bucket": in_query("buckets", "expected at least 1 of them, received 0", buckets=[]),
     "unknown key of a query": in_query("K", f'expected one of the keys {QUERY_KEYS}, received "K"', K=1),
     "unknown key": (
