@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
+import orjson
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, JsonValue, model_validator
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
@@ -82,6 +84,18 @@ class Query(SearchOptions):
     """One query: its features by name, as GET /v1/release lists them; null or absent means missing."""
 
     features: dict[str, JsonValue]
+
+    def features_json(self) -> bytes:
+        """The features as JSON, as they came."""
+        return features_json(self.features)
+
+
+def features_json(features: dict[str, JsonValue]) -> bytes:
+    """Features as JSON; also integers that 64 bits do not hold."""
+    try:
+        return orjson.dumps(features)
+    except orjson.JSONEncodeError:
+        return json.dumps(features).encode()
 
 
 class SimilarQuery(SearchOptions):

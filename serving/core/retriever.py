@@ -20,6 +20,7 @@ from pydantic import JsonValue
 
 from longtail.bundle import FEATURE_VALUE_TYPES, Bundle, Feature, Features, Inputs, LabelRecord
 from longtail.bundle.arrays import Float32, Int64
+from longtail.index import Compatibility, refused_features
 from longtail.serving.core.catalogue import Catalogue
 from longtail.serving.core.dials import Dials
 from longtail.serving.core.exploration import explore_each, slots_of
@@ -143,6 +144,25 @@ class Retriever:
         """Whether a label is in this release or was added to it, hidden and deleted ones among them."""
         changes = self.overlay.changes
         return id_ in self.catalogue.row_of or id_ in changes.upserts or id_ in changes.hidden
+
+    def check_compatible(self, before: Retriever) -> None:
+        """Refuse to follow a release whose clients would lose something.
+
+        Raises:
+            UnservableReleaseError: lists query features that would be refused, and added labels that would be dropped.
+        """
+        skipped, kept = self.overlay.skipped, self.catalogue.row_of
+        dropped = {
+            id_: why
+            for id_, why in skipped.items()
+            if id_ not in kept and (id_ in before.overlay.row_of or id_ in before.catalogue.row_of)
+        }
+        lost = Compatibility(before.name, self.name, refused_features(before.manifest, self.manifest), dropped).lines()
+        if lost:
+            raise UnservableReleaseError(
+                f"expected a release that does for clients of {before.name}, found that {'; '.join(lost)}; "
+                "longtail-index publish --force has it served all the same"
+            )
 
     def _use(self, overlay: Overlay) -> None:
         self.overlay = overlay

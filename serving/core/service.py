@@ -63,6 +63,13 @@ class _Search:
         """How many queries it has, or labels whose nearest labels it wants."""
         return len(self.asked.labels) if isinstance(self.asked, SimilarQuery) else len(self.asked)
 
+    @property
+    def features_json(self) -> list[bytes | None]:
+        """Features of every query; None of labels, which have none."""
+        if isinstance(self.asked, SimilarQuery):
+            return [None] * self.queries
+        return [query.features_json() for query in self.asked]
+
 
 class Service:
     """The service of one process, for routes and the follower: search, label changes, feedback and figures.
@@ -132,10 +139,16 @@ class Service:
             )
         return pinned
 
-    def serve(self, retriever: Retriever) -> None:
+    def serve(self, retriever: Retriever, *, forced: bool = True) -> None:
         """Answer from this release from now on; requests under way finish with the one they took.
 
+        Args:
+            retriever: the release.
+            forced: whatever it takes away from clients of the release before.
+
         Raises:
+            UnservableReleaseError: it refuses query features that the release before takes, or drops labels that were
+                added, and is not forced.
             as `Retriever.with_changes`; the release before goes on. The first release also as `LabelLogFollower.read`.
         """
         with self._changing:
@@ -144,6 +157,8 @@ class Service:
             with suppress(*([] if self._current is None else [LabelLogError, OSError, ServingError])):
                 self._read_changes()
             changed = self._changes.apply_to(retriever)
+            if self._current is not None and not forced:
+                changed.check_compatible(self._current)
             self.monitoring.begin_release(changed.name, changed.buckets_L, changed.baseline)
             loaded = {name: kept for name, kept in self._loaded.items() if name != changed.name}
             loaded[changed.name] = changed
@@ -242,7 +257,13 @@ class Service:
             InvalidRequestError: as `record_events`.
         """
         try:
-            return record_events(events, self.retriever(), self.monitoring.figures, shadow_k=self.settings.shadow_k)
+            return record_events(
+                events,
+                self.retriever(),
+                self.monitoring.figures,
+                shadow_k=self.settings.shadow_k,
+                record_features=self.settings.record_features,
+            )
         except sqlite3.Error as error:
             logger.error("feedback was refused: %s", error)
             raise StorageError("expected a disk to write feedback to, found none; send it again later") from error
@@ -320,7 +341,8 @@ class Service:
             return [self._run_search(key, [search], [wait])[0] for search, wait in zip(searches, waited, strict=True)]
         self.monitoring.metrics.count_search(len(retrieval.results), waited, retrieval.seconds, self._batcher.depth)
         if not key.preview:
-            self.monitoring.count_answers(_answered_batch(key.retriever, searches, retrieval), retrieval.unknown)
+            answered = _answered_batch(key.retriever, searches, retrieval, self.settings.record_features)
+            self.monitoring.count_answers(answered, retrieval.unknown)
         split: list[list[bytes] | Exception] = []
         start = 0
         for search in searches:
@@ -335,7 +357,9 @@ def one_openmp_thread() -> None:
     faiss.omp_set_num_threads(1)
 
 
-def _answered_batch(retriever: Retriever, searches: Sequence[_Search], retrieval: Retrieval) -> AnsweredBatch:
+def _answered_batch(
+    retriever: Retriever, searches: Sequence[_Search], retrieval: Retrieval, record_features: bool
+) -> AnsweredBatch:
     catalogue, rows_N, names = retriever.catalogue, retrieval.rows_N, _names(searches)
     return AnsweredBatch(
         release=retriever.name,
@@ -351,6 +375,7 @@ def _answered_batch(retriever: Retriever, searches: Sequence[_Search], retrieval
         counts_N=catalogue.counts(rows_N),
         propensities_N=retrieval.propensities_N,
         explored=retrieval.explored,
+        features_B=[features for search in searches for features in search.features_json] if record_features else None,
     )
 
 

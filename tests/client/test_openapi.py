@@ -50,7 +50,7 @@ CALLS: dict[str, Call] = {
     "add_labels": sent_by("add_labels", NewLabel("a", {}, display={})),
     "restore_label": sent_by("restore_label", "a"),
     "delete_label": sent_by("delete_label", "a"),
-    "feedback": sent_by("feedback", Feedback("q", ["a"])),
+    "feedback": sent_by("feedback", Feedback("q", ["a"], event="purchase", weight=2.0)),
     "interactions": sent_by("interactions", Interaction({}, ["a"], bias_removal=0.5, exclude=["a"], popularity=1.0)),
     "release": sent_by("release"),
     "monitoring": sent_by("monitoring"),
