@@ -203,7 +203,7 @@ class AsyncClient:
         return await self._send(Call("GET", "/v1/release", dict[str, Any]))
 
     async def monitoring(self) -> dict[str, Any]:
-        """What head, torso and tail got in the last minutes, hour and day, beside the baseline.
+        """What head, torso, tail and new labels got in the last minutes, hour and day, beside the baseline.
 
         Raises:
             LongtailError: the service did not answer.

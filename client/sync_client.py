@@ -196,7 +196,7 @@ class Client:
         return self._send(Call("GET", "/v1/release", dict[str, Any]))
 
     def monitoring(self) -> dict[str, Any]:
-        """What head, torso and tail got in the last minutes, hour and day, beside the baseline.
+        """What head, torso, tail and new labels got in the last minutes, hour and day, beside the baseline.
 
         Raises:
             LongtailError: the service did not answer.

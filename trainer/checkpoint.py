@@ -19,12 +19,15 @@ from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.errors import CheckpointError
 
 _STATE = "state.json"
+_VERSION = 2
+"""Raised when the same recipe and data make other tables: since 2 labels without training pairs have no row of their
+own."""
 
 
 def identity_of(recipe: Recipe, dataset: Dataset) -> str:
     """Hex sha256 of all that a run's course depends on: the recipe without its paths, and the data."""
     settings = recipe.model_dump(mode="json", exclude={"name": True, "data": True})
-    settings["reduction"] = recipe.data.reduction
+    settings |= {"reduction": recipe.data.reduction, "version": _VERSION}
     content = json.dumps(settings, sort_keys=True) + dataset.fingerprint()
     return hashlib.sha256(content.encode()).hexdigest()
 

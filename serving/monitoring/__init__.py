@@ -1,4 +1,4 @@
-"""What the service did and what head, torso and tail got: for Prometheus, and by bucket over windows and by minute.
+"""What the service did and what every bucket got: for Prometheus, and by bucket over windows and by minute.
 
 `Monitoring` takes every outcome once (outcomes) and counts it as Prometheus series (prometheus, collector) and as
 figures of all workers that outlive the process (live_figures). Those stand in rings of counts in mapped files

@@ -40,7 +40,8 @@ def test_an_own_id_is_known_if_it_occurs_in_training() -> None:
 
     assert encoding.vocabularies["user_id"].ids.to_pylist() == ["u0", "u1"]
     assert encoding.query.of_queries(np.int32([0, 1, 2, 3]))["user_id"].tolist() == [1, 2, 0, 0]
-    assert encoding.vocabularies["item_id"].ids.to_pylist() == ["i0", "i1", "i2"], "the whole catalogue"
+    assert encoding.vocabularies["item_id"].ids.to_pylist() == ["i0", "i1"]
+    assert encoding.label_inputs["item_id"].tolist() == [1, 2, 0], "a label without pairs reads row 0"
 
 
 def test_rare_own_ids_are_unknown() -> None:
@@ -129,7 +130,7 @@ def test_label_features_and_their_vocabularies() -> None:
     dataset = tiny.dataset(tiny.pairs((0, 0), (0, 1)), queries=1, labels=3, label_table=table)
     encoding = encode(dataset, tiny.USER, label=[{"name": "genres", "kind": "bag", "separator": "|", "min_count": 2}])
 
-    assert encoding.label_inputs["item_id"].tolist() == [1, 2, 3]
+    assert encoding.label_inputs["item_id"].tolist() == [1, 2, 0]
     assert encoding.label_inputs["genres"].tolist() == [[0, 1], [1, 0], [0, 0]]
     assert encoding.label_inputs["genres__weight"].tolist() == [[1, 1], [1, 0], [0, 0]]
     assert [feature.name for feature in encoding.label_features] == ["item_id", "genres"]
@@ -173,10 +174,11 @@ def test_a_column_its_kind_does_not_read_is_refused(
 
 def histories(dataset: Dataset, rows: np.ndarray, *, max_length: int = 50, seed: int = 0) -> list[list[int]]:
     """The labels in the histories of training pairs."""
+    label_of_row = [-1, *np.unique(dataset.train.labels).tolist()]
     query = encode(dataset, HISTORY | {"max_length": max_length}).query
     found = query.of_pairs(rows, np.random.default_rng(seed))
     return [
-        [id_ - 1 for id_, weight in zip(ids, weights, strict=True) if weight]
+        [label_of_row[id_] for id_, weight in zip(ids, weights, strict=True) if weight]
         for ids, weights in zip(found["seen"].tolist(), found["seen__weight"].tolist(), strict=True)
     ]
 
@@ -229,7 +231,8 @@ def test_the_history_of_a_question_is_everything_known_latest_last() -> None:
     assert found["seen__weight"].tolist() == [[1, 1], [1, 0], [0, 0]]
 
     later = query.with_history(dataset.train.followed_by(tiny.pairs((0, 3), (2, 1))))
-    assert later.of_queries(np.int32([0, 1, 2]))["seen"].tolist() == [[1, 4], [3, 0], [2, 0]]
+    assert later.of_queries(np.int32([0, 1, 2]))["seen"].tolist() == [[1, 0], [3, 0], [2, 0]]
+    assert later.of_queries(np.int32([0, 1, 2]))["seen__weight"].tolist() == [[1, 1], [1, 0], [1, 0]]
 
 
 @pytest.mark.parametrize("kind", ["id", "history"])

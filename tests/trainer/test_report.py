@@ -11,7 +11,7 @@ from longtail.trainer.evaluation.report import evaluation_markdown, evaluation_t
 from longtail.trainer.history import TrainingHistory
 from tests.trainer import tiny
 
-BUCKETS = ("head", "torso", "tail")
+BUCKETS = ("head", "torso", "tail", "new")
 
 
 def point(bias_removal: float, recall: float) -> CurvePoint:
@@ -67,6 +67,20 @@ def test_the_page_is_the_same_every_time(page: str) -> None:
     history = TrainingHistory([2.0, 1.0], {1: 0.1, 2: 0.2}, 2)
 
     assert html_report(tiny.recipe(), DIAL, history, {"Loss": "softmax <in_batch>"}).decode() == page
+
+
+def test_a_curve_measured_before_there_were_new_labels_is_shown_as_it_is() -> None:
+    old = [
+        one.model_copy(update={"metrics": {name: figure for name, figure in one.metrics.items() if "/new" not in name}})
+        for one in CURVE
+    ]
+    dial = Dial(DIAL.bias_removal.model_copy(update={"curve": old}))
+    console = Console(file=io.StringIO(), width=200)
+    console.print(evaluation_table("old", dial, "recall@2"))
+    assert "0.5000" in console.file.getvalue()
+    page = html_report(tiny.recipe(), dial, TrainingHistory([2.0, 1.0], {1: 0.1, 2: 0.2}, 2), {}).decode()
+    assert page.count("<td></td>") == 3 * 2
+    assert len(evaluation_markdown(dial, "recall@2").splitlines()) == 5
 
 
 def test_markdown_has_a_row_per_point_with_the_interval_of_the_first_figure() -> None:

@@ -181,10 +181,15 @@ def _removes(dial: Dial) -> str:
     return "has nothing to remove" if noise == "uniform" else f"removes {noise}"
 
 
+def _buckets(points: list[CurvePoint], k: str) -> list[str]:
+    """The buckets that a curve has: one measured before version 4 of the bundle does not know `new`."""
+    return [bucket for bucket in BUCKET_NAMES if f"exposure@{k}/{bucket}" in points[0].metrics]
+
+
 def _recall(axes: Axes, line: _Line, k: str) -> None:
     grid = line.grid
-    for series, colour in _COLOURS.items():
-        name = f"recall@{k}" if series == "overall" else f"recall@{k}/{series}"
+    for series in ("overall", *_buckets(line.points, k)):
+        name, colour = f"recall@{k}" if series == "overall" else f"recall@{k}/{series}", _COLOURS[series]
         figures = [point.metrics[name] for point in line.points]
         axes.plot(grid, [figure.value for figure in figures], color=colour, marker="o", markersize=3.5, label=series)
         low = [figure.value if figure.low is None else figure.low for figure in figures]
@@ -197,8 +202,9 @@ def _recall(axes: Axes, line: _Line, k: str) -> None:
 
 def _exposure(axes: Axes, line: _Line, k: str) -> None:
     grid = line.grid
-    shares = [[point.metrics[f"exposure@{k}/{bucket}"].value for point in line.points] for bucket in BUCKET_NAMES]
-    axes.stackplot(grid, shares, labels=BUCKET_NAMES, colors=[_COLOURS[bucket] for bucket in BUCKET_NAMES], alpha=0.85)
+    buckets = _buckets(line.points, k)
+    shares = [[point.metrics[f"exposure@{k}/{bucket}"].value for point in line.points] for bucket in buckets]
+    axes.stackplot(grid, shares, labels=buckets, colors=[_COLOURS[bucket] for bucket in buckets], alpha=0.85)
     axes.axvline(line.default, color="white", linestyle="--", linewidth=1)
     axes.set(title=f"Exposure in the top {k}", xlabel=line.words, ylim=(0, 1))
     axes.margins(x=0)
@@ -231,6 +237,9 @@ def _losses(axes: Axes, history: TrainingHistory, metric: str) -> None:
 def _row(dial: Dial, point: CurvePoint, names: list[str]) -> str:
     cells = []
     for name in names:
+        if name not in point.metrics:
+            cells.append("<td></td>")
+            continue
         figure = point.metrics[name]
         interval = (
             "" if figure.low is None or figure.high is None else f"<small>{figure.low:.4f}–{figure.high:.4f}</small>"
