@@ -174,10 +174,10 @@ def test_impossible_floors(options: dict[str, object], field: str, message: str)
     assert caught.value.field == field
 
 
-@pytest.mark.parametrize("spec", ["flat", "IVF8,Flat"])
-def test_over_a_real_index(tmp_path_factory: pytest.TempPathFactory, spec: str) -> None:
+@pytest.mark.parametrize(("spec", "tree"), [("flat", False), ("IVF8,Flat", False), ("flat", True)])
+def test_over_a_real_index(tmp_path_factory: pytest.TempPathFactory, spec: str, tree: bool) -> None:
     root = tmp_path_factory.mktemp("explored")
-    make_bundle(labels=400, dim=8, users=5).write(root / "bundle")
+    make_bundle(labels=400, dim=8, users=5, proposal=tree).write(root / "bundle")
     build(root / "bundle", root / "releases", spec=IndexSpec(spec, recall_floor=0.0), name="r")
     retriever = load_release(Releases(root / "releases"), "r")
     queries = [
