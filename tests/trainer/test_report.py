@@ -166,6 +166,3 @@ def test_the_report_says_what_recall_costs_the_tail() -> None:
     assert "What recall costs the tail" in page
     assert "<td>+0.2500</td><td>-0.1250</td><td>-2.00</td>" in page
     assert "<td>-0.1250</td><td>+0.0000</td><td>–</td>" in page
-    screen = io.StringIO()
-    Console(file=screen, width=160).print(evaluation_table("tiny", dial, "recall@2"))
-    assert "-2.00" in screen.getvalue()

@@ -75,7 +75,11 @@ def query_tower(table: pa.Table | None, roles: Roles, sizes: Sizes, taken: set[s
 
 
 def label_tower(table: pa.Table | None, roles: Roles, taken: set[str]) -> Tower:
-    """Own id, and columns of the feature table."""
+    """Own id, and columns of the feature table.
+
+    Raises:
+        DataError: the label ids' column has a name that no feature can have.
+    """
     if not _is_feature(roles.label_id):
         raise DataError(f"column {roles.label_id!r}: expected a name of letters, digits and _ for label ids: rename it")
     features, left_out = _features(table, roles.label_id, taken)

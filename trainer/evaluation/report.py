@@ -20,7 +20,7 @@ from longtail.bundle import BUCKET_NAMES, CurvePoint
 from longtail.trainer.config import Recipe
 from longtail.trainer.evaluation.comparison import Comparison
 from longtail.trainer.evaluation.dial import Dial, Setting
-from longtail.trainer.evaluation.tables import baselines_html, figure_cell, price_html, steps
+from longtail.trainer.evaluation.tables import baselines_html, figure_cell, price_html
 from longtail.trainer.history import TrainingHistory
 
 _COLOURS = {"overall": "#334155", "head": "#2563eb", "torso": "#d97706", "tail": "#059669", "new": "#9333ea"}
@@ -44,12 +44,12 @@ def evaluation_table(title: str, dial: Dial, metric: str) -> Table:
     """A terminal table: one row per λ, and per μ where it is another dial; the default marked."""
     k = metric.partition("@")[2]
     chosen_by = dial.bias_removal.chosen_by
-    recall_of = "head, torso, tail, new: recall of pairs whose label is there; Δ: from the row above"
+    recall_of = "head, torso, tail, new: recall of pairs whose label is there"
     caption = f"▶ default λ, by {chosen_by}; {recall_of}"
     if _two_lines(dial):
         caption = f"λ {_removes(dial)}, μ adds π as a prior; ▶ default of both, by {chosen_by}; {recall_of}"
     table = Table(title=f"{title}, top {k}", title_justify="left", caption=caption, caption_justify="left")
-    for heading in (*_dials(dial), "recall", "nDCG", *BUCKET_NAMES, "coverage", "Gini", "Δrecall/Δtail"):
+    for heading in (*_dials(dial), "recall", "nDCG", *BUCKET_NAMES, "coverage", "Gini"):
         table.add_column(heading, justify="right")
     names = [
         f"recall@{k}",
@@ -58,12 +58,10 @@ def evaluation_table(title: str, dial: Dial, metric: str) -> Table:
         f"coverage@{k}",
         f"gini@{k}",
     ]
-    rates = {Setting.of(step.end): f"{step.rate:.2f}" for step in steps(dial, k) if step.rate is not None}
     for point in dial.curve:
         chosen = Setting.of(point) == dial.default
         at = [f"{number:g}" for number in Setting.of(point)[: len(_dials(dial))]]
         cells = [f"{point.metrics[name].value:.4f}" if name in point.metrics else "" for name in names]
-        cells.append(rates.get(Setting.of(point), ""))
         table.add_row(f"{'▶ ' if chosen else ''}{at[0]}", *at[1:], *cells, style="bold" if chosen else None)
     return table
 

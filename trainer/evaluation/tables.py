@@ -17,11 +17,10 @@ def baseline_table(compared: Comparison) -> Table:
     """A terminal table: the model at its default, then every baseline, at the k of the recipe's metric."""
     k = compared.metric.partition("@")[2]
     table = Table(title=f"The model and its baselines, top {k}", title_justify="left")
-    table.add_column("")
-    for heading in ("recall", "nDCG", "hit rate", *BUCKET_NAMES, "coverage", "Gini"):
+    table.add_column("", no_wrap=True)
+    for heading in ("recall", "nDCG", *BUCKET_NAMES):
         table.add_column(heading, justify="right")
-    names = [f"{name}@{k}" for name in ("recall", "ndcg", "hit_rate")]
-    names += [*(f"recall@{k}/{bucket}" for bucket in BUCKET_NAMES), f"coverage@{k}", f"gini@{k}"]
+    names = [f"recall@{k}", f"ndcg@{k}", *(f"recall@{k}/{bucket}" for bucket in BUCKET_NAMES)]
     for name, metrics in {"the model": compared.model, **compared.baselines}.items():
         style = "bold" if metrics is compared.model else None
         table.add_row(name, *(f"{metrics[metric].value:.4f}" for metric in names), style=style)
