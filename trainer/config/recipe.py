@@ -53,15 +53,19 @@ class Recipe(Section):
         self._check_cosine()
         self._check_tree_s_dial()
         self._check_likelihood()
-        numbers = [{f.name for f in tower.features if f.kind == "number"} for tower in (self.query, self.label)]
+        numbers = [
+            {f.name for f in tower.features if f.kind == "number" and not f.has_table}
+            for tower in (self.query, self.label)
+        ]
         if both := sorted(numbers[0] & numbers[1]):
             raise ValueError(f"number features: expected names of one tower each, received {', '.join(both)} in both")
         tables: dict[str, FeatureConfig] = {}
         for feature in (*self.query.features, *self.label.features):
-            if feature.kind == "number":
+            if not feature.has_table:
                 continue
             other = tables.setdefault(feature.table_name, feature)
-            if other.dim != feature.dim or (other.kind == "text") != (feature.kind == "text"):
+            mixed = feature.kind != other.kind and (feature.table_rows or other.table_rows) is not None
+            if other.dim != feature.dim or mixed:
                 raise ValueError(
                     f"table {feature.table_name!r}: expected features of one width and of ids or of text alike, "
                     f"received {other.name!r} ({other.kind}, {other.dim}) "
@@ -71,6 +75,11 @@ class Recipe(Section):
                 raise ValueError(
                     f"table {feature.table_name!r}: expected texts of one hash_rows, "
                     f"received {other.name!r} ({other.hash_rows}) and {feature.name!r} ({feature.hash_rows})"
+                )
+            if other.table_rows != feature.table_rows:
+                raise ValueError(
+                    f"table {feature.table_name!r}: expected numbers of as many buckets, "
+                    f"received {other.name!r} ({other.buckets}) and {feature.name!r} ({feature.buckets})"
                 )
         return self
 
@@ -118,7 +127,7 @@ class Recipe(Section):
     def string_columns(self) -> list[str]:
         """Columns of feature tables that are text, also where a text format makes them look like numbers."""
         features = (*self.query.features, *self.label.features)
-        return [feature.source for feature in features if feature.kind not in ("number", "history")]
+        return [feature.source for feature in features if feature.kind not in ("number", "history", "vector")]
 
 
 def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:

@@ -1,7 +1,7 @@
 """Tower inputs of queries, and the batches of an epoch.
 
 Tower inputs are named as `bundle.Feature` says: `name` int32 [B] or [B, P], `name__weight` float32
-[B, P] for histories, bags and texts, `name` float32 [B] for numbers.
+[B, P] for histories, bags and texts, `name` float32 [B] for numbers, [B, D] for vectors.
 
 Legend: `B` batch, `P` positions of a padded bag, `L` labels.
 """
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from longtail.bundle import Inputs
 from longtail.bundle.arrays import Int32, Int64
 from longtail.trainer.config import FeatureConfig
-from longtail.trainer.data.columns import Bags, Encoded, Numbers
+from longtail.trainer.data.columns import Bags, Encoded
 from longtail.trainer.data.known import KnownPositives
 from longtail.trainer.data.pairs import Pairs
 
@@ -85,9 +85,10 @@ class QueryFeatures:
                     starts_B = starts_B + rng.integers(0, spare_B + 1)
                 inputs |= self._history(feature, starts_B, ends_B, self._histories[feature.name].ids[pairs_B])
             rate = _UNKNOWN_RATE if feature.unknown_rate is None else feature.unknown_rate
-            if feature.kind != "number" and rate:
-                unknown = rng.random(inputs[feature.name].shape) < rate
-                inputs[feature.name] = np.where(unknown, np.int32(0), inputs[feature.name])
+            if feature.unknown is not None and rate:
+                name, value = feature.unknown
+                unknown = rng.random(inputs[name].shape) < rate
+                inputs[name] = np.where(unknown, inputs[name].dtype.type(value), inputs[name])
         return inputs
 
     def of_queries(self, queries_B: Int32) -> Inputs:
@@ -132,10 +133,10 @@ def take_rows(
             starts_B = np.maximum(column.offsets[rows_B], ends_B - feature.max_length)
             ids, weights = column.pad(starts_B, ends_B, feature.max_length)
             inputs[feature.name], inputs[f"{feature.name}__weight"] = ids, weights
-        elif isinstance(column, Numbers):
-            inputs[feature.name] = column.values[rows_B]
-        elif column is not None:
+        elif isinstance(column, np.ndarray):
             inputs[feature.name] = column[rows_B]
+        elif column is not None:
+            inputs |= column.inputs(feature.name, rows_B)
     return inputs
 
 
