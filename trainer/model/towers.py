@@ -127,7 +127,7 @@ def _build(
 
 
 def cross(x0: keras.KerasTensor, x: keras.KerasTensor, precision: str) -> keras.KerasTensor:
-    """One cross layer, x₀ ⊙ (W x + b) + x (DCN-v2, Wang et al. 2021, eq. 1); [B, width] in and out."""
+    """One cross layer, x₀ ⊙ (W x + b) + x (DCN-v2, Wang et al. 2021); [B, width] in and out."""
     product = keras.layers.Multiply()([x0, keras.layers.Dense(x0.shape[-1], dtype=precision)(x)])
     return keras.layers.Add()([product, x])
 
