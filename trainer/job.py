@@ -62,7 +62,7 @@ def fit(
     if not isinstance(recipe, Recipe):
         recipe = load_recipe(recipe, overrides)
     refuse_existing(out)
-    dataset = load_dataset(recipe.data, seed=recipe.seed, strings=recipe.string_columns)
+    dataset = load_dataset(recipe.data, seed=recipe.seed, strings=recipe.string_columns, columns=recipe.table_columns)
     _describe(recipe, dataset, reporter)
     work = work_directory(out)
     trained = train(
@@ -107,7 +107,7 @@ def export_checkpoint(recipe: Recipe, work: Path, out: Path, reporter: Reporter)
         DataError, ExportError: what is wrong with the data, or with the export.
     """
     refuse_existing(out)
-    dataset = load_dataset(recipe.data, seed=recipe.seed, strings=recipe.string_columns)
+    dataset = load_dataset(recipe.data, seed=recipe.seed, strings=recipe.string_columns, columns=recipe.table_columns)
     run = prepare_run(recipe, dataset, epochs=recipe.training.epochs, work=work / "select")
     if run.epoch == run.step == 0:
         raise CheckpointError(f"{work / 'select'}: expected a checkpoint of this recipe, found none")

@@ -81,7 +81,11 @@ class Trained:
         log_pi, sampler = _log_frequencies(self.recipe, self.dataset), self.step.sampler
         if self.model.proposal is not None:
             return log_pi
-        log_q = sampler.log_q_L if sampler.q_of_pi is None else keras.ops.convert_to_numpy(sampler.q_of_pi(log_pi))
+        log_q = sampler.log_q_L
+        if sampler.q_of_pi is not None:  # of what batches hold, pairs as such, smoothed
+            log_q = keras.ops.convert_to_numpy(
+                sampler.q_of_pi(_log_frequencies(self.recipe, self.dataset, weighted=False))
+            )
         log_miss = None
         if sampler.log_miss is not None:
             log_miss = keras.ops.convert_to_numpy(sampler.log_miss(keras.ops.convert_to_tensor(log_q)))
@@ -166,6 +170,7 @@ def prepare_run(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path) ->
     train_step = TrainStep(
         model,
         dataset.label_visits(one_label_per_query=sampled),
+        weighted_L=dataset.label_visits(one_label_per_query=sampled, weighted=True),
         batch_size=batch_size,
         total_steps=epochs * steps_per_epoch,
         pairs=len(dataset.train),
@@ -303,9 +308,10 @@ def _validate(trained: Trained) -> list[CurvePoint]:
     )
 
 
-def _log_frequencies(recipe: Recipe, dataset: Dataset) -> Float64:
-    """log π of what training visits, float64 [L], nats."""
-    visits_L = dataset.label_visits(one_label_per_query=recipe.data.reduction == "sample")
+def _log_frequencies(recipe: Recipe, dataset: Dataset, *, weighted: bool = True) -> Float64:
+    """log π of what training visits, by what its pairs weigh or by their number, float64 [L], nats."""
+    sampled = recipe.data.reduction == "sample"
+    visits_L = dataset.label_visits(one_label_per_query=sampled, weighted=weighted)
     return log_frequencies(visits_L, smoothing=recipe.loss.smoothing)
 
 

@@ -61,7 +61,7 @@ np.savez(sys.argv[1], **results)
 
 PROOFS = (
     "test_proofs_r21.py", "test_proofs_bm20.py", "test_proofs_re19.py", "test_mining.py", "test_objective.py",
-    "test_conditional.py", "test_frequencies.py", "test_optimizers.py", "test_hits.py",
+    "test_conditional.py", "test_frequencies.py", "test_optimizers.py", "test_hits.py", "test_pair_weights.py",
 )  # fmt: skip
 SLOW_ON_JAX = (
     "a_model or central_differences or error_of_rare or many_hits or learn or checkpoint or one_over_m or eta_goes "

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
-from longtail.trainer.config.sections import Section, one_of
+from longtail.trainer.config.base import Section, one_of
 from longtail.trainer.losses.families import LOSSES
 from longtail.trainer.losses.hits import Hits
 from longtail.trainer.losses.mining import Mining

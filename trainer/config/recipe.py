@@ -10,8 +10,10 @@ from typing import Any, Self, get_args
 from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
+from longtail.trainer.config.base import Section
 from longtail.trainer.config.loss import LossConfig
-from longtail.trainer.config.sections import DataConfig, EvaluationConfig, OptimizerConfig, Section, TrainingConfig
+from longtail.trainer.config.rows import beside
+from longtail.trainer.config.sections import DataConfig, EvaluationConfig, OptimizerConfig, TrainingConfig
 from longtail.trainer.config.towers import FeatureConfig, ModelConfig, TowerConfig
 from longtail.trainer.errors import RecipeError
 from longtail.trainer.losses.families import LOSSES
@@ -124,6 +126,14 @@ class Recipe(Section):
             )
 
     @property
+    def table_columns(self) -> dict[str, list[str]]:
+        """Columns that the job reads of each feature table, `query` and `label`, beside the ids."""
+        columns = {"query": [], "label": list(self.data.display)}
+        for side, tower, own in (("query", self.query, self.data.query_id), ("label", self.label, self.data.label_id)):
+            columns[side] += [each.source for each in tower.features if each.kind != "history" and each.name != own]
+        return {side: list(dict.fromkeys(names)) for side, names in columns.items()}
+
+    @property
     def string_columns(self) -> list[str]:
         """Columns of feature tables that are text, also where a text format makes them look like numbers."""
         features = (*self.query.features, *self.label.features)
@@ -160,7 +170,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
         problems = "; ".join(_problem(problem) for problem in error.errors())
         raise RecipeError(f"{path}: {problems}") from error
     paths = {
-        key: path.parent / value
+        key: beside(value, path.parent)
         for key in ("train", "valid", "test", "queries", "labels")
         if (value := getattr(recipe.data, key)) is not None
     }

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import pairwise
-from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from longtail.trainer.config.base import Section, one_of
+from longtail.trainer.config.rows import Condition, EventsConfig, Places, Since
 from longtail.trainer.optimizers import ROW_OPTIMIZERS
-
-
-class Section(BaseModel):
-    """A table of a recipe: unknown keys are refused, values are fixed and finite."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-def one_of(what: str, table: Mapping[str, Any], name: str) -> None:
-    """Raise ValueError for a name that is not in the table."""
-    if name not in table:
-        raise ValueError(f"{what}: expected one of {', '.join(table)}, received {name!r}")
 
 
 class SplitConfig(Section):
@@ -43,11 +31,17 @@ class SplitConfig(Section):
 
 
 class DataConfig(Section):
-    """Where interactions and feature tables are. Paths are relative to the recipe."""
+    """Where interactions and feature tables are, and which of their rows count.
 
-    train: Path
-    valid: Path | None = None
-    test: Path | None = None
+    A place is a file, a directory (every file below it), a glob such as `logs/2026-*/*.parquet`, a URL such as
+    `s3://bucket/logs/` (the extra `remote`), or a list of these. Paths are relative to the recipe. Files are read in
+    the order of the list and by name within one entry; of columnar ones, the columns that the recipe needs. Folders
+    named `key=value` give every file below them a column `key`.
+    """
+
+    train: Places
+    valid: Places | None = None
+    test: Places | None = None
     format: Literal["auto", "parquet", "csv", "tsv", "lists", "xmc"] = "auto"
     """`auto` goes by the file's ending. `lists`: one line per query, `query label label …`, oldest first.
     `xmc`: header `rows features labels`, then `label,label feature:value …`; every row is a query whose
@@ -57,10 +51,29 @@ class DataConfig(Section):
     timestamp: str | None = None
     """Number or timestamp column that orders a query's interactions."""
     weight: str | None = None
-    """Column of finite weights ≥ 0 that scale each pair's loss."""
-    queries: Path | None = None
+    """Column of finite weights ≥ 0 that scale each pair's loss. π counts weighted pairs; buckets, and the `count` of a
+    label, count pairs; metrics weigh every pair alike."""
+    events: EventsConfig | None = None
+    """Weights by event type and age, times `weight` if there is one."""
+    filter: list[Condition] = Field(default_factory=list)
+    """Only rows of interactions that meet every condition: `[["event", "=", "purchase"], ["country", "in", ["DE"]]]`.
+    A null meets none."""
+    since: Since | None = None
+    """Only interactions from a time on, such as `2026-01-31`, or from a span before the newest one, such as `30d`."""
+    on_bad_row: Literal["error", "drop"] = "error"
+    """Rows with a null or empty id, a time or a weight that is no finite number, a weight < 0, an event type without
+    a weight, a placeholder, or, of a feature table, an id a second time. `error`: refused, all of them in one report.
+    `drop`: left out, counted and listed, and so are rows of implausible times, which `error` only reports: before
+    1990, in the future, or in another unit than most."""
+    max_bad_rows: int | float = Field(default=0.05, ge=0)
+    """Most rows that `drop` leaves out: an integer is a count, any other number a share of the rows read."""
+    placeholders: list[str] = Field(default_factory=list)
+    """Ids that name nobody, such as `undefined`: rows with one are bad. Unlisted ones that look it are reported."""
+    repeats: Literal["keep", "drop"] = "keep"
+    """What becomes of pairs that occur again. `drop`: within each split, the latest stays, with the largest weight."""
+    queries: Places | None = None
     """Feature table of queries, keyed by `query_id`."""
-    labels: Path | None = None
+    labels: Places | None = None
     """Feature table of labels, keyed by `label_id`; its labels are in the catalogue even if never seen."""
     display: list[str] = Field(default_factory=list)
     """Columns of the label table that answers carry along, such as a title."""
@@ -71,6 +84,16 @@ class DataConfig(Section):
     smallest label id alone, in every file, before a split is cut: by number if all label ids are integers, else by
     text; labels that are nobody's smallest leave the catalogue unless `labels` lists them [BM20 A.2]."""
     split: SplitConfig | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.timestamp is None and (self.since is not None or (self.events and self.events.half_life)):
+            raise ValueError("since and events.half_life: expected data.timestamp beside them, received none")
+        if self.format in ("lists", "xmc") and (self.filter or self.events or self.since):
+            raise ValueError(
+                f"filter, since and events: expected a format of columns, parquet, csv or tsv, received {self.format!r}"
+            )
+        return self
 
 
 class OptimizerConfig(Section):

@@ -7,7 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from longtail.bundle import DATE_ROWS, DatePart
-from longtail.trainer.config.sections import Section
+from longtail.trainer.config.base import Section
 
 
 class FeatureConfig(Section):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -61,13 +60,13 @@ class FeatureTable:
         ids: strings.
         table: one row per id, in their order; None without a file.
         id_name: name of the feature that is the id itself.
-        path: the file, for errors; None without a file.
+        path: the file or files, for errors; None without any.
     """
 
     ids: pa.Array
     table: pa.Table | None
     id_name: str
-    path: Path | None
+    path: str | None
 
     def column(self, feature: FeatureConfig) -> pa.Array:
         """The raw column of a feature, one value per id.

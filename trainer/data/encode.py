@@ -12,6 +12,7 @@ import numpy as np
 
 from longtail.bundle import Feature, Inputs, Vocabulary
 from longtail.trainer.config import FeatureConfig, Recipe
+from longtail.trainer.config.rows import Places, shown
 from longtail.trainer.data.batches import QueryFeatures, take_rows
 from longtail.trainer.data.columns import Bags, Encoded, FeatureTable, encode_column
 from longtail.trainer.data.dataset import Dataset
@@ -63,8 +64,8 @@ class Encoding:
             DataError: a feature's column is missing or has a type its kind does not read.
         """
         seen_queries = np.unique(dataset.train.queries)
-        query = FeatureTable(dataset.query_ids, dataset.query_table, recipe.data.query_id, recipe.data.queries)
-        label = FeatureTable(dataset.label_ids, dataset.label_table, recipe.data.label_id, recipe.data.labels)
+        query = FeatureTable(dataset.query_ids, dataset.query_table, recipe.data.query_id, _path(recipe.data.queries))
+        label = FeatureTable(dataset.label_ids, dataset.label_table, recipe.data.label_id, _path(recipe.data.labels))
         vocabularies = vocabularies or build_vocabularies(recipe, dataset, query, label, seen_queries)
         static = [feature for feature in recipe.query.features if feature.kind != "history"]
         of_model = {feature.name: feature for feature in exported}
@@ -100,6 +101,10 @@ class Encoding:
             label_features=[_described(feature, encoded_labels[feature.name]) for feature in recipe.label.features],
             numbers=numbers,
         )
+
+
+def _path(places: Places | None) -> str | None:
+    return None if places is None else shown(places)
 
 
 def _described(feature: FeatureConfig, column: Encoded | None) -> Feature:

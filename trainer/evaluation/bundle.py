@@ -128,7 +128,7 @@ def evaluate(
 
 def _measure(bundle: Bundle, recipe: Recipe, split: str, *, nothing: str) -> list[CurvePoint]:
     """The curve on a recipe's data; raises DataError with the text `nothing` if no pair is left to find."""
-    dataset = load_dataset(recipe.data, seed=recipe.seed, strings=recipe.string_columns)
+    dataset = load_dataset(recipe.data, seed=recipe.seed, strings=recipe.string_columns, columns=recipe.table_columns)
     rows_L = pc.fill_null(pc.index_in(dataset.label_ids, value_set=bundle.labels.ids), -1).to_numpy()
     known = dataset.train.followed_by(dataset.valid) if split == "test" and len(dataset.valid) else dataset.train
     held_out = dataset.test if split == "test" else dataset.valid

@@ -36,7 +36,8 @@ class TrainStep:
 
     Args:
         model: what is trained.
-        visits_L: float64 [L], expected visits to every label in an epoch.
+        visits_L: float64 [L], expected visits to every label in an epoch: what batches hold.
+        weighted_L: float64 [L], the same by what the visited pairs weigh: what π is of; None where every pair weighs 1.
         batch_size: B of every step.
         total_steps: where a falling learning rate ends.
         pairs: N; pair rows of batches are below it.
@@ -56,11 +57,12 @@ class TrainStep:
         batch_size: int,
         total_steps: int,
         pairs: int,
+        weighted_L: Float64 | None = None,
     ) -> None:
         recipe, labels = model.recipe, len(visits_L)
         check_negatives(recipe, labels=labels, batch_size=batch_size)
         self._model, self._recipe = model, recipe
-        log_pi_L = log_frequencies(visits_L, smoothing=recipe.loss.smoothing)
+        log_pi_L = log_frequencies(visits_L if weighted_L is None else weighted_L, smoothing=recipe.loss.smoothing)
         share_L = visits_L / visits_L.sum()
         with np.errstate(divide="ignore"):
             log_share_L = np.log(share_L)

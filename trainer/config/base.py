@@ -1,0 +1,20 @@
+"""What every table of a recipe has in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Section(BaseModel):
+    """A table of a recipe: unknown keys are refused, values are fixed and finite."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+def one_of(what: str, table: Mapping[str, Any], name: str) -> None:
+    """Raise ValueError for a name that is not in the table."""
+    if name not in table:
+        raise ValueError(f"{what}: expected one of {', '.join(table)}, received {name!r}")
