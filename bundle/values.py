@@ -6,6 +6,7 @@ Legend: `B` queries (or labels) in the batch, `D` numbers of a vector.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +22,7 @@ _NUMBERS = {int, float}
 
 
 def bucket_rows(values: npt.NDArray[np.floating], boundaries: Sequence[float]) -> Int32:
-    """Rows of numbers by their range, int32: 1 below the first boundary, 0 for NaN."""
+    """Rows of numbers by their range, int32 of the same shape: 1 below the first boundary, 0 for NaN."""
     rows = 1 + np.searchsorted(np.array(boundaries, np.float32), values.astype(np.float32), side="right")
     return np.where(np.isnan(values), 0, rows).astype(np.int32)
 
@@ -73,9 +74,7 @@ def read_dates(feature: Feature, values_B: Sequence[JsonValue]) -> Int32:
                 raise refused(row, feature.name, "date", value) from None
         elif value is not None:
             raise refused(row, feature.name, "date", value)
-    if feature.parts is None or feature.reference is None:
-        raise TypeError(f"expected a feature of kind 'date', received {feature.kind!r}")
-    return date_rows(seconds_B, feature.parts, feature.reference)
+    return date_rows(seconds_B, feature.parts or (), feature.reference or datetime.fromtimestamp(0, UTC))
 
 
 def read_number(value: JsonValue, row: int, name: str) -> float:

@@ -36,6 +36,7 @@ train = "pairs.parquet"
 query_id = "user_id"
 label_id = "item_id"
 timestamp = "at"
+events = { column = "event", weights = { view = 1, purchase = 2 } }
 queries = "users.parquet"
 labels = "items.parquet"
 split = { strategy = "leave_last_out" }
@@ -47,6 +48,7 @@ features = [
     { name = "visits", kind = "number", transform = "quantile", buckets = 4, dim = 4 },
     { name = "spent", kind = "number", transform = "log" },
     { name = "seen", kind = "history", table = "item_id", dim = 4, max_length = 4, half_life = 2, combiner = "sqrtn" },
+    { name = "bought", kind = "history", table = "item_id", dim = 4, max_length = 4, events = ["purchase"] },
     { name = "again", kind = "bag", table = "item_id", dim = 4, column = "recent", combiner = "attention" },
 ]
 hidden = [8]
@@ -108,6 +110,7 @@ def write_shop(folder: Path) -> None:
         "user_id": [f"u{user}" for user in visits],
         "item_id": np.minimum(rng.geometric(0.12, len(visits)), ITEMS) - 1,
         "at": rng.integers(0, 10**6, len(visits)),
+        "event": rng.choice(["view", "purchase"], len(visits), p=[0.7, 0.3]),
     }
     for name, table in {"users": users, "items": items, "pairs": pairs}.items():
         pq.write_table(pa.table(table), folder / f"{name}.parquet")
@@ -170,10 +173,17 @@ def test_http_scores_are_numpys(shop: Shop) -> None:
     queries_BD = ort.InferenceSession(shop.bundle.query_tower).run(None, inputs)[0]
     expected_BL = queries_BD @ shop.bundle.embeddings.T / shop.bundle.manifest.temperature
     labels, train = shop.dataset.label_ids.to_pylist(), shop.dataset.train
-    histories = [[labels[label] for label in train.labels[train.queries == row]] for row in rows]
+    assert train.events is not None
+    bought = train.events == 1
+
+    def histories(chosen: np.ndarray) -> list[list[str]]:
+        return [[labels[label] for label in train.labels[chosen & (train.queries == row)]] for row in rows]
+
     queries = [
-        {"features": features | {"seen": history}, "k": ITEMS, "bias_removal": 0, "popularity": 0}
-        for features, history in zip(shop.values("users"), histories, strict=True)
+        {"features": features | {"seen": seen, "bought": some}, "k": ITEMS, "bias_removal": 0, "popularity": 0}
+        for features, seen, some in zip(
+            shop.values("users"), histories(train.events >= 0), histories(bought), strict=True
+        )
     ]
 
     answer = shop.http.post("/v1/retrieve", json={"queries": queries})
@@ -205,6 +215,7 @@ def test_a_label_that_is_added_by_value_scores_as_numpy_says(shop: Shop) -> None
         "income": np.float32([900.5]), "income__missing": np.zeros(1, np.float32),
         "spent": np.float32([shop.encoding.query_features[4].missing]),
         "seen": np.zeros((1, 1), np.int32), "seen__weight": np.zeros((1, 1), np.float32),
+        "bought": np.zeros((1, 1), np.int32), "bought__weight": np.zeros((1, 1), np.float32),
         "again": np.zeros((1, 1), np.int32), "again__weight": np.zeros((1, 1), np.float32),
     }  # fmt: skip
     query = ort.InferenceSession(shop.bundle.query_tower).run(None, inputs)[0][0]

@@ -162,6 +162,10 @@ IMPOSSIBLE = {
     "feature name": ({"query": feature(name="user__id")}, "query.features.0.name\n.*should match pattern"),
     "kind": ({"query": feature(kind="image")}, "query.features.0.kind\n.*'id', 'history', .* 'vector' or 'date'"),
     "width 0": ({"query": feature(dim=0)}, "query.features.0.dim\n"),
+    "a history of events without a column": (
+        {"query": feature(kind="history", table="item_id", dim=4, events=["buy"])},
+        r"feature 'user_id': expected events among none, .*received \['buy'\]",
+    ),
     "no dims": ({"query": feature(kind="vector")}, "feature 'user_id': expected dims, the numbers in a vector"),
     "dims of an id": ({"query": feature(dims=3)}, "expected dims of kind 'vector' only, received 'id'"),
     "half-life of a bag": ({"query": feature(kind="bag", half_life=3)}, "half_life of kind 'history' only, .*'bag'"),

@@ -209,6 +209,31 @@ def test_an_ordered_history_is_the_latest_of_what_came_before() -> None:
     assert histories(dataset, np.arange(5), max_length=2) == [[], [3], [3, 1], [1, 4], [4, 0]]
 
 
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_history_may_be_of_some_event_types(ordered: bool) -> None:
+    """Views and purchases: the history is of purchases, and of purchases alone, before every pair or beside it."""
+    rows = [(0, 4, 0), (0, 1, 1), (0, 2, 0), (0, 3, 1), (1, 0, 0), (1, 3, 1), (1, 2, 0)]
+    queries, labels, events = np.array(rows, np.int32).T
+    train = Pairs(queries, labels, times=np.arange(7.0), events=events)
+    dataset = tiny.dataset(train, queries=3, labels=5, ordered=ordered)
+    job = tiny.recipe(
+        data={"events": {"column": "event", "weights": {"view": 1, "purchase": 5}}},
+        query={"features": [HISTORY | {"events": ["purchase"]}]},
+    )
+    query = Encoding.fit(job, dataset).query
+
+    found = query.of_pairs(np.arange(7), np.random.default_rng(0))
+    kept = [
+        [id_ - 1 for id_, weight in zip(ids, weights, strict=True) if weight]
+        for ids, weights in zip(found["seen"].tolist(), found["seen__weight"].tolist(), strict=True)
+    ]
+    before, beside = [[], [], [1], [1], [], [], [3]], [[1, 3], [3], [1, 3], [1], [3], [], [3]]
+    assert kept == (before if ordered else beside)
+    later = Pairs(np.int32([1, 2]), np.int32([4, 0]), times=np.float64([8, 9]), events=np.int32([1, 0]))
+    asked = query.with_history(train.followed_by(later)).of_queries(np.int32([0, 1, 2]))
+    assert asked["seen"].tolist() == [[2, 4], [4, 5], [0, 0]]
+
+
 def test_an_unordered_history_that_is_too_long_is_a_window_drawn_by_seed() -> None:
     dataset = tiny.dataset(tiny.pairs(*[(0, label) for label in range(40)]), queries=1, labels=40)
     rows = np.arange(40)

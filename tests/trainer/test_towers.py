@@ -10,7 +10,7 @@ from longtail.trainer.export.onnx import write_onnx
 from longtail.trainer.model.embedding import Dropout, dropout_masks
 from longtail.trainer.model.measures import OrMissing
 from longtail.trainer.model.pooling import Recency
-from longtail.trainer.model.towers import Towers, build_towers, dropouts
+from longtail.trainer.model.towers import Towers, build_towers, dropouts, in_float32
 from tests.trainer import tiny
 
 BAG = {"name": "words", "kind": "bag", "dim": 3, "combiner": "sum"}
@@ -204,3 +204,16 @@ def test_later_entries_of_a_history_weigh_more() -> None:
     """Half-life of 1 entry: of three that are there the weights are ¼, ½ and 1; what is left out does not count."""
     found = Recency(1, name="recency")(np.float32([[1, 0, 1, 1, 0], [1, 0, 0, 0, 0]]))
     np.testing.assert_allclose(np.asarray(found), [[0.25, 0, 0.5, 1, 0], [1, 0, 0, 0, 0]])
+
+
+def test_a_tower_of_every_part_serves_in_float32_what_it_trains_in_bfloat16() -> None:
+    features = [BAG, {"name": "image", "kind": "vector", "dims": 2, "projection": 4}]
+    inputs = INPUTS | {"image": np.float32([[3, 4], [0, 0]]), "image__missing": np.float32([0, 1])}
+
+    def tower(precision: str) -> keras.Model:
+        query = {"features": features, "cross": 1, "hidden": [5], "layer_norm": True, "residual": True}
+        recipe = tiny.recipe(query=query, training={"precision": precision})
+        return build_towers(recipe, {"words": 3, "item_id": 2}, {}).query
+
+    with in_float32(tower("mixed_bfloat16")) as half:
+        np.testing.assert_allclose(np.asarray(half(inputs)), np.asarray(tower("float32")(inputs)), rtol=1e-5)

@@ -52,6 +52,7 @@ class Recipe(Section):
     def _consistent(self) -> Self:
         if any(feature.kind == "history" for feature in self.label.features):
             raise ValueError("label.features: expected kinds other than history, which belongs to queries")
+        self._check_events()
         self._check_cosine()
         self._check_tree_s_dial()
         self._check_likelihood()
@@ -84,6 +85,16 @@ class Recipe(Section):
                     f"received {other.name!r} ({other.buckets}) and {feature.name!r} ({feature.buckets})"
                 )
         return self
+
+    def _check_events(self) -> None:
+        """Refuse histories of event types that the data do not tell apart."""
+        types = [name for name, weight in self.data.events.weights.items() if weight] if self.data.events else []
+        for feature in self.query.features:
+            if unknown := [name for name in feature.events if name not in types]:
+                raise ValueError(
+                    f"feature {feature.name!r}: expected events among {types or 'none'}, the types that "
+                    f"data.events.weights gives a weight above 0, received {unknown}"
+                )
 
     def _check_cosine(self) -> None:
         """Refuse what is defined on cosines for a model whose logits are none."""

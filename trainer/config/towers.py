@@ -43,6 +43,8 @@ class FeatureConfig(Section):
     seen. By default 0.01 in the query tower and 0 in the label tower; give the label's own id some if labels are to
     be added while serving. A `vector`, or a `number` that tells missing values apart, becomes missing instead; another
     `number` never does."""
+    events: list[str] = Field(default_factory=list)
+    """Of a `history`: only pairs of these types, of those that `data.events` gives a weight above 0; by default all."""
     half_life: float | None = Field(default=None, gt=0)
     """Of a `history`: an entry weighs half as much as the one that comes so many entries after it."""
     transform: Literal["standard", "log", "quantile"] = "standard"
@@ -120,7 +122,11 @@ class FeatureConfig(Section):
     @model_validator(mode="after")
     def _of_its_kind(self) -> Self:
         fields = type(self).model_fields
-        changed = {name for name, field in fields.items() if getattr(self, name) != field.get_default()}
+        changed = {
+            name
+            for name, field in fields.items()
+            if getattr(self, name) != field.get_default(call_default_factory=True)
+        }
         for kind, names in _ONLY_OF.items():
             if self.kind != kind and (given := sorted(names & changed)):
                 raise ValueError(
@@ -138,7 +144,7 @@ class FeatureConfig(Section):
 
 
 _ONLY_OF = {
-    "history": {"half_life"},
+    "history": {"events", "half_life"},
     "number": {"transform", "buckets", "missing"},
     "vector": {"dims", "projection", "normalise"},
     "date": {"parts"},

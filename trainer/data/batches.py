@@ -9,6 +9,8 @@ Legend: `B` batch, `P` positions of a padded bag, `L` labels.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +26,33 @@ _UNKNOWN_RATE = 0.01
 """Of query features, unless the recipe says otherwise."""
 
 
+@dataclass(frozen=True)
+class _Histories:
+    """The pairs that a history is made of, by query.
+
+    Attributes:
+        bags: an entry for each of them, a row for each query.
+        earlier: how many of them come before each of the known pairs, int64 [N]; None where they are all of these.
+    """
+
+    bags: Bags
+    earlier: Int64 | None
+
+    @classmethod
+    def of(cls, known: Pairs, offsets: Int64, ids_L: Int32, events: Sequence[int] | None) -> _Histories:
+        """Of the known pairs, or of those of some event types."""
+        ids = ids_L[known.labels]
+        if events is None or known.events is None:
+            return cls(Bags(offsets, ids, np.ones(len(ids), np.float32)), None)
+        chosen = np.isin(known.events, list(events))
+        earlier = np.concatenate([[0], np.cumsum(chosen)]).astype(np.int64)
+        return cls(Bags(earlier[offsets], ids[chosen], np.ones(int(earlier[-1]), np.float32)), earlier[:-1])
+
+    def before(self, pairs_B: Int64) -> Int64:
+        """How many of the entries come before some known pairs, int64 [B]."""
+        return pairs_B if self.earlier is None else self.earlier[pairs_B]
+
+
 class QueryFeatures:
     """Encodes queries: static features by query row, histories by place in the training pairs.
 
@@ -34,6 +63,7 @@ class QueryFeatures:
         known: pairs that histories are read from.
         queries: number of query rows.
         ordered: a history is what came before; otherwise all other pairs of the query.
+        events: codes of the pairs that a history is made of, by feature name; a history without is made of all.
     """
 
     def __init__(
@@ -45,12 +75,14 @@ class QueryFeatures:
         *,
         queries: int,
         ordered: bool,
+        events: Mapping[str, Sequence[int]] = MappingProxyType({}),
     ) -> None:
         self._features, self._encoded, self._history_ids = features, encoded, history_ids
-        self._known, self._ordered = known, ordered
+        self._known, self._ordered, self._events = known, ordered, events
         self._offsets = known.offsets(queries)
-        ones = np.ones(len(known), np.float32)
-        self._histories = {name: Bags(self._offsets, ids_L[known.labels], ones) for name, ids_L in history_ids.items()}
+        self._histories = {
+            name: _Histories.of(known, self._offsets, ids_L, events.get(name)) for name, ids_L in history_ids.items()
+        }
 
     def with_history(self, known: Pairs) -> QueryFeatures:
         """These features with histories read from other pairs."""
@@ -61,6 +93,7 @@ class QueryFeatures:
             known,
             queries=len(self._offsets) - 1,
             ordered=self._ordered,
+            events=self._events,
         )
 
     def of_pairs(self, pairs_B: Int64, rng: np.random.Generator) -> Inputs:
@@ -76,14 +109,17 @@ class QueryFeatures:
         inputs = take_rows(self._features, self._encoded, queries_B)
         for feature in self._features:
             if feature.kind == "history":
-                starts_B, ends_B = self._offsets[queries_B], self._offsets[queries_B + 1]
+                history = self._histories[feature.name]
+                starts_B, ends_B = history.bags.offsets[queries_B], history.bags.offsets[queries_B + 1]
                 if self._ordered:
-                    ends_B = pairs_B
+                    ends_B = history.before(pairs_B)
                     starts_B = np.maximum(starts_B, ends_B - feature.max_length)
                 else:
                     spare_B = np.maximum(ends_B - starts_B - feature.max_length, 0)
                     starts_B = starts_B + rng.integers(0, spare_B + 1)
-                inputs |= self._history(feature, starts_B, ends_B, self._histories[feature.name].ids[pairs_B])
+                inputs |= self._history(
+                    feature, starts_B, ends_B, self._history_ids[feature.name][self._known.labels[pairs_B]]
+                )
             rate = _UNKNOWN_RATE if feature.unknown_rate is None else feature.unknown_rate
             if feature.unknown is not None and rate:
                 name, value = feature.unknown
@@ -96,8 +132,9 @@ class QueryFeatures:
         inputs = take_rows(self._features, self._encoded, queries_B)
         for feature in self._features:
             if feature.kind == "history":
-                ends_B = self._offsets[queries_B + 1]
-                starts_B = np.maximum(self._offsets[queries_B], ends_B - feature.max_length)
+                offsets = self._histories[feature.name].bags.offsets
+                ends_B = offsets[queries_B + 1]
+                starts_B = np.maximum(offsets[queries_B], ends_B - feature.max_length)
                 inputs |= self._history(feature, starts_B, ends_B, None)
         return inputs
 
@@ -108,7 +145,7 @@ class QueryFeatures:
         ends_B: Int64,
         positives_B: Int32 | None,
     ) -> Inputs:
-        ids_BP, weights_BP = self._histories[feature.name].pad(starts_B, ends_B, feature.max_length)
+        ids_BP, weights_BP = self._histories[feature.name].bags.pad(starts_B, ends_B, feature.max_length)
         if positives_B is not None:
             leaks_BP = ids_BP == positives_B[:, None]
             ids_BP, weights_BP = np.where(leaks_BP, np.int32(0), ids_BP), np.where(leaks_BP, np.float32(0), weights_BP)

@@ -93,6 +93,7 @@ class Encoding:
                 dataset.train,
                 queries=len(dataset.query_ids),
                 ordered=dataset.ordered,
+                events=_event_codes(recipe),
             ),
             label_inputs=take_rows(recipe.label.features, encoded_labels, every_label),
             query_features=[
@@ -101,6 +102,13 @@ class Encoding:
             label_features=[_described(feature, encoded_labels[feature.name]) for feature in recipe.label.features],
             numbers=numbers,
         )
+
+
+def _event_codes(recipe: Recipe) -> dict[str, list[int]]:
+    """Codes of the event types of every history that is made of some."""
+    types = list(recipe.data.events.weights) if recipe.data.events else []
+    return {feature.name: [types.index(name) for name in feature.events] for feature in recipe.query.features
+            if feature.events}  # fmt: skip
 
 
 def _path(places: Places | None) -> str | None:

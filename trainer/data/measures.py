@@ -141,7 +141,7 @@ def encode_measured(
 
 
 def boundaries_of(known: Float64, buckets: int) -> list[float]:
-    """Rising boundaries between ranges that hold as many of the known values each, at most `buckets` − 1."""
+    """Rising boundaries between ranges that hold as many of the known values [n] each, at most `buckets` − 1."""
     if len(known) == 0:
         return []
     shares = np.arange(1, buckets) / buckets
