@@ -272,7 +272,7 @@ def _tree(recipe: Recipe, dataset: Dataset, encoding: Encoding, path: Path) -> F
     return read_or_fit_proposal(
         path,
         lambda: fit_proposal(
-            recipe.query.features,
+            [feature for feature in recipe.query.features if feature.in_tree],
             lambda rows_B: encoding.query.of_pairs(rows_B, rng),
             dataset.train.labels,
             vocabulary_rows=encoding.vocabulary_rows,

@@ -18,7 +18,7 @@ import numpy as np
 import orjson
 from pydantic import JsonValue
 
-from longtail.bundle import FEATURE_VALUE_TYPES, Bundle, Feature, Features, Inputs, LabelRecord
+from longtail.bundle import Bundle, Feature, Features, Inputs, LabelRecord
 from longtail.bundle.arrays import Float32, Int64
 from longtail.index import Compatibility, refused_features
 from longtail.serving.core.catalogue import Catalogue
@@ -259,8 +259,9 @@ class Retriever:
                 {
                     "name": feature.name,
                     "kind": feature.kind,
-                    "expects": FEATURE_VALUE_TYPES[feature.kind],
+                    "expects": feature.expects,
                     "max_length": feature.max_length,
+                    "dims": feature.dims,
                 }
                 for feature in self._encoder.features
             ],

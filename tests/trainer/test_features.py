@@ -1,14 +1,16 @@
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from longtail.bundle import hash_token
 from longtail.trainer.data.columns import Bags
-from longtail.trainer.data.dataset import Dataset
+from longtail.trainer.data.dataset import Dataset, load_dataset
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.errors import DataError
@@ -209,6 +211,45 @@ def test_an_ordered_history_is_the_latest_of_what_came_before() -> None:
     dataset = tiny.dataset(tiny.pairs(*[(0, label) for label in (3, 1, 4, 0, 2)]), queries=1, labels=5, ordered=True)
 
     assert histories(dataset, np.arange(5), max_length=2) == [[], [3], [3, 1], [1, 4], [4, 0]]
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_history_may_be_of_some_event_types(ordered: bool) -> None:
+    """Views and purchases: the history is of purchases, and of purchases alone, before every pair or beside it."""
+    rows = [(0, 4, 0), (0, 1, 1), (0, 2, 0), (0, 3, 1), (1, 0, 0), (1, 3, 1), (1, 2, 0)]
+    queries, labels, events = np.array(rows, np.int32).T
+    train = Pairs(queries, labels, times=np.arange(7.0), events=events)
+    dataset = tiny.dataset(train, queries=3, labels=5, ordered=ordered)
+    job = tiny.recipe(
+        data={"events": {"column": "event", "weights": {"view": 1, "purchase": 5}}},
+        query={"features": [HISTORY | {"events": ["purchase"]}]},
+    )
+    query = Encoding.fit(job, dataset).query
+
+    found = query.of_pairs(np.arange(7), np.random.default_rng(0))
+    kept = [
+        [id_ - 1 for id_, weight in zip(ids, weights, strict=True) if weight]
+        for ids, weights in zip(found["seen"].tolist(), found["seen__weight"].tolist(), strict=True)
+    ]
+    before, beside = [[], [], [1], [1], [], [], [3]], [[1, 3], [3], [1, 3], [1], [3], [], [3]]
+    assert kept == (before if ordered else beside)
+    later = Pairs(np.int32([1, 2]), np.int32([4, 0]), times=np.float64([8, 9]), events=np.int32([1, 0]))
+    asked = query.with_history(train.followed_by(later)).of_queries(np.int32([0, 1, 2]))
+    assert asked["seen"].tolist() == [[2, 4], [4, 5], [0, 0]]
+
+
+def test_event_types_come_from_their_column_and_those_of_weight_0_are_left_out(tmp_path: Path) -> None:
+    rows = {"user_id": ["a", "a", "b", "b"], "item_id": [1, 2, 3, 1], "event": ["buy", "view", "skip", "buy"]}
+    pq.write_table(pa.table(rows), tmp_path / "log.parquet")
+    weights = {"view": 1, "skip": 0, "buy": 5}
+    job = tiny.recipe(data={"train": tmp_path / "log.parquet", "events": {"column": "event", "weights": weights}})
+
+    train = load_dataset(job.data, seed=0).train
+
+    assert train.events is not None
+    assert train.events.tolist() == [2, 0, 2]
+    assert train.weights is not None
+    assert train.weights.tolist() == [5, 1, 5]
 
 
 def test_an_unordered_history_that_is_too_long_is_a_window_drawn_by_seed() -> None:

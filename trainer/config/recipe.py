@@ -52,18 +52,23 @@ class Recipe(Section):
     def _consistent(self) -> Self:
         if any(feature.kind == "history" for feature in self.label.features):
             raise ValueError("label.features: expected kinds other than history, which belongs to queries")
+        self._check_events()
         self._check_cosine()
         self._check_tree_s_dial()
         self._check_likelihood()
-        numbers = [{f.name for f in tower.features if f.kind == "number"} for tower in (self.query, self.label)]
+        numbers = [
+            {f.name for f in tower.features if f.kind == "number" and not f.has_table}
+            for tower in (self.query, self.label)
+        ]
         if both := sorted(numbers[0] & numbers[1]):
             raise ValueError(f"number features: expected names of one tower each, received {', '.join(both)} in both")
         tables: dict[str, FeatureConfig] = {}
         for feature in (*self.query.features, *self.label.features):
-            if feature.kind == "number":
+            if not feature.has_table:
                 continue
             other = tables.setdefault(feature.table_name, feature)
-            if other.dim != feature.dim or (other.kind == "text") != (feature.kind == "text"):
+            mixed = feature.kind != other.kind and (feature.table_rows or other.table_rows) is not None
+            if other.dim != feature.dim or mixed:
                 raise ValueError(
                     f"table {feature.table_name!r}: expected features of one width and of ids or of text alike, "
                     f"received {other.name!r} ({other.kind}, {other.dim}) "
@@ -74,7 +79,22 @@ class Recipe(Section):
                     f"table {feature.table_name!r}: expected texts of one hash_rows, "
                     f"received {other.name!r} ({other.hash_rows}) and {feature.name!r} ({feature.hash_rows})"
                 )
+            if other.table_rows != feature.table_rows:
+                raise ValueError(
+                    f"table {feature.table_name!r}: expected numbers of as many buckets, "
+                    f"received {other.name!r} ({other.buckets}) and {feature.name!r} ({feature.buckets})"
+                )
         return self
+
+    def _check_events(self) -> None:
+        """Refuse histories of event types that the data do not tell apart."""
+        types = [name for name, weight in self.data.events.weights.items() if weight] if self.data.events else []
+        for feature in self.query.features:
+            if unknown := [name for name in feature.events if name not in types]:
+                raise ValueError(
+                    f"feature {feature.name!r}: expected events among {types or 'none'}, the types that "
+                    f"data.events.weights gives a weight above 0, received {unknown}"
+                )
 
     def _check_cosine(self) -> None:
         """Refuse what is defined on cosines for a model whose logits are none."""
@@ -144,7 +164,7 @@ class Recipe(Section):
     def string_columns(self) -> list[str]:
         """Columns of feature tables that are text, also where a text format makes them look like numbers."""
         features = (*self.query.features, *self.label.features)
-        return [feature.source for feature in features if feature.kind not in ("number", "history")]
+        return [feature.source for feature in features if feature.kind not in ("number", "history", "vector")]
 
 
 def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:

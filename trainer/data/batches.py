@@ -1,7 +1,7 @@
 """Tower inputs of queries, and the batches of an epoch.
 
 Tower inputs are named as `bundle.Feature` says: `name` int32 [B] or [B, P], `name__weight` float32
-[B, P] for histories, bags and texts, `name` float32 [B] for numbers.
+[B, P] for histories, bags and texts, `name` float32 [B] for numbers, [B, D] for vectors.
 
 Legend: `B` batch, `P` positions of a padded bag, `L` labels.
 """
@@ -9,6 +9,8 @@ Legend: `B` batch, `P` positions of a padded bag, `L` labels.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -16,12 +18,39 @@ import numpy.typing as npt
 from longtail.bundle import Inputs
 from longtail.bundle.arrays import Int32, Int64
 from longtail.trainer.config import FeatureConfig
-from longtail.trainer.data.columns import Bags, Encoded, Numbers
+from longtail.trainer.data.columns import Bags, Encoded
 from longtail.trainer.data.known import KnownPositives
 from longtail.trainer.data.pairs import Pairs
 
 _UNKNOWN_RATE = 0.01
 """Of query features, unless the recipe says otherwise."""
+
+
+@dataclass(frozen=True)
+class _Histories:
+    """The pairs that a history is made of, by query.
+
+    Attributes:
+        bags: an entry for each of them, a row for each query.
+        earlier: how many of them come before each of the known pairs, int64 [N]; None where they are all of these.
+    """
+
+    bags: Bags
+    earlier: Int64 | None
+
+    @classmethod
+    def of(cls, known: Pairs, offsets: Int64, events: Sequence[int] | None) -> _Histories:
+        """Of the known pairs, or of those of some event types; entries are label rows."""
+        labels = known.labels
+        if events is None or known.events is None:
+            return cls(Bags(offsets, labels, np.ones(len(labels), np.float32)), None)
+        chosen = np.isin(known.events, list(events))
+        earlier = np.concatenate([[0], np.cumsum(chosen)]).astype(np.int64)
+        return cls(Bags(earlier[offsets], labels[chosen], np.ones(int(earlier[-1]), np.float32)), earlier[:-1])
+
+    def before(self, pairs_B: Int64) -> Int64:
+        """How many of the entries come before some known pairs, int64 [B]."""
+        return pairs_B if self.earlier is None else self.earlier[pairs_B]
 
 
 class QueryFeatures:
@@ -34,6 +63,7 @@ class QueryFeatures:
         known: pairs that histories are read from.
         queries: number of query rows.
         ordered: a history is what came before; otherwise all other pairs of the query.
+        events: codes of the pairs that a history is made of, by feature name; a history without is made of all.
     """
 
     def __init__(
@@ -45,11 +75,12 @@ class QueryFeatures:
         *,
         queries: int,
         ordered: bool,
+        events: Mapping[str, Sequence[int]] = MappingProxyType({}),
     ) -> None:
         self._features, self._encoded, self._history_ids = features, encoded, history_ids
-        self._known, self._ordered = known, ordered
+        self._known, self._ordered, self._events = known, ordered, events
         self._offsets = known.offsets(queries)
-        self._labels = Bags(self._offsets, known.labels, np.ones(len(known), np.float32))
+        self._histories = {name: _Histories.of(known, self._offsets, events.get(name)) for name in history_ids}
 
     def with_history(self, known: Pairs) -> QueryFeatures:
         """These features with histories read from other pairs."""
@@ -60,6 +91,7 @@ class QueryFeatures:
             known,
             queries=len(self._offsets) - 1,
             ordered=self._ordered,
+            events=self._events,
         )
 
     def of_pairs(self, pairs_B: Int64, rng: np.random.Generator) -> Inputs:
@@ -75,18 +107,20 @@ class QueryFeatures:
         inputs = take_rows(self._features, self._encoded, queries_B)
         for feature in self._features:
             if feature.kind == "history":
-                starts_B, ends_B = self._offsets[queries_B], self._offsets[queries_B + 1]
+                history = self._histories[feature.name]
+                starts_B, ends_B = history.bags.offsets[queries_B], history.bags.offsets[queries_B + 1]
                 if self._ordered:
-                    ends_B = pairs_B
+                    ends_B = history.before(pairs_B)
                     starts_B = np.maximum(starts_B, ends_B - feature.max_length)
                 else:
                     spare_B = np.maximum(ends_B - starts_B - feature.max_length, 0)
                     starts_B = starts_B + rng.integers(0, spare_B + 1)
                 inputs |= self._history(feature, starts_B, ends_B, self._known.labels[pairs_B])
             rate = _UNKNOWN_RATE if feature.unknown_rate is None else feature.unknown_rate
-            if feature.kind != "number" and rate:
-                unknown = rng.random(inputs[feature.name].shape) < rate
-                inputs[feature.name] = np.where(unknown, np.int32(0), inputs[feature.name])
+            if feature.unknown is not None and rate:
+                name, value = feature.unknown
+                unknown = rng.random(inputs[name].shape) < rate
+                inputs[name] = np.where(unknown, inputs[name].dtype.type(value), inputs[name])
         return inputs
 
     def of_queries(self, queries_B: Int32) -> Inputs:
@@ -94,8 +128,9 @@ class QueryFeatures:
         inputs = take_rows(self._features, self._encoded, queries_B)
         for feature in self._features:
             if feature.kind == "history":
-                ends_B = self._offsets[queries_B + 1]
-                starts_B = np.maximum(self._offsets[queries_B], ends_B - feature.max_length)
+                offsets = self._histories[feature.name].bags.offsets
+                ends_B = offsets[queries_B + 1]
+                starts_B = np.maximum(offsets[queries_B], ends_B - feature.max_length)
                 inputs |= self._history(feature, starts_B, ends_B, None)
         return inputs
 
@@ -107,7 +142,7 @@ class QueryFeatures:
         positives_B: Int32 | None,
     ) -> Inputs:
         """Padded histories. Positives, int32 [B], are label rows: several labels may read one row of the vocabulary."""
-        labels_BP, weights_BP = self._labels.pad(starts_B, ends_B, feature.max_length)
+        labels_BP, weights_BP = self._histories[feature.name].bags.pad(starts_B, ends_B, feature.max_length)
         if positives_B is not None:
             weights_BP = np.where(labels_BP == positives_B[:, None], np.float32(0), weights_BP)
         ids_BP = np.where(weights_BP > 0, self._history_ids[feature.name][labels_BP], np.int32(0))
@@ -132,10 +167,10 @@ def take_rows(
             starts_B = np.maximum(column.offsets[rows_B], ends_B - feature.max_length)
             ids, weights = column.pad(starts_B, ends_B, feature.max_length)
             inputs[feature.name], inputs[f"{feature.name}__weight"] = ids, weights
-        elif isinstance(column, Numbers):
-            inputs[feature.name] = column.values[rows_B]
-        elif column is not None:
+        elif isinstance(column, np.ndarray):
             inputs[feature.name] = column[rows_B]
+        elif column is not None:
+            inputs |= column.inputs(feature.name, rows_B)
     return inputs
 
 

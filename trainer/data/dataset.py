@@ -100,6 +100,7 @@ class Dataset:
             digest.update(f"\npairs {len(pairs)}\n".encode())
             for array in (pairs.queries, pairs.labels, pairs.weights, pairs.times):
                 digest.update(b"none" if array is None else array.tobytes())
+            digest.update(b"" if pairs.events is None else pairs.events.tobytes())
         for table in (self.query_table, self.label_table):
             if table is not None:
                 with pa.ipc.new_stream(_DigestWriter(digest), table.schema) as stream:
@@ -190,4 +191,5 @@ def _pairs(table: pa.Table, query_ids: pa.Array, label_ids: pa.Array) -> Pairs:
         rows("label", label_ids),
         table["weight"].to_numpy() if "weight" in table.column_names else None,
         table["time"].to_numpy() if "time" in table.column_names else None,
+        table["event"].to_numpy() if "event" in table.column_names else None,
     )

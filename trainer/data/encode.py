@@ -5,6 +5,7 @@ Legend: `L` labels.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,8 +14,9 @@ from longtail.bundle import Feature, Inputs, Vocabulary
 from longtail.trainer.config import FeatureConfig, Recipe
 from longtail.trainer.config.rows import Places, shown
 from longtail.trainer.data.batches import QueryFeatures, take_rows
-from longtail.trainer.data.columns import FeatureTable, Numbers, encode_column
+from longtail.trainer.data.columns import Bags, Encoded, FeatureTable, encode_column
 from longtail.trainer.data.dataset import Dataset
+from longtail.trainer.data.measures import Numbers
 from longtail.trainer.data.vocabularies import build_vocabularies
 
 
@@ -27,7 +29,7 @@ class Encoding:
         query: encodes queries.
         label_inputs: inputs of the whole catalogue, first axis L.
         query_features, label_features: what the bundle says of them.
-        numbers: mean and standard deviation of every `number`, by feature name.
+        numbers: mean and standard deviation of every `number` that is standardised, by feature name.
     """
 
     vocabularies: dict[str, Vocabulary]
@@ -43,13 +45,20 @@ class Encoding:
         return {name: vocabulary.rows for name, vocabulary in self.vocabularies.items()}
 
     @classmethod
-    def fit(cls, recipe: Recipe, dataset: Dataset, vocabularies: dict[str, Vocabulary] | None = None) -> Encoding:
+    def fit(
+        cls,
+        recipe: Recipe,
+        dataset: Dataset,
+        vocabularies: dict[str, Vocabulary] | None = None,
+        exported: Sequence[Feature] = (),
+    ) -> Encoding:
         """Build vocabularies from what occurs in training and encode both feature tables.
 
         Args:
             recipe: names the features.
             dataset: holds their columns.
             vocabularies: of an exported model, to encode as it does; by default they are built.
+            exported: query features of that model, for means, ranges and dates; by default they are fitted.
 
         Raises:
             DataError: a feature's column is missing or has a type its kind does not read.
@@ -59,8 +68,10 @@ class Encoding:
         label = FeatureTable(dataset.label_ids, dataset.label_table, recipe.data.label_id, _path(recipe.data.labels))
         vocabularies = vocabularies or build_vocabularies(recipe, dataset, query, label, seen_queries)
         static = [feature for feature in recipe.query.features if feature.kind != "history"]
+        of_model = {feature.name: feature for feature in exported}
         encoded_queries = {
-            feature.name: encode_column(feature, query, vocabularies, seen_queries) for feature in static
+            feature.name: encode_column(feature, query, vocabularies, seen_queries, of_model.get(feature.name))
+            for feature in static
         }
         every_label = np.arange(len(dataset.label_ids))
         encoded_labels = {f.name: encode_column(f, label, vocabularies, every_label) for f in recipe.label.features}
@@ -82,26 +93,37 @@ class Encoding:
                 dataset.train,
                 queries=len(dataset.query_ids),
                 ordered=dataset.ordered,
+                events=_event_codes(recipe),
             ),
             label_inputs=take_rows(recipe.label.features, encoded_labels, every_label),
-            query_features=[_manifest_feature(feature, numbers) for feature in recipe.query.features],
-            label_features=[_manifest_feature(feature, numbers) for feature in recipe.label.features],
+            query_features=[
+                _described(feature, encoded_queries.get(feature.name)) for feature in recipe.query.features
+            ],
+            label_features=[_described(feature, encoded_labels[feature.name]) for feature in recipe.label.features],
             numbers=numbers,
         )
+
+
+def _event_codes(recipe: Recipe) -> dict[str, list[int]]:
+    """Codes of the event types of every history that is made of some."""
+    types = list(recipe.data.events.weights) if recipe.data.events else []
+    return {feature.name: [types.index(name) for name in feature.events] for feature in recipe.query.features
+            if feature.events}  # fmt: skip
 
 
 def _path(places: Places | None) -> str | None:
     return None if places is None else shown(places)
 
 
-def _manifest_feature(feature: FeatureConfig, numbers: dict[str, tuple[float, float]]) -> Feature:
+def _described(feature: FeatureConfig, column: Encoded | None) -> Feature:
     """What a bundle's manifest says of a feature."""
     bagged = feature.kind in ("history", "bag", "text")
+    measured = {} if column is None or isinstance(column, np.ndarray | Bags) else column.described()
     return Feature(
         name=feature.name,
         kind=feature.kind,
         vocabulary=feature.table_name if feature.kind in ("id", "history", "bag") else None,
         max_length=feature.max_length if bagged else None,
         hash_rows=feature.hash_rows if feature.kind == "text" else None,
-        missing=numbers[feature.name][0] if feature.kind == "number" else 0.0,
+        **measured,
     )

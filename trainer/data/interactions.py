@@ -166,6 +166,9 @@ def _checked(part: _Part, data: DataConfig, report: RowReport, newest: float | N
     weights_N, unused_N = _weights(checks, part, data, report, newest)
     if weights_N is not None:
         columns["weight"] = pa.array(weights_N.astype(np.float32))
+    if data.events and data.events.column:
+        types = part.table[data.events.column].combine_chunks().cast(pa.string())
+        columns["event"] = pc.index_in(types, value_set=pa.array(data.events.weights, pa.string()))
     report.problems += checks.problems
     report.dropped += int(checks.fatal.sum())
     report.unweighted += int((unused_N & ~checks.fatal).sum())

@@ -25,12 +25,14 @@ class Pairs:
         labels: int32 [N], rows of `Dataset.label_ids`.
         weights: float32 [N], or None where every pair weighs 1.
         times: float64 [N], or None.
+        events: int32 [N], each pair's place among the types of `data.events.weights`; None where these have no column.
     """
 
     queries: Int32
     labels: Int32
     weights: Float32 | None = None
     times: Float64 | None = None
+    events: Int32 | None = None
 
     def __len__(self) -> int:
         return len(self.queries)
@@ -42,6 +44,7 @@ class Pairs:
             self.labels[rows],
             None if self.weights is None else self.weights[rows],
             None if self.times is None else self.times[rows],
+            None if self.events is None else self.events[rows],
         )
 
     def sorted(self) -> Pairs:
@@ -60,6 +63,7 @@ class Pairs:
             np.concatenate([self.labels, later.labels]),
             join(self.weights, later.weights),
             join(self.times, later.times),
+            join(self.events, later.events),
         ).sorted()
 
     def offsets(self, queries: int) -> Int64:

@@ -36,7 +36,7 @@ def build_vocabularies(
     pairs_per_query = np.bincount(dataset.train.queries, minlength=len(dataset.query_ids))
     for source, features in ((query, recipe.query.features), (label, recipe.label.features)):
         for feature in features:
-            if feature.kind in ("number", "text"):
+            if feature.kind not in ("id", "history", "bag"):
                 continue
             if feature.kind == "history" or feature.name == recipe.data.label_id:
                 least = feature.min_count

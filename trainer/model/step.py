@@ -213,10 +213,11 @@ class TrainStep:
         label_inputs = self._model.inputs_of_labels(labels_C)
         for feature in self._recipe.label.features:
             rate = self._recipe.label_unknown_rate(feature)
-            if feature.kind != "number" and rate:
-                ids = label_inputs[feature.name]
-                unknown = keras.random.uniform(ops.shape(ids), seed=self._seed) < rate
-                label_inputs[feature.name] = ops.where(unknown, ops.zeros_like(ids), ids)
+            if feature.unknown is not None and rate:
+                name, value = feature.unknown
+                known = label_inputs[name]
+                unknown = keras.random.uniform(ops.shape(known), seed=self._seed) < rate
+                label_inputs[name] = ops.where(unknown, ops.full_like(known, value), known)
         inputs: dict[InputKey, Tensor] = {
             **{("query", name): column for name, column in query_inputs.items()},
             **{("label", name): column for name, column in label_inputs.items()},
