@@ -22,9 +22,12 @@ _STATE = "state.json"
 
 
 def identity_of(recipe: Recipe, dataset: Dataset) -> str:
-    """Hex sha256 of all that a run's course depends on: the recipe without its paths, and the data."""
+    """Hex sha256 of all that a run's course depends on: the recipe without its paths, the source of
+    rows of its own, and the data."""
     settings = recipe.model_dump(mode="json", exclude={"name": True, "data": True})
     settings["reduction"] = recipe.data.reduction
+    if recipe.own_rows:
+        settings["own_rows"] = recipe.own_rows
     content = json.dumps(settings, sort_keys=True) + dataset.fingerprint()
     return hashlib.sha256(content.encode()).hexdigest()
 

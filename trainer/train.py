@@ -15,7 +15,7 @@ from tensorboard.summary import Writer
 
 from longtail.bundle import CurvePoint, log_frequencies
 from longtail.bundle.arrays import Float32, Float64, Int32
-from longtail.trainer import backend
+from longtail.trainer import backend, register
 from longtail.trainer.checkpoint import Checkpoints, identity_of
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.batches import epoch_batches
@@ -32,6 +32,7 @@ from longtail.trainer.evaluation.ranking import (
     log_proposal_of,
 )
 from longtail.trainer.history import TrainingHistory, best_of
+from longtail.trainer.losses.families import LOSSES
 from longtail.trainer.losses.implied_noise import implied_noise, name_of_noise, power_of_q, removes_all
 from longtail.trainer.model.step import TrainStep, check_negatives
 from longtail.trainer.model.two_tower import TwoTower
@@ -150,6 +151,7 @@ def prepare_run(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path) ->
         raise DataError("training: expected at least 2 labels, found 1: there is nothing to tell it from")
     if len(dataset.valid) or len(dataset.test):
         check_metric(recipe.evaluation, labels=len(dataset.label_ids))
+    _check_default(recipe, dataset)
     encoding = Encoding.fit(recipe, dataset)
     check_negatives(recipe, labels=len(dataset.label_ids), batch_size=batch_size)
     threshold = recipe.loss.weight.threshold or 0.0
@@ -262,6 +264,17 @@ def train(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path, logs: Pa
     else:
         history.best_epoch = len(history.losses)
     return trained
+
+
+def _check_default(recipe: Recipe, dataset: Dataset) -> None:
+    """Refuse a family of one's own without a link where nothing else says which λ to serve."""
+    family = recipe.loss.family.name
+    unknown = not register.is_ours("family", family) and LOSSES[family].link is None
+    if unknown and not len(dataset.valid) and recipe.evaluation.default_bias_removal is None:
+        raise DataError(
+            f"loss.family {family!r}: expected a link, evaluation.default_bias_removal or validation pairs to "
+            "choose λ by, received none of them"
+        )
 
 
 def _tree(recipe: Recipe, dataset: Dataset, encoding: Encoding, path: Path) -> FittedTree | None:

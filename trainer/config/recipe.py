@@ -10,8 +10,10 @@ from typing import Any, Self, get_args
 from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
+from longtail.trainer import register
 from longtail.trainer.config.loss import LossConfig
-from longtail.trainer.config.sections import DataConfig, EvaluationConfig, OptimizerConfig, Section, TrainingConfig
+from longtail.trainer.config.section import Section
+from longtail.trainer.config.sections import DataConfig, EvaluationConfig, OptimizerConfig, TrainingConfig
 from longtail.trainer.config.towers import FeatureConfig, ModelConfig, TowerConfig
 from longtail.trainer.errors import RecipeError
 from longtail.trainer.losses.families import LOSSES
@@ -113,6 +115,13 @@ class Recipe(Section):
                 f"evaluation.bias_removal: expected {self.loss.calibrated_at} in it, where scores are "
                 f"log-probabilities and their likelihood is measured, received {self.evaluation.bias_removal}"
             )
+
+    @property
+    def own_rows(self) -> dict[str, str]:
+        """Where the rows come from that are not Longtail's own, by kind and name (`weight damped`)."""
+        loss = self.loss
+        named = [("sampler", loss.sampler.name), ("weight", loss.weight.name), ("family", loss.family.name)]
+        return register.own_rows([*named, *(("metric", metric.name) for metric in self.evaluation.metrics)])
 
     @property
     def string_columns(self) -> list[str]:

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from longtail.trainer.config.choice import Choice
+from longtail.trainer.config.section import Section, one_of
+from longtail.trainer.evaluation.lists import METRICS
 from longtail.trainer.optimizers import ROW_OPTIMIZERS
-
-
-class Section(BaseModel):
-    """A table of a recipe: unknown keys are refused, values are fixed and finite."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-def one_of(what: str, table: Mapping[str, Any], name: str) -> None:
-    """Raise ValueError for a name that is not in the table."""
-    if name not in table:
-        raise ValueError(f"{what}: expected one of {', '.join(table)}, received {name!r}")
 
 
 class SplitConfig(Section):
@@ -162,12 +152,23 @@ class PropensityConfig(Section):
     """2.6 for Amazon, 0.4 for Wikipedia data."""
 
 
+class MetricConfig(Choice):
+    """A metric of one's own: a registered name and its parameters."""
+
+    @model_validator(mode="after")
+    def _defined(self) -> Self:
+        self._check("metric", METRICS, lambda metric: metric)
+        return self
+
+
 class EvaluationConfig(Section):
     """The evaluation: metrics, the grids of λ and μ, and buckets, always over the full catalogue."""
 
     ks: list[int] = Field(default=[10, 20, 50, 100], min_length=1)
     metric: str = "recall@20"
     """Chosen on valid: early stopping and the default λ go by it."""
+    metrics: list[MetricConfig] = Field(default_factory=list)
+    """Metrics of one's own to measure beside ours, by the names they were registered under."""
     bias_removal: list[DialValue] = Field(default=[0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0], min_length=1)
     """The grid of λ, the strength of log ν. Where the training implies the same noise ν for every label, λ changes
     nothing and only 0 is measured."""
@@ -196,8 +197,12 @@ class EvaluationConfig(Section):
             raise ValueError(f"ks: expected values >= 1, received {self.ks}")
         name, _, k = self.metric.partition("@")
         names = ("recall", "ndcg", "precision", "hit_rate", "mrr", "psp", "psndcg")
-        if name not in names or k not in map(str, self.ks):
-            raise ValueError(f"metric: expected {'|'.join(names)} @ one of {self.ks}, received {self.metric!r}")
+        own = [metric.name for metric in self.metrics]
+        if len(set(own)) != len(own):
+            raise ValueError(f"metrics: expected distinct names, received {own}")
+        if name not in (*names, *own) or k not in map(str, self.ks):
+            known = "|".join((*names, *own))
+            raise ValueError(f"metric: expected {known} @ one of {self.ks}, received {self.metric!r}")
         if name in ("psp", "psndcg") and self.propensity is None:
             raise ValueError(f"metric: expected evaluation.propensity beside {self.metric!r}, received none")
         return self

@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from longtail.trainer.config.sections import Section
+from longtail.trainer.config.section import Section
 
 
 class FeatureConfig(Section):

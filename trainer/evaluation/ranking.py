@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from longtail.trainer.data.batches import QueryFeatures
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.errors import DataError
 from longtail.trainer.evaluation.dial import Setting
+from longtail.trainer.evaluation.lists import METRICS
 from longtail.trainer.evaluation.metrics import Bootstrap, Positives, inverse_propensity, metrics_of
 
 EmbedQueries = Callable[[Int32], Float32]
@@ -171,6 +173,7 @@ def bias_removal_curve(
     bootstrap = Bootstrap(len(rows_N), resamples=config.bootstrap, seed=seed)
     ks = [k for k in config.ks if k <= labels]
     inverse_propensity_L = label_side.inverse_propensity(config)
+    own = {metric.name: partial(METRICS[metric.name], **metric.arguments) for metric in config.metrics}
     return [
         CurvePoint(
             bias_removal=setting.bias_removal,
@@ -183,6 +186,7 @@ def bias_removal_curve(
                 counts_L=label_side.counts,
                 bootstrap=bootstrap,
                 inverse_propensity_L=inverse_propensity_L,
+                own=own,
             )
             | (
                 {}

@@ -84,7 +84,8 @@ def to_bundle(trained: Trained, held_out_rows: Int32, dial: Dial, reports: dict[
             "epochs": len(trained.history.losses),
         },
         software={name: version(name) for name in _SOFTWARE}
-        | {"backend": keras.backend.backend(), "python": platform.python_version()},
+        | {"backend": keras.backend.backend(), "python": platform.python_version()}
+        | recipe.own_rows,
     )
     return Bundle(
         manifest=manifest,

@@ -22,6 +22,7 @@ from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.config import Recipe
 from longtail.trainer.errors import DataError
 from longtail.trainer.losses import LOSSES, BatchLoss, Candidates, Embedded, balance, known_among, pair_weights
+from longtail.trainer.losses.own_rows import check_family, check_sampler, check_weight
 from longtail.trainer.losses.terms import log_terms
 from longtail.trainer.model.embedding import Dropout, InputKey, compact_rows, dropout_masks, read_distinct
 from longtail.trainer.model.towers import dropouts
@@ -59,6 +60,8 @@ class TrainStep:
     ) -> None:
         recipe, labels = model.recipe, len(visits_L)
         check_negatives(recipe, labels=labels, batch_size=batch_size)
+        check_weight(recipe.loss.objective())
+        check_family(recipe.loss.objective())
         self._model, self._recipe = model, recipe
         log_pi_L = log_frequencies(visits_L, smoothing=recipe.loss.smoothing)
         share_L = visits_L / visits_L.sum()
@@ -69,6 +72,7 @@ class TrainStep:
             SamplerSetup(log_pi_L, batch_size, recipe.model.dim, model.proposal, log_share_L, terms),
             **recipe.loss.sampler.arguments,
         )
+        check_sampler(recipe.loss.sampler.name, self.sampler, recipe.loss.objective(), labels=labels)
         self._log_pi_L = untrained_variable(log_pi_L.astype(np.float32), "log_pi")
         self._log_q_L = None if self.sampler.log_q_L is None else untrained_variable(self.sampler.log_q_L, "log_q")
         self._pair_weight_L = (
