@@ -12,10 +12,11 @@ from tests.trainer import tiny
 from tests.trainer.conftest import Finished
 
 SURFACE = {
+    "compare": ["A", "B", "--metric", "--json"],
     "data": ["NAME", "--out", "--from"],
     "evaluate": ["BUNDLE", "--recipe", "--split", "--markdown", "--set"],
     "export": ["RECIPE", "--from", "--out", "--set"],
-    "fit": ["RECIPE", "--out", "--set"],
+    "fit": ["RECIPE", "--out", "--warm-start", "--track", "--set"],
 }
 
 

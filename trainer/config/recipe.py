@@ -55,6 +55,11 @@ class Recipe(Section):
         self._check_cosine()
         self._check_tree_s_dial()
         self._check_likelihood()
+        if self.training.accumulate > 1 and self.loss.resolved_hits == "mask_known":
+            raise ValueError(
+                "training.accumulate: expected 1 with loss.hits 'mask_known', whose positives are of the whole batch, "
+                f"received {self.training.accumulate}"
+            )
         numbers = [{f.name for f in tower.features if f.kind == "number"} for tower in (self.query, self.label)]
         if both := sorted(numbers[0] & numbers[1]):
             raise ValueError(f"number features: expected names of one tower each, received {', '.join(both)} in both")
@@ -115,6 +120,14 @@ class Recipe(Section):
                 f"evaluation.bias_removal: expected {self.loss.calibrated_at} in it, where scores are "
                 f"log-probabilities and their likelihood is measured, received {self.evaluation.bias_removal}"
             )
+
+    @property
+    def resolved_patience(self) -> int | None:
+        """Evaluations without a rise after which training stops; None never does."""
+        given = self.training.patience
+        if given is None:
+            return 5 if self.optimizer.schedule == "constant" else None
+        return given or None
 
     @property
     def own_rows(self) -> dict[str, str]:

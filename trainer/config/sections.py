@@ -83,6 +83,10 @@ class OptimizerConfig(Section):
     touched, so that the penalty is the full objective's on average; rows no step touches keep their values. The
     printed loss leaves it out. A weight decay of w, as in [R21], is l2 = w / 2. [BM20 A.2] has "a quadratic
     regularizer" and does not say of what; `loss.regularizer` is the one of scores."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled from the gradient, as in AdamW: a step first multiplies dense parameters but a learned temperature by
+    1 − rate·weight_decay, and a touched row by that for every step since it was last touched. AdamW's usual 0.01 is
+    small at a rate of 0.001; here 1 to 10 are worth trying on embeddings."""
     schedule: Literal["constant", "linear", "cosine", "step"] = "constant"
     """Both rates over training: `linear` and `cosine` fall to 0 at the last of `epochs`; `step` multiplies
     them by `decay` at each of `milestones`. [R21] has `step` and `cosine`."""
@@ -90,6 +94,8 @@ class OptimizerConfig(Section):
     """Shares of `epochs`, rising; the default is [R21]'s, epochs 160 and 180 of 256."""
     decay: float = Field(default=0.1, gt=0, lt=1)
     """Of `schedule = "step"`."""
+    warmup: float = Field(default=0.0, ge=0, lt=1)
+    """Share of `epochs` in which both rates rise from 0; `linear` and `cosine` then fall in what is left."""
     clip_norm: float | None = Field(default=None, gt=0)
     """Largest norm of a step's whole gradient, l2's part included."""
 
@@ -122,11 +128,16 @@ class TrainingConfig(Section):
 
     epochs: int = Field(default=20, ge=1)
     batch_size: int = Field(default=2048, ge=2)
-    patience: int | None = Field(default=None, ge=1)
-    """Stops when the validation metric has not risen for this many evaluations. With a valid split, the epoch
-    that did best on it is the one kept, whether training stopped early or not."""
-    evaluate_every: int = Field(default=1, ge=1)
-    """Epochs between validations; each takes the best of λ = 0, ½ and 1, the whole grid follows at the end."""
+    accumulate: int = Field(default=1, ge=1)
+    """Parts in which a step takes its batch, one after another, for one update by their mean gradient: a part's memory
+    for the batch's gradient. Negatives of the batch are those of the part."""
+    patience: int | None = Field(default=None, ge=0)
+    """Stops when the validation metric has not risen for this many evaluations; 0 never does. By default 5 where the
+    rates are constant, and never where a schedule lets them fall. With a valid split, the evaluation that did best on
+    it is the one kept, whether training stopped early or not."""
+    evaluate_every: int | float = Field(default=1, gt=0)
+    """Epochs between validations, or a share of an epoch: 0.25 looks four times an epoch. Each takes the best of λ = 0,
+    ½ and 1, the whole grid follows at the end."""
     refit: bool = False
     """After epochs and λ are chosen on valid, train again on train + valid for as many epochs."""
     precision: Literal["float32", "mixed_bfloat16"] = "float32"
@@ -134,6 +145,20 @@ class TrainingConfig(Section):
     model stay float32."""
     checkpoint_steps: int = Field(default=1000, ge=1)
     """Steps between checkpoints; one more is written after every epoch."""
+    keep_weights: bool = True
+    """Keep the tables and dense weights in the bundle, `weights.npz`, so that the next training can start from them
+    (`longtail-train fit --warm-start BUNDLE`). ONNX towers cannot be trained further."""
+
+    @model_validator(mode="after")
+    def _whole_parts(self) -> Self:
+        if self.batch_size % self.accumulate or self.batch_size < 2 * self.accumulate:
+            raise ValueError(
+                f"accumulate: expected equal parts of batch_size = {self.batch_size}, of at least 2 pairs, "
+                f"received {self.accumulate}"
+            )
+        if self.evaluate_every > 1 and self.evaluate_every % 1:
+            raise ValueError(f"evaluate_every: expected whole epochs or a share of one, received {self.evaluate_every}")
+        return self
 
 
 DialValue = Annotated[float, Field(ge=-1, le=2)]
