@@ -30,7 +30,7 @@ class Gradients(NamedTuple):
 
 
 def parts_of(batch: Mapping[str, Tensor], parts: int) -> list[dict[str, Tensor]]:
-    """The batch in some parts of equal size, in its order."""
+    """The batch in some parts of equal size, in its order; every column of it is [B] or [B, …]."""
     size = batch["_positive"].shape[0] // parts
     return [{name: column[at * size : (at + 1) * size] for name, column in batch.items()} for at in range(parts)]
 
