@@ -1,4 +1,4 @@
-"""`longtail-train`: prepare data, fit recipes, evaluate bundles, export checkpoints."""
+"""`longtail-train`: prepare data, fit recipes, evaluate and compare bundles, export checkpoints."""
 
 from __future__ import annotations
 
@@ -75,7 +75,18 @@ def init(
 
 
 @app.command()
-def fit(recipe: _RecipeFile, out: _Out, since: _Since = None, set_: _Set = None) -> None:
+def fit(
+    recipe: _RecipeFile,
+    out: _Out,
+    since: _Since = None,
+    warm_start: Annotated[
+        Path | None, typer.Option("--warm-start", help="Bundle to begin from: its rows and weights, where they fit.")
+    ] = None,
+    track: Annotated[
+        list[str] | None, typer.Option("--track", help="mlflow or wandb: keep settings and figures there too.")
+    ] = None,
+    set_: _Set = None,
+) -> None:
     """Train a recipe, choose λ on valid, evaluate on test, write a bundle. Run again to resume."""
     from longtail.trainer.config import load_recipe
 
@@ -83,7 +94,7 @@ def fit(recipe: _RecipeFile, out: _Out, since: _Since = None, set_: _Set = None)
     from longtail.trainer import job
     from longtail.trainer.progress import Reporter
 
-    job.fit(checked, out, Reporter())
+    job.fit(checked, out, Reporter(), warm_start=warm_start, track=track or [])
 
 
 @app.command()
@@ -129,6 +140,23 @@ def evaluate(
         Console().print(
             evaluation_table(f"{result.name}: {result.bias_removal.curve_split}", result.dial, result.metric)
         )
+
+
+@app.command()
+def compare(
+    a: Annotated[Path, typer.Argument(metavar="A", help="Bundle directory.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Bundle directory.")],
+    metric: Annotated[str, typer.Option(help="Whose k is shown.")] = "recall@20",
+    json_: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Print two bundles side by side: figures with intervals, curves, and what their recipes differ in."""
+    from longtail.trainer.evaluation import compare as comparing
+
+    comparison = comparing.compare(a, b)
+    if json_:
+        typer.echo(comparison.as_json())
+    else:
+        comparison.show(Console(), comparing.shown(comparison, metric))
 
 
 @app.command()

@@ -27,8 +27,10 @@ from longtail.trainer.evaluation.tables import baseline_table
 from longtail.trainer.export.bundle import to_bundle
 from longtail.trainer.history import TrainingHistory
 from longtail.trainer.progress import Reporter
+from longtail.trainer.trackers import tracker_module
 from longtail.trainer.train import Trained, prepare_run, train
 from longtail.trainer.verdict import before_test, compare_with_baselines, warn_of_floor
+from longtail.trainer.warm_start import WarmStart
 
 
 def fit(
@@ -37,6 +39,9 @@ def fit(
     reporter: Reporter | None = None,
     *,
     overrides: Sequence[str] = (),
+    warm_start: Path | str | None = None,
+    callbacks: Sequence[keras.callbacks.Callback] = (),
+    track: Sequence[str] = (),
 ) -> Bundle:
     """Run a recipe: train, choose λ and μ on valid, evaluate on test, and write the bundle to `out`.
 
@@ -50,13 +55,20 @@ def fit(
         out: directory to write; must not exist.
         reporter: shows progress and the table of figures; `Reporter()` does on the terminal, None shows nothing.
         overrides: of a recipe that is a path, `KEY=VALUE`, such as `model.dim=32`.
+        warm_start: bundle to begin from: rows of ids that are still there and weights whose shapes match.
+        callbacks: of Keras, beside the run that is validated, not the refit after it. `on_train_begin`,
+            `on_epoch_begin`, `on_epoch_end` (logs `loss` and `val_METRIC`, such as `val_recall@20`) and `on_train_end`
+            are called. `callback.model` is a `keras.Model` of both towers, `model.query` and `model.label`; to set its
+            `stop_training` stops. They are not told what happened before a killed job went on.
+        track: `mlflow`, `wandb`: keep settings and figures there too, of the run that is validated.
 
     Returns:
         The bundle as written; `evaluate` gives its figures.
 
     Raises:
         BundleExistsError: `out` is already there; raised before any work.
-        TrainerError: what is wrong with the recipe, the data, a checkpoint or the export.
+        TrainerError: what is wrong with the recipe, the data, a checkpoint or the export; `warm_start` keeps no
+            weights; a tracker is unknown or not installed.
 
     Example:
         >>> bundle = fit("recipe.toml", "runs/tiny", overrides=["training.epochs=1"])
@@ -67,6 +79,9 @@ def fit(
     if not isinstance(recipe, Recipe):
         recipe = load_recipe(recipe, overrides)
     refuse_existing(out)
+    for name in track:
+        tracker_module(name)
+    weights = None if warm_start is None else WarmStart.read(Path(warm_start))
     dataset = load_dataset(recipe.data, seed=recipe.seed, strings=recipe.string_columns, columns=recipe.table_columns)
     _describe(recipe, dataset, reporter)
     work = work_directory(out)
@@ -77,13 +92,16 @@ def fit(
         work=work / "select",
         logs=work / "logs" / "select",
         reporter=reporter,
+        warm_start=weights,
+        callbacks=callbacks,
+        track=track,
     )
     dial = choose_dial(trained, dataset)
     warn_of_floor(recipe.evaluation, dial, reporter)
     compared = None if len(dataset.test) else compare_with_baselines(trained, dataset, dial, "valid", reporter)
     selection = trained.history
     if recipe.training.refit and len(dataset.valid):
-        reporter.say(f"Refit on train + valid for {trained.history.best_epoch} epochs, {dial.default}")
+        reporter.say(f"Refit on train + valid for {trained.history.best_epoch:g} epochs, {dial.default}")
         trained = train(
             recipe,
             dataset.refit(),
@@ -91,6 +109,7 @@ def fit(
             work=work / "refit",
             logs=work / "logs" / "refit",
             reporter=reporter,
+            warm_start=weights,
         )
     bundle = finish(trained, dataset, dial, selection, reporter, compared).write(out)
     for stage in ("select", "refit"):

@@ -13,11 +13,12 @@ from tests.trainer import tiny
 from tests.trainer.conftest import Finished
 
 SURFACE = {
+    "compare": ["A", "B", "--metric", "--json"],
     "check": ["RECIPE", "--since", "--json", "--set"],
     "data": ["NAME", "--out", "--from"],
     "evaluate": ["BUNDLE", "--recipe", "--split", "--markdown", "--set"],
     "export": ["RECIPE", "--from", "--out", "--set"],
-    "fit": ["RECIPE", "--out", "--since", "--set"],
+    "fit": ["RECIPE", "--out", "--since", "--warm-start", "--track", "--set"],
     "init": [
         "CLICKS",
         "--out",

@@ -12,18 +12,18 @@ def check_sizes(recipe: Recipe, dataset: Dataset) -> None:
     """Refuse data that are too small for a job.
 
     Raises:
-        DataError: fewer than two pairs, or queries where an epoch visits these, or labels; a metric over more labels
-            than there are; more negatives than labels.
+        DataError: fewer than two pairs, or queries where an epoch visits these, for each part of a step; fewer than two
+            labels; a metric over more labels than there are; more negatives than labels.
     """
-    sampled = recipe.data.reduction == "sample"
+    sampled, parts = recipe.data.reduction == "sample", recipe.training.accumulate
     visits = dataset.training_queries() if sampled else len(dataset.train)
-    if visits < 2:
-        raise DataError(f"training: expected at least 2 {'queries' if sampled else 'pairs'}, found {visits}")
+    if visits < 2 * parts:
+        raise DataError(f"training: expected at least {2 * parts} {'queries' if sampled else 'pairs'}, found {visits}")
     if len(dataset.label_ids) < 2:
         raise DataError("training: expected at least 2 labels, found 1: there is nothing to tell it from")
     if len(dataset.valid) or len(dataset.test):
         check_metric(recipe.evaluation, labels=len(dataset.label_ids))
-    check_negatives(recipe, labels=len(dataset.label_ids), batch_size=min(recipe.training.batch_size, visits))
+    check_negatives(recipe, labels=len(dataset.label_ids), batch_size=min(recipe.training.batch_size, visits) // parts)
 
 
 def check_negatives(recipe: Recipe, *, labels: int, batch_size: int) -> None:

@@ -14,7 +14,8 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-def one_of(what: str, table: Mapping[str, Any], name: str) -> None:
-    """Raise ValueError for a name that is not in the table."""
+def one_of(what: str, table: Mapping[str, Any], name: str, *, also: str = "") -> None:
+    """Raise ValueError for a name that is not in the table, nor what else could have put it there."""
     if name not in table:
-        raise ValueError(f"{what}: expected one of {', '.join(table)}, received {name!r}")
+        lacking = f", which is neither registered nor {also}" if also else ""
+        raise ValueError(f"{what}: expected one of {', '.join(table)}, received {name!r}{lacking}")

@@ -10,6 +10,7 @@ from typing import Any, Self, get_args
 from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
+from longtail.trainer import register
 from longtail.trainer.config.base import Section
 from longtail.trainer.config.loss import LossConfig
 from longtail.trainer.config.rows import beside
@@ -56,6 +57,11 @@ class Recipe(Section):
         self._check_cosine()
         self._check_tree_s_dial()
         self._check_likelihood()
+        if self.training.accumulate > 1 and self.loss.resolved_hits == "mask_known":
+            raise ValueError(
+                "training.accumulate: expected 1 with loss.hits 'mask_known', whose positives are of the whole batch, "
+                f"received {self.training.accumulate}"
+            )
         numbers = [
             {f.name for f in tower.features if f.kind == "number" and not f.has_table}
             for tower in (self.query, self.label)
@@ -159,6 +165,21 @@ class Recipe(Section):
         for side, tower, own in (("query", self.query, self.data.query_id), ("label", self.label, self.data.label_id)):
             columns[side] += [each.source for each in tower.features if each.kind != "history" and each.name != own]
         return {side: list(dict.fromkeys(names)) for side, names in columns.items()}
+
+    @property
+    def resolved_patience(self) -> int | None:
+        """Evaluations without a rise after which training stops; None never does."""
+        given = self.training.patience
+        if given is None:
+            return 5 if self.optimizer.schedule == "constant" else None
+        return given or None
+
+    @property
+    def own_rows(self) -> dict[str, str]:
+        """Where the rows come from that are not Longtail's own, by kind and name (`weight damped`)."""
+        loss = self.loss
+        named = [("sampler", loss.sampler.name), ("weight", loss.weight.name), ("family", loss.family.name)]
+        return register.own_rows([*named, *(("metric", metric.name) for metric in self.evaluation.metrics)])
 
     @property
     def string_columns(self) -> list[str]:

@@ -9,7 +9,9 @@ from pydantic import Field, model_validator
 
 from longtail.bundle import BUCKET_NAMES
 from longtail.trainer.config.base import Section, one_of
+from longtail.trainer.config.choice import Choice
 from longtail.trainer.config.rows import Condition, EventsConfig, Places, Since
+from longtail.trainer.evaluation.lists import METRICS
 from longtail.trainer.optimizers import ROW_OPTIMIZERS
 
 
@@ -117,6 +119,10 @@ class OptimizerConfig(Section):
     touched, so that the penalty is the full objective's on average; rows no step touches keep their values. The
     printed loss leaves it out. A weight decay of w, as in [R21], is l2 = w / 2. [BM20 A.2] has "a quadratic
     regularizer" and does not say of what; `loss.regularizer` is the one of scores."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled from the gradient, as in AdamW: a step first multiplies dense parameters but a learned temperature by
+    1 − rate·weight_decay, and a touched row by that for every step since it was last touched. AdamW's usual 0.01 is
+    small at a rate of 0.001; here 1 to 10 are worth trying on embeddings."""
     schedule: Literal["constant", "linear", "cosine", "step"] = "constant"
     """Both rates over training: `linear` and `cosine` fall to 0 at the last of `epochs`; `step` multiplies
     them by `decay` at each of `milestones`. [R21] has `step` and `cosine`."""
@@ -124,6 +130,8 @@ class OptimizerConfig(Section):
     """Shares of `epochs`, rising; the default is [R21]'s, epochs 160 and 180 of 256."""
     decay: float = Field(default=0.1, gt=0, lt=1)
     """Of `schedule = "step"`."""
+    warmup: float = Field(default=0.0, ge=0, lt=1)
+    """Share of `epochs` in which both rates rise from 0; `linear` and `cosine` then fall in what is left."""
     clip_norm: float | None = Field(default=None, gt=0)
     """Largest norm of a step's whole gradient, l2's part included."""
 
@@ -156,11 +164,16 @@ class TrainingConfig(Section):
 
     epochs: int = Field(default=20, ge=1)
     batch_size: int = Field(default=2048, ge=2)
-    patience: int | None = Field(default=None, ge=1)
-    """Stops when the validation metric has not risen for this many evaluations. With a valid split, the epoch
-    that did best on it is the one kept, whether training stopped early or not."""
-    evaluate_every: int = Field(default=1, ge=1)
-    """Epochs between validations; each takes the best of λ = 0, ½ and 1, the whole grid follows at the end."""
+    accumulate: int = Field(default=1, ge=1)
+    """Parts in which a step takes its batch, one after another, for one update by their mean gradient: a part's memory
+    for the batch's gradient. Negatives of the batch are those of the part."""
+    patience: int | None = Field(default=None, ge=0)
+    """Stops when the validation metric has not risen for this many evaluations; 0 never does. By default 5 where the
+    rates are constant, and never where a schedule lets them fall. With a valid split, the evaluation that did best on
+    it is the one kept, whether training stopped early or not."""
+    evaluate_every: int | float = Field(default=1, gt=0)
+    """Epochs between validations, or a share of an epoch: 0.25 looks four times an epoch. Each takes the best of λ = 0,
+    ½ and 1, the whole grid follows at the end."""
     refit: bool = False
     """After epochs and λ are chosen on valid, train again on train + valid for as many epochs."""
     precision: Literal["float32", "mixed_bfloat16"] = "float32"
@@ -168,6 +181,20 @@ class TrainingConfig(Section):
     model stay float32."""
     checkpoint_steps: int = Field(default=1000, ge=1)
     """Steps between checkpoints; one more is written after every epoch."""
+    keep_weights: bool = True
+    """Keep the tables and dense weights in the bundle, `weights.npz`, so that the next training can start from them
+    (`longtail-train fit --warm-start BUNDLE`). ONNX towers cannot be trained further."""
+
+    @model_validator(mode="after")
+    def _whole_parts(self) -> Self:
+        if self.batch_size % self.accumulate or self.batch_size < 2 * self.accumulate:
+            raise ValueError(
+                f"accumulate: expected equal parts of batch_size = {self.batch_size}, of at least 2 pairs, "
+                f"received {self.accumulate}"
+            )
+        if self.evaluate_every > 1 and self.evaluate_every % 1:
+            raise ValueError(f"evaluate_every: expected whole epochs or a share of one, received {self.evaluate_every}")
+        return self
 
 
 DialValue = Annotated[float, Field(ge=-1, le=2)]
@@ -189,12 +216,23 @@ class PropensityConfig(Section):
 BaselineName = Literal["popularity", "recent popularity", "item-kNN", "iALS"]
 
 
+class MetricConfig(Choice):
+    """A metric of one's own: a registered name and its parameters."""
+
+    @model_validator(mode="after")
+    def _defined(self) -> Self:
+        self._check("metric", METRICS, lambda metric: metric)
+        return self
+
+
 class EvaluationConfig(Section):
     """The evaluation: metrics, the grids of λ and μ, and buckets, always over the full catalogue."""
 
     ks: list[int] = Field(default=[10, 20, 50, 100], min_length=1)
     metric: str = "recall@20"
     """Chosen on valid: early stopping and the default λ go by it."""
+    metrics: list[MetricConfig] = Field(default_factory=list)
+    """Metrics of one's own to measure beside ours, by the names they were registered under."""
     bias_removal: list[DialValue] = Field(default=[0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0], min_length=1)
     """The grid of λ, the strength of log ν. Where the training implies the same noise ν for every label, λ changes
     nothing and only 0 is measured."""
@@ -239,8 +277,12 @@ class EvaluationConfig(Section):
             raise ValueError(f"baselines: expected distinct names, received {self.baselines}")
         name, _, k = self.metric.partition("@")
         names = ("recall", "ndcg", "precision", "hit_rate", "mrr", "psp", "psndcg")
-        if name not in names or k not in map(str, self.ks):
-            raise ValueError(f"metric: expected {'|'.join(names)} @ one of {self.ks}, received {self.metric!r}")
+        own = [metric.name for metric in self.metrics]
+        if len(set(own)) != len(own):
+            raise ValueError(f"metrics: expected distinct names, received {own}")
+        if name not in (*names, *own) or k not in map(str, self.ks):
+            known = "|".join((*names, *own))
+            raise ValueError(f"metric: expected {known} @ one of {self.ks}, received {self.metric!r}")
         if name in ("psp", "psndcg") and self.propensity is None:
             raise ValueError(f"metric: expected evaluation.propensity beside {self.metric!r}, received none")
         return self

@@ -8,6 +8,7 @@ Legend: `N` queries, `K` longest list, `L` labels, `G` bootstrap resamples.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy.typing as npt
 from longtail.bundle import BUCKET_NAMES, Interval
 from longtail.bundle.arrays import Bools, Float64, Int8, Int32, Int64
 from longtail.bundle.exposure import coverage, coverage_by_bucket, gini
+from longtail.trainer.evaluation.lists import Lists, Metric, measured
 
 _INTERVAL = (2.5, 97.5)
 
@@ -101,6 +103,7 @@ def metrics_of(
     counts_L: Int64,
     bootstrap: Bootstrap,
     inverse_propensity_L: Float64 | None = None,
+    own: Mapping[str, Metric] | None = None,
 ) -> dict[str, Interval]:
     """Every metric at every k.
 
@@ -116,9 +119,19 @@ def metrics_of(
         counts_L: training pairs of every label.
         bootstrap: resamples of the N queries, for the intervals.
         inverse_propensity_L: 1 / p_y of every label; None leaves `psp` and `psndcg` out.
+        own: registered metrics by name, as `NAME@K`, their parameters bound.
+
+    Raises:
+        DataError: a registered metric gives something else than two finite numbers per query.
     """
     ratios = ratios_of(
-        top_NK, positives, ks=ks, buckets_L=buckets_L, counts_L=counts_L, inverse_propensity_L=inverse_propensity_L
+        top_NK,
+        positives,
+        ks=ks,
+        buckets_L=buckets_L,
+        counts_L=counts_L,
+        inverse_propensity_L=inverse_propensity_L,
+        own=own,
     )
     metrics = {name: bootstrap.interval(*ratio) for name, ratio in ratios.items()}
     hits_NK, listed_NK = positives.hits(top_NK), top_NK >= 0
@@ -150,6 +163,7 @@ def ratios_of(
     buckets_L: Int8,
     counts_L: Int64,
     inverse_propensity_L: Float64 | None = None,
+    own: Mapping[str, Metric] | None = None,
 ) -> dict[str, tuple[Float64, Float64]]:
     """Numerators and denominators, float64 [N] each, of the metrics that are a ratio of sums over queries.
 
@@ -164,6 +178,10 @@ def ratios_of(
         buckets_L: bucket of every label.
         counts_L: training pairs of every label.
         inverse_propensity_L: 1 / p_y of every label; None leaves `psp` and `psndcg` out.
+        own: registered metrics by name, as `NAME@K`, their parameters bound.
+
+    Raises:
+        DataError: a registered metric gives something else than two finite numbers per query.
     """
     hits_NK = positives.hits(top_NK)
     listed_NK = top_NK >= 0
@@ -206,6 +224,8 @@ def ratios_of(
                 (bucket_Nk == bucket).sum(axis=1).astype(np.float64),
                 listed_Nk.sum(axis=1).astype(np.float64),
             )
+        lists = Lists(top_NK[:, :k], hit_Nk, wanted_N, counts_L, buckets_L)
+        ratios |= {f"{name}@{k}": measured(name, metric, lists) for name, metric in (own or {}).items()}
     return ratios
 
 

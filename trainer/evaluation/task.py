@@ -5,8 +5,9 @@ Legend: `N` queries, `B` a block of them, `K` list length, `L` labels.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.errors import DataError
 from longtail.trainer.evaluation.held_out import seen_pairs, to_find
+from longtail.trainer.evaluation.lists import METRICS, Metric
 from longtail.trainer.evaluation.metrics import Bootstrap, Positives, metrics_of, ratios_of
 
 
@@ -30,6 +32,7 @@ class Task:
         ks: list lengths that the catalogue has labels for.
         k: K, the length to rank to.
         bootstrap: resamples of the N queries.
+        own: registered metrics that the recipe names, their parameters bound.
     """
 
     rows_N: Int32
@@ -38,6 +41,7 @@ class Task:
     ks: list[int]
     k: int
     bootstrap: Bootstrap
+    own: Mapping[str, Metric]
 
     @classmethod
     def of(
@@ -71,7 +75,8 @@ class Task:
         )
         bootstrap = Bootstrap(len(rows_N), resamples=config.bootstrap, seed=seed)
         ks = [k for k in config.ks if k <= labels]
-        return cls(rows_N, positives, seen_keys, ks, min(max(config.ks), labels), bootstrap)
+        own = {metric.name: partial(METRICS[metric.name], **metric.arguments) for metric in config.metrics}
+        return cls(rows_N, positives, seen_keys, ks, min(max(config.ks), labels), bootstrap, own)
 
     def metrics(
         self, top_NK: Int32, *, buckets_L: Int8, counts_L: Int64, inverse_propensity_L: Float64 | None
@@ -85,6 +90,7 @@ class Task:
             counts_L=counts_L,
             bootstrap=self.bootstrap,
             inverse_propensity_L=inverse_propensity_L,
+            own=self.own,
         )
 
     def ratio(
@@ -99,6 +105,7 @@ class Task:
             buckets_L=buckets_L,
             counts_L=counts_L,
             inverse_propensity_L=inverse_propensity_L,
+            own=self.own,
         )[metric]
 
 

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 ONNX_LIMIT = 2**31 - 2**24
 """Bytes of weights that one ONNX model can hold, with room for the rest of it."""
 _TOLERANCE = 1e-4
+_OF_TOWERS = {"name", "seed", "data", "query", "label", "model", "training"}
+"""Sections of a recipe that say what its towers are; a loss of one's own may be unknown to a child process."""
 
 
 def export_towers(trained: Trained) -> tuple[bytes, bytes | None]:
@@ -83,7 +85,7 @@ def write_onnx(towers: Towers, sides: list[str], folder: Path) -> None:
 def _export_in_child(trained: Trained, sides: list[str], folder: Path) -> None:
     towers = trained.model.towers
     job = {
-        "recipe": trained.recipe.model_dump(mode="json"),
+        "recipe": trained.recipe.model_dump(mode="json", include=_OF_TOWERS),
         "vocabulary_rows": trained.encoding.vocabulary_rows,
         "numbers": trained.encoding.numbers,
         "sides": sides,

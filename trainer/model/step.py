@@ -21,11 +21,21 @@ from longtail.trainer import backend
 from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.check.limits import check_negatives
 from longtail.trainer.losses import LOSSES, BatchLoss, Candidates, Embedded, balance, known_among, pair_weights
+from longtail.trainer.losses.own_rows import check_family, check_sampler, check_weight
 from longtail.trainer.losses.terms import log_terms
 from longtail.trainer.model.embedding import Dropout, InputKey, compact_rows, dropout_masks, read_distinct
+from longtail.trainer.model.parts import Gradients, mean_gradients, parts_of
 from longtail.trainer.model.towers import dropouts
 from longtail.trainer.model.two_tower import LABEL_BIAS, TwoTower, untrained_variable
-from longtail.trainer.optimizers import ROW_OPTIMIZERS, LazyL2, RowOptimizer, clip_scale, dense_optimizer, learning_rate
+from longtail.trainer.optimizers import (
+    ROW_OPTIMIZERS,
+    LazyDecay,
+    LazyL2,
+    RowOptimizer,
+    clip_scale,
+    dense_optimizer,
+    learning_rate,
+)
 from longtail.trainer.sampling import SAMPLERS, DrawContext, LabelTable, SamplerSetup
 from longtail.trainer.sampling.streaming import StreamingFrequencies
 
@@ -59,7 +69,11 @@ class TrainStep:
         weighted_L: Float64 | None = None,
     ) -> None:
         recipe, labels = model.recipe, len(visits_L)
+        steps_per_epoch = max(pairs // batch_size, 1)
+        batch_size //= recipe.training.accumulate  # of a part, which is all that a sampler and a loss see
         check_negatives(recipe, labels=labels, batch_size=batch_size)
+        check_weight(recipe.loss.objective())
+        check_family(recipe.loss.objective())
         self._model, self._recipe = model, recipe
         log_pi_L = log_frequencies(visits_L if weighted_L is None else weighted_L, smoothing=recipe.loss.smoothing)
         share_L = visits_L / visits_L.sum()
@@ -70,6 +84,7 @@ class TrainStep:
             SamplerSetup(log_pi_L, batch_size, recipe.model.dim, model.proposal, log_share_L, terms),
             **recipe.loss.sampler.arguments,
         )
+        check_sampler(recipe.loss.sampler.name, self.sampler, recipe.loss.objective(), labels=labels)
         self._log_pi_L = untrained_variable(log_pi_L.astype(np.float32), "log_pi")
         self._log_q_L = None if self.sampler.log_q_L is None else untrained_variable(self.sampler.log_q_L, "log_q")
         self._pair_weight_L = (
@@ -98,7 +113,7 @@ class TrainStep:
                 hits=recipe.loss.resolved_hits,
             )
         )
-        self._steps_per_epoch = max(pairs // batch_size, 1)
+        self._steps_per_epoch = steps_per_epoch
         self._log_eta_N = (
             keras.Variable(np.full(pairs, np.log(labels), np.float32), trainable=False, name="log_eta")
             if LOSSES[recipe.loss.family.name].stateful
@@ -108,7 +123,14 @@ class TrainStep:
         self._steps_done = keras.Variable(0, dtype="int32", trainable=False, name="step_count")
         optimizer = recipe.optimizer
         self._row_rate, dense_rate = (
-            learning_rate(rate, optimizer.schedule, total_steps, milestones=optimizer.milestones, decay=optimizer.decay)
+            learning_rate(
+                rate,
+                optimizer.schedule,
+                total_steps,
+                milestones=optimizer.milestones,
+                decay=optimizer.decay,
+                warmup=optimizer.warmup,
+            )
             for rate in (optimizer.embedding_learning_rate, optimizer.dense_learning_rate)
         )
         self._row_optimizers: dict[str, RowOptimizer] = {
@@ -116,8 +138,14 @@ class TrainStep:
             for name, table in model.tables.items()
         }
         self._row_l2 = [LazyL2(table, optimizer.l2) for table in model.tables.values()] if optimizer.l2 else []
+        decay = optimizer.weight_decay
+        self._row_decay = [LazyDecay(table, decay) for table in model.tables.values()] if decay else []
         self._dense = model.dense_variables
-        self._dense_optimizer = dense_optimizer(optimizer.dense, dense_rate, momentum=optimizer.momentum)
+        self._dense_optimizer = dense_optimizer(
+            optimizer.dense, dense_rate, momentum=optimizer.momentum, weight_decay=decay
+        )
+        if decay and recipe.model.learn_temperature:
+            self._dense_optimizer.exclude_from_weight_decay([model.log_temperature])
         if self._dense:
             self._dense_optimizer.build(self._dense)
         self._compiled = backend.compile_step(self._update, [*self.variables, *self._constants])
@@ -149,6 +177,7 @@ class TrainStep:
             *([] if self._log_eta_N is None else [self._log_eta_N]),
             *(self.sampler.variables if self.sampler.refresh is not None else []),
             *(penalty.touched for penalty in self._row_l2),
+            *(decay.touched for decay in self._row_decay),
         ]
 
     @property
@@ -173,6 +202,14 @@ class TrainStep:
 
     def _update(self, batch: dict[str, Tensor]) -> Tensor:
         """What a call does, before it is compiled."""
+        parts = self._recipe.training.accumulate
+        made = [self._gradients(part) for part in (parts_of(batch, parts) if parts > 1 else [batch])]
+        mean = mean_gradients(self._model.tables, made)
+        self._apply(mean.distinct, mean.rows, mean.dense)
+        return mean.value
+
+    def _gradients(self, batch: dict[str, Tensor]) -> Gradients:
+        """The loss of a batch, or of a part of one, and its gradients."""
         positive_B = ops.convert_to_tensor(batch["_positive"])
         context = self._draw_context(batch, positive_B)
         drawn = None if self.sampler.draw is None else self.sampler.draw(self._seed, context)
@@ -192,10 +229,9 @@ class TrainStep:
 
         rows = [rows_UD for _, rows_UD in distinct]
         (value, log_eta_B), row_gradients, gradients = backend.value_and_gradients(loss, rows, self._dense)
-        self._apply(distinct, row_gradients, gradients)
         if self._log_eta_N is not None:
             backend.scatter(self._log_eta_N, batch["_pair"], log_eta_B)
-        return value
+        return Gradients(value, distinct, row_gradients, gradients)
 
     def _draw_context(self, batch: dict[str, Tensor], positive_B: Tensor) -> DrawContext:
         """What the sampler may look at."""
@@ -323,6 +359,11 @@ class TrainStep:
             scale = clip_scale([*row_gradients, *gradients], self._recipe.optimizer.clip_norm)
             row_gradients = [gradient * scale for gradient in row_gradients]
             gradients = [gradient * scale for gradient in gradients]
+        if self._row_decay:
+            distinct = [
+                (ids_U, decay.decayed(ids_U, rows_UD, rate=rate, step=step))
+                for decay, (ids_U, rows_UD) in zip(self._row_decay, distinct, strict=True)
+            ]
         for name, (ids_U, rows_UD), gradients_UD in zip(self._model.tables, distinct, row_gradients, strict=True):
             self._row_optimizers[name].apply(ids_U, rows_UD, gradients_UD, rate=rate, step=step)
         if self._dense:
