@@ -171,7 +171,7 @@ def _labelling_bias() -> list[Finding]:
                   FULL, f"in_batch {weight}, contrastive", f"{error}/tail") for weight in ("constant", "importance")),
         Finding("[R21 F.2]", "within-batch constant: softmax beats the contrastive loss in balanced error", exp,
                 constant, f"{constant}, contrastive", error),
-        Finding("[R21 §5.1, App. E]", "within-batch constant beats the full loss on Tail, by SGD with momentum", exp,
+        Finding("[R21 §5.1]", "within-batch constant beats the full loss on Tail, by SGD with momentum", exp,
                 f"{constant}, SGD", f"{FULL}, SGD", f"{error}/tail"),
     ]  # fmt: skip
     for study in _R21:

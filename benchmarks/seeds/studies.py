@@ -218,7 +218,7 @@ def _sgd_rates(start: float) -> Ladder:
 
 
 def _momentum() -> tuple[Method, ...]:
-    """[R21 App. E]: the main contrast by SGD with momentum 0.9."""
+    """The main contrast by SGD with momentum 0.9, [R21]'s own optimiser."""
     grid = (_sgd_rates(1.0), Ladder("optimizer.dense_learning_rate", (0.01, 0.03, 0.1, 0.3, 1.0), 2))
     full, _ = _full(grid)
     rows = (Method("in_batch constant", {"loss.sampler": '"in_batch"', "loss.weight": '"constant"'}, grid), full)

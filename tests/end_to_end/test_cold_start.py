@@ -125,7 +125,7 @@ def test_a_new_label_is_scored_by_the_formula_at_once(root: Path, tmp_path: Path
                 "plain": reference.score(reference.label({0: 0.0}, 0.5), *dials),
             }
             assert scores(only) == pytest.approx(by_hand, rel=1e-4, abs=1e-4)
-            assert {label.bucket for label in only.results[0].labels} == {"tail"}
+            assert {label.bucket for label in only.results[0].labels} == {"new"}
         expected = before | {
             NEW.id: reference.score(reference.new(), 0.25),
             "plain": reference.score(reference.label({0: 0.0}, 0.5), 0.25),
@@ -134,7 +134,7 @@ def test_a_new_label_is_scored_by_the_formula_at_once(root: Path, tmp_path: Path
         assert list(everything(longtail, bias_removal=0.25)) == best
 
         label = longtail.label(NEW.id)
-        assert (label.id, label.count, label.bucket, label.display) == (NEW.id, 0, "tail", {"title": "Neu"})
+        assert (label.id, label.count, label.bucket, label.display) == (NEW.id, 0, "new", {"title": "Neu"})
         assert label.log_pn == pytest.approx(float(reference.log_pn_L.min()))
         assert label.bias in (None, 0.0)
         assert longtail.label("plain").display == {"title": None}
@@ -146,9 +146,9 @@ def test_new_labels_are_filtered_and_found_similar_like_any_other(root: Path, tm
     reference = Reference(root / name)
     with serving(root, tmp_path / "state", name) as (_, longtail):
         longtail.add_labels([NEW, NewLabel("twin", NEW.features)])
-        assert {NEW.id, "twin"} <= everything(longtail, buckets=["tail"]).keys()
-        assert not {NEW.id, "twin"} & everything(longtail, buckets=["head", "torso"]).keys()
-        assert NEW.id not in everything(longtail, buckets=["tail"], exclude=[NEW.id])
+        assert {NEW.id, "twin"} <= everything(longtail, buckets=["new"]).keys()
+        assert not {NEW.id, "twin"} & everything(longtail, buckets=["head", "torso", "tail"]).keys()
+        assert NEW.id not in everything(longtail, buckets=["new"], exclude=[NEW.id])
         assert everything(longtail, allow=["item-4", NEW.id, "none"]).keys() == {"item-4", NEW.id}
         assert everything(longtail, allow=[NEW.id], exclude=[NEW.id]) == {}
 
@@ -313,7 +313,7 @@ def test_figures_know_labels_that_were_embedded_anew_by_their_own_bucket(root: P
     assert window["exposures"]["head"]["count"] == 5
     assert window["exposures"]["head"]["coverage"] > 0
     positives = {bucket: of["positives"] for bucket, of in window["recall"]["shadow"].items()}
-    assert positives == {"head": 5, "torso": 0, "tail": 0, "all": 5}
+    assert positives == {"head": 5, "torso": 0, "tail": 0, "new": 0, "all": 5}
 
 
 def test_a_label_that_only_another_release_can_serve_is_deleted_all_the_same(root: Path, tmp_path: Path) -> None:
