@@ -37,7 +37,7 @@ def test_every_kind_of_feature_survives_json(feature: dict[str, Any]) -> None:
         ({"name": "a", "kind": "id", "vocabulary": "v", "max_length": 3}, "max_length belongs to history"),
         (HISTORY | {"max_length": 0}, "greater than or equal to 1"),
         (HISTORY | {"name": "no spaces"}, "String should match pattern"),
-        (HISTORY | {"kind": "image"}, "Input should be 'id', 'history', 'bag', 'text' or 'number'"),
+        (HISTORY | {"kind": "image"}, "Input should be 'id', 'history', 'bag', 'text', 'number', 'vector' or 'date'"),
         (HISTORY | {"unknown": 1}, "Extra inputs are not permitted"),
     ],
 )

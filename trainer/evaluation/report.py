@@ -48,16 +48,12 @@ def evaluation_table(title: str, dial: Dial, metric: str) -> Table:
     caption = f"▶ default λ, by {chosen_by}; {recall_of}"
     if _two_lines(dial):
         caption = f"λ {_removes(dial)}, μ adds π as a prior; ▶ default of both, by {chosen_by}; {recall_of}"
-    table = Table(title=f"{title}, top {k}", title_justify="left", caption=caption, caption_justify="left")
-    for heading in (*_dials(dial), "recall", "nDCG", *BUCKET_NAMES, "coverage", "Gini"):
+    table = Table(
+        title=f"{title}, top {k}", title_justify="left", caption=caption, caption_justify="left", pad_edge=False
+    )
+    for heading in (*_dials(dial), "recall", "nDCG", *BUCKET_NAMES, "coverage"):
         table.add_column(heading, justify="right")
-    names = [
-        f"recall@{k}",
-        f"ndcg@{k}",
-        *(f"recall@{k}/{bucket}" for bucket in BUCKET_NAMES),
-        f"coverage@{k}",
-        f"gini@{k}",
-    ]
+    names = [f"recall@{k}", f"ndcg@{k}", *(f"recall@{k}/{bucket}" for bucket in BUCKET_NAMES), f"coverage@{k}"]
     for point in dial.curve:
         chosen = Setting.of(point) == dial.default
         at = [f"{number:g}" for number in Setting.of(point)[: len(_dials(dial))]]

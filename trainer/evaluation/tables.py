@@ -81,7 +81,8 @@ def price_html(dial: Dial, k: str) -> str:
     made = steps(dial, k)
     if not made:
         return ""
-    names = [f"recall@{k}", *(f"{name}@{k}/{bucket}" for name in ("recall", "exposure") for bucket in BUCKET_NAMES)]
+    asked = [f"recall@{k}", *(f"{name}@{k}/{bucket}" for name in ("recall", "exposure") for bucket in BUCKET_NAMES)]
+    names = [name for name in asked if name in made[0].start.metrics]  # of older curves not all
     heads = ["λ", *names, "Δ recall", "Δ tail", "Δ recall / Δ tail"]
     head = "".join(f"<th>{html.escape(name)}</th>" for name in heads)
     rows = ""
