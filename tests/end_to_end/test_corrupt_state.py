@@ -86,6 +86,7 @@ FILES = [
     "live/only/answers.0.ring",
     "live/only/requests.0.ring",
     "live/only/priors.0.ring",
+    "live/only/new.0.ring",
     "live/only/labels-5m.0.ring",
 ]
 ALIKE = ["live/only/labels-1h.0.ring", "live/only/labels-24h.0.ring", "labels.log"]
