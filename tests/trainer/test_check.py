@@ -95,7 +95,7 @@ def test_features_are_looked_at(small: Path) -> None:
     figures = {f"{each.tower} {each.name}": each for each in check(small).features}
 
     assert (figures["query user"].rows, figures["query user"].unknown) == (3, pytest.approx(1 / 3))
-    assert (figures["query seen"].rows, figures["query seen"].unknown, figures["query seen"].empty) == (6, 0, 0)
+    assert (figures["query seen"].rows, figures["query seen"].unknown, figures["query seen"].empty) == (4, 0, 0)
     brand, price = figures["label brand"], figures["label price"]
     assert (brand.rows, brand.unknown, brand.empty) == (2, pytest.approx(1 / 3), pytest.approx(2 / 5))
     assert (price.rows, price.table, price.unknown, price.empty) == (None, None, None, pytest.approx(2 / 5))
@@ -109,7 +109,7 @@ def test_buckets_and_cost(small: Path) -> None:
     cost = found.cost
     assert cost is not None
     assert (cost.batch_size, cost.negatives, cost.steps_per_epoch, cost.steps) == (4, 4 + 3, 1, 5)
-    numbers = 3 * 4 + 6 * 2 + 2 * 3
+    numbers = 3 * 4 + 4 * 2 + 2 * 3
     assert (cost.tables, cost.optimizer) == (4 * numbers, 4 * 2 * numbers)
 
 
