@@ -14,7 +14,7 @@ from rich.console import Console
 
 from longtail.bundle import BiasRemoval, Bundle, CurvePoint, Popularity, refuse_existing
 from longtail.trainer.config import EvaluationConfig, Recipe, load_recipe
-from longtail.trainer.data.dataset import Dataset, load_dataset
+from longtail.trainer.data.dataset import Dataset, read_dataset
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.errors import CheckpointError
 from longtail.trainer.evaluation.dial import Dial, Setting, best_dial, lines
@@ -62,7 +62,7 @@ def fit(
     if not isinstance(recipe, Recipe):
         recipe = load_recipe(recipe, overrides)
     refuse_existing(out)
-    dataset = load_dataset(recipe.data, seed=recipe.seed, strings=recipe.string_columns)
+    dataset = read_dataset(recipe)
     _describe(recipe, dataset, reporter)
     work = work_directory(out)
     trained = train(
@@ -107,7 +107,7 @@ def export_checkpoint(recipe: Recipe, work: Path, out: Path, reporter: Reporter)
         DataError, ExportError: what is wrong with the data, or with the export.
     """
     refuse_existing(out)
-    dataset = load_dataset(recipe.data, seed=recipe.seed, strings=recipe.string_columns)
+    dataset = read_dataset(recipe)
     run = prepare_run(recipe, dataset, epochs=recipe.training.epochs, work=work / "select")
     if run.epoch == run.step == 0:
         raise CheckpointError(f"{work / 'select'}: expected a checkpoint of this recipe, found none")
@@ -175,6 +175,7 @@ def curve_of(
         trained.label_side(),
         config,
         queries=len(trained.dataset.query_ids),
+        askers=trained.dataset.askers,
         seed=trained.recipe.seed,
         settings=settings,
         log_proposal=log_proposal_of(trained.model.proposal, features),
@@ -221,12 +222,12 @@ def finish(trained: Trained, dataset: Dataset, dial: Dial, history: TrainingHist
         "metrics.json": dial.bias_removal.model_dump_json(indent=1).encode(),
         "history.json": json.dumps(asdict(history), indent=1).encode(),
         "recipe.json": recipe.model_dump_json(
-            indent=1, exclude={"data": {"train", "valid", "test", "queries", "labels"}}
+            indent=1, by_alias=True, exclude={"data": {"train", "valid", "test", "queries", "labels"}}
         ).encode(),
     }
     if dial.curve:
         reports["report.html"] = html_report(recipe, dial, history, facts)
-    return to_bundle(trained, np.unique(held_out.queries), dial, reports)
+    return to_bundle(trained, np.unique(held_out.askings), dial, reports)
 
 
 def work_directory(out: Path) -> Path:

@@ -104,7 +104,7 @@ class Trained:
         return 0.0 if self.noise().constant else removes_all(objective)
 
     def embed_queries(self, rows_B: Int32) -> Float32:
-        """Query embeddings by query row, float32 [B, D]."""
+        """Embeddings of queries by `Pairs.askings`, int32 [B]; float32 [B, D]."""
         return self.model.embed_queries(self.encoding.query.of_queries(rows_B))
 
 
@@ -295,6 +295,7 @@ def _validate(trained: Trained) -> list[CurvePoint]:
         trained.label_side(),
         config,
         queries=len(trained.dataset.query_ids),
+        askers=trained.dataset.askers,
         seed=trained.recipe.seed,
         max_queries=config.max_valid_queries,
         settings=trained.noise().quick(),

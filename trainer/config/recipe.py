@@ -50,6 +50,7 @@ class Recipe(Section):
     def _consistent(self) -> Self:
         if any(feature.kind == "history" for feature in self.label.features):
             raise ValueError("label.features: expected kinds other than history, which belongs to queries")
+        self._check_rows()
         self._check_cosine()
         self._check_tree_s_dial()
         self._check_likelihood()
@@ -73,6 +74,26 @@ class Recipe(Section):
                     f"received {other.name!r} ({other.hash_rows}) and {feature.name!r} ({feature.hash_rows})"
                 )
         return self
+
+    def _check_rows(self) -> None:
+        """Refuse features, attributes and impressions that the interactions cannot give."""
+        data = self.data
+        for feature in self.label.features:
+            if feature.origin == "row":
+                raise ValueError(f"label feature {feature.name!r}: expected from = 'table', received 'row'")
+        for feature in self.query.features:
+            if feature.origin == "row" and (feature.kind == "history" or feature.name == data.query_id):
+                raise ValueError(
+                    f"query feature {feature.name!r}: expected from = 'row' of neither a history nor the query's own "
+                    f"id, received {feature.kind!r}"
+                )
+        if data.format in ("lists", "xmc") and self.context_columns:
+            raise ValueError(f"data.format: expected columns for features with from = 'row', received {data.format!r}")
+        if data.valid_from and not (data.queries and data.timestamp):
+            raise ValueError(
+                "data.valid_from: expected data.queries and data.timestamp beside it, "
+                f"received {data.queries} and {data.timestamp}"
+            )
 
     def _check_cosine(self) -> None:
         """Refuse what is defined on cosines for a model whose logits are none."""
@@ -113,6 +134,11 @@ class Recipe(Section):
                 f"evaluation.bias_removal: expected {self.loss.calibrated_at} in it, where scores are "
                 f"log-probabilities and their likelihood is measured, received {self.evaluation.bias_removal}"
             )
+
+    @property
+    def context_columns(self) -> list[str]:
+        """Columns of the interactions that query features are read from."""
+        return list(dict.fromkeys(feature.source for feature in self.query.features if feature.origin == "row"))
 
     @property
     def string_columns(self) -> list[str]:
@@ -176,7 +202,7 @@ def _keys_beside(location: tuple[str | int, ...]) -> list[str]:
             kind = section.model_fields[name].annotation
             candidates = [kind, *get_args(kind)]
             section = next(part for part in candidates if isinstance(part, type) and issubclass(part, BaseModel))
-    return list(section.model_fields)
+    return [field.alias or name for name, field in section.model_fields.items()]
 
 
 def _apply_override(tree: dict[str, Any], override: str) -> None:

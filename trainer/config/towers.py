@@ -19,7 +19,10 @@ class FeatureConfig(Section):
     """`id`: one id or category. `history`: ids of the labels the query interacted with before; never the
     positive itself. `bag`: ids, or ids with weights. `text`: words, hashed. `number`: standardised."""
     column: str | None = None
-    """Column of the feature table; by default the feature's name."""
+    """Column of the feature table, or of the interactions; by default the feature's name."""
+    origin: Literal["table", "row"] = Field(default="table", alias="from")
+    """`from` in a recipe: where its column is. `table`: the feature table. `row`: the interactions, of a query feature:
+    its context, such as the device, the hour or the words searched for, which may differ from row to row."""
     separator: str | None = None
     """Splits a string column of a `bag`, such as `Action|Comedy`."""
     dim: int = Field(default=64, ge=1)

@@ -3,7 +3,7 @@
 Tower inputs are named as `bundle.Feature` says: `name` int32 [B] or [B, P], `name__weight` float32
 [B, P] for histories, bags and texts, `name` float32 [B] for numbers.
 
-Legend: `B` batch, `P` positions of a padded bag, `L` labels.
+Legend: `B` batch, `P` positions of a padded bag, `L` labels, `S` impressions of a row.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from longtail.bundle.arrays import Int32, Int64
 from longtail.trainer.config import FeatureConfig
 from longtail.trainer.data.columns import Bags, Encoded, Numbers
 from longtail.trainer.data.known import KnownPositives
-from longtail.trainer.data.pairs import Pairs
+from longtail.trainer.data.pairs import Asked, Pairs
 
 _UNKNOWN_RATE = 0.01
 """Of query features, unless the recipe says otherwise."""
 
 
 class QueryFeatures:
-    """Encodes queries: static features by query row, histories by place in the training pairs.
+    """Encodes queries as they are asked: attributes by query row or version, contexts by theirs, histories by place in
+    the training pairs.
 
     Args:
         features: the query tower's.
@@ -34,6 +35,8 @@ class QueryFeatures:
         known: pairs that histories are read from.
         queries: number of query rows.
         ordered: a history is what came before; otherwise all other pairs of the query.
+        asked: the ways in which queries are asked; None where there is one of each.
+        query_id: name of the feature that is the query's own id, which is by query row whatever the version.
     """
 
     def __init__(
@@ -45,9 +48,11 @@ class QueryFeatures:
         *,
         queries: int,
         ordered: bool,
+        asked: Asked | None = None,
+        query_id: str = "",
     ) -> None:
         self._features, self._encoded, self._history_ids = features, encoded, history_ids
-        self._known, self._ordered = known, ordered
+        self._known, self._ordered, self._asked, self._query_id = known, ordered, asked, query_id
         self._offsets = known.offsets(queries)
         ones = np.ones(len(known), np.float32)
         self._histories = {name: Bags(self._offsets, ids_L[known.labels], ones) for name, ids_L in history_ids.items()}
@@ -61,6 +66,8 @@ class QueryFeatures:
             known,
             queries=len(self._offsets) - 1,
             ordered=self._ordered,
+            asked=self._asked,
+            query_id=self._query_id,
         )
 
     def of_pairs(self, pairs_B: Int64, rng: np.random.Generator) -> Inputs:
@@ -73,7 +80,7 @@ class QueryFeatures:
             rng: draws what becomes unknown, and which part of a history that is too long is read.
         """
         queries_B = self._known.queries[pairs_B]
-        inputs = take_rows(self._features, self._encoded, queries_B)
+        inputs = self._static(self._known.askings[pairs_B])
         for feature in self._features:
             if feature.kind == "history":
                 starts_B, ends_B = self._offsets[queries_B], self._offsets[queries_B + 1]
@@ -90,14 +97,35 @@ class QueryFeatures:
                 inputs[feature.name] = np.where(unknown, np.int32(0), inputs[feature.name])
         return inputs
 
-    def of_queries(self, queries_B: Int32) -> Inputs:
-        """Inputs of query rows, int32 [B], as they stand after all known pairs: what a service would be asked."""
-        inputs = take_rows(self._features, self._encoded, queries_B)
+    def of_queries(self, askings_B: Int32) -> Inputs:
+        """Inputs of queries as they stand after all known pairs: what a service would be asked.
+
+        Args:
+            askings_B: rows as `Pairs.askings` has them, int32: of `Dataset.asked`, or query rows without.
+        """
+        inputs = self._static(askings_B)
+        queries_B = askings_B if self._asked is None else self._asked.queries[askings_B]
         for feature in self._features:
             if feature.kind == "history":
                 ends_B = self._offsets[queries_B + 1]
                 starts_B = np.maximum(self._offsets[queries_B], ends_B - feature.max_length)
                 inputs |= self._history(feature, starts_B, ends_B, None)
+        return inputs
+
+    def _static(self, askings_B: Int32) -> Inputs:
+        """Inputs of all features but histories."""
+        asked = self._asked
+        if asked is None:
+            return take_rows(self._features, self._encoded, askings_B)
+        inputs: Inputs = {}
+        for feature in self._features:
+            if feature.origin == "row" and asked.contexts is not None:
+                rows_B = asked.contexts[askings_B]
+            elif feature.name == self._query_id or asked.attributes is None:
+                rows_B = asked.queries[askings_B]
+            else:
+                rows_B = asked.attributes[askings_B]
+            inputs |= take_rows([feature], self._encoded, rows_B)
         return inputs
 
     def _history(

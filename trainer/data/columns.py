@@ -63,19 +63,21 @@ Encoded = Int32 | Bags | Numbers
 
 @dataclass(frozen=True)
 class FeatureTable:
-    """Feature table of queries or of labels, one row per id.
+    """Where features are read: a table of queries or of labels, one row per id, or of what came with interactions.
 
     Attributes:
         ids: strings.
-        table: one row per id, in their order; None without a file.
+        table: one row per id, in their order, or one per version of its attributes or per context; None without a file.
         id_name: name of the feature that is the id itself.
         path: the file, for errors; None without a file.
+        training_rows: rows that training reads, int [n], as often as they count in frequencies and means.
     """
 
     ids: pa.Array
     table: pa.Table | None
     id_name: str
     path: Path | None
+    training_rows: npt.NDArray[np.integer]
 
     def column(self, feature: FeatureConfig) -> pa.Array:
         """The raw column of a feature, one value per id.

@@ -19,16 +19,20 @@ import pyarrow.compute as pc
 
 from longtail.bundle.arrays import Float64, Int32, Int64
 from longtail.bundle.labels import RESERVED_COLUMNS
-from longtail.trainer.config import DataConfig
-from longtail.trainer.data.pairs import Pairs
+from longtail.trainer.config import DataConfig, Recipe
+from longtail.trainer.data.askings import Versions, ask, impressions_of
+from longtail.trainer.data.columns import Bags
+from longtail.trainer.data.pairs import Asked, Pairs
 from longtail.trainer.data.split import cut, keep_smallest_label
 from longtail.trainer.data.tables import (
+    CONTEXT,
     file_format,
     ids_of,
     no_interactions,
     read_interactions,
     read_table,
     stored_id_type,
+    times_of,
 )
 from longtail.trainer.data.xmc import read_xmc
 from longtail.trainer.errors import DataError
@@ -59,8 +63,12 @@ class Dataset:
         query_ids: string [Q], every query of every split and of the feature table.
         label_ids: string [L], the catalogue: labels of every split and of the feature table.
         train, valid, test: pairs; valid and test may be empty.
-        query_table, label_table: feature tables, one row per id in the ids' order; None without a file.
+        query_table, label_table: feature tables, one row per id in the ids' order; None without a file. Of queries
+            whose attributes change, one row per version, and after the last one without values.
         ordered: whether a query's pairs are in time order, so that a history is what came before.
+        asked: the ways in which queries are asked; None where it is one of each.
+        contexts: distinct contexts, by the names of their columns; None without.
+        impressions: label rows of what was shown with an interaction; None without.
         read_at: when the files were read, UTC.
     """
 
@@ -72,6 +80,9 @@ class Dataset:
     query_table: pa.Table | None
     label_table: pa.Table | None
     ordered: bool
+    asked: Asked | None = None
+    contexts: pa.Table | None = None
+    impressions: Bags | None = None
     read_at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     def label_counts(self) -> Int64:
@@ -84,6 +95,11 @@ class Dataset:
         """
         pairs_N = 1.0 / np.bincount(self.train.queries)[self.train.queries] if one_label_per_query else None
         return np.bincount(self.train.labels, pairs_N, minlength=len(self.label_ids)).astype(np.float64)
+
+    @property
+    def askers(self) -> Int32 | None:
+        """Query row of every way to ask, int32 [A]; None where it is one of each."""
+        return None if self.asked is None else self.asked.queries
 
     def training_queries(self) -> int:
         """Distinct queries with training pairs."""
@@ -98,7 +114,14 @@ class Dataset:
             digest.update(f"\npairs {len(pairs)}\n".encode())
             for array in (pairs.queries, pairs.labels, pairs.weights, pairs.times):
                 digest.update(b"none" if array is None else array.tobytes())
-        for table in (self.query_table, self.label_table):
+            for array in (pairs.asked, pairs.shown):
+                digest.update(b"" if array is None else array.tobytes())
+        if self.asked is not None:
+            for array in (self.asked.queries, self.asked.contexts, self.asked.attributes):
+                digest.update(b"none" if array is None else array.tobytes())
+        if self.impressions is not None:
+            digest.update(self.impressions.offsets.tobytes() + self.impressions.ids.tobytes())
+        for table in (self.query_table, self.label_table, self.contexts):
             if table is not None:
                 with pa.ipc.new_stream(_DigestWriter(digest), table.schema) as stream:
                     stream.write_table(table)
@@ -109,32 +132,56 @@ class Dataset:
         return replace(self, train=self.train.followed_by(self.valid), valid=self.valid.take(slice(0)))
 
 
-def load_dataset(data: DataConfig, *, seed: int, strings: Sequence[str] = ()) -> Dataset:
+def read_dataset(recipe: Recipe) -> Dataset:
+    """The data of a recipe, with the columns that its features are read from.
+
+    Raises:
+        DataError: as `load_dataset`.
+    """
+    return load_dataset(recipe.data, seed=recipe.seed, strings=recipe.string_columns, context=recipe.context_columns)
+
+
+def load_dataset(data: DataConfig, *, seed: int, strings: Sequence[str] = (), context: Sequence[str] = ()) -> Dataset:
     """Read every file the recipe names and cut the splits.
 
     Args:
         data: names the files.
         seed: what a random split is drawn by.
-        strings: columns of feature tables that text formats must not read as numbers or dates.
+        strings: columns of features that text formats must not read as numbers or dates.
+        context: columns of the interactions that query features are read from.
 
     Ids match by their text: integer 7 in Parquet, `7` in CSV. Text formats have no types; Parquet files must
     agree whether a column of ids holds integers or strings, since they would match by accident otherwise.
 
     Raises:
         DataError: what `read_interactions` raises; ids that are integers in one Parquet file and strings in
-            another; an id twice in a feature table; a display column the label table does not have.
+            another; an id twice in a feature table; a display column the label table does not have; `valid_from` and
+            `timestamp` of which one is numbers and one timestamps.
     """
     read_at = datetime.now(UTC)
     files = {name: path for name in ("train", "valid", "test") if (path := getattr(data, name)) is not None}
     if data.split and len(files) == 3:
         raise DataError("data.split: expected at most one of valid and test as a file beside it, received both")
-    raw, query_table = _read(data, files, strings)
+    raw, query_table = _read(data, files, strings, context)
     label_table = _feature_table(data.labels, data.label_id, strings)
     _check_id_types(data, files)
     _check_display(data, label_table)
     query_ids = _union([table["query"] for table in raw.values()], query_table)
     label_ids = _union([table["label"] for table in raw.values()], label_table)
     pairs = {name: _pairs(table, query_ids, label_ids) for name, table in raw.items()}
+    shown = [table.select(["shown"]) for table in raw.values() if "shown" in table.column_names]
+    first = 0
+    for name, table in raw.items():
+        if "shown" in table.column_names:
+            rows = np.arange(first, first + table.num_rows, dtype=np.int32)
+            pairs[name], first = replace(pairs[name], shown=rows), first + table.num_rows
+    versions = None
+    if data.valid_from is None or query_table is None:
+        query_table = _aligned(query_table, query_ids)
+    else:
+        query_table, versions = _versions(data, query_table, query_ids, raw)
+    contexts = {name: _contexts(table, context) for name, table in raw.items()}
+    pairs, asked, context_table = ask(pairs, contexts, versions)
     if data.reduction == "smallest":
         listed = None if label_table is None else label_table[_ID].combine_chunks()
         pairs, label_ids = keep_smallest_label(pairs, label_ids, listed)
@@ -142,6 +189,7 @@ def load_dataset(data: DataConfig, *, seed: int, strings: Sequence[str] = ()) ->
         pairs = cut(pairs["train"], data.split, given=set(pairs), seed=seed) | {
             name: given for name, given in pairs.items() if name != "train"
         }
+    impressions = impressions_of(pa.concat_tables(shown)["shown"], label_ids) if shown else None
     nothing = pairs["train"].take(slice(0))
     return Dataset(
         query_ids=query_ids,
@@ -149,9 +197,12 @@ def load_dataset(data: DataConfig, *, seed: int, strings: Sequence[str] = ()) ->
         train=pairs["train"].sorted(),
         valid=pairs.get("valid", nothing).sorted(),
         test=pairs.get("test", nothing).sorted(),
-        query_table=_aligned(query_table, query_ids),
+        query_table=query_table,
         label_table=_aligned(label_table, label_ids),
         ordered=data.timestamp is not None or (data.split is not None and data.split.strategy == "leave_last_out"),
+        asked=asked,
+        contexts=context_table,
+        impressions=impressions,
         read_at=read_at,
     )
 
@@ -182,12 +233,15 @@ def _check_display(data: DataConfig, label_table: pa.Table | None) -> None:
 
 
 def _read(
-    data: DataConfig, files: dict[str, Path], strings: Sequence[str]
+    data: DataConfig, files: dict[str, Path], strings: Sequence[str], context: Sequence[str]
 ) -> tuple[dict[str, pa.Table], pa.Table | None]:
     """Interactions by split, and the feature table of queries: each file is read once."""
     if file_format(data.train, data) != "xmc":
-        raw = {name: read_interactions(path, data) for name, path in files.items()}
-        return raw, _feature_table(data.queries, data.query_id, strings)
+        raw = {
+            name: read_interactions(path, data, context=context, strings=strings, impressions=name != "test")
+            for name, path in files.items()
+        }
+        return raw, _feature_table(data.queries, data.query_id, strings, versions=data.valid_from is not None)
     stems = [path.stem for path in files.values()]
     if len(set(stems)) < len(stems):
         raise DataError(f"data: expected files of distinct names, which name their rows, received {', '.join(stems)}")
@@ -201,13 +255,15 @@ def _read(
     return raw, pa.concat_tables(tables)
 
 
-def _feature_table(path: Path | None, id_column: str, strings: Sequence[str]) -> pa.Table | None:
-    """A feature table with its ids, as strings, in the column `_ID`."""
+def _feature_table(
+    path: Path | None, id_column: str, strings: Sequence[str], *, versions: bool = False
+) -> pa.Table | None:
+    """A feature table with its ids, as strings, in the column `_ID`; distinct unless there are versions of a row."""
     if path is None:
         return None
     table = read_table(path, strings=[id_column, *strings])
     ids = ids_of(table, id_column, path)
-    if len(ids.dictionary) != len(ids):
+    if not versions and len(ids.dictionary) != len(ids):
         twice = pc.value_counts(ids.dictionary_decode())
         worst = twice[int(np.asarray(twice.field("counts")).argmax())].as_py()
         raise DataError(
@@ -222,6 +278,40 @@ def _union(columns: list[pa.ChunkedArray], table: pa.Table | None) -> pa.Array:
     if table is not None:
         parts.append(table[_ID].combine_chunks())
     return pc.unique(pa.concat_arrays(parts))
+
+
+def _contexts(table: pa.Table, names: Sequence[str]) -> pa.Table:
+    return table.select([CONTEXT + name for name in names]).rename_columns(list(names))
+
+
+def _versions(
+    data: DataConfig, table: pa.Table, query_ids: pa.Array, raw: dict[str, pa.Table]
+) -> tuple[pa.Table, Versions]:
+    """Attributes sorted by query, then time, with a last row without values; and when each holds."""
+    path, name = data.queries, data.valid_from
+    if path is None or name is None:
+        raise DataError("data.valid_from: expected data.queries beside it, received none")
+    since = times_of(table, name, path).to_numpy()
+    kinds = ["numbers", "timestamps"]
+    own = kinds[pa.types.is_temporal(table.schema.field(name).type)]
+    for split in raw.values():
+        if (found := kinds[bool(split.schema.metadata)]) != own:
+            raise DataError(
+                f"{path}: column {name!r}: expected {found} as in column {data.timestamp!r} of the interactions, "
+                f"found {own}"
+            )
+    queries = np.asarray(pc.index_in(table[_ID].combine_chunks(), value_set=query_ids), np.int32)
+    order = np.lexsort((since, queries))
+    queries, since = queries[order], since[order]
+    same = (np.diff(queries) == 0) & (np.diff(since) == 0)
+    if same.any():
+        row = int(order[int(same.argmax()) + 1])
+        raise DataError(
+            f"{path}: column {name!r}: expected one row of a query at a time, "
+            f"found a second of {table[_ID][row].as_py()!r} in row {row}"
+        )
+    values = table.drop_columns([_ID]).combine_chunks()
+    return values.take(pa.array([*order.tolist(), None], pa.int64())), Versions(queries, since)
 
 
 def _pairs(table: pa.Table, query_ids: pa.Array, label_ids: pa.Array) -> Pairs:

@@ -53,15 +53,24 @@ class Encoding:
         Raises:
             DataError: a feature's column is missing or has a type its kind does not read.
         """
-        seen_queries = np.unique(dataset.train.queries)
-        query = FeatureTable(dataset.query_ids, dataset.query_table, recipe.data.query_id, recipe.data.queries)
-        label = FeatureTable(dataset.label_ids, dataset.label_table, recipe.data.label_id, recipe.data.labels)
-        vocabularies = vocabularies or build_vocabularies(recipe, dataset, query, label, seen_queries)
-        static = [feature for feature in recipe.query.features if feature.kind != "history"]
-        encoded_queries = {
-            feature.name: encode_column(feature, query, vocabularies, seen_queries) for feature in static
-        }
+        data, train, asked = recipe.data, dataset.train, dataset.asked
         every_label = np.arange(len(dataset.label_ids))
+        versions_N = None if asked is None or asked.attributes is None else asked.attributes[train.askings]
+        contexts_N = None if asked is None or asked.contexts is None else asked.contexts[train.askings]
+        query = FeatureTable(
+            dataset.query_ids, dataset.query_table, data.query_id, data.queries,
+            np.unique(train.queries if versions_N is None else versions_N),
+        )  # fmt: skip
+        context = FeatureTable(
+            dataset.query_ids, dataset.contexts, "", data.train, every_label[:0] if contexts_N is None else contexts_N
+        )
+        label = FeatureTable(dataset.label_ids, dataset.label_table, data.label_id, data.labels, every_label)
+        vocabularies = vocabularies or build_vocabularies(recipe, dataset, query, context, label)
+        encoded_queries = {}
+        for feature in recipe.query.features:
+            if feature.kind != "history":
+                source = context if feature.origin == "row" else query
+                encoded_queries[feature.name] = encode_column(feature, source, vocabularies, source.training_rows)
         encoded_labels = {f.name: encode_column(f, label, vocabularies, every_label) for f in recipe.label.features}
         numbers = {
             name: (column.mean, column.std)
@@ -78,9 +87,11 @@ class Encoding:
                     for feature in recipe.query.features
                     if feature.kind == "history"
                 },
-                dataset.train,
+                train,
                 queries=len(dataset.query_ids),
                 ordered=dataset.ordered,
+                asked=asked,
+                query_id=data.query_id,
             ),
             label_inputs=take_rows(recipe.label.features, encoded_labels, every_label),
             query_features=[_manifest_feature(feature, numbers) for feature in recipe.query.features],

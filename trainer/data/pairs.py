@@ -1,11 +1,11 @@
 """Interactions as integer pairs.
 
-Legend: `N` pairs, `Q` queries.
+Legend: `N` pairs, `Q` queries, `A` queries as they are asked.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TypeVar
 
 import numpy as np
@@ -17,6 +17,21 @@ _T = TypeVar("_T", bound=np.generic)
 
 
 @dataclass(frozen=True)
+class Asked:
+    """Queries as they are asked: who asks, in which context, with the attributes of which time. Distinct.
+
+    Attributes:
+        queries: int32 [A], rows of `Dataset.query_ids`.
+        contexts: int32 [A], rows of `Dataset.contexts`; None where no feature is read from the interactions.
+        attributes: int32 [A], rows of `Dataset.query_table`; None where its row q is query q's.
+    """
+
+    queries: Int32
+    contexts: Int32 | None = None
+    attributes: Int32 | None = None
+
+
+@dataclass(frozen=True)
 class Pairs:
     """Query-label pairs, sorted by query, then time, then place in the file.
 
@@ -25,24 +40,30 @@ class Pairs:
         labels: int32 [N], rows of `Dataset.label_ids`.
         weights: float32 [N], or None where every pair weighs 1.
         times: float64 [N], or None.
+        asked: int32 [N], rows of `Dataset.asked`; None where a query is asked in one way alone.
+        shown: int32 [N], rows of `Dataset.impressions`; None without.
     """
 
     queries: Int32
     labels: Int32
     weights: Float32 | None = None
     times: Float64 | None = None
+    asked: Int32 | None = None
+    shown: Int32 | None = None
 
     def __len__(self) -> int:
         return len(self.queries)
 
+    @property
+    def askings(self) -> Int32:
+        """Rows of the queries as they are asked, int32 [N]: of `Dataset.asked`, or of `Dataset.query_ids` without."""
+        return self.queries if self.asked is None else self.asked
+
     def take(self, rows: npt.NDArray[np.integer] | Bools | slice) -> Pairs:
         """The pairs of some rows: numbers int [n], a mask bool [N], or a slice."""
-        return Pairs(
-            self.queries[rows],
-            self.labels[rows],
-            None if self.weights is None else self.weights[rows],
-            None if self.times is None else self.times[rows],
-        )
+        columns = {field.name: getattr(self, field.name) for field in fields(self)}
+        taken = {name: column[rows] for name, column in columns.items() if column is not None}
+        return Pairs(**taken)
 
     def sorted(self) -> Pairs:
         """Sorted by query, then time; equals keep their order."""
@@ -60,6 +81,8 @@ class Pairs:
             np.concatenate([self.labels, later.labels]),
             join(self.weights, later.weights),
             join(self.times, later.times),
+            join(self.asked, later.asked),
+            join(self.shown, later.shown),
         ).sorted()
 
     def offsets(self, queries: int) -> Int64:

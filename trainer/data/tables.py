@@ -1,11 +1,12 @@
 """Reading interactions and feature tables, column by column.
 
 Whatever the file format, interactions come out as a table of `query`, `label` (dictionary-encoded
-strings), and where the recipe names them `time` and `weight`.
+strings), and where the recipe names them `time`, `weight`, `shown` and the columns of contexts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,8 @@ from longtail.trainer.errors import DataError
 if TYPE_CHECKING:
     from longtail.trainer.config import DataConfig
 
+CONTEXT = "context:"
+"""Before the name of a column that a query feature is read from."""
 _ENDINGS = {".parquet": "parquet", ".csv": "csv", ".tsv": "tsv"}
 
 
@@ -41,12 +44,23 @@ def file_format(path: Path, data: DataConfig) -> str:
         ) from None
 
 
-def read_interactions(path: Path, data: DataConfig) -> pa.Table:
-    """Interactions of one file: `query`, `label`, and `time` and `weight` where the recipe names them.
+def read_interactions(
+    path: Path, data: DataConfig, *, context: Sequence[str] = (), strings: Sequence[str] = (), impressions: bool = True
+) -> pa.Table:
+    """Interactions of one file: `query`, `label`, and what else the recipe names.
+
+    The schema's metadata has a key `timestamps` if the times are timestamps, in microseconds then.
+
+    Args:
+        path: the file.
+        data: names the columns.
+        context: columns that query features are read from.
+        strings: those that text formats must not read as numbers or dates.
+        impressions: whether to read those, if the recipe names a column.
 
     Raises:
         DataError: missing, empty or garbled file, unknown column, null id, ids that are not strings or
-            integers, or a weight that is not a finite number ≥ 0.
+            integers, impressions that are no lists of these, or a weight that is not a finite number ≥ 0.
     """
     kind = file_format(path, data)
     if kind == "lists":
@@ -54,15 +68,19 @@ def read_interactions(path: Path, data: DataConfig) -> pa.Table:
     elif kind == "xmc":
         pairs = read_xmc(path).pairs
     else:
-        raw = read_table(path, kind, strings=[data.query_id, data.label_id])
+        raw = read_table(path, kind, strings=[data.query_id, data.label_id, *(set(context) & set(strings))])
         if raw.num_rows == 0:
             raise no_interactions(path)
         columns = {"query": ids_of(raw, data.query_id, path), "label": ids_of(raw, data.label_id, path)}
         if data.timestamp:
-            columns["time"] = _times_of(raw, data.timestamp, path)
+            columns["time"] = times_of(raw, data.timestamp, path)
         if data.weight:
             columns["weight"] = _weights_of(raw, data.weight, path)
-        pairs = pa.table(columns)
+        if data.impressions and impressions:
+            columns["shown"] = _lists_of(raw, data.impressions, path)
+        columns |= {CONTEXT + name: column_of(raw, name, path) for name in context}
+        timestamps = data.timestamp is not None and pa.types.is_temporal(raw.schema.field(data.timestamp).type)
+        pairs = pa.table(columns).replace_schema_metadata({"timestamps": "µs"} if timestamps else None)
     if pairs.num_rows == 0:
         raise no_interactions(path)
     return pairs
@@ -183,7 +201,12 @@ def _compact(indices: np.ndarray, dictionary: pa.Array) -> pa.DictionaryArray:
     return pa.DictionaryArray.from_arrays(pa.array(rank[inverse], pa.int32()), dictionary.take(pa.array(values[order])))
 
 
-def _times_of(table: pa.Table, name: str, path: Path) -> pa.Array:
+def times_of(table: pa.Table, name: str, path: Path) -> pa.Array:
+    """A column of times as float64: numbers as they are, timestamps in microseconds.
+
+    Raises:
+        DataError: no such column, another type, or a value that is missing or not finite.
+    """
     column = column_of(table, name, path)
     if pa.types.is_temporal(column.type):
         column = column.cast(pa.timestamp("us")).cast(pa.int64())
@@ -192,6 +215,16 @@ def _times_of(table: pa.Table, name: str, path: Path) -> pa.Array:
     times = column.cast(pa.float64()).combine_chunks()
     _require_finite(times, name, path)
     return times
+
+
+def _lists_of(table: pa.Table, name: str, path: Path) -> pa.ChunkedArray:
+    column = column_of(table, name, path)
+    kind = column.type
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not (
+        pa.types.is_string(kind.value_type) or pa.types.is_integer(kind.value_type)
+    ):
+        raise DataError(f"{path}: column {name!r}: expected lists of ids, strings or integers, found {kind}")
+    return column.cast(pa.list_(pa.string()))
 
 
 def _weights_of(table: pa.Table, name: str, path: Path) -> pa.Array:

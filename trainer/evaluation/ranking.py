@@ -1,5 +1,8 @@
 """Exact top-k over the whole catalogue for settings of λ and μ, through the rows and queries that serve.
 
+A query that is asked in several ways (`Pairs.askings`: another context, attributes of another time) is ranked once for
+each, with the held-out pairs of that way as its positives and the labels the query had in training left out of all.
+
 Legend: `N` queries, `B` a block of them, `L` labels, `E` augmented dimensions, `K` list length, `G` settings.
 """
 
@@ -118,6 +121,7 @@ def bias_removal_curve(
     *,
     queries: int,
     seed: int,
+    askers: Int32 | None = None,
     max_queries: int | None = None,
     settings: Sequence[Setting] | None = None,
     log_proposal: LogProposal | None = None,
@@ -128,11 +132,12 @@ def bias_removal_curve(
     Args:
         held_out: pairs to find.
         known: pairs seen in training; out of each query's ranking if `exclude_seen`, and then no positive.
-        embed_queries: query rows, int32 [B] → float32 [B, D].
+        embed_queries: rows of queries as they are asked, int32 [B] → float32 [B, D].
         label_side: all labels.
         config: what to measure.
         queries: number of query rows.
         seed: of the bootstrap and of the choice of queries.
+        askers: query row of every way to ask, int32 [A]; None where it is one of each.
         max_queries: measure at most this many queries, drawn by seed.
         settings: of λ and μ; by default the recipe's grid of λ, at μ = 0.
         log_proposal: of a model trained against a conditional p_n; by default λ multiplies the labels' log ν.
@@ -148,7 +153,9 @@ def bias_removal_curve(
         if config.exclude_seen
         else np.zeros(0, np.int64)
     )
-    keys = np.setdiff1d(held_out.queries.astype(np.int64) * labels + held_out.labels, seen_keys)
+    keys = np.unique(held_out.askings.astype(np.int64) * labels + held_out.labels)
+    of_queries = keys if askers is None else askers[keys // labels].astype(np.int64) * labels + keys % labels
+    keys = keys[~np.isin(of_queries, seen_keys)]
     rows_N = np.unique(keys // labels).astype(np.int32)
     if len(rows_N) == 0:
         raise DataError("evaluation: expected held-out pairs that are not in training, found none")
@@ -165,6 +172,7 @@ def bias_removal_curve(
         settings,
         k=min(max(config.ks), labels),
         queries=queries,
+        askers=askers,
         log_proposal=log_proposal,
         likely=positives if config.log_likelihood else None,
     )
@@ -203,6 +211,7 @@ def rank(
     *,
     k: int,
     queries: int,
+    askers: Int32 | None = None,
     log_proposal: LogProposal | None = None,
     likely: Positives | None = None,
 ) -> tuple[Int32, list[Float64 | None]]:
@@ -212,13 +221,14 @@ def rank(
     be ranked, float64 [N], nats; None unless `likely` names the positives.
 
     Args:
-        rows_N: query rows.
-        embed_queries: query rows → embeddings.
+        rows_N: rows of queries as they are asked.
+        embed_queries: such rows → embeddings.
         label_side: all labels.
         seen_keys: `query · L + label` to leave out, sorted.
         settings: of λ and μ.
         k: K.
         queries: number of query rows.
+        askers: as `bias_removal_curve` takes them.
         log_proposal: log p_n(y|x) in place of the labels' log ν.
         likely: positives of the N queries whose log-likelihood is asked for.
     """
@@ -232,8 +242,9 @@ def rank(
     for start in range(0, len(rows_N), block):
         rows_B = rows_N[start : start + block]
         embedded_BD = embed_queries(rows_B)
-        hidden = np.concatenate([seen_keys[seen_offsets[row] : seen_offsets[row + 1]] % labels for row in rows_B])
-        owners = np.repeat(np.arange(len(rows_B)), seen_offsets[rows_B + 1] - seen_offsets[rows_B])
+        askers_B = rows_B if askers is None else askers[rows_B]
+        hidden = np.concatenate([seen_keys[seen_offsets[row] : seen_offsets[row + 1]] % labels for row in askers_B])
+        owners = np.repeat(np.arange(len(rows_B)), seen_offsets[askers_B + 1] - seen_offsets[askers_B])
         places = np.stack([owners, hidden], axis=1)
         hide = np.full(len(places), -np.inf, np.float32)
         if log_proposal is not None:
