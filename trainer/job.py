@@ -241,6 +241,14 @@ def _describe(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> None:
         f"{len(dataset.train):,} training, {len(dataset.valid):,} validation, {len(dataset.test):,} test pairs; "
         f"{recipe.loss}"
     )
+    if dataset.asked is not None:
+        reporter.say(
+            f"Asked in {len(dataset.asked.queries):,} ways, by context and attributes; each is ranked by itself"
+        )
+    if dataset.impressions is not None:
+        reporter.say(
+            f"{len(dataset.impressions.ids):,} impressions, of weight {recipe.loss.impressions:g} if not chosen"
+        )
     paired = [pairs.queries for pairs in (dataset.train, dataset.valid, dataset.test)]
     if unpaired := len(dataset.query_ids) - len(np.unique(np.concatenate(paired))):
         reporter.say(f"{unpaired:,} of the queries have no label: nothing is learned from them or measured on them")

@@ -90,11 +90,13 @@ class Trained:
 
     def noise(self) -> Noise:
         """What the λ of this model removes."""
+        shown = " of the draws, not of the impressions" if self.recipe.loss.impressions else ""
         if self.model.proposal is not None:
-            return Noise("p_n(y|x)", constant=False, apart=True)
+            return Noise(f"p_n(y|x){shown}", constant=False, apart=True)
         log_pi, log_nu = _log_frequencies(self.recipe, self.dataset), self.log_noise()
         apart = not np.array_equal(log_nu, log_pi)
-        return Noise(name_of_noise(log_nu, log_pi), constant=apart and bool(np.ptp(log_nu) == 0), apart=apart)
+        name = name_of_noise(log_nu, log_pi) + shown
+        return Noise(name, constant=apart and bool(np.ptp(log_nu) == 0), apart=apart)
 
     def theory_s_bias_removal(self) -> float:
         """The λ that undoes the training where nothing was held out to choose one by [METHODS §9]."""
@@ -231,6 +233,7 @@ def train(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path, logs: Pa
                 epoch=epoch,
                 first=first,
                 known=known,
+                impressions=dataset.impressions if recipe.loss.impressions else None,
             )
             for step, batch in batches:
                 loss = float(train_step(batch))

@@ -87,8 +87,16 @@ class Recipe(Section):
                     f"query feature {feature.name!r}: expected from = 'row' of neither a history nor the query's own "
                     f"id, received {feature.kind!r}"
                 )
-        if data.format in ("lists", "xmc") and self.context_columns:
-            raise ValueError(f"data.format: expected columns for features with from = 'row', received {data.format!r}")
+        if data.format in ("lists", "xmc") and (self.context_columns or data.impressions or data.valid_from):
+            raise ValueError(
+                "data.format: expected a format of columns with features of from = 'row', impressions or valid_from, "
+                f"received {data.format!r}"
+            )
+        if self.loss.impressions and not data.impressions:
+            raise ValueError(
+                f"loss.impressions: expected data.impressions, their column, beside {self.loss.impressions}, "
+                "received none"
+            )
         if data.valid_from and not (data.queries and data.timestamp):
             raise ValueError(
                 "data.valid_from: expected data.queries and data.timestamp beside it, "

@@ -5,7 +5,7 @@ Legend: `N` pairs, `R` rows of a table, `V` versions of queries' attributes, `A`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -14,8 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from longtail.bundle.arrays import Float64, Int32, Int64
+from longtail.trainer.config import DataConfig
 from longtail.trainer.data.columns import Bags
 from longtail.trainer.data.pairs import Asked, Pairs
+from longtail.trainer.data.tables import times_of
 from longtail.trainer.errors import DataError
 
 MOST_SHOWN = 32
@@ -41,6 +43,48 @@ class Versions(NamedTuple):
         at_N = np.searchsorted(keys_V, queries_N.astype(np.int64) * size + rank[versions:], side="right") - 1
         found_N = (at_N >= 0) & (self.queries[at_N] == queries_N)
         return np.where(found_N, at_N, versions).astype(np.int32)
+
+
+def versions_of(
+    data: DataConfig, table: pa.Table, id_column: str, query_ids: pa.Array, interactions: Sequence[pa.Table]
+) -> tuple[pa.Table, Versions]:
+    """Attributes sorted by query, then time, with a last row without values; and when each holds.
+
+    Args:
+        data: names the table and its column `valid_from`.
+        table: the query table.
+        id_column: its column of ids as strings, which is left out.
+        query_ids: strings, every query.
+        interactions: as `read_interactions` gives them, whose metadata says what their times are.
+
+    Raises:
+        DataError: no such column, a time that is missing or not finite, numbers beside timestamps, or two rows of a
+            query at one time.
+    """
+    path, name = data.queries, data.valid_from
+    if path is None or name is None:
+        raise DataError("data.valid_from: expected data.queries beside it, received none")
+    since = times_of(table, name, path).to_numpy()
+    kinds = ["numbers", "timestamps"]
+    own = kinds[pa.types.is_temporal(table.schema.field(name).type)]
+    for split in interactions:
+        if (found := kinds[bool(split.schema.metadata)]) != own:
+            raise DataError(
+                f"{path}: column {name!r}: expected {found} as in column {data.timestamp!r} of the interactions, "
+                f"found {own}"
+            )
+    queries = np.asarray(pc.index_in(table[id_column].combine_chunks(), value_set=query_ids), np.int32)
+    order = np.lexsort((since, queries))
+    queries, since = queries[order], since[order]
+    same = (np.diff(queries) == 0) & (np.diff(since) == 0)
+    if same.any():
+        row = int(order[int(same.argmax()) + 1])
+        raise DataError(
+            f"{path}: column {name!r}: expected one row of a query at a time, "
+            f"found a second of {table[id_column][row].as_py()!r} in row {row}"
+        )
+    values = table.drop_columns([id_column]).combine_chunks()
+    return values.take(pa.array([*order.tolist(), None], pa.int64())), Versions(queries, since)
 
 
 def distinct_rows(table: pa.Table) -> tuple[pa.Table, Int32]:

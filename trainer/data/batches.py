@@ -177,12 +177,14 @@ def epoch_batches(
     epoch: int,
     first: int,
     known: KnownPositives | None = None,
+    impressions: Bags | None = None,
 ) -> Iterator[tuple[int, Inputs]]:
     """Shuffled batches of one epoch, numbered, from step `first` on; what is left over at the end is dropped.
 
     A batch holds the query tower's inputs by name, `_pair` int32 [B] (rows of `pairs`), `_positive` int32 [B]
     (label rows) and `_weight` float32 [B]; where known positives are asked for also `_known` and `_known_rows`,
-    int32 [K] (`KnownPositives.of_queries`). The same arguments give the same batches.
+    int32 [K] (`KnownPositives.of_queries`), and for impressions `_shown`, int32 [B, S], filled up with the positive.
+    The same arguments give the same batches.
 
     Args:
         pairs: the training pairs.
@@ -193,6 +195,7 @@ def epoch_batches(
         epoch: from 0.
         first: step to begin with, from 0.
         known: positives of every query, for a loss that masks them.
+        impressions: label rows of what was shown with the interactions, for a loss that weighs them.
     """
     order = _visits(pairs, one_label_per_query=one_label_per_query, seed=seed, epoch=epoch)
     for step in range(first, len(order) // batch_size):
@@ -203,6 +206,8 @@ def epoch_batches(
         batch["_weight"] = np.ones(batch_size, np.float32) if pairs.weights is None else pairs.weights[rows_B]
         if known is not None:
             batch["_known"], batch["_known_rows"] = known.of_queries(pairs.queries[rows_B])
+        if impressions is not None and pairs.shown is not None:
+            batch["_shown"] = impressions.filled(pairs.shown[rows_B], batch["_positive"])
         yield step, batch
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +48,21 @@ class Bags:
             np.where(inside_BP, self.ids[at_BP], 0).astype(np.int32),
             np.where(inside_BP, self.weights[at_BP], 0).astype(np.float32),
         )
+
+    @cached_property
+    def longest(self) -> int:
+        """Entries of the longest row; 1 where all are empty."""
+        return max(int(np.diff(self.offsets).max(initial=0)), 1)
+
+    def filled(self, rows_B: Int32, filler_B: Int32) -> Int32:
+        """All ids of some rows, int32 [B, P]; places left over hold the row's filler. P is that of the longest row of
+        all, so that it is the same for every batch."""
+        starts_B = self.offsets[rows_B]
+        places_P = np.arange(self.longest)
+        inside_BP = places_P < (self.offsets[rows_B + 1] - starts_B)[:, None]
+        at_BP = np.where(inside_BP, starts_B[:, None] + places_P, 0)
+        ids_BP = self.ids[at_BP] if len(self.ids) else at_BP
+        return np.where(inside_BP, ids_BP, filler_B[:, None]).astype(np.int32)
 
 
 @dataclass(frozen=True)

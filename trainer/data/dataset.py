@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from longtail.bundle.arrays import Float64, Int32, Int64
 from longtail.bundle.labels import RESERVED_COLUMNS
 from longtail.trainer.config import DataConfig, Recipe
-from longtail.trainer.data.askings import Versions, ask, impressions_of
+from longtail.trainer.data.askings import ask, impressions_of, versions_of
 from longtail.trainer.data.columns import Bags
 from longtail.trainer.data.pairs import Asked, Pairs
 from longtail.trainer.data.split import cut, keep_smallest_label
@@ -32,7 +32,6 @@ from longtail.trainer.data.tables import (
     read_interactions,
     read_table,
     stored_id_type,
-    times_of,
 )
 from longtail.trainer.data.xmc import read_xmc
 from longtail.trainer.errors import DataError
@@ -179,7 +178,7 @@ def load_dataset(data: DataConfig, *, seed: int, strings: Sequence[str] = (), co
     if data.valid_from is None or query_table is None:
         query_table = _aligned(query_table, query_ids)
     else:
-        query_table, versions = _versions(data, query_table, query_ids, raw)
+        query_table, versions = versions_of(data, query_table, _ID, query_ids, list(raw.values()))
     contexts = {name: _contexts(table, context) for name, table in raw.items()}
     pairs, asked, context_table = ask(pairs, contexts, versions)
     if data.reduction == "smallest":
@@ -282,36 +281,6 @@ def _union(columns: list[pa.ChunkedArray], table: pa.Table | None) -> pa.Array:
 
 def _contexts(table: pa.Table, names: Sequence[str]) -> pa.Table:
     return table.select([CONTEXT + name for name in names]).rename_columns(list(names))
-
-
-def _versions(
-    data: DataConfig, table: pa.Table, query_ids: pa.Array, raw: dict[str, pa.Table]
-) -> tuple[pa.Table, Versions]:
-    """Attributes sorted by query, then time, with a last row without values; and when each holds."""
-    path, name = data.queries, data.valid_from
-    if path is None or name is None:
-        raise DataError("data.valid_from: expected data.queries beside it, received none")
-    since = times_of(table, name, path).to_numpy()
-    kinds = ["numbers", "timestamps"]
-    own = kinds[pa.types.is_temporal(table.schema.field(name).type)]
-    for split in raw.values():
-        if (found := kinds[bool(split.schema.metadata)]) != own:
-            raise DataError(
-                f"{path}: column {name!r}: expected {found} as in column {data.timestamp!r} of the interactions, "
-                f"found {own}"
-            )
-    queries = np.asarray(pc.index_in(table[_ID].combine_chunks(), value_set=query_ids), np.int32)
-    order = np.lexsort((since, queries))
-    queries, since = queries[order], since[order]
-    same = (np.diff(queries) == 0) & (np.diff(since) == 0)
-    if same.any():
-        row = int(order[int(same.argmax()) + 1])
-        raise DataError(
-            f"{path}: column {name!r}: expected one row of a query at a time, "
-            f"found a second of {table[_ID][row].as_py()!r} in row {row}"
-        )
-    values = table.drop_columns([_ID]).combine_chunks()
-    return values.take(pa.array([*order.tolist(), None], pa.int64())), Versions(queries, since)
 
 
 def _pairs(table: pa.Table, query_ids: pa.Array, label_ids: pa.Array) -> Pairs:
