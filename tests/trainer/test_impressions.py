@@ -9,19 +9,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from rich.console import Console
 
-from longtail.trainer.config import LossConfig, load_recipe
+from longtail.trainer.config import LossConfig
 from longtail.trainer.data.askings import impressions_of
 from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.dataset import read_dataset
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.known import KnownPositives
 from longtail.trainer.errors import DataError
-from longtail.trainer.evaluation.dial import Setting
-from longtail.trainer.job import curve_of
-from longtail.trainer.progress import Reporter
-from longtail.trainer.train import train
 from tests.trainer import tiny
 
 L, B, GAMMA = 7, 4, 0.25
@@ -92,75 +87,6 @@ def test_impressions_are_rows_of_the_catalogue() -> None:
     found = impressions_of(lists, pa.array(["c", "b", "a"]))
     assert found.offsets.tolist() == [0, 2, 2, 2, 34], "x is no label, and of forty the first 32 are read"
     assert found.ids.tolist() == [2, 0, *[0] * 32]
-
-
-RECIPE = """
-name = "shown"
-[data]
-train = "log.parquet"
-test = "test.parquet"
-query_id = "user"
-label_id = "item"
-impressions = "shown"
-[query]
-features = [{ name = "user", kind = "id", dim = 8, unknown_rate = 0 }]
-[label]
-features = [{ name = "item", kind = "id", dim = 8 }]
-[model]
-dim = 8
-[training]
-epochs = 15
-batch_size = 128
-[evaluation]
-ks = [3]
-metric = "recall@3"
-exclude_seen = false
-bootstrap = 10
-"""
-
-
-def storefronts(folder: Path) -> None:
-    """Users of one of two tastes see one of two storefronts: three items of theirs, and below them one of the other.
-
-    Items are of a taste (even, odd) and a storefront (first, second half). A click is on an item of the user's taste,
-    far more often on the upper places; the test shows everything and has the clicks of taste alone.
-    """
-    rng = np.random.default_rng(3)
-    users, items = 60, 24
-    store, taste = np.arange(users) % 2, np.arange(users) // 2 % 2
-    log: dict[str, list[Any]] = {"user": [], "item": [], "shown": []}
-    test: dict[str, list[Any]] = {"user": [], "item": []}
-    for user in range(users):
-        halves = np.arange(items).reshape(2, -1)
-        for _ in range(12):
-            shown = np.append(rng.choice(halves[store[user]], 5, replace=False), rng.choice(halves[1 - store[user]], 1))
-            seen = np.array([1, 0.8, 0.6, 0.5, 0.4, 0.1]) * np.where(shown % 2 == taste[user], 1, 0.15)
-            log["user"].append(user)
-            log["item"].append(int(rng.choice(shown, p=seen / seen.sum())))
-            log["shown"].append(shown.tolist())
-        for item in rng.choice(np.flatnonzero(np.arange(items) % 2 == taste[user]), 3, replace=False):
-            test["user"].append(user)
-            test["item"].append(int(item))
-    pq.write_table(pa.table(log), folder / "log.parquet")
-    pq.write_table(pa.table(test), folder / "test.parquet")
-
-
-def test_impressions_tell_what_is_liked_from_what_is_in_sight(tmp_path: Path) -> None:
-    storefronts(tmp_path)
-    (tmp_path / "recipe.toml").write_text(RECIPE)
-    found = {}
-    for weight in (0.0, 1.0):
-        recipe = load_recipe(tmp_path / "recipe.toml", [f"loss.impressions={weight}"])
-        dataset, work = read_dataset(recipe), tmp_path / f"work {weight}"
-        trained = train(
-            recipe, dataset, epochs=recipe.training.epochs, work=work, logs=work / "logs",
-            reporter=Reporter(Console(quiet=True)),
-        )  # fmt: skip
-        curve = curve_of(trained, dataset.test, known=dataset.train, config=recipe.evaluation, settings=[Setting(0.0)])
-        found[weight] = curve[0].metrics["recall@3"].value
-        assert trained.noise().name == ("π of the draws, not of the impressions" if weight else "π")
-
-    assert found[1.0] > 1.1 * found[0.0], found
 
 
 def test_a_batch_holds_the_impressions_of_its_rows(tmp_path: Path) -> None:
