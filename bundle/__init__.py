@@ -2,6 +2,7 @@
 
 from longtail.bundle.augment import Augmentation
 from longtail.bundle.bundle import Bundle
+from longtail.bundle.dates import DATE_ROWS, MISSING_DATE, DatePart, date_rows, seconds_of
 from longtail.bundle.errors import (
     BundleCorruptError,
     BundleError,
@@ -17,7 +18,7 @@ from longtail.bundle.errors import (
     LabelLogVersionError,
     TowerError,
 )
-from longtail.bundle.features import FEATURE_VALUE_TYPES, FeatureReader, Features, Inputs
+from longtail.bundle.features import FeatureReader, Features, Inputs
 from longtail.bundle.frequency import BUCKET_NAMES, Buckets, log_frequencies
 from longtail.bundle.integrity import read_manifest, verify_files
 from longtail.bundle.label_log import (
@@ -33,10 +34,12 @@ from longtail.bundle.label_log import (
 )
 from longtail.bundle.labels import Labels
 from longtail.bundle.manifest import (
+    FEATURE_VALUE_TYPES,
     SCHEMA_VERSION,
     BiasRemoval,
     CurvePoint,
     Feature,
+    FeatureKind,
     FileRecord,
     Interval,
     Loss,
@@ -46,11 +49,14 @@ from longtail.bundle.manifest import (
 from longtail.bundle.proposal import Proposal
 from longtail.bundle.store import atomic_directory, refuse_existing, remove_stale, replace_file, sha256_of
 from longtail.bundle.tower import Tower, onnx_session
+from longtail.bundle.values import bucket_rows
 from longtail.bundle.vocabulary import OUT_OF_VOCABULARY, Vocabulary, hash_token, tokenize
 
 __all__ = [
     "BUCKET_NAMES",
+    "DATE_ROWS",
     "FEATURE_VALUE_TYPES",
+    "MISSING_DATE",
     "OUT_OF_VOCABULARY",
     "SCHEMA_VERSION",
     "Augmentation",
@@ -63,9 +69,11 @@ __all__ = [
     "BundleInvariantError",
     "BundleVersionError",
     "CurvePoint",
+    "DatePart",
     "DisplayError",
     "Feature",
     "FeatureError",
+    "FeatureKind",
     "FeatureReader",
     "Features",
     "FileRecord",
@@ -93,6 +101,8 @@ __all__ = [
     "Upsert",
     "Vocabulary",
     "atomic_directory",
+    "bucket_rows",
+    "date_rows",
     "hash_token",
     "log_frequencies",
     "onnx_session",
@@ -101,6 +111,7 @@ __all__ = [
     "remove_stale",
     "replace_file",
     "replay",
+    "seconds_of",
     "sha256_of",
     "tokenize",
     "verify_files",

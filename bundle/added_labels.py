@@ -22,7 +22,7 @@ from longtail.bundle.bundle import LABEL_TOWER, Bundle
 from longtail.bundle.display import DisplayColumns
 from longtail.bundle.errors import FeatureError, FixedLabelsError, InputError
 from longtail.bundle.features import Features
-from longtail.bundle.frequency import TAIL
+from longtail.bundle.frequency import NEW
 from longtail.bundle.invariants import UNIT_NORM_TOLERANCE
 from longtail.bundle.label_log import Upsert
 from longtail.bundle.tower import Tower
@@ -44,7 +44,7 @@ class AddedLabels:
         counts: int64 [M], training pairs; 0 of a new label.
         log_pn: float32 [M]; a new label counts as the rarest of the bundle, the one of least π.
         log_popularity: float32 [M], likewise; None if the bundle's labels have none.
-        buckets: int8 [M]; a new label is tail.
+        buckets: int8 [M]; a new label is new, whatever the version of the bundle.
         bias: float32 [M], 0 of a new label; None if the bundle's labels have none.
         display: M objects, every display column of a label as JSON values.
     """
@@ -197,7 +197,7 @@ class LabelAdder:
             np.where(known_M, labels.counts[rows_M], 0),
             labels.log_pn[like_M],
             None if labels.log_popularity is None else labels.log_popularity[like_M],
-            np.where(known_M, labels.buckets[rows_M], np.int8(TAIL)),
+            np.where(known_M, labels.buckets[rows_M], np.int8(NEW)),
             None if labels.bias is None else np.where(known_M, labels.bias[rows_M], np.float32(0)),
             display,
         )
@@ -247,10 +247,12 @@ class LabelAdder:
 def own_id_feature(bundle: Bundle) -> str | None:
     """The label feature whose value is the label's own id.
 
-    The trainer gives that feature, and no other, a vocabulary of the whole catalogue. So it is the `id` feature
-    whose vocabulary holds every label that has training pairs (every label, if none has). Of several that share
-    that vocabulary, it is the one the vocabulary is named after, else the first.
+    The manifest names it from version 4 on. Before, the trainer gave that feature, and no other, a vocabulary of the
+    whole catalogue: so it is the `id` feature whose vocabulary holds every label that has training pairs (every label,
+    if none has). Of several that share that vocabulary, it is the one the vocabulary is named after, else the first.
     """
+    if bundle.manifest.own_id is not None:
+        return bundle.manifest.own_id
     labels = bundle.labels
     ids = labels.ids.filter(pa.array(labels.counts > 0)) if (labels.counts > 0).any() else labels.ids
     names = [

@@ -37,7 +37,7 @@ def coverage_by_bucket(exposures_L: Counts, buckets_L: Int8, sizes: Int64) -> li
     Args:
         exposures_L: times each label was shown, ≥ 0.
         buckets_L: bucket of every label.
-        sizes: labels in each bucket, int64 [3].
+        sizes: labels in each bucket, int64 [4].
     """
     shown = np.bincount(buckets_L[exposures_L > 0], minlength=len(sizes))
     coverages: list[float] = (shown / np.maximum(sizes, 1)).tolist()

@@ -15,23 +15,15 @@ import numpy as np
 from pydantic import JsonValue
 
 from longtail.bundle.arrays import Array, Float32, Int32
-from longtail.bundle.errors import FeatureError, describe
+from longtail.bundle.errors import describe
 from longtail.bundle.manifest import Feature
+from longtail.bundle.values import feature_error, read_dates, read_number, read_numbers, read_vectors, refused
 from longtail.bundle.vocabulary import OUT_OF_VOCABULARY, Vocabulary, hash_token, tokenize
 
 Features = Mapping[str, JsonValue]
 Inputs = dict[str, Array]
 
-FEATURE_VALUE_TYPES = {
-    "id": "an id (a string or an integer)",
-    "history": "a list of ids (strings or integers), oldest first",
-    "bag": "a list of ids (strings or integers), or an object of id to weight",
-    "text": "a string",
-    "number": "a finite number",
-}
-"""What a request may give for a feature, in words, by `Feature.kind`."""
 _ONLY_STRINGS = {str}
-_LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 _LONGEST_NAME = 100
 """Characters of a name of the client's that an error repeats."""
 
@@ -57,7 +49,7 @@ class FeatureReader:
             pad_to: P of the inputs that have a fixed one; others are as wide as the batch needs.
 
         Returns:
-            int32 rows and float32 weights or numbers, [B] or [B, P], by input name.
+            int32 rows and float32 weights or numbers, [B] or [B, P], by input name, as `Feature.inputs` says.
 
         Raises:
             FeatureError: an unknown feature or a value of another type; names row and feature.
@@ -67,14 +59,18 @@ class FeatureReader:
                 unknown = next(name for name in features if name not in self._names)
                 names = [feature.name for feature in self.features]
                 message = f"expected one of the features {names}, received {describe(unknown)}"
-                raise _error(row, unknown[:_LONGEST_NAME], message)
+                raise feature_error(row, unknown[:_LONGEST_NAME], message)
         inputs: Inputs = {}
         for feature in self.features:
             values_B = [features.get(feature.name) for features in features_B]
             if feature.kind == "id":
                 inputs[feature.name] = self._ids(feature, values_B)
             elif feature.kind == "number":
-                inputs[feature.name] = _numbers(feature, values_B)
+                inputs |= read_numbers(feature, values_B)
+            elif feature.kind == "vector":
+                inputs |= read_vectors(feature, values_B)
+            elif feature.kind == "date":
+                inputs[feature.name] = read_dates(feature, values_B)
             else:
                 rows_BP, weights_BP = self._bags(feature, values_B, pad_to.get(feature.name))
                 inputs[feature.name], inputs[f"{feature.name}__weight"] = rows_BP, weights_BP
@@ -86,7 +82,11 @@ class FeatureReader:
 
     def _example(self, feature: Feature) -> JsonValue:
         if feature.kind == "number":
-            return feature.missing
+            return feature.missing or 0.0
+        if feature.kind == "vector":
+            return None
+        if feature.kind == "date":
+            return str(feature.reference and feature.reference.isoformat())
         if feature.kind == "text":
             return "some words"
         ids = self._vocabulary(feature).ids
@@ -101,7 +101,7 @@ class FeatureReader:
         ids = _strings(given_B)
         if isinstance(ids, int):
             row = [row for row, value in enumerate(values_B) if value is not None][ids]
-            raise _error(row, feature.name, _expected("id", values_B[row]))
+            raise refused(row, feature.name, "id", values_B[row])
         rows = self._vocabulary(feature).lookup_all(ids)
         if len(rows) == len(values_B):
             return np.array(rows, np.int32)
@@ -122,16 +122,16 @@ class FeatureReader:
             elif feature.kind != "text" and isinstance(value, list):
                 strings = _strings(value)
                 if isinstance(strings, int):
-                    raise _error(row, f"{feature.name}.{strings}", _expected("id", value[strings]))
+                    raise refused(row, f"{feature.name}.{strings}", "id", value[strings])
                 ids += strings[kept]
             elif feature.kind == "bag" and isinstance(value, dict):
                 weights = [
-                    _number(weight, row, f"{feature.name}.{id_[:_LONGEST_NAME]}") for id_, weight in value.items()
+                    read_number(weight, row, f"{feature.name}.{id_[:_LONGEST_NAME]}") for id_, weight in value.items()
                 ]
                 ids += list(value)[kept]
                 weighted.append((row, weights[kept]))
             elif value is not None:
-                raise _error(row, feature.name, _expected(feature.kind, value))
+                raise refused(row, feature.name, feature.kind, value)
             lengths.append(len(ids) - before)
         if feature.kind == "text":
             rows = [hash_token(token, feature.hash_rows or 2) for token in ids]
@@ -164,28 +164,3 @@ def _strings(values: list[JsonValue]) -> list[str] | int:
             return place
         ids.append(str(value))
     return ids
-
-
-def _numbers(feature: Feature, values_B: Sequence[JsonValue]) -> Float32:
-    return np.array(
-        [feature.missing if value is None else _number(value, row, feature.name) for row, value in enumerate(values_B)],
-        np.float32,
-    )
-
-
-def _number(value: JsonValue, row: int, name: str) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise _error(row, name, _expected("number", value))
-    if not abs(value) <= _LARGEST_FLOAT32:
-        raise _error(
-            row, name, f"expected {FEATURE_VALUE_TYPES['number']} that float32 can hold, received {describe(value)}"
-        )
-    return float(value)
-
-
-def _expected(kind: str, value: JsonValue) -> str:
-    return f"expected {FEATURE_VALUE_TYPES[kind]}, received {describe(value)}"
-
-
-def _error(row: int, name: str, message: str) -> FeatureError:
-    return FeatureError(message, row=row, field=f"features.{name}")

@@ -71,6 +71,13 @@ def check_invariants(
                 f"norm {norms[worst]:.6g} in row {worst}",
             )
     _check_labels(manifest, labels)
+    require(
+        "own_id names an id among the label features",
+        manifest.own_id is None
+        or any(feature.name == manifest.own_id and feature.kind == "id" for feature in manifest.label_features),
+        [feature.name for feature in manifest.label_features if feature.kind == "id"],
+        manifest.own_id,
+    )
     names = {
         feature.vocabulary for feature in (*manifest.query_features, *manifest.label_features) if feature.vocabulary
     }

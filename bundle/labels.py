@@ -30,7 +30,7 @@ class Labels:
         ids: string [L], distinct.
         counts: int64 [L], training pairs.
         log_pn: float32 [L], log ν in nats, logsumexp 0: the noise that training implied [METHODS §9].
-        buckets: int8 [L], 0 head, 1 torso, 2 tail.
+        buckets: int8 [L], 0 head, 1 torso, 2 tail, 3 new.
         bias: float32 [L] in logits, or None.
         display: the user's own columns (title, …), L rows.
         log_popularity: float32 [L], log π in nats, logsumexp 0; None where `log_pn` is it.

@@ -5,17 +5,36 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
+from longtail.bundle.dates import DatePart
 from longtail.bundle.frequency import Buckets
 
-SCHEMA_VERSION = 3
-READ_VERSIONS = (1, 2, SCHEMA_VERSION)
-"""In versions 1 and 2 log p_n is the label frequency log π, whatever noise the model was trained with."""
+SCHEMA_VERSION = 4
+READ_VERSIONS = (1, 2, 3, SCHEMA_VERSION)
+"""In versions 1 and 2 log p_n is the label frequency log π, whatever noise the model was trained with; before version 4
+labels without training pairs are tail."""
 _TREE_VERSION = 2
 """Of bundles with `proposal.npz` before version 3."""
 
-FeatureKind = Literal["id", "history", "bag", "text", "number"]
+FeatureKind = Literal["id", "history", "bag", "text", "number", "vector", "date"]
+FEATURE_VALUE_TYPES = {
+    "id": "an id (a string or an integer)",
+    "history": "a list of ids (strings or integers), oldest first",
+    "bag": "a list of ids (strings or integers), or an object of id to weight",
+    "text": "a string",
+    "number": "a finite number",
+    "vector": "a list of finite numbers",
+    "date": 'a date or time in ISO 8601, such as "2026-11-22T08:30:00Z"',
+}
+"""What a request may give for a feature, in words, by `Feature.kind`."""
 
 
 class Record(BaseModel):
@@ -33,24 +52,73 @@ class Feature(Record):
     | `history` | ids, oldest first; the last `max_length` count | `name` int32, `name__weight` float32 [B, P] |
     | `bag` | a list of ids, or an object id → weight | the same |
     | `text` | a string, split at non-word characters, lower-cased, hashed | the same |
-    | `number` | a number | `name` float32 [B] |
+    | `number` | a number | `name` float32 [B]; with `boundaries`, its range, `name` int32 [B] |
+    | `vector` | a list of `dims` numbers | `name` float32 [B, dims], `name__missing` float32 [B] |
+    | `date` | an ISO 8601 string | `name` int32 [B, parts] |
 
-    A missing feature or null means: out-of-vocabulary row, empty bag, or `missing`.
+    A missing feature or null means: out-of-vocabulary row, empty bag, `missing`, or where that is null zeros, and 1
+    in the input `name__missing`, which a vector has, and a number whose `missing` is null.
     """
 
     name: str = Field(pattern=r"^[A-Za-z][A-Za-z0-9_]*$")
     kind: FeatureKind
     vocabulary: str | None = None
-    """Name of the file in `vocabularies/`, without `.parquet`; null for text and number."""
+    """Name of the file in `vocabularies/`, without `.parquet`; of id, history and bag."""
     max_length: int | None = Field(default=None, ge=1)
     """Longest history, bag or token list that is read; of longer ones the last entries count."""
     hash_rows: int | None = Field(default=None, ge=2)
     """Rows of a text feature's table; row 0 stays out-of-vocabulary."""
-    missing: float = 0.0
-    """Value of a missing number: the training mean."""
+    missing: float | None = 0.0
+    """Value of a missing number: the training mean. Null where the tower is told that it is missing."""
+    boundaries: list[float] | None = None
+    """Of a number that is looked up by its range, rising: below the first is row 1, from the last on the last row, and
+    row 0 is missing."""
+    dims: int | None = Field(default=None, ge=1)
+    """Numbers in a vector."""
+    parts: list[DatePart] | None = Field(default=None, min_length=1)
+    """What a date is read as, in this order; `bundle/dates.py` has the rows."""
+    reference: datetime | None = None
+    """The time that a date's `age` is counted from, UTC."""
+
+    @property
+    def inputs(self) -> dict[str, tuple[str, tuple[int | None, ...]]]:
+        """The tower's inputs for it: dtype and shape by name, None for a length that the batch decides."""
+        if self.kind == "id" or self.boundaries is not None:
+            return {self.name: ("int32", (None,))}
+        if self.kind == "date":
+            return {self.name: ("int32", (None, len(self.parts or ())))}
+        if self.kind in ("number", "vector"):
+            inputs: dict[str, tuple[str, tuple[int | None, ...]]] = {
+                self.name: ("float32", (None,) if self.kind == "number" else (None, self.dims))
+            }
+            return inputs | ({f"{self.name}__missing": ("float32", (None,))} if self.missing is None else {})
+        return {self.name: ("int32", (None, None)), f"{self.name}__weight": ("float32", (None, None))}
+
+    @model_serializer(mode="wrap")
+    def _without_what_it_has_not(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without the keys of other kinds that came later, so that versions before them read what they know."""
+        written: dict[str, Any] = serialise(self)
+        later = ("boundaries", "dims", "parts", "reference")
+        return {name: value for name, value in written.items() if name not in later or value is not None}
+
+    @property
+    def expects(self) -> str:
+        """What a request may give for it, in words."""
+        return FEATURE_VALUE_TYPES[self.kind].replace("finite numbers", f"{self.dims} finite numbers")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        for kind, name in (("vector", "dims"), ("date", "parts"), ("date", "reference")):
+            if (self.kind == kind) != (getattr(self, name) is not None):
+                raise ValueError(f"feature {self.name!r} ({self.kind}): {name} belongs to {kind}, and only to it")
+        if self.boundaries is not None and self.kind != "number":
+            raise ValueError(f"feature {self.name!r} ({self.kind}): boundaries belong to number, and only to it")
+        if (self.kind == "vector") > (self.missing is None) or (self.missing is None) > (
+            self.kind in ("number", "vector")
+        ):
+            raise ValueError(
+                f"feature {self.name!r} ({self.kind}): missing is null for vector, may be for number, and is not else"
+            )
         if (self.kind in ("id", "history", "bag")) != (self.vocabulary is not None):
             raise ValueError(
                 f"feature {self.name!r} ({self.kind}): a vocabulary belongs to id, history and bag, and only to them"
@@ -155,6 +223,8 @@ class Manifest(Record):
     loss: Loss
     query_features: list[Feature]
     label_features: list[Feature] = []
+    own_id: str | None = None
+    """The label feature whose value is the label's id; null where there is none, and before version 4."""
     display: list[str] = []
     """Columns of labels.parquet that are the user's own, shown in answers."""
     buckets: Buckets

@@ -88,11 +88,7 @@ class Tower:
 
     def _check_inputs(self) -> dict[str, int]:
         """Compare the tower's inputs with the features'; returns the widths that the tower fixes."""
-        expected = {
-            name
-            for feature in self._reader.features
-            for name in ([feature.name] if feature.max_length is None else [feature.name, f"{feature.name}__weight"])
-        }
+        expected = {name for feature in self._reader.features for name in feature.inputs}
         inputs = {node.name: node.shape for node in self._session.get_inputs()}
         if set(inputs) != expected:
             raise TowerError(

@@ -1,7 +1,7 @@
 """The client whose methods are awaited. `sync_client.py` is made from this file: `python -m tests.client.generate`."""
 
 from asyncio import sleep
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -75,6 +75,7 @@ class AsyncClient:
         exclude: Collection[LabelId] = (),
         allow: Collection[LabelId] | None = None,
         buckets: Collection[BucketName] | None = None,
+        explore: Mapping[BucketName, int] | None = None,
         release: str | None = None,
         preview: bool = False,
     ) -> Answer:
@@ -82,7 +83,7 @@ class AsyncClient:
 
         Args:
             queries: one or several; or none, and the parts of a single one (see `Query`) in its place:
-            features, k, bias_removal, popularity, exclude, allow, buckets: those parts.
+            features, k, bias_removal, popularity, exclude, allow, buckets, explore: those parts.
             release: answer from this release, if the service still has it loaded; None: from the current one.
             preview: nobody will see the answer: it counts in no exposure, drift or recall.
 
@@ -92,7 +93,8 @@ class AsyncClient:
             NotFoundError: `unknown_release`.
             LongtailError: the service refused, or did not answer.
         """
-        asked = queries_json(queries, features, selection_json(k, bias_removal, popularity, exclude, allow, buckets))
+        selection = selection_json(k, bias_removal, popularity, exclude, allow, buckets, explore)
+        asked = queries_json(queries, features, selection)
         return await self._send(
             Call("POST", "/v1/retrieve", Answer, {"queries": asked, **options_json(release, preview)})
         )
@@ -107,6 +109,7 @@ class AsyncClient:
         exclude: Collection[LabelId] = (),
         allow: Collection[LabelId] | None = None,
         buckets: Collection[BucketName] | None = None,
+        explore: Mapping[BucketName, int] | None = None,
         release: str | None = None,
         preview: bool = False,
     ) -> Answer:
@@ -114,7 +117,7 @@ class AsyncClient:
 
         Args:
             ids: one label, or several.
-            k, exclude, allow, buckets: as in `Query`.
+            k, exclude, allow, buckets, explore: as in `Query`.
             bias_removal, popularity: None means 0 here: nearness, not popularity.
             release, preview: as for `retrieve`.
 
@@ -124,7 +127,7 @@ class AsyncClient:
             LongtailError: the service refused, or did not answer.
         """
         asked = {"id": ids} if isinstance(ids, str | int) else {"ids": list(ids)}
-        selection = selection_json(k, bias_removal, popularity, exclude, allow, buckets)
+        selection = selection_json(k, bias_removal, popularity, exclude, allow, buckets, explore)
         return await self._send(
             Call("POST", "/v1/similar", Answer, {**asked, **selection, **options_json(release, preview)})
         )
@@ -200,7 +203,7 @@ class AsyncClient:
         return await self._send(Call("GET", "/v1/release", dict[str, Any]))
 
     async def monitoring(self) -> dict[str, Any]:
-        """What head, torso and tail got in the last minutes, hour and day, beside the baseline.
+        """What head, torso, tail and new labels got in the last minutes, hour and day, beside the baseline.
 
         Raises:
             LongtailError: the service did not answer.

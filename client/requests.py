@@ -33,6 +33,7 @@ class Query:
         allow: if given, only these ids may be answered; empty allows none.
         buckets: if given, only labels of these frequency buckets may be answered.
         popularity: μ of the same: above 0 favours frequent labels, below 0 rare ones; None: the release's default.
+        explore: slots by bucket that are drawn at random from its best labels, such as `{"new": 2}`; None: none.
     """
 
     features: Features
@@ -42,10 +43,13 @@ class Query:
     allow: Collection[LabelId] | None = None
     buckets: Collection[BucketName] | None = None
     popularity: float | None = None
+    explore: Mapping[BucketName, int] | None = None
 
     def json(self) -> dict[str, Any]:
         """The query as the service reads it; raises TypeError as `selection_json`."""
-        selected = selection_json(self.k, self.bias_removal, self.popularity, self.exclude, self.allow, self.buckets)
+        selected = selection_json(
+            self.k, self.bias_removal, self.popularity, self.exclude, self.allow, self.buckets, self.explore
+        )
         return {"features": dict(self.features), **selected}
 
 
@@ -77,15 +81,20 @@ class Feedback:
         request_id: the answer's.
         labels: ids of what was chosen.
         query: which of the answer's results it was, from 0.
+        event: what was done, such as `purchase`; None: the service's default, `click`.
+        weight: what it is worth in training; None: the service's default, 1.
     """
 
     request_id: str
     labels: Collection[LabelId]
     query: int = 0
+    event: str | None = None
+    weight: float | None = None
 
     def json(self) -> dict[str, Any]:
         """The event as the service reads it; raises TypeError if labels is one string."""
-        return {"request_id": self.request_id, "query": self.query, "labels": _several("labels", self.labels)}
+        chosen = {"request_id": self.request_id, "query": self.query, "labels": _several("labels", self.labels)}
+        return chosen | _event_json(self.event, self.weight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +107,7 @@ class Interaction:
         bias_removal: λ at which the service is measured; None: the release's default.
         exclude: ids that would not have been answered.
         popularity: μ at which the service is measured; None: the release's default.
+        event, weight: as of `Feedback`.
     """
 
     features: Features
@@ -105,11 +115,14 @@ class Interaction:
     bias_removal: float | None = None
     exclude: Collection[LabelId] = ()
     popularity: float | None = None
+    event: str | None = None
+    weight: float | None = None
 
     def json(self) -> dict[str, Any]:
         """The event as the service reads it; raises TypeError if labels or exclude is one string."""
-        selected = selection_json(None, self.bias_removal, self.popularity, self.exclude, None, None)
-        return {"features": dict(self.features), "labels": _several("labels", self.labels), **selected}
+        selected = selection_json(None, self.bias_removal, self.popularity, self.exclude, None, None, None)
+        chosen = {"features": dict(self.features), "labels": _several("labels", self.labels), **selected}
+        return chosen | _event_json(self.event, self.weight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +170,7 @@ def selection_json(
     exclude: Collection[LabelId],
     allow: Collection[LabelId] | None,
     buckets: Collection[BucketName] | None,
+    explore: Mapping[BucketName, int] | None,
 ) -> dict[str, Any]:
     """Which labels may be answered, how many, and at which λ and μ, without what was left open.
 
@@ -170,6 +184,7 @@ def selection_json(
         "exclude": _several("exclude", exclude) or None,
         "allow": None if allow is None else _several("allow", allow),
         "buckets": None if buckets is None else _several("buckets", buckets),
+        "explore": None if explore is None else dict(explore),
     }
     return {name: value for name, value in given.items() if value is not None}
 
@@ -188,6 +203,10 @@ def label_path(id: LabelId) -> str:
 def as_list(one_or_several: Item | Iterable[Item]) -> list[Item]:
     """One item, or an iterable of them, as a list."""
     return list(one_or_several) if isinstance(one_or_several, Iterable) else [one_or_several]
+
+
+def _event_json(event: str | None, weight: float | None) -> dict[str, Any]:
+    return {name: value for name, value in (("event", event), ("weight", weight)) if value is not None}
 
 
 def _several(name: str, values: Collection[LabelId]) -> list[LabelId]:

@@ -11,21 +11,32 @@ from pydantic import TypeAdapter
 
 T = TypeVar("T")
 
-BucketName = Literal["head", "torso", "tail"]
-"""Frequency bucket of a label, by its count in training."""
+BucketName = Literal["head", "torso", "tail", "new"]
+"""Frequency bucket of a label, by its count in training: `new` of none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Label:
     """One label of an answer: s = u·v/T + b + λ·log ν + μ·log π in logits, its frequency bucket, its display columns.
 
-    `bucket` is a `BucketName`, or another word of a service newer than this client.
+    `bucket` is a `BucketName`, or another word of a service newer than this client. `propensity` is the probability
+    with which the label is in the answer: 1 but for labels of queries that explore.
     """
 
     id: str
     score: float
     bucket: str
     display: dict[str, Any]
+    propensity: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Exploration:
+    """Slots of an answer that were drawn at random, by bucket, from how many candidates, and at which temperature."""
+
+    slots: dict[str, int]
+    candidates: dict[str, int]
+    temperature: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +51,8 @@ class Unknown:
 class Result:
     """The answer to one query, best label first, and the λ and μ that it was given at.
 
-    `id` is the label asked about, None in answers of `retrieve`; `popularity` is 0 of a service that does not know μ.
+    `id` is the label asked about, None in answers of `retrieve`; `popularity` is 0 of a service that does not know μ;
+    `exploration` is None unless the query explores, and then what was drawn stands at random places.
     """
 
     labels: tuple[Label, ...]
@@ -48,6 +60,7 @@ class Result:
     unknown: Unknown
     id: str | None = None
     popularity: float = 0.0
+    exploration: Exploration | None = None
 
 
 @dataclass(frozen=True, slots=True)

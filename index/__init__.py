@@ -17,6 +17,7 @@ from longtail.index.errors import (
     DeviceError,
     FloorsError,
     FloorsNotMetError,
+    IncompatibleReleaseError,
     LongtailIndexError,
     MergeError,
     QueryError,
@@ -30,6 +31,7 @@ from longtail.index.errors import (
 )
 from longtail.index.manifests import IndexManifest, RecallAt, ReleaseManifest
 from longtail.index.release.bucket_floors import BucketFloors, FloorsReport
+from longtail.index.release.compatibility import Compatibility, refused_features
 from longtail.index.release.merge import MergeReport, merge_labels
 from longtail.index.search.candidates import NO_ROW, no_results, top_k
 from longtail.index.search.exact import ExactRows
@@ -52,12 +54,14 @@ _NEED_FAISS = {
 __all__ = [
     "NO_ROW",
     "BucketFloors",
+    "Compatibility",
     "DeviceError",
     "ExactRows",
     "Filter",
     "FloorsError",
     "FloorsNotMetError",
     "FloorsReport",
+    "IncompatibleReleaseError",
     "IndexManifest",
     "IndexSpec",
     "LongtailIndexError",
@@ -80,6 +84,7 @@ __all__ = [
     "merge_labels",
     "no_results",
     "publish",
+    "refused_features",
     "top_k",
     "without_rows",
 ]

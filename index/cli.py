@@ -32,12 +32,18 @@ ReleasesArgument = Annotated[Path, typer.Argument(metavar="RELEASES", help="Dire
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A release in it.")]
 FloorOption = Annotated[
     list[str] | None,
-    typer.Option(metavar="BUCKET=VALUE", help="Least offline recall of head, torso or tail; over promise.toml's."),
+    typer.Option(metavar="BUCKET=VALUE", help="Least offline recall of head, torso, tail or new; over promise.toml's."),
 ]
 MaxDropOption = Annotated[
     str | None, typer.Option(metavar="SHARE", help="Most of CURRENT's recall that a bucket may lose, such as 10%.")
 ]
-ForceOption = Annotated[bool, typer.Option("--force", help="Publish although a bucket is below its floor.")]
+ForceOption = Annotated[
+    bool, typer.Option("--force", help="Publish although a bucket is below its floor, or clients lose something.")
+]
+StateOption = Annotated[
+    Path | None,
+    typer.Option(envvar="LONGTAIL_STATE", help="The service's state: labels added to it [default: RELEASES/.state]."),
+]
 
 
 @app.command()
@@ -52,6 +58,7 @@ def build(
     floor: FloorOption = None,
     max_drop: MaxDropOption = None,
     force: ForceOption = False,
+    state: StateOption = None,
 ) -> None:
     """Index a bundle, measure recall against exact search, write a release."""
     checked = _device(device)
@@ -71,7 +78,7 @@ def build(
     print(f"recall@{manifest.recall_k} at λ: {_recalls(manifest.recall)}")
     print(f"written: {releases / manifest.name}")
     if floors is not None:
-        _publish(releases, manifest.name, floors, force=force)
+        _publish(releases, manifest.name, floors, force=force, state=state)
 
 
 @app.command()
@@ -81,9 +88,13 @@ def publish(
     floor: FloorOption = None,
     max_drop: MaxDropOption = None,
     force: ForceOption = False,
+    state: StateOption = None,
 ) -> None:
-    """Verify a release, hold it to the bucket floors of promise.toml, and point CURRENT at it."""
-    _publish(releases, name, BucketFloors.read(releases, floors=floor or (), max_drop=max_drop), force=force)
+    """Verify a release, hold it to the bucket floors of promise.toml and to what clients of CURRENT send, and point
+    CURRENT at it.
+    """
+    floors = BucketFloors.read(releases, floors=floor or (), max_drop=max_drop)
+    _publish(releases, name, floors, force=force, state=state)
 
 
 @app.command()
@@ -159,13 +170,22 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(2)
 
 
-def _publish(releases: Path, name: str, floors: BucketFloors, *, force: bool) -> None:
-    report = Releases(releases).publish(name, floors=floors, force=force)
+def _publish(releases: Path, name: str, floors: BucketFloors, *, force: bool, state: Path | None) -> None:
+    compared = Releases(releases).compare(name, state=state) if force else None
+    report = Releases(releases).publish(name, floors=floors, force=force, state=state)
     for line in report.lines():
         print(line)
     if report.unmet:
         print(f"longtail-index: BUCKET FLOORS NOT MET, {name} is published all the same (--force):", file=sys.stderr)
         for sentence in report.unmet:
+            print(f"  {sentence}", file=sys.stderr)
+    if compared is not None and (lost := compared.lines()):
+        print(
+            f"longtail-index: {name} WOULD NOT DO FOR CLIENTS OF {compared.before}, it is published all the same "
+            "(--force):",
+            file=sys.stderr,
+        )
+        for sentence in lost:
             print(f"  {sentence}", file=sys.stderr)
     print(f"published: {name}")
 

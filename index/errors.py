@@ -73,5 +73,20 @@ class FloorsNotMetError(LongtailIndexError):
         self.unmet = unmet
 
 
+class IncompatibleReleaseError(LongtailIndexError):
+    """A release that refuses what clients send, or drops labels that were added; CURRENT is as it was.
+
+    Args:
+        message: lists both.
+        features: query features that it refuses, one sentence each.
+        labels: added labels that it drops, and why, by id.
+    """
+
+    def __init__(self, message: str, *, features: list[str], labels: dict[str, str]) -> None:
+        super().__init__(message)
+        self.features = features
+        self.labels = labels
+
+
 class MergeError(LongtailIndexError):
     """A bundle that cannot take labels in, or a log that leaves none."""

@@ -9,6 +9,7 @@ from time import perf_counter
 
 import numpy as np
 
+from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.manifest import dial_words
 from longtail.index import Releases
 from longtail.serving.core.loader import load_release
@@ -40,11 +41,9 @@ def check_release(path: Path) -> Iterator[str]:
     for bias_removal, popularity in places:
         query = Query(features=example, k=k, bias_removal=bias_removal, popularity=popularity)
         retrieval = retriever.retrieve([query])
-        buckets = np.bincount(retriever.catalogue.buckets(retrieval.rows_N), minlength=3).tolist()
-        yield (
-            f"answers at {dial_words(bias_removal, popularity)}: {len(retrieval.rows_N)} labels, {buckets[0]} head, "
-            f"{buckets[1]} torso, {buckets[2]} tail"
-        )
+        buckets = np.bincount(retriever.catalogue.buckets(retrieval.rows_N), minlength=len(BUCKET_NAMES))
+        counts = ", ".join(f"{count} {name}" for name, count in zip(BUCKET_NAMES, buckets.tolist(), strict=True))
+        yield f"answers at {dial_words(bias_removal, popularity)}: {len(retrieval.rows_N)} labels, {counts}"
     durations = []
     for _ in range(_QUERIES):
         before = perf_counter()
@@ -57,8 +56,7 @@ def check_release(path: Path) -> Iterator[str]:
     if baseline is None:
         yield "baseline: none, so drift will not be measured"
     else:
-        head, torso, tail = baseline.shares
+        shares = ", ".join(f"{name} {share:.1%}" for name, share in zip(BUCKET_NAMES, baseline.shares, strict=True))
         yield (
-            f"baseline at {dial_words(baseline.bias_removal, baseline.popularity_weight)}, k = {baseline.k}: "
-            f"head {head:.1%}, torso {torso:.1%}, tail {tail:.1%}"
+            f"baseline at {dial_words(baseline.bias_removal, baseline.popularity_weight)}, k = {baseline.k}: {shares}"
         )

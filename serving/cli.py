@@ -7,6 +7,7 @@ import sys
 from enum import StrEnum
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from time import time
 from typing import Annotated, Any
 
 import typer
@@ -18,6 +19,7 @@ from longtail.index import LongtailIndexError
 from longtail.serving import logs
 from longtail.serving.check import check_release
 from longtail.serving.errors import ServingError
+from longtail.serving.export import export, read_window
 from longtail.serving.http.app import create_app
 from longtail.serving.process.server import listen
 from longtail.serving.process.supervisor import serve
@@ -78,6 +80,36 @@ def check(
 ) -> None:
     """Verify a release, load it as the service would, answer queries from it, and say what that takes."""
     for line in check_release(release):
+        print(line)
+
+
+@app.command()
+def export_feedback(
+    releases: Annotated[
+        Path | None, typer.Argument(help="Directory of releases that the service follows.", envvar="LONGTAIL_RELEASES")
+    ] = None,
+    *,
+    out: Annotated[Path, typer.Option(help="The Parquet file; one that is there is replaced in one step.")],
+    since: Annotated[
+        str | None, typer.Option(metavar="WHEN", help="Earliest event: ISO 8601, or an age such as 7d, 12h, 30m.")
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option(metavar="WHEN", help="First event left out, likewise [default: now].")
+    ] = None,
+    label_id: Annotated[str, typer.Option(help="Column of the label ids: data.label_id of a recipe.")] = "label_id",
+    all_: Annotated[bool, typer.Option("--all", help="Also events without features.")] = False,
+    state: Annotated[
+        Path | None, typer.Option(envvar="LONGTAIL_STATE", help="The service's state [default: RELEASES/.state].")
+    ] = None,
+) -> None:
+    """Write the service's feedback as training data, while it runs or afterwards."""
+    if state is None:
+        if releases is None:
+            raise typer.BadParameter("expected RELEASES or --state, received neither")
+        state = releases / ".state"
+    now = time()
+    window = read_window(since, until, now)
+    for line in export(state, out, window=window, label_id=label_id, everything=all_).lines():
         print(line)
 
 

@@ -85,6 +85,18 @@ class Settings(BaseSettings):
     """Labels added while serving, at most; a rebuild takes them in."""
     max_answers: int = Field(default=1_000_000, ge=0)
     """Answers that are remembered for feedback to join, at most."""
+    max_feedback: int | None = Field(default=None, ge=0)
+    """Chosen labels that are kept for export, at most; `max_answers` if not set."""
+    feedback_hours: float = Field(default=48.0, gt=0)
+    """How long they are kept; older ones go bit by bit, between requests."""
+    record_features: bool = True
+    """Keep the features of queries with their answers and feedback, in the state directory, for `export-feedback`."""
+    explore_candidates: int = Field(default=100, ge=1)
+    """Labels of a bucket that a request's `explore` draws its slots from: the best by score that are not shown yet."""
+    explore_temperature: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    """Of the softmax over their scores, in logits: lower draws better labels, higher learns about more of them."""
+    explore_seed: int | None = None
+    """For tests: with it the same request under the same X-Request-ID draws the same labels."""
     shadow_k: int = Field(default=20, ge=1)
     """Labels retrieved for an organic interaction, to see whether it would have been answered."""
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from longtail.trainer.errors import CheckpointError, DataError, ExportError, RecipeError, TrainerError
 
 if TYPE_CHECKING:
+    from longtail.trainer import register
     from longtail.trainer.config import Recipe, load_recipe
     from longtail.trainer.evaluation.bundle import EvaluationResult, evaluate
     from longtail.trainer.job import fit
@@ -40,6 +41,7 @@ __all__ = [
     "evaluate",
     "fit",
     "load_recipe",
+    "register",
 ]
 
 _HOMES = {
@@ -59,6 +61,8 @@ _HOMES = {
 if not TYPE_CHECKING:  # type checkers read the imports above, and refuse any other name
 
     def __getattr__(name: str) -> Any:
+        if name == "register":
+            return import_module(f"{__name__}.register")
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

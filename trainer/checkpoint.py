@@ -19,12 +19,20 @@ from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.errors import CheckpointError
 
 _STATE = "state.json"
+_VERSION = 2
+"""Raised when the same recipe and data make other tables: since 2 labels without training pairs have no row of their
+own."""
 
 
-def identity_of(recipe: Recipe, dataset: Dataset) -> str:
-    """Hex sha256 of all that a run's course depends on: the recipe without its paths, and the data."""
+def identity_of(recipe: Recipe, dataset: Dataset, warm_start: str | None = None) -> str:
+    """Hex sha256 of all that a run's course depends on: the recipe without its paths, the source of
+    rows of its own, the data, and the sha256 of the weights it starts from."""
     settings = recipe.model_dump(mode="json", exclude={"name": True, "data": True})
-    settings["reduction"] = recipe.data.reduction
+    settings |= {"reduction": recipe.data.reduction, "version": _VERSION}
+    if recipe.own_rows:
+        settings["own_rows"] = recipe.own_rows
+    if warm_start is not None:
+        settings["warm_start"] = warm_start
     content = json.dumps(settings, sort_keys=True) + dataset.fingerprint()
     return hashlib.sha256(content.encode()).hexdigest()
 

@@ -1,7 +1,8 @@
-"""`longtail-train`: prepare data, fit recipes, evaluate bundles, export checkpoints."""
+"""`longtail-train`: prepare data, fit recipes, evaluate and compare bundles, export checkpoints."""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -22,6 +23,10 @@ _Out = Annotated[Path, typer.Option("--out", help="Bundle directory to write; mu
 _RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="Recipe, a TOML file.")]
 _Set = Annotated[
     list[str] | None, typer.Option("--set", help="Override one recipe value, KEY=VALUE, such as model.dim=32.")
+]
+_Since = Annotated[
+    str | None,
+    typer.Option("--since", help="Only rows from a time on: 2026-01-31, or 30d back from the newest (data.since)."),
 ]
 
 
@@ -45,15 +50,69 @@ def data(
 
 
 @app.command()
-def fit(recipe: _RecipeFile, out: _Out, set_: _Set = None) -> None:
+def init(
+    clicks: Annotated[Path, typer.Argument(metavar="CLICKS", help="Interactions: Parquet, CSV or TSV.")],
+    out: Annotated[Path, typer.Option("--out", help="Recipe to write; must not exist.")] = Path("recipe.toml"),
+    labels: Annotated[Path | None, typer.Option("--labels", help="Feature table of labels.")] = None,
+    queries: Annotated[Path | None, typer.Option("--queries", help="Feature table of queries.")] = None,
+    query_id: Annotated[str | None, typer.Option("--query-id", help="Column of query ids.")] = None,
+    label_id: Annotated[str | None, typer.Option("--label-id", help="Column of label ids.")] = None,
+    timestamp: Annotated[str | None, typer.Option("--timestamp", help="Column of times.")] = None,
+    event: Annotated[str | None, typer.Option("--event", help="Column of event types.")] = None,
+) -> None:
+    """Look at a log and its feature tables, and write a recipe with its reasons."""
+    from longtail.trainer.drafting import draft_recipe
+
+    roles = draft_recipe(
+        clicks, out, queries=queries, labels=labels, query_id=query_id, label_id=label_id, timestamp=timestamp,
+        event=event,
+    )  # fmt: skip
+    say = Console(stderr=True).print
+    for role in ("query_id", "label_id", "timestamp", "event"):
+        guessed = ", a guess" if role in roles.guessed else ""
+        say(f"{role.replace('_', ' '):9} {getattr(roles, role) or 'none'}{guessed}", highlight=False, markup=False)
+    typer.echo(out)
+
+
+@app.command()
+def fit(
+    recipe: _RecipeFile,
+    out: _Out,
+    since: _Since = None,
+    warm_start: Annotated[
+        Path | None, typer.Option("--warm-start", help="Bundle to begin from: its rows and weights, where they fit.")
+    ] = None,
+    track: Annotated[
+        list[str] | None, typer.Option("--track", help="mlflow or wandb: keep settings and figures there too.")
+    ] = None,
+    set_: _Set = None,
+) -> None:
     """Train a recipe, choose λ on valid, evaluate on test, write a bundle. Run again to resume."""
     from longtail.trainer.config import load_recipe
 
-    checked = load_recipe(recipe, set_ or [])  # before anything slow is loaded
+    checked = load_recipe(recipe, _overrides(set_, since))  # before anything slow is loaded
     from longtail.trainer import job
     from longtail.trainer.progress import Reporter
 
-    job.fit(checked, out, Reporter())
+    job.fit(checked, out, Reporter(), warm_start=warm_start, track=track or [])
+
+
+@app.command()
+def check(
+    recipe: _RecipeFile,
+    since: _Since = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    set_: _Set = None,
+) -> None:
+    """Read all that a recipe names and say what is there, without training. Exit code 1 if fit would refuse it."""
+    from longtail.trainer import check as checking
+
+    found = checking.check(recipe, overrides=_overrides(set_, since))
+    if json_:
+        print(json.dumps(found.as_json(), indent=1, ensure_ascii=False))
+    else:
+        checking.show(found, Console())
+    raise typer.Exit(0 if found.ok else 1)
 
 
 @app.command()
@@ -84,6 +143,23 @@ def evaluate(
 
 
 @app.command()
+def compare(
+    a: Annotated[Path, typer.Argument(metavar="A", help="Bundle directory.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Bundle directory.")],
+    metric: Annotated[str, typer.Option(help="Whose k is shown.")] = "recall@20",
+    json_: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Print two bundles side by side: figures with intervals, curves, and what their recipes differ in."""
+    from longtail.trainer.evaluation import compare as comparing
+
+    comparison = comparing.compare(a, b)
+    if json_:
+        typer.echo(comparison.as_json())
+    else:
+        comparison.show(Console(), comparing.shown(comparison, metric))
+
+
+@app.command()
 def export(
     recipe: _RecipeFile,
     work: Annotated[Path, typer.Option("--from", help="The job's OUT.work directory.")],
@@ -98,6 +174,10 @@ def export(
     from longtail.trainer.progress import Reporter
 
     job.export_checkpoint(checked, work, out, Reporter())
+
+
+def _overrides(set_: list[str] | None, since: str | None) -> list[str]:
+    return [*(set_ or []), *([] if since is None else [f'data.since="{since}"'])]
 
 
 def main() -> None:

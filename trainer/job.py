@@ -11,19 +11,26 @@ from pathlib import Path
 import keras
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 
 from longtail.bundle import BiasRemoval, Bundle, CurvePoint, Popularity, refuse_existing
 from longtail.trainer.config import EvaluationConfig, Recipe, load_recipe
 from longtail.trainer.data.dataset import Dataset, read_dataset
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.errors import CheckpointError
+from longtail.trainer.evaluation.comparison import Comparison
 from longtail.trainer.evaluation.dial import Dial, Setting, best_dial, lines
+from longtail.trainer.evaluation.held_out import HeldOut
 from longtail.trainer.evaluation.ranking import bias_removal_curve, log_proposal_of
 from longtail.trainer.evaluation.report import evaluation_table, html_report
+from longtail.trainer.evaluation.tables import baseline_table
 from longtail.trainer.export.bundle import to_bundle
 from longtail.trainer.history import TrainingHistory
 from longtail.trainer.progress import Reporter
+from longtail.trainer.trackers import tracker_module
 from longtail.trainer.train import Trained, prepare_run, train
+from longtail.trainer.verdict import before_test, compare_with_baselines, warn_of_floor
+from longtail.trainer.warm_start import WarmStart
 
 
 def fit(
@@ -32,6 +39,9 @@ def fit(
     reporter: Reporter | None = None,
     *,
     overrides: Sequence[str] = (),
+    warm_start: Path | str | None = None,
+    callbacks: Sequence[keras.callbacks.Callback] = (),
+    track: Sequence[str] = (),
 ) -> Bundle:
     """Run a recipe: train, choose λ and μ on valid, evaluate on test, and write the bundle to `out`.
 
@@ -45,13 +55,20 @@ def fit(
         out: directory to write; must not exist.
         reporter: shows progress and the table of figures; `Reporter()` does on the terminal, None shows nothing.
         overrides: of a recipe that is a path, `KEY=VALUE`, such as `model.dim=32`.
+        warm_start: bundle to begin from: rows of ids that are still there and weights whose shapes match.
+        callbacks: of Keras, beside the run that is validated, not the refit after it. `on_train_begin`,
+            `on_epoch_begin`, `on_epoch_end` (logs `loss` and `val_METRIC`, such as `val_recall@20`) and `on_train_end`
+            are called. `callback.model` is a `keras.Model` of both towers, `model.query` and `model.label`; to set its
+            `stop_training` stops. They are not told what happened before a killed job went on.
+        track: `mlflow`, `wandb`: keep settings and figures there too, of the run that is validated.
 
     Returns:
         The bundle as written; `evaluate` gives its figures.
 
     Raises:
         BundleExistsError: `out` is already there; raised before any work.
-        TrainerError: what is wrong with the recipe, the data, a checkpoint or the export.
+        TrainerError: what is wrong with the recipe, the data, a checkpoint or the export; `warm_start` keeps no
+            weights; a tracker is unknown or not installed.
 
     Example:
         >>> bundle = fit("recipe.toml", "runs/tiny", overrides=["training.epochs=1"])
@@ -62,6 +79,9 @@ def fit(
     if not isinstance(recipe, Recipe):
         recipe = load_recipe(recipe, overrides)
     refuse_existing(out)
+    for name in track:
+        tracker_module(name)
+    weights = None if warm_start is None else WarmStart.read(Path(warm_start))
     dataset = read_dataset(recipe)
     _describe(recipe, dataset, reporter)
     work = work_directory(out)
@@ -72,11 +92,16 @@ def fit(
         work=work / "select",
         logs=work / "logs" / "select",
         reporter=reporter,
+        warm_start=weights,
+        callbacks=callbacks,
+        track=track,
     )
     dial = choose_dial(trained, dataset)
+    warn_of_floor(recipe.evaluation, dial, reporter)
+    compared = None if len(dataset.test) else compare_with_baselines(trained, dataset, dial, "valid", reporter)
     selection = trained.history
     if recipe.training.refit and len(dataset.valid):
-        reporter.say(f"Refit on train + valid for {trained.history.best_epoch} epochs, {dial.default}")
+        reporter.say(f"Refit on train + valid for {trained.history.best_epoch:g} epochs, {dial.default}")
         trained = train(
             recipe,
             dataset.refit(),
@@ -84,8 +109,9 @@ def fit(
             work=work / "refit",
             logs=work / "logs" / "refit",
             reporter=reporter,
+            warm_start=weights,
         )
-    bundle = finish(trained, dataset, dial, selection, reporter).write(out)
+    bundle = finish(trained, dataset, dial, selection, reporter, compared).write(out)
     for stage in ("select", "refit"):
         shutil.rmtree(work / stage, ignore_errors=True)
     reporter.say(f"[bold]Bundle[/] {out}  ·  report {out / 'report.html'}  ·  logs {work / 'logs'}")
@@ -112,7 +138,9 @@ def export_checkpoint(recipe: Recipe, work: Path, out: Path, reporter: Reporter)
     if run.epoch == run.step == 0:
         raise CheckpointError(f"{work / 'select'}: expected a checkpoint of this recipe, found none")
     trained = run.trained
-    return finish(trained, dataset, choose_dial(trained, dataset), trained.history, reporter).write(out)
+    dial = choose_dial(trained, dataset)
+    compared = None if len(dataset.test) else compare_with_baselines(trained, dataset, dial, "valid", reporter)
+    return finish(trained, dataset, dial, trained.history, reporter, compared).write(out)
 
 
 def choose_dial(trained: Trained, dataset: Dataset) -> Dial:
@@ -126,7 +154,8 @@ def choose_dial(trained: Trained, dataset: Dataset) -> Dial:
     config, noise = trained.recipe.evaluation, trained.noise()
     curve: list[CurvePoint] = []
     if len(dataset.valid):
-        chosen_by = f"valid {config.metric}"
+        floor = ", ".join(f"{bucket} >= {least:g}" for bucket, least in config.floor.items())
+        chosen_by = f"{f'the floor {floor} and ' if floor else ''}valid {config.metric}"
         best, curve = best_dial(
             lambda settings: curve_of(trained, dataset.valid, known=dataset.train, config=config, settings=settings),
             config,
@@ -183,8 +212,11 @@ def curve_of(
     )
 
 
-def finish(trained: Trained, dataset: Dataset, dial: Dial, history: TrainingHistory, reporter: Reporter) -> Bundle:
-    """Evaluate on test where there is one, print the table, make the bundle (not yet written).
+def finish(
+    trained: Trained, dataset: Dataset, dial: Dial, history: TrainingHistory, reporter: Reporter,
+    compared: Comparison | None = None,
+) -> Bundle:  # fmt: skip
+    """Evaluate on test where there is one, print the tables, make the bundle (not yet written).
 
     Args:
         trained: the final model.
@@ -192,6 +224,7 @@ def finish(trained: Trained, dataset: Dataset, dial: Dial, history: TrainingHist
         dial: λ and μ as chosen on valid.
         history: of the run that was validated, for the report.
         reporter: where to print.
+        compared: the validated model beside its baselines, where there is no test.
 
     Raises:
         DataError: as `curve_of`.
@@ -200,13 +233,19 @@ def finish(trained: Trained, dataset: Dataset, dial: Dial, history: TrainingHist
     recipe = trained.recipe
     if len(dataset.test):
         reporter.say("Evaluating on test, full catalogue …")
-        known = dataset.train.followed_by(dataset.valid) if len(dataset.valid) else dataset.train
+        known = before_test(dataset)
         settings = lines(recipe.evaluation, trained.noise(), dial.default.bias_removal)
         curve = curve_of(trained, dataset.test, known=known, config=recipe.evaluation, settings=settings)
         dial = dial.measured("test", curve)
+        compared = compare_with_baselines(trained, dataset, dial, "test", reporter)
     if dial.curve:
         title = f"{recipe.name}: {dial.bias_removal.curve_split}"
         reporter.console.print(evaluation_table(title, dial, recipe.evaluation.metric))
+    if compared:
+        reporter.console.print(baseline_table(compared))
+        reporter.say(f"[bold{' red' if compared.behind else ''}]{compared.sentence}[/]")
+        for note in compared.notes:
+            reporter.say(escape(note))
     held_out = next((pairs for pairs in (dataset.test, dataset.valid) if len(pairs)), dataset.train)
     facts = {
         "Labels": f"{len(dataset.label_ids):,}",
@@ -218,21 +257,44 @@ def finish(trained: Trained, dataset: Dataset, dial: Dial, history: TrainingHist
         "Seed": str(recipe.seed),
         "Backend": f"Keras {keras.version()} on {keras.backend.backend()}",
     }
+    measured = held_out_of(recipe, dataset)
+    facts |= {f"{split.capitalize()} pairs": str(found) for split, found in measured.items()}
+    if lines_of_rows := dataset.report.lines()[:1]:
+        facts["Rows"] = lines_of_rows[0]
     reports = {
-        "metrics.json": dial.bias_removal.model_dump_json(indent=1).encode(),
+        "metrics.json": _figures(dial, measured, compared),
         "history.json": json.dumps(asdict(history), indent=1).encode(),
         "recipe.json": recipe.model_dump_json(
             indent=1, by_alias=True, exclude={"data": {"train", "valid", "test", "queries", "labels"}}
         ).encode(),
     }
     if dial.curve:
-        reports["report.html"] = html_report(recipe, dial, history, facts)
+        reports["report.html"] = html_report(recipe, dial, history, facts, compared)
     return to_bundle(trained, np.unique(held_out.askings), dial, reports)
 
 
 def work_directory(out: Path) -> Path:
     """The directory of a job's checkpoints and logs, `OUT.work`."""
     return out.with_name(out.name + ".work")
+
+
+def held_out_of(recipe: Recipe, dataset: Dataset) -> dict[str, HeldOut]:
+    """What there is to find in `valid` and `test`, where they have pairs, and what is left out of them."""
+    seen = {"valid": dataset.train, "test": dataset.train.followed_by(dataset.valid)}
+    labels, exclude_seen = len(dataset.label_ids), recipe.evaluation.exclude_seen
+    return {
+        split: HeldOut.of(pairs, seen[split], labels=labels, exclude_seen=exclude_seen, askers=dataset.askers)
+        for split in seen
+        if len(pairs := getattr(dataset, split))
+    }
+
+
+def _figures(dial: Dial, measured: dict[str, HeldOut], compared: Comparison | None) -> bytes:
+    """metrics.json: the curve, what there was to find, and the baselines."""
+    content = dial.bias_removal.model_dump(mode="json")
+    content["held_out"] = {split: asdict(found) for split, found in measured.items()}
+    content |= compared.record() if compared else {}
+    return json.dumps(content, indent=1, ensure_ascii=False).encode()
 
 
 def _describe(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> None:
@@ -252,3 +314,8 @@ def _describe(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> None:
     paired = [pairs.queries for pairs in (dataset.train, dataset.valid, dataset.test)]
     if unpaired := len(dataset.query_ids) - len(np.unique(np.concatenate(paired))):
         reporter.say(f"{unpaired:,} of the queries have no label: nothing is learned from them or measured on them")
+    for line in dataset.report.lines():
+        reporter.say(escape(line))
+    for split, found in held_out_of(recipe, dataset).items():
+        if found.measured < found.pairs:
+            reporter.say(f"{split.capitalize()}: {found}")

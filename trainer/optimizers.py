@@ -1,4 +1,4 @@
-"""Sparse optimisers, which read and write only the rows a batch touched [DESIGN, Budgets]; L2, rates and clipping.
+"""Sparse optimisers, which read and write only the rows a batch touched [DESIGN, Budgets]; penalties, rates, clipping.
 
 Legend: `U` touched rows, `D` dimensions.
 """
@@ -162,19 +162,23 @@ ROW_OPTIMIZERS: dict[str, Callable[..., RowOptimizer]] = {
 """Optimisers of embedding tables by the name that a recipe's `[optimizer] embeddings` calls them."""
 
 
-def dense_optimizer(name: str, rate: Callable[[Tensor], Tensor], *, momentum: float) -> keras.optimizers.Optimizer:
+def dense_optimizer(
+    name: str, rate: Callable[[Tensor], Tensor], *, momentum: float, weight_decay: float = 0.0
+) -> keras.optimizers.Optimizer:
     """Keras' optimiser of everything that is no embedding table.
 
     Args:
         name: `adam`, `sgd` or `adagrad`; the last from a = 0, as `ElementwiseAdagrad`.
         rate: by step number from 0.
         momentum: of `sgd`.
+        weight_decay: decoupled: a step first multiplies a weight by 1 − rate·weight_decay.
     """
+    decay = weight_decay or None
     if name == "sgd":
-        return keras.optimizers.SGD(rate, momentum=momentum)
+        return keras.optimizers.SGD(rate, momentum=momentum, weight_decay=decay)
     if name == "adagrad":
-        return keras.optimizers.Adagrad(rate, initial_accumulator_value=0.0, epsilon=1e-10)
-    return keras.optimizers.Adam(rate)
+        return keras.optimizers.Adagrad(rate, initial_accumulator_value=0.0, epsilon=1e-10, weight_decay=decay)
+    return keras.optimizers.Adam(rate, weight_decay=decay)
 
 
 class LazyL2:
@@ -208,28 +212,81 @@ class LazyL2:
         return 2 * self.l2 * inside_U1 * gap_U1 * rows_UD
 
 
+class LazyDecay:
+    """Decoupled weight decay (Loshchilov and Hutter 2019) for a step that touches only some rows.
+
+    A row that is touched in step t and was last touched in step s (0 if never) is multiplied by
+    `(1 − rate·weight_decay)^(t − s)`, its due for all steps since, before the optimiser moves it. Under a constant rate
+    a row is then what Keras' AdamW makes of one that has no gradient in between. Rows no step touches keep their
+    values.
+    """
+
+    def __init__(self, table: Table, weight_decay: float) -> None:
+        self.table, self.weight_decay = table, weight_decay
+        self.touched = keras.Variable(
+            "zeros", shape=(table.rows, 1), dtype="float32", trainable=False, name=f"{table.name}_decayed"
+        )
+        """Step of the last touch, [rows, 1]; exact below 2^24 steps."""
+
+    def decayed(self, ids_U: Tensor, rows_UD: Tensor, *, rate: Tensor, step: Tensor) -> Tensor:
+        """The rows after their decay, float32 [U, D]; they count as touched from then on.
+
+        Args:
+            ids_U: distinct row numbers, int32.
+            rows_UD: what the table holds there, float32.
+            rate: learning rate of this step, float32 scalar.
+            step: number of this step, from 1, float32 scalar.
+        """
+        gap_U1 = step - backend.gather(self.touched, ids_U)
+        backend.scatter(self.touched, ids_U, ops.zeros_like(gap_U1) + step)
+        return rows_UD * ops.power(ops.maximum(1 - rate * self.weight_decay, 0.0), gap_U1)
+
+
 def learning_rate(
-    rate: float, schedule: str, total_steps: int, *, milestones: Sequence[float] = (), decay: float = 1.0
+    rate: float,
+    schedule: str,
+    total_steps: int,
+    *,
+    milestones: Sequence[float] = (),
+    decay: float = 1.0,
+    warmup: float = 0.0,
 ) -> Callable[[Tensor], Tensor]:
     """The rate of a step by its number from 0.
 
     Args:
-        rate: the first.
+        rate: the first, or the one that the warm-up ends at.
         schedule: `constant`; `linear` or `cosine`, to 0 at `total_steps`; `step`, times `decay` from each milestone.
         total_steps: of the whole training.
         milestones: rising shares of `total_steps`.
         decay: factor at each.
+        warmup: share of `total_steps` in which the rate rises from 0, in equal parts; `linear` and `cosine` then take
+            the rest to fall.
     """
     schedules = keras.optimizers.schedules
+    rising = round(warmup * total_steps)
+    falling = max(total_steps - rising, 1)
     made: Callable[[Tensor], Tensor]
     if schedule == "step":
         last = [round(share * total_steps) - 1 for share in milestones]
         made = schedules.PiecewiseConstantDecay(last, [rate * decay**passed for passed in range(len(last) + 1)])
     elif schedule == "cosine":
-        made = schedules.CosineDecay(rate, total_steps)
+        made = schedules.CosineDecay(rate, falling)
     else:
-        made = schedules.PolynomialDecay(rate, total_steps, rate if schedule == "constant" else 0.0)
-    return made
+        made = schedules.PolynomialDecay(rate, falling, rate if schedule == "constant" else 0.0)
+    if not rising:
+        return made
+
+    class Warmed(keras.optimizers.schedules.LearningRateSchedule):  # Keras calls any other function without the step
+        def __call__(self, step: Tensor) -> Tensor:
+            step = ops.cast(step, "float32")
+            after = step if schedule == "step" else ops.maximum(step - rising, 0.0)
+            return ops.where(step < rising, rate * step / rising, made(after))
+
+        def get_config(self) -> dict[str, float]:
+            return {"rate": rate, "rising": rising}
+
+    warmed: Callable[[Tensor], Tensor] = Warmed()
+    return warmed
 
 
 def clip_scale(gradients: list[Tensor], limit: float) -> Tensor:

@@ -5,17 +5,19 @@ Legend: `B` batch, `N` training pairs.
 
 from __future__ import annotations
 
-from contextlib import closing
+import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import keras
 import numpy as np
-from tensorboard.summary import Writer
 
 from longtail.bundle import CurvePoint, log_frequencies
 from longtail.bundle.arrays import Float32, Float64, Int32
 from longtail.trainer import backend
+from longtail.trainer.callbacks import Callbacks
+from longtail.trainer.check.limits import check_sizes
 from longtail.trainer.checkpoint import Checkpoints, identity_of
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.batches import epoch_batches
@@ -28,16 +30,18 @@ from longtail.trainer.evaluation.ranking import (
     LabelSide,
     bias_removal_curve,
     buckets_for,
-    check_metric,
     log_proposal_of,
 )
-from longtail.trainer.history import TrainingHistory, best_of
+from longtail.trainer.history import TrainingHistory, best_of, validations_within
 from longtail.trainer.losses.implied_noise import implied_noise, name_of_noise, power_of_q, removes_all
-from longtail.trainer.model.step import TrainStep, check_negatives
+from longtail.trainer.losses.own_rows import check_link
+from longtail.trainer.model.step import TrainStep
 from longtail.trainer.model.two_tower import TwoTower
 from longtail.trainer.progress import Reporter
 from longtail.trainer.sampling.conditional import TREE_DIMS, penalties_of
 from longtail.trainer.sampling.proposal import FittedTree, fit_proposal, read_or_fit_proposal
+from longtail.trainer.trackers import Trackers
+from longtail.trainer.warm_start import CarriedOver, WarmStart
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,11 @@ class Trained:
         log_pi, sampler = _log_frequencies(self.recipe, self.dataset), self.step.sampler
         if self.model.proposal is not None:
             return log_pi
-        log_q = sampler.log_q_L if sampler.q_of_pi is None else keras.ops.convert_to_numpy(sampler.q_of_pi(log_pi))
+        log_q = sampler.log_q_L
+        if sampler.q_of_pi is not None:  # of what batches hold, pairs as such, smoothed
+            log_q = keras.ops.convert_to_numpy(
+                sampler.q_of_pi(_log_frequencies(self.recipe, self.dataset, weighted=False))
+            )
         log_miss = None
         if sampler.log_miss is not None:
             log_miss = keras.ops.convert_to_numpy(sampler.log_miss(keras.ops.convert_to_tensor(log_q)))
@@ -122,6 +130,7 @@ class Run:
             one label is sampled for each.
         epoch, step: where to go on, from 0.
         loss: sum of the losses of the epoch's steps so far.
+        carried: what a fresh model took over by a warm start.
     """
 
     trained: Trained
@@ -131,10 +140,20 @@ class Run:
     epoch: int
     step: int
     loss: float
+    carried: CarriedOver | None = None
 
 
-def prepare_run(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path) -> Run:
+def prepare_run(
+    recipe: Recipe, dataset: Dataset, *, epochs: float, work: Path, warm_start: WarmStart | None = None
+) -> Run:
     """Check the data, encode it, build the model, and load the newest checkpoint in `work` if there is one.
+
+    Args:
+        recipe: the job.
+        dataset: its data.
+        epochs: how many are to be trained.
+        work: directory of the run's checkpoints.
+        warm_start: weights to begin with where there is no checkpoint.
 
     Raises:
         DataError: too few training pairs, a metric over more labels than there are, or a feature's column that
@@ -145,15 +164,11 @@ def prepare_run(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path) ->
     backend.make_deterministic()
     sampled = recipe.data.reduction == "sample"
     visits = dataset.training_queries() if sampled else len(dataset.train)
-    batch_size = min(recipe.training.batch_size, visits)
-    if batch_size < 2:
-        raise DataError(f"training: expected at least 2 {'queries' if sampled else 'pairs'}, found {visits}")
-    if len(dataset.label_ids) < 2:
-        raise DataError("training: expected at least 2 labels, found 1: there is nothing to tell it from")
-    if len(dataset.valid) or len(dataset.test):
-        check_metric(recipe.evaluation, labels=len(dataset.label_ids))
+    parts = recipe.training.accumulate
+    batch_size = min(recipe.training.batch_size, visits) // parts * parts
+    check_sizes(recipe, dataset)
+    check_link(recipe, validating=len(dataset.valid) > 0)
     encoding = Encoding.fit(recipe, dataset)
-    check_negatives(recipe, labels=len(dataset.label_ids), batch_size=batch_size)
     threshold = recipe.loss.weight.threshold or 0.0
     highest_frequency = float(np.exp(_log_frequencies(recipe, dataset).max()))
     if threshold > highest_frequency:
@@ -162,14 +177,16 @@ def prepare_run(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path) ->
             f"label, beyond which there are no negatives, received {threshold}"
         )
     steps_per_epoch = visits // batch_size
-    identity = identity_of(recipe, dataset)
+    identity = identity_of(recipe, dataset, None if warm_start is None else warm_start.sha256)
     tree = _tree(recipe, dataset, encoding, work / f"proposal-{identity[:16]}.npz")
     model = TwoTower(recipe, encoding, len(dataset.label_ids), None if tree is None else tree.proposal)
+    carried = None if warm_start is None else warm_start.carry_over(model, encoding.vocabularies, dataset.label_ids)
     train_step = TrainStep(
         model,
         dataset.label_visits(one_label_per_query=sampled),
+        weighted_L=dataset.label_visits(one_label_per_query=sampled, weighted=True),
         batch_size=batch_size,
-        total_steps=epochs * steps_per_epoch,
+        total_steps=round(epochs * steps_per_epoch),
         pairs=len(dataset.train),
     )
     held_out = {} if tree is None else tree.held_out
@@ -177,14 +194,27 @@ def prepare_run(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path) ->
     checkpoints = Checkpoints(work, f"{identity}-{epochs}")
     state = checkpoints.load("latest", train_step.variables)
     if state is None:
-        return Run(trained, checkpoints, batch_size, steps_per_epoch, 0, 0, 0.0)
-    metrics = {int(epoch): metric for epoch, metric in state["history"]["metrics"].items()}
+        return Run(trained, checkpoints, batch_size, steps_per_epoch, 0, 0, 0.0, carried)
+    metrics = {
+        int(epoch) if epoch.isdigit() else float(epoch): metric for epoch, metric in state["history"]["metrics"].items()
+    }
     history = TrainingHistory(state["history"]["losses"], metrics, state["history"]["best_epoch"], held_out)
     trained = replace(trained, history=history)
     return Run(trained, checkpoints, batch_size, steps_per_epoch, state["epoch"], state["step"], state["loss"])
 
 
-def train(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path, logs: Path, reporter: Reporter) -> Trained:
+def train(
+    recipe: Recipe,
+    dataset: Dataset,
+    *,
+    epochs: float,
+    work: Path,
+    logs: Path,
+    reporter: Reporter,
+    warm_start: WarmStart | None = None,
+    callbacks: Sequence[keras.callbacks.Callback] = (),
+    track: Sequence[str] = (),
+) -> Trained:
     """Train, going on from the newest checkpoint in `work` if there is one.
 
     Interrupted and resumed at any step, the result equals that of an uninterrupted run to the last bit
@@ -193,20 +223,28 @@ def train(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path, logs: Pa
     Args:
         recipe: the job.
         dataset: its data; validation runs if `valid` has pairs.
-        epochs: how many to train, at most.
+        epochs: how many to train, at most; a fraction ends within an epoch.
         work: directory of this run's checkpoints.
         logs: directory of TensorBoard logs.
         reporter: shows progress.
+        warm_start: weights to begin with.
+        callbacks: of Keras, as `Callbacks` calls them.
+        track: trackers beside TensorBoard, by name.
 
     Raises:
         DataError: as `prepare_run`, or the loss is no longer finite.
         CheckpointError: as `prepare_run`.
+        RecipeError: a tracker is unknown or not installed.
     """
-    run = prepare_run(recipe, dataset, epochs=epochs, work=work)
+    run = prepare_run(recipe, dataset, epochs=epochs, work=work, warm_start=warm_start)
     trained, checkpoints, batch_size, steps = run.trained, run.checkpoints, run.batch_size, run.steps_per_epoch
     train_step, history, validating = trained.step, trained.history, len(dataset.valid) > 0
     known = KnownPositives.of(dataset.train) if recipe.loss.resolved_hits == "mask_known" else None
+    last_steps = round(epochs * steps)
+    every = recipe.training.evaluate_every
 
+    for line in [] if run.carried is None else run.carried.lines():
+        reporter.say(f"Warm start: {line}")
     if history.tree_penalties:
         tried = ", ".join(f"{log_p:.4f} at {penalty:g}" for penalty, log_p in history.tree_penalties.items())
         reporter.say(f"Tree: λ_n by held-out log p_n, nats: {tried}")
@@ -216,14 +254,42 @@ def train(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path, logs: Pa
             kind, train_step.variables, {"epoch": epoch, "step": step, "loss": loss, "history": asdict(history)}
         )
 
-    with closing(Writer(str(logs))) as board, reporter.training(recipe.name, epochs, steps * batch_size) as progress:
-        for epoch in range(run.epoch, epochs):
-            if _out_of_patience(recipe, history):
+    def validate(epoch: int, step: int, total: float) -> float:
+        """The metric after some steps of an epoch; the best so far is kept."""
+        curve = _validate(trained)
+        best = best_of(curve, recipe.evaluation.metric)
+        metric = best.metrics[recipe.evaluation.metric].value
+        at = epoch + 1 if step == steps else round(epoch + step / steps, 6)
+        history.metrics[at] = metric
+        figures = {recipe.evaluation.metric: metric, "best_bias_removal": best.bias_removal}
+        figures["best_popularity"] = best.popularity
+        trackers.record({f"valid/{name}": value for name, value in figures.items()}, place(epoch, step))
+        progress.validated(at, total / step, recipe.evaluation.metric, curve)
+        if metric >= max(history.metrics.values()):
+            history.best_epoch = at
+            save("best", *((epoch + 1, 0, 0.0) if step == steps else (epoch, step, total)))
+        return metric
+
+    def place(epoch: int, step: int) -> int:
+        """Where trackers put a figure: at the epoch, or at the step where some validations are within epochs."""
+        return epoch * steps + step if every < 1 else epoch + 1
+
+    watching = Callbacks(callbacks, trained.model, epochs=math.ceil(epochs), steps=steps)
+    with (
+        Trackers(logs, recipe, track) as trackers,
+        reporter.training(recipe.name, math.ceil(epochs), steps * batch_size) as progress,
+    ):
+        watching.begin()
+        for epoch in range(run.epoch, math.ceil(epochs)):
+            if history.out_of_patience(recipe.resolved_patience):
                 break
             first, total = (run.step, run.loss) if epoch == run.epoch else (0, 0.0)
             progress.epoch(epoch, done=first * batch_size)
+            watching.epoch_begins(epoch)
             if first == 0:
                 train_step.begin_epoch()
+            end = min(steps, last_steps - epoch * steps)
+            within = validations_within(every, steps) if validating else frozenset()
             batches = epoch_batches(
                 dataset.train,
                 trained.encoding.query,
@@ -235,6 +301,7 @@ def train(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path, logs: Pa
                 known=known,
                 impressions=dataset.impressions if recipe.loss.impressions else None,
             )
+            done, logs_of_epoch = first, dict[str, float]()
             for step, batch in batches:
                 loss = float(train_step(batch))
                 if not np.isfinite(loss):
@@ -242,28 +309,31 @@ def train(recipe: Recipe, dataset: Dataset, *, epochs: int, work: Path, logs: Pa
                         f"training: expected a finite loss, found {loss} at epoch {epoch + 1}, step {step + 1}"
                     )
                 total += loss
-                progress.advance(batch_size, loss=total / (step + 1))
-                if (step + 1) % recipe.training.checkpoint_steps == 0 and step + 1 < steps:
-                    save("latest", epoch, step + 1, total)
-            history.losses.append(total / steps)
-            board.add_scalar("train/loss", history.losses[-1], epoch + 1)
-            if validating and ((epoch + 1) % recipe.training.evaluate_every == 0 or epoch + 1 == epochs):
-                curve = _validate(trained)
-                best = best_of(curve, recipe.evaluation.metric)
-                metric = best.metrics[recipe.evaluation.metric].value
-                history.metrics[epoch + 1] = metric
-                board.add_scalar(f"valid/{recipe.evaluation.metric}", metric, epoch + 1)
-                board.add_scalar("valid/best_bias_removal", best.bias_removal, epoch + 1)
-                board.add_scalar("valid/best_popularity", best.popularity, epoch + 1)
-                progress.validated(epoch, history.losses[-1], recipe.evaluation.metric, curve)
-                if metric >= max(history.metrics.values()):
-                    history.best_epoch = epoch + 1
-                    save("best", epoch + 1, 0, 0.0)
+                done = step + 1
+                progress.advance(batch_size, loss=total / done)
+                if done in within and done < end:
+                    validate(epoch, done, total)
+                    save("latest", epoch, done, total)
+                    if history.out_of_patience(recipe.resolved_patience):
+                        break
+                elif done % recipe.training.checkpoint_steps == 0 and done < end:
+                    save("latest", epoch, done, total)
+                if done == end:
+                    break
+            history.losses.append(total / done)
+            trackers.record({"train/loss": history.losses[-1]}, place(epoch, done))
+            logs_of_epoch["loss"] = history.losses[-1]
+            ended = done == end and (every < 1 or (epoch + 1) % every == 0 or epoch + 1 >= epochs)
+            if validating and ended:
+                logs_of_epoch[f"val_{recipe.evaluation.metric}"] = validate(epoch, done, total)
             save("latest", epoch + 1, 0, 0.0)
+            if watching.epoch_ends(epoch, logs_of_epoch):
+                break
+        watching.end()
     if validating:
         checkpoints.load("best", train_step.variables)
     else:
-        history.best_epoch = len(history.losses)
+        history.best_epoch = min(len(history.losses), epochs)
     return trained
 
 
@@ -276,7 +346,7 @@ def _tree(recipe: Recipe, dataset: Dataset, encoding: Encoding, path: Path) -> F
     return read_or_fit_proposal(
         path,
         lambda: fit_proposal(
-            recipe.query.features,
+            [feature for feature in recipe.query.features if feature.in_tree],
             lambda rows_B: encoding.query.of_pairs(rows_B, rng),
             dataset.train.labels,
             vocabulary_rows=encoding.vocabulary_rows,
@@ -307,14 +377,8 @@ def _validate(trained: Trained) -> list[CurvePoint]:
     )
 
 
-def _log_frequencies(recipe: Recipe, dataset: Dataset) -> Float64:
-    """log π of what training visits, float64 [L], nats."""
-    visits_L = dataset.label_visits(one_label_per_query=recipe.data.reduction == "sample")
+def _log_frequencies(recipe: Recipe, dataset: Dataset, *, weighted: bool = True) -> Float64:
+    """log π of what training visits, by what its pairs weigh or by their number, float64 [L], nats."""
+    sampled = recipe.data.reduction == "sample"
+    visits_L = dataset.label_visits(one_label_per_query=sampled, weighted=weighted)
     return log_frequencies(visits_L, smoothing=recipe.loss.smoothing)
-
-
-def _out_of_patience(recipe: Recipe, history: TrainingHistory) -> bool:
-    patience = recipe.training.patience
-    if patience is None or not history.metrics:
-        return False
-    return sum(epoch > history.best_epoch for epoch in history.metrics) >= patience

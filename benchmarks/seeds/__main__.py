@@ -44,6 +44,7 @@ def main(
     if not report:
         from benchmarks.seeds.data import derive
         from benchmarks.seeds.run import Bench, OutOfTimeError
+        from benchmarks.seeds.signal import overlaps
 
         console, deadline = Console(highlight=False), time.monotonic() + 60 * minutes
         for study in chosen:
@@ -56,6 +57,8 @@ def main(
                 rows = [row for row in study.methods if row.name in (method or [row.name])]
                 for row in rows[part::parts]:
                     bench.finish(row)
+                if study.name == "bm20.mixture-10k" and part == 0 and not store.overlaps():
+                    store.put_overlaps(overlaps(bench))
             except OutOfTimeError:
                 console.print(f"{study.name}: out of time; the same command goes on.")
                 raise typer.Exit(75) from None

@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 
 from benchmarks.seeds.profiles import profile
 from longtail.bundle import BundleExistsError, atomic_directory
-from longtail.bundle.arrays import Float32, Int64
+from longtail.bundle.arrays import Float32, Float64, Int64
 
-DIMS, USERS = 32, 2_500
+DIMS, USERS, MIXTURE_NOISE = 32, 2_500, 0.2
 
 _HISTORY = f"""# {USERS:,} users of Gowalla: the next check-in from the others.
 name = "gowalla-history"
@@ -80,7 +80,7 @@ def _histories(data: Path) -> None:
         (working / "recipe.toml").write_text(_HISTORY, encoding="utf-8")
 
 
-def _mixture() -> tuple[Int64, dict[str, int]]:
+def mixture() -> tuple[Int64, dict[str, int]]:
     """Labels of all rows by Zipf's law, and how many rows are train, valid and test."""
     parts = {"train": 100_000, "valid": 2_000, "test": 5_000}
     frequency_L = 1 / (np.arange(10_000) + 10.0)
@@ -97,23 +97,32 @@ def _profiled(kind: str) -> tuple[Int64, dict[str, int]]:
 
 
 _GENERATORS = {
-    "mixture-10k": _mixture,
+    "mixture-10k": mixture,
     "exp-100": lambda: _profiled("exp"),
     "step-100": lambda: _profiled("step"),
 }
 
 
-def rows_around_means(labels_N: Int64, *, noise: float, seed: int = 0) -> Float32:
-    """x = mean of its label + noise, float32 [N, 32]; means are independent, of expected length 1."""
+def rows_around_means(labels_N: Int64, *, noise: float, seed: int = 0) -> tuple[Float32, Float64]:
+    """x = mean of its label + noise, and the means, which are independent, of expected length 1.
+
+    Args:
+        labels_N: the row's label, int64 [N].
+        noise: standard deviation of every coordinate.
+        seed: what both are drawn by.
+
+    Returns:
+        x, float32 [N, 32], and the means of labels 0 to the largest, float64 [L, 32].
+    """
     rng = np.random.default_rng(seed)
     means_LD = rng.standard_normal((labels_N.max() + 1, DIMS)) / np.sqrt(DIMS)
     x_ND: Float32 = (means_LD[labels_N] + noise * rng.standard_normal((len(labels_N), DIMS))).astype(np.float32)
-    return x_ND
+    return x_ND, means_LD
 
 
 def _write(target: Path, labels_N: Int64, parts: dict[str, int]) -> None:
     rows = len(labels_N)
-    x_ND = rows_around_means(labels_N, noise=0.2 if labels_N.max() > 1_000 else 0.3)
+    x_ND, _ = rows_around_means(labels_N, noise=MIXTURE_NOISE if target.name == "mixture-10k" else 0.3)
     ids = pa.array([f"r{row}" for row in range(rows)])
     names = pa.array([f"x{dim}" for dim in range(DIMS)])
     keys = names.take(pa.array(np.tile(np.arange(DIMS), rows)))

@@ -118,7 +118,7 @@ class Bench:
         records = self.store.records(self.study)
         key = key_of(method.name, choice, SEEDS[0])
         if key not in records:
-            run = self._prepare(method, choice, SEEDS[0])
+            run = self.prepare(method, choice, SEEDS[0])
             records[key] = self._trained(method, choice, SEEDS[0], run)
             rivals = [it.valid for it in records.values() if it.method == method.name and it.seed == SEEDS[0]]
             if records[key].valid == max(rivals):
@@ -133,7 +133,7 @@ class Bench:
         if seed == SEEDS[0] and key in best and not self.study.timed:
             record, run = first, best[key]
         else:
-            run = self._prepare(method, choice, seed, compiled=best.get(key))
+            run = self.prepare(method, choice, seed, compiled=best.get(key))
             record = self._trained(
                 method, choice, seed, run, moments_at=first.bias_removal if self.study.timed else None
             )
@@ -157,7 +157,7 @@ class Bench:
             if name in measured[at].contributions
         }
 
-    def _prepare(self, method: Method, choice: dict[str, float], seed: int, *, compiled: Run | None = None) -> Run:
+    def prepare(self, method: Method, choice: dict[str, float], seed: int, *, compiled: Run | None = None) -> Run:
         """A fresh run; its values in an already compiled step of another seed, if one is given."""
         if time.monotonic() > self.deadline:
             raise OutOfTimeError
@@ -229,7 +229,7 @@ class Bench:
             done = self.store.records(self.study).get(key_of(POPULARITY, {}, SEEDS[0]))
             if done is not None:
                 return
-        dataset, run = self.dataset, self._prepare(self.study.methods[1], {}, SEEDS[0])
+        dataset, run = self.dataset, self.prepare(self.study.methods[1], {}, SEEDS[0])
         recipe = run.trained.recipe
         visits_L = dataset.label_visits(one_label_per_query=recipe.data.reduction == "sample")
         log_pi_L = log_frequencies(visits_L, smoothing=0.5).astype(np.float32)

@@ -114,6 +114,16 @@ class Store:
             text = "[\n" + ",\n".join(json.dumps(it) for it in records) + "\n]\n"
             replace_file(self.packed / f"{study.name}.json", text.encode())
 
+    def overlaps(self) -> dict[str, float]:
+        """2 Σ_y α_xy of [BM20 eq. 16] by noise, {} before it was measured."""
+        path = self.packed / "overlap.json"
+        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+
+    def put_overlaps(self, by_noise: dict[str, float]) -> None:
+        """Keep them."""
+        self.packed.mkdir(parents=True, exist_ok=True)
+        replace_file(self.packed / "overlap.json", f"{json.dumps(by_noise)}\n".encode())
+
 
 def pack_values(values_N: Float64) -> str:
     """Float16 values of every query as text."""

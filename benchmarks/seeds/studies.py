@@ -343,7 +343,7 @@ def approximations() -> list[Study]:
     rows = (
         Method(POPULARITY),
         Method("adversarial", {"loss.family": '"logistic"', "loss.sampler": tree}, grid),
-        Method("uniform", {"loss.family": '"logistic"', "loss.sampler": uniform}, grid, 4),
+        Method("uniform", {"loss.family": '"logistic"', "loss.sampler": uniform}, grid, 6),
         Method(
             "frequency",
             {"loss.family": '"logistic"', "loss.sampler": f'{{ name = "popularity", {draws} }}'}, grid, 4,
@@ -354,12 +354,12 @@ def approximations() -> list[Study]:
             {
                 "loss.family": '{ name = "logistic", pairwise = true }', "loss.sampler": uniform,
                 "loss.weight": '"importance"',
-            }, grid[:1], 4,
+            }, grid[:1], 6,
         ),
         Method(
             "Augment & Reduce",
             {"loss.family": '"augment_and_reduce"', "loss.sampler": uniform, "loss.weight": '"importance"'},
-            grid[:1], 4,
+            grid[:1], 6,
         ),
         Method(FULL, {"loss.sampler": '"full"', "loss.weight": '"importance"'}, grid[:1]),
     )  # fmt: skip

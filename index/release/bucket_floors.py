@@ -1,4 +1,4 @@
-"""Bucket floors: the least offline recall of head, torso and tail with which a release may be published.
+"""Bucket floors: the least offline recall of head, torso, tail and new with which a release may be published.
 
 RELEASES/promise.toml, every key optional:
 
@@ -25,7 +25,9 @@ from longtail.index.errors import FloorsError, FloorsNotMetError
 
 FLOORS_FILE = "promise.toml"
 
-BucketName = Literal["head", "torso", "tail"]
+BucketName = Literal["head", "torso", "tail", "new"]
+_COMPARED = tuple(bucket for bucket in BUCKET_NAMES if bucket != "new")
+"""Buckets that a largest drop holds for: which labels are new, and whether any is, differs from release to release."""
 _ROUNDING = 1e-12
 _Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
@@ -38,7 +40,7 @@ class BucketFloors(BaseModel):
     metric: str = Field(default="recall@20", pattern=r"^[a-z_]+@[1-9][0-9]*$")
     """Metric of the offline curve, without the bucket; higher must be better."""
     max_drop: _Share | None = None
-    """Share of CURRENT's value that a bucket may lose: at 0.1, 0.020 may become 0.018."""
+    """Share of CURRENT's value that head, torso and tail may lose: at 0.1, 0.020 may become 0.018."""
     floors: dict[BucketName, _Share] = {}
     """Least value of a bucket, whatever CURRENT's is."""
 
@@ -82,7 +84,7 @@ class BucketFloors(BaseModel):
             return "none configured"
         parts = [f"{bucket} at least {self.floors[bucket]:g}" for bucket in BUCKET_NAMES if bucket in self.floors]
         if self.max_drop is not None:
-            parts.append(f"no bucket more than {_percent(self.max_drop)} below CURRENT's")
+            parts.append(f"none of {', '.join(_COMPARED)} more than {_percent(self.max_drop)} below CURRENT's")
         return f"{self.metric}: {', '.join(parts)}"
 
     def compare(self, after: BucketMetrics, before: BucketMetrics | None) -> FloorsReport:
@@ -93,9 +95,10 @@ class BucketFloors(BaseModel):
             before: CURRENT's; None if nothing is published or CURRENT cannot be read.
         """
         unmet = []
-        for bucket in BUCKET_NAMES if self.max_drop is not None else self.floors:
+        compared = _COMPARED if self.max_drop is not None else ()
+        for bucket in (bucket for bucket in BUCKET_NAMES if bucket in compared or bucket in self.floors):
             bounds = [(self.floors[bucket], "the floor")] if bucket in self.floors else []
-            if self.max_drop is not None and before is not None and bucket in before.buckets:
+            if bucket in compared and self.max_drop is not None and before is not None and bucket in before.buckets:
                 was = before.buckets[bucket]
                 bounds.append((was * (1 - self.max_drop), f"{_percent(self.max_drop)} below {before.name}'s {was:.4g}"))
             found = after.buckets.get(bucket)
@@ -200,7 +203,7 @@ def _checked(content: dict[str, Any], where: str) -> BucketFloors:
             message = "is no key of promise.toml" if fault["type"] == "extra_forbidden" else fault["msg"]
             faults.append(f"{key}: {message}{shown}")
         raise FloorsError(
-            f"{where}: expected metric, max_drop and floors of head, torso and tail; {'; '.join(faults)}"
+            f"{where}: expected metric, max_drop and floors of {', '.join(BUCKET_NAMES)}; {'; '.join(faults)}"
         ) from error
 
 

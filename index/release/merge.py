@@ -1,10 +1,11 @@
 """Take labels that were added or hidden while a service ran into a bundle, so that the next build indexes them.
 
-Added labels become ordinary rows at the end: count 0, tail, bias 0, log ν and log π of the rarest label. A label of the
+Added labels become ordinary rows at the end: count 0, new, bias 0, log ν and log π of the rarest label. A label of the
 bundle that was embedded again keeps its row, count, log ν, log π and bias. Hidden labels lose their row; towers and
 vocabularies stay, so queries may go on naming them in histories. log ν and log π are normalised again: one constant
 each for all labels, which changes no order at any λ and μ. Thresholds of buckets, κ, the λ default and the offline
-curve stay as they were measured, without the added labels. The log is only read: it serves older releases still.
+curve stay as they were measured, without the added labels; in a bundle that does not know `new` yet, all its labels of
+count 0 become new. The log is only read: it serves older releases still.
 
 Legend: `L` labels of the bundle, `M` changed ones.
 """
@@ -17,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from longtail.bundle import Bundle, LabelLog, Labels, refuse_existing, replay
+from longtail.bundle import Buckets, Bundle, LabelLog, Labels, refuse_existing, replay
 from longtail.bundle.added_labels import NEW_LABEL, AddedLabels, LabelAdder, joined
 from longtail.bundle.arrays import Float32, Int64
 from longtail.bundle.bundle import CONTRACT_FILES
@@ -91,12 +92,14 @@ def merge_labels(bundle: Path, log: Path, out: Path) -> MergeReport:
         skipped=skipped,
     )
     manifest = source.manifest
+    buckets = manifest.buckets.model_copy(update={"never_seen": "new"})
     newest = max((record.at for record in changes.records()), default=adder.data_until)
     replace(
         source,
         manifest=manifest.model_copy(
             update={
                 "labels": report.labels,
+                "buckets": buckets,
                 "created_at": max(utc(manifest.created_at), newest),
                 "training_data": manifest.training_data
                 | {
@@ -107,7 +110,7 @@ def merge_labels(bundle: Path, log: Path, out: Path) -> MergeReport:
                 },
             }
         ),
-        labels=_labels(source.labels, added, places),
+        labels=_labels(source.labels, added, places, buckets),
         embeddings=np.concatenate([source.embeddings, added.embeddings])[places],
         reports=_reports(source, bundle),
         path=None,
@@ -115,7 +118,7 @@ def merge_labels(bundle: Path, log: Path, out: Path) -> MergeReport:
     return report
 
 
-def _labels(labels: Labels, added: AddedLabels, places: Int64) -> Labels:
+def _labels(labels: Labels, added: AddedLabels, places: Int64, buckets: Buckets) -> Labels:
     """Rows of the label table followed by the added ones, in the order of `places`."""
     bias, log_popularity = joined(labels.bias, added.bias), joined(labels.log_popularity, added.log_popularity)
     columns = DisplayColumns(labels.display)
@@ -124,11 +127,12 @@ def _labels(labels: Labels, added: AddedLabels, places: Int64) -> Labels:
         more = columns.column(name, [display[name] for display in added.display])
         before = labels.display[name].cast(more.type)
         display[name] = pa.chunked_array([*before.chunks, more]).take(places)
+    counts = np.concatenate([labels.counts, added.counts])[places]
     return Labels(
         ids=pa.concat_arrays([labels.ids, pa.array(added.ids, pa.string())]).take(places),
-        counts=np.concatenate([labels.counts, added.counts])[places],
+        counts=counts,
         log_pn=_normalised(np.concatenate([labels.log_pn, added.log_pn])[places]),
-        buckets=np.concatenate([labels.buckets, added.buckets])[places],
+        buckets=buckets.assign(counts),
         bias=None if bias is None else bias[places],
         display=pa.table(display),
         log_popularity=None if log_popularity is None else _normalised(log_popularity[places]),

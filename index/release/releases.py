@@ -3,7 +3,8 @@
 `CURRENT` holds the name of the published release and is the only truth; `HISTORY` holds the names published up
 to it, oldest first, so that `rollback` knows where to go. Each is replaced in one step, in an order that leaves
 every crash in between consistent: names in HISTORY after CURRENT's last place were never reached. Writers take
-turns through a lock that the system releases when a process dies; readers need none.
+turns through a lock that the system releases when a process dies; readers need none. `FORCED` holds the name of a
+release that was published by force, or gone back to: a service takes it although it refuses what clients send.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from longtail.bundle import BundleError, remove_stale, replace_file
+from longtail.bundle import Bundle, BundleError, remove_stale, replace_file
 from longtail.index.errors import LongtailIndexError, ReleaseNotFoundError
 from longtail.index.manifests import Device, ReleaseManifest
 from longtail.index.release.bucket_floors import BucketFloors, BucketMetrics, FloorsReport
+from longtail.index.release.compatibility import LABEL_LOG, Compatibility, compare_releases
 from longtail.index.release.release import (
+    BUNDLE,
     Release,
     check_name,
     open_release,
@@ -29,6 +32,7 @@ from longtail.index.release.release import (
 
 CURRENT = "CURRENT"
 HISTORY = "HISTORY"
+FORCED = "FORCED"
 _LOCK = ".lock"
 
 
@@ -91,13 +95,37 @@ class Releases:
         """
         return open_release(self._existing(name), mapped=False)
 
-    def publish(self, name: str, *, floors: BucketFloors | None = None, force: bool = False) -> FloorsReport:
+    def forced(self) -> str | None:
+        """The release that serves although it may refuse what clients send, if there is one."""
+        try:
+            return (self.root / FORCED).read_text(encoding="utf-8", errors="replace").strip()
+        except FileNotFoundError:
+            return None
+
+    def compare(self, name: str, *, state: Path | None = None) -> Compatibility | None:
+        """What clients of the published release would lose by another; None if nothing else is published.
+
+        A published release that cannot be read must not hold up the next: then there is nothing to compare.
+
+        Args:
+            name: the other release's.
+            state: the service's state directory, for the labels added to it; by default `.state` of this one.
+
+        Raises:
+            LongtailIndexError, BundleError: as `open`, of the other one.
+        """
+        return self._compare(name, Bundle.load(self._existing(name) / BUNDLE), state)
+
+    def publish(
+        self, name: str, *, floors: BucketFloors | None = None, force: bool = False, state: Path | None = None
+    ) -> FloorsReport:
         """Verify a release and point CURRENT at it; a service that follows CURRENT then loads it.
 
         Args:
             name: the release's name.
             floors: what its buckets must be given; by default what `promise.toml` says.
-            force: publish a release that is below a floor, too.
+            force: publish a release that is below a floor, or takes something away from clients, too.
+            state: the service's state directory, for the labels added to it; by default `.state` of this one.
 
         Returns:
             The floors and how the release stands to them.
@@ -105,6 +133,8 @@ class Releases:
         Raises:
             FloorsError: promise.toml cannot be read.
             FloorsNotMetError: a bucket gets less than its floor.
+            IncompatibleReleaseError: it refuses query features that the published release takes, or drops labels that
+                were added while serving.
             LongtailIndexError, BundleError: as `open`; CURRENT stays as it was.
         """
         check_name(name)
@@ -116,6 +146,9 @@ class Releases:
             report = floors.compare(after, self._current_metrics(current, floors.metric))
             if not force:
                 report.check()
+                if (compared := self._compare(name, release.bundle, state)) is not None:
+                    compared.check()
+            self._note_forced(name if force else None)
             if name != current:
                 # HISTORY first: until CURRENT follows, the new name stands beyond its place and counts for nothing.
                 self._write_history([*self._history(current), name])
@@ -125,7 +158,7 @@ class Releases:
     def rollback(self) -> str:
         """Point CURRENT back at the release published before, skipping deleted ones; returns its name.
 
-        It is held to no floors.
+        It is held to no floors, and may refuse what clients have begun to send since.
 
         Raises:
             ReleaseNotFoundError: nothing is published, or nothing was before.
@@ -139,6 +172,7 @@ class Releases:
                     f"{self.root}: expected a release published before {current or 'any'}, found none in {HISTORY}"
                 )
             self.verify(history[-1])
+            self._note_forced(history[-1])
             self._point_to(history[-1])
             self._write_history(history)
             return history[-1]
@@ -223,6 +257,22 @@ class Releases:
         except BundleError:
             return None
 
+    def _compare(self, name: str, bundle: Bundle, state: Path | None) -> Compatibility | None:
+        current = self.current()
+        if current is None or current == name:
+            return None
+        try:
+            log = (state or self.root / ".state") / LABEL_LOG
+            return compare_releases((current, self.root / current / BUNDLE), (name, bundle), log)
+        except BundleError:
+            return None
+
+    def _note_forced(self, name: str | None) -> None:
+        if name is None:
+            (self.root / FORCED).unlink(missing_ok=True)
+        else:
+            replace_file(self.root / FORCED, f"{name}\n".encode())
+
     def _write_history(self, names: list[str]) -> None:
         replace_file(self.root / HISTORY, "".join(f"{name}\n" for name in names).encode())
 
@@ -240,7 +290,12 @@ class Releases:
 
 
 def publish(
-    releases: str | Path, name: str, *, floors: BucketFloors | None = None, force: bool = False
+    releases: str | Path,
+    name: str,
+    *,
+    floors: BucketFloors | None = None,
+    force: bool = False,
+    state: str | Path | None = None,
 ) -> FloorsReport:
     """Verify a release and make it the one that serves; `Releases(releases).publish(name)`, which says what it raises.
 
@@ -248,7 +303,8 @@ def publish(
         releases: directory of releases.
         name: name of a release in the directory.
         floors: what its buckets must be given; by default what `promise.toml` in the directory says.
-        force: publish a release that is below a floor, too.
+        force: publish a release that is below a floor, or takes something away from clients, too.
+        state: the service's state directory, for the labels added to it; by default `.state` of the releases'.
 
     Returns:
         The floors and how the release stands to them.
@@ -264,4 +320,4 @@ def publish(
         Traceback (most recent call last):
         longtail.index.errors.FloorsNotMetError: first is below its bucket floors, recall@20: expected ...
     """
-    return Releases(releases).publish(name, floors=floors, force=force)
+    return Releases(releases).publish(name, floors=floors, force=force, state=None if state is None else Path(state))

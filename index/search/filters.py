@@ -41,7 +41,7 @@ class Filter:
     Args:
         exclude: int64 label rows that must not be returned.
         allow: int64 label rows; only these may be returned.
-        buckets: only labels in these buckets: 0 head, 1 torso, 2 tail.
+        buckets: only labels in these buckets: 0 head, 1 torso, 2 tail, 3 new.
     """
 
     exclude: Int64 | None = None
@@ -59,7 +59,7 @@ class Filter:
                 check_rows(f"query {query}, filter {name}", rows_R, labels)
         if self.buckets is not None and not self.buckets <= set(range(len(BUCKET_NAMES))):
             raise QueryError(
-                f"query {query}, filter buckets: expected some of 0 head, 1 torso, 2 tail, "
+                f"query {query}, filter buckets: expected some of 0 head, 1 torso, 2 tail, 3 new, "
                 f"received {sorted(self.buckets)}"
             )
 

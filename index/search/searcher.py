@@ -193,7 +193,7 @@ class Searcher:
         return excluded_bC
 
     def _bucket_labels(self, buckets: frozenset[int]) -> EligibleLabels:
-        """Labels of some buckets that are not hidden; kept, for there are eight such sets."""
+        """Labels of some buckets that are not hidden; kept, for there are sixteen such sets."""
         eligible = self._visible_of_buckets.get(buckets)
         if eligible is None:
             every = self._of_buckets.get(buckets)

@@ -118,7 +118,7 @@ class Catalogue:
         )
 
     def buckets(self, rows_N: Int64) -> Int8:
-        """0 head, 1 torso or 2 tail of every row, int8 [N]."""
+        """0 head, 1 torso, 2 tail or 3 new of every row, int8 [N]."""
         return self._gather(self._labels.buckets, lambda added, places: added.buckets[places], rows_N)
 
     def buckets_of(self, ids: Sequence[str]) -> list[int]:

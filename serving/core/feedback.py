@@ -8,7 +8,7 @@ from typing import Self
 from pydantic import Field, JsonValue, model_validator
 from pydantic_core import PydanticCustomError
 
-from longtail.serving.core.queries import LabelId, Query, RequestModel
+from longtail.serving.core.queries import LabelId, Query, RequestModel, features_json
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.errors import InvalidRequestError
 from longtail.serving.monitoring import AnswerFeedback, LiveFigures, ShadowPair
@@ -26,6 +26,12 @@ class Event(RequestModel):
     bias_removal: float | None = Field(default=None, allow_inf_nan=False, description="λ of that retrieval.")
     popularity: float | None = Field(default=None, allow_inf_nan=False, description="μ of that retrieval.")
     exclude: list[LabelId] = Field(default=[], description="Labels that retrieval leaves out, such as seen ones.")
+    event: str = Field(
+        default="click", min_length=1, max_length=64, description="What they did: click, cart, purchase, …"
+    )
+    weight: float = Field(
+        default=1.0, ge=0, allow_inf_nan=False, description="What it is worth in training; for export-feedback."
+    )
 
     @model_validator(mode="after")
     def _one_of_request_id_and_features(self) -> Self:
@@ -48,7 +54,14 @@ class Event(RequestModel):
         return self
 
 
-def record_events(events: Sequence[Event], retriever: Retriever, figures: LiveFigures, *, shadow_k: int) -> int:
+def record_events(
+    events: Sequence[Event],
+    retriever: Retriever,
+    figures: LiveFigures,
+    *,
+    shadow_k: int,
+    record_features: bool = False,
+) -> int:
     """Record events; they are on disk when this returns.
 
     Args:
@@ -56,6 +69,7 @@ def record_events(events: Sequence[Event], retriever: Retriever, figures: LiveFi
         retriever: the release being served; organic choices are compared with what it answers.
         figures: count them.
         shadow_k: labels retrieved for an organic choice.
+        record_features: keep organic choices with their features, as those after an answer are.
 
     Returns:
         How many events there were.
@@ -65,7 +79,7 @@ def record_events(events: Sequence[Event], retriever: Retriever, figures: LiveFi
         sqlite3.Error: the disk; nothing was recorded, or only events that may be sent again and count once.
     """
     organic = {place: event for place, event in enumerate(events) if event.features is not None}
-    interactions = _retrieve_unseen(organic, retriever, shadow_k)
+    interactions = _retrieve_unseen(organic, retriever, shadow_k, record_features)
     of_answers = [_answer_feedback(event, retriever) for event in events if event.features is None]
     if of_answers:
         figures.record_feedback(of_answers)
@@ -77,16 +91,21 @@ def record_events(events: Sequence[Event], retriever: Retriever, figures: LiveFi
 
 def _answer_feedback(event: Event, retriever: Retriever) -> AnswerFeedback:
     labels = [str(id_) for id_ in event.labels]
-    return AnswerFeedback(event.request_id or "", event.query, labels, retriever.catalogue.buckets_of(labels))
+    return AnswerFeedback(
+        event.request_id or "", event.query, labels, retriever.catalogue.buckets_of(labels), event.event, event.weight
+    )
 
 
-def _retrieve_unseen(organic: dict[int, Event], retriever: Retriever, k: int) -> list[ShadowPair]:
+def _retrieve_unseen(
+    organic: dict[int, Event], retriever: Retriever, k: int, record_features: bool
+) -> list[ShadowPair]:
     """What was chosen in each organic event, beside what the release answers to its query.
 
     Args:
         organic: organic events by their places among the events of the request, for errors.
         retriever: the release.
         k: labels retrieved, at most.
+        record_features: whether they are kept.
     """
     if not organic:
         return []
@@ -110,6 +129,11 @@ def _retrieve_unseen(organic: dict[int, Event], retriever: Retriever, k: int) ->
         ShadowPair(
             answered=catalogue.catalogue_rows(retrieval.rows_N[start:end]),
             interacted=catalogue.catalogue_rows(catalogue.rows(event.labels)[0]),
+            labels=list(zip(labels, catalogue.buckets_of(labels), strict=True)),
+            features=features_json(event.features or {}) if record_features else None,
+            event=event.event,
+            weight=event.weight,
         )
         for event, start, end in zip(organic.values(), starts_B, retrieval.ends_B, strict=True)
+        for labels in [[str(id_) for id_ in event.labels]]
     ]

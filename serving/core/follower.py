@@ -110,7 +110,7 @@ class ReleaseFollower:
                 return
             started = self._clock()
             retriever = self._load(self._releases, name)
-            self._service.serve(retriever)
+            self._service.serve(retriever, forced=self._releases.forced() == name)
         # Whatever is wrong with a release, the one in service must go on.
         except Exception as error:
             if not self._too_early(name):

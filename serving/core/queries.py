@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
+import orjson
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, JsonValue, model_validator
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
@@ -16,7 +19,7 @@ from longtail.serving.core.catalogue import Catalogue
 from longtail.serving.core.dials import Dials
 from longtail.serving.errors import InvalidRequestError
 
-BucketName = Literal["head", "torso", "tail"]
+BucketName = Literal["head", "torso", "tail", "new"]
 
 
 class _StringOrInteger:
@@ -70,12 +73,29 @@ class SearchOptions(RequestModel):
     buckets: list[BucketName] | None = Field(
         default=None, min_length=1, description="If given, only labels of these frequency buckets may be answered."
     )
+    explore: dict[BucketName, Annotated[int, Field(ge=0)]] = Field(
+        default={},
+        description="At least so many of the k slots go to labels of these buckets, drawn at random from each bucket's "
+        "best by score and put at random places; every label then comes with its propensity. Off where empty.",
+    )
 
 
 class Query(SearchOptions):
     """One query: its features by name, as GET /v1/release lists them; null or absent means missing."""
 
     features: dict[str, JsonValue]
+
+    def features_json(self) -> bytes:
+        """The features as JSON, as they came."""
+        return features_json(self.features)
+
+
+def features_json(features: dict[str, JsonValue]) -> bytes:
+    """Features as JSON; also integers that 64 bits do not hold."""
+    try:
+        return orjson.dumps(features)
+    except orjson.JSONEncodeError:
+        return json.dumps(features).encode()
 
 
 class SimilarQuery(SearchOptions):
@@ -112,6 +132,7 @@ class ResolvedQuery:
         filter: which label rows are eligible; None if all are.
         unknown_exclude: ids of `exclude` that the release does not have.
         unknown_allow: ids of `allow` that it does not have.
+        explore: slots to draw at random, by bucket; none are 0.
     """
 
     k: int
@@ -120,6 +141,7 @@ class ResolvedQuery:
     filter: Filter | None
     unknown_exclude: int
     unknown_allow: int
+    explore: Mapping[int, int] = field(default_factory=dict)
 
     @classmethod
     def from_options(
@@ -134,7 +156,8 @@ class ResolvedQuery:
             prefix: leads the fields of errors, such as `queries.0.`.
 
         Raises:
-            InvalidRequestError: more labels than there are, or a λ or μ outside the release's range.
+            InvalidRequestError: more labels than there are, a λ or μ outside the release's range, or slots to explore
+                that k has not, or of buckets that may not be answered.
         """
         k = options.k if "k" in options.model_fields_set else min(options.k, len(catalogue))
         if k > len(catalogue):
@@ -151,10 +174,34 @@ class ResolvedQuery:
             allow=None if options.allow is None else allow,
             buckets=None if options.buckets is None else frozenset(map(BUCKET_NAMES.index, options.buckets)),
         )
-        return cls(k, bias_removal, popularity, filter_ if filters else None, unknown_exclude, unknown_allow)
+        return cls(
+            k=k,
+            bias_removal=bias_removal,
+            popularity=popularity,
+            filter=filter_ if filters else None,
+            unknown_exclude=unknown_exclude,
+            unknown_allow=unknown_allow,
+            explore=_explored(options, k, f"{prefix}explore"),
+        )
 
     def without(self, row: int) -> ResolvedQuery:
         """The same query with one more label row excluded."""
         before = self.filter or Filter()
         exclude = np.union1d([] if before.exclude is None else before.exclude, [row]).astype(np.int64)
         return replace(self, filter=replace(before, exclude=exclude))
+
+
+def _explored(options: SearchOptions, k: int, where: str) -> dict[int, int]:
+    """Slots to draw by bucket, 0 head, 1 torso, ...; raises InvalidRequestError for those that cannot be."""
+    asked = sum(options.explore.values())
+    if asked > k:
+        raise InvalidRequestError(
+            f"expected at most k = {k} slots to explore together, received {describe(asked)}", field=where
+        )
+    for bucket in options.explore:
+        if options.buckets is not None and bucket not in options.buckets:
+            raise InvalidRequestError(
+                f"expected buckets to explore that may be answered, {options.buckets}, received {bucket!r}",
+                field=f"{where}.{bucket}",
+            )
+    return {BUCKET_NAMES.index(bucket): slots for bucket, slots in options.explore.items() if slots}

@@ -6,8 +6,9 @@ results.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -18,6 +19,9 @@ from longtail.index import Filter
 
 NO_ROWS = np.empty(0, np.int64)
 """Rows of no label, int64 [0]."""
+_NO_SCORES = np.empty(0, np.float32)
+_LIKE_K_BITS = 7
+"""Queries of up to 127 labels are ranked together, at the largest k; of more, with those of as many binary digits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,3 +105,20 @@ class IndexRanker:
             batch.filters if any(filter_ is not None for filter_ in batch.filters) else None,
         )
         return products_BK / np.float32(self._augmentation.temperature), rows_BK
+
+
+def rank_each(ranker: Ranker, batch: Batch, k_B: Sequence[int]) -> tuple[list[Int64], list[Float32]]:
+    """Rows and scores of every query, its own k of them or fewer. Queries of like k are ranked together."""
+    groups: dict[int, list[int]] = defaultdict(list)
+    for place, k in enumerate(k_B):
+        groups[max(_LIKE_K_BITS, k.bit_length())].append(place)
+    rows_B: list[Int64] = [NO_ROWS] * len(k_B)
+    scores_B: list[Float32] = [_NO_SCORES] * len(k_B)
+    for places in groups.values():
+        part = batch if len(places) == len(k_B) else batch.subset(np.array(places))
+        scores_BK, rows_BK = ranker.rank(replace(part, k=max(k_B[place] for place in places)))
+        found_B = np.count_nonzero(rows_BK >= 0, axis=1).tolist()
+        for at, (place, found) in enumerate(zip(places, found_B, strict=True)):
+            end = min(k_B[place], found)
+            rows_B[place], scores_B[place] = rows_BK[at, :end], scores_BK[at, :end]
+    return rows_B, scores_B

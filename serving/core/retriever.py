@@ -7,9 +7,8 @@ of the whole batch.
 from __future__ import annotations
 
 import copy
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import accumulate
 from time import perf_counter
@@ -19,20 +18,19 @@ import numpy as np
 import orjson
 from pydantic import JsonValue
 
-from longtail.bundle import FEATURE_VALUE_TYPES, Bundle, Feature, Features, Inputs, LabelRecord
+from longtail.bundle import Bundle, Feature, Features, Inputs, LabelRecord
 from longtail.bundle.arrays import Float32, Int64
+from longtail.index import Compatibility, refused_features
 from longtail.serving.core.catalogue import Catalogue
 from longtail.serving.core.dials import Dials
+from longtail.serving.core.exploration import explore_each, slots_of
+from longtail.serving.core.lottery import Draws
 from longtail.serving.core.overlay import HidingSearcher, Overlay
 from longtail.serving.core.queries import Query, ResolvedQuery, SimilarQuery
-from longtail.serving.core.ranking import NO_ROWS, Batch, IndexRanker, Ranker
+from longtail.serving.core.ranking import Batch, IndexRanker, Ranker, rank_each
 from longtail.serving.core.tree_ranking import TreeRanker
 from longtail.serving.errors import InvalidRequestError, UnservableReleaseError
 from longtail.serving.monitoring import Baseline
-
-_LIKE_K_BITS = 7
-"""Queries of up to 127 labels are ranked together, at the largest k; of more, with those of as many binary digits."""
-_NO_SCORES = np.empty(0, np.float32)
 
 
 class QueryEncoder(Protocol):
@@ -63,6 +61,8 @@ class Retrieval:
         rows_N: int64, the labels answered, query after query.
         scores_N: float32, the scores of those labels in logits.
         ends_B: where each query's labels end among the N.
+        propensities_N: float32, P(shown) of those labels given their query; None where no query explored.
+        explored: slots that were drawn, by bucket, of all queries.
         unknown: ids that the release does not know, in all `exclude` and in all `allow`.
         seconds: duration of each stage.
     """
@@ -73,6 +73,8 @@ class Retrieval:
     rows_N: Int64
     scores_N: Float32
     ends_B: list[int]
+    propensities_N: Float32 | None
+    explored: Mapping[int, int]
     unknown: Mapping[str, int]
     seconds: Mapping[str, float]
 
@@ -143,6 +145,25 @@ class Retriever:
         changes = self.overlay.changes
         return id_ in self.catalogue.row_of or id_ in changes.upserts or id_ in changes.hidden
 
+    def check_compatible(self, before: Retriever) -> None:
+        """Refuse to follow a release whose clients would lose something.
+
+        Raises:
+            UnservableReleaseError: lists query features that would be refused, and added labels that would be dropped.
+        """
+        skipped, kept = self.overlay.skipped, self.catalogue.row_of
+        dropped = {
+            id_: why
+            for id_, why in skipped.items()
+            if id_ not in kept and (id_ in before.overlay.row_of or id_ in before.catalogue.row_of)
+        }
+        lost = Compatibility(before.name, self.name, refused_features(before.manifest, self.manifest), dropped).lines()
+        if lost:
+            raise UnservableReleaseError(
+                f"expected a release that does for clients of {before.name}, found that {'; '.join(lost)}; "
+                "longtail-index publish --force has it served all the same"
+            )
+
     def _use(self, overlay: Overlay) -> None:
         self.overlay = overlay
         self.catalogue = self.catalogue.with_overlay(overlay)
@@ -154,10 +175,14 @@ class Retriever:
             else TreeRanker(overlay.searcher, self._by_label, self._bundle, self._bundle.proposal, overlay.hidden)
         )
 
-    def retrieve(self, queries: Sequence[Query]) -> Retrieval:
+    def retrieve(self, queries: Sequence[Query], draws: Draws | None = None) -> Retrieval:
         """The best labels of each query, scored `s = u·v/T + b + λ·log ν + μ·log π` [METHODS §6].
 
         ν is p_n(y|x) where the bundle has a tree [BM20 eq. 5], else the noise that its `log_pn` holds.
+
+        Args:
+            queries: queries of one batch.
+            draws: how slots that they explore are drawn; None: by a lottery of their own.
 
         Raises:
             InvalidRequestError: names the query and field that this release cannot answer.
@@ -169,9 +194,9 @@ class Retriever:
         ]
         inputs = self._encoder.read([query.features for query in queries])
         vectors_BD = self._encoder.embed(inputs)
-        return self._answer(self._by_query, vectors_BD, inputs, resolved, [b"{"] * len(resolved), started)
+        return self._answer(self._by_query, vectors_BD, inputs, resolved, [b"{"] * len(resolved), draws, started)
 
-    def similar(self, requests: Sequence[SimilarQuery]) -> Retrieval:
+    def similar(self, requests: Sequence[SimilarQuery], draws: Draws | None = None) -> Retrieval:
         """The labels nearest to given labels, `s = v·v'/T + b' + λ·log ν' + μ·log π'`, the label itself left out.
 
         λ and μ are 0 unless a request says otherwise: nearness, not popularity. ν is never a tree p_n(y|x), for which
@@ -179,6 +204,7 @@ class Retriever:
 
         Args:
             requests: the queries are all labels of the first, then of the next.
+            draws: as for `retrieve`.
 
         Raises:
             UnknownLabelError: the release has no such label.
@@ -196,7 +222,7 @@ class Retriever:
             resolved += [of_labels.without(row) for row in of_request]
             rows += of_request
         ids = [b'{"id":' + orjson.dumps(str(id_)) + b"," for request in requests for id_ in request.labels]
-        return self._answer(self._by_label, self.catalogue.embeddings(rows), {}, resolved, ids, started)
+        return self._answer(self._by_label, self.catalogue.embeddings(rows), {}, resolved, ids, draws, started)
 
     def label(self, id_: str) -> dict[str, Any]:
         """Everything known about one label; raises UnknownLabelError."""
@@ -233,8 +259,9 @@ class Retriever:
                 {
                     "name": feature.name,
                     "kind": feature.kind,
-                    "expects": FEATURE_VALUE_TYPES[feature.kind],
+                    "expects": feature.expects,
                     "max_length": feature.max_length,
+                    "dims": feature.dims,
                 }
                 for feature in self._encoder.features
             ],
@@ -248,6 +275,7 @@ class Retriever:
         inputs: Inputs,
         resolved: Sequence[ResolvedQuery],
         beginnings: Sequence[bytes],
+        draws: Draws | None,
         started: float,
     ) -> Retrieval:
         """Rank labels for embedded queries and write the results as JSON, each after its beginning in `beginnings`."""
@@ -256,7 +284,9 @@ class Retriever:
         popularity_B = np.array([query.popularity for query in resolved], np.float32)
         filters = [query.filter for query in resolved]
         batch = Batch(vectors_BD, inputs, bias_removal_B, popularity_B, filters, 0)
-        rows_B, scores_B = _rank(ranker, batch, [query.k for query in resolved])
+        rows_B, scores_B = rank_each(ranker, batch, [query.k for query in resolved])
+        draws = draws or Draws()
+        explored_B = explore_each(ranker, batch, resolved, (rows_B, scores_B), self.catalogue.buckets, draws)
         searched = perf_counter()
         ends_B = list(accumulate(map(len, rows_B)))
         rows_N, scores_N = np.concatenate(rows_B), np.concatenate(scores_B)
@@ -268,17 +298,27 @@ class Retriever:
         labels = self.catalogue.json_beginnings(rows_N)
         scores = orjson.dumps(scores_N, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1].split(b",")
         labels = [label + score + b"}" for label, score in zip(labels, scores, strict=True)] if ends_B[-1] else []
+        propensities_N = None
+        if explored_B:
+            propensities_N = np.ones(len(rows_N), np.float32)
+            for place, explored in explored_B.items():
+                start, end = ends_B[place] - len(explored.rows_K), ends_B[place]
+                propensities_N[start:end] = explored.propensities_K
+                labels[start:end] = explored.with_propensities(labels[start:end])
         results = [
-            b'%b"labels":[%b],"bias_removal":%b,"popularity":%b,"unknown":{"exclude":%d,"allow":%d}}'
+            b'%b"labels":[%b],"bias_removal":%b,"popularity":%b,%b"unknown":{"exclude":%d,"allow":%d}}'
             % (
                 beginning,
                 b",".join(labels[start:end]),
                 orjson.dumps(query.bias_removal),
                 orjson.dumps(query.popularity),
+                explored_B[place].json(draws.lottery) if place in explored_B else b"",
                 query.unknown_exclude,
                 query.unknown_allow,
             )
-            for beginning, query, start, end in zip(beginnings, resolved, [0, *ends_B[:-1]], ends_B, strict=True)
+            for place, (beginning, query, start, end) in enumerate(
+                zip(beginnings, resolved, [0, *ends_B[:-1]], ends_B, strict=True)
+            )
         ]
         return Retrieval(
             results=results,
@@ -287,26 +327,11 @@ class Retriever:
             rows_N=rows_N,
             scores_N=scores_N,
             ends_B=ends_B,
+            propensities_N=propensities_N,
+            explored=slots_of(explored_B.values()),
             unknown={
                 "exclude": sum(query.unknown_exclude for query in resolved),
                 "allow": sum(query.unknown_allow for query in resolved),
             },
             seconds={"encode": encoded - started, "search": searched - encoded, "answer": perf_counter() - searched},
         )
-
-
-def _rank(ranker: Ranker, batch: Batch, k_B: Sequence[int]) -> tuple[list[Int64], list[Float32]]:
-    """Rows and scores of every query, its own k of them or fewer. Queries of like k are ranked together."""
-    groups: dict[int, list[int]] = defaultdict(list)
-    for place, k in enumerate(k_B):
-        groups[max(_LIKE_K_BITS, k.bit_length())].append(place)
-    rows_B: list[Int64] = [NO_ROWS] * len(k_B)
-    scores_B: list[Float32] = [_NO_SCORES] * len(k_B)
-    for places in groups.values():
-        part = batch if len(places) == len(k_B) else batch.subset(np.array(places))
-        scores_BK, rows_BK = ranker.rank(replace(part, k=max(k_B[place] for place in places)))
-        found_B = np.count_nonzero(rows_BK >= 0, axis=1).tolist()
-        for at, (place, found) in enumerate(zip(places, found_B, strict=True)):
-            end = min(k_B[place], found)
-            rows_B[place], scores_B[place] = rows_BK[at, :end], scores_BK[at, :end]
-    return rows_B, scores_B

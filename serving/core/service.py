@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import sqlite3
 import threading
 from collections.abc import Awaitable, Callable, Hashable, Sequence
@@ -19,6 +20,7 @@ from longtail.serving.core.batcher import Batcher
 from longtail.serving.core.executor import BoundedExecutor
 from longtail.serving.core.feedback import Event, record_events
 from longtail.serving.core.label_changes import LabelLogFollower
+from longtail.serving.core.lottery import Draws, Lottery
 from longtail.serving.core.queries import Query, SimilarQuery
 from longtail.serving.core.retriever import Retrieval, Retriever
 from longtail.serving.errors import (
@@ -61,6 +63,13 @@ class _Search:
         """How many queries it has, or labels whose nearest labels it wants."""
         return len(self.asked.labels) if isinstance(self.asked, SimilarQuery) else len(self.asked)
 
+    @property
+    def features_json(self) -> list[bytes | None]:
+        """Features of every query; None of labels, which have none."""
+        if isinstance(self.asked, SimilarQuery):
+            return [None] * self.queries
+        return [query.features_json() for query in self.asked]
+
 
 class Service:
     """The service of one process, for routes and the follower: search, label changes, feedback and figures.
@@ -83,6 +92,11 @@ class Service:
         self._loaded: dict[str, Retriever] = {}
         self._changes = LabelLogFollower(settings.state_directory / "labels.log")
         self._changing = threading.Lock()
+        self._lottery = Lottery(
+            settings.explore_candidates,
+            settings.explore_temperature,
+            secrets.randbits(64) if settings.explore_seed is None else settings.explore_seed,
+        )
         self._writer = BoundedExecutor(
             "write", max_pending=_MAX_PENDING_WRITES, timeout=settings.request_seconds, initializer=one_openmp_thread
         )
@@ -125,10 +139,16 @@ class Service:
             )
         return pinned
 
-    def serve(self, retriever: Retriever) -> None:
+    def serve(self, retriever: Retriever, *, forced: bool = True) -> None:
         """Answer from this release from now on; requests under way finish with the one they took.
 
+        Args:
+            retriever: the release.
+            forced: whatever it takes away from clients of the release before.
+
         Raises:
+            UnservableReleaseError: it refuses query features that the release before takes, or drops labels that were
+                added, and is not forced.
             as `Retriever.with_changes`; the release before goes on. The first release also as `LabelLogFollower.read`.
         """
         with self._changing:
@@ -137,6 +157,8 @@ class Service:
             with suppress(*([] if self._current is None else [LabelLogError, OSError, ServingError])):
                 self._read_changes()
             changed = self._changes.apply_to(retriever)
+            if self._current is not None and not forced:
+                changed.check_compatible(self._current)
             self.monitoring.begin_release(changed.name, changed.buckets_L, changed.baseline)
             loaded = {name: kept for name, kept in self._loaded.items() if name != changed.name}
             loaded[changed.name] = changed
@@ -235,7 +257,13 @@ class Service:
             InvalidRequestError: as `record_events`.
         """
         try:
-            return record_events(events, self.retriever(), self.monitoring.figures, shadow_k=self.settings.shadow_k)
+            return record_events(
+                events,
+                self.retriever(),
+                self.monitoring.figures,
+                shadow_k=self.settings.shadow_k,
+                record_features=self.settings.record_features,
+            )
         except sqlite3.Error as error:
             logger.error("feedback was refused: %s", error)
             raise StorageError("expected a disk to write feedback to, found none; send it again later") from error
@@ -291,10 +319,11 @@ class Service:
     ) -> list[list[bytes] | Exception]:
         """What a search thread does with a batch. A request that cannot be answered costs only itself."""
         assert isinstance(key, _BatchKey)
+        draws = Draws(self._lottery, [f"{place}:{id_}" for id_, place in _names(searches)])
         try:
             if key.similar:
                 retrieval = key.retriever.similar(
-                    [search.asked for search in searches if isinstance(search.asked, SimilarQuery)]
+                    [search.asked for search in searches if isinstance(search.asked, SimilarQuery)], draws
                 )
             else:
                 retrieval = key.retriever.retrieve(
@@ -303,7 +332,8 @@ class Service:
                         for search in searches
                         if not isinstance(search.asked, SimilarQuery)
                         for query in search.asked
-                    ]
+                    ],
+                    draws,
                 )
         except Exception as error:
             if len(searches) == 1:
@@ -311,7 +341,8 @@ class Service:
             return [self._run_search(key, [search], [wait])[0] for search, wait in zip(searches, waited, strict=True)]
         self.monitoring.metrics.count_search(len(retrieval.results), waited, retrieval.seconds, self._batcher.depth)
         if not key.preview:
-            self.monitoring.count_answers(_answered_batch(key.retriever, searches, retrieval), retrieval.unknown)
+            answered = _answered_batch(key.retriever, searches, retrieval, self.settings.record_features)
+            self.monitoring.count_answers(answered, retrieval.unknown)
         split: list[list[bytes] | Exception] = []
         start = 0
         for search in searches:
@@ -326,12 +357,14 @@ def one_openmp_thread() -> None:
     faiss.omp_set_num_threads(1)
 
 
-def _answered_batch(retriever: Retriever, searches: Sequence[_Search], retrieval: Retrieval) -> AnsweredBatch:
-    catalogue, rows_N = retriever.catalogue, retrieval.rows_N
+def _answered_batch(
+    retriever: Retriever, searches: Sequence[_Search], retrieval: Retrieval, record_features: bool
+) -> AnsweredBatch:
+    catalogue, rows_N, names = retriever.catalogue, retrieval.rows_N, _names(searches)
     return AnsweredBatch(
         release=retriever.name,
-        request_ids=[search.request_id for search in searches for _ in range(search.queries)],
-        places=[place for search in searches for place in range(search.queries)],
+        request_ids=[request_id for request_id, _ in names],
+        places=[place for _, place in names],
         bias_removal_B=retrieval.bias_removal_B,
         popularity_B=retrieval.popularity_B,
         fingerprints_N=catalogue.fingerprints(rows_N),
@@ -340,4 +373,12 @@ def _answered_batch(retriever: Retriever, searches: Sequence[_Search], retrieval
         ends_B=retrieval.ends_B,
         buckets_N=catalogue.buckets(rows_N),
         counts_N=catalogue.counts(rows_N),
+        propensities_N=retrieval.propensities_N,
+        explored=retrieval.explored,
+        features_B=[features for search in searches for features in search.features_json] if record_features else None,
     )
+
+
+def _names(searches: Sequence[_Search]) -> list[tuple[str, int]]:
+    """Request id and place in the request of every query of a batch."""
+    return [(search.request_id, place) for search in searches for place in range(search.queries)]

@@ -1,7 +1,7 @@
 // The monitor's minutes, gathered into steps that a chart can show.
 
-const BUCKETS = ["head", "torso", "tail"];
-const NAMES = { head: "Head", torso: "Torso", tail: "Tail", all: "All" };
+const BUCKETS = ["head", "torso", "tail", "new"];
+const NAMES = { head: "Head", torso: "Torso", tail: "Tail", new: "New", all: "All" };
 const MINUTE = 60000;
 
 const span = (name, window, length, step, words) => ({

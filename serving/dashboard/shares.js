@@ -1,4 +1,4 @@
-// What head, torso and tail get: the verdict, a row for each bucket, the drift.
+// What every bucket gets: verdict, a row of each, drift.
 
 const nameOf = (bucket) => el("span", { class: `name ${bucket}` }, NAMES[bucket]);
 const code = (text) => el("code", {}, text);
@@ -35,7 +35,7 @@ function shares(view) {
     `Figures: ${view.words}. Charts: ${view.span.words}${shaded}; upright lines are swaps of the release.`,
   );
   const { share, psi, bias_removal, queries } = data.series;
-  const columns = ["Queries", "Head", "Torso", "Tail", "PSI", "Mean λ"];
+  const columns = ["Queries", "Head", "Torso", "Tail", "New", "PSI", "Mean λ"];
   timeTable(byId("share-table"), "Shares and drift as a table", view, columns, ({ rows }) => [
     count(sum(queries, rows)),
     ...BUCKETS.map((bucket) => percent(mean(share[bucket], rows, queries))),
@@ -112,7 +112,7 @@ function driftRow(row, view) {
       el("span", { class: "name all" }, "Drift"),
       el("strong", { id: "psi" }, fixed(view.window.psi.buckets, 2)),
     ),
-    el("p", { class: "note" }, "PSI of the three shares: below 0.1 steady, to 0.25 shifted, above drifted"),
+    el("p", { class: "note" }, "PSI, new with the tail: below 0.1 steady, to 0.25 shifted, above drifted"),
   );
   overTime(row.lastElementChild, view, {
     label: "Population stability index of the shares",

@@ -93,6 +93,8 @@ def _open_figures(settings: Settings, worker: int) -> LiveFigures:
             settings.state_directory,
             worker=worker,
             max_answers=settings.max_answers,
+            max_feedback=settings.max_feedback,
+            feedback_seconds=3600 * settings.feedback_hours,
             releases=settings.keep_releases + 2,
         )
     except (OSError, sqlite3.Error) as error:

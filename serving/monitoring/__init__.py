@@ -1,15 +1,16 @@
-"""What the service did and what head, torso and tail got: for Prometheus, and by bucket over windows and by minute.
+"""What the service did and what every bucket got: for Prometheus, and by bucket over windows and by minute.
 
 `Monitoring` takes every outcome once (outcomes) and counts it as Prometheus series (prometheus, collector) and as
 figures of all workers that outlive the process (live_figures). Those stand in rings of counts in mapped files
 (ring, release_figures, latency_bins), each release's beside its baseline (baseline), in a file of which release served
-when (release_history), and with answers and feedback in SQLite (database, feedback_store); the report is made of them
-(report, windows, series).
+when (release_history), and with answers and feedback in SQLite (database, feedback_store, feedback_reader); the
+report is made of them (report, windows, series).
 
 Imports no web framework.
 """
 
 from longtail.serving.monitoring.baseline import Baseline, measure_baseline
+from longtail.serving.monitoring.feedback_reader import FeedbackReader, FeedbackRow, feedback_of
 from longtail.serving.monitoring.live_figures import LiveFigures
 from longtail.serving.monitoring.outcomes import Monitoring
 from longtail.serving.monitoring.records import (
@@ -23,9 +24,12 @@ __all__ = [
     "AnswerFeedback",
     "AnsweredBatch",
     "Baseline",
+    "FeedbackReader",
+    "FeedbackRow",
     "LiveFigures",
     "Monitoring",
     "ShadowPair",
+    "feedback_of",
     "fingerprints",
     "measure_baseline",
 ]

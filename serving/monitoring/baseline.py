@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -60,11 +60,15 @@ class Baseline:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Self:
-        """What `to_json` wrote; raises TypeError if fields are missing or unknown."""
+        """What `to_json` wrote, of a bucket that it did not know a share of 0; raises TypeError if fields are missing
+        or unknown.
+        """
         values: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
         }
-        return cls(**values)
+        baseline = cls(**values)
+        none = (0.0,) * (len(BUCKET_NAMES) - len(baseline.shares))
+        return replace(baseline, shares=(*baseline.shares, *none))
 
 
 def measure_baseline(

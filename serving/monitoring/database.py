@@ -13,29 +13,55 @@ from typing import Literal
 
 logger = logging.getLogger(__name__)
 
-VERSION = 1
+VERSION = 2
+FEEDBACK_FILE = "feedback.sqlite"
+"""In the state directory."""
 _BUSY_SECONDS = 10
 _LONGEST_WAL_BYTES = 64 << 20
 _DAMAGED = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
+
+_FEEDBACK = """
+-- One label interacted with, once for each type of event. bucket: −1 unknown; state: 0 pending, 1 joined, 2 its answer
+-- was never found, 3 organic, without an answer and with a key of chance. From the answer, when joined: release,
+-- position (null: not in the answer), propensity, λ, μ, features.
+CREATE TABLE feedback (
+    id INTEGER PRIMARY KEY, key INTEGER NOT NULL, label TEXT NOT NULL, bucket INTEGER NOT NULL, at REAL NOT NULL,
+    state INTEGER NOT NULL, event TEXT NOT NULL DEFAULT 'click', weight REAL NOT NULL DEFAULT 1,
+    request_id TEXT, query INTEGER, release TEXT, position INTEGER, propensity REAL, bias_removal REAL, popularity REAL,
+    features BLOB, UNIQUE (key, label, event)
+);
+"""
+_FROM_VERSION_1 = f"""
+BEGIN;
+ALTER TABLE answers ADD COLUMN propensities BLOB;
+ALTER TABLE answers ADD COLUMN bias_removal REAL;
+ALTER TABLE answers ADD COLUMN popularity REAL;
+ALTER TABLE answers ADD COLUMN features BLOB;
+DROP INDEX pending;
+ALTER TABLE feedback RENAME TO feedback_1;
+{_FEEDBACK}
+INSERT INTO feedback (id, key, label, bucket, at, state) SELECT id, key, label, bucket, at, state FROM feedback_1;
+DROP TABLE feedback_1;
+CREATE INDEX pending ON feedback (at) WHERE state = 0;
+PRAGMA user_version = {VERSION};
+COMMIT;
+"""
 
 _TABLES = f"""
 PRAGMA journal_mode = WAL;
 BEGIN;
 
 -- One query's answer; of several with one key the last counts. key: hash of request id and place; labels: a CRC-32 per
--- label id; buckets: a byte per label. Keys are random, and an index of them alone would have every page written over
--- and over: led by the generation, a thirty-second of the answers, only the pages of the newest and the oldest are.
+-- label id; buckets: a byte per label; propensities: a float32 per label, null where all are 1; features: the query's,
+-- JSON, null where they are not recorded. Keys are random, and an index of them alone would have every page written
+-- over and over: led by the generation, a thirty-second of the answers, only those of the newest and the oldest are.
 CREATE TABLE answers (
     id INTEGER PRIMARY KEY, generation INTEGER NOT NULL, key INTEGER NOT NULL, release TEXT NOT NULL,
-    labels BLOB NOT NULL, buckets BLOB NOT NULL
+    labels BLOB NOT NULL, buckets BLOB NOT NULL, propensities BLOB, bias_removal REAL, popularity REAL, features BLOB
 );
 CREATE INDEX answers_by_key ON answers (generation, key);
 
--- One label interacted with. bucket: −1 unknown; state: 0 pending, 1 joined, 2 its answer was never found.
-CREATE TABLE feedback (
-    id INTEGER PRIMARY KEY, key INTEGER NOT NULL, label TEXT NOT NULL, bucket INTEGER NOT NULL, at REAL NOT NULL,
-    state INTEGER NOT NULL, UNIQUE (key, label)
-);
+{_FEEDBACK}
 CREATE INDEX pending ON feedback (at) WHERE state = 0;
 
 -- Positives and hits by minute since 1970.
@@ -54,7 +80,8 @@ COMMIT;
 def prepare(path: Path) -> None:
     """Make the file, or check that it is one of this version; processes that start together take turns.
 
-    One of another version, or not of SQLite, is put aside as `NAME.aside` with a warning, and another is started empty.
+    One of version 1 is brought to this version. One of another, or not of SQLite, is put aside as `NAME.aside` with a
+    warning, and another is started empty.
 
     Raises:
         sqlite3.Error, OSError: the file cannot be read or made.
@@ -63,6 +90,10 @@ def prepare(path: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         found = _version_of(path)
         if found == VERSION:
+            return
+        if found == 1:
+            with closing(connect(path, "FULL")) as connection:
+                connection.executescript(_FROM_VERSION_1)
             return
         if found is not None:
             _put_aside(path, found)

@@ -10,6 +10,7 @@ of which a power cut may undo the last; a join undone is done again.
 
 from __future__ import annotations
 
+import secrets
 import sqlite3
 import threading
 from collections.abc import Iterable, Sequence
@@ -21,14 +22,14 @@ from typing import NamedTuple
 import numpy as np
 
 from longtail.serving.monitoring.database import connect, prepare, transaction
-from longtail.serving.monitoring.records import AnswerFeedback, fingerprints
+from longtail.serving.monitoring.records import AnswerFeedback, ShadowPair, fingerprints
 
 FEEDBACK, SHADOW = SOURCES = ("feedback", "shadow")
 EVENTS_OF_ANSWERS, EVENTS_ORGANIC, UNMATCHED = COUNTERS = ("events_answer", "events_organic", "unmatched")
 _JOIN_FOR_SECONDS = 60
 _FRESH_SECONDS = 2
 _LOOK_BACK_EVERY_SECONDS = 5
-_KEPT_SECONDS = 48 * 3600
+KEPT_SECONDS = 48 * 3600
 _CHUNK = 5000
 _GENERATIONS = 32
 _GENERATIONS_HELD = """
@@ -52,6 +53,9 @@ class StoredAnswer:
         release: that answered.
         labels: fingerprints of their ids as bytes, best first; four bytes each, the lowest first.
         buckets: one byte per label.
+        bias_removal, popularity: λ and μ.
+        propensities: float32 of each label as bytes, the lowest first; None where all are 1.
+        features: of the query as JSON; None where they are not recorded.
     """
 
     request_id: str
@@ -59,6 +63,10 @@ class StoredAnswer:
     release: str
     labels: bytes
     buckets: bytes
+    bias_removal: float = 0.0
+    popularity: float = 0.0
+    propensities: bytes | None = None
+    features: bytes | None = None
 
 
 class RecallRow(NamedTuple):
@@ -82,11 +90,22 @@ class FeedbackStore:
 
     Args:
         path: the SQLite file; its directory is there.
-        max_answers: answers kept, and labels of feedback that were settled; the oldest go first.
+        max_answers: answers kept; the oldest go first.
+        max_feedback: labels of feedback kept that were settled; the oldest go first. As `max_answers` if not given.
+        feedback_seconds: how long they are kept at most.
     """
 
-    def __init__(self, path: Path, *, max_answers: int) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        max_answers: int,
+        max_feedback: int | None = None,
+        feedback_seconds: float = KEPT_SECONDS,
+    ) -> None:
         self._max_answers = max_answers
+        self._max_feedback = max_answers if max_feedback is None else max_feedback
+        self._feedback_seconds = feedback_seconds
         prepare(path)
         self._durable, self._lazy, self._reader = (connect(path, mode) for mode in ("FULL", "NORMAL", "NORMAL"))
         self._durable_lock, self._lazy_lock = threading.Lock(), threading.Lock()
@@ -102,7 +121,16 @@ class FeedbackStore:
         """
         rows = [
             [
-                (_key(event.request_id, event.query), _as_utf8(label), bucket, now)
+                (
+                    _key(event.request_id, event.query),
+                    _as_utf8(label),
+                    bucket,
+                    now,
+                    _as_utf8(event.event),
+                    event.weight,
+                    _as_utf8(event.request_id),
+                    event.query,
+                )
                 for label, bucket in zip(event.labels, event.buckets, strict=True)
             ]
             for event in events
@@ -113,22 +141,47 @@ class FeedbackStore:
             for labels in rows:
                 before = self._durable.total_changes
                 self._durable.executemany(
-                    "INSERT OR IGNORE INTO feedback (key, label, bucket, at, state) VALUES (?, ?, ?, ?, 0)", labels
+                    "INSERT OR IGNORE INTO feedback (key, label, bucket, at, event, weight, request_id, query, state) "
+                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, 0)",
+                    labels,
                 )
                 fresh += self._durable.total_changes > before
             _add_to_total(self._durable, EVENTS_OF_ANSWERS, fresh)
 
-    def record_shadow(self, release: str, events: int, pairs: Sequence[tuple[int, int]], now: float) -> None:
-        """Count organic interactions durably.
+    def record_shadow(
+        self, release: str, events: Sequence[ShadowPair], pairs: Sequence[tuple[int, int]], now: float
+    ) -> None:
+        """Count organic interactions durably, and keep those that have features.
 
         Args:
             release: that the shadow retrievals were made with.
-            events: how many interactions.
+            events: the interactions.
             pairs: positives and hits of every bucket.
             now: seconds since 1970.
         """
+        rows = [
+            (
+                key,
+                _as_utf8(label),
+                bucket,
+                now,
+                _as_utf8(event.event),
+                event.weight,
+                release,
+                event.features,
+            )
+            for event in events
+            if event.features is not None
+            for key in [secrets.randbits(63)]
+            for label, bucket in event.labels
+        ]
         with self._durable_lock, transaction(self._durable):
-            _add_to_total(self._durable, EVENTS_ORGANIC, events)
+            self._durable.executemany(
+                "INSERT OR IGNORE INTO feedback (key, label, bucket, at, event, weight, release, features, state) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, 3)",
+                rows,
+            )
+            _add_to_total(self._durable, EVENTS_ORGANIC, len(events))
             _add_recall(self._durable, SHADOW, now, [(release, bucket, *pair) for bucket, pair in enumerate(pairs)])
 
     def keep_answers(self, answers: Iterable[StoredAnswer]) -> None:
@@ -139,6 +192,10 @@ class FeedbackStore:
                 answer.release,
                 answer.labels,
                 answer.buckets,
+                answer.propensities,
+                answer.bias_removal,
+                answer.popularity,
+                answer.features,
             )
             for answer in answers
         ]
@@ -148,7 +205,8 @@ class FeedbackStore:
                 "SELECT ifnull((SELECT min(id) FROM answers), 0), ifnull((SELECT max(id) FROM answers), 0)"
             ).fetchone()
             self._lazy.executemany(
-                "INSERT INTO answers (id, generation, key, release, labels, buckets) VALUES (?, ?, ?, ?, ?, ?)",
+                "INSERT INTO answers (id, generation, key, release, labels, buckets, propensities, bias_removal, "
+                "popularity, features) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 [(id_, id_ // size, *answer) for id_, answer in enumerate(keep, newest + 1)],
             )
             upto = min(newest + len(keep) - self._max_answers, oldest + len(keep) + _CHUNK)
@@ -172,20 +230,20 @@ class FeedbackStore:
             if looking_back:
                 self._looked_back_at = now
 
-    def tidy(self, now: float) -> None:
-        """Delete what is too old, or more than is kept: settled feedback and recall counts."""
-        cutoff = now - _KEPT_SECONDS
-        with self._lazy_lock:
-            deleted = _CHUNK
-            while deleted == _CHUNK:
-                with transaction(self._lazy):
-                    deleted = self._lazy.execute(
-                        "DELETE FROM feedback WHERE id IN (SELECT id FROM feedback ORDER BY id LIMIT ?) AND state > 0 "
-                        "AND (at < ? OR id <= (SELECT max(id) FROM feedback) - ?)",
-                        (_CHUNK, cutoff, self._max_answers),
-                    ).rowcount
-            with transaction(self._lazy):
-                self._lazy.execute("DELETE FROM recall WHERE minute < ?", (int(cutoff // 60),))
+    def tidy(self, now: float) -> bool:
+        """Delete what is too old, or more than is kept: settled feedback, some thousands at most, and recall counts.
+
+        Returns:
+            Whether there is more to delete; other writers have their turn first.
+        """
+        with self._lazy_lock, transaction(self._lazy):
+            deleted = self._lazy.execute(
+                "DELETE FROM feedback WHERE id IN (SELECT id FROM feedback ORDER BY id LIMIT ?) AND state > 0 "
+                "AND (at < ? OR id <= (SELECT max(id) FROM feedback) - ?)",
+                (_CHUNK, now - self._feedback_seconds, self._max_feedback),
+            ).rowcount
+            self._lazy.execute("DELETE FROM recall WHERE minute < ?", (int((now - KEPT_SECONDS) // 60),))
+        return deleted == _CHUNK
 
     def recall(self, now: float) -> list[RecallRow]:
         """Counts of the last 24 hours, of all releases."""
@@ -214,19 +272,31 @@ class FeedbackStore:
         with transaction(self._lazy):
             generations = ", ".join(str(row[0]) for row in self._lazy.execute(_GENERATIONS_HELD))
             found = self._lazy.execute(
-                "SELECT f.id, f.label, f.bucket, a.release, a.labels, a.buckets, max(a.id) FROM feedback f "
+                "SELECT f.id, f.label, f.bucket, a.release, a.labels, a.buckets, a.propensities, a.bias_removal, "
+                "a.popularity, a.features, max(a.id), EXISTS (SELECT 1 FROM feedback g WHERE g.key = f.key "
+                "AND g.label = f.label AND g.id < f.id) FROM feedback f "
                 f"CROSS JOIN answers a ON a.generation IN ({generations}) AND a.key = f.key "
                 "WHERE f.state = 0 AND f.at >= ? GROUP BY f.id LIMIT ?",
                 (since, _CHUNK),
             ).fetchall()
-            for _, label, bucket, release, labels, buckets, _ in found:
+            joined = []
+            for id_, label, bucket, release, labels, buckets, propensities, *dials_and_features, _, again in found:
                 places = np.flatnonzero(np.frombuffer(labels, "<u4") == fingerprints([label]))
                 hit = len(places) > 0
                 of = buckets[places[0]] if hit else bucket
-                if of >= 0:
+                # A purchase after a click is one label found, not two.
+                if of >= 0 and not again:
                     positives, hits = counts.get((release, of), (0, 0))
                     counts[release, of] = positives + 1, hits + hit
-            self._lazy.executemany("UPDATE feedback SET state = 1 WHERE id = ?", [(row[0],) for row in found])
+                position = int(places[0]) if hit else None
+                drawn = hit and propensities is not None
+                propensity = float(np.frombuffer(propensities, "<f4")[position]) if drawn else 1.0
+                joined.append((release, position, propensity, *dials_and_features, id_))
+            self._lazy.executemany(
+                "UPDATE feedback SET state = 1, release = ?, position = ?, propensity = ?, bias_removal = ?, "
+                "popularity = ?, features = ? WHERE id = ?",
+                joined,
+            )
             _add_recall(self._lazy, FEEDBACK, now, [(*of, *pair) for of, pair in counts.items()])
         return len(found)
 

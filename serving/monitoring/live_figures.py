@@ -1,4 +1,4 @@
-"""The figures of head, torso and tail: counted by every worker in files that all of them read, and reported."""
+"""The figures of head, torso, tail and new: counted by every worker in files that all of them read, and reported."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from prometheus_client.core import Metric
 
 from longtail.bundle import BUCKET_NAMES, remove_stale
 from longtail.bundle.arrays import Int8
-from longtail.bundle.frequency import TAIL
+from longtail.bundle.frequency import NEW
 from longtail.serving.errors import NotReadyError
 from longtail.serving.monitoring.baseline import Baseline, save_baseline
 from longtail.serving.monitoring.collector import report_metrics
-from longtail.serving.monitoring.feedback_store import COUNTERS, FeedbackStore, StoredAnswer
+from longtail.serving.monitoring.database import FEEDBACK_FILE
+from longtail.serving.monitoring.feedback_store import COUNTERS, KEPT_SECONDS, FeedbackStore, StoredAnswer
 from longtail.serving.monitoring.records import AnsweredBatch, AnswerFeedback, ShadowPair
 from longtail.serving.monitoring.release_figures import ReleaseFigures, delete_label_counts
 from longtail.serving.monitoring.release_history import ReleaseHistory
@@ -36,7 +37,6 @@ _TICK_SECONDS = 0.1
 """Often, so that each time is over before a request notices."""
 _REPORT_SECONDS = 1.0
 _TIDY_SECONDS = 60
-_KEPT_SECONDS = 48 * 3600
 _KEPT_RELEASES = 100
 _MOST_PENDING_LABELS = 2_000_000
 
@@ -56,6 +56,7 @@ class LiveFigures:
         state: directory, made if need be.
         worker: number of this process among those that share `state`; no two that run have the same.
         max_answers: answers kept for feedback to be joined with; 0 keeps none.
+        max_feedback, feedback_seconds: as of `FeedbackStore`.
         releases: begun last, that answers are counted of, at least one.
         clock: seconds since 1970.
 
@@ -69,6 +70,8 @@ class LiveFigures:
         *,
         worker: int = 0,
         max_answers: int,
+        max_feedback: int | None = None,
+        feedback_seconds: float = KEPT_SECONDS,
         releases: int = 3,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -80,7 +83,12 @@ class LiveFigures:
         self._clock = clock
         remove_stale(state, ".releases.json.*.tmp")
         self._history = ReleaseHistory(state / "releases.json")
-        self._store = FeedbackStore(state / "feedback.sqlite", max_answers=max_answers)
+        self._store = FeedbackStore(
+            state / FEEDBACK_FILE,
+            max_answers=max_answers,
+            max_feedback=max_feedback,
+            feedback_seconds=feedback_seconds,
+        )
         self._begin_lock, self._report_lock = threading.Lock(), threading.Lock()
         self._flush_lock, self._keep_lock, self._pending_lock = (threading.Lock() for _ in range(3))
         self._held: dict[str, ReleaseFigures] = {}
@@ -167,7 +175,7 @@ class LiveFigures:
 
         Args:
             release: that `answered` was retrieved from.
-            interactions: rows of labels the release does not have, at L or above, were added since and are tail.
+            interactions: rows of labels the release does not have, at L or above, were added since and are new.
 
         Returns:
             How many there were.
@@ -182,11 +190,11 @@ class LiveFigures:
         positives, hits = np.zeros(len(BUCKET_NAMES), np.int64), np.zeros(len(BUCKET_NAMES), np.int64)
         for interaction in interactions:
             rows = np.unique(interaction.interacted[interaction.interacted >= 0])
-            buckets = np.where(rows < figures.labels, figures.buckets_L[np.minimum(rows, figures.labels - 1)], TAIL)
+            buckets = np.where(rows < figures.labels, figures.buckets_L[np.minimum(rows, figures.labels - 1)], NEW)
             positives += np.bincount(buckets, minlength=len(BUCKET_NAMES))
             hits += np.bincount(buckets[np.isin(rows, interaction.answered)], minlength=len(BUCKET_NAMES))
         pairs = list(zip(positives.tolist(), hits.tolist(), strict=True))
-        self._store.record_shadow(release, len(interactions), pairs, self._clock())
+        self._store.record_shadow(release, interactions, pairs, self._clock())
         return len(interactions)
 
     def set_label_counts(self, *, added: int, hidden: int) -> None:
@@ -232,9 +240,9 @@ class LiveFigures:
             with self._warning("joining feedback"):
                 self._store.join(now)
                 if abs(now - self._tidied_at) >= _TIDY_SECONDS:
-                    self._tidied_at = now
-                    self._store.tidy(now)
                     self._touch(now)
+                    if not self._store.tidy(now):
+                        self._tidied_at = now
 
     def close(self) -> None:
         """Write what is pending and let go of the files; nothing is counted afterwards."""
@@ -294,7 +302,7 @@ class LiveFigures:
         for place, directory in enumerate(newest_first):
             if directory.name in self._held:
                 continue
-            if place >= _KEPT_RELEASES or used_at[directory] < now - _KEPT_SECONDS:
+            if place >= _KEPT_RELEASES or used_at[directory] < now - KEPT_SECONDS:
                 shutil.rmtree(directory, ignore_errors=True)
                 continue
             delete_label_counts(directory, self._worker)
@@ -304,7 +312,16 @@ class LiveFigures:
 
 def _answers_of(batch: AnsweredBatch) -> Iterator[StoredAnswer]:
     buckets, labels = batch.buckets_N.astype(np.int8).tobytes(), batch.fingerprints_N.astype("<u4").tobytes()
-    for request_id, place, (start, end) in zip(
-        batch.request_ids, batch.places, pairwise([0, *batch.ends_B]), strict=True
-    ):
-        yield StoredAnswer(request_id, place, batch.release, labels[4 * start : 4 * end], buckets[start:end])
+    propensities = None if batch.propensities_N is None else batch.propensities_N.astype("<f4").tobytes()
+    for place, (start, end) in enumerate(pairwise([0, *batch.ends_B])):
+        yield StoredAnswer(
+            request_id=batch.request_ids[place],
+            query=batch.places[place],
+            release=batch.release,
+            labels=labels[4 * start : 4 * end],
+            buckets=buckets[start:end],
+            bias_removal=float(batch.bias_removal_B[place]),
+            popularity=float(batch.popularity_B[place]),
+            propensities=None if propensities is None else propensities[4 * start : 4 * end],
+            features=None if batch.features_B is None else batch.features_B[place],
+        )

@@ -85,6 +85,10 @@ class Metrics:
         self._exposures = Counter(
             "longtail_exposures", "Labels answered, by frequency bucket.", ["bucket"], registry=counted
         )
+        self._explored = Counter(
+            "longtail_explored", "Labels drawn at random for requests that explore, by frequency bucket.", ["bucket"],
+            registry=counted,
+        )  # fmt: skip
         self._unknown = Counter(
             "longtail_labels_unknown", "Ids in requests that the release does not have, by the list they stood in.",
             ["list"], registry=counted,
@@ -113,6 +117,7 @@ class Metrics:
         }
         self._of_stage = {stage: self._stage_seconds.labels(stage) for stage in _STAGES}
         self._of_bucket = [self._exposures.labels(bucket) for bucket in BUCKET_NAMES]
+        self._explored_of_bucket = [self._explored.labels(bucket) for bucket in BUCKET_NAMES]
         self._of_list = {ids: self._unknown.labels(ids) for ids in ("exclude", "allow")}
         self._release = _ReleaseInfo()
         self._shown = self._registry(counted, others)
@@ -157,6 +162,8 @@ class Metrics:
         self._queries.inc(len(batch.ends_B))
         for exposures, count in zip(self._of_bucket, batch.exposures.tolist(), strict=True):
             exposures.inc(count)
+        for bucket, count in batch.explored.items():
+            self._explored_of_bucket[bucket].inc(count)
         for ids, count in unknown.items():
             self._of_list[ids].inc(count)
 

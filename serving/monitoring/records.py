@@ -6,8 +6,8 @@ Legend: `B` queries, `N` answered labels of all queries, `L` labels of the relea
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -33,6 +33,10 @@ class AnsweredBatch:
         ends_B: where in the N labels every query's end, ascending.
         buckets_N: int8 [N].
         counts_N: training pairs, int64 [N].
+        propensities_N: P(shown) of every label given its query, float32 [N]; None where none was drawn by chance.
+        explored: labels drawn by chance, by bucket.
+        features_B: features of every query as JSON, to be recorded with its answer; None where there are none, or where
+            none are recorded.
     """
 
     release: str
@@ -46,10 +50,13 @@ class AnsweredBatch:
     ends_B: Sequence[int]
     buckets_N: Int8
     counts_N: Int64
+    propensities_N: Float32 | None = None
+    explored: Mapping[int, int] = field(default_factory=dict)
+    features_B: Sequence[bytes | None] | None = None
 
     @cached_property
     def exposures(self) -> Int64:
-        """How many of the N labels are head, torso and tail, int64 [3]."""
+        """How many of the N labels are head, torso, tail and new, int64 [4]."""
         return np.bincount(self.buckets_N, minlength=len(BUCKET_NAMES))
 
 
@@ -63,12 +70,16 @@ class AnswerFeedback:
         labels: ids, in the answer or not.
         buckets: of each label in the release now in service, −1 if it has no such label. Where the label was in
             the answer, the answer's bucket counts instead; a label that neither knows is no positive.
+        event: what they did, such as `click` or `purchase`.
+        weight: what the event is worth in training.
     """
 
     request_id: str
     query: int
     labels: Sequence[str]
     buckets: Sequence[int]
+    event: str = "click"
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +89,17 @@ class ShadowPair:
     Attributes:
         answered: label rows that a retrieval returned, int64.
         interacted: label rows interacted with, int64; negative ones are unknown labels, which are no positives.
+        labels: ids interacted with, and their buckets, −1 unknown, to be recorded.
+        features: the query's as JSON; None: nothing is recorded.
+        event, weight: as of `AnswerFeedback`.
     """
 
     answered: Int64
     interacted: Int64
+    labels: Sequence[tuple[str, int]] = ()
+    features: bytes | None = None
+    event: str = "click"
+    weight: float = 1.0
 
 
 def fingerprints(ids: Iterable[str]) -> npt.NDArray[np.uint32]:

@@ -19,19 +19,22 @@ from longtail.bundle.arrays import Array, Int8
 from longtail.serving.monitoring.baseline import DECILES, Baseline, decile_of
 from longtail.serving.monitoring.latency_bins import LATENCY_BINS, latency_bin
 from longtail.serving.monitoring.records import AnsweredBatch
-from longtail.serving.monitoring.ring import Layout, Ring, total, worker_arrays
+from longtail.serving.monitoring.ring import Layout, Ring, by_period, total, worker_arrays
 
 BUCKETS = len(BUCKET_NAMES)
 MINUTES = 1440
 
-# Columns of the answers' ring.
+# Columns of what was answered; the last, exposures of new labels, is a ring of its own.
 QUERIES, BIAS_REMOVAL, POPULARITY = range(3)
-EXPOSURES = slice(3, 3 + BUCKETS)
-SCORES = slice(EXPOSURES.stop, EXPOSURES.stop + DECILES)
+SCORES = slice(6, 6 + DECILES)
+EXPOSURES = np.array([3, 4, 5, SCORES.stop])
+"""By bucket: head, torso, tail, new."""
+ANSWER_COLUMNS = SCORES.stop + 1
 ANSWERS = Layout("answers", MINUTES, SCORES.stop, "float64", 60)
 
+NEW_LABELS = Layout("new", MINUTES, 1, "float64", 60)
 PRIORS = Layout("priors", MINUTES, 1, "float64", 60)
-"""Sum of μ, in a ring of its own: the answers' is older, and another layout would put aside what it holds."""
+"""Sum of μ. Rings of their own: the answers' is older, and another layout would put aside what it holds."""
 
 # Columns of the requests' ring.
 REQUESTS, ERRORS, SHED = range(3)
@@ -75,7 +78,7 @@ WINDOWS = (TimeWindow("5m", 300, 60), TimeWindow("1h", 3600, 600), TimeWindow("2
 
 
 class ReleaseFigures:
-    """Counts one release's answers and requests. Thread-safe; takes 76·L + 737,000 bytes of disk.
+    """Counts one release's answers and requests. Thread-safe; takes 76·L + 764,000 bytes of disk.
 
     Args:
         directory: existing directory of the release's rings.
@@ -93,6 +96,7 @@ class ReleaseFigures:
         self.labels = len(buckets_L)
         self._edges = None if baseline is None else np.array(baseline.score_edges)
         self._answers = Ring(directory, ANSWERS, worker)
+        self._new = Ring(directory, NEW_LABELS, worker)
         self._priors = Ring(directory, PRIORS, worker)
         self._tiles = [Ring(directory, window.tiles(self.labels), worker) for window in WINDOWS]
         self._traffic = Ring(directory, TRAFFIC, worker)
@@ -103,7 +107,7 @@ class ReleaseFigures:
 
     def count_answers(self, answered: AnsweredBatch, now: float) -> None:
         """Count one batch at `now`, seconds since 1970."""
-        counts = np.zeros(ANSWERS.columns)
+        counts = np.zeros(ANSWER_COLUMNS)
         counts[QUERIES] = len(answered.ends_B)
         counts[BIAS_REMOVAL] = answered.bias_removal_B.sum(dtype=np.float64)
         counts[POPULARITY] = answered.counts_N.sum()
@@ -115,7 +119,9 @@ class ReleaseFigures:
             rows_N = rows_N[rows_N < self.labels]
         with self._answers_lock:
             row = self._answers.counts_at(ANSWERS.period(now))
-            row += counts
+            row += counts[: ANSWERS.columns]
+            new = self._new.counts_at(NEW_LABELS.period(now))
+            new += counts[ANSWERS.columns :]
             weight = self._priors.counts_at(PRIORS.period(now))
             weight += answered.popularity_B.sum(dtype=np.float64)
             for ring in self._tiles:
@@ -136,9 +142,14 @@ class ReleaseFigures:
             self._traffic_counts[self._traffic_start(now) + SHED] += 1
 
     def answers_in(self, window: TimeWindow, now: float, *, since: float) -> Array:
-        """Columns of ANSWERS over all workers, none from before the minute of `since`, float64."""
-        arrays = worker_arrays(self.directory, ANSWERS, self._answers)
-        return total(arrays, ANSWERS, now, window.minutes, since=since)
+        """What all workers answered, none from before the minute of `since`, float64 [ANSWER_COLUMNS]."""
+        rings = ((ANSWERS, self._answers), (NEW_LABELS, self._new))
+        return np.concatenate(
+            [
+                total(worker_arrays(self.directory, layout, ring), layout, now, window.minutes, since=since)
+                for layout, ring in rings
+            ]
+        )
 
     def popularity_weight_in(self, window: TimeWindow, now: float, *, since: float) -> float:
         """Sum of μ over all workers' queries, none from before the minute of `since`."""
@@ -158,6 +169,13 @@ class ReleaseFigures:
     def _traffic_start(self, now: float) -> int:
         """Where the counts of the minute begin in `_traffic_counts`."""
         return self._traffic.row_of(int(now // 60)) * (1 + TRAFFIC.columns) + 1
+
+
+def answers_by_minute(directory: Path, now: float) -> Array:
+    """What all workers of a release answered by minute, the last that of `now`, float64 [MINUTES, ANSWER_COLUMNS]."""
+    return np.concatenate(
+        [by_period(worker_arrays(directory, layout), layout, now) for layout in (ANSWERS, NEW_LABELS)], axis=1
+    )
 
 
 def delete_label_counts(directory: Path, worker: int) -> None:

@@ -8,7 +8,13 @@ from typing import Any
 
 from longtail.serving.monitoring.baseline import load_baseline
 from longtail.serving.monitoring.feedback_store import FeedbackStore, RecallRow
-from longtail.serving.monitoring.release_figures import ANSWERS, TRAFFIC, WINDOWS, ReleaseFigures, TimeWindow
+from longtail.serving.monitoring.release_figures import (
+    TRAFFIC,
+    WINDOWS,
+    ReleaseFigures,
+    TimeWindow,
+    answers_by_minute,
+)
 from longtail.serving.monitoring.release_history import ReleaseInterval
 from longtail.serving.monitoring.ring import by_period, worker_arrays
 from longtail.serving.monitoring.series import Series, iso
@@ -73,7 +79,7 @@ def _series(root: Path, recall: Sequence[RecallRow], now: float) -> dict[str, An
         series.add(
             directory.name,
             load_baseline(directory),
-            by_period(worker_arrays(directory, ANSWERS), ANSWERS, now),
+            answers_by_minute(directory, now),
             by_period(worker_arrays(directory, TRAFFIC), TRAFFIC, now),
         )
     series.add_recall(recall)

@@ -14,11 +14,11 @@ import numpy as np
 
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.arrays import Array
-from longtail.bundle.exposure import psi
 from longtail.serving.monitoring.baseline import Baseline
 from longtail.serving.monitoring.feedback_store import SOURCES, RecallRow
 from longtail.serving.monitoring.latency_bins import latency_ms
 from longtail.serving.monitoring.release_figures import (
+    ANSWER_COLUMNS,
     ANSWERS,
     BIAS_REMOVAL,
     EXPOSURES,
@@ -29,7 +29,7 @@ from longtail.serving.monitoring.release_figures import (
     SHED,
     TRAFFIC,
 )
-from longtail.serving.monitoring.windows import ratio, recall_counts
+from longtail.serving.monitoring.windows import exposure_psi, ratio, recall_counts
 
 
 def iso(at: float) -> str:
@@ -47,7 +47,7 @@ class Series:
     def __init__(self, now: float) -> None:
         self._now = now
         self._newest = ANSWERS.period(now)
-        self._answers = np.zeros((MINUTES, ANSWERS.columns))
+        self._answers = np.zeros((MINUTES, ANSWER_COLUMNS))
         self._traffic = np.zeros((MINUTES, TRAFFIC.columns))
         self._most = np.zeros(MINUTES)
         self._names: list[str | None] = [None] * MINUTES
@@ -60,7 +60,7 @@ class Series:
         Args:
             release: name of the release.
             baseline: baseline of the release; None if it has none.
-            answers: columns of ANSWERS by minute, float64 [MINUTES, columns].
+            answers: of `answers_by_minute`, float64 [MINUTES, ANSWER_COLUMNS].
             traffic: columns of TRAFFIC by minute, float64 [MINUTES, columns].
         """
         self._answers += answers
@@ -68,7 +68,7 @@ class Series:
         volume = answers[:, QUERIES] + traffic[:, REQUESTS] + traffic[:, SHED]
         for minute in np.flatnonzero((volume > 0) & (volume >= self._most)).tolist():
             self._names[minute] = release
-            self._psi[minute] = None if baseline is None else psi(answers[minute, EXPOSURES], baseline.shares)
+            self._psi[minute] = None if baseline is None else exposure_psi(answers[minute], baseline)
         self._most = np.maximum(self._most, volume)
 
     def add_recall(self, rows: Iterable[RecallRow]) -> None:

@@ -9,9 +9,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.arrays import Array
 from longtail.bundle.exposure import coverage, coverage_by_bucket, gini, psi
+from longtail.bundle.frequency import TAIL
 from longtail.serving.monitoring.baseline import Baseline
 from longtail.serving.monitoring.feedback_store import SOURCES
 from longtail.serving.monitoring.latency_bins import latency_ms
@@ -69,15 +72,31 @@ def drift_json(answers: Array, baseline: Baseline | None) -> dict[str, float | N
     """Population stability index of exposures by bucket and of scores by decile, against the baseline.
 
     Args:
-        answers: columns of ANSWERS, added up over the window, float64 [columns].
+        answers: what was answered in the window, float64 [ANSWER_COLUMNS].
         baseline: None makes both null.
     """
     if baseline is None:
         return {"buckets": None, "scores": None}
     return {
-        "buckets": psi(answers[EXPOSURES], baseline.shares),
+        "buckets": exposure_psi(answers, baseline),
         "scores": psi(answers[SCORES], baseline.score_shares),
     }
+
+
+def exposure_psi(answers: Array, baseline: Baseline) -> float | None:
+    """Population stability index of exposures of head, torso, and tail with new: the baseline knows no label that was
+    added since.
+
+    Args:
+        answers: what was answered, float64 [ANSWER_COLUMNS].
+        baseline: of the release.
+    """
+    return psi(_new_with_tail(answers[EXPOSURES]), _new_with_tail(np.array(baseline.shares)).tolist())
+
+
+def _new_with_tail(by_bucket: Array) -> Array:
+    """Numbers of head, torso, tail and new, [4], as those of head, torso and the other two, [3]."""
+    return np.append(by_bucket[:TAIL], by_bucket[TAIL:].sum())
 
 
 def recall_json(source: str, recall: RecallCounts) -> dict[str, dict[str, Any]]:

@@ -77,3 +77,11 @@ def test_labels_without_training_pairs_may_be_missing_from_it_and_labels_that_ar
     none = replace(bundle, labels=replace(bundle.labels, counts=counts * 0))
     assert own_id_feature(with_features(none, [of("item")], item=ids[:29])) is None
     assert own_id_feature(with_features(none, [of("item")], item=ids)) == "item"
+
+
+def test_from_version_4_on_the_manifest_names_it_whatever_its_vocabulary_leaves_out() -> None:
+    """A recipe's `min_count` leaves out labels that have training pairs."""
+    bundle = with_features(make_bundle(labels=30), [of("brand"), of("item")], brand=["x"], item=["item-1"])
+    assert own_id_feature(bundle) is None
+    named = replace(bundle, manifest=bundle.manifest.model_copy(update={"own_id": "item"}))
+    assert own_id_feature(named) == "item"

@@ -59,6 +59,23 @@ def test_a_bundle_of_format_3_loads_forever() -> None:
     np.testing.assert_allclose(bundle.rows()[0], row, rtol=1e-5)
 
 
+def test_a_bundle_of_format_4_loads_forever() -> None:
+    bundle = Bundle.load(FIXTURES / "bundle_v4")
+    manifest, labels = bundle.manifest, bundle.labels
+    assert (manifest.schema_version, manifest.labels, manifest.own_id) == (4, 9, "item_id")
+    assert labels.counts.tolist() == [1000, 500, 0, 111, 142, 125, 0, 200, 166]
+    assert labels.buckets.tolist() == [0, 0, 3, 2, 1, 2, 3, 0, 1]
+    pi = np.array([1000.5, 500.5, 0.5, 111.5, 142.5, 125.5, 0.5, 200.5, 166.5]) / 2248.5
+    np.testing.assert_allclose(labels.log_pn, np.log(pi), rtol=1e-6)
+
+
+def test_labels_without_pairs_are_tail_in_older_bundles() -> None:
+    """Their thresholds do not say what such labels are; the stored bucket is what was written."""
+    written = json.loads((FIXTURES / "bundle_v3" / "manifest.json").read_text())
+    assert sorted(written["buckets"]) == ["head_above", "scheme", "tail_upto"]
+    assert Manifest.model_validate(written).buckets.assign(np.array([0])).tolist() == [2]
+
+
 def test_its_tree_says_what_it_said() -> None:
     proposal = Bundle.load(FIXTURES / "bundle_v2").proposal
     assert proposal is not None

@@ -5,7 +5,7 @@ import pytest
 
 from longtail.bundle import BUCKET_NAMES, Buckets, log_frequencies
 
-HEAD, TORSO, TAIL = 0, 1, 2
+HEAD, TORSO, TAIL, NEW = 0, 1, 2, 3
 
 
 def counts(*values: int) -> np.ndarray:
@@ -13,7 +13,7 @@ def counts(*values: int) -> np.ndarray:
 
 
 def test_the_names_of_the_buckets_are_in_the_order_of_their_numbers() -> None:
-    assert BUCKET_NAMES == ("head", "torso", "tail")
+    assert BUCKET_NAMES == ("head", "torso", "tail", "new")
 
 
 def test_frequencies_are_smoothed_by_half_a_pair_each() -> None:
@@ -62,7 +62,7 @@ def test_quantile_thresholds_are_those_of_the_labels_that_were_seen() -> None:
     buckets = Buckets.by_quantile(counts(0, 0, 0, 1, 2, 3, 4, 5))
 
     assert (buckets.tail_upto, buckets.head_above) == pytest.approx((1 + 4 * 0.33, 1 + 4 * 0.66))
-    assert buckets.assign(counts(0, 1, 2, 3, 4, 5)).tolist() == [TAIL, TAIL, TAIL, TORSO, HEAD, HEAD]
+    assert buckets.assign(counts(0, 1, 2, 3, 4, 5)).tolist() == [NEW, TAIL, TAIL, TORSO, HEAD, HEAD]
 
 
 def test_equal_counts_share_a_bucket() -> None:
@@ -72,14 +72,22 @@ def test_equal_counts_share_a_bucket() -> None:
 
 
 def test_count_thresholds_are_100_and_20() -> None:
-    assert Buckets.by_count().assign(counts(0, 19, 20, 99, 100)).tolist() == [TAIL, TAIL, TORSO, TORSO, HEAD]
+    assert Buckets.by_count().assign(counts(0, 19, 20, 99, 100)).tolist() == [NEW, TAIL, TORSO, TORSO, HEAD]
 
 
-def test_labels_never_seen_are_tail_even_when_all_others_are_head() -> None:
+def test_labels_never_seen_are_new_even_when_all_others_are_head() -> None:
     labels = counts(0, 5, 5)
 
-    assert Buckets(scheme="count", head_above=0, tail_upto=0).assign(labels).tolist() == [TAIL, HEAD, HEAD]
-    assert Buckets.by_quantile(counts(0, 0)).assign(counts(0, 0)).tolist() == [TAIL, TAIL]
+    assert Buckets.by_quantile(labels).assign(labels).tolist() == [NEW, TAIL, TAIL]
+    thresholds = {"scheme": "count", "head_above": 0, "tail_upto": 0}
+    assert Buckets(**thresholds, never_seen="new").assign(labels).tolist() == [NEW, HEAD, HEAD]
+    assert Buckets.by_quantile(counts(0, 0)).assign(counts(0, 0)).tolist() == [NEW, NEW]
+
+
+def test_thresholds_of_old_bundles_call_labels_never_seen_tail_as_they_did() -> None:
+    stored = Buckets.model_validate({"scheme": "count", "head_above": 4.0, "tail_upto": 1.0})
+
+    assert stored.assign(counts(0, 1, 2, 5)).tolist() == [TAIL, TAIL, TORSO, HEAD]
 
 
 def test_count_thresholds_out_of_order_are_refused() -> None:

@@ -16,9 +16,10 @@ from longtail.client import Client, Feedback, Interaction, NewLabel, NoAnswerErr
 DOCUMENT = Path(__file__).parent.parent.parent / "serving" / "openapi.json"
 EVERYTHING: dict[str, Any] = {
     "k": 1, "bias_removal": 0.5, "popularity": 0.5, "exclude": ["a"], "allow": ["a"], "buckets": ["tail"],
+    "explore": {"tail": 1},
 }  # fmt: skip
-FREE = ("features", "display")
-"""Keys whose values are the user's own JSON."""
+FREE = ("features", "display", "explore")
+"""Keys whose values are the user's own JSON, or keyed by bucket."""
 
 
 class Call(NamedTuple):
@@ -49,7 +50,7 @@ CALLS: dict[str, Call] = {
     "add_labels": sent_by("add_labels", NewLabel("a", {}, display={})),
     "restore_label": sent_by("restore_label", "a"),
     "delete_label": sent_by("delete_label", "a"),
-    "feedback": sent_by("feedback", Feedback("q", ["a"])),
+    "feedback": sent_by("feedback", Feedback("q", ["a"], event="purchase", weight=2.0)),
     "interactions": sent_by("interactions", Interaction({}, ["a"], bias_removal=0.5, exclude=["a"], popularity=1.0)),
     "release": sent_by("release"),
     "monitoring": sent_by("monitoring"),

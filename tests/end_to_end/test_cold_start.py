@@ -320,7 +320,7 @@ def test_a_label_that_only_another_release_can_serve_is_deleted_all_the_same(roo
     releases = Releases(root / "releases")
     with serving(root, tmp_path / "state") as (_, longtail):
         longtail.add_labels([NEW])
-        releases.publish("bare")
+        releases.publish("bare", force=True)
         longtail.reload()
         longtail.delete_label(NEW.id)
         releases.publish("first")

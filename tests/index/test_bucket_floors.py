@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -92,9 +93,20 @@ def test_a_drop_is_relative_to_what_is_published(releases: Releases) -> None:
     write_floors(releases, "max_drop = 0.15")
     report = releases.publish("poor")
     assert report.lines() == [
-        "bucket floors: recall@20: no bucket more than 15 % below CURRENT's",
+        "bucket floors: recall@20: none of head, torso, tail more than 15 % below CURRENT's",
         "recall@20 at λ = 0.8: head 0.2000 → 0.2500, torso 0.0600 → 0.0600, tail 0.0200 → 0.0170",
     ]
+
+
+def test_new_labels_have_a_floor_and_no_largest_drop() -> None:
+    """Which labels are new, and whether any is, differs from release to release."""
+    before = BucketMetrics("old", "λ = 1", {"head": 0.3, "torso": 0.3, "tail": 0.3, "new": 0.1}, [])
+    after = replace(before, name="later", buckets=before.buckets | {"new": 0.0})
+    assert BucketFloors(max_drop=0.1).compare(after, before).unmet == []
+    unmet = BucketFloors(max_drop=0.1, floors={"new": 0.05}).compare(after, before).unmet
+    assert unmet == ["new expected at least 0.05 (the floor), found 0"]
+    of_an_old_trainer = replace(before, buckets={"head": 0.3, "torso": 0.3, "tail": 0.3})
+    assert BucketFloors(max_drop=0.1).compare(of_an_old_trainer, before).unmet == []
 
 
 def test_the_stricter_of_floor_and_drop_counts_and_every_bucket_below_it_is_named(releases: Releases) -> None:
@@ -204,7 +216,7 @@ def test_options_change_what_the_file_says(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("max_dorp = 0.1", "max_dorp: is no key of promise.toml, received 0.1"),
-        ("[floors]\nmid = 0.1", "floors.mid: Input should be 'head', 'torso' or 'tail', received 'mid'"),
+        ("[floors]\nmid = 0.1", "floors.mid: Input should be 'head', 'torso', 'tail' or 'new', received 'mid'"),
         ("[floors]\ntail = 1.1", "floors.tail: Input should be less than or equal to 1, received 1.1"),
         ("[floors]\ntail = nan", "floors.tail: Input should be a finite number"),
         ("max_drop = -0.1", "max_drop: Input should be greater than or equal to 0"),
@@ -226,7 +238,7 @@ def test_a_wrong_file_says_what_is_wrong_and_publishes_nothing(text: str, messag
         (
             ["mid=0.1"],
             None,
-            "--floor mid=0.1: expected metric, max_drop and floors of head, torso and tail; floors.mid",
+            "--floor mid=0.1: expected metric, max_drop and floors of head, torso, tail, new; floors.mid",
         ),
         (["tail"], None, "--floor tail: expected a number or a percentage, received ''"),
         (["tail=x"], None, "--floor tail=x: expected a number or a percentage, received 'x'"),

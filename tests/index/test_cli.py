@@ -16,9 +16,9 @@ from longtail.index.cli import app, main
 SURFACE = {
     "build": {
         *("bundle", "--releases", "--spec", "--name", "--publish", "--device", "--recall-floor"),
-        *("--floor", "--max-drop", "--force"),
+        *("--floor", "--max-drop", "--force", "--state"),
     },
-    "publish": {"releases", "name", "--floor", "--max-drop", "--force"},
+    "publish": {"releases", "name", "--floor", "--max-drop", "--force", "--state"},
     "rollback": {"releases"},
     "merge": {"bundle", "log", "--out"},
     "list": {"releases"},

@@ -58,7 +58,7 @@ def test_added_labels_become_rows_and_hidden_ones_lose_theirs(tmp_path: Path, va
     kept = np.delete(np.arange(L), 7)
     old, new = before.labels, after.labels
     assert new.counts.tolist() == [*old.counts[kept], 0, 0]
-    assert new.buckets.tolist() == [*old.buckets[kept], 2, 2]
+    assert new.buckets.tolist() == [*old.buckets[kept], 3, 3]
     assert new.display["title"].to_pylist() == ["Renamed" if row == 5 else f"Title {row}" for row in kept] + [
         "New",
         None,

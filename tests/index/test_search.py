@@ -147,7 +147,7 @@ def test_an_empty_batch_has_an_empty_answer(opened: Callable[[str], Release]) ->
         (np.zeros((1, 10), np.float32), 5, [Filter(exclude=np.array([3, 600]))], "query 0, filter exclude: .* 600"),
         (np.zeros((1, 10), np.float32), 5, [Filter(allow=np.array([-1]))], r"filter allow: .* 0\.\.599, received -1"),
         (np.zeros((1, 10), np.float32), 5, [Filter(allow=np.array([0.5]))], "received float64"),
-        (np.zeros((1, 10), np.float32), 5, [Filter(buckets=frozenset({3}))], r"filter buckets: .* received \[3\]"),
+        (np.zeros((1, 10), np.float32), 5, [Filter(buckets=frozenset({4}))], r"filter buckets: .* received \[4\]"),
     ],
 )
 def test_wrong_searches_say_what_is_wrong(

@@ -39,7 +39,7 @@ def test_what_it_says_of_a_release_that_can_be_served(
     ]  # fmt: skip
     assert lines[1] == "model: synthetic, 60 labels, d = 8, cosine"
     for line in lines[2:5]:
-        found = re.fullmatch(r"answers at λ = \S+: 20 labels, (\d+) head, (\d+) torso, (\d+) tail", line)
+        found = re.fullmatch(r"answers at λ = \S+: 20 labels, (\d+) head, (\d+) torso, (\d+) tail, (\d+) new", line)
         assert found is not None
         assert sum(map(int, found.groups())) == 20
     shares = [float(share) for share in re.findall(r"([\d.]+)%", lines[-1])]

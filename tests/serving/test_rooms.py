@@ -24,7 +24,8 @@ MAY_IMPORT = {
     "http": {"errors", "settings", "logs", "monitoring", "core", "dashboard"},
     "process": {"errors", "settings", "logs", "monitoring", "core", "http"},
     "check": {"core"},
-    "cli": {"errors", "settings", "logs", "http", "process", "check"},
+    "export": {"errors", "monitoring"},
+    "cli": {"errors", "settings", "logs", "http", "process", "check", "export"},
     "__main__": {"cli"},
     "__init__": {"errors", "settings", "core", "http"},
 }

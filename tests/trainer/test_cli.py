@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +13,22 @@ from tests.trainer import tiny
 from tests.trainer.conftest import Finished
 
 SURFACE = {
+    "compare": ["A", "B", "--metric", "--json"],
+    "check": ["RECIPE", "--since", "--json", "--set"],
     "data": ["NAME", "--out", "--from"],
     "evaluate": ["BUNDLE", "--recipe", "--split", "--markdown", "--set"],
     "export": ["RECIPE", "--from", "--out", "--set"],
-    "fit": ["RECIPE", "--out", "--set"],
+    "fit": ["RECIPE", "--out", "--since", "--warm-start", "--track", "--set"],
+    "init": [
+        "CLICKS",
+        "--out",
+        "--labels",
+        "--queries",
+        "--query-id",
+        "--label-id",
+        "--timestamp",
+        "--event",
+    ],
 }
 
 
@@ -82,6 +95,7 @@ ERRORS = {
     ),
     "out exists": ("fit nowhere.toml --out EXISTING", "nowhere.toml: expected a recipe"),
     "split without a recipe": ("evaluate OUT --split valid", "expected --recipe beside them, received none"),
+    "no time": ("fit RECIPE --out OUT --since soon", "data.since: expected a span such as '30d' or a time such as"),
     "no bundle": ("evaluate OUT", "expected a bundle (a directory with manifest.json), found none"),
     "unknown split": ("evaluate OUT --split train", "--split: expected valid or test, received 'train'"),
     "unknown data set": ("data netflix --out OUT", "expected one of movielens-100k, movielens-1m, gowalla,"),
@@ -154,6 +168,13 @@ def test_fit_ends_with_a_bundle_and_says_where(job: Path, tmp_path: Path, capsys
 
     assert (code, errors) == (0, "")
     assert "40 queries × 16 labels; 240 training, 40 validation, 40 test pairs" in out
+    held_out = json.loads((tmp_path / "out" / "metrics.json").read_text())["held_out"]
+    for split, found in held_out.items():
+        assert found["pairs"] == 40
+        assert found["seen"] > 0
+        words = f"{split.capitalize()}: 40 pairs → {found['measured']} to find of {found['queries']} queries"
+        assert words in out
+        assert words.partition(": ")[2] in (tmp_path / "out" / "report.html").read_text()
     assert f"Bundle {tmp_path / 'out'}" in out
     assert Bundle.load(tmp_path / "out").manifest.training_data["epochs"] == 1
 

@@ -160,8 +160,31 @@ IMPOSSIBLE = {
         r"distinct names, received \['user_id', 'user_id'\]",
     ),
     "feature name": ({"query": feature(name="user__id")}, "query.features.0.name\n.*should match pattern"),
-    "kind": ({"query": feature(kind="image")}, "query.features.0.kind\n.*'id', 'history', 'bag', 'text' or 'number'"),
+    "kind": ({"query": feature(kind="image")}, "query.features.0.kind\n.*'id', 'history', .* 'vector' or 'date'"),
     "width 0": ({"query": feature(dim=0)}, "query.features.0.dim\n"),
+    "a history of events without a column": (
+        {"query": feature(kind="history", table="item_id", dim=4, events=["buy"])},
+        r"feature 'user_id': expected events among none, .*received \['buy'\]",
+    ),
+    "no dims": ({"query": feature(kind="vector")}, "feature 'user_id': expected dims, the numbers in a vector"),
+    "dims of an id": ({"query": feature(dims=3)}, "expected dims of kind 'vector' only, received 'id'"),
+    "half-life of a bag": ({"query": feature(kind="bag", half_life=3)}, "half_life of kind 'history' only, .*'bag'"),
+    "buckets of a plain number": (
+        {"query": feature(kind="number", buckets=3)}, "expected buckets with transform = 'quantile', .*'standard'"
+    ),
+    "a part twice": ({"query": feature(kind="date", parts=["age", "age"])}, "expected distinct parts"),
+    "a date's table for ids": (
+        {"query": feature(kind="date", table="item_id", dim=4)}, r"table 'item_id': .*received 'user_id' \(date, 4\)"
+    ),
+    "ranges of two sizes": (
+        {
+            "query": feature(kind="number", transform="quantile", table="age", buckets=8),
+            "label": feature(name="age", kind="number", transform="quantile"),
+        },
+        r"table 'age': expected numbers of as many buckets, received 'user_id' \(8\) and 'age' \(16\)",
+    ),
+    "nothing to normalise": ({"query": feature() | {"layer_norm": True}}, "layer_norm: expected hidden layers"),
+    "nothing to lead past": ({"query": feature() | {"residual": True}}, "residual: expected hidden or cross layers"),
     "one hash row": ({"query": feature(kind="text", hash_rows=1)}, "hash_rows\n.*greater than or equal to 2"),
     "everything unknown": ({"query": feature(unknown_rate=1)}, "unknown_rate\n.*less than 1"),
     "layer of width 0": ({"query": feature() | {"hidden": [8, 0]}}, r"hidden: expected widths >= 1, received \[8, 0\]"),
@@ -374,7 +397,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "threshold of everything": (
         {"loss": {"weight": {"name": "equalised", "threshold": 1}}}, "threshold\n.*less than 1",
     ),
-    "a parameter nobody knows": ({"loss": {"weight": {"name": "tail", "twist": 2}}}, "weight.twist\n.*not permitted"),
+    "a parameter nobody knows": (
+        {"loss": {"weight": {"name": "tail", "twist": 2}}}, "weight 'tail': expected no param.*received 'twist'",
+    ),
     "no draws for the tree": (
         {"loss": {"sampler": "adversarial"}}, "sampler 'adversarial': expected a value for 'negatives', received none",
     ),

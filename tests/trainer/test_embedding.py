@@ -5,7 +5,8 @@ import pytest
 from keras import ops
 
 from longtail.trainer import backend
-from longtail.trainer.model.embedding import Table, UnitNorm, WeightedBag, compact_rows
+from longtail.trainer.model.embedding import Table, UnitNorm, compact_rows
+from longtail.trainer.model.pooling import WeightedBag
 
 
 @pytest.fixture
@@ -80,6 +81,22 @@ def test_a_bag_that_names_a_row_twice_counts_it_twice_in_either_way_of_pooling()
     with compact_rows([table], [ops.convert_to_tensor(table.table)]):
         dense = bag(ops.convert_to_tensor(np.int32([[1, 0, 1]])), ops.convert_to_tensor(weights))
     np.testing.assert_allclose(dense, [[17, 29]])
+
+
+def test_attention_begins_as_the_mean_and_weighs_by_exponentials() -> None:
+    """e·a is log 3 of the first row and 0 of the second: weights 2·3 and −1 are 6/7 and −1/7."""
+    table = Table(3, 2, scale=0.0, seed=0, name="table")
+    table.table.assign([[9, 9], [np.log(3), 2], [0, 4]])
+    bag = WeightedBag(table, "attention", name="bag")
+    ids, weights = np.int32([[1, 2, 0], [1, 1, 1]]), np.float32([[2, -1, 0], [0, 0, 0]])
+    np.testing.assert_allclose(bag(ids, weights), [[2 * np.log(3) / 3, 0], [0, 0]], atol=1e-6)
+
+    bag.attention.assign([1, 0])
+    expected = [[6 / 7 * np.log(3), (6 * 2 - 4) / 7], [0, 0]]
+    np.testing.assert_allclose(bag(ids, weights), expected, rtol=1e-5)
+    with compact_rows([table], [ops.convert_to_tensor(table.table)]):
+        compact = bag(ops.convert_to_tensor(ids), ops.convert_to_tensor(weights))
+    np.testing.assert_allclose(compact, expected, rtol=1e-5)
 
 
 def test_directions_are_unit_rows_and_a_zero_row_is_the_first_axis() -> None:

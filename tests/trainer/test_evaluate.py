@@ -206,6 +206,38 @@ def test_the_prior_is_chosen_after_the_noise_and_only_where_they_differ() -> Non
     assert [*map(Setting.of, curve)] == [(0, 0), (0, -0.5), (0, 0.7), (0, 2)]
 
 
+def priced(settings: list[Setting]) -> list[CurvePoint]:
+    """Recall rises with λ from .1 to .3 and the tail's falls from .04 by .04 a λ; μ gives half of that back."""
+    return [
+        CurvePoint(
+            bias_removal=at.bias_removal,
+            popularity=at.popularity,
+            metrics={
+                "recall@2": Interval(value=0.1 + 0.1 * at.bias_removal - 0.01 * at.popularity),
+                "recall@2/tail": Interval(value=0.04 - 0.04 * at.bias_removal + 0.02 * at.popularity),
+                "recall@2/torso": Interval(value=0.0),
+            },
+        )
+        for at in settings
+    ]
+
+
+def test_the_default_is_the_best_that_reaches_the_floor() -> None:
+    one_dial, two_dials = Noise("π", constant=False, apart=False), Noise("π^0.5", constant=False, apart=True)
+
+    def best(noise: Noise, **floor: float) -> Setting:
+        grid = config(bias_removal=[0.0, 0.25, 0.5, 0.75, 1.0], popularity=[0.0, 0.5], floor=floor)
+        return best_dial(priced, grid, noise)[0]
+
+    assert best(one_dial) == (1, 0)
+    assert best(one_dial, tail=0.02) == (0.5, 0), "recall@2/tail is .02 there"
+    assert best(one_dial, tail=0.02, torso=0.0) == (0.5, 0)
+    assert best(one_dial, tail=0.5) == (0, 0), "no λ reaches it: the nearest"
+    assert best(one_dial, tail=0.02, torso=0.1) == (0.5, 0), "torso is as far everywhere"
+    assert best(two_dials, tail=0.02) == (0.5, 0)
+    assert best(two_dials, tail=0.5) == (0, 0.5), "μ brings it nearer"
+
+
 def test_the_dial_moves_exposure_to_the_head() -> None:
     curve = bias_removal_curve(HELD_OUT, KNOWN, embed, label_side(), config(), queries=QUERIES, seed=0)
 

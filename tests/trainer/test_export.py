@@ -93,13 +93,35 @@ def test_the_label_tower_computes_the_embeddings(finished: Finished, bundle: Bun
 
 
 def test_reports_are_in_the_bundle(finished: Finished, bundle: Bundle) -> None:
-    dial = BiasRemoval.model_validate_json((finished.out / "metrics.json").read_bytes())
+    metrics = json.loads((finished.out / "metrics.json").read_bytes())
+    assert list(metrics["held_out"]) == ["valid", "test"]
+    dial = tiny.curve_of_metrics(finished.out)
     history = json.loads((finished.out / "history.json").read_text())
 
     assert dial == bundle.manifest.bias_removal
     assert len(history["losses"]) == 3
     assert json.loads((finished.out / "recipe.json").read_text())["data"]["query_id"] == "user_id"
     assert b"</html>" in (finished.out / "report.html").read_bytes()
+
+
+def test_a_fit_ends_with_baselines_on_its_own_test(finished: Finished) -> None:
+    figures = json.loads((finished.out / "metrics.json").read_text())
+    (default,) = [point for point in figures["curve"] if point["bias_removal"] == figures["default"]]
+
+    assert list(figures["baselines"]) == ["popularity", "recent popularity", "item-kNN", "iALS"]
+    values = {name: metrics["recall@5"]["value"] for name, metrics in figures["baselines"].items()}
+    for metrics in figures["baselines"].values():
+        assert metrics.keys() == default["metrics"].keys()
+    against = figures["against_best_baseline"]
+    assert values[against["baseline"]] == max(values.values())
+    assert against["difference"]["value"] == pytest.approx(
+        default["metrics"]["recall@5"]["value"] - max(values.values())
+    )  # fmt: skip
+    for said in (finished.output.replace("\n", " "), (finished.out / "report.html").read_text()):
+        assert against["in_words"].split(":")[0] in said
+        assert "item-kNN" in said
+    known = {"share": figures["baseline_settings"]["recent popularity"]["share"]}
+    assert known["share"] in [0.5**halvings for halvings in range(1, 9)]
 
 
 def test_measuring_the_bundle_again_prints_the_table_that_fit_printed(finished: Finished) -> None:

@@ -1,14 +1,16 @@
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from longtail.bundle import hash_token
 from longtail.trainer.data.columns import Bags
-from longtail.trainer.data.dataset import Dataset
+from longtail.trainer.data.dataset import Dataset, load_dataset
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.errors import DataError
@@ -40,7 +42,8 @@ def test_an_own_id_is_known_if_it_occurs_in_training() -> None:
 
     assert encoding.vocabularies["user_id"].ids.to_pylist() == ["u0", "u1"]
     assert encoding.query.of_queries(np.int32([0, 1, 2, 3]))["user_id"].tolist() == [1, 2, 0, 0]
-    assert encoding.vocabularies["item_id"].ids.to_pylist() == ["i0", "i1", "i2"], "the whole catalogue"
+    assert encoding.vocabularies["item_id"].ids.to_pylist() == ["i0", "i1"]
+    assert encoding.label_inputs["item_id"].tolist() == [1, 2, 0], "a label without pairs reads row 0"
 
 
 def test_rare_own_ids_are_unknown() -> None:
@@ -129,7 +132,7 @@ def test_label_features_and_their_vocabularies() -> None:
     dataset = tiny.dataset(tiny.pairs((0, 0), (0, 1)), queries=1, labels=3, label_table=table)
     encoding = encode(dataset, tiny.USER, label=[{"name": "genres", "kind": "bag", "separator": "|", "min_count": 2}])
 
-    assert encoding.label_inputs["item_id"].tolist() == [1, 2, 3]
+    assert encoding.label_inputs["item_id"].tolist() == [1, 2, 0]
     assert encoding.label_inputs["genres"].tolist() == [[0, 1], [1, 0], [0, 0]]
     assert encoding.label_inputs["genres__weight"].tolist() == [[1, 1], [1, 0], [0, 0]]
     assert [feature.name for feature in encoding.label_features] == ["item_id", "genres"]
@@ -173,10 +176,11 @@ def test_a_column_its_kind_does_not_read_is_refused(
 
 def histories(dataset: Dataset, rows: np.ndarray, *, max_length: int = 50, seed: int = 0) -> list[list[int]]:
     """The labels in the histories of training pairs."""
+    label_of_row = [-1, *np.unique(dataset.train.labels).tolist()]
     query = encode(dataset, HISTORY | {"max_length": max_length}).query
     found = query.of_pairs(rows, np.random.default_rng(seed))
     return [
-        [id_ - 1 for id_, weight in zip(ids, weights, strict=True) if weight]
+        [label_of_row[id_] for id_, weight in zip(ids, weights, strict=True) if weight]
         for ids, weights in zip(found["seen"].tolist(), found["seen__weight"].tolist(), strict=True)
     ]
 
@@ -209,6 +213,45 @@ def test_an_ordered_history_is_the_latest_of_what_came_before() -> None:
     assert histories(dataset, np.arange(5), max_length=2) == [[], [3], [3, 1], [1, 4], [4, 0]]
 
 
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_history_may_be_of_some_event_types(ordered: bool) -> None:
+    """Views and purchases: the history is of purchases, and of purchases alone, before every pair or beside it."""
+    rows = [(0, 4, 0), (0, 1, 1), (0, 2, 0), (0, 3, 1), (1, 0, 0), (1, 3, 1), (1, 2, 0)]
+    queries, labels, events = np.array(rows, np.int32).T
+    train = Pairs(queries, labels, times=np.arange(7.0), events=events)
+    dataset = tiny.dataset(train, queries=3, labels=5, ordered=ordered)
+    job = tiny.recipe(
+        data={"events": {"column": "event", "weights": {"view": 1, "purchase": 5}}},
+        query={"features": [HISTORY | {"events": ["purchase"]}]},
+    )
+    query = Encoding.fit(job, dataset).query
+
+    found = query.of_pairs(np.arange(7), np.random.default_rng(0))
+    kept = [
+        [id_ - 1 for id_, weight in zip(ids, weights, strict=True) if weight]
+        for ids, weights in zip(found["seen"].tolist(), found["seen__weight"].tolist(), strict=True)
+    ]
+    before, beside = [[], [], [1], [1], [], [], [3]], [[1, 3], [3], [1, 3], [1], [3], [], [3]]
+    assert kept == (before if ordered else beside)
+    later = Pairs(np.int32([1, 2]), np.int32([4, 0]), times=np.float64([8, 9]), events=np.int32([1, 0]))
+    asked = query.with_history(train.followed_by(later)).of_queries(np.int32([0, 1, 2]))
+    assert asked["seen"].tolist() == [[2, 4], [4, 5], [0, 0]]
+
+
+def test_event_types_come_from_their_column_and_those_of_weight_0_are_left_out(tmp_path: Path) -> None:
+    rows = {"user_id": ["a", "a", "b", "b"], "item_id": [1, 2, 3, 1], "event": ["buy", "view", "skip", "buy"]}
+    pq.write_table(pa.table(rows), tmp_path / "log.parquet")
+    weights = {"view": 1, "skip": 0, "buy": 5}
+    job = tiny.recipe(data={"train": tmp_path / "log.parquet", "events": {"column": "event", "weights": weights}})
+
+    train = load_dataset(job.data, seed=0).train
+
+    assert train.events is not None
+    assert train.events.tolist() == [2, 0, 2]
+    assert train.weights is not None
+    assert train.weights.tolist() == [5, 1, 5]
+
+
 def test_an_unordered_history_that_is_too_long_is_a_window_drawn_by_seed() -> None:
     dataset = tiny.dataset(tiny.pairs(*[(0, label) for label in range(40)]), queries=1, labels=40)
     rows = np.arange(40)
@@ -229,7 +272,8 @@ def test_the_history_of_a_question_is_everything_known_latest_last() -> None:
     assert found["seen__weight"].tolist() == [[1, 1], [1, 0], [0, 0]]
 
     later = query.with_history(dataset.train.followed_by(tiny.pairs((0, 3), (2, 1))))
-    assert later.of_queries(np.int32([0, 1, 2]))["seen"].tolist() == [[1, 4], [3, 0], [2, 0]]
+    assert later.of_queries(np.int32([0, 1, 2]))["seen"].tolist() == [[1, 0], [3, 0], [2, 0]]
+    assert later.of_queries(np.int32([0, 1, 2]))["seen__weight"].tolist() == [[1, 1], [1, 0], [1, 0]]
 
 
 @pytest.mark.parametrize("kind", ["id", "history"])

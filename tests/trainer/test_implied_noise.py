@@ -18,6 +18,7 @@ from keras import ops
 from scipy.optimize import minimize
 
 from longtail.trainer import backend
+from longtail.trainer.config import LossConfig
 from longtail.trainer.losses import WEIGHTS, Objective, SampledLogits
 from longtail.trainer.losses.implied_noise import implied_noise, name_of_noise, power_of_q, removes_all
 from longtail.trainer.sampling import SAMPLERS, SamplerSetup
@@ -322,6 +323,29 @@ NAMES: dict[str, np.ndarray] = {
     "uniform": np.full(L, 1 / L), "π": PI, "π^0.5": PI**0.5, "π^-1": 1 / PI, "0.75·π + 0.25/L": 0.75 * PI + 0.25 / L,
     "q·w of the sampler and the weight": PI * np.cos(np.arange(L) / 5),
 }  # fmt: skip
+
+
+_NEEDED = {key: {"negatives": 280} for key in ("uniform", "popularity", "mixed")}
+
+
+@pytest.mark.parametrize("pairwise", [False, True], ids=["", "pairwise"])
+@pytest.mark.parametrize("family", ["logistic", "softmax"])
+@pytest.mark.parametrize(("sampler", "weight"), CELLS)
+def test_the_recipe_knows_without_a_backend_where_nothing_is_left_to_remove(
+    sampler: str, weight: str, family: str, pairwise: bool
+) -> None:
+    """`LossConfig.calibrated_at` goes by names what the noise says in numbers: 0 where ν is uniform."""
+    if pairwise and family == "softmax":
+        return
+    arguments = {"pairwise": True} if pairwise else {}
+    loss = LossConfig.model_validate({
+        "family": {"name": family, **arguments}, "sampler": {"name": sampler, **_NEEDED.get(sampler, {})},
+        "weight": {"name": weight, **ARGUMENTS.get(weight, {})},
+    })  # fmt: skip
+    log_nu_L = implied_noise(
+        Objective(family, weight, arguments, ARGUMENTS.get(weight, {})), np.log(PI), np.log(q_of(sampler))
+    )
+    assert loss.calibrated_at == (0.0 if np.ptp(log_nu_L) < 1e-6 else 1.0)
 
 
 @pytest.mark.parametrize(("name", "noise_L"), NAMES.items(), ids=NAMES)

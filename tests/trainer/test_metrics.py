@@ -70,7 +70,7 @@ def test_there_are_no_other_metrics(metrics: dict[str, object]) -> None:
     buckets = {
         f"{name}/{bucket}"
         for name in ("recall", "balanced_error", "exposure", "coverage")
-        for bucket in ("head", "torso", "tail")
+        for bucket in ("head", "torso", "tail", "new")
     }
 
     assert {name.replace("@1", "") for name in metrics if "@1" in name} == plain | buckets

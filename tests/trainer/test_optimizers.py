@@ -10,6 +10,7 @@ from longtail.trainer.optimizers import (
     ROW_OPTIMIZERS,
     ElementwiseAdagrad,
     LazyAdam,
+    LazyDecay,
     LazyL2,
     LazySGD,
     RowOptimizer,
@@ -236,3 +237,58 @@ def test_rates_by_step(schedule: str) -> None:
     if schedule == "step":
         around = [float(rate(ops.convert_to_tensor(number, "int32"))) for number in (2, 3, 5, 6)]
         assert around == [8, 4, 4, 2]
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.3])
+def test_decoupled_decay_is_keras_own_where_every_step_touches_every_row(weight_decay: float) -> None:
+    """AdamW, three steps; and the dense optimiser is Keras' with the same decay."""
+    table, values = ones(), keras.Variable(np.ones((4, 2)), dtype="float32")
+    lazy, decay = LazyAdam(table), LazyDecay(table, weight_decay)
+    dense = dense_optimizer("adam", learning_rate(RATE, "constant", 9), momentum=0.0, weight_decay=weight_decay)
+    reference, kept = keras.optimizers.AdamW(RATE, weight_decay=weight_decay), keras.Variable(np.ones((4, 2)))
+    gradients = np.random.default_rng(0).normal(size=(3, 4, 2)).astype(np.float32)
+    for number, gradient in enumerate(gradients, start=1):
+        ids, at = ops.arange(4), ops.convert_to_tensor(float(number))
+        rows = decay.decayed(ids, ops.convert_to_tensor(table.table.value), rate=RATE, step=at)
+        lazy.apply(ids, rows, ops.convert_to_tensor(gradient), rate=RATE, step=at)
+        dense.apply([ops.convert_to_tensor(gradient)], [values])
+        reference.apply([ops.convert_to_tensor(gradient)], [kept])
+
+    for found in (table.table, values):
+        np.testing.assert_allclose(ops.convert_to_numpy(found), ops.convert_to_numpy(kept), rtol=2e-5)
+
+
+def test_the_decay_of_an_untouched_row_waits_and_is_paid_in_full() -> None:
+    """Row 1 is touched in steps 1 and 4: once (1 − .5·.2), then that cubed."""
+    table = ones()
+    decay = LazyDecay(table, 0.2)
+    for number, factor in ((1, 0.9), (4, 0.9**3)):
+        rows = decay.decayed(ops.convert_to_tensor([1]), ops.ones((1, 2)), rate=RATE, step=float(number))
+        np.testing.assert_allclose(ops.convert_to_numpy(rows), [[factor] * 2], rtol=1e-6)
+
+
+def test_a_cosine_with_warm_up_is_keras_own() -> None:
+    rate = learning_rate(0.2, "cosine", 50, warmup=0.2)
+    reference = keras.optimizers.schedules.CosineDecay(0.0, 40, warmup_target=0.2, warmup_steps=10)
+
+    for step in (0, 1, 5, 9, 10, 11, 30, 49, 50):
+        np.testing.assert_allclose(float(rate(step)), float(reference(step)), atol=1e-7)
+
+
+def test_warm_up_of_other_schedules_by_hand() -> None:
+    """Of 20 steps, 4 rise; linear then falls over 16; `step` keeps its milestones of the whole training."""
+    found = {
+        name: [float(learning_rate(0.4, name, 20, milestones=[0.5], decay=0.1, warmup=0.2)(at)) for at in (0, 1, 4, 12)]
+        for name in ("constant", "linear", "step")
+    }
+    for name, last in (("constant", 0.4), ("linear", 0.2), ("step", 0.04)):
+        np.testing.assert_allclose(found[name], [0, 0.1, 0.4, last], rtol=1e-5)
+
+
+def test_keras_takes_a_schedule_with_warm_up() -> None:
+    """A third of the way up, the first step of SGD moves by a third of the rate."""
+    dense = dense_optimizer("sgd", learning_rate(0.3, "constant", 30, warmup=0.1), momentum=0.0)
+    value = keras.Variable(np.ones(2), dtype="float32")
+    for expected in (1.0, 0.9, 0.7, 0.4):
+        dense.apply([ops.ones(2)], [value])
+        np.testing.assert_allclose(ops.convert_to_numpy(value), expected, rtol=1e-6)

@@ -81,3 +81,9 @@ def test_a_wrong_recipe_is_refused_before_anything_slow_is_loaded(tmp_path: Path
     recipe = tiny.write_job(tmp_path)
 
     child(_COMMAND + "assert code == 2", "fit", recipe, "--out", tmp_path / "out", "--set", "model.size=3")
+
+
+def test_a_recipe_is_checked_without_a_training_framework(tmp_path: Path) -> None:
+    recipe = tiny.write_job(tmp_path)
+
+    assert "fit would train" in child(_COMMAND + "assert code == 0", "check", recipe)

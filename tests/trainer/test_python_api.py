@@ -20,6 +20,7 @@ WITH_EXAMPLES = {
     "config.recipe": {"Recipe", "load_recipe"},
     "evaluation.bundle": {"evaluate"},
     "evaluation.signal": {"signal_to_noise"},
+    "history": {"validations_within"},
     "job": {"fit"},
     "losses.families": {family.loss.__name__ for family in LOSSES.values()},
     "losses.mining": {"Mining.__call__"},

@@ -6,12 +6,14 @@ import pytest
 from rich.console import Console
 
 from longtail.bundle import BiasRemoval, CurvePoint, Interval, Popularity
+from longtail.trainer.evaluation.comparison import Comparison
 from longtail.trainer.evaluation.dial import Dial
 from longtail.trainer.evaluation.report import evaluation_markdown, evaluation_table, html_report
+from longtail.trainer.evaluation.tables import baseline_table, steps
 from longtail.trainer.history import TrainingHistory
 from tests.trainer import tiny
 
-BUCKETS = ("head", "torso", "tail")
+BUCKETS = ("head", "torso", "tail", "new")
 
 
 def point(bias_removal: float, recall: float) -> CurvePoint:
@@ -50,7 +52,7 @@ def test_the_page_has_its_three_plots_with_words_for_those_who_cannot_see_them(p
 
 
 def test_the_page_shows_every_point_and_marks_the_default(page: str) -> None:
-    rows = re.findall(r"<tr(.*?)><th>(.*?)</th>", page)
+    rows = re.findall(r"<tr(.*?)><th>(.*?)</th>", page.partition("<h2>Every λ</h2>")[2])
 
     assert [row for row in rows if row[1] in ("0", "0.5", "1")] == [("", "0"), (" class=chosen", "0.5"), ("", "1")]
     assert "<td>0.5000<small>0.4000–0.6000</small></td>" in page
@@ -67,6 +69,20 @@ def test_the_page_is_the_same_every_time(page: str) -> None:
     history = TrainingHistory([2.0, 1.0], {1: 0.1, 2: 0.2}, 2)
 
     assert html_report(tiny.recipe(), DIAL, history, {"Loss": "softmax <in_batch>"}).decode() == page
+
+
+def test_a_curve_measured_before_there_were_new_labels_is_shown_as_it_is() -> None:
+    old = [
+        one.model_copy(update={"metrics": {name: figure for name, figure in one.metrics.items() if "/new" not in name}})
+        for one in CURVE
+    ]
+    dial = Dial(DIAL.bias_removal.model_copy(update={"curve": old}))
+    console = Console(file=io.StringIO(), width=200)
+    console.print(evaluation_table("old", dial, "recall@2"))
+    assert "0.5000" in console.file.getvalue()
+    page = html_report(tiny.recipe(), dial, TrainingHistory([2.0, 1.0], {1: 0.1, 2: 0.2}, 2), {}).decode()
+    assert page.count("<td></td>") == 3 * 2
+    assert len(evaluation_markdown(dial, "recall@2").splitlines()) == 5
 
 
 def test_markdown_has_a_row_per_point_with_the_interval_of_the_first_figure() -> None:
@@ -92,6 +108,7 @@ def test_two_dials_have_a_column_and_two_plots_each() -> None:
     page = html_report(tiny.recipe(), dial, TrainingHistory([1.0], {}, 1), {}).decode()
     assert "Default λ = 0.5 (removes π^0.75), μ = 1, chosen by" in page
     assert len(re.findall(r'<img alt="([^"]+, against (?:the dial )?[λμ])"', page)) == 4
+    page = page.partition("<h2>Every λ and μ</h2>")[2]
     assert re.findall(r"<tr class=chosen><th>(.*?)</th><th>(.*?)</th>", page) == [("0.5", "1")]
 
     screen = io.StringIO()
@@ -107,3 +124,45 @@ def test_a_dial_that_does_not_move_has_no_plot() -> None:
     ).decode()
 
     assert [words[-1] for words in re.findall(r'<img alt="(.+?)"', page)[:-1]] == ["μ", "μ"]
+
+
+COMPARED = Comparison(
+    metric="recall@2", queries=7, model=point(0.5, 0.25).metrics,
+    baselines={"iALS": point(0, 0.5).metrics, "popularity": point(0, 0.125).metrics},
+    settings={"iALS": {"confidence": 5}, "popularity": {}}, best="iALS",
+    difference=Interval(value=-0.25, low=-0.375, high=-0.125), notes=["item-kNN was left out: <too large>."],
+)  # fmt: skip
+
+
+def test_baselines_stand_beside_the_model_with_the_verdict() -> None:
+    page = html_report(tiny.recipe(), DIAL, TrainingHistory([1.0], {}, 1), {}, COMPARED).decode()
+
+    verdict = (
+        "The model is behind iALS: recall@2 0.2500 against 0.5000 on the same 7 queries, a difference of "
+        "-0.2500 [-0.3750, -0.1250]."
+    )
+    assert f"{verdict} item-kNN was left out: &lt;too large&gt;." in page
+    assert re.findall(r"<tr([^>]*)><th>([^<]*)<small>([^<]*)</small></th><td>([^<]*)<", page) == [
+        (" class=chosen", "the model", "", "0.2500"), ("", "iALS", "confidence 5", "0.5000"),
+        ("", "popularity", "", "0.1250"),
+    ]  # fmt: skip
+    screen = io.StringIO()
+    Console(file=screen, width=140).print(baseline_table(COMPARED))
+    assert re.search(r"iALS +\S? ?0\.5000", screen.getvalue())
+
+
+def test_the_report_says_what_recall_costs_the_tail() -> None:
+    curve = [
+        CurvePoint(
+            bias_removal=at,
+            metrics=point(at, recall).metrics | {"recall@2/tail": Interval(value=tail)},
+        )
+        for at, recall, tail in ((0, 0.25, 0.125), (0.5, 0.5, 0.0), (1, 0.375, 0.0))
+    ]
+    dial = Dial(BiasRemoval(default=0.5, chosen_by="valid recall@2", curve_split="test", curve=curve))
+
+    assert [(step.recall, step.tail, step.rate) for step in steps(dial, "2")] == [(0.25, -0.125, -2), (-0.125, 0, None)]
+    page = html_report(tiny.recipe(), dial, TrainingHistory([1.0], {}, 1), {}).decode()
+    assert "What recall costs the tail" in page
+    assert "<td>+0.2500</td><td>-0.1250</td><td>-2.00</td>" in page
+    assert "<td>-0.1250</td><td>+0.0000</td><td>–</td>" in page

@@ -8,7 +8,9 @@ import pytest
 
 from longtail.trainer.export.onnx import write_onnx
 from longtail.trainer.model.embedding import Dropout, dropout_masks
-from longtail.trainer.model.towers import Towers, build_towers, dropouts
+from longtail.trainer.model.measures import OrMissing
+from longtail.trainer.model.pooling import Recency
+from longtail.trainer.model.towers import Towers, build_towers, dropouts, in_float32
 from tests.trainer import tiny
 
 BAG = {"name": "words", "kind": "bag", "dim": 3, "combiner": "sum"}
@@ -107,3 +109,111 @@ def test_every_step_draws_fresh_masks_for_both_towers() -> None:
         one, other = losses(**rates)
         assert len({one, other, plain[0]}) == 3
         assert losses(**rates) == [one, other]
+
+
+def numpy_dense(x: np.ndarray, layer: keras.layers.Dense) -> np.ndarray:
+    kernel, *bias = (np.asarray(weight, np.float64) for weight in layer.get_weights())
+    return x @ kernel + (bias[0] if bias else 0)
+
+
+def randomised(tower: keras.Model) -> list[keras.layers.Dense]:
+    """Its dense layers, biases no longer 0."""
+    rng = np.random.default_rng(3)
+    for layer in dense(tower):
+        layer.set_weights([rng.normal(size=weight.shape) for weight in layer.get_weights()])
+    return dense(tower)
+
+
+X = np.array([[-2, -3, 1.25], [-4, 1, 0.25]])
+
+
+def test_a_cross_layer_is_dcn_v2s() -> None:
+    """x_{l+1} = x_0 ⊙ (W x_l + b) + x_l, twice."""
+    tower = built(cross=2).query
+    first, second = randomised(tower)
+
+    x1 = X * numpy_dense(X, first) + X
+    expected = X * numpy_dense(x1, second) + x1
+    np.testing.assert_allclose(np.asarray(tower(INPUTS)), expected, rtol=1e-5)
+
+
+def test_a_residual_of_the_models_width_is_the_combination_itself() -> None:
+    tower = built(hidden=[5], residual=True).query
+    hidden, projection = randomised(tower)
+
+    expected = numpy_dense(np.maximum(numpy_dense(X, hidden), 0), projection) + X
+    np.testing.assert_allclose(np.asarray(tower(INPUTS)), expected, rtol=1e-5)
+
+
+def test_a_residual_of_another_width_goes_through_a_linear_layer() -> None:
+    tower = built(dim=2, cross=1, residual=True).query
+    cross, *projections = randomised(tower)
+    projection = next(layer for layer in projections if layer.use_bias)
+    past = next(layer for layer in projections if not layer.use_bias)
+
+    expected = numpy_dense(X * numpy_dense(X, cross) + X, projection) + numpy_dense(X, past)
+    np.testing.assert_allclose(np.asarray(tower(INPUTS)), expected, rtol=1e-5)
+
+
+def test_layer_norm_is_between_a_hidden_layer_and_its_relu() -> None:
+    tower = built(hidden=[5], layer_norm=True).query
+    hidden, projection = randomised(tower)
+
+    x = numpy_dense(X, hidden)
+    x = (x - x.mean(axis=1, keepdims=True)) / np.sqrt(x.var(axis=1, keepdims=True) + 1e-3)
+    np.testing.assert_allclose(np.asarray(tower(INPUTS)), numpy_dense(np.maximum(x, 0), projection), rtol=1e-4)
+
+
+def test_a_vector_is_normalised_projected_and_replaced_where_it_is_missing() -> None:
+    feature = {"name": "image", "kind": "vector", "dims": 2, "projection": 3, "normalise": True}
+    recipe = tiny.recipe(query={"features": [feature]}, model={"dim": 3, "similarity": "dot"})
+    tower = build_towers(recipe, {"item_id": 2}, {}).query
+    (projection,) = randomised(tower)
+    (absent,) = [layer for layer in tower.layers if isinstance(layer, OrMissing)]
+    np.testing.assert_array_equal(absent.vector, [0, 0, 0])
+    absent.vector.assign([7, 8, 9])
+
+    found = tower({"image": np.float32([[3, 4], [0, 0], [5, 0]]), "image__missing": np.float32([0, 0, 1])})
+    unit = np.array([[0.6, 0.8], [0, 0]])
+    np.testing.assert_allclose(np.asarray(found), [*numpy_dense(unit, projection), [7, 8, 9]], rtol=1e-5)
+
+
+def test_a_number_goes_in_standardised_beside_its_flag() -> None:
+    """log(1 + 7) is 3 log 2; minus a mean of log 2, over log 2: 2, and −4 of −7. A missing one is 0 at first."""
+    feature = {"name": "age", "kind": "number", "transform": "log", "missing": "flag"}
+    recipe = tiny.recipe(query={"features": [feature]}, model={"dim": 2, "similarity": "dot"})
+    tower = build_towers(recipe, {"item_id": 2}, {"age": (np.log(2), np.log(2))}).query
+
+    found = tower({"age": np.float32([7, -7, 0]), "age__missing": np.float32([0, 0, 1])})
+    np.testing.assert_allclose(np.asarray(found), [[2, 0], [-4, 0], [0, 1]], atol=1e-5)
+
+
+def test_a_date_is_the_mean_of_its_parts_embeddings() -> None:
+    recipe = tiny.recipe(
+        query={"features": [{"name": "born", "kind": "date", "dim": 2, "parts": ["hour", "month"]}]},
+        model={"dim": 2, "similarity": "dot"},
+    )
+    towers = build_towers(recipe, {"item_id": 2}, {})
+    table = np.arange(122).reshape(61, 2)
+    towers.tables["born"].table.assign(table)
+
+    np.testing.assert_allclose(np.asarray(towers.query({"born": np.int32([[1, 40]])})), [[41, 42]])
+
+
+def test_later_entries_of_a_history_weigh_more() -> None:
+    """Half-life of 1 entry: of three that are there the weights are ¼, ½ and 1; what is left out does not count."""
+    found = Recency(1, name="recency")(np.float32([[1, 0, 1, 1, 0], [1, 0, 0, 0, 0]]))
+    np.testing.assert_allclose(np.asarray(found), [[0.25, 0, 0.5, 1, 0], [1, 0, 0, 0, 0]])
+
+
+def test_a_tower_of_every_part_serves_in_float32_what_it_trains_in_bfloat16() -> None:
+    features = [BAG, {"name": "image", "kind": "vector", "dims": 2, "projection": 4}]
+    inputs = INPUTS | {"image": np.float32([[3, 4], [0, 0]]), "image__missing": np.float32([0, 1])}
+
+    def tower(precision: str) -> keras.Model:
+        query = {"features": features, "cross": 1, "hidden": [5], "layer_norm": True, "residual": True}
+        recipe = tiny.recipe(query=query, training={"precision": precision})
+        return build_towers(recipe, {"words": 3, "item_id": 2}, {}).query
+
+    with in_float32(tower("mixed_bfloat16")) as half:
+        np.testing.assert_allclose(np.asarray(half(inputs)), np.asarray(tower("float32")(inputs)), rtol=1e-5)

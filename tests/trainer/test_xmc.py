@@ -8,7 +8,6 @@ import pytest
 
 from longtail.trainer.config import DataConfig
 from longtail.trainer.data.dataset import load_dataset
-from longtail.trainer.data.tables import read_interactions
 from longtail.trainer.data.xmc import read_xmc
 from longtail.trainer.errors import DataError
 
@@ -42,7 +41,9 @@ def test_xmc(tmp_path: Path) -> None:
         "features": [[(1, 0.5), (5, 2.0)], [(0, 1.0)], [], [(3, -1.5)]],
     }
     assert rows.queries.schema.field("features").type == pa.map_(pa.int32(), pa.float32())
-    assert read_interactions(path, DataConfig(train=path, format="xmc")).to_pydict() == rows.pairs.to_pydict()
+    dataset = load_dataset(DataConfig(train=path, format="xmc"), seed=0)
+    assert dataset.query_ids.take(pa.array(dataset.train.queries)).to_pylist() == rows.pairs["query"].to_pylist()
+    assert dataset.label_ids.take(pa.array(dataset.train.labels)).to_pylist() == rows.pairs["label"].to_pylist()
 
 
 @pytest.mark.parametrize(
@@ -135,9 +136,8 @@ def test_a_file_without_labels_has_no_interactions(tmp_path: Path) -> None:
     path = write(tmp_path, "2 9 9\n 1:1\n 2:1\n")
 
     data = DataConfig(train=path, format="xmc")
-    for read in (lambda: read_interactions(path, data), lambda: load_dataset(data, seed=0)):
-        with pytest.raises(DataError, match="expected at least one interaction, found none"):
-            read()
+    with pytest.raises(DataError, match="expected at least one interaction, found none"):
+        load_dataset(data, seed=0)
 
 
 def test_rows_are_read_without_a_python_call_each(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from longtail.bundle import BiasRemoval
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
@@ -123,6 +125,12 @@ metric = "recall@5"
 bias_removal = [0.0, 0.5, 1.0]
 bootstrap = 10
 """
+
+
+def curve_of_metrics(bundle: Path) -> BiasRemoval:
+    """The curve in a bundle's `metrics.json`, which has baselines beside it."""
+    content = json.loads((bundle / "metrics.json").read_text())
+    return BiasRemoval.model_validate({name: content[name] for name in BiasRemoval.model_fields})
 
 
 def write_job(folder: Path, *, recipe: str = RECIPE) -> Path:

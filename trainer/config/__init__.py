@@ -6,6 +6,7 @@ samplers and optimisers.
 
 from longtail.trainer.config.loss import LossConfig
 from longtail.trainer.config.recipe import Recipe, load_recipe
+from longtail.trainer.config.rows import EventsConfig
 from longtail.trainer.config.sections import (
     DataConfig,
     EvaluationConfig,
@@ -19,6 +20,7 @@ from longtail.trainer.config.towers import FeatureConfig, ModelConfig, TowerConf
 __all__ = [
     "DataConfig",
     "EvaluationConfig",
+    "EventsConfig",
     "FeatureConfig",
     "LossConfig",
     "ModelConfig",

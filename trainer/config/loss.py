@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
-from longtail.trainer.config.sections import Section, one_of
+from longtail.trainer.config.base import Section
+from longtail.trainer.config.choice import Choice
 from longtail.trainer.losses.families import LOSSES
 from longtail.trainer.losses.hits import Hits
 from longtail.trainer.losses.mining import Mining
@@ -21,40 +20,7 @@ from longtail.trainer.sampling import SAMPLERS
 Penalty = Annotated[float, Field(gt=0)]
 
 
-class _Choice(Section):
-    """A row of a table by its name, and its parameters; a bare string is a name."""
-
-    name: str
-
-    @model_validator(mode="before")
-    @classmethod
-    def _bare(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """Keyword arguments of the row's function."""
-        return self.model_dump(exclude={"name"}, exclude_none=True)
-
-    def __str__(self) -> str:
-        arguments = ", ".join(f"{name} = {value}" for name, value in self.arguments.items())
-        return f"{self.name}({arguments})" if arguments else self.name
-
-    def _check(self, what: str, table: Mapping[str, Any], function: Callable[[Any], Callable[..., Any]]) -> None:
-        """Refuse a name that is not in the table, and parameters that its function does not take or lacks."""
-        one_of(what, table, self.name)
-        parameters = inspect.signature(function(table[self.name])).parameters.values()
-        known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
-        for argument in self.arguments:
-            if argument not in known:
-                raise ValueError(f"{what} {self.name!r}: expected {known or 'no parameters'}, received {argument!r}")
-        for parameter in parameters:
-            missing = parameter.default is parameter.empty and parameter.name not in self.arguments
-            if missing and parameter.name in type(self).model_fields:
-                raise ValueError(f"{what} {self.name!r}: expected a value for {parameter.name!r}, received none")
-
-
-class FamilyConfig(_Choice):
+class FamilyConfig(Choice):
     """The loss family: a row of `LOSSES` and its parameters [METHODS §2, §4]."""
 
     name: str = "softmax"
@@ -85,7 +51,7 @@ class FamilyConfig(_Choice):
         return self
 
 
-class WeightConfig(_Choice):
+class WeightConfig(Choice):
     """The weight of every negative: a row of `WEIGHTS` and its parameters [METHODS §2.2]."""
 
     name: str = "unit"
@@ -106,7 +72,7 @@ class WeightConfig(_Choice):
         return self
 
 
-class SamplerConfig(_Choice):
+class SamplerConfig(Choice):
     """The sampler of negatives: a row of `SAMPLERS` and its parameters [METHODS §2.1]."""
 
     name: str = "in_batch"
@@ -218,7 +184,8 @@ class LossConfig(Section):
     """Pseudo-pairs added to every label's frequency, in the weights, in log ν and in log π."""
     frequencies: Literal["counted", "streaming"] = "counted"
     """Where weights take frequencies from: counted before training, or estimated from the gaps between a
-    label's occurrences while it runs [Yi19 Algorithm 2]. log ν and log π of the bundle are always counted."""
+    label's occurrences while it runs [Yi19 Algorithm 2], whatever its pairs weigh. log ν and log π of the bundle are
+    always counted."""
 
     @model_validator(mode="after")
     def _defined(self) -> Self:

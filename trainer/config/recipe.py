@@ -10,9 +10,12 @@ from typing import Any, Self, get_args
 from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
+from longtail.trainer import register
+from longtail.trainer.config.base import Section
 from longtail.trainer.config.loss import LossConfig
-from longtail.trainer.config.sections import DataConfig, EvaluationConfig, OptimizerConfig, Section, TrainingConfig
-from longtail.trainer.config.towers import FeatureConfig, ModelConfig, TowerConfig
+from longtail.trainer.config.rows import beside
+from longtail.trainer.config.sections import DataConfig, EvaluationConfig, OptimizerConfig, TrainingConfig
+from longtail.trainer.config.towers import OWN_ID_UNKNOWN_RATE, FeatureConfig, ModelConfig, TowerConfig
 from longtail.trainer.errors import RecipeError
 from longtail.trainer.losses.families import LOSSES
 
@@ -51,18 +54,28 @@ class Recipe(Section):
         if any(feature.kind == "history" for feature in self.label.features):
             raise ValueError("label.features: expected kinds other than history, which belongs to queries")
         self._check_rows()
+        self._check_events()
         self._check_cosine()
         self._check_tree_s_dial()
         self._check_likelihood()
-        numbers = [{f.name for f in tower.features if f.kind == "number"} for tower in (self.query, self.label)]
+        if self.training.accumulate > 1 and self.loss.resolved_hits == "mask_known":
+            raise ValueError(
+                "training.accumulate: expected 1 with loss.hits 'mask_known', whose positives are of the whole batch, "
+                f"received {self.training.accumulate}"
+            )
+        numbers = [
+            {f.name for f in tower.features if f.kind == "number" and not f.has_table}
+            for tower in (self.query, self.label)
+        ]
         if both := sorted(numbers[0] & numbers[1]):
             raise ValueError(f"number features: expected names of one tower each, received {', '.join(both)} in both")
         tables: dict[str, FeatureConfig] = {}
         for feature in (*self.query.features, *self.label.features):
-            if feature.kind == "number":
+            if not feature.has_table:
                 continue
             other = tables.setdefault(feature.table_name, feature)
-            if other.dim != feature.dim or (other.kind == "text") != (feature.kind == "text"):
+            mixed = feature.kind != other.kind and (feature.table_rows or other.table_rows) is not None
+            if other.dim != feature.dim or mixed:
                 raise ValueError(
                     f"table {feature.table_name!r}: expected features of one width and of ids or of text alike, "
                     f"received {other.name!r} ({other.kind}, {other.dim}) "
@@ -72,6 +85,11 @@ class Recipe(Section):
                 raise ValueError(
                     f"table {feature.table_name!r}: expected texts of one hash_rows, "
                     f"received {other.name!r} ({other.hash_rows}) and {feature.name!r} ({feature.hash_rows})"
+                )
+            if other.table_rows != feature.table_rows:
+                raise ValueError(
+                    f"table {feature.table_name!r}: expected numbers of as many buckets, "
+                    f"received {other.name!r} ({other.buckets}) and {feature.name!r} ({feature.buckets})"
                 )
         return self
 
@@ -102,6 +120,16 @@ class Recipe(Section):
                 "data.valid_from: expected data.queries and data.timestamp beside it, "
                 f"received {data.queries} and {data.timestamp}"
             )
+
+    def _check_events(self) -> None:
+        """Refuse histories of event types that the data do not tell apart."""
+        types = [name for name, weight in self.data.events.weights.items() if weight] if self.data.events else []
+        for feature in self.query.features:
+            if unknown := [name for name in feature.events if name not in types]:
+                raise ValueError(
+                    f"feature {feature.name!r}: expected events among {types or 'none'}, the types that "
+                    f"data.events.weights gives a weight above 0, received {unknown}"
+                )
 
     def _check_cosine(self) -> None:
         """Refuse what is defined on cosines for a model whose logits are none."""
@@ -149,10 +177,53 @@ class Recipe(Section):
         return list(dict.fromkeys(feature.source for feature in self.query.features if feature.origin == "row"))
 
     @property
+    def own_id(self) -> FeatureConfig | None:
+        """The label feature that is the label's own id; None without one."""
+        return next((feature for feature in self.label.features if feature.name == self.data.label_id), None)
+
+    @property
+    def describes_labels(self) -> bool:
+        """Whether labels have features beside their own id, by which one without training pairs is known."""
+        return any(feature.name != self.data.label_id for feature in self.label.features)
+
+    def label_unknown_rate(self, feature: FeatureConfig) -> float:
+        """Share of a label feature's ids that become unknown in training: what the recipe says, or its default."""
+        if feature.unknown_rate is not None:
+            return feature.unknown_rate
+        return OWN_ID_UNKNOWN_RATE if feature is self.own_id and self.describes_labels else 0.0
+
+    @property
+    def table_columns(self) -> dict[str, list[str]]:
+        """Columns that the job reads of each feature table, `query` and `label`, beside the ids."""
+        columns = {"query": [self.data.valid_from] if self.data.valid_from else [], "label": list(self.data.display)}
+        for side, tower, own in (("query", self.query, self.data.query_id), ("label", self.label, self.data.label_id)):
+            columns[side] += [
+                each.source
+                for each in tower.features
+                if each.kind != "history" and each.name != own and each.origin == "table"
+            ]
+        return {side: list(dict.fromkeys(names)) for side, names in columns.items()}
+
+    @property
+    def resolved_patience(self) -> int | None:
+        """Evaluations without a rise after which training stops; None never does."""
+        given = self.training.patience
+        if given is None:
+            return 5 if self.optimizer.schedule == "constant" else None
+        return given or None
+
+    @property
+    def own_rows(self) -> dict[str, str]:
+        """Where the rows come from that are not Longtail's own, by kind and name (`weight damped`)."""
+        loss = self.loss
+        named = [("sampler", loss.sampler.name), ("weight", loss.weight.name), ("family", loss.family.name)]
+        return register.own_rows([*named, *(("metric", metric.name) for metric in self.evaluation.metrics)])
+
+    @property
     def string_columns(self) -> list[str]:
-        """Columns of feature tables that are text, also where a text format makes them look like numbers."""
+        """Columns of features that are text, also where a text format makes them look like numbers."""
         features = (*self.query.features, *self.label.features)
-        return [feature.source for feature in features if feature.kind not in ("number", "history")]
+        return [feature.source for feature in features if feature.kind not in ("number", "history", "vector")]
 
 
 def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
@@ -185,7 +256,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
         problems = "; ".join(_problem(problem) for problem in error.errors())
         raise RecipeError(f"{path}: {problems}") from error
     paths = {
-        key: path.parent / value
+        key: beside(value, path.parent)
         for key in ("train", "valid", "test", "queries", "labels")
         if (value := getattr(recipe.data, key)) is not None
     }

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import pairwise
-from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from longtail.bundle import BUCKET_NAMES
+from longtail.trainer.config.base import Section, one_of
+from longtail.trainer.config.choice import Choice
+from longtail.trainer.config.rows import Condition, EventsConfig, Places, Since
+from longtail.trainer.evaluation.lists import METRICS
 from longtail.trainer.optimizers import ROW_OPTIMIZERS
-
-
-class Section(BaseModel):
-    """A table of a recipe: unknown keys are refused, values are fixed and finite."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-def one_of(what: str, table: Mapping[str, Any], name: str) -> None:
-    """Raise ValueError for a name that is not in the table."""
-    if name not in table:
-        raise ValueError(f"{what}: expected one of {', '.join(table)}, received {name!r}")
 
 
 class SplitConfig(Section):
@@ -43,11 +34,17 @@ class SplitConfig(Section):
 
 
 class DataConfig(Section):
-    """Where interactions and feature tables are. Paths are relative to the recipe."""
+    """Where interactions and feature tables are, and which of their rows count.
 
-    train: Path
-    valid: Path | None = None
-    test: Path | None = None
+    A place is a file, a directory (every file below it), a glob such as `logs/2026-*/*.parquet`, a URL such as
+    `s3://bucket/logs/` (the extra `remote`), or a list of these. Paths are relative to the recipe. Files are read in
+    the order of the list and by name within one entry; of columnar ones, the columns that the recipe needs. Folders
+    named `key=value` give every file below them a column `key`.
+    """
+
+    train: Places
+    valid: Places | None = None
+    test: Places | None = None
     format: Literal["auto", "parquet", "csv", "tsv", "lists", "xmc"] = "auto"
     """`auto` goes by the file's ending. `lists`: one line per query, `query label label …`, oldest first.
     `xmc`: header `rows features labels`, then `label,label feature:value …`; every row is a query whose
@@ -57,17 +54,36 @@ class DataConfig(Section):
     timestamp: str | None = None
     """Number or timestamp column that orders a query's interactions."""
     weight: str | None = None
-    """Column of finite weights ≥ 0 that scale each pair's loss."""
+    """Column of finite weights ≥ 0 that scale each pair's loss. π counts weighted pairs; buckets, and the `count` of a
+    label, count pairs; metrics weigh every pair alike."""
     impressions: str | None = None
     """Column of lists of label ids, strings or integers: what was shown with the row, chosen or not. `loss.impressions`
     weighs those that were not as negatives. Ids that are not in the catalogue are left out."""
-    queries: Path | None = None
+    events: EventsConfig | None = None
+    """Weights by event type and age, times `weight` if there is one."""
+    filter: list[Condition] = Field(default_factory=list)
+    """Only rows of interactions that meet every condition: `[["event", "=", "purchase"], ["country", "in", ["DE"]]]`.
+    A null meets none."""
+    since: Since | None = None
+    """Only interactions from a time on, such as `2026-01-31`, or from a span before the newest one, such as `30d`."""
+    on_bad_row: Literal["error", "drop"] = "error"
+    """Rows with a null or empty id, a time or a weight that is no finite number, a weight < 0, an event type without
+    a weight, a placeholder, or, of a feature table, an id a second time. `error`: refused, all of them in one report.
+    `drop`: left out, counted and listed, and so are rows of implausible times, which `error` only reports: before
+    1990, in the future, or in another unit than most."""
+    max_bad_rows: int | float = Field(default=0.05, ge=0)
+    """Most rows that `drop` leaves out: an integer is a count, any other number a share of the rows read."""
+    placeholders: list[str] = Field(default_factory=list)
+    """Ids that name nobody, such as `undefined`: rows with one are bad. Unlisted ones that look it are reported."""
+    repeats: Literal["keep", "drop"] = "keep"
+    """What becomes of pairs that occur again. `drop`: within each split, the latest stays, with the largest weight."""
+    queries: Places | None = None
     """Feature table of queries, keyed by `query_id`."""
     valid_from: str | None = None
     """Column of the query table: since when a row's attributes hold, number or timestamp as `timestamp` is. A query
     then has a row for every change, and an interaction those of the last row that is not later than itself; earlier
     than the first, all are missing."""
-    labels: Path | None = None
+    labels: Places | None = None
     """Feature table of labels, keyed by `label_id`; its labels are in the catalogue even if never seen."""
     display: list[str] = Field(default_factory=list)
     """Columns of the label table that answers carry along, such as a title."""
@@ -78,6 +94,16 @@ class DataConfig(Section):
     smallest label id alone, in every file, before a split is cut: by number if all label ids are integers, else by
     text; labels that are nobody's smallest leave the catalogue unless `labels` lists them [BM20 A.2]."""
     split: SplitConfig | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.timestamp is None and (self.since is not None or (self.events and self.events.half_life)):
+            raise ValueError("since and events.half_life: expected data.timestamp beside them, received none")
+        if self.format in ("lists", "xmc") and (self.filter or self.events or self.since):
+            raise ValueError(
+                f"filter, since and events: expected a format of columns, parquet, csv or tsv, received {self.format!r}"
+            )
+        return self
 
 
 class OptimizerConfig(Section):
@@ -100,6 +126,10 @@ class OptimizerConfig(Section):
     touched, so that the penalty is the full objective's on average; rows no step touches keep their values. The
     printed loss leaves it out. A weight decay of w, as in [R21], is l2 = w / 2. [BM20 A.2] has "a quadratic
     regularizer" and does not say of what; `loss.regularizer` is the one of scores."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled from the gradient, as in AdamW: a step first multiplies dense parameters but a learned temperature by
+    1 − rate·weight_decay, and a touched row by that for every step since it was last touched. AdamW's usual 0.01 is
+    small at a rate of 0.001; here 1 to 10 are worth trying on embeddings."""
     schedule: Literal["constant", "linear", "cosine", "step"] = "constant"
     """Both rates over training: `linear` and `cosine` fall to 0 at the last of `epochs`; `step` multiplies
     them by `decay` at each of `milestones`. [R21] has `step` and `cosine`."""
@@ -107,6 +137,8 @@ class OptimizerConfig(Section):
     """Shares of `epochs`, rising; the default is [R21]'s, epochs 160 and 180 of 256."""
     decay: float = Field(default=0.1, gt=0, lt=1)
     """Of `schedule = "step"`."""
+    warmup: float = Field(default=0.0, ge=0, lt=1)
+    """Share of `epochs` in which both rates rise from 0; `linear` and `cosine` then fall in what is left."""
     clip_norm: float | None = Field(default=None, gt=0)
     """Largest norm of a step's whole gradient, l2's part included."""
 
@@ -139,11 +171,16 @@ class TrainingConfig(Section):
 
     epochs: int = Field(default=20, ge=1)
     batch_size: int = Field(default=2048, ge=2)
-    patience: int | None = Field(default=None, ge=1)
-    """Stops when the validation metric has not risen for this many evaluations. With a valid split, the epoch
-    that did best on it is the one kept, whether training stopped early or not."""
-    evaluate_every: int = Field(default=1, ge=1)
-    """Epochs between validations; each takes the best of λ = 0, ½ and 1, the whole grid follows at the end."""
+    accumulate: int = Field(default=1, ge=1)
+    """Parts in which a step takes its batch, one after another, for one update by their mean gradient: a part's memory
+    for the batch's gradient. Negatives of the batch are those of the part."""
+    patience: int | None = Field(default=None, ge=0)
+    """Stops when the validation metric has not risen for this many evaluations; 0 never does. By default 5 where the
+    rates are constant, and never where a schedule lets them fall. With a valid split, the evaluation that did best on
+    it is the one kept, whether training stopped early or not."""
+    evaluate_every: int | float = Field(default=1, gt=0)
+    """Epochs between validations, or a share of an epoch: 0.25 looks four times an epoch. Each takes the best of λ = 0,
+    ½ and 1, the whole grid follows at the end."""
     refit: bool = False
     """After epochs and λ are chosen on valid, train again on train + valid for as many epochs."""
     precision: Literal["float32", "mixed_bfloat16"] = "float32"
@@ -151,6 +188,20 @@ class TrainingConfig(Section):
     model stay float32."""
     checkpoint_steps: int = Field(default=1000, ge=1)
     """Steps between checkpoints; one more is written after every epoch."""
+    keep_weights: bool = True
+    """Keep the tables and dense weights in the bundle, `weights.npz`, so that the next training can start from them
+    (`longtail-train fit --warm-start BUNDLE`). ONNX towers cannot be trained further."""
+
+    @model_validator(mode="after")
+    def _whole_parts(self) -> Self:
+        if self.batch_size % self.accumulate or self.batch_size < 2 * self.accumulate:
+            raise ValueError(
+                f"accumulate: expected equal parts of batch_size = {self.batch_size}, of at least 2 pairs, "
+                f"received {self.accumulate}"
+            )
+        if self.evaluate_every > 1 and self.evaluate_every % 1:
+            raise ValueError(f"evaluate_every: expected whole epochs or a share of one, received {self.evaluate_every}")
+        return self
 
 
 DialValue = Annotated[float, Field(ge=-1, le=2)]
@@ -169,12 +220,26 @@ class PropensityConfig(Section):
     """2.6 for Amazon, 0.4 for Wikipedia data."""
 
 
+BaselineName = Literal["popularity", "recent popularity", "item-kNN", "iALS"]
+
+
+class MetricConfig(Choice):
+    """A metric of one's own: a registered name and its parameters."""
+
+    @model_validator(mode="after")
+    def _defined(self) -> Self:
+        self._check("metric", METRICS, lambda metric: metric)
+        return self
+
+
 class EvaluationConfig(Section):
     """The evaluation: metrics, the grids of λ and μ, and buckets, always over the full catalogue."""
 
     ks: list[int] = Field(default=[10, 20, 50, 100], min_length=1)
     metric: str = "recall@20"
     """Chosen on valid: early stopping and the default λ go by it."""
+    metrics: list[MetricConfig] = Field(default_factory=list)
+    """Metrics of one's own to measure beside ours, by the names they were registered under."""
     bias_removal: list[DialValue] = Field(default=[0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0], min_length=1)
     """The grid of λ, the strength of log ν. Where the training implies the same noise ν for every label, λ changes
     nothing and only 0 is measured."""
@@ -183,6 +248,16 @@ class EvaluationConfig(Section):
     default_bias_removal: DialValue | None = None
     """λ served by default when there is no valid split to choose it on. By default what undoes the training in theory:
     1, ½ for `exponential`, 0 where the loss leaves nothing that a λ could undo [METHODS §9]."""
+    floor: dict[str, Annotated[float, Field(ge=0, le=1)]] = Field(default_factory=dict)
+    """Least recall of a bucket on valid, at the k of `metric`: `{ tail = 0.02 }`. The default λ, then μ, is the best of
+    those that reach it; where none does, the nearest, with a warning."""
+    baselines: list[BaselineName] = Field(default=["popularity", "recent popularity", "item-kNN", "iALS"])
+    """Reported beside the model, on the same queries and labels, to learn from the same pairs; none with `[]`.
+    `recent popularity` counts the latest share of the training pairs, the share chosen on valid; it needs times.
+    `item-kNN` (cosine) and `iALS` (64 factors) are skipped, and the report says so, where they would take minutes. A
+    query without a known pair gets popularity from both."""
+    tune_baselines: bool = False
+    """Chooses the neighbours of `item-kNN` and the confidence and regularisation of `iALS` on valid, of 4 and 6."""
     exclude_seen: bool = True
     """Leave a query's training labels out of its ranking."""
     buckets: Literal["quantile", "count"] = "quantile"
@@ -201,10 +276,20 @@ class EvaluationConfig(Section):
     def _consistent(self) -> Self:
         if any(k < 1 for k in self.ks):
             raise ValueError(f"ks: expected values >= 1, received {self.ks}")
+        if unknown := set(self.floor) - set(BUCKET_NAMES):
+            raise ValueError(
+                f"floor: expected buckets of {', '.join(BUCKET_NAMES)}, received {', '.join(sorted(unknown))}"
+            )
+        if len(set(self.baselines)) < len(self.baselines):
+            raise ValueError(f"baselines: expected distinct names, received {self.baselines}")
         name, _, k = self.metric.partition("@")
         names = ("recall", "ndcg", "precision", "hit_rate", "mrr", "psp", "psndcg")
-        if name not in names or k not in map(str, self.ks):
-            raise ValueError(f"metric: expected {'|'.join(names)} @ one of {self.ks}, received {self.metric!r}")
+        own = [metric.name for metric in self.metrics]
+        if len(set(own)) != len(own):
+            raise ValueError(f"metrics: expected distinct names, received {own}")
+        if name not in (*names, *own) or k not in map(str, self.ks):
+            known = "|".join((*names, *own))
+            raise ValueError(f"metric: expected {known} @ one of {self.ks}, received {self.metric!r}")
         if name in ("psp", "psndcg") and self.propensity is None:
             raise ValueError(f"metric: expected evaluation.propensity beside {self.metric!r}, received none")
         return self

@@ -6,7 +6,11 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from longtail.trainer.config.sections import Section
+from longtail.bundle import DATE_ROWS, DatePart
+from longtail.trainer.config.base import Section
+
+OWN_ID_UNKNOWN_RATE = 0.1
+"""Of a label's own id that stands beside other features, unless the recipe says otherwise."""
 
 
 class FeatureConfig(Section):
@@ -15,9 +19,10 @@ class FeatureConfig(Section):
     name: str = Field(pattern=r"^[A-Za-z][A-Za-z0-9]*(_[A-Za-z0-9]+)*$")
     """Its name in requests. A query feature named as `data.query_id` is the query's own id, a label feature
     named as `data.label_id` the label's own."""
-    kind: Literal["id", "history", "bag", "text", "number"]
+    kind: Literal["id", "history", "bag", "text", "number", "vector", "date"]
     """`id`: one id or category. `history`: ids of the labels the query interacted with before; never the
-    positive itself. `bag`: ids, or ids with weights. `text`: words, hashed. `number`: standardised."""
+    positive itself. `bag`: ids, or ids with weights. `text`: words, hashed. `number`: one, as `transform` says.
+    `vector`: `dims` numbers, such as a pretrained embedding of a text or an image. `date`: a time, as its `parts`."""
     column: str | None = None
     """Column of the feature table, or of the interactions; by default the feature's name."""
     origin: Literal["table", "row"] = Field(default="table", alias="from")
@@ -26,22 +31,47 @@ class FeatureConfig(Section):
     separator: str | None = None
     """Splits a string column of a `bag`, such as `Action|Comedy`."""
     dim: int = Field(default=64, ge=1)
-    """Width of its embedding; not used by `number`."""
+    """Width of its embedding; not used by `vector`, nor by a `number` but with `transform = "quantile"`."""
     table: str | None = Field(default=None, pattern=r"^[A-Za-z][A-Za-z0-9_]*$")
     """Features of one table share a vocabulary and an embedding, across both towers; by default a table is
     named as its feature. A `history` shares the label id's with `table = "<label_id>"`."""
     max_length: int = Field(default=50, ge=1)
     """Longest history, bag or text read; of longer ones the last entries count."""
     min_count: int = Field(default=1, ge=1)
-    """Ids in fewer training rows than this go to the out-of-vocabulary row; a label's own id never does."""
+    """Ids in fewer training rows than this read the out-of-vocabulary row. Of a label's own id, and of a history, these
+    are training pairs; the own id's number holds for the histories that share its table."""
     hash_rows: int = Field(default=2**16, ge=2)
     """Rows of a `text` feature's table."""
-    combiner: Literal["mean", "sum", "sqrtn"] = "mean"
-    """How a history, bag or text is pooled."""
+    combiner: Literal["mean", "sum", "sqrtn", "attention"] = "mean"
+    """How a history, bag or text is pooled. `attention` is the mean by weights times exp(e·a), e an entry's embedding
+    and a a learned vector, 0 at first, of the feature's own."""
     unknown_rate: float | None = Field(default=None, ge=0, lt=1)
     """Share of training values replaced by the out-of-vocabulary row, so that it is trained to stand for ids never
-    seen. By default 0.01 in the query tower and 0 in the label tower; give the label's own id some if labels are to
-    be added while serving."""
+    seen. By default 0.01 in the query tower; in the label tower 0, and 0.1 of the label's own id beside other
+    features. A `vector`, or a `number` that tells missing values apart, becomes missing instead; another `number`
+    never does."""
+    events: list[str] = Field(default_factory=list)
+    """Of a `history`: only pairs of these types, of those that `data.events` gives a weight above 0; by default all."""
+    half_life: float | None = Field(default=None, gt=0)
+    """Of a `history`: an entry weighs half as much as the one that comes so many entries after it."""
+    transform: Literal["standard", "log", "quantile"] = "standard"
+    """Of a `number`. `standard`: minus the training mean, over the training standard deviation. `log`: the same of
+    sign(x)·log(1 + |x|), for prices and counts. `quantile`: an embedding for each of `buckets` ranges that hold as many
+    training values each."""
+    buckets: int = Field(default=16, ge=2, le=1024)
+    """Ranges of `transform = "quantile"`; fewer where many values are equal."""
+    missing: Literal["mean", "flag"] = "mean"
+    """Of a `number` that is not given, null or NaN: the training mean, or that and a flag beside it that the tower
+    reads. With `transform = "quantile"` it has an embedding of its own."""
+    dims: int | None = Field(default=None, ge=1)
+    """Numbers in a `vector`; needed there."""
+    projection: int | None = Field(default=None, ge=1)
+    """Width of a linear layer after a `vector`; without it the numbers go into the tower as they are."""
+    normalise: bool = False
+    """Divides a `vector` by its norm, before its projection; one of zeros stays."""
+    parts: list[DatePart] = Field(default=["hour", "weekday", "month", "age"], min_length=1)
+    """What a `date` is read as, in UTC; the mean of their embeddings stands for it. `age` is in days before the latest
+    one in training, by powers of two."""
 
     @property
     def source(self) -> str:
@@ -53,9 +83,84 @@ class FeatureConfig(Section):
         """Name of its vocabulary and embedding table."""
         return self.table or self.name
 
+    @property
+    def has_table(self) -> bool:
+        """Whether it is looked up in an embedding table."""
+        return self.kind not in ("number", "vector") or self.in_buckets
+
+    @property
+    def in_buckets(self) -> bool:
+        """Whether it is a number that is looked up by its range."""
+        return self.kind == "number" and self.transform == "quantile"
+
+    @property
+    def table_rows(self) -> int | None:
+        """Rows of its table where the data do not decide; None for a table with a vocabulary."""
+        if self.kind == "text":
+            return self.hash_rows
+        if self.kind == "date":
+            return DATE_ROWS
+        return self.buckets + 1 if self.in_buckets else None
+
+    @property
+    def has_flag(self) -> bool:
+        """Whether an input `NAME__missing` tells the tower that it is missing."""
+        return self.kind == "vector" or (self.kind == "number" and self.missing == "flag" and not self.in_buckets)
+
+    @property
+    def unknown(self) -> tuple[str, int] | None:
+        """The tower's input that says that a value is unknown, and what it holds then; None if nothing says so."""
+        if self.has_flag:
+            return f"{self.name}__missing", 1
+        return (self.name, 0) if self.has_table else None
+
+    @property
+    def in_tree(self) -> bool:
+        """Whether the tree of sampler `adversarial` reads it: not vectors, dates, ranges, nor numbers with a flag."""
+        return self.kind not in ("vector", "date") and not (self.in_buckets or self.has_flag)
+
+    @property
+    def width(self) -> int:
+        """Columns that it adds to a concatenation."""
+        if self.kind == "vector":
+            return self.projection or self.dims or 1
+        return self.dim if self.has_table else 1 + self.has_flag
+
+    @model_validator(mode="after")
+    def _of_its_kind(self) -> Self:
+        fields = type(self).model_fields
+        changed = {
+            name
+            for name, field in fields.items()
+            if getattr(self, name) != field.get_default(call_default_factory=True)
+        }
+        for kind, names in _ONLY_OF.items():
+            if self.kind != kind and (given := sorted(names & changed)):
+                raise ValueError(
+                    f"feature {self.name!r}: expected {', '.join(given)} of kind {kind!r} only, received {self.kind!r}"
+                )
+        if self.kind == "vector" and self.dims is None:
+            raise ValueError(f"feature {self.name!r}: expected dims, the numbers in a vector, received none")
+        if "buckets" in changed and not self.in_buckets:
+            raise ValueError(
+                f"feature {self.name!r}: expected buckets with transform = 'quantile', received {self.transform!r}"
+            )
+        if len(set(self.parts)) < len(self.parts):
+            raise ValueError(f"feature {self.name!r}: expected distinct parts, received {self.parts}")
+        return self
+
+
+_ONLY_OF = {
+    "history": {"events", "half_life"},
+    "number": {"transform", "buckets", "missing"},
+    "vector": {"dims", "projection", "normalise"},
+    "date": {"parts"},
+}
+"""Keys that belong to one kind alone."""
+
 
 class TowerConfig(Section):
-    """A tower: embeddings → combination → MLP → projection to `model.dim`."""
+    """A tower: embeddings → combination → crosses → MLP → projection to `model.dim`, and a linear path beside them."""
 
     features: list[FeatureConfig] = Field(min_length=1)
     combine: Literal["concat", "sum"] = "concat"
@@ -66,8 +171,16 @@ class TowerConfig(Section):
     input_activation: Literal["linear", "relu"] = "linear"
     """Applied to the combination, before `hidden`. [Re19 §5]'s 512 → ReLU → 512 is one bag of `dim = 512` with
     `combiner = "sum"`, `input_activation = "relu"` and `model.dim = 512`."""
+    cross: int = Field(default=0, ge=0, le=8)
+    """Cross layers before `hidden`, x ← x₀ ⊙ (W x + b) + x with x₀ the combination: products of features that an MLP
+    learns poorly (DCN-v2, Wang et al. 2021)."""
     hidden: list[int] = Field(default_factory=list)
     """Widths of ReLU layers. With none, a linear input and one already `model.dim` wide, there is no projection."""
+    layer_norm: bool = False
+    """Layer normalisation (Ba et al. 2016) of each of `hidden`, before its ReLU."""
+    residual: bool = False
+    """Adds the combination to the output, through a linear layer unless it is `model.dim` wide: what ids say on their
+    own does not have to pass `cross` and `hidden`."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -76,7 +189,11 @@ class TowerConfig(Section):
             raise ValueError(f"features: expected distinct names, received {names}")
         if any(width < 1 for width in self.hidden):
             raise ValueError(f"hidden: expected widths >= 1, received {self.hidden}")
-        widths = {1 if feature.kind == "number" else feature.dim for feature in self.features}
+        if self.layer_norm and not self.hidden:
+            raise ValueError("layer_norm: expected hidden layers to normalise, received none")
+        if self.residual and not (self.hidden or self.cross):
+            raise ValueError("residual: expected hidden or cross layers to lead past, received neither")
+        widths = {feature.width for feature in self.features}
         if self.combine == "sum" and len(widths) > 1:
             raise ValueError(f"combine = 'sum': expected features of equal width, received {sorted(widths)}")
         return self

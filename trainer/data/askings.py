@@ -15,9 +15,12 @@ import pyarrow.compute as pc
 
 from longtail.bundle.arrays import Float64, Int32, Int64
 from longtail.trainer.config import DataConfig
+from longtail.trainer.config.rows import shown as named
 from longtail.trainer.data.columns import Bags
+from longtail.trainer.data.interactions import TIMESTAMPS
 from longtail.trainer.data.pairs import Asked, Pairs
-from longtail.trainer.data.tables import times_of
+from longtail.trainer.data.tables import IdTable
+from longtail.trainer.data.times import are_dates, as_times
 from longtail.trainer.errors import DataError
 
 MOST_SHOWN = 32
@@ -46,34 +49,35 @@ class Versions(NamedTuple):
 
 
 def versions_of(
-    data: DataConfig, table: pa.Table, id_column: str, query_ids: pa.Array, interactions: Sequence[pa.Table]
+    data: DataConfig, read: IdTable, query_ids: pa.Array, interactions: Sequence[pa.Table]
 ) -> tuple[pa.Table, Versions]:
     """Attributes sorted by query, then time, with a last row without values; and when each holds.
 
     Args:
         data: names the table and its column `valid_from`.
-        table: the query table.
-        id_column: its column of ids as strings, which is left out.
+        read: the query table.
         query_ids: strings, every query.
         interactions: as `read_interactions` gives them, whose metadata says what their times are.
 
     Raises:
-        DataError: no such column, a time that is missing or not finite, numbers beside timestamps, or two rows of a
-            query at one time.
+        DataError: numbers beside timestamps, or two rows of a query at one time.
     """
-    path, name = data.queries, data.valid_from
-    if path is None or name is None:
+    places, name = data.queries, data.valid_from
+    if places is None or name is None:
         raise DataError("data.valid_from: expected data.queries beside it, received none")
-    since = times_of(table, name, path).to_numpy()
+    path, column = named(places), read.table[name]
+    since = as_times(column)
+    if since is None:
+        raise DataError(f"{path}: column {name!r}: expected numbers or timestamps, found {column.type}")
     kinds = ["numbers", "timestamps"]
-    own = kinds[pa.types.is_temporal(table.schema.field(name).type)]
+    own = kinds[are_dates(column)]
     for split in interactions:
-        if (found := kinds[bool(split.schema.metadata)]) != own:
+        if (found := kinds[TIMESTAMPS in (split.schema.metadata or {})]) != own:
             raise DataError(
                 f"{path}: column {name!r}: expected {found} as in column {data.timestamp!r} of the interactions, "
                 f"found {own}"
             )
-    queries = np.asarray(pc.index_in(table[id_column].combine_chunks(), value_set=query_ids), np.int32)
+    queries = np.asarray(pc.index_in(read.ids, value_set=query_ids), np.int32)
     order = np.lexsort((since, queries))
     queries, since = queries[order], since[order]
     same = (np.diff(queries) == 0) & (np.diff(since) == 0)
@@ -81,9 +85,9 @@ def versions_of(
         row = int(order[int(same.argmax()) + 1])
         raise DataError(
             f"{path}: column {name!r}: expected one row of a query at a time, "
-            f"found a second of {table[id_column][row].as_py()!r} in row {row}"
+            f"found a second of {read.ids[row].as_py()!r} in row {row}"
         )
-    values = table.drop_columns([id_column]).combine_chunks()
+    values = read.table.combine_chunks()
     return values.take(pa.array([*order.tolist(), None], pa.int64())), Versions(queries, since)
 
 

@@ -1,7 +1,7 @@
 """Tower inputs of queries, and the batches of an epoch.
 
 Tower inputs are named as `bundle.Feature` says: `name` int32 [B] or [B, P], `name__weight` float32
-[B, P] for histories, bags and texts, `name` float32 [B] for numbers.
+[B, P] for histories, bags and texts, `name` float32 [B] for numbers, [B, D] for vectors.
 
 Legend: `B` batch, `P` positions of a padded bag, `L` labels, `S` impressions of a row.
 """
@@ -9,6 +9,8 @@ Legend: `B` batch, `P` positions of a padded bag, `L` labels, `S` impressions of
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -16,12 +18,39 @@ import numpy.typing as npt
 from longtail.bundle import Inputs
 from longtail.bundle.arrays import Int32, Int64
 from longtail.trainer.config import FeatureConfig
-from longtail.trainer.data.columns import Bags, Encoded, Numbers
+from longtail.trainer.data.columns import Bags, Encoded
 from longtail.trainer.data.known import KnownPositives
 from longtail.trainer.data.pairs import Asked, Pairs
 
 _UNKNOWN_RATE = 0.01
 """Of query features, unless the recipe says otherwise."""
+
+
+@dataclass(frozen=True)
+class _Histories:
+    """The pairs that a history is made of, by query.
+
+    Attributes:
+        bags: an entry for each of them, a row for each query.
+        earlier: how many of them come before each of the known pairs, int64 [N]; None where they are all of these.
+    """
+
+    bags: Bags
+    earlier: Int64 | None
+
+    @classmethod
+    def of(cls, known: Pairs, offsets: Int64, events: Sequence[int] | None) -> _Histories:
+        """Of the known pairs, or of those of some event types; entries are label rows."""
+        labels = known.labels
+        if events is None or known.events is None:
+            return cls(Bags(offsets, labels, np.ones(len(labels), np.float32)), None)
+        chosen = np.isin(known.events, list(events))
+        earlier = np.concatenate([[0], np.cumsum(chosen)]).astype(np.int64)
+        return cls(Bags(earlier[offsets], labels[chosen], np.ones(int(earlier[-1]), np.float32)), earlier[:-1])
+
+    def before(self, pairs_B: Int64) -> Int64:
+        """How many of the entries come before some known pairs, int64 [B]."""
+        return pairs_B if self.earlier is None else self.earlier[pairs_B]
 
 
 class QueryFeatures:
@@ -37,6 +66,7 @@ class QueryFeatures:
         ordered: a history is what came before; otherwise all other pairs of the query.
         asked: the ways in which queries are asked; None where there is one of each.
         query_id: name of the feature that is the query's own id, which is by query row whatever the version.
+        events: codes of the pairs that a history is made of, by feature name; a history without is made of all.
     """
 
     def __init__(
@@ -50,12 +80,13 @@ class QueryFeatures:
         ordered: bool,
         asked: Asked | None = None,
         query_id: str = "",
+        events: Mapping[str, Sequence[int]] = MappingProxyType({}),
     ) -> None:
         self._features, self._encoded, self._history_ids = features, encoded, history_ids
-        self._known, self._ordered, self._asked, self._query_id = known, ordered, asked, query_id
+        self._known, self._ordered, self._events = known, ordered, events
+        self._asked, self._query_id = asked, query_id
         self._offsets = known.offsets(queries)
-        ones = np.ones(len(known), np.float32)
-        self._histories = {name: Bags(self._offsets, ids_L[known.labels], ones) for name, ids_L in history_ids.items()}
+        self._histories = {name: _Histories.of(known, self._offsets, events.get(name)) for name in history_ids}
 
     def with_history(self, known: Pairs) -> QueryFeatures:
         """These features with histories read from other pairs."""
@@ -68,6 +99,7 @@ class QueryFeatures:
             ordered=self._ordered,
             asked=self._asked,
             query_id=self._query_id,
+            events=self._events,
         )
 
     def of_pairs(self, pairs_B: Int64, rng: np.random.Generator) -> Inputs:
@@ -83,18 +115,20 @@ class QueryFeatures:
         inputs = self._static(self._known.askings[pairs_B])
         for feature in self._features:
             if feature.kind == "history":
-                starts_B, ends_B = self._offsets[queries_B], self._offsets[queries_B + 1]
+                history = self._histories[feature.name]
+                starts_B, ends_B = history.bags.offsets[queries_B], history.bags.offsets[queries_B + 1]
                 if self._ordered:
-                    ends_B = pairs_B
+                    ends_B = history.before(pairs_B)
                     starts_B = np.maximum(starts_B, ends_B - feature.max_length)
                 else:
                     spare_B = np.maximum(ends_B - starts_B - feature.max_length, 0)
                     starts_B = starts_B + rng.integers(0, spare_B + 1)
-                inputs |= self._history(feature, starts_B, ends_B, self._histories[feature.name].ids[pairs_B])
+                inputs |= self._history(feature, starts_B, ends_B, self._known.labels[pairs_B])
             rate = _UNKNOWN_RATE if feature.unknown_rate is None else feature.unknown_rate
-            if feature.kind != "number" and rate:
-                unknown = rng.random(inputs[feature.name].shape) < rate
-                inputs[feature.name] = np.where(unknown, np.int32(0), inputs[feature.name])
+            if feature.unknown is not None and rate:
+                name, value = feature.unknown
+                unknown = rng.random(inputs[name].shape) < rate
+                inputs[name] = np.where(unknown, inputs[name].dtype.type(value), inputs[name])
         return inputs
 
     def of_queries(self, askings_B: Int32) -> Inputs:
@@ -107,8 +141,9 @@ class QueryFeatures:
         queries_B = askings_B if self._asked is None else self._asked.queries[askings_B]
         for feature in self._features:
             if feature.kind == "history":
-                ends_B = self._offsets[queries_B + 1]
-                starts_B = np.maximum(self._offsets[queries_B], ends_B - feature.max_length)
+                offsets = self._histories[feature.name].bags.offsets
+                ends_B = offsets[queries_B + 1]
+                starts_B = np.maximum(offsets[queries_B], ends_B - feature.max_length)
                 inputs |= self._history(feature, starts_B, ends_B, None)
         return inputs
 
@@ -135,10 +170,11 @@ class QueryFeatures:
         ends_B: Int64,
         positives_B: Int32 | None,
     ) -> Inputs:
-        ids_BP, weights_BP = self._histories[feature.name].pad(starts_B, ends_B, feature.max_length)
+        """Padded histories. Positives, int32 [B], are label rows: several labels may read one row of the vocabulary."""
+        labels_BP, weights_BP = self._histories[feature.name].bags.pad(starts_B, ends_B, feature.max_length)
         if positives_B is not None:
-            leaks_BP = ids_BP == positives_B[:, None]
-            ids_BP, weights_BP = np.where(leaks_BP, np.int32(0), ids_BP), np.where(leaks_BP, np.float32(0), weights_BP)
+            weights_BP = np.where(labels_BP == positives_B[:, None], np.float32(0), weights_BP)
+        ids_BP = np.where(weights_BP > 0, self._history_ids[feature.name][labels_BP], np.int32(0))
         return {feature.name: ids_BP, f"{feature.name}__weight": weights_BP}
 
 
@@ -160,10 +196,10 @@ def take_rows(
             starts_B = np.maximum(column.offsets[rows_B], ends_B - feature.max_length)
             ids, weights = column.pad(starts_B, ends_B, feature.max_length)
             inputs[feature.name], inputs[f"{feature.name}__weight"] = ids, weights
-        elif isinstance(column, Numbers):
-            inputs[feature.name] = column.values[rows_B]
-        elif column is not None:
+        elif isinstance(column, np.ndarray):
             inputs[feature.name] = column[rows_B]
+        elif column is not None:
+            inputs |= column.inputs(feature.name, rows_B)
     return inputs
 
 

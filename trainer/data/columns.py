@@ -1,4 +1,4 @@
-"""Columns of feature tables, as they are read and as they are encoded: ids, bags of ids, numbers.
+"""Columns of feature tables, as they are read and as they are encoded: ids, bags of ids, what `measures.py` has.
 
 Legend: `R` rows of a feature table, `B` batch, `P` positions of a padded bag.
 """
@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from longtail.bundle import Vocabulary, hash_token, tokenize
+from longtail.bundle import Feature, Vocabulary, hash_token, tokenize
 from longtail.bundle.arrays import Float32, Int32, Int64
 from longtail.trainer.config import FeatureConfig
+from longtail.trainer.data.measures import Measured, encode_measured
 from longtail.trainer.errors import DataError
 
 _IDS_AT_ONCE = 1 << 23
@@ -65,16 +65,7 @@ class Bags:
         return np.where(inside_BP, ids_BP, filler_B[:, None]).astype(np.int32)
 
 
-@dataclass(frozen=True)
-class Numbers:
-    """A number per row, NaN already replaced by the mean; `mean` and `std` standardise it."""
-
-    values: Float32
-    mean: float
-    std: float
-
-
-Encoded = Int32 | Bags | Numbers
+Encoded = Int32 | Bags | Measured
 
 
 @dataclass(frozen=True)
@@ -85,14 +76,14 @@ class FeatureTable:
         ids: strings.
         table: one row per id, in their order, or one per version of its attributes or per context; None without a file.
         id_name: name of the feature that is the id itself.
-        path: the file, for errors; None without a file.
+        path: the file or files, for errors; None without any.
         training_rows: rows that training reads, int [n], as often as they count in frequencies and means.
     """
 
     ids: pa.Array
     table: pa.Table | None
     id_name: str
-    path: Path | None
+    path: str | None
     training_rows: npt.NDArray[np.integer]
 
     def column(self, feature: FeatureConfig) -> pa.Array:
@@ -163,6 +154,7 @@ def encode_column(
     source: FeatureTable,
     vocabularies: Mapping[str, Vocabulary],
     training_rows: npt.NDArray[np.integer],
+    exported: Feature | None = None,
 ) -> Encoded:
     """One feature of every row of a table.
 
@@ -170,35 +162,22 @@ def encode_column(
         feature: what to encode; any kind but `history`.
         source: the table.
         vocabularies: by table name.
-        training_rows: rows of which a number's mean and standard deviation are taken, int [n].
+        training_rows: rows that means, ranges and the latest date are taken of, int [n].
+        exported: what a bundle says of the feature, to encode as it does.
 
     Raises:
         DataError: the column is missing, or of a type that the kind does not read.
     """
     if feature.kind == "id":
         return vocabularies[feature.table_name].encode(strings_of(feature, source))
-    if feature.kind == "number":
-        return _encode_numbers(feature, source, training_rows)
+    if feature.kind in ("number", "vector", "date"):
+        return encode_measured(feature, source, training_rows, exported)
     offsets, keys, weights = bags_of(feature, source)
     if feature.kind == "bag":
         return Bags(offsets, _rows_of(vocabularies[feature.table_name], keys), weights)
     tokens = keys.cast(pa.string()).dictionary_encode()
     hashed = np.array([hash_token(token, feature.hash_rows) for token in tokens.dictionary.to_pylist()], np.int32)
     return Bags(offsets, hashed[tokens.indices.to_numpy()] if len(hashed) else np.zeros(0, np.int32), weights)
-
-
-def _encode_numbers(feature: FeatureConfig, source: FeatureTable, training_rows: npt.NDArray[np.integer]) -> Numbers:
-    column = source.column(feature)
-    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
-        raise source.wrong(feature, "numbers", column.type)
-    values = column.cast(pa.float32()).to_numpy(zero_copy_only=False).copy()
-    if np.isinf(values).any():
-        raise source.wrong(feature, "finite numbers or nulls", f"{values[np.isinf(values)][0]}")
-    known = values[training_rows]
-    known = known[~np.isnan(known)].astype(np.float64)
-    mean, std = (float(known.mean()), float(known.std())) if len(known) else (0.0, 0.0)
-    values[np.isnan(values)] = mean
-    return Numbers(values, mean, std or 1.0)
 
 
 def _rows_of(vocabulary: Vocabulary, keys: pa.Array) -> Int32:

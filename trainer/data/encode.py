@@ -5,15 +5,18 @@ Legend: `L` labels.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from longtail.bundle import Feature, Inputs, Vocabulary
 from longtail.trainer.config import FeatureConfig, Recipe
+from longtail.trainer.config.rows import Places, shown
 from longtail.trainer.data.batches import QueryFeatures, take_rows
-from longtail.trainer.data.columns import FeatureTable, Numbers, encode_column
+from longtail.trainer.data.columns import Bags, Encoded, FeatureTable, encode_column
 from longtail.trainer.data.dataset import Dataset
+from longtail.trainer.data.measures import Numbers
 from longtail.trainer.data.vocabularies import build_vocabularies
 
 
@@ -26,7 +29,7 @@ class Encoding:
         query: encodes queries.
         label_inputs: inputs of the whole catalogue, first axis L.
         query_features, label_features: what the bundle says of them.
-        numbers: mean and standard deviation of every `number`, by feature name.
+        numbers: mean and standard deviation of every `number` that is standardised, by feature name.
     """
 
     vocabularies: dict[str, Vocabulary]
@@ -42,35 +45,46 @@ class Encoding:
         return {name: vocabulary.rows for name, vocabulary in self.vocabularies.items()}
 
     @classmethod
-    def fit(cls, recipe: Recipe, dataset: Dataset, vocabularies: dict[str, Vocabulary] | None = None) -> Encoding:
+    def fit(
+        cls,
+        recipe: Recipe,
+        dataset: Dataset,
+        vocabularies: dict[str, Vocabulary] | None = None,
+        exported: Sequence[Feature] = (),
+    ) -> Encoding:
         """Build vocabularies from what occurs in training and encode both feature tables.
 
         Args:
             recipe: names the features.
             dataset: holds their columns.
             vocabularies: of an exported model, to encode as it does; by default they are built.
+            exported: query features of that model, for means, ranges and dates; by default they are fitted.
 
         Raises:
             DataError: a feature's column is missing or has a type its kind does not read.
         """
         data, train, asked = recipe.data, dataset.train, dataset.asked
+        of_model = {feature.name: feature for feature in exported}
         every_label = np.arange(len(dataset.label_ids))
         versions_N = None if asked is None or asked.attributes is None else asked.attributes[train.askings]
         contexts_N = None if asked is None or asked.contexts is None else asked.contexts[train.askings]
         query = FeatureTable(
-            dataset.query_ids, dataset.query_table, data.query_id, data.queries,
+            dataset.query_ids, dataset.query_table, data.query_id, _path(data.queries),
             np.unique(train.queries if versions_N is None else versions_N),
         )  # fmt: skip
         context = FeatureTable(
-            dataset.query_ids, dataset.contexts, "", data.train, every_label[:0] if contexts_N is None else contexts_N
-        )
-        label = FeatureTable(dataset.label_ids, dataset.label_table, data.label_id, data.labels, every_label)
+            dataset.query_ids, dataset.contexts, "", _path(data.train),
+            every_label[:0] if contexts_N is None else contexts_N,
+        )  # fmt: skip
+        label = FeatureTable(dataset.label_ids, dataset.label_table, data.label_id, _path(data.labels), every_label)
         vocabularies = vocabularies or build_vocabularies(recipe, dataset, query, context, label)
         encoded_queries = {}
         for feature in recipe.query.features:
             if feature.kind != "history":
                 source = context if feature.origin == "row" else query
-                encoded_queries[feature.name] = encode_column(feature, source, vocabularies, source.training_rows)
+                encoded_queries[feature.name] = encode_column(
+                    feature, source, vocabularies, source.training_rows, of_model.get(feature.name)
+                )
         encoded_labels = {f.name: encode_column(f, label, vocabularies, every_label) for f in recipe.label.features}
         numbers = {
             name: (column.mean, column.std)
@@ -92,22 +106,37 @@ class Encoding:
                 ordered=dataset.ordered,
                 asked=asked,
                 query_id=data.query_id,
+                events=_event_codes(recipe),
             ),
             label_inputs=take_rows(recipe.label.features, encoded_labels, every_label),
-            query_features=[_manifest_feature(feature, numbers) for feature in recipe.query.features],
-            label_features=[_manifest_feature(feature, numbers) for feature in recipe.label.features],
+            query_features=[
+                _described(feature, encoded_queries.get(feature.name)) for feature in recipe.query.features
+            ],
+            label_features=[_described(feature, encoded_labels[feature.name]) for feature in recipe.label.features],
             numbers=numbers,
         )
 
 
-def _manifest_feature(feature: FeatureConfig, numbers: dict[str, tuple[float, float]]) -> Feature:
+def _event_codes(recipe: Recipe) -> dict[str, list[int]]:
+    """Codes of the event types of every history that is made of some."""
+    types = list(recipe.data.events.weights) if recipe.data.events else []
+    return {feature.name: [types.index(name) for name in feature.events] for feature in recipe.query.features
+            if feature.events}  # fmt: skip
+
+
+def _path(places: Places | None) -> str | None:
+    return None if places is None else shown(places)
+
+
+def _described(feature: FeatureConfig, column: Encoded | None) -> Feature:
     """What a bundle's manifest says of a feature."""
     bagged = feature.kind in ("history", "bag", "text")
+    measured = {} if column is None or isinstance(column, np.ndarray | Bags) else column.described()
     return Feature(
         name=feature.name,
         kind=feature.kind,
         vocabulary=feature.table_name if feature.kind in ("id", "history", "bag") else None,
         max_length=feature.max_length if bagged else None,
         hash_rows=feature.hash_rows if feature.kind == "text" else None,
-        missing=numbers[feature.name][0] if feature.kind == "number" else 0.0,
+        **measured,
     )

@@ -40,6 +40,7 @@ class Pairs:
         labels: int32 [N], rows of `Dataset.label_ids`.
         weights: float32 [N], or None where every pair weighs 1.
         times: float64 [N], or None.
+        events: int32 [N], each pair's place among the types of `data.events.weights`; None where these have no column.
         asked: int32 [N], rows of `Dataset.asked`; None where a query is asked in one way alone.
         shown: int32 [N], rows of `Dataset.impressions`; None without.
     """
@@ -48,6 +49,7 @@ class Pairs:
     labels: Int32
     weights: Float32 | None = None
     times: Float64 | None = None
+    events: Int32 | None = None
     asked: Int32 | None = None
     shown: Int32 | None = None
 
@@ -81,6 +83,7 @@ class Pairs:
             np.concatenate([self.labels, later.labels]),
             join(self.weights, later.weights),
             join(self.times, later.times),
+            join(self.events, later.events),
             join(self.asked, later.asked),
             join(self.shown, later.shown),
         ).sorted()

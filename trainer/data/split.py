@@ -106,3 +106,23 @@ def keep_smallest_label(
     rows_L = np.cumsum(kept_L, dtype=np.int32) - np.int32(1)
     renamed = {name: replace(split, labels=rows_L[split.labels]) for name, split in pairs.items()}
     return renamed, label_ids.filter(pa.array(kept_L))
+
+
+def without_repeats(pairs: Pairs) -> Pairs:
+    """Every pair once: the latest, in its place, with the largest weight of all its occurrences.
+
+    Args:
+        pairs: sorted, as a data set holds them.
+    """
+    keys = pairs.queries.astype(np.int64) * (int(pairs.labels.max(initial=0)) + 1) + pairs.labels
+    distinct, last_from_end, inverse = np.unique(keys[::-1], return_index=True, return_inverse=True)
+    if len(distinct) == len(keys):
+        return pairs
+    rows = len(keys) - 1 - last_from_end
+    order = np.argsort(rows)
+    kept = pairs.take(rows[order])
+    if pairs.weights is None:
+        return kept
+    largest = np.zeros(len(distinct), np.float32)
+    np.maximum.at(largest, inverse, pairs.weights[::-1])
+    return replace(kept, weights=largest[order])

@@ -18,8 +18,9 @@ def build_vocabularies(
 ) -> dict[str, Vocabulary]:
     """One vocabulary per embedding table of ids, by the table's name.
 
-    A table that holds the label's own id, or a history, holds the whole catalogue; any other, the ids that at
-    least `min_count` of the training queries, of the training pairs (a context's), or of the labels, have.
+    A table that holds the label's own id, or a history, holds the labels with at least `min_count` training pairs, by
+    the own id's `min_count` where it is among them; any other, the ids that at least `min_count` of the training
+    queries, of the training pairs (a context's), or of the labels, have.
 
     Args:
         recipe: names the features and their tables.
@@ -30,15 +31,18 @@ def build_vocabularies(
         DataError: a column is missing, or of a type that the kind does not read.
     """
     counted: dict[str, list[tuple[pa.Array, Int64, int]]] = {}
-    vocabularies: dict[str, Vocabulary] = {}
+    of_labels: dict[str, int] = {}
     pairs_per_query = np.bincount(dataset.train.queries, minlength=len(dataset.query_ids))
     for side, features in ((query, recipe.query.features), (label, recipe.label.features)):
         for feature in features:
             source = context if feature.origin == "row" else side
-            if feature.kind in ("number", "text"):
+            if feature.kind not in ("id", "history", "bag"):
                 continue
             if feature.kind == "history" or feature.name == recipe.data.label_id:
-                vocabularies[feature.table_name] = Vocabulary(dataset.label_ids)
+                least = feature.min_count
+                if source is query:
+                    least = min(of_labels.get(feature.table_name, least), least)
+                of_labels[feature.table_name] = least
             elif feature.name == recipe.data.query_id:
                 kept = source.ids.filter(pa.array(pairs_per_query >= feature.min_count))
                 counted.setdefault(feature.table_name, []).append((*_occurrences(kept), 1))
@@ -51,6 +55,10 @@ def build_vocabularies(
                     times = np.repeat(np.bincount(rows, minlength=len(offsets) - 1), np.diff(offsets))
                     values = keys if (times == 1).all() else keys.take(pa.array(np.repeat(np.arange(len(keys)), times)))
                 counted.setdefault(feature.table_name, []).append((*_occurrences(values), feature.min_count))
+    counts_L = dataset.label_counts()
+    vocabularies = {
+        name: Vocabulary(dataset.label_ids.filter(pa.array(counts_L >= least))) for name, least in of_labels.items()
+    }
     for name, parts in counted.items():
         if name not in vocabularies:
             ids = pa.concat_arrays([ids for ids, _, _ in parts]).dictionary_encode()

@@ -1,1 +1,1 @@
-"""Exact ranking over the whole catalogue (`ranking.py`), its metrics, the report, and the figures of a bundle."""
+"""Exact ranking over the whole catalogue (`ranking.py`), its metrics, baselines, the report, figures of a bundle."""

@@ -132,7 +132,7 @@ def _measure(bundle: Bundle, recipe: Recipe, split: str, *, nothing: str) -> lis
     rows_L = pc.fill_null(pc.index_in(dataset.label_ids, value_set=bundle.labels.ids), -1).to_numpy()
     known = dataset.train.followed_by(dataset.valid) if split == "test" and len(dataset.valid) else dataset.train
     held_out = dataset.test if split == "test" else dataset.valid
-    encoding = Encoding.fit(recipe, dataset, dict(bundle.vocabularies))
+    encoding = Encoding.fit(recipe, dataset, dict(bundle.vocabularies), bundle.manifest.query_features)
     features = encoding.query.with_history(known)
     session = onnx_session(bundle.query_tower, "query_tower.onnx")
     training_queries = bundle.manifest.training_data.get("training_queries", dataset.training_queries())

@@ -97,16 +97,35 @@ def best_dial(
 ) -> tuple[Setting, list[CurvePoint]]:
     """The λ of the best metric at μ = 0, then the μ of the best metric there; and both lines as measured.
 
+    Where the recipe has a floor, the best of the points that reach it; where none does, of those nearest to it.
+
     Args:
         measure: the curve at some settings, on validation pairs.
-        config: its metric, and the grids of λ and μ.
+        config: its metric, its floor, and the grids of λ and μ.
         noise: what λ removes.
     """
     curve = measure(noise.first_line(config.bias_removal))
-    bias_removal = best_of(curve, config.metric).bias_removal
+    bias_removal = best_of(nearest_to_floor(curve, config), config.metric).bias_removal
     if second := noise.second_line(_prior_grid(config), bias_removal):
         curve = curve + measure(second)
-    return Setting.of(best_of(curve, config.metric)), curve
+    return Setting.of(best_of(nearest_to_floor(curve, config), config.metric)), curve
+
+
+def nearest_to_floor(curve: list[CurvePoint], config: EvaluationConfig) -> list[CurvePoint]:
+    """The points of a curve that miss the recipe's floor by least, in total: by nothing if any reaches it."""
+    missing = [missed(point, config) for point in curve]
+    return [point for point, total in zip(curve, missing, strict=True) if total <= min(missing) + 1e-12]
+
+
+def missed(point: CurvePoint, config: EvaluationConfig) -> float:
+    """By how much recall of all buckets together a point misses the floor; 0 where it reaches it."""
+    return sum(max(0.0, least - found) for _, found, least in against_floor(point, config))
+
+
+def against_floor(point: CurvePoint, config: EvaluationConfig) -> list[tuple[str, float, float]]:
+    """Bucket, its recall at the k of the metric, and the floor, of every bucket that has one."""
+    k = config.metric.partition("@")[2]
+    return [(bucket, point.metrics[f"recall@{k}/{bucket}"].value, least) for bucket, least in config.floor.items()]
 
 
 def _prior_grid(config: EvaluationConfig) -> list[float]:

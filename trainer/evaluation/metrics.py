@@ -8,6 +8,7 @@ Legend: `N` queries, `K` longest list, `L` labels, `G` bootstrap resamples.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy.typing as npt
 from longtail.bundle import BUCKET_NAMES, Interval
 from longtail.bundle.arrays import Bools, Float64, Int8, Int32, Int64
 from longtail.bundle.exposure import coverage, coverage_by_bucket, gini
+from longtail.trainer.evaluation.lists import Lists, Metric, measured
 
 _INTERVAL = (2.5, 97.5)
 
@@ -101,15 +103,13 @@ def metrics_of(
     counts_L: Int64,
     bootstrap: Bootstrap,
     inverse_propensity_L: Float64 | None = None,
+    own: Mapping[str, Metric] | None = None,
 ) -> dict[str, Interval]:
     """Every metric at every k.
 
-    `recall@K`, `precision@K`, `ndcg@K`, `mrr@K`, `hit_rate@K`: means over queries. `recall@K/BUCKET`:
-    over the pairs whose label is in the bucket. `balanced_error@K`: mean over tested labels of the share of
-    their pairs missed [R21 §5.1]; `balanced_error@K/BUCKET`: over those in the bucket, 0 if none is.
-    `exposure@K/BUCKET`: share of list entries. `coverage@K[/BUCKET]`: share of labels in any list.
-    `gini@K`: of the labels' exposures, 0 equal, 1 all on one. `popularity@K`: mean training count of list
-    entries. `psp@K`, `psndcg@K`: see `_propensity_scored`.
+    Those of `ratios_of`, with intervals, and those of labels, without. `balanced_error@K`: mean over tested labels of
+    the share of their pairs missed [R21 §5.1]; `balanced_error@K/BUCKET`: over those in the bucket, 0 if none is.
+    `coverage@K[/BUCKET]`: share of labels in any list. `gini@K`: of the labels' exposures, 0 equal, 1 all on one.
 
     Args:
         top_NK: label rows, best first; −1 where a list ends early.
@@ -119,6 +119,69 @@ def metrics_of(
         counts_L: training pairs of every label.
         bootstrap: resamples of the N queries, for the intervals.
         inverse_propensity_L: 1 / p_y of every label; None leaves `psp` and `psndcg` out.
+        own: registered metrics by name, as `NAME@K`, their parameters bound.
+
+    Raises:
+        DataError: a registered metric gives something else than two finite numbers per query.
+    """
+    ratios = ratios_of(
+        top_NK,
+        positives,
+        ks=ks,
+        buckets_L=buckets_L,
+        counts_L=counts_L,
+        inverse_propensity_L=inverse_propensity_L,
+        own=own,
+    )
+    metrics = {name: bootstrap.interval(*ratio) for name, ratio in ratios.items()}
+    hits_NK, listed_NK = positives.hits(top_NK), top_NK >= 0
+    tests_L = np.bincount(positives.label_rows, minlength=positives.labels)
+    tested = tests_L > 0
+    tested_bucket = buckets_L[tested]
+    for k in ks:
+        shown_L = np.bincount(top_NK[:, :k][listed_NK[:, :k]], minlength=positives.labels)
+        found_L = np.bincount(top_NK[:, :k][hits_NK[:, :k]], minlength=positives.labels)
+        share_found = found_L[tested] / tests_L[tested]
+        metrics[f"balanced_error@{k}"] = Interval(value=float(1 - np.mean(share_found)))
+        metrics[f"gini@{k}"] = Interval(value=gini(shown_L) or 0.0)
+        metrics[f"coverage@{k}"] = Interval(value=coverage(shown_L))
+        coverages = coverage_by_bucket(shown_L, buckets_L, np.bincount(buckets_L, minlength=len(BUCKET_NAMES)))
+        for name, share in zip(BUCKET_NAMES, coverages, strict=True):
+            metrics[f"coverage@{k}/{name}"] = Interval(value=share)
+        for bucket, name in enumerate(BUCKET_NAMES):
+            of_bucket = share_found[tested_bucket == bucket]
+            error = float(1 - np.mean(of_bucket)) if len(of_bucket) else 0.0
+            metrics[f"balanced_error@{k}/{name}"] = Interval(value=error)
+    return metrics
+
+
+def ratios_of(
+    top_NK: Int32,
+    positives: Positives,
+    *,
+    ks: list[int],
+    buckets_L: Int8,
+    counts_L: Int64,
+    inverse_propensity_L: Float64 | None = None,
+    own: Mapping[str, Metric] | None = None,
+) -> dict[str, tuple[Float64, Float64]]:
+    """Numerators and denominators, float64 [N] each, of the metrics that are a ratio of sums over queries.
+
+    `recall@K`, `precision@K`, `ndcg@K`, `mrr@K`, `hit_rate@K`: means over queries. `recall@K/BUCKET`: over the pairs
+    whose label is in the bucket. `exposure@K/BUCKET`: share of list entries. `popularity@K`: mean training count of
+    list entries. `psp@K`, `psndcg@K`: see `_propensity_scored`.
+
+    Args:
+        top_NK: label rows, best first; −1 where a list ends early.
+        positives: held-out labels of the N queries.
+        ks: list lengths, none above K.
+        buckets_L: bucket of every label.
+        counts_L: training pairs of every label.
+        inverse_propensity_L: 1 / p_y of every label; None leaves `psp` and `psndcg` out.
+        own: registered metrics by name, as `NAME@K`, their parameters bound.
+
+    Raises:
+        DataError: a registered metric gives something else than two finite numbers per query.
     """
     hits_NK = positives.hits(top_NK)
     listed_NK = top_NK >= 0
@@ -128,18 +191,14 @@ def metrics_of(
     first_N = np.where(hits_NK.any(axis=1), hits_NK.argmax(axis=1), top_NK.shape[1])
     top_bucket_NK = np.where(listed_NK, buckets_L[top_NK], -1)
     wanted_bucket = buckets_L[positives.label_rows]
-    tests_L = np.bincount(positives.label_rows, minlength=positives.labels)
-    tested = tests_L > 0
-    tested_bucket = buckets_L[tested]
     one_N = (wanted_N > 0).astype(np.float64)
-    metrics: dict[str, Interval] = {}
+    ratios: dict[str, tuple[Float64, Float64]] = {}
     if inverse_propensity_L is not None:
-        scored = _propensity_scored(top_NK, hits_NK, positives, inverse_propensity_L, ks=ks)
-        metrics |= {name: bootstrap.interval(*ratio) for name, ratio in scored.items()}
+        ratios |= _propensity_scored(top_NK, hits_NK, positives, inverse_propensity_L, ks=ks)
     for k in ks:
         hit_Nk, listed_Nk, bucket_Nk = hits_NK[:, :k], listed_NK[:, :k], top_bucket_NK[:, :k]
         found_N = hit_Nk.sum(axis=1).astype(np.float64)
-        ratios: dict[str, tuple[Float64, Float64]] = {
+        ratios |= {
             f"recall@{k}": (found_N / np.maximum(wanted_N, 1), one_N),
             f"precision@{k}": (found_N / k, one_N),
             f"ndcg@{k}": (
@@ -165,21 +224,9 @@ def metrics_of(
                 (bucket_Nk == bucket).sum(axis=1).astype(np.float64),
                 listed_Nk.sum(axis=1).astype(np.float64),
             )
-        metrics |= {name: bootstrap.interval(*ratio) for name, ratio in ratios.items()}
-        shown_L = np.bincount(top_NK[:, :k][listed_Nk], minlength=positives.labels)
-        found_L = np.bincount(top_NK[:, :k][hit_Nk], minlength=positives.labels)
-        share_found = found_L[tested] / tests_L[tested]
-        metrics[f"balanced_error@{k}"] = Interval(value=float(1 - np.mean(share_found)))
-        metrics[f"gini@{k}"] = Interval(value=gini(shown_L) or 0.0)
-        metrics[f"coverage@{k}"] = Interval(value=coverage(shown_L))
-        coverages = coverage_by_bucket(shown_L, buckets_L, np.bincount(buckets_L, minlength=len(BUCKET_NAMES)))
-        for name, share in zip(BUCKET_NAMES, coverages, strict=True):
-            metrics[f"coverage@{k}/{name}"] = Interval(value=share)
-        for bucket, name in enumerate(BUCKET_NAMES):
-            of_bucket = share_found[tested_bucket == bucket]
-            error = float(1 - np.mean(of_bucket)) if len(of_bucket) else 0.0
-            metrics[f"balanced_error@{k}/{name}"] = Interval(value=error)
-    return metrics
+        lists = Lists(top_NK[:, :k], hit_Nk, wanted_N, counts_L, buckets_L)
+        ratios |= {f"{name}@{k}": measured(name, metric, lists) for name, metric in (own or {}).items()}
+    return ratios
 
 
 def inverse_propensity(counts_L: Int64, *, queries: int, a: float, b: float) -> Float64:

@@ -20,9 +20,9 @@ from longtail.trainer.backend import ops
 from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.data.batches import QueryFeatures
 from longtail.trainer.data.pairs import Pairs
-from longtail.trainer.errors import DataError
 from longtail.trainer.evaluation.dial import Setting
-from longtail.trainer.evaluation.metrics import Bootstrap, Positives, inverse_propensity, metrics_of
+from longtail.trainer.evaluation.metrics import Positives, inverse_propensity
+from longtail.trainer.evaluation.task import Seen, Task
 
 EmbedQueries = Callable[[Int32], Float32]
 LogProposal = Callable[[Int32], Float32]
@@ -90,7 +90,7 @@ class LabelSide:
 
 
 def buckets_for(config: EvaluationConfig, counts: Int64) -> Buckets:
-    """Head, torso and tail as the recipe asks, of training counts [L]."""
+    """Head, torso, tail and new as the recipe asks, of training counts [L]."""
     return Buckets.by_quantile(counts) if config.buckets == "quantile" else Buckets.by_count()
 
 
@@ -99,17 +99,6 @@ def log_proposal_of(proposal: Proposal | None, features: QueryFeatures) -> LogPr
     if proposal is None:
         return None
     return lambda rows_B: proposal.all_log_probabilities(proposal.project(features.of_queries(rows_B)))
-
-
-def check_metric(config: EvaluationConfig, *, labels: int) -> None:
-    """Refuse a metric over lists longer than the catalogue.
-
-    Raises:
-        DataError: says how many labels there are.
-    """
-    k = int(config.metric.partition("@")[2])
-    if k > labels:
-        raise DataError(f"evaluation.metric: expected a k of at most {labels}, all labels, received {config.metric}")
 
 
 def bias_removal_curve(
@@ -146,56 +135,37 @@ def bias_removal_curve(
     Raises:
         DataError: no held-out pair is left to find, or as `check_metric`.
     """
-    labels = len(label_side.counts)
-    check_metric(config, labels=labels)
-    seen_keys = (
-        np.unique(known.queries.astype(np.int64) * labels + known.labels)
-        if config.exclude_seen
-        else np.zeros(0, np.int64)
+    task = Task.of(
+        held_out, known, config, labels=len(label_side.counts), seed=seed, max_queries=max_queries, askers=askers
     )
-    keys = np.unique(held_out.askings.astype(np.int64) * labels + held_out.labels)
-    of_queries = keys if askers is None else askers[keys // labels].astype(np.int64) * labels + keys % labels
-    keys = keys[~np.isin(of_queries, seen_keys)]
-    rows_N = np.unique(keys // labels).astype(np.int32)
-    if len(rows_N) == 0:
-        raise DataError("evaluation: expected held-out pairs that are not in training, found none")
-    if max_queries is not None and len(rows_N) > max_queries:
-        rows_N = np.sort(np.random.default_rng(seed).choice(rows_N, max_queries, replace=False))
-        keys = keys[np.isin(keys // labels, rows_N)]
-    positives = Positives.of(np.searchsorted(rows_N, keys // labels), keys % labels, queries=len(rows_N), labels=labels)
     settings = [Setting(bias_removal) for bias_removal in config.bias_removal] if settings is None else settings
     ranked = rank(
-        rows_N,
+        task.rows_N,
         embed_queries,
         label_side,
-        seen_keys,
+        task.seen_keys,
         settings,
-        k=min(max(config.ks), labels),
+        k=task.k,
         queries=queries,
         askers=askers,
         log_proposal=log_proposal,
-        likely=positives if config.log_likelihood else None,
+        likely=task.positives if config.log_likelihood else None,
     )
-    bootstrap = Bootstrap(len(rows_N), resamples=config.bootstrap, seed=seed)
-    ks = [k for k in config.ks if k <= labels]
     inverse_propensity_L = label_side.inverse_propensity(config)
     return [
         CurvePoint(
             bias_removal=setting.bias_removal,
             popularity=setting.popularity,
-            metrics=metrics_of(
+            metrics=task.metrics(
                 top_NK,
-                positives,
-                ks=ks,
                 buckets_L=label_side.buckets,
                 counts_L=label_side.counts,
-                bootstrap=bootstrap,
                 inverse_propensity_L=inverse_propensity_L,
             )
             | (
                 {}
                 if log_p_N is None or setting != Setting(calibrated_at)
-                else {"log_likelihood": bootstrap.interval(log_p_N, positives.per_query)}
+                else {"log_likelihood": task.bootstrap.interval(log_p_N, task.positives.per_query)}
             ),
         )
         for setting, top_NK, log_p_N in zip(settings, *ranked, strict=True)
@@ -234,19 +204,14 @@ def rank(
     """
     labels_EL = ops.convert_to_tensor(label_side.rows().T.copy())
     labels = labels_EL.shape[1]
-    seen_offsets = np.searchsorted(seen_keys, np.arange(queries + 1, dtype=np.int64) * labels)
-    matrices = 1 if log_proposal is None else 4
-    block = int(np.clip(_BLOCK_BYTES // (4 * labels * matrices), 1, _EMBED_BLOCK))
+    seen = Seen(seen_keys, queries=queries, labels=labels)
+    block = block_of(labels, matrices=1 if log_proposal is None else 4)
     top_GNK = np.empty((len(settings), len(rows_N), k), np.int32)
     log_p_GN = np.zeros((len(settings), len(rows_N)))
     for start in range(0, len(rows_N), block):
         rows_B = rows_N[start : start + block]
         embedded_BD = embed_queries(rows_B)
-        askers_B = rows_B if askers is None else askers[rows_B]
-        hidden = np.concatenate([seen_keys[seen_offsets[row] : seen_offsets[row + 1]] % labels for row in askers_B])
-        owners = np.repeat(np.arange(len(rows_B)), seen_offsets[askers_B + 1] - seen_offsets[askers_B])
-        places = np.stack([owners, hidden], axis=1)
-        hide = np.full(len(places), -np.inf, np.float32)
+        places = seen.places(rows_B if askers is None else askers[rows_B])
         if log_proposal is not None:
             scaled_BL = ops.convert_to_tensor(label_side.augmentation.temperature * log_proposal(rows_B))
         for at, (bias_removal, popularity) in enumerate(settings):
@@ -254,17 +219,33 @@ def rank(
             scores_BL = ops.matmul(label_side.augmentation.queries(embedded_BD, of_labels, popularity), labels_EL)
             if log_proposal is not None:
                 scores_BL = scores_BL + bias_removal * scaled_BL
-            if len(places):
-                scores_BL = ops.scatter_update(scores_BL, places, hide)
-            values, indices = ops.top_k(scores_BL, k)
-            top = ops.convert_to_numpy(indices)
-            top_GNK[at, start : start + block] = np.where(np.isneginf(ops.convert_to_numpy(values)), -1, top)
+            scores_BL = without(scores_BL, places)
+            top_GNK[at, start : start + block] = top_rows(scores_BL, k)
             if likely is not None:
                 wanted = likely.between(start, start + len(rows_B))
                 log_p_GN[at, start : start + block] = _log_likelihood(
                     scores_BL / label_side.augmentation.temperature, wanted
                 )
     return top_GNK, list(log_p_GN) if likely is not None else [None] * len(settings)
+
+
+def without(scores_BL: Any, places: Int64) -> Any:
+    """Scores with −inf at (row, label) places int [n, 2]."""
+    if not len(places):
+        return scores_BL
+    return ops.scatter_update(scores_BL, places, np.full(len(places), -np.inf, np.float32))
+
+
+def top_rows(scores_BL: Any, k: int) -> Int32:
+    """Labels of the k highest scores, best first, equal ones by row, int32 [B, K]; −1 where only −inf is left."""
+    values, indices = ops.top_k(scores_BL, k)
+    top_BK: Int32 = np.where(np.isneginf(ops.convert_to_numpy(values)), -1, ops.convert_to_numpy(indices))
+    return top_BK
+
+
+def block_of(labels: int, *, matrices: int = 1) -> int:
+    """Queries that are ranked at a time, so that this many matrices of their scores stay within 256 MiB."""
+    return int(np.clip(_BLOCK_BYTES // (4 * labels * matrices), 1, _EMBED_BLOCK))
 
 
 def _log_likelihood(scores_BL: Any, positives: Positives) -> Float64:

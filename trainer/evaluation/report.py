@@ -18,10 +18,12 @@ from rich.table import Table
 
 from longtail.bundle import BUCKET_NAMES, CurvePoint
 from longtail.trainer.config import Recipe
+from longtail.trainer.evaluation.comparison import Comparison
 from longtail.trainer.evaluation.dial import Dial, Setting
+from longtail.trainer.evaluation.tables import baselines_html, figure_cell, price_html
 from longtail.trainer.history import TrainingHistory
 
-_COLOURS = {"overall": "#334155", "head": "#2563eb", "torso": "#d97706", "tail": "#059669"}
+_COLOURS = {"overall": "#334155", "head": "#2563eb", "torso": "#d97706", "tail": "#059669", "new": "#9333ea"}
 _STYLE = {
     "font.family": "sans-serif", "font.size": 10, "axes.spines.top": False, "axes.spines.right": False,
     "axes.grid": True, "grid.alpha": 0.25, "axes.titleweight": "bold", "axes.titlelocation": "left",
@@ -42,14 +44,12 @@ def evaluation_table(title: str, dial: Dial, metric: str) -> Table:
     """A terminal table: one row per λ, and per μ where it is another dial; the default marked."""
     k = metric.partition("@")[2]
     chosen_by = dial.bias_removal.chosen_by
-    caption = f"▶ default λ, by {chosen_by}; head, torso, tail: recall of pairs whose label is there"
+    recall_of = "head, torso, tail, new: recall of pairs whose label is there"
+    caption = f"▶ default λ, by {chosen_by}; {recall_of}"
     if _two_lines(dial):
-        caption = (
-            f"λ {_removes(dial)}, μ adds π as a prior; ▶ default of both, by {chosen_by}; "
-            "head, torso, tail: recall of pairs whose label is there"
-        )
+        caption = f"λ {_removes(dial)}, μ adds π as a prior; ▶ default of both, by {chosen_by}; {recall_of}"
     table = Table(title=f"{title}, top {k}", title_justify="left", caption=caption, caption_justify="left")
-    for heading in (*_dials(dial), "recall", "nDCG", "head", "torso", "tail", "coverage", "Gini"):
+    for heading in (*_dials(dial), "recall", "nDCG", *BUCKET_NAMES, "coverage", "Gini"):
         table.add_column(heading, justify="right")
     names = [
         f"recall@{k}",
@@ -61,7 +61,7 @@ def evaluation_table(title: str, dial: Dial, metric: str) -> Table:
     for point in dial.curve:
         chosen = Setting.of(point) == dial.default
         at = [f"{number:g}" for number in Setting.of(point)[: len(_dials(dial))]]
-        cells = [f"{point.metrics[name].value:.4f}" for name in names]
+        cells = [f"{point.metrics[name].value:.4f}" if name in point.metrics else "" for name in names]
         table.add_row(f"{'▶ ' if chosen else ''}{at[0]}", *at[1:], *cells, style="bold" if chosen else None)
     return table
 
@@ -84,7 +84,9 @@ def evaluation_markdown(dial: Dial, metric: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def html_report(recipe: Recipe, dial: Dial, history: TrainingHistory, facts: dict[str, str]) -> bytes:
+def html_report(
+    recipe: Recipe, dial: Dial, history: TrainingHistory, facts: dict[str, str], compared: Comparison | None = None
+) -> bytes:
     """report.html: facts, plots over each dial that moves and of the training, the whole table; one file, no network.
 
     Args:
@@ -92,6 +94,7 @@ def html_report(recipe: Recipe, dial: Dial, history: TrainingHistory, facts: dic
         dial: the curve of λ and μ, and their defaults.
         history: losses and validation metrics by epoch.
         facts: name → value, shown at the top.
+        compared: the baselines, if there are any.
     """
     metric = recipe.evaluation.metric
     k = metric.partition("@")[2]
@@ -108,6 +111,7 @@ def html_report(recipe: Recipe, dial: Dial, history: TrainingHistory, facts: dic
         title=html.escape(recipe.name), cards=cards, plots="".join(plots), head=head, rows=rows,
         split=html.escape(dial.bias_removal.curve_split), default=_default_in_words(dial),
         chosen_by=html.escape(dial.bias_removal.chosen_by), every=" and ".join(_dials(dial)),
+        baselines=baselines_html(compared, names), price=price_html(dial, k),
     )  # fmt: skip
     return page.encode()
 
@@ -166,7 +170,7 @@ def _line_plots(line: _Line, k: str) -> list[str]:
         ),
         _plot(
             lambda axes: _exposure(axes, line, k),
-            f"Share of the top {k} given to head, torso and tail, against {line.symbol}",
+            f"Share of the top {k} given to head, torso, tail and new, against {line.symbol}",
         ),
     ]
 
@@ -183,10 +187,15 @@ def _removes(dial: Dial) -> str:
     return "has nothing to remove" if noise == "uniform" else f"removes {noise}"
 
 
+def _buckets(points: list[CurvePoint], k: str) -> list[str]:
+    """The buckets that a curve has: one measured before version 4 of the bundle does not know `new`."""
+    return [bucket for bucket in BUCKET_NAMES if f"exposure@{k}/{bucket}" in points[0].metrics]
+
+
 def _recall(axes: Axes, line: _Line, k: str) -> None:
     grid = line.grid
-    for series, colour in _COLOURS.items():
-        name = f"recall@{k}" if series == "overall" else f"recall@{k}/{series}"
+    for series in ("overall", *_buckets(line.points, k)):
+        name, colour = f"recall@{k}" if series == "overall" else f"recall@{k}/{series}", _COLOURS[series]
         figures = [point.metrics[name] for point in line.points]
         axes.plot(grid, [figure.value for figure in figures], color=colour, marker="o", markersize=3.5, label=series)
         low = [figure.value if figure.low is None else figure.low for figure in figures]
@@ -194,17 +203,18 @@ def _recall(axes: Axes, line: _Line, k: str) -> None:
         axes.fill_between(grid, low, high, color=colour, alpha=0.15, linewidth=0)
     axes.axvline(line.default, color="#94a3b8", linestyle="--", linewidth=1)
     axes.set(title=f"Recall@{k} by bucket", xlabel=f"{line.words}  (left: tail, right: head)", ylim=(0, None))
-    axes.legend(ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.18))
+    axes.legend(ncols=5, loc="upper center", bbox_to_anchor=(0.5, -0.18))
 
 
 def _exposure(axes: Axes, line: _Line, k: str) -> None:
     grid = line.grid
-    shares = [[point.metrics[f"exposure@{k}/{bucket}"].value for point in line.points] for bucket in BUCKET_NAMES]
-    axes.stackplot(grid, shares, labels=BUCKET_NAMES, colors=[_COLOURS[bucket] for bucket in BUCKET_NAMES], alpha=0.85)
+    buckets = _buckets(line.points, k)
+    shares = [[point.metrics[f"exposure@{k}/{bucket}"].value for point in line.points] for bucket in buckets]
+    axes.stackplot(grid, shares, labels=buckets, colors=[_COLOURS[bucket] for bucket in buckets], alpha=0.85)
     axes.axvline(line.default, color="white", linestyle="--", linewidth=1)
     axes.set(title=f"Exposure in the top {k}", xlabel=line.words, ylim=(0, 1))
     axes.margins(x=0)
-    axes.legend(ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.18))
+    axes.legend(ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.18))
 
 
 def _losses(axes: Axes, history: TrainingHistory, metric: str) -> None:
@@ -231,12 +241,9 @@ def _losses(axes: Axes, history: TrainingHistory, metric: str) -> None:
 
 
 def _row(dial: Dial, point: CurvePoint, names: list[str]) -> str:
-    cells = []
-    for name in names:
-        figure = point.metrics[name]
-        interval = (
-            "" if figure.low is None or figure.high is None else f"<small>{figure.low:.4f}–{figure.high:.4f}</small>"
-        )
-        cells.append(f"<td>{figure.value:.4f}{interval}</td>")
+    figures = [point.metrics.get(name) for name in names]
+    cells = [
+        "<td></td>" if figure is None else figure_cell(figure.value, figure.low, figure.high) for figure in figures
+    ]
     at = "".join(f"<th>{number:g}</th>" for number in Setting.of(point)[: len(_dials(dial))])
     return f"<tr{' class=chosen' if Setting.of(point) == dial.default else ''}>{at}{''.join(cells)}</tr>"

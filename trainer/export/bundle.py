@@ -19,6 +19,7 @@ from longtail.trainer.evaluation.dial import Dial
 from longtail.trainer.evaluation.ranking import buckets_for
 from longtail.trainer.export.onnx import check_parity, export_towers
 from longtail.trainer.train import Trained
+from longtail.trainer.warm_start import WEIGHTS_FILE, weights_of
 
 _CALIBRATION_QUERIES = 1000
 _SOFTWARE = ("longtail", "keras", "numpy", "pyarrow", "onnxruntime")
@@ -70,6 +71,7 @@ def to_bundle(trained: Trained, held_out_rows: Int32, dial: Dial, reports: dict[
         ),
         query_features=trained.encoding.query_features,
         label_features=trained.encoding.label_features,
+        own_id=None if recipe.own_id is None else recipe.own_id.name,
         display=display,
         buckets=buckets,
         bias_removal=dial.bias_removal,
@@ -84,7 +86,8 @@ def to_bundle(trained: Trained, held_out_rows: Int32, dial: Dial, reports: dict[
             "epochs": len(trained.history.losses),
         },
         software={name: version(name) for name in _SOFTWARE}
-        | {"backend": keras.backend.backend(), "python": platform.python_version()},
+        | {"backend": keras.backend.backend(), "python": platform.python_version()}
+        | recipe.own_rows,
     )
     return Bundle(
         manifest=manifest,
@@ -103,5 +106,5 @@ def to_bundle(trained: Trained, held_out_rows: Int32, dial: Dial, reports: dict[
         label_tower=label_tower,
         vocabularies=trained.encoding.vocabularies,
         proposal=model.proposal,
-        reports=reports,
+        reports=reports | ({WEIGHTS_FILE: weights_of(model)} if recipe.training.keep_weights else {}),
     )

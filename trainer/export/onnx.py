@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 ONNX_LIMIT = 2**31 - 2**24
 """Bytes of weights that one ONNX model can hold, with room for the rest of it."""
 _TOLERANCE = 1e-4
+_OF_TOWERS = {"name", "seed", "data", "query", "label", "model", "training"}
+"""Sections of a recipe that say what its towers are; a loss of one's own may be unknown to a child process."""
 
 
 def export_towers(trained: Trained) -> tuple[bytes, bytes | None]:
@@ -44,8 +46,7 @@ def export_towers(trained: Trained) -> tuple[bytes, bytes | None]:
         ExportError: a tower is larger than ONNX allows (2 GiB), or the child process failed.
     """
     recipe, towers = trained.recipe, trained.model.towers
-    with_label = any(feature.name != recipe.data.label_id for feature in recipe.label.features)
-    sides = {"query": towers.query} | ({"label": towers.label} if with_label else {})
+    sides = {"query": towers.query} | ({"label": towers.label} if recipe.describes_labels else {})
     for side, tower in sides.items():
         size = sum(
             weight.shape[0] * int(np.prod(weight.shape[1:])) * 4 for weight in tower.weights if len(weight.shape)
@@ -84,7 +85,7 @@ def write_onnx(towers: Towers, sides: list[str], folder: Path) -> None:
 def _export_in_child(trained: Trained, sides: list[str], folder: Path) -> None:
     towers = trained.model.towers
     job = {
-        "recipe": trained.recipe.model_dump(mode="json", by_alias=True),
+        "recipe": trained.recipe.model_dump(mode="json", by_alias=True, include=_OF_TOWERS),
         "vocabulary_rows": trained.encoding.vocabulary_rows,
         "numbers": trained.encoding.numbers,
         "sides": sides,

@@ -42,11 +42,12 @@ class Candidates(NamedTuple):
         log_q_positive_B, log_q_candidates: log sampling probabilities of both, float32.
         weight_B: weights of the pairs, float32.
         log_miss_B: log(1 − q_y), float32, of a sampler that never draws the positive; None if it may.
+        excluded: candidates that are no negatives of any row, bool of their shape; None if there are none.
         known_BM: candidates that are known positives of the row's query, bool; None unless hits are `mask_known`.
         log_eta_B: log η of the pairs, float32; None for a family without.
         eta_rate: step size of η, float32 scalar; None for a family without.
         shown_BS: label rows of the impressions, int32, the row's positive where it has fewer; None without.
-        known_shown_BS: which of them are known positives, as `known_BM`.
+        excluded_shown_BS: which of them are no negatives, bool: as `excluded` and `known_BM`; None if there are none.
     """
 
     positive_B: Tensor
@@ -57,11 +58,12 @@ class Candidates(NamedTuple):
     log_q_candidates: Tensor
     weight_B: Tensor
     log_miss_B: Tensor | None = None
+    excluded: Tensor | None = None
     known_BM: Tensor | None = None
     log_eta_B: Tensor | None = None
     eta_rate: Tensor | None = None
     shown_BS: Tensor | None = None
-    known_shown_BS: Tensor | None = None
+    excluded_shown_BS: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -97,10 +99,13 @@ class BatchLoss:
             logits_BM = self._product("bd,bmd->bm", scaled_BD, labels) + ops.reshape(bias, candidates.shape)
         else:
             logits_BM = self._product("bd,md->bm", scaled_BD, labels) + bias
+        masked_BM = hits_of(self.hits, candidates, batch.positive_B, in_batch=self.in_batch, known_BM=batch.known_BM)
+        if batch.excluded is not None:
+            masked_BM = ops.logical_or(masked_BM, batch.excluded)
         logits = SampledLogits(
             positive_logits_B,
             logits_BM,
-            hits_of(self.hits, candidates, batch.positive_B, in_batch=self.in_batch, known_BM=batch.known_BM),
+            masked_BM,
             batch.log_pi_positive_B,
             batch.log_pi_candidates,
             batch.log_q_positive_B,
@@ -122,7 +127,7 @@ class BatchLoss:
             return logits
         labels_BSD = ops.reshape(labels_ND, (*shown_BS.shape, labels_ND.shape[1]))
         logits_BS = self._product("bd,bsd->bs", scaled_BD, labels_BSD) + ops.reshape(bias_N, shown_BS.shape)
-        masked_BS = hits_of("mask", shown_BS, batch.positive_B, in_batch=False, known_BM=batch.known_shown_BS)
+        masked_BS = hits_of("mask", shown_BS, batch.positive_B, in_batch=False, known_BM=batch.excluded_shown_BS)
         log_weight_BS = ops.where(masked_BS, MASKED, math.log(self.impressions))
         return logits._replace(shown_BS=logits_BS, log_weight_shown_BS=log_weight_BS)
 

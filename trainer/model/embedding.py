@@ -91,55 +91,6 @@ def compact_rows(tables: Sequence[Table], rows: Sequence[Tensor]) -> Iterator[No
             table.compact = None
 
 
-_DENSE_ROWS = 4096
-"""Largest table whose bags are pooled by one product with a dense [B, U] matrix of weights while training."""
-
-
-class WeightedBag(keras.layers.Layer):
-    """Pools a bag of a table's rows by weight: `mean` Σwe/Σ|w|, `sum` Σwe, or `sqrtn` Σwe/√Σw².
-
-    Padding has weight 0; an empty bag is the zero vector.
-
-    Args:
-        table: whose rows.
-        combiner: `mean`, `sum` or `sqrtn`.
-    """
-
-    def __init__(self, table: Table, combiner: str, *, name: str) -> None:
-        super().__init__(name=name, dtype="float32")
-        self.table, self.combiner = table, combiner
-
-    def call(self, ids_BP: Tensor, weights_BP: Tensor) -> Tensor:
-        """Pooled embeddings, float32 [B, D]."""
-        pooled_BD = self._sum(ids_BP, weights_BP)
-        if self.combiner == "sum":
-            return pooled_BD
-        if self.combiner == "mean":
-            size_B1 = ops.sum(ops.abs(weights_BP), axis=1, keepdims=True)
-        else:
-            size_B1 = ops.sqrt(ops.sum(ops.square(weights_BP), axis=1, keepdims=True))
-        return pooled_BD / ops.maximum(size_B1, 1e-6)
-
-    def _sum(self, ids_BP: Tensor, weights_BP: Tensor) -> Tensor:
-        """Σ w e. Bags over a small table repeat its rows: their sum is a product with those, without a [B, P, D]."""
-        compact_UD = self.table.compact
-        if compact_UD is None or self.table.rows > _DENSE_ROWS:
-            return ops.einsum("bpd,bp->bd", self.table(ids_BP), weights_BP)
-        batch = weights_BP.shape[0]
-        rows_BP = ops.broadcast_to(ops.arange(batch, dtype="int32")[:, None], ops.shape(ids_BP))
-        places = ops.stack([ops.reshape(rows_BP, (-1,)), ops.reshape(ids_BP, (-1,))], axis=1)
-        weights_BU = ops.scatter(places, ops.reshape(weights_BP, (-1,)), (batch, ops.shape(compact_UD)[0]))
-        return ops.matmul(weights_BU, compact_UD)
-
-    def compute_output_shape(
-        self,
-        ids_BP_shape: tuple[int | None, ...],
-        weights_BP_shape: tuple[int | None, ...],  # noqa: ARG002
-    ) -> tuple[int | None, ...]:
-        """[B, D]."""
-        return (ids_BP_shape[0], self.table.dim)
-
-
 class UnitNorm(keras.layers.Layer):
     """Divides rows by their norm; a zero row, which has no direction, becomes the first unit vector.
 

@@ -19,14 +19,23 @@ from longtail.bundle import Inputs, log_frequencies
 from longtail.bundle.arrays import Float64
 from longtail.trainer import backend
 from longtail.trainer.backend import Tensor, ops
-from longtail.trainer.config import Recipe
-from longtail.trainer.errors import DataError
+from longtail.trainer.check.limits import check_negatives
 from longtail.trainer.losses import LOSSES, BatchLoss, Candidates, Embedded, balance, known_among, pair_weights
+from longtail.trainer.losses.own_rows import check_family, check_sampler, check_weight
 from longtail.trainer.losses.terms import log_terms
 from longtail.trainer.model.embedding import Dropout, InputKey, compact_rows, dropout_masks, read_distinct
+from longtail.trainer.model.parts import Gradients, mean_gradients, parts_of
 from longtail.trainer.model.towers import dropouts
 from longtail.trainer.model.two_tower import LABEL_BIAS, TwoTower, untrained_variable
-from longtail.trainer.optimizers import ROW_OPTIMIZERS, LazyL2, RowOptimizer, clip_scale, dense_optimizer, learning_rate
+from longtail.trainer.optimizers import (
+    ROW_OPTIMIZERS,
+    LazyDecay,
+    LazyL2,
+    RowOptimizer,
+    clip_scale,
+    dense_optimizer,
+    learning_rate,
+)
 from longtail.trainer.sampling import SAMPLERS, DrawContext, LabelTable, SamplerSetup
 from longtail.trainer.sampling.streaming import StreamingFrequencies
 
@@ -36,7 +45,8 @@ class TrainStep:
 
     Args:
         model: what is trained.
-        visits_L: float64 [L], expected visits to every label in an epoch.
+        visits_L: float64 [L], expected visits to every label in an epoch: what batches hold.
+        weighted_L: float64 [L], the same by what the visited pairs weigh: what π is of; None where every pair weighs 1.
         batch_size: B of every step.
         total_steps: where a falling learning rate ends.
         pairs: N; pair rows of batches are below it.
@@ -56,11 +66,16 @@ class TrainStep:
         batch_size: int,
         total_steps: int,
         pairs: int,
+        weighted_L: Float64 | None = None,
     ) -> None:
         recipe, labels = model.recipe, len(visits_L)
+        steps_per_epoch = max(pairs // batch_size, 1)
+        batch_size //= recipe.training.accumulate  # of a part, which is all that a sampler and a loss see
         check_negatives(recipe, labels=labels, batch_size=batch_size)
+        check_weight(recipe.loss.objective())
+        check_family(recipe.loss.objective())
         self._model, self._recipe = model, recipe
-        log_pi_L = log_frequencies(visits_L, smoothing=recipe.loss.smoothing)
+        log_pi_L = log_frequencies(visits_L if weighted_L is None else weighted_L, smoothing=recipe.loss.smoothing)
         share_L = visits_L / visits_L.sum()
         with np.errstate(divide="ignore"):
             log_share_L = np.log(share_L)
@@ -69,12 +84,17 @@ class TrainStep:
             SamplerSetup(log_pi_L, batch_size, recipe.model.dim, model.proposal, log_share_L, terms),
             **recipe.loss.sampler.arguments,
         )
+        check_sampler(recipe.loss.sampler.name, self.sampler, recipe.loss.objective(), labels=labels)
         self._log_pi_L = untrained_variable(log_pi_L.astype(np.float32), "log_pi")
         self._log_q_L = None if self.sampler.log_q_L is None else untrained_variable(self.sampler.log_q_L, "log_q")
         self._pair_weight_L = (
             untrained_variable(pair_weights(log_pi_L, share_L, reweight=recipe.loss.reweight), "pair_weight")
             if recipe.loss.reweight
             else None
+        )
+        never_L = visits_L == 0
+        self._never_L = (
+            untrained_variable(never_L, "never_chosen") if recipe.describes_labels and never_L.any() else None
         )
         self._streaming = (
             StreamingFrequencies(labels, hashes=1, initial_gap=2.0 * pairs)
@@ -94,7 +114,7 @@ class TrainStep:
                 impressions=recipe.loss.impressions,
             )
         )
-        self._steps_per_epoch = max(pairs // batch_size, 1)
+        self._steps_per_epoch = steps_per_epoch
         self._log_eta_N = (
             keras.Variable(np.full(pairs, np.log(labels), np.float32), trainable=False, name="log_eta")
             if LOSSES[recipe.loss.family.name].stateful
@@ -104,7 +124,14 @@ class TrainStep:
         self._steps_done = keras.Variable(0, dtype="int32", trainable=False, name="step_count")
         optimizer = recipe.optimizer
         self._row_rate, dense_rate = (
-            learning_rate(rate, optimizer.schedule, total_steps, milestones=optimizer.milestones, decay=optimizer.decay)
+            learning_rate(
+                rate,
+                optimizer.schedule,
+                total_steps,
+                milestones=optimizer.milestones,
+                decay=optimizer.decay,
+                warmup=optimizer.warmup,
+            )
             for rate in (optimizer.embedding_learning_rate, optimizer.dense_learning_rate)
         )
         self._row_optimizers: dict[str, RowOptimizer] = {
@@ -112,8 +139,14 @@ class TrainStep:
             for name, table in model.tables.items()
         }
         self._row_l2 = [LazyL2(table, optimizer.l2) for table in model.tables.values()] if optimizer.l2 else []
+        decay = optimizer.weight_decay
+        self._row_decay = [LazyDecay(table, decay) for table in model.tables.values()] if decay else []
         self._dense = model.dense_variables
-        self._dense_optimizer = dense_optimizer(optimizer.dense, dense_rate, momentum=optimizer.momentum)
+        self._dense_optimizer = dense_optimizer(
+            optimizer.dense, dense_rate, momentum=optimizer.momentum, weight_decay=decay
+        )
+        if decay and recipe.model.learn_temperature:
+            self._dense_optimizer.exclude_from_weight_decay([model.log_temperature])
         if self._dense:
             self._dense_optimizer.build(self._dense)
         self._compiled = backend.compile_step(self._update, [*self.variables, *self._constants])
@@ -145,6 +178,7 @@ class TrainStep:
             *([] if self._log_eta_N is None else [self._log_eta_N]),
             *(self.sampler.variables if self.sampler.refresh is not None else []),
             *(penalty.touched for penalty in self._row_l2),
+            *(decay.touched for decay in self._row_decay),
         ]
 
     @property
@@ -156,6 +190,7 @@ class TrainStep:
             self._log_pi_L,
             *([] if self._log_q_L is None else [self._log_q_L]),
             *([] if self._pair_weight_L is None else [self._pair_weight_L]),
+            *([] if self._never_L is None else [self._never_L]),
             *([] if learned else [self._model.log_temperature]),
             *(self.sampler.variables if self.sampler.refresh is None else []),
         ]
@@ -168,6 +203,14 @@ class TrainStep:
 
     def _update(self, batch: dict[str, Tensor]) -> Tensor:
         """What a call does, before it is compiled."""
+        parts = self._recipe.training.accumulate
+        made = [self._gradients(part) for part in (parts_of(batch, parts) if parts > 1 else [batch])]
+        mean = mean_gradients(self._model.tables, made)
+        self._apply(mean.distinct, mean.rows, mean.dense)
+        return mean.value
+
+    def _gradients(self, batch: dict[str, Tensor]) -> Gradients:
+        """The loss of a batch, or of a part of one, and its gradients."""
         positive_B = ops.convert_to_tensor(batch["_positive"])
         context = self._draw_context(batch, positive_B)
         drawn = None if self.sampler.draw is None else self.sampler.draw(self._seed, context)
@@ -180,7 +223,7 @@ class TrainStep:
         inputs, distinct = read_distinct(self._model.tables, inputs, readers)
         candidates = self._candidates(context, drawn, batch)
         if shown_BS is not None:
-            candidates = candidates._replace(shown_BS=shown_BS, known_shown_BS=self._known(shown_BS, batch))
+            candidates = candidates._replace(shown_BS=shown_BS, excluded_shown_BS=self._no_negatives(shown_BS, batch))
         masks = self._dropout_masks(positive_B, labels_C)
 
         def loss(rows: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -191,10 +234,9 @@ class TrainStep:
 
         rows = [rows_UD for _, rows_UD in distinct]
         (value, log_eta_B), row_gradients, gradients = backend.value_and_gradients(loss, rows, self._dense)
-        self._apply(distinct, row_gradients, gradients)
         if self._log_eta_N is not None:
             backend.scatter(self._log_eta_N, batch["_pair"], log_eta_B)
-        return value
+        return Gradients(value, distinct, row_gradients, gradients)
 
     def _draw_context(self, batch: dict[str, Tensor], positive_B: Tensor) -> DrawContext:
         """What the sampler may look at."""
@@ -211,10 +253,12 @@ class TrainStep:
         """
         label_inputs = self._model.inputs_of_labels(labels_C)
         for feature in self._recipe.label.features:
-            if feature.kind != "number" and feature.unknown_rate:
-                ids = label_inputs[feature.name]
-                unknown = keras.random.uniform(ops.shape(ids), seed=self._seed) < feature.unknown_rate
-                label_inputs[feature.name] = ops.where(unknown, ops.zeros_like(ids), ids)
+            rate = self._recipe.label_unknown_rate(feature)
+            if feature.unknown is not None and rate:
+                name, value = feature.unknown
+                known = label_inputs[name]
+                unknown = keras.random.uniform(ops.shape(known), seed=self._seed) < rate
+                label_inputs[name] = ops.where(unknown, ops.full_like(known, value), known)
         inputs: dict[InputKey, Tensor] = {
             **{("query", name): column for name, column in query_inputs.items()},
             **{("label", name): column for name, column in label_inputs.items()},
@@ -267,6 +311,7 @@ class TrainStep:
             log_q_candidates=self._log_q(context, candidates, log_pi_candidates),
             weight_B=weight_B,
             log_miss_B=None if self.sampler.log_miss is None else self.sampler.log_miss(log_q_positive_B),
+            excluded=None if self._never_L is None else backend.gather(self._never_L, candidates),
             known_BM=self._known(candidates, batch),
             log_eta_B=log_eta_B,
             eta_rate=rate,
@@ -282,6 +327,14 @@ class TrainStep:
             )
         known_K, rows_K = (ops.convert_to_tensor(batch[name]) for name in ("_known", "_known_rows"))
         return known_among(candidates, known_K, rows_K, batch=batch["_positive"].shape[0], labels=self._model.labels)
+
+    def _no_negatives(self, shown_BS: Tensor, batch: dict[str, Tensor]) -> Tensor | None:
+        """Impressions that are known positives of the row's query, or labels that no pair has, bool [B, S]."""
+        known_BS = self._known(shown_BS, batch)
+        if self._never_L is None:
+            return known_BS
+        never_BS = backend.gather(self._never_L, shown_BS)
+        return never_BS if known_BS is None else ops.logical_or(known_BS, never_BS)
 
     def _log_pi(self, labels: Tensor) -> Tensor:
         """Log label frequencies, counted or streamed."""
@@ -319,32 +372,15 @@ class TrainStep:
             scale = clip_scale([*row_gradients, *gradients], self._recipe.optimizer.clip_norm)
             row_gradients = [gradient * scale for gradient in row_gradients]
             gradients = [gradient * scale for gradient in gradients]
+        if self._row_decay:
+            distinct = [
+                (ids_U, decay.decayed(ids_U, rows_UD, rate=rate, step=step))
+                for decay, (ids_U, rows_UD) in zip(self._row_decay, distinct, strict=True)
+            ]
         for name, (ids_U, rows_UD), gradients_UD in zip(self._model.tables, distinct, row_gradients, strict=True):
             self._row_optimizers[name].apply(ids_U, rows_UD, gradients_UD, rate=rate, step=step)
         if self._dense:
             self._dense_optimizer.apply(gradients, self._dense)
-
-
-def check_negatives(recipe: Recipe, *, labels: int, batch_size: int) -> None:
-    """Refuse more negatives than there are labels to draw, and mining more than a row has.
-
-    Raises:
-        DataError: says how many there are.
-    """
-    sampler, mining = recipe.loss.sampler, recipe.loss.mining
-    others = labels - bool(sampler.exclude_positive)
-    if (sampler.negatives or 0) > others:
-        raise DataError(
-            f"loss.sampler.negatives: expected at most {others}, the labels there are to draw, "
-            f"received {sampler.negatives}"
-        )
-    own = batch_size if sampler.name in ("in_batch", "mixed") else labels if sampler.name == "full" else 0
-    ranks = 0 if mining is None else mining.mining().named or 0
-    if mining is not None and ranks > own + (sampler.negatives or 0):
-        raise DataError(
-            f"loss.mining.{'theta' if mining.keep is None else 'keep'}: expected at most "
-            f"{own + (sampler.negatives or 0)}, the negatives of a row, received {ranks}"
-        )
 
 
 def _side(inputs: dict[InputKey, Tensor], side: str) -> dict[str, Tensor]:

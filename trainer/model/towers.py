@@ -1,4 +1,4 @@
-"""Builds the two towers: embeddings → combination → MLP → projection → unit norm.
+"""Builds the two towers: embeddings → combination → crosses → MLP → projection → unit norm.
 
 Legend: `B` batch, `P` positions of a bag, `D` model dimensions.
 """
@@ -12,7 +12,9 @@ from dataclasses import dataclass
 import keras
 
 from longtail.trainer.config import FeatureConfig, ModelConfig, Recipe, TowerConfig
-from longtail.trainer.model.embedding import Dropout, InputKey, Table, UnitNorm, WeightedBag
+from longtail.trainer.model.embedding import Dropout, InputKey, Table, UnitNorm
+from longtail.trainer.model.measures import OrMissing, SignedLog
+from longtail.trainer.model.pooling import Recency, WeightedBag
 
 
 @dataclass(frozen=True)
@@ -59,18 +61,18 @@ def build_towers(
     Args:
         recipe: the job.
         vocabulary_rows: rows of every table of ids, by name.
-        numbers: mean and standard deviation of `number` features, by name.
+        numbers: mean and standard deviation of `number` features that are standardised, by name.
     """
     tables: dict[str, Table] = {}
     readers: dict[InputKey, str] = {}
     for side, tower in (("query", recipe.query), ("label", recipe.label)):
         for feature in tower.features:
-            if feature.kind == "number":
+            if not feature.has_table:
                 continue
             name = feature.table_name
             readers[side, feature.name] = name
             if name not in tables:
-                rows = feature.hash_rows if feature.kind == "text" else vocabulary_rows[name]
+                rows = feature.table_rows or vocabulary_rows[name]
                 seed = recipe.seed + len(tables)
                 tables[name] = Table(rows, feature.dim, scale=recipe.model.init_scale, seed=seed, name=f"table_{name}")
     keras.utils.set_random_seed(recipe.seed)
@@ -93,7 +95,7 @@ def _build(
     name: str,
 ) -> keras.Model:
     inputs: dict[str, keras.KerasTensor] = {}
-    parts = [_embed(feature, inputs, tables, numbers) for feature in tower.features]
+    parts = [_embed(feature, inputs, tables, numbers, precision) for feature in tower.features]
     if len(parts) == 1:
         x = parts[0]
     else:
@@ -103,10 +105,20 @@ def _build(
         x = Dropout(tower.dropout, x.shape[-1], name=f"{name}_dropout")(x)
     if tower.input_activation == "relu":
         x = keras.layers.Activation("relu", dtype="float32")(x)
+    combined = x
+    for _ in range(tower.cross):
+        x = cross(combined, x, precision)
     for width in tower.hidden:
-        x = keras.layers.Dense(width, activation="relu", dtype=precision)(x)
-    if tower.hidden or tower.input_activation != "linear" or x.shape[-1] != model.dim:
+        x = keras.layers.Dense(width, activation=None if tower.layer_norm else "relu", dtype=precision)(x)
+        if tower.layer_norm:
+            x = keras.layers.Activation("relu", dtype=precision)(keras.layers.LayerNormalization(dtype=precision)(x))
+    plain = not tower.hidden and tower.input_activation == "linear"
+    if not plain or x.shape[-1] != model.dim:
         x = keras.layers.Dense(model.dim, dtype=precision)(x)
+    if tower.residual:
+        if combined.shape[-1] != model.dim:
+            combined = keras.layers.Dense(model.dim, use_bias=False, dtype=precision)(combined)
+        x = keras.layers.Add(dtype="float32")([x, combined])
     if model.similarity == "cosine":
         x = UnitNorm(name=f"{name}_direction")(x)
     else:
@@ -114,24 +126,62 @@ def _build(
     return keras.Model(inputs, x, name=name)
 
 
+def cross(x0: keras.KerasTensor, x: keras.KerasTensor, precision: str) -> keras.KerasTensor:
+    """One cross layer, x₀ ⊙ (W x + b) + x (DCN-v2, Wang et al. 2021); [B, width] in and out."""
+    product = keras.layers.Multiply()([x0, keras.layers.Dense(x0.shape[-1], dtype=precision)(x)])
+    return keras.layers.Add()([product, x])
+
+
 def _embed(
     feature: FeatureConfig,
     inputs: dict[str, keras.KerasTensor],
     tables: dict[str, Table],
     numbers: Mapping[str, tuple[float, float]],
+    precision: str,
 ) -> keras.KerasTensor:
     """The [B, width] part of one feature; adds its inputs."""
-    if feature.kind == "number":
-        mean, std = numbers[feature.name]
-        inputs[feature.name] = keras.Input((), dtype="float32", name=feature.name)
-        column = keras.layers.Reshape((1,), dtype="float32")(inputs[feature.name])
-        return keras.layers.Rescaling(1 / std, -mean / std, dtype="float32")(column)
+    if not feature.has_table:
+        return _measured(feature, inputs, numbers, precision)
     table = tables[feature.table_name]
-    if feature.kind == "id":
+    if feature.kind == "date":
+        inputs[feature.name] = keras.Input((len(feature.parts),), dtype="int32", name=feature.name)
+        return keras.layers.GlobalAveragePooling1D(dtype="float32")(table(inputs[feature.name]))
+    if feature.kind == "id" or feature.in_buckets:
         inputs[feature.name] = keras.Input((), dtype="int32", name=feature.name)
         return table(inputs[feature.name])
     weight = f"{feature.name}__weight"
     inputs[feature.name] = keras.Input((None,), dtype="int32", name=feature.name)
     inputs[weight] = keras.Input((None,), dtype="float32", name=weight)
-    bag = WeightedBag(table, feature.combiner, name=f"{feature.name}_bag")
-    return bag(inputs[feature.name], inputs[weight])
+    weights = inputs[weight]
+    if feature.half_life is not None:
+        weights = Recency(feature.half_life, name=f"{feature.name}_recency")(weights)
+    return WeightedBag(table, feature.combiner, name=f"{feature.name}_bag")(inputs[feature.name], weights)
+
+
+def _measured(
+    feature: FeatureConfig,
+    inputs: dict[str, keras.KerasTensor],
+    numbers: Mapping[str, tuple[float, float]],
+    precision: str,
+) -> keras.KerasTensor:
+    """The [B, width] part of a number or vector; adds its inputs."""
+    shape = () if feature.kind == "number" else (feature.dims,)
+    x = inputs[feature.name] = keras.Input(shape, dtype="float32", name=feature.name)
+    if feature.kind == "number":
+        mean, std = numbers[feature.name]
+        x = keras.layers.Reshape((1,), dtype="float32")(x)
+        if feature.transform == "log":
+            x = SignedLog(name=f"{feature.name}_log")(x)
+        x = keras.layers.Rescaling(1 / std, -mean / std, dtype="float32")(x)
+    if feature.normalise:
+        x = keras.layers.UnitNormalization(dtype="float32")(x)
+    if feature.projection is not None:
+        x = keras.layers.Dense(feature.projection, dtype=precision, name=f"{feature.name}_projection")(x)
+    if not feature.has_flag:
+        return x
+    flag = f"{feature.name}__missing"
+    inputs[flag] = keras.Input((), dtype="float32", name=flag)
+    x = OrMissing(x.shape[-1], name=f"{feature.name}_or_missing")(x, inputs[flag])
+    if feature.kind == "vector":
+        return x
+    return keras.layers.Concatenate()([x, keras.layers.Reshape((1,), dtype="float32")(inputs[flag])])

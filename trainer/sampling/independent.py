@@ -135,7 +135,7 @@ def mixed(setup: SamplerSetup, *, negatives: int) -> Sampler:
     """Mixed negative sampling: the batch's labels and M uniform draws (Yang et al. 2020).
 
     q = ((B − 1)·π + M/L)/(B − 1 + M), the mixture's own: a row's own place in the batch is no draw. Labels that are
-    in no pair are negatives too.
+    in no pair are negatives too, unless features beside their id tell what they are [METHODS §9].
 
     Args:
         setup: label frequencies and B.

@@ -152,11 +152,4 @@ def _chain(layer: tf.keras.layers.Layer) -> list[tf.keras.layers.Layer]:
 
 def _specs(feature: Feature) -> list[tf.TensorSpec]:
     """The tower's inputs for one feature [bundle/FORMAT.md]."""
-    if feature.kind == "id":
-        return [tf.TensorSpec([None], tf.int32, feature.name)]
-    if feature.kind == "number":
-        return [tf.TensorSpec([None], tf.float32, feature.name)]
-    return [
-        tf.TensorSpec([None, None], tf.int32, feature.name),
-        tf.TensorSpec([None, None], tf.float32, f"{feature.name}__weight"),
-    ]
+    return [tf.TensorSpec(shape, dtype, name) for name, (dtype, shape) in feature.inputs.items()]

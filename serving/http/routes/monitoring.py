@@ -1,4 +1,4 @@
-"""Feedback in; the figures of head, torso and tail out: as JSON, as Prometheus series, as a page."""
+"""Feedback in; the figures of every bucket out: as JSON, as Prometheus series, as a page."""
 
 from __future__ import annotations
 

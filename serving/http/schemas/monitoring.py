@@ -79,7 +79,7 @@ class Window(BaseModel):
     popularity: float | None = Field(description="Mean training pairs of the answered labels.")
     scores: Scores
     psi: Drift
-    recall: dict[Literal["feedback", "shadow"], dict[Literal["head", "torso", "tail", "all"], Recall]]
+    recall: dict[Literal["feedback", "shadow"], dict[BucketName | Literal["all"], Recall]]
     requests: Load
 
 

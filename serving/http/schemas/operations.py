@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field, JsonValue
 
-from longtail.bundle import BiasRemoval, Buckets, Loss, Popularity
+from longtail.bundle import BiasRemoval, Buckets, FeatureKind, Loss, Popularity
 
 
 class ReloadAnswer(BaseModel):
@@ -22,9 +22,10 @@ class ExpectedFeature(BaseModel):
     """One feature that a query may carry."""
 
     name: str
-    kind: Literal["id", "history", "bag", "text", "number"]
+    kind: FeatureKind
     expects: str
     max_length: int | None = Field(description="Entries that are read; of a longer list, the last ones.")
+    dims: int | None = Field(description="Numbers in a vector; null for other kinds.")
 
 
 class ReleaseAnswer(BaseModel):

@@ -34,6 +34,21 @@ class RankedLabel(BaseModel):
     score: float = Field(description="s = u·v/T + b + λ·log ν + μ·log π, in logits.")
     bucket: BucketName
     display: dict[str, JsonValue] = Field(description="The columns that came with the labels: title, …")
+    propensity: float = Field(
+        default=1.0,
+        description="Of queries that explore: the probability with which this label is in the answer, 1 where chance "
+        "had no say. Feedback weighted by its inverse is unbiased among the candidates.",
+    )
+
+
+class Exploration(BaseModel):
+    """What a query that explores was given by chance."""
+
+    slots: dict[BucketName, int] = Field(
+        description="Slots drawn for each bucket; fewer than asked for where fewer of its labels are eligible."
+    )
+    candidates: dict[BucketName, int] = Field(description="Labels that each bucket's slots were drawn from.")
+    temperature: float = Field(description="Of the softmax over the candidates' scores, in logits.")
 
 
 class UnknownIds(BaseModel):
@@ -44,11 +59,12 @@ class UnknownIds(BaseModel):
 
 
 class RetrieveResult(BaseModel):
-    """The answer to one query, best label first."""
+    """The answer to one query, best label first, but for what was drawn to explore, which is at random places."""
 
     labels: list[RankedLabel]
     bias_removal: float
     popularity: float
+    exploration: Exploration | None = Field(default=None, description="Only of queries that explore.")
     unknown: UnknownIds
 
 

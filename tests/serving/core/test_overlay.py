@@ -106,7 +106,7 @@ def by_formula(
         b = 0.0 if labels.bias is None or row is None else float(labels.bias[row])
         log_pi = labels.log_pn if labels.log_popularity is None else labels.log_popularity
         noise, prior = (float(log.min() if row is None else log[row]) for log in (labels.log_pn, log_pi))
-        scored[id_] = (float(u @ v) + T * (b + λ * noise + μ * prior), 2 if row is None else int(labels.buckets[row]))
+        scored[id_] = (float(u @ v) + T * (b + λ * noise + μ * prior), 3 if row is None else int(labels.buckets[row]))
     return scored
 
 
@@ -122,7 +122,8 @@ def some_filter(rng: np.random.Generator, labels: int) -> Filter | None:
         Filter(allow=np.arange(L, labels)),
         Filter(buckets=frozenset({2})),
         Filter(buckets=frozenset({0, 1}), exclude=some(0.9)),
-        Filter(exclude=some(0.2), allow=some(0.5), buckets=frozenset({1, 2})),
+        Filter(exclude=some(0.2), allow=some(0.5), buckets=frozenset({1, 2, 3})),
+        Filter(buckets=frozenset({3})),
     ][rng.integers(8)]
 
 
@@ -251,7 +252,7 @@ def test_a_label_of_the_catalogue_keeps_its_figures_and_what_it_shows() -> None:
     assert overlay.new_labels == 2
     assert added.display == [{"title": "Title 7"}, {"title": None}, {"title": "Named"}, {"title": "Renamed"}]
     assert added.counts.tolist() == [labels.counts[7], 0, 0, labels.counts[8]]
-    assert added.buckets.tolist() == [labels.buckets[7], 2, 2, labels.buckets[8]]
+    assert added.buckets.tolist() == [labels.buckets[7], 3, 3, labels.buckets[8]]
     assert added.log_pn.tolist() == [labels.log_pn[7], labels.log_pn.min(), labels.log_pn.min(), labels.log_pn[8]]
     assert labels.bias is not None
     assert added.bias is not None

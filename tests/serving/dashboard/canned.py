@@ -9,11 +9,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 NOW = datetime(2026, 3, 2, 14, 7, 30, tzinfo=UTC)
-BUCKETS = ("head", "torso", "tail")
+BUCKETS = ("head", "torso", "tail", "new")
 KINDS = (*BUCKETS, "all")
 OLD, NEW = "20260301T220000Z-movielens-100k", "20260302T094200Z-movielens-100k"
 SWAPPED = NOW - timedelta(hours=4, minutes=25)
-BASELINE = {"head": 0.8579, "torso": 0.1369, "tail": 0.0052}
+BASELINE = {"head": 0.8579, "torso": 0.1369, "tail": 0.0052, "new": 0.0}
+# A curve from before there was `new`.
 # λ: recall@20 (value, low, high) of all, head, torso, tail; exposure@20 of head, torso, tail
 CURVE = {
     0.0: (.1835, .1624, .2077, .1531, .1258, .1831, .2915, .2385, .3613, .1778, .0666, .2858, .3763, .3710, .2527),
@@ -59,7 +60,7 @@ def release() -> dict[str, Any]:
         found = {name: dict(zip(("value", "low", "high"), row[3 * i : 3 * i + 3])) for i, name in enumerate(names)}  # noqa: B905
         shares = {
             f"exposure@20/{bucket}": {"value": row[12 + i], "low": None, "high": None}
-            for i, bucket in enumerate(BUCKETS)
+            for i, bucket in enumerate(BUCKETS[:3])
         }
         return {**found, **shares, "coverage@20": {"value": 0.41, "low": None, "high": None}}
 
@@ -90,13 +91,15 @@ def release() -> dict[str, Any]:
     }
 
 
-def _shares(tail: float) -> dict[str, float]:
+def _shares(tail: float, new: float) -> dict[str, float]:
     torso = BASELINE["torso"] + 0.9 * (tail - BASELINE["tail"])
-    return {"head": 1 - torso - tail, "torso": torso, "tail": tail}
+    return {"head": 1 - torso - tail - new, "torso": torso, "tail": tail, "new": new}
 
 
 def _psi(shares: dict[str, float]) -> float:
-    return sum((shares[b] - BASELINE[b]) * math.log(shares[b] / BASELINE[b]) for b in BUCKETS)
+    live = (shares["head"], shares["torso"], shares["tail"] + shares["new"])
+    usual = (BASELINE["head"], BASELINE["torso"], BASELINE["tail"])
+    return sum((p - q) * math.log(p / q) for p, q in zip(live, usual, strict=True))
 
 
 def monitoring() -> dict[str, Any]:
@@ -109,12 +112,12 @@ def monitoring() -> dict[str, Any]:
         **{name: [] for name in ("at", "queries", "psi", "bias_removal", "release")},
         **{name: [] for name in ("requests_per_second", "p50_ms", "p99_ms", "shed")},
     }  # fmt: skip
-    truth = {"head": 0.29, "torso": 0.19, "tail": 0.06, "all": 0.26}
+    truth = {"head": 0.29, "torso": 0.19, "tail": 0.06, "new": 0.03, "all": 0.26}
     for minute in range(1440):
         at = (NOW - timedelta(minutes=1439 - minute)).replace(second=0)
         hours = (at - SWAPPED).total_seconds() / 3600
         tail = max(0.003, 0.0052 + max(0.0, hours) * 0.013 + rng.gauss(0, 0.0012))
-        shares = _shares(tail)
+        shares = _shares(tail, max(0.0, hours) * 0.0015)
         busy = 18 + 14 * math.sin((at.hour + at.minute / 60 - 8) / 24 * 2 * math.pi) + rng.gauss(0, 1)
         overload = at.hour == 12 and 10 <= at.minute < 22
         series["at"].append(at.isoformat())
@@ -130,13 +133,13 @@ def monitoring() -> dict[str, Any]:
         series["release"].append(NEW if hours >= 0 else OLD)
         for source, level, there in (("feedback", 1.0, 0.9), ("shadow", 0.85, 0.97)):
             for kind in KINDS:
-                known = rng.random() < (there if kind != "tail" else 0.4)
+                known = rng.random() < (there if kind not in ("tail", "new") else 0.4)
                 value = level * truth[kind] * (1.15 if kind == "tail" and hours > 0 else 1) + rng.gauss(0, 0.05)
                 series["recall"][source][kind].append(max(0.0, value) if known else None)
     windows = {
-        "5m": _window(series, 300, {"head": 118, "torso": 21, "tail": 4}),
-        "1h": _window(series, 3600, {"head": 1402, "torso": 263, "tail": 47}),
-        "24h": _window(series, 86400, {"head": 31877, "torso": 5201, "tail": 612}),
+        "5m": _window(series, 300, {"head": 118, "torso": 21, "tail": 4, "new": 8}),
+        "1h": _window(series, 3600, {"head": 1402, "torso": 263, "tail": 47, "new": 9}),
+        "24h": _window(series, 86400, {"head": 31877, "torso": 5201, "tail": 612, "new": 31}),
     }
     return {
         "release": NEW,
@@ -165,8 +168,8 @@ def _window(series: dict[str, Any], seconds: int, positives: dict[str, int]) -> 
     rows = seconds // 60
     queries = sum(series["queries"][-rows:])
     share = {b: sum(series["share"][b][-rows:]) / rows for b in BUCKETS}
-    coverage = {"head": 0.974, "torso": 0.702, "tail": 0.118}
-    hits = {b: round(n * rate) for (b, n), rate in zip(positives.items(), (0.291, 0.188, 0.07), strict=True)}
+    coverage = {"head": 0.974, "torso": 0.702, "tail": 0.118, "new": 0.31}
+    hits = {b: round(n * rate) for (b, n), rate in zip(positives.items(), (0.291, 0.188, 0.07, 0.12), strict=True)}
     positives, hits = {**positives, "all": sum(positives.values())}, {**hits, "all": sum(hits.values())}
     recall = {kind: wilson(hits[kind], positives[kind]) for kind in KINDS}
     shed = sum(series["shed"][-rows:])

@@ -103,7 +103,7 @@ def test_landmarks_headings_and_live_regions(opened: Opened) -> None:
     headings = page.run("[...document.querySelectorAll('h1, h2, h3')].map((h) => [h.tagName, h.textContent.trim()])")
     assert headings[0] == ["H1", "Longtail"]
     assert [text for tag, text in headings if tag == "H2"] == [
-        "What head, torso and tail get",
+        "What head, torso, tail and new labels get",
         "Recall by bucket",
         "The dial, offline",
         "Latency and load",
@@ -119,7 +119,7 @@ def test_landmarks_headings_and_live_regions(opened: Opened) -> None:
 def test_every_chart_has_a_name_and_a_table(opened: Opened) -> None:
     page = opened()
     names = page.run("[...document.querySelectorAll('.chart svg')].map((s) => [s.getAttribute('role'), s.ariaLabel])")
-    assert len(names) == 10
+    assert len(names) == 11
     assert all(role == "img" and name for role, name in names)
     page.run(OPEN_TABLES)
     rows = "[...document.querySelectorAll('details table')].map((table) => table.tBodies[0].rows.length)"

@@ -68,7 +68,7 @@ def test_figures_of_a_window(opened: Opened, name: str) -> None:
                 f"{expected[kind]['low']:.3f}–{expected[kind]['high']:.3f}",
                 f"{expected[kind]['hits']:,} / {expected[kind]['positives']:,}",
             ]
-            for kind in ("all", "head", "torso", "tail")
+            for kind in ("all", "head", "torso", "tail", "new")
         ]
     assert figures(page, "load-figures") == {
         "Requests": f"{window['requests']['count']:,}",
@@ -107,6 +107,7 @@ def test_status_and_releases(opened: Opened) -> None:
 def test_drift_in_words(opened: Opened, service: Service, tail: float, psi: float | None, sentence: str) -> None:
     data = copy.deepcopy(MONITORING)
     data["windows"]["1h"]["exposures"]["tail"]["share"] = tail
+    data["windows"]["1h"]["exposures"]["new"]["share"] = 0.0
     data["windows"]["1h"]["exposures"]["torso"]["share"] = 0.1369
     data["windows"]["1h"]["exposures"]["head"]["share"] = 0.8631 - tail
     data["windows"]["1h"]["psi"]["buckets"] = psi

@@ -76,7 +76,7 @@ def test_nothing_is_parsed_as_html_or_code() -> None:
 
 @pytest.mark.parametrize("colours", [LIGHT, DARK], ids=["light", "dark"])
 def test_text_has_contrast(colours: dict[str, str]) -> None:
-    for name in ("ink", "soft", "head", "torso", "tail", "good", "warn", "bad"):
+    for name in ("ink", "soft", "head", "torso", "tail", "new", "good", "warn", "bad"):
         assert contrast(colours[name], colours["page"]) >= 4.5, name
     for name in ("soft", "ink"):
         assert contrast(colours[name], colours["raised"]) >= 4.5, name
@@ -88,6 +88,8 @@ def test_text_has_contrast(colours: dict[str, str]) -> None:
 @pytest.mark.parametrize("colours", [LIGHT, DARK], ids=["light", "dark"])
 @pytest.mark.parametrize("deficiency", DEFICIENCIES)
 def test_buckets_can_be_told_apart_by_colour_blind_eyes(colours: dict[str, str], deficiency: str) -> None:
-    seen = [lab(np.array(DEFICIENCIES[deficiency]) @ linear(colours[bucket])) for bucket in ("head", "torso", "tail")]
+    seen = [
+        lab(np.array(DEFICIENCIES[deficiency]) @ linear(colours[bucket])) for bucket in ("head", "torso", "tail", "new")
+    ]
     for one, other in itertools.combinations(seen, 2):
         assert np.linalg.norm(one - other) > 30  # CIE76; about 2 is just noticeable

@@ -33,7 +33,7 @@ def test_the_release_example_is_asked_first(opened: Opened, service: Service) ->
     assert service.asked("/v1/retrieve") == [
         {"queries": [{"features": canned.release()["example"], "k": 10, "bias_removal": 0.8}], "preview": True}
     ]
-    assert page.run(SUMMARY) == "4 head · 3 torso · 3 tail at λ 0.80, the default"
+    assert page.run(SUMMARY) == "4 head · 3 torso · 3 tail · 0 new at λ 0.80, the default"
     range_ = page.run("((l) => [l.min, l.max, l.value])(document.getElementById('lambda'))")
     assert range_ == ["-1", "2", "0.8"]
     assert shown(page)[0] == ["1", "", "World of Apu, The (Apur Sansar) (1959) 1512 · Drama", "tail", "2.63"]

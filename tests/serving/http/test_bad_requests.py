@@ -30,7 +30,7 @@ DIAL = "expected -1.0 <= bias_removal <= 2.0, received "
 PRIOR = "expected -1.0 <= popularity <= 2.0, received "
 BOTH = "expected -1.0 <= bias_removal + popularity <= 2.0, received "
 ONE_LOG = "; this release has one log p_n for both, the label frequency"
-QUERY_KEYS = "['k', 'bias_removal', 'popularity', 'exclude', 'allow', 'buckets', 'features']"
+QUERY_KEYS = "['k', 'bias_removal', 'popularity', 'exclude', 'allow', 'buckets', 'explore', 'features']"
 
 INVALID: dict[str, Case] = {
     "k of 0": in_query("k", "expected greater than or equal to 1, received 0", k=0),
@@ -54,6 +54,15 @@ INVALID: dict[str, Case] = {
         "popularity", f"{BOTH}-0.5 + -0.75{ONE_LOG}", bias_removal=-0.5, popularity=-0.75
     ),
     "prior too high beside the default": in_query("popularity", f"{BOTH}0.5 + 2.0{ONE_LOG}", popularity=2),
+    "more to explore than slots": in_query(
+        "explore", "expected at most k = 2 slots to explore together, received 3", k=2, explore={"tail": 2, "new": 1}
+    ),
+    "a bucket to explore that is filtered out": in_query(
+        "explore.new",
+        "expected buckets to explore that may be answered, ['head'], received 'new'",
+        buckets=["head"],
+        explore={"new": 1},
+    ),
     "no features": ({"queries": [{"k": 1}]}, "queries.0.features", "expected a value for features, received none"),
     "features as a list": in_query("features", "expected an object, received a list of 0", features=[]),
     "unknown feature": (
@@ -78,7 +87,9 @@ INVALID: dict[str, Case] = {
     "null in allow": in_query("allow.0", f"{AN_ID}null", allow=[None]),
     "long exclude": in_query("exclude", "expected at most 6 ids, received 7", exclude=list("abcdefg")),
     "long allow": in_query("allow", "expected at most 6 ids, received 7", allow=list("abcdefg")),
-    "unknown bucket": in_query("buckets.0", "expected 'head', 'torso' or 'tail', received \"mid\"", buckets=["mid"]),
+    "unknown bucket": in_query(
+        "buckets.0", "expected 'head', 'torso', 'tail' or 'new', received \"mid\"", buckets=["mid"]
+    ),
     "no bucket": in_query("buckets", "expected at least 1 of them, received 0", buckets=[]),
     "unknown key of a query": in_query("K", f'expected one of the keys {QUERY_KEYS}, received "K"', K=1),
     "unknown key": (

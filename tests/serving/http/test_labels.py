@@ -122,7 +122,7 @@ def test_release(client: httpx.Client) -> None:
             "curve": [],
         },
         "popularity": {"default": 0.0, "minimum": -1.0, "maximum": 2.0},
-        "buckets": {"scheme": "count", "head_above": 7.0, "tail_upto": 3.0},
+        "buckets": {"scheme": "count", "head_above": 7.0, "tail_upto": 3.0, "never_seen": "tail"},
         "proposal": "label frequencies",
         "query_features": [
             {"name": "user", "kind": "id", "expects": "an id (a string or an integer)", "max_length": None},

@@ -127,7 +127,7 @@ def test_reload_takes_what_current_names_or_says_why_not(tmp_path: Path, app: Fa
     assert reload().json()["changed"] is False
 
 
-BASELINE = Baseline(0.5, 3, (0.5, 0.25, 0.25), 4.0, tuple(range(9)), (0.1,) * 10)
+BASELINE = Baseline(0.5, 3, (0.5, 0.25, 0.25, 0.0), 4.0, tuple(range(9)), (0.1,) * 10)
 
 
 @pytest.mark.parametrize("baseline", [None, BASELINE])
@@ -151,8 +151,8 @@ def test_monitoring_is_what_the_documentation_says(tmp_path: Path, baseline: Bas
         assert (hour["queries"], hour["requests"]["count"]) == (queries, queries)
         assert response.json()["labels"] == {"added": 0, "hidden": min(queries, 1)}
         if queries:
-            shares = [hour["exposures"][bucket]["share"] for bucket in ("head", "torso", "tail")]
-            assert shares == pytest.approx([1 / 3, 1 / 3, 1 / 3])
+            shares = [hour["exposures"][bucket]["share"] for bucket in ("head", "torso", "tail", "new")]
+            assert shares == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0])
             found = hour["recall"]["feedback"]
             assert [(found[of]["positives"], found[of]["hits"]) for of in ("head", "tail", "all")] == [
                 (1, 1),
@@ -230,7 +230,7 @@ def test_feedback_is_counted_once_however_often_it_is_sent(app: FastAPI, client:
     app.state.service.monitoring.figures.flush()
     found = client.get("/v1/monitoring").json()["windows"]["5m"]["recall"]["feedback"]
     assert {of: (each["positives"], each["hits"]) for of, each in found.items()} == {
-        "head": (1, 1), "torso": (1, 0), "tail": (2, 1), "all": (4, 2),
+        "head": (1, 1), "torso": (1, 0), "tail": (2, 1), "new": (0, 0), "all": (4, 2),
     }  # fmt: skip
     assert series(client)['longtail_feedback_events_total{kind="answer"}'] == 2
 

@@ -17,7 +17,7 @@ IDS = [f"item-{row}" for row in range(12)]
 BASELINE = Baseline(
     bias_removal=0.0,
     k=3,
-    shares=(0.5, 0.25, 0.25),
+    shares=(0.5, 0.25, 0.25, 0.0),
     popularity=52.75,
     score_edges=(1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0),
     score_shares=(0.1,) * 10,
@@ -47,7 +47,7 @@ def answered(
     popularity: float = 0.0,
     score: float = 0.5,
 ) -> AnsweredBatch:
-    """One query per list of rows; rows 12 and above are labels added since."""
+    """One query per list of rows; rows 12 and above are labels added since, which are new."""
     rows = np.array([row for listed in lists for row in listed], np.int64)
     known = rows < 12
     return AnsweredBatch(
@@ -60,7 +60,7 @@ def answered(
         rows_N=rows,
         scores_N=np.full(len(rows), score, np.float32),
         ends_B=np.cumsum([len(listed) for listed in lists]).tolist(),
-        buckets_N=np.where(known, BUCKETS[rows % 12], 2).astype(np.int8),
+        buckets_N=np.where(known, BUCKETS[rows % 12], 3).astype(np.int8),
         counts_N=np.where(known, COUNTS[rows % 12], 0),
     )
 

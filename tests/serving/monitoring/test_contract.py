@@ -17,15 +17,16 @@ from longtail.serving.monitoring import AnswerFeedback, LiveFigures
 from tests.serving.monitoring.shop import BUCKETS, Clock, answered
 
 RECALL = {
-    bucket: dict.fromkeys(("positives", "hits", "value", "low", "high")) for bucket in ("head", "torso", "tail", "all")
+    bucket: dict.fromkeys(("positives", "hits", "value", "low", "high"))
+    for bucket in ("head", "torso", "tail", "new", "all")
 }
-BY_BUCKET = dict.fromkeys(("head", "torso", "tail", "all"))
+BY_BUCKET = dict.fromkeys(("head", "torso", "tail", "new", "all"))
 WINDOW = {
     "seconds": None,
     "queries": None,
     "bias_removal": None,
     "popularity_weight": None,
-    "exposures": {bucket: dict.fromkeys(("count", "share", "coverage")) for bucket in ("head", "torso", "tail")},
+    "exposures": {bucket: dict.fromkeys(("count", "share", "coverage")) for bucket in ("head", "torso", "tail", "new")},
     "coverage": None,
     "gini": None,
     "popularity": None,
@@ -42,7 +43,7 @@ REPORT = {
         "bias_removal": None,
         "popularity_weight": None,
         "k": None,
-        "shares": dict.fromkeys(("head", "torso", "tail")),
+        "shares": dict.fromkeys(("head", "torso", "tail", "new")),
         "popularity": None,
         "scores": {"edges": None, "shares": None},
     },
@@ -51,7 +52,7 @@ REPORT = {
         "step_seconds": None,
         "at": None,
         "queries": None,
-        "share": dict.fromkeys(("head", "torso", "tail")),
+        "share": dict.fromkeys(("head", "torso", "tail", "new")),
         "psi": None,
         "recall": {"feedback": BY_BUCKET, "shadow": BY_BUCKET},
         "bias_removal": None,

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from longtail.serving.errors import NotReadyError
-from longtail.serving.monitoring import AnswerFeedback, LiveFigures, ShadowPair
+from longtail.serving.monitoring import AnswerFeedback, LiveFigures, ShadowPair, feedback_of
 from tests.serving.monitoring.shop import BUCKETS, IDS, Clock, answered
 
 Opening = Callable[..., LiveFigures]
@@ -42,7 +42,7 @@ def unmatched(live: LiveFigures) -> float:
 def test_recall_by_hand(live: LiveFigures, clock: Clock) -> None:
     live.count_answers(answered([[0, 1, 8], [4, 5, 9]], names=["a", "b"]))
     assert live.record_feedback([event("a", 0, 2, 8, 11), event("b", 4)]) == 2
-    assert recall(live, clock) == {"head": (2, 1), "torso": (1, 1), "tail": (2, 1), "all": (5, 3)}
+    assert recall(live, clock) == {"head": (2, 1), "torso": (1, 1), "tail": (2, 1), "new": (0, 0), "all": (5, 3)}
     figures = live.report()["windows"]["5m"]["recall"]["feedback"]["all"]
     # Wilson's interval of 3 of 5.
     assert (figures["value"], figures["low"], figures["high"]) == (
@@ -100,7 +100,7 @@ def test_labels_that_nobody_knows_are_no_positives(live: LiveFigures, clock: Clo
     live.count_answers(answered([[0, 12]], names=["a"]))
     live.record_feedback([AnswerFeedback("a", 0, ["nonsense", "item-12", "\ud800"], [-1, -1, -1])])
     # Row 12 was added since: what was answered is known by the answer.
-    assert recall(live, clock) == {"head": (0, 0), "torso": (0, 0), "tail": (1, 1), "all": (1, 1)}
+    assert recall(live, clock) == {"head": (0, 0), "torso": (0, 0), "tail": (0, 0), "new": (1, 1), "all": (1, 1)}
 
 
 def test_events_of_an_earlier_release_are_its_own(live: LiveFigures, clock: Clock) -> None:
@@ -140,9 +140,15 @@ def test_shadow_recall_by_hand(live: LiveFigures, clock: Clock) -> None:
     def interaction(answered: list[int], interacted: list[int]) -> ShadowPair:
         return ShadowPair(np.array(answered), np.array(interacted, np.int64))
 
-    # An unknown label (−1) is no positive, one added since (row 12) is tail.
+    # An unknown label (−1) is no positive, one added since (row 12) is new.
     assert live.record_shadow("r1", [interaction([0, 4, 12], [0, 0, 1, 12]), interaction([5], [4, -1])]) == 2
-    assert recall(live, clock, "shadow") == {"head": (2, 1), "torso": (1, 0), "tail": (1, 1), "all": (4, 2)}
+    assert recall(live, clock, "shadow") == {
+        "head": (2, 1),
+        "torso": (1, 0),
+        "tail": (0, 0),
+        "new": (1, 1),
+        "all": (4, 2),
+    }
     assert recall(live, clock)["all"] == (0, 0)
     with pytest.raises(NotReadyError, match="r9"):
         live.record_shadow("r9", [])
@@ -270,3 +276,33 @@ def test_trouble_with_the_file_is_said_once_and_scrapes_go_on(
     assert caplog.text.count("live figures, reading the figures") == 1
     with pytest.raises(sqlite3.Error):
         live.record_shadow("r1", [ShadowPair(np.array([0]), np.array([0]))])
+
+
+def test_feedback_is_kept_as_long_as_is_set(tmp_path: Path, clock: Clock) -> None:
+    def kept() -> list[tuple[str, int | None, float, float]]:
+        with feedback_of(tmp_path) as feedback:
+            return [
+                (row.label, row.position, row.weight, row.propensity or 0) for row in feedback.rows(0, clock.now + 1)
+            ]
+
+    live = LiveFigures(tmp_path, max_answers=10, max_feedback=4, feedback_seconds=7200, clock=clock)
+    live.begin_release("r1", BUCKETS, None)
+    drawn = replace(answered([[0, 1, 8]], names=["a"]), propensities_N=np.array([1, 1, 0.25], np.float32))
+    live.count_answers(drawn)
+    bought = replace(event("a", 8), event="purchase", weight=10.0)
+    live.record_feedback([event("a", 8, 5), bought, bought])
+    assert recall(live, clock)["all"] == (2, 1)
+    assert kept() == [("item-8", 2, 1.0, 0.25), ("item-5", None, 1.0, 1.0), ("item-8", 2, 10.0, 0.25)]
+    clock.pass_(3600)
+    live.record_feedback([event("a", 0), event("a", 1)])
+    for _ in range(2):
+        live.flush()
+        clock.pass_(61)
+    # Four at most: the oldest went.
+    assert [label for label, *_ in kept()] == ["item-5", "item-8", "item-0", "item-1"]
+    clock.pass_(3600)
+    for _ in range(2):
+        live.flush()
+        clock.pass_(61)
+    assert [label for label, *_ in kept()] == ["item-0", "item-1"]
+    live.close()

@@ -66,7 +66,7 @@ def test_an_answered_batch_is_in_both(monitoring: Monitoring, clock: Clock) -> N
     monitoring.count_answers(answered([[0, 1, 4], [0, 8, 12]]), {"exclude": 2, "allow": 1})
     counted = series(monitoring)
     assert counted["longtail_queries_total"] == 2
-    exposures = {"head": 3, "torso": 1, "tail": 2}
+    exposures = {"head": 3, "torso": 1, "tail": 1, "new": 1}
     assert {name: counted[f'longtail_exposures_total{{bucket="{name}"}}'] for name in exposures} == exposures
     assert counted['longtail_labels_unknown_total{list="exclude"}'] == 2
     assert counted['longtail_labels_unknown_total{list="allow"}'] == 1

@@ -47,6 +47,16 @@ def test_the_report_is_what_it_was(state: Path, worker: int) -> None:
     # Of μ, which it did not know, there was none.
     for figures in (report["baseline"], *report["windows"].values()):
         assert figures.pop("popularity_weight") == 0
+    # Labels without training pairs were tail.
+    assert report["baseline"]["shares"].pop("new") == 0
+    for figures in report["windows"].values():
+        assert figures["exposures"].pop("new") == {"count": 0, "share": 0, "coverage": 0}
+    of_series = report["series"]
+    for recall in (of_series["recall"], *(figures["recall"] for figures in report["windows"].values())):
+        for of in recall.values():
+            none = of.pop("new")
+            assert none == [None] * len(of_series["at"]) or none["positives"] == 0
+    assert set(of_series["share"].pop("new")) <= {0, None}
     assert report == json.loads((FIXTURE / "report.json").read_text())
     # Nothing was put aside and begun anew.
     assert not list(state.rglob("*.aside"))
@@ -66,6 +76,7 @@ def test_the_figures_by_hand(state: Path) -> None:
         "head": 2 * 11 * 5 + 2,
         "torso": 2 * 11 * 3,
         "tail": 2 * 11 * 3 + 1,
+        "new": 0,
     }
     assert figures["bias_removal"] == pytest.approx((11 * 4 * 0.25 + 11 * 4 * 0.5 + 0.5) / 89)
     exposed = sum(COUNTS[[0, 4, 8, 1, 5, 2, 3, 0, 9]]) * 22 + 11 * 2 * COUNTS[6] + 2 * COUNTS[0] + COUNTS[10]
@@ -101,7 +112,7 @@ def test_the_state_goes_on(state: Path) -> None:
     head = figures["recall"]["feedback"]["head"]
     assert (head["positives"], head["hits"]) == (12, 12)
     with closing(sqlite3.connect(state / "feedback.sqlite")) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (1,)
+        assert connection.execute("PRAGMA user_version").fetchone() == (2,)
         assert connection.execute("SELECT state, count(*) FROM feedback GROUP BY state ORDER BY state").fetchall() == [
             (1, 38),
             (2, 1),

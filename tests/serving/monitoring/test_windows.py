@@ -35,7 +35,8 @@ def test_figures_by_hand(live: LiveFigures, clock: Clock) -> None:
         assert figures["queries"] == 3
         assert figures["bias_removal"] == pytest.approx(0.5)
         assert figures["popularity_weight"] == pytest.approx(-0.5)
-        assert {name: of["count"] for name, of in figures["exposures"].items()} == {"head": 4, "torso": 1, "tail": 1}
+        counts = {name: of["count"] for name, of in figures["exposures"].items()}
+        assert counts == {"head": 4, "torso": 1, "tail": 1, "new": 0}
         assert figures["exposures"]["head"] == {"count": 4, "share": pytest.approx(4 / 6), "coverage": 2 / 4}
         assert figures["coverage"] == pytest.approx(4 / 12)
         # Exposures of the twelve: eight 0, three 1, one 3.
@@ -52,10 +53,18 @@ def test_psi_of_enough_exposures(live: LiveFigures, clock: Clock) -> None:
     assert window(live, "5m", clock)["psi"]["buckets"] == 0
 
 
+def test_new_labels_count_with_the_tail_in_the_drift(live: LiveFigures, clock: Clock) -> None:
+    """The baseline knows no label that was added since: each would be a shift of its own."""
+    live.count_answers(answered([[0, 0, 4, 12]] * 50))
+    figures = window(live, "5m", clock)
+    assert (figures["exposures"]["new"]["share"], figures["psi"]["buckets"]) == (0.25, 0)
+    assert live.report()["series"]["psi"] == [0]
+
+
 def test_labels_added_since_count_in_the_buckets_only(live: LiveFigures, clock: Clock) -> None:
     live.count_answers(answered([[0, 12, 99]]))
     figures = window(live, "5m", clock)
-    assert figures["exposures"]["tail"] == {"count": 2, "share": pytest.approx(2 / 3), "coverage": 0}
+    assert figures["exposures"]["new"] == {"count": 2, "share": pytest.approx(2 / 3), "coverage": 0}
     assert figures["coverage"] == pytest.approx(1 / 12)
 
 
@@ -177,7 +186,7 @@ def test_the_series_by_minute(live: LiveFigures, clock: Clock) -> None:
     series = live.report()["series"]
     assert series["at"] == ["2023-11-15T12:00:00Z", "2023-11-15T12:02:00Z"]
     assert series["queries"] == [50, 0]
-    assert series["share"] == {"head": [0.5, None], "torso": [0.25, None], "tail": [0.25, None]}
+    assert series["share"] == {"head": [0.5, None], "torso": [0.25, None], "tail": [0.25, None], "new": [0, None]}
     assert series["psi"] == [0, None]
     assert series["bias_removal"] == [1, None]
     # The minute under way is thirty seconds old.
@@ -210,7 +219,7 @@ def test_the_baseline_by_hand() -> None:
     scores = np.array([[6, 5, 4, 3], [2, 1, 99, 99]], np.float32)
     baseline = measure_baseline(scores, rows, BUCKETS, COUNTS, 0.5, 4)
     assert baseline is not None
-    assert baseline.shares == pytest.approx((3 / 6, 1 / 6, 2 / 6))
+    assert baseline.shares == pytest.approx((3 / 6, 1 / 6, 2 / 6, 0))
     assert baseline.popularity == pytest.approx((300 + 10 + 2) / 6)
     assert baseline.score_edges[4] == pytest.approx(3.5)
     assert sum(baseline.score_shares) == pytest.approx(1)

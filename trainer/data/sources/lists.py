@@ -9,8 +9,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.json
 
+from longtail.trainer.data.lists import read_lists
 from longtail.trainer.data.sources.downloads import Download, Source
-from longtail.trainer.data.tables import read_lists
 from longtail.trainer.errors import DataError
 
 _LIGHTGCN = "https://raw.githubusercontent.com/gusye1234/LightGCN-PyTorch/master/data/gowalla"

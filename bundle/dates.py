@@ -1,0 +1,59 @@
+"""Times as the rows of an embedding table: hour, weekday, month and age, each with rows of its own.
+
+The rows are fixed, since a bundle holds them in its tower: 0 is a missing time, 1–24 the hour, 25–31 the weekday from
+Monday, 32–43 the month; 44 is a time after the reference, 45 + floor(log2(1 + days)) one so many whole days before it,
+up to 60.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, date, datetime
+from typing import Literal
+
+import numpy as np
+
+from longtail.bundle.arrays import Int32, Int64
+
+DatePart = Literal["hour", "weekday", "month", "age"]
+DATE_ROWS = 61
+"""Rows of the table of a `date`."""
+MISSING_DATE = int(np.iinfo(np.int64).min)
+"""Stands for no time among times in seconds."""
+_DAY = 86_400
+
+
+def seconds_of(text: str) -> int:
+    """Seconds since 1970 of a date or time in ISO 8601; one without a zone is in UTC.
+
+    Raises:
+        ValueError: another text.
+    """
+    at = datetime.fromisoformat(text)
+    return int((at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp() // 1)
+
+
+def date_rows(seconds_B: Int64, parts: Sequence[DatePart], reference: datetime) -> Int32:
+    """Rows of each part of some times, int32 [B, parts].
+
+    Args:
+        seconds_B: since 1970, UTC; `MISSING_DATE` for none.
+        parts: in the order of the columns.
+        reference: what `age` is counted from.
+    """
+    known_B = seconds_B != MISSING_DATE
+    times_B = np.where(known_B, seconds_B, 0)
+    days_B = times_B // _DAY
+    rows: dict[DatePart, Int64] = {
+        "hour": 1 + times_B % _DAY // 3600,
+        "weekday": 25 + (days_B + date(1970, 1, 1).weekday()) % 7,
+        "month": 32 + times_B.astype("datetime64[s]").astype("datetime64[M]").astype(np.int64) % 12,
+        "age": _age_rows(int(reference.timestamp()) - times_B),
+    }
+    return np.stack([np.where(known_B, rows[part], 0) for part in parts], axis=1).astype(np.int32)
+
+
+def _age_rows(seconds_B: Int64) -> Int64:
+    days_B = np.maximum(seconds_B // _DAY, 0)
+    powers_B = np.frexp((1 + days_B).astype(np.float64))[1] - 1
+    return np.where(seconds_B < 0, 44, 45 + np.minimum(powers_B, 15)).astype(np.int64)

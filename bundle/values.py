@@ -1,0 +1,116 @@
+"""Numbers, vectors and dates of a request as tower inputs, and the errors about a feature's value.
+
+Legend: `B` queries (or labels) in the batch, `D` numbers of a vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import JsonValue
+
+from longtail.bundle.arrays import Array, Float32, Int32
+from longtail.bundle.dates import MISSING_DATE, date_rows, seconds_of
+from longtail.bundle.errors import FeatureError, describe
+from longtail.bundle.manifest import FEATURE_VALUE_TYPES, Feature
+
+_LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
+_NUMBERS = {int, float}
+
+
+def bucket_rows(values: npt.NDArray[np.floating], boundaries: Sequence[float]) -> Int32:
+    """Rows of numbers by their range, int32 of the same shape: 1 below the first boundary, 0 for NaN."""
+    rows = 1 + np.searchsorted(np.array(boundaries, np.float32), values.astype(np.float32), side="right")
+    return np.where(np.isnan(values), 0, rows).astype(np.int32)
+
+
+def read_numbers(feature: Feature, values_B: Sequence[JsonValue]) -> dict[str, Array]:
+    """The inputs of a `number`, [B].
+
+    Raises:
+        FeatureError: a value that is no finite number.
+    """
+    missing = feature.missing if feature.boundaries is None else float("nan")
+    numbers_B = np.array(
+        [
+            (missing or 0.0) if value is None else read_number(value, row, feature.name)
+            for row, value in enumerate(values_B)
+        ],
+        np.float32,
+    )
+    if feature.boundaries is not None:
+        return {feature.name: bucket_rows(numbers_B, feature.boundaries)}
+    return {feature.name: numbers_B} | (_flags(feature, values_B) if missing is None else {})
+
+
+def read_vectors(feature: Feature, values_B: Sequence[JsonValue]) -> dict[str, Array]:
+    """The inputs of a `vector`: float32 [B, D], zeros where there is none, and [B], 1 there.
+
+    Raises:
+        FeatureError: a value that is no list of D finite numbers.
+    """
+    vectors_BD = np.zeros((len(values_B), feature.dims or 0), np.float32)
+    for row, value in enumerate(values_B):
+        if value is not None:
+            vectors_BD[row] = _vector(feature, value, row)
+    return {feature.name: vectors_BD} | _flags(feature, values_B)
+
+
+def read_dates(feature: Feature, values_B: Sequence[JsonValue]) -> Int32:
+    """The input of a `date`, int32 [B, parts].
+
+    Raises:
+        FeatureError: a value that is no date or time in ISO 8601.
+    """
+    seconds_B = np.full(len(values_B), MISSING_DATE, np.int64)
+    for row, value in enumerate(values_B):
+        if isinstance(value, str):
+            try:
+                seconds_B[row] = seconds_of(value)
+            except (ValueError, OverflowError):
+                raise refused(row, feature.name, "date", value) from None
+        elif value is not None:
+            raise refused(row, feature.name, "date", value)
+    return date_rows(seconds_B, feature.parts or (), feature.reference or datetime.fromtimestamp(0, UTC))
+
+
+def read_number(value: JsonValue, row: int, name: str) -> float:
+    """A finite number that float32 holds; raises FeatureError."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise refused(row, name, "number", value)
+    if not abs(value) <= _LARGEST_FLOAT32:
+        raise feature_error(
+            row, name, f"expected {FEATURE_VALUE_TYPES['number']} that float32 can hold, received {describe(value)}"
+        )
+    return float(value)
+
+
+def refused(row: int, name: str, kind: str, value: JsonValue) -> FeatureError:
+    """The error about a value of another type than its kind's."""
+    return feature_error(row, name, f"expected {FEATURE_VALUE_TYPES[kind]}, received {describe(value)}")
+
+
+def feature_error(row: int, name: str, message: str) -> FeatureError:
+    """An error about one feature of one query."""
+    return FeatureError(message, row=row, field=f"features.{name}")
+
+
+def _vector(feature: Feature, value: JsonValue, row: int) -> Float32:
+    """One vector, float32 [D]; the slow road is only walked to name what is wrong."""
+    if not isinstance(value, list) or len(value) != feature.dims:
+        raise feature_error(row, feature.name, f"expected {feature.expects}, received {describe(value)}")
+    if set(map(type, value)) <= _NUMBERS:
+        try:
+            vector_D = np.array(value, np.float64)
+        except OverflowError:
+            vector_D = np.array([np.inf])
+        if (np.abs(vector_D) <= _LARGEST_FLOAT32).all():
+            return vector_D.astype(np.float32)
+    return np.array([read_number(number, row, f"{feature.name}.{at}") for at, number in enumerate(value)], np.float32)
+
+
+def _flags(feature: Feature, values_B: Sequence[JsonValue]) -> dict[str, Array]:
+    return {f"{feature.name}__missing": np.array([value is None for value in values_B], np.float32)}

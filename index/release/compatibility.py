@@ -1,0 +1,150 @@
+"""Whether a release takes what clients send to the published one, and keeps the labels that were added to it.
+
+A query feature that a release does not know, or of which it expects another type of value, makes every request that has
+it a 422 while /readyz says ready. A label that was added while serving is in the label log alone; a release that does
+not have it and cannot embed it drops it from every answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from longtail.bundle import (
+    FEATURE_VALUE_TYPES,
+    Bundle,
+    BundleError,
+    Feature,
+    LabelLog,
+    Manifest,
+    Upsert,
+    read_manifest,
+    replay,
+)
+from longtail.bundle.added_labels import LabelAdder
+from longtail.index.errors import IncompatibleReleaseError
+
+LABEL_LOG = "labels.log"
+"""Of label changes, in the state directory of a service."""
+_JSON_TYPES = {
+    "id": {"string", "integer"},
+    "history": {"list of ids"},
+    "bag": {"list of ids", "object"},
+    "text": {"string"},
+    "number": {"integer", "fraction"},
+}
+"""Values that a request may give for a feature, by `Feature.kind`; of other kinds, values like no other's."""
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Compatibility:
+    """What clients of the published release would lose by another.
+
+    Attributes:
+        before: the published release's name.
+        after: the other's.
+        features: query features that it would refuse, expected and found, one sentence each.
+        labels: labels added while serving that it would drop, and why, by id.
+        unread: why it cannot be told which labels were added; None if it can.
+    """
+
+    before: str
+    after: str
+    features: list[str] = field(default_factory=list)
+    labels: dict[str, str] = field(default_factory=dict)
+    unread: str | None = None
+
+    def lines(self) -> list[str]:
+        """What would be lost, one sentence each; of many labels the first."""
+        lines = [*self.features]
+        if self.labels:
+            shown = [f"{id_!r} ({why})" for id_, why in list(self.labels.items())[:_SHOWN]]
+            more = f" and {len(self.labels) - _SHOWN} more" if len(self.labels) > _SHOWN else ""
+            lines.append(f"{len(self.labels)} labels added while serving would be dropped: {', '.join(shown)}{more}")
+        return lines + ([] if self.unread is None else [self.unread])
+
+    def check(self) -> None:
+        """Refuse a release that takes something away.
+
+        Raises:
+            IncompatibleReleaseError: lists it.
+        """
+        if lines := self.lines():
+            raise IncompatibleReleaseError(
+                f"{self.after} would not do for clients of {self.before}: {'; '.join(lines)}; CURRENT stays as it was, "
+                "and --force publishes all the same",
+                features=self.features,
+                labels=self.labels,
+            )
+
+
+def refused_features(before: Manifest, after: Manifest) -> list[str]:
+    """Query features that requests to one release may have and another refuses, expected and found."""
+    taken = {feature.name: feature for feature in after.query_features}
+    refused = []
+    for feature in before.query_features:
+        found = taken.get(feature.name)
+        if found is None:
+            refused.append(
+                f"query feature {feature.name!r}: expected as in the published release, found none: every request "
+                "that has it would be refused"
+            )
+        elif not _accepted(feature) <= _accepted(found):
+            refused.append(
+                f"query feature {feature.name!r}: expected {FEATURE_VALUE_TYPES[feature.kind]}, as in the published "
+                f"release, found {FEATURE_VALUE_TYPES[found.kind]}"
+            )
+    return refused
+
+
+def dropped_labels(before: Path, after: Bundle, upserts: Sequence[Upsert]) -> dict[str, str]:
+    """Added labels that one release answers and another would not, and why not, by id.
+
+    Args:
+        before: bundle of the published release, which is read only if there is such a label.
+        after: bundle of the other.
+        upserts: labels that were added or embedded anew.
+
+    Raises:
+        BundleError: a bundle that is not intact, or a label tower that does not run.
+    """
+    known = set(after.labels.ids.to_pylist())
+    missing = [record for record in upserts if record.id not in known]
+    if not missing:
+        return {}
+    _, dropped = LabelAdder(after, {}).add(missing)
+    if dropped:
+        published = Bundle.load(before)
+        rows = {id_: row for row, id_ in enumerate(published.labels.ids.to_pylist())}
+        lost = [record for record in missing if record.id in dropped and record.id not in rows]
+        _, never_served = LabelAdder(published, rows).add(lost)
+        dropped = {id_: why for id_, why in dropped.items() if id_ not in never_served}
+    return dropped
+
+
+def compare_releases(before: tuple[str, Path], after: tuple[str, Bundle], log: Path) -> Compatibility:
+    """Compare two releases under the label changes of a service.
+
+    Args:
+        before: name of the published release, and the directory of its bundle.
+        after: name and bundle of the one to publish.
+        log: the label log; there may be none.
+
+    Raises:
+        BundleError: the published release cannot be read.
+    """
+    features = refused_features(read_manifest(before[1]), after[1].manifest)
+    labels: dict[str, str] = {}
+    unread = None
+    try:
+        upserts = list(replay(LabelLog(log).read_from().records).upserts.values()) if log.is_file() else []
+        labels = dropped_labels(before[1], after[1], upserts)
+    except (BundleError, OSError) as error:
+        unread = f"labels added while serving cannot be compared: {error}"
+    return Compatibility(before[0], after[0], features, labels, unread)
+
+
+def _accepted(feature: Feature) -> set[str]:
+    return _JSON_TYPES.get(feature.kind, {feature.kind})

@@ -1,0 +1,236 @@
+"""A service's feedback as training data: a Parquet file with a row for every label chosen.
+
+Columns: the query's features under their own names, the label id, then what the service knows: `request_id`, `query`,
+`event`, `weight`, `propensity`, `debiased_weight` (weight / propensity), `position` (from 0; null: not in the answer),
+`bias_removal` (λ), `popularity` (μ), `release`, `source` (`answer` or `organic`) and `time` (UTC). A feature named as
+one of these stands as `feature_NAME`. A feature is a column of numbers if all its values are, of id → weight maps or
+lists of ids if they are objects or lists, else of strings.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from longtail.bundle.errors import describe
+from longtail.serving.errors import ServingError
+from longtail.serving.monitoring import FeedbackRow, feedback_of
+
+_OWN = {
+    "request_id": pa.string(),
+    "query": pa.int32(),
+    "event": pa.string(),
+    "weight": pa.float64(),
+    "propensity": pa.float64(),
+    "debiased_weight": pa.float64(),
+    "position": pa.int32(),
+    "bias_removal": pa.float64(),
+    "popularity": pa.float64(),
+    "release": pa.string(),
+    "source": pa.string(),
+    "time": pa.timestamp("us", "UTC"),
+}
+_SECONDS = {"d": 86_400, "h": 3600, "m": 60}
+_ROWS = 10_000
+"""Rows that are held and written at once."""
+_LARGEST_INT = 2**63 - 1
+_Found = tuple[FeedbackRow, dict[str, Any]]
+"""A label chosen and the features of its query."""
+_Columns = dict[str | None, tuple[str, pa.DataType]]
+"""Name and type of a column by the feature it holds; None for the label id."""
+
+
+class ExportError(ServingError):
+    """Feedback that cannot be exported: no such state, an unreadable one, or a time that is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written.
+
+    Attributes:
+        out: the file.
+        rows: in it.
+        left_out: labels chosen that are not, by why not.
+    """
+
+    out: Path
+    rows: int
+    left_out: Mapping[str, int]
+
+    def lines(self) -> list[str]:
+        """The same for people."""
+        left_out = [f"left out: {count:,} labels {why}" for why, count in self.left_out.items() if count]
+        return [f"{self.rows:,} labels chosen", *left_out, f"written: {self.out}"]
+
+
+def read_window(since: str | None, until: str | None, now: float) -> tuple[float, float]:
+    """From and up to when, in seconds since 1970.
+
+    Args:
+        since, until: ISO 8601, UTC unless it says otherwise, or an age such as `7d`; None: since ever, until now.
+        now: seconds since 1970.
+
+    Raises:
+        ExportError: neither form.
+    """
+    begin, end = (
+        default if text is None else _seconds(option, text, now)
+        for option, text, default in (("--since", since, 0.0), ("--until", until, now))
+    )
+    if begin >= end:
+        raise ExportError(f"--since: expected a time before --until, received {since!r} and {until or 'now'!r}")
+    return begin, end
+
+
+def export(
+    state: Path,
+    out: Path,
+    *,
+    window: tuple[float, float],
+    label_id: str = "label_id",
+    everything: bool = False,
+) -> Exported:
+    """Write feedback as a Parquet file, which is there whole or not at all.
+
+    Args:
+        state: directory of a service that runs or ran.
+        out: the file; one that is there is replaced.
+        window: of the events' times, in seconds since 1970: the first is in, the second out.
+        label_id: column of the label ids.
+        everything: also events without features.
+
+    Raises:
+        ExportError: there is no feedback of this version, or a column has two meanings.
+        OSError: the disk.
+    """
+    left_out: Counter[str] = Counter()
+    try:
+        with feedback_of(state) as feedback:
+            kinds = _feature_kinds(_rows(feedback.rows(*window), Counter(), everything=everything))
+            columns = _columns(kinds, label_id)
+            found = _rows(feedback.rows(*window), left_out, everything=everything)
+            return Exported(out, _write(found, columns, out), left_out)
+    except sqlite3.Error as error:
+        raise ExportError(f"{state}: expected feedback that can be read, found {error}") from error
+
+
+def _write(found: Iterator[_Found], columns: _Columns, out: Path) -> int:
+    """The rows written to a file that is there whole or not at all; how many."""
+    schema = pa.schema([*columns.values(), *_OWN.items()])
+    working = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    rows = 0
+    try:
+        with pq.ParquetWriter(working, schema) as writer:
+            while part := list(islice(found, _ROWS)):
+                writer.write_table(pa.Table.from_pylist([_record(*of, columns) for of in part], schema))
+                rows += len(part)
+        working.replace(out)
+    finally:
+        working.unlink(missing_ok=True)
+    return rows
+
+
+def _rows(feedback: Iterator[FeedbackRow], left_out: Counter[str], *, everything: bool) -> Iterator[_Found]:
+    """Feedback with the features of its query; counts what is left out, by why."""
+    for row in feedback:
+        if row.pending:
+            left_out["of the last minute, whose answers are still looked for"] += 1
+        elif row.features is not None:
+            yield row, json.loads(row.features)
+        elif everything:
+            yield row, {}
+        elif row.release is None:
+            left_out["on answers that are not known any more (--all takes them)"] += 1
+        else:
+            left_out["whose query has no features, or none recorded (--all takes them)"] += 1
+
+
+def _feature_kinds(rows: Iterator[_Found]) -> dict[str, pa.DataType]:
+    """The column type that holds every value of each feature."""
+    types: dict[str, set[type]] = {}
+    for _, features in rows:
+        for name, value in features.items():
+            kind = str if isinstance(value, int) and abs(value) > _LARGEST_INT else type(value)
+            types.setdefault(name, set()).update([kind] if value is not None else [])
+    return {name: _column_type(types[name]) for name in sorted(types)}
+
+
+def _column_type(types: set[type]) -> pa.DataType:
+    if dict in types:
+        return pa.map_(pa.string(), pa.float64())
+    if list in types:
+        return pa.list_(pa.string())
+    if str in types or not types:
+        return pa.string()
+    return pa.float64() if float in types else pa.int64()
+
+
+def _columns(kinds: Mapping[str, pa.DataType], label_id: str) -> _Columns:
+    """Name and type of every feature's column, by feature; None is the label id."""
+    taken = {*_OWN, label_id}
+    columns: _Columns = {name: (f"feature_{name}" if name in taken else name, kind) for name, kind in kinds.items()}
+    columns[None] = (label_id, pa.string())
+    names = [name for name, _ in columns.values()]
+    if len(set(names)) < len(names) or label_id in _OWN:
+        raise ExportError(f"--label-id: expected a column that is none of {', '.join(_OWN)}, received {label_id!r}")
+    return columns
+
+
+def _record(row: FeedbackRow, features: Mapping[str, Any], columns: _Columns) -> dict[str, Any]:
+    """One row of the table, by column."""
+    propensity = 1.0 if row.propensity is None else row.propensity
+    values = {
+        column: row.label if name is None else _value(features.get(name), kind)
+        for name, (column, kind) in columns.items()
+    }
+    return values | {
+        "request_id": row.request_id,
+        "query": row.query,
+        "event": row.event,
+        "weight": row.weight,
+        "propensity": propensity,
+        "debiased_weight": row.weight / propensity,
+        "position": row.position,
+        "bias_removal": row.bias_removal,
+        "popularity": row.popularity,
+        "release": row.release,
+        "source": row.source,
+        "time": datetime.fromtimestamp(row.at, UTC),
+    }
+
+
+def _value(value: Any, kind: pa.DataType) -> Any:
+    """A feature's value as its column holds it; ids are strings."""
+    if value is None:
+        return None
+    if pa.types.is_map(kind) and isinstance(value, dict):
+        return list(value.items())
+    if pa.types.is_map(kind) or pa.types.is_list(kind):
+        ids = [str(id_) for id_ in (value if isinstance(value, list) else [value])]
+        return [(id_, 1.0) for id_ in ids] if pa.types.is_map(kind) else ids
+    return str(value) if pa.types.is_string(kind) else value
+
+
+def _seconds(option: str, text: str, now: float) -> float:
+    if age := re.fullmatch(r"(\d+)([dhm])", text):
+        return now - int(age[1]) * _SECONDS[age[2]]
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise ExportError(
+            f"{option}: expected ISO 8601, or an age such as 7d, 12h or 30m, received {describe(text)}"
+        ) from None
+    return (at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp()

@@ -1,0 +1,151 @@
+"""A release that refuses what clients send, or drops labels they added, is refused by publish and by the service."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from longtail.bundle import Bundle
+from longtail.client import Client, LongtailError, NewLabel, NotFoundError
+from longtail.index import Releases, build, refused_features
+from tests.bundles import make_bundle
+from tests.serving.process import ServerProcess, server, until
+
+FEATURES = {"user_id": "u3", "history": ["item-1"]}
+
+
+def without_history(bundle: Bundle) -> Bundle:
+    """The bundle of a recipe that forgot a feature: users alone."""
+    users = np.random.default_rng(5).standard_normal((21, 8), dtype=np.float32)
+    graph = helper.make_graph(
+        [
+            helper.make_node("Gather", ["users", "user_id"], ["user"]),
+            helper.make_node("LpNormalization", ["user"], ["embedding"], axis=1, p=2),
+        ],
+        "query_tower",
+        [helper.make_tensor_value_info("user_id", TensorProto.INT32, ["B"])],
+        [helper.make_tensor_value_info("embedding", TensorProto.FLOAT, ["B", 8])],
+        [numpy_helper.from_array(users, "users")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    onnx.checker.check_model(model)
+    manifest = bundle.manifest
+    features = [feature for feature in manifest.query_features if feature.name != "history"]
+    return replace(
+        bundle,
+        manifest=manifest.model_copy(update={"query_features": features}),
+        query_tower=model.SerializeToString(),
+    )
+
+
+@pytest.fixture
+def releases(tmp_path: Path) -> Path:
+    """`first` is published; `narrow` has one query feature less, `bare` no label tower, `second` is as good."""
+    root = tmp_path / "releases"
+    for name, bundle in (
+        ("first", make_bundle(label_tower=True)),
+        ("second", make_bundle(label_tower=True, seed=1)),
+        ("narrow", without_history(make_bundle(label_tower=True, seed=2))),
+        ("bare", make_bundle(seed=3)),
+    ):
+        bundle.write(tmp_path / name)
+        build(tmp_path / name, root, spec="flat", name=name)
+    Releases(root).publish("first")
+    return root
+
+
+@pytest.fixture
+def service(releases: Path, tmp_path: Path) -> Iterator[tuple[ServerProcess, Client]]:
+    """A service in a process of its own, and a client with the key that may add labels."""
+    settings = {"admin_keys": "admin-key-of-sixteen", "api_keys": "asker-key-of-sixteen", "poll_seconds": 0.05}
+    with server(releases, tmp_path / "log", **settings) as process:
+        process.wait_until_ready(90)
+        with Client(process.url, "admin-key-of-sixteen", retries=0) as client:
+            yield process, client
+
+
+def publish(releases: Path, name: str, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "longtail.index", "publish", str(releases), name, *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def test_a_missing_feature(releases: Path, service: tuple[ServerProcess, Client]) -> None:
+    _, client = service
+    refused = publish(releases, "narrow")
+    assert refused.returncode == 2
+    assert "narrow would not do for clients of first" in refused.stderr
+    assert "query feature 'history'" in refused.stderr
+    assert Releases(releases).current() == "first"
+    # Somebody points CURRENT at it all the same: the service says no, and goes on.
+    (releases / "CURRENT").write_text("narrow\n")
+    with pytest.raises(LongtailError) as caught:
+        client.reload()
+    assert caught.value.type == "release_refused"
+    assert client.retrieve(features=FEATURES).release == "first"
+    # By force it is published and served. This is what happened without a word before: ready, and 422 for everybody.
+    (releases / "CURRENT").write_text("first\n")
+    forced = publish(releases, "narrow", "--force")
+    assert forced.returncode == 0
+    assert "query feature 'history'" in forced.stderr
+    until(lambda: client.release()["name"] == "narrow", "the forced release to be served")
+    assert client.ready()
+    with pytest.raises(LongtailError) as caught:
+        client.retrieve(features=FEATURES)
+    assert caught.value.field == "queries.0.features.history"
+    # Going back needs no force, and a release that takes as much as the one before none either.
+    Releases(releases).rollback()
+    until(lambda: client.release()["name"] == "first", "the release before to be served")
+    assert publish(releases, "second").returncode == 0
+    until(lambda: client.release()["name"] == "second", "the next release to be served")
+    assert client.retrieve(features=FEATURES).release == "second"
+
+
+def test_dropped_labels(releases: Path, service: tuple[ServerProcess, Client], tmp_path: Path) -> None:
+    _, client = service
+    assert publish(releases, "bare", "--state", str(tmp_path / "no-state")).returncode == 0
+    until(lambda: client.release()["name"] == "bare", "a release that drops no label to be served")
+    assert publish(releases, "first").returncode == 0
+    until(lambda: client.release()["name"] == "first", "the first release to be served")
+    client.add_labels(NewLabel("brand new", {"genres": ["g1"], "year": 1}, {"title": "New"}))
+    refused = publish(releases, "bare")
+    assert refused.returncode == 2
+    assert "1 labels added while serving would be dropped: 'brand new' (" in refused.stderr
+    # A publisher that does not see the service's state lets it through; the service does not.
+    assert publish(releases, "bare", "--state", str(tmp_path / "no-state")).returncode == 0
+    with pytest.raises(LongtailError) as caught:
+        client.reload()
+    assert caught.value.type == "release_refused"
+    assert client.label("brand new").bucket == "new"
+    assert publish(releases, "bare", "--force").returncode == 0
+    until(lambda: client.release()["name"] == "bare", "the forced release to be served")
+    with pytest.raises(NotFoundError):
+        client.label("brand new")
+
+
+def test_kinds_that_take_other_values() -> None:
+    manifest = make_bundle().manifest
+    user, history = manifest.query_features
+
+    def refused(before: object, after: object) -> list[str]:
+        return refused_features(
+            manifest.model_copy(update={"query_features": [before]}),
+            manifest.model_copy(update={"query_features": [after]}),
+        )
+
+    bag = history.model_copy(update={"kind": "bag"})
+    number = user.model_copy(update={"kind": "number", "vocabulary": None})
+    # A bag takes every history, a history not every bag; a number is no id if it has a fraction.
+    assert refused(history, bag) == []
+    assert "found a list of ids (strings or integers), oldest first" in refused(bag, history)[0]
+    assert "expected a finite number" in refused(number, user)[0]
+    assert "expected an id" in refused(user, number)[0]
+    # More features are no loss.
+    assert refused_features(manifest.model_copy(update={"query_features": [user]}), manifest) == []

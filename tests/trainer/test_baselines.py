@@ -1,0 +1,196 @@
+"""The rows that a model is compared with: their lists worked out otherwise, and what is said of the difference."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from longtail.bundle import Buckets, Interval
+from longtail.trainer.data.pairs import Pairs
+from longtail.trainer.evaluation.baselines import BASELINES, Interactions, skipped, top_labels
+from longtail.trainer.evaluation.comparison import Comparison, compare
+from longtail.trainer.evaluation.ranking import LabelSide
+from longtail.trainer.evaluation.task import Task
+from tests.trainer import tiny
+
+QUERIES, L, K = 60, 24, 5
+
+
+def planted() -> tuple[Pairs, Pairs]:
+    """Queries of three tastes with eight labels each; a fifth of every query's six pairs goes astray. Half are held
+    out; the last two queries have no pair but held-out ones.
+    """
+    rng = np.random.default_rng(3)
+    query = np.repeat(np.arange(QUERIES), 8)
+    own = (query % 3) * 8 + np.minimum(rng.geometric(0.3, len(query)), 8) - 1
+    label = np.where(rng.random(len(query)) < 0.1, rng.integers(L, size=len(query)), own)
+    pairs = Pairs(query.astype(np.int32), label.astype(np.int32), None, rng.permutation(len(query)).astype(np.float64))
+    held = (np.arange(len(query)) % 2 == 0) | (query >= QUERIES - 2)
+    return pairs.take(~held).sorted(), pairs.take(held).sorted()
+
+
+TRAIN, HELD_OUT = planted()
+DATA = Interactions(TRAIN, TRAIN, queries=QUERIES, labels=L, seed=0)
+CONFIG = tiny.recipe(evaluation={"ks": [2, K], "metric": f"recall@{K}"}).evaluation
+TASK = Task.of(HELD_OUT, TRAIN, CONFIG, labels=L, seed=0)
+COUNTS = np.bincount(TRAIN.labels, minlength=L)
+SIDE = LabelSide.of(
+    np.zeros((L, 2), np.float32), None, COUNTS, training_queries=QUERIES, temperature=1.0,
+    log_pn=np.zeros(L, np.float32), buckets=Buckets.by_quantile(COUNTS),
+)  # fmt: skip
+
+
+def dense(pairs: Pairs) -> np.ndarray:
+    matrix = np.zeros((QUERIES, L))
+    np.add.at(matrix, (pairs.queries, pairs.labels), 1)
+    return matrix
+
+
+def sorted_lists(scores_QL: np.ndarray) -> list[list[int]]:
+    """Best first, by score, then popularity, then row; unseen labels alone, and popularity for the two newcomers."""
+    seen, lists = dense(TRAIN) > 0, []
+    for query in TASK.rows_N:
+        scores = scores_QL[query] if seen[query].any() else COUNTS
+        ranking = sorted(range(L), key=lambda label: (-scores[label], -COUNTS[label], label))
+        lists.append([label for label in ranking if not seen[query, label]][:K])
+    return lists
+
+
+def answers(name: str, data: Interactions = DATA, **settings: float) -> np.ndarray:
+    baseline = BASELINES[name]
+    return top_labels(TASK, data, baseline.fit(data, baseline.settings | settings))
+
+
+def test_popularity_is_the_training_counts() -> None:
+    assert answers("popularity").tolist() == sorted_lists(np.tile(COUNTS, (QUERIES, 1)))
+
+
+def test_weights_count() -> None:
+    weighted = dataclasses.replace(TRAIN, weights=np.where(TRAIN.labels == 17, 100, 1).astype(np.float32))
+    data = Interactions(weighted, weighted, queries=QUERIES, labels=L, seed=0)
+
+    seen = dense(TRAIN)[TASK.rows_N, 17] > 0
+    assert set(answers("popularity", data)[~seen, 0]) == {17}
+
+
+def test_recent_popularity_counts_the_latest_share() -> None:
+    latest = np.argsort(-TRAIN.times)[: len(TRAIN) // 4]
+    counts = np.bincount(TRAIN.labels[latest], minlength=L)
+
+    scores = np.tile(counts, (QUERIES, 1))
+    scores[-2:] = COUNTS
+    assert answers("recent popularity", share=0.25).tolist() == sorted_lists(scores)
+
+
+def test_item_knn_sums_cosines_of_the_nearest() -> None:
+    matrix = dense(TRAIN)
+    cosine = matrix.T @ matrix / np.maximum(np.outer(*[np.linalg.norm(matrix, axis=0)] * 2), 1e-12)
+    np.fill_diagonal(cosine, 0)
+
+    expected = sorted_lists((matrix @ cosine).round(12))
+    found = answers("item-kNN", neighbours=L - 1).tolist()
+    agreement = np.mean([len(set(a) & set(b)) / K for a, b in zip(expected, found, strict=True)])
+    assert agreement > 0.99, "but for ties that float32 rounds apart"
+
+
+def test_ials_solves_the_normal_equations() -> None:
+    """Alternating least squares of 64 factors in numpy, from other first factors: the same problem, the same lists but
+    for a few; and the query's factors exactly those of its row.
+    """
+    matrix, (confidence, l2), factors = dense(TRAIN), (5.0, 1.0), 64
+    rng = np.random.default_rng(8)
+    items = rng.random((L, factors)) * 0.01
+
+    def solved(rows: np.ndarray, other: np.ndarray) -> np.ndarray:
+        """min Σ c (p − x·y)² + l2 |x|², where c = confidence·r and p = 1 at r > 0, and c = 1, p = 0 elsewhere."""
+        made = []
+        for row in rows:
+            weight = np.where(row > 0, confidence * row, 1.0)
+            gram = (other.T * weight) @ other + l2 * np.eye(factors)
+            made.append(np.linalg.solve(gram, other.T @ np.where(row > 0, weight, 0.0)))
+        return np.array(made)
+
+    for _ in range(15):
+        users = solved(matrix, items)
+        items = solved(matrix.T, users)
+    expected = sorted_lists(solved(matrix, items) @ items.T)
+    found = answers("iALS")
+
+    agreement = np.mean([len(set(a) & set(b)) / K for a, b in zip(expected, found.tolist(), strict=True)])
+    assert agreement > 0.9
+    ours, theirs = (TASK.metrics(np.int32(lists), **side())[f"recall@{K}"].value for lists in (found, expected))
+    assert ours == pytest.approx(theirs, abs=0.02)
+
+
+def side() -> dict[str, object]:
+    return {"buckets_L": SIDE.buckets, "counts_L": SIDE.counts, "inverse_propensity_L": None}
+
+
+def test_ials_finds_the_tastes_that_popularity_cannot() -> None:
+    recall = {name: TASK.metrics(answers(name), **side())[f"recall@{K}"].value for name in ("popularity", "iALS")}
+
+    assert recall["iALS"] > 1.5 * recall["popularity"]
+
+
+def test_the_same_seed_the_same_lists() -> None:
+    assert np.array_equal(answers("iALS"), answers("iALS"))
+
+
+def compared(ours: np.ndarray, **evaluation: object) -> Comparison:
+    config = CONFIG.model_copy(update=evaluation)
+    result = compare(TASK, ours, SIDE, DATA, config, tuning=(TASK, DATA))
+    assert result is not None
+    return result
+
+
+def test_a_model_worse_than_a_baseline_is_told_so() -> None:
+    worst = np.tile(np.argsort(COUNTS)[:K].astype(np.int32), (len(TASK.rows_N), 1))
+
+    result = compared(worst)
+
+    assert list(result.baselines) == ["popularity", "recent popularity", "item-kNN", "iALS"]
+    assert result.behind
+    assert result.sentence.startswith(f"The model is behind {result.best}: recall@{K} ")
+    values = {name: metrics[f"recall@{K}"].value for name, metrics in result.baselines.items()}
+    assert values[result.best] == max(values.values())
+    ours = result.model[f"recall@{K}"].value
+    assert result.difference.value == pytest.approx(ours - values[result.best])
+    assert result.notes == ["2 of the 59 queries have no history: item-kNN and iALS answer them by popularity."]
+
+
+def test_a_baseline_against_itself_is_no_difference() -> None:
+    result = compared(answers("popularity"), baselines=["popularity"])
+
+    assert result.difference == Interval(value=0, low=0, high=0)
+    assert not result.behind
+    assert result.sentence.startswith("No clear difference")
+    assert result.model == result.baselines["popularity"]
+
+
+def test_tuning_takes_the_best_of_the_grid() -> None:
+    tuned = compared(answers("popularity"), baselines=["iALS"], tune_baselines=True)
+
+    tried = {
+        (settings["confidence"], settings["regularization"]): TASK.metrics(answers("iALS", **settings), **side())
+        for settings in BASELINES["iALS"].grid
+    }
+    best = max(metrics[f"recall@{K}"].value for metrics in tried.values())
+    assert tuned.baselines["iALS"][f"recall@{K}"].value == best
+
+
+def test_what_cannot_be_run_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("longtail.trainer.evaluation.baselines._MOST_UPDATES", 10)
+    monkeypatch.setattr("longtail.trainer.evaluation.baselines._MOST_PRODUCTS", 10)
+    untimed = dataclasses.replace(TRAIN, times=None)
+    data = Interactions(untimed, untimed, queries=QUERIES, labels=L, seed=0)
+
+    reasons = {name: skipped(name, data) for name in BASELINES}
+
+    assert reasons["popularity"] is None
+    assert reasons["recent popularity"] == "the pairs have no times"
+    assert "would take many minutes" in str(reasons["item-kNN"])
+    assert "would take many minutes" in str(reasons["iALS"])
+    assert (
+        compare(TASK, answers("popularity"), SIDE, data, CONFIG.model_copy(update={"baselines": ["iALS"]}), tuning=None)
+        is None
+    )

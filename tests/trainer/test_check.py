@@ -1,0 +1,186 @@
+"""What `longtail-train check` says: counts that are worked by hand here, and what it warns of."""
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from rich.console import Console
+
+from longtail.trainer import cli
+from longtail.trainer.check import Check, check, show
+from longtail.trainer.evaluation.held_out import HeldOut
+from tests.trainer import tiny
+
+RECIPE = """
+name = "small"
+[data]
+train = "train.parquet"
+test = "test.parquet"
+query_id = "user"
+label_id = "item"
+timestamp = "when"
+labels = "items.parquet"
+[query]
+features = [
+    { name = "user", kind = "id", dim = 4, min_count = 2 },
+    { name = "seen", kind = "history", table = "item", dim = 2 },
+]
+[label]
+features = [
+    { name = "item", kind = "id", dim = 2 },
+    { name = "brand", kind = "id", dim = 3, min_count = 2 },
+    { name = "price", kind = "number" },
+]
+[model]
+dim = 4
+[loss]
+sampler = { name = "mixed", negatives = 3 }
+[optimizer]
+embeddings = "adam"
+[training]
+epochs = 5
+batch_size = 4
+[evaluation]
+ks = [2]
+metric = "recall@2"
+"""
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    day = 1_700_006_400
+    pq.write_table(
+        pa.table(
+            {"user": list("aaabbbc"), "item": [1, 1, 2, 1, 2, 3, 1], "when": [day + 86_400 * at for at in range(7)]}
+        ),
+        tmp_path / "train.parquet",
+    )
+    pq.write_table(
+        pa.table({"user": list("aaad"), "item": [1, 3, 9, 1], "when": [day + 86_400 * at for at in range(7, 11)]}),
+        tmp_path / "test.parquet",
+    )
+    items = {"item": [1, 2, 3, 4], "brand": ["x", "x", "y", None], "price": [1.0, None, 3.0, 4.0]}
+    pq.write_table(pa.table(items), tmp_path / "items.parquet")
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    return tmp_path / "recipe.toml"
+
+
+def shown(found: Check, width: int = 80) -> str:
+    screen = io.StringIO()
+    show(found, Console(file=screen, width=width))
+    return screen.getvalue()
+
+
+def test_splits_are_counted(small: Path) -> None:
+    found = check(small)
+
+    assert (found.ok, found.queries, found.labels) == (True, 4, 5)
+    train, test = found.splits["train"], found.splits["test"]
+    assert (train.pairs, train.distinct, train.queries, train.labels, train.to_find) == (7, 6, 3, 3, None)
+    assert (test.pairs, test.distinct, test.queries, test.labels) == (4, 4, 2, 3)
+    assert (test.new_queries, test.new_labels, test.on_new_labels) == (1, 1, 1)
+    assert test.to_find == HeldOut(pairs=4, distinct=4, seen=1, measured=3, queries=2)
+    assert (train.first, train.last, test.first) == ("2023-11-15 00:00", "2023-11-21 00:00", "2023-11-22 00:00")
+    assert "test: 1 pairs (25.0%) are of labels without a training pair" in found.warnings
+    assert check(small, overrides=["evaluation.exclude_seen=false"]).splits["test"].to_find.measured == 4
+
+
+def test_features_are_looked_at(small: Path) -> None:
+    """Items 9 and 4 have no brand, and 9 no price: of the brands that there are, x is known and y is not."""
+    figures = {f"{each.tower} {each.name}": each for each in check(small).features}
+
+    assert (figures["query user"].rows, figures["query user"].unknown) == (3, pytest.approx(1 / 3))
+    assert (figures["query seen"].rows, figures["query seen"].unknown, figures["query seen"].empty) == (6, 0, 0)
+    brand, price = figures["label brand"], figures["label price"]
+    assert (brand.rows, brand.unknown, brand.empty) == (2, pytest.approx(1 / 3), pytest.approx(2 / 5))
+    assert (price.rows, price.table, price.unknown, price.empty) == (None, None, None, pytest.approx(2 / 5))
+
+
+def test_buckets_and_cost(small: Path) -> None:
+    found = check(small)
+
+    assert sum(bucket["labels"] for bucket in found.buckets.values()) == 5
+    assert sum(bucket["pairs"] for bucket in found.buckets.values()) == 7
+    cost = found.cost
+    assert cost is not None
+    assert (cost.batch_size, cost.negatives, cost.steps_per_epoch, cost.steps) == (4, 4 + 3, 1, 5)
+    numbers = 3 * 4 + 6 * 2 + 2 * 3
+    assert (cost.tables, cost.optimizer) == (4 * numbers, 4 * 2 * numbers)
+
+
+def test_what_it_prints_fits_a_terminal(small: Path) -> None:
+    lines = shown(check(small)).split("\n")
+
+    assert lines[0] == "small: 4 queries × 5 labels"
+    assert [line for line in lines if "…" in line] == []
+    rows = {line.split()[0]: line.split() for line in lines if line.strip()}
+    assert "test 4 4 2 3 1 1 3" in [" ".join(line.split()) for line in lines]
+    assert "test 2023-11-22 00:00 2023-11-25 00:00" in [" ".join(line.split()) for line in lines]
+    assert rows["fit"] == ["fit", "would", "train"]
+
+
+BAD: dict[str, tuple[list[str], list[str]]] = {
+    "a column": (["data.query_id=who"], ["expected a column 'who', found user, item, when", "expected a column 'who'"]),
+    "a key": (["model.size=3"], ["model.size: expected one of dim, similarity"]),
+    "too many negatives": (
+        ["loss.sampler.negatives=9"],
+        ["expected at most 5, the labels there are to draw, received 9"],
+    ),
+    "a feature": (
+        ["label.features.1.column=gone"],
+        ["feature 'brand': expected a column 'gone', found item, brand, price"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("overrides", "problems"), BAD.values(), ids=BAD)
+def test_what_fit_would_refuse(small: Path, overrides: list[str], problems: list[str]) -> None:
+    found = check(small, overrides=overrides)
+
+    assert not found.ok
+    said = "\n".join(found.problems)
+    for problem in problems:
+        assert problem in said
+    assert "fit would refuse this" in shown(found)
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, dict[str, Any]]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sys, "argv", ["longtail-train", "check", *map(str, arguments), "--json"])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+    return int(ended.value.code or 0), json.loads(capsys.readouterr().out)
+
+
+def test_the_command_answers_in_json(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = run(capsys, small)
+    assert (code, found["ok"], found["splits"]["test"]["to_find"]["measured"]) == (0, True, 3)
+
+    code, found = run(capsys, small, "--since", "2023-11-18")
+    assert (code, found["splits"]["train"]["pairs"]) == (0, 4)
+    assert found["rows"][0] == "Left out, of 11 rows read: 3 by data.since"
+
+    code, found = run(capsys, small, "--set", "data.train=gone.parquet")
+    assert (code, found["ok"]) == (1, False)
+    assert found["problems"][0].endswith("gone.parquet: expected a parquet file, found none")
+
+
+def test_alike_problems_of_many_files_are_one_line(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        rows = {"user": ["", "u", None], "item": [1, 2, 3]}
+        (tmp_path / "logs").mkdir(exist_ok=True)
+        pq.write_table(pa.table(rows), tmp_path / "logs" / f"{name}.parquet")
+    recipe = tiny.recipe(data={"train": tmp_path / "logs", "query_id": "user", "label_id": "item"})
+
+    said = check(recipe).problems
+
+    every = f"{tmp_path}/logs/a.parquet and 2 more: column 'user': expected an id in every row, found"
+    assert [line.strip() for line in said[1:]] == [
+        f"{every} null in 3 rows (2 of the first)",
+        f"{every} an empty one in 3 rows (0 of the first)",
+    ]

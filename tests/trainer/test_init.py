@@ -1,0 +1,208 @@
+"""`longtail-train init`: what it makes of columns, and that `fit` takes what it writes as it is."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+
+from longtail.trainer.config import load_recipe
+from longtail.trainer.drafting import draft_recipe
+from longtail.trainer.drafting.columns import look_at
+from longtail.trainer.errors import RecipeError
+from tests.trainer import tiny
+from tests.trainer.test_cli import run
+
+START = datetime.datetime(2026, 1, 1)
+
+
+def shop(folder: Path, *, ending: str = "parquet") -> Path:
+    """A shop's log with events and devices, and its products and customers."""
+    rng = np.random.default_rng(5)
+    log = tiny.clustered(users=40, items=30, each=12, seed=1)
+    rows = len(log)
+    clicks = {
+        "visitorId": [f"c{user}" for user in log["user_id"].to_pylist()],
+        "sku": [f"p-{item}" for item in log["item_id"].to_pylist()],
+        "clicked_at": [START + datetime.timedelta(minutes=int(minute)) for minute in log["timestamp"].to_pylist()],
+        "event_type": rng.choice(["view", "add_to_cart", "purchase"], rows, p=[0.8, 0.15, 0.05]).tolist(),
+        "device": rng.choice(["phone", "desktop"], rows).tolist(),
+    }
+    products = {
+        "sku": [f"p-{item}" for item in range(32)],
+        "product title": [f"The {['red', 'blue', 'green'][item % 3]} chair number {item}" for item in range(32)],
+        "price": [None if item == 3 else 9.5 + item for item in range(32)],
+        "brand": [f"brand{item % 5}" for item in range(32)],
+        "tags": ["wood|home" if item % 2 else "steel" for item in range(32)],
+        "image": [f"http://shop/{item}.png" for item in range(32)],
+        "in_stock": [True] * 32,
+        "device": [f"d{item % 4}" for item in range(32)],
+    }
+    customers = {
+        "visitorId": [f"c{user}" for user in range(40)],
+        "country": [["DE", "FR", "NL"][user % 3] for user in range(40)],
+        "device": [["a", "b"][user % 2] for user in range(40)],
+        "age": [20 + user for user in range(40)],
+    }
+    for name, columns in (("clicks", clicks), ("products", products), ("customers", customers)):
+        path = folder / f"{name}.{ending}"
+        if ending == "parquet":
+            pq.write_table(pa.table(columns), path)
+        else:
+            options = pyarrow.csv.WriteOptions(delimiter="," if ending == "csv" else "\t")
+            pyarrow.csv.write_csv(pa.table(columns), path, options)
+    return folder / f"clicks.{ending}"
+
+
+@pytest.mark.parametrize("ending", ["parquet", "csv", "tsv"])
+def test_a_shop_s_log_becomes_a_recipe(tmp_path: Path, ending: str) -> None:
+    clicks = shop(tmp_path, ending=ending)
+
+    roles = draft_recipe(
+        clicks, tmp_path / "recipe.toml", queries=tmp_path / f"customers.{ending}",
+        labels=tmp_path / f"products.{ending}",
+    )  # fmt: skip
+
+    assert (roles.query_id, roles.label_id, roles.timestamp, roles.event, roles.guessed) == (
+        "visitorId", "sku", "clicked_at", "event_type", [],
+    )  # fmt: skip
+    recipe = load_recipe(tmp_path / "recipe.toml")
+    assert recipe.data.split is not None
+    assert (recipe.data.split.strategy, recipe.data.timestamp) == ("temporal", "clicked_at")
+    assert recipe.data.display == ["product title", "brand"]
+    query = {feature.name: (feature.kind, feature.source) for feature in recipe.query.features}
+    assert query == {
+        "visitorId": ("id", "visitorId"), "history": ("history", "history"), "country": ("id", "country"),
+        "device": ("id", "device"), "age": ("number", "age"),
+    }  # fmt: skip
+    label = {feature.name: (feature.kind, feature.source, feature.separator) for feature in recipe.label.features}
+    assert label == {
+        "sku": ("id", "sku", None), "product_title": ("text", "product title", None),
+        "price": ("number", "price", None), "brand": ("id", "brand", None),
+        "tags": ("bag", "tags", "|"), "device_2": ("id", "device", None),
+    }  # fmt: skip
+    text = (tmp_path / "recipe.toml").read_text()
+    for said in (
+        "# Left out: image: addresses", "# Left out: in_stock: one value in every row", "31 values, 1 missing",
+        "# Column event_type: view 8", "# Not read: device.",
+    ):  # fmt: skip
+        assert said in text, said
+
+
+@pytest.mark.slow
+def test_fit_takes_it_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    clicks = shop(tmp_path)
+    tables = ["--labels", tmp_path / "products.parquet", "--queries", tmp_path / "customers.parquet"]
+
+    code, out, errors = run(capsys, "init", clicks, *tables, "--out", tmp_path / "recipe.toml")
+    assert (code, out) == (0, f"{tmp_path / 'recipe.toml'}\n")
+    assert "query id  visitorId" in errors
+    code, out, errors = run(
+        capsys, "fit", tmp_path / "recipe.toml", "--out", tmp_path / "bundle", "--set", "training.epochs=1"
+    )
+
+    assert (code, errors) == (0, "")
+    assert (tmp_path / "bundle" / "manifest.json").is_file()
+    assert "iALS" in out
+
+
+def column(values: object, kind: pa.DataType | None = None) -> pa.ChunkedArray:
+    return pa.chunked_array([pa.array(values, kind)])
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "holds"),
+    [
+        ("zip_code", column([55123 + row for row in range(100)]), "category"),
+        ("views", column(range(100)), "number"),
+        ("flag", column([0, 1] * 50), "category"),
+        ("price", column([1.5, float("nan"), None]), "number"),
+        ("rate", column([1.5, float("inf")]), "infinite numbers"),
+        ("uuid", column([f"{row:x}" for row in range(200)]), "a value of its own in most rows"),
+        ("town", column(["A", "B", None] * 50), "category"),
+        ("title", column([f"Postman, The ({row})" for row in range(200)]), "words"),
+        ("actors", column(["Ann Bee, Cy Dee", "Cy Dee", "Ann Bee", "Ann Bee,Eve Eff"] * 50), "joined"),
+        ("genres", column([["a", "b"], ["a"]]), "bag"),
+        ("ids", column([[1, 2], None]), "bag"),
+        ("embedding", column([[0.1, 0.2], [0.3, 0.4]]), "vector"),
+        ("ragged", column([[0.1, 0.2], [0.3]]), "vectors of different lengths"),
+        ("released", column([START, None]), "date"),
+        ("gone", column([None, None], pa.string()), "nothing"),
+        ("weights", column([[("a", 1.0)]], pa.map_(pa.string(), pa.float32())), "bag"),
+    ],
+)
+def test_what_a_column_holds(name: str, values: pa.ChunkedArray, holds: str) -> None:
+    assert look_at(name, values).holds == holds
+
+
+def test_ids_without_a_telling_name_are_guessed_by_their_numbers(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    log = pa.table({"row": range(300), "a": rng.integers(50, size=300), "b": rng.integers(9, size=300)})
+    pq.write_table(log, tmp_path / "log.parquet")
+
+    roles = draft_recipe(tmp_path / "log.parquet", tmp_path / "r.toml")
+
+    assert (roles.query_id, roles.label_id, roles.guessed) == ("a", "b", ["query_id", "label_id"])
+    assert 'query_id = "a"  # a guess' in (tmp_path / "r.toml").read_text()
+    assert load_recipe(tmp_path / "r.toml").evaluation.metric == "recall@2"
+    given = draft_recipe(tmp_path / "log.parquet", tmp_path / "s.toml", query_id="b", label_id="a")
+    assert (given.query_id, given.label_id, given.guessed) == ("b", "a", [])
+
+
+def test_it_never_overwrites(tmp_path: Path) -> None:
+    clicks, out = shop(tmp_path), tmp_path / "recipe.toml"
+    out.write_text("mine")
+
+    with pytest.raises(RecipeError, match=r"recipe\.toml already exists: expected a path that is free"):
+        draft_recipe(clicks, out)
+    assert out.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (
+            "CLICKS --query-id who",
+            "--query-id: expected one of visitorId, sku, clicked_at, event_type, device",
+        ),
+        (
+            "CLICKS --label-id visitorId --query-id visitorId",
+            "expected two columns of ids, received 'visitorId'",
+        ),
+        ("gone.csv", "gone.csv: expected a CSV file, found none"),
+        ("log.txt", "log.txt: expected an ending among .parquet, .csv, .tsv, received '.txt'"),
+        ("FOLDER/garbled.parquet", "garbled.parquet: expected a readable Parquet file: "),
+        ("FOLDER/empty.csv", "empty.csv: expected at least one row, found none"),
+        (
+            "FOLDER/numbers.csv",
+            "numbers.csv: expected a column of query ids and one of label ids,",
+        ),
+        ("CLICKS --labels FOLDER/customers.parquet --label-id sku", "expected a column 'sku', the ids of "),
+        ("FOLDER/ids.csv --labels FOLDER/texts.parquet", ""),
+        (
+            "FOLDER/ids.parquet --labels FOLDER/texts.parquet",
+            "expected ids of one type in all Parquet files",
+        ),
+        ("CLICKS --out FOLDER/no/recipe.toml", "expected a directory "),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, message: str) -> None:
+    clicks, out = shop(tmp_path), tmp_path / "recipe.toml"
+    (tmp_path / "garbled.parquet").write_text("no")
+    (tmp_path / "empty.csv").write_text("user,item\n")
+    (tmp_path / "numbers.csv").write_text("a,b\n1.5,2.5\n")
+    (tmp_path / "ids.csv").write_text("user,item\n1,2\n3,4\n")
+    pq.write_table(pa.table({"user": [1, 2], "item": [3, 4]}), tmp_path / "ids.parquet")
+    pq.write_table(pa.table({"item": ["3", "4"]}), tmp_path / "texts.parquet")
+    words = command.replace("CLICKS", str(clicks)).replace("FOLDER", str(tmp_path)).split()
+
+    code, _, errors = run(capsys, "init", *words, *([] if "--out" in words else ["--out", out]))
+
+    assert (code, out.exists()) == ((2, False) if message else (0, True))
+    assert not message or errors.count("\n") == 1
+    assert message in errors

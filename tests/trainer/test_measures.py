@@ -1,0 +1,173 @@
+"""Numbers, vectors and dates, from a column and from a request, by hand. Of queries u0 … u3, u0 and u1 train."""
+
+import datetime as dt
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from longtail.bundle import FeatureReader
+from longtail.trainer.data.encode import Encoding
+from longtail.trainer.errors import DataError
+from tests.trainer import tiny
+from tests.trainer.test_features import encode, inputs, with_queries
+
+VECTOR = {"name": "image", "kind": "vector", "dims": 2}
+DATE = {"name": "born", "kind": "date", "dim": 3}
+AGE = {"name": "age", "kind": "number"}
+
+
+def read(encoding: Encoding, *values: Any) -> dict[str, list[object]]:
+    """Tower inputs of requests that give one feature."""
+    (feature,) = encoding.query_features
+    found = FeatureReader([feature], {}).read([{feature.name: value} for value in values], {})
+    return {name: column.tolist() for name, column in found.items()}
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.float32()), pa.large_list(pa.float64()), pa.list_(pa.float16(), 2)])
+def test_a_vector_is_a_list_of_numbers_and_a_missing_one_is_zeros_and_a_flag(kind: pa.DataType) -> None:
+    values = [[1.5, -2.0], None, [0.0, 0.25], [4.0, 8.0]]
+    dataset = with_queries(image=pa.array(np.array(values, object) if kind == "float16" else values, kind))
+    expected = {"image": [[1.5, -2], [0, 0], [0, 0.25], [4, 8]], "image__missing": [0, 1, 0, 0]}
+
+    assert inputs(dataset, VECTOR) == expected
+    assert read(encode(dataset, VECTOR), *values) == expected
+    assert encode(dataset, VECTOR).query_features[0].expects == "a list of 2 finite numbers"
+
+
+def test_integers_make_vectors_too() -> None:
+    assert inputs(with_queries(image=[[1, 2]] * 4), VECTOR)["image"] == [[1, 2]] * 4
+
+
+def test_numbers_that_are_missing_are_told_apart_if_a_flag_is_wanted() -> None:
+    dataset = with_queries(age=[3.0, None, float("nan"), 8.0])
+    flagged = AGE | {"missing": "flag"}
+    expected = {"age": [3, 0, 0, 8], "age__missing": [0, 1, 1, 0]}
+
+    assert inputs(dataset, AGE) == {"age": [3, 3, 3, 8]}, "the mean of the training rows"
+    assert inputs(dataset, flagged) == expected
+    assert read(encode(dataset, flagged), 3, None, None, 8) == expected
+
+
+def test_the_mean_of_logarithms_stands_for_a_missing_number() -> None:
+    dataset = with_queries(age=[np.expm1(1), np.expm1(3), None, -7.0])
+    encoding = encode(dataset, AGE | {"transform": "log"})
+
+    assert encoding.numbers == {"age": (pytest.approx(2), pytest.approx(1))}
+    assert encoding.query_features[0].missing == pytest.approx(np.expm1(2))
+    assert read(encoding, None, -7) == {"age": [pytest.approx(np.expm1(2)), -7]}
+
+
+def test_ranges_hold_as_many_training_values_each() -> None:
+    """Quartiles of 0 … 8 are 2, 4 and 6; a value on a boundary belongs to the range above; row 0 is missing."""
+    train = tiny.pairs(*[(query, 0) for query in range(9)])
+    table = pa.table({"age": [*range(9), None, -5, 100, 2, 3]})
+    dataset = tiny.dataset(train, queries=14, labels=1, query_table=table)
+    encoding = encode(dataset, AGE | {"transform": "quantile", "buckets": 4})
+
+    assert encoding.query_features[0].boundaries == [2, 4, 6]
+    expected = [1, 1, 2, 2, 3, 3, 4, 4, 4, 0, 1, 4, 2, 2]
+    assert encoding.query.of_queries(np.arange(14, dtype=np.int32))["age"].tolist() == expected
+    assert read(encoding, *table["age"].to_pylist()) == {"age": expected}
+
+
+def test_equal_values_share_a_range() -> None:
+    dataset = with_queries(age=[5, 5, 7, None])
+    assert inputs(dataset, AGE | {"transform": "quantile"}) == {"age": [2, 2, 2, 0]}
+
+
+def test_decimals_are_numbers() -> None:
+    assert inputs(with_queries(age=[Decimal("1.25"), None, None, None]), AGE) == {"age": [1.25] * 4}
+
+
+SUNDAY = dt.datetime(2026, 11, 22, 8, 30, tzinfo=dt.UTC)
+SECONDS = [SUNDAY, SUNDAY - dt.timedelta(days=3, hours=9), None, SUNDAY + dt.timedelta(seconds=30)]
+ROWS = [[9, 31, 42, 45], [24, 27, 42, 47], [0, 0, 0, 0], [9, 31, 42, 44]]
+"""Hour 8 → 9, Sunday → 31, November → 42, no day before the latest → 45; 23 h on a Wednesday 3 days before → 45 + 2;
+missing; and after the latest → 44."""
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array(SECONDS, pa.timestamp("ns", "UTC")),
+        pa.array(SECONDS, pa.timestamp("s", "Asia/Tokyo")),
+        pa.array([at and at.replace(tzinfo=None) for at in SECONDS], pa.timestamp("us")),
+        pa.array([at and at.isoformat() for at in SECONDS]),
+        pa.array([at and at.astimezone(dt.timezone(dt.timedelta(hours=-5))).isoformat() for at in SECONDS]),
+    ],
+)
+def test_a_date_is_its_hour_weekday_month_and_age(column: pa.Array) -> None:
+    dataset = with_queries(born=column)
+
+    assert inputs(dataset, DATE) == {"born": ROWS}
+    assert read(encode(dataset, DATE), *[at and at.isoformat() for at in SECONDS]) == {"born": ROWS}
+
+
+def test_days_and_parts_in_the_order_they_are_named() -> None:
+    born = [dt.date(1969, 12, 31), dt.date(1970, 1, 1), None, dt.date(1900, 2, 3)]
+    dataset = with_queries(born=pa.array(born, pa.date32()))
+
+    assert inputs(dataset, DATE | {"parts": ["month", "weekday"]}) == {"born": [[43, 27], [32, 28], [0, 0], [33, 30]]}
+    assert inputs(dataset, DATE | {"parts": ["age", "hour"]})["born"][3] == [45 + 14, 1], "25,534 days are 2^14.6"
+
+
+def test_a_model_s_means_ranges_and_dates_are_kept_for_other_data() -> None:
+    features = [AGE | {"transform": "quantile", "buckets": 2}, DATE, AGE | {"name": "height"}]
+    first = encode(with_queries(age=[1, 3, 0, 0], born=SECONDS, height=[2.0, 4.0, 0, 0]), *features)
+    later = with_queries(age=[10, 30, 0, 0], born=[dt.datetime(2030, 1, 1)] * 4, height=[8.0, None, 0, 0])
+
+    job = tiny.recipe(query={"features": [feature | {"unknown_rate": 0} for feature in features]})
+    encoding = Encoding.fit(job, later, first.vocabularies, first.query_features)
+
+    assert [feature.model_dump() for feature in encoding.query_features] == [
+        feature.model_dump() for feature in first.query_features
+    ]
+    found = encoding.query.of_queries(np.int32([0, 1]))
+    assert (found["age"].tolist(), found["height"].tolist()) == ([2, 2], [8, 3])
+    assert found["born"][:, 3].tolist() == [44, 44]
+
+
+BAD = {
+    "another length": ({"image": [[1.0, 2], [1.0], None, None]}, VECTOR, "lists of 2 numbers, found one of 1 of 'u1'"),
+    "no vector": ({"image": [1.0] * 4}, VECTOR, "lists of 2 numbers, found double"),
+    "words": ({"image": [["a", "b"]] * 4}, VECTOR, "lists of 2 numbers, found list<.*string>"),
+    "NaN inside": ({"image": [None, None, [1, np.nan], None]}, VECTOR, "finite numbers, found nan of 'u2'"),
+    "null inside": ({"image": [None, [None, 1.0], None, None]}, VECTOR, "finite numbers, found nan of 'u1'"),
+    "beyond float32": ({"image": [[0, 1e39]] * 4}, VECTOR, "finite numbers, found inf of 'u0'"),
+    "a word among numbers": ({"age": ["1", "2", "n/a", None]}, AGE, "numbers, found string, such as 'n/a' of 'u2'"),
+    "numbers as text": ({"age": ["1", "2", "3", None]}, AGE, "numbers, found numbers as string"),
+    "infinity": ({"age": [1.0, np.inf, 1, 1]}, AGE, "finite numbers or nulls, found inf of 'u1'"),
+    "numbers as dates": ({"born": [1.0] * 4}, DATE, "timestamps, dates, or strings in ISO 8601, found double"),
+    "no date": ({"born": ["2026-01-01", "soon", None, None]}, DATE, ".*strings in ISO 8601, found 'soon' of 'u1'"),
+}
+
+
+@pytest.mark.parametrize(("columns", "feature", "message"), BAD.values(), ids=BAD)
+def test_a_column_that_is_not_what_its_kind_says_is_refused(
+    columns: dict[str, Any], feature: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(DataError, match=f"feature '{feature['name']}' .*expected {message}"):
+        encode(with_queries(**columns), feature)
+
+
+@pytest.mark.parametrize("feature", [VECTOR, AGE | {"missing": "flag"}, AGE | {"transform": "quantile"}, DATE])
+def test_unknown_rate_makes_values_missing_in_training(feature: dict[str, Any]) -> None:
+    rows = tiny.pairs(*[(query, 0) for query in range(2000)])
+    columns = {"image": [[1.0, 2.0]] * 2000, "age": [1.0, 2.0] * 1000, "born": [SUNDAY] * 2000}
+    dataset = tiny.dataset(rows, queries=2000, labels=1, query_table=pa.table(columns))
+    query = encode(dataset, feature | {"unknown_rate": 0.25}).query
+
+    name = feature["name"]
+    found = query.of_pairs(np.arange(2000), np.random.default_rng(0))
+    missing = found[f"{name}__missing"] if f"{name}__missing" in found else found[name] == 0
+    assert missing.mean() == pytest.approx(0.25, abs=0.04)
+    asked = query.of_queries(np.arange(2000, dtype=np.int32))
+    assert not asked[f"{name}__missing"].any() if f"{name}__missing" in asked else asked[name].all()
+
+
+def test_a_plain_number_never_becomes_unknown() -> None:
+    found = encode(with_queries(age=[1.0] * 4), AGE | {"unknown_rate": 0.9}).query
+    assert found.of_pairs(np.arange(3), np.random.default_rng(0)).keys() == {"age"}

@@ -1,0 +1,224 @@
+"""Where data may lie: files, directories, globs, partitions, other file systems; which rows and columns count."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pydantic import ValidationError
+
+from longtail.trainer.config import DataConfig, load_recipe
+from longtail.trainer.config.rows import beside
+from longtail.trainer.data import files
+from longtail.trainer.data.dataset import Dataset, load_dataset
+from longtail.trainer.errors import DataError
+from tests.trainer import tiny
+
+
+def write(path: Path, **columns: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+def load(train: Any, **changes: Any) -> Dataset:
+    settings = {"train": train, "query_id": "user", "label_id": "item"} | changes
+    return load_dataset(DataConfig.model_validate(settings), seed=0)
+
+
+def named(dataset: Dataset) -> list[str]:
+    """Training pairs, `query-label`, in the order in which the rows were read where queries are distinct."""
+    queries, labels = dataset.query_ids.to_pylist(), dataset.label_ids.to_pylist()
+    pairs = zip(dataset.train.queries, dataset.train.labels, strict=True)
+    return [f"{queries[query]}-{labels[label]}" for query, label in pairs]
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Path:
+    """Three files in folders by day and event, a marker as Spark leaves it, and one CSV."""
+    folder = tmp_path / "logs"
+    write(folder / "day=2" / "event=buy" / "part-0.parquet", user=["c"], item=[1])
+    write(folder / "day=1" / "event=view" / "part-1.parquet", user=["b"], item=[1])
+    write(folder / "day=1" / "event=view" / "part-0.parquet", user=["a"], item=[2])
+    (folder / "day=10" / "event=buy").mkdir(parents=True)
+    (folder / "day=10" / "event=buy" / "late.csv").write_text("user,item\nd,2\n")
+    (folder / "_SUCCESS").write_text("")
+    (folder / "day=1" / ".part-0.parquet.crc").write_text("no data")
+    return folder
+
+
+def test_a_directory_is_all_its_files_by_name(logs: Path) -> None:
+    dataset = load(logs)
+
+    assert named(dataset) == ["a-2", "b-1", "d-2", "c-1"]
+    assert dataset.fingerprint() == load(f"{logs}/").fingerprint()
+
+
+def test_a_list_keeps_its_order_and_a_glob_goes_by_name(logs: Path) -> None:
+    assert named(load([f"{logs}/day=2/*/*.parquet", f"{logs}/day=1"])) == ["c-1", "a-2", "b-1"]
+    assert named(load(f"{logs}/**/*.parquet")) == ["a-2", "b-1", "c-1"]
+
+
+def test_folders_give_columns(logs: Path) -> None:
+    """Integers are compared as such: day 10 is not before day 2."""
+    assert named(load(logs, filter=[["day", ">=", 2]])) == ["d-2", "c-1"]
+    assert named(load(logs, filter=[["event", "=", "view"], ["user", "!=", "a"]])) == ["b-1"]
+    weighted = load(logs, events={"column": "event", "weights": {"view": 1, "buy": 10}})
+    assert weighted.train.weights.tolist() == [1, 1, 10, 10]
+
+
+def test_a_file_s_own_column_comes_before_its_folder_s(tmp_path: Path) -> None:
+    path = write(tmp_path / "day=7" / "a.parquet", user=["a", "b"], item=[1, 2], day=[1, 7])
+
+    assert named(load(path, filter=[["day", "=", 7]])) == ["b-2"]
+
+
+@pytest.fixture
+def memory() -> Iterator[fsspec.AbstractFileSystem]:
+    system = fsspec.filesystem("memory")
+    yield system
+    system.rm("/", recursive=True)
+
+
+def test_a_url_is_read_through_fsspec(logs: Path, memory: fsspec.AbstractFileSystem) -> None:
+    for path in logs.rglob("*"):
+        if path.is_file():
+            memory.pipe(f"/shop/{path.relative_to(logs)}", path.read_bytes())
+    memory.pipe("/shop/lists/a.txt", b"u 1 2\n")
+
+    assert load("memory://shop/").fingerprint() == load(logs).fingerprint()
+    assert named(load("memory://shop/day=1/*/*.parquet")) == ["a-2", "b-1"]
+    assert named(load(["memory://shop/day=2", f"{logs}/day=1"])) == ["c-1", "a-2", "b-1"]
+    assert named(load("memory://shop/lists/a.txt", format="lists")) == ["u-1", "u-2"]
+    with pytest.raises(DataError, match=r"memory://shop/gone\.csv: expected a csv file, found none"):
+        load("memory://shop/gone.csv")
+
+
+def test_a_file_system_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DataError, match=r"nosuch://a/b: expected files of a file system that answers: .*nosuch"):
+        load("nosuch://a/b")
+    monkeypatch.setitem(__import__("sys").modules, "fsspec", None)
+    with pytest.raises(
+        DataError, match=r"s3://shop/logs: expected the extra `remote`, pip install 'longtail\[remote\]'"
+    ):
+        load("s3://shop/logs")
+
+
+def test_feature_tables_may_be_many_files(tmp_path: Path, logs: Path) -> None:
+    write(tmp_path / "items" / "1.parquet", item=[2], price=pa.array([5], pa.int32()))
+    write(tmp_path / "items" / "2.parquet", item=[1, 9], price=[0.5, 9.5], new=["x", "y"])
+
+    dataset = load(logs, labels=tmp_path / "items")
+
+    prices = dict(zip(dataset.label_ids.to_pylist(), dataset.label_table["price"].to_pylist(), strict=True))
+    assert prices == {"1": 0.5, "2": 5, "9": 9.5}
+    assert dataset.label_table["new"].null_count == 1
+
+
+def test_only_needed_columns_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = tiny.write_job(tmp_path)
+    read: dict[str, list[str]] = {}
+    reading = files._read
+
+    def watched(file: files.DataFile, *arguments: Any) -> pa.Table:
+        table = reading(file, *arguments)
+        read[Path(file.path).name] = table.column_names
+        return table
+
+    monkeypatch.setattr(files, "_read", watched)
+    for name in ("interactions", "items"):
+        table = pq.read_table(tmp_path / f"{name}.parquet")
+        pq.write_table(table.append_column("wide", pa.array([0] * table.num_rows)), tmp_path / f"{name}.parquet")
+    recipe = load_recipe(job)
+
+    load_dataset(recipe.data, seed=0, strings=recipe.string_columns, columns=recipe.table_columns)
+
+    assert read == {
+        "interactions.parquet": ["user_id", "item_id", "timestamp"],
+        "items.parquet": ["item_id", "title", "genres"],
+    }
+
+
+CONDITIONS = {
+    "equal": (["n", "=", 2], "b"),
+    "not equal leaves nulls out": (["n", "!=", 2], "ac"),
+    "less": (["n", "<", 3], "ab"),
+    "a float beside integers": (["n", ">=", 1.5], "bc"),
+    "in": (["s", "in", ["x", "z"]], "ad"),
+    "not in": (["s", "not in", ["x"]], "bd"),
+    "true": (["flag", "=", True], "ac"),
+    "a day beside times": (["when", ">=", "DATE"], "cd"),
+    "text as a number": (["digits", ">", 9], "cd"),
+}
+
+
+@pytest.mark.parametrize(("condition", "kept"), CONDITIONS.values(), ids=CONDITIONS)
+def test_a_filter_keeps_the_rows_that_meet_it(tmp_path: Path, condition: list[Any], kept: str) -> None:
+    from datetime import date, datetime
+
+    days = [datetime(2024, 1, day) for day in (1, 2, 3, 4)]
+    path = write(
+        tmp_path / "a.parquet", user=list("abcd"), item=[1, 1, 1, 1], n=[1, 2, 3, None], s=["x", "y", None, "z"],
+        flag=[True, False, True, None], when=days, digits=["8", "9", "10", "11"],
+    )  # fmt: skip
+    condition = [date(2024, 1, 3) if part == "DATE" else part for part in condition]
+
+    assert "".join(pair[0] for pair in named(load(path, filter=[condition]))) == kept
+
+
+BAD = {
+    "unknown column": ({"filter": [["gone", "=", 1]]}, "expected a column 'gone', found user, item"),
+    "another type": (
+        {"filter": [["item", "=", "seven"]]},
+        r"column 'item': expected what can be compared with 'seven' \(data.filter\), found int64",
+    ),
+    "nothing left": (
+        {"filter": [["item", ">", 7]]},
+        r"a.parquet: expected at least one interaction, found none \(Left out, of 2 rows read: 2 by data.filter\)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), BAD.values(), ids=BAD)
+def test_a_filter_that_cannot_be_met(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    path = write(tmp_path / "a.parquet", user=["a", "b"], item=[1, 2])
+
+    with pytest.raises(DataError, match=message):
+        load(path, **changes)
+
+
+REFUSED = {
+    "no operator": ({"filter": [["a", "~", 1]]}, "Input should be '=', '!=', '<'"),
+    "a list beside =": ({"filter": [["a", "=", [1]]]}, r"a =: expected one value, received \[1\]"),
+    "one value beside in": ({"filter": [["a", "in", 1]]}, "a in: expected a list, received 1"),
+    "a table": ({"filter": [["a", "=", {}]]}, "expected text, numbers or dates, received {}"),
+    "no places": ({"train": []}, r"expected at least one path or URL, received \[\]"),
+    "a number": ({"train": 7}, "expected a path or a URL, or a list of them, received 7"),
+    "columns of lists": ({"format": "lists", "filter": [["a", "=", 1]]}, "expected a format of columns, parquet"),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_a_recipe_cannot_say(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        DataConfig.model_validate({"train": "a.parquet"} | changes)
+
+
+def test_a_file_twice_is_refused(logs: Path) -> None:
+    with pytest.raises(DataError, match=r"and 1 more: expected every file once, found .*part-0.parquet 2 times"):
+        load([logs, f"{logs}/day=2/*/*.parquet"])
+
+
+def test_paths_are_beside_the_recipe_and_urls_are_not() -> None:
+    assert beside("s3://shop/logs", Path("here")) == "s3://shop/logs"
+    assert beside([Path("a"), "s3://b", Path("/c")], Path("here")) == [Path("here/a"), "s3://b", Path("/c")]
+
+
+def test_rows_after_a_filter_keep_their_numbers(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", user=["a", "b", "", "d"], item=[1, 1, 1, 1], n=[0, 1, 1, 1])
+
+    with pytest.raises(DataError, match="found an empty one in row 2"):
+        load(path, filter=[["n", "=", 1]])

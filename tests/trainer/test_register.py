@@ -1,0 +1,249 @@
+"""Rows of one's own, each as docs/extending.md shows it: the page's examples are what is tested."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from keras import ops
+
+from longtail.bundle import Bundle
+from longtail.trainer import RecipeError, evaluate, fit, load_recipe, register
+from longtail.trainer.checkpoint import identity_of
+from longtail.trainer.errors import DataError
+from longtail.trainer.losses import MASKED, LogWeight, Objective
+from longtail.trainer.losses.implied_noise import implied_noise
+from longtail.trainer.losses.own_rows import check_family, check_sampler, check_weight
+from longtail.trainer.sampling import Sampler, SamplerSetup
+from tests.trainer import tiny
+
+PAGE = (Path(__file__).parents[2] / "docs/extending.md").read_text()
+PYTHON, TOML = (re.findall(rf"(?ms)^```{language}\n(.*?)^```", PAGE) for language in ("python", "toml"))
+
+
+@pytest.fixture(autouse=True)
+def tables() -> Iterator[None]:
+    """Every test leaves the tables as it found them."""
+    before = {kind: dict(table) for kind, table in register._TABLES.items()}
+    yield
+    for kind, table in register._TABLES.items():
+        table.clear()
+        table.update(before[kind])
+
+
+@pytest.fixture
+def page() -> SimpleNamespace:
+    """The page's names, its rows registered."""
+    names: dict[str, Any] = {"__name__": "page"}
+    for block in PYTHON:
+        exec(block, names)
+    return SimpleNamespace(**names)
+
+
+PI = np.array([0.5, 0.25, 0.125, 0.125])
+
+
+@pytest.mark.usefixtures("page")
+def test_the_noise_of_a_weight_follows_from_its_terms() -> None:
+    nu = implied_noise(Objective("softmax", "damped", weight_arguments={"power": 0.25}), np.log(PI), np.log(PI))
+
+    expected = PI**0.75 / (PI**0.75).sum()
+    np.testing.assert_allclose(np.exp(nu), expected, rtol=1e-5)
+
+
+def test_a_sampler_draws_by_what_it_says(page: SimpleNamespace) -> None:
+    import keras
+
+    sampler = page.blend(SamplerSetup(np.log(PI), batch_size=2), negatives=200_000, alpha=0.3)
+    drawn = ops.convert_to_numpy(sampler.draw(keras.random.SeedGenerator(1), None))
+
+    q = 0.7 * PI + 0.3 / 4
+    np.testing.assert_allclose(np.exp(sampler.log_q_L), q, rtol=1e-5)
+    errors = (np.bincount(drawn, minlength=4) / len(drawn) - q) / np.sqrt(q * (1 - q) / len(drawn))
+    assert np.abs(errors).max() < 4
+
+
+def test_a_family_by_hand(page: SimpleNamespace) -> None:
+    """φ(1.5) = 0 of the positive; ½·φ(−1) = ½·1.5 of one negative, none of the masked one."""
+    row = np.float32([1.5]), np.float32([[1, 9]]), np.float32([[np.log(0.5), MASKED]])
+    assert float(page.smooth_hinge(*row)[0]) == pytest.approx(0.75)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("page")
+def test_the_page_s_recipe_trains_measures_and_exports(tmp_path: Path) -> None:
+    recipe = tiny.write_job(tmp_path, recipe=tiny.RECIPE.replace("[evaluation]", TOML[0]))
+    bundle = fit(recipe, tmp_path / "out", overrides=["loss.sampler.negatives=8"])
+
+    loaded = Bundle.load(tmp_path / "out")
+    assert str(loaded.manifest.loss.weight) == "damped(power = 0.25)"
+    assert loaded.manifest.software["family smooth_hinge"].startswith("page:smooth_hinge")
+    pi, nu = (np.exp(column.astype(float)) for column in (loaded.labels.log_popularity, loaded.labels.log_pn))
+    noise = (0.7 * pi + 0.3 / 16) ** 0.75
+    np.testing.assert_allclose(nu, noise / noise.sum(), rtol=1e-4)
+    measured = evaluate(bundle).curve[0].metrics["tail_rate@5"]
+    assert measured.low is not None
+    assert 0 <= measured.low <= measured.value <= 1
+
+
+WRONG = {
+    "unknown weight": (
+        "loss.weight=damp",
+        "weight: expected one of unit, .*received 'damp', which is neither registered nor an entry point of longtail",
+    ),
+    "unknown metric": ("evaluation.metrics=['other']", "metric: expected one of tail_rate, received 'other', which is"),
+    "unknown parameter": (
+        "loss.weight={name='damped', strength=1}", r"weight 'damped': expected \['power'\], received 'strength'",
+    ),
+    "wrong type": (
+        "loss.family={name='smooth_hinge', scale='wide'}", "'smooth_hinge': scale: Input should.*received 'wide'",
+    ),
+    "lacking": ("loss.sampler=blend", "sampler 'blend': expected a value for 'negatives', received none"),
+    "metric of none": ("evaluation.metric=tail_rate@5", r"metric: expected recall\|.* @ one of \[3, 5\]"),
+    "of ours": ("loss.weight={name='unit', power=1}", "weight 'unit': expected no parameters, received 'power'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("override", "message"), WRONG.values(), ids=WRONG)
+@pytest.mark.usefixtures("page")
+def test_a_recipe_is_held_to_the_row_s_parameters(tmp_path: Path, override: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        load_recipe(tiny.write_job(tmp_path), [override])
+
+
+def test_names_of_ours_and_other_signatures_are_refused() -> None:
+    with pytest.raises(ValueError, match="weight 'unit': expected a name that is not Longtail's own"):
+        register.weight("unit")
+    with pytest.raises(ValueError, match="metric 'recall': expected a name that is not Longtail's own"):
+        register.metric("recall")
+    with pytest.raises(
+        ValueError, match=r"family 'mine': expected 3 positional argument\(s\) .*received mine\(positive\)"
+    ):
+
+        @register.family("mine", link=1.0)
+        def mine(positive):
+            return positive
+
+    with pytest.raises(ValueError, match="family 'mine': expected link > 0 or None, received 0"):
+        register.family("mine", link=0)
+
+
+def test_a_sampler_without_a_noise_is_refused() -> None:
+    def check(sampler: object, weight: str = "unit") -> None:
+        check_sampler("mine", sampler, Objective("softmax", weight), labels=4)
+
+    def draw(*_):
+        return ops.zeros(3, "int32")
+
+    by_query = Sampler(None, in_batch=False, draw=draw, log_q=lambda _, labels: ops.zeros_like(labels))
+    check(Sampler(np.log(PI).astype(np.float32), in_batch=False, draw=draw))
+    check(by_query, "importance")
+    with pytest.raises(RecipeError, match=r"weight that cancels q \(importance\).*received 'unit'"):
+        check(by_query)
+    with pytest.raises(RecipeError, match=r"expected log_q_L.*received neither"):
+        check(Sampler(None, in_batch=False, draw=draw))
+    with pytest.raises(RecipeError, match=r"that sum to 1, received log_q_L that sum to 4"):
+        check(Sampler(np.zeros(4, np.float32), in_batch=False, draw=draw))
+    with pytest.raises(RecipeError, match="received neither: it has no negatives"):
+        check(Sampler(np.log(PI).astype(np.float32), in_batch=False, draw=None))
+    with pytest.raises(RecipeError, match="expected a Sampler, received NoneType"):
+        check(None)
+
+
+def test_a_weight_that_is_not_separable_is_refused() -> None:
+    register.weight("mixed_up")(lambda log: LogWeight(log.m, log.q_negative * ops.mean(log.pi_positive)))
+    register.weight("number")(lambda _: 1.0)
+    register.weight("swapped")(lambda log: LogWeight(log.q_negative, log.q_positive))
+
+    with pytest.raises(RecipeError, match="row of the positive alone and col of the negative alone"):
+        check_weight(Objective("softmax", "mixed_up"))
+    with pytest.raises(RecipeError, match="weight 'number': expected a LogWeight, received float"):
+        check_weight(Objective("softmax", "number"))
+    with pytest.raises(RecipeError, match=r"received \(3,\) and \(2,\)"):
+        check_weight(Objective("softmax", "swapped"))
+
+
+@pytest.mark.usefixtures("page")
+def test_a_family_that_counts_what_is_masked_is_refused() -> None:
+    register.family("counts", link=1.0)(lambda f, g, _: f + ops.sum(g, axis=1))
+    register.family("total", link=1.0)(lambda f, _, __: ops.sum(f))
+
+    check_family(Objective("smooth_hinge"))
+    with pytest.raises(RecipeError, match="no effect of negatives whose log-weight is MASKED"):
+        check_family(Objective("counts"))
+    with pytest.raises(RecipeError, match=r"loss of every row, shape \(2,\)"):
+        check_family(Objective("total"))
+
+
+def test_a_metric_must_give_two_numbers_per_query() -> None:
+    from longtail.trainer.evaluation.lists import Lists, measured
+
+    lists = Lists(
+        np.zeros((2, 1), np.int32), np.zeros((2, 1), bool), np.ones(2), np.ones(3, np.int64), np.zeros(3, np.int8)
+    )
+    assert [column.tolist() for column in measured("mine", lambda it: (it.wanted_N, it.wanted_N), lists)] == [
+        [1, 1]
+    ] * 2
+    for wrong in (lambda _: 0.5, lambda it: (it.wanted_N, 1.0), lambda it: (it.wanted_N / 0, it.wanted_N)):
+        with (
+            pytest.raises(DataError, match=r"metric 'mine': expected two finite arrays of shape \(2,\)"),
+            np.errstate(all="ignore"),
+        ):
+            measured("mine", wrong, lists)
+
+
+@pytest.mark.usefixtures("page")
+def test_without_a_link_something_must_choose_lambda(tmp_path: Path) -> None:
+    recipe = tiny.write_job(tmp_path)
+    overrides = ["loss.family=smooth_hinge", 'data.split={strategy="random", valid=0.0}']
+    with pytest.raises(DataError, match=r"expected a link, evaluation\.default_bias_removal or validation pairs"):
+        fit(recipe, tmp_path / "out", overrides=overrides)
+
+
+@pytest.mark.usefixtures("page")
+def test_a_run_is_another_when_the_source_of_a_row_changes() -> None:
+    data = tiny.dataset(tiny.pairs((0, 0), (1, 1)), queries=2, labels=2)
+    recipe = tiny.recipe(loss={"weight": "damped"})
+    before = identity_of(recipe, data)
+    assert identity_of(recipe, data) == before
+
+    @register.weight("damped")
+    def damped(log, *, power: float = 0.5):
+        return LogWeight(-log.m, -power * log.q_negative)
+
+    assert identity_of(recipe, data) != before
+
+
+def test_installed_packages_offer_rows_by_entry_points(page: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the page, of a package `shop` that is made here; nothing is loaded before it is named."""
+    shop = {"losses": ("damped", "smooth_hinge"), "sampling": ("blend",), "metrics": ("tail_rate",)}
+    for module, names in shop.items():
+        monkeypatch.setitem(
+            sys.modules, f"shop.{module}", SimpleNamespace(**{name: getattr(page, name) for name in names})
+        )
+    monkeypatch.setitem(sys.modules, "shop", SimpleNamespace())
+    offered = [
+        EntryPoint(name, value, group)
+        for group, rows in tomllib.loads(TOML[1])["project"]["entry-points"].items()
+        for name, value in rows.items()
+    ]
+    offered.append(EntryPoint("gone", "shop.losses:gone", "longtail.weights"))
+    monkeypatch.setattr(register, "entry_points", lambda **wanted: EntryPoints(offered).select(**wanted))
+    for kind in ("weight", "sampler", "metric"):
+        for name in [name for name in register._TABLES[kind] if not register.is_ours(kind, name)]:
+            del register._TABLES[kind][name]
+
+    recipe = tiny.recipe(loss={"weight": "damped", "sampler": {"name": "blend", "negatives": 2}}, evaluation={
+        "metrics": ["tail_rate"], "metric": "tail_rate@2"})  # fmt: skip
+
+    assert set(recipe.own_rows) == {"weight damped", "sampler blend", "metric tail_rate"}
+    with pytest.raises(ValueError, match=r"weight 'gone': expected entry point 'shop\.losses:gone' to load"):
+        tiny.recipe(loss={"weight": "gone"})

@@ -1,0 +1,265 @@
+"""Dirty rows, repeats, event types, ages: what becomes of each row of a log."""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pydantic import ValidationError
+
+from longtail.trainer.config import DataConfig
+from longtail.trainer.data.dataset import Dataset, load_dataset
+from longtail.trainer.errors import DataError
+
+DAY = 86_400
+NOW = int(datetime(2025, 6, 1, tzinfo=UTC).timestamp())
+
+
+def load(train: Path, **changes: Any) -> Dataset:
+    settings = {"train": train, "query_id": "user", "label_id": "item"} | changes
+    return load_dataset(DataConfig.model_validate(settings), seed=0)
+
+
+def parquet(folder: Path, name: str = "log.parquet", **columns: Any) -> Path:
+    pq.write_table(pa.table(columns), folder / name)
+    return folder / name
+
+
+def text(folder: Path, content: str, name: str = "log.csv") -> Path:
+    (folder / name).write_text(content)
+    return folder / name
+
+
+def named(dataset: Dataset) -> list[str]:
+    queries, labels = dataset.query_ids.to_pylist(), dataset.label_ids.to_pylist()
+    pairs = zip(dataset.train.queries, dataset.train.labels, strict=True)
+    return sorted(f"{queries[query]}-{labels[label]}" for query, label in pairs)
+
+
+DIRTY = f"""user,item,when,much
+a,1,{NOW},1
+,2,{NOW},1
+c,,{NOW},1
+undefined,3,{NOW},1
+e,4,soon,1
+f,5,{NOW}000,1
+g,6,12,1
+h,7,{NOW},-1
+i,8,{NOW},inf
+j,9,{NOW},a lot
+k,10,{NOW},2
+l,11,{NOW},3
+m,12,{NOW},4
+n,13,{NOW},4
+o,14,{NOW},4
+p,15,{NOW},4
+q,16,{NOW},4
+r,17,{NOW},4
+"""
+SETTINGS = {"timestamp": "when", "weight": "much"}
+
+
+def test_everything_wrong_is_one_report(tmp_path: Path) -> None:
+    path = text(tmp_path, DIRTY)
+    other = text(tmp_path, "user,item\na,b\n", "other.csv")
+
+    with pytest.raises(DataError) as refused:
+        load(path, test=other, valid=tmp_path / "gone.csv", placeholders=["undefined"], **SETTINGS)
+
+    head, *lines = str(refused.value).split("\n")
+    assert head == '8 problems with the data; data.on_bad_row = "drop" leaves such rows out:'
+    assert [line.replace(f"{tmp_path}/", "").strip() for line in lines] == [
+        "gone.csv: expected a csv file, found none",
+        "other.csv: expected a column 'when', found user, item",
+        "log.csv: column 'user': expected an id in every row, found null in row 1",
+        "log.csv: column 'user': expected an id in every row, found 'undefined' in row 3",
+        "log.csv: column 'item': expected an id in every row, found null in row 2",
+        "log.csv: column 'when': expected numbers or timestamps, found 'soon' in row 4",
+        "log.csv: column 'much': expected numbers, found 'inf' in 2 rows (8, 9)",
+        "log.csv: column 'much': expected weights >= 0, found -1.0 in row 7",
+    ]
+
+
+def test_bad_rows_are_dropped_counted_and_listed(tmp_path: Path) -> None:
+    path = text(tmp_path, DIRTY)
+
+    dataset = load(path, on_bad_row="drop", max_bad_rows=9, **SETTINGS)
+
+    assert named(dataset) == sorted(["a-1", "undefined-3", *(f"{user}-{at}" for at, user in enumerate("klmnopqr", 10))])
+    assert "4" not in dataset.label_ids.to_pylist()
+    report = dataset.report
+    assert (report.read, report.dropped, report.unit) == (18, 8, "seconds")
+    assert sum(problem.count for problem in report.problems if problem.fatal) == 8
+    lines = "\n".join(report.lines())
+    assert "Left out, of 18 rows read: 8 by bad rows" in lines
+    assert "found milliseconds (" in lines
+    assert "2025-06-01 00:00) in row 5" in lines
+    assert "expected times since 1990 and not in the future, found 1970-01-01 00:00 in row 6" in lines
+    assert "Doubtful: " in lines
+    assert "found 'undefined', which looks like a placeholder (data.placeholders) in row 3" in lines
+
+
+@pytest.mark.parametrize(("limit", "words"), [(7, "at most 7"), (0.4, "at most 0.4 of 18 rows")])
+def test_too_many_bad_rows_are_refused(tmp_path: Path, limit: float, words: str) -> None:
+    path = text(tmp_path, DIRTY)
+
+    with pytest.raises(DataError, match=f"data.max_bad_rows: expected {words}, found 8 bad rows:\n"):
+        load(path, on_bad_row="drop", max_bad_rows=limit, **SETTINGS)
+    assert len(load(path, on_bad_row="drop", max_bad_rows=8 if isinstance(limit, int) else 0.5, **SETTINGS).train) == 10
+
+
+def test_implausible_times_are_reported_and_stay_where_bad_rows_are_errors(tmp_path: Path) -> None:
+    times = [NOW, NOW + 1, NOW + 2, NOW * 1000, 0]
+    path = parquet(tmp_path, user=list("abcde"), item=[1, 1, 1, 1, 1], when=times)
+
+    dataset = load(path, timestamp="when")
+
+    assert dataset.train.times.tolist() == times
+    assert [problem.fatal for problem in dataset.report.problems] == [False, False]
+
+
+def test_times_that_are_only_an_order_are_not_judged(tmp_path: Path) -> None:
+    path = parquet(tmp_path, user=list("abc"), item=[1, 1, 1], when=[1, 2, 3])
+
+    report = load(path, timestamp="when", on_bad_row="drop").report
+
+    assert (report.unit, report.problems, report.dropped) == (None, [], 0)
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        [datetime(2025, 1, 2, tzinfo=UTC), datetime(2025, 1, 1, tzinfo=UTC)],
+        ["2025-01-02T00:00:00Z", "2025-01-01T01:00:00+01:00"],
+        ["2025-01-02", "2025-01-01 00:00:00"],
+        pa.array([1735776000_000000001, 1735689600_000000000], pa.timestamp("ns")),
+    ],
+    ids=["timestamps", "text with a zone", "text", "nanoseconds"],
+)
+def test_times_in_every_form(tmp_path: Path, times: Any) -> None:
+    dataset = load(parquet(tmp_path, user=["a", "b"], item=[1, 1], when=times), timestamp="when")
+
+    assert dataset.train.times.tolist() == [1735776000e6, 1735689600e6]
+    assert dataset.report.unit == "microseconds"
+
+
+def test_bad_rows_of_feature_tables(tmp_path: Path) -> None:
+    log = parquet(tmp_path, user=["a", "b"], item=["x", "y"])
+    items = parquet(tmp_path, "items.parquet", item=["x", None, "", "y", "x"], price=[1, 2, 3, 4, 5])
+
+    with pytest.raises(DataError, match="expected distinct ids, found 'x' 2 times"):
+        load(log, labels=items)
+    dataset = load(log, labels=items, on_bad_row="drop", max_bad_rows=3)
+
+    assert dict(zip(dataset.label_ids.to_pylist(), dataset.label_table["price"].to_pylist(), strict=True)) == {
+        "x": 1,
+        "y": 4,
+    }
+    assert dataset.report.dropped == 3
+
+
+def test_repeats_are_dropped_within_each_split(tmp_path: Path) -> None:
+    train = parquet(tmp_path, user=list("aabab"), item=[1, 2, 1, 1, 1], when=[1, 2, 3, 4, 5], much=[5.0, 1, 1, 2, 3])
+    valid = parquet(tmp_path, "valid.parquet", user=["a", "a"], item=[2, 2], when=[6, 7], much=[1.0, 1])
+    settings = {"valid": valid, "timestamp": "when", "weight": "much"}
+
+    kept, dropped = load(train, **settings), load(train, **settings, repeats="drop")
+
+    assert (len(kept.train), len(kept.valid)) == (5, 2)
+    assert named(dropped) == ["a-1", "a-2", "b-1"]
+    assert dropped.train.times.tolist() == [2, 4, 5]
+    assert dropped.train.weights.tolist() == [1, 5, 3]
+    assert (len(dropped.valid), dropped.report.repeats) == (1, 3)
+    assert (len(kept.refit().train), len(dropped.refit().train)) == (7, 3)
+
+
+EVENTS = {"column": "event", "weights": {"view": 1, "cart": 3, "buy": 10, "hover": 0}}
+
+
+def events(folder: Path, *names: str | None) -> Path:
+    days = [datetime(2025, 1, 1, tzinfo=UTC) + timedelta(days=day) for day in range(len(names))]
+    return parquet(folder, user=list("abcdefgh")[: len(names)], item=[1] * len(names), event=list(names), when=days)
+
+
+def test_event_types_weigh_and_those_of_weight_0_are_left_out(tmp_path: Path) -> None:
+    dataset = load(events(tmp_path, "view", "hover", "buy", "cart"), events=EVENTS)
+
+    assert named(dataset) == ["a-1", "c-1", "d-1"]
+    assert dataset.train.weights.tolist() == [1, 10, 3]
+    assert dataset.report.unweighted == 1
+
+
+def test_weights_halve_with_age_and_multiply(tmp_path: Path) -> None:
+    path = events(tmp_path, "view", "buy", "view", "cart")
+
+    dataset = load(path, timestamp="when", events=EVENTS | {"half_life": "2d"})
+
+    np.testing.assert_allclose(dataset.train.weights, [2**-1.5, 10 / 2, 2**-0.5, 3])
+    assert load(path, timestamp="when", events={"half_life": "1d"}).train.weights.tolist() == [0.125, 0.25, 0.5, 1]
+
+
+def test_an_event_type_without_a_weight_is_a_bad_row(tmp_path: Path) -> None:
+    path = events(tmp_path, "view", "wish", "share", "wish", None, "buy")
+
+    with pytest.raises(DataError) as refused:
+        load(path, events=EVENTS)
+    expected = "expected one of view, cart, buy, hover (weight 0 leaves a type out)"
+    assert f"{expected}, found 'wish' (2), 'share' (1), null in 4 rows (1, 2, 3, 4)" in str(refused.value)
+    assert named(load(path, events=EVENTS, on_bad_row="drop", max_bad_rows=4)) == ["a-1", "f-1"]
+
+
+@pytest.mark.parametrize(
+    ("since", "kept"),
+    [("2d", "bcd"), ("36h", "cd"), ("2025-01-03", "cd"), ("2025-01-03T01:00:00+02:00", "cd"), ("2025-01-04", "d")],
+)
+def test_rows_since_a_time(tmp_path: Path, since: str, kept: str) -> None:
+    dataset = load(events(tmp_path, *["view"] * 4), timestamp="when", since=since)
+
+    assert named(dataset) == [f"{user}-1" for user in kept]
+    assert dataset.report.early == 4 - len(kept)
+    assert dataset.query_ids.to_pylist() == list(kept)
+
+
+def test_a_span_counts_from_the_newest_plausible_row_in_the_unit_of_the_times(tmp_path: Path) -> None:
+    times = [NOW - 3 * DAY, NOW - DAY, NOW, NOW * 1000]
+    path = parquet(tmp_path, user=list("abcd"), item=[1, 1, 1, 1], when=times)
+
+    assert named(load(path, timestamp="when", since="2d")) == ["b-1", "c-1", "d-1"]
+
+
+REFUSED = {
+    "no span": ({"timestamp": "when", "since": "soon"}, "expected a span such as '30d' or a time"),
+    "no time": ({"since": "30d"}, "expected data.timestamp beside them, received none"),
+    "no half-life": ({"timestamp": "when", "events": {"half_life": "0d"}}, "expected a span such as '90m'"),
+    "weights of nothing": ({"events": {"weights": {"view": 1}}}, "expected column and weights together"),
+    "only zeros": ({"events": {"column": "e", "weights": {"view": 0}}}, "expected some weight > 0"),
+    "nothing": ({"events": {}}, "expected column and weights, or half_life, received neither"),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_a_recipe_cannot_say(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        DataConfig.model_validate({"train": "a.parquet"} | changes)
+
+
+@pytest.mark.parametrize("settings", [{"since": "30d"}, {"events": {"half_life": "30d"}}])
+def test_spans_need_times_that_are_times(tmp_path: Path, settings: dict[str, Any]) -> None:
+    path = parquet(tmp_path, user=["a", "b"], item=[1, 1], when=[1, 2])
+
+    with pytest.raises(DataError, match=r"expected data.timestamp as dates, or as seconds, .* found other numbers in"):
+        load(path, timestamp="when", **settings)
+
+
+def test_frequencies_count_weighted_pairs_and_counts_count_pairs(tmp_path: Path) -> None:
+    path = parquet(tmp_path, user=["a", "a", "b"], item=[1, 2, 1], much=[2.0, 0.5, 1])
+
+    dataset = load(path, weight="much")
+
+    assert dataset.label_counts().tolist() == [2, 1]
+    assert dataset.label_visits(one_label_per_query=False).tolist() == [2, 1]
+    assert dataset.label_visits(one_label_per_query=False, weighted=True).tolist() == [3, 0.5]
+    assert dataset.label_visits(one_label_per_query=True, weighted=True).tolist() == [2, 0.25]

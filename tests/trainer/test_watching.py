@@ -1,0 +1,139 @@
+"""What watches a run: Keras callbacks, and trackers beside TensorBoard, in their offline modes."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+import pytest
+from rich.console import Console
+
+from longtail.trainer import RecipeError
+from longtail.trainer.callbacks import Callbacks
+from longtail.trainer.progress import Reporter
+from longtail.trainer.trackers import Trackers, flattened
+from longtail.trainer.train import Trained, train
+from tests.trainer import tiny
+from tests.trainer.test_train import data, scripted_point
+
+
+class Told(keras.callbacks.Callback):
+    """Writes down what it is told, and stops after a number of epochs."""
+
+    def __init__(self, stop_after: int = 99) -> None:
+        super().__init__()
+        self.told: list[Any] = []
+        self.stop_after = stop_after
+
+    def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002
+        self.told.append("begin")
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002
+        self.told.append(epoch)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.told.append(sorted(logs))
+        self.model.stop_training = epoch + 1 >= self.stop_after
+
+    def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002
+        self.told.append("end")
+
+
+def run(work: Path, *callbacks: Any, epochs: int = 3, **more: Any) -> Trained:
+    recipe = tiny.recipe(training={"batch_size": 12, **more.pop("training", {})})
+    reporter = Reporter(Console(file=io.StringIO()))
+    return train(
+        recipe, data(), epochs=epochs, work=work, logs=work / "logs", reporter=reporter, callbacks=callbacks, **more
+    )
+
+
+@pytest.mark.slow
+def test_callbacks_are_told_and_may_stop(tmp_path: Path) -> None:
+    told = Told(stop_after=2)
+    stopper = keras.callbacks.EarlyStopping("val_recall@2", mode="max", patience=9)
+
+    trained = run(tmp_path, told, stopper)
+
+    both = ["loss", "val_recall@2"]
+    assert told.told == ["begin", 0, both, 1, both, "end"]
+    assert len(trained.history.losses) == 2
+    assert told.model.query is trained.model.towers.query
+    assert len(told.model.get_weights()) == 2, "the tables of users and items"
+    assert stopper.best == max(trained.history.metrics.values())
+
+
+def test_what_is_no_callback_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"callbacks: expected keras\.callbacks\.Callback, received str"):
+        Callbacks(["tensorboard"], None, epochs=1, steps=1)  # type: ignore[list-item, arg-type]
+
+
+@pytest.mark.slow
+def test_validation_within_epochs_stops_and_keeps_its_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five steps an epoch, looked at after the second and the fifth (0.4 of an epoch would be 2, 4 and 5)."""
+    scripted = iter([0.1, 0.3, 0.5, 0.2, 0.2, 0.2])
+    monkeypatch.setattr("longtail.trainer.train._validate", lambda _: [scripted_point(next(scripted))])
+
+    trained = run(tmp_path, training={"evaluate_every": 0.4, "patience": 2})
+
+    assert trained.history.metrics == {0.4: 0.1, 0.8: 0.3, 1: 0.5, 1.4: 0.2, 1.8: 0.2}
+    assert trained.history.best_epoch == 1
+    assert len(trained.history.losses) == 2
+
+
+def test_a_tracker_that_is_unknown_or_missing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RecipeError, match="track: expected one of mlflow, wandb, received 'comet'"):
+        Trackers(tmp_path, tiny.recipe(), ["comet"])
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    with pytest.raises(RecipeError, match=r"expected mlflow to be installed: pip install 'longtail\[mlflow\]'"):
+        Trackers(tmp_path, tiny.recipe(), ["mlflow"])
+
+
+def test_settings_are_flat_for_trackers() -> None:
+    tree = {"a": {"b": 1, "none": None}, "c": [{"d": "x"}, {"d": "y"}], "e": [1, 2]}
+    assert flattened(tree) == [("a.b", "1"), ("c.0.d", '"x"'), ("c.1.d", '"y"'), ("e", "[1, 2]")]
+
+
+@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.filterwarnings("ignore")
+def test_mlflow_keeps_figures_and_settings_in_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    mlflow.set_tracking_uri(f"file:{tmp_path / 'mlruns'}")
+
+    trained = run(tmp_path / "work", epochs=2, track=["mlflow"])
+
+    files = {path.name: path for path in (tmp_path / "mlruns").rglob("*") if path.is_file()}
+    losses = [float(line.split()[1]) for line in files["loss"].read_text().splitlines()]
+    assert losses == pytest.approx(trained.history.losses)
+    assert len(files["recall_at_2"].read_text().splitlines()) == 2
+    assert files["training.batch_size"].read_text() == "12"
+    assert mlflow.active_run() is None
+
+
+@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.filterwarnings("ignore")
+def test_wandb_keeps_a_run_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    kept: list[tuple[str, int]] = []
+    log = wandb.Run.log
+
+    def spy(self: Any, figures: dict[str, float], *, step: int) -> None:
+        kept.extend((name, step) for name in figures)
+        log(self, figures, step=step)
+
+    monkeypatch.setattr(wandb.Run, "log", spy)
+
+    run(tmp_path / "work", epochs=2, track=["wandb"])
+
+    (offline,) = (tmp_path / "wandb").glob("offline-run-*")
+    assert [path.stat().st_size > 0 for path in offline.glob("run-*.wandb")] == [True]
+    assert {("train/loss", 1), ("train/loss", 2), ("valid/recall@2", 1), ("valid/recall@2", 2)} <= set(kept)
+    assert wandb.run is None

@@ -1,0 +1,48 @@
+"""What training refuses of data that read well: too few pairs or labels for what the recipe asks."""
+
+from __future__ import annotations
+
+from longtail.trainer.config import Recipe
+from longtail.trainer.data.dataset import Dataset
+from longtail.trainer.errors import DataError
+from longtail.trainer.evaluation.task import check_metric
+
+
+def check_sizes(recipe: Recipe, dataset: Dataset) -> None:
+    """Refuse data that are too small for a job.
+
+    Raises:
+        DataError: fewer than two pairs, or queries where an epoch visits these, for each part of a step; fewer than two
+            labels; a metric over more labels than there are; more negatives than labels.
+    """
+    sampled, parts = recipe.data.reduction == "sample", recipe.training.accumulate
+    visits = dataset.training_queries() if sampled else len(dataset.train)
+    if visits < 2 * parts:
+        raise DataError(f"training: expected at least {2 * parts} {'queries' if sampled else 'pairs'}, found {visits}")
+    if len(dataset.label_ids) < 2:
+        raise DataError("training: expected at least 2 labels, found 1: there is nothing to tell it from")
+    if len(dataset.valid) or len(dataset.test):
+        check_metric(recipe.evaluation, labels=len(dataset.label_ids))
+    check_negatives(recipe, labels=len(dataset.label_ids), batch_size=min(recipe.training.batch_size, visits) // parts)
+
+
+def check_negatives(recipe: Recipe, *, labels: int, batch_size: int) -> None:
+    """Refuse more negatives than there are labels to draw, and mining more than a row has.
+
+    Raises:
+        DataError: says how many there are.
+    """
+    sampler, mining = recipe.loss.sampler, recipe.loss.mining
+    others = labels - bool(sampler.exclude_positive)
+    if (sampler.negatives or 0) > others:
+        raise DataError(
+            f"loss.sampler.negatives: expected at most {others}, the labels there are to draw, "
+            f"received {sampler.negatives}"
+        )
+    own = batch_size if sampler.name in ("in_batch", "mixed") else labels if sampler.name == "full" else 0
+    ranks = 0 if mining is None else mining.mining().named or 0
+    if mining is not None and ranks > own + (sampler.negatives or 0):
+        raise DataError(
+            f"loss.mining.{'theta' if mining.keep is None else 'keep'}: expected at most "
+            f"{own + (sampler.negatives or 0)}, the negatives of a row, received {ranks}"
+        )

@@ -1,0 +1,89 @@
+"""Columns of ids: integers or text, as dictionary-encoded strings, and what in them is no id.
+
+Legend: `N` rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from longtail.trainer.data.files import DataFile
+from longtail.trainer.data.problems import RowChecks
+
+_NOBODY = ("", "undefined", "null", "none", "nan", "nil", "n/a", "unknown")
+"""What looks like a placeholder, in lower case, without blanks around it."""
+
+
+def stored_as(column: pa.ChunkedArray, name: str, file: DataFile) -> str | None:
+    """Whether a Parquet file has a column [N] of ids as `integers` or as `strings`; None for text formats.
+
+    Raises:
+        DataError: it is of another type.
+    """
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if pa.types.is_integer(kind):
+        found = "integers"
+    elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        found = "strings"
+    else:
+        raise file.wrong(name, "ids as strings or integers", column.type)
+    return found if file.kind == "parquet" else None
+
+
+def encode_ids(column: pa.ChunkedArray, name: str, file: DataFile) -> pa.DictionaryArray:
+    """A column [N] of ids as dictionary-encoded strings, nulls among them.
+
+    Raises:
+        DataError: neither strings nor integers.
+    """
+    stored_as(column, name, file)
+    encoded = column.combine_chunks()
+    if not pa.types.is_dictionary(encoded.type):
+        encoded = encoded.dictionary_encode()
+    elif encoded.dictionary.null_count:
+        encoded = encoded.dictionary_decode().dictionary_encode()
+    return pa.DictionaryArray.from_arrays(encoded.indices.cast(pa.int32()), encoded.dictionary.cast(pa.string()))
+
+
+def check_ids(checks: RowChecks, name: str, ids: pa.DictionaryArray, placeholders: Sequence[str]) -> None:
+    """Note rows without an id, and those whose id names nobody.
+
+    Args:
+        checks: gets the problems.
+        name: of the column.
+        ids: encoded, [N].
+        placeholders: ids that are none; others that look it are reported, and stay.
+    """
+    values = ids.dictionary
+    expected = "an id in every row"
+    if ids.indices.null_count:
+        checks.add(name, np.asarray(ids.indices.is_null()), expected=expected, found="null")
+    folded = pc.utf8_lower(pc.utf8_trim_whitespace(values))
+    listed = np.asarray(pc.is_in(values, value_set=pa.array(placeholders, pa.string())))
+    alike = np.asarray(pc.is_in(folded, value_set=pa.array(_NOBODY)))
+    empty = np.asarray(pc.equal(values, ""))
+    if not (listed | alike).any():
+        return
+    at_N = np.asarray(pc.fill_null(ids.indices, len(values)))
+    for at in np.flatnonzero(listed | alike):
+        wrong_N = at_N == at
+        if empty[at]:
+            checks.add(name, wrong_N, expected=expected, found="an empty one")
+        else:
+            value = values[int(at)].as_py()
+            found = f"{value!r}" + ("" if listed[at] else ", which looks like a placeholder (data.placeholders)")
+            checks.add(name, wrong_N, expected=expected, found=found, fatal=bool(listed[at]))
+
+
+def in_use(ids: pa.DictionaryArray) -> pa.DictionaryArray:
+    """The same ids [N] with a dictionary of only what occurs, in order of first occurrence."""
+    values, first, inverse = np.unique(ids.indices.to_numpy(), return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    dictionary = ids.dictionary.take(pa.array(values[order]))
+    return pa.DictionaryArray.from_arrays(pa.array(rank[inverse], pa.int32()), dictionary)

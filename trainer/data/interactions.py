@@ -1,0 +1,291 @@
+"""Interactions of all splits: read, filtered, checked and weighted, as tables of `query`, `label`, `time`, `weight`,
+`shown` and the columns of contexts.
+
+Legend: `N` rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from longtail.bundle.arrays import Bools, Float64, Int64
+from longtail.trainer.config import DataConfig
+from longtail.trainer.config.rows import seconds_of
+from longtail.trainer.data.conditions import rows_that_meet
+from longtail.trainer.data.files import DataFile, read_columns
+from longtail.trainer.data.ids import check_ids, encode_ids, in_use, stored_as
+from longtail.trainer.data.lists import read_lists
+from longtail.trainer.data.problems import RowChecks, RowReport
+from longtail.trainer.data.times import UNITS, are_dates, as_numbers, as_times, implausible, in_words, unit_of
+from longtail.trainer.errors import DataError
+
+CONTEXT = "context:"
+"""Before the name of a column that a query feature is read from."""
+TIMESTAMPS = b"timestamps"
+"""Key of a table's metadata if its times are timestamps, in microseconds then."""
+
+
+@dataclass(frozen=True)
+class Interactions:
+    """Interactions by split.
+
+    Attributes:
+        tables: `query` and `label`, dictionary-encoded strings, one chunk; `time` float64 and `weight` float32 where
+            the recipe asks for them, `shown` lists of strings, and a context's columns under `context:NAME`.
+        id_types: `integers` or `strings` by id column, then by Parquet file.
+        errors: what is wrong with whole files.
+    """
+
+    tables: dict[str, pa.Table] = field(default_factory=dict)
+    id_types: dict[str, dict[str, str]] = field(default_factory=dict)
+    errors: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Rows of one file that count so far: their numbers, their raw columns, their times."""
+
+    split: str
+    file: DataFile
+    rows_N: Int64
+    table: pa.Table
+    times_N: Float64 | None = None
+
+    def kept(self, kept_N: Bools) -> _Part:
+        """Some of the rows."""
+        if kept_N.all():
+            return self
+        times_N = None if self.times_N is None else self.times_N[kept_N]
+        return replace(self, rows_N=self.rows_N[kept_N], table=self.table.filter(pa.array(kept_N)), times_N=times_N)
+
+
+def read_interactions(files: dict[str, list[DataFile]], data: DataConfig, report: RowReport, *,
+                      now: datetime, context: Sequence[str] = (), strings: Sequence[str] = ()
+                      ) -> Interactions:  # fmt: skip
+    """Read every file of every split; bad rows are left out and noted, for `settle` to judge.
+
+    Args:
+        files: by split.
+        data: the recipe's section.
+        report: gets counts and problems.
+        now: what is not the future.
+        context: columns that query features are read from.
+        strings: those that text formats must not read as numbers or dates.
+    """
+    made = Interactions()
+    parts: list[_Part] = []
+    for split, of_split in files.items():
+        for file in of_split:
+            try:
+                parts.append(_read(split, file, data, made, report, context, strings))
+            except DataError as error:
+                made.errors.append(str(error))
+    times = [part.times_N for part in parts if part.times_N is not None]
+    report.unit = unit_of(times, now=now) if times else None
+    newest = _newest(times, report.unit, now)
+    by_split: dict[str, list[pa.Table]] = {split: [] for split in files}
+    for part in parts:
+        try:
+            if data.since is not None:
+                part = _since(part, data.since, newest, report)
+            by_split[part.split].append(_checked(part, data, report, newest, now, context))
+        except DataError as error:
+            made.errors.append(str(error))
+    for split, tables in by_split.items():
+        if tables and sum(table.num_rows for table in tables):
+            try:
+                whole = pa.concat_tables(tables, promote_options="permissive")
+            except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+                made.errors.append(f"data.{split}: expected context columns of one type in all files: {error}")
+                continue
+            made.tables[split] = whole.unify_dictionaries().combine_chunks()
+        elif not made.errors and not any(problem.fatal for problem in report.problems):
+            made.errors.append(_nothing(files[split], report))
+    return made
+
+
+def _nothing(files: list[DataFile], report: RowReport) -> str:
+    why = "; ".join(report.lines()[:1])
+    more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+    return f"{files[0].name}{more}: expected at least one interaction, found none{f' ({why})' if why else ''}"
+
+
+def _read(split: str, file: DataFile, data: DataConfig, made: Interactions, report: RowReport,
+          context: Sequence[str], strings: Sequence[str]) -> _Part:  # fmt: skip
+    """The rows of a file that meet the filter, with their times."""
+    if file.kind == "lists":
+        pairs = read_lists(file)
+        report.read += pairs.num_rows
+        renamed = pairs.rename_columns([data.query_id, data.label_id])
+        return _Part(split, file, np.arange(pairs.num_rows), renamed)
+    events = data.events.column if data.events else None
+    needed = [data.query_id, data.label_id, *filter(None, (data.timestamp, data.weight, events))]
+    shown = [data.impressions] if data.impressions and split != "test" else []
+    wanted = list(dict.fromkeys([*needed, *(column for column, _, _ in data.filter), *context, *shown]))
+    table = read_columns(file, wanted, strings=[*needed, *(name for name in context if name in strings)])
+    for name in wanted:
+        if name not in table.column_names:
+            raise DataError(f"{file.name}: expected a column {name!r}, found {', '.join(table.column_names)}")
+    for name in (data.query_id, data.label_id):
+        if (kind := stored_as(table[name], name, file)) is not None:
+            made.id_types.setdefault(name, {})[file.name] = kind
+    report.read += table.num_rows
+    part = _Part(split, file, np.arange(table.num_rows), table)
+    if data.filter:
+        part = part.kept(rows_that_meet(data.filter, table, file))
+        report.filtered += table.num_rows - part.table.num_rows
+    if data.timestamp is None:
+        return part
+    times_N = as_times(part.table[data.timestamp])
+    if times_N is None:
+        raise file.wrong(data.timestamp, "numbers or timestamps", part.table[data.timestamp].type)
+    return replace(part, times_N=times_N)
+
+
+def _newest(times: list[Float64], unit: str | None, now: datetime) -> float | None:
+    """The latest plausible time of all rows; None without a unit."""
+    if unit is None:
+        return None
+    latest = [part[~implausible(part, unit, now=now)].max(initial=-np.inf) for part in times]
+    return float(max(latest))
+
+
+def _since(part: _Part, since: datetime | str, newest: float | None, report: RowReport) -> _Part:
+    """Rows from a time on; those without a time stay, for they are judged as bad rows."""
+    if report.unit is None or newest is None or part.times_N is None:
+        raise DataError(
+            "data.since: expected data.timestamp as dates, or as seconds, milliseconds, microseconds or nanoseconds "
+            f"since 1970, found other numbers in {part.file.name}"
+        )
+    per_second = UNITS[report.unit]
+    first = newest - seconds_of(since) * per_second if isinstance(since, str) else since.timestamp() * per_second
+    part_kept = part.kept(~(part.times_N < first))
+    report.early += len(part.rows_N) - len(part_kept.rows_N)
+    return part_kept
+
+
+def _checked(part: _Part, data: DataConfig, report: RowReport, newest: float | None, now: datetime,
+             context: Sequence[str]) -> pa.Table:  # fmt: skip
+    """The good rows of a part as a table."""
+    checks = RowChecks(part.file.name, part.rows_N)
+    ids = {"query": data.query_id, "label": data.label_id}
+    columns: dict[str, pa.Array] = {key: encode_ids(part.table[name], name, part.file) for key, name in ids.items()}
+    for key, name in ids.items():
+        check_ids(checks, name, columns[key], data.placeholders)
+    if part.times_N is not None and data.timestamp is not None:
+        _check_times(checks, part, data, report.unit, now)
+        columns["time"] = pa.array(part.times_N)
+    weights_N, unused_N = _weights(checks, part, data, report, newest)
+    if weights_N is not None:
+        columns["weight"] = pa.array(weights_N.astype(np.float32))
+    if data.events and data.events.column:
+        types = part.table[data.events.column].combine_chunks().cast(pa.string())
+        columns["event"] = pc.index_in(types, value_set=pa.array(data.events.weights, pa.string()))
+    if data.impressions and part.split != "test":
+        columns["shown"] = _lists_of(part.table[data.impressions], data.impressions, part.file)
+    columns |= {CONTEXT + name: part.table[name] for name in context}
+    report.problems += checks.problems
+    report.dropped += int(checks.fatal.sum())
+    report.unweighted += int((unused_N & ~checks.fatal).sum())
+    kept_N = ~(checks.fatal | unused_N)
+    if not kept_N.all():
+        columns = {name: column.filter(pa.array(kept_N)) for name, column in columns.items()}
+        columns |= {key: in_use(columns[key]) for key in ids}
+    if weights_N is not None and kept_N.any() and not weights_N[kept_N].any():
+        raise part.file.wrong(data.weight or "weight", "some weight > 0", "only zeros")
+    dates = data.timestamp is not None and part.times_N is not None and are_dates(part.table[data.timestamp])
+    return pa.table(columns).replace_schema_metadata({TIMESTAMPS: b"\xc2\xb5s"} if dates else None)
+
+
+def _lists_of(column: pa.ChunkedArray, name: str, file: DataFile) -> pa.ChunkedArray:
+    """Lists of ids, as strings."""
+    kind = column.type
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not (
+        pa.types.is_string(kind.value_type) or pa.types.is_integer(kind.value_type)
+    ):
+        raise file.wrong(name, "lists of ids, strings or integers", kind)
+    return column.cast(pa.list_(pa.string()))
+
+
+def _check_times(checks: RowChecks, part: _Part, data: DataConfig, unit: str | None, now: datetime) -> None:
+    """Times that are none are bad, implausible ones only where bad rows are dropped."""
+    name, times_N = data.timestamp or "", part.times_N
+    if times_N is None:
+        return
+    raw, finite_N = part.table[name], np.isfinite(times_N)
+    text = pa.types.is_string(raw.type) or pa.types.is_large_string(raw.type)
+    expected = "numbers or timestamps" if text else "finite numbers"
+    checks.add(name, ~finite_N, expected=expected, found=None, values=raw)
+    if unit is None:
+        return
+    odd_N = finite_N & implausible(times_N, unit, now=now)
+    drop = data.on_bad_row == "drop"
+    for other in UNITS:
+        if other != unit and odd_N.any():
+            mixed_N = odd_N & ~implausible(times_N, other, now=now)
+            first = times_N[mixed_N][0] if mixed_N.any() else 0.0
+            found = f"{other} ({first:.0f}, {in_words(first, other)})"
+            checks.add(name, mixed_N, expected=f"{unit} as in most rows", found=found, fatal=drop)
+            odd_N &= ~mixed_N
+    if odd_N.any():
+        found = in_words(float(times_N[odd_N][0]), unit)
+        checks.add(name, odd_N, expected="times since 1990 and not in the future", found=found, fatal=drop)
+
+
+def _weights(
+    checks: RowChecks, part: _Part, data: DataConfig, report: RowReport, newest: float | None
+) -> tuple[Float64 | None, Bools]:
+    """Weights by column, event type and age, float64 [N]; and rows whose event type weighs 0, bool [N]."""
+    weights_N, unused_N = None, np.zeros(len(part.rows_N), bool)
+    if data.weight:
+        raw = part.table[data.weight]
+        weights_N = as_numbers(raw)
+        if weights_N is None:
+            raise part.file.wrong(data.weight, "numbers", raw.type)
+        text = pa.types.is_string(raw.type) or pa.types.is_large_string(raw.type)
+        expected = "numbers" if text else "finite numbers"
+        checks.add(data.weight, ~np.isfinite(weights_N), expected=expected, found=None, values=raw)
+        checks.add(data.weight, weights_N < 0, expected="weights >= 0", found=None, values=weights_N)
+    if data.events and data.events.column:
+        by_event_N = _event_weights(checks, part, data.events.column, data.events.weights)
+        unused_N = by_event_N == 0
+        weights_N = by_event_N if weights_N is None else weights_N * by_event_N
+    if data.events and data.events.half_life and part.times_N is not None:
+        if report.unit is None or newest is None:
+            raise DataError(
+                "data.events.half_life: expected data.timestamp as dates, or as seconds, milliseconds, microseconds "
+                f"or nanoseconds since 1970, found other numbers in {part.file.name}"
+            )
+        ages_N = np.maximum(newest - part.times_N, 0) / (seconds_of(data.events.half_life) * UNITS[report.unit])
+        decay_N = np.exp2(-ages_N)
+        weights_N = decay_N if weights_N is None else weights_N * decay_N
+    return weights_N, unused_N
+
+
+def _event_weights(checks: RowChecks, part: _Part, name: str, weights: dict[str, float]) -> Float64:
+    """What every row's event type weighs, float64 [N], NaN of unlisted ones, which are bad rows."""
+    column = part.table[name]
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_integer(kind)):
+        raise part.file.wrong(name, "event types as strings or integers", column.type)
+    encoded = encode_ids(column, name, part.file)
+    types = encoded.dictionary.to_pylist()
+    by_type = np.array([*(weights.get(each, np.nan) for each in types), np.nan])
+    at_N = np.asarray(pc.fill_null(encoded.indices, len(types)))
+    counts = np.bincount(at_N, minlength=len(types) + 1)
+    others = [f"{each!r} ({counts[at]:,})" for at, each in enumerate(types) if each not in weights]
+    missing = ["null"] if counts[-1] else []
+    checks.add(
+        name,
+        np.isnan(by_type[at_N]),
+        expected=f"one of {', '.join(weights)} (weight 0 leaves a type out)",
+        found=", ".join([*others[:5], *missing]),
+    )
+    found_N: Float64 = by_type[at_N]
+    return found_N

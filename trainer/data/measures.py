@@ -1,0 +1,240 @@
+"""Columns that are measured rather than looked up: numbers, their ranges, vectors and dates.
+
+Legend: `R` rows of a feature table, `B` batch, `D` numbers of a vector.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from longtail.bundle import MISSING_DATE, DatePart, Feature, Inputs, bucket_rows, date_rows, seconds_of
+from longtail.bundle.arrays import Bools, Float32, Float64, Int32, Int64
+from longtail.trainer.config import FeatureConfig
+
+if TYPE_CHECKING:
+    from longtail.trainer.data.columns import FeatureTable
+
+_MICRO = 1_000_000
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """A number per row; `mean` and `std`, of their logarithms for `transform = "log"`, standardise it.
+
+    Attributes:
+        values: [R]; `fill` where a row has none.
+        mean, std: of the training rows that have one.
+        fill: what stands for a missing number: the training mean.
+        missing: 1 where a row has none, [R]; None where the tower is not told.
+    """
+
+    values: Float32
+    mean: float
+    std: float
+    fill: float
+    missing: Float32 | None = None
+
+    def inputs(self, name: str, rows_B: npt.NDArray[np.integer]) -> Inputs:
+        """The tower's inputs for some rows, [B]."""
+        flag = {} if self.missing is None else {f"{name}__missing": self.missing[rows_B]}
+        return {name: self.values[rows_B]} | flag
+
+    def described(self) -> dict[str, Any]:
+        """What a manifest says of it."""
+        return {"missing": self.fill if self.missing is None else None}
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """Numbers by their range: rows of a table, [R], and the boundaries between them."""
+
+    rows: Int32
+    boundaries: list[float]
+
+    def inputs(self, name: str, rows_B: npt.NDArray[np.integer]) -> Inputs:
+        """The tower's input for some rows, [B]."""
+        return {name: self.rows[rows_B]}
+
+    def described(self) -> dict[str, Any]:
+        """What a manifest says of them."""
+        return {"boundaries": self.boundaries}
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """A vector per row, [R, D]: zeros where a row has none, and `missing` is 1, [R]."""
+
+    values: Float32
+    missing: Float32
+
+    def inputs(self, name: str, rows_B: npt.NDArray[np.integer]) -> Inputs:
+        """The tower's inputs for some rows, [B, D] and [B]."""
+        return {name: self.values[rows_B], f"{name}__missing": self.missing[rows_B]}
+
+    def described(self) -> dict[str, Any]:
+        """What a manifest says of them."""
+        return {"missing": None, "dims": self.values.shape[1]}
+
+
+@dataclass(frozen=True)
+class Dates:
+    """Dates by their parts: rows of a table, [R, parts]; `age` counts from the reference."""
+
+    rows: Int32
+    parts: list[DatePart]
+    reference: datetime
+
+    def inputs(self, name: str, rows_B: npt.NDArray[np.integer]) -> Inputs:
+        """The tower's input for some rows, [B, parts]."""
+        return {name: self.rows[rows_B]}
+
+    def described(self) -> dict[str, Any]:
+        """What a manifest says of them."""
+        return {"parts": self.parts, "reference": self.reference}
+
+
+Measured = Numbers | Ranges | Vectors | Dates
+
+
+def encode_measured(
+    feature: FeatureConfig, source: FeatureTable, training_rows: npt.NDArray[np.integer], exported: Feature | None
+) -> Measured:
+    """A number, vector or date of every row of a table.
+
+    Args:
+        feature: what to encode.
+        source: the table.
+        training_rows: rows that means, ranges and the latest date are taken of, int [n].
+        exported: what a bundle says of the feature, to encode as it does.
+
+    Raises:
+        DataError: the column is missing, or holds something else.
+    """
+    if feature.kind == "vector":
+        return _vectors(feature, source)
+    if feature.kind == "date":
+        return _dates(feature, source, training_rows, exported)
+    values = _numbers_of(feature, source)
+    known = values[training_rows]
+    known = known[~np.isnan(known)].astype(np.float64)
+    if feature.in_buckets:
+        found = boundaries_of(known, feature.buckets) if exported is None else exported.boundaries or []
+        return Ranges(bucket_rows(values, found), found)
+    logarithmic = feature.transform == "log"
+    measured = np.sign(known) * np.log1p(np.abs(known)) if logarithmic else known
+    mean, std = (float(measured.mean()), float(measured.std())) if len(known) else (0.0, 0.0)
+    fill = float(np.sign(mean) * np.expm1(abs(mean))) if logarithmic else mean
+    if feature.has_flag:
+        fill = 0.0
+    elif exported is not None and exported.missing is not None:
+        fill = exported.missing
+    absent = np.isnan(values)
+    values[absent] = fill
+    return Numbers(values, mean, std or 1.0, fill, absent.astype(np.float32) if feature.has_flag else None)
+
+
+def boundaries_of(known: Float64, buckets: int) -> list[float]:
+    """Rising boundaries between ranges that hold as many of the known values [n] each, at most `buckets` − 1."""
+    if len(known) == 0:
+        return []
+    shares = np.arange(1, buckets) / buckets
+    return [float(at) for at in np.unique(np.quantile(known, shares).astype(np.float32))]
+
+
+def _numbers_of(feature: FeatureConfig, source: FeatureTable) -> Float32:
+    """A column of numbers, [R]; NaN where a row has none."""
+    column = source.column(feature)
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        for row, text in enumerate(column.to_pylist()):
+            if text is not None and not _is_number(text):
+                raise source.wrong(
+                    feature, "numbers", f"{column.type}, such as {text!r} of {source.ids[row].as_py()!r}"
+                )
+        raise source.wrong(feature, "numbers", f"numbers as {column.type}")
+    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_decimal(column.type)):
+        raise source.wrong(feature, "numbers", column.type)
+    values: Float32 = column.cast(pa.float32(), safe=False).to_numpy(zero_copy_only=False).copy()
+    if np.isinf(values).any():
+        row = int(np.isinf(values).argmax())
+        raise source.wrong(feature, "finite numbers or nulls", f"{values[row]} of {source.ids[row].as_py()!r}")
+    return values
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _vectors(feature: FeatureConfig, source: FeatureTable) -> Vectors:
+    column, dims = source.column(feature), feature.dims or 0
+    kind = column.type
+    lists = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    if not lists or not (pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type)):
+        raise source.wrong(feature, f"lists of {dims} numbers", kind)
+    given: Bools = np.asarray(column.is_valid())
+    rows = np.flatnonzero(given)
+    lengths = np.asarray(pc.list_value_length(column.filter(pa.array(given))))
+    if (lengths != dims).any():
+        worst = int((lengths != dims).argmax())
+        raise source.wrong(
+            feature, f"lists of {dims} numbers", f"one of {lengths[worst]} of {source.ids[int(rows[worst])].as_py()!r}"
+        )
+    flat = pc.list_flatten(column.filter(pa.array(given))).cast(pa.float32(), safe=False)
+    vectors = flat.to_numpy(zero_copy_only=False).reshape(-1, dims)
+    finite = np.isfinite(vectors).all(axis=1)
+    if not finite.all():
+        worst = int(finite.argmin())
+        raise source.wrong(
+            feature, "finite numbers", f"{vectors[worst][~np.isfinite(vectors[worst])][0]} of "
+            f"{source.ids[int(rows[worst])].as_py()!r}",
+        )  # fmt: skip
+    values = np.zeros((len(column), dims), np.float32)
+    values[given] = vectors
+    return Vectors(values, 1 - given.astype(np.float32))
+
+
+def _dates(
+    feature: FeatureConfig, source: FeatureTable, training_rows: npt.NDArray[np.integer], exported: Feature | None
+) -> Dates:
+    seconds = _seconds_of(feature, source)
+    known = seconds[training_rows]
+    latest = int(known.max(initial=MISSING_DATE))
+    reference = datetime.fromtimestamp(0 if latest == MISSING_DATE else latest, UTC)
+    if exported is not None and exported.reference is not None:
+        reference = exported.reference
+    return Dates(date_rows(seconds, feature.parts, reference), feature.parts, reference)
+
+
+def _seconds_of(feature: FeatureConfig, source: FeatureTable) -> Int64:
+    """A column of times as seconds since 1970, [R]; `MISSING_DATE` where a row has none."""
+    column = source.column(feature)
+    expected = "timestamps, dates, or strings in ISO 8601"
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        texts = column.dictionary_encode()
+        found = []
+        for text in texts.dictionary.to_pylist():
+            try:
+                found.append(seconds_of(text) if text else MISSING_DATE)
+            except (ValueError, OverflowError):
+                row = pc.index(column, text).as_py()
+                raise source.wrong(feature, expected, f"{text!r} of {source.ids[row].as_py()!r}") from None
+        at = pc.fill_null(texts.indices, len(found)).to_numpy()
+        seconds: Int64 = np.array([*found, MISSING_DATE], np.int64)[at]
+        return seconds
+    if not (pa.types.is_timestamp(column.type) or pa.types.is_date(column.type)):
+        raise source.wrong(feature, expected, column.type)
+    if pa.types.is_date(column.type):
+        column = column.cast(pa.timestamp("us"))
+    ticks = column.cast(pa.timestamp("us", column.type.tz), safe=False).cast(pa.int64())
+    given = np.asarray(ticks.is_valid())
+    return np.where(given, pc.fill_null(ticks, 0).to_numpy() // _MICRO, MISSING_DATE)

@@ -1,0 +1,231 @@
+"""Writes a recipe with its reasons, from a log and the feature tables beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from longtail.bundle.labels import RESERVED_COLUMNS
+from longtail.trainer.config import DataConfig, load_recipe
+from longtail.trainer.drafting.columns import read_table, words_of
+from longtail.trainer.drafting.roles import Roles, is_complete, roles_of
+from longtail.trainer.drafting.towers import WIDTH, Sizes, label_tower, query_tower, quoted, tower_text
+from longtail.trainer.errors import DataError, RecipeError
+
+_EVENT_WEIGHTS = {"view": 1, "click": 1, "impression": 1, "like": 2, "wishlist": 2, "cart": 3, "basket": 3,
+                  "checkout": 5, "purchase": 10, "order": 10, "buy": 10, "transaction": 10}  # fmt: skip
+_TITLES = {"title", "name", "brand", "headline", "label"}
+
+
+def draft_recipe(
+    clicks: Path, out: Path, *, queries: Path | None = None, labels: Path | None = None,
+    query_id: str | None = None, label_id: str | None = None, timestamp: str | None = None, event: str | None = None,
+) -> Roles:  # fmt: skip
+    """Look at the data and write a commented recipe that `fit` takes as it is.
+
+    Args:
+        clicks: interactions, a Parquet, CSV or TSV file.
+        out: the recipe to write; must not exist.
+        queries, labels: feature tables, keyed by the columns of ids in `clicks`.
+        query_id, label_id, timestamp, event: columns of `clicks`; those not given are found out.
+
+    Returns:
+        The columns as found.
+
+    Raises:
+        RecipeError: `out` is already there.
+        DataError: a file that cannot be read, no columns of ids, or ids that the tables do not have, have twice or
+            have in another type.
+    """
+    if out.exists():
+        raise RecipeError(f"{out} already exists: expected a path that is free; nothing was changed")
+    if not out.parent.is_dir():
+        raise RecipeError(f"{out}: expected a directory {out.parent}, found none")
+    log = read_table(clicks)
+    tables = {side: read_table(path) for side, path in (("query", queries), ("label", labels)) if path is not None}
+    given = {"query_id": query_id, "label_id": label_id, "timestamp": timestamp, "event": event}
+    names = {side: tables[side].column_names if side in tables else [] for side in ("query", "label")}
+    roles = roles_of(log, clicks, given, query_columns=names["query"], label_columns=names["label"])
+    for side, path, name in (("query", queries, roles.query_id), ("label", labels, roles.label_id)):
+        if path is not None:
+            _check_table(tables[side], path, log, clicks, name)
+    sizes = _sizes(log, clicks, roles)
+    text = _recipe(clicks, out, log, roles, sizes, tables, {"queries": queries, "labels": labels})
+    with out.open("x", encoding="utf-8") as file:
+        file.write(text)
+    load_recipe(out)  # what is written is a recipe
+    return roles
+
+
+def _check_table(table: pa.Table, path: Path, log: pa.Table, clicks: Path, name: str) -> None:
+    """Refuse a feature table whose ids `fit` would refuse."""
+    if name not in table.column_names:
+        raise DataError(
+            f"{path}: expected a column {name!r}, the ids of {clicks}, found {', '.join(table.column_names)}: "
+            "rename it in one of the two"
+        )
+    ids = table[name]
+    if "on_bad_row" not in DataConfig.model_fields and (ids.null_count or pc.count_distinct(ids).as_py() < len(ids)):
+        raise DataError(f"{path}: column {name!r}: expected an id in every row, and each once, found nulls or repeats")
+    kinds = {}
+    for file, column in ((clicks, log[name]), (path, ids)):
+        kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+        if file.suffix == ".parquet":
+            kinds[file] = "integers" if pa.types.is_integer(kind) else "strings"
+    if len(set(kinds.values())) > 1:
+        found = ", ".join(f"{kind} in {file}" for file, kind in kinds.items())
+        raise DataError(f"column {name!r}: expected ids of one type in all Parquet files, found {found}")
+
+
+def _sizes(log: pa.Table, clicks: Path, roles: Roles) -> Sizes:
+    """Counts of the log; raises DataError for rows without ids where no recipe can leave them out."""
+    ids = log.select([roles.query_id, roles.label_id])
+    kept = ids.filter(pc.and_(pc.is_valid(ids[0]), pc.is_valid(ids[1])))
+    bad = len(log) - len(kept)
+    if bad and "on_bad_row" not in DataConfig.model_fields:
+        raise DataError(f"{clicks}: expected ids in every row, found {bad:,} rows without: leave them out")
+    rows_Q, rows_L = (
+        (column if pa.types.is_dictionary(column.type) else column.dictionary_encode()).indices.to_numpy()
+        for column in (kept[0].combine_chunks(), kept[1].combine_chunks())
+    )
+    pairs = np.unique(rows_Q.astype(np.int64) * (int(rows_L.max(initial=0)) + 1) + rows_L)
+    each = np.bincount(rows_Q)
+    return Sizes(len(log), len(each), len(np.unique(rows_L)), len(pairs), float(np.median(each[each > 0])), bad)
+
+
+def _recipe(
+    clicks: Path, out: Path, log: pa.Table, roles: Roles, sizes: Sizes, tables: dict[str, pa.Table],
+    paths: dict[str, Path | None],
+) -> str:  # fmt: skip
+    """The text of a recipe."""
+    taken: set[str] = set()
+    query = query_tower(tables.get("query"), roles, sizes, taken)
+    label = label_tower(tables.get("label"), roles, taken)
+    places = {"train": clicks, **{name: path for name, path in paths.items() if path is not None}}
+    batch = next(
+        (size for rows, size in ((50_000, 512), (300_000, 1024), (3_000_000, 2048)) if sizes.rows < rows), 4096
+    )
+    epochs, patience = (30, 3) if sizes.rows < 3_000_000 else (10, 2)
+    k = next((k for k in (20, 10, 5, 2) if k * 2 <= sizes.labels), 1)
+    repeats = 1 - sizes.distinct / max(sizes.rows - sizes.bad, 1)
+    data = [
+        f"{name} = {quoted(os.path.relpath(path.resolve(), out.parent.resolve()))}" for name, path in places.items()
+    ]
+    data += [f"query_id = {quoted(roles.query_id)}{_guess('query_id', roles)}"]
+    data += [f"label_id = {quoted(roles.label_id)}{_guess('label_id', roles)}"]
+    data += _times(log, roles, sizes)
+    data += _events(log, roles)
+    data += [f"# {repeats:.0%} of the rows are a pair that is there already."]
+    if "repeats" in DataConfig.model_fields:
+        data += [f'repeats = "{"drop" if repeats > 0.05 else "keep"}"']
+    if sizes.bad:
+        data += [f"# {sizes.bad:,} rows lack an id.", 'on_bad_row = "drop"']
+    if shown := _display(tables.get("label"), roles):
+        data += [f"display = {json.dumps(shown, ensure_ascii=False)}  # shown in answers"]
+    unread = [name for name in log.column_names if name not in vars(roles).values()]
+    if unread:
+        data += [f"# Not read: {', '.join(unread)}."]
+    ks = "" if k == 20 else f"ks = {[each for each in (1, 2, 5, 10, 20) if each <= max(sizes.labels, 1)]}\n"
+    return f"""# {clicks.name}: {sizes.rows:,} interactions of {sizes.queries:,} queries with {sizes.labels:,} labels.
+# Written by `longtail-train init`: what it saw is in the comments; change what it could not know.
+# Run      longtail-train fit {out.name} --out runs/{_name(clicks)}
+name = {quoted(_name(clicks))}
+
+[data]
+{_joined(data)}
+
+[query]
+{tower_text(query)}
+
+[label]
+{tower_text(label)}
+
+[model]
+dim = {WIDTH}
+temperature = 0.1
+
+[loss]
+# The other labels of a batch are the negatives. They come by popularity, and so λ has all of it to give back.
+sampler = "in_batch"
+weight = "unit"
+
+[optimizer]
+embedding_learning_rate = 0.01
+dense_learning_rate = 0.001
+
+[training]
+# {sizes.rows // batch:,} steps an epoch. Stops {patience} epochs after recall on valid last rose; that epoch is kept.
+epochs = {epochs}
+batch_size = {batch}
+patience = {patience}
+refit = true  # then train again on train + valid
+
+[evaluation]
+{ks}metric = "recall@{k}"
+# A query's training labels are not in its lists. Where people come back for the same label, say false.
+exclude_seen = true
+# floor = {{ tail = 0.02 }}  # least recall of the tail on valid: the default λ is the best that reaches it
+# Reported beside the model, so that nobody serves one that is worse.
+baselines = ["popularity", "recent popularity", "item-kNN", "iALS"]
+"""
+
+
+def _times(log: pa.Table, roles: Roles, sizes: Sizes) -> list[str]:
+    """The split, and the column of times."""
+    if roles.timestamp is None:
+        return ["# No column of times was found, so pairs are held out by chance.", 'split = { strategy = "random" }']
+    column = log[roles.timestamp]
+    if not is_complete(column) and "on_bad_row" not in DataConfig.model_fields:
+        raise DataError(f"column {roles.timestamp!r}: expected a time in every row, found nulls or infinite ones")
+    share = 0.05 if sizes.rows >= 500_000 else 0.1
+    first, last = (value.as_py() for value in pc.min_max(column).values())
+    return [
+        f"timestamp = {quoted(roles.timestamp)}  # {first} to {last}",
+        "# The latest pairs are held out: a model is asked about days that it has not seen.",
+        f'split = {{ strategy = "temporal", valid = {share}, test = {share} }}',
+    ]
+
+
+def _events(log: pa.Table, roles: Roles) -> list[str]:
+    """What became of the column of events."""
+    if roles.event is None:
+        return []
+    counts = sorted(pc.value_counts(log[roles.event]).to_pylist(), key=lambda found: -found["counts"])
+    shares = ", ".join(f"{found['values']} {found['counts'] / len(log):.0%}" for found in counts[:10])
+    lines = [f"# Column {roles.event}: {shares}."]
+    if "events" not in DataConfig.model_fields:
+        return [*lines, "# Every row is a pair of weight 1, whatever its event."]
+    weights = {found["values"]: _event_weight(found["values"]) for found in counts if found["values"]}
+    table = ", ".join(f"{quoted(name)} = {weight}" for name, weight in weights.items())
+    return [*lines, f"events = {{ column = {quoted(roles.event)}, weights = {{ {table} }} }}"]
+
+
+def _event_weight(name: str) -> int:
+    return max((_EVENT_WEIGHTS[word] for word in words_of(name) & _EVENT_WEIGHTS.keys()), default=1)
+
+
+def _display(table: pa.Table | None, roles: Roles) -> list[str]:
+    """Columns of the label table that a person knows a label by."""
+    if table is None:
+        return []
+    strings = [field.name for field in table.schema if pa.types.is_string(field.type)]
+    named = [name for name in strings if words_of(name) & _TITLES and name not in (roles.label_id, *RESERVED_COLUMNS)]
+    return named[:3]
+
+
+def _guess(role: str, roles: Roles) -> str:
+    return "  # a guess, by the number of its values" if role in roles.guessed else ""
+
+
+def _name(path: Path) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).lstrip("._-") or "job"
+
+
+def _joined(lines: list[str]) -> str:
+    return "\n".join(lines)

@@ -1,0 +1,225 @@
+"""Rows to compare a model with: popularity, recent popularity, item-kNN and implicit ALS, by `implicit`.
+
+They learn from the model's own training pairs, and read of a query what histories read: the pairs known before the
+held-out ones. A query without any gets popularity, as a service would give it. Equal scores are ranked by popularity.
+
+Legend: `Q` queries, `L` labels, `B` a block of queries, `N` those of an evaluation, `K` list length, `F` factors.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.util import find_spec
+
+import numpy as np
+from scipy.sparse import csr_matrix  # type: ignore[import-untyped]
+from threadpoolctl import threadpool_limits
+
+from longtail.bundle.arrays import Float32, Float64, Int32
+from longtail.trainer.data.pairs import Pairs
+from longtail.trainer.evaluation.ranking import block_of, top_rows, without
+from longtail.trainer.evaluation.task import Seen, Task
+
+Settings = dict[str, float]
+"""Parameters of a baseline by name."""
+
+_FACTORS, _ITERATIONS = 64, 15
+_MOST_PRODUCTS = 5e9
+"""Co-occurrences Σ n² over queries of n pairs beyond which item-kNN takes minutes."""
+_MOST_UPDATES = 5e11
+"""Multiplications of an iALS fit beyond which it takes minutes."""
+
+
+@dataclass(frozen=True)
+class Interactions:
+    """What a baseline learns from.
+
+    Attributes:
+        train: pairs that it learns of labels from.
+        known: pairs that it knows of queries.
+        queries: Q.
+        labels: L.
+        seed: of iALS' first factors.
+    """
+
+    train: Pairs
+    known: Pairs
+    queries: int
+    labels: int
+    seed: int
+
+    @cached_property
+    def popularity(self) -> Float64:
+        """Weighted training pairs of every label, float64 [L]."""
+        return _counts(self.train, self.labels)
+
+    @cached_property
+    def pairs_of_training(self) -> csr_matrix:
+        """Weighted training pairs, float32 [Q, L]."""
+        return self._matrix(self.train)
+
+    @cached_property
+    def pairs_known(self) -> csr_matrix:
+        """Weighted known pairs, float32 [Q, L]."""
+        return self._matrix(self.known)
+
+    def without_history(self, rows_N: Int32) -> int:
+        """How many of some queries have no known pair."""
+        return int((np.diff(self.pairs_known.indptr)[rows_N] == 0).sum())
+
+    def _matrix(self, pairs: Pairs) -> csr_matrix:
+        weights = np.ones(len(pairs), np.float32) if pairs.weights is None else pairs.weights
+        return csr_matrix((weights, (pairs.queries, pairs.labels)), shape=(self.queries, self.labels))
+
+
+Scores = Callable[[Int32], Float32]
+"""Scores of every label for query rows int32 [B], float32 [B, L]."""
+
+
+def popularity(data: Interactions, settings: Settings) -> Scores:  # noqa: ARG001
+    """Weighted training pairs of a label, the same for every query."""
+    return _same_for_all(data.popularity)
+
+
+def recent_popularity(data: Interactions, settings: Settings) -> Scores:
+    """Popularity among the latest `share` of the training pairs.
+
+    Raises:
+        ValueError: the pairs have no times.
+    """
+    times = data.train.times
+    if times is None:
+        raise ValueError("recent popularity: expected training pairs with times, received none")
+    latest = np.argsort(-times, kind="stable")[: max(1, round(settings["share"] * len(times)))]
+    return _same_for_all(_counts(data.train.take(latest), data.labels))
+
+
+def item_knn(data: Interactions, settings: Settings) -> Scores:
+    """Sum over a query's known labels of the cosine between their columns of the training matrix, over the
+    `neighbours` nearest of each label.
+    """
+    from implicit.nearest_neighbours import CosineRecommender
+
+    knn = CosineRecommender(K=int(settings["neighbours"]) + 1)  # a label is its own nearest
+    with _alone():
+        knn.fit(data.pairs_of_training, show_progress=False)
+    near_LL = knn.similarity.tocsr()
+    near_LL.setdiag(0)
+    return lambda rows_B: (data.pairs_known[rows_B] @ near_LL).toarray().astype(np.float32)
+
+
+def ials(data: Interactions, settings: Settings) -> Scores:
+    """Implicit ALS (Hu, Koren and Volinsky 2008): a pair weighs `confidence`, every other cell 1.
+
+    A query's factors are solved for from its known pairs, whether it was in training or not.
+    """
+    from implicit.als import AlternatingLeastSquares
+
+    with _alone():
+        model = AlternatingLeastSquares(
+            factors=_FACTORS, iterations=_ITERATIONS, alpha=settings["confidence"],
+            regularization=settings["regularization"], random_state=data.seed, use_gpu=False,
+        )  # fmt: skip
+        model.fit(data.pairs_of_training, show_progress=False)
+
+    def scores(rows_B: Int32) -> Float32:
+        with _alone():
+            factors_BF = model.recalculate_user(rows_B, data.pairs_known[rows_B])
+        scores_BL: Float32 = factors_BF @ model.item_factors.T
+        return scores_BL
+
+    return scores
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A row of `BASELINES`.
+
+    Attributes:
+        fit: learns, and gives the scores.
+        settings: what it is run with.
+        grid: what else is tried on validation pairs, if it is tuned.
+        tuned_always: whether it is tuned without being asked for, as it costs nothing.
+    """
+
+    fit: Callable[[Interactions, Settings], Scores]
+    settings: Settings
+    grid: tuple[Settings, ...] = ()
+    tuned_always: bool = False
+
+
+BASELINES: dict[str, Baseline] = {
+    "popularity": Baseline(popularity, {}),
+    "recent popularity": Baseline(
+        recent_popularity, {"share": 0.1}, tuple({"share": 0.5**halvings} for halvings in range(1, 9)), True
+    ),
+    "item-kNN": Baseline(item_knn, {"neighbours": 100}, tuple({"neighbours": count} for count in (20, 50, 100, 200))),
+    "iALS": Baseline(
+        ials,
+        {"confidence": 5, "regularization": 1},
+        tuple({"confidence": alpha, "regularization": l2} for alpha in (1, 5, 20) for l2 in (1, 10)),
+    ),
+}
+"""By the names of `evaluation.baselines`."""
+
+
+def skipped(name: str, data: Interactions) -> str | None:
+    """Why a baseline is not run on these data; None if it is."""
+    if name == "recent popularity" and data.train.times is None:
+        return "the pairs have no times"
+    if name in ("item-kNN", "iALS") and find_spec("implicit") is None:
+        return "`implicit` is not installed: pip install 'longtail[train]'"
+    products = float((np.bincount(data.train.queries).astype(np.float64) ** 2).sum())
+    if name == "item-kNN" and products > _MOST_PRODUCTS:
+        return (
+            f"{products:.1e} pairs of labels that occur together would take many minutes (at most {_MOST_PRODUCTS:.0e})"
+        )
+    if name == "iALS":
+        cells = 16 * _FACTORS * len(data.train) + (data.queries + data.labels) * _FACTORS**2
+        if _ITERATIONS * cells > _MOST_UPDATES:
+            return f"{_ITERATIONS * cells:.1e} multiplications would take many minutes (at most {_MOST_UPDATES:.0e})"
+    return None
+
+
+def top_labels(task: Task, data: Interactions, scores: Scores) -> Int32:
+    """The lists of a baseline, int32 [N, K], as `rank` makes a model's: seen labels left out, −1 where none is left.
+
+    Args:
+        task: the queries, and what they have seen.
+        data: what the baseline was fitted on; a query without known pairs is answered by its popularity.
+        scores: of the baseline.
+    """
+    popular_L = np.argsort(-data.popularity, kind="stable")
+    place_L = np.empty_like(popular_L)
+    place_L[popular_L] = np.arange(data.labels)
+    keys = np.sort(task.seen_keys // data.labels * data.labels + place_L[task.seen_keys % data.labels])
+    seen = Seen(keys, queries=data.queries, labels=data.labels)
+    newcomer_Q = np.diff(data.pairs_known.indptr) == 0
+    top_NK, block = np.empty((len(task.rows_N), task.k), np.int32), block_of(data.labels, matrices=2)
+    for start in range(0, len(task.rows_N), block):
+        rows_B = task.askers_N[start : start + block]
+        scores_BL = scores(rows_B)
+        scores_BL[newcomer_Q[rows_B]] = data.popularity
+        places_BK = top_rows(without(np.ascontiguousarray(scores_BL[:, popular_L]), seen.places(rows_B)), task.k)
+        top_NK[start : start + block] = np.where(places_BK < 0, -1, popular_L[places_BK])
+    return top_NK
+
+
+def _counts(pairs: Pairs, labels: int) -> Float64:
+    return np.bincount(pairs.labels, pairs.weights, minlength=labels).astype(np.float64)
+
+
+def _same_for_all(scores_L: Float64) -> Scores:
+    return lambda rows_B: np.tile(scores_L.astype(np.float32), (len(rows_B), 1))
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """One BLAS thread, as `implicit` has threads of its own, and without its advice on what it is handed."""
+    with warnings.catch_warnings(), threadpool_limits(1, "blas"):
+        warnings.simplefilter("ignore")
+        yield

@@ -1,0 +1,148 @@
+"""A model beside the baselines of its recipe: the same queries, pairs and metrics, and what the difference is.
+
+Legend: `N` queries, `K` list length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from longtail.bundle import Interval
+from longtail.bundle.arrays import Int32
+from longtail.trainer.config import EvaluationConfig
+from longtail.trainer.evaluation.baselines import BASELINES, Baseline, Interactions, Settings, skipped, top_labels
+from longtail.trainer.evaluation.ranking import LabelSide
+from longtail.trainer.evaluation.task import Task
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Figures of a model at its default λ and μ, and of baselines.
+
+    Attributes:
+        metric: the recipe's, such as `recall@20`.
+        queries: how many were asked.
+        model: every metric of the model.
+        baselines: every metric of each.
+        settings: what each was run with.
+        best: the baseline of the highest `metric`.
+        difference: the model's metric less that of the best, paired by query.
+        notes: sentences on what was left out, and on queries without history.
+    """
+
+    metric: str
+    queries: int
+    model: dict[str, Interval]
+    baselines: dict[str, dict[str, Interval]]
+    settings: dict[str, Settings]
+    best: str
+    difference: Interval
+    notes: list[str]
+
+    @property
+    def behind(self) -> bool:
+        """Whether the model is worse than the best baseline, beyond chance."""
+        return (self.difference.high or 0.0) < 0
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in words."""
+        ours, theirs = self.model[self.metric].value, self.baselines[self.best][self.metric].value
+        figures = (
+            f"{self.metric} {ours:.4f} against {theirs:.4f} on the same {self.queries:,} queries, a difference of "
+            f"{self.difference.value:+.4f} [{self.difference.low:+.4f}, {self.difference.high:+.4f}]"
+        )
+        if self.behind:
+            return f"The model is behind {self.best}: {figures}."
+        if (self.difference.low or 0.0) > 0:
+            return f"The model is ahead of {self.best}, the best baseline: {figures}."
+        return f"No clear difference between the model and {self.best}, the best baseline: {figures}."
+
+    def record(self) -> dict[str, Any]:
+        """What `metrics.json` says of it."""
+        return {
+            "baselines": {name: _plain(metrics) for name, metrics in self.baselines.items()},
+            "baseline_settings": self.settings,
+            "baseline_notes": self.notes,
+            "against_best_baseline": {
+                "baseline": self.best,
+                "metric": self.metric,
+                "difference": self.difference.model_dump(),
+                "in_words": self.sentence,
+            },
+        }
+
+
+def compare(
+    task: Task,
+    ours_NK: Int32,
+    label_side: LabelSide,
+    data: Interactions,
+    config: EvaluationConfig,
+    *,
+    tuning: tuple[Task, Interactions] | None,
+) -> Comparison | None:
+    """Run the recipe's baselines.
+
+    Args:
+        task: the queries.
+        ours_NK: the model's lists.
+        label_side: buckets, counts and propensities.
+        data: what baselines learn from.
+        config: which ones, and the metric.
+        tuning: validation queries, and what is learnt from to answer them; None where there are none.
+
+    Returns:
+        None if there is no baseline to run.
+    """
+    side: dict[str, Any] = {
+        "buckets_L": label_side.buckets,
+        "counts_L": label_side.counts,
+        "inverse_propensity_L": label_side.inverse_propensity(config),
+    }
+    notes: list[str] = []
+    metrics: dict[str, dict[str, Interval]] = {}
+    used: dict[str, Settings] = {}
+    lists: dict[str, Int32] = {}
+    for name in config.baselines:
+        if reason := skipped(name, data):
+            notes.append(f"{name} was left out: {reason}.")
+            continue
+        baseline = BASELINES[name]
+        settings = baseline.settings
+        if baseline.grid and (config.tune_baselines or baseline.tuned_always):
+            if tuning is None:
+                notes.append(f"{name} was not tuned, for want of validation data.")
+            else:
+                settings = _tuned(baseline, *tuning, config.metric, side)
+        lists[name] = top_labels(task, data, baseline.fit(data, settings))
+        metrics[name], used[name] = task.metrics(lists[name], **side), settings
+    if not metrics:
+        return None
+    if (newcomers := data.without_history(task.askers_N)) and not {"item-kNN", "iALS"}.isdisjoint(metrics):
+        notes.append(
+            f"{newcomers:,} of the {len(task.rows_N):,} queries have no history: item-kNN and iALS answer them by "
+            "popularity."
+        )
+    best = max(metrics, key=lambda name: metrics[name][config.metric].value)
+    (ours_N, denominator_N), (theirs_N, _) = (
+        task.ratio(config.metric, top_NK, **side) for top_NK in (ours_NK, lists[best])
+    )
+    difference = task.bootstrap.interval(ours_N - theirs_N, denominator_N)
+    model = task.metrics(ours_NK, **side)
+    return Comparison(config.metric, len(task.rows_N), model, metrics, used, best, difference, notes)
+
+
+def _tuned(baseline: Baseline, task: Task, data: Interactions, metric: str, side: dict[str, Any]) -> Settings:
+    """The settings of the highest metric on validation; of equals, the first of the grid."""
+
+    def value(settings: Settings) -> float:
+        numerator_N, denominator_N = task.ratio(metric, top_labels(task, data, baseline.fit(data, settings)), **side)
+        return float(numerator_N.sum() / max(denominator_N.sum(), 1))
+
+    return max(baseline.grid, key=value)
+
+
+def _plain(metrics: dict[str, Interval]) -> dict[str, Any]:
+    return {name: interval.model_dump() for name, interval in metrics.items()}

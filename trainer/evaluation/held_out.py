@@ -1,0 +1,89 @@
+"""What there is to find: held-out pairs, and which of them an evaluation measures.
+
+Legend: `L` labels, `P` distinct pairs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from longtail.bundle.arrays import Int32, Int64
+from longtail.trainer.data.pairs import Pairs
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """How many pairs of a split are measured, and why not all.
+
+    Attributes:
+        pairs: held out.
+        distinct: of different query and label.
+        seen: of these, those that training has too, which `evaluation.exclude_seen` leaves out; 0 where it is off.
+        measured: what is left to find.
+        queries: that have such a pair, each as often as it is asked in a way of its own.
+    """
+
+    pairs: int
+    distinct: int
+    seen: int
+    measured: int
+    queries: int
+
+    @classmethod
+    def of(
+        cls, held_out: Pairs, known: Pairs, *, labels: int, exclude_seen: bool, askers: Int32 | None = None
+    ) -> HeldOut:
+        """Of a split.
+
+        Args:
+            held_out: its pairs.
+            known: what queries have seen.
+            labels: L.
+            exclude_seen: whether that is left out.
+            askers: as `to_find` takes them.
+        """
+        seen = seen_pairs(known, labels=labels, exclude_seen=exclude_seen)
+        keys_P = to_find(held_out, seen, labels=labels, askers=askers)
+        distinct = len(to_find(held_out, seen[:0], labels=labels, askers=askers))
+        queries = len(np.unique(keys_P // labels))
+        return cls(len(held_out), distinct, distinct - len(keys_P), len(keys_P), queries)
+
+    def __str__(self) -> str:
+        repeats = f", {self.pairs - self.distinct:,} repeats" if self.pairs > self.distinct else ""
+        seen = f", {self.seen:,} seen in training (evaluation.exclude_seen)" if self.seen else ""
+        return f"{self.pairs:,} pairs → {self.measured:,} to find of {self.queries:,} queries{repeats}{seen}"
+
+
+def seen_pairs(known: Pairs, *, labels: int, exclude_seen: bool) -> Int64:
+    """`query · L + label` of what is left out of rankings, int64 [P], rising; nothing where it is not excluded.
+
+    Args:
+        known: what queries have seen.
+        labels: L.
+        exclude_seen: whether it is left out.
+    """
+    return np.unique(_keys(known, labels)) if exclude_seen else np.zeros(0, np.int64)
+
+
+def to_find(held_out: Pairs, seen: Int64, *, labels: int, askers: Int32 | None = None) -> Int64:
+    """`query · L + label` of distinct held-out pairs that are not seen, int64 [P], rising.
+
+    With `askers`, queries as they are asked (`Pairs.askings`): what a query has seen is left out of all of its.
+
+    Args:
+        held_out: pairs of a split.
+        seen: keys to leave out, int64 [P].
+        labels: L.
+        askers: query row of every way to ask, int32 [A]; None where it is one of each.
+    """
+    if askers is None:
+        keys: Int64 = np.setdiff1d(_keys(held_out, labels), seen)
+        return keys
+    keys = np.unique(held_out.askings.astype(np.int64) * labels + held_out.labels)
+    return keys[~np.isin(askers[keys // labels].astype(np.int64) * labels + keys % labels, seen)]
+
+
+def _keys(pairs: Pairs, labels: int) -> Int64:
+    return pairs.queries.astype(np.int64) * labels + pairs.labels

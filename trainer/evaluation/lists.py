@@ -1,0 +1,62 @@
+"""What a metric of one's own is computed from, and the table of them.
+
+Legend: `N` queries, `K` length of the lists, `L` labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from longtail.bundle.arrays import Bools, Float64, Int8, Int32, Int64
+from longtail.trainer.errors import DataError
+
+
+class Lists(NamedTuple):
+    """Lists of K labels for N queries, and what they should have found.
+
+    Attributes:
+        top_NK: label rows, best first, int32; −1 where a list ends early.
+        hits_NK: entries that are held-out labels of the query, bool.
+        wanted_N: held-out labels of every query, float64.
+        counts_L: training pairs of every label, int64.
+        buckets_L: bucket of every label, by its place in `BUCKET_NAMES`, int8.
+    """
+
+    top_NK: Int32
+    hits_NK: Bools
+    wanted_N: Float64
+    counts_L: Int64
+    buckets_L: Int8
+
+
+Metric = Callable[..., tuple[Float64, Float64]]
+"""From `Lists` and keyword-only parameters to numerators and denominators of the queries, both float64 [N]."""
+
+METRICS: dict[str, Metric] = {}
+"""Metrics of one's own by the name that a recipe's `[evaluation] metrics` calls them; ours are in `metrics_of`."""
+
+RESERVED = frozenset((
+    "recall", "ndcg", "precision", "hit_rate", "mrr", "psp", "psndcg", "balanced_error", "exposure", "coverage",
+    "gini", "popularity", "log_likelihood",
+))  # fmt: skip
+"""Names of our metrics."""
+
+
+def measured(name: str, metric: Metric, lists: Lists) -> tuple[Float64, Float64]:
+    """Numerators and denominators of a registered metric, both float64 [N].
+
+    Raises:
+        DataError: it gives something else than two finite numbers per query.
+    """
+    made = metric(lists)
+    shape = lists.wanted_N.shape
+    columns = [np.asarray(column, np.float64) for column in made] if isinstance(made, tuple) else []
+    if [column.shape for column in columns] != [shape, shape] or not np.isfinite(columns).all():
+        found = [column.shape for column in columns] if columns else type(made).__name__
+        raise DataError(
+            f"metric {name!r}: expected two finite arrays of shape {shape}, one of each query, found {found}"
+        )
+    return columns[0], columns[1]

@@ -1,0 +1,192 @@
+"""Samplers, weights, families and metrics of one's own, used in a recipe by their names.
+
+    from longtail.trainer import register
+
+    @register.weight("damped")
+    def damped(log, *, power: float = 0.5):
+        ...
+
+A recipe then says `weight = { name = "damped", power = 0.25 }`. What a recipe may set are the keyword-only parameters
+of the function, checked against their annotations. `longtail-train` finds what an installed package offers as an entry
+point of the groups in `GROUPS`; docs/extending.md has an example of each kind.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Iterable
+from importlib.metadata import entry_points, packages_distributions, version
+from typing import Any, TypeVar
+
+from longtail.trainer.evaluation.lists import METRICS, RESERVED
+from longtail.trainer.losses.families import LOSSES, Family
+from longtail.trainer.losses.hits import Hits
+from longtail.trainer.losses.weights import WEIGHTS
+from longtail.trainer.sampling import SAMPLERS
+
+__all__ = ["GROUPS", "family", "metric", "sampler", "weight"]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+GROUPS = {
+    "sampler": "longtail.samplers",
+    "weight": "longtail.weights",
+    "family": "longtail.families",
+    "metric": "longtail.metrics",
+}
+"""Groups of entry points, by what their rows are. An entry point is named as the recipe names it, and loads a function
+that is registered when its module is imported, or a bare one (of a family a `Family`)."""
+
+_TABLES: dict[str, dict[str, Any]] = {"sampler": SAMPLERS, "weight": WEIGHTS, "family": LOSSES, "metric": METRICS}
+_OURS = {kind: frozenset(table) for kind, table in _TABLES.items()} | {"metric": RESERVED}
+_POSITIONAL = {"sampler": 1, "weight": 1, "family": 3, "metric": 1}
+"""Arguments that the functions of a kind are called with, beside a recipe's parameters."""
+
+
+def sampler(name: str) -> Callable[[_Function], _Function]:
+    """Register a sampler of negatives: a function from a `SamplerSetup` to a `Sampler`.
+
+    Its noise ν is computed from its `log_q_L`, the log of probabilities that sum to 1. A sampler whose q depends
+    on the query has `log_q` in its place, and is refused beside a weight that does not cancel q, since no number per
+    label could then be what the dial removes [METHODS §9].
+
+    Args:
+        name: in recipes, `loss.sampler.name`.
+
+    Raises:
+        ValueError: the name is one of ours, or the function takes other arguments than a sampler is called with.
+    """
+    return _row("sampler", name, lambda function: function)
+
+
+def weight(name: str) -> Callable[[_Function], _Function]:
+    """Register a weight of negatives: a function from `LogProbabilities` to a `LogWeight`.
+
+    `row` may depend on the positive alone and `col` on the negative alone, which is what makes its noise ν computable;
+    a weight that mixes them is refused before training.
+
+    Args:
+        name: in recipes, `loss.weight.name`.
+
+    Raises:
+        ValueError: as `sampler`.
+    """
+    return _row("weight", name, lambda function: function)
+
+
+def family(
+    name: str, *, link: float | None, cosine: bool = False, hits: Hits = "mask"
+) -> Callable[[_Function], _Function]:
+    """Register a loss family: a function of positives [B], negatives [B, M] and log-weights [B, M] to losses [B].
+
+    Args:
+        name: in recipes, `loss.family.name`.
+        link: slope of the optimal logit in log(p(y|x)/ν) [METHODS §9], 1 for any loss that converges to log-odds; None
+            of a loss whose optimum is no such line. With None a recipe needs a valid split, or
+            `evaluation.default_bias_removal`, to choose λ by.
+        cosine: defined on cosines as they are: similarity cosine, temperature 1, no label bias.
+        hits: what becomes of draws that are their row's positive, unless a recipe says.
+
+    Raises:
+        ValueError: as `sampler`, or a link of 0 or less.
+    """
+    if link is not None and not link > 0:
+        raise ValueError(f"family {name!r}: expected link > 0 or None, received {link}")
+    return _row("family", name, lambda function: Family(function, link=link, cosine=cosine, hits=hits))
+
+
+def metric(name: str) -> Callable[[_Function], _Function]:
+    """Register a metric: a function of `Lists` to numerators and denominators of the queries, both float64 [N].
+
+    Its value is `Σ numerator / Σ denominator`; the interval is the bootstrap's of all metrics.
+
+    Args:
+        name: in recipes, `evaluation.metrics` and `evaluation.metric = "NAME@K"`.
+
+    Raises:
+        ValueError: as `sampler`.
+    """
+    return _row("metric", name, lambda function: function)
+
+
+def find(kind: str, name: str) -> None:
+    """Load the row of a name from an installed package, if the table of its kind lacks it.
+
+    Args:
+        kind: `sampler`, `weight`, `family` or `metric`.
+        name: as a recipe calls it.
+
+    Raises:
+        ValueError: there is an entry point of that name, but it does not load; or two packages have one.
+    """
+    if name in _TABLES[kind]:
+        return
+    found = list(entry_points(group=GROUPS[kind], name=name))
+    if len(found) > 1:
+        packages = ", ".join(entry.dist.name if entry.dist else entry.value for entry in found)
+        raise ValueError(
+            f"{kind} {name!r}: expected one package with this entry point of {GROUPS[kind]}, found {packages}"
+        )
+    for entry in found:
+        try:
+            made = entry.load()
+        except (ImportError, AttributeError) as error:
+            raise ValueError(f"{kind} {name!r}: expected entry point {entry.value!r} to load: {error}") from error
+        if name in _TABLES[kind]:  # by its decorator
+            return
+        if kind == "family" and not isinstance(made, Family):
+            raise ValueError(
+                f"family {name!r}: expected a Family at {entry.value!r}, which has its link, found {made!r}"
+            )
+        _check_signature(kind, name, made.loss if isinstance(made, Family) else made)
+        _TABLES[kind][name] = made
+
+
+def is_ours(kind: str, name: str) -> bool:
+    """Whether a row came with Longtail."""
+    return name in _OURS[kind]
+
+
+def origin_of(kind: str, name: str) -> str:
+    """Where a row of one's own is from: `MODULE:FUNCTION`, its package and version, the sha256 of its source."""
+    row = _TABLES[kind][name]
+    function = row.loss if isinstance(row, Family) else row
+    origin = f"{function.__module__}:{function.__qualname__}"
+    for package in packages_distributions().get(function.__module__.partition(".")[0], [])[:1]:
+        origin += f" of {package} {version(package)}"
+    try:
+        source = inspect.getsource(function)
+    except (OSError, TypeError):  # typed into an interpreter
+        return origin
+    return f"{origin} {hashlib.sha256(source.encode()).hexdigest()[:12]}"
+
+
+def own_rows(named: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Origins of the rows that are not Longtail's own, by kind and name; of (kind, name) pairs."""
+    return {f"{kind} {name}": origin_of(kind, name) for kind, name in named if not is_ours(kind, name)}
+
+
+def _row(kind: str, name: str, row_of: Callable[[Any], Any]) -> Callable[[_Function], _Function]:
+    if name in _OURS[kind]:
+        raise ValueError(f"{kind} {name!r}: expected a name that is not Longtail's own, received one that is")
+
+    def register(function: _Function) -> _Function:
+        _check_signature(kind, name, function)
+        _TABLES[kind][name] = row_of(function)
+        return function
+
+    return register
+
+
+def _check_signature(kind: str, name: str, function: Callable[..., Any]) -> None:
+    """Refuse a function that a recipe's parameters or a step's tensors would not fit."""
+    parameters = list(inspect.signature(function).parameters.values())
+    positional = [it for it in parameters if it.kind in (it.POSITIONAL_ONLY, it.POSITIONAL_OR_KEYWORD)]
+    if len(positional) != _POSITIONAL[kind] or any(it.kind in (it.VAR_POSITIONAL, it.VAR_KEYWORD) for it in parameters):
+        raise ValueError(
+            f"{kind} {name!r}: expected {_POSITIONAL[kind]} positional argument(s) and a recipe's parameters "
+            f"keyword-only, received {function.__name__}{inspect.signature(function)}"
+        )
+    if reserved := [it.name for it in parameters if it.name == "name"]:
+        raise ValueError(f"{kind} {name!r}: expected parameters of other names than the row's, received {reserved}")

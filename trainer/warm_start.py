@@ -1,0 +1,169 @@
+"""Weights that a bundle keeps for the next training, and what of them a new model takes over.
+
+A bundle's ONNX towers cannot be trained further, so it keeps their weights beside them, as `weights.npz`: every
+embedding table as `tables/NAME`, whose row of an id is that of `vocabularies/NAME.parquet`, the label biases, and the
+towers' dense weights as `query/PLACE` and `label/PLACE`.
+
+Legend: `D` dimensions, `L` labels.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import keras
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from longtail.bundle import Bundle, Vocabulary
+from longtail.bundle.arrays import Float32
+from longtail.trainer.backend import ops
+from longtail.trainer.errors import CheckpointError
+from longtail.trainer.model.embedding import Table
+from longtail.trainer.model.two_tower import LABEL_BIAS, TwoTower
+
+WEIGHTS_FILE = "weights.npz"
+_TEMPERATURE = "log_temperature"
+
+
+@dataclass(frozen=True)
+class CarriedOver:
+    """What a new model took over from an old one.
+
+    Attributes:
+        tables: (rows carried over, new rows, rows that vanished) by table name; the out-of-vocabulary row counts.
+        dense: names of the dense weights carried over.
+        left: why a table or weight was not, in words, by name.
+    """
+
+    tables: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+    dense: list[str] = field(default_factory=list)
+    left: dict[str, str] = field(default_factory=dict)
+
+    def lines(self) -> list[str]:
+        """One line per table, one for the dense weights, one for everything that was left."""
+        rows = [
+            f"table {name}: {kept:,} rows carried over, {new:,} new, {gone:,} vanished"
+            for name, (kept, new, gone) in self.tables.items()
+        ]
+        dense = [f"dense: {', '.join(self.dense)} carried over"] if self.dense else []
+        return [*rows, *dense, *(f"{name}: starts fresh: {why}" for name, why in self.left.items())]
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """The weights of a trained bundle.
+
+    Attributes:
+        sha256: of the file that holds them, for the identity of what is trained from it.
+        weights: by name.
+        ids: what the rows 1, 2, … of a table stand for, by table; none of a table of hashed words.
+    """
+
+    sha256: str
+    weights: Mapping[str, Float32]
+    ids: Mapping[str, pa.Array]
+
+    @classmethod
+    def read(cls, path: Path) -> WarmStart:
+        """Read the weights that a bundle keeps.
+
+        Raises:
+            CheckpointError: it keeps none, or `path` holds a run's checkpoints.
+            BundleError: it is no bundle, or damaged.
+        """
+        if not (path / "manifest.json").exists() and any(path.glob("select/latest-*")):
+            raise CheckpointError(
+                f"{path}: expected a bundle, found the checkpoints of a run: `longtail-train export RECIPE "
+                f"--from {path} --out DIR` writes a bundle from the newest"
+            )
+        bundle = Bundle.load(path)
+        if WEIGHTS_FILE not in bundle.manifest.files:
+            raise CheckpointError(
+                f"{path}: expected {WEIGHTS_FILE}, the weights to train on from, found none: it was written before "
+                "bundles kept them, or with training.keep_weights = false; fit once without a warm start"
+            )
+        try:
+            with np.load(path / WEIGHTS_FILE, allow_pickle=False) as file:
+                weights = {name: file[name] for name in file.files}
+        except (ValueError, zipfile.BadZipFile) as error:
+            raise CheckpointError(f"{path / WEIGHTS_FILE}: expected arrays of weights: {error}") from error
+        ids = {name: vocabulary.ids for name, vocabulary in bundle.vocabularies.items()}
+        return cls(bundle.manifest.files[WEIGHTS_FILE].sha256, weights, {**ids, LABEL_BIAS: bundle.labels.ids})
+
+    def carry_over(self, model: TwoTower, vocabularies: Mapping[str, Vocabulary], label_ids: pa.Array) -> CarriedOver:
+        """Put the old weights into a fresh model, wherever they fit; the rest stays as it was drawn.
+
+        Args:
+            model: changed in place.
+            vocabularies: of its tables, by name.
+            label_ids: of its labels, string [L].
+        """
+        carried = CarriedOver()
+        ids = {name: vocabulary.ids for name, vocabulary in vocabularies.items()} | {LABEL_BIAS: label_ids}
+        for name, table in model.tables.items():
+            self._carry_table(name, table, ids.get(name), carried)
+        for name, variable in dense_weights(model).items():
+            old = self.weights.get(name)
+            if old is None:
+                carried.left[name] = "the bundle has no such weight"
+            elif old.shape != tuple(variable.shape):
+                carried.left[name] = f"expected shape {tuple(variable.shape)}, found {old.shape}"
+            else:
+                variable.assign(old)
+                carried.dense.append(name)
+        return carried
+
+    def _carry_table(self, name: str, table: Table, new_ids: pa.Array | None, carried: CarriedOver) -> None:
+        key = f"tables/{name}"
+        old, old_ids = self.weights.get(f"tables/{name}"), self.ids.get(name)
+        if old is None:
+            carried.left[key] = "the bundle has no such table"
+            return
+        if old.shape[1] != table.dim:
+            carried.left[key] = f"expected {table.dim} dimensions, found {old.shape[1]}"
+            return
+        if new_ids is None or old_ids is None:  # hashed words have no ids
+            if len(old) != table.rows:
+                carried.left[key] = f"expected {table.rows} rows of hashed words, found {len(old)}"
+                return
+            table.table.assign(old)
+            carried.tables[name] = (len(old), 0, 0)
+            return
+        if len(old) != len(old_ids) + 1:
+            carried.left[key] = f"expected a row for each of {len(old_ids)} ids, found {len(old) - 1}"
+            return
+        found = np.asarray(pc.fill_null(pc.index_in(new_ids, value_set=old_ids), -1))
+        rows = ops.convert_to_numpy(table.table).copy()
+        rows[0] = old[0]
+        rows[1:][found >= 0] = old[1:][found[found >= 0]]
+        table.table.assign(rows)
+        kept = int((found >= 0).sum())
+        carried.tables[name] = (kept + 1, len(found) - kept, len(old_ids) - kept)
+
+
+def weights_of(model: TwoTower) -> bytes:
+    """All that training a model further needs, as the file `weights.npz`."""
+    arrays = {f"tables/{name}": ops.convert_to_numpy(table.table) for name, table in model.tables.items()}
+    arrays |= {name: ops.convert_to_numpy(variable) for name, variable in dense_weights(model).items()}
+    file = io.BytesIO()
+    np.savez(file, allow_pickle=False, **arrays)
+    return file.getvalue()
+
+
+def dense_weights(model: TwoTower) -> dict[str, keras.Variable]:
+    """Trained weights beside the tables, by `TOWER/PLACE.LAYER.WEIGHT`: stable where Keras' own names count up."""
+    named: dict[str, keras.Variable] = {}
+    for side, tower in (("query", model.towers.query), ("label", model.towers.label)):
+        layers = [layer for layer in tower.layers if layer.trainable_variables]
+        for place, layer in enumerate(layers):
+            for variable in layer.trainable_variables:
+                named[f"{side}/{place}.{type(layer).__name__}.{variable.name}"] = variable
+    if model.recipe.model.learn_temperature:
+        named[_TEMPERATURE] = model.log_temperature
+    return named
