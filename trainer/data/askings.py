@@ -1,6 +1,7 @@
 """How queries are asked: the distinct contexts of interactions, and the attributes of a query as of a time.
 
-Legend: `N` pairs, `R` rows of a table, `V` versions of queries' attributes, `A` queries as they are asked.
+Legend: `N` pairs, `Q` queries, `L` labels, `R` rows of a table, `V` versions of queries' attributes,
+`A` queries as they are asked.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def versions_of(
     Args:
         data: names the table and its column `valid_from`.
         read: the query table.
-        query_ids: strings, every query.
+        query_ids: strings [Q], every query.
         interactions: as `read_interactions` gives them, whose metadata says what their times are.
 
     Raises:
@@ -151,8 +152,8 @@ def impressions_of(lists: pa.ChunkedArray, label_ids: pa.Array) -> Bags:
     """The labels of every interaction's impressions, the first `MOST_SHOWN`; those that no label has are left out.
 
     Args:
-        lists: lists of label ids, strings, one per interaction.
-        label_ids: the catalogue.
+        lists: lists of label ids, strings [R], one per interaction.
+        label_ids: the catalogue, strings [L].
     """
     column = lists.combine_chunks()
     lengths_R = np.asarray(pc.fill_null(pc.list_value_length(column), 0))

@@ -50,7 +50,7 @@ def as_times(column: pa.ChunkedArray) -> Float64 | None:
 
 
 def are_dates(column: pa.ChunkedArray) -> bool:
-    """Whether `as_times` reads a column in microseconds since 1970: dates, timestamps, ISO 8601 text."""
+    """Whether `as_times` reads a column [N] in microseconds since 1970: dates, timestamps, ISO 8601 text."""
     return as_numbers(column) is None
 
 

@@ -1,6 +1,6 @@
 """What there is to find: held-out pairs, and which of them an evaluation measures.
 
-Legend: `L` labels, `P` distinct pairs.
+Legend: `L` labels, `P` distinct pairs, `A` queries as they are asked.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class HeldOut:
             known: what queries have seen.
             labels: L.
             exclude_seen: whether that is left out.
-            askers: as `to_find` takes them.
+            askers: query row of every way to ask, int32 [A]; None where it is one of each.
         """
         seen = seen_pairs(known, labels=labels, exclude_seen=exclude_seen)
         keys_P = to_find(held_out, seen, labels=labels, askers=askers)
