@@ -34,7 +34,7 @@ def check_release(path: Path) -> Iterator[str]:
     k = min(_K, manifest.labels)
     example = retriever.release_json()["example"]
     places = [(value, 0.0) for value in sorted({dial.minimum, dial.default, dial.maximum})]
-    if manifest.kappa_popularity is not None or dial.noise == "p_n(y|x)":
+    if manifest.kappa_popularity is not None or dial.noise.startswith("p_n(y|x)"):
         prior = manifest.popularity
         weights = {prior.minimum, prior.default, prior.maximum} - {0.0}
         places += [(dial.default, weight) for weight in sorted(weights)]

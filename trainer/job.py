@@ -15,7 +15,7 @@ from rich.markup import escape
 
 from longtail.bundle import BiasRemoval, Bundle, CurvePoint, Popularity, refuse_existing
 from longtail.trainer.config import EvaluationConfig, Recipe, load_recipe
-from longtail.trainer.data.dataset import Dataset, load_dataset
+from longtail.trainer.data.dataset import Dataset, read_dataset
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.errors import CheckpointError
 from longtail.trainer.evaluation.comparison import Comparison
@@ -82,7 +82,7 @@ def fit(
     for name in track:
         tracker_module(name)
     weights = None if warm_start is None else WarmStart.read(Path(warm_start))
-    dataset = load_dataset(recipe.data, seed=recipe.seed, strings=recipe.string_columns, columns=recipe.table_columns)
+    dataset = read_dataset(recipe)
     _describe(recipe, dataset, reporter)
     work = work_directory(out)
     trained = train(
@@ -133,7 +133,7 @@ def export_checkpoint(recipe: Recipe, work: Path, out: Path, reporter: Reporter)
         DataError, ExportError: what is wrong with the data, or with the export.
     """
     refuse_existing(out)
-    dataset = load_dataset(recipe.data, seed=recipe.seed, strings=recipe.string_columns, columns=recipe.table_columns)
+    dataset = read_dataset(recipe)
     run = prepare_run(recipe, dataset, epochs=recipe.training.epochs, work=work / "select")
     if run.epoch == run.step == 0:
         raise CheckpointError(f"{work / 'select'}: expected a checkpoint of this recipe, found none")
@@ -204,6 +204,7 @@ def curve_of(
         trained.label_side(),
         config,
         queries=len(trained.dataset.query_ids),
+        askers=trained.dataset.askers,
         seed=trained.recipe.seed,
         settings=settings,
         log_proposal=log_proposal_of(trained.model.proposal, features),
@@ -264,12 +265,12 @@ def finish(
         "metrics.json": _figures(dial, measured, compared),
         "history.json": json.dumps(asdict(history), indent=1).encode(),
         "recipe.json": recipe.model_dump_json(
-            indent=1, exclude={"data": {"train", "valid", "test", "queries", "labels"}}
+            indent=1, by_alias=True, exclude={"data": {"train", "valid", "test", "queries", "labels"}}
         ).encode(),
     }
     if dial.curve:
         reports["report.html"] = html_report(recipe, dial, history, facts, compared)
-    return to_bundle(trained, np.unique(held_out.queries), dial, reports)
+    return to_bundle(trained, np.unique(held_out.askings), dial, reports)
 
 
 def work_directory(out: Path) -> Path:
@@ -282,7 +283,7 @@ def held_out_of(recipe: Recipe, dataset: Dataset) -> dict[str, HeldOut]:
     seen = {"valid": dataset.train, "test": dataset.train.followed_by(dataset.valid)}
     labels, exclude_seen = len(dataset.label_ids), recipe.evaluation.exclude_seen
     return {
-        split: HeldOut.of(pairs, seen[split], labels=labels, exclude_seen=exclude_seen)
+        split: HeldOut.of(pairs, seen[split], labels=labels, exclude_seen=exclude_seen, askers=dataset.askers)
         for split in seen
         if len(pairs := getattr(dataset, split))
     }
@@ -302,6 +303,14 @@ def _describe(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> None:
         f"{len(dataset.train):,} training, {len(dataset.valid):,} validation, {len(dataset.test):,} test pairs; "
         f"{recipe.loss}"
     )
+    if dataset.asked is not None:
+        reporter.say(
+            f"Asked in {len(dataset.asked.queries):,} ways, by context and attributes; each is ranked by itself"
+        )
+    if dataset.impressions is not None:
+        reporter.say(
+            f"{len(dataset.impressions.ids):,} impressions, of weight {recipe.loss.impressions:g} if not chosen"
+        )
     paired = [pairs.queries for pairs in (dataset.train, dataset.valid, dataset.test)]
     if unpaired := len(dataset.query_ids) - len(np.unique(np.concatenate(paired))):
         reporter.say(f"{unpaired:,} of the queries have no label: nothing is learned from them or measured on them")

@@ -98,11 +98,13 @@ class Trained:
 
     def noise(self) -> Noise:
         """What the λ of this model removes."""
+        shown = " of the draws, not of the impressions" if self.recipe.loss.impressions else ""
         if self.model.proposal is not None:
-            return Noise("p_n(y|x)", constant=False, apart=True)
+            return Noise(f"p_n(y|x){shown}", constant=False, apart=True)
         log_pi, log_nu = _log_frequencies(self.recipe, self.dataset), self.log_noise()
         apart = not np.array_equal(log_nu, log_pi)
-        return Noise(name_of_noise(log_nu, log_pi), constant=apart and bool(np.ptp(log_nu) == 0), apart=apart)
+        name = name_of_noise(log_nu, log_pi) + shown
+        return Noise(name, constant=apart and bool(np.ptp(log_nu) == 0), apart=apart)
 
     def theory_s_bias_removal(self) -> float:
         """The λ that undoes the training where nothing was held out to choose one by [METHODS §9]."""
@@ -112,7 +114,7 @@ class Trained:
         return 0.0 if self.noise().constant else removes_all(objective)
 
     def embed_queries(self, rows_B: Int32) -> Float32:
-        """Query embeddings by query row, float32 [B, D]."""
+        """Embeddings of queries by `Pairs.askings`, int32 [B]; float32 [B, D]."""
         return self.model.embed_queries(self.encoding.query.of_queries(rows_B))
 
 
@@ -297,6 +299,7 @@ def train(
                 epoch=epoch,
                 first=first,
                 known=known,
+                impressions=dataset.impressions if recipe.loss.impressions else None,
             )
             done, logs_of_epoch = first, dict[str, float]()
             for step, batch in batches:
@@ -365,6 +368,7 @@ def _validate(trained: Trained) -> list[CurvePoint]:
         trained.label_side(),
         config,
         queries=len(trained.dataset.query_ids),
+        askers=trained.dataset.askers,
         seed=trained.recipe.seed,
         max_queries=config.max_valid_queries,
         settings=trained.noise().quick(),

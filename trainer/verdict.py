@@ -45,10 +45,11 @@ def compare_with_baselines(
     tuning = None
     if len(dataset.valid):
         task = Task.of(
-            dataset.valid, dataset.train, config, labels=labels, seed=seed, max_queries=config.max_valid_queries
-        )
+            dataset.valid, dataset.train, config, labels=labels, seed=seed, max_queries=config.max_valid_queries,
+            askers=dataset.askers,
+        )  # fmt: skip
         tuning = task, learnt_from(dataset.train, dataset.train)
-    task = Task.of(held_out, known, config, labels=labels, seed=seed)
+    task = Task.of(held_out, known, config, labels=labels, seed=seed, askers=dataset.askers)
     features, label_side = trained.encoding.query.with_history(known), trained.label_side()
     (ours_NK,), _ = rank(
         task.rows_N,
@@ -58,6 +59,7 @@ def compare_with_baselines(
         [dial.default],
         k=task.k,
         queries=len(dataset.query_ids),
+        askers=dataset.askers,
         log_proposal=log_proposal_of(trained.model.proposal, features),
     )
     learnt = learnt_from(trained.dataset.train, known)

@@ -35,11 +35,14 @@ for name, sampler, weight, optimizer in [
     ("adam", "in_batch", "tail", {"embeddings": "adam"}),
     ("adagrad", "full", "importance", {"embeddings": "adagrad", "dense": "adagrad"}),
     ("sgd", "in_batch", "unit", descent),
+    ("impressions", "in_batch", "unit", {"embeddings": "adam"}),
 ]:
+    shown = {"impressions": 0.5} if name == "impressions" else {}
     recipe = tiny.recipe(
+        data={"impressions": "shown"},
         query={"features": [tiny.USER, history], "hidden": [8]},
         model={"dim": 4, "label_bias": True, "learn_temperature": True},
-        loss={"sampler": {"name": sampler}, "weight": weight},
+        loss={"sampler": {"name": sampler}, "weight": weight} | shown,
         optimizer={"clip_norm": 0.5, "schedule": "linear"} | optimizer,
     )
     model = tiny.model(recipe, data, batch_size=4, total_steps=10)
@@ -50,6 +53,7 @@ for name, sampler, weight, optimizer in [
         chosen = np.arange(4) + step
         batch = query.of_pairs(chosen, rng)
         batch |= {"_positive": data.train.labels[chosen], "_weight": np.float32([1, 2, 0.5, 1])}
+        batch |= {"_shown": np.int32([[1, 3], [0, 0], [5, 4], [2, 2]])} if shown else {}
         results[f"{name}: loss {step}"] = float(model.train_step(batch))
     results[f"{name}: labels"] = model.embed_labels()
     results[f"{name}: queries"] = model.embed_queries(query.of_queries(np.arange(4, dtype=np.int32)))
@@ -57,7 +61,7 @@ for name, sampler, weight, optimizer in [
     results[f"{name}: temperature"] = model.temperature
 np.savez(sys.argv[1], **results)
 """
-"""Three steps of three jobs from the same initial weights; what they give goes to a file."""
+"""Three steps of four jobs from the same initial weights; what they give goes to a file."""
 
 
 PROOFS = (

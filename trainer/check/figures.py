@@ -17,7 +17,7 @@ from longtail.bundle import BUCKET_NAMES, Inputs
 from longtail.trainer.check.cost import Cost, cost_of
 from longtail.trainer.check.limits import check_sizes
 from longtail.trainer.config import FeatureConfig, Recipe, load_recipe
-from longtail.trainer.data.dataset import Dataset, load_dataset
+from longtail.trainer.data.dataset import Dataset, read_dataset
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.times import in_words
@@ -110,7 +110,7 @@ def check(recipe: Recipe | Path | str, *, overrides: Sequence[str] = ()) -> Chec
     except TrainerError as error:
         return Check(str(recipe), [str(error)])
     try:
-        dataset = load_dataset(made.data, seed=made.seed, strings=made.string_columns, columns=made.table_columns)
+        dataset = read_dataset(made)
     except TrainerError as error:
         return Check(made.name, str(error).split("\n"))
     problems = []
@@ -159,7 +159,9 @@ def _splits(recipe: Recipe, dataset: Dataset) -> dict[str, SplitFigures]:
             on_new_labels=int(label_new_L[pairs.labels].sum()),
             first=None if times is None else in_words(float(times.min()), dataset.report.unit),
             last=None if times is None else in_words(float(times.max()), dataset.report.unit),
-            to_find=None if name == "train" else HeldOut.of(pairs, known, labels=labels, exclude_seen=excluded),
+            to_find=None
+            if name == "train"
+            else HeldOut.of(pairs, known, labels=labels, exclude_seen=excluded, askers=dataset.askers),
         )
         known = known.followed_by(pairs)
     return made
@@ -180,15 +182,16 @@ def _buckets(recipe: Recipe, dataset: Dataset) -> dict[str, dict[str, int]]:
 
 def _features(recipe: Recipe, dataset: Dataset, encoding: Encoding) -> list[FeatureFigures]:
     """Both towers' features; queries with training pairs are looked at, evenly, at most some thousands."""
-    rows = np.unique(dataset.train.queries)
+    rows = np.unique(dataset.train.askings)
     looked = rows[:: max(len(rows) // _QUERIES_LOOKED_AT, 1)].astype(np.int32)
     sides = (
         ("query", recipe.query.features, encoding.query.of_queries(looked), dataset.query_table),
         ("label", recipe.label.features, encoding.label_inputs, dataset.label_table),
     )
     made = []
-    for tower, features, inputs, table in sides:
+    for tower, features, inputs, of_side in sides:
         for feature in features:
+            table = dataset.contexts if feature.origin == "row" else of_side
             unknown, empty = _shares(feature, inputs)
             if table is not None and feature.source in table.column_names and feature.kind not in ("bag", "text"):
                 empty = float(pc.mean(pc.is_null(table[feature.source], nan_is_null=True)).as_py())

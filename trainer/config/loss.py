@@ -173,6 +173,9 @@ class LossConfig(Section):
     """Draws that are positives of their row. `mask`: the row's positive is no negative. `keep`: every draw counts.
     `mask_known`: nor are other training positives of the row's query. By default the family's [METHODS §2.1]."""
     mining: MiningConfig | None = None
+    impressions: float = Field(default=0.0, ge=0)
+    """Weight of every label of `data.impressions` that was shown with a row and not chosen, a negative beside those
+    drawn: as it stands, for no sampler drew it [METHODS §2.3]. The first 32 of a row count. 0 leaves them out."""
     regularizer: float = Field(default=0.0, ge=0)
     """Strength of (f + log q)² on positives and negatives [BM20 eq. 6]; of f² with family `nce`."""
     reweight: float = Field(default=0.0, ge=0)
@@ -206,6 +209,11 @@ class LossConfig(Section):
             raise ValueError(
                 "hits: expected 'mask' or 'mask_known' with exclude_positive, which draws no positive to keep, "
                 "received 'keep'"
+            )
+        if family.shifted and self.impressions:
+            raise ValueError(
+                f"impressions: expected 0 with family {self.family.name!r}, which tells data from noise that q draws, "
+                f"received {self.impressions}"
             )
         if family.stateful and self.mining is not None:
             raise ValueError(
@@ -253,6 +261,8 @@ class LossConfig(Section):
             return f"family {family!r} does not converge to log p(y|x)"
         if self.mining is not None:
             return "mining weighs a negative by its rank"
+        if self.impressions:
+            return "impressions are negatives that no q draws"
         if self.weight.threshold:
             return "labels below the weight's threshold are no negatives"
         if hits == "mask_known" or (hits == "mask" and family == "logistic" and not self.family.pairwise):
@@ -295,4 +305,5 @@ class LossConfig(Section):
         mined = "" if self.mining is None else f" · mined({self.mining})"
         hits = "" if self.hits is None else f" · hits {self.hits}"
         reweighted = f" · reweight {self.reweight}" if self.reweight else ""
-        return f"{self.family} · {self.sampler} · {self.weight}{hits}{mined}{reweighted}"
+        shown = f" · impressions {self.impressions}" if self.impressions else ""
+        return f"{self.family} · {self.sampler} · {self.weight}{hits}{mined}{reweighted}{shown}"

@@ -53,6 +53,7 @@ class Recipe(Section):
     def _consistent(self) -> Self:
         if any(feature.kind == "history" for feature in self.label.features):
             raise ValueError("label.features: expected kinds other than history, which belongs to queries")
+        self._check_rows()
         self._check_events()
         self._check_cosine()
         self._check_tree_s_dial()
@@ -91,6 +92,34 @@ class Recipe(Section):
                     f"received {other.name!r} ({other.buckets}) and {feature.name!r} ({feature.buckets})"
                 )
         return self
+
+    def _check_rows(self) -> None:
+        """Refuse features, attributes and impressions that the interactions cannot give."""
+        data = self.data
+        for feature in self.label.features:
+            if feature.origin == "row":
+                raise ValueError(f"label feature {feature.name!r}: expected from = 'table', received 'row'")
+        for feature in self.query.features:
+            if feature.origin == "row" and (feature.kind == "history" or feature.name == data.query_id):
+                raise ValueError(
+                    f"query feature {feature.name!r}: expected from = 'row' of neither a history nor the query's own "
+                    f"id, received {feature.kind!r}"
+                )
+        if data.format in ("lists", "xmc") and (self.context_columns or data.impressions or data.valid_from):
+            raise ValueError(
+                "data.format: expected a format of columns with features of from = 'row', impressions or valid_from, "
+                f"received {data.format!r}"
+            )
+        if self.loss.impressions and not data.impressions:
+            raise ValueError(
+                f"loss.impressions: expected data.impressions, their column, beside {self.loss.impressions}, "
+                "received none"
+            )
+        if data.valid_from and not (data.queries and data.timestamp):
+            raise ValueError(
+                "data.valid_from: expected data.queries and data.timestamp beside it, "
+                f"received {data.queries} and {data.timestamp}"
+            )
 
     def _check_events(self) -> None:
         """Refuse histories of event types that the data do not tell apart."""
@@ -143,6 +172,11 @@ class Recipe(Section):
             )
 
     @property
+    def context_columns(self) -> list[str]:
+        """Columns of the interactions that query features are read from."""
+        return list(dict.fromkeys(feature.source for feature in self.query.features if feature.origin == "row"))
+
+    @property
     def own_id(self) -> FeatureConfig | None:
         """The label feature that is the label's own id; None without one."""
         return next((feature for feature in self.label.features if feature.name == self.data.label_id), None)
@@ -161,9 +195,13 @@ class Recipe(Section):
     @property
     def table_columns(self) -> dict[str, list[str]]:
         """Columns that the job reads of each feature table, `query` and `label`, beside the ids."""
-        columns = {"query": [], "label": list(self.data.display)}
+        columns = {"query": [self.data.valid_from] if self.data.valid_from else [], "label": list(self.data.display)}
         for side, tower, own in (("query", self.query, self.data.query_id), ("label", self.label, self.data.label_id)):
-            columns[side] += [each.source for each in tower.features if each.kind != "history" and each.name != own]
+            columns[side] += [
+                each.source
+                for each in tower.features
+                if each.kind != "history" and each.name != own and each.origin == "table"
+            ]
         return {side: list(dict.fromkeys(names)) for side, names in columns.items()}
 
     @property
@@ -183,7 +221,7 @@ class Recipe(Section):
 
     @property
     def string_columns(self) -> list[str]:
-        """Columns of feature tables that are text, also where a text format makes them look like numbers."""
+        """Columns of features that are text, also where a text format makes them look like numbers."""
         features = (*self.query.features, *self.label.features)
         return [feature.source for feature in features if feature.kind not in ("number", "history", "vector")]
 
@@ -243,7 +281,7 @@ def _keys_beside(location: tuple[str | int, ...]) -> list[str]:
             kind = section.model_fields[name].annotation
             candidates = [kind, *get_args(kind)]
             section = next(part for part in candidates if isinstance(part, type) and issubclass(part, BaseModel))
-    return list(section.model_fields)
+    return [field.alias or name for name, field in section.model_fields.items()]
 
 
 def _apply_override(tree: dict[str, Any], override: str) -> None:

@@ -56,6 +56,9 @@ class DataConfig(Section):
     weight: str | None = None
     """Column of finite weights ≥ 0 that scale each pair's loss. π counts weighted pairs; buckets, and the `count` of a
     label, count pairs; metrics weigh every pair alike."""
+    impressions: str | None = None
+    """Column of lists of label ids, strings or integers: what was shown with the row, chosen or not. `loss.impressions`
+    weighs those that were not as negatives. Ids that are not in the catalogue are left out."""
     events: EventsConfig | None = None
     """Weights by event type and age, times `weight` if there is one."""
     filter: list[Condition] = Field(default_factory=list)
@@ -76,6 +79,10 @@ class DataConfig(Section):
     """What becomes of pairs that occur again. `drop`: within each split, the latest stays, with the largest weight."""
     queries: Places | None = None
     """Feature table of queries, keyed by `query_id`."""
+    valid_from: str | None = None
+    """Column of the query table: since when a row's attributes hold, number or timestamp as `timestamp` is. A query
+    then has a row for every change, and an interaction those of the last row that is not later than itself; earlier
+    than the first, all are missing."""
     labels: Places | None = None
     """Feature table of labels, keyed by `label_id`; its labels are in the catalogue even if never seen."""
     display: list[str] = Field(default_factory=list)

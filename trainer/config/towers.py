@@ -24,7 +24,10 @@ class FeatureConfig(Section):
     positive itself. `bag`: ids, or ids with weights. `text`: words, hashed. `number`: one, as `transform` says.
     `vector`: `dims` numbers, such as a pretrained embedding of a text or an image. `date`: a time, as its `parts`."""
     column: str | None = None
-    """Column of the feature table; by default the feature's name."""
+    """Column of the feature table, or of the interactions; by default the feature's name."""
+    origin: Literal["table", "row"] = Field(default="table", alias="from")
+    """`from` in a recipe: where its column is. `table`: the feature table. `row`: the interactions, of a query feature:
+    its context, such as the device, the hour or the words searched for, which may differ from row to row."""
     separator: str | None = None
     """Splits a string column of a `bag`, such as `Action|Comedy`."""
     dim: int = Field(default=64, ge=1)

@@ -3,7 +3,7 @@
 Tower inputs are named as `bundle.Feature` says: `name` int32 [B] or [B, P], `name__weight` float32
 [B, P] for histories, bags and texts, `name` float32 [B] for numbers, [B, D] for vectors.
 
-Legend: `B` batch, `P` positions of a padded bag, `L` labels.
+Legend: `B` batch, `P` positions of a padded bag, `L` labels, `S` impressions of a row.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from longtail.bundle.arrays import Int32, Int64
 from longtail.trainer.config import FeatureConfig
 from longtail.trainer.data.columns import Bags, Encoded
 from longtail.trainer.data.known import KnownPositives
-from longtail.trainer.data.pairs import Pairs
+from longtail.trainer.data.pairs import Asked, Pairs
 
 _UNKNOWN_RATE = 0.01
 """Of query features, unless the recipe says otherwise."""
@@ -54,7 +54,8 @@ class _Histories:
 
 
 class QueryFeatures:
-    """Encodes queries: static features by query row, histories by place in the training pairs.
+    """Encodes queries as they are asked: attributes by query row or version, contexts by theirs, histories by place in
+    the training pairs.
 
     Args:
         features: the query tower's.
@@ -63,6 +64,8 @@ class QueryFeatures:
         known: pairs that histories are read from.
         queries: number of query rows.
         ordered: a history is what came before; otherwise all other pairs of the query.
+        asked: the ways in which queries are asked; None where there is one of each.
+        query_id: name of the feature that is the query's own id, which is by query row whatever the version.
         events: codes of the pairs that a history is made of, by feature name; a history without is made of all.
     """
 
@@ -75,10 +78,13 @@ class QueryFeatures:
         *,
         queries: int,
         ordered: bool,
+        asked: Asked | None = None,
+        query_id: str = "",
         events: Mapping[str, Sequence[int]] = MappingProxyType({}),
     ) -> None:
         self._features, self._encoded, self._history_ids = features, encoded, history_ids
         self._known, self._ordered, self._events = known, ordered, events
+        self._asked, self._query_id = asked, query_id
         self._offsets = known.offsets(queries)
         self._histories = {name: _Histories.of(known, self._offsets, events.get(name)) for name in history_ids}
 
@@ -91,6 +97,8 @@ class QueryFeatures:
             known,
             queries=len(self._offsets) - 1,
             ordered=self._ordered,
+            asked=self._asked,
+            query_id=self._query_id,
             events=self._events,
         )
 
@@ -104,7 +112,7 @@ class QueryFeatures:
             rng: draws what becomes unknown, and which part of a history that is too long is read.
         """
         queries_B = self._known.queries[pairs_B]
-        inputs = take_rows(self._features, self._encoded, queries_B)
+        inputs = self._static(self._known.askings[pairs_B])
         for feature in self._features:
             if feature.kind == "history":
                 history = self._histories[feature.name]
@@ -123,15 +131,36 @@ class QueryFeatures:
                 inputs[name] = np.where(unknown, inputs[name].dtype.type(value), inputs[name])
         return inputs
 
-    def of_queries(self, queries_B: Int32) -> Inputs:
-        """Inputs of query rows, int32 [B], as they stand after all known pairs: what a service would be asked."""
-        inputs = take_rows(self._features, self._encoded, queries_B)
+    def of_queries(self, askings_B: Int32) -> Inputs:
+        """Inputs of queries as they stand after all known pairs: what a service would be asked.
+
+        Args:
+            askings_B: rows as `Pairs.askings` has them, int32: of `Dataset.asked`, or query rows without.
+        """
+        inputs = self._static(askings_B)
+        queries_B = askings_B if self._asked is None else self._asked.queries[askings_B]
         for feature in self._features:
             if feature.kind == "history":
                 offsets = self._histories[feature.name].bags.offsets
                 ends_B = offsets[queries_B + 1]
                 starts_B = np.maximum(offsets[queries_B], ends_B - feature.max_length)
                 inputs |= self._history(feature, starts_B, ends_B, None)
+        return inputs
+
+    def _static(self, askings_B: Int32) -> Inputs:
+        """Inputs of all features but histories."""
+        asked = self._asked
+        if asked is None:
+            return take_rows(self._features, self._encoded, askings_B)
+        inputs: Inputs = {}
+        for feature in self._features:
+            if feature.origin == "row" and asked.contexts is not None:
+                rows_B = asked.contexts[askings_B]
+            elif feature.name == self._query_id or asked.attributes is None:
+                rows_B = asked.queries[askings_B]
+            else:
+                rows_B = asked.attributes[askings_B]
+            inputs |= take_rows([feature], self._encoded, rows_B)
         return inputs
 
     def _history(
@@ -184,12 +213,14 @@ def epoch_batches(
     epoch: int,
     first: int,
     known: KnownPositives | None = None,
+    impressions: Bags | None = None,
 ) -> Iterator[tuple[int, Inputs]]:
     """Shuffled batches of one epoch, numbered, from step `first` on; what is left over at the end is dropped.
 
     A batch holds the query tower's inputs by name, `_pair` int32 [B] (rows of `pairs`), `_positive` int32 [B]
     (label rows) and `_weight` float32 [B]; where known positives are asked for also `_known` and `_known_rows`,
-    int32 [K] (`KnownPositives.of_queries`). The same arguments give the same batches.
+    int32 [K] (`KnownPositives.of_queries`), and for impressions `_shown`, int32 [B, S], filled up with the positive.
+    The same arguments give the same batches.
 
     Args:
         pairs: the training pairs.
@@ -200,6 +231,7 @@ def epoch_batches(
         epoch: from 0.
         first: step to begin with, from 0.
         known: positives of every query, for a loss that masks them.
+        impressions: label rows of what was shown with the interactions, for a loss that weighs them.
     """
     order = _visits(pairs, one_label_per_query=one_label_per_query, seed=seed, epoch=epoch)
     for step in range(first, len(order) // batch_size):
@@ -210,6 +242,8 @@ def epoch_batches(
         batch["_weight"] = np.ones(batch_size, np.float32) if pairs.weights is None else pairs.weights[rows_B]
         if known is not None:
             batch["_known"], batch["_known_rows"] = known.of_queries(pairs.queries[rows_B])
+        if impressions is not None and pairs.shown is not None:
+            batch["_shown"] = impressions.filled(pairs.shown[rows_B], batch["_positive"])
         yield step, batch
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -48,25 +49,42 @@ class Bags:
             np.where(inside_BP, self.weights[at_BP], 0).astype(np.float32),
         )
 
+    @cached_property
+    def longest(self) -> int:
+        """Entries of the longest row; 1 where all are empty."""
+        return max(int(np.diff(self.offsets).max(initial=0)), 1)
+
+    def filled(self, rows_B: Int32, filler_B: Int32) -> Int32:
+        """All ids of some rows, int32 [B, P]; places left over hold the row's filler. P is that of the longest row of
+        all, so that it is the same for every batch."""
+        starts_B = self.offsets[rows_B]
+        places_P = np.arange(self.longest)
+        inside_BP = places_P < (self.offsets[rows_B + 1] - starts_B)[:, None]
+        at_BP = np.where(inside_BP, starts_B[:, None] + places_P, 0)
+        ids_BP = self.ids[at_BP] if len(self.ids) else at_BP
+        return np.where(inside_BP, ids_BP, filler_B[:, None]).astype(np.int32)
+
 
 Encoded = Int32 | Bags | Measured
 
 
 @dataclass(frozen=True)
 class FeatureTable:
-    """Feature table of queries or of labels, one row per id.
+    """Where features are read: a table of queries or of labels, one row per id, or of what came with interactions.
 
     Attributes:
         ids: strings.
-        table: one row per id, in their order; None without a file.
+        table: one row per id, in their order, or one per version of its attributes or per context; None without a file.
         id_name: name of the feature that is the id itself.
         path: the file or files, for errors; None without any.
+        training_rows: rows that training reads, int [n], as often as they count in frequencies and means.
     """
 
     ids: pa.Array
     table: pa.Table | None
     id_name: str
     path: str | None
+    training_rows: npt.NDArray[np.integer]
 
     def column(self, feature: FeatureConfig) -> pa.Array:
         """The raw column of a feature, one value per id.

@@ -17,8 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from longtail.bundle.arrays import Float64, Int32, Int64
-from longtail.trainer.config import DataConfig
-from longtail.trainer.data.pairs import Pairs
+from longtail.trainer.config import DataConfig, Recipe
+from longtail.trainer.data.askings import ask, impressions_of, versions_of
+from longtail.trainer.data.columns import Bags
+from longtail.trainer.data.interactions import CONTEXT
+from longtail.trainer.data.pairs import Asked, Pairs
 from longtail.trainer.data.problems import RowReport
 from longtail.trainer.data.reading import read_files
 from longtail.trainer.data.split import cut, keep_smallest_label, without_repeats
@@ -48,8 +51,12 @@ class Dataset:
         query_ids: string [Q], every query of every split and of the feature table.
         label_ids: string [L], the catalogue: labels of every split and of the feature table.
         train, valid, test: pairs; valid and test may be empty.
-        query_table, label_table: feature tables, one row per id in the ids' order; None without a file.
+        query_table, label_table: feature tables, one row per id in the ids' order; None without a file. Of queries
+            whose attributes change, one row per version, and after the last one without values.
         ordered: whether a query's pairs are in time order, so that a history is what came before.
+        asked: the ways in which queries are asked; None where it is one of each.
+        contexts: distinct contexts, by the names of their columns; None without.
+        impressions: label rows of what was shown with an interaction; None without.
         read_at: when the files were read, UTC.
         repeats: `drop` where a split holds every pair once, and so does what splits are put together to.
         report: what was left out of the files' rows, and what is wrong with them.
@@ -63,6 +70,9 @@ class Dataset:
     query_table: pa.Table | None
     label_table: pa.Table | None
     ordered: bool
+    asked: Asked | None = None
+    contexts: pa.Table | None = None
+    impressions: Bags | None = None
     read_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     repeats: str = "keep"
     report: RowReport = field(default_factory=RowReport)
@@ -87,6 +97,11 @@ class Dataset:
             pairs_N = self.train.weights.astype(np.float64) * (1.0 if pairs_N is None else pairs_N)
         return np.bincount(self.train.labels, pairs_N, minlength=len(self.label_ids)).astype(np.float64)
 
+    @property
+    def askers(self) -> Int32 | None:
+        """Query row of every way to ask, int32 [A]; None where it is one of each."""
+        return None if self.asked is None else self.asked.queries
+
     def training_queries(self) -> int:
         """Distinct queries with training pairs."""
         return len(np.unique(self.train.queries))
@@ -100,8 +115,14 @@ class Dataset:
             digest.update(f"\npairs {len(pairs)}\n".encode())
             for array in (pairs.queries, pairs.labels, pairs.weights, pairs.times):
                 digest.update(b"none" if array is None else array.tobytes())
-            digest.update(b"" if pairs.events is None else pairs.events.tobytes())
-        for table in (self.query_table, self.label_table):
+            for array in (pairs.events, pairs.asked, pairs.shown):
+                digest.update(b"" if array is None else array.tobytes())
+        if self.asked is not None:
+            for array in (self.asked.queries, self.asked.contexts, self.asked.attributes):
+                digest.update(b"none" if array is None else array.tobytes())
+        if self.impressions is not None:
+            digest.update(self.impressions.offsets.tobytes() + self.impressions.ids.tobytes())
+        for table in (self.query_table, self.label_table, self.contexts):
             if table is not None:
                 with pa.ipc.new_stream(_DigestWriter(digest), table.schema) as stream:
                     stream.write_table(table)
@@ -114,16 +135,33 @@ class Dataset:
         return replace(self, train=train, valid=self.valid.take(slice(0)))
 
 
+def read_dataset(recipe: Recipe) -> Dataset:
+    """The data of a recipe, with the columns that its features are read from.
+
+    Raises:
+        DataError: as `load_dataset`.
+    """
+    return load_dataset(
+        recipe.data,
+        seed=recipe.seed,
+        strings=recipe.string_columns,
+        columns=recipe.table_columns,
+        context=recipe.context_columns,
+    )
+
+
 def load_dataset(
-    data: DataConfig, *, seed: int, strings: Sequence[str] = (), columns: Mapping[str, Sequence[str]] | None = None
-) -> Dataset:
+    data: DataConfig, *, seed: int, strings: Sequence[str] = (), columns: Mapping[str, Sequence[str]] | None = None,
+    context: Sequence[str] = (),
+) -> Dataset:  # fmt: skip
     """Read every file the recipe names and cut the splits.
 
     Args:
         data: names the files.
         seed: what a random split is drawn by.
-        strings: columns of feature tables that text formats must not read as numbers or dates.
+        strings: columns of features that text formats must not read as numbers or dates.
         columns: columns that are needed of each feature table, `query` and `label`; None reads all.
+        context: columns of the interactions that query features are read from.
 
     Ids match by their text: integer 7 in Parquet, `7` in CSV. Text formats have no types; Parquet files must
     agree whether a column of ids holds integers or strings, since they would match by accident otherwise.
@@ -131,18 +169,26 @@ def load_dataset(
     Raises:
         DataError: files that are missing or garbled, columns that are missing or hold something else, rows that are
             bad, all of it in one error; ids that are integers in one Parquet file and strings in another; a display
-            column the label table does not have.
+            column the label table does not have; `valid_from` and `timestamp` of which one is numbers and one
+            timestamps.
     """
     read_at = datetime.now(UTC)
     places = {name: place for name in ("train", "valid", "test") if (place := getattr(data, name)) is not None}
     if data.split and len(places) == 3:
         raise DataError("data.split: expected at most one of valid and test as a file beside it, received both")
     report = RowReport()
-    raw, tables = read_files(data, places, report, strings=strings, columns=columns, now=read_at)
+    raw, tables = read_files(data, places, report, strings=strings, columns=columns, now=read_at, context=context)
     query_table, label_table = tables["query"], tables["label"]
     query_ids = _union([table["query"] for table in raw.values()], query_table)
     label_ids = _union([table["label"] for table in raw.values()], label_table)
     pairs = {name: _pairs(table, query_ids, label_ids) for name, table in raw.items()}
+    pairs, shown = _with_shown(pairs, raw)
+    versions, attributes = None, None
+    if query_table is not None:
+        attributes = None if data.valid_from else query_table.aligned(query_ids)
+        if data.valid_from:
+            attributes, versions = versions_of(data, query_table, query_ids, list(raw.values()))
+    pairs, asked, contexts = ask(pairs, {name: _contexts(table, context) for name, table in raw.items()}, versions)
     if data.reduction == "smallest":
         listed = None if label_table is None else label_table.ids
         pairs, label_ids = keep_smallest_label(pairs, label_ids, listed)
@@ -162,9 +208,12 @@ def load_dataset(
         train=pairs["train"],
         valid=pairs["valid"],
         test=pairs["test"],
-        query_table=None if query_table is None else query_table.aligned(query_ids),
+        query_table=attributes,
         label_table=None if label_table is None else label_table.aligned(label_ids),
         ordered=data.timestamp is not None or (data.split is not None and data.split.strategy == "leave_last_out"),
+        asked=asked,
+        contexts=contexts,
+        impressions=None if shown is None else impressions_of(shown, label_ids),
         read_at=read_at,
         repeats=data.repeats,
         report=report,
@@ -193,3 +242,19 @@ def _pairs(table: pa.Table, query_ids: pa.Array, label_ids: pa.Array) -> Pairs:
         table["time"].to_numpy() if "time" in table.column_names else None,
         table["event"].to_numpy() if "event" in table.column_names else None,
     )
+
+
+def _with_shown(pairs: dict[str, Pairs], raw: dict[str, pa.Table]) -> tuple[dict[str, Pairs], pa.ChunkedArray | None]:
+    """Pairs that say which row of the impressions is theirs, and the impressions of all splits; None without."""
+    tables = {name: table for name, table in raw.items() if "shown" in table.column_names}
+    if not tables:
+        return pairs, None
+    first = 0
+    for name, table in tables.items():
+        rows = np.arange(first, first + table.num_rows, dtype=np.int32)
+        pairs, first = pairs | {name: replace(pairs[name], shown=rows)}, first + table.num_rows
+    return pairs, pa.concat_tables([table.select(["shown"]) for table in tables.values()])["shown"]
+
+
+def _contexts(table: pa.Table, names: Sequence[str]) -> pa.Table:
+    return table.select([CONTEXT + name for name in names]).rename_columns(list(names))

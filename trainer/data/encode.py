@@ -63,17 +63,28 @@ class Encoding:
         Raises:
             DataError: a feature's column is missing or has a type its kind does not read.
         """
-        seen_queries = np.unique(dataset.train.queries)
-        query = FeatureTable(dataset.query_ids, dataset.query_table, recipe.data.query_id, _path(recipe.data.queries))
-        label = FeatureTable(dataset.label_ids, dataset.label_table, recipe.data.label_id, _path(recipe.data.labels))
-        vocabularies = vocabularies or build_vocabularies(recipe, dataset, query, label, seen_queries)
-        static = [feature for feature in recipe.query.features if feature.kind != "history"]
+        data, train, asked = recipe.data, dataset.train, dataset.asked
         of_model = {feature.name: feature for feature in exported}
-        encoded_queries = {
-            feature.name: encode_column(feature, query, vocabularies, seen_queries, of_model.get(feature.name))
-            for feature in static
-        }
         every_label = np.arange(len(dataset.label_ids))
+        versions_N = None if asked is None or asked.attributes is None else asked.attributes[train.askings]
+        contexts_N = None if asked is None or asked.contexts is None else asked.contexts[train.askings]
+        query = FeatureTable(
+            dataset.query_ids, dataset.query_table, data.query_id, _path(data.queries),
+            np.unique(train.queries if versions_N is None else versions_N),
+        )  # fmt: skip
+        context = FeatureTable(
+            dataset.query_ids, dataset.contexts, "", _path(data.train),
+            every_label[:0] if contexts_N is None else contexts_N,
+        )  # fmt: skip
+        label = FeatureTable(dataset.label_ids, dataset.label_table, data.label_id, _path(data.labels), every_label)
+        vocabularies = vocabularies or build_vocabularies(recipe, dataset, query, context, label)
+        encoded_queries = {}
+        for feature in recipe.query.features:
+            if feature.kind != "history":
+                source = context if feature.origin == "row" else query
+                encoded_queries[feature.name] = encode_column(
+                    feature, source, vocabularies, source.training_rows, of_model.get(feature.name)
+                )
         encoded_labels = {f.name: encode_column(f, label, vocabularies, every_label) for f in recipe.label.features}
         numbers = {
             name: (column.mean, column.std)
@@ -90,9 +101,11 @@ class Encoding:
                     for feature in recipe.query.features
                     if feature.kind == "history"
                 },
-                dataset.train,
+                train,
                 queries=len(dataset.query_ids),
                 ordered=dataset.ordered,
+                asked=asked,
+                query_id=data.query_id,
                 events=_event_codes(recipe),
             ),
             label_inputs=take_rows(recipe.label.features, encoded_labels, every_label),

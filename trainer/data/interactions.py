@@ -1,10 +1,12 @@
-"""Interactions of all splits: read, filtered, checked and weighted, as tables of `query`, `label`, `time`, `weight`.
+"""Interactions of all splits: read, filtered, checked and weighted, as tables of `query`, `label`, `time`, `weight`,
+`shown` and the columns of contexts.
 
 Legend: `N` rows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
@@ -20,8 +22,13 @@ from longtail.trainer.data.files import DataFile, read_columns
 from longtail.trainer.data.ids import check_ids, encode_ids, in_use, stored_as
 from longtail.trainer.data.lists import read_lists
 from longtail.trainer.data.problems import RowChecks, RowReport
-from longtail.trainer.data.times import UNITS, as_numbers, as_times, implausible, in_words, unit_of
+from longtail.trainer.data.times import UNITS, are_dates, as_numbers, as_times, implausible, in_words, unit_of
 from longtail.trainer.errors import DataError
+
+CONTEXT = "context:"
+"""Before the name of a column that a query feature is read from."""
+TIMESTAMPS = b"timestamps"
+"""Key of a table's metadata if its times are timestamps, in microseconds then."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +37,7 @@ class Interactions:
 
     Attributes:
         tables: `query` and `label`, dictionary-encoded strings, one chunk; `time` float64 and `weight` float32 where
-            the recipe asks for them.
+            the recipe asks for them, `shown` lists of strings, and a context's columns under `context:NAME`.
         id_types: `integers` or `strings` by id column, then by Parquet file.
         errors: what is wrong with whole files.
     """
@@ -59,7 +66,8 @@ class _Part:
 
 
 def read_interactions(files: dict[str, list[DataFile]], data: DataConfig, report: RowReport, *,
-                      now: datetime) -> Interactions:  # fmt: skip
+                      now: datetime, context: Sequence[str] = (), strings: Sequence[str] = ()
+                      ) -> Interactions:  # fmt: skip
     """Read every file of every split; bad rows are left out and noted, for `settle` to judge.
 
     Args:
@@ -67,13 +75,15 @@ def read_interactions(files: dict[str, list[DataFile]], data: DataConfig, report
         data: the recipe's section.
         report: gets counts and problems.
         now: what is not the future.
+        context: columns that query features are read from.
+        strings: those that text formats must not read as numbers or dates.
     """
     made = Interactions()
     parts: list[_Part] = []
     for split, of_split in files.items():
         for file in of_split:
             try:
-                parts.append(_read(split, file, data, made, report))
+                parts.append(_read(split, file, data, made, report, context, strings))
             except DataError as error:
                 made.errors.append(str(error))
     times = [part.times_N for part in parts if part.times_N is not None]
@@ -84,12 +94,17 @@ def read_interactions(files: dict[str, list[DataFile]], data: DataConfig, report
         try:
             if data.since is not None:
                 part = _since(part, data.since, newest, report)
-            by_split[part.split].append(_checked(part, data, report, newest, now))
+            by_split[part.split].append(_checked(part, data, report, newest, now, context))
         except DataError as error:
             made.errors.append(str(error))
     for split, tables in by_split.items():
         if tables and sum(table.num_rows for table in tables):
-            made.tables[split] = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
+            try:
+                whole = pa.concat_tables(tables, promote_options="permissive")
+            except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+                made.errors.append(f"data.{split}: expected context columns of one type in all files: {error}")
+                continue
+            made.tables[split] = whole.unify_dictionaries().combine_chunks()
         elif not made.errors and not any(problem.fatal for problem in report.problems):
             made.errors.append(_nothing(files[split], report))
     return made
@@ -101,7 +116,8 @@ def _nothing(files: list[DataFile], report: RowReport) -> str:
     return f"{files[0].name}{more}: expected at least one interaction, found none{f' ({why})' if why else ''}"
 
 
-def _read(split: str, file: DataFile, data: DataConfig, made: Interactions, report: RowReport) -> _Part:
+def _read(split: str, file: DataFile, data: DataConfig, made: Interactions, report: RowReport,
+          context: Sequence[str], strings: Sequence[str]) -> _Part:  # fmt: skip
     """The rows of a file that meet the filter, with their times."""
     if file.kind == "lists":
         pairs = read_lists(file)
@@ -110,8 +126,9 @@ def _read(split: str, file: DataFile, data: DataConfig, made: Interactions, repo
         return _Part(split, file, np.arange(pairs.num_rows), renamed)
     events = data.events.column if data.events else None
     needed = [data.query_id, data.label_id, *filter(None, (data.timestamp, data.weight, events))]
-    wanted = list(dict.fromkeys([*needed, *(column for column, _, _ in data.filter)]))
-    table = read_columns(file, wanted, strings=needed)
+    shown = [data.impressions] if data.impressions and split != "test" else []
+    wanted = list(dict.fromkeys([*needed, *(column for column, _, _ in data.filter), *context, *shown]))
+    table = read_columns(file, wanted, strings=[*needed, *(name for name in context if name in strings)])
     for name in wanted:
         if name not in table.column_names:
             raise DataError(f"{file.name}: expected a column {name!r}, found {', '.join(table.column_names)}")
@@ -153,7 +170,8 @@ def _since(part: _Part, since: datetime | str, newest: float | None, report: Row
     return part_kept
 
 
-def _checked(part: _Part, data: DataConfig, report: RowReport, newest: float | None, now: datetime) -> pa.Table:
+def _checked(part: _Part, data: DataConfig, report: RowReport, newest: float | None, now: datetime,
+             context: Sequence[str]) -> pa.Table:  # fmt: skip
     """The good rows of a part as a table."""
     checks = RowChecks(part.file.name, part.rows_N)
     ids = {"query": data.query_id, "label": data.label_id}
@@ -169,6 +187,9 @@ def _checked(part: _Part, data: DataConfig, report: RowReport, newest: float | N
     if data.events and data.events.column:
         types = part.table[data.events.column].combine_chunks().cast(pa.string())
         columns["event"] = pc.index_in(types, value_set=pa.array(data.events.weights, pa.string()))
+    if data.impressions and part.split != "test":
+        columns["shown"] = _lists_of(part.table[data.impressions], data.impressions, part.file)
+    columns |= {CONTEXT + name: part.table[name] for name in context}
     report.problems += checks.problems
     report.dropped += int(checks.fatal.sum())
     report.unweighted += int((unused_N & ~checks.fatal).sum())
@@ -178,7 +199,18 @@ def _checked(part: _Part, data: DataConfig, report: RowReport, newest: float | N
         columns |= {key: in_use(columns[key]) for key in ids}
     if weights_N is not None and kept_N.any() and not weights_N[kept_N].any():
         raise part.file.wrong(data.weight or "weight", "some weight > 0", "only zeros")
-    return pa.table(columns)
+    dates = data.timestamp is not None and part.times_N is not None and are_dates(part.table[data.timestamp])
+    return pa.table(columns).replace_schema_metadata({TIMESTAMPS: b"\xc2\xb5s"} if dates else None)
+
+
+def _lists_of(column: pa.ChunkedArray, name: str, file: DataFile) -> pa.ChunkedArray:
+    """Lists of ids, as strings."""
+    kind = column.type
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not (
+        pa.types.is_string(kind.value_type) or pa.types.is_integer(kind.value_type)
+    ):
+        raise file.wrong(name, "lists of ids, strings or integers", kind)
+    return column.cast(pa.list_(pa.string()))
 
 
 def _check_times(checks: RowChecks, part: _Part, data: DataConfig, unit: str | None, now: datetime) -> None:

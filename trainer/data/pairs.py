@@ -1,11 +1,11 @@
 """Interactions as integer pairs.
 
-Legend: `N` pairs, `Q` queries.
+Legend: `N` pairs, `Q` queries, `A` queries as they are asked.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TypeVar
 
 import numpy as np
@@ -14,6 +14,21 @@ import numpy.typing as npt
 from longtail.bundle.arrays import Bools, Float32, Float64, Int32, Int64
 
 _T = TypeVar("_T", bound=np.generic)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Queries as they are asked: who asks, in which context, with the attributes of which time. Distinct.
+
+    Attributes:
+        queries: int32 [A], rows of `Dataset.query_ids`.
+        contexts: int32 [A], rows of `Dataset.contexts`; None where no feature is read from the interactions.
+        attributes: int32 [A], rows of `Dataset.query_table`; None where its row q is query q's.
+    """
+
+    queries: Int32
+    contexts: Int32 | None = None
+    attributes: Int32 | None = None
 
 
 @dataclass(frozen=True)
@@ -26,6 +41,8 @@ class Pairs:
         weights: float32 [N], or None where every pair weighs 1.
         times: float64 [N], or None.
         events: int32 [N], each pair's place among the types of `data.events.weights`; None where these have no column.
+        asked: int32 [N], rows of `Dataset.asked`; None where a query is asked in one way alone.
+        shown: int32 [N], rows of `Dataset.impressions`; None without.
     """
 
     queries: Int32
@@ -33,19 +50,22 @@ class Pairs:
     weights: Float32 | None = None
     times: Float64 | None = None
     events: Int32 | None = None
+    asked: Int32 | None = None
+    shown: Int32 | None = None
 
     def __len__(self) -> int:
         return len(self.queries)
 
+    @property
+    def askings(self) -> Int32:
+        """Rows of the queries as they are asked, int32 [N]: of `Dataset.asked`, or of `Dataset.query_ids` without."""
+        return self.queries if self.asked is None else self.asked
+
     def take(self, rows: npt.NDArray[np.integer] | Bools | slice) -> Pairs:
         """The pairs of some rows: numbers int [n], a mask bool [N], or a slice."""
-        return Pairs(
-            self.queries[rows],
-            self.labels[rows],
-            None if self.weights is None else self.weights[rows],
-            None if self.times is None else self.times[rows],
-            None if self.events is None else self.events[rows],
-        )
+        columns = {field.name: getattr(self, field.name) for field in fields(self)}
+        taken = {name: column[rows] for name, column in columns.items() if column is not None}
+        return Pairs(**taken)
 
     def sorted(self) -> Pairs:
         """Sorted by query, then time; equals keep their order."""
@@ -64,6 +84,8 @@ class Pairs:
             join(self.weights, later.weights),
             join(self.times, later.times),
             join(self.events, later.events),
+            join(self.asked, later.asked),
+            join(self.shown, later.shown),
         ).sorted()
 
     def offsets(self, queries: int) -> Int64:

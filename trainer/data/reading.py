@@ -21,7 +21,7 @@ from longtail.trainer.errors import DataError
 
 def read_files(
     data: DataConfig, places: dict[str, Places], report: RowReport, *, strings: Sequence[str],
-    columns: Mapping[str, Sequence[str]] | None, now: datetime,
+    columns: Mapping[str, Sequence[str]] | None, now: datetime, context: Sequence[str] = (),
 ) -> tuple[dict[str, pa.Table], dict[str, IdTable | None]]:  # fmt: skip
     """Interactions by split, and the feature tables by side, `query` and `label`; None without a file.
 
@@ -29,9 +29,10 @@ def read_files(
         data: the recipe's section.
         places: of interactions, by split.
         report: gets what was read, what was left out, and why.
-        strings: columns of feature tables that text formats must not read as numbers or dates.
+        strings: columns of features that text formats must not read as numbers or dates.
         columns: columns that are needed of each feature table; None reads all.
         now: what is not the future.
+        context: columns of the interactions that query features are read from.
 
     Raises:
         DataError: all that is wrong, in one.
@@ -51,7 +52,7 @@ def read_files(
         report.read = sum(table.num_rows for table in raw.values())
         id_types: dict[str, dict[str, str]] = {}
     else:
-        interactions = read_interactions(files, data, report, now=now)
+        interactions = read_interactions(files, data, report, now=now, context=context, strings=strings)
         raw, id_types = interactions.tables, interactions.id_types
         errors += interactions.errors
     tables: dict[str, IdTable | None] = {"query": of_queries, "label": None}
@@ -67,6 +68,7 @@ def read_files(
                 report,
                 strings=strings,
                 columns=None if columns is None else columns[side],
+                valid_from=data.valid_from if side == "query" else None,
             )
         except DataError as error:
             errors.append(str(error))

@@ -11,9 +11,10 @@ import pyarrow.compute as pc
 
 from longtail.trainer.config import DataConfig
 from longtail.trainer.config.rows import Places, shown
-from longtail.trainer.data.files import find_files, read_columns
+from longtail.trainer.data.files import DataFile, find_files, read_columns
 from longtail.trainer.data.ids import check_ids, encode_ids, stored_as
 from longtail.trainer.data.problems import RowChecks, RowReport
+from longtail.trainer.data.times import as_times
 from longtail.trainer.errors import DataError
 
 
@@ -22,7 +23,7 @@ class IdTable:
     """A feature table.
 
     Attributes:
-        ids: strings, distinct.
+        ids: strings; distinct, but in a table of `data.valid_from`, whose rows are versions.
         table: a row for each.
         id_types: `integers` or `strings` by Parquet file.
     """
@@ -41,7 +42,7 @@ class IdTable:
 
 def read_feature_table(
     places: Places, id_column: str, data: DataConfig, report: RowReport, *, strings: Iterable[str],
-    columns: Sequence[str] | None,
+    columns: Sequence[str] | None, valid_from: str | None = None,
 ) -> IdTable:  # fmt: skip
     """A feature table of any number of files; bad rows are left out and noted, for `settle` to judge.
 
@@ -52,15 +53,17 @@ def read_feature_table(
         report: gets counts and problems.
         strings: columns that text formats must not read as numbers or dates.
         columns: those that are needed beside the ids; None reads all.
+        valid_from: column of times, where an id has a row for each of its versions.
 
     Raises:
         DataError: missing, empty or garbled files, no such column of ids or one that holds none, or files whose
-            columns do not go together; an id twice, where bad rows are an error.
+            columns do not go together; an id twice, where bad rows are an error; times that are none.
     """
     tables, ids, id_types = [], [], {}
     wanted = None if columns is None else [id_column, *columns]
+    as_text = [id_column, *strings, *([valid_from] if valid_from else [])]
     for file in find_files(places, "table"):
-        table = read_columns(file, wanted, strings=[id_column, *strings])
+        table = read_columns(file, wanted, strings=as_text)
         if id_column not in table.column_names:
             raise DataError(f"{file.name}: expected a column {id_column!r}, found {', '.join(table.column_names)}")
         if (kind := stored_as(table[id_column], id_column, file)) is not None:
@@ -68,6 +71,8 @@ def read_feature_table(
         of_file = encode_ids(table[id_column], id_column, file)
         checks = RowChecks(file.name, np.arange(table.num_rows))
         check_ids(checks, id_column, of_file, data.placeholders)
+        if valid_from is not None:
+            _check_times(checks, valid_from, table, file)
         report.problems += checks.problems
         report.dropped += int(checks.fatal.sum())
         good = pa.array(~checks.fatal)
@@ -78,7 +83,18 @@ def read_feature_table(
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise DataError(f"{shown(places)}: expected files whose columns are of one type each: {error}") from error
     every = pa.concat_arrays(ids)
-    return _distinct(IdTable(every, table, id_types), id_column, shown(places), data, report)
+    read = IdTable(every, table, id_types)
+    return read if valid_from is not None else _distinct(read, id_column, shown(places), data, report)
+
+
+def _check_times(checks: RowChecks, name: str, table: pa.Table, file: DataFile) -> None:
+    """Note rows without a time."""
+    if name not in table.column_names:
+        raise DataError(f"{file.name}: expected a column {name!r}, found {', '.join(table.column_names)}")
+    times_N = as_times(table[name])
+    if times_N is None:
+        raise file.wrong(name, "numbers or timestamps", table[name].type)
+    checks.add(name, ~np.isfinite(times_N), expected="finite numbers or timestamps", found=None, values=table[name])
 
 
 def _distinct(read: IdTable, id_column: str, where: str, data: DataConfig, report: RowReport) -> IdTable:

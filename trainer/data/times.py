@@ -49,6 +49,11 @@ def as_times(column: pa.ChunkedArray) -> Float64 | None:
     return _read_text(column, _TIME, _microseconds_of_text)
 
 
+def are_dates(column: pa.ChunkedArray) -> bool:
+    """Whether `as_times` reads a column [N] in microseconds since 1970: dates, timestamps, ISO 8601 text."""
+    return as_numbers(column) is None
+
+
 def _read_text(column: pa.ChunkedArray, pattern: str, read: Callable[[pa.Array], pa.Array]) -> Float64 | None:
     """Text as numbers, value by value where it does not all read; None where nothing does."""
     try:

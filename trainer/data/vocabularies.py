@@ -7,26 +7,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from longtail.bundle import Vocabulary
-from longtail.bundle.arrays import Int32, Int64
+from longtail.bundle.arrays import Int64
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.columns import FeatureTable, bags_of, strings_of
 from longtail.trainer.data.dataset import Dataset
 
 
 def build_vocabularies(
-    recipe: Recipe, dataset: Dataset, query: FeatureTable, label: FeatureTable, seen_queries: Int32
+    recipe: Recipe, dataset: Dataset, query: FeatureTable, context: FeatureTable, label: FeatureTable
 ) -> dict[str, Vocabulary]:
     """One vocabulary per embedding table of ids, by the table's name.
 
     A table that holds the label's own id, or a history, holds the labels with at least `min_count` training pairs, by
     the own id's `min_count` where it is among them; any other, the ids that at least `min_count` of the training
-    queries, or of the labels, have.
+    queries, of the training pairs (a context's), or of the labels, have.
 
     Args:
         recipe: names the features and their tables.
         dataset: ids and pairs.
-        query, label: feature tables of both sides.
-        seen_queries: rows of the queries with training pairs, int32 [n].
+        query, context, label: where their features are read, and by which rows.
 
     Raises:
         DataError: a column is missing, or of a type that the kind does not read.
@@ -34,8 +33,9 @@ def build_vocabularies(
     counted: dict[str, list[tuple[pa.Array, Int64, int]]] = {}
     of_labels: dict[str, int] = {}
     pairs_per_query = np.bincount(dataset.train.queries, minlength=len(dataset.query_ids))
-    for source, features in ((query, recipe.query.features), (label, recipe.label.features)):
+    for side, features in ((query, recipe.query.features), (label, recipe.label.features)):
         for feature in features:
+            source = context if feature.origin == "row" else side
             if feature.kind not in ("id", "history", "bag"):
                 continue
             if feature.kind == "history" or feature.name == recipe.data.label_id:
@@ -47,14 +47,13 @@ def build_vocabularies(
                 kept = source.ids.filter(pa.array(pairs_per_query >= feature.min_count))
                 counted.setdefault(feature.table_name, []).append((*_occurrences(kept), 1))
             else:
-                rows = pa.array(seen_queries) if source is query else pa.array(np.arange(len(source.ids)))
+                rows = source.training_rows
                 if feature.kind == "id":
-                    values = strings_of(feature, source).take(rows)
+                    values = strings_of(feature, source).take(pa.array(rows))
                 else:
                     offsets, keys, _ = bags_of(feature, source)
-                    seen = np.zeros(len(source.ids), bool)
-                    seen[rows.to_numpy()] = True
-                    values = keys if seen.all() else keys.filter(pa.array(np.repeat(seen, np.diff(offsets))))
+                    times = np.repeat(np.bincount(rows, minlength=len(offsets) - 1), np.diff(offsets))
+                    values = keys if (times == 1).all() else keys.take(pa.array(np.repeat(np.arange(len(keys)), times)))
                 counted.setdefault(feature.table_name, []).append((*_occurrences(values), feature.min_count))
     counts_L = dataset.label_counts()
     vocabularies = {

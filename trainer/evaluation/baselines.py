@@ -201,7 +201,7 @@ def top_labels(task: Task, data: Interactions, scores: Scores) -> Int32:
     newcomer_Q = np.diff(data.pairs_known.indptr) == 0
     top_NK, block = np.empty((len(task.rows_N), task.k), np.int32), block_of(data.labels, matrices=2)
     for start in range(0, len(task.rows_N), block):
-        rows_B = task.rows_N[start : start + block]
+        rows_B = task.askers_N[start : start + block]
         scores_BL = scores(rows_B)
         scores_BL[newcomer_Q[rows_B]] = data.popularity
         places_BK = top_rows(without(np.ascontiguousarray(scores_BL[:, popular_L]), seen.places(rows_B)), task.k)

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from longtail.bundle import BiasRemoval, Bundle, CurvePoint, Popularity, onnx_session
 from longtail.bundle.arrays import Int32
 from longtail.trainer.config import Recipe, load_recipe
-from longtail.trainer.data.dataset import load_dataset
+from longtail.trainer.data.dataset import read_dataset
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.errors import DataError, RecipeError
@@ -128,7 +128,7 @@ def evaluate(
 
 def _measure(bundle: Bundle, recipe: Recipe, split: str, *, nothing: str) -> list[CurvePoint]:
     """The curve on a recipe's data; raises DataError with the text `nothing` if no pair is left to find."""
-    dataset = load_dataset(recipe.data, seed=recipe.seed, strings=recipe.string_columns, columns=recipe.table_columns)
+    dataset = read_dataset(recipe)
     rows_L = pc.fill_null(pc.index_in(dataset.label_ids, value_set=bundle.labels.ids), -1).to_numpy()
     known = dataset.train.followed_by(dataset.valid) if split == "test" and len(dataset.valid) else dataset.train
     held_out = dataset.test if split == "test" else dataset.valid
@@ -148,6 +148,7 @@ def _measure(bundle: Bundle, recipe: Recipe, split: str, *, nothing: str) -> lis
         ),
         recipe.evaluation,
         queries=len(dataset.query_ids),
+        askers=dataset.askers,
         seed=recipe.seed,
         settings=lines(recipe.evaluation, Noise.of_bundle(bundle), bundle.manifest.bias_removal.default),
         log_proposal=log_proposal_of(bundle.proposal, features),

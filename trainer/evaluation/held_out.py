@@ -1,6 +1,6 @@
 """What there is to find: held-out pairs, and which of them an evaluation measures.
 
-Legend: `L` labels, `P` distinct pairs.
+Legend: `L` labels, `P` distinct pairs, `A` queries as they are asked.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from longtail.bundle.arrays import Int64
+from longtail.bundle.arrays import Int32, Int64
 from longtail.trainer.data.pairs import Pairs
 
 
@@ -22,7 +22,7 @@ class HeldOut:
         distinct: of different query and label.
         seen: of these, those that training has too, which `evaluation.exclude_seen` leaves out; 0 where it is off.
         measured: what is left to find.
-        queries: that have such a pair.
+        queries: that have such a pair, each as often as it is asked in a way of its own.
     """
 
     pairs: int
@@ -32,7 +32,9 @@ class HeldOut:
     queries: int
 
     @classmethod
-    def of(cls, held_out: Pairs, known: Pairs, *, labels: int, exclude_seen: bool) -> HeldOut:
+    def of(
+        cls, held_out: Pairs, known: Pairs, *, labels: int, exclude_seen: bool, askers: Int32 | None = None
+    ) -> HeldOut:
         """Of a split.
 
         Args:
@@ -40,9 +42,11 @@ class HeldOut:
             known: what queries have seen.
             labels: L.
             exclude_seen: whether that is left out.
+            askers: query row of every way to ask, int32 [A]; None where it is one of each.
         """
-        keys_P = to_find(held_out, seen_pairs(known, labels=labels, exclude_seen=exclude_seen), labels=labels)
-        distinct = len(np.unique(_keys(held_out, labels)))
+        seen = seen_pairs(known, labels=labels, exclude_seen=exclude_seen)
+        keys_P = to_find(held_out, seen, labels=labels, askers=askers)
+        distinct = len(to_find(held_out, seen[:0], labels=labels, askers=askers))
         queries = len(np.unique(keys_P // labels))
         return cls(len(held_out), distinct, distinct - len(keys_P), len(keys_P), queries)
 
@@ -63,16 +67,22 @@ def seen_pairs(known: Pairs, *, labels: int, exclude_seen: bool) -> Int64:
     return np.unique(_keys(known, labels)) if exclude_seen else np.zeros(0, np.int64)
 
 
-def to_find(held_out: Pairs, seen: Int64, *, labels: int) -> Int64:
+def to_find(held_out: Pairs, seen: Int64, *, labels: int, askers: Int32 | None = None) -> Int64:
     """`query · L + label` of distinct held-out pairs that are not seen, int64 [P], rising.
+
+    With `askers`, queries as they are asked (`Pairs.askings`): what a query has seen is left out of all of its.
 
     Args:
         held_out: pairs of a split.
         seen: keys to leave out, int64 [P].
         labels: L.
+        askers: query row of every way to ask, int32 [A]; None where it is one of each.
     """
-    keys: Int64 = np.setdiff1d(_keys(held_out, labels), seen)
-    return keys
+    if askers is None:
+        keys: Int64 = np.setdiff1d(_keys(held_out, labels), seen)
+        return keys
+    keys = np.unique(held_out.askings.astype(np.int64) * labels + held_out.labels)
+    return keys[~np.isin(askers[keys // labels].astype(np.int64) * labels + keys % labels, seen)]
 
 
 def _keys(pairs: Pairs, labels: int) -> Int64:

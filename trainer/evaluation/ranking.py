@@ -1,5 +1,8 @@
 """Exact top-k over the whole catalogue for settings of λ and μ, through the rows and queries that serve.
 
+A query that is asked in several ways (`Pairs.askings`: another context, attributes of another time) is ranked once for
+each, with the held-out pairs of that way as its positives and the labels the query had in training left out of all.
+
 Legend: `N` queries, `B` a block of them, `L` labels, `E` augmented dimensions, `K` list length, `G` settings.
 """
 
@@ -107,6 +110,7 @@ def bias_removal_curve(
     *,
     queries: int,
     seed: int,
+    askers: Int32 | None = None,
     max_queries: int | None = None,
     settings: Sequence[Setting] | None = None,
     log_proposal: LogProposal | None = None,
@@ -117,11 +121,12 @@ def bias_removal_curve(
     Args:
         held_out: pairs to find.
         known: pairs seen in training; out of each query's ranking if `exclude_seen`, and then no positive.
-        embed_queries: query rows, int32 [B] → float32 [B, D].
+        embed_queries: rows of queries as they are asked, int32 [B] → float32 [B, D].
         label_side: all labels.
         config: what to measure.
         queries: number of query rows.
         seed: of the bootstrap and of the choice of queries.
+        askers: query row of every way to ask, int32 [A]; None where it is one of each.
         max_queries: measure at most this many queries, drawn by seed.
         settings: of λ and μ; by default the recipe's grid of λ, at μ = 0.
         log_proposal: of a model trained against a conditional p_n; by default λ multiplies the labels' log ν.
@@ -130,7 +135,9 @@ def bias_removal_curve(
     Raises:
         DataError: no held-out pair is left to find, or as `check_metric`.
     """
-    task = Task.of(held_out, known, config, labels=len(label_side.counts), seed=seed, max_queries=max_queries)
+    task = Task.of(
+        held_out, known, config, labels=len(label_side.counts), seed=seed, max_queries=max_queries, askers=askers
+    )
     settings = [Setting(bias_removal) for bias_removal in config.bias_removal] if settings is None else settings
     ranked = rank(
         task.rows_N,
@@ -140,6 +147,7 @@ def bias_removal_curve(
         settings,
         k=task.k,
         queries=queries,
+        askers=askers,
         log_proposal=log_proposal,
         likely=task.positives if config.log_likelihood else None,
     )
@@ -173,6 +181,7 @@ def rank(
     *,
     k: int,
     queries: int,
+    askers: Int32 | None = None,
     log_proposal: LogProposal | None = None,
     likely: Positives | None = None,
 ) -> tuple[Int32, list[Float64 | None]]:
@@ -182,13 +191,14 @@ def rank(
     be ranked, float64 [N], nats; None unless `likely` names the positives.
 
     Args:
-        rows_N: query rows.
-        embed_queries: query rows → embeddings.
+        rows_N: rows of queries as they are asked.
+        embed_queries: such rows → embeddings.
         label_side: all labels.
         seen_keys: `query · L + label` to leave out, sorted.
         settings: of λ and μ.
         k: K.
         queries: number of query rows.
+        askers: as `bias_removal_curve` takes them.
         log_proposal: log p_n(y|x) in place of the labels' log ν.
         likely: positives of the N queries whose log-likelihood is asked for.
     """
@@ -201,7 +211,7 @@ def rank(
     for start in range(0, len(rows_N), block):
         rows_B = rows_N[start : start + block]
         embedded_BD = embed_queries(rows_B)
-        places = seen.places(rows_B)
+        places = seen.places(rows_B if askers is None else askers[rows_B])
         if log_proposal is not None:
             scaled_BL = ops.convert_to_tensor(label_side.augmentation.temperature * log_proposal(rows_B))
         for at, (bias_removal, popularity) in enumerate(settings):

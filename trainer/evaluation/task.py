@@ -26,7 +26,8 @@ class Task:
     """The queries of an evaluation: every model and every baseline answers the same ones.
 
     Attributes:
-        rows_N: query rows, int32 [N], ascending.
+        rows_N: rows of queries as they are asked (`Pairs.askings`), int32 [N], ascending.
+        askers_N: query rows of these, int32 [N]; the same where a query is asked in one way alone.
         positives: what they should find.
         seen_keys: `query row · L + label` to leave out of the lists, int64, sorted.
         ks: list lengths that the catalogue has labels for.
@@ -36,6 +37,7 @@ class Task:
     """
 
     rows_N: Int32
+    askers_N: Int32
     positives: Positives
     seen_keys: Int64
     ks: list[int]
@@ -46,7 +48,7 @@ class Task:
     @classmethod
     def of(
         cls, held_out: Pairs, known: Pairs, config: EvaluationConfig, *, labels: int, seed: int,
-        max_queries: int | None = None,
+        max_queries: int | None = None, askers: Int32 | None = None,
     ) -> Task:  # fmt: skip
         """From pairs.
 
@@ -57,13 +59,14 @@ class Task:
             labels: L.
             seed: of the bootstrap and of the choice of queries.
             max_queries: at most this many queries, drawn by seed.
+            askers: query row of every way to ask, int32 [A]; None where it is one of each.
 
         Raises:
             DataError: no held-out pair is left to find, or as `check_metric`.
         """
         check_metric(config, labels=labels)
         seen_keys = seen_pairs(known, labels=labels, exclude_seen=config.exclude_seen)
-        keys = to_find(held_out, seen_keys, labels=labels)
+        keys = to_find(held_out, seen_keys, labels=labels, askers=askers)
         rows_N = np.unique(keys // labels).astype(np.int32)
         if len(rows_N) == 0:
             raise DataError("evaluation: expected held-out pairs that are not in training, found none")
@@ -76,7 +79,8 @@ class Task:
         bootstrap = Bootstrap(len(rows_N), resamples=config.bootstrap, seed=seed)
         ks = [k for k in config.ks if k <= labels]
         own = {metric.name: partial(METRICS[metric.name], **metric.arguments) for metric in config.metrics}
-        return cls(rows_N, positives, seen_keys, ks, min(max(config.ks), labels), bootstrap, own)
+        askers_N = rows_N if askers is None else askers[rows_N]
+        return cls(rows_N, askers_N, positives, seen_keys, ks, min(max(config.ks), labels), bootstrap, own)
 
     def metrics(
         self, top_NK: Int32, *, buckets_L: Int8, counts_L: Int64, inverse_propensity_L: Float64 | None

@@ -30,7 +30,7 @@ def to_bundle(trained: Trained, held_out_rows: Int32, dial: Dial, reports: dict[
 
     Args:
         trained: the model and its data.
-        held_out_rows: query rows to draw calibration queries from, int32 [n].
+        held_out_rows: rows of queries, as `Pairs.askings` has them, to draw calibration queries from, int32 [n].
         dial: λ and μ, with their curve.
         reports: files to keep with the model.
 

@@ -85,7 +85,7 @@ def write_onnx(towers: Towers, sides: list[str], folder: Path) -> None:
 def _export_in_child(trained: Trained, sides: list[str], folder: Path) -> None:
     towers = trained.model.towers
     job = {
-        "recipe": trained.recipe.model_dump(mode="json", include=_OF_TOWERS),
+        "recipe": trained.recipe.model_dump(mode="json", by_alias=True, include=_OF_TOWERS),
         "vocabulary_rows": trained.encoding.vocabulary_rows,
         "numbers": trained.encoding.numbers,
         "sides": sides,

@@ -1,17 +1,19 @@
 """The logits of one batch and their mean loss, compiled as one kernel of a step.
 
-Legend: `B` batch, `M` candidates per row, `C` embedded labels (the B positives, then what was drawn),
-`D` dimensions.
+Legend: `B` batch, `M` candidates per row, `S` impressions of a row, `C` embedded labels (the B positives, then what was
+drawn, then the impressions), `D` dimensions.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.losses.hits import Hits, hits_of
 from longtail.trainer.losses.objective import Objective, SampledLogits
+from longtail.trainer.losses.weights import MASKED
 
 
 class Embedded(NamedTuple):
@@ -19,7 +21,7 @@ class Embedded(NamedTuple):
 
     Attributes:
         queries_BD: query embeddings, float32.
-        labels_CD: embeddings of the positives, then of the drawn labels, float32.
+        labels_CD: embeddings of the positives, then of the drawn labels, then of the impressions, float32.
         bias_C: their biases, float32, in logits.
         scale: 1/T, float32 scalar.
     """
@@ -44,6 +46,8 @@ class Candidates(NamedTuple):
         known_BM: candidates that are known positives of the row's query, bool; None unless hits are `mask_known`.
         log_eta_B: log η of the pairs, float32; None for a family without.
         eta_rate: step size of η, float32 scalar; None for a family without.
+        shown_BS: label rows of the impressions, int32, the row's positive where it has fewer; None without.
+        excluded_shown_BS: which of them are no negatives, bool: as `excluded` and `known_BM`; None if there are none.
     """
 
     positive_B: Tensor
@@ -58,6 +62,8 @@ class Candidates(NamedTuple):
     known_BM: Tensor | None = None
     log_eta_B: Tensor | None = None
     eta_rate: Tensor | None = None
+    shown_BS: Tensor | None = None
+    excluded_shown_BS: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -69,12 +75,14 @@ class BatchLoss:
         in_batch: the batch's positives are candidates too, before the drawn ones.
         bfloat16: compute inner products in bfloat16.
         hits: which candidates are masked.
+        impressions: weight of a label that was shown and not chosen.
     """
 
     objective: Objective
     in_batch: bool
     bfloat16: bool
     hits: Hits = "mask"
+    impressions: float = 0.0
 
     def __call__(self, embedded: Embedded, batch: Candidates) -> tuple[Tensor, Tensor]:
         """Mean weighted loss, float32 scalar, nats; and the rows' new log η, float32 [B], zeros without η."""
@@ -84,7 +92,8 @@ class BatchLoss:
             self._product("bd,bd->b", scaled_BD, embedded.labels_CD[:positives]) + embedded.bias_C[:positives]
         )
         start = 0 if self.in_batch else positives
-        labels, bias = embedded.labels_CD[start:], embedded.bias_C[start:]
+        end = start + math.prod(candidates.shape)
+        labels, bias = embedded.labels_CD[start:end], embedded.bias_C[start:end]
         if len(candidates.shape) == 2:
             labels = ops.reshape(labels, (*candidates.shape, embedded.labels_CD.shape[1]))
             logits_BM = self._product("bd,bmd->bm", scaled_BD, labels) + ops.reshape(bias, candidates.shape)
@@ -104,10 +113,23 @@ class BatchLoss:
             m_B=ops.zeros_like(batch.weight_B) + (logits_BM.shape[1] - self.in_batch),
             log_miss_B=batch.log_miss_B,
         )
+        logits = self._with_shown(logits, scaled_BD, embedded.labels_CD[end:], embedded.bias_C[end:], batch)
         if batch.log_eta_B is None or batch.eta_rate is None:
             return ops.mean(batch.weight_B * self.objective(logits)), ops.zeros_like(batch.weight_B)
         losses_B, log_eta_B = self.objective.with_eta(logits, log_eta_B=batch.log_eta_B, rate=batch.eta_rate)
         return ops.mean(batch.weight_B * losses_B), log_eta_B
+
+    def _with_shown(
+        self, logits: SampledLogits, scaled_BD: Tensor, labels_ND: Tensor, bias_N: Tensor, batch: Candidates
+    ) -> SampledLogits:
+        """The logits with those of the impressions, N = B·S of them; the row's positive is no negative among them."""
+        if (shown_BS := batch.shown_BS) is None:
+            return logits
+        labels_BSD = ops.reshape(labels_ND, (*shown_BS.shape, labels_ND.shape[1]))
+        logits_BS = self._product("bd,bsd->bs", scaled_BD, labels_BSD) + ops.reshape(bias_N, shown_BS.shape)
+        masked_BS = hits_of("mask", shown_BS, batch.positive_B, in_batch=False, known_BM=batch.excluded_shown_BS)
+        log_weight_BS = ops.where(masked_BS, MASKED, math.log(self.impressions))
+        return logits._replace(shown_BS=logits_BS, log_weight_shown_BS=log_weight_BS)
 
     def _product(self, equation: str, queries_BD: Tensor, labels: Tensor) -> Tensor:
         """Inner products in the compute precision, returned as float32."""

@@ -1,6 +1,6 @@
 """The loss of a batch's logits: masks, weights, mining, family. Knows no model and no sampler.
 
-Legend: `B` batch, `M` negatives per row.
+Legend: `B` batch, `M` negatives per row, `S` impressions of a row.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ class SampledLogits(NamedTuple):
         log_q_negative: the same of the negatives, float32 [M] or [B, M].
         m_B: float32, how many draws a row's negatives are, masked or not; None if all M of them are.
         log_miss_B: float32, log(1 − q_y) of a sampler that never draws the positive; None if it may.
+        shown_BS: logits of the row's impressions, any float type; None without. No sampler drew them: they are in no m,
+            take no mining and no regularizer.
+        log_weight_shown_BS: float32, the log of their weight as it stands, `MASKED` where it is 0; None without.
     """
 
     positive_B: Tensor
@@ -42,6 +45,8 @@ class SampledLogits(NamedTuple):
     log_q_negative: Tensor
     m_B: Tensor | None = None
     log_miss_B: Tensor | None = None
+    shown_BS: Tensor | None = None
+    log_weight_shown_BS: Tensor | None = None
 
     def in_float32(self) -> SampledLogits:
         """The same, logits as float32."""
@@ -119,6 +124,10 @@ class Objective:
             negative_BM = negative_BM - (log_m_B[:, None] + logits.log_q_negative)
         if self.mining is not None:
             negative_BM, log_weight_BM = self.mining(negative_BM, log_weight_BM)
+        if logits.shown_BS is not None:
+            shown_BS = ops.cast(logits.shown_BS, "float32") + self.offset
+            negative_BM = ops.concatenate([negative_BM, shown_BS], axis=1)
+            log_weight_BM = ops.concatenate([log_weight_BM, logits.log_weight_shown_BS], axis=1)
         return positive_B, negative_BM, log_weight_BM
 
     def _penalty(self, logits: SampledLogits) -> Tensor | float:

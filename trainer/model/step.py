@@ -3,8 +3,8 @@
 Any sampler × weight × family takes the same path: draw candidates, embed what is touched, mask those that are no
 negatives, weigh the others, update the touched rows.
 
-Legend: `B` batch, `M` candidates, `C` labels embedded in a step (the B positives, then what was drawn),
-`U` distinct rows of a table, `D` dimensions, `L` labels, `N` training pairs.
+Legend: `B` batch, `M` candidates, `S` impressions of a row, `C` labels embedded in a step (the B positives, then what
+was drawn, then the impressions), `U` distinct rows of a table, `D` dimensions, `L` labels, `N` training pairs.
 """
 
 from __future__ import annotations
@@ -111,6 +111,7 @@ class TrainStep:
                 in_batch=self.sampler.in_batch,
                 bfloat16=recipe.training.precision == "mixed_bfloat16",
                 hits=recipe.loss.resolved_hits,
+                impressions=recipe.loss.impressions,
             )
         )
         self._steps_per_epoch = steps_per_epoch
@@ -156,7 +157,7 @@ class TrainStep:
         Args:
             batch: query inputs by name; `_positive` int32 [B], label rows; `_weight` float32 [B]; `_pair`
                 int32 [B], rows of the training pairs; with hits `mask_known` also `_known` and `_known_rows`, int32
-                [K], as `known_among` takes them.
+                [K], as `known_among` takes them; with impressions `_shown` int32 [B, S], label rows.
 
         Raises:
             ValueError: a batch without known positives, with hits `mask_known`.
@@ -215,10 +216,14 @@ class TrainStep:
         drawn = None if self.sampler.draw is None else self.sampler.draw(self._seed, context)
         if self._streaming is not None:
             self._streaming.update(positive_B)
-        labels_C = positive_B if drawn is None else ops.concatenate([positive_B, ops.reshape(drawn, (-1,))])
+        shown_BS = ops.convert_to_tensor(batch["_shown"]) if self._recipe.loss.impressions else None
+        more = [ops.reshape(labels, (-1,)) for labels in (drawn, shown_BS) if labels is not None]
+        labels_C = ops.concatenate([positive_B, *more]) if more else positive_B
         inputs, readers = self._inputs(context.inputs, labels_C)
         inputs, distinct = read_distinct(self._model.tables, inputs, readers)
         candidates = self._candidates(context, drawn, batch)
+        if shown_BS is not None:
+            candidates = candidates._replace(shown_BS=shown_BS, excluded_shown_BS=self._no_negatives(shown_BS, batch))
         masks = self._dropout_masks(positive_B, labels_C)
 
         def loss(rows: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -322,6 +327,14 @@ class TrainStep:
             )
         known_K, rows_K = (ops.convert_to_tensor(batch[name]) for name in ("_known", "_known_rows"))
         return known_among(candidates, known_K, rows_K, batch=batch["_positive"].shape[0], labels=self._model.labels)
+
+    def _no_negatives(self, shown_BS: Tensor, batch: dict[str, Tensor]) -> Tensor | None:
+        """Impressions that are known positives of the row's query, or labels that no pair has, bool [B, S]."""
+        known_BS = self._known(shown_BS, batch)
+        if self._never_L is None:
+            return known_BS
+        never_BS = backend.gather(self._never_L, shown_BS)
+        return never_BS if known_BS is None else ops.logical_or(known_BS, never_BS)
 
     def _log_pi(self, labels: Tensor) -> Tensor:
         """Log label frequencies, counted or streamed."""

@@ -1,0 +1,270 @@
+"""Context features of the interactions' own rows, and attributes as of the event's time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from rich.console import Console
+
+from longtail.bundle import Buckets
+from longtail.trainer.config import EvaluationConfig, load_recipe
+from longtail.trainer.data.askings import Versions, distinct_rows
+from longtail.trainer.data.batches import epoch_batches
+from longtail.trainer.data.dataset import Dataset, read_dataset
+from longtail.trainer.data.encode import Encoding
+from longtail.trainer.data.pairs import Pairs
+from longtail.trainer.errors import DataError, RecipeError
+from longtail.trainer.evaluation.dial import Setting
+from longtail.trainer.evaluation.ranking import LabelSide, bias_removal_curve
+from longtail.trainer.job import curve_of
+from longtail.trainer.progress import Reporter
+from longtail.trainer.train import train
+
+HEAD = """
+name = "context"
+[data]
+train = "log.parquet"
+query_id = "user"
+label_id = "item"
+timestamp = "at"
+"""
+TAIL = """
+[label]
+features = [{ name = "item", kind = "id", dim = 4 }]
+[model]
+dim = 4
+[training]
+epochs = 1
+batch_size = 4
+[evaluation]
+ks = [1]
+metric = "recall@1"
+bias_removal = [0.0]
+bootstrap = 10
+"""
+
+
+def write(folder: Path, *, data: str = "", features: str, tail: str = TAIL, **tables: dict[str, Any]) -> Path:
+    """A recipe and its tables in a folder; returns the recipe's path."""
+    for name, columns in tables.items():
+        pq.write_table(pa.table(columns), folder / f"{name}.parquet")
+    text = f"{HEAD}{data}[query]\nfeatures = [{features}]\n{tail}"
+    (folder / "recipe.toml").write_text(text)
+    return folder / "recipe.toml"
+
+
+LOG = {
+    "user": ["a", "a", "b", "a", "b", "a"],
+    "item": ["x", "y", "x", "z", "z", "x"],
+    "at": [1, 2, 3, 4, 5, 6],
+    "device": ["phone", "web", "phone", "phone", None, "tv"],
+    "hour": [8.0, 20.0, 8.0, 8.0, 14.0, None],
+    "words": ["red shoe", "", "shoe", "red shoe", "hat", "hat"],
+}
+CONTEXT = """
+    { name = "user", kind = "id", dim = 4, unknown_rate = 0 },
+    { name = "device", from = "row", kind = "id", dim = 4, min_count = 2, unknown_rate = 0 },
+    { name = "hour", from = "row", kind = "number" },
+    { name = "searched", column = "words", from = "row", kind = "text", hash_rows = 64, unknown_rate = 0 },
+"""
+
+
+def test_a_pair_is_encoded_with_the_context_of_its_own_row(tmp_path: Path) -> None:
+    recipe = load_recipe(write(tmp_path, features=CONTEXT, log=LOG))
+    dataset = read_dataset(recipe)
+    encoding = Encoding.fit(recipe, dataset)
+
+    assert dataset.asked is not None
+    assert dataset.contexts is not None
+    assert dataset.contexts.num_rows == 5, "the first and the fourth row are of one context"
+    assert len(dataset.asked.queries) == 5, "and of one user: asked the same way"
+    train = dataset.train
+    assert train.times is not None
+    order = train.times.astype(int) - 1
+    found = encoding.query.of_pairs(np.arange(6), np.random.default_rng(0))
+
+    ids = encoding.vocabularies["device"].ids.to_pylist()
+    assert ids == ["phone"], "two rows of the log have it; of web and of tv there is one row each"
+    assert found["device"].tolist() == [int(LOG["device"][row] == "phone") for row in order]
+    mean = (8 + 20 + 8 + 8 + 14) / 5
+    assert found["hour"].tolist() == pytest.approx([LOG["hour"][row] or mean for row in order])
+    words = [len(LOG["words"][row].split()) for row in order]
+    assert found["searched__weight"].sum(axis=1).tolist() == words
+    (hour,) = (feature for feature in encoding.query_features if feature.name == "hour")
+    assert hour.missing == pytest.approx(mean), "what a request without it is read as"
+
+
+def test_batches_go_on_where_they_were(tmp_path: Path) -> None:
+    recipe = load_recipe(write(tmp_path, features=CONTEXT, log=LOG))
+    dataset = read_dataset(recipe)
+    query = Encoding.fit(recipe, dataset).query
+    settings = {"batch_size": 2, "one_label_per_query": False, "seed": 1, "epoch": 2}
+
+    whole = dict(epoch_batches(dataset.train, query, first=0, **settings))
+    rest = dict(epoch_batches(dataset.train, query, first=1, **settings))
+
+    assert sorted(rest) == [1, 2]
+    for step, batch in rest.items():
+        assert {name: column.tolist() for name, column in batch.items()} == {
+            name: column.tolist() for name, column in whole[step].items()
+        }
+
+
+def test_every_way_to_ask_has_a_list_of_its_own() -> None:
+    """Query 0 wants label 1 in one context and label 2 in another; each list shows one of them first."""
+    askers = np.int32([0, 0, 1])
+    held_out = Pairs(np.int32([0, 0, 0, 1]), np.int32([1, 2, 1, 3]), asked=np.int32([0, 1, 1, 2]))
+    known = Pairs(np.int32([0]), np.int32([0]))
+    scores = np.float32([[9, 2, 1, 0], [9, 1, 2, 0], [3, 2, 1, 0]])
+    labels = LabelSide.of(
+        np.eye(4, dtype=np.float32), None, np.array([3, 2, 1, 1]), training_queries=2, temperature=1.0,
+        log_pn=np.zeros(4, np.float32), buckets=Buckets.by_quantile(np.array([3, 2, 1, 1])),
+    )  # fmt: skip
+    config = EvaluationConfig.model_validate({"ks": [1, 2], "metric": "recall@1", "bootstrap": 10})
+
+    (point,) = bias_removal_curve(
+        held_out, known, lambda rows: scores[rows], labels, config, queries=2, seed=0, askers=askers,
+        settings=[Setting(0.0)],
+    )  # fmt: skip
+
+    # Label 0 is seen by query 0 and hidden in both of its contexts: first are 1, 2 and, of query 1, label 0.
+    assert point.metrics["recall@1"].value == pytest.approx((1 + 1 / 2 + 0) / 3)
+    assert point.metrics["recall@2"].value == pytest.approx((1 + 1 + 0) / 3)
+
+
+def test_distinct_rows_are_told_by_every_column_and_nulls_are_equal() -> None:
+    table = pa.table({"a": ["x", None, "x", None, "y"], "b": [1, 2, 1, 2, 1]})
+    distinct, codes = distinct_rows(table)
+    assert distinct.take(pa.array(codes)).to_pylist() == table.to_pylist()
+    assert distinct.num_rows == 3
+
+    lists = pa.table({"a": [["x"], ["x"]]})
+    assert distinct_rows(lists)[1].tolist() == [0, 1]
+
+
+def test_attributes_are_those_of_the_last_row_that_is_not_later() -> None:
+    versions = Versions(np.int32([0, 0, 2]), np.array([10.0, 20.0, 5.0]))
+    queries, times = np.int32([0, 0, 0, 0, 1, 2, 2]), np.array([9.0, 10.0, 19.0, 25.0, 50.0, 4.0, 6.0])
+    assert versions.as_of(queries, times).tolist() == [3, 0, 0, 1, 3, 3, 2]
+
+
+USERS = {"user": ["b", "a", "a"], "since": [4, 2, 6], "tier": ["new", "basic", "gold"], "age": [30.0, 40.0, 50.0]}
+TIER = """
+    { name = "user", kind = "id", dim = 4, unknown_rate = 0 },
+    { name = "tier", kind = "id", dim = 4, unknown_rate = 0 },
+    { name = "age", kind = "number" },
+"""
+AS_OF = 'queries = "users.parquet"\nvalid_from = "since"\n'
+
+
+def test_a_pair_is_encoded_with_the_attributes_of_its_time(tmp_path: Path) -> None:
+    recipe = load_recipe(write(tmp_path, data=AS_OF, features=TIER, log=LOG, users=USERS))
+    dataset = read_dataset(recipe)
+    encoding = Encoding.fit(recipe, dataset)
+    found = encoding.query.of_pairs(np.arange(6), np.random.default_rng(0))
+
+    names = [None, *encoding.vocabularies["tier"].ids.to_pylist()]
+    assert dataset.query_ids.to_pylist() == ["a", "b"]
+    assert [names[row] for row in found["tier"]] == [None, "basic", "basic", "gold", None, "new"]
+    mean = (40 + 50 + 30) / 3
+    assert found["age"].tolist() == pytest.approx([mean, 40, 40, 50, mean, 30])
+    assert found["user"].tolist() == [1, 1, 1, 1, 2, 2], "the query's own id has no versions"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"since": pa.array([4, 2, 6], pa.timestamp("s"))}, "expected numbers as in column 'at'.*found timestamps"),
+        ({"since": [4, 2, 2]}, "expected one row of a query at a time, found a second of 'a' in row 2"),
+        ({"since": [4, None, 2]}, "column 'since': expected finite numbers"),
+    ],
+)
+def test_what_is_wrong_with_versions_is_said(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    recipe = load_recipe(write(tmp_path, data=AS_OF, features=TIER, log=LOG, users=USERS | change))
+    with pytest.raises(DataError, match=message):
+        read_dataset(recipe)
+
+
+@pytest.mark.parametrize(
+    ("data", "features", "tail", "message"),
+    [
+        ('valid_from = "since"\n', TIER, TAIL, "data.valid_from: expected data.queries and data.timestamp"),
+        ("", '{ name = "user", kind = "id", from = "row" }', TAIL, "neither a history nor the query's own id"),
+        ("", '{ name = "seen", kind = "history", from = "row" }', TAIL, "neither a history nor the query's own id"),
+        ("", TIER, TAIL.replace("kind", 'from = "row", kind'), "expected from = 'table', received 'row'"),
+        ('format = "lists"\n', CONTEXT, TAIL, "expected a format of columns with features of from = 'row'"),
+        ("", '{ name = "a", kind = "id", form = "row" }', TAIL, "expected one of name, kind, column, from,"),
+        ("", TIER, f"{TAIL}[loss]\nimpressions = 1\n", "expected data.impressions, their column"),
+    ],
+)
+def test_recipes_of_contexts_that_cannot_be(tmp_path: Path, data: str, features: str, tail: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        load_recipe(write(tmp_path, data=data, features=features, tail=tail))
+
+
+def test_a_context_that_the_log_does_not_have(tmp_path: Path) -> None:
+    recipe = load_recipe(write(tmp_path, features=CONTEXT.replace("words", "typed"), log=LOG))
+    with pytest.raises(DataError, match="column 'typed', found user, item, at, device"):
+        read_dataset(recipe)
+
+
+def recall(path: Path, work: Path, dataset: Dataset | None = None) -> float:
+    """recall@1 at λ = 0 on test, after training."""
+    recipe = load_recipe(path)
+    dataset = read_dataset(recipe) if dataset is None else dataset
+    trained = train(
+        recipe, dataset, epochs=recipe.training.epochs, work=work, logs=work / "logs",
+        reporter=Reporter(Console(quiet=True)),
+    )  # fmt: skip
+    curve = curve_of(trained, dataset.test, known=dataset.train, config=recipe.evaluation, settings=[Setting(0.0)])
+    return curve[0].metrics["recall@1"].value
+
+
+LEARNS = TAIL.replace("epochs = 1\nbatch_size = 4", "epochs = 8\nbatch_size = 64").replace(
+    "bootstrap = 10", "bootstrap = 10\nexclude_seen = false"
+)
+
+
+def test_the_future_s_attributes_would_win_and_those_of_the_time_do_not(tmp_path: Path) -> None:
+    """A user's favourite is written down after every purchase: known beforehand, it gives the purchase away."""
+    rng = np.random.default_rng(0)
+    users, items = np.repeat(np.arange(200), 2), rng.integers(0, 8, 400)
+    log = {"user": users, "item": [f"i{item}" for item in items], "at": np.arange(400) * 10}
+    after = {"user": users, "since": np.arange(400) * 10 + 1, "favourite": [f"i{item}" for item in items]}
+    latest = {name: np.asarray(column)[1::2] for name, column in after.items()}
+    features = '{ name = "favourite", kind = "id", dim = 4, unknown_rate = 0 }'
+    split = 'split = { strategy = "temporal", valid = 0.0, test = 0.3 }\n'
+    found = {}
+    for name, table, valid_from in (("leak", latest, ""), ("as of", after, 'valid_from = "since"\n')):
+        folder = tmp_path / name
+        folder.mkdir()
+        data = f'queries = "users.parquet"\n{valid_from}{split}'
+        path = write(folder, data=data, features=features, tail=LEARNS, log=log, users=table)
+        found[name] = recall(path, folder / "work")
+
+    assert found["leak"] > 0.4, "most training and test pairs are told by what was written after them"
+    assert found["as of"] < 0.25, "what came before says nothing of eight equally likely items"
+
+
+def test_a_context_is_learned_and_measured_row_by_row(tmp_path: Path) -> None:
+    """On the phone a user buys one of four items, at the desk one of four others: the user alone cannot tell."""
+    rng = np.random.default_rng(0)
+    users, desk = rng.integers(0, 20, 600), rng.integers(0, 2, 600)
+    item = 4 * desk + users % 4
+    log = {"user": users, "item": item, "at": np.arange(600), "device": np.array(["phone", "desk"])[desk]}
+    user, device = (f'{{ name = "{name}", kind = "id", dim = 4, unknown_rate = 0 }}' for name in ("user", "device"))
+    split = 'split = { strategy = "temporal", valid = 0.0, test = 0.3 }\n'
+    found = {}
+    of_row = device.replace("kind", 'from = "row", kind')
+    for name, features in (("user", user), ("row", f"{user}, {of_row}")):
+        folder = tmp_path / name
+        folder.mkdir()
+        tail = LEARNS.replace("epochs = 8", "epochs = 30")
+        found[name] = recall(write(folder, data=split, features=features, tail=tail, log=log), folder / "work")
+
+    assert found["user"] < 0.6 < 0.95 < found["row"]

@@ -1,0 +1,121 @@
+"""Labels that were shown and not chosen, as negatives of a weight of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from longtail.trainer.config import LossConfig
+from longtail.trainer.data.askings import impressions_of
+from longtail.trainer.data.batches import epoch_batches
+from longtail.trainer.data.dataset import read_dataset
+from longtail.trainer.data.encode import Encoding
+from longtail.trainer.data.known import KnownPositives
+from longtail.trainer.errors import DataError
+from tests.trainer import tiny
+
+L, B, GAMMA = 7, 4, 0.25
+TRAIN = tiny.pairs((0, 0), (0, 1), (1, 2), (1, 1), (2, 3), (2, 4), (3, 5), (3, 0))
+BATCH = tiny.pairs((0, 0), (1, 2), (2, 3), (3, 0), weights=[1, 2, 0.5, 1])
+SHOWN = np.int32([[1, 6, 0, 0], [2, 2, 2, 2], [4, 4, 5, 3], [6, 5, 2, 1]])
+"""Of row 0 also its positive; of row 1 nothing else; of row 2 label 4 twice."""
+
+
+@pytest.mark.parametrize("hits", ["mask", "mask_known"])
+@pytest.mark.parametrize(
+    ("family", "sampler", "weight", "mining"),
+    [
+        ("softmax", "in_batch", "unit", None),
+        ("softmax", "full", "importance", None),
+        ("softmax", "full", "tail", {"keep": 1}),
+        ("logistic", "full", "unit", None),
+        ({"name": "logistic", "pairwise": True}, "full", "importance", None),
+    ],
+)
+def test_the_loss_of_a_step_is_the_formula_s(
+    family: Any, sampler: str, weight: str, mining: dict[str, int] | None, hits: str
+) -> None:
+    """METHODS §2.3, label by label in NumPy: γ for each impression but the positive, whatever weighs the draws."""
+    loss = {"family": family, "sampler": sampler, "weight": weight, "hits": hits, "impressions": GAMMA}
+    job = tiny.recipe(
+        data={"impressions": "shown"}, model={"label_bias": True, "temperature": 0.5},
+        loss=loss | ({"mining": mining} if mining else {}),
+    )  # fmt: skip
+    model = tiny.model(job, tiny.dataset(TRAIN, queries=4, labels=L), batch_size=B)
+    biases = np.linspace(-0.5, 0.5, L).astype(np.float32)
+    model.tables["label bias"].table.assign(np.concatenate([[0], biases])[:, None])
+    logits_BL = model.embed_queries({"user_id": BATCH.queries + 1}) @ model.embed_labels().T / 0.5 + biases
+    counts = np.bincount(TRAIN.labels, minlength=L)
+    pi = (counts + 0.5) / (counts.sum() + 0.5 * L)
+    known = [set(TRAIN.labels[TRAIN.queries == query].tolist()) for query in BATCH.queries]
+
+    expected = 0.0
+    for row, (label, weigh) in enumerate(zip(BATCH.labels, BATCH.weights, strict=True)):
+        masked = {int(label)} | (known[row] if hits == "mask_known" else set())
+        drawn = [(int(other), 1.0) for other in BATCH.labels] if sampler == "in_batch" else [
+            (other, {"unit": 1, "importance": 1, "tail": pi[other] / pi[label]}[weight]) for other in range(L)
+        ]  # fmt: skip
+        drawn = [(other, each) for other, each in drawn if other not in masked]
+        if mining:
+            drawn = sorted(drawn, key=lambda pair: -logits_BL[row, pair[0]])[:1]
+        terms = drawn + [(int(other), GAMMA) for other in SHOWN[row] if other not in masked]
+        own = logits_BL[row, label]
+        if family == "softmax":
+            of_row = np.log1p(sum(each * np.exp(logits_BL[row, other] - own) for other, each in terms))
+        elif family == "logistic":
+            shift = -np.log(L)  # of `full` with unit weights: each of L labels once [METHODS §2]
+            of_row = np.log1p(np.exp(-own - shift)) + sum(
+                each * np.log1p(np.exp(logits_BL[row, other] + shift)) for other, each in terms
+            )
+        else:
+            of_row = sum(each * np.log1p(np.exp(logits_BL[row, other] - own)) for other, each in terms)
+        expected += weigh * of_row / B
+
+    batch = tiny.batch(BATCH, _shown=SHOWN, _pair=np.arange(B, dtype=np.int32))
+    if hits == "mask_known":
+        batch["_known"], batch["_known_rows"] = KnownPositives.of(TRAIN).of_queries(BATCH.queries)
+    assert float(model.train_step(batch)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_impressions_are_rows_of_the_catalogue() -> None:
+    lists = pa.chunked_array([[["a", "x", "c"], None], [[], ["c"] * 40]])
+    found = impressions_of(lists, pa.array(["c", "b", "a"]))
+    assert found.offsets.tolist() == [0, 2, 2, 2, 34], "x is no label, and of forty the first 32 are read"
+    assert found.ids.tolist() == [2, 0, *[0] * 32]
+
+
+def test_a_batch_holds_the_impressions_of_its_rows(tmp_path: Path) -> None:
+    log = {"user": ["a", "b", "c"], "item": ["x", "y", "x"], "shown": [["x", "y"], ["z", "y", "x"], None]}
+    pq.write_table(pa.table(log), tmp_path / "log.parquet")
+    recipe = tiny.recipe(
+        data={"train": tmp_path / "log.parquet", "query_id": "user", "label_id": "item", "impressions": "shown"},
+        query={"features": [tiny.USER | {"name": "user"}]}, label={"features": [tiny.ITEM | {"name": "item"}]},
+        loss={"impressions": 0.5},
+    )  # fmt: skip
+    dataset = read_dataset(recipe)
+    ((_, batch),) = epoch_batches(
+        dataset.train, Encoding.fit(recipe, dataset).query, batch_size=3, one_label_per_query=False, seed=0, epoch=0,
+        first=0, impressions=dataset.impressions,
+    )  # fmt: skip
+
+    x, y = (dataset.label_ids.to_pylist().index(name) for name in "xy")
+    shown = {int(pair): row for pair, row in zip(batch["_pair"], batch["_shown"].tolist(), strict=True)}
+    assert shown == {0: [x, y], 1: [y, x], 2: [x, x]}, "z is in no catalogue; places left over hold the positive"
+
+    pq.write_table(pa.table(log | {"shown": ["x|y", "", ""]}), tmp_path / "log.parquet")
+    with pytest.raises(DataError, match="column 'shown': expected lists of ids, strings or integers, found string"):
+        read_dataset(recipe)
+
+
+def test_losses_that_take_no_impressions() -> None:
+    with pytest.raises(ValueError, match="impressions: expected 0 with family 'nce'"):
+        LossConfig.model_validate({"family": "nce", "impressions": 0.5})
+    assert LossConfig.model_validate({"weight": "importance"}).uncalibrated() is None
+    shown = LossConfig.model_validate({"weight": "importance", "impressions": 0.5})
+    assert shown.uncalibrated() == "impressions are negatives that no q draws"
+    assert str(shown) == "softmax · in_batch · importance · impressions 0.5"
