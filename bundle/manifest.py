@@ -24,6 +24,9 @@ labels without training pairs are tail."""
 _TREE_VERSION = 2
 """Of bundles with `proposal.npz` before version 3."""
 
+NAMED_NOISE = 3
+"""From this version on log p_n is log ν of the training, and `bias_removal.noise` its name."""
+
 FeatureKind = Literal["id", "history", "bag", "text", "number", "vector", "date"]
 FEATURE_VALUE_TYPES = {
     "id": "an id (a string or an integer)",
@@ -163,7 +166,8 @@ class BiasRemoval(Record):
     """The dial: the λ a request gets when it names none, and how every λ scored offline."""
 
     noise: str = "π"
-    """Which noise ν λ multiplies the log of, in words [METHODS §9]: `π` is the label frequency, `p_n(y|x)` the tree."""
+    """Which noise ν λ multiplies the log of, in words [METHODS §9]: `π` is the label frequency, `p_n(y|x)` the tree.
+    Beside a tree the name has its power in ν, 0 where training left none of it, and what ν has besides, for μ."""
     default: float
     minimum: float = -1.0
     maximum: float = 2.0
@@ -219,7 +223,8 @@ class Manifest(Record):
     kappa: float = Field(gt=0)
     kappa_bias: float | None = Field(default=None, gt=0)
     kappa_popularity: float | None = Field(default=None, gt=0)
-    """Null where log p_n is log π: one coordinate holds both, and μ adds to λ."""
+    """Null where log p_n is log π: one coordinate holds both, and μ adds to λ; beside a tree, whose λ is not of that
+    coordinate, for similar labels alone."""
     loss: Loss
     query_features: list[Feature]
     label_features: list[Feature] = []

@@ -10,6 +10,7 @@ from time import perf_counter
 import numpy as np
 
 from longtail.bundle import BUCKET_NAMES
+from longtail.bundle.bundle import PROPOSAL
 from longtail.bundle.manifest import dial_words
 from longtail.index import Releases
 from longtail.serving.core.loader import load_release
@@ -34,7 +35,7 @@ def check_release(path: Path) -> Iterator[str]:
     k = min(_K, manifest.labels)
     example = retriever.release_json()["example"]
     places = [(value, 0.0) for value in sorted({dial.minimum, dial.default, dial.maximum})]
-    if manifest.kappa_popularity is not None or dial.noise.startswith("p_n(y|x)"):
+    if manifest.kappa_popularity is not None or PROPOSAL in manifest.files:
         prior = manifest.popularity
         weights = {prior.minimum, prior.default, prior.maximum} - {0.0}
         places += [(dial.default, weight) for weight in sorted(weights)]

@@ -208,7 +208,8 @@ def curve_of(
         seed=trained.recipe.seed,
         settings=settings,
         log_proposal=log_proposal_of(trained.model.proposal, features),
-        calibrated_at=trained.recipe.loss.calibrated_at,
+        calibrated_at=trained.calibrated_at,
+        described=trained.recipe.describes_labels,
     )
 
 

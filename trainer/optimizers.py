@@ -189,6 +189,8 @@ class LazyL2:
     average: the expectation is the gradient 2·l2·row of the full objective, whatever chance a row has to be drawn.
     With every row touched in every step it is that gradient itself. What differs: the row is taken as it is at t,
     rows are not penalised after their last touch, and optimisers that divide by past gradients see few large ones.
+
+    The due is at most row/rate, by which gradient descent brings a row to 0 and not past it, however long it waited.
     """
 
     def __init__(self, table: Table, l2: float) -> None:
@@ -198,18 +200,20 @@ class LazyL2:
         )
         """Step of the last touch, [rows, 1]; exact below 2^24 steps."""
 
-    def gradients(self, ids_U: Tensor, rows_UD: Tensor, *, step: Tensor) -> Tensor:
+    def gradients(self, ids_U: Tensor, rows_UD: Tensor, *, rate: Tensor, step: Tensor) -> Tensor:
         """What to add to the gradients of the loss, float32 [U, D]; the rows count as touched from then on.
 
         Args:
             ids_U: distinct row numbers, int32; 0 is added for those past the table's end.
             rows_UD: what the table holds there, float32.
+            rate: learning rate of this step, float32 scalar.
             step: number of this step, from 1, float32 scalar.
         """
         gap_U1 = step - backend.gather(self.touched, ids_U)
         inside_U1 = ops.cast(ids_U < self.table.rows, "float32")[:, None]
         backend.scatter(self.touched, ids_U, ops.zeros_like(gap_U1) + step)
-        return 2 * self.l2 * inside_U1 * gap_U1 * rows_UD
+        due_U1 = ops.minimum(2 * self.l2 * gap_U1, 1 / ops.maximum(rate, 1e-30))
+        return inside_U1 * due_U1 * rows_UD
 
 
 class LazyDecay:

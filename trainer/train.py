@@ -33,7 +33,13 @@ from longtail.trainer.evaluation.ranking import (
     log_proposal_of,
 )
 from longtail.trainer.history import TrainingHistory, best_of, validations_within
-from longtail.trainer.losses.implied_noise import implied_noise, name_of_noise, power_of_q, removes_all
+from longtail.trainer.losses.implied_noise import (
+    implied_noise,
+    name_of_noise,
+    name_of_tree_noise,
+    power_of_q,
+    removes_all,
+)
 from longtail.trainer.losses.own_rows import check_link
 from longtail.trainer.model.step import TrainStep
 from longtail.trainer.model.two_tower import TwoTower
@@ -98,13 +104,20 @@ class Trained:
 
     def noise(self) -> Noise:
         """What the λ of this model removes."""
-        shown = " of the draws, not of the impressions" if self.recipe.loss.impressions else ""
+        loss, log_pi = self.recipe.loss, _log_frequencies(self.recipe, self.dataset)
+        shown = " of the draws, not of the impressions" if loss.impressions else ""
         if self.model.proposal is not None:
-            return Noise(f"p_n(y|x){shown}", constant=False, apart=True)
-        log_pi, log_nu = _log_frequencies(self.recipe, self.dataset), self.log_noise()
+            named = name_of_tree_noise(loss.objective(), log_pi, reweight=loss.reweight)
+            return Noise(named + shown, constant=False, apart=True)
+        log_nu = self.log_noise()
         apart = not np.array_equal(log_nu, log_pi)
-        name = name_of_noise(log_nu, log_pi) + shown
-        return Noise(name, constant=apart and bool(np.ptp(log_nu) == 0), apart=apart)
+        named = name_of_noise(log_nu, log_pi, reweight=loss.reweight) + shown
+        return Noise(named, constant=apart and bool(np.ptp(log_nu) == 0), apart=apart)
+
+    @property
+    def calibrated_at(self) -> float:
+        """The λ of the recipe's calibrated scores; 0 where ν is constant in numbers, whatever the names say."""
+        return 0.0 if self.noise().constant else self.recipe.loss.calibrated_at
 
     def theory_s_bias_removal(self) -> float:
         """The λ that undoes the training where nothing was held out to choose one by [METHODS §9]."""
@@ -373,7 +386,8 @@ def _validate(trained: Trained) -> list[CurvePoint]:
         max_queries=config.max_valid_queries,
         settings=trained.noise().quick(),
         log_proposal=log_proposal_of(trained.model.proposal, trained.encoding.query),
-        calibrated_at=trained.recipe.loss.calibrated_at,
+        calibrated_at=trained.calibrated_at,
+        described=trained.recipe.describes_labels,
     )
 
 

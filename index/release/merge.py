@@ -23,6 +23,7 @@ from longtail.bundle.added_labels import NEW_LABEL, AddedLabels, LabelAdder, joi
 from longtail.bundle.arrays import Float32, Int64
 from longtail.bundle.bundle import CONTRACT_FILES
 from longtail.bundle.display import DisplayColumns
+from longtail.bundle.labels import RESERVED_COLUMNS
 from longtail.bundle.manifest import utc
 from longtail.index.errors import MergeError
 
@@ -57,8 +58,8 @@ def merge_labels(bundle: Path, log: Path, out: Path) -> MergeReport:
         out: the new bundle's directory; must not exist. It is there whole or not at all.
 
     Raises:
-        MergeError: the bundle has a tree p_n(y|x), which has no leaf for new labels and none to spare; there is no
-            log; or it hides every label.
+        MergeError: the bundle has a tree p_n(y|x), which has no leaf for new labels and none to spare, or a column of
+            one's own whose name later versions reserve; there is no log; or it hides every label.
         BundleError: the bundle or the log is not intact, the label tower does not run, or `out` exists.
         OSError: the disk is full or not writable; `out` stays absent.
     """
@@ -70,6 +71,12 @@ def merge_labels(bundle: Path, log: Path, out: Path) -> MergeReport:
         raise MergeError(
             f"{bundle}: expected a bundle whose labels can change, found one with a tree p_n(y|x): train again with "
             "the new labels among the data; hidden labels stay hidden by the log"
+        )
+    if reserved := [name for name in source.labels.display.column_names if name in RESERVED_COLUMNS]:
+        raise MergeError(
+            f"{bundle}: expected columns of one's own other than {', '.join(RESERVED_COLUMNS)}, found "
+            f"{', '.join(reserved)}, a name that bundles since version 3 keep for themselves: train again with another "
+            "name for it in the data; the release goes on serving as it is"
         )
     changes = replay(LabelLog(log).read_from().records)
     rows = {id_: row for row, id_ in enumerate(source.labels.ids.to_pylist())}

@@ -56,8 +56,8 @@ class SearchOptions(RequestModel):
         default=None,
         allow_inf_nan=False,
         description="λ of `u·v/T + b + λ·log ν + μ·log π`: 1 removes the bias of training's noise ν, 0 leaves it, "
-        "which favours the tail. Null: the release's default (0 for /v1/similar). GET /v1/release says which ν in "
-        "`bias_removal.noise`.",
+        "which favours the tail where ν is near π. Null: the release's default (0 for /v1/similar). GET /v1/release "
+        "says which ν in `bias_removal.noise`.",
     )
     popularity: float | None = Field(
         default=None,

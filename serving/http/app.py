@@ -27,7 +27,8 @@ from longtail.serving.settings import Settings
 
 _DESCRIPTION = (
     "Retrieves the best labels for a query from a two-tower model. Every request may set `bias_removal`, "
-    "the dial between the tail (0) and plain recall (1), and `popularity`, the weight of a prior for frequent labels."
+    "the dial between the tail (0) and plain recall (1) where training's noise is near the label frequencies, and "
+    "`popularity`, the weight of a prior for frequent labels."
 )
 
 

@@ -157,6 +157,12 @@ def test_what_cannot_be_merged_is_refused_and_nothing_is_written(
     make_bundle(labels=L, label_tower=True, proposal=True).write(tmp_path / "tree")
     with pytest.raises(MergeError, match=r"tree: expected a bundle whose labels can change, found one with a tree p_n"):
         merge_labels(tmp_path / "tree", log, tmp_path / "merged")
+    old = Bundle.load(path)
+    own = old.labels.display.append_column("log_popularity", pa.array(["high"] * L))
+    old = replace(old, labels=replace(old.labels, display=own))
+    monkeypatch.setattr(Bundle, "load", lambda _: old)
+    with pytest.raises(MergeError, match="found log_popularity, a name that bundles since version 3 keep"):
+        merge_labels(path, log, tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import pyarrow as pa
 import pytest
 from keras import ops
 
@@ -293,6 +294,37 @@ def test_the_minimum_variance_q_by_hand() -> None:
     sampler.refresh(TABLE)
     mixed = np.where(terms > 0, 0.75 * expected + 0.25 / 5, 0)
     np.testing.assert_allclose(np.exp(log_q_of_all(sampler, of)), mixed, rtol=1e-4)
+
+
+def test_training_draws_by_the_loss_it_takes() -> None:
+    """The logistic loss is of f − log L [`balance`], and so is q*; labels that are no negatives are not drawn by it."""
+    rows, labels = tiny.pairs((0, 0), (1, 1), (2, 2), (3, 3)), 50
+    kinds = pa.table({"kind": [f"kind{row % 7}" for row in range(labels)]})
+    data = tiny.dataset(rows, queries=4, labels=labels, label_table=kinds)
+
+    def step(**sections: Any) -> tuple[np.ndarray, np.ndarray]:
+        recipe = tiny.recipe(
+            loss={
+                "family": "logistic", "weight": "importance",
+                "sampler": {"name": "minimum_variance", "negatives": 3, "uniform_share": 0},
+            },
+            model={"temperature": 0.1, "similarity": "cosine"}, **sections,
+        )  # fmt: skip
+        model = tiny.model(recipe, data, batch_size=4)
+        model.begin_epoch()
+        queries_BD = model.embed_queries({"user_id": rows.queries + 1})
+        of = DrawContext(ops.convert_to_tensor(rows.labels), {}, ops.convert_to_tensor(queries_BD))
+        every = ops.convert_to_tensor(np.tile(np.arange(labels, dtype=np.int32), (4, 1)))
+        q_BL = np.exp(np.asarray(model.sampler.log_q(of, every)))
+        return q_BL, queries_BD @ model.embed_labels().T / 0.1
+
+    q_BL, logits_BL = step()
+    terms_BL = np.log1p(np.exp(logits_BL - np.log(labels)))
+    terms_BL[np.arange(4), np.arange(4)] = 0
+    np.testing.assert_allclose(q_BL, terms_BL / terms_BL.sum(axis=1, keepdims=True), rtol=1e-3, atol=1e-7)
+
+    q_BL, _ = step(label={"features": [tiny.ITEM, {"name": "kind", "kind": "id", "dim": 4}], "combine": "sum"})
+    assert q_BL[:, 4:].max() < 1e-6, "labels without pairs are no negatives where features describe them"
 
 
 def test_the_minimum_variance_sampler_needs_a_loss() -> None:

@@ -284,7 +284,7 @@ IMPOSSIBLE = {
             "evaluation": {"default_bias_removal": -0.25},
             "loss": {"family": "logistic", "sampler": {"name": "adversarial", "negatives": 2}},
         },
-        "evaluation.bias_removal: expected λ >= 0 with sampler 'adversarial', .*, received -0.25",
+        "evaluation.default_bias_removal: expected λ >= 0 with sampler 'adversarial', .*, received -0.25",
     ),
     "no μ": ({"evaluation": {"popularity": []}}, "evaluation.popularity\n.*at least 1 item"),
     "no λ": ({"evaluation": {"bias_removal": []}}, "evaluation.bias_removal\n.*at least 1 item"),

@@ -1,3 +1,6 @@
+import dataclasses
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -140,6 +143,26 @@ def test_the_log_likelihood_is_the_mean_log_softmax_of_the_pairs_over_what_may_b
         interval = point.metrics["log_likelihood"]
         assert interval.value == pytest.approx(np.mean(found), rel=1e-5)
         assert interval.low < interval.value < interval.high
+
+
+def test_labels_that_were_no_negatives_are_not_in_the_likelihood() -> None:
+    """Label 8 has no training pairs; its score is no log-probability, and moving it by 10 nats changes nothing."""
+    far = dataclasses.replace(label_side(), bias=BIAS + 10 * (COUNTS == 0).astype(np.float32))
+    held_out = HELD_OUT.take(HELD_OUT.labels != 8)
+    assert len(held_out) < len(HELD_OUT)
+
+    def likelihood(side: LabelSide, pairs: Any, *, described: bool) -> float:
+        (point,) = bias_removal_curve(
+            pairs, KNOWN, embed, side, config(log_likelihood=True), queries=QUERIES, seed=0,
+            settings=[Setting(0.7)], calibrated_at=0.7, described=described,
+        )  # fmt: skip
+        return point.metrics["log_likelihood"].value
+
+    with_it = likelihood(label_side(), held_out, described=False)
+    without_it = likelihood(label_side(), held_out, described=True)
+    assert without_it > with_it
+    assert likelihood(far, held_out, described=True) == pytest.approx(without_it)
+    assert likelihood(far, HELD_OUT, described=True) == pytest.approx(without_it), "nor are pairs of such labels"
 
 
 def test_a_conditional_proposal_takes_the_place_of_the_frequencies() -> None:

@@ -209,6 +209,9 @@ def test_a_label_in_no_pair_keeps_its_smoothed_q() -> None:
     )  # fmt: skip
 
 
+BEST = {"name": "minimum_variance", "negatives": 2}
+
+
 def test_defaults_are_the_families_own() -> None:
     assert {name for name, family in LOSSES.items() if family.hits == "keep"} == {"logistic", "nce"}
     for loss, hits in [
@@ -216,11 +219,13 @@ def test_defaults_are_the_families_own() -> None:
         ({"family": {"name": "logistic", "pairwise": True}}, "mask"), ({"family": "logistic", "hits": "mask"}, "mask"),
         ({"family": "logistic", "sampler": {"name": "uniform", "negatives": 1, "exclude_positive": True}}, "mask"),
         ({"family": "hinge", "hits": "mask_known"}, "mask_known"),
+        ({"family": "logistic", "weight": "tail", "sampler": BEST}, "mask"),
     ]:  # fmt: skip
         assert LossConfig.model_validate(loss).resolved_hits == hits
 
 
 UNIFORM = {"name": "uniform", "negatives": 2, "shared": False}
+TREE = {"name": "adversarial", "negatives": 1}
 
 
 @pytest.mark.parametrize(
@@ -233,6 +238,9 @@ UNIFORM = {"name": "uniform", "negatives": 2, "shared": False}
         ({"family": "augment_and_reduce", "weight": "importance"}, 0), ({"family": "nce", "reweight": 1}, 1),
         ({"family": "logistic", "sampler": {"name": "adversarial", "negatives": 1}}, 1),
         ({"family": "nce", "sampler": {"name": "adversarial", "negatives": 1}}, 0),
+        ({"weight": "tail", "sampler": {"name": "model", "negatives": 2}}, 1),
+        ({"weight": {"name": "logit_adjusted", "tau": 0}}, 0), ({"weight": "importance", "sampler": BEST}, 0),
+        ({"family": {"name": "logistic", "pairwise": True}, "weight": {"name": "adaptive", "exponent": 0}}, 0),
     ],
 )  # fmt: skip
 def test_likelihoods_are_of_log_probabilities(loss: dict[str, Any], calibrated_at: float) -> None:
@@ -255,6 +263,13 @@ def test_likelihoods_are_of_log_probabilities(loss: dict[str, Any], calibrated_a
         ({"weight": "importance", "mining": {"keep": 2}}, "mining weighs a negative by its rank"),
         ({"family": "logistic", "weight": {"name": "equalised", "threshold": 0.1}}, "below the weight's threshold"),
         ({"family": "logistic", "sampler": {"name": "model", "negatives": 2}}, "what sampler 'model' draws by"),
+        ({"family": "logistic", "weight": "importance", "sampler": BEST}, "with hits 'mask', 'logistic' does not"),
+        ({"family": "logistic", "weight": "tail", "sampler": TREE}, "is not the tree alone"),
+        ({"family": "logistic", "sampler": TREE, "reweight": 0.5}, "is not the tree alone"),
+        (
+            {"family": {"name": "logistic", "pairwise": True}, "weight": "relative", "sampler": TREE},
+            "is not the tree alone",
+        ),
     ],
 )
 def test_a_likelihood_of_other_scores_is_refused(loss: dict[str, Any], reason: str) -> None:
@@ -271,9 +286,28 @@ def test_a_likelihood_of_other_scores_is_refused(loss: dict[str, Any], reason: s
             {"hits": "keep", "sampler": {"name": "uniform", "negatives": 2, "exclude_positive": True}},
             "hits: expected 'mask' or 'mask_known' with exclude_positive",
         ),
+        ({"hits": "keep", "weight": "tail", "sampler": BEST}, "'mask_known' with sampler 'minimum_variance', which"),
         ({"hits": "some"}, "'mask', 'keep' or 'mask_known'"),
     ],
 )
 def test_what_contradicts_a_family_or_a_sampler_is_refused(loss: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         LossConfig.model_validate(loss)
+
+
+@pytest.mark.parametrize(
+    ("loss", "noises", "others"),
+    [
+        ({"weight": "importance"}, ["uniform"], ["π", "π^0.5"]),
+        ({"weight": "importance", "reweight": 0.5}, ["π^0.5"], ["uniform", "π"]),
+        ({"weight": "tail"}, ["π"], ["uniform", "π^2"]),
+        ({"family": "logistic", "sampler": {"name": "mixed", "negatives": 2}}, ["0.5·π + 0.5/L"], []),
+        ({"family": "nce", "sampler": TREE}, ["p_n(y|x)^0", "p_n(y|x)"], ["p_n(y|x)^0 · π^0.5", "uniform"]),
+    ],
+)  # fmt: skip
+def test_the_names_of_the_noise_that_a_loss_may_imply(
+    loss: dict[str, Any], noises: list[str], others: list[str]
+) -> None:
+    made = LossConfig.model_validate(loss)
+
+    assert [noise for noise in [*noises, *others] if made.could_imply(noise)] == noises

@@ -20,7 +20,13 @@ from scipy.optimize import minimize
 from longtail.trainer import backend
 from longtail.trainer.config import LossConfig
 from longtail.trainer.losses import WEIGHTS, Objective, SampledLogits
-from longtail.trainer.losses.implied_noise import implied_noise, name_of_noise, power_of_q, removes_all
+from longtail.trainer.losses.implied_noise import (
+    implied_noise,
+    name_of_noise,
+    name_of_tree_noise,
+    power_of_q,
+    removes_all,
+)
 from longtail.trainer.sampling import SAMPLERS, SamplerSetup
 
 PI = np.array([144, 64, 36, 16, 9, 4, 1]) / 274
@@ -346,6 +352,54 @@ def test_the_recipe_knows_without_a_backend_where_nothing_is_left_to_remove(
         Objective(family, weight, arguments, ARGUMENTS.get(weight, {})), np.log(PI), np.log(q_of(sampler))
     )
     assert loss.calibrated_at == (0.0 if np.ptp(log_nu_L) < 1e-6 else 1.0)
+
+
+@pytest.mark.parametrize("reweight", [0.0, 1.0])
+@pytest.mark.parametrize("pairwise", [False, True], ids=["", "pairwise"])
+@pytest.mark.parametrize(
+    ("weight", "arguments"),
+    [
+        ("logit_adjusted", {"tau": 0}), ("logit_adjusted", {"tau": -0.5}), ("equalised", {"power": 0}),
+        ("adaptive", {"exponent": 0}), ("adaptive", {"exponent": 0, "scale": 2}), ("adaptive", {"scale": 2}),
+        ("tail", {}), ("relative", {}),
+    ],
+)  # fmt: skip
+def test_and_of_parameters_reweighting_and_a_tree(
+    weight: str, arguments: dict[str, float], pairwise: bool, reweight: float
+) -> None:
+    """Beside a tree scores are log-probabilities at λ = the power of q where that is all of ν; otherwise at none."""
+    family = {"name": "logistic", **({"pairwise": True} if pairwise else {})}
+    objective = Objective("logistic", weight, {"pairwise": True} if pairwise else {}, arguments)
+
+    def loss(**sampler: Any) -> LossConfig:
+        return LossConfig.model_validate(
+            {"family": family, "sampler": sampler, "weight": {"name": weight, **arguments}, "reweight": reweight}
+        )
+
+    log_nu_L = implied_noise(objective, np.log(PI), np.log(q_of("mixed")), reweight=reweight)
+    assert loss(name="mixed", negatives=280).calibrated_at == (0.0 if np.ptp(log_nu_L) < 1e-6 else 1.0)
+
+    beside_L, power = implied_noise(objective, np.log(PI), None, reweight=reweight), power_of_q(objective)
+    tree = loss(name="adversarial", negatives=1)
+    assert (tree.uncalibrated() is None) == (np.ptp(beside_L) < 1e-6 and power in (0, 1))
+    if tree.uncalibrated() is None:
+        assert tree.calibrated_at == power
+
+
+def test_a_tree_s_noise_is_named_with_its_power_and_what_is_beside_it() -> None:
+    """The dial is the tree's whatever training divided by; what μ has to remove stands behind it."""
+    pairwise = Objective("logistic", "relative", {"pairwise": True})
+    for objective, reweight, name in [
+        (Objective("logistic", "unit"), 0, "p_n(y|x)"), (Objective("nce", "unit"), 0, "p_n(y|x)^0"),
+        (Objective("logistic", "unit"), 0.5, "p_n(y|x) · π^0.5"), (Objective("softmax", "tail"), 0, "p_n(y|x)^0 · π"),
+        (pairwise, 0, "p_n(y|x)^-1"),
+    ]:  # fmt: skip
+        assert name_of_tree_noise(objective, np.log(PI), reweight=reweight) == name
+
+
+def test_a_noise_of_no_other_name_says_that_pairs_are_reweighted() -> None:
+    noise_L = PI * np.cos(np.arange(L) / 5)
+    assert name_of_noise(np.log(noise_L), np.log(PI), reweight=0.5) == "q·w of the sampler and the weight · π^0.5"
 
 
 @pytest.mark.parametrize(("name", "noise_L"), NAMES.items(), ids=NAMES)

@@ -168,7 +168,9 @@ def test_l2_of_a_touched_row_is_due_for_every_step_since_its_last_touch() -> Non
 
     def added(ids: list[int], number: int) -> list[list[float]]:
         rows = ops.convert_to_tensor([[3.0, -1.0]] * len(ids))
-        gradients = penalty.gradients(ops.convert_to_tensor(ids, "int32"), rows, step=ops.convert_to_tensor(number))
+        gradients = penalty.gradients(
+            ops.convert_to_tensor(ids, "int32"), rows, rate=0.1, step=ops.convert_to_tensor(number)
+        )
         return ops.convert_to_numpy(gradients).tolist()
 
     assert added([0, 2], 1.0) == pytest.approx(np.array([[0.6, -0.2]] * 2))
@@ -181,7 +183,7 @@ def test_l2_of_a_touched_row_is_due_for_every_step_since_its_last_touch() -> Non
 def test_padding_past_the_table_s_end_has_no_l2_that_would_shrink_a_clipped_step() -> None:
     rows = np.ones((3, 2), np.float32)
 
-    gradients = LazyL2(ones(), l2=0.5).gradients(np.int32([3, 4, 4]), rows, step=np.float32(1))
+    gradients = LazyL2(ones(), l2=0.5).gradients(np.int32([3, 4, 4]), rows, rate=np.float32(0.1), step=np.float32(1))
 
     assert ops.convert_to_numpy(gradients).tolist() == [[1, 1], [0, 0], [0, 0]]
 
@@ -193,7 +195,9 @@ def test_l2_is_on_average_the_full_objective_s_whatever_the_chances_of_rows() ->
 
     for number in range(1, 151):
         ids = np.flatnonzero(rng.random(4) < chances).astype(np.int32)
-        gradients = penalty.gradients(ids, np.ones((len(ids), 2), np.float32), step=np.float32(number))
+        gradients = penalty.gradients(
+            ids, np.ones((len(ids), 2), np.float32), rate=np.float32(1e-3), step=np.float32(number)
+        )
         sums[ids] += ops.convert_to_numpy(gradients)[:, 0]
         last[ids] = number
 
@@ -212,11 +216,29 @@ def test_descent_with_l2_ends_at_the_optimum_of_the_full_objective() -> None:
     for number in range(1, 401):
         ids = np.flatnonzero(number % every == 0).astype(np.int32)
         rows = np.take(ops.convert_to_numpy(table.table.value), ids, axis=0)
-        gradients = rows - 1 + ops.convert_to_numpy(penalty.gradients(ids, rows, step=np.float32(number)))
+        gradients = (
+            rows
+            - 1
+            + ops.convert_to_numpy(penalty.gradients(ids, rows, rate=np.float32(RATE), step=np.float32(number)))
+        )
         rows_now = step(optimizer, ids.tolist(), gradients.tolist(), number=number)
 
     chances = 1 / every
     np.testing.assert_allclose(rows_now, np.repeat(chances / (chances + 0.2), 2).reshape(4, 2), rtol=1e-5)
+
+
+def test_l2_of_a_long_wait_brings_a_row_to_0_and_not_past_it() -> None:
+    """l2 = 1e-3 and rate 1: after 2000 steps 2·l2·2000 = 4 rows are due, which would leave 1 at −3, 9, −27."""
+    table = ones()
+    optimizer, penalty, rows = LazySGD(table), LazyL2(table, l2=1e-3), np.ones((1, 2), np.float32)
+
+    for number in (2000, 4000, 6000):
+        due = penalty.gradients(np.int32([1]), rows, rate=np.float32(1), step=np.float32(number))
+        optimizer.apply(np.int32([1]), rows, due, rate=np.float32(1), step=np.float32(number))
+        rows = ops.convert_to_numpy(table.table.value)[[1]]
+        assert rows.tolist() == [[0, 0]]
+    due = penalty.gradients(np.int32([2]), np.ones((1, 2), np.float32), rate=np.float32(1), step=np.float32(100))
+    np.testing.assert_allclose(ops.convert_to_numpy(due), 0.2, rtol=1e-5)
 
 
 RATES = {

@@ -8,7 +8,7 @@ from rich.console import Console
 from longtail.bundle import BiasRemoval, CurvePoint, Interval, Popularity
 from longtail.trainer.evaluation.comparison import Comparison
 from longtail.trainer.evaluation.dial import Dial
-from longtail.trainer.evaluation.report import evaluation_markdown, evaluation_table, html_report
+from longtail.trainer.evaluation.report import _lines, evaluation_markdown, evaluation_table, html_report
 from longtail.trainer.evaluation.tables import baseline_table, steps
 from longtail.trainer.history import TrainingHistory
 from tests.trainer import tiny
@@ -124,6 +124,18 @@ def test_a_dial_that_does_not_move_has_no_plot() -> None:
     ).decode()
 
     assert [words[-1] for words in re.findall(r'<img alt="(.+?)"', page)[:-1]] == ["μ", "μ"]
+
+
+@pytest.mark.parametrize(
+    ("noise", "told"),
+    [("π", True), ("π^0.75", True), ("π^-1", False), ("0.5·π + 0.5/L", False), ("p_n(y|x)", False), ("uniform", False)],
+)
+def test_the_axis_of_bias_removal_names_its_ends_where_the_noise_rises_with_frequency(noise: str, told: bool) -> None:
+    second = [point(0.5, 0.3).model_copy(update={"popularity": at}) for at in (-0.5, 1.0)]
+    dial = Dial(DIAL.bias_removal.model_copy(update={"curve": CURVE + second, "noise": noise}))
+
+    ends = "  (left: tail, right: head)"
+    assert [line.ends for line in _lines(dial)] == [ends if told else "", ends]
 
 
 COMPARED = Comparison(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Annotated, Literal, Self
 
@@ -117,6 +118,11 @@ class SamplerConfig(Choice):
             )
         return self
 
+    @property
+    def never_the_positive(self) -> bool:
+        """Whether no draw is ever the positive of its row, so that there is none to keep."""
+        return bool(self.exclude_positive) or self.name == "minimum_variance"
+
 
 class MiningConfig(Section):
     """Hard negative mining: of a row's negatives, the highest-scored count [METHODS §3]."""
@@ -177,7 +183,8 @@ class LossConfig(Section):
     """Weight of every label of `data.impressions` that was shown with a row and not chosen, a negative beside those
     drawn: as it stands, for no sampler drew it [METHODS §2.3]. The first 32 of a row count. 0 leaves them out."""
     regularizer: float = Field(default=0.0, ge=0)
-    """Strength of (f + log q)² on positives and negatives [BM20 eq. 6]; of f² with family `nce`."""
+    """Strength of (f + log q)² on positives and negatives [BM20 eq. 6]; with family `nce` of f² before −log L is
+    added to f."""
     reweight: float = Field(default=0.0, ge=0)
     """Multiplies the loss of a pair by π_y^−reweight, mean 1 over the training pairs; of counted frequencies."""
     smoothing: float = Field(default=0.5, gt=0)
@@ -205,10 +212,10 @@ class LossConfig(Section):
                 f"hits: expected 'keep' with family {self.family.name!r}, which tells data from noise, and noise that "
                 f"happens to be a positive is noise, received {self.hits!r}"
             )
-        if self.hits == "keep" and self.sampler.exclude_positive:
+        if self.hits == "keep" and self.sampler.never_the_positive:
+            which = "exclude_positive" if self.sampler.exclude_positive else f"sampler {self.sampler.name!r}"
             raise ValueError(
-                "hits: expected 'mask' or 'mask_known' with exclude_positive, which draws no positive to keep, "
-                "received 'keep'"
+                f"hits: expected 'mask' or 'mask_known' with {which}, which draws no positive to keep, received 'keep'"
             )
         if family.shifted and self.impressions:
             raise ValueError(
@@ -244,10 +251,10 @@ class LossConfig(Section):
 
     @property
     def resolved_hits(self) -> Hits:
-        """`hits`, or the family's own: a pairwise form and a sampler that excludes the positive mask it."""
+        """`hits`, or the family's own: a pairwise form and a sampler that never draws the positive mask it."""
         if self.hits is not None:
             return self.hits
-        return "mask" if self.family.pairwise or self.sampler.exclude_positive else LOSSES[self.family.name].hits
+        return "mask" if self.family.pairwise or self.sampler.never_the_positive else LOSSES[self.family.name].hits
 
     def uncalibrated(self) -> str | None:
         """Why no λ makes this loss's scores log-probabilities but for a constant of the query; None if one does.
@@ -271,24 +278,58 @@ class LossConfig(Section):
             return f"with hits 'keep', {family!r} counts the positive twice"
         if softmax and not ones and weight not in ("importance", "tail", "logit_adjusted"):
             return f"with weight {weight!r}, {family!r} converges to s(1 − s + s/c) ∝ p(y|x)"
-        if self.sampler.name == "model" and not self._uniform_noise:
+        of_q, of_pi = self._powers_in_noise
+        if self.sampler.name == "model" and of_q:
             return "what sampler 'model' draws by depends on the query and is not kept"
+        if self.sampler.name == "adversarial" and (of_q not in (0, 1) or of_pi):
+            return "what training divides p(y|x) by is not the tree alone, so that no λ of the tree removes it"
         return None
 
     @property
     def calibrated_at(self) -> float:
         """The λ of scores that are log-probabilities, of a loss that has one: 0 where there is nothing to remove."""
-        return 0.0 if self._uniform_noise else 1.0
+        of_q, of_pi = self._powers_in_noise
+        even = self.sampler.name in ("uniform", "full") or self.sampler.alpha == 0
+        return 0.0 if of_pi == 0 and (even or of_q == 0) else 1.0
+
+    def could_imply(self, noise: str) -> bool:
+        """Whether ν of this loss may have that name, as `name_of_noise` gives it.
+
+        Where the parts of ν are known without training, they are compared: `reweight` above all.
+        """
+        of_q, of_pi = self._powers_in_noise
+        if self.sampler.name == "adversarial":
+            return noise.startswith("p_n(y|x)") and (of_pi != 0) == ("·" in noise)
+        even = self.sampler.name in ("uniform", "full") or self.sampler.alpha == 0
+        known = not math.isnan(of_pi) and (even or of_q == 0)
+        if not known or noise == "uniform":
+            return not known or of_pi == 0
+        return noise == ("π" if of_pi == 1 else f"π^{of_pi:.4g}")
 
     @property
-    def _uniform_noise(self) -> bool:
-        """Whether the loss divides p(y|x) by nothing: ν is the same for every label [METHODS §9]."""
-        if self.reweight:
-            return False
-        cancels = ("importance",) if self.family.pairwise else ("importance", "relative", "adaptive")
-        uniform = self.sampler.name in ("uniform", "full") or self.sampler.alpha == 0
-        even = uniform and self.weight.name in ("unit", "constant", "relative")
-        return LOSSES[self.family.name].shifted or self.weight.name in cancels or even
+    def _powers_in_noise(self) -> tuple[float, float]:
+        """The powers of q and of π in ν, by names and parameters [METHODS §9]; NaN where ν is no power of π.
+
+        Of a weight of one's own both are NaN: what it divides by is asked of it in training, not here.
+        """
+        if LOSSES[self.family.name].shifted:
+            return 0.0, self.reweight
+        given, pairwise = self.weight.arguments, bool(self.family.pairwise)
+        exponent = given.get("exponent", 0.25)
+        of_scale = math.nan if exponent and given.get("scale") is not None else exponent
+        tau = given.get("tau", 1.0) if self.weight.name == "logit_adjusted" else 1.0
+        powers = {
+            "unit": (1.0, 0.0),
+            "constant": (1.0, 0.0),
+            "importance": (0.0, 0.0),
+            "relative": (-1.0, 0.0) if pairwise else (0.0, 0.0),
+            "tail": (0.0, 2.0 if pairwise else 1.0),
+            "logit_adjusted": (0.0, 2 * tau if pairwise else tau),
+            "equalised": (0.0, given.get("power", 1.0)),
+            "adaptive": (0.0, of_scale if pairwise else 0.0),
+        }
+        of_q, of_pi = powers.get(self.weight.name, (math.nan, math.nan))
+        return of_q, of_pi + self.reweight
 
     def objective(self) -> Objective:
         """The loss function that this section describes."""

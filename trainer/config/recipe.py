@@ -149,12 +149,19 @@ class Recipe(Section):
 
     def _check_tree_s_dial(self) -> None:
         """Refuse λ < 0 for a tree: it favours labels that p_n(y|x) all but rules out, and no search finds those."""
-        asked = [*self.evaluation.bias_removal, self.evaluation.default_bias_removal or 0.0]
-        if self.loss.sampler.name == "adversarial" and min(asked) < 0:
-            raise ValueError(
-                "evaluation.bias_removal: expected λ >= 0 with sampler 'adversarial', for which the service looks for "
-                f"the labels that the model or the tree likes best, received {min(asked):g}"
-            )
+        if self.loss.sampler.name != "adversarial":
+            return
+        default = self.evaluation.default_bias_removal
+        asked = {
+            "bias_removal": min(self.evaluation.bias_removal),
+            "default_bias_removal": 0.0 if default is None else default,
+        }
+        for key, least in asked.items():
+            if least < 0:
+                raise ValueError(
+                    f"evaluation.{key}: expected λ >= 0 with sampler 'adversarial', for which the service looks for "
+                    f"the labels that the model or the tree likes best, received {least:g}"
+                )
 
     def _check_likelihood(self) -> None:
         """Refuse a likelihood of scores that are no log-probabilities at any λ of the grid."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow.compute as pc
 
-from longtail.bundle import BiasRemoval, Bundle, CurvePoint, Popularity, onnx_session
+from longtail.bundle import BiasRemoval, Bundle, CurvePoint, Loss, Popularity, onnx_session
 from longtail.bundle.arrays import Int32
-from longtail.trainer.config import Recipe, load_recipe
+from longtail.bundle.manifest import NAMED_NOISE
+from longtail.trainer.config import EvaluationConfig, Recipe, load_recipe
 from longtail.trainer.data.dataset import read_dataset
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.pairs import Pairs
@@ -56,7 +58,8 @@ class EvaluationResult:
 
         Args:
             metric: such as `recall@20` or `recall@20/tail`; by default the one the job was chosen by.
-            bias_removal: λ, of the grid; by default the bundle's default.
+            bias_removal: λ, of the grid; by default the bundle's default. Where ν is the same for every label any λ
+                gives what λ = 0 gives.
             popularity: μ; by default 0 where λ is given, as on λ's line of the curve, else the bundle's default.
 
         Raises:
@@ -65,10 +68,14 @@ class EvaluationResult:
         at = {Setting.of(point): point.metrics for point in self.curve}
         if popularity is None:
             popularity = self.popularity.default if bias_removal is None else 0.0
-        chosen = Setting(self.bias_removal.default if bias_removal is None else bias_removal, popularity)
+        if bias_removal is None:
+            bias_removal = self.bias_removal.default
+        elif self.bias_removal.noise == "uniform" and {setting.bias_removal for setting in at} == {0.0}:
+            bias_removal = 0.0
+        chosen = Setting(bias_removal, popularity)
         name = metric or self.metric
         if chosen not in at:
-            raise KeyError(f"bias_removal: expected one of {', '.join(map(str, at))}, received {chosen}")
+            raise KeyError(f"bias_removal, popularity: expected one of {', '.join(map(str, at))}, received {chosen}")
         if name not in at[chosen]:
             raise KeyError(f"metric: expected one of {', '.join(at[chosen])}, received {name!r}")
         return at[chosen][name].value
@@ -82,6 +89,9 @@ def evaluate(
     overrides: Sequence[str] = (),
 ) -> EvaluationResult:
     """The figures of a bundle at every λ and μ: those it was written with, or measured again from its own files.
+
+    The log-likelihood that a recipe asks for is measured of a bundle of the recipe's loss, and else left out with a
+    warning.
 
     Args:
         bundle: loaded, or its directory.
@@ -139,6 +149,7 @@ def _measure(bundle: Bundle, recipe: Recipe, split: str, *, nothing: str) -> lis
     known, held_out = _by_bundle_rows(known, rows_L), _by_bundle_rows(held_out, rows_L)
     if not len(held_out):
         raise DataError(nothing)
+    noise = Noise.of_bundle(bundle)
     return bias_removal_curve(
         held_out,
         known,
@@ -146,14 +157,34 @@ def _measure(bundle: Bundle, recipe: Recipe, split: str, *, nothing: str) -> lis
         LabelSide.of_bundle(
             bundle.labels, bundle.embeddings, bundle.augmentation, training_queries=int(training_queries)
         ),
-        recipe.evaluation,
+        _config(bundle, recipe),
         queries=len(dataset.query_ids),
         askers=dataset.askers,
         seed=recipe.seed,
-        settings=lines(recipe.evaluation, Noise.of_bundle(bundle), bundle.manifest.bias_removal.default),
+        settings=lines(recipe.evaluation, noise, bundle.manifest.bias_removal.default),
         log_proposal=log_proposal_of(bundle.proposal, features),
-        calibrated_at=recipe.loss.calibrated_at,
+        calibrated_at=0.0 if noise.constant else recipe.loss.calibrated_at,
+        described=recipe.describes_labels,
     )
+
+
+def _config(bundle: Bundle, recipe: Recipe) -> EvaluationConfig:
+    """What to measure: no likelihood, with a warning, of a bundle that another loss than the recipe's made."""
+    config, manifest, loss = recipe.evaluation, bundle.manifest, recipe.loss
+    if not config.log_likelihood:
+        return config
+    asked = Loss(family=str(loss.family), sampler=str(loss.sampler), weight=str(loss.weight))
+    found, noise = manifest.loss, manifest.bias_removal.noise
+    unnamed = manifest.schema_version < NAMED_NOISE and loss.calibrated_at == 0
+    if asked == found and (unnamed or loss.could_imply(noise)):
+        return config
+    warnings.warn(
+        "log_likelihood: left out, for the bundle's scores are log-probabilities at a λ that only its own loss says: "
+        f"expected a bundle of the recipe's loss {loss}, received one of {found.family} · {found.sampler} · "
+        f"{found.weight} whose ν is {noise}",
+        stacklevel=4,
+    )
+    return config.model_copy(update={"log_likelihood": False})
 
 
 def _metric_of(dial: BiasRemoval) -> str:

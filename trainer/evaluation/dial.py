@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from longtail.bundle import BiasRemoval, Bundle, CurvePoint, Popularity
+from longtail.bundle.manifest import dial_words
 from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.history import best_of
 
@@ -28,7 +29,7 @@ class Setting(NamedTuple):
         return cls(point.bias_removal, point.popularity)
 
     def __str__(self) -> str:
-        return f"λ = {self.bias_removal:g}" + (f", μ = {self.popularity:g}" if self.popularity else "")
+        return dial_words(*self)
 
 
 class Dial(NamedTuple):

@@ -63,6 +63,10 @@ class Positives:
         first, last = np.searchsorted(self.keys, [start * self.labels, end * self.labels])
         return Positives(self.keys[first:last] - start * self.labels, end - start, self.labels)
 
+    def among(self, kept_L: Bools) -> Positives:
+        """Those of some labels, bool [L]."""
+        return Positives(self.keys[kept_L[self.label_rows]], self.queries, self.labels)
+
     def hits(self, top_NK: Int32) -> Bools:
         """Which entries of the lists are positives, bool [N, K]; entries of −1 are none."""
         keys_NK = np.arange(self.queries)[:, None] * self.labels + top_NK

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from longtail.bundle import Augmentation, Buckets, CurvePoint, Labels, Proposal
-from longtail.bundle.arrays import Float32, Float64, Int8, Int32, Int64
+from longtail.bundle.arrays import Bools, Float32, Float64, Int8, Int32, Int64
 from longtail.trainer.backend import ops
 from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.data.batches import QueryFeatures
@@ -115,6 +115,7 @@ def bias_removal_curve(
     settings: Sequence[Setting] | None = None,
     log_proposal: LogProposal | None = None,
     calibrated_at: float = 1.0,
+    described: bool = False,
 ) -> list[CurvePoint]:
     """Every metric at every setting of λ and μ.
 
@@ -131,6 +132,8 @@ def bias_removal_curve(
         settings: of λ and μ; by default the recipe's grid of λ, at μ = 0.
         log_proposal: of a model trained against a conditional p_n; by default λ multiplies the labels' log ν.
         calibrated_at: the λ where scores are log-probabilities, at which alone their likelihood is of anything.
+        described: labels without training pairs were no negatives, so that their scores have no optimum: neither they
+            nor held-out pairs of them are in the likelihood.
 
     Raises:
         DataError: no held-out pair is left to find, or as `check_metric`.
@@ -139,6 +142,8 @@ def bias_removal_curve(
         held_out, known, config, labels=len(label_side.counts), seed=seed, max_queries=max_queries, askers=askers
     )
     settings = [Setting(bias_removal) for bias_removal in config.bias_removal] if settings is None else settings
+    never_L = label_side.counts == 0 if described else None
+    likely = (task.positives if never_L is None else task.positives.among(~never_L)) if config.log_likelihood else None
     ranked = rank(
         task.rows_N,
         embed_queries,
@@ -149,7 +154,8 @@ def bias_removal_curve(
         queries=queries,
         askers=askers,
         log_proposal=log_proposal,
-        likely=task.positives if config.log_likelihood else None,
+        likely=likely,
+        never_L=never_L,
     )
     inverse_propensity_L = label_side.inverse_propensity(config)
     return [
@@ -164,8 +170,8 @@ def bias_removal_curve(
             )
             | (
                 {}
-                if log_p_N is None or setting != Setting(calibrated_at)
-                else {"log_likelihood": task.bootstrap.interval(log_p_N, task.positives.per_query)}
+                if log_p_N is None or likely is None or setting != Setting(calibrated_at)
+                else {"log_likelihood": task.bootstrap.interval(log_p_N, likely.per_query)}
             ),
         )
         for setting, top_NK, log_p_N in zip(settings, *ranked, strict=True)
@@ -184,6 +190,7 @@ def rank(
     askers: Int32 | None = None,
     log_proposal: LogProposal | None = None,
     likely: Positives | None = None,
+    never_L: Bools | None = None,
 ) -> tuple[Int32, list[Float64 | None]]:
     """Exact top-k label rows for every setting, int32 [G, N, K]; −1 where fewer labels are left.
 
@@ -201,6 +208,7 @@ def rank(
         askers: as `bias_removal_curve` takes them.
         log_proposal: log p_n(y|x) in place of the labels' log ν.
         likely: positives of the N queries whose log-likelihood is asked for.
+        never_L: labels that the likelihood is not over, none of them in `likely`, bool [L]; None for none.
     """
     labels_EL = ops.convert_to_tensor(label_side.rows().T.copy())
     labels = labels_EL.shape[1]
@@ -223,8 +231,9 @@ def rank(
             top_GNK[at, start : start + block] = top_rows(scores_BL, k)
             if likely is not None:
                 wanted = likely.between(start, start + len(rows_B))
+                over_BL = scores_BL if never_L is None else ops.where(never_L, -np.inf, scores_BL)
                 log_p_GN[at, start : start + block] = _log_likelihood(
-                    scores_BL / label_side.augmentation.temperature, wanted
+                    over_BL / label_side.augmentation.temperature, wanted
                 )
     return top_GNK, list(log_p_GN) if likely is not None else [None] * len(settings)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import io
+import re
 from collections.abc import Callable
 from importlib.resources import files
 from string import Template
@@ -24,6 +25,8 @@ from longtail.trainer.evaluation.tables import baselines_html, figure_cell, pric
 from longtail.trainer.history import TrainingHistory
 
 _COLOURS = {"overall": "#334155", "head": "#2563eb", "torso": "#d97706", "tail": "#059669", "new": "#9333ea"}
+_POWER_OF_PI = re.compile(r"π(\^\d[\d.e-]*)?")
+"""Noises that frequent labels have more of: λ, as μ, goes from the tail to the head."""
 _STYLE = {
     "font.family": "sans-serif", "font.size": 10, "axes.spines.top": False, "axes.spines.right": False,
     "axes.grid": True, "grid.alpha": 0.25, "axes.titleweight": "bold", "axes.titlelocation": "left",
@@ -126,10 +129,11 @@ def _plot(draw: Callable[[Axes], None], description: str) -> str:
 
 
 class _Line(NamedTuple):
-    """One dial's part of a curve: its symbol, what it is, its numbers, the served one, and the points."""
+    """One dial's part of a curve: its symbol, what it is, whom its ends favour, its numbers, the served one, points."""
 
     symbol: str
     words: str
+    ends: str
     grid: list[float]
     default: float
     points: list[CurvePoint]
@@ -151,9 +155,17 @@ def _lines(dial: Dial) -> list[_Line]:
         (point for point in dial.curve if point.bias_removal == dial.default.bias_removal),
         key=lambda point: point.popularity,
     )
+    ends = "  (left: tail, right: head)"
     lines = [
-        _Line("λ", "bias removal λ", [point.bias_removal for point in at_zero], dial.default.bias_removal, at_zero),
-        _Line("μ", "popularity μ", [point.popularity for point in prior], dial.default.popularity, prior),
+        _Line(
+            "λ",
+            "bias removal λ",
+            ends if _POWER_OF_PI.fullmatch(dial.bias_removal.noise) else "",
+            [point.bias_removal for point in at_zero],
+            dial.default.bias_removal,
+            at_zero,
+        ),
+        _Line("μ", "popularity μ", ends, [point.popularity for point in prior], dial.default.popularity, prior),
     ]
     return [line for line in lines if len(line.points) > 1]
 
@@ -180,6 +192,8 @@ def _default_in_words(dial: Dial) -> str:
 
 def _removes(dial: Dial) -> str:
     noise = dial.bias_removal.noise
+    if noise.startswith("p_n(y|x)^0"):
+        return "adds p_n(y|x), of which training left nothing to remove"
     return "has nothing to remove" if noise == "uniform" else f"removes {noise}"
 
 
@@ -198,7 +212,7 @@ def _recall(axes: Axes, line: _Line, k: str) -> None:
         high = [figure.value if figure.high is None else figure.high for figure in figures]
         axes.fill_between(grid, low, high, color=colour, alpha=0.15, linewidth=0)
     axes.axvline(line.default, color="#94a3b8", linestyle="--", linewidth=1)
-    axes.set(title=f"Recall@{k} by bucket", xlabel=f"{line.words}  (left: tail, right: head)", ylim=(0, None))
+    axes.set(title=f"Recall@{k} by bucket", xlabel=f"{line.words}{line.ends}", ylim=(0, None))
     axes.legend(ncols=5, loc="upper center", bbox_to_anchor=(0.5, -0.18))
 
 

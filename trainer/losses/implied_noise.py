@@ -80,10 +80,15 @@ def removes_all(objective: Objective) -> float:
     return 0.0 if link is None else link
 
 
-def name_of_noise(log_nu_L: Float64, log_pi_L: Float64) -> str:
+def name_of_noise(log_nu_L: Float64, log_pi_L: Float64, *, reweight: float = 0.0) -> str:
     """ν in words, for a manifest: `uniform`, `π`, a power of π, or a mixture of π and 1/L.
 
     Read off the numbers, so that it cannot say anything else than they do.
+
+    Args:
+        log_nu_L: log ν, of `implied_noise`.
+        log_pi_L: log label frequencies.
+        reweight: what it was made with, named where the numbers are none of these.
 
     Example:
         >>> pi_L = np.array([0.5, 0.25, 0.125, 0.125])
@@ -100,7 +105,22 @@ def name_of_noise(log_nu_L: Float64, log_pi_L: Float64) -> str:
     mixture_L = share * pi_L + 1 / len(log_pi_L)
     if mixture_L.min() > 0 and np.abs(np.log(mixture_L) - log_nu_L).max() < _SAME:
         return f"{share:.4g}·π + {1 - share:.4g}/L"
-    return "q·w of the sampler and the weight"
+    return "q·w of the sampler and the weight" + (f" · π^{reweight:.4g}" if reweight else "")
+
+
+def name_of_tree_noise(objective: Objective, log_pi_L: Float64, *, reweight: float = 0.0) -> str:
+    """ν beside a tree in words, for a manifest: the power of p_n(y|x), which λ is of whatever it is, and what training
+    divides by besides, which is μ's to remove.
+
+    Example:
+        >>> log_pi_L = np.log([0.5, 0.25, 0.25])
+        >>> [name_of_tree_noise(Objective("logistic", weight), log_pi_L) for weight in ("unit", "importance", "tail")]
+        ['p_n(y|x)', 'p_n(y|x)^0', 'p_n(y|x)^0 · π']
+    """
+    power = power_of_q(objective)
+    tree = "p_n(y|x)" if power == 1 else f"p_n(y|x)^{power:g}"
+    label = name_of_noise(implied_noise(objective, log_pi_L, None, reweight=reweight), log_pi_L, reweight=reweight)
+    return tree if label == "uniform" else f"{tree} · {label}"
 
 
 def _unnormalised(

@@ -69,7 +69,7 @@ class Objective:
         family_arguments, weight_arguments: their parameters.
         mining: keeps the hardest negatives; None keeps all.
         regularizer: strength of `(f + log q)²` on the positive and, on average, on its negatives [BM20 eq. 6]; of f²
-            for a shifted family, whose f needs no log q to be a softmax's.
+            for a shifted family, whose f needs no log q to be a softmax's. f is without the offset.
         offset: a constant that is added to every logit, and to nothing that is regularised, ranked or exported.
     """
 

@@ -13,22 +13,28 @@ from longtail.trainer.losses.weights import MASKED, WEIGHTS, LogProbabilities
 _OF_THE_BRACKET = ("softmax", "augment_and_reduce")
 
 
-def log_terms(objective: Objective, log_pi_L: Tensor, positive_B: Tensor, logits_BL: Tensor) -> Tensor:
+def log_terms(
+    objective: Objective, log_pi_L: Tensor, positive_B: Tensor, logits_BL: Tensor, *, never_L: Tensor | None = None
+) -> Tensor:
     """log(ρ_yy' φ(−f_y')) of every label as a negative, float32 [B, L], nats; `MASKED` or less where it is 0.
 
     Of the softmax families the terms are those inside the logarithm, ρ e^f_y'; pairwise they are ρ φ(f_y − f_y').
 
     Args:
-        objective: family and weight; the weight is a margin [R21 Prop. 4].
+        objective: family, weight and offset; the weight is a margin [R21 Prop. 4].
         log_pi_L: log label frequencies, float32 [L].
         positive_B: label rows of the positives, int32.
         logits_BL: logits of all labels, float32.
+        never_L: labels that are no negatives of any row, bool [L]; None if there are none.
     """
     rows, labels = logits_BL.shape
     zero_B, zero_L = ops.zeros((rows,)), ops.zeros((labels,))
     # With q = 1 and m = 1, w = ρ (1 − q_y) / (m q_y') is ρ where a miss is certain.
     log = LogProbabilities(ops.take(log_pi_L, positive_B), log_pi_L, zero_B, zero_L, miss=zero_B, m=zero_B)
     log_rho_BL = WEIGHTS[objective.weight](log, **objective.weight_arguments).matrix()
+    if never_L is not None:
+        log_rho_BL = ops.where(never_L, MASKED, log_rho_BL)
+    logits_BL = logits_BL + objective.offset
     if objective.family in _OF_THE_BRACKET:
         return log_rho_BL + logits_BL
     loss = LOSSES[objective.family].loss

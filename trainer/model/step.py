@@ -72,19 +72,24 @@ class TrainStep:
         steps_per_epoch = max(pairs // batch_size, 1)
         batch_size //= recipe.training.accumulate  # of a part, which is all that a sampler and a loss see
         check_negatives(recipe, labels=labels, batch_size=batch_size)
-        check_weight(recipe.loss.objective())
-        check_family(recipe.loss.objective())
+        objective = recipe.loss.objective()
+        check_weight(objective)
+        check_family(objective)
         self._model, self._recipe = model, recipe
         log_pi_L = log_frequencies(visits_L if weighted_L is None else weighted_L, smoothing=recipe.loss.smoothing)
         share_L = visits_L / visits_L.sum()
         with np.errstate(divide="ignore"):
             log_share_L = np.log(share_L)
-        terms = partial(log_terms, recipe.loss.objective(), log_pi_L.astype(np.float32))
+        never_L = visits_L == 0
+        never = recipe.describes_labels and bool(never_L.any())
+        # A margin's balance is Σ ρ of a row, whatever q and m are.
+        trained_by = replace(objective, offset=balance(objective, log_pi_L, None, m=1))
+        terms = partial(log_terms, trained_by, log_pi_L.astype(np.float32), never_L=never_L if never else None)
         self.sampler = SAMPLERS[recipe.loss.sampler.name](
             SamplerSetup(log_pi_L, batch_size, recipe.model.dim, model.proposal, log_share_L, terms),
             **recipe.loss.sampler.arguments,
         )
-        check_sampler(recipe.loss.sampler.name, self.sampler, recipe.loss.objective(), labels=labels)
+        check_sampler(recipe.loss.sampler.name, self.sampler, objective, labels=labels)
         self._log_pi_L = untrained_variable(log_pi_L.astype(np.float32), "log_pi")
         self._log_q_L = None if self.sampler.log_q_L is None else untrained_variable(self.sampler.log_q_L, "log_q")
         self._pair_weight_L = (
@@ -92,16 +97,12 @@ class TrainStep:
             if recipe.loss.reweight
             else None
         )
-        never_L = visits_L == 0
-        self._never_L = (
-            untrained_variable(never_L, "never_chosen") if recipe.describes_labels and never_L.any() else None
-        )
+        self._never_L = untrained_variable(never_L, "never_chosen") if never else None
         self._streaming = (
             StreamingFrequencies(labels, hashes=1, initial_gap=2.0 * pairs)
             if recipe.loss.frequencies == "streaming"
             else None
         )
-        objective = recipe.loss.objective()
         drawn = recipe.loss.sampler.negatives or (0 if self.sampler.draw is None else labels)
         m = drawn + (batch_size - 1 if self.sampler.in_batch else 0)
         offset = balance(objective, log_pi_L, self.sampler.log_q_L, m=m)
@@ -359,7 +360,7 @@ class TrainStep:
         step = ops.cast(self._steps_done.value, "float32")
         if self._row_l2:
             row_gradients = [
-                gradient + penalty.gradients(ids_U, rows_UD, step=step)
+                gradient + penalty.gradients(ids_U, rows_UD, rate=rate, step=step)
                 for penalty, (ids_U, rows_UD), gradient in zip(self._row_l2, distinct, row_gradients, strict=True)
             ]
             gradients = [

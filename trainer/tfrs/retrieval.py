@@ -47,7 +47,8 @@ class SampledRetrieval(tfrs.tasks.Retrieval):
         metrics, batch_metrics, loss_metrics: as Retrieval's. Batch metrics see the logits as Retrieval's do: less
             log q where the call gives it, accidental hits at the smallest float; mining does not concern them.
         temperature: T > 0; logits are `u·v / T`.
-        remove_accidental_hits: mask negatives that are their row's positive; calls then need `candidate_ids`.
+        remove_accidental_hits: mask negatives that are their row's positive; calls then need `candidate_ids`. Not
+            with family `nce`, to which they are noise as any other.
         counts: label frequencies π, for weights that depend on them and as the sampling probability of calls that
             give none (in-batch negatives have q = π); calls then need `candidate_ids`. Smoothed as in the bundle; an
             id that is not there counts 0.
@@ -79,7 +80,7 @@ class SampledRetrieval(tfrs.tasks.Retrieval):
         self._config = LossConfig.model_validate(
             {"family": family, "weight": weight, "mining": mining, "regularizer": regularizer}
         )
-        _check(LOSSES[self._config.family.name], self._config, temperature)
+        _check(LOSSES[self._config.family.name], self._config, temperature, masks=remove_accidental_hits)
         self._objective = self._config.objective()
         self._log_pi = None if counts is None else _log_pi_table(counts, self._config.smoothing)
 
@@ -228,12 +229,17 @@ class SampledRetrieval(tfrs.tasks.Retrieval):
         return tf.reshape(candidate_ids, [-1])
 
 
-def _check(family: Family, config: LossConfig, temperature: float | None) -> None:
+def _check(family: Family, config: LossConfig, temperature: float | None, *, masks: bool) -> None:
     """Raise ValueError for what a task cannot compute."""
     if family.stateful:
         raise ValueError(
             f"family: expected one without a number per training pair, received {config.family}: a task is not told "
             "which pairs it sees (longtail-train is)"
+        )
+    if family.shifted and masks:
+        raise ValueError(
+            f"remove_accidental_hits: expected False with {config.family}, which tells data from noise, and noise that "
+            "happens to be a positive is noise, received True"
         )
     if temperature is not None and not temperature > 0:
         raise ValueError(f"temperature: expected a number > 0, received {temperature}")
