@@ -128,7 +128,7 @@ def test_what_is_the_user_s_to_mend_is_one_line_and_exit_code_2(
 def test_an_existing_out_is_refused_before_any_work(
     job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("longtail.trainer.job.load_dataset", lambda *_, **__: pytest.fail("reads data"))
+    monkeypatch.setattr("longtail.trainer.job.read_dataset", lambda *_, **__: pytest.fail("reads data"))
     monkeypatch.setattr("longtail.trainer.data.sources.fetch", lambda *_, **__: pytest.fail("downloads"))
     out = tmp_path / "out"
     out.write_text("mine")
