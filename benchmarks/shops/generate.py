@@ -1,0 +1,193 @@
+"""Shops whose logs obey a stated law: events, products with text, price, brand and a picture's vector, and users.
+
+A user `n` at time t chooses product `p` with probability ∝ w_p(t) · exp(β·u_n·z_p): popularity times taste. `z` is made
+of the category, the brand and a part of its own, which the picture tells in part and only behaviour tells in full.
+
+    static    w and u never change; w is a Zipf law
+    sessions  visits of several events: each keeps to one category, and pulls towards the product seen before
+    drift     w_p(t) rises and falls: every product has its weeks
+    fresh     a third of the products appear along the way, and are wanted most when they are new
+
+Legend: `P` products, `U` users, `N` events, `D` latent coordinates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from longtail.bundle import atomic_directory
+from longtail.bundle.arrays import Float32, Float64, Int64
+
+Law = Literal["static", "sessions", "drift", "fresh"]
+LAWS: tuple[Law, ...] = get_args(Law)
+DAYS, DIMS, PICTURE = 90, 16, 32
+_START = np.datetime64("2024-01-01T00:00:00", "s")
+_TASTE, _VISIT, _NEXT = 7.0, 2.5, 2.0
+"""Weights of taste, of a visit's category and of the product seen before, in log-odds."""
+
+
+@dataclass(frozen=True)
+class Shop:
+    """What the law says of every product and user.
+
+    Attributes:
+        z_PD, u_UD: latent vectors of about unit norm.
+        category_P, brand_P: int64.
+        log_price_P: natural log.
+        log_weight_P: log w of the Zipf law.
+        born_P: day of the first sale; 0 for what was always there.
+        peak_P: day on which a product is wanted most.
+        activity_U: a user's share of all events.
+    """
+
+    z_PD: Float64
+    u_UD: Float64
+    category_P: Int64
+    brand_P: Int64
+    log_price_P: Float64
+    log_weight_P: Float64
+    born_P: Float64
+    peak_P: Float64
+    activity_U: Float64
+
+    def log_weights(self, law: Law, day: float) -> Float64:
+        """log w_p at a time, −∞ for what is not sold yet, float64 [P]."""
+        log_weight_P = self.log_weight_P
+        if law == "drift":
+            log_weight_P = log_weight_P - np.abs(day - self.peak_P) / 12
+        if law == "fresh":
+            age_P = day - self.born_P
+            log_weight_P = np.where(age_P >= 0, log_weight_P + 2.0 * np.exp(-age_P / 10) * (self.born_P > 0), -np.inf)
+        return log_weight_P
+
+
+def shop_of(law: Law, *, products: int, users: int, seed: int) -> Shop:
+    """Draw a shop: 40 categories, one brand for about 25 products."""
+    rng = np.random.default_rng(seed)
+    categories, brands = 40, max(8, products // 25)
+
+    def vectors(rows: int) -> Float64:
+        return rng.standard_normal((rows, DIMS)) / np.sqrt(DIMS)
+
+    category_P = rng.choice(categories, products, p=rng.dirichlet(np.ones(categories)))
+    home_B = rng.integers(0, categories, brands)
+    by_category = [np.flatnonzero(home_B == category) for category in range(categories)]
+    brand_P = np.array([
+        rng.choice(by_category[category]) if len(by_category[category]) else rng.integers(brands)
+        for category in category_P
+    ])  # fmt: skip
+    z_PD = 0.7 * vectors(categories)[category_P] + 0.45 * vectors(brands)[brand_P] + 0.55 * vectors(products)
+    favourites_U3 = rng.integers(0, products, (users, 3))
+    u_UD = 0.5 * vectors(users) + (rng.dirichlet(np.ones(3), users)[:, :, None] * z_PD[favourites_U3]).sum(axis=1)
+    rank_P = rng.permutation(products)
+    late = rng.random(products) < (1 / 3 if law == "fresh" else 0)
+    return Shop(
+        z_PD,
+        u_UD / np.linalg.norm(u_UD, axis=1, keepdims=True),
+        category_P,
+        brand_P,
+        rng.normal(3, 0.5, categories)[category_P] + 0.4 * rng.standard_normal(products),
+        -0.9 * np.log(rank_P + 10.0),
+        np.where(late, rng.uniform(1, DAYS, products), 0.0),
+        rng.uniform(-10, DAYS + 10, products),
+        rng.dirichlet(rng.lognormal(0, 1, users) + 1e-3),
+    )
+
+
+def events_of(shop: Shop, law: Law, *, events: int, seed: int) -> tuple[Int64, Int64, Float64]:
+    """Users, products and days of about so many events, by time: int64 [N], int64 [N], float64 [N].
+
+    A user comes in visits of 1 to 12 events; only under `sessions` do the events of a visit depend on one another.
+    """
+    rng = np.random.default_rng(seed + 1)
+    users, products, days = [], [], []
+    unit_PD = shop.z_PD / np.linalg.norm(shop.z_PD, axis=1, keepdims=True)
+    for user, count in enumerate(rng.multinomial(events, shop.activity_U)):
+        taste_P = _TASTE * (shop.z_PD @ shop.u_UD[user])
+        while count > 0:
+            length = min(count, int(rng.geometric(0.25)), 12)
+            count -= length
+            day = rng.uniform(0, DAYS)
+            logits_P = taste_P + shop.log_weights(law, day)
+            before: int | None = None
+            for step in range(length):
+                at_P = logits_P
+                if before is not None and law == "sessions":
+                    at_P = logits_P + _NEXT * unit_PD @ unit_PD[before]
+                    at_P = at_P + _VISIT * (shop.category_P == shop.category_P[before])
+                odds_P = np.exp(at_P - at_P.max()).cumsum()
+                before = int(np.searchsorted(odds_P, rng.random() * odds_P[-1]))
+                users.append(user)
+                products.append(before)
+                days.append(day + step / 1440)
+    order = np.argsort(days, kind="stable")
+    return np.array(users)[order], np.array(products)[order], np.array(days)[order]
+
+
+def write(target: Path, law: Law, *, products: int, users: int, events: int, seed: int = 0) -> None:
+    """Write `events.parquet`, `products.parquet` and `users.parquet` into a new folder.
+
+    Raises:
+        BundleExistsError: the folder is there.
+    """
+    shop = shop_of(law, products=products, users=users, seed=seed)
+    user_N, product_N, day_N = events_of(shop, law, events=events, seed=seed)
+    rng = np.random.default_rng(seed + 2)
+    kinds = np.array(["view", "cart", "purchase"])
+    time_N = _START + (day_N * 86_400).astype("timedelta64[s]")
+    with atomic_directory(target) as working:
+        pq.write_table(
+            pa.table({
+                "user_id": _names("u", user_N), "product_id": _names("p", product_N),
+                "event": pa.array(kinds[rng.choice(3, len(user_N), p=(0.85, 0.1, 0.05))]), "time": pa.array(time_N),
+            }),
+            working / "events.parquet",
+        )  # fmt: skip
+        picture_PK = _pictures(shop, rng)
+        pq.write_table(
+            pa.table({
+                "product_id": _names("p", np.arange(products)), "title": pa.array(_titles(shop, rng)),
+                "category": _names("c", shop.category_P), "brand": _names("b", shop.brand_P),
+                "price": pa.array(np.exp(shop.log_price_P).round(2)),
+                "picture": pa.FixedSizeListArray.from_arrays(pa.array(picture_PK.ravel()), PICTURE),
+            }),
+            working / "products.parquet",
+        )  # fmt: skip
+        country_U = rng.choice(12, users, p=rng.dirichlet(np.ones(12)))
+        pq.write_table(
+            pa.table({"user_id": _names("u", np.arange(users)), "country": _names("country", country_U)}),
+            working / "users.parquet",
+        )
+
+
+def _pictures(shop: Shop, rng: np.random.Generator) -> Float32:
+    """A noisy linear view of z, as much noise as signal, float32 [P, 32]."""
+    told_PD = shop.z_PD + 0.25 * rng.standard_normal(shop.z_PD.shape)
+    picture_PK: Float32 = (told_PD @ rng.standard_normal((DIMS, PICTURE)) / np.sqrt(DIMS)).astype(np.float32)
+    return picture_PK
+
+
+def _titles(shop: Shop, rng: np.random.Generator) -> npt.NDArray[np.str_]:
+    """Three words of the category's twelve, the brand's name and a word that says nothing."""
+    rows = len(shop.category_P)
+    words = [
+        np.char.add(np.char.add("w", (12 * shop.category_P + rng.integers(0, 12, rows)).astype(str)), " ")
+        for _ in range(3)
+    ]
+    brand = np.char.add(np.char.add("brand", shop.brand_P.astype(str)), " ")
+    noise = np.char.add("x", rng.integers(0, 500, rows).astype(str))
+    title: npt.NDArray[np.str_] = np.char.add(
+        np.char.add(words[0], words[1]), np.char.add(words[2], np.char.add(brand, noise))
+    )
+    return title
+
+
+def _names(letter: str, numbers_N: Int64) -> pa.Array:
+    return pa.array(np.char.add(letter, numbers_N.astype(str)))
