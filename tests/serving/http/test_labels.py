@@ -125,21 +125,29 @@ def test_release(client: httpx.Client) -> None:
         "buckets": {"scheme": "count", "head_above": 7.0, "tail_upto": 3.0, "never_seen": "tail"},
         "proposal": "label frequencies",
         "query_features": [
-            {"name": "user", "kind": "id", "expects": "an id (a string or an integer)", "max_length": None},
+            {
+                "name": "user",
+                "kind": "id",
+                "expects": "an id (a string or an integer)",
+                "max_length": None,
+                "dims": None,
+            },
             {
                 "name": "seen",
                 "kind": "history",
                 "expects": "a list of ids (strings or integers), oldest first",
                 "max_length": 2,
+                "dims": None,
             },
             {
                 "name": "tags",
                 "kind": "bag",
                 "expects": "a list of ids (strings or integers), or an object of id to weight",
                 "max_length": 3,
+                "dims": None,
             },
-            {"name": "words", "kind": "text", "expects": "a string", "max_length": 3},
-            {"name": "age", "kind": "number", "expects": "a finite number", "max_length": None},
+            {"name": "words", "kind": "text", "expects": "a string", "max_length": 3, "dims": None},
+            {"name": "age", "kind": "number", "expects": "a finite number", "max_length": None, "dims": None},
         ],
         "example": {"user": "north", "seen": ["north"], "tags": ["north"], "words": "some words", "age": 7.5},
     }

@@ -99,7 +99,7 @@ def test_another_request_id_is_replaced(client: httpx.Client, sent: str) -> None
 
 
 def test_an_internal_error_is_logged_and_not_shown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    def broken(_: object) -> NoReturn:
+    def broken(*_: object) -> NoReturn:
         raise RuntimeError("the secret is 1234")
 
     retriever = plane_retriever()
@@ -126,7 +126,7 @@ def test_the_document_describes_bodies_answers_and_errors(client: httpx.Client) 
     body = retrieve["requestBody"]["content"]["application/json"]["schema"]["$ref"]
     assert body == "#/components/schemas/RetrieveRequest"
     assert {"RetrieveRequest", "Query", "SimilarRequest", "RetrieveAnswer", "ErrorAnswer"} <= set(schemas)
-    selection = {"k", "bias_removal", "popularity", "exclude", "allow", "buckets"}
+    selection = {"k", "bias_removal", "popularity", "explore", "exclude", "allow", "buckets"}
     assert set(schemas["Query"]["properties"]) == selection | {"features"}
     for path, methods in document["paths"].items():
         for operation in methods.values():
