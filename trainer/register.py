@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from importlib.metadata import entry_points, packages_distributions, version
 from typing import Any, TypeVar
 
-from longtail.trainer.evaluation.lists import METRICS, RESERVED
+from longtail.trainer.lists import METRICS, RESERVED
 from longtail.trainer.losses.families import LOSSES, Family
 from longtail.trainer.losses.hits import Hits
 from longtail.trainer.losses.weights import WEIGHTS

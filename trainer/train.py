@@ -40,9 +40,9 @@ from longtail.trainer.losses.implied_noise import (
     power_of_q,
     removes_all,
 )
-from longtail.trainer.losses.own_rows import check_link
 from longtail.trainer.model.step import TrainStep
 from longtail.trainer.model.two_tower import TwoTower
+from longtail.trainer.own_rows import check_link
 from longtail.trainer.progress import Reporter
 from longtail.trainer.sampling.conditional import TREE_DIMS, penalties_of
 from longtail.trainer.sampling.proposal import FittedTree, fit_proposal, read_or_fit_proposal

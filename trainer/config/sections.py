@@ -11,7 +11,7 @@ from longtail.bundle import BUCKET_NAMES
 from longtail.trainer.config.base import Section, one_of
 from longtail.trainer.config.choice import Choice
 from longtail.trainer.config.rows import Condition, EventsConfig, Places, Since
-from longtail.trainer.evaluation.lists import METRICS
+from longtail.trainer.lists import METRICS
 from longtail.trainer.optimizers import ROW_OPTIMIZERS
 
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from longtail.bundle import BUCKET_NAMES, Interval
 from longtail.bundle.arrays import Bools, Float64, Int8, Int32, Int64
 from longtail.bundle.exposure import coverage, coverage_by_bucket, gini
-from longtail.trainer.evaluation.lists import Lists, Metric, measured
+from longtail.trainer.lists import Lists, Metric, measured
 
 _INTERVAL = (2.5, 97.5)
 

@@ -17,8 +17,8 @@ from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.errors import DataError
 from longtail.trainer.evaluation.held_out import seen_pairs, to_find
-from longtail.trainer.evaluation.lists import METRICS, Metric
 from longtail.trainer.evaluation.metrics import Bootstrap, Positives, metrics_of, ratios_of
+from longtail.trainer.lists import METRICS, Metric
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ from longtail.trainer import backend
 from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.check.limits import check_negatives
 from longtail.trainer.losses import LOSSES, BatchLoss, Candidates, Embedded, balance, known_among, pair_weights
-from longtail.trainer.losses.own_rows import check_family, check_sampler, check_weight
 from longtail.trainer.losses.terms import log_terms
 from longtail.trainer.model.embedding import Dropout, InputKey, compact_rows, dropout_masks, read_distinct
 from longtail.trainer.model.parts import Gradients, mean_gradients, parts_of
@@ -36,6 +35,7 @@ from longtail.trainer.optimizers import (
     dense_optimizer,
     learning_rate,
 )
+from longtail.trainer.own_rows import check_family, check_sampler, check_weight
 from longtail.trainer.sampling import SAMPLERS, DrawContext, LabelTable, SamplerSetup
 from longtail.trainer.sampling.streaming import StreamingFrequencies
 
