@@ -22,7 +22,7 @@ from rich.table import Column, Table
 DATA, RUN, RELEASES = Path("data/movielens-100k"), Path("runs/demo"), Path("releases/demo")
 JUST_WATCHED = ("Trainspotting (1996)", "Shallow Grave (1994)")
 USER = "42"
-DIAL = {0.0: "λ = 0, the tail gets its say", 1.0: "λ = 1, plain recall"}
+DIAL = {0.0: "λ = 0, taste beyond popularity", 1.0: "λ = 1, popularity put back"}
 BINARIES = Path(sys.executable).parent
 console = Console(highlight=False)
 
