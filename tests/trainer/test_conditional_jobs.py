@@ -23,7 +23,7 @@ JOBS = {
     "augment and reduce": [
         "loss.family=augment_and_reduce", "loss.weight=importance", 'loss.sampler={name="uniform", negatives=3}',
     ],
-    "mined": ["loss.family={name='hinge', pairwise=true}", "loss.mining={keep=2, power=0.5}"],
+    "mined": ["loss.family={name='hinge', pairwise=true}", "loss.mining={keep=2, power=0.5, draw=3}"],
 }  # fmt: skip
 
 

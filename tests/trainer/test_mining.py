@@ -1,6 +1,7 @@
 import math
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 from keras import ops
@@ -57,6 +58,31 @@ def test_with_fewer_left_than_kept_the_rest_weighs_nothing() -> None:
 
     assert logits[0] == 1
     np.testing.assert_allclose(weights, [1 / 3, 0, 0], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "mining", [Mining(keep=3, draw=5), Mining(power=1, draw=2), Mining(theta=(3, 0.5, 0), epsilon=0, draw=4)]
+)
+def test_ranks_are_drawn_in_proportion_to_theta_and_weigh_it_together(mining: Mining) -> None:
+    """10,000 rows of 4 negatives: what every rank weighs is ϑ_j on average, and what a row weighs is Σϑ, always."""
+    rows, theta = 10_000, np.pad(mining.theta_of(4), (0, 4 - len(mining.theta_of(4))))
+    ranks_BN = mining.ranks(rows, 4, keras.random.SeedGenerator(3))
+    negative_BM = np.tile(np.float32([0, 5, -1, 3]), (rows, 1))
+    logits_BN, log_weight_BN = (ops.convert_to_numpy(made) for made in mining(negative_BM, negative_BM * 0, ranks_BN))
+
+    assert logits_BN.shape == (rows, mining.draw)
+    np.testing.assert_allclose(np.exp(log_weight_BN), theta.sum() / mining.draw, rtol=1e-6)
+    found = np.array([np.exp(log_weight_BN[logits_BN == logit]).sum() / rows for logit in (5, 3, 0, -1)])
+    assert (found[theta == 0] == 0).all()
+    np.testing.assert_allclose(found, theta, atol=4 * theta.sum() / 2 / math.sqrt(rows * mining.draw))
+
+
+def test_a_rank_of_a_masked_negative_weighs_nothing() -> None:
+    negative, log_weight = np.float32([[90, 1, 2]]), np.float32([[MASKED, 0, 0]])
+    logits, log_weights = Mining(power=1, draw=3)(negative, log_weight, np.int32([[2, 0, 2]]))
+
+    assert ops.convert_to_numpy(logits).tolist() == [[90, 2, 90]]
+    np.testing.assert_allclose(np.exp(ops.convert_to_numpy(log_weights)), [[0, 1 / 3, 0]], rtol=1e-6)
 
 
 @pytest.mark.parametrize("family", [name for name, family in LOSSES.items() if family.weights is None])

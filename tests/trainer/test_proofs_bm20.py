@@ -235,11 +235,12 @@ def test_a_model_s_nce_counts_the_draws_that_hit(sampler: dict[str, Any], monkey
 def test_a_model_of_log_odds_learns_from_its_first_steps(
     family: str, weight: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """64 pairs, 4 uniform negatives each of 5000 labels: after ten steps every pair's label is the first of all. From
-    logits of 0, which say one half of every label, it takes the first steps to bring them all down."""
+    """64 pairs, 4 uniform negatives each of 5000 labels, each with a row: after ten steps every pair's label is the
+    first of all. From logits of 0, which say one half of every label, the first steps go to bringing them all down."""
     monkeypatch.setattr(backend, "compile_step", lambda step, _: step)
     monkeypatch.setattr(backend, "compile_loss", lambda function: function)
     rows, wide = tiny.pairs(*[(row, row) for row in range(64)]), {"dim": 16}
+    counted = tiny.dataset(tiny.pairs(*[(label % 64, label) for label in range(5000)]), queries=64, labels=5000)
     recipe = tiny.recipe(
         query={"features": [tiny.USER | wide]}, label={"features": [tiny.ITEM | wide]},
         model={"similarity": "dot", "temperature": 1.0, "label_bias": True} | wide,
@@ -250,7 +251,7 @@ def test_a_model_of_log_odds_learns_from_its_first_steps(
     )  # fmt: skip
 
     def found_after(steps: int) -> float:
-        model = tiny.model(recipe, tiny.dataset(rows, queries=64, labels=5000), batch_size=64)
+        model = tiny.model(recipe, counted, batch_size=64)
         for _ in range(steps):
             model.train_step(tiny.batch(rows))
         scores_BL = model.embed_queries({"user_id": rows.queries + 1}) @ model.embed_labels().T + model.label_biases()

@@ -51,7 +51,7 @@ def owl(phi: Any, scores: np.ndarray, theta: np.ndarray, *, pairwise: bool) -> f
     return float(phi(scores[Y]) + theta @ phi(-ordered))
 
 
-def losses(objective: Objective, scores_RK: np.ndarray, drawn_RB: np.ndarray) -> np.ndarray:
+def losses(objective: Objective, scores_RK: np.ndarray, drawn_RB: np.ndarray, ranks_RN: Any = None) -> np.ndarray:
     """Of every row, its own scores and negatives; uniform q, of the others alone if Y is not among the negatives."""
     rows = len(scores_RK)
     negatives_RB = np.take_along_axis(scores_RK, drawn_RB, axis=1)
@@ -62,6 +62,7 @@ def losses(objective: Objective, scores_RK: np.ndarray, drawn_RB: np.ndarray) ->
             ops.convert_to_tensor(negatives_RB.astype(np.float32)),
             ops.convert_to_tensor(drawn_RB == Y), *log_q, *log_q,
             log_miss_B=None if (drawn_RB == Y).any() else np.full(rows, np.log1p(-1 / K), np.float32),
+            ranks_BN=ranks_RN,
         )
     )  # fmt: skip
     return ops.convert_to_numpy(made).astype(np.float64)
@@ -155,6 +156,20 @@ def test_theta_is_the_paper_s_with_weight_unit_and_scaled_by_importance() -> Non
     np.testing.assert_allclose(found, phi @ theta, rtol=1e-5)
     found = losses(Objective("logistic", "importance", powl, mining=mining), scores, subsets)
     np.testing.assert_allclose(found, 7 / 4 * phi @ [0.9, 0.9, 0.1, 0.1], rtol=1e-5)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("family", PHI)
+def test_sampled_theta_is_the_ordered_weighted_loss_on_average(family: str, form: str) -> None:
+    """Two ranks of every row, drawn by ϑ, within five standard errors of all that ϑ weighs [Re19 §3.1]."""
+    rows, theta = 20_000, (2.0, 1.0, 1.0, 0.5)
+    scores, drawn = np.tile(SCORES, (rows, 1)), np.tile(OTHERS, (rows, 1))
+    sampled = Mining(theta=theta, draw=2)
+    ranks = sampled.ranks(rows, len(OTHERS), keras.random.SeedGenerator(4))
+    found = losses(Objective(family, "unit", {"pairwise": FORMS[form]}, mining=sampled), scores, drawn, ranks)
+
+    expected = owl(PHI[family], SCORES, np.pad(theta, (0, 3)), pairwise=FORMS[form])
+    assert found.mean() == pytest.approx(expected, abs=5 * found.std() / math.sqrt(rows) + 1e-6)
 
 
 def test_keeping_every_negative_is_negative_sampling() -> None:

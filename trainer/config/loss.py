@@ -136,6 +136,9 @@ class MiningConfig(Section):
     sum to 1. With weight importance and uniform negatives, [Re19]'s ϑ is (L − 1)/m times this."""
     epsilon: float = Field(default=0.0, ge=0)
     """ϑ of every rank beyond those; above 0 the mined loss stays calibrated [Re19 footnote 2]."""
+    draw: int | None = Field(default=None, ge=1)
+    """Samples ϑ: as many ranks, drawn in proportion to it with replacement, each weighing its sum by their number; the
+    loss is computed of these alone. All that ϑ weighs if not given [Re19 §3.1]."""
 
     @model_validator(mode="after")
     def _something(self) -> Self:
@@ -158,7 +161,7 @@ class MiningConfig(Section):
 
     def mining(self) -> Mining:
         """What this section describes."""
-        return Mining(self.keep, self.power, self.theta, self.epsilon)
+        return Mining(self.keep, self.power, self.theta, self.epsilon, self.draw)
 
     def __str__(self) -> str:
         given = {

@@ -49,7 +49,7 @@ def rows_that_meet(conditions: Sequence[Condition], table: pa.Table, file: DataF
         try:
             column, values = _alike(column, operand if many else [operand])
             found = _OPERATORS[operator](column, values if many else values[0])
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, ValueError, TypeError) as error:
+        except (pa.ArrowNotImplementedError, ValueError, TypeError) as error:
             raise file.wrong(name, f"what can be compared with {operand!r} (data.filter)", column.type) from error
         meets_N &= np.asarray(pc.fill_null(pc.and_kleene(found, pc.is_valid(column)), False))
     return meets_N

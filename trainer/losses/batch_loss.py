@@ -48,6 +48,7 @@ class Candidates(NamedTuple):
         eta_rate: step size of η, float32 scalar; None for a family without.
         shown_BS: label rows of the impressions, int32, the row's positive where it has fewer; None without.
         excluded_shown_BS: which of them are no negatives, bool: as `excluded` and `known_BM`; None if there are none.
+        ranks_BN: ranks of the candidates that count, int32, as `Mining.ranks` draws them; None unless it does.
     """
 
     positive_B: Tensor
@@ -64,6 +65,7 @@ class Candidates(NamedTuple):
     eta_rate: Tensor | None = None
     shown_BS: Tensor | None = None
     excluded_shown_BS: Tensor | None = None
+    ranks_BN: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,7 @@ class BatchLoss:
             batch.log_q_candidates,
             m_B=ops.zeros_like(batch.weight_B) + (logits_BM.shape[1] - self.in_batch),
             log_miss_B=batch.log_miss_B,
+            ranks_BN=batch.ranks_BN,
         )
         logits = self._with_shown(logits, scaled_BD, embedded.labels_CD[end:], embedded.bias_C[end:], batch)
         if batch.log_eta_B is None or batch.eta_rate is None:

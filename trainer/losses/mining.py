@@ -3,18 +3,22 @@
 Mining may follow any sampler and weight, and precede any family: it scales the weight of a row's j-th
 highest-scored negative by ϑ_j.
 
-Legend: `B` positives, `M` drawn negatives, `K` of them kept.
+Legend: `B` positives, `M` drawn negatives, `K` of them kept, `N` of those taken where ϑ is sampled.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from longtail.bundle.arrays import Float64
-from longtail.trainer.backend import Tensor, ops
+from longtail.trainer.backend import Tensor, keras, ops
 from longtail.trainer.losses.weights import MASKED, is_masked
+
+if TYPE_CHECKING:
+    from keras.random import SeedGenerator
 
 
 @dataclass(frozen=True)
@@ -35,12 +39,15 @@ class Mining:
         power: exponent of the power law; 0 weighs what is kept equally.
         theta: ϑ of the first ranks, in place of `keep` and `power`.
         epsilon: ϑ of every rank beyond `keep` or `theta`.
+        draw: N; ϑ is sampled: N ranks, j with probability ϑ_j/Σϑ, each weighing Σϑ/N, so that what a rank weighs is ϑ_j
+            on average and the family sees N negatives [Re19 §3.1]. None takes all that ϑ weighs.
     """
 
     keep: int | None = None
     power: float = 0.0
     theta: tuple[float, ...] | None = None
     epsilon: float = 0.0
+    draw: int | None = None
 
     @property
     def kept(self) -> int | None:
@@ -67,12 +74,23 @@ class Mining:
         beyond = max(negatives - len(first_K), 0) if self.epsilon else 0
         return np.pad(first_K, (0, beyond), constant_values=self.epsilon)
 
-    def __call__(self, negative_BM: Tensor, log_weight_BM: Tensor) -> tuple[Tensor, Tensor]:
+    def ranks(self, rows: int, negatives: int, seed: SeedGenerator) -> Tensor:
+        """Ranks drawn for every row, 0 the highest-scored, int32 [B, N], independently and with replacement."""
+        cumulative_K = np.cumsum(self.theta_of(negatives))
+        size = self.draw or len(cumulative_K)
+        below_K = ops.convert_to_tensor(cumulative_K[:-1] / cumulative_K[-1], "float32")
+        drawn = ops.searchsorted(below_K, keras.random.uniform((rows * size,), seed=seed), side="right")
+        return ops.reshape(ops.cast(drawn, "int32"), (rows, size))
+
+    def __call__(
+        self, negative_BM: Tensor, log_weight_BM: Tensor, ranks_BN: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """The kept logits, float32 [B, K], highest first, and their log-weights with log ϑ added, float32 [B, K].
 
         Args:
             negative_BM: logits, float32; negatives are ranked by these, whatever their weight.
             log_weight_BM: their log-weights, float32; what is `MASKED` is never kept before what is not.
+            ranks_BN: what `ranks` drew, where ϑ is sampled: then these alone are returned, [B, N].
 
         Example:
             >>> import numpy as np
@@ -80,10 +98,12 @@ class Mining:
             array([[2.]], dtype=float32)
         """
         theta_K = self.theta_of(negative_BM.shape[1])
-        log_theta_K = np.where(theta_K > 0, np.log(np.where(theta_K > 0, theta_K, 1)), MASKED).astype(np.float32)
+        log_theta = np.where(theta_K > 0, np.log(np.where(theta_K > 0, theta_K, 1)), MASKED).astype(np.float32)
         scores_BM = ops.where(is_masked(log_weight_BM), MASKED, negative_BM)
-        _, order_BK = ops.top_k(ops.stop_gradient(scores_BM), len(theta_K))
+        _, order = ops.top_k(ops.stop_gradient(scores_BM), len(theta_K))
+        if ranks_BN is not None:
+            order, log_theta = ops.take_along_axis(order, ranks_BN, axis=1), np.log(theta_K.sum() / ranks_BN.shape[1])
         return (
-            ops.take_along_axis(negative_BM, order_BK, axis=1),
-            ops.take_along_axis(log_weight_BM, order_BK, axis=1) + log_theta_K,
+            ops.take_along_axis(negative_BM, order, axis=1),
+            ops.take_along_axis(log_weight_BM, order, axis=1) + log_theta,
         )

@@ -34,6 +34,7 @@ class SampledLogits(NamedTuple):
         shown_BS: logits of the row's impressions, any float type; None without. No sampler drew them: they are in no m,
             take no mining and no regularizer.
         log_weight_shown_BS: float32, the log of their weight as it stands, `MASKED` where it is 0; None without.
+        ranks_BN: what `Mining.ranks` drew, int32; None unless mining samples its ϑ.
     """
 
     positive_B: Tensor
@@ -47,6 +48,7 @@ class SampledLogits(NamedTuple):
     log_miss_B: Tensor | None = None
     shown_BS: Tensor | None = None
     log_weight_shown_BS: Tensor | None = None
+    ranks_BN: Tensor | None = None
 
     def in_float32(self) -> SampledLogits:
         """The same, logits as float32."""
@@ -123,7 +125,7 @@ class Objective:
             positive_B = positive_B - (log_m_B + logits.log_q_positive_B)
             negative_BM = negative_BM - (log_m_B[:, None] + logits.log_q_negative)
         if self.mining is not None:
-            negative_BM, log_weight_BM = self.mining(negative_BM, log_weight_BM)
+            negative_BM, log_weight_BM = self.mining(negative_BM, log_weight_BM, logits.ranks_BN)
         if logits.shown_BS is not None:
             shown_BS = ops.cast(logits.shown_BS, "float32") + self.offset
             negative_BM = ops.concatenate([negative_BM, shown_BS], axis=1)

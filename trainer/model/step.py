@@ -316,7 +316,13 @@ class TrainStep:
             known_BM=self._known(candidates, batch),
             log_eta_B=log_eta_B,
             eta_rate=rate,
+            ranks_BN=self._ranks(positive_B.shape[0], candidates.shape[-1]),
         )
+
+    def _ranks(self, rows: int, negatives: int) -> Tensor | None:
+        """Which of a row's hardest negatives count, int32 [B, N]; None unless mining samples them."""
+        mining = self._recipe.loss.mining
+        return None if mining is None or mining.draw is None else mining.mining().ranks(rows, negatives, self._seed)
 
     def _known(self, candidates: Tensor, batch: dict[str, Tensor]) -> Tensor | None:
         """Candidates that are known positives of the row's query, bool [B, M]; None unless these are masked."""

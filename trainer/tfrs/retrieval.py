@@ -241,6 +241,10 @@ def _check(family: Family, config: LossConfig, temperature: float | None, *, mas
             f"remove_accidental_hits: expected False with {config.family}, which tells data from noise, and noise that "
             "happens to be a positive is noise, received True"
         )
+    if config.mining is not None and config.mining.draw is not None:
+        raise ValueError(
+            f"mining: expected no draw, received {config.mining}: a task has no seed of its own (longtail-train has)"
+        )
     if temperature is not None and not temperature > 0:
         raise ValueError(f"temperature: expected a number > 0, received {temperature}")
     if family.cosine and temperature not in (None, 1):

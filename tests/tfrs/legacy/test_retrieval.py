@@ -188,6 +188,7 @@ def test_metrics_with_ids_and_extra_negatives_see_the_positives_only() -> None:
         ({"weight": {"name": "tail", "tau": 1.0}}, "received 'tau'"),
         ({"mining": {}}, "expected keep, power, both or theta"),
         ({"family": "augment_and_reduce", "weight": "importance"}, "a number per training pair"),
+        ({"family": "hinge", "mining": {"keep": 2, "draw": 1}}, "no draw, received keep = 2, draw = 1"),
         ({"family": "contrastive", "temperature": 0.1}, "a loss of cosines, received 0.1"),
         ({"temperature": 0.0}, "expected a number > 0, received 0.0"),
         ({"family": "nce", "remove_accidental_hits": True}, "remove_accidental_hits: expected False with nce, which"),
