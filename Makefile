@@ -4,6 +4,8 @@ TFRS_VENV := .venv-tfrs
 TOOLS_VENV := .venv-tools
 DOCS_VENV := .venv-docs
 PORT ?= 8000
+# Whole files to a core each; at most four, as each may hold TensorFlow.
+PYTEST := $(VENV)/bin/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile
 
 .PHONY: demo test quick check format docs audit bench bench-seeds clean
 
@@ -11,14 +13,10 @@ demo: $(VENV)/.installed  ## Train, index and serve MovieLens 100K; ONESHOT=1 st
 	$(VENV)/bin/python demo.py --port $(PORT) $(if $(ONESHOT),--oneshot)
 
 test: $(VENV)/.installed $(TFRS_VENV)/.installed $(TOOLS_VENV)/.installed check  ## Everything: lint, types, the whole suite.
-	PATH="$$PATH:$(CURDIR)/$(TOOLS_VENV)/bin" LONGTAIL_TFRS_PYTHON=$(TFRS_VENV)/bin/python $(VENV)/bin/python -m pytest
+	PATH="$$PATH:$(CURDIR)/$(TOOLS_VENV)/bin" LONGTAIL_TFRS_PYTHON=$(TFRS_VENV)/bin/python $(PYTEST)
 
-# Two runs side by side, as only the trainer's needs TensorFlow.
-QUICK := $(VENV)/bin/python -m pytest -m 'not process and not slow'
-quick: $(VENV)/.installed  ## The tests that need no other process, no browser and no TFRS, on two cores.
-	trainer=$$(mktemp); $(QUICK) tests/trainer >$$trainer 2>&1 & \
-	$(QUICK) --ignore tests/trainer; rooms=$$?; \
-	wait $$!; code=$$?; cat $$trainer; rm -f $$trainer; exit $$((code || rooms))
+quick: $(VENV)/.installed  ## The tests that need no other process, no browser and no TFRS.
+	$(PYTEST) -m 'not process and not slow'
 
 audit: $(TOOLS_VENV)/.installed  ## Known vulnerabilities of what the images install.
 	for image in serving serving-gpu trainer; do \

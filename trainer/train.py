@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import keras
@@ -70,11 +71,14 @@ class Trained:
     step: TrainStep
     history: TrainingHistory
 
+    @cached_property
+    def _log_pi(self) -> Float64:
+        return _log_frequencies(self.recipe, self.dataset)
+
     def label_side(self) -> LabelSide:
         """Embeddings, biases, log ν, log π and buckets of all labels, as the bundle will hold them."""
         counts = self.dataset.label_counts()
-        log_pi = _log_frequencies(self.recipe, self.dataset)
-        log_nu = self.log_noise()
+        log_pi, log_nu = self._log_pi, self.log_noise()
         return LabelSide.of(
             self.model.embed_labels(),
             self.model.label_biases(),
@@ -88,7 +92,7 @@ class Trained:
 
     def log_noise(self) -> Float64:
         """log ν of every label, float64 [L], nats [METHODS §9]; log π beside a tree, which is the noise itself."""
-        log_pi, sampler = _log_frequencies(self.recipe, self.dataset), self.step.sampler
+        log_pi, sampler = self._log_pi, self.step.sampler
         if self.model.proposal is not None:
             return log_pi
         log_q = sampler.log_q_L
@@ -104,7 +108,7 @@ class Trained:
 
     def noise(self) -> Noise:
         """What the λ of this model removes."""
-        loss, log_pi = self.recipe.loss, _log_frequencies(self.recipe, self.dataset)
+        loss, log_pi = self.recipe.loss, self._log_pi
         shown = " of the draws, not of the impressions" if loss.impressions else ""
         if self.model.proposal is not None:
             named = name_of_tree_noise(loss.objective(), log_pi, reweight=loss.reweight)

@@ -251,8 +251,15 @@ IMPOSSIBLE = {
     ),
     "momentum of 1": ({"optimizer": {"momentum": 1}}, "optimizer.momentum\n.*less than 1"),
     "penalty below 0": ({"optimizer": {"l2": -1}}, "optimizer.l2\n.*greater than or equal to 0"),
+    "milestones of another schedule": (
+        {"optimizer": {"schedule": "cosine", "milestones": [0.5]}},
+        r"milestones: expected none with schedule 'cosine', received \[0.5\]",
+    ),
+    "a decay of no schedule": (
+        {"optimizer": {"decay": 0.5}}, "decay: expected none with schedule 'constant', received 0.5",
+    ),
     "milestones that fall": (
-        {"optimizer": {"milestones": [0.5, 0.25]}},
+        {"optimizer": {"schedule": "step", "milestones": [0.5, 0.25]}},
         r"milestones: expected rising shares, received \[0.5, 0.25\]",
     ),
     "clip to 0": ({"optimizer": {"clip_norm": 0}}, "optimizer.clip_norm\n.*greater than 0"),

@@ -154,6 +154,10 @@ class OptimizerConfig(Section):
                 f"embedding_momentum: expected none with embeddings {self.embeddings!r}, "
                 f"received {self.embedding_momentum}"
             )
+        defaults = type(self).model_fields
+        for name in ("milestones", "decay"):
+            if self.schedule != "step" and (value := getattr(self, name)) != defaults[name].default:
+                raise ValueError(f"{name}: expected none with schedule {self.schedule!r}, received {value}")
         if any(later <= earlier for earlier, later in pairwise(self.milestones)):
             raise ValueError(f"milestones: expected rising shares, received {self.milestones}")
         return self

@@ -117,6 +117,8 @@ def hinge(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor, *, pai
 def squared_hinge(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor, *, pairwise: bool = False) -> Tensor:
     """The squared hinge loss: `φ(u) = max(1 − u, 0)²` [Re19 §3], in the two forms of `logistic`. No unit.
 
+    Hits: masked. Kept, it converges to f = (p − ρ)/(p + ρ), which is no log-probability.
+
     Example:
         >>> squared_hinge(*row).numpy(), squared_hinge(*row, pairwise=True).numpy()
         (array([1.], dtype=float32), array([0.], dtype=float32))
@@ -147,6 +149,8 @@ def ramp(
         positive_B, negative_BM, log_weight_BM: as every family.
         margin: width of the slope, in logits; > 0.
         pairwise: compare every negative with the positive.
+
+    Hits: masked. Kept, it converges to f ≥ margin where p > ρ and f ≤ −margin where p < ρ: it has no likelihood.
 
     Relations: `hinge` clipped at 1 where margin = 1. No unit.
 

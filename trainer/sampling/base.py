@@ -28,7 +28,7 @@ class SamplerSetup(NamedTuple):
         log_share_L: float64 [L], natural log of the share of an epoch's visits that a label has, which is what batches
             hold; −inf without any. None where that is `log_pi_L` itself.
         log_terms: label rows of the positives [B] and logits of all labels [B, L] to log(ρ φ), what each of them would
-            add to the full loss, float32 [B, L], nats; None but for `minimum_variance`.
+            add to the full loss, float32 [B, L], nats; `minimum_variance` alone asks, and needs them.
     """
 
     log_pi_L: Float64
