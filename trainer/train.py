@@ -97,13 +97,11 @@ class Trained:
             return log_pi
         log_q = sampler.log_q_L
         if sampler.q_of_pi is not None:  # of what batches hold, pairs as such, smoothed
-            log_q = keras.ops.convert_to_numpy(
-                sampler.q_of_pi(_log_frequencies(self.recipe, self.dataset, weighted=False))
-            )
-        log_miss = None
+            visited = _log_frequencies(self.recipe, self.dataset, weighted=False)
+            log_q = keras.ops.convert_to_numpy(sampler.q_of_pi(visited))
+        loss, log_miss = self.recipe.loss, None
         if sampler.log_miss is not None:
             log_miss = keras.ops.convert_to_numpy(sampler.log_miss(keras.ops.convert_to_tensor(log_q)))
-        loss = self.recipe.loss
         return implied_noise(loss.objective(), log_pi, log_q, log_miss, reweight=loss.reweight)
 
     def noise(self) -> Noise:

@@ -64,18 +64,6 @@ np.savez(sys.argv[1], **results)
 """Three steps of four jobs from the same initial weights; what they give goes to a file."""
 
 
-PROOFS = (
-    "test_proofs_r21.py", "test_proofs_bm20.py", "test_proofs_re19.py", "test_mining.py", "test_objective.py",
-    "test_conditional.py", "test_frequencies.py", "test_optimizers.py", "test_hits.py", "test_pair_weights.py",
-)  # fmt: skip
-SLOW_ON_JAX = (
-    "a_model or central_differences or error_of_rare or many_hits or learn or checkpoint or one_over_m or eta_goes "
-    "or popularity"
-)
-"""Steps of whole models, which `STEPS` and `fit` run compiled; Monte Carlo of many shapes, each one compiled; one
-sampler more of the same tables."""
-
-
 def start(backend: str, *arguments: object) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         [sys.executable, *map(str, arguments)],
@@ -96,7 +84,6 @@ class Runs:
     folder: Path
     steps: list["subprocess.Popen[str]"]
     fit: "subprocess.Popen[str]"
-    proofs: "subprocess.Popen[str]"
 
 
 @pytest.fixture(scope="module")
@@ -105,9 +92,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, finished: Finished) -> Runs:
     overrides = ("--set", "training.epochs=2")
     fit = start("jax", "-m", "longtail.trainer", "fit", finished.recipe, "--out", folder / "bundle", *overrides)
     steps = [start(backend, "-c", STEPS, folder / f"{backend}.npz") for backend in ("tensorflow", "jax")]
-    files = (Path(__file__).parent / name for name in PROOFS)
-    proofs = start("jax", "-m", "pytest", "-p", "no:cacheprovider", "-k", f"not ({SLOW_ON_JAX})", *files)
-    return Runs(folder, steps, fit, proofs)
+    return Runs(folder, steps, fit)
 
 
 def test_tensorflow_and_jax_take_the_same_steps(runs: Runs) -> None:
@@ -134,10 +119,6 @@ def test_a_model_trained_on_jax_is_exported_and_measures_the_same_in_onnx(runs: 
     stored = tiny.curve_of_metrics(out)
     again = evaluate(out, finished.recipe)
     assert evaluation_markdown(again.dial, again.metric) == evaluation_markdown(Dial(stored), "recall@5")
-
-
-def test_the_proofs_hold_on_jax(runs: Runs) -> None:
-    wait(runs.proofs)
 
 
 def test_both_backends_have_the_same_operations() -> None:

@@ -53,7 +53,8 @@ class Browser:
                 raise RuntimeError(f"expected a browser, found one that does not start: {self._process.args!r}")
             time.sleep(0.05)
         port, path = announced.read_text().splitlines()
-        socket = connect(f"ws://127.0.0.1:{port}{path}", max_size=None, open_timeout=PATIENCE)
+        # A thread's pings draw from `random`, which other tests in this process have seeded.
+        socket = connect(f"ws://127.0.0.1:{port}{path}", max_size=None, open_timeout=PATIENCE, ping_interval=None)
         return self._stack.enter_context(socket)
 
     def send(self, method: str, session: str | None = None, **parameters: Any) -> dict[str, Any]:
