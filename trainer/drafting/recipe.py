@@ -18,8 +18,9 @@ from longtail.trainer.drafting.roles import Roles, is_complete, roles_of
 from longtail.trainer.drafting.towers import WIDTH, Sizes, label_tower, query_tower, quoted, tower_text
 from longtail.trainer.errors import DataError, RecipeError
 
-_EVENT_WEIGHTS = {"view": 1, "click": 1, "impression": 1, "like": 2, "wishlist": 2, "cart": 3, "basket": 3,
-                  "checkout": 5, "purchase": 10, "order": 10, "buy": 10, "transaction": 10}  # fmt: skip
+# Gentle: purchases in twenty that weigh 10 leave two fifths of the pairs' (Σw)²/Σw², and recall falls by a tenth.
+_EVENT_WEIGHTS = {"view": 1, "click": 1, "impression": 1, "like": 2, "wishlist": 2, "cart": 2, "basket": 2,
+                  "checkout": 3, "purchase": 3, "order": 3, "buy": 3, "transaction": 3}  # fmt: skip
 _TITLES = {"title", "name", "brand", "headline", "label"}
 
 
@@ -148,7 +149,7 @@ name = {quoted(_name(clicks))}
 
 [model]
 dim = {WIDTH}
-temperature = 0.1
+temperature = 0.2
 
 [loss]
 # The other labels of a batch are the negatives. They come by popularity, and so λ has all of it to give back.
