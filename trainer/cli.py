@@ -51,7 +51,9 @@ def data(
 
 @app.command()
 def init(
-    clicks: Annotated[Path, typer.Argument(metavar="CLICKS", help="Interactions: Parquet, CSV or TSV.")],
+    clicks: Annotated[
+        Path, typer.Argument(metavar="CLICKS", help="Interactions: a Parquet, CSV or TSV file, a directory or a glob.")
+    ],
     out: Annotated[Path, typer.Option("--out", help="Recipe to write; must not exist.")] = Path("recipe.toml"),
     labels: Annotated[Path | None, typer.Option("--labels", help="Feature table of labels.")] = None,
     queries: Annotated[Path | None, typer.Option("--queries", help="Feature table of queries.")] = None,

@@ -80,6 +80,7 @@ def test_splits_are_counted(small: Path) -> None:
     found = check(small)
 
     assert (found.ok, found.queries, found.labels) == (True, 4, 5)
+    assert found.rows == ["Without a row in data.labels: 1 of the 4 labels in interactions"]
     train, test = found.splits["train"], found.splits["test"]
     assert (train.pairs, train.distinct, train.queries, train.labels, train.to_find) == (7, 6, 3, 3, None)
     assert (test.pairs, test.distinct, test.queries, test.labels) == (4, 4, 2, 3)

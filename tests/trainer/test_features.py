@@ -161,6 +161,10 @@ BAD_COLUMNS = {
         {"tags": pa.array([[("a", float("nan"))]] * 4, pa.map_(pa.string(), pa.float32()))},
         {"name": "tags", "kind": "bag"}, "expected finite weights, found nan",
     ),
+    "weights that are no numbers": (
+        {"tags": pa.array([[("a", "x")]] * 4, pa.map_(pa.string(), pa.string()))},
+        {"name": "tags", "kind": "bag"}, "expected weights as numbers, found string",
+    ),
 }  # fmt: skip
 
 

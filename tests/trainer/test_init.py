@@ -11,6 +11,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
+from longtail.trainer.check import check
 from longtail.trainer.config import load_recipe
 from longtail.trainer.drafting import draft_recipe
 from longtail.trainer.drafting.columns import look_at
@@ -134,6 +135,9 @@ def column(values: object, kind: pa.DataType | None = None) -> pa.ChunkedArray:
         ("released", column([START, None]), "date"),
         ("gone", column([None, None], pa.string()), "nothing"),
         ("weights", column([[("a", 1.0)]], pa.map_(pa.string(), pa.float32())), "bag"),
+        ("notes", column([[("a", "x")]], pa.map_(pa.string(), pa.string())), "a map of string to string"),
+        ("holes", column([[0.1, None], [0.3, 0.4]]), "vectors with numbers that are missing or infinite"),
+        ("opens", column([1, 2], pa.time32("s")), "values of type time32[s], which no feature reads"),
     ],
 )
 def test_what_a_column_holds(name: str, values: pa.ChunkedArray, holds: str) -> None:
@@ -152,6 +156,67 @@ def test_ids_without_a_telling_name_are_guessed_by_their_numbers(tmp_path: Path)
     assert load_recipe(tmp_path / "r.toml").evaluation.metric == "recall@2"
     given = draft_recipe(tmp_path / "log.parquet", tmp_path / "s.toml", query_id="b", label_id="a")
     assert (given.query_id, given.label_id, given.guessed) == ("b", "a", [])
+
+
+def dirty(folder: Path, **columns: object) -> Path:
+    """A log of 400 rows in which some columns are as given."""
+    rng = np.random.default_rng(0)
+    clean = {
+        "user_id": rng.integers(20, size=400),
+        "item_id": [f"i{item}" for item in rng.integers(30, size=400)],
+        "time": [f"2026-01-{1 + row // 20:02} 10:{row % 60:02}:00" for row in range(400)],
+    }
+    pq.write_table(pa.table(clean | columns), folder / "log.parquet")
+    return folder / "log.parquet"
+
+
+TIMES = [f"2026-01-{1 + row // 20:02} 10:00:00" for row in range(400)]
+EVENTS = ["view", "cart"] * 200
+DIRTY: dict[str, tuple[dict[str, object], int]] = {
+    "a null time": ({"time": [None, *TIMES[1:]]}, 1),
+    "a time that is none": ({"time": ["yesterday", *TIMES[1:]]}, 1),
+    "a day that no month has": ({"time": ["2026-02-30 10:00:00", *TIMES[1:]]}, 1),
+    "times with zones and without": ({"time": ["2026-01-01T10:00:00Z", "2026-01-01T10:00:00+02:00", *TIMES[2:]]}, 0),
+    "an infinite time": ({"time": [float("inf"), *np.linspace(1.7e9, 1.701e9, 399)]}, 1),
+    "integers with a null, as pandas stores them": ({"user_id": [None, *(float(row % 20) for row in range(399))]}, 1),
+    "ids that name nobody": ({"user_id": ["undefined", "NULL", *(f"u{row % 20}" for row in range(398))]}, 2),
+    "events without a type": ({"event": [None, *EVENTS[1:]]}, 1),
+    "categories of pandas": ({"event": pa.array(EVENTS).dictionary_encode()}, 0),
+}
+
+
+@pytest.mark.parametrize(("columns", "bad"), DIRTY.values(), ids=DIRTY)
+def test_a_dirty_log_is_read_by_what_it_is_in_most_rows(tmp_path: Path, columns: dict[str, object], bad: int) -> None:
+    roles = draft_recipe(dirty(tmp_path, **columns), tmp_path / "recipe.toml")
+
+    found = check(tmp_path / "recipe.toml")
+    assert (roles.query_id, roles.label_id, roles.timestamp) == ("user_id", "item_id", "time")
+    assert roles.event == ("event" if "event" in columns else None)
+    assert found.problems == []
+    dropped = f"{bad} by bad rows" if bad else ""
+    assert dropped in found.rows[0]
+    assert ("bad rows" in found.rows[0]) == bool(bad)
+    assert found.queries == 20
+
+
+def test_times_that_are_no_times_are_named(tmp_path: Path) -> None:
+    log = dirty(tmp_path, time=["01/31/2026"] * 400)
+
+    assert draft_recipe(log, tmp_path / "recipe.toml").timestamp is None
+
+    assert "time: expected numbers, dates or ISO 8601 text in most rows." in (tmp_path / "recipe.toml").read_text()
+
+
+def test_many_files_are_one_log(tmp_path: Path) -> None:
+    (tmp_path / "days").mkdir()
+    (tmp_path / "days" / "1.csv").write_text("user,item,time\n" + "".join(f"{n % 3},{n % 5},{n}\n" for n in range(30)))
+    (tmp_path / "days" / "2.CSV").write_text("user,item,time\nundefined,1,31\n")
+
+    draft_recipe(tmp_path / "days", tmp_path / "recipe.toml")
+
+    data = load_recipe(tmp_path / "recipe.toml").data
+    assert (data.train, data.placeholders) == (tmp_path / "days", ["undefined"])
+    assert check(tmp_path / "recipe.toml").rows[0].startswith("Left out, of 31 rows read: 1 by bad rows")
 
 
 def test_it_never_overwrites(tmp_path: Path) -> None:
@@ -174,9 +239,11 @@ def test_it_never_overwrites(tmp_path: Path) -> None:
             "CLICKS --label-id visitorId --query-id visitorId",
             "expected two columns of ids, received 'visitorId'",
         ),
-        ("gone.csv", "gone.csv: expected a CSV file, found none"),
-        ("log.txt", "log.txt: expected an ending among .parquet, .csv, .tsv, received '.txt'"),
-        ("FOLDER/garbled.parquet", "garbled.parquet: expected a readable Parquet file: "),
+        ("gone.csv", "gone.csv: expected a csv file, found none"),
+        ("FOLDER/log.txt", "log.txt: expected an ending among .parquet, .csv, .tsv, received '.txt'"),
+        ("FOLDER/garbled.parquet", "garbled.parquet: expected a readable parquet file: "),
+        ("FOLDER/latin.csv", "latin.csv: column 'item': expected UTF-8 text, found other bytes"),
+        ("FOLDER/nobody.parquet", "nobody.parquet: expected rows with both 'user' and 'item', found none"),
         ("FOLDER/empty.csv", "empty.csv: expected at least one row, found none"),
         (
             "FOLDER/numbers.csv",
@@ -194,6 +261,9 @@ def test_it_never_overwrites(tmp_path: Path) -> None:
 def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, message: str) -> None:
     clicks, out = shop(tmp_path), tmp_path / "recipe.toml"
     (tmp_path / "garbled.parquet").write_text("no")
+    (tmp_path / "log.txt").write_text("user,item\n")
+    (tmp_path / "latin.csv").write_bytes("user,item\na,café\n".encode("latin-1"))
+    pq.write_table(pa.table({"user": pa.nulls(2, pa.string()), "item": ["1", "2"]}), tmp_path / "nobody.parquet")
     (tmp_path / "empty.csv").write_text("user,item\n")
     (tmp_path / "numbers.csv").write_text("a,b\n1.5,2.5\n")
     (tmp_path / "ids.csv").write_text("user,item\n1,2\n3,4\n")

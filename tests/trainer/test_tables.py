@@ -152,7 +152,16 @@ BAD_TABLES = {
     "unknown column": ({"user": ["a"], "thing": ["x"]}, {}, r"expected a column 'item', found user, thing"),
     "null id": ({"user": ["a", None], "item": [1, 2]}, {}, r"column 'user': expected an id .*, found null in row 1"),
     "empty id": ({"user": ["a", "b"], "item": ["x", ""]}, {}, r"column 'item': .* found an empty one in row 1"),
-    "float ids": ({"user": [1.0], "item": [1]}, {}, r"'user': expected ids as strings or integers, found double"),
+    "float ids": (
+        {"user": [1.5], "item": [1]},
+        {},
+        r"'user': expected ids as strings or integers, found double, .* 1.5",
+    ),
+    "ids beyond what floats tell apart": (
+        {"user": [2.0**54], "item": [1]},
+        {},
+        r"'user': expected ids as strings or integers, found double, .* 1.8\S+e\+16",
+    ),
     "boolean ids": ({"user": [True], "item": [1]}, {}, r"'user': expected ids as strings or integers, found bool"),
     "no rows": ({"user": pa.array([], pa.string()), "item": pa.array([], pa.string())}, {}, "at least one interaction"),
     "NaN weight": ({"w": [1, np.nan]}, {"weight": "w"}, r"'w': expected finite numbers, found nan in row 1"),

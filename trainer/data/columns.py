@@ -124,7 +124,7 @@ def bags_of(feature: FeatureConfig, source: FeatureTable) -> tuple[Int64, pa.Arr
 
     Raises:
         DataError: the column is missing, of a type that holds no bags, of ids that are neither strings nor integers,
-            or a weight is not finite.
+            or a weight is no finite number.
     """
     column = source.column(feature)
     if feature.kind == "text":
@@ -134,6 +134,9 @@ def bags_of(feature: FeatureConfig, source: FeatureTable) -> tuple[Int64, pa.Arr
         texts = strings_of(feature, source)
         column = pc.split_pattern(pc.if_else(pc.equal(texts, ""), None, texts), feature.separator)
     if isinstance(column, pa.MapArray):
+        kind = column.type.item_type
+        if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+            raise source.wrong(feature, "weights as numbers", kind)
         lengths = np.diff(column.offsets.to_numpy())
         keys, weights = column.keys, column.items.cast(pa.float32())
     elif pa.types.is_list(column.type) or pa.types.is_large_list(column.type):

@@ -179,8 +179,8 @@ def load_dataset(
     report = RowReport()
     raw, tables = read_files(data, places, report, strings=strings, columns=columns, now=read_at, context=context)
     query_table, label_table = tables["query"], tables["label"]
-    query_ids = _union([table["query"] for table in raw.values()], query_table)
-    label_ids = _union([table["label"] for table in raw.values()], label_table)
+    query_ids = _union(raw, "query", query_table, report)
+    label_ids = _union(raw, "label", label_table, report)
     pairs = {name: _pairs(table, query_ids, label_ids) for name, table in raw.items()}
     pairs, shown = _with_shown(pairs, raw)
     versions, attributes = None, None
@@ -220,12 +220,14 @@ def load_dataset(
     )
 
 
-def _union(columns: list[pa.ChunkedArray], table: IdTable | None) -> pa.Array:
-    """Every id of some pairs and of a feature table, once."""
-    parts = [chunk.dictionary for column in columns for chunk in column.chunks]
-    if table is not None:
-        parts.append(table.ids)
-    return pc.unique(pa.concat_arrays(parts))
+def _union(raw: dict[str, pa.Table], side: str, table: IdTable | None, report: RowReport) -> pa.Array:
+    """Every id of some interactions and of a feature table, once; notes those that the table has no row for."""
+    ids = pc.unique(pa.concat_arrays([chunk.dictionary for each in raw.values() for chunk in each[side].chunks]))
+    if table is None:
+        return ids
+    if without := len(ids) - pc.sum(pc.is_in(ids, value_set=table.ids)).as_py():
+        report.unlisted["queries" if side == "query" else "labels"] = without, len(ids)
+    return pc.unique(pa.concat_arrays([ids, table.ids]))
 
 
 def _pairs(table: pa.Table, query_ids: pa.Array, label_ids: pa.Array) -> Pairs:

@@ -101,7 +101,7 @@ def read_columns(file: DataFile, wanted: Sequence[str] | None, *, strings: Itera
         strings: columns that text formats must not read as numbers or dates.
 
     Raises:
-        DataError: empty or garbled.
+        DataError: empty or garbled, or text that is not UTF-8.
     """
     try:
         names = pa.parquet.read_schema(file.path, filesystem=file.filesystem).names if file.kind == "parquet" else None
@@ -120,6 +120,19 @@ def read_columns(file: DataFile, wanted: Sequence[str] | None, *, strings: Itera
     for name in own:
         value = file.partition[name]
         table = table.append_column(name, pa.array([value] * table.num_rows, pa.scalar(value).type))
+    for at, column in enumerate(table.schema):
+        if pa.types.is_string_view(column.type):
+            table = table.set_column(at, column.name, table[at].cast(pa.string()))
+        elif pa.types.is_binary(column.type) and file.kind != "parquet":
+            raise file.wrong(column.name, "UTF-8 text", "other bytes")
+    return table
+
+
+def decoded(table: pa.Table) -> pa.Table:
+    """A table with the values of its dictionary-encoded columns, such as categories of pandas."""
+    for at, column in enumerate(table.schema):
+        if pa.types.is_dictionary(column.type):
+            table = table.set_column(at, column.name, table[at].cast(column.type.value_type))
     return table
 
 
@@ -160,7 +173,7 @@ def _refuse_double(file: DataFile, wanted: Sequence[str], names: list[str]) -> N
 
 def _ending(name: str) -> str | None:
     path = PurePosixPath(name)
-    return _ENDINGS.get(path.with_suffix("").suffix if path.suffix in _PACKED else path.suffix)
+    return _ENDINGS.get((path.with_suffix("") if path.suffix in _PACKED else path).suffix.lower())
 
 
 def _local(place: Path, file_format: str) -> list[DataFile]:

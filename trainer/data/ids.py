@@ -11,21 +11,26 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from longtail.bundle.arrays import Bools
 from longtail.trainer.data.files import DataFile
 from longtail.trainer.data.problems import RowChecks
 
 _NOBODY = ("", "undefined", "null", "none", "nan", "nil", "n/a", "unknown")
 """What looks like a placeholder, in lower case, without blanks around it."""
+_EXACT = 2**53
+"""Up to here a float64 tells one integer from the next."""
 
 
 def stored_as(column: pa.ChunkedArray, name: str, file: DataFile) -> str | None:
     """Whether a Parquet file has a column [N] of ids as `integers` or as `strings`; None for text formats.
 
+    Floats count as integers: pandas makes them of integers as soon as one is missing.
+
     Raises:
         DataError: it is of another type.
     """
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    if pa.types.is_integer(kind):
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
         found = "integers"
     elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
         found = "strings"
@@ -38,15 +43,33 @@ def encode_ids(column: pa.ChunkedArray, name: str, file: DataFile) -> pa.Diction
     """A column [N] of ids as dictionary-encoded strings, nulls among them.
 
     Raises:
-        DataError: neither strings nor integers.
+        DataError: neither strings nor integers, or floats that are not whole or too large to be told apart.
     """
     stored_as(column, name, file)
     encoded = column.combine_chunks()
+    if pa.types.is_floating(encoded.type):
+        encoded = _integers(encoded, name, file)
     if not pa.types.is_dictionary(encoded.type):
         encoded = encoded.dictionary_encode()
     elif encoded.dictionary.null_count:
         encoded = encoded.dictionary_decode().dictionary_encode()
     return pa.DictionaryArray.from_arrays(encoded.indices.cast(pa.int32()), encoded.dictionary.cast(pa.string()))
+
+
+def _integers(column: pa.Array, name: str, file: DataFile) -> pa.Array:
+    """Integers that are stored as floats, [N]; null where a value is NaN."""
+    values_N = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
+    wrong_N = ~np.isnan(values_N) & ~((values_N == np.floor(values_N)) & (np.abs(values_N) <= _EXACT))
+    if wrong_N.any():
+        raise file.wrong(name, "ids as strings or integers", f"{column.type}, such as {values_N[wrong_N][0]:g}")
+    return pa.array(np.nan_to_num(values_N).astype(np.int64), mask=np.isnan(values_N))
+
+
+def like_placeholders(values: pa.Array) -> Bools:
+    """Which strings, [n], look like ids that name nobody, bool [n]; the empty one among them."""
+    folded = pc.utf8_lower(pc.utf8_trim_whitespace(values))
+    alike: Bools = np.asarray(pc.is_in(folded, value_set=pa.array(_NOBODY)))
+    return alike
 
 
 def check_ids(checks: RowChecks, name: str, ids: pa.DictionaryArray, placeholders: Sequence[str]) -> None:
@@ -62,9 +85,8 @@ def check_ids(checks: RowChecks, name: str, ids: pa.DictionaryArray, placeholder
     expected = "an id in every row"
     if ids.indices.null_count:
         checks.add(name, np.asarray(ids.indices.is_null()), expected=expected, found="null")
-    folded = pc.utf8_lower(pc.utf8_trim_whitespace(values))
     listed = np.asarray(pc.is_in(values, value_set=pa.array(placeholders, pa.string())))
-    alike = np.asarray(pc.is_in(folded, value_set=pa.array(_NOBODY)))
+    alike = like_placeholders(values)
     empty = np.asarray(pc.equal(values, ""))
     if not (listed | alike).any():
         return

@@ -18,7 +18,7 @@ from longtail.bundle.arrays import Bools, Float64, Int64
 from longtail.trainer.config import DataConfig
 from longtail.trainer.config.rows import seconds_of
 from longtail.trainer.data.conditions import rows_that_meet
-from longtail.trainer.data.files import DataFile, read_columns
+from longtail.trainer.data.files import DataFile, decoded, read_columns
 from longtail.trainer.data.ids import check_ids, encode_ids, in_use, stored_as
 from longtail.trainer.data.lists import read_lists
 from longtail.trainer.data.problems import RowChecks, RowReport
@@ -189,7 +189,8 @@ def _checked(part: _Part, data: DataConfig, report: RowReport, newest: float | N
         columns["event"] = pc.index_in(types, value_set=pa.array(data.events.weights, pa.string()))
     if data.impressions and part.split != "test":
         columns["shown"] = _lists_of(part.table[data.impressions], data.impressions, part.file)
-    columns |= {CONTEXT + name: part.table[name] for name in context}
+    of_contexts = decoded(part.table.select(list(context)))
+    columns |= {CONTEXT + name: of_contexts[name] for name in context}
     report.problems += checks.problems
     report.dropped += int(checks.fatal.sum())
     report.unweighted += int((unused_N & ~checks.fatal).sum())

@@ -69,6 +69,8 @@ class RowReport:
         unweighted: left out because their event type weighs 0.
         dropped: bad ones left out, feature tables' among them.
         repeats: pairs left out because they occur again.
+        unlisted: of the interactions' `queries` and `labels`, how many their feature table has no row for, and how
+            many there are; only where some have none.
         problems: everything wrong, dropped or not.
         unit: of the times: seconds, milliseconds, microseconds or nanoseconds; None where there are none, or they are
             only an order.
@@ -80,6 +82,7 @@ class RowReport:
     unweighted: int = 0
     dropped: int = 0
     repeats: int = 0
+    unlisted: dict[str, tuple[int, int]] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     unit: str | None = None
 
@@ -94,6 +97,8 @@ class RowReport:
         }
         left_out = ", ".join(f"{count:,} by {name}" for name, count in counts.items() if count)
         lines = [f"Left out, of {self.read:,} rows read: {left_out}"] if left_out else []
+        for side, (without, every) in self.unlisted.items():
+            lines.append(f"Without a row in data.{side}: {without:,} of the {every:,} {side} in interactions")
         for name, fatal in (("Bad", True), ("Doubtful", False)):
             lines += [f"{name}: {each}" for each in in_words([one for one in self.problems if one.fatal is fatal])]
         return lines

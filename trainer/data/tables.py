@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from longtail.trainer.config import DataConfig
 from longtail.trainer.config.rows import Places, shown
-from longtail.trainer.data.files import DataFile, find_files, read_columns
+from longtail.trainer.data.files import DataFile, decoded, find_files, read_columns
 from longtail.trainer.data.ids import check_ids, encode_ids, stored_as
 from longtail.trainer.data.problems import RowChecks, RowReport
 from longtail.trainer.data.times import as_times
@@ -75,6 +75,7 @@ def read_feature_table(
             _check_times(checks, valid_from, table, file)
         report.problems += checks.problems
         report.dropped += int(checks.fatal.sum())
+        table = decoded(table)
         good = pa.array(~checks.fatal)
         ids.append(of_file.dictionary_decode().filter(good))
         tables.append(table if not checks.fatal.any() else table.filter(good))

@@ -63,10 +63,19 @@ def _read_text(column: pa.ChunkedArray, pattern: str, read: Callable[[pa.Array],
         readable = pc.if_else(pc.match_substring_regex(text, pattern), text, None)
     if readable.null_count == len(readable):
         return None
+    values = _halving(readable, read)
+    return None if np.isnan(values).all() else values
+
+
+def _halving(text: pa.Array, read: Callable[[pa.Array], pa.Array]) -> Float64:
+    """Text as numbers, NaN where a value such as the day 2026-02-30 passes the pattern and does not read."""
     try:
-        return _float64(read(readable))
-    except pa.ArrowInvalid:  # a day such as 2026-02-30, which a pattern lets pass
-        return None
+        return _float64(read(text))
+    except pa.ArrowInvalid:
+        if len(text) == 1:
+            return np.array([np.nan])
+        half = len(text) // 2
+        return np.concatenate([_halving(text[:half], read), _halving(text[half:], read)])
 
 
 def _microseconds(column: pa.ChunkedArray) -> pa.ChunkedArray:

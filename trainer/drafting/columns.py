@@ -10,10 +10,9 @@ from typing import get_args
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv
-import pyarrow.parquet as pq
 
 from longtail.trainer.config import FeatureConfig
+from longtail.trainer.data.files import decoded, find_files, read_columns
 from longtail.trainer.errors import DataError
 
 KINDS = {
@@ -58,32 +57,24 @@ class Column:
         return kind if kind in known else None
 
 
-def read_table(path: Path) -> pa.Table:
-    """A Parquet, CSV or TSV file, by its ending, with the types that it has or seems to have.
+def read_table(place: Path) -> pa.Table:
+    """All columns of a file, a directory or a glob of Parquet, CSV or TSV files, with the types that they have or seem
+    to have; text in some files is text in all.
 
     Raises:
-        DataError: missing, of another ending, empty or garbled.
+        DataError: missing, of another ending, empty or garbled, a column twice, or one of two types.
     """
-    kinds = {".parquet": "Parquet", ".csv": "CSV", ".tsv": "TSV"}
-    if path.suffix not in kinds:
-        raise DataError(f"{path}: expected an ending among {', '.join(kinds)}, received {path.suffix!r}")
-    if not path.is_file():
-        raise DataError(f"{path}: expected a {kinds[path.suffix]} file, found none")
+    files = find_files(place, "table")
+    tables = [decoded(read_columns(file, None, strings=())) for file in files]
+    texts = {field.name for table in tables for field in table.schema if pa.types.is_string(field.type)}
+    if any(table.schema.field(name).type != pa.string() for table in tables for name in texts & {*table.column_names}):
+        tables = [decoded(read_columns(file, None, strings=texts)) for file in files]
     try:
-        if path.suffix == ".parquet":
-            table = pq.read_table(path, partitioning=None)
-        else:
-            table = pyarrow.csv.read_csv(
-                path,
-                parse_options=pyarrow.csv.ParseOptions(delimiter="," if path.suffix == ".csv" else "\t"),
-                convert_options=pyarrow.csv.ConvertOptions(null_values=[""], strings_can_be_null=True),
-            )
-    except (pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: expected a readable {kinds[path.suffix]} file: {error}") from error
+        table = pa.concat_tables(tables, promote_options="permissive")
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise DataError(f"{place}: expected files whose columns are of one type each: {error}") from error
     if table.num_rows == 0:
-        raise DataError(f"{path}: expected at least one row, found none")
-    if len(set(table.column_names)) < table.num_columns:
-        raise DataError(f"{path}: expected columns of distinct names, found {', '.join(table.column_names)}")
+        raise DataError(f"{place}: expected at least one row, found none")
     return table
 
 
@@ -101,22 +92,18 @@ def look_at(name: str, column: pa.ChunkedArray) -> Column:
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         return _look_at_lists(name, column)
     if pa.types.is_map(kind):
-        keys = kind.key_type
-        holds = "bag" if pa.types.is_string(keys) or pa.types.is_integer(keys) else f"a map of {keys}"
-        return Column(name, holds, 0, nulls)
-    if (
-        pa.types.is_nested(kind)
-        or pa.types.is_dictionary(kind)
-        or pa.types.is_decimal(kind)
-        or pa.types.is_binary(kind)
-    ):
+        keys, weights = kind.key_type, kind.item_type
+        ids = pa.types.is_string(keys) or pa.types.is_integer(keys)
+        numbers = pa.types.is_integer(weights) or pa.types.is_floating(weights)
+        return Column(name, "bag" if ids and numbers else f"a map of {keys} to {weights}", 0, nulls)
+    if pa.types.is_nested(kind) or pa.types.is_decimal(kind) or pa.types.is_binary(kind):
         return Column(name, f"values of type {kind}, which no feature reads", 0, nulls)
     distinct = pc.count_distinct(column).as_py()
     if distinct == 1 and not nulls:
         return Column(name, "one value in every row", 1, 0)
     if pa.types.is_boolean(kind):
         return Column(name, "boolean", distinct, nulls)
-    if pa.types.is_temporal(kind):
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         return Column(name, "date", distinct, nulls)
     if pa.types.is_floating(kind):
         infinite = np.isinf(column.to_numpy()).any()
@@ -133,6 +120,9 @@ def _look_at_lists(name: str, column: pa.ChunkedArray) -> Column:
     if pa.types.is_floating(inner):
         lengths = pc.unique(pc.list_value_length(column).drop_null())
         if len(lengths) == 1 and lengths[0].as_py():
+            numbers = pc.list_flatten(column).cast(pa.float64())
+            if numbers.null_count or not np.isfinite(numbers.to_numpy()).all():
+                return Column(name, "vectors with numbers that are missing or infinite", 0, nulls)
             return Column(name, "vector", 0, nulls, dims=lengths[0].as_py())
         return Column(name, "vectors of different lengths", 0, nulls)
     if not pa.types.is_fixed_size_list(column.type) and (pa.types.is_string(inner) or pa.types.is_integer(inner)):

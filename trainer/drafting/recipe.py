@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from longtail.bundle.labels import RESERVED_COLUMNS
-from longtail.trainer.config import DataConfig, load_recipe
+from longtail.trainer.config import load_recipe
+from longtail.trainer.data.ids import like_placeholders
+from longtail.trainer.data.times import as_times, implausible, in_words, unit_of
 from longtail.trainer.drafting.columns import read_table, words_of
-from longtail.trainer.drafting.roles import Roles, is_complete, roles_of
+from longtail.trainer.drafting.roles import TIME_WORDS, Roles, roles_of
 from longtail.trainer.drafting.towers import WIDTH, Sizes, label_tower, query_tower, quoted, tower_text
 from longtail.trainer.errors import DataError, RecipeError
 
@@ -31,7 +34,7 @@ def draft_recipe(
     """Look at the data and write a commented recipe that `fit` takes as it is.
 
     Args:
-        clicks: interactions, a Parquet, CSV or TSV file.
+        clicks: interactions: a Parquet, CSV or TSV file, or a directory or glob of them.
         out: the recipe to write; must not exist.
         queries, labels: feature tables, keyed by the columns of ids in `clicks`.
         query_id, label_id, timestamp, event: columns of `clicks`; those not given are found out.
@@ -71,32 +74,29 @@ def _check_table(table: pa.Table, path: Path, log: pa.Table, clicks: Path, name:
             f"{path}: expected a column {name!r}, the ids of {clicks}, found {', '.join(table.column_names)}: "
             "rename it in one of the two"
         )
-    ids = table[name]
-    if "on_bad_row" not in DataConfig.model_fields and (ids.null_count or pc.count_distinct(ids).as_py() < len(ids)):
-        raise DataError(f"{path}: column {name!r}: expected an id in every row, and each once, found nulls or repeats")
     kinds = {}
-    for file, column in ((clicks, log[name]), (path, ids)):
-        kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    for file, kind in ((clicks, log.schema.field(name).type), (path, table.schema.field(name).type)):
         if file.suffix == ".parquet":
-            kinds[file] = "integers" if pa.types.is_integer(kind) else "strings"
+            kinds[file] = "strings" if pa.types.is_string(kind) or pa.types.is_large_string(kind) else "integers"
     if len(set(kinds.values())) > 1:
         found = ", ".join(f"{kind} in {file}" for file, kind in kinds.items())
         raise DataError(f"column {name!r}: expected ids of one type in all Parquet files, found {found}")
 
 
 def _sizes(log: pa.Table, clicks: Path, roles: Roles) -> Sizes:
-    """Counts of the log; raises DataError for rows without ids where no recipe can leave them out."""
+    """Counts of the log.
+
+    Raises:
+        DataError: no row has both ids.
+    """
     ids = log.select([roles.query_id, roles.label_id])
     kept = ids.filter(pc.and_(pc.is_valid(ids[0]), pc.is_valid(ids[1])))
-    bad = len(log) - len(kept)
-    if bad and "on_bad_row" not in DataConfig.model_fields:
-        raise DataError(f"{clicks}: expected ids in every row, found {bad:,} rows without: leave them out")
-    rows_Q, rows_L = (
-        (column if pa.types.is_dictionary(column.type) else column.dictionary_encode()).indices.to_numpy()
-        for column in (kept[0].combine_chunks(), kept[1].combine_chunks())
-    )
+    if not len(kept):
+        raise DataError(f"{clicks}: expected rows with both {roles.query_id!r} and {roles.label_id!r}, found none")
+    rows_Q, rows_L = (column.combine_chunks().dictionary_encode().indices.to_numpy() for column in kept.columns)
     pairs = np.unique(rows_Q.astype(np.int64) * (int(rows_L.max(initial=0)) + 1) + rows_L)
     each = np.bincount(rows_Q)
+    bad = len(log) - len(kept)
     return Sizes(len(log), len(each), len(np.unique(rows_L)), len(pairs), float(np.median(each[each > 0])), bad)
 
 
@@ -123,10 +123,8 @@ def _recipe(
     data += _times(log, roles, sizes)
     data += _events(log, roles)
     data += [f"# {repeats:.0%} of the rows are a pair that is there already."]
-    if "repeats" in DataConfig.model_fields:
-        data += [f'repeats = "{"drop" if repeats > 0.05 else "keep"}"']
-    if sizes.bad:
-        data += [f"# {sizes.bad:,} rows lack an id.", 'on_bad_row = "drop"']
+    data += [f'repeats = "{"drop" if repeats > 0.05 else "keep"}"']
+    data += _bad_rows(log, roles, sizes)
     if shown := _display(tables.get("label"), roles):
         data += [f"display = {json.dumps(shown, ensure_ascii=False)}  # shown in answers"]
     unread = [name for name in log.column_names if name not in vars(roles).values()]
@@ -177,17 +175,40 @@ baselines = ["popularity", "recent popularity", "item-kNN", "iALS"]
 """
 
 
+def _bad_rows(log: pa.Table, roles: Roles, sizes: Sizes) -> list[str]:
+    """What becomes of bad rows, and ids that name nobody."""
+    lines = [f"# {sizes.bad:,} rows lack an id."] if sizes.bad else []
+    lines += ['on_bad_row = "drop"  # up to 5 % of the rows; `longtail-train check` lists them']
+    ids = (log[roles.query_id], log[roles.label_id])
+    texts = [each for each in ids if pa.types.is_string(each.type) or pa.types.is_large_string(each.type)]
+    distinct = [pc.unique(text.drop_null()).cast(pa.string()) for text in texts]
+    values = {value for each in distinct for value in each.filter(pa.array(like_placeholders(each))).to_pylist()}
+    if named := sorted(values - {""}):
+        lines += [f"placeholders = {json.dumps(named, ensure_ascii=False)}  # rows of these are bad, too"]
+    return lines
+
+
 def _times(log: pa.Table, roles: Roles, sizes: Sizes) -> list[str]:
     """The split, and the column of times."""
     if roles.timestamp is None:
-        return ["# No column of times was found, so pairs are held out by chance.", 'split = { strategy = "random" }']
-    column = log[roles.timestamp]
-    if not is_complete(column) and "on_bad_row" not in DataConfig.model_fields:
-        raise DataError(f"column {roles.timestamp!r}: expected a time in every row, found nulls or infinite ones")
+        odd = [name for name in log.column_names if words_of(name) & TIME_WORDS]
+        hint = f" {', '.join(odd)}: expected numbers, dates or ISO 8601 text in most rows." if odd else ""
+        return [
+            f"# No column of times was found, so pairs are held out by chance.{hint}",
+            'split = { strategy = "random" }',
+        ]
+    times_N = as_times(log[roles.timestamp])
+    if times_N is None or not np.isfinite(times_N).any():
+        kind = log.schema.field(roles.timestamp).type
+        raise DataError(f"column {roles.timestamp!r}: expected times as numbers, dates or ISO 8601 text, found {kind}")
+    now = datetime.now(UTC)
+    unit = unit_of([times_N], now=now)
+    good_N = np.isfinite(times_N) if unit is None else ~implausible(times_N, unit, now=now)
+    first, last = (in_words(float(at), unit) for at in (times_N[good_N].min(), times_N[good_N].max()))
+    bad = f", not in {int((~good_N).sum()):,} rows" if not good_N.all() else ""
     share = 0.05 if sizes.rows >= 500_000 else 0.1
-    first, last = (value.as_py() for value in pc.min_max(column).values())
     return [
-        f"timestamp = {quoted(roles.timestamp)}  # {first} to {last}",
+        f"timestamp = {quoted(roles.timestamp)}  # {first} to {last}{bad}",
         "# The latest pairs are held out: a model is asked about days that it has not seen.",
         f'split = {{ strategy = "temporal", valid = {share}, test = {share} }}',
     ]
@@ -200,8 +221,6 @@ def _events(log: pa.Table, roles: Roles) -> list[str]:
     counts = sorted(pc.value_counts(log[roles.event]).to_pylist(), key=lambda found: -found["counts"])
     shares = ", ".join(f"{found['values']} {found['counts'] / len(log):.0%}" for found in counts[:10])
     lines = [f"# Column {roles.event}: {shares}."]
-    if "events" not in DataConfig.model_fields:
-        return [*lines, "# Every row is a pair of weight 1, whatever its event."]
     weights = {found["values"]: _event_weight(found["values"]) for found in counts if found["values"]}
     table = ", ".join(f"{quoted(name)} = {weight}" for name, weight in weights.items())
     return [*lines, f"events = {{ column = {quoted(roles.event)}, weights = {{ {table} }} }}"]

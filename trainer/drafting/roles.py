@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from longtail.trainer.data.times import as_times
 from longtail.trainer.drafting.columns import words_of
 from longtail.trainer.errors import DataError
 
@@ -18,7 +19,7 @@ _QUERY = {"user", "customer", "client", "visitor", "member", "session", "shopper
 _LABEL = {"item", "product", "article", "label", "sku", "movie", "film", "book", "track", "song", "video", "asin",
           "business", "content", "game", "course", "poi", "location", "listing", "offer", "document", "doc", "page",
           "iid", "pid", "recipe", "job", "podcast", "artist", "venue"}  # fmt: skip
-_TIME = {"time", "timestamp", "date", "datetime", "ts", "at", "day", "unixtime"}
+TIME_WORDS = {"time", "timestamp", "date", "datetime", "ts", "at", "day", "unixtime"}
 _EVENT = {"event", "action", "behavior", "behaviour", "type", "interaction"}
 _MOST_EVENTS = 30
 
@@ -29,7 +30,7 @@ class Roles:
 
     Attributes:
         query_id, label_id: of ids.
-        timestamp: of numbers or times; None without.
+        timestamp: of numbers, dates or ISO 8601 text; None without.
         event: of few strings; None without.
         guessed: roles that nothing but the number of their values speaks for.
     """
@@ -62,7 +63,7 @@ def roles_of(
             raise DataError(f"{path}: --{option}: expected one of {', '.join(log.column_names)}, received {name!r}")
     timestamp = given["timestamp"] or _time_in(log, taken=set(given.values()))
     event = given["event"] or _event_in(log, taken={*given.values(), timestamp})
-    ids = {name: _distinct(log, name) for name in log.column_names if _is_id(log, name)}
+    ids = {name: int(pc.count_distinct(log[name]).as_py()) for name in log.column_names if _is_id(log, name)}
     found, guessed = {"query_id": given["query_id"], "label_id": given["label_id"]}, []
     for role, names, columns in (("label_id", _LABEL, label_columns), ("query_id", _QUERY, query_columns)):
         taken = {timestamp, event, *found.values()}
@@ -93,36 +94,26 @@ def _score(name: str, words: set[str], columns: Collection[str]) -> int:
 
 
 def _is_id(log: pa.Table, name: str) -> bool:
-    kind = log.schema.field(name).type
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    """Strings, integers, and integers that a null or their size made floats of."""
+    column = log[name]
+    kind = column.type
+    if pa.types.is_floating(kind):
+        values = column.drop_null().to_numpy()
+        values = values[~np.isnan(values)]
+        return len(values) > 0 and bool((np.isfinite(values) & (values == np.floor(values))).all())
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_integer(kind))
 
 
-def _distinct(log: pa.Table, name: str) -> int:
-    column = log[name]
-    return int(
-        pc.count_distinct(
-            column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
-        ).as_py()
-    )
-
-
 def _time_in(log: pa.Table, taken: Collection[str | None]) -> str | None:
-    """The column of times: of a temporal type, or of numbers with a name that says so, and finite in every row."""
+    """The column of times: dates, or numbers or text with a name that says so; most of its rows have one."""
     fits = {}
     for name in log.column_names:
-        kind, named = log.schema.field(name).type, bool(words_of(name) & _TIME)
+        kind, named = log.schema.field(name).type, bool(words_of(name) & TIME_WORDS)
         temporal = pa.types.is_timestamp(kind) or pa.types.is_date(kind)
-        number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
-        if name not in taken and (temporal or (number and named)) and is_complete(log[name]):
+        times_N = as_times(log[name]) if name not in taken and (temporal or named) else None
+        if times_N is not None and np.isfinite(times_N).mean() > 0.5:
             fits[name] = 2 * named + temporal
     return max(fits, key=lambda name: fits[name]) if fits else None
-
-
-def is_complete(column: pa.ChunkedArray) -> bool:
-    """Whether every row of a column, [rows], has a value, and a finite one."""
-    floats = pa.types.is_floating(column.type)
-    return column.null_count == 0 and not (floats and not np.isfinite(column.to_numpy()).all())
 
 
 def _event_in(log: pa.Table, taken: Collection[str | None]) -> str | None:
@@ -131,6 +122,7 @@ def _event_in(log: pa.Table, taken: Collection[str | None]) -> str | None:
     for name in names:
         kind = log.schema.field(name).type
         strings = pa.types.is_string(kind) or pa.types.is_large_string(kind)
-        if name not in taken and strings and words_of(name) & _EVENT and _distinct(log, name) <= _MOST_EVENTS:
+        few = strings and pc.count_distinct(log[name]).as_py() <= _MOST_EVENTS
+        if name not in taken and few and words_of(name) & _EVENT:
             return name
     return None
