@@ -21,8 +21,7 @@ from longtail.trainer.config import load_recipe
 from longtail.trainer.data.dataset import Dataset, read_dataset
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.evaluation.bundle import evaluate
-from tests.end_to_end.test_train_to_serve import longtail
-from tests.serving.process import server
+from tests.end_to_end.commands import fitted_and_published, served
 
 USERS, ITEMS, ROWS = 30, 20, 400
 TIERS = ("basic", "gold", "past")
@@ -93,17 +92,14 @@ def write_log(folder: Path) -> None:
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("context")
     write_log(root)
-    longtail("trainer", "fit", root / "recipe.toml", "--out", root / "model")
-    longtail("index", "build", root / "model", "--releases", root / "releases", "--publish")
+    fitted_and_published(root)
     return root
 
 
 @pytest.fixture(scope="module")
 def client(shop: Path) -> Iterator[httpx.Client]:
-    with server(shop / "releases", shop / "server.log") as running:
-        running.wait_until_ready()
-        with httpx.Client(base_url=running.url, timeout=30) as http:
-            yield http
+    with served(shop) as http:
+        yield http
 
 
 def requested(dataset: Dataset, asking: int) -> dict[str, Any]:

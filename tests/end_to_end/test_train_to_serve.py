@@ -6,8 +6,6 @@ prove that both mean the same.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from longtail.bundle import Bundle
 from longtail.trainer.config import load_recipe
 from longtail.trainer.data.dataset import load_dataset
 from longtail.trainer.data.encode import Encoding
-from tests.serving.process import server
+from tests.end_to_end.commands import fitted_and_published, served
 
 USERS, ITEMS = 40, 30
 WORDS = ("red", "Green", "blue", "wide", "small", "old")
@@ -73,10 +71,6 @@ ks = [5]
 metric = "recall@5"
 bootstrap = 10
 """
-
-
-def longtail(room: str, *words: object) -> None:
-    subprocess.run([sys.executable, "-m", f"longtail.{room}", *map(str, words)], check=True, capture_output=True)
 
 
 def write_shop(folder: Path) -> None:
@@ -130,17 +124,14 @@ def write_shop(folder: Path) -> None:
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("shop")
     write_shop(root)
-    longtail("trainer", "fit", root / "recipe.toml", "--out", root / "model")
-    longtail("index", "build", root / "model", "--releases", root / "releases", "--publish")
+    fitted_and_published(root)
     return root
 
 
 @pytest.fixture(scope="module")
 def client(shop: Path) -> Iterator[httpx.Client]:
-    with server(shop / "releases", shop / "server.log") as running:
-        running.wait_until_ready()
-        with httpx.Client(base_url=running.url, timeout=30) as http:
-            yield http
+    with served(shop) as http:
+        yield http
 
 
 def raw_features(shop: Path, user: int, history: list[str]) -> dict[str, Any]:
