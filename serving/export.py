@@ -48,6 +48,8 @@ _ROWS = 10_000
 _LARGEST_INT = 2**63 - 1
 _Found = tuple[FeedbackRow, dict[str, Any]]
 """A label chosen and the features of its query."""
+_Kind = type | tuple[type, type]
+"""Of a value; of what is in a list, after `list`."""
 _Columns = dict[str | None, tuple[str, pa.DataType]]
 """Name and type of a column by the feature it holds; None for the label id."""
 
@@ -160,17 +162,29 @@ def _rows(feedback: Iterator[FeedbackRow], left_out: Counter[str], *, everything
 
 def _feature_kinds(rows: Iterator[_Found]) -> dict[str, pa.DataType]:
     """The column type that holds every value of each feature."""
-    types: dict[str, set[type]] = {}
+    types: dict[str, set[_Kind]] = {}
     for _, features in rows:
         for name, value in features.items():
-            kind = str if isinstance(value, int) and abs(value) > _LARGEST_INT else type(value)
-            types.setdefault(name, set()).update([kind] if value is not None else [])
+            types.setdefault(name, set()).update(_kinds(value))
     return {name: _column_type(types[name]) for name in sorted(types)}
 
 
-def _column_type(types: set[type]) -> pa.DataType:
+def _kinds(value: Any) -> set[_Kind]:
+    """The type of a value, and of what is in a list."""
+    if value is None:
+        return set()
+    if isinstance(value, list):
+        kinds: set[_Kind] = {list}
+        return kinds | {(list, type(each)) for each in value}
+    return {str} if isinstance(value, int) and abs(value) > _LARGEST_INT else {type(value)}
+
+
+def _column_type(types: set[_Kind]) -> pa.DataType:
+    """Of lists with a fraction in one of them, which no id is, a vector's."""
     if dict in types:
         return pa.map_(pa.string(), pa.float64())
+    if (list, float) in types and not {str, (list, str)} & types:
+        return pa.list_(pa.float64())
     if list in types:
         return pa.list_(pa.string())
     if str in types or not types:
@@ -218,6 +232,8 @@ def _value(value: Any, kind: pa.DataType) -> Any:
         return None
     if pa.types.is_map(kind) and isinstance(value, dict):
         return list(value.items())
+    if pa.types.is_list(kind) and pa.types.is_floating(kind.value_type):
+        return value if isinstance(value, list) else [value]
     if pa.types.is_map(kind) or pa.types.is_list(kind):
         ids = [str(id_) for id_ in (value if isinstance(value, list) else [value])]
         return [(id_, 1.0) for id_ in ids] if pa.types.is_map(kind) else ids

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from longtail.bundle import (
-    FEATURE_VALUE_TYPES,
     Bundle,
     BundleError,
     Feature,
@@ -34,7 +33,8 @@ _JSON_TYPES = {
     "text": {"string"},
     "number": {"integer", "fraction"},
 }
-"""Values that a request may give for a feature, by `Feature.kind`; of other kinds, values like no other's."""
+"""Values that a request may give for a feature, by `Feature.kind`; of other kinds, values like no other's, and of a
+vector like none of other dims."""
 _SHOWN = 5
 
 
@@ -93,8 +93,8 @@ def refused_features(before: Manifest, after: Manifest) -> list[str]:
             )
         elif not _accepted(feature) <= _accepted(found):
             refused.append(
-                f"query feature {feature.name!r}: expected {FEATURE_VALUE_TYPES[feature.kind]}, as in the published "
-                f"release, found {FEATURE_VALUE_TYPES[found.kind]}"
+                f"query feature {feature.name!r}: expected {feature.expects}, as in the published release, found "
+                f"{found.expects}"
             )
     return refused
 
@@ -147,4 +147,4 @@ def compare_releases(before: tuple[str, Path], after: tuple[str, Bundle], log: P
 
 
 def _accepted(feature: Feature) -> set[str]:
-    return _JSON_TYPES.get(feature.kind, {feature.kind})
+    return _JSON_TYPES.get(feature.kind, {feature.expects})

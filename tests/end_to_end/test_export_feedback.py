@@ -7,12 +7,13 @@ import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from longtail.client import Answer, Client, Feedback, Interaction, NewLabel, Query
 from longtail.index import Releases, build
-from longtail.serving.export import ExportError, read_window
+from longtail.serving.export import ExportError, _column_type, _kinds, _value, read_window
 from tests.bundles import make_bundle
 from tests.serving.process import server, until
 
@@ -119,6 +120,24 @@ def _read_by_a_recipe(out: Path) -> tuple[int, set[str]]:
     data = DataConfig(train=clean, query_id="user_id", label_id="item_id", timestamp="time", weight="debiased_weight")
     dataset = load_dataset(data, seed=0)
     return len(dataset.train), set(dataset.query_ids.to_pylist())
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "written"),
+    [
+        ([["a", 2], None], pa.list_(pa.string()), [["a", "2"], None]),
+        ([[0, 0.5], [1, 0]], pa.list_(pa.float64()), [[0, 0.5], [1, 0]]),
+        ([[1, 2], 3, "x"], pa.list_(pa.string()), [["1", "2"], ["3"], ["x"]]),
+        ([["a"], {"b": 0.5}], pa.map_(pa.string(), pa.float64()), [[("a", 1)], [("b", 0.5)]]),
+        ([1, 2.5], pa.float64(), [1, 2.5]),
+        ([1, 2**70], pa.string(), ["1", str(2**70)]),
+    ],
+)
+def test_a_column_holds_every_value_of_its_feature(values: list[object], kind: pa.DataType, written: object) -> None:
+    found = _column_type(set().union(*map(_kinds, values)))
+
+    assert found == kind
+    assert pa.array([_value(value, found) for value in values], found).to_pylist() == written
 
 
 def test_times_and_places_that_are_none(tmp_path: Path) -> None:

@@ -147,5 +147,12 @@ def test_kinds_that_take_other_values() -> None:
     assert "found a list of ids (strings or integers), oldest first" in refused(bag, history)[0]
     assert "expected a finite number" in refused(number, user)[0]
     assert "expected an id" in refused(user, number)[0]
+    # A vector is refused whole if its length is another.
+    narrow, wide = (user.model_copy(update={"kind": "vector", "vocabulary": None, "dims": dims}) for dims in (8, 16))
+    assert refused(narrow, narrow) == []
+    assert (
+        "expected a list of 8 finite numbers, as in the published release, found a list of 16"
+        in refused(narrow, wide)[0]
+    )
     # More features are no loss.
     assert refused_features(manifest.model_copy(update={"query_features": [user]}), manifest) == []
