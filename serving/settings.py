@@ -88,7 +88,7 @@ class Settings(BaseSettings):
     max_feedback: int | None = Field(default=None, ge=0)
     """Chosen labels that are kept for export, at most; `max_answers` if not set."""
     feedback_hours: float = Field(default=48.0, gt=0)
-    """How long they are kept; older ones go bit by bit, between requests."""
+    """How long they are kept, and the features of answers; older ones go bit by bit, between requests."""
     record_features: bool = True
     """Keep the features of queries with their answers and feedback, in the state directory, for `export-feedback`."""
     explore_candidates: int = Field(default=100, ge=1)

@@ -37,6 +37,7 @@ ALTER TABLE answers ADD COLUMN propensities BLOB;
 ALTER TABLE answers ADD COLUMN bias_removal REAL;
 ALTER TABLE answers ADD COLUMN popularity REAL;
 ALTER TABLE answers ADD COLUMN features BLOB;
+ALTER TABLE answers ADD COLUMN at REAL;
 DROP INDEX pending;
 ALTER TABLE feedback RENAME TO feedback_1;
 {_FEEDBACK}
@@ -53,10 +54,11 @@ BEGIN;
 
 -- One query's answer; of several with one key the last counts. key: hash of request id and place; labels: a CRC-32 per
 -- label id; buckets: a byte per label; propensities: a float32 per label, null where all are 1; features: the query's,
--- JSON, null where they are not recorded. Keys are random, and an index of them alone would have every page written
--- over and over: led by the generation, a thirty-second of the answers, only those of the newest and the oldest are.
+-- JSON, null where they are not recorded or not kept any more; at: when it was kept. Keys are random, and an index of
+-- them alone would have every page written over and over: led by the generation, a thirty-second of the answers, only
+-- those of the newest and the oldest are.
 CREATE TABLE answers (
-    id INTEGER PRIMARY KEY, generation INTEGER NOT NULL, key INTEGER NOT NULL, release TEXT NOT NULL,
+    id INTEGER PRIMARY KEY, generation INTEGER NOT NULL, key INTEGER NOT NULL, at REAL, release TEXT NOT NULL,
     labels BLOB NOT NULL, buckets BLOB NOT NULL, propensities BLOB, bias_removal REAL, popularity REAL, features BLOB
 );
 CREATE INDEX answers_by_key ON answers (generation, key);

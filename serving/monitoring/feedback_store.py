@@ -31,6 +31,8 @@ _FRESH_SECONDS = 2
 _LOOK_BACK_EVERY_SECONDS = 5
 KEPT_SECONDS = 48 * 3600
 _CHUNK = 5000
+_FORGOTTEN = "features_forgotten"
+"""Among the totals: the last answer whose features are not kept any more."""
 _GENERATIONS = 32
 _GENERATIONS_HELD = """
 WITH RECURSIVE held (generation) AS (
@@ -92,7 +94,7 @@ class FeedbackStore:
         path: the SQLite file; its directory is there.
         max_answers: answers kept; the oldest go first.
         max_feedback: labels of feedback kept that were settled; the oldest go first. As `max_answers` if not given.
-        feedback_seconds: how long they are kept at most.
+        feedback_seconds: how long they are kept at most, and the features of answers too.
     """
 
     def __init__(
@@ -184,8 +186,13 @@ class FeedbackStore:
             _add_to_total(self._durable, EVENTS_ORGANIC, len(events))
             _add_recall(self._durable, SHADOW, now, [(release, bucket, *pair) for bucket, pair in enumerate(pairs)])
 
-    def keep_answers(self, answers: Iterable[StoredAnswer]) -> None:
-        """Keep answers for events to be joined with, and let the oldest go."""
+    def keep_answers(self, answers: Iterable[StoredAnswer], now: float) -> None:
+        """Keep answers for events to be joined with, and let the oldest go.
+
+        Args:
+            answers: one for each query.
+            now: seconds since 1970.
+        """
         keep = [
             (
                 _key(answer.request_id, answer.query),
@@ -206,8 +213,8 @@ class FeedbackStore:
             ).fetchone()
             self._lazy.executemany(
                 "INSERT INTO answers (id, generation, key, release, labels, buckets, propensities, bias_removal, "
-                "popularity, features) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                [(id_, id_ // size, *answer) for id_, answer in enumerate(keep, newest + 1)],
+                "popularity, features, at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                [(id_, id_ // size, *answer, now) for id_, answer in enumerate(keep, newest + 1)],
             )
             upto = min(newest + len(keep) - self._max_answers, oldest + len(keep) + _CHUNK)
             self._lazy.execute("DELETE FROM answers WHERE id <= ?", (upto,))
@@ -231,7 +238,8 @@ class FeedbackStore:
                 self._looked_back_at = now
 
     def tidy(self, now: float) -> bool:
-        """Delete what is too old, or more than is kept: settled feedback, some thousands at most, and recall counts.
+        """Delete what is too old, or more than is kept: settled feedback and features of answers, some thousands of
+        each at most, and recall counts.
 
         Returns:
             Whether there is more to delete; other writers have their turn first.
@@ -243,7 +251,28 @@ class FeedbackStore:
                 (_CHUNK, now - self._feedback_seconds, self._max_feedback),
             ).rowcount
             self._lazy.execute("DELETE FROM recall WHERE minute < ?", (int((now - KEPT_SECONDS) // 60),))
-        return deleted == _CHUNK
+            forgotten = self._forget_features(now - self._feedback_seconds)
+        return _CHUNK in (deleted, forgotten)
+
+    def _forget_features(self, before: float) -> int:
+        """Take the features from the oldest answers that have some, where they are from before a time; how many."""
+        (last,) = self._lazy.execute(
+            "SELECT max(ifnull((SELECT value FROM totals WHERE name = ?), 0), "
+            "ifnull((SELECT min(id) - 1 FROM answers), 0))",
+            (_FORGOTTEN,),
+        ).fetchone()
+        rows = self._lazy.execute("SELECT id, at FROM answers WHERE id > ? ORDER BY id LIMIT ?", (last, _CHUNK))
+        upto = last
+        for id_, at in rows:
+            if at is not None and at >= before:
+                break
+            upto = id_
+        if upto > last:
+            self._lazy.execute(
+                "UPDATE answers SET features = NULL WHERE id > ? AND id <= ? AND features IS NOT NULL", (last, upto)
+            )
+            self._lazy.execute("INSERT OR REPLACE INTO totals VALUES (?, ?)", (_FORGOTTEN, upto))
+        return int(upto - last)
 
     def recall(self, now: float) -> list[RecallRow]:
         """Counts of the last 24 hours, of all releases."""

@@ -263,7 +263,8 @@ class LiveFigures:
                 if dropped:
                     logger.warning("answers came faster than they could be kept: feedback on some will find none")
                 if batches:
-                    self._store.keep_answers(answer for batch in batches for answer in _answers_of(batch))
+                    answers = (answer for batch in batches for answer in _answers_of(batch))
+                    self._store.keep_answers(answers, self._clock())
 
     def _work(self) -> None:
         while not self._closing.wait(_TICK_SECONDS):

@@ -306,3 +306,26 @@ def test_feedback_is_kept_as_long_as_is_set(tmp_path: Path, clock: Clock) -> Non
         clock.pass_(61)
     assert [label for label, *_ in kept()] == ["item-0", "item-1"]
     live.close()
+
+
+def test_features_of_answers_are_kept_no_longer(clock: Clock, tmp_path: Path) -> None:
+    def held() -> list[tuple[bytes | None]]:
+        with closing(sqlite3.connect(tmp_path / "feedback.sqlite")) as connection:
+            return connection.execute("SELECT features FROM answers ORDER BY id").fetchall()
+
+    live = LiveFigures(tmp_path, max_answers=10, feedback_seconds=7200, clock=clock)
+    live.begin_release("r1", BUCKETS, None)
+    for name in ("a", "b", "c"):
+        live.count_answers(replace(answered([[0]], names=[name]), features_B=[b'{"user":"' + name.encode() + b'"}']))
+        live.flush()
+        clock.pass_(3000)
+    live.flush()
+    assert held() == [(None,), (b'{"user":"b"}',), (b'{"user":"c"}',)]
+    live.record_feedback([event("a", 0), event("b", 0)])
+    assert recall(live, clock)["all"] == (2, 2), "feedback still finds its answer"
+    with feedback_of(tmp_path) as feedback:
+        assert [row.features for row in feedback.rows(0, clock.now + 1)] == [None, b'{"user":"b"}']
+    clock.pass_(7200)
+    live.flush()
+    live.close()
+    assert held() == [(None,)] * 3
