@@ -148,7 +148,9 @@ def evaluate(
 def compare(
     a: Annotated[Path, typer.Argument(metavar="A", help="Bundle directory.")],
     b: Annotated[Path, typer.Argument(metavar="B", help="Bundle directory.")],
-    metric: Annotated[str, typer.Option(help="Whose k is shown.")] = "recall@20",
+    metric: Annotated[
+        str | None, typer.Option(help="Whose k is shown [default: recall@20, or of the longest lists].")
+    ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Print two bundles side by side: figures with intervals, curves, and what their recipes differ in."""

@@ -29,7 +29,7 @@ from longtail.trainer.history import TrainingHistory
 from longtail.trainer.progress import Reporter
 from longtail.trainer.trackers import tracker_module
 from longtail.trainer.train import Trained, prepare_run, train
-from longtail.trainer.verdict import before_test, compare_with_baselines, warn_of_floor
+from longtail.trainer.verdict import before_test, compare_with_baselines, say_of_prior, warn_of_floor
 from longtail.trainer.warm_start import WarmStart
 
 
@@ -98,6 +98,7 @@ def fit(
     )
     dial = choose_dial(trained, dataset)
     warn_of_floor(recipe.evaluation, dial, reporter)
+    say_of_prior(trained, reporter)
     compared = None if len(dataset.test) else compare_with_baselines(trained, dataset, dial, "valid", reporter)
     selection = trained.history
     if recipe.training.refit and len(dataset.valid):

@@ -1,4 +1,4 @@
-"""What a job is told of its model: the baselines beside it, and a floor that no λ reaches."""
+"""What a job is told of its model: the baselines beside it, a floor that no λ reaches, and a grid that is of no use."""
 
 from __future__ import annotations
 
@@ -69,6 +69,15 @@ def compare_with_baselines(
 def before_test(dataset: Dataset) -> Pairs:
     """What a query is known by when test begins."""
     return dataset.train.followed_by(dataset.valid) if len(dataset.valid) else dataset.train
+
+
+def say_of_prior(trained: Trained, reporter: Reporter) -> None:
+    """Say so where the recipe has a grid of μ that nothing is measured on."""
+    if trained.recipe.evaluation.popularity is not None and not trained.noise().apart:
+        reporter.say(
+            "evaluation.popularity is not measured: training's noise ν is π, so that λ and μ are one dial, and "
+            "evaluation.bias_removal is its grid"
+        )
 
 
 def warn_of_floor(config: EvaluationConfig, dial: Dial, reporter: Reporter) -> None:

@@ -143,6 +143,28 @@ def compared(ours: np.ndarray, **evaluation: object) -> Comparison:
     return result
 
 
+def test_a_query_asked_in_several_ways_has_the_same_list_in_each_and_what_it_wants_there() -> None:
+    """Query 0 is asked in two contexts, and 1 in one; baselines know no context, and all leave out what 0 has seen."""
+    train = tiny.pairs((0, 0), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2), (2, 3))
+    held_out = Pairs(np.int32([0, 0, 1]), np.int32([1, 3, 2]), asked=np.int32([0, 1, 2]))
+    data = Interactions(train, train, queries=3, labels=4, seed=0)
+    config = tiny.recipe(evaluation={"ks": [1, 2], "metric": "recall@2"}).evaluation
+    task = Task.of(held_out, train, config, labels=4, seed=0, askers=np.int32([0, 0, 1]))
+
+    for name in ("popularity", "item-kNN", "iALS"):
+        lists = top_labels(task, data, BASELINES[name].fit(data, BASELINES[name].settings))
+        assert lists[0].tolist() == lists[1].tolist(), name
+        assert 0 not in lists[:2], "seen in both"
+        assert not {0, 1} & set(lists[2].tolist())
+    # Popularity answers 1, 2 in both contexts of query 0, of which the first wants 1 and the second 3; and 2, 3 to 1.
+    popular = top_labels(task, data, BASELINES["popularity"].fit(data, {}))
+    assert popular.tolist() == [[1, 2], [1, 2], [2, 3]]
+    found_N, wanted_N = task.ratio(
+        "recall@2", popular, buckets_L=np.zeros(4, np.int8), counts_L=np.array([3, 2, 1, 1]), inverse_propensity_L=None
+    )
+    assert (found_N.tolist(), wanted_N.tolist()) == ([1, 0, 1], [1, 1, 1])
+
+
 def test_a_model_worse_than_a_baseline_is_told_so() -> None:
     worst = np.tile(np.argsort(COUNTS)[:K].astype(np.int32), (len(TASK.rows_N), 1))
 

@@ -164,9 +164,11 @@ def test_a_process_says_one_line_too(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_fit_ends_with_a_bundle_and_says_where(job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, errors = run(capsys, "fit", job, "--out", tmp_path / "out", "--set", "training.epochs=1")
+    settings = ["--set", "training.epochs=1", "--set", "evaluation.popularity=[0.5]"]
+    code, out, errors = run(capsys, "fit", job, "--out", tmp_path / "out", *settings)
 
     assert (code, errors) == (0, "")
+    assert "evaluation.popularity is not measured: training's noise ν is π" in " ".join(out.split())
     assert "40 queries × 16 labels; 240 training, 40 validation, 40 test pairs" in out
     held_out = json.loads((tmp_path / "out" / "metrics.json").read_text())["held_out"]
     for split, found in held_out.items():

@@ -42,6 +42,9 @@ def test_what_differs_is_what_is_shown(finished: Finished, other: Path) -> None:
     comparison, screen = compare(finished.out, other), io.StringIO()
     comparison.show(Console(file=screen, width=160), shown(comparison, "recall@5"))
 
+    assert shown(comparison) == shown(comparison, "recall@5"), "the longest lists there are"
+    with pytest.raises(DataError, match=r"--metric: expected one of .*recall@5.*, received 'recall@20'"):
+        shown(comparison, "recall@20")
     assert comparison.recipe == {"model.dim": ("4", "8"), "loss.weight.tau": (None, "0.5")}
     assert comparison.same_data
     assert comparison.metrics["recall@5"].difference.value == 0

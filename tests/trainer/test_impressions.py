@@ -82,6 +82,32 @@ def test_the_loss_of_a_step_is_the_formula_s(
     assert float(model.train_step(batch)) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize("hits", ["mask", "mask_known"])
+@pytest.mark.parametrize("described", [False, True])
+def test_an_impression_without_pairs_is_a_negative_only_where_its_id_is_all_there_is(
+    described: bool, hits: str
+) -> None:
+    """Label 6 has no pair: beside other features it is never a negative, and the loss is as if it was not shown."""
+    features = [tiny.ITEM | {"unknown_rate": 0}, *([{"name": "kind", "kind": "id", "dim": 4}] if described else [])]
+    job = tiny.recipe(
+        data={"impressions": "shown"}, label={"features": features, "combine": "sum"},
+        loss={"hits": hits, "impressions": GAMMA},
+    )  # fmt: skip
+    data = tiny.dataset(TRAIN, queries=4, labels=L, label_table=pa.table({"kind": list("abcdefg")}))
+
+    def loss(shown: np.ndarray) -> float:
+        batch = tiny.batch(BATCH, _shown=shown, _pair=np.arange(B, dtype=np.int32))
+        if hits == "mask_known":
+            batch["_known"], batch["_known_rows"] = KnownPositives.of(TRAIN).of_queries(BATCH.queries)
+        return float(tiny.model(job, data, batch_size=B).train_step(batch))
+
+    without = np.where(SHOWN == 6, BATCH.labels[:, None], SHOWN).astype(np.int32)
+    if described:
+        assert loss(SHOWN) == pytest.approx(loss(without), rel=1e-6)
+    else:
+        assert loss(SHOWN) > loss(without) * (1 + 2e-5)
+
+
 def test_impressions_are_rows_of_the_catalogue() -> None:
     lists = pa.chunked_array([[["a", "x", "c"], None], [[], ["c"] * 40]])
     found = impressions_of(lists, pa.array(["c", "b", "a"]))

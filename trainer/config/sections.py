@@ -248,7 +248,8 @@ class EvaluationConfig(Section):
     """The grid of λ, the strength of log ν. Where the training implies the same noise ν for every label, λ changes
     nothing and only 0 is measured."""
     popularity: list[DialValue] | None = Field(default=None, min_length=1)
-    """The grid of μ, the strength of log π, where ν is another than π; by default the numbers of `bias_removal`."""
+    """The grid of μ, the strength of log π, where ν is another than π; by default the numbers of `bias_removal`. Where
+    ν is π, μ is λ once more: then nothing is measured on this grid, and `fit` says so."""
     default_bias_removal: DialValue | None = None
     """λ served by default when there is no valid split to choose it on. By default what undoes the training in theory:
     1, ½ for `exponential`, 0 where the loss leaves nothing that a λ could undo [METHODS §9]."""

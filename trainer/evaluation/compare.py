@@ -145,8 +145,21 @@ def compare(a: Path, b: Path) -> Comparison:
     )
 
 
-def shown(comparison: Comparison, metric: str) -> list[str]:
-    """The metric, nDCG, recall by bucket and coverage at its k."""
+def shown(comparison: Comparison, metric: str | None = None) -> list[str]:
+    """A metric, nDCG, recall by bucket and coverage at its k; by default recall@20, or else of the longest lists.
+
+    Raises:
+        DataError: the two have no such metric.
+    """
+    if metric is None:
+        ks = [
+            int(k)
+            for name, _, k in (it.partition("@") for it in comparison.metrics)
+            if name == "recall" and k.isdigit()
+        ]
+        metric = f"recall@{20 if 20 in ks or not ks else max(ks)}"
+    if metric not in comparison.metrics:
+        raise DataError(f"--metric: expected one of {', '.join(comparison.metrics)}, received {metric!r}")
     k = metric.partition("@")[2]
     buckets = [name for name in comparison.metrics if name.startswith(f"recall@{k}/")]
     return list(dict.fromkeys([metric, f"recall@{k}", f"ndcg@{k}", *buckets, f"coverage@{k}"]))
