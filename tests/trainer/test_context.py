@@ -24,6 +24,7 @@ from longtail.trainer.evaluation.ranking import LabelSide, bias_removal_curve
 from longtail.trainer.job import curve_of
 from longtail.trainer.progress import Reporter
 from longtail.trainer.train import train
+from tests.trainer import tiny
 
 HEAD = """
 name = "context"
@@ -205,6 +206,30 @@ def test_what_is_wrong_with_versions_is_said(tmp_path: Path, change: dict[str, A
 def test_recipes_of_contexts_that_cannot_be(tmp_path: Path, data: str, features: str, tail: str, message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         load_recipe(write(tmp_path, data=data, features=features, tail=tail))
+
+
+@pytest.mark.parametrize(
+    ("feature", "values", "message"),
+    [
+        ({"kind": "number"}, [*map(float, range(19)), float("inf")], "nulls, found inf$"),
+        ({"kind": "date"}, [*(f"2026-01-{n + 1:02}" for n in range(19)), "soon"], "found 'soon'$"),
+        ({"kind": "vector", "dims": 2}, [*([1.0, n] for n in range(19)), [1.0]], "found one of 1$"),
+    ],
+)
+def test_a_context_with_a_bad_value_is_refused_without_a_name(
+    tmp_path: Path, feature: dict[str, Any], values: list[Any], message: str
+) -> None:
+    """There are more contexts than queries, none of whose rows is theirs."""
+    log = {"u": ["a", "b"] * 10, "i": [f"i{n % 3}" for n in range(20)], "t": range(20), "x": values}
+    pq.write_table(pa.table(log), tmp_path / "log.parquet")
+    recipe = tiny.recipe(
+        data={"train": tmp_path / "log.parquet", "query_id": "u", "label_id": "i"},
+        query={"features": [tiny.USER | {"name": "u"}, {"name": "x", "from": "row"} | feature]},
+        label={"features": [tiny.ITEM | {"name": "i"}]},
+    )  # fmt: skip
+
+    with pytest.raises(DataError, match=message):
+        Encoding.fit(recipe, read_dataset(recipe))
 
 
 def test_a_context_that_the_log_does_not_have(tmp_path: Path) -> None:

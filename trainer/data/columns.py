@@ -78,6 +78,7 @@ class FeatureTable:
         id_name: name of the feature that is the id itself.
         path: the file or files, for errors; None without any.
         training_rows: rows that training reads, int [n], as often as they count in frequencies and means.
+        by_id: whether row r is of the r-th id; not of contexts and versions.
     """
 
     ids: pa.Array
@@ -85,6 +86,7 @@ class FeatureTable:
     id_name: str
     path: str | None
     training_rows: npt.NDArray[np.integer]
+    by_id: bool = True
 
     def column(self, feature: FeatureConfig) -> pa.Array:
         """The raw column of a feature, one value per id.
@@ -103,8 +105,10 @@ class FeatureTable:
             )
         return self.table[name].combine_chunks()
 
-    def wrong(self, feature: FeatureConfig, expected: str, found: object) -> DataError:
-        """An error about one feature's column."""
+    def wrong(self, feature: FeatureConfig, expected: str, found: object, row: int | None = None) -> DataError:
+        """An error about one feature's column, or its value in one row."""
+        if row is not None and self.by_id:
+            found = f"{found} of {self.ids[row].as_py()!r}"
         where = f"{self.path or 'interactions'}: feature {feature.name!r} ({feature.kind})"
         return DataError(f"{where}: expected {expected}, found {found}")
 

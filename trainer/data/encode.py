@@ -70,11 +70,11 @@ class Encoding:
         contexts_N = None if asked is None or asked.contexts is None else asked.contexts[train.askings]
         query = FeatureTable(
             dataset.query_ids, dataset.query_table, data.query_id, _path(data.queries),
-            np.unique(train.queries if versions_N is None else versions_N),
+            np.unique(train.queries if versions_N is None else versions_N), by_id=versions_N is None,
         )  # fmt: skip
         context = FeatureTable(
             dataset.query_ids, dataset.contexts, "", _path(data.train),
-            every_label[:0] if contexts_N is None else contexts_N,
+            every_label[:0] if contexts_N is None else contexts_N, by_id=False,
         )  # fmt: skip
         label = FeatureTable(dataset.label_ids, dataset.label_table, data.label_id, _path(data.labels), every_label)
         vocabularies = vocabularies or build_vocabularies(recipe, dataset, query, context, label)

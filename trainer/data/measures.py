@@ -154,16 +154,14 @@ def _numbers_of(feature: FeatureConfig, source: FeatureTable) -> Float32:
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         for row, text in enumerate(column.to_pylist()):
             if text is not None and not _is_number(text):
-                raise source.wrong(
-                    feature, "numbers", f"{column.type}, such as {text!r} of {source.ids[row].as_py()!r}"
-                )
+                raise source.wrong(feature, "numbers", f"{column.type}, such as {text!r}", row)
         raise source.wrong(feature, "numbers", f"numbers as {column.type}")
     if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_decimal(column.type)):
         raise source.wrong(feature, "numbers", column.type)
     values: Float32 = column.cast(pa.float32(), safe=False).to_numpy(zero_copy_only=False).copy()
     if np.isinf(values).any():
         row = int(np.isinf(values).argmax())
-        raise source.wrong(feature, "finite numbers or nulls", f"{values[row]} of {source.ids[row].as_py()!r}")
+        raise source.wrong(feature, "finite numbers or nulls", values[row], row)
     return values
 
 
@@ -186,18 +184,14 @@ def _vectors(feature: FeatureConfig, source: FeatureTable) -> Vectors:
     lengths = np.asarray(pc.list_value_length(column.filter(pa.array(given))))
     if (lengths != dims).any():
         worst = int((lengths != dims).argmax())
-        raise source.wrong(
-            feature, f"lists of {dims} numbers", f"one of {lengths[worst]} of {source.ids[int(rows[worst])].as_py()!r}"
-        )
+        raise source.wrong(feature, f"lists of {dims} numbers", f"one of {lengths[worst]}", int(rows[worst]))
     flat = pc.list_flatten(column.filter(pa.array(given))).cast(pa.float32(), safe=False)
     vectors = flat.to_numpy(zero_copy_only=False).reshape(-1, dims)
     finite = np.isfinite(vectors).all(axis=1)
     if not finite.all():
         worst = int(finite.argmin())
-        raise source.wrong(
-            feature, "finite numbers", f"{vectors[worst][~np.isfinite(vectors[worst])][0]} of "
-            f"{source.ids[int(rows[worst])].as_py()!r}",
-        )  # fmt: skip
+        found = vectors[worst][~np.isfinite(vectors[worst])][0]
+        raise source.wrong(feature, "finite numbers", found, int(rows[worst]))
     values = np.zeros((len(column), dims), np.float32)
     values[given] = vectors
     return Vectors(values, 1 - given.astype(np.float32))
@@ -227,7 +221,7 @@ def _seconds_of(feature: FeatureConfig, source: FeatureTable) -> Int64:
                 found.append(seconds_of(text) if text else MISSING_DATE)
             except (ValueError, OverflowError):
                 row = pc.index(column, text).as_py()
-                raise source.wrong(feature, expected, f"{text!r} of {source.ids[row].as_py()!r}") from None
+                raise source.wrong(feature, expected, repr(text), row) from None
         at = pc.fill_null(texts.indices, len(found)).to_numpy()
         seconds: Int64 = np.array([*found, MISSING_DATE], np.int64)[at]
         return seconds
