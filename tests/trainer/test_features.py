@@ -161,6 +161,10 @@ BAD_COLUMNS = {
         {"tags": pa.array([[("a", float("nan"))]] * 4, pa.map_(pa.string(), pa.float32()))},
         {"name": "tags", "kind": "bag"}, "expected finite weights, found nan",
     ),
+    "a date that no calendar has": (
+        {"since": pa.array([-(10**11)] * 4, pa.timestamp("s"))}, {"name": "since", "kind": "date"},
+        "expected times of the years 1 to 9999, found -100000000000 seconds since 1970",
+    ),
     "weights that are no numbers": (
         {"tags": pa.array([[("a", "x")]] * 4, pa.map_(pa.string(), pa.string()))},
         {"name": "tags", "kind": "bag"}, "expected weights as numbers, found string",

@@ -111,6 +111,14 @@ def test_too_many_bad_rows_are_refused(tmp_path: Path, limit: float, words: str)
     assert len(load(path, on_bad_row="drop", max_bad_rows=8 if isinstance(limit, int) else 0.5, **SETTINGS).train) == 10
 
 
+def test_where_every_row_may_be_bad_none_is_left(tmp_path: Path) -> None:
+    path = parquet(tmp_path, user=pa.array([None, None], pa.string()), item=["x", "y"])
+
+    message = r"log.parquet: expected at least one interaction, found none \(Left out, of 2 rows read: 2 by bad rows\)$"
+    with pytest.raises(DataError, match=message):
+        load(path, on_bad_row="drop", max_bad_rows=5)
+
+
 def test_implausible_times_are_reported_and_stay_where_bad_rows_are_errors(tmp_path: Path) -> None:
     times = [NOW, NOW + 1, NOW + 2, NOW * 1000, 0]
     path = parquet(tmp_path, user=list("abcde"), item=[1, 1, 1, 1, 1], when=times)

@@ -167,6 +167,11 @@ BAD_TABLES = {
     "NaN weight": ({"w": [1, np.nan]}, {"weight": "w"}, r"'w': expected finite numbers, found nan in row 1"),
     "infinite weight": ({"w": [np.inf, 1]}, {"weight": "w"}, r"'w': expected finite numbers, found inf in row 0"),
     "null weight": ({"w": [1.0, None]}, {"weight": "w"}, r"'w': expected finite numbers, found None in row 1"),
+    "weight beyond float32": (
+        {"w": [1, 1e300]},
+        {"weight": "w"},
+        r"'w': expected weights that float32 can hold, found 1e",
+    ),
     "negative weight": ({"w": [1, -2]}, {"weight": "w"}, r"'w': expected weights >= 0, found -2.0 in row 1"),
     "text weight": ({"w": ["a", "b"]}, {"weight": "w"}, r"'w': expected numbers, found string"),
     "no weight": ({}, {"weight": "w"}, r"expected a column 'w', found user, item"),

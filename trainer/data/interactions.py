@@ -106,11 +106,12 @@ def read_interactions(files: dict[str, list[DataFile]], data: DataConfig, report
                 continue
             made.tables[split] = whole.unify_dictionaries().combine_chunks()
         elif not made.errors and not any(problem.fatal for problem in report.problems):
-            made.errors.append(_nothing(files[split], report))
+            made.errors.append(nothing_in(files[split], report))
     return made
 
 
-def _nothing(files: list[DataFile], report: RowReport) -> str:
+def nothing_in(files: list[DataFile], report: RowReport) -> str:
+    """The error about files of which no row is left."""
     why = "; ".join(report.lines()[:1])
     more = f" and {len(files) - 1} more" if len(files) > 1 else ""
     return f"{files[0].name}{more}: expected at least one interaction, found none{f' ({why})' if why else ''}"
@@ -252,7 +253,10 @@ def _weights(
         text = pa.types.is_string(raw.type) or pa.types.is_large_string(raw.type)
         expected = "numbers" if text else "finite numbers"
         checks.add(data.weight, ~np.isfinite(weights_N), expected=expected, found=None, values=raw)
+        large_N = np.isfinite(weights_N) & (weights_N > np.finfo(np.float32).max)
         checks.add(data.weight, weights_N < 0, expected="weights >= 0", found=None, values=weights_N)
+        checks.add(data.weight, large_N, expected="weights that float32 can hold", found=None, values=weights_N)
+        weights_N = np.where(large_N, np.inf, weights_N)
     if data.events and data.events.column:
         by_event_N = _event_weights(checks, part, data.events.column, data.events.weights)
         unused_N = by_event_N == 0

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from longtail.trainer.data.columns import FeatureTable
 
 _MICRO = 1_000_000
+_YEAR_1, _YEAR_10_000 = -62_135_596_800, 253_402_300_800
+"""Seconds since 1970, as dates are read in a request."""
 
 
 @dataclass(frozen=True)
@@ -231,4 +233,9 @@ def _seconds_of(feature: FeatureConfig, source: FeatureTable) -> Int64:
         column = column.cast(pa.timestamp("us"))
     ticks = column.cast(pa.timestamp("us", column.type.tz), safe=False).cast(pa.int64())
     given = np.asarray(ticks.is_valid())
-    return np.where(given, pc.fill_null(ticks, 0).to_numpy() // _MICRO, MISSING_DATE)
+    since_1970 = pc.fill_null(ticks, 0).to_numpy() // _MICRO
+    outside = (since_1970 < _YEAR_1) | (since_1970 >= _YEAR_10_000)
+    if outside.any():
+        row = int(outside.argmax())
+        raise source.wrong(feature, "times of the years 1 to 9999", f"{since_1970[row]} seconds since 1970", row)
+    return np.where(given, since_1970, MISSING_DATE)

@@ -12,7 +12,7 @@ from longtail.bundle.labels import RESERVED_COLUMNS
 from longtail.trainer.config import DataConfig
 from longtail.trainer.config.rows import Places, shown
 from longtail.trainer.data.files import DataFile, find_files
-from longtail.trainer.data.interactions import read_interactions
+from longtail.trainer.data.interactions import nothing_in, read_interactions
 from longtail.trainer.data.problems import RowReport, settle
 from longtail.trainer.data.tables import IdTable, read_feature_table
 from longtail.trainer.data.xmc import read_xmc
@@ -77,6 +77,9 @@ def read_files(
             id_types.setdefault(id_column, {}).update(table.id_types)
     rows = report.read + sum(len(table.ids) for table in tables.values() if table is not None)
     settle(report, data, errors, rows=rows)
+    for name, of_split in files.items():
+        if name not in raw:  # every row was bad, and so many may be
+            raise DataError(nothing_in(of_split, report))
     for name, types in id_types.items():
         if len(set(types.values())) > 1:
             found = ", ".join(f"{kind} in {path}" for path, kind in types.items())
