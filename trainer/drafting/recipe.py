@@ -219,7 +219,7 @@ def _events(log: pa.Table, roles: Roles) -> list[str]:
     if roles.event is None:
         return []
     counts = sorted(pc.value_counts(log[roles.event]).to_pylist(), key=lambda found: -found["counts"])
-    shares = ", ".join(f"{found['values']} {found['counts'] / len(log):.0%}" for found in counts[:10])
+    shares = ", ".join(f"{found['values'] or 'none'} {found['counts'] / len(log):.0%}" for found in counts[:10])
     lines = [f"# Column {roles.event}: {shares}."]
     weights = {found["values"]: _event_weight(found["values"]) for found in counts if found["values"]}
     table = ", ".join(f"{quoted(name)} = {weight}" for name, weight in weights.items())
