@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -259,12 +260,16 @@ def finish(
         "Seed": str(recipe.seed),
         "Backend": f"Keras {keras.version()} on {keras.backend.backend()}",
     }
+    objectives = figures_by_objective(trained, dataset, dial)
+    for name, found in objectives.items():
+        facts[f"Objective {name}"] = found["in_words"]
+        reporter.say(f"Objective {escape(name)}: {found['in_words']}")
     measured = held_out_of(recipe, dataset)
     facts |= {f"{split.capitalize()} pairs": str(found) for split, found in measured.items()}
     if lines_of_rows := dataset.report.lines()[:1]:
         facts["Rows"] = lines_of_rows[0]
     reports = {
-        "metrics.json": _figures(dial, measured, compared),
+        "metrics.json": _figures(dial, measured, compared, objectives),
         "history.json": json.dumps(asdict(history), indent=1).encode(),
         "recipe.json": recipe.model_dump_json(
             indent=1, by_alias=True, exclude={"data": {"train", "valid", "test", "queries", "labels"}}
@@ -291,10 +296,44 @@ def held_out_of(recipe: Recipe, dataset: Dataset) -> dict[str, HeldOut]:
     }
 
 
-def _figures(dial: Dial, measured: dict[str, HeldOut], compared: Comparison | None) -> bytes:
-    """metrics.json: the curve, what there was to find, and the baselines."""
+def figures_by_objective(trained: Trained, dataset: Dataset, dial: Dial) -> dict[str, dict[str, Any]]:
+    """Of each objective its share of the served score, and the recipe's metric of that score on its own held-out pairs.
+
+    Args:
+        trained: the final model.
+        dataset: with its splits as loaded.
+        dial: λ and μ that the metric is measured at.
+
+    Raises:
+        DataError: as `curve_of`.
+    """
+    recipe, metric, found = trained.recipe, trained.recipe.evaluation.metric, dict[str, dict[str, Any]]()
+    split, held_out, known = "test", dataset.test, before_test(dataset)
+    if not len(held_out):  # of a model that was refitted on valid there is nothing to measure
+        split, held_out, known = "valid", trained.dataset.valid, dataset.train
+    for at, (name, share) in enumerate(recipe.export_shares.items()):
+        own = held_out if held_out.objectives is None else held_out.take(held_out.objectives == at)
+        there = HeldOut.of(
+            own, known, labels=len(dataset.label_ids), exclude_seen=recipe.evaluation.exclude_seen,
+            askers=dataset.askers,
+        )  # fmt: skip
+        found[name] = {"share": share, "split": split, "pairs": there.measured, "metric": metric, "value": None}
+        words = f"{share:.3g} of the score"
+        if there.measured:
+            (point,) = curve_of(trained, own, known=known, config=recipe.evaluation, settings=[dial.default])
+            found[name] |= point.metrics[metric].model_dump()
+            words += f"; {metric} {point.metrics[metric].value:.4f} of {there.measured:,} {split} pairs"
+        found[name]["in_words"] = words
+    return found
+
+
+def _figures(
+    dial: Dial, measured: dict[str, HeldOut], compared: Comparison | None, objectives: dict[str, dict[str, Any]]
+) -> bytes:
+    """metrics.json: the curve, what there was to find, the objectives, and the baselines."""
     content = dial.bias_removal.model_dump(mode="json")
     content["held_out"] = {split: asdict(found) for split, found in measured.items()}
+    content |= {"objectives": objectives} if objectives else {}
     content |= compared.record() if compared else {}
     return json.dumps(content, indent=1, ensure_ascii=False).encode()
 
@@ -309,6 +348,10 @@ def _describe(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> None:
         reporter.say(
             f"Asked in {len(dataset.asked.queries):,} ways, by context and attributes; each is ranked by itself"
         )
+    if (objectives := dataset.train.objectives) is not None:
+        counts = np.bincount(objectives, minlength=len(recipe.objectives))
+        each = ", ".join(f"{escape(name)} {count:,}" for name, count in zip(recipe.objectives, counts, strict=True))
+        reporter.say(f"Objectives, by training pairs: {each}")
     if dataset.impressions is not None:
         reporter.say(
             f"{len(dataset.impressions.ids):,} impressions, of weight {recipe.loss.impressions:g} if not chosen"

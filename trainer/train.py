@@ -27,12 +27,7 @@ from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.known import KnownPositives
 from longtail.trainer.errors import DataError
 from longtail.trainer.evaluation.dial import Noise
-from longtail.trainer.evaluation.ranking import (
-    LabelSide,
-    bias_removal_curve,
-    buckets_for,
-    log_proposal_of,
-)
+from longtail.trainer.evaluation.ranking import LabelSide, bias_removal_curve, buckets_for, log_proposal_of
 from longtail.trainer.history import TrainingHistory, best_of, validations_within
 from longtail.trainer.losses.implied_noise import (
     implied_noise,
@@ -108,13 +103,15 @@ class Trained:
         """What the λ of this model removes."""
         loss, log_pi = self.recipe.loss, self._log_pi
         shown = " of the draws, not of the impressions" if loss.impressions else ""
+        shared = ", of all objectives' pairs" if self.recipe.objectives else ""
         if self.model.proposal is not None:
             named = name_of_tree_noise(loss.objective(), log_pi, reweight=loss.reweight)
-            return Noise(named + shown, constant=False, apart=True)
+            return Noise(named + shown + shared, constant=False, apart=True)
         log_nu = self.log_noise()
         apart = not np.array_equal(log_nu, log_pi)
+        constant = apart and bool(np.ptp(log_nu) == 0)
         named = name_of_noise(log_nu, log_pi, reweight=loss.reweight) + shown
-        return Noise(named, constant=apart and bool(np.ptp(log_nu) == 0), apart=apart)
+        return Noise(named if constant else named + shared, constant=constant, apart=apart)
 
     @property
     def calibrated_at(self) -> float:

@@ -36,10 +36,13 @@ for name, sampler, weight, optimizer in [
     ("adagrad", "full", "importance", {"embeddings": "adagrad", "dense": "adagrad"}),
     ("sgd", "in_batch", "unit", descent),
     ("impressions", "in_batch", "unit", {"embeddings": "adam"}),
+    ("objectives", "in_batch", "unit", descent),
 ]:
     shown = {"impressions": 0.5} if name == "impressions" else {}
+    several = {"click": {"events": ["c"]}, "purchase": {"events": ["p"], "weight": 3}} if name == "objectives" else {}
     recipe = tiny.recipe(
-        data={"impressions": "shown"},
+        data={"impressions": "shown", "events": {"column": "event", "weights": {"c": 1, "p": 1}}},
+        objectives=several,
         query={"features": [tiny.USER, history], "hidden": [8]},
         model={"dim": 4, "label_bias": True, "learn_temperature": True},
         loss={"sampler": {"name": sampler}, "weight": weight} | shown,
@@ -54,6 +57,7 @@ for name, sampler, weight, optimizer in [
         batch = query.of_pairs(chosen, rng)
         batch |= {"_positive": data.train.labels[chosen], "_weight": np.float32([1, 2, 0.5, 1])}
         batch |= {"_shown": np.int32([[1, 3], [0, 0], [5, 4], [2, 2]])} if shown else {}
+        batch |= {"_objective": np.int32([0, 1, 1, 0])} if several else {}
         results[f"{name}: loss {step}"] = float(model.train_step(batch))
     results[f"{name}: labels"] = model.embed_labels()
     results[f"{name}: queries"] = model.embed_queries(query.of_queries(np.arange(4, dtype=np.int32)))
@@ -61,7 +65,7 @@ for name, sampler, weight, optimizer in [
     results[f"{name}: temperature"] = model.temperature
 np.savez(sys.argv[1], **results)
 """
-"""Three steps of four jobs from the same initial weights; what they give goes to a file."""
+"""Three steps of five jobs from the same initial weights; what they give goes to a file."""
 
 
 def start(backend: str, *arguments: object) -> "subprocess.Popen[str]":
@@ -100,7 +104,7 @@ def test_tensorflow_and_jax_take_the_same_steps(runs: Runs) -> None:
         wait(process)
 
     one, other = (np.load(runs.folder / f"{backend}.npz") for backend in ("tensorflow", "jax"))
-    assert len(one.files) == 4 * 7
+    assert len(one.files) == 5 * 7
     for name in one.files:
         np.testing.assert_allclose(one[name], other[name], atol=1e-5, err_msg=name)
     for optimizer in ("adam", "adagrad", "sgd"):

@@ -104,3 +104,43 @@ def test_the_default_puts_the_probabilities_back_and_the_prior_takes_popularity_
     assert (bundle.labels.log_popularity is None) == (name == "π")
     prior_XG = scores_of(bundle, dial.default, popularity=-1.0)
     np.testing.assert_allclose(prior_XG, removed_XG - centred(np.log(PI)[None]), atol=0.01)
+
+
+@pytest.mark.slow
+def test_one_lambda_is_exact_for_all_objectives(tmp_path: Path) -> None:
+    """Clicks and purchases prefer different labels, but share a batch, and so its noise [METHODS §2.4].
+
+    λ = 1 gives Σ ŝ log p_o, whatever the objectives weigh in training; λ = 0 that over the frequency of all pairs.
+    """
+    kinds = {"click": COUNTS, "purchase": COUNTS[:, ::-1]}
+    x, y = np.indices((X, L)).reshape(2, -1)
+    rows = [
+        np.repeat(np.arange(X * L), np.repeat(counts, EACH, axis=1).ravel() * TIMES // 2) for counts in kinds.values()
+    ]
+    pairs, event = np.concatenate(rows), np.repeat(list(kinds), [len(each) for each in rows])
+    log = {"user_id": x[pairs], "item_id": y[pairs], "event": event}
+    pq.write_table(pa.table(log), tmp_path / "train.parquet")
+    recipe = tiny.recipe(
+        data={
+            "train": tmp_path / "train.parquet", "query_id": "user_id", "label_id": "item_id",
+            "events": {"column": "event", "weights": {"click": 1, "purchase": 1}},
+        },
+        objectives={
+            "click": {"events": ["click"], "weight": 2, "export": 1}, "purchase": {"events": ["purchase"], "export": 3},
+        },
+        query={"features": [tiny.USER | {"dim": 8}]}, label={"features": [tiny.ITEM | {"dim": 8}]},
+        model={"dim": 8, "similarity": "dot", "temperature": 1, "label_bias": True},
+        optimizer={"embedding_learning_rate": 0.05, "dense_learning_rate": 0.05, "schedule": "linear"},
+        training={"epochs": 8, "batch_size": B},
+    )  # fmt: skip
+    fit(recipe, tmp_path / "out", Reporter(Console(quiet=True)))
+    bundle = Bundle.load(tmp_path / "out")
+
+    served_XG = 0.25 * np.log(COUNTS / 100) + 0.75 * np.log(COUNTS[:, ::-1] / 100)
+    noise_G = (PI + PI[::-1]) / 2
+    assert bundle.manifest.bias_removal.default == 1
+    np.testing.assert_allclose(scores_of(bundle, 1.0), centred(served_XG), atol=0.1)
+    np.testing.assert_allclose(scores_of(bundle, 0.0), centred(served_XG - np.log(noise_G)), atol=0.1)
+    prior_XG = scores_of(bundle, 1.0, popularity=-1.0)
+    weighed_G = (2 * PI + PI[::-1]) / 3
+    np.testing.assert_allclose(prior_XG, scores_of(bundle, 1.0) - centred(np.log(weighed_G)[None]), atol=0.01)

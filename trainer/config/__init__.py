@@ -5,6 +5,7 @@ samplers and optimisers.
 """
 
 from longtail.trainer.config.loss import LossConfig
+from longtail.trainer.config.objectives import ObjectiveConfig
 from longtail.trainer.config.recipe import Recipe, load_recipe
 from longtail.trainer.config.rows import EventsConfig
 from longtail.trainer.config.sections import (
@@ -24,6 +25,7 @@ __all__ = [
     "FeatureConfig",
     "LossConfig",
     "ModelConfig",
+    "ObjectiveConfig",
     "OptimizerConfig",
     "PropensityConfig",
     "Recipe",

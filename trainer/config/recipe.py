@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 from longtail.trainer import register
 from longtail.trainer.config.base import Section
 from longtail.trainer.config.loss import LossConfig
+from longtail.trainer.config.objectives import ObjectiveConfig, check_objectives, shares_of, weighted_events
 from longtail.trainer.config.rows import beside
 from longtail.trainer.config.sections import DataConfig, EvaluationConfig, OptimizerConfig, TrainingConfig
 from longtail.trainer.config.towers import OWN_ID_UNKNOWN_RATE, FeatureConfig, ModelConfig, TowerConfig
@@ -45,6 +46,8 @@ class Recipe(Section):
     label: TowerConfig
     model: ModelConfig = ModelConfig()
     loss: LossConfig = LossConfig()
+    objectives: dict[str, ObjectiveConfig] = Field(default_factory=dict)
+    """Kinds of events over shared towers, by name; without, all pairs are of one kind [METHODS §2.4]."""
     optimizer: OptimizerConfig = OptimizerConfig()
     training: TrainingConfig = TrainingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
@@ -55,6 +58,8 @@ class Recipe(Section):
             raise ValueError("label.features: expected kinds other than history, which belongs to queries")
         self._check_rows()
         self._check_events()
+        if self.objectives:
+            check_objectives(self.objectives, self.data.events)
         self._check_cosine()
         self._check_tree_s_dial()
         self._check_likelihood()
@@ -167,6 +172,11 @@ class Recipe(Section):
         """Refuse a likelihood of scores that are no log-probabilities at any λ of the grid."""
         if not self.evaluation.log_likelihood:
             return
+        if self.objectives:
+            raise ValueError(
+                "evaluation.log_likelihood: expected false with objectives, whose served score is a sum of "
+                f"log-probabilities and none itself, received true beside {', '.join(self.objectives)}"
+            )
         if reason := self.loss.uncalibrated():
             raise ValueError(
                 "evaluation.log_likelihood: expected false, or a loss whose scores are log-probabilities at some λ: "
@@ -177,6 +187,34 @@ class Recipe(Section):
                 f"evaluation.bias_removal: expected {self.loss.calibrated_at} in it, where scores are "
                 f"log-probabilities and their likelihood is measured, received {self.evaluation.bias_removal}"
             )
+
+    @property
+    def export_shares(self) -> dict[str, float]:
+        """Share of every objective in the served score, by name; empty without objectives."""
+        return shares_of(self.objectives) if self.objectives else {}
+
+    @property
+    def served_similarity(self) -> Literal["cosine", "dot"]:
+        """Of what is served: a sum of several objectives' cosines is the inner product with a vector of another length
+        than 1.
+        """
+        several = sum(share > 0 for share in self.export_shares.values()) > 1
+        return "dot" if several else self.model.similarity
+
+    @property
+    def weighted_data(self) -> DataConfig:
+        """`data`, its types of events weighing what their objectives say."""
+        if not self.objectives or self.data.events is None:
+            return self.data
+        return self.data.model_copy(update={"events": weighted_events(self.objectives, self.data.events)})
+
+    @property
+    def objective_of_type(self) -> list[int] | None:
+        """The objective's place for each type of `data.events.weights`, −1 for none; None without objectives."""
+        if not self.objectives or self.data.events is None:
+            return None
+        places = {event: at for at, each in enumerate(self.objectives.values()) for event in each.events}
+        return [places.get(event, -1) for event in self.data.events.weights]
 
     @property
     def context_columns(self) -> list[str]:
@@ -284,7 +322,7 @@ def _keys_beside(location: tuple[str | int, ...]) -> list[str]:
     """The keys of the section that holds this one."""
     section: type[BaseModel] = Recipe
     for name in location[:-1]:
-        if isinstance(name, str):
+        if isinstance(name, str) and name in section.model_fields:  # else the name of an objective
             kind = section.model_fields[name].annotation
             candidates = [kind, *get_args(kind)]
             section = next(part for part in candidates if isinstance(part, type) and issubclass(part, BaseModel))

@@ -219,7 +219,8 @@ def epoch_batches(
 
     A batch holds the query tower's inputs by name, `_pair` int32 [B] (rows of `pairs`), `_positive` int32 [B]
     (label rows) and `_weight` float32 [B]; where known positives are asked for also `_known` and `_known_rows`,
-    int32 [K] (`KnownPositives.of_queries`), and for impressions `_shown`, int32 [B, S], filled up with the positive.
+    int32 [K] (`KnownPositives.of_queries`), for impressions `_shown`, int32 [B, S], filled up with the positive, and of
+    pairs with objectives `_objective`, int32 [B].
     The same arguments give the same batches.
 
     Args:
@@ -234,6 +235,7 @@ def epoch_batches(
         impressions: label rows of what was shown with the interactions, for a loss that weighs them.
     """
     order = _visits(pairs, one_label_per_query=one_label_per_query, seed=seed, epoch=epoch)
+    owners = pairs.owners
     for step in range(first, len(order) // batch_size):
         rows_B = order[step * batch_size : (step + 1) * batch_size]
         batch = features.of_pairs(rows_B, np.random.default_rng([seed, epoch, step]))
@@ -241,7 +243,9 @@ def epoch_batches(
         batch["_positive"] = pairs.labels[rows_B]
         batch["_weight"] = np.ones(batch_size, np.float32) if pairs.weights is None else pairs.weights[rows_B]
         if known is not None:
-            batch["_known"], batch["_known_rows"] = known.of_queries(pairs.queries[rows_B])
+            batch["_known"], batch["_known_rows"] = known.of_queries(owners[rows_B])
+        if pairs.objectives is not None:
+            batch["_objective"] = pairs.objectives[rows_B]
         if impressions is not None and pairs.shown is not None:
             batch["_shown"] = impressions.filled(pairs.shown[rows_B], batch["_positive"])
         yield step, batch

@@ -115,7 +115,7 @@ class Dataset:
             digest.update(f"\npairs {len(pairs)}\n".encode())
             for array in (pairs.queries, pairs.labels, pairs.weights, pairs.times):
                 digest.update(b"none" if array is None else array.tobytes())
-            for array in (pairs.events, pairs.asked, pairs.shown):
+            for array in (pairs.events, pairs.asked, pairs.shown, pairs.objectives):
                 digest.update(b"" if array is None else array.tobytes())
         if self.asked is not None:
             for array in (self.asked.queries, self.asked.contexts, self.asked.attributes):
@@ -142,17 +142,18 @@ def read_dataset(recipe: Recipe) -> Dataset:
         DataError: as `load_dataset`.
     """
     return load_dataset(
-        recipe.data,
+        recipe.weighted_data,
         seed=recipe.seed,
         strings=recipe.string_columns,
         columns=recipe.table_columns,
         context=recipe.context_columns,
+        objectives=recipe.objective_of_type,
     )
 
 
 def load_dataset(
     data: DataConfig, *, seed: int, strings: Sequence[str] = (), columns: Mapping[str, Sequence[str]] | None = None,
-    context: Sequence[str] = (),
+    context: Sequence[str] = (), objectives: Sequence[int] | None = None,
 ) -> Dataset:  # fmt: skip
     """Read every file the recipe names and cut the splits.
 
@@ -162,6 +163,7 @@ def load_dataset(
         strings: columns of features that text formats must not read as numbers or dates.
         columns: columns that are needed of each feature table, `query` and `label`; None reads all.
         context: columns of the interactions that query features are read from.
+        objectives: the objective of each type of `data.events.weights`; None without objectives.
 
     Ids match by their text: integer 7 in Parquet, `7` in CSV. Text formats have no types; Parquet files must
     agree whether a column of ids holds integers or strings, since they would match by accident otherwise.
@@ -181,7 +183,7 @@ def load_dataset(
     query_table, label_table = tables["query"], tables["label"]
     query_ids = _union(raw, "query", query_table, report)
     label_ids = _union(raw, "label", label_table, report)
-    pairs = {name: _pairs(table, query_ids, label_ids) for name, table in raw.items()}
+    pairs = {name: _pairs(table, query_ids, label_ids, objectives) for name, table in raw.items()}
     pairs, shown = _with_shown(pairs, raw)
     versions, attributes = None, None
     if query_table is not None:
@@ -230,19 +232,21 @@ def _union(raw: dict[str, pa.Table], side: str, table: IdTable | None, report: R
     return pc.unique(pa.concat_arrays([ids, table.ids]))
 
 
-def _pairs(table: pa.Table, query_ids: pa.Array, label_ids: pa.Array) -> Pairs:
+def _pairs(table: pa.Table, query_ids: pa.Array, label_ids: pa.Array, objectives: Sequence[int] | None) -> Pairs:
     def rows(name: str, ids: pa.Array) -> Int32:
         column = table[name].combine_chunks()
         found = np.asarray(pc.index_in(column.dictionary, value_set=ids), np.int32)
         mapped: Int32 = found[column.indices.to_numpy()]
         return mapped
 
+    events = table["event"].to_numpy() if "event" in table.column_names else None
     return Pairs(
         rows("query", query_ids),
         rows("label", label_ids),
         table["weight"].to_numpy() if "weight" in table.column_names else None,
         table["time"].to_numpy() if "time" in table.column_names else None,
-        table["event"].to_numpy() if "event" in table.column_names else None,
+        events,
+        objectives=None if objectives is None or events is None else np.array(objectives, np.int32)[events],
     )
 
 

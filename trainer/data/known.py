@@ -18,6 +18,8 @@ from longtail.trainer.losses.hits import KNOWN_LIMIT
 class KnownPositives:
     """Distinct training labels of every query: query q has `labels[offsets[q]:offsets[q + 1]]`, rising.
 
+    With objectives the queries are `Pairs.owners`: what a query clicked is no known positive of what it bought.
+
     Attributes:
         labels: int32 [N].
         offsets: int64 [Q + 1].
@@ -34,17 +36,18 @@ class KnownPositives:
         long list, which all samplers but `uniform` and `full` draw least.
         """
         size = int(train.labels.max()) + 1
-        keys = np.unique(train.queries.astype(np.int64) * size + train.labels)
+        owners = train.owners
+        keys = np.unique(owners * size + train.labels)
         queries, labels = keys // size, keys % size
         by_frequency = np.lexsort((-np.bincount(train.labels)[labels], queries))
         rank = np.empty(len(keys), np.int64)
         rank[by_frequency] = np.arange(len(keys)) - np.searchsorted(queries, queries)
         kept = rank < limit
         queries, labels = queries[kept], labels[kept]
-        offsets = np.searchsorted(queries, np.arange(int(train.queries.max()) + 2)).astype(np.int64)
+        offsets = np.searchsorted(queries, np.arange(int(owners.max()) + 2)).astype(np.int64)
         return cls(labels.astype(np.int32), offsets)
 
-    def of_queries(self, queries_B: Int32) -> tuple[Int32, Int32]:
+    def of_queries(self, queries_B: Int32 | Int64) -> tuple[Int32, Int32]:
         """Known positives of a batch's queries and the row of each, int32 [K] both, as `known_among` takes them.
 
         K is rounded up to a power of two, so that few shapes occur, by repeats of the last.

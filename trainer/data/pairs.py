@@ -43,6 +43,7 @@ class Pairs:
         events: int32 [N], each pair's place among the types of `data.events.weights`; None where these have no column.
         asked: int32 [N], rows of `Dataset.asked`; None where a query is asked in one way alone.
         shown: int32 [N], rows of `Dataset.impressions`; None without.
+        objectives: int32 [N], places in `Recipe.objectives`; None without.
     """
 
     queries: Int32
@@ -52,6 +53,7 @@ class Pairs:
     events: Int32 | None = None
     asked: Int32 | None = None
     shown: Int32 | None = None
+    objectives: Int32 | None = None
 
     def __len__(self) -> int:
         return len(self.queries)
@@ -60,6 +62,14 @@ class Pairs:
     def askings(self) -> Int32:
         """Rows of the queries as they are asked, int32 [N]: of `Dataset.asked`, or of `Dataset.query_ids` without."""
         return self.queries if self.asked is None else self.asked
+
+    @property
+    def owners(self) -> Int64:
+        """Whose positive the label is: a number for each query, or for each query and objective, int64 [N]."""
+        queries = self.queries.astype(np.int64)
+        if self.objectives is None or not len(self):
+            return queries
+        return queries * (int(self.objectives.max()) + 1) + self.objectives
 
     def take(self, rows: npt.NDArray[np.integer] | Bools | slice) -> Pairs:
         """The pairs of some rows: numbers int [n], a mask bool [N], or a slice."""
@@ -86,6 +96,7 @@ class Pairs:
             join(self.events, later.events),
             join(self.asked, later.asked),
             join(self.shown, later.shown),
+            join(self.objectives, later.objectives),
         ).sorted()
 
     def offsets(self, queries: int) -> Int64:

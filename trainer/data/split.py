@@ -109,12 +109,12 @@ def keep_smallest_label(
 
 
 def without_repeats(pairs: Pairs) -> Pairs:
-    """Every pair once: the latest, in its place, with the largest weight of all its occurrences.
+    """Every pair, of every objective if there are any, once: the latest, in its place, with the largest weight of all.
 
     Args:
         pairs: sorted, as a data set holds them.
     """
-    keys = pairs.queries.astype(np.int64) * (int(pairs.labels.max(initial=0)) + 1) + pairs.labels
+    keys = pairs.owners * (int(pairs.labels.max(initial=0)) + 1) + pairs.labels
     distinct, last_from_end, inverse = np.unique(keys[::-1], return_index=True, return_inverse=True)
     if len(distinct) == len(keys):
         return pairs

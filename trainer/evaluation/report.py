@@ -25,7 +25,7 @@ from longtail.trainer.evaluation.tables import baselines_html, figure_cell, pric
 from longtail.trainer.history import TrainingHistory
 
 _COLOURS = {"overall": "#334155", "head": "#2563eb", "torso": "#d97706", "tail": "#059669", "new": "#9333ea"}
-_POWER_OF_PI = re.compile(r"π(\^\d[\d.e-]*)?")
+_POWER_OF_PI = re.compile(r"π(\^\d[\d.e-]*)?(, of all objectives' pairs)?")
 """Noises that frequent labels have more of: λ, as μ, goes from the tail to the head."""
 _STYLE = {
     "font.family": "sans-serif", "font.size": 10, "axes.spines.top": False, "axes.spines.right": False,

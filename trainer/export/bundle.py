@@ -58,7 +58,7 @@ def to_bundle(trained: Trained, held_out_rows: Int32, dial: Dial, reports: dict[
         created_at=datetime.now(UTC),
         labels=len(dataset.label_ids),
         dim=recipe.model.dim,
-        similarity=recipe.model.similarity,
+        similarity=recipe.served_similarity,
         temperature=model.temperature,
         label_bias=label_side.bias is not None,
         kappa=label_side.augmentation.kappa,

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 ONNX_LIMIT = 2**31 - 2**24
 """Bytes of weights that one ONNX model can hold, with room for the rest of it."""
 _TOLERANCE = 1e-4
-_OF_TOWERS = {"name", "seed", "data", "query", "label", "model", "training"}
+_OF_TOWERS = {"name", "seed", "data", "query", "label", "model", "objectives", "training"}
 """Sections of a recipe that say what its towers are; a loss of one's own may be unknown to a child process."""
 
 

@@ -91,6 +91,13 @@ def compact_rows(tables: Sequence[Table], rows: Sequence[Tensor]) -> Iterator[No
             table.compact = None
 
 
+def unit_rows(x_BD: Tensor) -> Tensor:
+    """Rows divided by their norm, float32 [B, D]; of a zero row the first unit vector."""
+    zero_B1 = ops.cast(ops.equal(ops.max(ops.abs(x_BD), axis=1, keepdims=True), 0.0), "float32")
+    first_1D = ops.one_hot(ops.zeros((1,), "int32"), x_BD.shape[1])
+    return ops.normalize(x_BD + zero_B1 * first_1D, axis=1)
+
+
 class UnitNorm(keras.layers.Layer):
     """Divides rows by their norm; a zero row, which has no direction, becomes the first unit vector.
 
@@ -102,9 +109,7 @@ class UnitNorm(keras.layers.Layer):
 
     def call(self, x_BD: Tensor) -> Tensor:
         """Unit rows, float32 [B, D]."""
-        zero_B1 = ops.cast(ops.equal(ops.max(ops.abs(x_BD), axis=1, keepdims=True), 0.0), "float32")
-        first_1D = ops.one_hot(ops.zeros((1,), "int32"), x_BD.shape[1])
-        return ops.normalize(x_BD + zero_B1 * first_1D, axis=1)
+        return unit_rows(x_BD)
 
     def compute_output_shape(self, x_BD_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
         """[B, D]."""

@@ -23,6 +23,7 @@ from longtail.trainer.check.limits import check_negatives
 from longtail.trainer.losses import LOSSES, BatchLoss, Candidates, Embedded, balance, known_among, pair_weights
 from longtail.trainer.losses.terms import log_terms
 from longtail.trainer.model.embedding import Dropout, InputKey, compact_rows, dropout_masks, read_distinct
+from longtail.trainer.model.objectives import by_objective
 from longtail.trainer.model.parts import Gradients, mean_gradients, parts_of
 from longtail.trainer.model.towers import dropouts
 from longtail.trainer.model.two_tower import LABEL_BIAS, TwoTower, untrained_variable
@@ -158,10 +159,11 @@ class TrainStep:
         Args:
             batch: query inputs by name; `_positive` int32 [B], label rows; `_weight` float32 [B]; `_pair`
                 int32 [B], rows of the training pairs; with hits `mask_known` also `_known` and `_known_rows`, int32
-                [K], as `known_among` takes them; with impressions `_shown` int32 [B, S], label rows.
+                [K], as `known_among` takes them; with impressions `_shown` int32 [B, S], label rows; with objectives
+                `_objective` int32 [B], their places in the recipe.
 
         Raises:
-            ValueError: a batch without known positives, with hits `mask_known`.
+            ValueError: a batch without known positives, with hits `mask_known`, or without objectives if there are any.
         """
         return self._compiled(batch)
 
@@ -205,7 +207,10 @@ class TrainStep:
     def _update(self, batch: dict[str, Tensor]) -> Tensor:
         """What a call does, before it is compiled."""
         parts = self._recipe.training.accumulate
-        made = [self._gradients(part) for part in (parts_of(batch, parts) if parts > 1 else [batch])]
+        made = []
+        for part in parts_of(batch, parts) if parts > 1 else [batch]:
+            with by_objective(self._model.towers.query, part.get("_objective")):
+                made.append(self._gradients(part))
         mean = mean_gradients(self._model.tables, made)
         self._apply(mean.distinct, mean.rows, mean.dense)
         return mean.value

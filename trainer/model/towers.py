@@ -1,4 +1,4 @@
-"""Builds the two towers: embeddings → combination → crosses → MLP → projection → unit norm.
+"""Builds the two towers: embeddings → combination → crosses → MLP → projection → maps of objectives → unit norm.
 
 Legend: `B` batch, `P` positions of a bag, `D` model dimensions.
 """
@@ -14,6 +14,7 @@ import keras
 from longtail.trainer.config import FeatureConfig, ModelConfig, Recipe, TowerConfig
 from longtail.trainer.model.embedding import Dropout, InputKey, Table, UnitNorm
 from longtail.trainer.model.measures import OrMissing, SignedLog
+from longtail.trainer.model.objectives import ObjectiveMaps
 from longtail.trainer.model.pooling import Recency, WeightedBag
 
 
@@ -78,7 +79,9 @@ def build_towers(
     keras.utils.set_random_seed(recipe.seed)
     precision = recipe.training.precision
     return Towers(
-        query=_build(recipe.query, recipe.model, tables, numbers, precision, name="query_tower"),
+        query=_build(
+            recipe.query, recipe.model, tables, numbers, precision, name="query_tower", shares=recipe.export_shares
+        ),
         label=_build(recipe.label, recipe.model, tables, numbers, precision, name="label_tower"),
         tables=tables,
         readers=readers,
@@ -93,6 +96,7 @@ def _build(
     precision: str,
     *,
     name: str,
+    shares: Mapping[str, float] | None = None,
 ) -> keras.Model:
     inputs: dict[str, keras.KerasTensor] = {}
     parts = [_embed(feature, inputs, tables, numbers, precision) for feature in tower.features]
@@ -119,7 +123,9 @@ def _build(
         if combined.shape[-1] != model.dim:
             combined = keras.layers.Dense(model.dim, use_bias=False, dtype=precision)(combined)
         x = keras.layers.Add(dtype="float32")([x, combined])
-    if model.similarity == "cosine":
+    if shares:
+        x = ObjectiveMaps(shares, model.dim, unit=model.similarity == "cosine", name=f"{name}_objectives")(x)
+    elif model.similarity == "cosine":
         x = UnitNorm(name=f"{name}_direction")(x)
     else:
         x = keras.layers.Activation("linear", dtype="float32")(x)

@@ -1,0 +1,384 @@
+"""Clicks and purchases over shared towers: losses by hand, what is exported, what is kept, what is refused."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from keras import ops
+from pydantic import ValidationError
+from rich.console import Console
+
+from longtail.bundle import Bundle, onnx_session
+from longtail.trainer import RecipeError, Reporter, fit, load_recipe
+from longtail.trainer.checkpoint import Checkpoints, identity_of
+from longtail.trainer.config import Recipe
+from longtail.trainer.data.batches import epoch_batches
+from longtail.trainer.data.dataset import read_dataset
+from longtail.trainer.data.encode import Encoding
+from longtail.trainer.data.known import KnownPositives
+from longtail.trainer.data.pairs import Pairs
+from longtail.trainer.data.split import without_repeats
+from longtail.trainer.model.objectives import ObjectiveMaps
+from longtail.trainer.model.two_tower import TwoTower
+from longtail.trainer.warm_start import WarmStart, dense_weights
+from tests.trainer import tiny
+
+L, B, D = 6, 4, 4
+EVENTS = {"column": "event", "weights": {"view": 1, "click": 2, "purchase": 1, "hover": 0}}
+OBJECTIVES: dict[str, Any] = {
+    "click": {"events": ["view", "click"]},
+    "purchase": {"events": ["purchase"], "weight": 3, "export": 1},
+}
+TRAIN = tiny.pairs((0, 0), (0, 1), (1, 2), (1, 1), (2, 3), (2, 4), (3, 5), (3, 0))
+TRAIN = replace(TRAIN, objectives=np.int32([0, 1, 0, 1, 0, 1, 0, 1]))
+BATCH = tiny.pairs((0, 0), (1, 1), (2, 3), (3, 0), weights=[1, 3, 0.5, 3])
+OF_BATCH = np.int32([0, 1, 0, 1])
+
+
+def recipe(**sections: Any) -> Recipe:
+    return tiny.recipe(**({"data": {"events": EVENTS}, "objectives": OBJECTIVES} | sections))
+
+
+def maps_of(model: TwoTower) -> list[np.ndarray]:
+    """I + A_o of every objective."""
+    (layer,) = (layer for layer in model.towers.query.layers if isinstance(layer, ObjectiveMaps))
+    return [np.eye(D) + ops.convert_to_numpy(variable) for variable in layer.maps]
+
+
+def scatter_maps(model: TwoTower, seed: int = 0) -> None:
+    rng = np.random.default_rng(seed)
+    for name, variable in dense_weights(model).items():
+        if "ObjectiveMaps" in name:
+            variable.assign(0.5 * rng.standard_normal((D, D)).astype(np.float32))
+
+
+def rows(model: TwoTower, table: str, ids: Any) -> np.ndarray:
+    return np.asarray(ops.convert_to_numpy(model.tables[table].table)[ids], np.float64)
+
+
+def unit(rows_BD: np.ndarray) -> np.ndarray:
+    return rows_BD / np.linalg.norm(rows_BD, axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize(("hits", "parts"), [("mask", 1), ("mask", 2), ("mask_known", 1)])
+@pytest.mark.parametrize("similarity", ["dot", "cosine"])
+def test_a_mixed_batch_costs_the_sum_of_each_objective_s_loss_by_its_map(
+    similarity: str, hits: str, parts: int
+) -> None:
+    """In NumPy, objective by objective; what a query clicked is a negative of what it bought."""
+    job = recipe(
+        model={"similarity": similarity, "temperature": 0.5},
+        loss={"sampler": "full", "weight": "importance", "hits": hits},
+        training={"batch_size": B, "accumulate": parts},
+    )
+    model = tiny.model(job, tiny.dataset(TRAIN, queries=4, labels=L), batch_size=B)
+    scatter_maps(model)
+    towers = [rows(model, "user_id", BATCH.queries + 1), rows(model, "item_id", np.arange(L) + 1)]
+    queries_BD, labels_LD = (unit(part) for part in towers) if similarity == "cosine" else towers
+
+    expected = 0.0
+    for objective, matrix in enumerate(maps_of(model)):
+        mapped_BD = queries_BD @ matrix
+        logits_BL = (unit(mapped_BD) if similarity == "cosine" else mapped_BD) @ labels_LD.T / 0.5
+        for row in np.flatnonzero(objective == OF_BATCH):
+            label = BATCH.labels[row]
+            own = (TRAIN.queries == BATCH.queries[row]) & (TRAIN.objectives == objective)
+            masked = {label, *(TRAIN.labels[own] if hits == "mask_known" else [])}
+            others = [other for other in range(L) if other not in masked]
+            loss = np.log1p(sum(np.exp(logits_BL[row, other] - logits_BL[row, label]) for other in others))
+            expected += BATCH.weights[row] * loss / B
+
+    batch = tiny.batch(BATCH, _objective=OF_BATCH)
+    if hits == "mask_known":
+        owners_B = BATCH.queries * 2 + OF_BATCH
+        batch["_known"], batch["_known_rows"] = KnownPositives.of(TRAIN).of_queries(owners_B)
+    assert float(model.train_step(batch)) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("similarity", ["dot", "cosine"])
+def test_objectives_begin_as_the_plain_model(similarity: str) -> None:
+    """Their maps are the identity: embeddings and loss to the bit, and a step moves the tables alike."""
+    descent = {"embeddings": "sgd", "dense": "sgd"}
+    equal = {name: each | {"weight": 1, "export": 1} for name, each in OBJECTIVES.items()}
+    sections = {"model": {"similarity": similarity}, "optimizer": descent}
+    data = tiny.dataset(TRAIN, queries=4, labels=L)
+    plain = tiny.model(tiny.recipe(**sections), data, batch_size=B)
+    several = tiny.model(recipe(**sections | {"objectives": equal}), data, batch_size=B)
+    users = {"user_id": np.arange(5, dtype=np.int32)}
+
+    np.testing.assert_array_equal(several.embed_queries(users), plain.embed_queries(users))
+    assert float(several.train_step(tiny.batch(BATCH, _objective=OF_BATCH))) == float(
+        plain.train_step(tiny.batch(BATCH))
+    )
+    for table in ("user_id", "item_id"):
+        np.testing.assert_allclose(rows(several, table, ...), rows(plain, table, ...), atol=1e-7)
+    assert all(np.abs(matrix - np.eye(D)).max() > 1e-6 for matrix in maps_of(several)), "the maps learn"
+
+
+@pytest.mark.parametrize("similarity", ["dot", "cosine"])
+def test_one_vector_scores_the_weighted_sum_of_the_objectives(similarity: str) -> None:
+    """Shares are divided by their sum: clicks' weight 1, purchases' export 1."""
+    model = tiny.model(recipe(model={"similarity": similarity}), tiny.dataset(TRAIN, queries=4, labels=L), batch_size=B)
+    scatter_maps(model)
+    tower_BD, labels_LD = rows(model, "user_id", np.arange(1, 5)), model.embed_labels()
+    mapped = [tower_BD @ matrix for matrix in maps_of(model)]
+    mapped = [unit(each) for each in mapped] if similarity == "cosine" else mapped
+
+    expected_BL = sum(0.5 * each @ labels_LD.T for each in mapped)
+    served_BD = model.embed_queries({"user_id": np.arange(1, 5, dtype=np.int32)})
+    np.testing.assert_allclose(served_BD @ labels_LD.T, expected_BL, rtol=1e-4, atol=1e-6)
+
+
+def test_a_step_without_objectives_is_refused() -> None:
+    model = tiny.model(recipe(), tiny.dataset(TRAIN, queries=4, labels=L), batch_size=B)
+    with pytest.raises(ValueError, match="a step with objectives: expected _objective in its batch, received none"):
+        model.train_step(tiny.batch(BATCH))
+
+
+def test_maps_come_along_with_a_checkpoint_to_the_bit(tmp_path: Path) -> None:
+    data = tiny.dataset(TRAIN, queries=4, labels=L)
+    trained, other = (tiny.model(recipe(), data, batch_size=B) for _ in range(2))
+    batch = tiny.batch(BATCH, _objective=OF_BATCH)
+    for _ in range(2):
+        trained.train_step(batch)
+    Checkpoints(tmp_path, "run").save("latest", trained.variables, {})
+    Checkpoints(tmp_path, "run").load("latest", other.variables)
+
+    assert float(other.train_step(batch)) == float(trained.train_step(batch))
+    for one, another in zip(maps_of(trained), maps_of(other), strict=True):
+        assert (one == another).all()
+        assert (one != np.eye(D)).any()
+    assert identity_of(recipe(), data) != identity_of(tiny.recipe(data={"events": EVENTS}), data)
+
+
+def test_repeats_are_of_a_pair_and_its_objective() -> None:
+    """A label that was clicked twice and bought once is two pairs."""
+    log = tiny.pairs((0, 1), (0, 1), (0, 1), weights=[1, 2, 3])
+    assert without_repeats(log).weights.tolist() == [3]
+    kept = without_repeats(replace(log, objectives=np.int32([0, 1, 0])))
+    assert (kept.objectives.tolist(), kept.weights.tolist()) == ([1, 0], [2, 3])
+
+
+# Two groups of users; each clicks three labels of its half of the catalogue and buys the other three of it.
+RECIPE = """
+name = "shop"
+[data]
+train = "log.parquet"
+timestamp = "at"
+repeats = "drop"
+events = { column = "event", weights = { view = 1, click = 2, purchase = 1, hover = 0 } }
+split = { strategy = "random", valid = 0.1, test = 0 }
+[objectives.click]
+events = ["view", "click"]
+[objectives.purchase]
+events = ["purchase"]
+weight = 2
+export = 1
+[query]
+features = [{ name = "query_id", kind = "id", dim = 4 }]
+[label]
+features = [{ name = "label_id", kind = "id", dim = 4 }]
+[model]
+dim = 4
+[optimizer]
+embedding_learning_rate = 0.05
+dense_learning_rate = 0.05
+[training]
+epochs = 30
+evaluate_every = 30
+batch_size = 64
+[evaluation]
+ks = [3]
+metric = "recall@3"
+exclude_seen = false
+bootstrap = 10
+bias_removal = [0, 1]
+baselines = []
+"""
+USERS, ITEMS = 48, 12
+
+
+def write_shop(folder: Path) -> Path:
+    user, event, item = np.indices((USERS, 3, 3)).reshape(3, -1)
+    bought = event == 2
+    log = {
+        "query_id": user,
+        "label_id": user % 2 * 6 + bought * 3 + item,
+        "event": np.array(["view", "click", "purchase"])[event],
+        "at": np.random.default_rng(0).permutation(len(user)),
+    }
+    pq.write_table(pa.table(log), folder / "log.parquet")
+    (folder / "recipe.toml").write_text(RECIPE)
+    return folder / "recipe.toml"
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shop")
+    screen = io.StringIO()
+    fit(write_shop(folder), folder / "bundle", Reporter(Console(file=screen, width=120)))
+    (folder / "screen.txt").write_text(screen.getvalue())
+    return folder
+
+
+def scores(shop: Path, export: dict[str, float]) -> np.ndarray:
+    """u·v of the users with the bundle's weights and other shares, [USERS, ITEMS] by the ids' numbers."""
+    overrides = [f"objectives.{name}.export={share}" for name, share in export.items()]
+    job = load_recipe(shop / "recipe.toml", overrides)
+    data = read_dataset(job)
+    encoding = Encoding.fit(job, data)
+    model = TwoTower(job, encoding, ITEMS)
+    carried = WarmStart.read(shop / "bundle").carry_over(model, encoding.vocabularies, data.label_ids)
+    assert carried.left == {}
+    assert carried.dense == ["query/0.ObjectiveMaps.click", "query/0.ObjectiveMaps.purchase"]
+    places = [np.argsort(np.array(ids.to_pylist(), int)) for ids in (data.query_ids, data.label_ids)]
+    queries_BD = model.embed_queries(encoding.query.of_queries(places[0].astype(np.int32)))
+    return queries_BD @ model.embed_labels()[places[1]].T
+
+
+def test_clicks_and_purchases_rank_their_own_labels_and_shares_what_is_between(shop: Path) -> None:
+    clicks, purchases = scores(shop, {"click": 1, "purchase": 0}), scores(shop, {"click": 0, "purchase": 5})
+    first = np.arange(USERS) % 2 * 6
+    for found, start in ((clicks, first), (purchases, first + 3)):
+        top_B3 = np.sort(np.argsort(-found, axis=1)[:, :3], axis=1)
+        assert (top_B3 == start[:, None] + np.arange(3)).mean() > 0.95
+    for share in (0.5, 0.25):
+        mixed = scores(shop, {"click": share, "purchase": 1 - share})
+        np.testing.assert_allclose(mixed, share * clicks + (1 - share) * purchases, atol=1e-5)
+    own = (np.argsort(-scores(shop, {"click": 1, "purchase": 1}), axis=1)[:, :6] // 6) == np.arange(USERS)[:, None] % 2
+    assert own.mean() > 0.9, "both kinds before what the other group likes"
+
+
+def test_a_bundle_serves_the_sum_and_says_so(shop: Path) -> None:
+    """Its scores are inner products, of unit labels with a sum of cosines' queries; metrics.json has each objective."""
+    bundle, expected = Bundle.load(shop / "bundle"), scores(shop, {"click": 1, "purchase": 1})
+    names = np.array(bundle.vocabularies["query_id"].lookup_all([str(user) for user in range(USERS)]), np.int32)
+    (queries_BD,) = onnx_session(bundle.query_tower, "query_tower.onnx").run(None, {"query_id": names})
+    order = np.argsort(np.array(bundle.labels.ids.to_pylist(), int))
+    np.testing.assert_allclose(queries_BD @ bundle.embeddings[order].T, expected, atol=1e-5)
+    assert bundle.manifest.similarity == "dot"
+    np.testing.assert_allclose(np.linalg.norm(bundle.embeddings, axis=1), 1, atol=1e-6)
+    assert np.linalg.norm(queries_BD, axis=1).max() < 0.95
+    assert bundle.manifest.bias_removal.noise.endswith(", of all objectives' pairs")
+
+    found = json.loads((shop / "bundle" / "metrics.json").read_text())["objectives"]
+    assert {name: (each["share"], each["split"]) for name, each in found.items()} == {
+        "click": (0.5, "valid"), "purchase": (0.5, "valid"),
+    }  # fmt: skip
+    assert found["click"]["pairs"] + found["purchase"]["pairs"] <= 43, "a tenth of 432 pairs"
+    assert 0 < found["click"]["low"] <= found["click"]["value"] <= found["click"]["high"] <= 1
+    assert found["click"]["in_words"].startswith(f"0.5 of the score; recall@3 {found['click']['value']:.4f} of ")
+    assert "Objective purchase" in (shop / "bundle" / "report.html").read_text()
+    screen = (shop / "screen.txt").read_text()
+    assert re.search(r"Objectives, by training pairs: click \d+, purchase \d+\n", screen)
+    assert f"Objective click: {found['click']['in_words']}" in screen
+
+
+def test_pairs_know_their_objective_and_weigh_what_it_says(shop: Path) -> None:
+    """A view and a click of one label are one pair of weight 2; a purchase weighs 1 · 2."""
+    job = load_recipe(shop / "recipe.toml", ["data.split.valid=0"])
+    data = read_dataset(job)
+    assert len(data.train) == USERS * 6
+    labels = np.array(data.label_ids.to_pylist(), int)[data.train.labels]
+    np.testing.assert_array_equal(data.train.objectives, labels % 6 // 3)
+    assert set(data.train.weights) == {2.0}
+    assert read_dataset(replace_weight(job, 5)).train.weights.max() == 5
+
+    known = KnownPositives.of(data.train)
+    ((_, batch),) = epoch_batches(
+        data.train, Encoding.fit(job, data).query, batch_size=200, one_label_per_query=False, seed=0, epoch=0, first=0,
+        known=known,
+    )  # fmt: skip
+    np.testing.assert_array_equal(batch["_objective"], data.train.objectives[batch["_pair"]])
+    for row in range(5):
+        same = (data.train.queries == data.train.queries[batch["_pair"][row]]) & (
+            data.train.objectives == batch["_objective"][row]
+        )
+        assert set(batch["_known"][batch["_known_rows"] == row]) == set(data.train.labels[same])
+
+
+def replace_weight(job: Recipe, weight: float) -> Recipe:
+    purchase = job.objectives["purchase"].model_copy(update={"weight": weight})
+    return job.model_copy(update={"objectives": job.objectives | {"purchase": purchase}})
+
+
+def test_pairs_keep_their_objective_wherever_they_go() -> None:
+    shuffled = TRAIN.take(np.arange(len(TRAIN))[::-1]).sorted()
+    assert dict(zip(zip(shuffled.queries, shuffled.labels, strict=True), shuffled.objectives, strict=True)) == dict(
+        zip(zip(TRAIN.queries, TRAIN.labels, strict=True), TRAIN.objectives, strict=True)
+    )
+    both = TRAIN.take(slice(0, 4)).followed_by(TRAIN.take(slice(4, 8)))
+    np.testing.assert_array_equal(both.objectives, TRAIN.objectives)
+    plain = Pairs(TRAIN.queries, TRAIN.labels)
+    np.testing.assert_array_equal(plain.owners, TRAIN.queries)
+    assert (
+        tiny.dataset(plain, queries=4, labels=L).fingerprint() != tiny.dataset(TRAIN, queries=4, labels=L).fingerprint()
+    )
+
+
+CLICK, PURCHASE = OBJECTIVES["click"], OBJECTIVES["purchase"]
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"objectives": {"click": CLICK}}, r"expected at least two, or no \[objectives\] at all, received \['click'\]"),
+        ({"objectives": {"a b": CLICK, "c": PURCHASE}}, r"expected names of letters, digits and _, received \['a b'\]"),
+        ({"data": {}}, "objectives: expected data.events with column and weights beside them, received none"),
+        (
+            {"objectives": {"click": CLICK, "purchase": {"events": ["purchase", "cart"]}}},
+            r"objectives.purchase.events: expected types of data.events.weights with a weight above 0, "
+            r"\['view', 'click', 'purchase'\], received 'cart'",
+        ),
+        ({"objectives": {"click": CLICK, "purchase": {"events": ["hover"]}}}, "received 'hover'"),
+        (
+            {"objectives": {"click": CLICK, "purchase": {"events": ["purchase", "view"]}}},
+            "objectives.purchase.events: expected each type once, received 'view', which belongs to 'click'",
+        ),
+        (
+            {"objectives": {"click": {"events": ["click"]}, "purchase": PURCHASE}},
+            r"expected one for each type that data.events gives a weight above 0, received none for \['view'\]",
+        ),
+        (
+            {"objectives": {"click": CLICK | {"export": 0}, "purchase": PURCHASE | {"export": 0}}},
+            "objectives: expected some export > 0, received only zeros",
+        ),
+        ({"objectives": {"click": CLICK | {"weight": 0}, "purchase": PURCHASE}}, "greater than 0"),
+        ({"objectives": {"click": CLICK | {"export": -1}, "purchase": PURCHASE}}, "greater than or equal to 0"),
+        ({"objectives": {"click": {"events": []}, "purchase": PURCHASE}}, "at least 1 item"),
+        (
+            {"evaluation": {"log_likelihood": True}, "loss": {"weight": "importance"}},
+            "evaluation.log_likelihood: expected false with objectives, .* received true beside click, purchase",
+        ),
+    ],
+)
+def test_objectives_that_cannot_be(sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        recipe(**sections)
+
+
+def test_an_unknown_key_of_an_objective_is_told_those_there_are(tmp_path: Path) -> None:
+    path = write_shop(tmp_path)
+    with pytest.raises(RecipeError, match=r"objectives.click.wieght: expected one of events, weight, export, received"):
+        load_recipe(path, ["objectives.click.wieght=2"])
+
+
+def test_one_exported_objective_of_cosines_is_a_cosine() -> None:
+    alone = {"click": CLICK | {"export": 0}, "purchase": PURCHASE}
+    assert recipe(objectives=alone).served_similarity == "cosine"
+    assert recipe().served_similarity == "dot"
+    assert recipe(objectives=alone).export_shares == {"click": 0, "purchase": 1}
+    assert recipe(objectives={"click": CLICK, "purchase": {"events": ["purchase"], "weight": 3}}).export_shares == {
+        "click": 0.25, "purchase": 0.75,
+    }  # fmt: skip
+    assert tiny.recipe().served_similarity == "cosine"
+    assert tiny.recipe().export_shares == {}
