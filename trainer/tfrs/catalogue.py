@@ -18,6 +18,7 @@ from longtail.bundle.arrays import Float32, Int64
 from longtail.trainer.errors import ExportError
 from longtail.trainer.tfrs.columns import Columns, Ids, floats, strings
 from longtail.trainer.tfrs.sides import ExportedTower, exported
+from longtail.trainer.tfrs.tracing import trace
 
 Candidates = Ids | tuple[Ids, Mapping[str, Any]]
 """Ids, or ids with columns of features."""
@@ -90,26 +91,24 @@ class Catalogue:
         """
         if wanted is False:
             return None, None
+        own = None
         try:
             if self.examples is None or not isinstance(model, tf.Module):
                 raise ExportError(f"{_WHERE}: expected a Keras model of features by name, or of the ids alone")
-            tower = exported(model, self.examples.take(range(min(len(self.examples), _EXAMPLES))), {}, _WHERE)
+            examples = self.examples.take(range(min(len(self.examples), _EXAMPLES)))
+            features = trace(model, examples, {}, _WHERE).tower.features
+            ids = [feature.name for feature in features if feature.kind == "id"]
+            own = next((name for name in ids if examples.holds(name, self.ids)), None)
+            if own is None or len(features) > 1:
+                return exported(model, examples, {}, _WHERE), own
+            if wanted:
+                raise ExportError(f"{_WHERE}: expected features beside the id, {own!r}, found none")
         except ExportError as error:
             if wanted:
                 raise
             if self.examples is not None and isinstance(model, tf.Module):
                 warnings.warn(f"no label tower, so labels cannot be added while serving: {error}", stacklevel=3)
-            return None, None
-        own = [
-            feature.name
-            for feature in tower.tower.features
-            if feature.kind == "id" and self.examples.holds(feature.name, self.ids)
-        ]
-        if own and len(tower.tower.features) == 1:
-            if wanted:
-                raise ExportError(f"{_WHERE}: expected features beside the id, {own[0]!r}, found none")
-            return None, None
-        return tower, own[0] if own else None
+        return None, None
 
 
 def counts_of(ids: pa.Array, counts: Mapping[Any, int] | Int64) -> Int64:

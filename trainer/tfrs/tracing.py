@@ -89,8 +89,9 @@ def trace(model: tf.Module, raw: Columns, ids: Mapping[str, Any], where: str) ->
     names = [feature.name for feature in features]
     if len(set(names)) < len(names):
         raise ExportError(f"{where}: expected columns that become features of distinct names, found {names}")
+    faults: list[str] = []
     tower = QueryTower(
-        lambda inputs: _embed(model, layers, raw, columns, inputs, where),
+        lambda inputs: _embed(model, layers, raw, columns, inputs, faults),
         features,
         {
             name: Vocabulary(strings(known))
@@ -98,6 +99,12 @@ def trace(model: tf.Module, raw: Columns, ids: Mapping[str, Any], where: str) ->
             for name, known in column.vocabularies.items()
         },
     )
+    specs = [tf.TensorSpec(shape, dtype, name) for f in features for name, (dtype, shape) in f.inputs.items()]
+    _graph(
+        lambda *inputs: tower.function({spec.name: at for spec, at in zip(specs, inputs, strict=True)}), specs, where
+    )
+    if faults:
+        raise ExportError(f"{where}: {faults[0]}")
     return TracedTower(tower, columns)
 
 
@@ -147,9 +154,9 @@ def _embed(
     raw: Columns,
     columns: Mapping[str, Column],
     inputs: dict[str, tf.Tensor],
-    where: str,
+    faults: list[str],
 ) -> tf.Tensor:
-    """Embeddings of encoded inputs, float32 [B, D]."""
+    """Embeddings of encoded inputs, float32 [B, D]; faults, which AutoGraph would wrap if they were raised."""
     batch = tf.shape(next(iter(inputs.values())))[0]
     stand_ins = {
         name: columns[name].stand_in(inputs)
@@ -173,23 +180,12 @@ def _embed(
         embeddings = tf.cast(model(raw.argument(stand_ins)), tf.float32)
     for name, operations in readers([embeddings], hidden).items():
         if left := sorted(operations - OF_SHAPE):
-            raise ExportError(
-                f"{where}: expected feature {name!r} to be read by StringLookup, IntegerLookup, Hashing or "
+            faults.append(
+                f"expected feature {name!r} to be read by StringLookup, IntegerLookup, Hashing or "
                 f"TextVectorization layers of the model alone, found {', '.join(left)} as well: do that to the data, "
                 "before the model, or give a QueryTower of encoded inputs"
             )
     return embeddings
-
-
-def check(tower: QueryTower, where: str) -> None:
-    """Trace a tower once, so that its errors come as they are and not as the converter's.
-
-    Raises:
-        ExportError: of the trace, as `trace` has them.
-    """
-    specs = [tf.TensorSpec(shape, dtype, name) for f in tower.features for name, (dtype, shape) in f.inputs.items()]
-    names = [spec.name for spec in specs]
-    _graph(lambda *tensors: tower.function(dict(zip(names, tensors, strict=True))), specs, where)
 
 
 def _graph(function: Callable[..., tf.Tensor], specs: Sequence[tf.TensorSpec], where: str) -> Any:
@@ -216,13 +212,16 @@ def _preprocessing(model: tf.Module) -> list[Any]:
 
 @contextmanager
 def _replaced(layers: Sequence[Any], replacement: Replacement) -> Iterator[None]:
-    """Give layers another `call`; those of numbers, `INSIDE`, their own."""
+    """Give layers another `call`, those of numbers, `INSIDE`, their own; a model's own tf.functions are inlined."""
+    eagerly = tf.config.functions_run_eagerly()
+    tf.config.run_functions_eagerly(True)
     for layer in layers:
         own = inside if isinstance(layer, INSIDE) else replacement
         object.__setattr__(layer, "call", _bound(own, layer))
     try:
         yield
     finally:
+        tf.config.run_functions_eagerly(eagerly)
         for layer in layers:
             object.__delattr__(layer, "call")
 

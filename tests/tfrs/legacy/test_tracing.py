@@ -45,6 +45,11 @@ def adapted(values: list[float]) -> Any:
     return layer
 
 
+@tf.function
+def both(lookup: Any, inputs: dict[str, tf.Tensor]) -> tf.Tensor:
+    return (lookup(inputs["user"]) - lookup(inputs["friend"])) * inputs["age"][:, None]
+
+
 # what, its layers, the model, columns, what requests give for the first row, other rows as requests have them
 TAKEN: list[tuple[str, dict[str, Any], Any, dict[str, Any], dict[str, Any], Any]] = [
     (
@@ -106,6 +111,11 @@ TAKEN: list[tuple[str, dict[str, Any], Any, dict[str, Any], dict[str, Any], Any]
         "hashed", {"zip": table(layers.Hashing(5)), "salted": layers.Hashing(4, salt=3, output_mode="one_hot")},
         lambda at, x: tf.concat([at["zip"](x["zip"]), at["salted"](x["zip"])], 1),
         {"zip": ["10115", "", "80331"]}, {"zip": "10115"}, {"zip": ["80331", "10115"]},
+    ),
+    (
+        "a shared look-up, within a tf.function", {"user": table(layers.StringLookup(vocabulary=USERS))},
+        lambda at, x: both(at["user"], x), {"user": ["bob", "?"], "friend": ["zoë", "ann"], "age": [3.0, 4.0]},
+        {"user": "bob", "friend": "zoë", "age": 3.0}, None,
     ),
     (
         "only what reaches the output", {"user": table(layers.StringLookup(vocabulary=USERS))},
