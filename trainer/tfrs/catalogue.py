@@ -36,12 +36,14 @@ class Catalogue:
     Attributes:
         ids: string [L].
         embeddings: float32 [L, D].
-        examples: what the candidate model took for the first labels; None for a tensor that has no name.
+        examples: what the candidate model took for the first labels; None for what cannot be a feature by name.
+        named: the candidate model takes features by name.
     """
 
     ids: pa.Array
     embeddings: Float32
     examples: Columns | None
+    named: bool
 
     @classmethod
     def of(cls, model: Callable[[Any], Any], candidates: Candidates | tf.data.Dataset, name: str) -> Catalogue:
@@ -75,15 +77,18 @@ class Catalogue:
         columns = Columns(whole, not isinstance(features, Mapping)) if whole else None
         if columns is not None and columns.single and not columns.holds(name, pa.concat_arrays(ids)):
             columns = None
-        return cls(pa.concat_arrays(ids), np.concatenate(blocks), columns)
+        return cls(pa.concat_arrays(ids), np.concatenate(blocks), columns, isinstance(features, Mapping))
 
-    def tower(self, model: Callable[[Any], Any], wanted: bool | None) -> tuple[ExportedTower | None, str | None]:
+    def tower(
+        self, model: Callable[[Any], Any], known: Mapping[str, Any], wanted: bool | None
+    ) -> tuple[ExportedTower | None, str | None]:
         """The tower that embeds labels from their features, and which of these is their own id.
 
         There is none for a model that takes nothing but the id, or a tensor without a name.
 
         Args:
             model: that made the embeddings.
+            known: ids of columns that a Hashing reads, by column.
             wanted: None warns where it cannot be exported; False does not try.
 
         Raises:
@@ -94,19 +99,19 @@ class Catalogue:
         own = None
         try:
             if self.examples is None or not isinstance(model, tf.Module):
-                raise ExportError(f"{_WHERE}: expected a Keras model of features by name, or of the ids alone")
+                raise ExportError(f"{_WHERE}: expected a Keras model of tensors by name, or of the ids alone")
             examples = self.examples.take(range(min(len(self.examples), _EXAMPLES)))
-            features = trace(model, examples, {}, _WHERE).tower.features
+            features = trace(model, examples, known, _WHERE).tower.features
             ids = [feature.name for feature in features if feature.kind == "id"]
             own = next((name for name in ids if examples.holds(name, self.ids)), None)
             if own is None or len(features) > 1:
-                return exported(model, examples, {}, _WHERE), own
+                return exported(model, examples, known, _WHERE), own
             if wanted:
                 raise ExportError(f"{_WHERE}: expected features beside the id, {own!r}, found none")
         except ExportError as error:
             if wanted:
                 raise
-            if self.examples is not None and isinstance(model, tf.Module):
+            if (self.named or self.examples is not None) and isinstance(model, tf.Module):
                 warnings.warn(f"no label tower, so labels cannot be added while serving: {error}", stacklevel=3)
         return None, None
 

@@ -88,8 +88,8 @@ def export_tfrs(
         out: the bundle's directory, not there yet; its name is the bundle's name.
         feature: what a request calls the feature of a query model of one tensor.
         label_feature: what an upsert calls the feature of a candidate model of one tensor, the id.
-        vocabularies: the known ids of query columns that a Hashing layer reads, by column. Any other id is answered as
-            the empty string is, or the integer 0.
+        vocabularies: the known ids of columns that a Hashing layer reads, of either model, by column. Any other id is
+            answered as the empty string is, or the integer 0.
         similarity: `cosine` if both models end in an L2 normalisation; the bundle is refused if they do not.
         display: the labels' own columns (title, …) to show in answers, L rows in the order of `candidates`.
         label_tower: export the candidate model, too, by which labels are added while serving; it needs features beside
@@ -116,8 +116,13 @@ def export_tfrs(
         BundleExistsError: `out` is there already.
     """
     refuse_existing(out)
-    query = _query_side(query_model, queries, feature, vocabularies or {})
+    known = vocabularies or {}
+    query = _query_side(query_model, queries, feature, known)
     catalogue = Catalogue.of(candidate_model, candidates, label_feature)
+    columns = {*(queries if isinstance(queries, Mapping) else [feature])}
+    columns |= set() if catalogue.examples is None else set(catalogue.examples.tensors)
+    if not known.keys() <= columns:
+        raise ExportError(f"vocabularies: expected some of {sorted(columns)}, received {sorted(known)}")
     ids, embeddings_LD = catalogue.ids, catalogue.embeddings
     queries_CD = query.embeddings
     if embeddings_LD.shape[1:] != queries_CD.shape[1:]:
@@ -125,7 +130,7 @@ def export_tfrs(
             f"candidate model: expected embeddings of shape {queries_CD.shape[1:]}, the query model's, "
             f"found {embeddings_LD.shape[1:]}"
         )
-    label, own_id = catalogue.tower(candidate_model, label_tower)
+    label, own_id = catalogue.tower(candidate_model, known, label_tower)
     temperature, (loss, objective) = _temperature(task), _loss(task, sampling_probability=sampling_probability)
     counts_L = counts_of(ids, counts)
     log_pi_L = log_frequencies(counts_L)

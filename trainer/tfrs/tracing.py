@@ -74,8 +74,6 @@ def trace(model: tf.Module, raw: Columns, ids: Mapping[str, Any], where: str) ->
     Raises:
         ExportError: what a bundle cannot express; names the column and the layer or the operation.
     """
-    if unknown := set(ids) - set(raw.tensors):
-        raise ExportError(f"vocabularies: expected some of {sorted(raw.tensors)}, received {sorted(unknown)}")
     layers = _preprocessing(model)
     uses, reached = _uses(model, layers, raw, where)
     columns = {

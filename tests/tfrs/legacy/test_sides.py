@@ -98,6 +98,17 @@ def test_a_model_of_titles_alone_embeds_new_ones_by_their_words(tmp_path: Path) 
     np.testing.assert_allclose(found, model(tf.constant(["Alien (1985)"])), atol=1e-6)
 
 
+def test_hashed_features_of_labels_have_known_ids_too(tmp_path: Path) -> None:
+    model = Sum(film=table(layers.StringLookup(vocabulary=FILMS)), kind=table(layers.Hashing(7)))
+    bundle = export(tmp_path, model, vocabularies={"kind": [*KINDS[:3], "tree"]}, label_tower=True)
+    tower = label_tower(bundle)
+    found = tower.embed(tower.read([{"film": "new", "kind": "tree"}, {"film": "new", "kind": "nobody's"}]))
+    expected = model({"film": tf.constant(["new", "new"]), "kind": tf.constant(["tree", ""])})
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    with pytest.warns(UserWarning, match=r"no label tower, .* expected vocabularies=\{'kind': ids\}"):
+        assert export(tmp_path / "2", model).label_tower is None
+
+
 def test_a_vocabulary_that_differs_has_a_name_of_its_own(tmp_path: Path) -> None:
     query = Sum(kind=table(layers.StringLookup(vocabulary=["box", "tree"])))
     bundle = export(tmp_path, films(), query, queries={"kind": ["tree", "?"]})
@@ -127,7 +138,7 @@ def test_without_a_label_tower(tmp_path: Path) -> None:
     for name, model, candidates, message in (
         ("1", lower, (FILMS, {"film": FILMS}), "found StringLower between feature 'film' and it"),
         ("2", ids, FILMS, "label tower: expected features beside the id, 'label_id', found none"),
-        ("3", dense, unnamed, "label tower: expected a Keras model of features by name"),
+        ("3", dense, unnamed, "label tower: expected a Keras model of tensors by name"),
     ):
         with pytest.raises(ExportError, match=message):
             export(tmp_path / name, model, candidates=candidates, label_tower=True)
@@ -193,7 +204,7 @@ def test_the_curve_and_the_default_are_of_held_out_pairs(tmp_path: Path) -> None
         ({"validation": Validation(["ann"], ["Cube"], seen=[["Cube"]])}, DataError, "pairs that are not in training"),
         ({"evaluation": {"ks": [9], "metric": "recall@9"}}, DataError, "a k of at most 5, all labels, received"),
         ({"evaluation": {"k": 9}}, ValueError, "Extra inputs"),
-        ({"vocabularies": {"zip": ["1"]}}, ExportError, r"expected some of \['user_id'\], received \['zip'\]"),
+        ({"vocabularies": {"zip": ["1"]}}, ExportError, r"some of \['label_id', 'user_id'\], received \['zip'\]"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_measured(tmp_path: Path, changes: Any, error: Any, message: str) -> None:
