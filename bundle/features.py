@@ -18,7 +18,7 @@ from longtail.bundle.arrays import Array, Float32, Int32
 from longtail.bundle.errors import describe
 from longtail.bundle.manifest import Feature
 from longtail.bundle.values import feature_error, read_dates, read_number, read_numbers, read_vectors, refused
-from longtail.bundle.vocabulary import OUT_OF_VOCABULARY, Vocabulary, hash_token, tokenize
+from longtail.bundle.vocabulary import OUT_OF_VOCABULARY, Vocabulary, hash_token, tokenize, words_of
 
 Features = Mapping[str, JsonValue]
 Inputs = dict[str, Array]
@@ -110,14 +110,16 @@ class FeatureReader:
         return rows_B
 
     def _bags(self, feature: Feature, values_B: Sequence[JsonValue], width: int | None) -> tuple[Int32, Float32]:
-        """Rows and weights of each value's last `max_length` entries, [B, P]."""
+        """Rows and weights of each value's last `max_length` entries, of a text with a vocabulary the first, [B, P]."""
         kept = slice(-(feature.max_length or 1), None)
         ids: list[str] = []
         lengths: list[int] = []
         weighted: list[tuple[int, list[float]]] = []
         for row, value in enumerate(values_B):
             before = len(ids)
-            if feature.kind == "text" and isinstance(value, str):
+            if feature.standardize is not None and isinstance(value, str):
+                ids += words_of(value, feature.standardize)[: feature.max_length]
+            elif feature.kind == "text" and isinstance(value, str):
                 ids += tokenize(value)[kept]
             elif feature.kind != "text" and isinstance(value, list):
                 strings = _strings(value)
@@ -133,8 +135,8 @@ class FeatureReader:
             elif value is not None:
                 raise refused(row, feature.name, feature.kind, value)
             lengths.append(len(ids) - before)
-        if feature.kind == "text":
-            rows = [hash_token(token, feature.hash_rows or 2) for token in ids]
+        if feature.hash_rows is not None:
+            rows = [hash_token(token, feature.hash_rows) for token in ids]
         else:
             rows = self._vocabulary(feature).lookup_all(ids)
         rows_BP, weights_BP = _padded(rows, lengths, width or max([1, *lengths]))

@@ -27,6 +27,7 @@ _TREE_VERSION = 2
 NAMED_NOISE = 3
 """From this version on log p_n is log ν of the training, and `bias_removal.noise` its name."""
 
+TextStandard = Literal["none", "lower", "strip_punctuation", "lower_and_strip_punctuation"]
 FeatureKind = Literal["id", "history", "bag", "text", "number", "vector", "date"]
 FEATURE_VALUE_TYPES = {
     "id": "an id (a string or an integer)",
@@ -55,6 +56,7 @@ class Feature(Record):
     | `history` | ids, oldest first; the last `max_length` count | `name` int32, `name__weight` float32 [B, P] |
     | `bag` | a list of ids, or an object id → weight | the same |
     | `text` | a string, split at non-word characters, lower-cased, hashed | the same |
+    | `text` with a vocabulary | a string, split at spaces after `standardize`, looked up | the same |
     | `number` | a number | `name` float32 [B]; with `boundaries`, its range, `name` int32 [B] |
     | `vector` | a list of `dims` numbers | `name` float32 [B, dims], `name__missing` float32 [B] |
     | `date` | an ISO 8601 string | `name` int32 [B, parts] |
@@ -66,11 +68,15 @@ class Feature(Record):
     name: str = Field(pattern=r"^[A-Za-z][A-Za-z0-9_]*$")
     kind: FeatureKind
     vocabulary: str | None = None
-    """Name of the file in `vocabularies/`, without `.parquet`; of id, history and bag."""
+    """Name of the file in `vocabularies/`, without `.parquet`; of id, history and bag, and of a text without
+    `hash_rows`."""
     max_length: int | None = Field(default=None, ge=1)
-    """Longest history, bag or token list that is read; of longer ones the last entries count."""
+    """Longest history, bag or token list that is read; of longer ones the last entries count, of a text with a
+    vocabulary the first."""
     hash_rows: int | None = Field(default=None, ge=2)
     """Rows of a text feature's table; row 0 stays out-of-vocabulary."""
+    standardize: TextStandard | None = None
+    """Of a text with a vocabulary: what is done to it before it is split at spaces, as by Keras' TextVectorization."""
     missing: float | None = 0.0
     """Value of a missing number: the training mean. Null where the tower is told that it is missing."""
     boundaries: list[float] | None = None
@@ -101,7 +107,7 @@ class Feature(Record):
     def _without_what_it_has_not(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without the keys of other kinds that came later, so that versions before them read what they know."""
         written: dict[str, Any] = serialise(self)
-        later = ("boundaries", "dims", "parts", "reference")
+        later = ("boundaries", "dims", "parts", "reference", "standardize")
         return {name: value for name, value in written.items() if name not in later or value is not None}
 
     @property
@@ -122,12 +128,20 @@ class Feature(Record):
             raise ValueError(
                 f"feature {self.name!r} ({self.kind}): missing is null for vector, may be for number, and is not else"
             )
-        if (self.kind in ("id", "history", "bag")) != (self.vocabulary is not None):
+        if self.standardize is not None and (self.kind != "text" or self.vocabulary is None):
             raise ValueError(
-                f"feature {self.name!r} ({self.kind}): a vocabulary belongs to id, history and bag, and only to them"
+                f"feature {self.name!r} ({self.kind}): standardize belongs to text with a vocabulary, and only to it"
             )
-        if (self.kind == "text") != (self.hash_rows is not None):
-            raise ValueError(f"feature {self.name!r} ({self.kind}): hash_rows belongs to text, and only to it")
+        of_words = self.standardize is not None
+        if (self.kind in ("id", "history", "bag") or of_words) != (self.vocabulary is not None):
+            raise ValueError(
+                f"feature {self.name!r} ({self.kind}): a vocabulary belongs to id, history and bag, and only to them, "
+                "or to a text with standardize"
+            )
+        if (self.kind == "text" and not of_words) != (self.hash_rows is not None):
+            raise ValueError(
+                f"feature {self.name!r} ({self.kind}): hash_rows belongs to text, and only to it, without standardize"
+            )
         if (self.kind in ("history", "bag", "text")) != (self.max_length is not None):
             raise ValueError(
                 f"feature {self.name!r} ({self.kind}): max_length belongs to history, bag and text, and only to them"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import string
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +16,9 @@ import pyarrow.parquet as pq
 
 from longtail.bundle.arrays import Int32
 from longtail.bundle.errors import BundleInvariantError
+
+if TYPE_CHECKING:
+    from longtail.bundle.manifest import TextStandard
 
 OUT_OF_VOCABULARY = 0
 
@@ -87,6 +92,25 @@ _WORD = re.compile(r"\w+")
 def tokenize(text: str) -> list[str]:
     """Lower-cased runs of word characters: `"Toy Story (1995)"` → `["toy", "story", "1995"]`."""
     return _WORD.findall(text.lower())
+
+
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
+_SPACES = re.compile("[ \t\n\v\f\r]+")
+
+
+def words_of(text: str, standardize: TextStandard) -> list[str]:
+    """The words that Keras' TextVectorization splits a text into: of ASCII alone it knows case, punctuation and spaces.
+
+    Example:
+        >>> words_of("L'Été (1995)", "lower_and_strip_punctuation")
+        ['lÉté', '1995']
+    """
+    if standardize in ("lower", "lower_and_strip_punctuation"):
+        text = text.translate(_LOWER)
+    if standardize in ("strip_punctuation", "lower_and_strip_punctuation"):
+        text = text.translate(_PUNCTUATION)
+    return [word for word in _SPACES.split(text) if word]
 
 
 def hash_token(token: str, rows: int) -> int:

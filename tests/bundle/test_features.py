@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 from longtail.bundle import Feature, FeatureError, FeatureReader, Features, Vocabulary
+from longtail.bundle.vocabulary import words_of
 
 FEATURES = [
     Feature(name="user", kind="id", vocabulary="users"),
@@ -62,6 +63,28 @@ def test_a_bag_is_a_list_or_weights_by_id() -> None:
     assert inputs["tags"] == [[2, 1], [1, 0], [0, 0]]
     assert inputs["tags__weight"] == [[0.5, -2], [1, 0], [0, 0]]
     assert read({"tags": {"a": 1, "b": 2, "east": 3, "north": 4}})["tags__weight"] == [[2, 3, 4]]
+
+
+def test_text_with_a_vocabulary_is_split_at_spaces_and_its_first_words_are_looked_up() -> None:
+    # Of ASCII alone: É keeps its case, ’ and the no-break space stay in their words.
+    kinds = {
+        "none": ["North,", "east", "EAST\u00a0É’", "north"],
+        "lower": ["north,", "east", "east\u00a0É’", "north"],
+        "strip_punctuation": ["North", "east", "EAST\u00a0É’", "north"],
+        "lower_and_strip_punctuation": ["north", "east", "east\u00a0É’", "north"],
+    }
+    text = " North,\teast\n\x0bEAST\u00a0É’  north "
+    for standardize, words in kinds.items():
+        assert words_of(text, standardize) == words
+    assert words_of("a - b", "strip_punctuation") == ["a", "b"]
+    feature = Feature(name="q", kind="text", vocabulary="users", standardize="lower", max_length=3)
+    inputs = FeatureReader([feature], VOCABULARIES).read([{"q": "East is NORTH east"}, {"q": ""}, {}], {})
+    assert inputs["q"].tolist() == [[2, 0, 1], [0, 0, 0], [0, 0, 0]]
+    assert inputs["q__weight"].tolist() == [[1, 1, 1], [0, 0, 0], [0, 0, 0]]
+    assert feature.inputs.keys() == {"q", "q__weight"}
+    with pytest.raises(FeatureError, match="expected a string, received"):
+        FeatureReader([feature], VOCABULARIES).read([{"q": ["East"]}], {})
+    assert "standardize" not in FEATURES[3].model_dump()
 
 
 def test_text_is_hashed_as_in_training() -> None:

@@ -35,6 +35,15 @@ def test_every_kind_of_feature_survives_json(feature: dict[str, Any]) -> None:
         ({"name": "a", "kind": "id", "vocabulary": "v", "hash_rows": 9}, "hash_rows belongs to text"),
         ({"name": "a", "kind": "bag", "vocabulary": "v"}, "max_length belongs to history, bag and text"),
         ({"name": "a", "kind": "id", "vocabulary": "v", "max_length": 3}, "max_length belongs to history"),
+        (
+            {"name": "a", "kind": "text", "standardize": "lower", "max_length": 3},
+            "standardize belongs to text with a voc",
+        ),
+        (HISTORY | {"standardize": "lower"}, "standardize belongs to text with a vocabulary, and only to it"),
+        (
+            {"name": "a", "kind": "text", "standardize": "none", "vocabulary": "v", "max_length": 3, "hash_rows": 9},
+            "hash_rows belongs to text, and only to it, without standardize",
+        ),
         (HISTORY | {"max_length": 0}, "greater than or equal to 1"),
         (HISTORY | {"name": "no spaces"}, "String should match pattern"),
         (HISTORY | {"kind": "image"}, "Input should be 'id', 'history', 'bag', 'text', 'number', 'vector' or 'date'"),

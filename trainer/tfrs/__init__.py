@@ -19,7 +19,8 @@ except ImportError as error:
     raise ImportError(f"{_NEEDS}{error}") from error
 
 from longtail.trainer.tfrs.export import export_tfrs  # noqa: E402
+from longtail.trainer.tfrs.measure import Validation  # noqa: E402
 from longtail.trainer.tfrs.retrieval import SampledRetrieval  # noqa: E402
 from longtail.trainer.tfrs.tower import QueryTower, split_lookup  # noqa: E402
 
-__all__ = ["QueryTower", "SampledRetrieval", "export_tfrs", "split_lookup"]
+__all__ = ["QueryTower", "SampledRetrieval", "Validation", "export_tfrs", "split_lookup"]

@@ -6,7 +6,7 @@ Legend: `L` labels, `C` calibration queries, `D` dimensions.
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -19,27 +19,29 @@ import tensorflow_recommenders as tfrs
 
 from longtail.bundle import (
     SCHEMA_VERSION,
-    Augmentation,
-    BiasRemoval,
-    Buckets,
     Bundle,
     Feature,
     Labels,
     Loss,
     Manifest,
+    Vocabulary,
     log_frequencies,
+    refuse_existing,
 )
-from longtail.bundle.arrays import Array, Float32, Int64
+from longtail.bundle.arrays import Int64
+from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.errors import ExportError
-from longtail.trainer.export.onnx import check_parity
+from longtail.trainer.evaluation.dial import Noise
+from longtail.trainer.evaluation.ranking import LabelSide, buckets_for
 from longtail.trainer.losses import Objective
 from longtail.trainer.losses.implied_noise import implied_noise, name_of_noise
+from longtail.trainer.tfrs.catalogue import Candidates, Catalogue, counts_of
+from longtail.trainer.tfrs.columns import Columns, Ids
+from longtail.trainer.tfrs.measure import Validation, measured, unmeasured
 from longtail.trainer.tfrs.retrieval import SampledRetrieval
-from longtail.trainer.tfrs.tower import QueryTower, split_lookup
+from longtail.trainer.tfrs.sides import ExportedTower, encoded, exported
+from longtail.trainer.tfrs.tower import QueryTower, begins_with_lookup
 
-Ids = Sequence[str] | Sequence[int] | Array
-
-_BATCH = 1024
 _SOFTWARE = (
     "longtail", "tensorflow", "tf-keras", "tensorflow-recommenders", "numpy", "pyarrow", "onnxruntime",
 )  # fmt: skip
@@ -50,34 +52,53 @@ def export_tfrs(
     candidate_model: Callable[[Any], Any],
     *,
     task: tfrs.tasks.Retrieval,
-    candidates: Ids | tf.data.Dataset,
+    candidates: Candidates | tf.data.Dataset,
     counts: Mapping[Any, int] | Int64,
-    queries: Ids | Mapping[str, Array],
+    queries: Ids | Mapping[str, Any],
     out: Path,
     feature: str = "user_id",
+    label_feature: str = "label_id",
+    vocabularies: Mapping[str, Ids] | None = None,
     similarity: Literal["dot", "cosine"] = "dot",
     display: pa.Table | None = None,
-    bias_removal: float = 0.0,
+    label_tower: bool | None = None,
+    validation: Validation | None = None,
+    evaluation: Mapping[str, Any] | None = None,
+    bias_removal: float | None = None,
     sampling_probability: bool = False,
 ) -> Bundle:
     """Write a bundle, to be indexed and served; its answers at λ = 0 are those of `tfrs` brute force.
 
+    The towers are traced: columns go in as they are given, and StringLookup, IntegerLookup, Hashing and
+    TextVectorization layers that read them are taken over into the bundle's vocabularies; numbers go straight into the
+    graph, Normalization, Discretization and CategoryEncoding with them. What requests give for the examples, read by
+    the service's encoder, must give the model's own embeddings through ONNX.
+
     Args:
-        query_model: a Sequential that begins with a StringLookup or IntegerLookup of the one feature `feature`, or,
-            for every other model, a `QueryTower`.
+        query_model: a Keras model of one tensor or of a dict of them; or a `QueryTower`.
         candidate_model: candidate features, in batches, to embeddings [batch, D].
         task: what the model was trained with: its temperature, and the loss, for the manifest and for the noise that
             λ removes. Negatives beyond the batch's are not known to it and not in that noise.
-        candidates: the catalogue, distinct ids: an array of ids that `candidate_model` takes as they are, or a
-            dataset of ids or of pairs (id, features), batched or not.
+        candidates: the catalogue, distinct ids: an array of ids that `candidate_model` takes as they are, a pair (ids,
+            columns by name), or a dataset of ids or of pairs (id, features), batched or not.
         counts: training pairs per label, by id (a label that is not named has 0) or [L] in the order of `candidates`.
-        queries: example queries, on which the ONNX tower is checked and index builds measure their recall: ids of
-            `feature`, or the inputs of a QueryTower by name. A few hundred that were not trained on are best.
+        queries: example queries, on which the ONNX tower is checked and index builds measure their recall: columns
+            by name, or one column, or the inputs of a QueryTower by name. A few hundred that were not trained on are
+            best. A number's mean over them stands for a missing one.
         out: the bundle's directory, not there yet; its name is the bundle's name.
-        feature: what a request calls the feature of a Sequential.
+        feature: what a request calls the feature of a query model of one tensor.
+        label_feature: what an upsert calls the feature of a candidate model of one tensor, the id.
+        vocabularies: the known ids of columns that a Hashing layer reads, of either model, by column. Any other id is
+            answered as the empty string is, or the integer 0.
         similarity: `cosine` if both models end in an L2 normalisation; the bundle is refused if they do not.
         display: the labels' own columns (title, …) to show in answers, L rows in the order of `candidates`.
-        bias_removal: λ of requests that name none.
+        label_tower: export the candidate model, too, by which labels are added while serving; it needs features beside
+            the id. None does where it can, and warns where a model of named features cannot be exported.
+        validation: pairs to measure the curve of λ and μ on; bucket floors need one.
+        evaluation: what to measure of them and what to choose the default λ by: keys of a recipe's `[evaluation]`, such
+            as `{"ks": [20], "metric": "recall@20", "floor": {"tail": 0.02}}`.
+        bias_removal: λ of requests that name none. By default chosen on `validation`; without that 0, though what
+            undoes the training in theory is 1 for weight `unit` [METHODS §9].
         sampling_probability: calls of a plain `Retrieval` gave `candidate_sampling_probability`, which it does not
             remember. That is weight `relative`, after which nothing is left for λ to remove; without, weight `unit`,
             after which λ = 1 removes log π [METHODS §9].
@@ -86,48 +107,49 @@ def export_tfrs(
         The bundle as written.
 
     Raises:
-        ExportError: a query model that cannot be exported, or that computes something else in ONNX; candidates or
-            queries that are not what was expected; `sampling_probability` with a `SampledRetrieval`, whose own weight
-            says what calls gave.
-        ValueError: a count below 0.
+        ExportError: a model that a bundle cannot express, or that computes something else in ONNX; candidates,
+            queries or validation pairs that are not what was expected; `sampling_probability` with a
+            `SampledRetrieval`, whose own weight says what calls gave.
+        DataError: no validation pair is left to find, or a metric over more labels than there are.
+        ValueError: a count below 0, or a key of `evaluation` that there is not.
         BundleInvariantError: label ids that are not distinct, embeddings that are not finite or not of unit length.
         BundleExistsError: `out` is there already.
     """
-    if isinstance(query_model, QueryTower):
-        if not isinstance(queries, Mapping):
-            raise ExportError(
-                f"queries: expected the inputs of the QueryTower by name, received {type(queries).__name__}"
-            )
-        tower, inputs = query_model, queries
-        queries_CD = _numpy(tower.function({name: tf.constant(column) for name, column in inputs.items()}))
-    else:
-        if isinstance(queries, Mapping):
-            raise ExportError(f"queries: expected ids of {feature!r}, received a mapping with {sorted(queries)}")
-        vocabulary, rest = split_lookup(query_model)
-        tower = QueryTower(
-            lambda named: rest(named[feature]),
-            [Feature(name=feature, kind="id", vocabulary=feature)],
-            {feature: vocabulary},
-        )
-        inputs = {feature: vocabulary.encode(_strings(queries))}
-        queries_CD = _numpy(query_model(tf.constant(queries)))
-    onnx = tower.to_onnx()
-    check_parity("query tower", onnx, inputs, queries_CD)
-
-    ids, embeddings_LD = _embedded(candidate_model, candidates)
+    refuse_existing(out)
+    known = vocabularies or {}
+    query = _query_side(query_model, queries, feature, known)
+    catalogue = Catalogue.of(candidate_model, candidates, label_feature)
+    columns = {*(queries if isinstance(queries, Mapping) else [feature])}
+    columns |= set() if catalogue.examples is None else set(catalogue.examples.tensors)
+    if not known.keys() <= columns:
+        raise ExportError(f"vocabularies: expected some of {sorted(columns)}, received {sorted(known)}")
+    ids, embeddings_LD = catalogue.ids, catalogue.embeddings
+    queries_CD = query.embeddings
     if embeddings_LD.shape[1:] != queries_CD.shape[1:]:
         raise ExportError(
             f"candidate model: expected embeddings of shape {queries_CD.shape[1:]}, the query model's, "
             f"found {embeddings_LD.shape[1:]}"
         )
+    label, own_id = catalogue.tower(candidate_model, known, label_tower)
     temperature, (loss, objective) = _temperature(task), _loss(task, sampling_probability=sampling_probability)
-    counts_L = _counts_of(ids, counts)
+    counts_L = counts_of(ids, counts)
     log_pi_L = log_frequencies(counts_L)
     log_nu_L = implied_noise(objective, log_pi_L, log_pi_L)
-    log_pn_L = log_nu_L.astype(np.float32)
-    log_popularity_L = None if np.array_equal(log_nu_L, log_pi_L) else log_pi_L.astype(np.float32)
-    buckets = Buckets.by_quantile(counts_L)
-    augmentation = Augmentation.fitted(temperature, embeddings_LD, log_pn_L, None, log_popularity_L)
+    apart = not np.array_equal(log_nu_L, log_pi_L)
+    noise = Noise(name_of_noise(log_nu_L, log_pi_L), constant=bool(np.ptp(log_nu_L) == 0), apart=apart)
+    config = EvaluationConfig.model_validate(evaluation or {})
+    buckets = buckets_for(config, counts_L)
+    side = LabelSide.of(
+        embeddings_LD, None, counts_L, training_queries=int(counts_L.sum()), temperature=temperature,
+        log_pn=log_nu_L.astype(np.float32), buckets=buckets,
+        log_popularity=log_pi_L.astype(np.float32) if apart else None,
+    )  # fmt: skip
+    dial, reports = unmeasured(bias_removal, noise), {}
+    if validation is not None:
+        dial, reports["metrics.json"] = measured(
+            validation, query.columns, query.embed, ids, side, noise, config, bias_removal=bias_removal
+        )
+    label_features, vocabularies_of_both = _merged(query, label)
     manifest = Manifest(
         schema_version=SCHEMA_VERSION,
         name=out.name,
@@ -137,17 +159,16 @@ def export_tfrs(
         similarity=similarity,
         temperature=temperature,
         label_bias=False,
-        kappa=augmentation.kappa,
-        kappa_popularity=augmentation.kappa_popularity,
+        kappa=side.augmentation.kappa,
+        kappa_popularity=side.augmentation.kappa_popularity,
         loss=loss,
-        query_features=list(tower.features),
+        query_features=list(query.tower.features),
+        label_features=label_features,
+        own_id=own_id,
         display=display.column_names if display is not None else [],
         buckets=buckets,
-        bias_removal=BiasRemoval(
-            default=bias_removal,
-            noise=name_of_noise(log_nu_L, log_pi_L),
-            chosen_by="the caller of export_tfrs; nothing was measured",
-        ),
+        bias_removal=dial.bias_removal,
+        popularity=dial.popularity,
         training_data={"pairs": int(counts_L.sum())},
         software={name: version(name) for name in _SOFTWARE} | {"python": platform.python_version()},
     )
@@ -156,52 +177,53 @@ def export_tfrs(
         labels=Labels(
             ids=ids,
             counts=counts_L,
-            log_pn=log_pn_L,
-            log_popularity=log_popularity_L,
-            buckets=buckets.assign(counts_L),
+            log_pn=side.log_pn,
+            log_popularity=side.log_popularity,
+            buckets=side.buckets,
             bias=None,
             display=display if display is not None else pa.table({}),
         ),
         embeddings=embeddings_LD,
         calibration_queries=queries_CD[np.linalg.norm(queries_CD, axis=1) > 0],
-        query_tower=onnx,
-        vocabularies=tower.vocabularies,
+        query_tower=query.onnx,
+        label_tower=None if label is None else label.onnx,
+        vocabularies=vocabularies_of_both,
+        reports=reports,
     ).write(out)
 
 
-def _embedded(candidate_model: Callable[[Any], Any], candidates: Ids | tf.data.Dataset) -> tuple[pa.Array, Float32]:
-    """Label ids, and their embeddings [L, D]."""
-    dataset = candidates
-    if not isinstance(dataset, tf.data.Dataset):
-        dataset = tf.data.Dataset.from_tensor_slices(candidates)
-    pairs = isinstance(dataset.element_spec, tuple)
-    if (dataset.element_spec[0] if pairs else dataset.element_spec).shape.rank == 0:
-        dataset = dataset.batch(_BATCH)
-    ids, blocks = [], []
-    for element in dataset:
-        batch_ids, features = element if pairs else (element, element)
-        ids.append(_strings(batch_ids.numpy()))
-        blocks.append(_numpy(candidate_model(features)))
-    if not blocks:
-        raise ExportError("candidates: expected at least one, received none")
-    return pa.concat_arrays(ids), np.concatenate(blocks)
-
-
-def _counts_of(ids: pa.Array, counts: Mapping[Any, int] | Int64) -> Int64:
-    """Training pairs of every label, int64 [L]."""
-    if isinstance(counts, Mapping):
-        by_id = dict(zip(_strings(list(counts)).to_pylist(), counts.values(), strict=True))
-        counts_L = np.array([by_id.get(id_, 0) for id_ in ids.to_pylist()], np.int64)
-        if by_id and not counts_L.any():
+def _query_side(
+    model: tf.keras.Model | QueryTower, queries: Any, feature: str, vocabularies: Mapping[str, Ids]
+) -> ExportedTower:
+    """The query tower, checked on the example queries."""
+    where = "query tower"
+    if isinstance(model, QueryTower):
+        if not isinstance(queries, Mapping):
             raise ExportError(
-                f"counts: expected ids of candidates, such as {ids[0].as_py()!r}, "
-                f"received none of them but {next(iter(by_id))!r}"
+                f"queries: expected the inputs of the QueryTower by name, received {type(queries).__name__}"
             )
-        return counts_L
-    counts_L = np.asarray(counts, np.int64)
-    if counts_L.shape != (len(ids),):
-        raise ExportError(f"counts: expected one for each of {len(ids)} candidates, received shape {counts_L.shape}")
-    return counts_L
+        return encoded(model, queries, where)
+    if isinstance(queries, Mapping) and begins_with_lookup(model):
+        raise ExportError(f"queries: expected ids of {feature!r}, received a mapping with {sorted(queries)}")
+    return exported(model, Columns.of(queries, feature, "queries"), vocabularies, where)
+
+
+def _merged(query: ExportedTower, label: ExportedTower | None) -> tuple[list[Feature], dict[str, Vocabulary]]:
+    """Features of labels and the vocabularies of both towers; `label_NAME` where both have a NAME and it differs."""
+    merged = dict(query.tower.vocabularies)
+    features = []
+    if label is None:
+        return [], merged
+    tower = label.tower
+    for feature in tower.features:
+        name = feature.vocabulary
+        if name is not None:
+            vocabulary = tower.vocabularies[name]
+            if name in merged and not merged[name].ids.equals(vocabulary.ids):
+                name = f"label_{name}"
+            merged[name] = vocabulary
+        features.append(feature.model_copy(update={"vocabulary": name}))
+    return features, merged
 
 
 def _temperature(task: tfrs.tasks.Retrieval) -> float:
@@ -219,13 +241,3 @@ def _loss(task: tfrs.tasks.Retrieval, *, sampling_probability: bool) -> tuple[Lo
         return task.trained_with, task.objective
     weight = "relative" if sampling_probability else "unit"
     return Loss(family="softmax", sampler="in_batch", weight=weight), Objective("softmax", weight)
-
-
-def _numpy(embeddings: Any) -> Float32:
-    return np.asarray(embeddings, dtype=np.float32)
-
-
-def _strings(ids: Ids | list[Any]) -> pa.Array:
-    """Ids as the bundle writes them: UTF-8 text, integers in decimal."""
-    flat = np.asarray(ids).tolist()
-    return pa.array([id_.decode() if isinstance(id_, bytes) else str(id_) for id_ in flat], pa.string())

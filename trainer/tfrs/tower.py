@@ -1,4 +1,4 @@
-"""The query model as a service can run it: inputs encoded as a bundle says, no lookup of strings inside.
+"""A tower as a service can run it: inputs encoded as a bundle says, no lookup of strings inside.
 
 Legend: `B` queries, `P` list length, `D` dimensions.
 """
@@ -17,7 +17,7 @@ import onnx
 import pyarrow as pa
 import tensorflow as tf
 import tf2onnx
-from onnx import numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from longtail.bundle import Feature, Vocabulary, onnx_session
 from longtail.trainer import backend
@@ -43,8 +43,11 @@ class QueryTower:
     features: Sequence[Feature]
     vocabularies: Mapping[str, Vocabulary] = field(default_factory=dict)
 
-    def to_onnx(self) -> bytes:
+    def to_onnx(self, where: str = "query tower") -> bytes:
         """The tower as an ONNX model: the inputs by name, one output `embedding`.
+
+        Args:
+            where: name of the tower, for errors.
 
         Raises:
             ExportError: weights beyond ONNX's 2 GiB, or an operation that ONNX does not have.
@@ -59,20 +62,19 @@ class QueryTower:
         graph = traced.get_concrete_function(*specs).graph
         size = sum(variable.dtype.size * variable.shape.num_elements() for variable in graph.variables)
         if size > ONNX_LIMIT:
-            raise ExportError(
-                f"query tower: expected at most {ONNX_LIMIT} bytes of weights, ONNX's limit, found {size}"
-            )
+            raise ExportError(f"{where}: expected at most {ONNX_LIMIT} bytes of weights, ONNX's limit, found {size}")
         try:
             with _quiet():
                 convert = backend.without_autograph(tf2onnx.convert.from_function)
                 model, _ = convert(traced, input_signature=specs, opset=_OPSET)
             _embed_constants(model, graph)
+            _keep_inputs(model, specs)
             content: bytes = model.SerializeToString()
-            onnx_session(content, "query tower")
+            onnx_session(content, where)
         # Both raise errors of any type; what tf2onnx silently leaves unconverted, ONNX Runtime refuses.
         except Exception as error:
             raise ExportError(
-                "query tower: expected operations that ONNX has; for look-ups of strings, hashing and text, give a "
+                f"{where}: expected operations that ONNX has; for look-ups of strings, hashing and text, give a "
                 f"QueryTower of encoded inputs. Found: {error}"
             ) from error
         return content
@@ -116,6 +118,12 @@ def split_lookup(model: tf.keras.Model) -> tuple[Vocabulary, Callable[[tf.Tensor
     return Vocabulary(pa.array([str(tokens[index]) for index in rows], pa.string())), rest
 
 
+def begins_with_lookup(model: Any) -> bool:
+    """Whether a model is a Sequential that `split_lookup` can part."""
+    layers = _chain(model)
+    return len(layers) > 1 and isinstance(layers[0], tf.keras.layers.StringLookup | tf.keras.layers.IntegerLookup)
+
+
 def _embed_constants(model: onnx.ModelProto, graph: Any) -> None:
     """Turn inputs that stand for tensors of the eager process (a Normalization's mean) into what they hold.
 
@@ -125,6 +133,15 @@ def _embed_constants(model: onnx.ModelProto, graph: Any) -> None:
     for node in [node for node in model.graph.input if node.name in values]:
         model.graph.input.remove(node)
         model.graph.initializer.append(numpy_helper.from_array(values[node.name].numpy(), node.name))
+
+
+def _keep_inputs(model: onnx.ModelProto, specs: Sequence[tf.TensorSpec]) -> None:
+    """Declare the inputs that the function does not use, such as whether a vector is missing."""
+    declared = {node.name for node in model.graph.input}
+    for spec in specs:
+        if spec.name not in declared:
+            of_type = TensorProto.FLOAT if spec.dtype == tf.float32 else TensorProto.INT32
+            model.graph.input.append(helper.make_tensor_value_info(spec.name, of_type, [None, *spec.shape[1:]]))
 
 
 @contextmanager

@@ -1,0 +1,218 @@
+"""Keras models of raw columns as towers: what is taken over says what Keras says, and what cannot be is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from longtail.bundle import Tower
+from longtail.trainer.errors import ExportError
+from longtail.trainer.tfrs.columns import Columns
+from longtail.trainer.tfrs.sides import exported
+
+layers = tf.keras.layers
+USERS = ["ann", "bob", "zoë"]
+FILMS = np.array(["Toy Story (1995)", "Cube", "L'Été, toy", "Dune"])
+DIM = 4
+
+
+class Of(tf.keras.Model):
+    """A model of a function of its layers and its inputs, with a dense layer on top."""
+
+    def __init__(self, function: Callable[..., tf.Tensor], **parts: Any) -> None:
+        super().__init__()
+        self.parts, self.function, self.top = parts, function, layers.Dense(DIM)
+
+    def call(self, inputs: Any) -> tf.Tensor:
+        return self.top(tf.cast(self.function(self.parts, inputs), tf.float32))
+
+
+def table(lookup: Any, **options: Any) -> tf.keras.Sequential:
+    return tf.keras.Sequential([lookup, layers.Embedding(20, 3, **options)])
+
+
+def words(**options: Any) -> Any:
+    return layers.TextVectorization(vocabulary=["toy", "story", "lété", "lÉté"], **options)
+
+
+def adapted(values: list[float]) -> Any:
+    layer = layers.Normalization(axis=None)
+    layer.adapt(np.array(values))
+    return layer
+
+
+@tf.function
+def both(lookup: Any, inputs: dict[str, tf.Tensor]) -> tf.Tensor:
+    return (lookup(inputs["user"]) - lookup(inputs["friend"])) * inputs["age"][:, None]
+
+
+# what, its layers, the model, columns, what requests give for the first row, other rows as requests have them
+TAKEN: list[tuple[str, dict[str, Any], Any, dict[str, Any], dict[str, Any], Any]] = [
+    (
+        "look-up, number", {"user": table(layers.StringLookup(vocabulary=USERS)), "age": adapted([20.0, 40.0])},
+        lambda at, x: tf.concat([at["user"](x["user"]), tf.reshape(at["age"](x["age"]), (-1, 1))], 1),
+        {"user": ["bob", "?", "zoë"], "age": np.array([20, 30, 61])}, {"user": "bob", "age": 20.0}, None,
+    ),
+    (
+        "integers, one by one or as a column", {"a": table(layers.IntegerLookup(vocabulary=[7, 42])),
+        "b": layers.StringLookup(vocabulary=["7", "9"], output_mode="one_hot")},
+        lambda at, x: tf.concat([at["a"](tf.squeeze(x["shop"], 1)), at["b"](tf.strings.as_string(x["shop"]))], 1),
+        {"shop": np.array([[42], [7], [9]])}, {"shop": "42"}, None,
+    ),
+    (
+        "discretised, encoded",
+        {"cut": layers.Discretization([10.0, 20.5]), "hot": layers.CategoryEncoding(3, "one_hot")},
+        lambda at, x: tf.concat([at["hot"](at["cut"](x["age"])), at["hot"](x["kind"])], 1),
+        {"age": np.array([10.0, 9.5, 33.0]), "kind": np.array([0, 2, 1])}, {"age": 10.0, "kind": 0.0}, None,
+    ),
+    (
+        "text as a mean of words", {"text": tf.keras.Sequential([words(), layers.Embedding(20, 3, mask_zero=True),
+        layers.GlobalAveragePooling1D()])},
+        lambda at, x: at["text"](x["q"]),
+        {"q": ["Toy-Story, (the)", "L'Été \u00a0toy", "\ttoy\nSTORY  story"]}, {"q": "Toy-Story, (the)"}, None,
+    ),
+    (
+        "text cut, counted, marked, weighed", {
+            "cut": words(output_sequence_length=3, standardize="lower"),
+            "count": words(output_mode="count", standardize="lower"),
+            "hot": words(output_mode="multi_hot", standardize="lower", max_tokens=9, pad_to_max_tokens=True),
+            "idf": layers.TextVectorization(
+                vocabulary=["toy", "a"], idf_weights=[0.5, 2.0], output_mode="tf_idf", standardize="lower"),
+        },
+        lambda at, x: tf.concat([tf.cast(at[name](x["q"]), tf.float32) for name in ("cut", "count", "hot", "idf")], 1),
+        {"q": ["a toy toy story b", "", "Toy"]}, {"q": "a toy toy story b"}, None,
+    ),
+    (
+        "id and words of one column", {"id": table(layers.StringLookup(vocabulary=FILMS)),
+        "words": tf.keras.Sequential([words(output_sequence_length=2), layers.Embedding(20, 3), layers.Flatten()])},
+        lambda at, x: tf.concat([at["id"](x["title"]), at["words"](x["title"])], 1),
+        {"title": ["Cube", "a story"]}, {"title": "Cube", "title_words": "Cube"}, None,
+    ),
+    (
+        "history through a GRU", {"seen": tf.keras.Sequential([
+            layers.StringLookup(vocabulary=FILMS, mask_token=""), layers.Embedding(20, 3, mask_zero=True),
+            layers.GRU(3)])},
+        lambda at, x: at["seen"](x["seen"]),
+        {"seen": [["Dune", "Cube", "?"], ["Cube", "", ""], ["", "", ""]]}, {"seen": ["Dune", "Cube", "?"]}, None,
+    ),
+    (
+        "tags, vector, flag",
+        {"tags": layers.StringLookup(vocabulary=["a", "b"], output_mode="multi_hot", mask_token="")},
+        lambda at, x: tf.concat([at["tags"](x["tags"]), x["image"], tf.cast(x["new"], tf.float32)[:, None],
+                                 tf.ones([tf.shape(x["tags"])[0], 1])], 1),
+        {"tags": [["a", "b"], ["?", ""]], "image": np.eye(2, 3, dtype=np.float32), "new": [True, False]},
+        {"tags": ["a", "b"], "image": [1.0, 0.0, 0.0], "new": 1.0}, None,
+    ),
+    (
+        "hashed", {"zip": table(layers.Hashing(5)), "salted": layers.Hashing(4, salt=3, output_mode="one_hot")},
+        lambda at, x: tf.concat([at["zip"](x["zip"]), at["salted"](x["zip"])], 1),
+        {"zip": ["10115", "", "80331"]}, {"zip": "10115"}, {"zip": ["80331", "10115"]},
+    ),
+    (
+        "a shared look-up, within a tf.function", {"user": table(layers.StringLookup(vocabulary=USERS))},
+        lambda at, x: both(at["user"], x), {"user": ["bob", "?"], "friend": ["zoë", "ann"], "age": [3.0, 4.0]},
+        {"user": "bob", "friend": "zoë", "age": 3.0}, None,
+    ),
+    (
+        "only what reaches the output", {"user": table(layers.StringLookup(vocabulary=USERS))},
+        lambda at, x: at["user"](x["user"]) + 0 * tf.cast(tf.shape(x["user"])[0], tf.float32),
+        {"user": ["bob", "?"], "when": ["now", "then"]}, {"user": "bob"}, None,
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", TAKEN, ids=[case[0] for case in TAKEN])
+def test_what_requests_give_through_onnx_is_what_keras_says(case: Any) -> None:
+    _, parts, function, columns, first, ids = case
+    model = Of(function, **parts)
+    tower = exported(model, Columns.of(columns, "", "queries"), ids or {}, "query tower")
+
+    served = Tower(tower.onnx, tower.tower.features, tower.tower.vocabularies, DIM, file="query_tower.onnx")
+    (found,) = served.embed(served.read([first]))
+    expected = model({name: tf.convert_to_tensor(column) for name, column in columns.items()})
+    np.testing.assert_allclose(found, expected[0], atol=1e-5)
+    np.testing.assert_allclose(tower.embeddings, expected, atol=1e-6)
+    assert [feature.name for feature in tower.tower.features] == list(first)
+    served.embed(served.read([{} if first.keys() != {"q"} else first, first]))
+
+
+def test_functional_models_and_one_tensor() -> None:
+    inputs = {"user": tf.keras.Input((1,), dtype=tf.string), "age": tf.keras.Input((1,))}
+    user = layers.Flatten()(layers.Embedding(5, 3)(layers.StringLookup(vocabulary=USERS)(inputs["user"])))
+    both = layers.Concatenate()([user, layers.Normalization(mean=40.0, variance=9.0)(inputs["age"])])
+    model = tf.keras.Model(inputs, layers.Dense(DIM)(both))
+    columns = {"user": [["bob"], ["?"]], "age": np.array([[20.0], [50.0]], np.float32)}
+    tower = exported(model, Columns.of(columns, "", "queries"), {}, "query tower")
+    assert [(f.name, f.kind, f.missing) for f in tower.tower.features] == [("user", "id", 0.0), ("age", "number", 35.0)]
+
+    one = exported(Of(lambda _, age: age[:, None]), Columns.of([1.0, 3.0], "age", "queries"), {}, "query tower")
+    assert [(f.name, f.kind, f.missing) for f in one.tower.features] == [("age", "number", 2.0)]
+
+
+REFUSED: list[tuple[dict[str, Any], Any, dict[str, Any], str]] = [
+    (
+        {"user": table(layers.StringLookup(vocabulary=USERS))}, lambda at, x: at["user"](tf.strings.lower(x["user"])),
+        {"user": ["Bob"]}, r"StringLookup 'string_lookup\S*' .* found StringLower between feature 'user' and it",
+    ),
+    (
+        {}, lambda _, x: tf.cast(tf.strings.length(x["user"]), tf.float32)[:, None], {"user": ["Bob"]},
+        "feature 'user': expected it to be read by a StringLookup, .* found StringLength",
+    ),
+    (
+        {"user": table(layers.StringLookup(vocabulary=USERS))},
+        lambda at, x: at["user"](x["user"]) + tf.cast(tf.strings.length(x["user"]), tf.float32)[:, None],
+        {"user": ["Bob"]}, "feature 'user' to be read by .* found StringLength as well",
+    ),
+    (
+        {"year": table(layers.IntegerLookup(vocabulary=[1999]))},
+        lambda at, x: at["year"](x["year"]) + tf.cast(x["year"], tf.float32)[:, None], {"year": [1999]},
+        "feature 'year' to be read by .* found Cast as well",
+    ),
+    (
+        {"zip": table(layers.Hashing(5))}, lambda at, x: at["zip"](x["zip"]), {"zip": ["10115"]},
+        r"feature 'zip': expected vocabularies=\{'zip': ids\}, the ids that Hashing",
+    ),
+    (
+        {"q": words(ngrams=2)}, lambda at, x: at["q"](x["q"]), {"q": ["a toy"]}, r"expected ngrams of None, found 2",
+    ),
+    (
+        {"q": words(standardize=tf.strings.upper)}, lambda at, x: at["q"](x["q"]), {"q": ["a toy"]},
+        "expected standardize of None, 'lower'",
+    ),
+    (
+        {"user": table(layers.StringLookup(vocabulary=USERS, num_oov_indices=3))}, lambda at, x: at["user"](x["user"]),
+        {"user": ["Bob"]}, "expected num_oov_indices=1, found 3",
+    ),
+    (
+        {"seen": table(layers.StringLookup(vocabulary=USERS))}, lambda at, x: tf.reduce_mean(at["seen"](x["seen"]), 1),
+        {"seen": [["ann", "bob"]]}, "expected lookups of lists to have one mask_token",
+    ),
+    (
+        {}, lambda _, x: x["my age"][:, None], {"my age": [1.0]}, "expected a name of letters, digits and _",
+    ),
+    (
+        {}, lambda _, x: x["age"][:, None], {"age": [1.0, float("nan")]},
+        "expected finite embeddings, found others for {'age': nan}",
+    ),
+    (
+        {}, lambda _, x: x["a"][:, None], {"a": [1.0], "b": [1.0, 2.0]}, r"columns of one length >= 1, received",
+    ),
+    (
+        {"q": table(words())}, lambda at, x: tf.reduce_mean(at["q"](x["q"]), axis=1), {"q": ["toy", "a toy story"]},
+        "query tower: expected a model whose output for a row does not depend on the others of its batch",
+    ),
+    (
+        {}, lambda _, x: x["b"][:, None], {"a": [1.0]}, "a model that takes tensors by name: a; found",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=[case[-1] for case in REFUSED])
+def test_what_is_refused_is_named(case: Any) -> None:
+    parts, function, columns, message = case
+    with pytest.raises(ExportError, match=message):
+        exported(Of(function, **parts), Columns.of(columns, "", "queries"), {}, "query tower")

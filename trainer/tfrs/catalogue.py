@@ -1,0 +1,146 @@
+"""The catalogue of an export: labels, their embeddings and training counts, and the tower that embeds new ones.
+
+Legend: `L` labels, `D` dimensions.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import tensorflow as tf
+
+from longtail.bundle.arrays import Float32, Int64
+from longtail.trainer.errors import ExportError
+from longtail.trainer.tfrs.columns import Columns, Ids, floats, strings
+from longtail.trainer.tfrs.sides import ExportedTower, exported
+from longtail.trainer.tfrs.tracing import trace
+
+Candidates = Ids | tuple[Ids, Mapping[str, Any]]
+"""Ids, or ids with columns of features."""
+
+_BATCH = 1024
+_EXAMPLES = 1000
+"""Labels on which the label tower is checked."""
+_WHERE = "label tower"
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """All labels.
+
+    Attributes:
+        ids: string [L].
+        embeddings: float32 [L, D].
+        examples: what the candidate model took for the first labels; None for what cannot be a feature by name.
+        named: the candidate model takes features by name.
+    """
+
+    ids: pa.Array
+    embeddings: Float32
+    examples: Columns | None
+    named: bool
+
+    @classmethod
+    def of(cls, model: Callable[[Any], Any], candidates: Candidates | tf.data.Dataset, name: str) -> Catalogue:
+        """Embed the candidates.
+
+        Args:
+            model: candidate features, in batches, to embeddings.
+            candidates: ids, ids with features, or a dataset of ids or of pairs (id, features).
+            name: of a tensor of features that are the ids themselves.
+
+        Raises:
+            ExportError: no candidates.
+        """
+        dataset = candidates
+        if not isinstance(dataset, tf.data.Dataset):
+            dataset = tf.data.Dataset.from_tensor_slices(candidates)
+        pairs = isinstance(dataset.element_spec, tuple)
+        if (dataset.element_spec[0] if pairs else dataset.element_spec).shape.rank == 0:
+            dataset = dataset.batch(_BATCH)
+        ids, blocks, examples, kept = [], [], [], 0
+        for element in dataset:
+            batch_ids, features = element if pairs else (element, element)
+            ids.append(strings(batch_ids.numpy()))
+            blocks.append(floats(model(features)))
+            if kept < _EXAMPLES and _traceable(features):
+                examples.append(features if isinstance(features, Mapping) else {name: features})
+                kept += len(batch_ids)
+        if not blocks:
+            raise ExportError("candidates: expected at least one, received none")
+        whole = {column: tf.concat([block[column] for block in examples], 0) for column in (examples or [{}])[0]}
+        columns = Columns(whole, not isinstance(features, Mapping)) if whole else None
+        if columns is not None and columns.single and not columns.holds(name, pa.concat_arrays(ids)):
+            columns = None
+        return cls(pa.concat_arrays(ids), np.concatenate(blocks), columns, isinstance(features, Mapping))
+
+    def tower(
+        self, model: Callable[[Any], Any], known: Mapping[str, Any], wanted: bool | None
+    ) -> tuple[ExportedTower | None, str | None]:
+        """The tower that embeds labels from their features, and which of these is their own id.
+
+        There is none for a model that takes nothing but the id, or a tensor without a name.
+
+        Args:
+            model: that made the embeddings.
+            known: ids of columns that a Hashing reads, by column.
+            wanted: None warns where it cannot be exported; False does not try.
+
+        Raises:
+            ExportError: it is wanted and cannot be exported.
+        """
+        if wanted is False:
+            return None, None
+        own = None
+        try:
+            if self.examples is None or not isinstance(model, tf.Module):
+                raise ExportError(f"{_WHERE}: expected a Keras model of tensors by name, or of the ids alone")
+            examples = self.examples.take(range(min(len(self.examples), _EXAMPLES)))
+            features = trace(model, examples, known, _WHERE).tower.features
+            ids = [feature.name for feature in features if feature.kind == "id"]
+            own = next((name for name in ids if examples.holds(name, self.ids)), None)
+            if own is None or len(features) > 1:
+                return exported(model, examples, known, _WHERE), own
+            if wanted:
+                raise ExportError(f"{_WHERE}: expected features beside the id, {own!r}, found none")
+        except ExportError as error:
+            if wanted:
+                raise
+            if (self.named or self.examples is not None) and isinstance(model, tf.Module):
+                warnings.warn(f"no label tower, so labels cannot be added while serving: {error}", stacklevel=3)
+        return None, None
+
+
+def counts_of(ids: pa.Array, counts: Mapping[Any, int] | Int64) -> Int64:
+    """Training pairs of every label, int64 [L].
+
+    Args:
+        ids: of the labels.
+        counts: by id, or in their order.
+
+    Raises:
+        ExportError: none of the ids is a label, or another number of counts.
+    """
+    if isinstance(counts, Mapping):
+        by_id = dict(zip(strings(list(counts)).to_pylist(), counts.values(), strict=True))
+        counts_L = np.array([by_id.get(id_, 0) for id_ in ids.to_pylist()], np.int64)
+        if by_id and not counts_L.any():
+            raise ExportError(
+                f"counts: expected ids of candidates, such as {ids[0].as_py()!r}, "
+                f"received none of them but {next(iter(by_id))!r}"
+            )
+        return counts_L
+    counts_L = np.asarray(counts, np.int64)
+    if counts_L.shape != (len(ids),):
+        raise ExportError(f"counts: expected one for each of {len(ids)} candidates, received shape {counts_L.shape}")
+    return counts_L
+
+
+def _traceable(features: Any) -> bool:
+    tensors = features.values() if isinstance(features, Mapping) else [features]
+    return all(isinstance(tensor, tf.Tensor) for tensor in tensors)

@@ -1,0 +1,135 @@
+"""Raw columns, as a Keras model takes them, and the values that a request gives in their place.
+
+Legend: `B` queries or labels, `P` list length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import tensorflow as tf
+from pydantic import JsonValue
+
+from longtail.bundle.arrays import Array, Float32
+from longtail.trainer.errors import ExportError
+
+Ids = Sequence[str] | Sequence[int] | Array
+"""Ids as they are: [B] strings or integers."""
+
+_BATCH = 1024
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What a Keras model is called with.
+
+    Attributes:
+        tensors: by name: strings, integers, floats or booleans, [B], [B, 1] or [B, P].
+        single: the model takes the one tensor, not a dict.
+    """
+
+    tensors: Mapping[str, tf.Tensor]
+    single: bool = False
+
+    @classmethod
+    def of(cls, given: Any, name: str, where: str) -> Columns:
+        """From a mapping of columns, or from one column, to be called `name`.
+
+        Raises:
+            ExportError: no rectangular column, or columns of different length; begins with `where`.
+        """
+        single = not isinstance(given, Mapping)
+        tensors = {}
+        for column, values in ({name: given} if single else given).items():
+            try:
+                tensors[str(column)] = tf.convert_to_tensor(values)
+            except (TypeError, ValueError) as error:
+                raise ExportError(f"{where}: expected a rectangular array for {column!r}, found: {error}") from error
+        lengths = {column: int(tensor.shape[0]) if tensor.shape.rank else None for column, tensor in tensors.items()}
+        if len(set(lengths.values())) != 1 or None in lengths.values() or 0 in lengths.values():
+            raise ExportError(f"{where}: expected columns of one length >= 1, received {lengths}")
+        return cls(tensors, single)
+
+    def __len__(self) -> int:
+        return int(next(iter(self.tensors.values())).shape[0])
+
+    def argument(self, tensors: Mapping[str, tf.Tensor]) -> Any:
+        """What the model is called with, of tensors by name, [B] or [B, P]."""
+        return next(iter(tensors.values())) if self.single else dict(tensors)
+
+    def take(self, rows: Any) -> Columns:
+        """Some rows: int [n]."""
+        return Columns({name: tf.gather(column, rows) for name, column in self.tensors.items()}, self.single)
+
+    def embed(self, model: Callable[[Any], Any], where: str) -> Float32:
+        """The model's embeddings, float32 [B, D].
+
+        Raises:
+            ExportError: a model that does not take these columns.
+        """
+        blocks = []
+        for start in range(0, len(self), _BATCH):
+            block = {name: column[start : start + _BATCH] for name, column in self.tensors.items()}
+            try:
+                blocks.append(floats(model(self.argument(block))))
+            except Exception as error:  # Keras raises errors of any type about its inputs.
+                given = "one tensor" if self.single else f"tensors by name: {', '.join(block)}"
+                raise ExportError(f"{where}: expected a model that takes {given}; found: {error}") from error
+        embeddings_BD = np.concatenate(blocks)
+        if not np.isfinite(embeddings_BD).all():
+            row = int(np.argwhere(~np.isfinite(embeddings_BD))[0][0])
+            raise ExportError(f"{where}: expected finite embeddings, found others for {self._row(row)}")
+        return embeddings_BD
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        """Every row's values, strings as bytes."""
+        return list(zip(*(map(_hashable, column.numpy().tolist()) for column in self.tensors.values()), strict=True))
+
+    def holds(self, name: str, ids: pa.Array) -> bool:
+        """Whether a column's values are the first ids, of string [L]."""
+        column = self.tensors.get(name)
+        if column is None or column.dtype.is_floating or column.shape[1:].num_elements() != 1:
+            return False
+        return bool(strings(column.numpy().reshape(-1)).equals(ids[: len(self)]))
+
+    def _row(self, row: int) -> dict[str, Any]:
+        return {name: column[row].numpy().tolist() for name, column in self.tensors.items()}
+
+
+def floats(embeddings: Any) -> Float32:
+    """Embeddings as NumPy has them, float32."""
+    return np.asarray(embeddings, dtype=np.float32)
+
+
+def strings(ids: Any) -> pa.Array:
+    """Ids as the bundle writes them: UTF-8 text, integers in decimal."""
+    return pa.array([text(id_) for id_ in np.asarray(ids).tolist()], pa.string())
+
+
+def text(value: Any) -> str:
+    """One id as the bundle writes it."""
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def values(column: tf.Tensor, kind: str, padding: str | None = None) -> list[JsonValue]:
+    """What requests give for a raw column.
+
+    Args:
+        column: [B], [B, 1] or [B, P].
+        kind: of the feature.
+        padding: what fills the lists of a history, and is left out.
+    """
+    rows = column.numpy()
+    if kind in ("number", "vector"):
+        return list(rows.astype(np.float64).reshape((-1, *rows.shape[1:]) if kind == "vector" else -1).tolist())
+    if kind == "history":
+        return [[id_ for id_ in map(text, row) if id_ != padding] for row in rows.tolist()]
+    return [text(value) for value in rows.reshape(-1).tolist()]
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

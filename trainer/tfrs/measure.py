@@ -1,0 +1,127 @@
+"""The curve of λ and μ of an exported model, on pairs that were held out of its training.
+
+Legend: `N` pairs, `Q` distinct queries, `L` labels.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from longtail.bundle import BiasRemoval, Popularity
+from longtail.bundle.arrays import Float32, Int32
+from longtail.trainer.config import EvaluationConfig
+from longtail.trainer.data.pairs import Pairs
+from longtail.trainer.errors import ExportError
+from longtail.trainer.evaluation.dial import Dial, Noise, Setting, best_dial, lines
+from longtail.trainer.evaluation.held_out import HeldOut
+from longtail.trainer.evaluation.ranking import LabelSide, bias_removal_curve
+from longtail.trainer.tfrs.columns import Columns, Ids, strings
+
+_BY_THE_CALLER = "the caller of export_tfrs"
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Pairs that the model was not trained on.
+
+    Attributes:
+        queries: as those of `export_tfrs`, a row to a pair: ids, or columns by name.
+        labels: the label of every pair, [N]; pairs of labels that are not in the catalogue are left out.
+        seen: labels to leave out of each pair's ranking, N lists of ids: what the query has chosen in training. None
+            leaves nothing out.
+    """
+
+    queries: Ids | Mapping[str, Any]
+    labels: Ids
+    seen: Sequence[Sequence[Any]] | None = None
+
+
+def unmeasured(bias_removal: float | None, noise: Noise) -> Dial:
+    """λ as the caller has it, or 0, and no curve."""
+    chosen_by = f"{_BY_THE_CALLER}; nothing was measured"
+    return Dial(BiasRemoval(default=bias_removal or 0.0, noise=noise.name, chosen_by=chosen_by))
+
+
+def measured(
+    validation: Validation,
+    columns: Callable[[Any], Columns],
+    embed: Callable[[Columns], Float32],
+    ids: pa.Array,
+    label_side: LabelSide,
+    noise: Noise,
+    config: EvaluationConfig,
+    *,
+    bias_removal: float | None,
+) -> tuple[Dial, bytes]:
+    """The dial with its curve, and the bundle's metrics.json.
+
+    Args:
+        validation: pairs.
+        columns: what the model takes of its queries.
+        embed: the model.
+        ids: of the labels, string [L].
+        label_side: all labels.
+        noise: what λ removes.
+        config: what to measure, and the metric to choose by.
+        bias_removal: λ if it is not to be chosen.
+
+    Raises:
+        ExportError: pairs that do not fit together, or none of a label in the catalogue.
+        DataError: no pair is left to find, or a metric over more labels than there are.
+    """
+    asked = columns(validation.queries)
+    labels_N = _rows(validation.labels, ids)
+    if len(asked) != len(labels_N):
+        raise ExportError(f"validation: expected a label for each of {len(asked)} queries, received {len(labels_N)}")
+    if validation.seen is not None and len(validation.seen) != len(asked):
+        raise ExportError(f"validation.seen: expected {len(asked)} lists, received {len(validation.seen)}")
+    if not (labels_N >= 0).any():
+        raise ExportError(f"validation.labels: expected ids of candidates, such as {ids[0].as_py()!r}, received none")
+    rows: dict[Any, int] = {}
+    queries_N = np.array([rows.setdefault(row, len(rows)) for row in asked.rows()], np.int32)
+    first_Q = np.unique(queries_N, return_index=True)[1]
+    embeddings_QD = embed(asked.take(first_Q))
+    held_out = _pairs(queries_N, labels_N)
+    known = _pairs(
+        np.repeat(queries_N, [len(seen) for seen in validation.seen or []] or 0),
+        _rows([id_ for seen in validation.seen or [] for id_ in seen], ids),
+    )
+    config = config.model_copy(update={"exclude_seen": validation.seen is not None})
+
+    def measure(settings: list[Setting]) -> list[Any]:
+        return bias_removal_curve(
+            held_out, known, lambda rows_B: embeddings_QD[rows_B], label_side, config, queries=len(rows), seed=0,
+            settings=settings,
+        )  # fmt: skip
+
+    if bias_removal is None:
+        floor = ", ".join(f"{bucket} >= {least:g}" for bucket, least in config.floor.items())
+        chosen_by = f"{f'the floor {floor} and ' if floor else ''}valid {config.metric}"
+        best, curve = best_dial(measure, config, noise)
+    else:
+        chosen_by, best = _BY_THE_CALLER, Setting(bias_removal)
+        curve = measure(lines(config, noise, bias_removal))
+    dial = Dial(
+        BiasRemoval(default=best.bias_removal, noise=noise.name, chosen_by=chosen_by, curve_split="valid", curve=curve),
+        Popularity(default=best.popularity),
+    )
+    found = HeldOut.of(held_out, known, labels=len(ids), exclude_seen=config.exclude_seen)
+    figures = dial.bias_removal.model_dump(mode="json") | {"held_out": {"valid": asdict(found)}}
+    return dial, json.dumps(figures, indent=1, ensure_ascii=False).encode()
+
+
+def _rows(given: Any, ids: pa.Array) -> Int32:
+    """Label rows of ids, −1 for what is no label."""
+    found = pc.fill_null(pc.index_in(strings(given), value_set=ids), -1)
+    return np.asarray(found.to_numpy(zero_copy_only=False), np.int32)
+
+
+def _pairs(queries: Int32, labels: Int32) -> Pairs:
+    return Pairs(queries[labels >= 0], labels[labels >= 0]).sorted()
