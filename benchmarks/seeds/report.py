@@ -33,10 +33,10 @@ _SHORT = {
 
 
 def write(studies: list[Study], store: Store, benchmarks: Path, *, printed: bool = False) -> None:
-    """Write everything that has figures; `printed` shows it instead of touching RESULTS.md."""
+    """Write everything that has figures; `printed` shows these alone instead of touching RESULTS.md."""
     measured = {study.name: list(store.records(study).values()) for study in studies}
     by_name = {study.name: study for study in studies}
-    parts = [_findings(measured, by_name)]
+    parts = [_findings(measured, by_name, all_told=not printed)]
     for paper, title in _TITLES.items():
         sections = [
             _section(study, measured[study.name], None if printed else benchmarks / "plots")
@@ -46,7 +46,7 @@ def write(studies: list[Study], store: Store, benchmarks: Path, *, printed: bool
         if paper == "bm20" and sections and (by_noise := store.overlaps()):
             sections.insert(1, _overlaps(by_noise))
         parts += [title, *sections] if sections else []
-    parts.append(_elsewhere(measured))
+    parts += [] if printed else [_elsewhere(measured)]
     spent = sum(it.seconds for records in measured.values() for it in records)
     runs = sum(len(records) for records in measured.values())
     parts.append(
@@ -66,11 +66,13 @@ def table(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in [head, ["---"] * len(head), *rows])
 
 
-def _findings(measured: dict[str, list[Record]], studies: dict[str, Study]) -> str:
-    """Every finding with its estimate, interval and verdict; what cannot be tested, with the reason."""
+def _findings(measured: dict[str, list[Record]], studies: dict[str, Study], *, all_told: bool) -> str:
+    """Findings with their estimate, interval and verdict; `all_told` also those without, with the reason."""
     rows, counts, tested = [], Counter[str](), 0
     for finding in findings():
         estimate = estimate_of(finding, measured.get(finding.study, []))
+        if estimate is None and not all_told:
+            continue
         if estimate is None and finding.reason:
             row, told = [finding.source, finding.claim, "–", "–", "–"], f"cannot be tested: {finding.reason}"
         else:
