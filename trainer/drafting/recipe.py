@@ -21,7 +21,7 @@ from longtail.trainer.drafting.roles import TIME_WORDS, Roles, roles_of
 from longtail.trainer.drafting.towers import WIDTH, Sizes, label_tower, query_tower, quoted, tower_text
 from longtail.trainer.errors import DataError, RecipeError
 
-# Gentle: purchases in twenty that weigh 10 leave two fifths of the pairs' (Σw)²/Σw², and recall falls by a tenth.
+# Gentle: one purchase in twenty that weighs 10 leaves two fifths of the pairs' (Σw)²/Σw².
 _EVENT_WEIGHTS = {"view": 1, "click": 1, "impression": 1, "like": 2, "wishlist": 2, "cart": 2, "basket": 2,
                   "checkout": 3, "purchase": 3, "order": 3, "buy": 3, "transaction": 3}  # fmt: skip
 _TITLES = {"title", "name", "brand", "headline", "label"}
