@@ -84,6 +84,9 @@ def fit(
     warm_start: Annotated[
         Path | None, typer.Option("--warm-start", help="Bundle to begin from: its rows and weights, where they fit.")
     ] = None,
+    fresh_optimizer: Annotated[
+        bool, typer.Option("--fresh-optimizer", help="Leave the optimisers' state that the bundle may keep.")
+    ] = False,
     track: Annotated[
         list[str] | None, typer.Option("--track", help="mlflow or wandb: keep settings and figures there too.")
     ] = None,
@@ -96,7 +99,7 @@ def fit(
     from longtail.trainer import job
     from longtail.trainer.progress import Reporter
 
-    job.fit(checked, out, Reporter(), warm_start=warm_start, track=track or [])
+    job.fit(checked, out, Reporter(), warm_start=warm_start, fresh_optimizer=fresh_optimizer, track=track or [])
 
 
 @app.command()

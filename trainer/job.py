@@ -18,7 +18,7 @@ from longtail.bundle import BiasRemoval, Bundle, CurvePoint, Popularity, refuse_
 from longtail.trainer.config import EvaluationConfig, Recipe, load_recipe
 from longtail.trainer.data.dataset import Dataset, read_dataset
 from longtail.trainer.data.pairs import Pairs
-from longtail.trainer.errors import CheckpointError
+from longtail.trainer.errors import CheckpointError, RecipeError
 from longtail.trainer.evaluation.comparison import Comparison
 from longtail.trainer.evaluation.dial import Dial, Setting, best_dial, lines
 from longtail.trainer.evaluation.held_out import HeldOut
@@ -41,6 +41,7 @@ def fit(
     *,
     overrides: Sequence[str] = (),
     warm_start: Path | str | None = None,
+    fresh_optimizer: bool = False,
     callbacks: Sequence[keras.callbacks.Callback] = (),
     track: Sequence[str] = (),
 ) -> Bundle:
@@ -56,7 +57,9 @@ def fit(
         out: directory to write; must not exist.
         reporter: shows progress and the table of figures; `Reporter()` does on the terminal, None shows nothing.
         overrides: of a recipe that is a path, `KEY=VALUE`, such as `model.dim=32`.
-        warm_start: bundle to begin from: rows of ids that are still there and weights whose shapes match.
+        warm_start: bundle to begin from: rows of ids that are still there and weights whose shapes match, with the
+            optimisers' state where the bundle keeps it (`training.keep_optimizer`).
+        fresh_optimizer: leave that state and take over the weights alone.
         callbacks: of Keras, beside the run that is validated, not the refit after it. `on_train_begin`,
             `on_epoch_begin`, `on_epoch_end` (logs `loss` and `val_METRIC`, such as `val_recall@20`) and `on_train_end`
             are called. `callback.model` is a `keras.Model` of both towers, `model.query` and `model.label`; to set its
@@ -76,13 +79,15 @@ def fit(
         >>> bundle.manifest.labels, bundle.embeddings.shape
         (16, (16, 4))
     """
+    if fresh_optimizer and warm_start is None:
+        raise RecipeError("fresh_optimizer: expected a warm start beside it, received none")
     out, reporter = Path(out), reporter or Reporter(Console(quiet=True))
     if not isinstance(recipe, Recipe):
         recipe = load_recipe(recipe, overrides)
     refuse_existing(out)
     for name in track:
         tracker_module(name)
-    weights = None if warm_start is None else WarmStart.read(Path(warm_start))
+    weights = None if warm_start is None else WarmStart.read(Path(warm_start), optimizer=not fresh_optimizer)
     dataset = read_dataset(recipe)
     _describe(recipe, dataset, reporter)
     work = work_directory(out)

@@ -22,12 +22,16 @@ class Table(Protocol):
     """The rows, float32 [rows, D]."""
 
 
+STEPS = "steps"
+"""Slot that is no row's: how many steps the others saw before this run, float32 scalar, exact below 2^24."""
+
+
 class RowOptimizer(Protocol):
     """Updates touched rows of one table."""
 
     @property
-    def variables(self) -> list[keras.Variable]:
-        """Slots, for checkpoints."""
+    def slots(self) -> dict[str, keras.Variable]:
+        """State by name: [rows, …] of the table's rows, or `STEPS`."""
 
     def apply(self, ids_U: Tensor, rows_UD: Tensor, gradients_UD: Tensor, *, rate: Tensor, step: Tensor) -> None:
         """Write `rows − update` at `ids`.
@@ -54,9 +58,9 @@ class RowwiseAdagrad:
         )
 
     @property
-    def variables(self) -> list[keras.Variable]:
+    def slots(self) -> dict[str, keras.Variable]:
         """The accumulator, [rows, 1]."""
-        return [self.accumulator]
+        return {"accumulator": self.accumulator}
 
     def apply(self, ids_U: Tensor, rows_UD: Tensor, gradients_UD: Tensor, *, rate: Tensor, step: Tensor) -> None:  # noqa: ARG002
         """As `RowOptimizer.apply`."""
@@ -66,7 +70,8 @@ class RowwiseAdagrad:
 
 
 class LazyAdam:
-    """Adam whose moments move only for touched rows; bias correction follows the global step."""
+    """Adam whose moments move only for touched rows; bias correction follows the global step, and counts on from the
+    steps of an earlier run whose moments were taken over."""
 
     def __init__(
         self,
@@ -79,11 +84,12 @@ class LazyAdam:
         self.table = table
         self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
         self.mean, self.square = _slot(table, "mean"), _slot(table, "square")
+        self.before = keras.Variable(0.0, dtype="float32", trainable=False, name=f"{table.name}_before")
 
     @property
-    def variables(self) -> list[keras.Variable]:
-        """First and second moments, both [rows, D]."""
-        return [self.mean, self.square]
+    def slots(self) -> dict[str, keras.Variable]:
+        """First and second moments, both [rows, D]; steps that they saw before this run."""
+        return {"mean": self.mean, "square": self.square, STEPS: self.before}
 
     def apply(self, ids_U: Tensor, rows_UD: Tensor, gradients_UD: Tensor, *, rate: Tensor, step: Tensor) -> None:
         """As `RowOptimizer.apply`."""
@@ -91,7 +97,8 @@ class LazyAdam:
         square_UD = self.beta_2 * backend.gather(self.square, ids_U) + (1 - self.beta_2) * ops.square(gradients_UD)
         backend.scatter(self.mean, ids_U, mean_UD)
         backend.scatter(self.square, ids_U, square_UD)
-        correction = ops.sqrt(1 - ops.power(self.beta_2, step)) / (1 - ops.power(self.beta_1, step))
+        since = step + self.before.value
+        correction = ops.sqrt(1 - ops.power(self.beta_2, since)) / (1 - ops.power(self.beta_1, since))
         update_UD = rate * correction * mean_UD / (ops.sqrt(square_UD) + self.epsilon)
         backend.scatter(self.table.table, ids_U, rows_UD - update_UD)
 
@@ -109,9 +116,9 @@ class ElementwiseAdagrad:
         self.accumulator = _slot(table, "accumulator")
 
     @property
-    def variables(self) -> list[keras.Variable]:
+    def slots(self) -> dict[str, keras.Variable]:
         """The accumulator, [rows, D]."""
-        return [self.accumulator]
+        return {"accumulator": self.accumulator}
 
     def apply(self, ids_U: Tensor, rows_UD: Tensor, gradients_UD: Tensor, *, rate: Tensor, step: Tensor) -> None:  # noqa: ARG002
         """As `RowOptimizer.apply`."""
@@ -134,9 +141,9 @@ class LazySGD:
         self.velocity = _slot(table, "velocity") if momentum else None
 
     @property
-    def variables(self) -> list[keras.Variable]:
+    def slots(self) -> dict[str, keras.Variable]:
         """The velocity, [rows, D]; nothing without momentum."""
-        return [] if self.velocity is None else [self.velocity]
+        return {} if self.velocity is None else {"velocity": self.velocity}
 
     def apply(self, ids_U: Tensor, rows_UD: Tensor, gradients_UD: Tensor, *, rate: Tensor, step: Tensor) -> None:  # noqa: ARG002
         """As `RowOptimizer.apply`."""
@@ -291,6 +298,26 @@ def learning_rate(
 
     warmed: Callable[[Tensor], Tensor] = Warmed()
     return warmed
+
+
+class Since(keras.optimizers.schedules.LearningRateSchedule):  # Keras calls any other function without the step
+    """A rate by the steps since another one, for an optimiser whose own count began in an earlier run.
+
+    Args:
+        rate: by step number from 0.
+        start: the optimiser's count at that step 0, int32 scalar.
+    """
+
+    def __init__(self, rate: Callable[[Tensor], Tensor], start: keras.Variable) -> None:
+        self.rate, self.start = rate, start
+
+    def __call__(self, step: Tensor) -> Tensor:
+        """The rate of a step by the optimiser's count."""
+        return self.rate(step - ops.cast(self.start.value, step.dtype))
+
+    def get_config(self) -> dict[str, Callable[[Tensor], Tensor] | keras.Variable]:
+        """Its arguments."""
+        return {"rate": self.rate, "start": self.start}
 
 
 def clip_scale(gradients: list[Tensor], limit: float) -> Tensor:

@@ -38,11 +38,11 @@ from longtail.trainer.losses.implied_noise import (
 )
 from longtail.trainer.model.step import TrainStep
 from longtail.trainer.model.two_tower import TwoTower
+from longtail.trainer.optimizer_state import carry_over_state
 from longtail.trainer.own_rows import check_link
 from longtail.trainer.progress import Reporter
-from longtail.trainer.sampling.conditional import TREE_DIMS, penalties_of
-from longtail.trainer.sampling.proposal import FittedTree, fit_proposal, read_or_fit_proposal
 from longtail.trainer.trackers import Trackers
+from longtail.trainer.tree import tree_of
 from longtail.trainer.warm_start import CarriedOver, WarmStart
 
 
@@ -165,7 +165,7 @@ def prepare_run(
         dataset: its data.
         epochs: how many are to be trained.
         work: directory of the run's checkpoints.
-        warm_start: weights to begin with where there is no checkpoint.
+        warm_start: weights, and the optimisers' state, to begin with where there is no checkpoint.
 
     Raises:
         DataError: too few training pairs, a metric over more labels than there are, or a feature's column that
@@ -190,7 +190,7 @@ def prepare_run(
         )
     steps_per_epoch = visits // batch_size
     identity = identity_of(recipe, dataset, None if warm_start is None else warm_start.sha256)
-    tree = _tree(recipe, dataset, encoding, work / f"proposal-{identity[:16]}.npz")
+    tree = tree_of(recipe, dataset, encoding, work / f"proposal-{identity[:16]}.npz")
     model = TwoTower(recipe, encoding, len(dataset.label_ids), None if tree is None else tree.proposal)
     carried = None if warm_start is None else warm_start.carry_over(model, encoding.vocabularies, dataset.label_ids)
     train_step = TrainStep(
@@ -201,6 +201,8 @@ def prepare_run(
         total_steps=round(epochs * steps_per_epoch),
         pairs=len(dataset.train),
     )
+    if warm_start is not None and carried is not None:
+        carry_over_state(warm_start, model, train_step.updates, carried)
     held_out = {} if tree is None else tree.held_out
     trained = Trained(recipe, dataset, encoding, model, train_step, TrainingHistory(tree_penalties=held_out))
     checkpoints = Checkpoints(work, f"{identity}-{epochs}")
@@ -239,7 +241,7 @@ def train(
         work: directory of this run's checkpoints.
         logs: directory of TensorBoard logs.
         reporter: shows progress.
-        warm_start: weights to begin with.
+        warm_start: weights, and the optimisers' state, to begin with.
         callbacks: of Keras, as `Callbacks` calls them.
         track: trackers beside TensorBoard, by name.
 
@@ -347,27 +349,6 @@ def train(
     else:
         history.best_epoch = min(len(history.losses), epochs)
     return trained
-
-
-def _tree(recipe: Recipe, dataset: Dataset, encoding: Encoding, path: Path) -> FittedTree | None:
-    """The tree that `adversarial` draws from, kept at `path`; None for any other sampler."""
-    sampler = recipe.loss.sampler
-    if sampler.name != "adversarial":
-        return None
-    rng = np.random.default_rng(recipe.seed)
-    return read_or_fit_proposal(
-        path,
-        lambda: fit_proposal(
-            [feature for feature in recipe.query.features if feature.in_tree],
-            lambda rows_B: encoding.query.of_pairs(rows_B, rng),
-            dataset.train.labels,
-            vocabulary_rows=encoding.vocabulary_rows,
-            labels=len(dataset.label_ids),
-            dims=sampler.dims or TREE_DIMS,
-            penalties=penalties_of(sampler.penalty),
-            query_id=recipe.data.query_id,
-        ),
-    )
 
 
 def _validate(trained: Trained) -> list[CurvePoint]:

@@ -2,7 +2,7 @@
 
 A bundle's ONNX towers cannot be trained further, so it keeps their weights beside them, as `weights.npz`: every
 embedding table as `tables/NAME`, whose row of an id is that of `vocabularies/NAME.parquet`, the label biases, and the
-towers' dense weights as `query/PLACE` and `label/PLACE`.
+towers' dense weights as `query/PLACE` and `label/PLACE`. The optimisers' state may be kept too (`optimizer_state.py`).
 
 Legend: `D` dimensions, `L` labels.
 """
@@ -21,13 +21,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from longtail.bundle import Bundle, Vocabulary
-from longtail.bundle.arrays import Float32
+from longtail.bundle.arrays import Array, Float32, Int64
 from longtail.trainer.backend import ops
 from longtail.trainer.errors import CheckpointError
 from longtail.trainer.model.embedding import Table
 from longtail.trainer.model.two_tower import LABEL_BIAS, TwoTower
 
 WEIGHTS_FILE = "weights.npz"
+OPTIMIZER_FILE = "optimizer.npz"
 _TEMPERATURE = "log_temperature"
 
 
@@ -38,21 +39,27 @@ class CarriedOver:
     Attributes:
         tables: (rows carried over, new rows, rows that vanished) by table name; the out-of-vocabulary row counts.
         dense: names of the dense weights carried over.
-        left: why a table or weight was not, in words, by name.
+        state: weights whose optimiser state was carried over with them; of a table `tables/NAME/OPTIMIZER`.
+        left: why a table, weight or state was not, in words, by name.
+        places: of every table carried over, the old row of each new one, −1 of new ids, int64 [rows]; and the number of
+            old rows.
     """
 
     tables: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     dense: list[str] = field(default_factory=list)
+    state: list[str] = field(default_factory=list)
     left: dict[str, str] = field(default_factory=dict)
+    places: dict[str, tuple[Int64, int]] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
-        """One line per table, one for the dense weights, one for everything that was left."""
+        """One line per table, one for the dense weights, one for the state, one for everything that was left."""
         rows = [
             f"table {name}: {kept:,} rows carried over, {new:,} new, {gone:,} vanished"
             for name, (kept, new, gone) in self.tables.items()
         ]
         dense = [f"dense: {', '.join(self.dense)} carried over"] if self.dense else []
-        return [*rows, *dense, *(f"{name}: starts fresh: {why}" for name, why in self.left.items())]
+        state = [f"optimiser state: {', '.join(self.state)} carried over"] if self.state else []
+        return [*rows, *dense, *state, *(f"{name}: starts fresh: {why}" for name, why in self.left.items())]
 
 
 @dataclass(frozen=True)
@@ -60,18 +67,26 @@ class WarmStart:
     """The weights of a trained bundle.
 
     Attributes:
-        sha256: of the file that holds them, for the identity of what is trained from it.
+        sha256: of what holds them, for the identity of what is trained from it.
         weights: by name.
         ids: what the rows 1, 2, … of a table stand for, by table; none of a table of hashed words.
+        slots: state of the optimisers by name; None where there is none, or none is wanted.
+        no_slots: why, in words.
     """
 
     sha256: str
     weights: Mapping[str, Float32]
     ids: Mapping[str, pa.Array]
+    slots: Mapping[str, Array] | None = None
+    no_slots: str = "the bundle keeps no optimiser state (training.keep_optimizer)"
 
     @classmethod
-    def read(cls, path: Path) -> WarmStart:
+    def read(cls, path: Path, *, optimizer: bool = True) -> WarmStart:
         """Read the weights that a bundle keeps.
+
+        Args:
+            path: the bundle.
+            optimizer: read the optimisers' state too, if the bundle keeps it.
 
         Raises:
             CheckpointError: it keeps none, or `path` holds a run's checkpoints.
@@ -88,13 +103,16 @@ class WarmStart:
                 f"{path}: expected {WEIGHTS_FILE}, the weights to train on from, found none: it was written before "
                 "bundles kept them, or with training.keep_weights = false; fit once without a warm start"
             )
-        try:
-            with np.load(path / WEIGHTS_FILE, allow_pickle=False) as file:
-                weights = {name: file[name] for name in file.files}
-        except (ValueError, zipfile.BadZipFile) as error:
-            raise CheckpointError(f"{path / WEIGHTS_FILE}: expected arrays of weights: {error}") from error
-        ids = {name: vocabulary.ids for name, vocabulary in bundle.vocabularies.items()}
-        return cls(bundle.manifest.files[WEIGHTS_FILE].sha256, weights, {**ids, LABEL_BIAS: bundle.labels.ids})
+        ids = {name: vocabulary.ids for name, vocabulary in bundle.vocabularies.items()} | {
+            LABEL_BIAS: bundle.labels.ids
+        }
+        weights, sha256 = _arrays(path / WEIGHTS_FILE), bundle.manifest.files[WEIGHTS_FILE].sha256
+        if not optimizer:
+            return cls(sha256, weights, ids, no_slots="as asked (--fresh-optimizer)")
+        if OPTIMIZER_FILE not in bundle.manifest.files:
+            return cls(sha256, weights, ids)
+        state = bundle.manifest.files[OPTIMIZER_FILE].sha256
+        return cls(f"{sha256} {state}", weights, ids, _arrays(path / OPTIMIZER_FILE))
 
     def carry_over(self, model: TwoTower, vocabularies: Mapping[str, Vocabulary], label_ids: pa.Array) -> CarriedOver:
         """Put the old weights into a fresh model, wherever they fit; the rest stays as it was drawn.
@@ -134,17 +152,27 @@ class WarmStart:
                 return
             table.table.assign(old)
             carried.tables[name] = (len(old), 0, 0)
+            carried.places[name] = np.arange(len(old)), len(old)
             return
         if len(old) != len(old_ids) + 1:
             carried.left[key] = f"expected a row for each of {len(old_ids)} ids, found {len(old) - 1}"
             return
-        found = np.asarray(pc.fill_null(pc.index_in(new_ids, value_set=old_ids), -1))
+        found = np.asarray(pc.fill_null(pc.index_in(new_ids, value_set=old_ids), -1), np.int64)
+        places = np.concatenate([[0], np.where(found < 0, -1, found + 1)])
         rows = ops.convert_to_numpy(table.table).copy()
-        rows[0] = old[0]
-        rows[1:][found >= 0] = old[1:][found[found >= 0]]
+        rows[places >= 0] = old[places[places >= 0]]
         table.table.assign(rows)
         kept = int((found >= 0).sum())
         carried.tables[name] = (kept + 1, len(found) - kept, len(old_ids) - kept)
+        carried.places[name] = places, len(old)
+
+
+def _arrays(path: Path) -> dict[str, Array]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except (ValueError, zipfile.BadZipFile) as error:
+        raise CheckpointError(f"{path}: expected arrays of weights: {error}") from error
 
 
 def weights_of(model: TwoTower) -> bytes:

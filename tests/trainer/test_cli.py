@@ -18,7 +18,7 @@ SURFACE = {
     "data": ["NAME", "--out", "--from"],
     "evaluate": ["BUNDLE", "--recipe", "--split", "--markdown", "--set"],
     "export": ["RECIPE", "--from", "--out", "--set"],
-    "fit": ["RECIPE", "--out", "--since", "--warm-start", "--track", "--set"],
+    "fit": ["RECIPE", "--out", "--since", "--warm-start", "--fresh-optimizer", "--track", "--set"],
     "init": [
         "CLICKS",
         "--out",

@@ -112,7 +112,7 @@ class Descent:
     """Plain gradient descent as a row of `ROW_OPTIMIZERS`: what a step changes is its gradient."""
 
     def __init__(self, table: Table) -> None:
-        self.table, self.variables = table, ()
+        self.table, self.slots = table, {}
 
     def apply(self, ids_U: Any, rows_UD: Any, gradients_UD: Any, *, rate: Any, step: Any) -> None:  # noqa: ARG002
         backend.scatter(self.table.table, ids_U, rows_UD - rate * gradients_UD)
@@ -420,7 +420,7 @@ def test_a_compiled_step_is_the_eager_step(monkeypatch: pytest.MonkeyPatch) -> N
 def test_eta_s_step_size_outlives_two_thousand_million_pairs() -> None:
     """B times the step count is past int32; the count itself is not."""
     model = made(tiny.recipe(loss={"family": "augment_and_reduce", "weight": "importance"}))
-    model.variables[0].assign(2**31 - 2)
+    model.train_step.updates.steps_done.assign(2**31 - 2)
 
     assert np.isfinite(float(model.train_step(tiny.batch(BATCH, _pair=np.arange(B, dtype=np.int32)))))
     assert all(np.isfinite(ops.convert_to_numpy(variable)).all() for variable in model.variables)

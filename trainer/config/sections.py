@@ -195,6 +195,9 @@ class TrainingConfig(Section):
     keep_weights: bool = True
     """Keep the tables and dense weights in the bundle, `weights.npz`, so that the next training can start from them
     (`longtail-train fit --warm-start BUNDLE`). ONNX towers cannot be trained further."""
+    keep_optimizer: bool = False
+    """Keep the optimisers' state beside the weights, `optimizer.npz`, so that a warm start goes on with it: twice the
+    weights' size for Adam, once for `adagrad_elementwise` and momentum, one number a row for `adagrad`."""
 
     @model_validator(mode="after")
     def _whole_parts(self) -> Self:
@@ -203,6 +206,8 @@ class TrainingConfig(Section):
                 f"accumulate: expected equal parts of batch_size = {self.batch_size}, of at least 2 pairs, "
                 f"received {self.accumulate}"
             )
+        if self.keep_optimizer and not self.keep_weights:
+            raise ValueError("keep_optimizer: expected keep_weights = true, whose state it is, received false")
         if self.evaluate_every > 1 and self.evaluate_every % 1:
             raise ValueError(f"evaluate_every: expected whole epochs or a share of one, received {self.evaluate_every}")
         return self

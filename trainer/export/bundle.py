@@ -18,8 +18,9 @@ from longtail.bundle.arrays import Int32
 from longtail.trainer.evaluation.dial import Dial
 from longtail.trainer.evaluation.ranking import buckets_for
 from longtail.trainer.export.onnx import check_parity, export_towers
+from longtail.trainer.optimizer_state import optimizer_state_of
 from longtail.trainer.train import Trained
-from longtail.trainer.warm_start import WEIGHTS_FILE, weights_of
+from longtail.trainer.warm_start import OPTIMIZER_FILE, WEIGHTS_FILE, weights_of
 
 _CALIBRATION_QUERIES = 1000
 _SOFTWARE = ("longtail", "keras", "numpy", "pyarrow", "onnxruntime")
@@ -106,5 +107,13 @@ def to_bundle(trained: Trained, held_out_rows: Int32, dial: Dial, reports: dict[
         label_tower=label_tower,
         vocabularies=trained.encoding.vocabularies,
         proposal=model.proposal,
-        reports=reports | ({WEIGHTS_FILE: weights_of(model)} if recipe.training.keep_weights else {}),
+        reports=reports | _for_the_next_training(trained),
     )
+
+
+def _for_the_next_training(trained: Trained) -> dict[str, bytes]:
+    """Files that a warm start reads, as far as the recipe keeps them."""
+    training, model = trained.recipe.training, trained.model
+    weights = {WEIGHTS_FILE: weights_of(model)} if training.keep_weights else {}
+    state = {OPTIMIZER_FILE: optimizer_state_of(model, trained.step.updates)} if training.keep_optimizer else {}
+    return weights | state

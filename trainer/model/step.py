@@ -27,15 +27,7 @@ from longtail.trainer.model.objectives import by_objective
 from longtail.trainer.model.parts import Gradients, mean_gradients, parts_of
 from longtail.trainer.model.towers import dropouts
 from longtail.trainer.model.two_tower import LABEL_BIAS, TwoTower, untrained_variable
-from longtail.trainer.optimizers import (
-    ROW_OPTIMIZERS,
-    LazyDecay,
-    LazyL2,
-    RowOptimizer,
-    clip_scale,
-    dense_optimizer,
-    learning_rate,
-)
+from longtail.trainer.model.updates import Updates
 from longtail.trainer.own_rows import check_family, check_sampler, check_weight
 from longtail.trainer.sampling import SAMPLERS, DrawContext, LabelTable, SamplerSetup
 from longtail.trainer.sampling.streaming import StreamingFrequencies
@@ -54,6 +46,7 @@ class TrainStep:
 
     Attributes:
         sampler: what draws the negatives.
+        updates: the optimisers.
 
     Raises:
         DataError: more negatives than there are labels to draw or to mine from.
@@ -123,34 +116,7 @@ class TrainStep:
             else None
         )
         self._seed = keras.random.SeedGenerator(recipe.seed)
-        self._steps_done = keras.Variable(0, dtype="int32", trainable=False, name="step_count")
-        optimizer = recipe.optimizer
-        self._row_rate, dense_rate = (
-            learning_rate(
-                rate,
-                optimizer.schedule,
-                total_steps,
-                milestones=optimizer.milestones,
-                decay=optimizer.decay,
-                warmup=optimizer.warmup,
-            )
-            for rate in (optimizer.embedding_learning_rate, optimizer.dense_learning_rate)
-        )
-        self._row_optimizers: dict[str, RowOptimizer] = {
-            name: ROW_OPTIMIZERS[optimizer.embeddings](table, **optimizer.row_arguments)
-            for name, table in model.tables.items()
-        }
-        self._row_l2 = [LazyL2(table, optimizer.l2) for table in model.tables.values()] if optimizer.l2 else []
-        decay = optimizer.weight_decay
-        self._row_decay = [LazyDecay(table, decay) for table in model.tables.values()] if decay else []
-        self._dense = model.dense_variables
-        self._dense_optimizer = dense_optimizer(
-            optimizer.dense, dense_rate, momentum=optimizer.momentum, weight_decay=decay
-        )
-        if decay and recipe.model.learn_temperature:
-            self._dense_optimizer.exclude_from_weight_decay([model.log_temperature])
-        if self._dense:
-            self._dense_optimizer.build(self._dense)
+        self.updates = Updates(model, recipe.optimizer, total_steps=total_steps)
         self._compiled = backend.compile_step(self._update, [*self.variables, *self._constants])
 
     def __call__(self, batch: Inputs) -> Tensor:
@@ -171,17 +137,13 @@ class TrainStep:
     def variables(self) -> list[keras.Variable]:
         """All that training changes, in a fixed order: what a checkpoint holds."""
         return [
-            self._steps_done,
             self._seed.state,
             *(table.table for table in self._model.tables.values()),
-            *(slot for optimizer in self._row_optimizers.values() for slot in optimizer.variables),
-            *self._dense,
-            *(self._dense_optimizer.variables if self._dense else []),
+            *self._model.dense_variables,
+            *self.updates.variables,
             *([] if self._streaming is None else self._streaming.variables),
             *([] if self._log_eta_N is None else [self._log_eta_N]),
             *(self.sampler.variables if self.sampler.refresh is not None else []),
-            *(penalty.touched for penalty in self._row_l2),
-            *(decay.touched for decay in self._row_decay),
         ]
 
     @property
@@ -212,7 +174,7 @@ class TrainStep:
             with by_objective(self._model.towers.query, part.get("_objective")):
                 made.append(self._gradients(part))
         mean = mean_gradients(self._model.tables, made)
-        self._apply(mean.distinct, mean.rows, mean.dense)
+        self.updates.apply(mean)
         return mean.value
 
     def _gradients(self, batch: dict[str, Tensor]) -> Gradients:
@@ -239,7 +201,8 @@ class TrainStep:
             return made
 
         rows = [rows_UD for _, rows_UD in distinct]
-        (value, log_eta_B), row_gradients, gradients = backend.value_and_gradients(loss, rows, self._dense)
+        dense = self._model.dense_variables
+        (value, log_eta_B), row_gradients, gradients = backend.value_and_gradients(loss, rows, dense)
         if self._log_eta_N is not None:
             backend.scatter(self._log_eta_N, batch["_pair"], log_eta_B)
         return Gradients(value, distinct, row_gradients, gradients)
@@ -301,7 +264,7 @@ class TrainStep:
         log_pi_positive_B, log_pi_candidates = self._log_pi(positive_B), self._log_pi(candidates)
         log_eta_B = rate = None
         if self._log_eta_N is not None:
-            epochs_done = self._steps_done.value // self._steps_per_epoch
+            epochs_done = self.updates.steps_done.value // self._steps_per_epoch
             rate = ops.minimum(ops.power(1.0 + ops.cast(epochs_done, "float32"), -0.9), 1 - 1e-6)
             log_eta_B = backend.gather(self._log_eta_N, batch["_pair"])
         log_q_positive_B = self._log_q(context, positive_B, log_pi_positive_B)
@@ -361,38 +324,6 @@ class TrainStep:
         if self._streaming is not None and self.sampler.q_of_pi is not None:
             return self.sampler.q_of_pi(log_pi)
         return backend.gather(self._log_q_L, labels)
-
-    def _apply(
-        self, distinct: list[tuple[Tensor, Tensor]], row_gradients: list[Tensor], gradients: list[Tensor]
-    ) -> None:
-        """Add the penalty, clip the gradients, and let the optimisers update tables and dense variables."""
-        rate = self._row_rate(self._steps_done.value)
-        self._steps_done.assign(self._steps_done.value + 1)
-        step = ops.cast(self._steps_done.value, "float32")
-        if self._row_l2:
-            row_gradients = [
-                gradient + penalty.gradients(ids_U, rows_UD, rate=rate, step=step)
-                for penalty, (ids_U, rows_UD), gradient in zip(self._row_l2, distinct, row_gradients, strict=True)
-            ]
-            gradients = [
-                gradient
-                if variable is self._model.log_temperature
-                else gradient + 2 * self._recipe.optimizer.l2 * variable.value
-                for gradient, variable in zip(gradients, self._dense, strict=True)
-            ]
-        if self._recipe.optimizer.clip_norm is not None:
-            scale = clip_scale([*row_gradients, *gradients], self._recipe.optimizer.clip_norm)
-            row_gradients = [gradient * scale for gradient in row_gradients]
-            gradients = [gradient * scale for gradient in gradients]
-        if self._row_decay:
-            distinct = [
-                (ids_U, decay.decayed(ids_U, rows_UD, rate=rate, step=step))
-                for decay, (ids_U, rows_UD) in zip(self._row_decay, distinct, strict=True)
-            ]
-        for name, (ids_U, rows_UD), gradients_UD in zip(self._model.tables, distinct, row_gradients, strict=True):
-            self._row_optimizers[name].apply(ids_U, rows_UD, gradients_UD, rate=rate, step=step)
-        if self._dense:
-            self._dense_optimizer.apply(gradients, self._dense)
 
 
 def _side(inputs: dict[InputKey, Tensor], side: str) -> dict[str, Tensor]:

@@ -1,0 +1,122 @@
+"""What a step does with its gradients: penalties, clipping, the optimisers of tables and of dense weights, their rates.
+
+Legend: `U` distinct rows of a table, `D` dimensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import keras
+
+from longtail.trainer.backend import ops
+from longtail.trainer.config import OptimizerConfig
+from longtail.trainer.model.parts import Gradients
+from longtail.trainer.model.two_tower import TwoTower
+from longtail.trainer.optimizers import (
+    ROW_OPTIMIZERS,
+    LazyDecay,
+    LazyL2,
+    RowOptimizer,
+    Since,
+    clip_scale,
+    dense_optimizer,
+    learning_rate,
+)
+
+
+class Updates:
+    """The optimisers of one job and their state.
+
+    Args:
+        model: what they change.
+        config: of the optimisers.
+        total_steps: where a falling learning rate ends.
+
+    Attributes:
+        steps_done: of this run, int32 scalar; schedules go by it.
+        rows: the optimiser of every table, by name.
+        l2, decay: penalty and decay of every table, by name; empty without.
+        dense: Keras' optimiser of the dense weights.
+        config: of the optimisers.
+        dense_before: steps that `dense` had done before this run, its moments being of an earlier one.
+    """
+
+    def __init__(self, model: TwoTower, config: OptimizerConfig, *, total_steps: int) -> None:
+        self._model, self.config = model, config
+        self.steps_done = keras.Variable(0, dtype="int32", trainable=False, name="step_count")
+        self._row_rate, dense_rate = (
+            learning_rate(
+                rate,
+                config.schedule,
+                total_steps,
+                milestones=config.milestones,
+                decay=config.decay,
+                warmup=config.warmup,
+            )
+            for rate in (config.embedding_learning_rate, config.dense_learning_rate)
+        )
+        tables = model.tables
+        self.rows: dict[str, RowOptimizer] = {
+            name: ROW_OPTIMIZERS[config.embeddings](table, **config.row_arguments) for name, table in tables.items()
+        }
+        self.l2 = {name: LazyL2(table, config.l2) for name, table in tables.items()} if config.l2 else {}
+        decay = config.weight_decay
+        self.decay = {name: LazyDecay(table, decay) for name, table in tables.items()} if decay else {}
+        self._dense = model.dense_variables
+        self.dense_before = keras.Variable(0, dtype="int32", trainable=False, name="dense_before")
+        self.dense = dense_optimizer(
+            config.dense, Since(dense_rate, self.dense_before), momentum=config.momentum, weight_decay=decay
+        )
+        if decay and model.recipe.model.learn_temperature:
+            self.dense.exclude_from_weight_decay([model.log_temperature])
+        if self._dense:
+            self.dense.build(self._dense)
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """All that a checkpoint needs beside the model, in a fixed order."""
+        return [
+            self.steps_done,
+            *(slot for optimizer in self.rows.values() for slot in optimizer.slots.values()),
+            *([self.dense_before, *self.dense.variables] if self._dense else []),
+            *(penalty.touched for penalty in self.l2.values()),
+            *(decay.touched for decay in self.decay.values()),
+        ]
+
+    def apply(self, made: Gradients) -> None:
+        """Add the penalty, clip the gradients, and let the optimisers update tables and dense weights."""
+        rate = self._row_rate(self.steps_done.value)
+        self.steps_done.assign(self.steps_done.value + 1)
+        step = ops.cast(self.steps_done.value, "float32")
+        distinct, row_gradients, gradients = made.distinct, made.rows, made.dense
+        if self.l2:
+            row_gradients = [
+                gradient + penalty.gradients(ids_U, rows_UD, rate=rate, step=step)
+                for penalty, (ids_U, rows_UD), gradient in zip(self.l2.values(), distinct, row_gradients, strict=True)
+            ]
+            gradients = [
+                gradient if variable is self._model.log_temperature else gradient + 2 * self.config.l2 * variable.value
+                for gradient, variable in zip(gradients, self._dense, strict=True)
+            ]
+        if self.config.clip_norm is not None:
+            scale = clip_scale([*row_gradients, *gradients], self.config.clip_norm)
+            row_gradients = [gradient * scale for gradient in row_gradients]
+            gradients = [gradient * scale for gradient in gradients]
+        if self.decay:
+            distinct = [
+                (ids_U, decay.decayed(ids_U, rows_UD, rate=rate, step=step))
+                for decay, (ids_U, rows_UD) in zip(self.decay.values(), distinct, strict=True)
+            ]
+        for optimizer, (ids_U, rows_UD), gradients_UD in zip(self.rows.values(), distinct, row_gradients, strict=True):
+            optimizer.apply(ids_U, rows_UD, gradients_UD, rate=rate, step=step)
+        if self._dense:
+            self.dense.apply(gradients, self._dense)
+
+    def dense_slots(self) -> Mapping[str, list[keras.Variable]]:
+        """Slots of the dense optimiser by Keras' word for them, such as `momentum`, each as `model.dense_variables`."""
+        slots: dict[str, list[keras.Variable]] = {}
+        for variable in self.dense.variables if self._dense else []:
+            if variable.name not in ("iteration", "learning_rate"):
+                slots.setdefault(variable.name.rpartition("_")[2], []).append(variable)
+        return slots
