@@ -1,77 +1,101 @@
-"""A warm start against a start from scratch: MovieLens 100K by time, in place of a shop's daily job.
+"""A warm start against a start from scratch: generated shops, one training after another.
 
-The first 80 % of the ratings train yesterday's bundle. Today has 90 %, and the last 10 % are to be found. Three runs
-with today's data: from scratch for all epochs, from yesterday's bundle for a quarter, and from scratch for a quarter.
+The first 80 % of a shop's events train yesterday's bundle. Today has 90 %, the last twentieth of the time of which
+chooses λ and the epoch, and the last 10 % are to be found. Today's job runs from scratch, and from yesterday's bundle
+with `training.replay`; the recipe is the one that `longtail-train init` writes.
 
-    python -m benchmarks.warm_start --data data/movielens-100k
+    python -m benchmarks.warm_start --out runs/warm
 """
 
 from __future__ import annotations
 
-import argparse
 import os
-import tempfile
+import subprocess
+import sys
 import time
 from pathlib import Path
+from typing import Annotated
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
 import numpy as np
 import pyarrow.parquet as pq
+import typer
 
-from longtail.trainer import Recipe, evaluate, fit, load_recipe
+from benchmarks.shops.generate import LAWS, write
+from benchmarks.shops.measure import Measurement
+from longtail.bundle import Bundle
+from longtail.trainer import Recipe, fit, load_recipe
 
-METRICS = ("recall@20", "ndcg@20", "recall@20/tail")
-
-
-def main() -> None:
-    """Print one row of Markdown for each run."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True, help="of longtail-train data movielens-100k")
-    parser.add_argument("--epochs", type=int, default=20)
-    arguments = parser.parse_args()
-    quarter = max(arguments.epochs // 4, 1)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        recipe = load_recipe(arguments.data / "recipe.toml")
-        yesterday = cut(recipe, folder / "yesterday", until=0.8, valid=0.08, test=0.1)
-        today = cut(recipe, folder / "today", until=0.9, valid=0.05, test=0.1)
-        old = folder / "yesterday-bundle"
-        fit(with_epochs(yesterday, arguments.epochs), old)
-        print(f"| run | epochs | s | {' | '.join(METRICS)} |\n|{'---|' * (3 + len(METRICS))}", flush=True)
-        for run, epochs, start in (
-            ("from scratch", arguments.epochs, None),
-            ("warm start", quarter, old),
-            ("from scratch", quarter, None),
-        ):
-            began = time.perf_counter()
-            bundle = fit(with_epochs(today, epochs), folder / f"{run} {epochs}", warm_start=start)
-            seconds, result = time.perf_counter() - began, evaluate(bundle)
-            at = result.dial.default
-            (point,) = [it for it in result.curve if (it.bias_removal, it.popularity) == tuple(at)]
-            cells = [f"{(it := point.metrics[name]).value:.4f} [{it.low:.4f}, {it.high:.4f}]" for name in METRICS]
-            print(f"| {run} | {epochs} | {seconds:.0f} | {' | '.join(cells)} |", flush=True)
+_TRAIN = Path(sys.executable).parent / "longtail-train"
+_METRICS = ("recall@20", "ndcg@20", "recall@20/head", "recall@20/torso", "recall@20/tail")
 
 
-def with_epochs(recipe: Recipe, epochs: int) -> Recipe:
-    """The recipe for so many epochs, without early stopping, so that time is what it says."""
-    training = recipe.training.model_copy(update={"epochs": epochs, "patience": 0})
-    return recipe.model_copy(update={"training": training})
+def main(
+    out: Annotated[Path, typer.Option(help="Where shops and bundles go; what is there is not made again.")],
+    law: Annotated[list[str] | None, typer.Option(help="Only these: static, sessions, drift, fresh.")] = None,
+    replay: Annotated[list[float] | None, typer.Option(help="Of today's warm starts.")] = None,
+    seed: int = 2,
+) -> None:
+    """Print a row for each run: CPU seconds of the whole of `fit`, figures, and the difference to that from scratch."""
+    print(f"| shop | run | CPU s | {' | '.join(_METRICS)} | recall@20 less that from scratch |")
+    print("| --- " * (len(_METRICS) + 4) + "|")
+    for name in LAWS:
+        if name not in (law or LAWS):
+            continue
+        shop = out / f"{name}-{seed}"
+        if not shop.exists():
+            write(shop, name, products=5_000, users=6_000, events=150_000, seed=seed)
+            tables = ["--labels", shop / "products.parquet", "--queries", shop / "users.parquet"]
+            words = [_TRAIN, "init", shop / "events.parquet", *tables, "--out", shop / "recipe.toml"]
+            subprocess.run([str(word) for word in words], check=True, stdout=subprocess.DEVNULL)
+        _compare(name, shop, replay or [0.0, 0.1])
 
 
-def cut(recipe: Recipe, folder: Path, *, until: float, valid: float, test: float) -> Recipe:
-    """The recipe on the first `until` of its ratings by time, the last `valid` of which choose; then `test` of them."""
-    table = pq.read_table(recipe.data.train)
-    table = table.take(np.argsort(table["timestamp"].to_numpy(), kind="stable"))
-    first, second, third = (round(share * len(table)) for share in (until - valid, until, until + test))
-    folder.mkdir()
-    parts = {"train": table[:first], "valid": table[first:second], "test": table[second:third]}
-    for name, part in parts.items():
-        pq.write_table(part, folder / f"{name}.parquet")
-    paths = {name: folder / f"{name}.parquet" for name in parts}
+def _compare(name: str, shop: Path, shares: list[float]) -> None:
+    yesterday, _ = _fitted(_cut(shop, "yesterday", train=0.72, valid=0.08, test=0.1), shop / "run-yesterday", None)
+    today = _cut(shop, "today", train=0.85, valid=0.05, test=0.1)
+    scratch, took = _fitted(today, shop / "run-scratch", None)
+    runs = [("from scratch", scratch, took)]
+    for share in shares:
+        training = today.training.model_copy(update={"replay": share})
+        recipe = today.model_copy(update={"training": training})
+        runs.append((f"warm start, replay {share:g}", *_fitted(recipe, shop / f"run-warm-{share:g}", yesterday)))
+    against = Measurement(today, Bundle.load(scratch))
+    reference = against.ours(took)
+    for run, bundle, seconds in runs:
+        measurement = Measurement(today, Bundle.load(bundle))
+        row = measurement.ours(seconds)
+        figures = [f"{against.metrics(row)[key].value:.4f}" for key in _METRICS]
+        by = against.ahead(row, reference)
+        lacks = f"{by.value:+.4f} [{by.low:+.4f}, {by.high:+.4f}]" if bundle != scratch else ""
+        print(f"| {name} | {run} | {seconds:.0f} | {' | '.join(figures)} | {lacks} |", flush=True)
+
+
+def _fitted(recipe: Recipe, out: Path, warm_start: Path | None) -> tuple[Path, float]:
+    """The bundle, and the CPU seconds that it took."""
+    took = out.with_suffix(".seconds")
+    if not out.exists():
+        began = time.process_time()
+        fit(recipe, out, warm_start=warm_start)
+        took.write_text(str(time.process_time() - began), encoding="utf-8")
+    return out, float(took.read_text(encoding="utf-8"))
+
+
+def _cut(shop: Path, name: str, *, train: float, valid: float, test: float) -> Recipe:
+    """The shop's recipe on the first events by time: shares that train and choose, and the last ones, to be found."""
+    table = pq.read_table(shop / "events.parquet")
+    table = table.take(np.argsort(table["time"].to_numpy(), kind="stable"))
+    ends = {"train": (0.0, train), "valid": (train, train + valid), "test": (1 - test, 1.0)}
+    folder = shop / name
+    folder.mkdir(exist_ok=True)
+    for part, (first, last) in ends.items():
+        pq.write_table(table[round(first * len(table)) : round(last * len(table))], folder / f"{part}.parquet")
+    recipe = load_recipe(shop / "recipe.toml", ["evaluation.baselines=[]"])
+    paths = {part: folder / f"{part}.parquet" for part in ends}
     return recipe.model_copy(update={"data": recipe.data.model_copy(update={**paths, "split": None})})
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

@@ -90,6 +90,8 @@ def fit(
     weights = None if warm_start is None else WarmStart.read(Path(warm_start), optimizer=not fresh_optimizer)
     dataset = read_dataset(recipe)
     _describe(recipe, dataset, reporter)
+    if weights is not None:
+        weights.warn_of_learnt(dataset, reporter)
     work = work_directory(out)
     trained = train(
         recipe,

@@ -25,6 +25,7 @@ from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.known import KnownPositives
+from longtail.trainer.data.replay import Replay
 from longtail.trainer.errors import DataError
 from longtail.trainer.evaluation.dial import Noise
 from longtail.trainer.evaluation.ranking import LabelSide, bias_removal_curve, buckets_for, log_proposal_of
@@ -142,6 +143,7 @@ class Run:
             one label is sampled for each.
         epoch, step: where to go on, from 0.
         loss: sum of the losses of the epoch's steps so far.
+        replay: which pairs epochs visit; None where it is all.
         carried: what a fresh model took over by a warm start.
     """
 
@@ -152,6 +154,7 @@ class Run:
     epoch: int
     step: int
     loss: float
+    replay: Replay | None = None
     carried: CarriedOver | None = None
 
 
@@ -175,7 +178,8 @@ def prepare_run(
     keras.utils.set_random_seed(recipe.seed)
     backend.make_deterministic()
     sampled = recipe.data.reduction == "sample"
-    visits = dataset.training_queries() if sampled else len(dataset.train)
+    replay = None if warm_start is None else warm_start.replay(recipe, dataset.train)
+    visits = dataset.training_queries() if sampled else len(dataset.train) if replay is None else replay.visits
     parts = recipe.training.accumulate
     batch_size = min(recipe.training.batch_size, visits) // parts * parts
     check_sizes(recipe, dataset)
@@ -195,7 +199,7 @@ def prepare_run(
     carried = None if warm_start is None else warm_start.carry_over(model, encoding.vocabularies, dataset.label_ids)
     train_step = TrainStep(
         model,
-        dataset.label_visits(one_label_per_query=sampled),
+        dataset.label_visits(one_label_per_query=sampled, chances_N=None if replay is None else replay.chances()),
         weighted_L=dataset.label_visits(one_label_per_query=sampled, weighted=True),
         batch_size=batch_size,
         total_steps=round(epochs * steps_per_epoch),
@@ -208,13 +212,13 @@ def prepare_run(
     checkpoints = Checkpoints(work, f"{identity}-{epochs}")
     state = checkpoints.load("latest", train_step.variables)
     if state is None:
-        return Run(trained, checkpoints, batch_size, steps_per_epoch, 0, 0, 0.0, carried)
+        return Run(trained, checkpoints, batch_size, steps_per_epoch, 0, 0, 0.0, replay, carried)
     metrics = {
         int(epoch) if epoch.isdigit() else float(epoch): metric for epoch, metric in state["history"]["metrics"].items()
     }
     history = TrainingHistory(state["history"]["losses"], metrics, state["history"]["best_epoch"], held_out)
     trained = replace(trained, history=history)
-    return Run(trained, checkpoints, batch_size, steps_per_epoch, state["epoch"], state["step"], state["loss"])
+    return Run(trained, checkpoints, batch_size, steps_per_epoch, state["epoch"], state["step"], state["loss"], replay)
 
 
 def train(
@@ -259,6 +263,8 @@ def train(
 
     for line in [] if run.carried is None else run.carried.lines():
         reporter.say(f"Warm start: {line}")
+    if run.replay is not None:
+        reporter.say(f"Warm start: {run.replay}")
     if history.tree_penalties:
         tried = ", ".join(f"{log_p:.4f} at {penalty:g}" for penalty, log_p in history.tree_penalties.items())
         reporter.say(f"Tree: λ_n by held-out log p_n, nats: {tried}")
@@ -314,6 +320,7 @@ def train(
                 first=first,
                 known=known,
                 impressions=dataset.impressions if recipe.loss.impressions else None,
+                replay=run.replay,
             )
             done, logs_of_epoch = first, dict[str, float]()
             for step, batch in batches:

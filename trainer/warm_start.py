@@ -23,10 +23,17 @@ import pyarrow.compute as pc
 from longtail.bundle import Bundle, Vocabulary
 from longtail.bundle.arrays import Array, Float32, Int64
 from longtail.trainer.backend import ops
+from longtail.trainer.config import Recipe
+from longtail.trainer.data.dataset import Dataset
+from longtail.trainer.data.pairs import Pairs
+from longtail.trainer.data.replay import Replay
 from longtail.trainer.errors import CheckpointError
 from longtail.trainer.model.embedding import Table
 from longtail.trainer.model.two_tower import LABEL_BIAS, TwoTower
+from longtail.trainer.progress import Reporter
 
+NEWEST = "newest"
+"""Of a manifest's `training_data`: time of the last training pair, in the unit of its column."""
 WEIGHTS_FILE = "weights.npz"
 OPTIMIZER_FILE = "optimizer.npz"
 _TEMPERATURE = "log_temperature"
@@ -72,6 +79,7 @@ class WarmStart:
         ids: what the rows 1, 2, … of a table stand for, by table; none of a table of hashed words.
         slots: state of the optimisers by name; None where there is none, or none is wanted.
         no_slots: why, in words.
+        newest: time of the last pair that was learnt from, in its column's unit; None where the bundle does not say.
     """
 
     sha256: str
@@ -79,6 +87,7 @@ class WarmStart:
     ids: Mapping[str, pa.Array]
     slots: Mapping[str, Array] | None = None
     no_slots: str = "the bundle keeps no optimiser state (training.keep_optimizer)"
+    newest: float | None = None
 
     @classmethod
     def read(cls, path: Path, *, optimizer: bool = True) -> WarmStart:
@@ -106,13 +115,43 @@ class WarmStart:
         ids = {name: vocabulary.ids for name, vocabulary in bundle.vocabularies.items()} | {
             LABEL_BIAS: bundle.labels.ids
         }
+        said = bundle.manifest.training_data.get(NEWEST)
+        newest = None if said is None else float(said)
         weights, sha256 = _arrays(path / WEIGHTS_FILE), bundle.manifest.files[WEIGHTS_FILE].sha256
         if not optimizer:
-            return cls(sha256, weights, ids, no_slots="as asked (--fresh-optimizer)")
+            return cls(sha256, weights, ids, no_slots="as asked (--fresh-optimizer)", newest=newest)
         if OPTIMIZER_FILE not in bundle.manifest.files:
-            return cls(sha256, weights, ids)
+            return cls(sha256, weights, ids, newest=newest)
         state = bundle.manifest.files[OPTIMIZER_FILE].sha256
-        return cls(f"{sha256} {state}", weights, ids, _arrays(path / OPTIMIZER_FILE))
+        return cls(f"{sha256} {state}", weights, ids, _arrays(path / OPTIMIZER_FILE), newest=newest)
+
+    def replay(self, recipe: Recipe, train: Pairs) -> Replay | None:
+        """Which pairs epochs visit; None for all of them.
+
+        Raises:
+            CheckpointError: the recipe has `training.replay` below 1 and the bundle does not say how far it learnt.
+            DataError: as `Replay.of`.
+        """
+        share = recipe.training.replay
+        if share == 1:
+            return None
+        if self.newest is None:
+            raise CheckpointError(
+                f"training.replay = {share:g}: expected a bundle whose manifest says training_data.newest, the time of "
+                "its last pair, found none: it was written before bundles did, or its pairs had no times"
+            )
+        return Replay.of(train, share=share, newest=self.newest)
+
+    def warn_of_learnt(self, dataset: Dataset, reporter: Reporter) -> None:
+        """Say how many held-out pairs the bundle has learnt from, going by their times."""
+        for name, held_out in (("valid", dataset.valid), ("test", dataset.test)):
+            if self.newest is None or held_out.times is None:
+                continue
+            if learnt := int((held_out.times <= self.newest).sum()):
+                reporter.say(
+                    f"[bold red]Warm start: {learnt:,} of {len(held_out):,} {name} pairs are no newer than the last "
+                    "one that the bundle has learnt from[/]: figures on them are too good"
+                )
 
     def carry_over(self, model: TwoTower, vocabularies: Mapping[str, Vocabulary], label_ids: pa.Array) -> CarriedOver:
         """Put the old weights into a fresh model, wherever they fit; the rest stays as it was drawn.

@@ -2,9 +2,12 @@
 
     python -m benchmarks.shops --out runs/shops
     python -m benchmarks.shops --out runs/shops --law drift --seed 7 --users 20000 --products 20000 --events 600000
+    python -m benchmarks.shops --out runs/shops --log data/gowalla/train.parquet
+    python -m benchmarks.shops --out runs/shops --law sessions --peer .venv-peer/bin/python
 
-Nothing is chosen per shop: `init` looks at the files, `fit` trains what it wrote and measures the baselines on the same
-split (iALS and item-kNN tuned on validation). Prints a Markdown table.
+Nothing is chosen per shop: `init` looks at the files and `fit` trains what it wrote. Baselines are tuned on the same
+validation pairs, `--peer` adds SASRec (`sasrec.py` says in which environment), and all answer the same test queries.
+Seconds are of training and answering once everything is chosen, then of choosing it; of ours, of the whole of `fit`.
 """
 
 from __future__ import annotations
@@ -12,13 +15,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from benchmarks.shops.generate import LAWS, Law, write
+from benchmarks.shops.generate import LAWS, write
+from benchmarks.shops.measure import Measurement, Row
 from longtail.bundle import Bundle
+from longtail.trainer import load_recipe
+from longtail.trainer.evaluation.baselines import BASELINES
 
 _TRAIN = Path(sys.executable).parent / "longtail-train"
 _METRICS = ("recall@20", "ndcg@20", "recall@20/head", "recall@20/torso", "recall@20/tail", "recall@20/new")
@@ -27,37 +34,68 @@ _METRICS = ("recall@20", "ndcg@20", "recall@20/head", "recall@20/torso", "recall
 def main(
     out: Annotated[Path, typer.Option(help="Where shops and runs are kept; what is there is not made again.")],
     law: Annotated[list[str] | None, typer.Option(help="Only these: static, sessions, drift, fresh.")] = None,
+    log: Annotated[
+        list[Path] | None,
+        typer.Option(help="Real logs in place of shops; items.parquet and users.parquet beside one are its tables."),
+    ] = None,
+    peer: Annotated[Path | None, typer.Option(help="Python of an environment with RecTools, for SASRec.")] = None,
     users: int = 6_000,
     products: int = 5_000,
     events: int = 150_000,
     seed: int = 0,
 ) -> None:
-    """Print the table; baselines are tuned on validation."""
-    print(f"| shop | method | {' | '.join(_METRICS)} |")
-    print("| --- " * (len(_METRICS) + 2) + "|")
+    """Print the table, and below it how far ours is ahead of each, with 95 % intervals over test queries."""
+    out.mkdir(parents=True, exist_ok=True)
+    print(f"| set | method | {' | '.join(_METRICS)} | s | s to choose |")
+    print("| --- " * (len(_METRICS) + 4) + "|")
+    ahead = []
     for name in LAWS:
-        if name in (law or LAWS):
-            for row in _shop(out, name, users=users, products=products, events=events, seed=seed):
-                print(f"| {' | '.join([name, *row])} |", flush=True)
+        if not log and name in (law or LAWS):
+            data = out / f"{name}-{events}-{seed}"
+            if not data.exists():
+                write(data, name, products=products, users=users, events=events, seed=seed)
+            tables = ["--labels", data / "products.parquet", "--queries", data / "users.parquet"]
+            ahead.append(_rows(name, data, data / "events.parquet", tables, peer))
+    for file in log or []:
+        tables = []
+        for option, table in (("--labels", "items.parquet"), ("--queries", "users.parquet")):
+            tables += [option, file.with_name(table)] if file.with_name(table).exists() else []
+        data = out / file.parent.name
+        data.mkdir(exist_ok=True)
+        ahead.append(_rows(file.parent.name, data, file, tables, peer))
+    print("\nAhead in recall@20:")
+    for line in ahead:
+        print(f"- {line}")
 
 
-def _shop(out: Path, law: Law, *, users: int, products: int, events: int, seed: int) -> list[list[str]]:
-    """Rows of one shop: ours at the chosen dial, then the baselines."""
-    data, run = out / f"{law}-{events}-{seed}", out / f"run-{law}-{events}-{seed}"
-    if not data.exists():
-        write(data, law, products=products, users=users, events=events, seed=seed)
-    recipe = data / "recipe.toml"
+def _rows(name: str, data: Path, log: Path, tables: list[object], peer: Path | None) -> str:
+    """Print the rows of one set; how far ahead of each ours is, in words."""
+    recipe, run, took = data / "recipe.toml", data / "run", data / "seconds.json"
     if not recipe.exists():
-        tables = ["--labels", data / "products.parquet", "--queries", data / "users.parquet"]
-        _run("init", data / "events.parquet", *tables, "--out", recipe)
+        _run("init", log, *tables, "--out", recipe)
     if not run.exists():
-        _run("fit", recipe, "--out", run, "--set", "evaluation.tune_baselines=true")
-    manifest = Bundle.load(run).manifest
-    dial, prior = manifest.bias_removal, manifest.popularity
-    ours = next(at for at in dial.curve if (at.bias_removal, at.popularity) == (dial.default, prior.default))
-    baselines: dict[str, Any] = json.loads((run / "metrics.json").read_text(encoding="utf-8"))["baselines"]
-    rows = {f"Longtail, λ = {dial.default:g}, μ = {prior.default:g}": ours.model_dump()["metrics"]} | baselines
-    return [[name, *(f"{metrics[key]['value']:.4f}" for key in _METRICS)] for name, metrics in rows.items()]
+        began = time.perf_counter()
+        _run("fit", recipe, "--out", run, "--set", "evaluation.baselines=[]")
+        took.write_text(json.dumps(time.perf_counter() - began), encoding="utf-8")
+    measurement = Measurement(load_recipe(recipe), Bundle.load(run))
+    ours = measurement.ours(json.loads(took.read_text(encoding="utf-8")))
+    _print(name, measurement, ours)
+    others = [row for baseline in BASELINES if (row := measurement.baseline(baseline))]
+    if peer and (row := measurement.sasrec(peer, data / "peer")):
+        others.append(row)
+    words = []
+    for row in others:
+        _print(name, measurement, row)
+        by = measurement.ahead(ours, row)
+        words.append(f"{row.method.partition(' (')[0]} by {by.value:+.4f} [{by.low:+.4f}, {by.high:+.4f}]")
+    return f"{name}: {', '.join(words)}"
+
+
+def _print(name: str, measurement: Measurement, row: Row) -> None:
+    metrics = measurement.metrics(row)
+    figures = [f"{metrics[key].value:.4f}" if key in metrics else "–" for key in _METRICS]
+    choosing = "" if row.choosing is None else f"{row.choosing:.0f}"
+    print(f"| {' | '.join([name, row.method, *figures, f'{row.seconds:.1f}', choosing])} |", flush=True)
 
 
 def _run(*words: object) -> None:

@@ -120,6 +120,11 @@ class Recipe(Section):
                 f"loss.impressions: expected data.impressions, their column, beside {self.loss.impressions}, "
                 "received none"
             )
+        if self.training.replay < 1 and (data.timestamp is None or data.reduction == "sample"):
+            raise ValueError(
+                "training.replay: expected data.timestamp, and a data.reduction that visits pairs, below 1, received "
+                f"{self.training.replay:g} with timestamp {data.timestamp} and reduction {data.reduction!r}"
+            )
         if data.valid_from and not (data.queries and data.timestamp):
             raise ValueError(
                 "data.valid_from: expected data.queries and data.timestamp beside it, "

@@ -199,6 +199,11 @@ class TrainingConfig(Section):
     """Keep the optimisers' state beside the weights, `optimizer.npz`, so that a warm start goes on with it: twice the
     weights' size for Adam, once for `adagrad_elementwise` and momentum, one number a row for `adagrad`."""
 
+    replay: float = Field(default=1.0, ge=0, le=1)
+    """After a warm start: share of the pairs that the bundle has learnt from which an epoch visits, drawn anew each
+    epoch; it visits every pair that is newer. Needs `data.timestamp`. Histories, frequencies and what a query has seen
+    are of all pairs whatever it is."""
+
     @model_validator(mode="after")
     def _whole_parts(self) -> Self:
         if self.batch_size % self.accumulate or self.batch_size < 2 * self.accumulate:

@@ -21,6 +21,7 @@ from longtail.trainer.config import FeatureConfig
 from longtail.trainer.data.columns import Bags, Encoded
 from longtail.trainer.data.known import KnownPositives
 from longtail.trainer.data.pairs import Asked, Pairs
+from longtail.trainer.data.replay import Replay
 
 _UNKNOWN_RATE = 0.01
 """Of query features, unless the recipe says otherwise."""
@@ -214,6 +215,7 @@ def epoch_batches(
     first: int,
     known: KnownPositives | None = None,
     impressions: Bags | None = None,
+    replay: Replay | None = None,
 ) -> Iterator[tuple[int, Inputs]]:
     """Shuffled batches of one epoch, numbered, from step `first` on; what is left over at the end is dropped.
 
@@ -233,8 +235,9 @@ def epoch_batches(
         first: step to begin with, from 0.
         known: positives of every query, for a loss that masks them.
         impressions: label rows of what was shown with the interactions, for a loss that weighs them.
+        replay: visit these in place of every pair.
     """
-    order = _visits(pairs, one_label_per_query=one_label_per_query, seed=seed, epoch=epoch)
+    order = _visits(pairs, replay, one_label_per_query=one_label_per_query, seed=seed, epoch=epoch)
     owners = pairs.owners
     for step in range(first, len(order) // batch_size):
         rows_B = order[step * batch_size : (step + 1) * batch_size]
@@ -251,9 +254,13 @@ def epoch_batches(
         yield step, batch
 
 
-def _visits(pairs: Pairs, *, one_label_per_query: bool, seed: int, epoch: int) -> Int64:
-    """Rows of the training pairs in the order in which an epoch visits them, int64: all, or one drawn per query."""
+def _visits(pairs: Pairs, replay: Replay | None, *, one_label_per_query: bool, seed: int, epoch: int) -> Int64:
+    """Rows of the training pairs in the order in which an epoch visits them, int64: all, those that are replayed, or
+    one drawn per query.
+    """
     rng = np.random.default_rng([seed, epoch])
+    if replay is not None:
+        return replay.rows(rng)
     if not one_label_per_query:
         return rng.permutation(len(pairs))
     starts = np.flatnonzero(np.diff(pairs.queries, prepend=-1))

@@ -81,7 +81,9 @@ class Dataset:
         """Training pairs of every label, whatever they weigh, int64 [L]."""
         return np.bincount(self.train.labels, minlength=len(self.label_ids)).astype(np.int64)
 
-    def label_visits(self, *, one_label_per_query: bool, weighted: bool = False) -> Float64:
+    def label_visits(
+        self, *, one_label_per_query: bool, weighted: bool = False, chances_N: Float64 | None = None
+    ) -> Float64:
         """Expected visits to every label in an epoch, float64 [L]: its pairs, or 1/t of each where a query of t
         labels is visited with one of them.
 
@@ -89,8 +91,9 @@ class Dataset:
             one_label_per_query: an epoch visits queries, not pairs.
             weighted: a visit counts as much as its pair weighs, as its loss does: what π is of. Batches, and so
                 negatives out of them, are of visits as such.
+            chances_N: expected visits of every pair, where not all are visited alike, float64 [N].
         """
-        pairs_N: Float64 | None = None
+        pairs_N = chances_N
         if one_label_per_query:
             pairs_N = 1.0 / np.bincount(self.train.queries)[self.train.queries]
         if weighted and self.train.weights is not None:

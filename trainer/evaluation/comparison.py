@@ -115,7 +115,7 @@ def compare(
             if tuning is None:
                 notes.append(f"{name} was not tuned, for want of validation data.")
             else:
-                settings = _tuned(baseline, *tuning, config.metric, side)
+                settings = tuned(baseline, *tuning, config.metric, side)
         lists[name] = top_labels(task, data, baseline.fit(data, settings))
         metrics[name], used[name] = task.metrics(lists[name], **side), settings
     if not metrics:
@@ -134,7 +134,7 @@ def compare(
     return Comparison(config.metric, len(task.rows_N), model, metrics, used, best, difference, notes)
 
 
-def _tuned(baseline: Baseline, task: Task, data: Interactions, metric: str, side: dict[str, Any]) -> Settings:
+def tuned(baseline: Baseline, task: Task, data: Interactions, metric: str, side: dict[str, Any]) -> Settings:
     """The settings of the highest metric on validation; of equals, the first of the grid."""
 
     def value(settings: Settings) -> float:

@@ -15,12 +15,13 @@ import pyarrow as pa
 
 from longtail.bundle import SCHEMA_VERSION, Bundle, Labels, Loss, Manifest
 from longtail.bundle.arrays import Int32
+from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.evaluation.dial import Dial
 from longtail.trainer.evaluation.ranking import buckets_for
 from longtail.trainer.export.onnx import check_parity, export_towers
 from longtail.trainer.optimizer_state import optimizer_state_of
 from longtail.trainer.train import Trained
-from longtail.trainer.warm_start import OPTIMIZER_FILE, WEIGHTS_FILE, weights_of
+from longtail.trainer.warm_start import NEWEST, OPTIMIZER_FILE, WEIGHTS_FILE, weights_of
 
 _CALIBRATION_QUERIES = 1000
 _SOFTWARE = ("longtail", "keras", "numpy", "pyarrow", "onnxruntime")
@@ -85,6 +86,7 @@ def to_bundle(trained: Trained, held_out_rows: Int32, dial: Dial, reports: dict[
             "training_queries": dataset.training_queries(),
             "seed": recipe.seed,
             "epochs": len(trained.history.losses),
+            **_newest(dataset),
         },
         software={name: version(name) for name in _SOFTWARE}
         | {"backend": keras.backend.backend(), "python": platform.python_version()}
@@ -109,6 +111,15 @@ def to_bundle(trained: Trained, held_out_rows: Int32, dial: Dial, reports: dict[
         proposal=model.proposal,
         reports=reports | _for_the_next_training(trained),
     )
+
+
+def _newest(dataset: Dataset) -> dict[str, str | int]:
+    """The time of the last training pair, as a whole number where it is one; nothing without times."""
+    times_N = dataset.train.times
+    if times_N is None or not np.isfinite(times_N).any():
+        return {}
+    newest = float(np.nanmax(times_N))
+    return {NEWEST: int(newest) if newest.is_integer() else repr(newest)}
 
 
 def _for_the_next_training(trained: Trained) -> dict[str, bytes]:

@@ -74,7 +74,7 @@ class TrainStep:
         share_L = visits_L / visits_L.sum()
         with np.errstate(divide="ignore"):
             log_share_L = np.log(share_L)
-        never_L = visits_L == 0
+        never_L = (visits_L if weighted_L is None else weighted_L) == 0
         never = recipe.describes_labels and bool(never_L.any())
         # A margin's balance is Σ ρ of a row, whatever q and m are.
         trained_by = replace(objective, offset=balance(objective, log_pi_L, None, m=1))

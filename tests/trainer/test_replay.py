@@ -1,0 +1,142 @@
+"""After a warm start epochs visit what is new and a share of the rest, and weigh their negatives by what they visit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from rich.console import Console
+
+from longtail.bundle import Bundle
+from longtail.trainer import CheckpointError, DataError, fit, load_recipe
+from longtail.trainer.data.batches import epoch_batches
+from longtail.trainer.data.encode import Encoding
+from longtail.trainer.data.pairs import Pairs
+from longtail.trainer.data.replay import Replay
+from longtail.trainer.progress import Reporter
+from longtail.trainer.warm_start import WarmStart
+from tests.trainer import tiny
+from tests.trainer.conftest import Finished
+
+DATA = {"train": "train.parquet", "query_id": "user_id", "label_id": "item_id", "timestamp": "time"}
+
+
+def timed(count: int) -> Pairs:
+    """A pair a second, of seven queries in turn, each with another label."""
+    rows = tiny.pairs(*[(row % 7, row) for row in range(count)])
+    return replace(rows, times=np.arange(count, dtype=np.float64)).sorted()
+
+
+def test_an_epoch_visits_every_new_pair_and_draws_anew_from_the_old() -> None:
+    train = timed(100)
+    replay = Replay.of(train, share=0.25, newest=79.0)
+    epochs = [replay.rows(np.random.default_rng([0, epoch])) for epoch in range(40)]
+
+    assert replay.visits == 20 + 20
+    for rows in epochs:
+        times = train.times[rows]
+        assert sorted(times[times > 79]) == list(range(80, 100))
+        assert len(np.unique(rows)) == 40
+    assert len({tuple(np.sort(rows)) for rows in epochs}) == 40
+    visited = np.bincount(np.concatenate(epochs), minlength=100) / 40
+    np.testing.assert_allclose(visited, replay.chances(), atol=0.25)
+    assert str(replay) == "epochs visit 20 new pairs and 20 of the 80 old ones"
+
+
+def test_batches_are_of_the_visited_pairs_and_histories_of_all() -> None:
+    """Of query 0, a new pair's history still holds what came long before."""
+    train = timed(70)
+    history = {"name": "history", "kind": "history", "table": "item_id", "dim": 4, "unknown_rate": 0}
+    recipe = tiny.recipe(data=DATA, query={"features": [tiny.USER, history]})
+    data = tiny.dataset(train, queries=7, labels=70, ordered=True)
+    replay = Replay.of(train, share=0, newest=55.0)
+    batches = [
+        batch
+        for _, batch in epoch_batches(
+            train, Encoding.fit(recipe, data).query, batch_size=7, one_label_per_query=False, seed=0, epoch=0, first=0,
+            replay=replay,
+        )
+    ]  # fmt: skip
+
+    assert len(batches) == 2
+    assert all((train.times[batch["_pair"]] > 55).all() for batch in batches)
+    assert min((batch["history__weight"] > 0).sum(axis=1).min() for batch in batches) == 8
+
+
+def test_shares_of_a_batch_are_of_what_is_visited() -> None:
+    """A label of old pairs alone is in a batch as often as old pairs are replayed."""
+    train = replace(tiny.pairs((0, 0), (1, 0), (2, 1), (3, 2)), times=np.array([0.0, 1, 2, 3]))
+    data = tiny.dataset(train, queries=4, labels=4)
+    chances = Replay.of(data.train, share=0.5, newest=1.0).chances()
+    assert data.label_visits(one_label_per_query=False, chances_N=chances).tolist() == [1.0, 1.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"data": {**DATA, "timestamp": None}}, "training.replay: expected data.timestamp"),
+        ({"data": {**DATA, "reduction": "sample"}}, "a data.reduction that visits pairs"),
+    ],
+)
+def test_a_recipe_that_cannot_tell_new_pairs_is_refused(section: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        tiny.recipe(training={"replay": 0.5}, **section)
+    with pytest.raises(ValueError, match="less than or equal to 1"):
+        tiny.recipe(data=DATA, training={"replay": 1.5})
+
+
+def test_nothing_new_and_nothing_to_tell_it_by_are_refused() -> None:
+    with pytest.raises(DataError, match=r"expected training pairs newer than 99, .* found 9 as the newest here"):
+        Replay.of(timed(10), share=0.1, newest=99.0)
+    with pytest.raises(DataError, match=r"training.replay = 0.1: expected data.timestamp, .* received none"):
+        Replay.of(replace(timed(10), times=None), share=0.1, newest=9.0)
+    recipe = tiny.recipe(data=DATA, training={"replay": 0.1})
+    with pytest.raises(CheckpointError, match=r"expected a bundle whose manifest says training_data.newest"):
+        WarmStart("", {}, {}).replay(recipe, timed(10))
+    assert WarmStart("", {}, {}).replay(tiny.recipe(), timed(10)) is None
+
+
+@pytest.mark.slow
+def test_a_daily_job_visits_the_day_and_says_what_it_has_learnt_before(tmp_path: Path) -> None:
+    """Yesterday's job, then today's: the second steps over new pairs and a tenth of the old, killed or not."""
+    recipe = tiny.write_job(tmp_path)
+    table = pq.read_table(tmp_path / "interactions.parquet")
+    order = np.argsort(table["timestamp"].to_numpy(), kind="stable")
+    table = table.take(order).set_column(2, "timestamp", pa.array(np.arange(len(order)) + 1_700_000_000))
+    split = ["data.split={strategy='temporal', valid=0.1, test=0.0}", "training.refit=true"]
+    pq.write_table(table[:200], tmp_path / "interactions.parquet")
+    yesterday = fit(load_recipe(recipe, split), tmp_path / "yesterday")
+    last = 1_700_000_000 + 199
+    assert yesterday.manifest.training_data["newest"] == last  # refitted on train and valid
+    pq.write_table(table, tmp_path / "interactions.parquet")
+
+    today, screen = load_recipe(recipe, [*split, "training.replay=0.1", "training.batch_size=8"]), StringIO()
+    reporter = Reporter(Console(file=screen, width=200))
+    bundle = fit(today, tmp_path / "today", reporter, warm_start=tmp_path / "yesterday")
+
+    pairs = round(0.9 * len(table))
+    assert f"epochs visit {pairs - 200} new pairs and 20 of the 200 old ones" in screen.getvalue()
+    assert "valid pairs are no newer" not in screen.getvalue()
+    assert bundle.manifest.training_data["newest"] == 1_700_000_000 + len(table) - 1
+    again = fit(today, tmp_path / "again", warm_start=tmp_path / "yesterday")
+    np.testing.assert_array_equal(again.embeddings, bundle.embeddings)
+
+    late = load_recipe(recipe, ["data.split={strategy='temporal', valid=0.5, test=0.1}", "training.epochs=1"])
+    screen.truncate(0)
+    fit(late, tmp_path / "late", reporter, warm_start=tmp_path / "yesterday")
+    assert "valid pairs are no newer than the last one that the bundle has learnt from" in screen.getvalue()
+
+
+def test_a_bundle_that_does_not_say_how_far_it_learnt_is_read(
+    finished: Finished, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bundles of before have no `newest`, and warm-start as they did."""
+    bundle = Bundle.load(finished.out)
+    assert WarmStart.read(finished.out).newest == float(bundle.manifest.training_data.pop("newest"))
+    monkeypatch.setattr(Bundle, "load", lambda _: bundle)
+    assert WarmStart.read(finished.out).newest is None
