@@ -8,7 +8,7 @@ Legend: `L` labels of the bundle, `M` added ones, `B` some of them, `D` dimensio
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 
@@ -47,6 +47,7 @@ class AddedLabels:
         buckets: int8 [M]; a new label is new, whatever the version of the bundle.
         bias: float32 [M], 0 of a new label; None if the bundle's labels have none.
         display: M objects, every display column of a label as JSON values.
+        vectors: float32 [M, dims] of the label features that the bundle keeps vectors of, by name; NaN without one.
     """
 
     ids: list[str]
@@ -58,6 +59,7 @@ class AddedLabels:
     buckets: Int8
     bias: Float32 | None
     display: list[dict[str, JsonValue]]
+    vectors: Mapping[str, Float32] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -74,6 +76,7 @@ class AddedLabels:
             self.buckets[rows],
             None if self.bias is None else self.bias[rows],
             [self.display[row] for row in rows],
+            {name: vectors[rows] for name, vectors in self.vectors.items()},
         )
 
     def followed_by(self, more: AddedLabels) -> AddedLabels:
@@ -88,6 +91,7 @@ class AddedLabels:
             np.concatenate([self.buckets, more.buckets]),
             joined(self.bias, more.bias),
             self.display + more.display,
+            {name: np.concatenate([vectors, more.vectors[name]]) for name, vectors in self.vectors.items()},
         )
 
 
@@ -158,16 +162,17 @@ class LabelAdder:
         try:
             _ = self._tower if records else None
         except FixedLabelsError as error:
-            return self._additions([], [], []), {record.id: str(error) for record in records}
+            return self._additions([], [], [], []), {record.id: str(error) for record in records}
         added: list[Upsert] = []
         embeddings: list[Float32] = []
+        vectors: list[dict[str, Float32]] = []
         display: list[dict[str, JsonValue]] = []
         refused: dict[str, str] = {}
 
         def one_by_one(part: Sequence[Upsert]) -> None:
             try:
                 shown = [self._shown(record) for record in part]
-                embeddings.append(self._embed(part))
+                embedded, kept = self._embed(part)
             except InputError as error:
                 if len(part) == 1:
                     refused[part[0].id] = f"{error.field}: {error.message}"
@@ -175,15 +180,21 @@ class LabelAdder:
                 for record in part:
                     one_by_one([record])
                 return
+            embeddings.append(embedded)
+            vectors.append(kept)
             added.extend(part)
             display.extend(shown)
 
         for start in range(0, len(records), _BATCH):
             one_by_one(records[start : start + _BATCH])
-        return self._additions(added, embeddings, display), refused
+        return self._additions(added, embeddings, display, vectors), refused
 
     def _additions(
-        self, records: Sequence[Upsert], embeddings: Sequence[Float32], display: list[dict[str, JsonValue]]
+        self,
+        records: Sequence[Upsert],
+        embeddings: Sequence[Float32],
+        display: list[dict[str, JsonValue]],
+        vectors: Sequence[dict[str, Float32]],
     ) -> AddedLabels:
         labels = self._bundle.labels
         rows_M = np.array([self._rows.get(record.id, NEW_LABEL) for record in records], np.int64)
@@ -200,6 +211,10 @@ class LabelAdder:
             np.where(known_M, labels.buckets[rows_M], np.int8(NEW)),
             None if labels.bias is None else np.where(known_M, labels.bias[rows_M], np.float32(0)),
             display,
+            {
+                name: np.concatenate([np.empty((0, kept.shape[1]), np.float32), *(part[name] for part in vectors)])
+                for name, kept in self._bundle.label_vectors.items()
+            },
         )
 
     @cached_property
@@ -218,9 +233,10 @@ class LabelAdder:
         manifest = bundle.manifest
         return Tower(bundle.label_tower, manifest.label_features, bundle.vocabularies, manifest.dim, file=LABEL_TOWER)
 
-    def _embed(self, records: Sequence[Upsert]) -> Float32:
-        """Label embeddings, float32 [B, D]."""
-        embeddings_BD = self._tower.embed(self._tower.read([self._features(record) for record in records]))
+    def _embed(self, records: Sequence[Upsert]) -> tuple[Float32, dict[str, Float32]]:
+        """Label embeddings, float32 [B, D], and the vectors that are kept, as `AddedLabels.vectors`."""
+        inputs = self._tower.read([self._features(record) for record in records])
+        embeddings_BD = self._tower.embed(inputs)
         if self._bundle.manifest.similarity == "cosine":
             off_B = np.abs(np.linalg.norm(embeddings_BD, axis=1) - 1) > UNIT_NORM_TOLERANCE
             if off_B.any():
@@ -231,7 +247,12 @@ class LabelAdder:
                     row=row,
                     field="features",
                 )
-        return embeddings_BD
+        none = np.float32(np.nan)
+        vectors = {
+            name: np.where(inputs[f"{name}__missing"][:, None] > 0, none, inputs[name])
+            for name in self._bundle.label_vectors
+        }
+        return embeddings_BD, vectors
 
     def _features(self, record: Upsert) -> Features:
         own_id = self.own_id

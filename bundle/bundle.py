@@ -16,6 +16,7 @@ from longtail.bundle.augment import Augmentation
 from longtail.bundle.errors import BundleCorruptError
 from longtail.bundle.integrity import MANIFEST, MANIFEST_SHA256, read_manifest, verify_files
 from longtail.bundle.invariants import check_invariants
+from longtail.bundle.label_vectors import check_label_vectors
 from longtail.bundle.labels import Labels
 from longtail.bundle.manifest import SCHEMA_VERSION, FileRecord, Manifest
 from longtail.bundle.proposal import Proposal
@@ -29,9 +30,10 @@ QUERY_TOWER = "query_tower.onnx"
 LABEL_TOWER = "label_tower.onnx"
 PROPOSAL = "proposal.npz"
 VOCABULARIES = "vocabularies"
+LABEL_VECTORS = "label_vectors"
 _REQUIRED = (LABELS, EMBEDDINGS, CALIBRATION_QUERIES, QUERY_TOWER)
 CONTRACT_FILES = (*_REQUIRED, LABEL_TOWER, PROPOSAL)
-"""Beside manifest and vocabularies; any other file is a report."""
+"""Beside manifest, vocabularies and label vectors; any other file is a report."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,8 @@ class Bundle:
         label_tower: ONNX model for labels' features, or None.
         vocabularies: by name.
         proposal: the tree p_n(y|x) of a model trained against adversarial negatives, or None.
+        label_vectors: float32 [L, dims] of the label features that queries give by label id, by name; NaN of a label
+            without a vector.
         reports: further files kept with the model (report.html, metrics.json), by name.
         path: where it was loaded from; None before it is written.
     """
@@ -60,6 +64,7 @@ class Bundle:
     label_tower: bytes | None = None
     vocabularies: Mapping[str, Vocabulary] = field(default_factory=dict)
     proposal: Proposal | None = None
+    label_vectors: Mapping[str, Float32] = field(default_factory=dict)
     reports: Mapping[str, bytes] = field(default_factory=dict)
     path: Path | None = None
 
@@ -96,6 +101,10 @@ class Bundle:
                 (working / VOCABULARIES).mkdir()
             for name, vocabulary in self.vocabularies.items():
                 vocabulary.write(working / VOCABULARIES / f"{name}.parquet")
+            if self.label_vectors:
+                (working / LABEL_VECTORS).mkdir()
+            for name, vectors in self.label_vectors.items():
+                np.save(working / LABEL_VECTORS / f"{name}.npy", vectors, allow_pickle=False)
             for name, content in self.reports.items():
                 (working / name).write_bytes(content)
             files = {
@@ -110,7 +119,7 @@ class Bundle:
 
     @classmethod
     def load(cls, path: Path) -> Bundle:
-        """Read and check a bundle; the embeddings stay on disk, memory-mapped.
+        """Read and check a bundle; embeddings and label vectors stay on disk, memory-mapped.
 
         Raises:
             BundleCorruptError: not a bundle, a file missing, or a checksum that differs.
@@ -138,6 +147,11 @@ class Bundle:
                 if name.startswith(f"{VOCABULARIES}/")
             },
             proposal=Proposal.read(path / PROPOSAL) if PROPOSAL in manifest.files else None,
+            label_vectors={
+                Path(name).stem: _load_array(path / name)
+                for name in manifest.files
+                if name.startswith(f"{LABEL_VECTORS}/")
+            },
             path=path,
         )
         bundle.validate()
@@ -157,6 +171,7 @@ class Bundle:
             self.vocabularies,
             self.proposal,
         )
+        check_label_vectors(self.manifest, self.label_vectors)
 
 
 def _load_array(path: Path) -> Float32:

@@ -59,6 +59,7 @@ class Feature(Record):
     | `text` with a vocabulary | a string, split at spaces after `standardize`, looked up | the same |
     | `number` | a number | `name` float32 [B]; with `boundaries`, its range, `name` int32 [B] |
     | `vector` | a list of `dims` numbers | `name` float32 [B, dims], `name__missing` float32 [B] |
+    | `vector` with `of_label` | the same, or a label's id | the same |
     | `date` | an ISO 8601 string | `name` int32 [B, parts] |
 
     A missing feature or null means: out-of-vocabulary row, empty bag, `missing`, or where that is null zeros, and 1
@@ -84,6 +85,9 @@ class Feature(Record):
     row 0 is missing."""
     dims: int | None = Field(default=None, ge=1)
     """Numbers in a vector."""
+    of_label: str | None = None
+    """Of a query's vector: the label feature whose vector it is of the label that a request gives the id of, as kept in
+    `label_vectors/`."""
     parts: list[DatePart] | None = Field(default=None, min_length=1)
     """What a date is read as, in this order; `bundle/dates.py` has the rows."""
     reference: datetime | None = None
@@ -107,19 +111,22 @@ class Feature(Record):
     def _without_what_it_has_not(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without the keys of other kinds that came later, so that versions before them read what they know."""
         written: dict[str, Any] = serialise(self)
-        later = ("boundaries", "dims", "parts", "reference", "standardize")
+        later = ("boundaries", "dims", "of_label", "parts", "reference", "standardize")
         return {name: value for name, value in written.items() if name not in later or value is not None}
 
     @property
     def expects(self) -> str:
         """What a request may give for it, in words."""
-        return FEATURE_VALUE_TYPES[self.kind].replace("finite numbers", f"{self.dims} finite numbers")
+        value = FEATURE_VALUE_TYPES[self.kind].replace("finite numbers", f"{self.dims} finite numbers")
+        return value if self.of_label is None else f"{value}, or a label's id (a string or an integer)"
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         for kind, name in (("vector", "dims"), ("date", "parts"), ("date", "reference")):
             if (self.kind == kind) != (getattr(self, name) is not None):
                 raise ValueError(f"feature {self.name!r} ({self.kind}): {name} belongs to {kind}, and only to it")
+        if self.of_label is not None and self.kind != "vector":
+            raise ValueError(f"feature {self.name!r} ({self.kind}): of_label belongs to vector, and only to it")
         if self.boundaries is not None and self.kind != "number":
             raise ValueError(f"feature {self.name!r} ({self.kind}): boundaries belong to number, and only to it")
         if (self.kind == "vector") > (self.missing is None) or (self.missing is None) > (

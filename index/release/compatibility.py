@@ -147,4 +147,6 @@ def compare_releases(before: tuple[str, Path], after: tuple[str, Bundle], log: P
 
 
 def _accepted(feature: Feature) -> set[str]:
+    if feature.of_label is not None:
+        return _JSON_TYPES["id"] | {feature.model_copy(update={"of_label": None}).expects}
     return _JSON_TYPES.get(feature.kind, {feature.expects})

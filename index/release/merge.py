@@ -119,6 +119,10 @@ def merge_labels(bundle: Path, log: Path, out: Path) -> MergeReport:
         ),
         labels=_labels(source.labels, added, places, buckets),
         embeddings=np.concatenate([source.embeddings, added.embeddings])[places],
+        label_vectors={
+            name: np.concatenate([vectors, added.vectors[name]])[places]
+            for name, vectors in source.label_vectors.items()
+        },
         reports=_reports(source, bundle),
         path=None,
     ).write(out)

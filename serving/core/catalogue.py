@@ -9,7 +9,8 @@ Arrow until they are shown. What was shown is kept as the JSON it became, for th
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,7 @@ class Catalogue:
     Args:
         labels: the label table.
         embeddings_LD: float32, a row for each.
+        vectors: float32 [L, dims] by label feature, as `Bundle.label_vectors`.
 
     Attributes:
         row_of: row of every label of the release, by id.
@@ -48,8 +50,11 @@ class Catalogue:
         BundleInvariantError: a display column that JSON cannot hold.
     """
 
-    def __init__(self, labels: Labels, embeddings_LD: Float32) -> None:
+    def __init__(
+        self, labels: Labels, embeddings_LD: Float32, vectors: Mapping[str, Float32] = MappingProxyType({})
+    ) -> None:
         self._labels = labels
+        self._vectors = vectors
         self._embeddings_LD = embeddings_LD
         self._display = {name: json_ready(name, labels.display[name]) for name in labels.display.column_names}
         self._json_of_row: dict[int, bytes] = {}
@@ -116,6 +121,16 @@ class Catalogue:
         return self._gather(
             self._embeddings_LD, lambda added, places: added.embeddings[places], np.array(rows, np.int64)
         )
+
+    def vector(self, feature: str, id_: str | int) -> Float32 | None:
+        """The vector, float32 [dims], that a label which is answered has in a label feature; None without one."""
+        row = self._row(str(id_))
+        if row is None or (self._overlay is not None and self._overlay.hides(row)):
+            return None
+        taken: Float32 = self._gather(
+            self._vectors[feature], lambda added, places: added.vectors[feature][places], np.array([row])
+        )[0]
+        return None if np.isnan(taken[0]) else taken
 
     def buckets(self, rows_N: Int64) -> Int8:
         """0 head, 1 torso, 2 tail or 3 new of every row, int8 [N]."""

@@ -24,6 +24,7 @@ from longtail.index import Compatibility, refused_features
 from longtail.serving.core.catalogue import Catalogue
 from longtail.serving.core.dials import Dials
 from longtail.serving.core.exploration import explore_each, slots_of
+from longtail.serving.core.label_vectors import read_by_label
 from longtail.serving.core.lottery import Draws
 from longtail.serving.core.overlay import HidingSearcher, Overlay
 from longtail.serving.core.queries import Query, ResolvedQuery, SimilarQuery
@@ -117,7 +118,8 @@ class Retriever:
         self.manifest = bundle.manifest
         self.baseline = baseline
         self.buckets_L = bundle.labels.buckets
-        self.catalogue = Catalogue(bundle.labels, bundle.embeddings)
+        self.catalogue = Catalogue(bundle.labels, bundle.embeddings, bundle.label_vectors)
+        self._of_labels = [feature for feature in bundle.manifest.query_features if feature.of_label is not None]
         tree = bundle.proposal is not None
         self._dials_of_queries = Dials.of_queries(bundle.manifest, tree=tree)
         self._dials_of_labels = Dials.of_labels(bundle.manifest, tree=tree)
@@ -192,7 +194,8 @@ class Retriever:
             ResolvedQuery.from_options(query, self._dials_of_queries, self.catalogue, prefix=f"queries.{index}.")
             for index, query in enumerate(queries)
         ]
-        inputs = self._encoder.read([query.features for query in queries])
+        features_B = [query.features for query in queries]
+        inputs = read_by_label(self._of_labels, features_B, self.catalogue, self._encoder.read)
         vectors_BD = self._encoder.embed(inputs)
         return self._answer(self._by_query, vectors_BD, inputs, resolved, [b"{"] * len(resolved), draws, started)
 
@@ -239,7 +242,7 @@ class Retriever:
         maximum = self.manifest.bias_removal.maximum
         self.retrieve(
             [
-                Query(features=self._encoder.example(), k=k, exclude=[""]),
+                Query(features=self._example(), k=k, exclude=[""]),
                 Query(features={}, k=k, bias_removal=maximum, popularity=0.0),
             ]
         )
@@ -265,8 +268,13 @@ class Retriever:
                 }
                 for feature in self._encoder.features
             ],
-            "example": self._encoder.example(),
+            "example": self._example(),
         }
+
+    def _example(self) -> dict[str, JsonValue]:
+        """Features of a valid query; of vectors by label id, the first label's."""
+        first = self._bundle.labels.ids[0].as_py()
+        return self._encoder.example() | {feature.name: first for feature in self._of_labels}
 
     def _answer(
         self,

@@ -57,6 +57,7 @@ class Recipe(Section):
         if any(feature.kind == "history" for feature in self.label.features):
             raise ValueError("label.features: expected kinds other than history, which belongs to queries")
         self._check_rows()
+        self._check_label_vectors()
         self._check_events()
         if self.objectives:
             check_objectives(self.objectives, self.data.events)
@@ -130,6 +131,32 @@ class Recipe(Section):
                 "data.valid_from: expected data.queries and data.timestamp beside it, "
                 f"received {data.queries} and {data.timestamp}"
             )
+
+    def _check_label_vectors(self) -> None:
+        """Refuse vectors by label id that are of no such vector of the labels."""
+        for feature in self.label.features:
+            if feature.of_label is not None:
+                raise ValueError(
+                    f"label feature {feature.name!r}: expected of_label of query features only, "
+                    f"received {feature.of_label!r}"
+                )
+        vectors = {feature.name: feature for feature in self.label.features if feature.kind == "vector"}
+        for feature in self.query.features:
+            if feature.of_label is None:
+                continue
+            if feature.of_label not in vectors:
+                raise ValueError(
+                    f"query feature {feature.name!r}: expected of_label to name a vector among the label features, "
+                    f"{', '.join(vectors) or 'of which there is none'}, received {feature.of_label!r}"
+                )
+            of_label = vectors[feature.of_label]
+            for key in ("dims", "normalise"):
+                expected, received = getattr(of_label, key), getattr(feature, key)
+                if expected != received:
+                    raise ValueError(
+                        f"query feature {feature.name!r}: expected {key} = {str(expected).lower()}, as of the label "
+                        f"feature {of_label.name!r}, received {str(received).lower()}"
+                    )
 
     def _check_events(self) -> None:
         """Refuse histories of event types that the data do not tell apart."""
@@ -273,7 +300,11 @@ class Recipe(Section):
     def string_columns(self) -> list[str]:
         """Columns of features that are text, also where a text format makes them look like numbers."""
         features = (*self.query.features, *self.label.features)
-        return [feature.source for feature in features if feature.kind not in ("number", "history", "vector")]
+        return [
+            feature.source
+            for feature in features
+            if feature.kind not in ("number", "history", "vector") or feature.of_label is not None
+        ]
 
 
 def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:

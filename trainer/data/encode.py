@@ -16,7 +16,8 @@ from longtail.trainer.config.rows import Places, shown
 from longtail.trainer.data.batches import QueryFeatures, take_rows
 from longtail.trainer.data.columns import Bags, Encoded, FeatureTable, encode_column
 from longtail.trainer.data.dataset import Dataset
-from longtail.trainer.data.measures import Numbers
+from longtail.trainer.data.label_vectors import encode_by_label
+from longtail.trainer.data.measures import Numbers, Vectors
 from longtail.trainer.data.vocabularies import build_vocabularies
 
 
@@ -78,14 +79,20 @@ class Encoding:
         )  # fmt: skip
         label = FeatureTable(dataset.label_ids, dataset.label_table, data.label_id, _path(data.labels), every_label)
         vocabularies = vocabularies or build_vocabularies(recipe, dataset, query, context, label)
-        encoded_queries = {}
+        encoded_labels = {f.name: encode_column(f, label, vocabularies, every_label) for f in recipe.label.features}
+        encoded_queries: dict[str, Encoded] = {}
         for feature in recipe.query.features:
             if feature.kind != "history":
                 source = context if feature.origin == "row" else query
-                encoded_queries[feature.name] = encode_column(
+                of_labels = encoded_labels.get(feature.of_label or "")
+                by_label = (
+                    encode_by_label(feature, source, dataset.label_ids, of_labels)
+                    if isinstance(of_labels, Vectors)
+                    else None
+                )
+                encoded_queries[feature.name] = by_label or encode_column(
                     feature, source, vocabularies, source.training_rows, of_model.get(feature.name)
                 )
-        encoded_labels = {f.name: encode_column(f, label, vocabularies, every_label) for f in recipe.label.features}
         numbers = {
             name: (column.mean, column.std)
             for name, column in (encoded_queries | encoded_labels).items()
@@ -138,5 +145,6 @@ def _described(feature: FeatureConfig, column: Encoded | None) -> Feature:
         vocabulary=feature.table_name if feature.kind in ("id", "history", "bag") else None,
         max_length=feature.max_length if bagged else None,
         hash_rows=feature.hash_rows if feature.kind == "text" else None,
+        of_label=feature.of_label,
         **measured,
     )

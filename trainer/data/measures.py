@@ -1,6 +1,6 @@
 """Columns that are measured rather than looked up: numbers, their ranges, vectors and dates.
 
-Legend: `R` rows of a feature table, `B` batch, `D` numbers of a vector.
+Legend: `R` rows of a feature table, `L` labels, `B` batch, `D` numbers of a vector.
 """
 
 from __future__ import annotations
@@ -86,6 +86,30 @@ class Vectors:
 
 
 @dataclass(frozen=True)
+class VectorsOfLabels:
+    """A label's vector per row, gathered from those of all labels.
+
+    Attributes:
+        labels_R: the label's row, int64 [R]; −1 where a row has none.
+        of_labels: vectors [L, D].
+    """
+
+    labels_R: Int64
+    of_labels: Vectors
+
+    def inputs(self, name: str, rows_B: npt.NDArray[np.integer]) -> Inputs:
+        """The tower's inputs for some rows, [B, D] and [B]."""
+        labels_B = self.labels_R[rows_B]
+        missing_B = np.where(labels_B < 0, np.float32(1), self.of_labels.missing[labels_B])
+        values_BD = np.where(missing_B[:, None] > 0, np.float32(0), self.of_labels.values[labels_B])
+        return {name: values_BD, f"{name}__missing": missing_B}
+
+    def described(self) -> dict[str, Any]:
+        """What a manifest says of them."""
+        return self.of_labels.described()
+
+
+@dataclass(frozen=True)
 class Dates:
     """Dates by their parts: rows of a table, [R, parts]; `age` counts from the reference."""
 
@@ -102,7 +126,7 @@ class Dates:
         return {"parts": self.parts, "reference": self.reference}
 
 
-Measured = Numbers | Ranges | Vectors | Dates
+Measured = Numbers | Ranges | Vectors | VectorsOfLabels | Dates
 
 
 def encode_measured(
@@ -180,7 +204,8 @@ def _vectors(feature: FeatureConfig, source: FeatureTable) -> Vectors:
     kind = column.type
     lists = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     if not lists or not (pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type)):
-        raise source.wrong(feature, f"lists of {dims} numbers", kind)
+        ids = "" if feature.of_label is None else ", or ids of labels"
+        raise source.wrong(feature, f"lists of {dims} numbers{ids}", kind)
     given: Bools = np.asarray(column.is_valid())
     rows = np.flatnonzero(given)
     lengths = np.asarray(pc.list_value_length(column.filter(pa.array(given))))

@@ -16,6 +16,7 @@ import pyarrow as pa
 from longtail.bundle import SCHEMA_VERSION, Bundle, Labels, Loss, Manifest
 from longtail.bundle.arrays import Int32
 from longtail.trainer.data.dataset import Dataset
+from longtail.trainer.data.label_vectors import kept_vectors
 from longtail.trainer.evaluation.dial import Dial
 from longtail.trainer.evaluation.ranking import buckets_for
 from longtail.trainer.export.onnx import check_parity, export_towers
@@ -109,6 +110,7 @@ def to_bundle(trained: Trained, held_out_rows: Int32, dial: Dial, reports: dict[
         label_tower=label_tower,
         vocabularies=trained.encoding.vocabularies,
         proposal=model.proposal,
+        label_vectors=kept_vectors(recipe.query.features, trained.encoding.label_inputs),
         reports=reports | _for_the_next_training(trained),
     )
 
