@@ -5,9 +5,7 @@ Legend: `B` queries in the batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-
-from pydantic import JsonValue
+from collections.abc import Callable, Sequence
 
 from longtail.bundle import Feature, Features, Inputs
 from longtail.serving.core.catalogue import Catalogue
@@ -29,26 +27,21 @@ def read_by_label(
         catalogue: the labels.
         read: makes the inputs of everything else; raises InvalidRequestError.
     """
-    named = {feature.name: [features.get(feature.name) for features in features_B] for feature in features}
-    ids = {
-        name: {
-            row: value
-            for row, value in enumerate(values)
-            if isinstance(value, str | int) and value is not True and value is not False
-        }
-        for name, values in named.items()
-    }
-    if not any(ids.values()):
+    ids = [
+        (row, feature, value)
+        for feature in features
+        for row, given in enumerate(features_B)
+        if isinstance(value := given.get(feature.name), str | int) and not isinstance(value, bool)
+    ]
+    if not ids:
         return read(features_B)
-    inputs = read([_without(of, [name for name in ids if row in ids[name]]) for row, of in enumerate(features_B)])
-    for feature in features:
-        for row, id_ in ids[feature.name].items():
-            vector = catalogue.vector(str(feature.of_label), id_)
-            if vector is not None:
-                inputs[feature.name][row] = vector
-                inputs[f"{feature.name}__missing"][row] = 0
+    others_B = [dict(given) for given in features_B]
+    for row, feature, _ in ids:
+        del others_B[row][feature.name]
+    inputs = read(others_B)
+    for row, feature, id_ in ids:
+        vector = catalogue.vector(str(feature.of_label), id_)
+        if vector is not None:
+            inputs[feature.name][row] = vector
+            inputs[f"{feature.name}__missing"][row] = 0
     return inputs
-
-
-def _without(features: Mapping[str, JsonValue], names: Sequence[str]) -> Features:
-    return {name: value for name, value in features.items() if name not in names}
