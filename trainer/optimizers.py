@@ -300,26 +300,6 @@ def learning_rate(
     return warmed
 
 
-class Since(keras.optimizers.schedules.LearningRateSchedule):  # Keras calls any other function without the step
-    """A rate by the steps since another one, for an optimiser whose own count began in an earlier run.
-
-    Args:
-        rate: by step number from 0.
-        start: the optimiser's count at that step 0, int32 scalar.
-    """
-
-    def __init__(self, rate: Callable[[Tensor], Tensor], start: keras.Variable) -> None:
-        self.rate, self.start = rate, start
-
-    def __call__(self, step: Tensor) -> Tensor:
-        """The rate of a step by the optimiser's count."""
-        return self.rate(step - ops.cast(self.start.value, step.dtype))
-
-    def get_config(self) -> dict[str, Callable[[Tensor], Tensor] | keras.Variable]:
-        """Its arguments."""
-        return {"rate": self.rate, "start": self.start}
-
-
 def clip_scale(gradients: list[Tensor], limit: float) -> Tensor:
     """Factor, at most 1, that brings the norm of all gradients together down to `limit`; float32 scalar."""
     norm = ops.sqrt(sum(ops.sum(ops.square(gradient)) for gradient in gradients))

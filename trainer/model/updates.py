@@ -5,11 +5,11 @@ Legend: `U` distinct rows of a table, `D` dimensions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import keras
 
-from longtail.trainer.backend import ops
+from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.config import OptimizerConfig
 from longtail.trainer.model.parts import Gradients
 from longtail.trainer.model.two_tower import TwoTower
@@ -18,11 +18,30 @@ from longtail.trainer.optimizers import (
     LazyDecay,
     LazyL2,
     RowOptimizer,
-    Since,
     clip_scale,
     dense_optimizer,
     learning_rate,
 )
+
+
+class Since(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]  # Keras is untyped
+    """A rate by the steps since another one, for an optimiser whose own count began in an earlier run.
+
+    Args:
+        rate: by step number from 0.
+        start: the optimiser's count at that step 0, int32 scalar.
+    """
+
+    def __init__(self, rate: Callable[[Tensor], Tensor], start: keras.Variable) -> None:
+        self.rate, self.start = rate, start
+
+    def __call__(self, step: Tensor) -> Tensor:
+        """The rate of a step by the optimiser's count."""
+        return self.rate(step - ops.cast(self.start.value, step.dtype))
+
+    def get_config(self) -> dict[str, Callable[[Tensor], Tensor] | keras.Variable]:
+        """Its arguments."""
+        return {"rate": self.rate, "start": self.start}
 
 
 class Updates:
