@@ -111,8 +111,18 @@ def check(
 ) -> None:
     """Read all that a recipe names and say what is there, without training. Exit code 1 if fit would refuse it."""
     from longtail.trainer import check as checking
+    from longtail.trainer.config import load_recipe
+    from longtail.trainer.errors import RecipeError
 
-    found = checking.check(recipe, overrides=_overrides(set_, since))
+    overrides = _overrides(set_, since)
+    found = checking.check(recipe, overrides=overrides)
+    if found.ok and (made := load_recipe(recipe, overrides)).own_layers:
+        from longtail.trainer.export.trial import try_own_layers
+
+        try:
+            try_own_layers(made)
+        except RecipeError as error:
+            found.problems.append(str(error))
     if json_:
         print(json.dumps(found.as_json(), indent=1, ensure_ascii=False))
     else:

@@ -26,6 +26,7 @@ from longtail.trainer.evaluation.ranking import bias_removal_curve, log_proposal
 from longtail.trainer.evaluation.report import evaluation_table, html_report
 from longtail.trainer.evaluation.tables import baseline_table
 from longtail.trainer.export.bundle import to_bundle
+from longtail.trainer.export.trial import try_own_layers
 from longtail.trainer.history import TrainingHistory
 from longtail.trainer.progress import Reporter
 from longtail.trainer.trackers import tracker_module
@@ -87,6 +88,7 @@ def fit(
     refuse_existing(out)
     for name in track:
         tracker_module(name)
+    try_own_layers(recipe)
     weights = None if warm_start is None else WarmStart.read(Path(warm_start), optimizer=not fresh_optimizer)
     dataset = read_dataset(recipe)
     _describe(recipe, dataset, reporter)

@@ -1,4 +1,4 @@
-"""Samplers, weights, families and metrics of one's own, used in a recipe by their names.
+"""Samplers, weights, families, towers and metrics of one's own, used in a recipe by their names.
 
     from longtail.trainer import register
 
@@ -19,13 +19,14 @@ from collections.abc import Callable, Iterable
 from importlib.metadata import entry_points, packages_distributions, version
 from typing import Any, TypeVar
 
+from longtail.trainer.layers import TOWERS
 from longtail.trainer.lists import METRICS, RESERVED
 from longtail.trainer.losses.families import LOSSES, Family
 from longtail.trainer.losses.hits import Hits
 from longtail.trainer.losses.weights import WEIGHTS
 from longtail.trainer.sampling import SAMPLERS
 
-__all__ = ["GROUPS", "family", "metric", "sampler", "weight"]
+__all__ = ["GROUPS", "family", "metric", "sampler", "tower", "weight"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -33,14 +34,17 @@ GROUPS = {
     "sampler": "longtail.samplers",
     "weight": "longtail.weights",
     "family": "longtail.families",
+    "tower": "longtail.towers",
     "metric": "longtail.metrics",
 }
 """Groups of entry points, by what their rows are. An entry point is named as the recipe names it, and loads a function
 that is registered when its module is imported, or a bare one (of a family a `Family`)."""
 
-_TABLES: dict[str, dict[str, Any]] = {"sampler": SAMPLERS, "weight": WEIGHTS, "family": LOSSES, "metric": METRICS}
+_TABLES: dict[str, dict[str, Any]] = {
+    "sampler": SAMPLERS, "weight": WEIGHTS, "family": LOSSES, "tower": TOWERS, "metric": METRICS,
+}  # fmt: skip
 _OURS = {kind: frozenset(table) for kind, table in _TABLES.items()} | {"metric": RESERVED}
-_POSITIONAL = {"sampler": 1, "weight": 1, "family": 3, "metric": 1}
+_POSITIONAL = {"sampler": 1, "weight": 1, "family": 3, "tower": 2, "metric": 1}
 """Arguments that the functions of a kind are called with, beside a recipe's parameters."""
 
 
@@ -96,6 +100,21 @@ def family(
     return _row("family", name, lambda function: Family(function, link=link, cosine=cosine, hits=hits))
 
 
+def tower(name: str) -> Callable[[_Function], _Function]:
+    """Register a tower: a function from the features' combination [B, width] and a `TowerSetup` to [B, any width].
+
+    It is called once for each tower that names it, and builds Keras layers, which train in the recipe's precision and
+    have trained weights alone. Projection to `model.dim`, objectives and the unit norm follow as for ours.
+
+    Args:
+        name: in recipes, `query.tower` and `label.tower`.
+
+    Raises:
+        ValueError: as `sampler`.
+    """
+    return _row("tower", name, lambda function: function)
+
+
 def metric(name: str) -> Callable[[_Function], _Function]:
     """Register a metric: a function of `Lists` to numerators and denominators of the queries, both float64 [N].
 
@@ -114,7 +133,7 @@ def find(kind: str, name: str) -> None:
     """Load the row of a name from an installed package, if the table of its kind lacks it.
 
     Args:
-        kind: `sampler`, `weight`, `family` or `metric`.
+        kind: a key of `GROUPS`.
         name: as a recipe calls it.
 
     Raises:
@@ -139,7 +158,7 @@ def find(kind: str, name: str) -> None:
             raise ValueError(
                 f"family {name!r}: expected a Family at {entry.value!r}, which has its link, found {made!r}"
             )
-        _check_signature(kind, name, made.loss if isinstance(made, Family) else made)
+        _check_signature(kind, name, _function_of(made))
         _TABLES[kind][name] = made
 
 
@@ -150,8 +169,7 @@ def is_ours(kind: str, name: str) -> bool:
 
 def origin_of(kind: str, name: str) -> str:
     """Where a row of one's own is from: `MODULE:FUNCTION`, its package and version, the sha256 of its source."""
-    row = _TABLES[kind][name]
-    function = row.loss if isinstance(row, Family) else row
+    function = _function_of(_TABLES[kind][name])
     origin = f"{function.__module__}:{function.__qualname__}"
     for package in packages_distributions().get(function.__module__.partition(".")[0], [])[:1]:
         origin += f" of {package} {version(package)}"
@@ -165,6 +183,16 @@ def origin_of(kind: str, name: str) -> str:
 def own_rows(named: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Origins of the rows that are not Longtail's own, by kind and name; of (kind, name) pairs."""
     return {f"{kind} {name}": origin_of(kind, name) for kind, name in named if not is_ours(kind, name)}
+
+
+def modules_of(named: Iterable[tuple[str, str]]) -> list[str]:
+    """Modules that a process has to import to have the rows of these kinds and names, sorted."""
+    return sorted({_function_of(_TABLES[kind][name]).__module__ for kind, name in named})
+
+
+def _function_of(row: Any) -> Callable[..., Any]:
+    function: Callable[..., Any] = row.loss if isinstance(row, Family) else row
+    return function
 
 
 def _row(kind: str, name: str, row_of: Callable[[Any], Any]) -> Callable[[_Function], _Function]:

@@ -230,7 +230,9 @@ def dense_weights(model: TwoTower) -> dict[str, keras.Variable]:
         layers = [layer for layer in tower.layers if layer.trainable_variables]
         for place, layer in enumerate(layers):
             for variable in layer.trainable_variables:
-                named[f"{side}/{place}.{type(layer).__name__}.{variable.name}"] = variable
+                name = f"{side}/{place}.{type(layer).__name__}.{variable.name}"
+                same = sum(other == name or other.startswith(f"{name}.") for other in named)  # of layers inside layers
+                named[f"{name}.{same}" if same else name] = variable
     if model.recipe.model.learn_temperature:
         named[_TEMPERATURE] = model.log_temperature
     return named

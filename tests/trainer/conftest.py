@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import os
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from rich.console import Console
@@ -26,6 +28,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "tests/trainer/" in item.path.as_posix():
             item.add_marker(pytest.mark.filterwarnings(KERAS_VARIABLES_PREDATE_NUMPY_2))
+
+
+@pytest.fixture
+def tables() -> Iterator[None]:
+    """The test leaves the tables of rows as it found them."""
+    from longtail.trainer import register
+
+    before = {kind: dict(table) for kind, table in register._TABLES.items()}
+    yield
+    for kind, table in register._TABLES.items():
+        table.clear()
+        table.update(before[kind])
+
+
+@pytest.fixture
+def page(tables: None) -> SimpleNamespace:  # noqa: ARG001
+    """The names of docs/extending.md, its rows registered."""
+    from tests.trainer.page import PYTHON
+
+    names: dict[str, Any] = {"__name__": "page"}
+    for block in PYTHON:
+        exec(block, names)
+    return SimpleNamespace(**names)
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import tomllib
-from collections.abc import Iterator
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,28 +21,9 @@ from longtail.trainer.losses.implied_noise import implied_noise
 from longtail.trainer.own_rows import check_family, check_sampler, check_weight
 from longtail.trainer.sampling import Sampler, SamplerSetup
 from tests.trainer import tiny
+from tests.trainer.page import page_toml
 
-PAGE = (Path(__file__).parents[2] / "docs/extending.md").read_text()
-PYTHON, TOML = (re.findall(rf"(?ms)^```{language}\n(.*?)^```", PAGE) for language in ("python", "toml"))
-
-
-@pytest.fixture(autouse=True)
-def tables() -> Iterator[None]:
-    """Every test leaves the tables as it found them."""
-    before = {kind: dict(table) for kind, table in register._TABLES.items()}
-    yield
-    for kind, table in register._TABLES.items():
-        table.clear()
-        table.update(before[kind])
-
-
-@pytest.fixture
-def page() -> SimpleNamespace:
-    """The page's names, its rows registered."""
-    names: dict[str, Any] = {"__name__": "page"}
-    for block in PYTHON:
-        exec(block, names)
-    return SimpleNamespace(**names)
+pytestmark = pytest.mark.usefixtures("tables")
 
 
 PI = np.array([0.5, 0.25, 0.125, 0.125])
@@ -80,7 +58,7 @@ def test_a_family_by_hand(page: SimpleNamespace) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("page")
 def test_the_page_s_recipe_trains_measures_and_exports(tmp_path: Path) -> None:
-    recipe = tiny.write_job(tmp_path, recipe=tiny.RECIPE.replace("[evaluation]", TOML[0]))
+    recipe = tiny.write_job(tmp_path, recipe=tiny.RECIPE.replace("[evaluation]", page_toml("[evaluation]")))
     bundle = fit(recipe, tmp_path / "out", overrides=["loss.sampler.negatives=8"])
 
     loaded = Bundle.load(tmp_path / "out")
@@ -224,7 +202,9 @@ def test_a_run_is_another_when_the_source_of_a_row_changes() -> None:
 
 def test_installed_packages_offer_rows_by_entry_points(page: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the page, of a package `shop` that is made here; nothing is loaded before it is named."""
-    shop = {"losses": ("damped", "smooth_hinge"), "sampling": ("blend",), "metrics": ("tail_rate",)}
+    shop = {
+        "losses": ("damped", "smooth_hinge"), "sampling": ("blend",), "metrics": ("tail_rate",), "layers": ("gated",),
+    }  # fmt: skip
     for module, names in shop.items():
         monkeypatch.setitem(
             sys.modules, f"shop.{module}", SimpleNamespace(**{name: getattr(page, name) for name in names})
@@ -232,18 +212,18 @@ def test_installed_packages_offer_rows_by_entry_points(page: SimpleNamespace, mo
     monkeypatch.setitem(sys.modules, "shop", SimpleNamespace())
     offered = [
         EntryPoint(name, value, group)
-        for group, rows in tomllib.loads(TOML[1])["project"]["entry-points"].items()
+        for group, rows in tomllib.loads(page_toml("entry-points"))["project"]["entry-points"].items()
         for name, value in rows.items()
     ]
     offered.append(EntryPoint("gone", "shop.losses:gone", "longtail.weights"))
     monkeypatch.setattr(register, "entry_points", lambda **wanted: EntryPoints(offered).select(**wanted))
-    for kind in ("weight", "sampler", "metric"):
+    for kind in register.GROUPS:
         for name in [name for name in register._TABLES[kind] if not register.is_ours(kind, name)]:
             del register._TABLES[kind][name]
 
     recipe = tiny.recipe(loss={"weight": "damped", "sampler": {"name": "blend", "negatives": 2}}, evaluation={
-        "metrics": ["tail_rate"], "metric": "tail_rate@2"})  # fmt: skip
+        "metrics": ["tail_rate"], "metric": "tail_rate@2"}, label={"tower": "gated"})  # fmt: skip
 
-    assert set(recipe.own_rows) == {"weight damped", "sampler blend", "metric tail_rate"}
+    assert set(recipe.own_rows) == {"weight damped", "sampler blend", "metric tail_rate", "tower gated"}
     with pytest.raises(ValueError, match=r"weight 'gone': expected entry point 'shop\.losses:gone' to load"):
         tiny.recipe(loss={"weight": "gone"})

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 TRAINER = Path(__file__).parents[2] / "trainer"
-LEAVES = {"errors", "backend", "history"}
+LEAVES = {"errors", "backend", "history", "layers"}
 
 
 def imports(trainer: Path) -> dict[str, set[str]]:
@@ -45,7 +45,7 @@ def test_the_rooms_of_trainer_import_one_way() -> None:
     assert set(TopologicalSorter(found).static_order()) == found.keys()
     assert {node for node, names in found.items() if not names} == LEAVES
     assert found["sampling"] == found["losses"] | {"errors"} == {"backend", "errors"}
-    assert found["config"] == {"errors", "lists", "losses", "optimizers", "register", "sampling"}
+    assert found["config"] == {"errors", "layers", "lists", "losses", "optimizers", "register", "sampling"}
 
 
 def test_a_circle_behind_type_checking_is_found(tmp_path: Path) -> None:

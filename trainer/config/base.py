@@ -18,4 +18,4 @@ def one_of(what: str, table: Mapping[str, Any], name: str, *, also: str = "") ->
     """Raise ValueError for a name that is not in the table, nor what else could have put it there."""
     if name not in table:
         lacking = f", which is neither registered nor {also}" if also else ""
-        raise ValueError(f"{what}: expected one of {', '.join(table)}, received {name!r}{lacking}")
+        raise ValueError(f"{what}: expected one of {', '.join(table) or 'none'}, received {name!r}{lacking}")

@@ -294,7 +294,13 @@ class Recipe(Section):
         """Where the rows come from that are not Longtail's own, by kind and name (`weight damped`)."""
         loss = self.loss
         named = [("sampler", loss.sampler.name), ("weight", loss.weight.name), ("family", loss.family.name)]
-        return register.own_rows([*named, *(("metric", metric.name) for metric in self.evaluation.metrics)])
+        metrics = [("metric", metric.name) for metric in self.evaluation.metrics]
+        return register.own_rows([*named, *self.own_layers, *metrics])
+
+    @property
+    def own_layers(self) -> list[tuple[str, str]]:
+        """Kind and name of every row that both towers' layers come from and that is not Longtail's own."""
+        return [("tower", side.tower.name) for side in (self.query, self.label) if side.tower is not None]
 
     @property
     def string_columns(self) -> list[str]:

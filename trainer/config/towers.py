@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from longtail.bundle import DATE_ROWS, DatePart
 from longtail.trainer.config.base import Section
+from longtail.trainer.config.own_layers import TowerChoice
 
 OWN_ID_UNKNOWN_RATE = 0.1
 """Of a label's own id that stands beside other features, unless the recipe says otherwise."""
@@ -161,9 +162,15 @@ _ONLY_OF = {
 }
 """Keys that belong to one kind alone."""
 
+_OF_OURS = ("cross", "hidden", "layer_norm", "residual")
+"""Keys of the tower that is ours."""
+
 
 class TowerConfig(Section):
-    """A tower: embeddings → combination → crosses → MLP → projection to `model.dim`, and a linear path beside them."""
+    """A tower: embeddings → combination → crosses → MLP → projection to `model.dim`, and a linear path beside them.
+
+    A `tower` of one's own takes the place of all between the combination and the projection.
+    """
 
     features: list[FeatureConfig] = Field(min_length=1)
     combine: Literal["concat", "sum"] = "concat"
@@ -184,12 +191,20 @@ class TowerConfig(Section):
     residual: bool = False
     """Adds the combination to the output, through a linear layer unless it is `model.dim` wide: what ids say on their
     own does not have to pass `cross` and `hidden`."""
+    tower: TowerChoice | None = None
+    """A tower of one's own, by its name, or with its parameters: `{ name = "gated", experts = 4 }`. It goes from the
+    combination to any width, in place of `cross`, `hidden`, `layer_norm` and `residual`."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         names = [feature.name for feature in self.features]
         if len(set(names)) != len(names):
             raise ValueError(f"features: expected distinct names, received {names}")
+        if self.tower is not None and (given := [name for name in _OF_OURS if getattr(self, name)]):
+            raise ValueError(
+                f"tower {self.tower.name!r}: expected no {', '.join(given)} beside it, which belong to our tower, "
+                f"received {', '.join(f'{name} = {getattr(self, name)}' for name in given)}"
+            )
         if any(width < 1 for width in self.hidden):
             raise ValueError(f"hidden: expected widths >= 1, received {self.hidden}")
         if self.layer_norm and not self.hidden:

@@ -12,15 +12,16 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
 
 from longtail.bundle import onnx_session
 from longtail.bundle.arrays import Array, Float32
-from longtail.trainer import backend
+from longtail.trainer import backend, register
 from longtail.trainer.backend import ops
 from longtail.trainer.config import Recipe
 from longtail.trainer.errors import ExportError
@@ -39,15 +40,11 @@ _OF_TOWERS = {"name", "seed", "data", "query", "label", "model", "objectives", "
 def export_towers(trained: Trained) -> tuple[bytes, bytes | None]:
     """ONNX models of the query tower and, if labels have features beside their id, the label tower.
 
-    Keras exports to ONNX from TensorFlow; a model trained on another backend is rebuilt and exported by
-    a child process that runs TensorFlow.
-
     Raises:
         ExportError: a tower is larger than ONNX allows (2 GiB), or the child process failed.
     """
     recipe, towers = trained.recipe, trained.model.towers
-    sides = {"query": towers.query} | ({"label": towers.label} if recipe.describes_labels else {})
-    for side, tower in sides.items():
+    for side, tower in exported(recipe, towers).items():
         size = sum(
             weight.shape[0] * int(np.prod(weight.shape[1:])) * 4 for weight in tower.weights if len(weight.shape)
         )
@@ -56,14 +53,46 @@ def export_towers(trained: Trained) -> tuple[bytes, bytes | None]:
                 f"{side} tower: expected at most {ONNX_LIMIT} bytes of weights, ONNX's limit, found {size}: "
                 "raise min_count or lower dim of its largest feature"
             )
+    models = onnx_models(recipe, towers, trained.encoding.vocabulary_rows, trained.encoding.numbers)
+    return models["query"], models.get("label")
+
+
+def exported(recipe: Recipe, towers: Towers) -> dict[str, keras.Model]:
+    """The towers that a bundle has, by side."""
+    return {"query": towers.query} | ({"label": towers.label} if recipe.describes_labels else {})
+
+
+def onnx_models(
+    recipe: Recipe, towers: Towers, vocabulary_rows: Mapping[str, int], numbers: Mapping[str, tuple[float, float]]
+) -> dict[str, bytes]:
+    """ONNX models of the towers that a bundle has, by side.
+
+    Keras exports to ONNX from TensorFlow; towers of another backend are rebuilt and exported by a child process that
+    runs TensorFlow.
+
+    Args:
+        recipe: what the towers were built by.
+        towers: with their weights.
+        vocabulary_rows, numbers: what they were built by, too.
+
+    Raises:
+        ExportError: the child process failed.
+    """
+    sides = list(exported(recipe, towers))
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         if keras.backend.backend() == "tensorflow":
-            write_onnx(towers, list(sides), work)
+            write_onnx(towers, sides, work)
         else:
-            _export_in_child(trained, list(sides), work)
-        models = {side: (work / f"{side}.onnx").read_bytes() for side in sides}
-    return models["query"], models.get("label")
+            job = {
+                "recipe": recipe.model_dump(mode="json", by_alias=True, include=_OF_TOWERS),
+                "vocabulary_rows": vocabulary_rows,
+                "numbers": numbers,
+                "sides": sides,
+                "modules": register.modules_of(recipe.own_layers),
+            }
+            _export_in_child(job, towers, work)
+        return {side: (work / f"{side}.onnx").read_bytes() for side in sides}
 
 
 def write_onnx(towers: Towers, sides: list[str], folder: Path) -> None:
@@ -82,20 +111,20 @@ def write_onnx(towers: Towers, sides: list[str], folder: Path) -> None:
             export(str(folder / f"{side}.onnx"), format="onnx", verbose=False)
 
 
-def _export_in_child(trained: Trained, sides: list[str], folder: Path) -> None:
-    towers = trained.model.towers
-    job = {
-        "recipe": trained.recipe.model_dump(mode="json", by_alias=True, include=_OF_TOWERS),
-        "vocabulary_rows": trained.encoding.vocabulary_rows,
-        "numbers": trained.encoding.numbers,
-        "sides": sides,
-    }
+def _export_in_child(job: dict[str, Any], towers: Towers, folder: Path) -> None:
+    if "__main__" in job["modules"]:
+        raise ExportError(
+            f"export on the TensorFlow backend: expected towers of one's own in a module that a child process can "
+            f"import, as the backend is {keras.backend.backend()}, received some of __main__"
+        )
     (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
     for at, weight in enumerate([*towers.query.weights, *towers.label.weights]):
         np.save(folder / f"{at}.npy", ops.convert_to_numpy(weight), allow_pickle=False)
+    path = os.pathsep.join(place for place in sys.path if place)
     child = subprocess.run(
         [sys.executable, "-c", f"from longtail.trainer.export.onnx import export_job; export_job({str(folder)!r})"],
-        env=os.environ | {"KERAS_BACKEND": "tensorflow"}, capture_output=True, text=True, check=False,
+        env=os.environ | {"KERAS_BACKEND": "tensorflow", "PYTHONPATH": path}, capture_output=True, text=True,
+        check=False,
     )  # fmt: skip
     if child.returncode != 0:
         raise ExportError(
@@ -107,6 +136,8 @@ def export_job(folder: str) -> None:
     """What the child process runs: rebuild the towers, load their weights, write ONNX."""
     work = Path(folder)
     job = json.loads((work / "job.json").read_text(encoding="utf-8"))
+    for module in job["modules"]:
+        import_module(module)
     towers = build_towers(Recipe.model_validate(job["recipe"]), job["vocabulary_rows"], job["numbers"])
     for at, weight in enumerate([*towers.query.weights, *towers.label.weights]):
         weight.assign(np.load(work / f"{at}.npy", allow_pickle=False))

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 import keras
 
 from longtail.trainer.config import FeatureConfig, ModelConfig, Recipe, TowerConfig
+from longtail.trainer.layers import Side, TowerSetup
 from longtail.trainer.model.embedding import Dropout, InputKey, Table, UnitNorm
 from longtail.trainer.model.measures import OrMissing, SignedLog
 from longtail.trainer.model.objectives import ObjectiveMaps
+from longtail.trainer.model.own_layers import layers_of, own_tower
 from longtail.trainer.model.pooling import Recency, WeightedBag
 
 
@@ -36,14 +38,14 @@ class Towers:
 
 
 def dropouts(tower: keras.Model) -> list[Dropout]:
-    """The dropout layer of a tower, if it has one."""
-    return [layer for layer in tower.layers if isinstance(layer, Dropout)]
+    """The dropout layers of a tower."""
+    return [layer for layer in layers_of(tower) if isinstance(layer, Dropout)]
 
 
 @contextmanager
 def in_float32(tower: keras.Model) -> Iterator[keras.Model]:
     """Inside the block the tower computes in float32, as the service does, whatever precision it trains in."""
-    layers = [layer for layer in tower.layers if layer.compute_dtype != "float32"]
+    layers = [layer for layer in layers_of(tower) if layer.compute_dtype != "float32"]
     policies = [layer.dtype_policy for layer in layers]
     try:
         for layer in layers:
@@ -79,25 +81,24 @@ def build_towers(
     keras.utils.set_random_seed(recipe.seed)
     precision = recipe.training.precision
     return Towers(
-        query=_build(
-            recipe.query, recipe.model, tables, numbers, precision, name="query_tower", shares=recipe.export_shares
-        ),
-        label=_build(recipe.label, recipe.model, tables, numbers, precision, name="label_tower"),
+        query=_build("query", recipe.query, recipe.model, tables, numbers, precision, shares=recipe.export_shares),
+        label=_build("label", recipe.label, recipe.model, tables, numbers, precision),
         tables=tables,
         readers=readers,
     )
 
 
 def _build(
+    side: Side,
     tower: TowerConfig,
     model: ModelConfig,
     tables: dict[str, Table],
     numbers: Mapping[str, tuple[float, float]],
     precision: str,
     *,
-    name: str,
     shares: Mapping[str, float] | None = None,
 ) -> keras.Model:
+    name = f"{side}_tower"
     inputs: dict[str, keras.KerasTensor] = {}
     parts = [_embed(feature, inputs, tables, numbers, precision) for feature in tower.features]
     if len(parts) == 1:
@@ -109,20 +110,12 @@ def _build(
         x = Dropout(tower.dropout, x.shape[-1], name=f"{name}_dropout")(x)
     if tower.input_activation == "relu":
         x = keras.layers.Activation("relu", dtype="float32")(x)
-    combined = x
-    for _ in range(tower.cross):
-        x = cross(combined, x, precision)
-    for width in tower.hidden:
-        x = keras.layers.Dense(width, activation=None if tower.layer_norm else "relu", dtype=precision)(x)
-        if tower.layer_norm:
-            x = keras.layers.Activation("relu", dtype=precision)(keras.layers.LayerNormalization(dtype=precision)(x))
-    plain = not tower.hidden and tower.input_activation == "linear"
-    if not plain or x.shape[-1] != model.dim:
-        x = keras.layers.Dense(model.dim, dtype=precision)(x)
-    if tower.residual:
-        if combined.shape[-1] != model.dim:
-            combined = keras.layers.Dense(model.dim, use_bias=False, dtype=precision)(combined)
-        x = keras.layers.Add(dtype="float32")([x, combined])
+    if tower.tower is None:
+        x = _layered(x, tower, model.dim, precision)
+    else:
+        x = own_tower(x, tower.tower, TowerSetup(name, side, model.dim), precision)
+        if x.shape[-1] != model.dim:
+            x = keras.layers.Dense(model.dim, dtype=precision)(x)
     if shares:
         x = ObjectiveMaps(shares, model.dim, unit=model.similarity == "cosine", name=f"{name}_objectives")(x)
     elif model.similarity == "cosine":
@@ -130,6 +123,25 @@ def _build(
     else:
         x = keras.layers.Activation("linear", dtype="float32")(x)
     return keras.Model(inputs, x, name=name)
+
+
+def _layered(combined: keras.KerasTensor, tower: TowerConfig, dim: int, precision: str) -> keras.KerasTensor:
+    """Crosses, hidden layers, projection and the path past them: from the combination [B, width] to [B, D]."""
+    x = combined
+    for _ in range(tower.cross):
+        x = cross(combined, x, precision)
+    for width in tower.hidden:
+        x = keras.layers.Dense(width, activation=None if tower.layer_norm else "relu", dtype=precision)(x)
+        if tower.layer_norm:
+            x = keras.layers.Activation("relu", dtype=precision)(keras.layers.LayerNormalization(dtype=precision)(x))
+    plain = not tower.hidden and tower.input_activation == "linear"
+    if not plain or x.shape[-1] != dim:
+        x = keras.layers.Dense(dim, dtype=precision)(x)
+    if tower.residual:
+        if combined.shape[-1] != dim:
+            combined = keras.layers.Dense(dim, use_bias=False, dtype=precision)(combined)
+        x = keras.layers.Add(dtype="float32")([x, combined])
+    return x
 
 
 def cross(x0: keras.KerasTensor, x: keras.KerasTensor, precision: str) -> keras.KerasTensor:

@@ -1,0 +1,220 @@
+"""Towers of one's own, in recipes, in training, in ONNX; docs/extending.md's are examples of them."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import typer
+from keras import ops
+
+from longtail.bundle import Bundle
+from longtail.trainer import RecipeError, cli, fit, load_recipe, register
+from longtail.trainer.checkpoint import identity_of
+from longtail.trainer.config import Recipe
+from longtail.trainer.export.trial import try_own_layers
+from longtail.trainer.layers import TowerSetup
+from longtail.trainer.model.embedding import Dropout
+from longtail.trainer.model.towers import build_towers, dropouts, in_float32
+from longtail.trainer.warm_start import dense_weights
+from tests.trainer import tiny
+from tests.trainer.page import page_toml
+
+pytestmark = pytest.mark.usefixtures("tables")
+
+
+def attending(x: keras.KerasTensor, _: TowerSetup, *, heads: int = 2) -> keras.KerasTensor:
+    """A layer of layers."""
+    entries = keras.layers.Reshape((2, x.shape[-1] // 2))(x)
+    return keras.layers.Flatten()(keras.layers.MultiHeadAttention(heads, 3)(entries, entries))
+
+
+def query_tower(recipe: Recipe, **rows: int) -> keras.Model:
+    return build_towers(recipe, {"item_id": 3, "user_id": 3} | rows, {}).query
+
+
+@pytest.mark.usefixtures("page")
+def test_the_page_s_tower_by_hand() -> None:
+    """Σ_e g_e relu(W_e x + b_e), of 2 experts of width 3, then the projection to 2."""
+    tower = query_tower(tiny.recipe(
+        query={"tower": {"name": "gated", "experts": 2, "width": 3}}, model={"dim": 2, "similarity": "dot"},
+    ))  # fmt: skip
+    rng = np.random.default_rng(0)
+    tower.set_weights([rng.normal(size=weight.shape) for weight in tower.get_weights()])
+    (gates, gates_bias), (experts, experts_bias) = (
+        tower.get_layer(f"query_tower_{name}").get_weights() for name in ("gates", "experts")
+    )
+    projection, bias = tower.layers[-2].get_weights()
+
+    x = tower.get_layer("table_user_id").get_weights()[0][[1, 2]]
+    scores = np.exp(x @ gates + gates_bias)
+    hidden = np.maximum(x @ experts + experts_bias, 0)
+    mixed = sum((scores / scores.sum(1, keepdims=True))[:, [e]] * hidden[:, 3 * e : 3 * e + 3] for e in range(2))
+    found = tower({"user_id": np.int32([1, 2])})
+    np.testing.assert_allclose(np.asarray(found), mixed @ projection + bias, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("page")
+def test_the_page_s_recipe_of_towers_can_be_built() -> None:
+    sections = tomllib.loads(page_toml("[query]"))
+    label = {"features": [{"name": "product_id", "kind": "id"}]}
+    recipe = tiny.recipe(data={"label_id": "product_id"}, label=label, **sections)
+    try_own_layers(recipe)
+    assert Recipe.model_validate(recipe.model_dump(by_alias=True)) == recipe
+
+
+@pytest.mark.usefixtures("page")
+def test_a_tower_as_wide_as_the_model_has_no_projection() -> None:
+    wide = tiny.recipe(query={"tower": {"name": "gated", "experts": 2, "width": 4}})
+    assert len(query_tower(wide).weights) == 5
+    assert len(query_tower(tiny.recipe(query={"tower": "gated"})).weights) == 7
+
+
+def test_a_tower_trains_in_the_recipe_s_precision_and_serves_in_float32() -> None:
+    register.tower("attending")(attending)
+
+    def tower(precision: str) -> keras.Model:
+        return query_tower(tiny.recipe(query={"tower": "attending"}, training={"precision": precision}))
+
+    half, inputs = tower("mixed_bfloat16"), {"user_id": np.int32([1, 2])}
+    assert keras.config.dtype_policy().name == "float32"
+    exact = np.asarray(tower("float32")(inputs))
+    assert np.abs(np.asarray(half(inputs)) - exact).max() > 1e-4
+    with in_float32(half):
+        np.testing.assert_allclose(np.asarray(half(inputs)), exact, rtol=1e-5)
+    assert np.abs(np.asarray(half(inputs)) - exact).max() > 1e-4
+
+
+def test_dropout_of_ours_drops_inside_a_tower() -> None:
+    register.tower("dropping")(lambda x, setup: Dropout(0.5, x.shape[-1], name=f"{setup.name}_drop")(x))
+    recipe = tiny.recipe(query={"tower": "dropping", "dropout": 0.25})
+    try_own_layers(recipe)
+    assert [layer.rate for layer in dropouts(query_tower(recipe))] == [0.25, 0.5]
+
+
+def test_dense_weights_of_layers_inside_layers_have_names_of_their_own() -> None:
+    register.tower("attending")(attending)
+    data = tiny.dataset(tiny.pairs((0, 0), (1, 1), (2, 2)), queries=3, labels=3)
+    model = tiny.model(tiny.recipe(query={"tower": "attending"}), data, batch_size=3)
+    names = list(dense_weights(model))
+    assert len(names) == len(model.towers.query.trainable_variables) == 8
+    assert names[0] == "query/0.MultiHeadAttention.kernel"
+    assert names[2] == "query/0.MultiHeadAttention.kernel.1"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("page")
+def test_a_job_with_towers_of_ones_own_starts_warm_from_its_bundle(tmp_path: Path) -> None:
+    recipe = tiny.write_job(tmp_path)
+    overrides = ["training.epochs=1", "query.tower={name='gated', experts=2}", "label.tower='gated'"]
+    bundle = fit(recipe, tmp_path / "first", overrides=overrides)
+    assert bundle.manifest.software["tower gated"].startswith("page:gated")
+
+    fit(recipe, tmp_path / "second", overrides=overrides, warm_start=tmp_path / "first")
+    with np.load(tmp_path / "second" / "weights.npz") as second:
+        assert sum(name.startswith(("query/", "label/")) for name in second) == 6 + 6
+    assert Bundle.load(tmp_path / "second").label_tower is not None
+
+
+def failing(*_: Any) -> Any:
+    raise KeyError("no such width")
+
+
+BUILT: dict[str, tuple[Callable[..., Any], str]] = {
+    "not a tensor": (lambda *_: 3, r"query.tower 'mine': expected a Keras tensor.*received int"),
+    "one number a row": (lambda x, _: ops.sum(x, axis=1), r"'mine': expected shape \[B, width\].*received \(None,\)"),
+    "a row for the batch": (lambda x, _: ops.sum(x, axis=0, keepdims=True), r"\(None, width\).*received \(1, 4\)"),
+    "whole numbers": (lambda x, _: ops.cast(x, "int32"), "'mine': expected floating-point numbers, received int32"),
+    "an error of its own": (failing, "'mine': expected a function that builds.*received KeyError: 'no such width'"),
+    "two layers of a name": (
+        lambda x, _: keras.layers.Dense(2, name="same")(keras.layers.Dense(2, name="same")(x)),
+        r"tower 'mine': expected layers that make a Keras model.*received ValueError: .*same",
+    ),
+    "moving averages": (
+        lambda x, _: keras.layers.BatchNormalization()(x),
+        "query tower, with tower 'mine': expected trained weights alone.*received .*moving_mean, .*moving_variance",
+    ),
+    "draws": (lambda x, _: keras.layers.Dropout(0.5)(x), "expected layers that draw nothing in training.*seed"),
+    "losses": (
+        lambda x, _: keras.layers.Dense(2, kernel_regularizer="l2", name="penalised")(x),
+        "expected no losses of layers.*received some of penalised",
+    ),
+    "what ONNX lacks": (lambda x, _: ops.erfinv(ops.tanh(x)), "tower 'mine': expected layers.*export to ONNX.*Erfinv"),
+    "rows of one batch": (
+        lambda x, _: x + ops.mean(ops.reshape(x, (3, 4)), axis=0), "tower 'mine': .* for any number of rows",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("function", "message"), BUILT.values(), ids=BUILT)
+def test_a_tower_that_could_not_be_trained_or_served_is_refused(function: Callable[..., Any], message: str) -> None:
+    def mine(x, setup):
+        return function(x, setup)
+
+    register.tower("mine")(mine)
+    with pytest.raises(RecipeError, match=f"(?s){message}"):
+        try_own_layers(tiny.recipe(query={"tower": "mine"}))
+    assert keras.config.dtype_policy().name == "float32"
+
+
+def test_it_is_refused_before_the_data_is_read_and_by_check_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    register.tower("mine")(lambda x, _: x[:, 0])
+    recipe = tiny.write_job(tmp_path)
+    (tmp_path / "interactions.parquet").unlink()
+    with pytest.raises(RecipeError, match=r"expected shape \[B, width\].*received \(None,\)"):
+        fit(recipe, tmp_path / "out", overrides=["label.tower=mine"])
+    with pytest.raises(typer.Exit) as refused:
+        cli.check(tiny.write_job(tmp_path / "whole"), json_=True, set_=["label.tower=mine"])
+    assert refused.value.exit_code == 1
+    (problem,) = json.loads(capsys.readouterr().out)["problems"]
+    assert problem.startswith("label.tower 'mine': expected shape")
+
+
+WRONG = {
+    "unknown": ("query.tower=gate", "query.tower: tower: expected one of gated, received 'gate', which is neither"),
+    "parameter": ("query.tower={name='gated', expert=3}", r"expected \['experts', 'width'\], received 'expert'"),
+    "type": ("label.tower={name='gated', experts='many'}", "label.tower: tower 'gated': experts: .*received 'many'"),
+    "not a tower": ("query.tower=4", "query.tower: .*received 4"),
+    "no name": ("query.tower={experts=3}", r"query.tower.name: Field required"),
+}
+
+
+@pytest.mark.parametrize(("override", "message"), WRONG.values(), ids=WRONG)
+@pytest.mark.usefixtures("page")
+def test_a_recipe_is_held_to_the_tower_s_parameters(tmp_path: Path, override: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        load_recipe(tiny.write_job(tmp_path), [override])
+
+
+@pytest.mark.usefixtures("page")
+def test_keys_of_our_tower_are_refused_beside_another(tmp_path: Path) -> None:
+    message = r"tower 'gated': expected no hidden, residual beside it.*received hidden = \[8\], residual = True"
+    with pytest.raises(RecipeError, match=message):
+        load_recipe(tiny.write_job(tmp_path), ["query.tower=gated", "query.hidden=[8]", "query.residual=true"])
+
+
+def test_functions_that_no_recipe_fits_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"tower 'mine': expected 2 positional argument\(s\).*received mine\(x\)"):
+
+        @register.tower("mine")
+        def mine(x):
+            return x
+
+
+@pytest.mark.usefixtures("page")
+def test_a_run_is_another_when_a_tower_changes() -> None:
+    data = tiny.dataset(tiny.pairs((0, 0), (1, 1)), queries=2, labels=2)
+    recipe = tiny.recipe(query={"tower": "gated"})
+    before = identity_of(recipe, data)
+    assert identity_of(tiny.recipe(query={"tower": {"name": "gated", "experts": 5}}), data) != before
+
+    register.tower("gated")(attending)
+    assert identity_of(recipe, data) != before

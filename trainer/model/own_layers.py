@@ -1,0 +1,59 @@
+"""Towers of one's own: where they are called, and what their layers may not do.
+
+Legend: `B` batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+
+from longtail.trainer.config.own_layers import TowerChoice
+from longtail.trainer.errors import RecipeError
+from longtail.trainer.layers import TOWERS, TowerSetup
+
+
+def own_tower(x: keras.KerasTensor, choice: TowerChoice, setup: TowerSetup, precision: str) -> keras.KerasTensor:
+    """What a tower of one's own makes of the combination, [B, any width].
+
+    Args:
+        x: the combination, [B, width].
+        choice: which tower.
+        setup: for its function.
+        precision: Keras' default policy while it is called.
+
+    Raises:
+        RecipeError: it raises, or returns anything else.
+    """
+    where = f"{setup.side}.tower {choice.name!r}"
+    return _part(where, TOWERS[choice.name], (x, setup), choice.arguments, precision)
+
+
+def layers_of(tower: keras.Model) -> list[keras.layers.Layer]:
+    """Every layer of a tower, and those that layers are made of."""
+    return list(tower._flatten_layers(include_self=False))
+
+
+def _part(
+    where: str, function: Callable[..., Any], positional: tuple[Any, ...], arguments: Mapping[str, Any], precision: str
+) -> keras.KerasTensor:
+    """What a function of one's own builds, refused unless it is [B, width]."""
+    policy = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(precision)
+    try:
+        made = function(*positional, **arguments)
+    except Exception as error:
+        raise RecipeError(
+            f"{where}: expected a function that builds Keras layers, received {type(error).__name__}: {error}"
+        ) from error
+    finally:
+        keras.config.set_dtype_policy(policy)
+    if not isinstance(made, keras.KerasTensor):
+        raise RecipeError(f"{where}: expected a Keras tensor of shape [B, width], received {type(made).__name__}")
+    if len(made.shape) != 2 or made.shape[0] is not None or made.shape[1] is None:
+        raise RecipeError(f"{where}: expected shape [B, width], (None, width) to Keras, received {tuple(made.shape)}")
+    if not keras.backend.is_float_dtype(made.dtype):
+        raise RecipeError(f"{where}: expected floating-point numbers, received {made.dtype}")
+    return made
