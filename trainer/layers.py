@@ -1,6 +1,6 @@
 """What towers and feature kinds of one's own are built from, and the tables of them. Loads no Keras.
 
-Legend: `B` batch, `P` positions of a bag.
+Legend: `B` batch, `P` positions of a bag, history or text.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 Side = Literal["query", "label"]
 Kind = Literal["id", "history", "bag", "text", "number", "vector", "date"]
-"""What a feature may read, and the name of our own way to embed it."""
+"""What a feature is read as, from columns and requests alike, and the name of our own way to embed it."""
 
 POOLED: tuple[Kind, ...] = ("history", "bag", "text")
 """Kinds of which a tower sees entries with weights."""
@@ -39,3 +39,44 @@ Tower = Callable[..., "keras.KerasTensor"]
 
 TOWERS: dict[str, Tower] = {}
 """Towers of one's own by the name that a recipe's `tower` calls them."""
+
+
+class FeatureSetup(NamedTuple):
+    """What a feature kind of one's own may know beside its tensors.
+
+    Attributes:
+        name: the feature's; a prefix for names of layers.
+        side: whose feature it is.
+        max_length: of a history, bag or text: P at most; else None.
+        mean, std: of a number: of its training values; else None.
+    """
+
+    name: str
+    side: Side
+    max_length: int | None = None
+    mean: float | None = None
+    std: float | None = None
+
+
+class FeatureKind(NamedTuple):
+    """A feature kind of one's own: what it is read as, and the layers that make a part of the tower's input of it.
+
+    Attributes:
+        part: from tensors and a `FeatureSetup`, and keyword-only parameters, to [B, width]. The tensors are the
+            entries' embeddings [B, P, dim] and weights [B, P] of a history, bag or text, and one tensor of the other
+            kinds: the embedding [B, dim] of an id or a date, the numbers [B, dims] of a vector, the number itself,
+            not standardised, [B, 1].
+        reads: the kind that columns, requests and bundles know it as.
+    """
+
+    part: Callable[..., keras.KerasTensor]
+    reads: Kind
+
+    @property
+    def tensors(self) -> int:
+        """How many tensors it is called with."""
+        return 2 if self.reads in POOLED else 1
+
+
+FEATURES: dict[str, FeatureKind] = {}
+"""Feature kinds of one's own by the name that a recipe's `kind` calls them."""

@@ -1,4 +1,4 @@
-"""Samplers, weights, families, towers and metrics of one's own, used in a recipe by their names.
+"""Samplers, weights, families, towers, feature kinds and metrics of one's own, used in a recipe by their names.
 
     from longtail.trainer import register
 
@@ -17,16 +17,16 @@ import hashlib
 import inspect
 from collections.abc import Callable, Iterable
 from importlib.metadata import entry_points, packages_distributions, version
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
-from longtail.trainer.layers import TOWERS
+from longtail.trainer.layers import FEATURES, TOWERS, FeatureKind, Kind
 from longtail.trainer.lists import METRICS, RESERVED
 from longtail.trainer.losses.families import LOSSES, Family
 from longtail.trainer.losses.hits import Hits
 from longtail.trainer.losses.weights import WEIGHTS
 from longtail.trainer.sampling import SAMPLERS
 
-__all__ = ["GROUPS", "family", "metric", "sampler", "tower", "weight"]
+__all__ = ["GROUPS", "family", "feature", "metric", "sampler", "tower", "weight"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -35,17 +35,30 @@ GROUPS = {
     "weight": "longtail.weights",
     "family": "longtail.families",
     "tower": "longtail.towers",
+    "feature": "longtail.features",
     "metric": "longtail.metrics",
 }
 """Groups of entry points, by what their rows are. An entry point is named as the recipe names it, and loads a function
-that is registered when its module is imported, or a bare one (of a family a `Family`)."""
+that is registered when its module is imported, or a bare one (of a family a `Family`, of a feature kind a
+`FeatureKind`)."""
 
 _TABLES: dict[str, dict[str, Any]] = {
-    "sampler": SAMPLERS, "weight": WEIGHTS, "family": LOSSES, "tower": TOWERS, "metric": METRICS,
+    "sampler": SAMPLERS, "weight": WEIGHTS, "family": LOSSES, "tower": TOWERS, "feature": FEATURES,
+    "metric": METRICS,
 }  # fmt: skip
-_OURS = {kind: frozenset(table) for kind, table in _TABLES.items()} | {"metric": RESERVED}
+_OURS = {kind: frozenset(table) for kind, table in _TABLES.items()} | {
+    "metric": RESERVED, "feature": frozenset(get_args(Kind)),
+}  # fmt: skip
 _POSITIONAL = {"sampler": 1, "weight": 1, "family": 3, "tower": 2, "metric": 1}
-"""Arguments that the functions of a kind are called with, beside a recipe's parameters."""
+"""Arguments that the functions of a kind are called with, beside a recipe's parameters; of a feature kind it depends on
+what it reads."""
+
+
+_WITH_MORE: dict[str, tuple[type, str]] = {
+    "family": (Family, "its link"),
+    "feature": (FeatureKind, "what it reads"),
+}
+"""Kinds whose rows are more than a function."""
 
 
 def sampler(name: str) -> Callable[[_Function], _Function]:
@@ -115,6 +128,26 @@ def tower(name: str) -> Callable[[_Function], _Function]:
     return _row("tower", name, lambda function: function)
 
 
+def feature(name: str, *, reads: Kind) -> Callable[[_Function], _Function]:
+    """Register a feature kind: a function from a feature's tensors and a `FeatureSetup` to a part [B, any width].
+
+    What is read, from columns and by the service, and how ids become embeddings, is that of one of our kinds; the
+    function builds the Keras layers after it, which are held to the same as a tower's.
+
+    Args:
+        name: in recipes, the feature's `kind`.
+        reads: one of our kinds; it decides the tensors, as `FeatureKind` says.
+
+    Raises:
+        ValueError: as `sampler`, or `reads` is none of our kinds.
+    """
+    if reads not in get_args(Kind):
+        raise ValueError(
+            f"feature {name!r}: expected reads to be one of {', '.join(get_args(Kind))}, received {reads!r}"
+        )
+    return _row("feature", name, lambda function: FeatureKind(function, reads))
+
+
 def metric(name: str) -> Callable[[_Function], _Function]:
     """Register a metric: a function of `Lists` to numerators and denominators of the queries, both float64 [N].
 
@@ -154,11 +187,12 @@ def find(kind: str, name: str) -> None:
             raise ValueError(f"{kind} {name!r}: expected entry point {entry.value!r} to load: {error}") from error
         if name in _TABLES[kind]:  # by its decorator
             return
-        if kind == "family" and not isinstance(made, Family):
+        if kind in _WITH_MORE and not isinstance(made, _WITH_MORE[kind][0]):
+            row, more = _WITH_MORE[kind]
             raise ValueError(
-                f"family {name!r}: expected a Family at {entry.value!r}, which has its link, found {made!r}"
+                f"{kind} {name!r}: expected a {row.__name__} at {entry.value!r}, which has {more}, found {made!r}"
             )
-        _check_signature(kind, name, _function_of(made))
+        _check_signature(kind, name, made)
         _TABLES[kind][name] = made
 
 
@@ -191,6 +225,8 @@ def modules_of(named: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def _function_of(row: Any) -> Callable[..., Any]:
+    if isinstance(row, FeatureKind):
+        return row.part
     function: Callable[..., Any] = row.loss if isinstance(row, Family) else row
     return function
 
@@ -200,20 +236,23 @@ def _row(kind: str, name: str, row_of: Callable[[Any], Any]) -> Callable[[_Funct
         raise ValueError(f"{kind} {name!r}: expected a name that is not Longtail's own, received one that is")
 
     def register(function: _Function) -> _Function:
-        _check_signature(kind, name, function)
-        _TABLES[kind][name] = row_of(function)
+        row = row_of(function)
+        _check_signature(kind, name, row)
+        _TABLES[kind][name] = row
         return function
 
     return register
 
 
-def _check_signature(kind: str, name: str, function: Callable[..., Any]) -> None:
+def _check_signature(kind: str, name: str, row: Any) -> None:
     """Refuse a function that a recipe's parameters or a step's tensors would not fit."""
+    function = _function_of(row)
+    wanted = row.tensors + 1 if isinstance(row, FeatureKind) else _POSITIONAL[kind]
     parameters = list(inspect.signature(function).parameters.values())
     positional = [it for it in parameters if it.kind in (it.POSITIONAL_ONLY, it.POSITIONAL_OR_KEYWORD)]
-    if len(positional) != _POSITIONAL[kind] or any(it.kind in (it.VAR_POSITIONAL, it.VAR_KEYWORD) for it in parameters):
+    if len(positional) != wanted or any(it.kind in (it.VAR_POSITIONAL, it.VAR_KEYWORD) for it in parameters):
         raise ValueError(
-            f"{kind} {name!r}: expected {_POSITIONAL[kind]} positional argument(s) and a recipe's parameters "
+            f"{kind} {name!r}: expected {wanted} positional argument(s) and a recipe's parameters "
             f"keyword-only, received {function.__name__}{inspect.signature(function)}"
         )
     if reserved := [it.name for it in parameters if it.name == "name"]:

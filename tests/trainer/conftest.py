@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from rich.console import Console
@@ -33,24 +33,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture
 def tables() -> Iterator[None]:
     """The test leaves the tables of rows as it found them."""
-    from longtail.trainer import register
+    from tests.trainer.page import tables_as_they_are
 
-    before = {kind: dict(table) for kind, table in register._TABLES.items()}
-    yield
-    for kind, table in register._TABLES.items():
-        table.clear()
-        table.update(before[kind])
+    with tables_as_they_are():
+        yield
 
 
 @pytest.fixture
 def page(tables: None) -> SimpleNamespace:  # noqa: ARG001
     """The names of docs/extending.md, its rows registered."""
-    from tests.trainer.page import PYTHON
+    from tests.trainer.page import registered
 
-    names: dict[str, Any] = {"__name__": "page"}
-    for block in PYTHON:
-        exec(block, names)
-    return SimpleNamespace(**names)
+    return registered()
 
 
 @dataclass(frozen=True)

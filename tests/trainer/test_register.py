@@ -203,7 +203,8 @@ def test_a_run_is_another_when_the_source_of_a_row_changes() -> None:
 def test_installed_packages_offer_rows_by_entry_points(page: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the page, of a package `shop` that is made here; nothing is loaded before it is named."""
     shop = {
-        "losses": ("damped", "smooth_hinge"), "sampling": ("blend",), "metrics": ("tail_rate",), "layers": ("gated",),
+        "losses": ("damped", "smooth_hinge"), "sampling": ("blend",), "metrics": ("tail_rate",),
+        "layers": ("gated", "cyclic", "self_attention"),
     }  # fmt: skip
     for module, names in shop.items():
         monkeypatch.setitem(
@@ -227,3 +228,7 @@ def test_installed_packages_offer_rows_by_entry_points(page: SimpleNamespace, mo
     assert set(recipe.own_rows) == {"weight damped", "sampler blend", "metric tail_rate", "tower gated"}
     with pytest.raises(ValueError, match=r"weight 'gone': expected entry point 'shop\.losses:gone' to load"):
         tiny.recipe(loss={"weight": "gone"})
+    with pytest.raises(
+        ValueError, match=r"feature 'cyclic': expected a FeatureKind at 'shop\.layers:cyclic', which has"
+    ):
+        tiny.recipe(query={"features": [{"name": "hour", "kind": "cyclic", "period": 24}]})

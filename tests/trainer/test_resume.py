@@ -6,9 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.trainer import tiny
+from tests.trainer.page import write_package
 
 pytestmark = pytest.mark.process
 
@@ -44,16 +46,19 @@ main()
 """`longtail-train`, killed when it takes its n-th batch, or when its n-th checkpoint is written but not yet named."""
 
 
-def start(recipe: Path, out: Path, point: str, count: int) -> "subprocess.Popen[bytes]":
+def start(recipe: Path, out: Path, point: str, count: int, *more: str) -> "subprocess.Popen[bytes]":
     overrides = [
         "training.checkpoint_steps=3", "training.epochs=2", "training.refit=true",
-        'loss.sampler={name="mixed", negatives=8}', "optimizer.schedule=linear",
+        'loss.sampler={name="mixed", negatives=8}', "optimizer.schedule=linear", *more,
     ]  # fmt: skip
     settings = [argument for override in overrides for argument in ("--set", override)]
     return subprocess.Popen(
         [sys.executable, "-c", FIT, point, str(count), "fit", str(recipe), "--out", str(out), *settings],
         env=os.environ | {"KERAS_BACKEND": "tensorflow"}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
     )  # fmt: skip
+
+
+SAME = ("embeddings.npy", "calibration_queries.npy", "labels.parquet", "metrics.json", "history.json")
 
 
 def exit_of(process: "subprocess.Popen[bytes]") -> int:
@@ -77,6 +82,28 @@ def test_a_job_killed_twice_ends_as_if_nothing_had_happened(tmp_path: Path) -> N
     assert exit_of(start(recipe, killed, "never", 0)) == 0
     assert exit_of(uninterrupted) == 0
 
-    for name in ("embeddings.npy", "calibration_queries.npy", "labels.parquet", "metrics.json", "history.json"):
+    for name in SAME:
         assert (killed / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
     assert [path.name for path in work.iterdir()] == ["logs"], "checkpoints go once the bundle is written"
+
+
+def test_so_does_one_with_layers_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_package(tmp_path / "site")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    text = tiny.RECIPE.replace('kind = "history"', 'kind = "self_attention"').replace(
+        "[query]", '[query]\ntower = "gated"'
+    )
+    recipe, killed, whole = tiny.write_job(tmp_path, recipe=text), tmp_path / "killed", tmp_path / "whole"
+    once = "training.refit=false"
+    uninterrupted = start(recipe, whole, "never", 0, once)
+
+    assert exit_of(start(recipe, killed, "batch", 6, once)) == -signal.SIGKILL
+    assert [path.name for path in (tmp_path / "killed.work" / "select").iterdir()] == ["latest-0"]
+    assert exit_of(start(recipe, killed, "never", 0, once)) == 0
+    assert exit_of(uninterrupted) == 0
+
+    for name in SAME:
+        assert (killed / name).read_bytes() == (whole / name).read_bytes(), name
+    with np.load(killed / "weights.npz") as weights, np.load(whole / "weights.npz") as others:
+        assert weights.files == others.files
+        assert all((weights[name] == others[name]).all() for name in others.files)

@@ -1,13 +1,16 @@
-"""Towers of one's own, as a recipe names them."""
+"""Towers and feature kinds of one's own, as a recipe names them."""
 
 from __future__ import annotations
 
-from typing import Self
+import inspect
+from collections.abc import Collection, Mapping
+from typing import Any, Self, get_args
 
 from pydantic import model_validator
 
+from longtail.trainer import register
 from longtail.trainer.config.choice import Choice
-from longtail.trainer.layers import TOWERS
+from longtail.trainer.layers import FEATURES, TOWERS, FeatureKind, Kind
 
 
 class TowerChoice(Choice):
@@ -17,3 +20,44 @@ class TowerChoice(Choice):
     def _defined(self) -> Self:
         self._check("tower", TOWERS, lambda tower: tower)
         return self
+
+
+class KindChoice(Choice):
+    """A feature kind of one's own: a row of `FEATURES`, by its name, and its parameters."""
+
+    @property
+    def row(self) -> FeatureKind:
+        """The kind."""
+        return FEATURES[self.name]
+
+    @classmethod
+    def taken_from(cls, feature: Mapping[str, Any], keys: Collection[str]) -> tuple[Self | None, dict[str, Any]]:
+        """The kind of one's own that a feature of a recipe names, if it is none of ours; and the feature without it.
+
+        Args:
+            feature: as the recipe has it.
+            keys: of every feature; all others are parameters of the kind.
+
+        Returns:
+            The choice, and the feature with the kind that it reads in the place of its own.
+
+        Raises:
+            ValueError: no such kind, or parameters that it does not take or lacks.
+        """
+        name = feature.get("kind")
+        if not isinstance(name, str) or name in get_args(Kind):
+            return None, dict(feature)
+        register.find("feature", name)
+        if name not in FEATURES:
+            raise ValueError(
+                f"kind: expected one of {', '.join((*get_args(Kind), *FEATURES))}, received {name!r}, which is neither "
+                f"registered nor an entry point of {register.GROUPS['feature']}"
+            )
+        row = FEATURES[name]
+        if taken := sorted(set(inspect.signature(row.part).parameters) & set(keys)):
+            raise ValueError(
+                f"feature {name!r}: expected parameters of other names than a feature's keys, received {taken}"
+            )
+        choice = cls(name=name, **{key: value for key, value in feature.items() if key not in keys})
+        choice._check("feature", FEATURES, lambda row: row.part)
+        return choice, {key: value for key, value in feature.items() if key in keys} | {"kind": row.reads}

@@ -300,7 +300,10 @@ class Recipe(Section):
     @property
     def own_layers(self) -> list[tuple[str, str]]:
         """Kind and name of every row that both towers' layers come from and that is not Longtail's own."""
-        return [("tower", side.tower.name) for side in (self.query, self.label) if side.tower is not None]
+        sides = (self.query, self.label)
+        kinds = [feature.own for side in sides for feature in side.features]
+        towers = [("tower", side.tower.name) for side in sides if side.tower is not None]
+        return [*towers, *(("feature", kind.name) for kind in kinds if kind is not None)]
 
     @property
     def string_columns(self) -> list[str]:

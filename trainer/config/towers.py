@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import (
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from longtail.bundle import DATE_ROWS, DatePart
 from longtail.trainer.config.base import Section
-from longtail.trainer.config.own_layers import TowerChoice
+from longtail.trainer.config.own_layers import KindChoice, TowerChoice
+from longtail.trainer.layers import POOLED, Kind
 
 OWN_ID_UNKNOWN_RATE = 0.1
 """Of a label's own id that stands beside other features, unless the recipe says otherwise."""
@@ -20,10 +29,12 @@ class FeatureConfig(Section):
     name: str = Field(pattern=r"^[A-Za-z][A-Za-z0-9]*(_[A-Za-z0-9]+)*$")
     """Its name in requests. A query feature named as `data.query_id` is the query's own id, a label feature
     named as `data.label_id` the label's own."""
-    kind: Literal["id", "history", "bag", "text", "number", "vector", "date"]
+    kind: Kind
     """`id`: one id or category. `history`: ids of the labels the query interacted with before; never the
     positive itself. `bag`: ids, or ids with weights. `text`: words, hashed. `number`: one, as `transform` says.
-    `vector`: `dims` numbers, such as a pretrained embedding of a text or an image. `date`: a time, as its `parts`."""
+    `vector`: `dims` numbers, such as a pretrained embedding of a text or an image. `date`: a time, as its `parts`.
+    A recipe may name a kind of one's own, with its parameters beside it; `kind` is then what it reads, and `own` the
+    choice."""
     column: str | None = None
     """Column of the feature table, or of the interactions; by default the feature's name."""
     origin: Literal["table", "row"] = Field(default="table", alias="from")
@@ -77,6 +88,13 @@ class FeatureConfig(Section):
     """What a `date` is read as, in UTC; the mean of their embeddings stands for it. `age` is in days before the latest
     one in training, by powers of two."""
 
+    _own: KindChoice | None = PrivateAttr(default=None)
+
+    @property
+    def own(self) -> KindChoice | None:
+        """The kind of one's own that the recipe names; None for one of ours."""
+        return self._own
+
     @property
     def source(self) -> str:
         """The column it is read from."""
@@ -91,6 +109,11 @@ class FeatureConfig(Section):
     def has_table(self) -> bool:
         """Whether it is looked up in an embedding table."""
         return self.kind not in ("number", "vector") or self.in_buckets
+
+    @property
+    def bagged(self) -> bool:
+        """Whether a tower sees entries with weights."""
+        return self.kind in POOLED
 
     @property
     def in_buckets(self) -> bool:
@@ -125,19 +148,48 @@ class FeatureConfig(Section):
 
     @property
     def width(self) -> int:
-        """Columns that it adds to a concatenation."""
+        """Columns that it adds to a concatenation, if its kind is ours."""
         if self.kind == "vector":
             return self.projection or self.dims or 1
         return self.dim if self.has_table else 1 + self.has_flag
 
-    @model_validator(mode="after")
-    def _of_its_kind(self) -> Self:
+    @model_validator(mode="wrap")
+    @classmethod
+    def _of_any_kind(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """Reads a kind of one's own off the recipe, and holds the feature to what the kind leaves to it."""
+        if not isinstance(given, dict):
+            return handler(given)
+        own, given = KindChoice.taken_from(given, [field.alias or name for name, field in cls.model_fields.items()])
+        feature = handler(given)
+        if own is not None:
+            if left := sorted(_LAST_STEPS & feature._changed):
+                raise ValueError(
+                    f"feature {feature.name!r}: expected no {', '.join(left)} beside kind {own.name!r}, which does "
+                    f"that itself with what it reads ({own.row.reads})"
+                )
+            feature._own = own
+        return feature
+
+    @model_serializer(mode="wrap")
+    def _as_in_the_recipe(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
+        made: dict[str, Any] = handler(self)
+        if self._own is not None:
+            made |= {"kind": self._own.name, **self._own.model_dump(mode=info.mode, exclude={"name"})}
+        return made
+
+    @property
+    def _changed(self) -> set[str]:
+        """Names of the fields that are not as they are by default."""
         fields = type(self).model_fields
-        changed = {
+        return {
             name
             for name, field in fields.items()
             if getattr(self, name) != field.get_default(call_default_factory=True)
         }
+
+    @model_validator(mode="after")
+    def _of_its_kind(self) -> Self:
+        changed = self._changed
         for kind, names in _ONLY_OF.items():
             if self.kind != kind and (given := sorted(names & changed)):
                 raise ValueError(
@@ -161,6 +213,9 @@ _ONLY_OF = {
     "date": {"parts"},
 }
 """Keys that belong to one kind alone."""
+
+_LAST_STEPS = {"combiner", "transform", "buckets", "projection"}
+"""Keys of the steps that a kind of one's own takes the place of."""
 
 _OF_OURS = ("cross", "hidden", "layer_norm", "residual")
 """Keys of the tower that is ours."""
@@ -211,7 +266,7 @@ class TowerConfig(Section):
             raise ValueError("layer_norm: expected hidden layers to normalise, received none")
         if self.residual and not (self.hidden or self.cross):
             raise ValueError("residual: expected hidden or cross layers to lead past, received neither")
-        widths = {feature.width for feature in self.features}
+        widths = {feature.width for feature in self.features if feature.own is None}
         if self.combine == "sum" and len(widths) > 1:
             raise ValueError(f"combine = 'sum': expected features of equal width, received {sorted(widths)}")
         return self

@@ -137,13 +137,12 @@ def _path(places: Places | None) -> str | None:
 
 def _described(feature: FeatureConfig, column: Encoded | None) -> Feature:
     """What a bundle's manifest says of a feature."""
-    bagged = feature.kind in ("history", "bag", "text")
     measured = {} if column is None or isinstance(column, np.ndarray | Bags) else column.described()
     return Feature(
         name=feature.name,
         kind=feature.kind,
         vocabulary=feature.table_name if feature.kind in ("id", "history", "bag") else None,
-        max_length=feature.max_length if bagged else None,
+        max_length=feature.max_length if feature.bagged else None,
         hash_rows=feature.hash_rows if feature.kind == "text" else None,
         of_label=feature.of_label,
         **measured,

@@ -12,7 +12,7 @@ import numpy as np
 from longtail.bundle import Inputs
 from longtail.bundle.arrays import Float32
 from longtail.trainer.backend import ops
-from longtail.trainer.config import Recipe
+from longtail.trainer.config import Recipe, TowerConfig
 from longtail.trainer.errors import RecipeError
 from longtail.trainer.export.onnx import check_parity, exported, onnx_models
 from longtail.trainer.model.own_layers import layers_of
@@ -21,33 +21,41 @@ from longtail.trainer.model.towers import Towers, build_towers, in_float32
 _ROWS = 7
 """Of every table here; what a layer computes does not depend on them."""
 
+_BATCH, _ENTRIES = 3, (1, 5)
+"""Rows, and entries of a bag, that towers are tried with."""
+
+_APART = 1e-4
+"""By which padding may move an output."""
+
 
 def try_own_layers(recipe: Recipe) -> None:
-    """Refuse towers of one's own that could not be trained, exported or served; a recipe without any passes at once.
+    """Refuse towers and feature kinds of one's own that could not be trained, exported or served; a recipe without any
+    passes at once.
 
     Raises:
-        RecipeError: a tower cannot be built; a layer has state that training does not keep, or computes something
-            else in training; the towers do not export to ONNX, or compute something else there.
+        RecipeError: a tower cannot be built; a layer has state that training does not keep, draws in training, counts
+            entries that are not there, or has no number for a query without any; the towers do not export to ONNX, or
+            compute something else there.
     """
     if not recipe.own_layers:
         return
-    rows = {
-        feature.table_name: _ROWS
-        for feature in (*recipe.query.features, *recipe.label.features)
-        if feature.has_table and feature.table_rows is None
-    }
     features = (*recipe.query.features, *recipe.label.features)
+    rows = {feature.table_name: _ROWS for feature in features if feature.has_table}
     numbers = {feature.name: (0.0, 1.0) for feature in features if feature.kind == "number"}
     own = ", ".join(f"{kind} {name!r}" for kind, name in dict.fromkeys(recipe.own_layers))
     try:
         towers = build_towers(recipe, rows, numbers)
+        configs = {"query": recipe.query, "label": recipe.label}
+        tried = {}
         for side, tower in (("query", towers.query), ("label", towers.label)):
-            _check_layers(f"{side} tower, with {own}", tower, towers)
+            few, many = (_inputs(tower, configs[side], longest) for longest in _ENTRIES)
+            with in_float32(tower):
+                _check_layers(f"{side} tower, with {own}", tower, towers, many)
+                tried[side] = _check_entries(f"{side} tower, with {own}", tower, few, many)
         models = onnx_models(recipe, towers, rows, numbers)
-        for side, tower in exported(recipe, towers).items():
-            for batch, length in ((3, 4), (1, 1)):
-                inputs = _inputs(tower, batch, length)
-                check_parity(f"{side} tower", models[side], inputs, _embedded(tower, inputs))
+        for side in exported(recipe, towers):
+            for inputs, expected_BD in tried[side]:
+                check_parity(f"{side} tower", models[side], inputs, expected_BD)
     except RecipeError:
         raise
     except Exception as error:  # whatever Keras, its backend, tf2onnx or ONNX Runtime makes of them
@@ -57,7 +65,7 @@ def try_own_layers(recipe: Recipe) -> None:
         ) from error
 
 
-def _check_layers(where: str, tower: keras.Model, towers: Towers) -> None:
+def _check_layers(where: str, tower: keras.Model, towers: Towers, inputs: Inputs) -> None:
     """Refuse layers with more than trained weights, and those that compute something else in training."""
     tables = {id(table.table) for table in towers.tables.values()}
     if kept := [weight.path for weight in tower.non_trainable_weights if id(weight) not in tables]:
@@ -71,7 +79,7 @@ def _check_layers(where: str, tower: keras.Model, towers: Towers) -> None:
         )
     seeds = [variable for variable in tower.non_trainable_variables if id(variable) not in tables]
     before = [ops.convert_to_numpy(seed) for seed in seeds]
-    tower(_inputs(tower, 3, 4), training=True)
+    tower(inputs, training=True)
     if drawn := [
         seed.path for seed, old in zip(seeds, before, strict=True) if (ops.convert_to_numpy(seed) != old).any()
     ]:
@@ -81,18 +89,44 @@ def _check_layers(where: str, tower: keras.Model, towers: Towers) -> None:
         )
 
 
+def _check_entries(where: str, tower: keras.Model, few: Inputs, many: Inputs) -> list[tuple[Inputs, Float32]]:
+    """Refuse layers that count padding, which depends on what else is in a batch, and those that nothing breaks.
+
+    Returns:
+        Inputs with what the tower makes of them: of one entry, of several, and a row of these by itself.
+    """
+    padded = dict(few)
+    for name in few:
+        if f"{name}__weight" in few:
+            more = many[name].shape[1] - few[name].shape[1]
+            padded |= {part: np.pad(few[part], ((0, 0), (0, more))) for part in (name, f"{name}__weight")}
+    of_few_BD, of_many_BD = _embedded(tower, few), _embedded(tower, many)
+    apart = float(np.abs(_embedded(tower, padded) - of_few_BD).max())
+    if not apart <= _APART:
+        raise RecipeError(
+            f"{where}: expected the same from entries of weight 0, which only fill up the batch, as from none, "
+            f"received outputs {apart:.3g} apart"
+        )
+    nothing = {name: np.zeros_like(column) for name, column in few.items()}
+    if not np.isfinite(_embedded(tower, nothing)).all():
+        raise RecipeError(f"{where}: expected finite outputs for a row of zeros without entries, received others")
+    row = {name: column[:1] for name, column in many.items()}
+    return [(few, of_few_BD), (many, of_many_BD), (row, of_many_BD[:1])]
+
+
 def _embedded(tower: keras.Model, inputs: Inputs) -> Float32:
-    with in_float32(tower):
-        embedded: Float32 = ops.convert_to_numpy(tower(inputs))
+    embedded: Float32 = ops.convert_to_numpy(tower(inputs))
     return embedded
 
 
-def _inputs(tower: keras.Model, batch: int, length: int) -> Inputs:
-    """Inputs of a tower: ids of any row, bags of some length that are full, other numbers of any size."""
-    rng = np.random.default_rng(batch)
+def _inputs(tower: keras.Model, config: TowerConfig, longest: int) -> Inputs:
+    """Inputs of a tower: ids of any row, bags that are full, other numbers of any size."""
+    rng = np.random.default_rng(0)
+    lengths = {feature.name: min(longest, feature.max_length) for feature in config.features}
     inputs: Inputs = {}
     for name, spec in tower.input.items():
-        shape = [batch, *(length if size is None else size for size in spec.shape[1:])]
+        length = lengths[name.removesuffix("__weight").removesuffix("__missing")]
+        shape = [_BATCH, *(length if size is None else size for size in spec.shape[1:])]
         if spec.dtype == "int32":
             inputs[name] = rng.integers(0, _ROWS, shape).astype(np.int32)
         elif name.endswith("__weight"):

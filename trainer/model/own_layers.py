@@ -1,4 +1,4 @@
-"""Towers of one's own: where they are called, and what their layers may not do.
+"""Towers and feature kinds of one's own: where they are called, and what their layers may not do.
 
 Legend: `B` batch.
 """
@@ -10,9 +10,9 @@ from typing import Any
 
 import keras
 
-from longtail.trainer.config.own_layers import TowerChoice
+from longtail.trainer.config.own_layers import KindChoice, TowerChoice
 from longtail.trainer.errors import RecipeError
-from longtail.trainer.layers import TOWERS, TowerSetup
+from longtail.trainer.layers import TOWERS, FeatureSetup, TowerSetup
 
 
 def own_tower(x: keras.KerasTensor, choice: TowerChoice, setup: TowerSetup, precision: str) -> keras.KerasTensor:
@@ -29,6 +29,24 @@ def own_tower(x: keras.KerasTensor, choice: TowerChoice, setup: TowerSetup, prec
     """
     where = f"{setup.side}.tower {choice.name!r}"
     return _part(where, TOWERS[choice.name], (x, setup), choice.arguments, precision)
+
+
+def own_part(
+    tensors: tuple[keras.KerasTensor, ...], kind: KindChoice, setup: FeatureSetup, precision: str
+) -> keras.KerasTensor:
+    """What a feature kind of one's own makes of a feature, [B, any width].
+
+    Args:
+        tensors: of the feature, as `FeatureKind` says.
+        kind: which kind.
+        setup: for its function.
+        precision: Keras' default policy while it is called.
+
+    Raises:
+        RecipeError: as `own_tower`.
+    """
+    where = f"{setup.side} feature {setup.name!r} ({kind.name})"
+    return _part(where, kind.row.part, (*tensors, setup), kind.arguments, precision)
 
 
 def layers_of(tower: keras.Model) -> list[keras.layers.Layer]:

@@ -1,6 +1,6 @@
 """Builds the two towers: embeddings → combination → crosses → MLP → projection → maps of objectives → unit norm.
 
-Legend: `B` batch, `P` positions of a bag, `D` model dimensions.
+Legend: `B` batch, `D` model dimensions.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 import keras
 
-from longtail.trainer.config import FeatureConfig, ModelConfig, Recipe, TowerConfig
+from longtail.trainer.config import ModelConfig, Recipe, TowerConfig
+from longtail.trainer.errors import RecipeError
 from longtail.trainer.layers import Side, TowerSetup
 from longtail.trainer.model.embedding import Dropout, InputKey, Table, UnitNorm
-from longtail.trainer.model.measures import OrMissing, SignedLog
+from longtail.trainer.model.features import FeatureParts
 from longtail.trainer.model.objectives import ObjectiveMaps
 from longtail.trainer.model.own_layers import layers_of, own_tower
-from longtail.trainer.model.pooling import Recency, WeightedBag
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,12 @@ def build_towers(
 
     Args:
         recipe: the job.
-        vocabulary_rows: rows of every table of ids, by name.
+        vocabulary_rows: rows of every table of ids, by name; of other tables if not as many as the recipe says.
         numbers: mean and standard deviation of `number` features that are standardised, by name.
+
+    Raises:
+        RecipeError: a tower or feature kind of one's own builds something else than layers, or parts of several widths
+            for a sum.
     """
     tables: dict[str, Table] = {}
     readers: dict[InputKey, str] = {}
@@ -75,7 +79,7 @@ def build_towers(
             name = feature.table_name
             readers[side, feature.name] = name
             if name not in tables:
-                rows = feature.table_rows or vocabulary_rows[name]
+                rows = vocabulary_rows.get(name, feature.table_rows or 0)
                 seed = recipe.seed + len(tables)
                 tables[name] = Table(rows, feature.dim, scale=recipe.model.init_scale, seed=seed, name=f"table_{name}")
     keras.utils.set_random_seed(recipe.seed)
@@ -99,8 +103,11 @@ def _build(
     shares: Mapping[str, float] | None = None,
 ) -> keras.Model:
     name = f"{side}_tower"
-    inputs: dict[str, keras.KerasTensor] = {}
-    parts = [_embed(feature, inputs, tables, numbers, precision) for feature in tower.features]
+    features = FeatureParts(side, tables, numbers, precision)
+    parts = [features.of(feature) for feature in tower.features]
+    widths = [part.shape[-1] for part in parts]
+    if tower.combine == "sum" and len(set(widths)) > 1:  # a recipe knows the widths of our kinds alone
+        raise RecipeError(f"{side}: combine = 'sum': expected features of equal width, received {widths}")
     if len(parts) == 1:
         x = parts[0]
     else:
@@ -122,7 +129,7 @@ def _build(
         x = UnitNorm(name=f"{name}_direction")(x)
     else:
         x = keras.layers.Activation("linear", dtype="float32")(x)
-    return keras.Model(inputs, x, name=name)
+    return keras.Model(features.inputs, x, name=name)
 
 
 def _layered(combined: keras.KerasTensor, tower: TowerConfig, dim: int, precision: str) -> keras.KerasTensor:
@@ -148,58 +155,3 @@ def cross(x0: keras.KerasTensor, x: keras.KerasTensor, precision: str) -> keras.
     """One cross layer, x₀ ⊙ (W x + b) + x (DCN-v2, Wang et al. 2021); [B, width] in and out."""
     product = keras.layers.Multiply()([x0, keras.layers.Dense(x0.shape[-1], dtype=precision)(x)])
     return keras.layers.Add()([product, x])
-
-
-def _embed(
-    feature: FeatureConfig,
-    inputs: dict[str, keras.KerasTensor],
-    tables: dict[str, Table],
-    numbers: Mapping[str, tuple[float, float]],
-    precision: str,
-) -> keras.KerasTensor:
-    """The [B, width] part of one feature; adds its inputs."""
-    if not feature.has_table:
-        return _measured(feature, inputs, numbers, precision)
-    table = tables[feature.table_name]
-    if feature.kind == "date":
-        inputs[feature.name] = keras.Input((len(feature.parts),), dtype="int32", name=feature.name)
-        return keras.layers.GlobalAveragePooling1D(dtype="float32")(table(inputs[feature.name]))
-    if feature.kind == "id" or feature.in_buckets:
-        inputs[feature.name] = keras.Input((), dtype="int32", name=feature.name)
-        return table(inputs[feature.name])
-    weight = f"{feature.name}__weight"
-    inputs[feature.name] = keras.Input((None,), dtype="int32", name=feature.name)
-    inputs[weight] = keras.Input((None,), dtype="float32", name=weight)
-    weights = inputs[weight]
-    if feature.half_life is not None:
-        weights = Recency(feature.half_life, name=f"{feature.name}_recency")(weights)
-    return WeightedBag(table, feature.combiner, name=f"{feature.name}_bag")(inputs[feature.name], weights)
-
-
-def _measured(
-    feature: FeatureConfig,
-    inputs: dict[str, keras.KerasTensor],
-    numbers: Mapping[str, tuple[float, float]],
-    precision: str,
-) -> keras.KerasTensor:
-    """The [B, width] part of a number or vector; adds its inputs."""
-    shape = () if feature.kind == "number" else (feature.dims,)
-    x = inputs[feature.name] = keras.Input(shape, dtype="float32", name=feature.name)
-    if feature.kind == "number":
-        mean, std = numbers[feature.name]
-        x = keras.layers.Reshape((1,), dtype="float32")(x)
-        if feature.transform == "log":
-            x = SignedLog(name=f"{feature.name}_log")(x)
-        x = keras.layers.Rescaling(1 / std, -mean / std, dtype="float32")(x)
-    if feature.normalise:
-        x = keras.layers.UnitNormalization(dtype="float32")(x)
-    if feature.projection is not None:
-        x = keras.layers.Dense(feature.projection, dtype=precision, name=f"{feature.name}_projection")(x)
-    if not feature.has_flag:
-        return x
-    flag = f"{feature.name}__missing"
-    inputs[flag] = keras.Input((), dtype="float32", name=flag)
-    x = OrMissing(x.shape[-1], name=f"{feature.name}_or_missing")(x, inputs[flag])
-    if feature.kind == "vector":
-        return x
-    return keras.layers.Concatenate()([x, keras.layers.Reshape((1,), dtype="float32")(inputs[flag])])

@@ -1,0 +1,106 @@
+"""The parts of a tower's input: one of each feature, from its inputs.
+
+Legend: `B` batch, `P` positions of a bag.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import keras
+
+from longtail.trainer.config import FeatureConfig
+from longtail.trainer.config.own_layers import KindChoice
+from longtail.trainer.layers import FeatureSetup, Side
+from longtail.trainer.model.embedding import Table
+from longtail.trainer.model.measures import OrMissing, SignedLog
+from longtail.trainer.model.own_layers import own_part
+from longtail.trainer.model.pooling import Recency, WeightedBag
+
+
+@dataclass(frozen=True)
+class FeatureParts:
+    """Builds the parts of one tower.
+
+    Attributes:
+        side: which tower.
+        tables: embedding tables by name.
+        numbers: mean and standard deviation of `number` features that are not read by range, by name.
+        precision: Keras' policy for what is trained.
+        inputs: of the features so far, by name.
+    """
+
+    side: Side
+    tables: Mapping[str, Table]
+    numbers: Mapping[str, tuple[float, float]]
+    precision: str
+    inputs: dict[str, keras.KerasTensor] = field(default_factory=dict)
+
+    def of(self, feature: FeatureConfig) -> keras.KerasTensor:
+        """The part of one feature, [B, width].
+
+        Raises:
+            RecipeError: a kind of one's own does not build it.
+        """
+        if feature.kind in ("number", "vector"):
+            return self._embedded(feature) if feature.in_buckets else self._measured(feature)
+        return self._pooled(feature) if feature.bagged else self._embedded(feature)
+
+    def _embedded(self, feature: FeatureConfig) -> keras.KerasTensor:
+        """An id, a range or a date, by its table."""
+        dated = feature.kind == "date"
+        ids = self._input(feature.name, (len(feature.parts),) if dated else (), "int32")
+        x = self.tables[feature.table_name](ids)
+        if dated:
+            x = keras.layers.GlobalAveragePooling1D(dtype="float32")(x)
+        return x if feature.own is None else self._own(feature, feature.own, x)
+
+    def _pooled(self, feature: FeatureConfig) -> keras.KerasTensor:
+        """A history, bag or text."""
+        ids = self._input(feature.name, (None,), "int32")
+        weights = self._input(f"{feature.name}__weight", (None,), "float32")
+        if feature.half_life is not None:
+            weights = Recency(feature.half_life, name=f"{feature.name}_recency")(weights)
+        table = self.tables[feature.table_name]
+        if feature.own is not None:
+            return self._own(feature, feature.own, table(ids), weights)
+        return WeightedBag(table, feature.combiner, name=f"{feature.name}_bag")(ids, weights)
+
+    def _measured(self, feature: FeatureConfig) -> keras.KerasTensor:
+        """A number or a vector."""
+        x = self._input(feature.name, () if feature.kind == "number" else (feature.dims,), "float32")
+        if feature.kind == "number":
+            x = keras.layers.Reshape((1,), dtype="float32")(x)
+            if feature.own is None:
+                x = self._standardised(feature, x)
+        if feature.normalise:
+            x = keras.layers.UnitNormalization(dtype="float32")(x)
+        if feature.projection is not None:
+            x = keras.layers.Dense(feature.projection, dtype=self.precision, name=f"{feature.name}_projection")(x)
+        if feature.own is not None:
+            x = self._own(feature, feature.own, x)
+        if not feature.has_flag:
+            return x
+        flag = self._input(f"{feature.name}__missing", (), "float32")
+        x = OrMissing(x.shape[-1], name=f"{feature.name}_or_missing")(x, flag)
+        if feature.kind == "vector":
+            return x
+        return keras.layers.Concatenate()([x, keras.layers.Reshape((1,), dtype="float32")(flag)])
+
+    def _standardised(self, feature: FeatureConfig, x: keras.KerasTensor) -> keras.KerasTensor:
+        mean, std = self.numbers[feature.name]
+        if feature.transform == "log":
+            x = SignedLog(name=f"{feature.name}_log")(x)
+        return keras.layers.Rescaling(1 / std, -mean / std, dtype="float32")(x)
+
+    def _own(self, feature: FeatureConfig, kind: KindChoice, *tensors: keras.KerasTensor) -> keras.KerasTensor:
+        """The part that a kind of one's own makes."""
+        mean, std = self.numbers[feature.name] if feature.kind == "number" else (None, None)
+        length = feature.max_length if feature.bagged else None
+        setup = FeatureSetup(feature.name, self.side, length, mean, std)
+        return own_part(tensors, kind, setup, self.precision)
+
+    def _input(self, name: str, shape: tuple[int | None, ...], dtype: str) -> keras.KerasTensor:
+        self.inputs[name] = keras.Input(shape, dtype=dtype, name=name)
+        return self.inputs[name]
