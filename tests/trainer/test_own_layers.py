@@ -18,6 +18,8 @@ from longtail.bundle import Bundle
 from longtail.trainer import RecipeError, cli, fit, load_recipe, register
 from longtail.trainer.checkpoint import identity_of
 from longtail.trainer.config import Recipe
+from longtail.trainer.errors import ExportError
+from longtail.trainer.export.onnx import _export_in_child
 from longtail.trainer.export.trial import try_own_layers
 from longtail.trainer.layers import TowerSetup
 from longtail.trainer.model.embedding import Dropout
@@ -112,7 +114,12 @@ def test_dense_weights_of_layers_inside_layers_have_names_of_their_own() -> None
 @pytest.mark.usefixtures("page")
 def test_a_job_with_towers_of_ones_own_starts_warm_from_its_bundle(tmp_path: Path) -> None:
     recipe = tiny.write_job(tmp_path)
-    overrides = ["training.epochs=1", "query.tower={name='gated', experts=2}", "label.tower='gated'"]
+    overrides = [
+        "training.epochs=1",
+        "training.keep_optimizer=true",
+        "query.tower={name='gated', experts=2}",
+        "label.tower='gated'",
+    ]
     bundle = fit(recipe, tmp_path / "first", overrides=overrides)
     assert bundle.manifest.software["tower gated"].startswith("page:gated")
 
@@ -179,6 +186,14 @@ def test_it_is_refused_before_the_data_is_read_and_by_check_too(
     assert refused.value.exit_code == 1
     (problem,) = json.loads(capsys.readouterr().out)["problems"]
     assert problem.startswith("label.tower 'mine': expected shape")
+
+
+def test_another_backend_s_export_needs_a_module_to_import(tmp_path: Path) -> None:
+    towers = build_towers(tiny.recipe(), {"item_id": 3, "user_id": 3}, {})
+    with pytest.raises(ExportError, match=r"expected towers of one's own in a module.*received some of __main__"):
+        _export_in_child({"modules": ["__main__", "shop"]}, towers, tmp_path)
+    with pytest.raises(ExportError, match=r"(?s)found 1: .*No module named 'nowhere'"):
+        _export_in_child({"modules": ["nowhere"]}, towers, tmp_path)
 
 
 WRONG = {

@@ -114,8 +114,8 @@ def write_onnx(towers: Towers, sides: list[str], folder: Path) -> None:
 def _export_in_child(job: dict[str, Any], towers: Towers, folder: Path) -> None:
     if "__main__" in job["modules"]:
         raise ExportError(
-            f"export on the TensorFlow backend: expected towers of one's own in a module that a child process can "
-            f"import, as the backend is {keras.backend.backend()}, received some of __main__"
+            f"export on the TensorFlow backend: expected towers of one's own in a module that a child process "
+            f"imports, since towers are trained on {keras.backend.backend()}, received some of __main__"
         )
     (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
     for at, weight in enumerate([*towers.query.weights, *towers.label.weights]):
