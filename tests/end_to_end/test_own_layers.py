@@ -26,7 +26,7 @@ from tests.end_to_end.commands import fitted_and_published, served
 from tests.trainer.conftest import KERAS_VARIABLES_PREDATE_NUMPY_2
 from tests.trainer.page import registered, tables_as_they_are, write_package
 
-pytestmark = [pytest.mark.process, pytest.mark.filterwarnings(KERAS_VARIABLES_PREDATE_NUMPY_2)]
+pytestmark = pytest.mark.filterwarnings(KERAS_VARIABLES_PREDATE_NUMPY_2)
 
 USERS, ITEMS = 40, 24
 RECIPE = """
