@@ -160,7 +160,9 @@ IMPOSSIBLE = {
         r"distinct names, received \['user_id', 'user_id'\]",
     ),
     "feature name": ({"query": feature(name="user__id")}, "query.features.0.name\n.*should match pattern"),
-    "kind": ({"query": feature(kind="image")}, "query.features.0.kind\n.*'id', 'history', .* 'vector' or 'date'"),
+    "kind": (
+        {"query": feature(kind="image")}, "query.features.0\n.*kind: expected one of id, .*, date, received 'image'"
+    ),
     "width 0": ({"query": feature(dim=0)}, "query.features.0.dim\n"),
     "a history of events without a column": (
         {"query": feature(kind="history", table="item_id", dim=4, events=["buy"])},

@@ -18,7 +18,8 @@ from tests.trainer import tiny
 from tests.trainer.conftest import Finished
 
 WITH_EXAMPLES = {
-    "config.recipe": {"Recipe", "load_recipe"},
+    "config.reading": {"load_recipe"},
+    "config.recipe": {"Recipe"},
     "evaluation.bundle": {"evaluate"},
     "evaluation.signal": {"signal_to_noise"},
     "history": {"validations_within"},

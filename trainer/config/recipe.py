@@ -1,23 +1,17 @@
-"""The recipe: everything a training job depends on, typed once, read from TOML and checked before any work starts."""
+"""The recipe: everything a training job depends on, typed once and checked before any work starts."""
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Literal, Self
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
-from pydantic_core import ErrorDetails
+from pydantic import Field, model_validator
 
 from longtail.trainer import register
 from longtail.trainer.config.base import Section
 from longtail.trainer.config.loss import LossConfig
 from longtail.trainer.config.objectives import ObjectiveConfig, check_objectives, shares_of, weighted_events
-from longtail.trainer.config.rows import beside
 from longtail.trainer.config.sections import DataConfig, EvaluationConfig, OptimizerConfig, TrainingConfig
 from longtail.trainer.config.towers import OWN_ID_UNKNOWN_RATE, FeatureConfig, ModelConfig, TowerConfig
-from longtail.trainer.errors import RecipeError
 from longtail.trainer.losses.families import LOSSES
 
 
@@ -314,94 +308,3 @@ class Recipe(Section):
             for feature in features
             if feature.kind not in ("number", "history", "vector") or feature.of_label is not None
         ]
-
-
-def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
-    """Read a TOML recipe and apply overrides; paths of data become relative to the recipe's folder.
-
-    Args:
-        path: the TOML file.
-        overrides: `KEY=VALUE`, such as `model.dim=32`; the value as in TOML, or a bare string.
-
-    Raises:
-        RecipeError: unreadable, an unknown key or an impossible value; names the key and what was expected.
-
-    Example:
-        >>> recipe = load_recipe("recipe.toml", ["model.dim=32"])
-        >>> recipe.name, recipe.model.dim
-        ('tiny', 32)
-    """
-    path = Path(path)
-    try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise RecipeError(f"{path}: expected a recipe: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{path}: expected TOML: {error}") from error
-    for override in overrides:
-        _apply_override(tree, override)
-    try:
-        recipe = Recipe.model_validate(tree)
-    except ValidationError as error:
-        problems = "; ".join(_problem(problem) for problem in error.errors())
-        raise RecipeError(f"{path}: {problems}") from error
-    paths = {
-        key: beside(value, path.parent)
-        for key in ("train", "valid", "test", "queries", "labels")
-        if (value := getattr(recipe.data, key)) is not None
-    }
-    return recipe.model_copy(update={"data": recipe.data.model_copy(update=paths)})
-
-
-def _problem(problem: ErrorDetails) -> str:
-    """One validation error in words: where, what was expected, what was received."""
-    where = ".".join(map(str, problem["loc"])) or "recipe"
-    if problem["type"] == "value_error":
-        return f"{where}: {problem['msg'].removeprefix('Value error, ')}"
-    if problem["type"] == "extra_forbidden":
-        return f"{where}: expected one of {', '.join(_keys_beside(problem['loc']))}, received an unknown key"
-    return f"{where}: {problem['msg']}, received {problem['input']!r}"
-
-
-def _keys_beside(location: tuple[str | int, ...]) -> list[str]:
-    """The keys of the section that holds this one."""
-    section: type[BaseModel] = Recipe
-    for name in location[:-1]:
-        if isinstance(name, str) and name in section.model_fields:  # else the name of an objective
-            kind = section.model_fields[name].annotation
-            candidates = [kind, *get_args(kind)]
-            section = next(part for part in candidates if isinstance(part, type) and issubclass(part, BaseModel))
-    return [field.alias or name for name, field in section.model_fields.items()]
-
-
-def _apply_override(tree: dict[str, Any], override: str) -> None:
-    """Set one dotted key; the value is read as TOML, or as a string if it is none."""
-    key, equals, text = override.partition("=")
-    if not equals or not key:
-        raise RecipeError(f"--set: expected KEY=VALUE, received {override!r}")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text
-    *parents, last = key.split(".")
-    node: Any = tree
-    for part in parents:
-        node = (
-            node[_index(node, part, key)] if isinstance(node, list) else _section(node, part, key).setdefault(part, {})
-        )
-    if isinstance(node, list):
-        node[_index(node, last, key)] = value
-    else:
-        _section(node, last, key)[last] = value
-
-
-def _section(node: Any, part: str, key: str) -> dict[str, Any]:
-    if not isinstance(node, dict):
-        raise RecipeError(f"--set {key}: expected a section before {part!r}, found {node!r}")
-    return node
-
-
-def _index(node: list[Any], part: str, key: str) -> int:
-    if not part.isdigit() or int(part) >= len(node):
-        raise RecipeError(f"--set {key}: expected an index below {len(node)}, received {part!r}")
-    return int(part)
