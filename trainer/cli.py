@@ -24,6 +24,12 @@ _RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="Recipe, a T
 _Set = Annotated[
     list[str] | None, typer.Option("--set", help="Override one recipe value, KEY=VALUE, such as model.dim=32.")
 ]
+_WarmStart = Annotated[
+    Path | None, typer.Option("--warm-start", help="Bundle to begin from: its rows and weights, where they fit.")
+]
+_FreshOptimizer = Annotated[
+    bool, typer.Option("--fresh-optimizer", help="Leave the optimisers' state that the bundle may keep.")
+]
 _Since = Annotated[
     str | None,
     typer.Option("--since", help="Only rows from a time on: 2026-01-31, or 30d back from the newest (data.since)."),
@@ -81,12 +87,8 @@ def fit(
     recipe: _RecipeFile,
     out: _Out,
     since: _Since = None,
-    warm_start: Annotated[
-        Path | None, typer.Option("--warm-start", help="Bundle to begin from: its rows and weights, where they fit.")
-    ] = None,
-    fresh_optimizer: Annotated[
-        bool, typer.Option("--fresh-optimizer", help="Leave the optimisers' state that the bundle may keep.")
-    ] = False,
+    warm_start: _WarmStart = None,
+    fresh_optimizer: _FreshOptimizer = False,
     track: Annotated[
         list[str] | None, typer.Option("--track", help="mlflow or wandb: keep settings and figures there too.")
     ] = None,
@@ -181,6 +183,8 @@ def export(
     recipe: _RecipeFile,
     work: Annotated[Path, typer.Option("--from", help="The job's OUT.work directory.")],
     out: _Out,
+    warm_start: _WarmStart = None,
+    fresh_optimizer: _FreshOptimizer = False,
     set_: _Set = None,
 ) -> None:
     """Write a bundle from the newest checkpoint of an unfinished job."""
@@ -190,7 +194,7 @@ def export(
     from longtail.trainer import job
     from longtail.trainer.progress import Reporter
 
-    job.export_checkpoint(checked, work, out, Reporter())
+    job.export_checkpoint(checked, work, out, Reporter(), warm_start=warm_start, fresh_optimizer=fresh_optimizer)
 
 
 def _overrides(set_: list[str] | None, since: str | None) -> list[str]:

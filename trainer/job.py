@@ -129,7 +129,10 @@ def fit(
     return bundle
 
 
-def export_checkpoint(recipe: Recipe, work: Path, out: Path, reporter: Reporter) -> Bundle:
+def export_checkpoint(
+    recipe: Recipe, work: Path, out: Path, reporter: Reporter, *,
+    warm_start: Path | None = None, fresh_optimizer: bool = False,
+) -> Bundle:  # fmt: skip
     """Write a bundle from the newest checkpoint of an unfinished job, as it stands.
 
     Args:
@@ -137,15 +140,18 @@ def export_checkpoint(recipe: Recipe, work: Path, out: Path, reporter: Reporter)
         work: the job's `OUT.work`.
         out: directory to write; must not exist.
         reporter: shows progress and the table of figures.
+        warm_start: the bundle that the job began from, if it did.
+        fresh_optimizer: as the job was begun.
 
     Raises:
         BundleExistsError: `out` is already there; raised before any work.
-        CheckpointError: there is no checkpoint, or it is of another recipe or other data.
+        CheckpointError: there is no checkpoint, or it is of another recipe, other data or another warm start.
         DataError, ExportError: what is wrong with the data, or with the export.
     """
     refuse_existing(out)
     dataset = read_dataset(recipe)
-    run = prepare_run(recipe, dataset, epochs=recipe.training.epochs, work=work / "select")
+    weights = None if warm_start is None else WarmStart.read(warm_start, optimizer=not fresh_optimizer)
+    run = prepare_run(recipe, dataset, epochs=recipe.training.epochs, work=work / "select", warm_start=weights)
     if run.epoch == run.step == 0:
         raise CheckpointError(f"{work / 'select'}: expected a checkpoint of this recipe, found none")
     trained = run.trained

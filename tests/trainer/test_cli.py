@@ -17,7 +17,7 @@ SURFACE = {
     "check": ["RECIPE", "--since", "--json", "--set"],
     "data": ["NAME", "--out", "--from"],
     "evaluate": ["BUNDLE", "--recipe", "--split", "--markdown", "--set"],
-    "export": ["RECIPE", "--from", "--out", "--set"],
+    "export": ["RECIPE", "--from", "--out", "--warm-start", "--fresh-optimizer", "--set"],
     "fit": ["RECIPE", "--out", "--since", "--warm-start", "--fresh-optimizer", "--track", "--set"],
     "init": [
         "CLICKS",

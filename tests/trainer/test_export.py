@@ -285,6 +285,24 @@ def test_an_unfinished_job_is_exported_from_its_newest_checkpoint(
         job.export_checkpoint(recipe, tmp_path / "bundle.work", tmp_path / "exported", silent())
 
 
+@pytest.mark.slow
+def test_an_unfinished_warm_start_is_exported_with_the_bundle_it_began_from(
+    finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = load_recipe(finished.recipe, ["training.epochs=1"])
+    with monkeypatch.context() as patched:
+        patched.setattr(job, "choose_dial", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            job.fit(recipe, tmp_path / "bundle", silent(), warm_start=finished.out)
+    work, out = tmp_path / "bundle.work", tmp_path / "exported"
+
+    with pytest.raises(CheckpointError, match="expected a checkpoint of this recipe and data"):
+        job.export_checkpoint(recipe, work, out, silent())
+
+    job.export_checkpoint(recipe, work, out, silent(), warm_start=finished.out)
+    assert Bundle.load(out).manifest.training_data["epochs"] == 1
+
+
 def test_a_job_without_a_valid_split_serves_the_recipe_s_default(finished: Finished) -> None:
     dataset = finished.trained.dataset
     alone = tiny.dataset(dataset.train, queries=40, labels=16)
