@@ -23,7 +23,7 @@ from rectools import Columns
 from rectools.dataset import Dataset
 from rectools.models import SASRecModel
 
-DIMS, EPOCHS, LENGTH, BATCH, AT = 64, 40, 50, 32, 20
+DIMS, EPOCHS, LENGTH, BATCH, RATE, AT = 64, 40, 50, 64, 0.003, 20
 
 
 def main() -> None:

@@ -272,7 +272,7 @@ class EvaluationConfig(Section):
     `item-kNN` (cosine) and `iALS` (64 factors) are skipped, and the report says so, where they would take minutes. A
     query without a known pair gets popularity from both."""
     tune_baselines: bool = False
-    """Chooses the neighbours of `item-kNN` and the confidence and regularisation of `iALS` on valid, of 4 and 6."""
+    """Chooses the neighbours of `item-kNN` and the confidence and regularisation of `iALS` on valid, of 4 and 12."""
     exclude_seen: bool = True
     """Leave a query's training labels out of its ranking."""
     buckets: Literal["quantile", "count"] = "quantile"

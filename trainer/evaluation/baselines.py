@@ -161,7 +161,7 @@ BASELINES: dict[str, Baseline] = {
     "iALS": Baseline(
         ials,
         {"confidence": 5, "regularization": 1},
-        tuple({"confidence": alpha, "regularization": l2} for alpha in (1, 5, 20) for l2 in (1, 10, 100)),
+        tuple({"confidence": c, "regularization": c * ratio} for c in (1, 5, 20, 60) for ratio in (0.2, 1, 5)),
     ),
 }
 """By the names of `evaluation.baselines`."""
