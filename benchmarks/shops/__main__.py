@@ -6,7 +6,8 @@
     python -m benchmarks.shops --out runs/shops --law sessions --peer .venv-peer/bin/python
 
 Nothing is chosen per shop: `init` looks at the files and `fit` trains what it wrote. Baselines are tuned on the same
-validation pairs, `--peer` adds SASRec (`sasrec.py` says in which environment), and all answer the same test queries.
+validation pairs, `--peer` adds SASRec (`sasrec.py` says in which environment), and all answer the same test queries. A
+shop's own law is as good as any method can be, but for what a visit's own events add.
 Seconds are of training and answering once everything is chosen, then of choosing it; of ours, of the whole of `fit`.
 """
 
@@ -21,13 +22,16 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.shops.generate import LAWS, write
+from benchmarks.shops.generate import DAYS, LAWS, log_odds, shop_of, write
 from benchmarks.shops.measure import Measurement, Row
 from longtail.bundle import Bundle
+from longtail.bundle.arrays import Float64
 from longtail.trainer import load_recipe
 from longtail.trainer.evaluation.baselines import BASELINES
 
 _TRAIN = Path(sys.executable).parent / "longtail-train"
+_TESTED = 0.95 * DAYS
+"""Middle of the time that is tested."""
 _METRICS = ("recall@20", "ndcg@20", "recall@20/head", "recall@20/torso", "recall@20/tail", "recall@20/new")
 
 
@@ -55,7 +59,8 @@ def main(
             if not data.exists():
                 write(data, name, products=products, users=users, events=events, seed=seed)
             tables = ["--labels", data / "products.parquet", "--queries", data / "users.parquet"]
-            ahead.append(_rows(name, data, data / "events.parquet", tables, peer))
+            odds = log_odds(shop_of(name, products=products, users=users, seed=seed), name, _TESTED)
+            ahead.append(_rows(name, data, data / "events.parquet", tables, peer, odds))
     for file in log or []:
         tables = []
         for option, table in (("--labels", "items.parquet"), ("--queries", "users.parquet")):
@@ -68,8 +73,10 @@ def main(
         print(f"- {line}")
 
 
-def _rows(name: str, data: Path, log: Path, tables: list[object], peer: Path | None) -> str:
-    """Print the rows of one set; how far ahead of each ours is, in words."""
+def _rows(
+    name: str, data: Path, log: Path, tables: list[object], peer: Path | None, odds_UP: Float64 | None = None
+) -> str:
+    """Print the rows of one set, the law's among them where it is known; how far ahead of each ours is, in words."""
     recipe, run, took = data / "recipe.toml", data / "run", data / "seconds.json"
     if not recipe.exists():
         _run("init", log, *tables, "--out", recipe)
@@ -83,6 +90,8 @@ def _rows(name: str, data: Path, log: Path, tables: list[object], peer: Path | N
     others = [row for baseline in BASELINES if (row := measurement.baseline(baseline))]
     if peer and (row := measurement.sasrec(peer, data / "peer")):
         others.append(row)
+    if odds_UP is not None:
+        others.append(measurement.law(odds_UP))
     words = []
     for row in others:
         _print(name, measurement, row)
@@ -94,8 +103,9 @@ def _rows(name: str, data: Path, log: Path, tables: list[object], peer: Path | N
 def _print(name: str, measurement: Measurement, row: Row) -> None:
     metrics = measurement.metrics(row)
     figures = [f"{metrics[key].value:.4f}" if key in metrics else "–" for key in _METRICS]
+    seconds = "" if row.seconds is None else f"{row.seconds:.1f}"
     choosing = "" if row.choosing is None else f"{row.choosing:.0f}"
-    print(f"| {' | '.join([name, row.method, *figures, f'{row.seconds:.1f}', choosing])} |", flush=True)
+    print(f"| {' | '.join([name, row.method, *figures, seconds, choosing])} |", flush=True)
 
 
 def _run(*words: object) -> None:

@@ -68,6 +68,11 @@ class Shop:
         return log_weight_P
 
 
+def log_odds(shop: Shop, law: Law, day: float) -> Float64:
+    """What the law gives every user and product at a time, float64 [U, P], but for what a visit adds to it."""
+    return _TASTE * (shop.u_UD @ shop.z_PD.T) + shop.log_weights(law, day)
+
+
 def shop_of(law: Law, *, products: int, users: int, seed: int) -> Shop:
     """Draw a shop: 40 categories, one brand for about 25 products."""
     rng = np.random.default_rng(seed)

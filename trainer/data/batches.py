@@ -254,7 +254,7 @@ def epoch_batches(
         yield step, batch
 
 
-def _visits(pairs: Pairs, replay: Replay | None, *, one_label_per_query: bool, seed: int, epoch: int) -> Int64:
+def _visits(pairs: Pairs, replay: Replay | None = None, *, one_label_per_query: bool, seed: int, epoch: int) -> Int64:
     """Rows of the training pairs in the order in which an epoch visits them, int64: all, those that are replayed, or
     one drawn per query.
     """
