@@ -1,8 +1,8 @@
 """A warm start against a start from scratch: generated shops, one training after another.
 
-The first 80 % of a shop's events train yesterday's bundle. Today has 90 %, the last twentieth of the time of which
-chooses λ and the epoch, and the last 10 % are to be found. Today's job runs from scratch, and from yesterday's bundle
-with `training.replay`; the recipe is the one that `longtail-train init` writes.
+The first 80 % of a shop's events train yesterday's bundle. Today's job has 90 %, of which the last 5 points choose λ
+and the epoch; the last 10 % are to be found. It runs from scratch, and from yesterday's bundle with
+`training.replay`; the recipe is the one that `longtail-train init` writes.
 
     python -m benchmarks.warm_start --out runs/warm
 """
