@@ -80,8 +80,6 @@ def fit(
         >>> bundle.manifest.labels, bundle.embeddings.shape
         (16, (16, 4))
     """
-    if fresh_optimizer and warm_start is None:
-        raise RecipeError("fresh_optimizer: expected a warm start beside it, received none")
     out, reporter = Path(out), reporter or Reporter(Console(quiet=True))
     if not isinstance(recipe, Recipe):
         recipe = load_recipe(recipe, overrides)
@@ -89,7 +87,7 @@ def fit(
     for name in track:
         tracker_module(name)
     try_own_layers(recipe)
-    weights = None if warm_start is None else WarmStart.read(Path(warm_start), optimizer=not fresh_optimizer)
+    weights = _read_warm_start(warm_start, fresh_optimizer)
     dataset = read_dataset(recipe)
     _describe(recipe, dataset, reporter)
     if weights is not None:
@@ -146,11 +144,12 @@ def export_checkpoint(
     Raises:
         BundleExistsError: `out` is already there; raised before any work.
         CheckpointError: there is no checkpoint, or it is of another recipe, other data or another warm start.
+        RecipeError: `fresh_optimizer` without a warm start.
         DataError, ExportError: what is wrong with the data, or with the export.
     """
     refuse_existing(out)
+    weights = _read_warm_start(warm_start, fresh_optimizer)
     dataset = read_dataset(recipe)
-    weights = None if warm_start is None else WarmStart.read(warm_start, optimizer=not fresh_optimizer)
     run = prepare_run(recipe, dataset, epochs=recipe.training.epochs, work=work / "select", warm_start=weights)
     if run.epoch == run.step == 0:
         raise CheckpointError(f"{work / 'select'}: expected a checkpoint of this recipe, found none")
@@ -158,6 +157,14 @@ def export_checkpoint(
     dial = choose_dial(trained, dataset)
     compared = None if len(dataset.test) else compare_with_baselines(trained, dataset, dial, "valid", reporter)
     return finish(trained, dataset, dial, trained.history, reporter, compared).write(out)
+
+
+def _read_warm_start(bundle: Path | str | None, fresh_optimizer: bool) -> WarmStart | None:
+    if bundle is None:
+        if fresh_optimizer:
+            raise RecipeError("fresh_optimizer: expected a warm start beside it, received none")
+        return None
+    return WarmStart.read(Path(bundle), optimizer=not fresh_optimizer)
 
 
 def choose_dial(trained: Trained, dataset: Dataset) -> Dial:

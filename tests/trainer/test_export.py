@@ -13,7 +13,7 @@ from rich.console import Console
 from longtail.bundle import BiasRemoval, Bundle, BundleExistsError
 from longtail.trainer import job
 from longtail.trainer.config import load_recipe
-from longtail.trainer.errors import CheckpointError, ExportError
+from longtail.trainer.errors import CheckpointError, ExportError, RecipeError
 from longtail.trainer.evaluation.bundle import evaluate
 from longtail.trainer.evaluation.dial import Dial
 from longtail.trainer.evaluation.report import evaluation_markdown, evaluation_table
@@ -298,6 +298,8 @@ def test_an_unfinished_warm_start_is_exported_with_the_bundle_it_began_from(
 
     with pytest.raises(CheckpointError, match="expected a checkpoint of this recipe and data"):
         job.export_checkpoint(recipe, work, out, silent())
+    with pytest.raises(RecipeError, match="expected a warm start beside it"):
+        job.export_checkpoint(recipe, work, out, silent(), fresh_optimizer=True)
 
     job.export_checkpoint(recipe, work, out, silent(), warm_start=finished.out)
     assert Bundle.load(out).manifest.training_data["epochs"] == 1
