@@ -48,7 +48,7 @@ features = [
     { name = "visits", kind = "number", transform = "quantile", buckets = 4, dim = 4 },
     { name = "spent", kind = "number", transform = "log" },
     { name = "seen", kind = "history", table = "item_id", dim = 4, max_length = 4, half_life = 2, combiner = "sqrtn" },
-    { name = "bought", kind = "history", table = "item_id", dim = 4, max_length = 4, events = ["purchase"] },
+    { name = "bought", kind = "history", entries = "both", dim = 4, damping = 1, events = ["purchase"] },
     { name = "again", kind = "bag", table = "item_id", dim = 4, column = "recent", combiner = "attention" },
 ]
 hidden = [8]

@@ -27,6 +27,7 @@ from tests.trainer import tiny
 from longtail.trainer.data.encode import Encoding
 
 history = {"name": "seen", "kind": "history", "table": "item_id", "dim": 4, "unknown_rate": 0}
+of_labels = {"name": "seen", "kind": "history", "entries": "both", "dim": 4, "damping": 2}
 rows = [(0, 0), (0, 1), (1, 2), (1, 1), (2, 1), (2, 3), (3, 4), (3, 5)]
 data = tiny.dataset(tiny.pairs(*rows), queries=4, labels=6)
 results = {}
@@ -37,13 +38,14 @@ for name, sampler, weight, optimizer in [
     ("sgd", "in_batch", "unit", descent),
     ("impressions", "in_batch", "unit", {"embeddings": "adam"}),
     ("objectives", "in_batch", "unit", descent),
+    ("label tower", "in_batch", "unit", descent),
 ]:
     shown = {"impressions": 0.5} if name == "impressions" else {}
     several = {"click": {"events": ["c"]}, "purchase": {"events": ["p"], "weight": 3}} if name == "objectives" else {}
     recipe = tiny.recipe(
         data={"impressions": "shown", "events": {"column": "event", "weights": {"c": 1, "p": 1}}},
         objectives=several,
-        query={"features": [tiny.USER, history], "hidden": [8]},
+        query={"features": [tiny.USER, of_labels if name == "label tower" else history], "hidden": [8]},
         model={"dim": 4, "label_bias": True, "learn_temperature": True},
         loss={"sampler": {"name": sampler}, "weight": weight} | shown,
         optimizer={"clip_norm": 0.5, "schedule": "linear"} | optimizer,
@@ -65,7 +67,7 @@ for name, sampler, weight, optimizer in [
     results[f"{name}: temperature"] = model.temperature
 np.savez(sys.argv[1], **results)
 """
-"""Three steps of five jobs from the same initial weights; what they give goes to a file."""
+"""Three steps of six jobs from the same initial weights; what they give goes to a file."""
 
 
 def start(backend: str, *arguments: object) -> "subprocess.Popen[str]":

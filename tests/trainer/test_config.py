@@ -170,6 +170,26 @@ IMPOSSIBLE = {
     ),
     "no dims": ({"query": feature(kind="vector")}, "feature 'user_id': expected dims, the numbers in a vector"),
     "dims of an id": ({"query": feature(dims=3)}, "expected dims of kind 'vector' only, received 'id'"),
+    "label embeddings of a bag": (
+        {"query": feature(kind="bag", entries="label_tower")},
+        "expected entries of kind 'history' only, received 'bag'",
+    ),
+    "label embeddings in a table": (
+        {"query": feature(kind="history", entries="label_tower", table="item_id")},
+        "expected no table with entries = 'label_tower'",
+    ),
+    "label embeddings of another width": (
+        {"query": feature(kind="history", entries="label_tower", dim=8)},
+        "expected dim = 4, as of model.dim, with entries = 'label_tower', received 8",
+    ),
+    "a damped sum": (
+        {"query": feature(kind="history", combiner="sum", damping=2)},
+        "expected damping of a mean of entries only, received combiner 'sum'",
+    ),
+    "a damped number": (
+        {"query": feature(kind="number", damping=2)},
+        "expected damping of a mean of entries only, received kind 'number'",
+    ),
     "half-life of a bag": ({"query": feature(kind="bag", half_life=3)}, "half_life of kind 'history' only, .*'bag'"),
     "buckets of a plain number": (
         {"query": feature(kind="number", buckets=3)}, "expected buckets with transform = 'quantile', .*'standard'"

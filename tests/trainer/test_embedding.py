@@ -83,6 +83,14 @@ def test_a_bag_that_names_a_row_twice_counts_it_twice_in_either_way_of_pooling()
     np.testing.assert_allclose(dense, [[17, 29]])
 
 
+def test_a_damped_mean_has_entries_of_zeros_beside_its_own() -> None:
+    table = Table(3, 2, scale=0.0, seed=0, name="table")
+    table.table.assign([[9, 9], [1, 2], [3, 4]])
+    bag = WeightedBag(table, "mean", name="bag", damping=1.5)
+    ids, weights = np.int32([[1, 2, 0], [1, 1, 1]]), np.float32([[2, 0.5, 0], [0, 0, 0]])
+    np.testing.assert_allclose(bag(ids, weights), [[(2 + 1.5) / 4, (4 + 2) / 4], [0, 0]])
+
+
 def test_attention_begins_as_the_mean_and_weighs_by_exponentials() -> None:
     """e·a is log 3 of the first row and 0 of the second: weights 2·3 and −1 are 6/7 and −1/7."""
     table = Table(3, 2, scale=0.0, seed=0, name="table")

@@ -90,9 +90,10 @@ def test_a_job_killed_twice_ends_as_if_nothing_had_happened(tmp_path: Path) -> N
 def test_so_does_one_with_layers_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_package(tmp_path / "site")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
-    text = tiny.RECIPE.replace('kind = "history"', 'kind = "self_attention"').replace(
-        "[query]", '[query]\ntower = "gated"'
+    text = tiny.RECIPE.replace(
+        'kind = "history", table = "item_id"', 'kind = "self_attention", entries = "label_tower"'
     )
+    text = text.replace("[query]", '[query]\ntower = "gated"')
     recipe, killed, whole = tiny.write_job(tmp_path, recipe=text), tmp_path / "killed", tmp_path / "whole"
     once = "training.refit=false"
     uninterrupted = start(recipe, whole, "never", 0, once)

@@ -58,6 +58,8 @@ def cost_of(recipe: Recipe, dataset: Dataset, encoding: Encoding) -> Cost:
     numbers = sum(rows * width for rows, width in tables.values())
     slots = {"adam": 2.0, "adagrad_elementwise": 1.0, "sgd": 1.0 if any(recipe.optimizer.row_arguments.values()) else 0}
     by_row = sum(rows for rows, _ in tables.values())
+    label_rows = {feature.table_name for feature in recipe.query.features if feature.reads_label_tower}
+    untrained = len(label_rows) * (labels + 1) * recipe.model.dim
     kept = numbers * slots.get(recipe.optimizer.embeddings, 0.0)
     kept += by_row if recipe.optimizer.embeddings == "adagrad" else 0
     pairs = (dataset.train, dataset.valid, dataset.test)
@@ -68,7 +70,7 @@ def cost_of(recipe: Recipe, dataset: Dataset, encoding: Encoding) -> Cost:
         negatives=negatives,
         steps_per_epoch=visits // batch,
         steps=visits // batch * recipe.training.epochs,
-        tables=4 * numbers,
+        tables=4 * (numbers + untrained),
         optimizer=int(4 * kept),
         data=sum(array.nbytes for array in arrays if array is not None)
         + sum(table.nbytes for table in stored)
@@ -82,8 +84,9 @@ def _tables(recipe: Recipe, encoding: Encoding, labels: int) -> dict[str, tuple[
     """Rows and width of every embedding table, by name."""
     tables = {}
     for feature in (*recipe.query.features, *recipe.label.features):
-        if feature.table_name in encoding.vocabulary_rows:
-            tables[feature.table_name] = encoding.vocabulary_rows[feature.table_name], feature.dim
+        name = feature.entry_table if feature.reads_label_tower else feature.table_name
+        if name in encoding.vocabulary_rows:
+            tables[name] = encoding.vocabulary_rows[name], feature.dim
         elif feature.kind == "text":
             tables[feature.table_name] = feature.hash_rows, feature.dim
     if recipe.model.label_bias:

@@ -69,29 +69,40 @@ class Recipe(Section):
         ]
         if both := sorted(numbers[0] & numbers[1]):
             raise ValueError(f"number features: expected names of one tower each, received {', '.join(both)} in both")
+        self._check_label_rows()
         tables: dict[str, FeatureConfig] = {}
         for feature in (*self.query.features, *self.label.features):
-            if not feature.has_table:
+            name = feature.entry_table if feature.reads_label_tower else feature.table_name
+            if not feature.has_table or name is None:
                 continue
-            other = tables.setdefault(feature.table_name, feature)
+            other = tables.setdefault(name, feature)
             mixed = feature.kind != other.kind and (feature.table_rows or other.table_rows) is not None
             if other.dim != feature.dim or mixed:
                 raise ValueError(
-                    f"table {feature.table_name!r}: expected features of one width and of ids or of text alike, "
+                    f"table {name!r}: expected features of one width and of ids or of text alike, "
                     f"received {other.name!r} ({other.kind}, {other.dim}) "
                     f"and {feature.name!r} ({feature.kind}, {feature.dim})"
                 )
             if feature.kind == "text" and other.hash_rows != feature.hash_rows:
                 raise ValueError(
-                    f"table {feature.table_name!r}: expected texts of one hash_rows, "
+                    f"table {name!r}: expected texts of one hash_rows, "
                     f"received {other.name!r} ({other.hash_rows}) and {feature.name!r} ({feature.hash_rows})"
                 )
             if other.table_rows != feature.table_rows:
                 raise ValueError(
-                    f"table {feature.table_name!r}: expected numbers of as many buckets, "
+                    f"table {name!r}: expected numbers of as many buckets, "
                     f"received {other.name!r} ({other.buckets}) and {feature.name!r} ({feature.buckets})"
                 )
         return self
+
+    def _check_label_rows(self) -> None:
+        """Refuse histories of label embeddings that are not as wide as these."""
+        for feature in self.query.features:
+            if feature.reads_label_tower and feature.dim != self.model.dim:
+                raise ValueError(
+                    f"query feature {feature.name!r}: expected dim = {self.model.dim}, as of model.dim, with entries = "
+                    f"{feature.entries!r}, received {feature.dim}"
+                )
 
     def _check_rows(self) -> None:
         """Refuse features, attributes and impressions that the interactions cannot give."""

@@ -57,6 +57,9 @@ class FeatureConfig(Section):
     combiner: Literal["mean", "sum", "sqrtn", "attention"] = "mean"
     """How a history, bag or text is pooled. `attention` is the mean by weights times exp(e·a), e an entry's embedding
     and a a learned vector, 0 at first, of the feature's own."""
+    damping: float = Field(default=0.0, ge=0)
+    """Entries of zeros that a `mean` is taken with, Σwe / (Σ|w| + damping): few entries say less than many. Where
+    `similarity` is a cosine and nothing else is in the tower, it changes nothing."""
     unknown_rate: float | None = Field(default=None, ge=0, lt=1)
     """Share of training values replaced by the out-of-vocabulary row, so that it is trained to stand for ids never
     seen. By default 0.01 in the query tower; in the label tower 0, and 0.1 of the label's own id beside other
@@ -64,6 +67,10 @@ class FeatureConfig(Section):
     never does."""
     events: list[str] = Field(default_factory=list)
     """Of a `history`: only pairs of these types, of those that `data.events` gives a weight above 0; by default all."""
+    entries: Literal["table", "label_tower", "both"] = "table"
+    """Of a `history`. `table`: an entry is its label's row of `table`. `label_tower`: what the label tower makes of its
+    label, by all its features, with its gradient: `dim` is `model.dim`, and labels without a training pair are told
+    apart, too. `both`: the sum of the two."""
     half_life: float | None = Field(default=None, gt=0)
     """Of a `history`: an entry weighs half as much as the one that comes so many entries after it."""
     transform: Literal["standard", "log", "quantile"] = "standard"
@@ -102,8 +109,20 @@ class FeatureConfig(Section):
 
     @property
     def table_name(self) -> str:
-        """Name of its vocabulary and embedding table."""
-        return self.table or self.name
+        """Name of its vocabulary and of what its ids are rows of: an embedding table, or label embeddings."""
+        if self.entries == "table":
+            return self.table or self.name
+        return LABEL_ROWS if self.entry_table is None else f"{LABEL_ROWS}-{self.entry_table}"
+
+    @property
+    def reads_label_tower(self) -> bool:
+        """Whether its entries are made of outputs of the label tower, which no embedding table holds."""
+        return self.entries != "table"
+
+    @property
+    def entry_table(self) -> str | None:
+        """The embedding table whose rows are added to the label embeddings that are its entries; None if none is."""
+        return (self.table or self.name) if self.entries == "both" else None
 
     @property
     def has_table(self) -> bool:
@@ -201,20 +220,32 @@ class FeatureConfig(Section):
             raise ValueError(
                 f"feature {self.name!r}: expected buckets with transform = 'quantile', received {self.transform!r}"
             )
+        if self.damping and not (self.bagged and self.combiner == "mean"):
+            received = f"combiner {self.combiner!r}" if self.bagged else f"kind {self.kind!r}"
+            raise ValueError(f"feature {self.name!r}: expected damping of a mean of entries only, received {received}")
+        if self.entries == "label_tower" and (given := sorted({"table", "min_count"} & changed)):
+            raise ValueError(
+                f"feature {self.name!r}: expected no {', '.join(given)} with entries = 'label_tower', which are of "
+                "every label and in no table"
+            )
         if len(set(self.parts)) < len(self.parts):
             raise ValueError(f"feature {self.name!r}: expected distinct parts, received {self.parts}")
         return self
 
 
+LABEL_ROWS = "label-rows"
+"""What names of vocabularies of all labels begin with, whose rows are label embeddings; no table of a feature can be
+called so."""
+
 _ONLY_OF = {
-    "history": {"events", "half_life"},
+    "history": {"entries", "events", "half_life"},
     "number": {"transform", "buckets", "missing"},
     "vector": {"dims", "of_label", "projection", "normalise"},
     "date": {"parts"},
 }
 """Keys that belong to one kind alone."""
 
-_LAST_STEPS = {"combiner", "transform", "buckets", "projection"}
+_LAST_STEPS = {"combiner", "damping", "transform", "buckets", "projection"}
 """Keys of the steps that a kind of one's own takes the place of."""
 
 _OF_OURS = ("cross", "hidden", "layer_norm", "residual")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from longtail.bundle import Feature, Inputs, Vocabulary
+from longtail.bundle.arrays import Int32
 from longtail.trainer.config import FeatureConfig, Recipe
 from longtail.trainer.config.rows import Places, shown
 from longtail.trainer.data.batches import QueryFeatures, take_rows
@@ -31,6 +32,8 @@ class Encoding:
         label_inputs: inputs of the whole catalogue, first axis L.
         query_features, label_features: what the bundle says of them.
         numbers: mean and standard deviation of every `number` that is standardised, by feature name.
+        entry_ids: rows of the embedding table that are added to label embeddings in histories, by the name of these,
+            int32 [L] each.
     """
 
     vocabularies: dict[str, Vocabulary]
@@ -39,6 +42,7 @@ class Encoding:
     query_features: list[Feature]
     label_features: list[Feature]
     numbers: dict[str, tuple[float, float]]
+    entry_ids: dict[str, Int32]
 
     @property
     def vocabulary_rows(self) -> dict[str, int]:
@@ -121,6 +125,11 @@ class Encoding:
             ],
             label_features=[_described(feature, encoded_labels[feature.name]) for feature in recipe.label.features],
             numbers=numbers,
+            entry_ids={
+                feature.table_name: vocabularies[feature.entry_table].encode(dataset.label_ids)
+                for feature in recipe.query.features
+                if feature.entry_table is not None
+            },
         )
 
 

@@ -19,8 +19,9 @@ def build_vocabularies(
     """One vocabulary per embedding table of ids, by the table's name.
 
     A table that holds the label's own id, or a history, holds the labels with at least `min_count` training pairs, by
-    the own id's `min_count` where it is among them; any other, the ids that at least `min_count` of the training
-    queries, of the training pairs (a context's), or of the labels, have.
+    the own id's `min_count` where it is among them; that of histories of label embeddings holds all labels; any other,
+    the ids that at least `min_count` of the training queries, of the training pairs (a context's), or of the labels,
+    have.
 
     Args:
         recipe: names the features and their tables.
@@ -39,10 +40,15 @@ def build_vocabularies(
             if feature.kind not in ("id", "history", "bag"):
                 continue
             if feature.kind == "history" or feature.name == recipe.data.label_id:
-                least = feature.min_count
+                least, name = feature.min_count, feature.table_name
+                if feature.reads_label_tower:
+                    of_labels[name] = 0
+                    if feature.entry_table is None:
+                        continue
+                    name = feature.entry_table
                 if source is query:
-                    least = min(of_labels.get(feature.table_name, least), least)
-                of_labels[feature.table_name] = least
+                    least = min(of_labels.get(name, least), least)
+                of_labels[name] = least
             elif feature.name == recipe.data.query_id:
                 kept = source.ids.filter(pa.array(pairs_per_query >= feature.min_count))
                 counted.setdefault(feature.table_name, []).append((*_occurrences(kept), 1))

@@ -18,7 +18,7 @@ from longtail.trainer.data.ids import like_placeholders
 from longtail.trainer.data.times import as_times, implausible, in_words, unit_of
 from longtail.trainer.drafting.columns import read_table, words_of
 from longtail.trainer.drafting.roles import TIME_WORDS, Roles, roles_of
-from longtail.trainer.drafting.towers import WIDTH, Sizes, label_tower, query_tower, quoted, tower_text
+from longtail.trainer.drafting.towers import WIDTH, Sizes, columns_of, label_tower, query_tower, quoted, tower_text
 from longtail.trainer.errors import DataError, RecipeError
 
 # Gentle: one purchase in twenty that weighs 10 leaves two fifths of the pairs' (Σw)²/Σw².
@@ -105,9 +105,11 @@ def _recipe(
     paths: dict[str, Path | None],
 ) -> str:  # fmt: skip
     """The text of a recipe."""
-    taken: set[str] = set()
-    query = query_tower(tables.get("query"), roles, sizes, taken)
-    label = label_tower(tables.get("label"), roles, taken)
+    taken = {"history", roles.query_id, roles.label_id}
+    of_queries = columns_of(tables.get("query"), roles.query_id, taken)
+    of_labels = columns_of(tables.get("label"), roles.label_id, taken)
+    label = label_tower(of_labels, roles)
+    query = query_tower(of_queries, roles, sizes, described=bool(of_labels.features))
     places = {"train": clicks, **{name: path for name, path in paths.items() if path is not None}}
     batch = next(
         (size for rows, size in ((50_000, 512), (300_000, 1024), (3_000_000, 2048)) if sizes.rows < rows), 4096

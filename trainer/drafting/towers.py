@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -54,27 +53,49 @@ class Tower:
     own_id: bool
 
 
-def query_tower(table: pa.Table | None, roles: Roles, sizes: Sizes, taken: set[str]) -> Tower:
-    """Own id where queries come back, history, and columns of the feature table."""
-    taken |= {"history", roles.query_id, roles.label_id}
-    features, left_out = _features(table, roles.query_id, taken)
-    equal = all(column.kind not in ("number", "vector") for _, column in features)
-    lines = []
+class Columns(NamedTuple):
+    """What of a feature table a tower may read.
+
+    Attributes:
+        features: columns that a feature reads, each with a name that is free.
+        left_out: the others, and why.
+    """
+
+    features: list[tuple[str, Column]]
+    left_out: list[str]
+
+    @property
+    def equal(self) -> bool:
+        """Whether all of them can be of one width."""
+        return all(column.kind not in ("number", "vector") for _, column in self.features)
+
+
+def query_tower(columns: Columns, roles: Roles, sizes: Sizes, *, described: bool) -> Tower:
+    """Own id where queries come back, history, and columns of the feature table.
+
+    Args:
+        columns: of the feature table.
+        roles: columns of the log.
+        sizes: of the log.
+        described: whether labels have features beside their id, by which histories then know them.
+    """
+    lines, left_out = [], columns.left_out
     own_id = sizes.median >= 3 and _is_feature(roles.query_id)
     if own_id:
         lines.append(f'{{ name = {quoted(roles.query_id)}, kind = "id", dim = {WIDTH} }},')
     else:
-        left_out.insert(
-            0, f"{roles.query_id}: half of the queries have {sizes.median:g} pairs or fewer, too few for a row"
-        )
+        few = f"half of the queries have {sizes.median:g} pairs or fewer, too few for a row"
+        left_out = [f"{roles.query_id}: {few}", *left_out]
     lines.append("# What it interacted with before; also what a query that training never saw is known by.")
-    lines.append(
-        f'{{ name = "history", kind = "history", table = {quoted(roles.label_id)}, dim = {WIDTH}, max_length = 50 }},'
-    )
-    return Tower(lines + _lines(features, equal), left_out, equal, own_id)
+    entries = f"table = {quoted(roles.label_id)}"
+    if described:
+        lines.append("# Of all that labels are, not of their ids alone: two of one brand have that in common.")
+        entries = f'entries = "both", {entries}'
+    lines.append(f'{{ name = "history", kind = "history", {entries}, dim = {WIDTH}, max_length = 50 }},')
+    return Tower(lines + _lines(columns), left_out, columns.equal, own_id)
 
 
-def label_tower(table: pa.Table | None, roles: Roles, taken: set[str]) -> Tower:
+def label_tower(columns: Columns, roles: Roles) -> Tower:
     """Own id, and columns of the feature table.
 
     Raises:
@@ -82,19 +103,17 @@ def label_tower(table: pa.Table | None, roles: Roles, taken: set[str]) -> Tower:
     """
     if not _is_feature(roles.label_id):
         raise DataError(f"column {roles.label_id!r}: expected a name of letters, digits and _ for label ids: rename it")
-    features, left_out = _features(table, roles.label_id, taken)
-    equal = all(column.kind not in ("number", "vector") for _, column in features)
     lines = []
     unknown = ""
-    if features:
+    if columns.features:
         lines.append("# A twentieth of its values is unknown in training, so that new labels are found by the others.")
         unknown = ", unknown_rate = 0.05"
     lines.append(f'{{ name = {quoted(roles.label_id)}, kind = "id", dim = {WIDTH}{unknown} }},')
-    return Tower(lines + _lines(features, equal), left_out, equal, True)
+    return Tower(lines + _lines(columns), columns.left_out, columns.equal, True)
 
 
-def _features(table: pa.Table | None, id_name: str, taken: set[str]) -> tuple[list[tuple[str, Column]], list[str]]:
-    """Columns that a feature reads, each with a name that is free; and the others, with the reason."""
+def columns_of(table: pa.Table | None, id_name: str, taken: set[str]) -> Columns:
+    """What a tower may read of a feature table; names of its features are added to `taken`."""
     features, left_out = [], []
     for column in (
         [] if table is None else [look_at(name, table[name]) for name in table.column_names if name != id_name]
@@ -109,14 +128,14 @@ def _features(table: pa.Table | None, id_name: str, taken: set[str]) -> tuple[li
             name, number = f"{plain}_{number}", number + 1
         taken.add(name)
         features.append((name, column))
-    return features, left_out
+    return Columns(features, left_out)
 
 
-def _lines(features: Sequence[tuple[str, Column]], equal: bool) -> list[str]:
+def _lines(columns: Columns) -> list[str]:
     """TOML of features, and what was seen of each."""
     lines = []
-    for name, column in features:
-        width = WIDTH if equal or column.holds in ("words", "joined", "bag") or column.distinct > 1000 else 16
+    for name, column in columns.features:
+        width = WIDTH if columns.equal or column.holds in ("words", "joined", "bag") or column.distinct > 1000 else 16
         keys = {"name": quoted(name), "kind": quoted(str(column.kind))}
         if name != column.name:
             keys["column"] = quoted(column.name)

@@ -15,8 +15,9 @@ from longtail.trainer.backend import ops
 from longtail.trainer.config import Recipe, TowerConfig
 from longtail.trainer.errors import RecipeError
 from longtail.trainer.export.onnx import check_parity, exported, onnx_models
+from longtail.trainer.model.embedding import Table
 from longtail.trainer.model.own_layers import layers_of
-from longtail.trainer.model.towers import Towers, build_towers, in_float32
+from longtail.trainer.model.towers import build_towers, in_float32
 
 _ROWS = 7
 """Of every table here; what a layer computes does not depend on them."""
@@ -40,7 +41,8 @@ def try_own_layers(recipe: Recipe) -> None:
     if not recipe.own_layers:
         return
     features = (*recipe.query.features, *recipe.label.features)
-    rows = {feature.table_name: _ROWS for feature in features if feature.has_table}
+    names = [name for feature in features if feature.has_table for name in (feature.table_name, feature.entry_table)]
+    rows = {name: _ROWS for name in names if name is not None}
     numbers = {feature.name: (0.0, 1.0) for feature in features if feature.kind == "number"}
     own = ", ".join(f"{kind} {name!r}" for kind, name in dict.fromkeys(recipe.own_layers))
     try:
@@ -50,7 +52,7 @@ def try_own_layers(recipe: Recipe) -> None:
         for side, tower in (("query", towers.query), ("label", towers.label)):
             few, many = (_inputs(tower, configs[side], longest) for longest in _ENTRIES)
             with in_float32(tower):
-                _check_layers(f"{side} tower, with {own}", tower, towers, many)
+                _check_layers(f"{side} tower, with {own}", tower, many)
                 tried[side] = _check_entries(f"{side} tower, with {own}", tower, few, many)
         models = onnx_models(recipe, towers, rows, numbers)
         for side in exported(recipe, towers):
@@ -65,9 +67,9 @@ def try_own_layers(recipe: Recipe) -> None:
         ) from error
 
 
-def _check_layers(where: str, tower: keras.Model, towers: Towers, inputs: Inputs) -> None:
+def _check_layers(where: str, tower: keras.Model, inputs: Inputs) -> None:
     """Refuse layers with more than trained weights, and those that compute something else in training."""
-    tables = {id(table.table) for table in towers.tables.values()}
+    tables = {id(weight) for layer in layers_of(tower) if isinstance(layer, Table) for weight in layer.weights}
     if kept := [weight.path for weight in tower.non_trainable_weights if id(weight) not in tables]:
         raise RecipeError(
             f"{where}: expected trained weights alone, as checkpoints hold no others, received {', '.join(kept)}"

@@ -65,7 +65,8 @@ class FeatureParts:
         table = self.tables[feature.table_name]
         if feature.own is not None:
             return self._own(feature, feature.own, table(ids), weights)
-        return WeightedBag(table, feature.combiner, name=f"{feature.name}_bag")(ids, weights)
+        bag = WeightedBag(table, feature.combiner, name=f"{feature.name}_bag", damping=feature.damping)
+        return bag(ids, weights)
 
     def _measured(self, feature: FeatureConfig) -> keras.KerasTensor:
         """A number or a vector."""

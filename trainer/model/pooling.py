@@ -15,7 +15,7 @@ _DENSE_ROWS = 4096
 
 
 class WeightedBag(keras.layers.Layer):
-    """Pools a bag of a table's rows by weight: `mean` Σwe/Σ|w|, `sum` Σwe, `sqrtn` Σwe/√Σw², or `attention`.
+    """Pools a bag of a table's rows: `mean` Σwe/(Σ|w| + damping), `sum` Σwe, `sqrtn` Σwe/√Σw², or `attention`.
 
     `attention` is `mean` with weights w·exp(e·a), a learned: it begins as `mean`, where a = 0. Padding has weight 0;
     an empty bag is the zero vector.
@@ -23,11 +23,12 @@ class WeightedBag(keras.layers.Layer):
     Args:
         table: whose rows.
         combiner: `mean`, `sum`, `sqrtn` or `attention`.
+        damping: of `mean`, in entries.
     """
 
-    def __init__(self, table: Table, combiner: str, *, name: str) -> None:
+    def __init__(self, table: Table, combiner: str, *, name: str, damping: float = 0.0) -> None:
         super().__init__(name=name, dtype="float32")
-        self.table, self.combiner = table, combiner
+        self.table, self.combiner, self.damping = table, combiner, damping
         if combiner == "attention":
             self.attention = self.add_weight(shape=(table.dim,), initializer="zeros", name="attention")
 
@@ -39,7 +40,7 @@ class WeightedBag(keras.layers.Layer):
         if self.combiner == "sum":
             return pooled_BD
         if self.combiner in ("mean", "attention"):
-            size_B1 = ops.sum(ops.abs(weights_BP), axis=1, keepdims=True)
+            size_B1 = ops.sum(ops.abs(weights_BP), axis=1, keepdims=True) + self.damping
         else:
             size_B1 = ops.sqrt(ops.sum(ops.square(weights_BP), axis=1, keepdims=True))
         return pooled_BD / ops.maximum(size_B1, 1e-6)
@@ -55,7 +56,7 @@ class WeightedBag(keras.layers.Layer):
         compact_UD = self.table.compact
         if compact_UD is None or self.table.rows > _DENSE_ROWS:
             return ops.einsum("bpd,bp->bd", self.table(ids_BP), weights_BP)
-        batch = weights_BP.shape[0]
+        batch = ops.shape(ids_BP)[0]  # histories of label embeddings read as many labels as a batch has
         rows_BP = ops.broadcast_to(ops.arange(batch, dtype="int32")[:, None], ops.shape(ids_BP))
         places = ops.stack([ops.reshape(rows_BP, (-1,)), ops.reshape(ids_BP, (-1,))], axis=1)
         weights_BU = ops.scatter(places, ops.reshape(weights_BP, (-1,)), (batch, ops.shape(compact_UD)[0]))

@@ -4,11 +4,14 @@ Any sampler × weight × family takes the same path: draw candidates, embed what
 negatives, weigh the others, update the touched rows.
 
 Legend: `B` batch, `M` candidates, `S` impressions of a row, `C` labels embedded in a step (the B positives, then what
-was drawn, then the impressions), `U` distinct rows of a table, `D` dimensions, `L` labels, `N` training pairs.
+was drawn, then the impressions), `R` distinct labels in the histories of a step, `U` distinct rows of a table, `D`
+dimensions, `L` labels, `N` training pairs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
@@ -31,6 +34,9 @@ from longtail.trainer.model.updates import Updates
 from longtail.trainer.own_rows import check_family, check_sampler, check_weight
 from longtail.trainer.sampling import SAMPLERS, DrawContext, LabelTable, SamplerSetup
 from longtail.trainer.sampling.streaming import StreamingFrequencies
+
+Read = Mapping[str, Tensor]
+"""Distinct rows of label embeddings that histories of a batch read, by the name of these, int32 [R] each."""
 
 
 class TrainStep:
@@ -143,7 +149,7 @@ class TrainStep:
             *self.updates.variables,
             *([] if self._streaming is None else self._streaming.variables),
             *([] if self._log_eta_N is None else [self._log_eta_N]),
-            *(self.sampler.variables if self.sampler.refresh is not None else []),
+            *([] if self.sampler.refresh is None else [*self.sampler.variables, *self._label_rows]),
         ]
 
     @property
@@ -152,13 +158,19 @@ class TrainStep:
         learned = self._recipe.model.learn_temperature
         return [
             *self._model.label_inputs.values(),
+            *self._model.entry_ids.values(),
             self._log_pi_L,
             *([] if self._log_q_L is None else [self._log_q_L]),
             *([] if self._pair_weight_L is None else [self._pair_weight_L]),
             *([] if self._never_L is None else [self._never_L]),
             *([] if learned else [self._model.log_temperature]),
-            *(self.sampler.variables if self.sampler.refresh is None else []),
+            *([*self.sampler.variables, *self._label_rows] if self.sampler.refresh is None else []),
         ]
+
+    @property
+    def _label_rows(self) -> list[keras.Variable]:
+        """What histories of label embeddings look up outside of a step's loss: a sampler by embeddings sees it."""
+        return [rows.table for rows in self._model.towers.label_rows.values()]
 
     def begin_epoch(self) -> None:
         """Show the sampler the label embeddings, if it draws by them."""
@@ -187,16 +199,17 @@ class TrainStep:
         shown_BS = ops.convert_to_tensor(batch["_shown"]) if self._recipe.loss.impressions else None
         more = [ops.reshape(labels, (-1,)) for labels in (drawn, shown_BS) if labels is not None]
         labels_C = ops.concatenate([positive_B, *more]) if more else positive_B
-        inputs, readers = self._inputs(context.inputs, labels_C)
+        inputs, read = self._distinct_of_histories(context.inputs)
+        inputs, readers = self._inputs(inputs, labels_C, read)
         inputs, distinct = read_distinct(self._model.tables, inputs, readers)
         candidates = self._candidates(context, drawn, batch)
         if shown_BS is not None:
             candidates = candidates._replace(shown_BS=shown_BS, excluded_shown_BS=self._no_negatives(shown_BS, batch))
-        masks = self._dropout_masks(positive_B, labels_C)
+        masks = self._dropout_masks(positive_B, inputs)
 
         def loss(rows: list[Tensor]) -> tuple[Tensor, Tensor]:
             with compact_rows(list(self._model.tables.values()), rows), dropout_masks(masks):
-                embedded = self._embedded(inputs)
+                embedded = self._embedded(inputs, labels_C, read)
             made: tuple[Tensor, Tensor] = self._batch_loss(embedded, candidates)
             return made
 
@@ -213,12 +226,20 @@ class TrainStep:
         sees = self.sampler.sees_embeddings
         return DrawContext(positive_B, inputs, ops.stop_gradient(self._model.towers.query(inputs)) if sees else None)
 
-    def _inputs(
-        self, query_inputs: dict[str, Tensor], labels_C: Tensor
-    ) -> tuple[dict[InputKey, Tensor], dict[InputKey, str]]:
-        """Inputs of both towers, and which of them hold ids, of which table.
+    def _distinct_of_histories(self, query_inputs: dict[str, Tensor]) -> tuple[dict[InputKey, Tensor], Read]:
+        """The queries' inputs, and the distinct rows of label embeddings that their histories read, which these then
+        have positions among."""
+        inputs = {("query", name): column for name, column in query_inputs.items()}
+        label_rows = self._model.towers.label_rows
+        inputs, distinct = read_distinct(label_rows, inputs, self._model.towers.readers)
+        return inputs, {name: rows_R for name, (rows_R, _) in zip(label_rows, distinct, strict=True)}
 
-        Some ids of labels become unknown, each feature's at its `unknown_rate`.
+    def _inputs(
+        self, query_inputs: dict[InputKey, Tensor], labels_C: Tensor, read: Read
+    ) -> tuple[dict[InputKey, Tensor], dict[InputKey, str]]:
+        """Inputs of both towers, and which of them hold ids, of which table; of the label tower C, then every R.
+
+        Some ids of the C labels become unknown, each feature's at its `unknown_rate`.
         """
         label_inputs = self._model.inputs_of_labels(labels_C)
         for feature in self._recipe.label.features:
@@ -228,8 +249,19 @@ class TrainStep:
                 known = label_inputs[name]
                 unknown = keras.random.uniform(ops.shape(known), seed=self._seed) < rate
                 label_inputs[name] = ops.where(unknown, ops.full_like(known, value), known)
+        entries: dict[InputKey, Tensor] = {}
+        for key, rows_R in read.items():
+            labels_R = ops.clip(rows_R - 1, 0, self._model.labels - 1)
+            known_R = _are_labels(rows_R, self._model.labels)
+            for name, column in self._model.inputs_of_labels(labels_R).items():
+                known = ops.reshape(known_R, (-1, *[1] * (len(column.shape) - 1)))
+                label_inputs[name] = ops.concatenate([label_inputs[name], ops.where(known, column, 0)])
+            if key in self._model.entry_ids:
+                ids_R = backend.gather(self._model.entry_ids[key], labels_R)
+                entries["entry", key] = ops.where(known_R, ids_R, 0)
         inputs: dict[InputKey, Tensor] = {
-            **{("query", name): column for name, column in query_inputs.items()},
+            **query_inputs,
+            **entries,
             **{("label", name): column for name, column in label_inputs.items()},
         }
         readers = dict(self._model.towers.readers)
@@ -237,21 +269,33 @@ class TrainStep:
             inputs["label", LABEL_BIAS], readers["label", LABEL_BIAS] = labels_C + 1, LABEL_BIAS
         return inputs, readers
 
-    def _dropout_masks(self, positive_B: Tensor, labels_C: Tensor) -> dict[Dropout, Tensor]:
+    def _dropout_masks(self, positive_B: Tensor, inputs: dict[InputKey, Tensor]) -> dict[Dropout, Tensor]:
         towers = self._model.towers
+        label_input = next(column for (side, name), column in inputs.items() if side == "label" and name != LABEL_BIAS)
         return {
             layer: layer.draw(ops.shape(ids)[0], self._seed)
-            for tower, ids in ((towers.query, positive_B), (towers.label, labels_C))
+            for tower, ids in ((towers.query, positive_B), (towers.label, label_input))
             for layer in dropouts(tower)
         }
 
-    def _embedded(self, inputs: dict[InputKey, Tensor]) -> Embedded:
+    def _embedded(self, inputs: dict[InputKey, Tensor], labels_C: Tensor, read: Read) -> Embedded:
         """What the model computes of its inputs."""
-        queries_BD = self._model.towers.query(_side(inputs, "query"))
-        label_side = _side(inputs, "label")
+        towers, tables, label_side = self._model.towers, self._model.tables, _side(inputs, "label")
         bias_ids = label_side.pop(LABEL_BIAS, None)
-        labels_CD = self._model.towers.label(label_side)
-        bias_C = ops.zeros_like(labels_CD[:, 0]) if bias_ids is None else self._model.tables[LABEL_BIAS](bias_ids)[:, 0]
+        embedded_D = towers.label(label_side)
+        start = ops.shape(labels_C)[0]
+        # Its shape is lost in the concatenation with labels whose number is not known beforehand.
+        labels_CD = ops.reshape(embedded_D[:start], (start, self._recipe.model.dim)) if read else embedded_D
+        with ExitStack() as histories:
+            for name, rows_R in read.items():
+                end = start + ops.shape(rows_R)[0]
+                read_RD, start = embedded_D[start:end], end
+                if ("entry", name) in inputs:
+                    read_RD = read_RD + tables[towers.readers["entry", name]](inputs["entry", name])
+                read_RD = ops.where(_are_labels(rows_R, self._model.labels)[:, None], read_RD, 0.0)
+                histories.enter_context(compact_rows([towers.label_rows[name]], [read_RD]))
+            queries_BD = towers.query(_side(inputs, "query"))
+        bias_C = ops.zeros_like(labels_CD[:, 0]) if bias_ids is None else tables[LABEL_BIAS](bias_ids)[:, 0]
         return Embedded(queries_BD, labels_CD, bias_C, ops.exp(-self._model.log_temperature.value))
 
     def _candidates(self, context: DrawContext, drawn: Tensor | None, batch: dict[str, Tensor]) -> Candidates:
@@ -324,6 +368,11 @@ class TrainStep:
         if self._streaming is not None and self.sampler.q_of_pi is not None:
             return self.sampler.q_of_pi(log_pi)
         return backend.gather(self._log_q_L, labels)
+
+
+def _are_labels(rows_R: Tensor, labels: int) -> Tensor:
+    """Whether rows of label embeddings are of labels: neither of padding, row 0, nor past the end; bool [R]."""
+    return ops.logical_and(ops.greater(rows_R, 0), ops.less_equal(rows_R, labels))
 
 
 def _side(inputs: dict[InputKey, Tensor], side: str) -> dict[str, Tensor]:

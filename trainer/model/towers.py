@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import keras
 
-from longtail.trainer.config import ModelConfig, Recipe, TowerConfig
+from longtail.trainer.config import FeatureConfig, ModelConfig, Recipe, TowerConfig
 from longtail.trainer.errors import RecipeError
 from longtail.trainer.layers import Side, TowerSetup
 from longtail.trainer.model.embedding import Dropout, InputKey, Table, UnitNorm
@@ -29,12 +29,17 @@ class Towers:
         label: named inputs → float32 [B, D].
         tables: embedding tables by name; towers may share them.
         readers: which inputs of which tower hold ids of which table: (tower, input name) → table name.
+            Rows of a table that are added to label embeddings are read by `("entry", name in label_rows)`.
+        label_rows: what histories of label embeddings look up, by name, float32 [L + 1, D]. Not trained: what the label
+            tower makes of every label, plus its row of an embedding table if entries are both, one row down; zeros in
+            row 0.
     """
 
     query: keras.Model
     label: keras.Model
     tables: dict[str, Table]
     readers: dict[InputKey, str]
+    label_rows: dict[str, Table]
 
 
 def dropouts(tower: keras.Model) -> list[Dropout]:
@@ -71,24 +76,39 @@ def build_towers(
             for a sum.
     """
     tables: dict[str, Table] = {}
+    label_rows: dict[str, Table] = {}
     readers: dict[InputKey, str] = {}
+
+    def read(key: InputKey, name: str, feature: FeatureConfig) -> None:
+        readers[key] = name
+        if name not in tables:
+            rows = vocabulary_rows.get(name, feature.table_rows or 0)
+            seed = recipe.seed + len(tables)
+            tables[name] = Table(rows, feature.dim, scale=recipe.model.init_scale, seed=seed, name=f"table_{name}")
+
     for side, tower in (("query", recipe.query), ("label", recipe.label)):
         for feature in tower.features:
+            name = feature.table_name
             if not feature.has_table:
                 continue
-            name = feature.table_name
+            if not feature.reads_label_tower:
+                read((side, feature.name), name, feature)
+                continue
             readers[side, feature.name] = name
-            if name not in tables:
-                rows = vocabulary_rows.get(name, feature.table_rows or 0)
-                seed = recipe.seed + len(tables)
-                tables[name] = Table(rows, feature.dim, scale=recipe.model.init_scale, seed=seed, name=f"table_{name}")
+            label_rows[name] = Table(vocabulary_rows[name], feature.dim, scale=0.0, seed=0, name=f"table_{name}")
+            if feature.entry_table is not None:
+                read(("entry", name), feature.entry_table, feature)
     keras.utils.set_random_seed(recipe.seed)
     precision = recipe.training.precision
+    read_by_queries = tables | label_rows
     return Towers(
-        query=_build("query", recipe.query, recipe.model, tables, numbers, precision, shares=recipe.export_shares),
+        query=_build(
+            "query", recipe.query, recipe.model, read_by_queries, numbers, precision, shares=recipe.export_shares
+        ),
         label=_build("label", recipe.label, recipe.model, tables, numbers, precision),
         tables=tables,
         readers=readers,
+        label_rows=label_rows,
     )
 
 

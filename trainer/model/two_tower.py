@@ -37,6 +37,8 @@ class TwoTower:
         towers: the towers and what they read.
         tables: every embedding table by name, the label biases under `LABEL_BIAS`.
         label_inputs: inputs of the label tower for the whole catalogue, first axis L.
+        entry_ids: rows of the embedding table that are added to label embeddings in histories, by the name of these,
+            int32 [L] each.
         log_temperature: log T.
     """
 
@@ -46,6 +48,10 @@ class TwoTower:
         self.tables = dict(self.towers.tables)
         if recipe.model.label_bias:
             self.tables[LABEL_BIAS] = Table(labels + 1, 1, scale=0.0, seed=0, name="label_bias")
+        self.entry_ids = {
+            name: untrained_variable(ids_L, f"entries_{name}") for name, ids_L in encoding.entry_ids.items()
+        }
+        self._label_rows_filled = not self.towers.label_rows
         self.label_inputs = {name: untrained_variable(column, name) for name, column in encoding.label_inputs.items()}
         self.log_temperature = keras.Variable(
             float(np.log(recipe.model.temperature)), dtype="float32", name="log_temperature",
@@ -71,19 +77,30 @@ class TwoTower:
         return {name: backend.gather(column, rows_C) for name, column in self.label_inputs.items()}
 
     def embed_queries(self, inputs: Inputs) -> Float32:
-        """Query tower outputs, float32 [B, D]."""
+        """Query tower outputs, float32 [B, D]; of labels in their histories, what the last `embed_labels` gave."""
+        if not self._label_rows_filled:
+            self.embed_labels()
         with in_float32(self.towers.query) as tower:
             embedded: Float32 = ops.convert_to_numpy(tower(inputs))
         return embedded
 
     def embed_labels(self) -> Float32:
-        """Label tower outputs of the whole catalogue, float32 [L, D]."""
+        """Label tower outputs of the whole catalogue, float32 [L, D]; histories of label embeddings read these from now
+        on, outside of training steps."""
         parts = []
         with in_float32(self.towers.label) as tower:
             for start in range(0, self.labels, _BLOCK):
                 rows_C = np.arange(start, min(start + _BLOCK, self.labels), dtype=np.int32)
                 parts.append(ops.convert_to_numpy(tower(self.inputs_of_labels(rows_C))))
-        return np.concatenate(parts)
+        embeddings_LD = np.concatenate(parts)
+        for name, label_rows in self.towers.label_rows.items():
+            rows_LD = embeddings_LD
+            if name in self.entry_ids:
+                added = self.tables[self.towers.readers["entry", name]](self.entry_ids[name].value)
+                rows_LD = rows_LD + ops.convert_to_numpy(added)
+            label_rows.table.assign(np.concatenate([np.zeros_like(rows_LD[:1]), rows_LD]))
+        self._label_rows_filled = True
+        return embeddings_LD
 
     def label_biases(self) -> Float32 | None:
         """b_y in logits, float32 [L]; None for a model without."""
