@@ -106,7 +106,7 @@ def test_tensorflow_and_jax_take_the_same_steps(runs: Runs) -> None:
         wait(process)
 
     one, other = (np.load(runs.folder / f"{backend}.npz") for backend in ("tensorflow", "jax"))
-    assert len(one.files) == 5 * 7
+    assert len(one.files) == 6 * 7
     for name in one.files:
         np.testing.assert_allclose(one[name], other[name], atol=1e-5, err_msg=name)
     for optimizer in ("adam", "adagrad", "sgd"):
