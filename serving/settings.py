@@ -160,7 +160,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Where settings come from, first the one that wins."""
+        """Where settings come from, first the one that wins; raises ValueError and OSError as the class."""
         file = init_settings().get(_FILE) or os.environ.get((_PREFIX + _FILE).upper())
         return init_settings, env_settings, InitSettingsSource(settings_cls, _in_file(file, cls) if file else {})
 
