@@ -141,9 +141,12 @@ class HttpConnection(HttpToolsProtocol):
             self._stop_timer()
 
     def _has_unread(self) -> bool:
-        """Whether bytes or the client's end have arrived that were not read yet."""
+        """Whether bytes or the client's end have arrived on an open connection that were not read yet."""
+        file = self.transport.get_extra_info("socket").fileno()
+        if self.transport.is_closing() or file < 0:
+            return False
         poll = select.poll()
-        poll.register(self.transport.get_extra_info("socket").fileno(), select.POLLIN)
+        poll.register(file, select.POLLIN)
         return bool(poll.poll(0))
 
     def _start_timer(self, seconds: float | None = None) -> None:
@@ -166,7 +169,7 @@ class HttpConnection(HttpToolsProtocol):
         elif self.timeout_keep_alive_task is not None:
             # Answered, and read: how long the connection stays open now is not this timer's to say.
             pass
-        elif self._in_head and not self._head_bytes and not self.transport.is_closing() and self._has_unread():
+        elif self._in_head and not self._head_bytes and self._has_unread():
             self._start_timer(_LOOK_AGAIN_SECONDS)
         else:
             self.transport.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -238,3 +239,26 @@ def test_requests_that_do_not_wait_for_each_other_are_all_answered_and_the_last_
         first, second, third = everything(client).split(b"HTTP/1.1 200 ")[1:]
         assert b"connection: close\r\n" not in first + second
         assert b"connection: close\r\n" in third
+
+
+def test_a_timer_that_outlives_its_connection_finds_nothing_to_do(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    looked = threading.Event()
+    handler = HttpConnection.timeout_keep_alive_handler
+
+    def look(self: HttpConnection) -> None:
+        try:
+            handler(self)
+        finally:
+            looked.set()
+
+    monkeypatch.setattr(HttpConnection, "timeout_keep_alive_handler", look)
+    with address_of(answer, monkeypatch) as address:
+        with connected(address) as client:
+            client.sendall(GET)
+            assert client.recv(1000)
+            # Its end comes as a reset.
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        assert looked.wait(5)
+    assert caplog.messages == []
