@@ -14,16 +14,16 @@ import typer
 from pydantic import ValidationError
 
 from longtail.bundle import BundleError
-from longtail.bundle.errors import describe
 from longtail.index import LongtailIndexError
 from longtail.serving import logs
 from longtail.serving.check import check_release
 from longtail.serving.errors import ServingError
 from longtail.serving.export import export, read_window
 from longtail.serving.http.app import create_app
-from longtail.serving.process.server import listen
+from longtail.serving.process.listening import listen
+from longtail.serving.process.reloading import hold_hangups
 from longtail.serving.process.supervisor import serve
-from longtail.serving.settings import Settings
+from longtail.serving.settings import Settings, explain
 
 app = typer.Typer(
     help="Serve releases over HTTP.", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
@@ -54,12 +54,17 @@ def run(
         int | None, typer.Option(help="Searches at once in a process, one core each [default: 1].")
     ] = None,
     insecure: Annotated[bool | None, typer.Option("--insecure", help="Bind beyond loopback without API keys.")] = None,
+    settings_file: Annotated[
+        Path | None, typer.Option("--settings", help="TOML file of settings; on SIGHUP it is read again.")
+    ] = None,
     log_level: Annotated[LogLevel, typer.Option(help="Least level that is logged.")] = LogLevel.info,
 ) -> None:
     """Serve the current release, and follow CURRENT.
 
-    Every setting can also be given in the environment, as LONGTAIL_HOST, LONGTAIL_MAX_K and so on; API keys only
-    there (LONGTAIL_API_KEYS, LONGTAIL_ADMIN_KEYS), or in files (LONGTAIL_API_KEYS_FILE, LONGTAIL_ADMIN_KEYS_FILE).
+    Every setting can also be given in the environment, as LONGTAIL_HOST, LONGTAIL_MAX_K and so on, or in the file of
+    --settings, as host, max_k; API keys only there (LONGTAIL_API_KEYS, LONGTAIL_ADMIN_KEYS), or in files of their own
+    (LONGTAIL_API_KEYS_FILE, LONGTAIL_ADMIN_KEYS_FILE). SIGTERM stops without dropping a request; SIGHUP reads the
+    files again.
     """
     settings = _settings(
         releases=releases,
@@ -69,8 +74,10 @@ def run(
         workers=workers,
         search_threads=search_threads,
         insecure=insecure,
+        settings_file=settings_file,
     )
     logs.configure(settings.log_format, log_level)
+    hold_hangups()
     serve(settings, listen(settings), log_level)
 
 
@@ -135,10 +142,7 @@ def _settings(**given: Any) -> Settings:
     try:
         return Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-    name = ".".join(map(str, first["loc"]))
-    if not name:
-        raise typer.BadParameter(str(first["msg"]).removeprefix("Value error, ")) from None
-    hint = f"{name} (LONGTAIL_{name.upper()})"
-    shown = "" if "keys" in name else f", received {describe(first['input'])}"
-    raise typer.BadParameter(f"{first['msg']}{shown}", param_hint=hint) from None
+        name, wrong = explain(error)
+    except ValueError as error:
+        name, wrong = "settings_file", str(error)
+    raise typer.BadParameter(wrong, param_hint=name and f"{name} (LONGTAIL_{name.upper()})")

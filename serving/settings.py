@@ -1,15 +1,48 @@
-"""Everything an operator can set, read once when the process starts."""
+"""Everything an operator can set, read when the process starts; some of it again on SIGHUP."""
 
 from __future__ import annotations
 
 import ipaddress
+import os
+import tomllib
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, SecretStr, model_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic import BeforeValidator, Field, PrivateAttr, SecretStr, ValidationError, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from longtail.bundle.errors import describe
 
 _SHORTEST_KEY = 16
+_FILE, _PREFIX = "settings_file", "LONGTAIL_"
+
+LIVE = frozenset(
+    {
+        "access_log",
+        "admin_keys",
+        "admin_keys_file",
+        "api_keys",
+        "api_keys_file",
+        "drain_seconds",
+        "keep_alive_seconds",
+        "keep_releases",
+        "max_body_bytes",
+        "max_ids",
+        "max_k",
+        "max_queries",
+        "poll_seconds",
+        "record_features",
+        "shadow_k",
+        "shutdown_seconds",
+    }
+)
+"""Settings that a running service takes over on SIGHUP; the others wait for its next start."""
 
 
 def _split_at_commas(keys: object) -> object:
@@ -21,19 +54,24 @@ KeyList = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_split_at_c
 
 
 class Settings(BaseSettings):
-    """Settings of one service: arguments first, then LONGTAIL_… in the environment, then these defaults.
+    """Settings of one service: arguments first, then LONGTAIL_… in the environment, then `settings_file`, then these
+    defaults.
 
     Raises:
-        ValueError: settings that contradict each other, a key shorter than 16 characters, or an address other than
-            loopback without keys.
+        ValueError: settings that contradict each other, a key shorter than 16 characters, an address other than
+            loopback without keys, or a `settings_file` that is not TOML or names what is no setting.
+        OSError: one that cannot be read, or a file of keys.
     """
 
-    model_config = SettingsConfigDict(env_prefix="LONGTAIL_", frozen=True, hide_input_in_errors=True)
+    model_config = SettingsConfigDict(env_prefix=_PREFIX, frozen=True, hide_input_in_errors=True)
+    _given: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     releases: Path
     """Directory that `longtail-index` publishes to; its CURRENT names the release to serve."""
     state: Path | None = None
     """Directory for what must outlive the process: added labels, feedback, live figures. RELEASES/.state if not set."""
+    settings_file: Path | None = None
+    """A TOML file of settings by these names, read again on SIGHUP."""
     host: str = "127.0.0.1"
     """Address to bind. Anything but loopback needs API keys, or `insecure`."""
     port: int = Field(default=8000, ge=0, le=65535)
@@ -70,6 +108,8 @@ class Settings(BaseSettings):
     """After this a request that has no answer gets 503, and one of whose body only a part has arrived 408."""
     drain_seconds: float = Field(default=1.0, ge=0)
     """After SIGTERM, how long requests are still taken while /readyz says 503, for a load balancer to look away."""
+    keep_alive_seconds: float = Field(default=5.0, gt=0)
+    """How long an idle connection stays open after an answer, also after SIGTERM; a gateway lets go of it earlier."""
     shutdown_seconds: int = Field(default=30, ge=1)
     """After that, how long requests under way may take to finish before they are cut off."""
 
@@ -106,6 +146,38 @@ class Settings(BaseSettings):
     """Send OpenTelemetry spans, as the OTEL_… variables say; needs the extra `otel`."""
     access_log: bool = False
     """A line for every request; one that breaks the service (500) has one anyway."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self._given = given
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Where settings come from, first the one that wins; raises ValueError and OSError as the class."""
+        file = init_settings().get(_FILE) or os.environ.get((_PREFIX + _FILE).upper())
+        return init_settings, env_settings, InitSettingsSource(settings_cls, _in_file(file, cls) if file else {})
+
+    def again(self) -> Self:
+        """The same arguments, with the environment and the files as they are now; raises as the class."""
+        return type(self)(**self._given)
+
+    def taking(self, others: Self) -> Self:
+        """These, but for live ones those of others.
+
+        Raises:
+            ValueError: as the class: live ones of theirs contradict ones that stay.
+        """
+        names = type(self).model_fields
+        taken = type(self)(**{name: getattr(others if name in LIVE else self, name) for name in names})
+        taken._given = self._given
+        return taken
 
     @property
     def state_directory(self) -> Path:
@@ -146,6 +218,29 @@ class Settings(BaseSettings):
             ValueError, OSError: as `all_api_keys`.
         """
         return _keys(self.admin_keys, self.admin_keys_file)
+
+
+def explain(error: ValidationError) -> tuple[str | None, str]:
+    """The first of the errors of settings, which shows no key: the setting, None if several do not go together, and
+    what is wrong.
+    """
+    first = error.errors(include_url=False)[0]
+    name = ".".join(map(str, first["loc"]))
+    if not name:
+        return None, str(first["msg"]).removeprefix("Value error, ")
+    shown = "" if "keys" in name else f", received {describe(first['input'])}"
+    return name, f"{first['msg']}{shown}"
+
+
+def _in_file(file: str | Path, settings: type[Settings]) -> dict[str, Any]:
+    try:
+        found = tomllib.loads(Path(file).read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ValueError(f"{file}: expected TOML, found {error}") from None
+    for name in found:
+        if name not in settings.model_fields or name == _FILE:
+            raise ValueError(f"{file}: expected names of settings, such as max_k, found {describe(name)}")
+    return found
 
 
 def _keys(given: tuple[SecretStr, ...], file: Path | None) -> list[str]:

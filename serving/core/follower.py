@@ -145,6 +145,7 @@ class ReleaseFollower:
         while not self._stopping.is_set():
             if self._clock() >= next_check:
                 self.check()
+                self._service.monitoring.seat.has_looked()
                 next_check = self._clock() + self._service.settings.poll_seconds
             self._read_changes()
             self._stopping.wait(min(_LABELS_SECONDS, self._service.settings.poll_seconds))

@@ -166,7 +166,7 @@ class Service:
                 del loaded[name]
             self._loaded, self._current, self.refused = loaded, changed, None
             self._count_labels()
-        self.monitoring.metrics.set_ready(self.ready)
+        self.monitoring.set_ready(self.ready)
 
     def drain(self) -> None:
         """Say on /readyz that new requests should go elsewhere; they are answered all the same.
@@ -174,7 +174,7 @@ class Service:
         Called by signal handlers, which may have interrupted the counters: those are told by another thread.
         """
         self.draining = True
-        threading.Thread(target=self.monitoring.metrics.set_ready, args=(False,), daemon=True).start()
+        threading.Thread(target=self.monitoring.set_ready, args=(False,), daemon=True).start()
 
     async def search(
         self, retriever: Retriever, asked: Sequence[Query] | SimilarQuery, request_id: str, *, preview: bool

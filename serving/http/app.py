@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,7 +16,7 @@ from longtail.serving.core.follower import ReleaseFollower
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.core.service import Service
 from longtail.serving.errors import StateError
-from longtail.serving.http.auth import AuthMiddleware, KeySet
+from longtail.serving.http.auth import AuthMiddleware, Keys
 from longtail.serving.http.middleware import RequestMiddleware
 from longtail.serving.http.openapi import install_documentation, openapi_document
 from longtail.serving.http.responses import install_error_handlers
@@ -23,6 +24,7 @@ from longtail.serving.http.routes import routers
 from longtail.serving.http.tracing import install_tracing
 from longtail.serving.monitoring import LiveFigures, Monitoring
 from longtail.serving.monitoring.prometheus import Metrics
+from longtail.serving.monitoring.workers import Seat, Workers
 from longtail.serving.settings import Settings
 
 _DESCRIPTION = (
@@ -31,14 +33,19 @@ _DESCRIPTION = (
     "`popularity`, the weight of a prior for frequent labels."
 )
 
+_LOOK_SECONDS = 0.02
 
-def create_app(settings: Settings, *, retriever: Retriever | None = None, worker: int = 0) -> FastAPI:
+
+def create_app(
+    settings: Settings, *, retriever: Retriever | None = None, worker: int = 0, workers: Workers | None = None
+) -> FastAPI:
     """The application of one process.
 
     Args:
         settings: read once, by the caller.
         retriever: serve this one and follow no releases; for tests and embedding.
         worker: this process' number among those that share the settings.
+        workers: what they know of each other; there is but this one if None.
 
     Raises:
         StateError: the state directory cannot be used.
@@ -46,7 +53,9 @@ def create_app(settings: Settings, *, retriever: Retriever | None = None, worker
     """
     figures = _open_figures(settings, worker)
     routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
-    service = Service(settings, Monitoring(Metrics([route.path for route in routes], [figures]), figures))
+    seat = Seat(workers or Workers(), worker)
+    metrics = Metrics([route.path for route in routes], [figures, seat.workers])
+    service = Service(settings, Monitoring(metrics, figures, seat))
     follower = ReleaseFollower(settings.releases, service)
     if retriever is not None:
         service.serve(retriever)
@@ -55,6 +64,9 @@ def create_app(settings: Settings, *, retriever: Retriever | None = None, worker
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         if retriever is None:
             follower.start()
+        # A worker in another's place takes no connection from the others before it can answer.
+        while retriever is None and seat.replaces and seat.waited_for and not service.draining:
+            await asyncio.sleep(_LOOK_SECONDS)
         yield
         if retriever is None:
             follower.stop()
@@ -74,17 +86,28 @@ def create_app(settings: Settings, *, retriever: Retriever | None = None, worker
     install_documentation(app)
     install_error_handlers(app)
     # The last one added is the outermost.
-    app.add_middleware(
-        AuthMiddleware,
-        api=KeySet(settings.all_api_keys()),
-        admin=KeySet(settings.all_admin_keys()),
-        insecure=settings.insecure,
-    )
-    app.add_middleware(RequestMiddleware, monitoring=service.monitoring, access_log=settings.access_log)
+    app.state.keys = Keys(settings)
+    app.add_middleware(AuthMiddleware, keys=app.state.keys, insecure=settings.insecure)
+    app.add_middleware(RequestMiddleware, service=service)
     if settings.tracing:
         install_tracing(app)
     app.openapi = partial(openapi_document, app)  # type: ignore[method-assign]
     return app
+
+
+def apply_settings(app: FastAPI, settings: Settings) -> None:
+    """Answer with other settings from the next request on, as far as `LIVE` says that they can be changed.
+
+    Args:
+        app: of `create_app`.
+        settings: those it has, but for live ones.
+
+    Raises:
+        ValueError, OSError: as `Settings.all_api_keys`; nothing has changed then.
+    """
+    keys: Keys = app.state.keys
+    keys.replace(settings)
+    app.state.service.settings = settings
 
 
 def _open_figures(settings: Settings, worker: int) -> LiveFigures:

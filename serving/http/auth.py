@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from longtail.bundle.errors import describe
 from longtail.serving.errors import ForbiddenError, ServingError, UnauthenticatedError
 from longtail.serving.http.responses import serving_error
-from longtail.serving.settings import is_loopback
+from longtail.serving.settings import Settings, is_loopback
 
 OPEN_PATHS = frozenset({"/livez", "/readyz", "/dashboard", "/docs", "/openapi.json"})
 """Paths that hold nothing of the model or its traffic: probes, the page that asks for a key, the documentation."""
@@ -38,6 +38,33 @@ class KeySet:
         return found
 
 
+class Keys:
+    """The keys that a service knows; others can take their place while it runs.
+
+    Args:
+        settings: the service's.
+
+    Raises:
+        ValueError, OSError: as `Settings.all_api_keys`.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._sets = self._read(settings)
+
+    @property
+    def sets(self) -> tuple[KeySet, KeySet]:
+        """Keys that may ask, and keys that may also change things; always of one reading."""
+        return self._sets
+
+    def replace(self, settings: Settings) -> None:
+        """Know these from now on, and no others; raises as the class, and knows what it did then."""
+        self._sets = self._read(settings)
+
+    @staticmethod
+    def _read(settings: Settings) -> tuple[KeySet, KeySet]:
+        return KeySet(settings.all_api_keys()), KeySet(settings.all_admin_keys())
+
+
 class AuthMiddleware:
     """ASGI middleware that lets only requests with a key pass, but for those to `OPEN_PATHS`.
 
@@ -46,15 +73,13 @@ class AuthMiddleware:
 
     Args:
         app: what is guarded.
-        api: keys that may ask.
-        admin: keys that may also change things.
+        keys: those that may pass.
         insecure: without keys, let pages of any host ask, too.
     """
 
-    def __init__(self, app: ASGIApp, api: KeySet, admin: KeySet, *, insecure: bool = False) -> None:
+    def __init__(self, app: ASGIApp, keys: Keys, *, insecure: bool = False) -> None:
         self._app = app
-        self._api = api
-        self._admin = admin
+        self._keys = keys
         self._insecure = insecure
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -67,7 +92,8 @@ class AuthMiddleware:
     def _refusal(self, scope: Scope) -> ServingError | None:
         """Why a request may not pass; notes whether it may change things."""
         headers, state = Headers(scope=scope), scope["state"]
-        if not (self._api or self._admin):
+        api, admin = self._keys.sets
+        if not (api or admin):
             state["admin"] = True
             origin = headers.get("origin")
             if origin is None or self._insecure or _is_here(origin):
@@ -76,8 +102,8 @@ class AuthMiddleware:
                 f"expected keys, or a request that no page of another host makes, received one by {describe(origin)}"
             )
         key = _key(headers)
-        state["admin"] = self._admin.has(key)
-        if state["admin"] or self._api.has(key) or _is_open(scope["path"]):
+        state["admin"] = admin.has(key)
+        if state["admin"] or api.has(key) or _is_open(scope["path"]):
             return None
         return UnauthenticatedError(
             "expected a key of this service in Authorization: Bearer or X-API-Key, received "

@@ -11,9 +11,9 @@ from uuid import uuid4
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from longtail.serving.core.service import Service
 from longtail.serving.http.responses import internal_error
 from longtail.serving.logs import Trace, current
-from longtail.serving.monitoring import Monitoring
 from longtail.serving.monitoring.prometheus import UNKNOWN_ROUTE
 
 logger = logging.getLogger(__name__)
@@ -40,14 +40,13 @@ class RequestMiddleware:
 
     Args:
         app: what answers.
-        monitoring: counts every request.
-        access_log: log every request, not only those that fail.
+        service: its monitoring counts every request; its settings say whether to log every one, not only those that
+            fail.
     """
 
-    def __init__(self, app: ASGIApp, monitoring: Monitoring, *, access_log: bool) -> None:
+    def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
-        self._monitoring = monitoring
-        self._access_log = access_log
+        self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request.
@@ -101,8 +100,8 @@ class RequestMiddleware:
 
     def _ended(self, scope: Scope, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", UNKNOWN_ROUTE)
-        self._monitoring.count_request(route, status, seconds)
-        if self._access_log:
+        self._service.monitoring.count_request(route, status, seconds)
+        if self._service.settings.access_log:
             logger.info(
                 "%s %s", scope["method"], route,
                 extra={"fields": {"status": status, "milliseconds": round(seconds * 1e3, 3)}},

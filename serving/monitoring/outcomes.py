@@ -21,6 +21,7 @@ from longtail.serving.monitoring.baseline import Baseline
 from longtail.serving.monitoring.live_figures import LiveFigures
 from longtail.serving.monitoring.prometheus import Metrics
 from longtail.serving.monitoring.records import AnsweredBatch
+from longtail.serving.monitoring.workers import Seat, Workers
 
 _TRAFFIC_ROUTES = ("/v1/retrieve", "/v1/similar")
 
@@ -33,11 +34,18 @@ class Monitoring:
     Args:
         metrics: this process's Prometheus series.
         figures: the figures by bucket, release and minute.
+        seat: tells the other workers of this one, of which there are none if None.
     """
 
-    def __init__(self, metrics: Metrics, figures: LiveFigures) -> None:
+    def __init__(self, metrics: Metrics, figures: LiveFigures, seat: Seat | None = None) -> None:
         self.metrics = metrics
         self.figures = figures
+        self.seat = seat or Seat(Workers(), 0)
+
+    def set_ready(self, ready: bool) -> None:
+        """Say whether new requests should come to this worker."""
+        self.metrics.set_ready(ready)
+        self.seat.set_ready(ready)
 
     def count_request(self, route: str, status: int, seconds: float) -> None:
         """Count a request that has ended.

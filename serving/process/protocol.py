@@ -1,24 +1,61 @@
-"""HTTP/1.1 connections that end when their client stalls, or sends a request head that is too long."""
+"""HTTP/1.1 connections that end when their client stalls or is silent, sends too long a request head, or all must."""
 
 from __future__ import annotations
 
 import asyncio
+import select
+from dataclasses import dataclass
+from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 MAX_HEAD_BYTES = 1 << 16
 """Bytes of request line and headers, about; uvicorn takes any number, and joins them in quadratic time."""
 STALL_SECONDS = 10.0
 """How long a client may take to send the rest of a head, the first of a body, or the rest of a body that is not wanted
 any more, and to read some of an answer."""
+_LOOK_AGAIN_SECONDS = 0.01
+
+
+@dataclass
+class Keeping:
+    """How long the connections of a server are kept.
+
+    Attributes:
+        seconds: how long one stays open after an answer, for its client to send the next request.
+        last: every answer from now on is the last of its connection, and says so.
+    """
+
+    seconds: float = 5.0
+    last: bool = False
 
 
 class HttpConnection(HttpToolsProtocol):
     """uvicorn's connection, ended when its client sends nothing it waits for, or takes nothing of an answer.
 
     uvicorn itself waits for ever for a head's end and for an answer to be read. While a request is being answered,
-    the service's own limits hold (`request_seconds`).
+    the service's own limits hold (`request_seconds`). A request that has arrived is always answered: before a silent
+    connection is closed, the system is asked whether something has come that the event loop has not read yet.
+
+    Args:
+        keeping: shared by the connections of a server.
+        uvicorn: as of HttpToolsProtocol.
     """
+
+    def __init__(self, *, keeping: Keeping | None = None, **uvicorn: Any) -> None:
+        super().__init__(**uvicorn)
+        self._keeping = keeping or Keeping()
+        self._last: RequestResponseCycle | None = None
+
+    @property
+    def answering(self) -> bool:
+        """Whether a request is being answered."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def end_with_answer(self) -> None:
+        """Close behind the answer to the request under way, if there is one; it says so, unless it has begun."""
+        if self.cycle is not None and self.cycle.keep_alive and not self.cycle.response_started:
+            self.cycle.keep_alive, self._last = False, self.cycle
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has connected: start the timer for its first request."""
@@ -60,10 +97,15 @@ class HttpConnection(HttpToolsProtocol):
         """The head is complete: what follows is a body, or nothing."""
         self._in_head = False
         super().on_headers_complete()
+        if self._keeping.last:
+            # Of several requests that the client has not waited for, the newest one's answer is the last.
+            if self._last is not None and not self._last.response_started:
+                self._last.keep_alive = True
+            self.end_with_answer()
 
     def on_body(self, body: bytes) -> None:
         """Some of the body has come: stop the timer, for the service bounds the rest itself."""
-        if self.cycle is not None and not self.cycle.response_complete:
+        if self.answering:
             self._stop_timer()
         super().on_body(body)
 
@@ -73,11 +115,19 @@ class HttpConnection(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """The answer is written: start the timer for the next request, or for the client to read the answer."""
+        """The answer is written: start the timers for the next request, and for the client to read the answer."""
+        self.timeout_keep_alive = self._keeping.seconds  # type: ignore[assignment]
         super().on_response_complete()
         # uvicorn has begun to answer the next request by now, if the client did not wait.
-        if self.cycle is None or self.cycle.response_complete:
+        if not self.answering:
             self._start_timer()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """The client has been silent since the last answer: close."""
+        if self._has_unread():
+            self.timeout_keep_alive_task = self.loop.call_later(_LOOK_AGAIN_SECONDS, self.timeout_keep_alive_handler)
+        else:
+            super().timeout_keep_alive_handler()
 
     def pause_writing(self) -> None:
         """The client does not read as fast as the service writes: start the timer for it to read some."""
@@ -87,13 +137,22 @@ class HttpConnection(HttpToolsProtocol):
     def resume_writing(self) -> None:
         """The client has caught up: stop the timer while the service writes on."""
         super().resume_writing()
-        if self.cycle is not None and not self.cycle.response_complete:
+        if self.answering:
             self._stop_timer()
 
-    def _start_timer(self) -> None:
+    def _has_unread(self) -> bool:
+        """Whether bytes or the client's end have arrived on an open connection that were not read yet."""
+        file = self.transport.get_extra_info("socket").fileno()
+        if self.transport.is_closing() or file < 0:
+            return False
+        poll = select.poll()
+        poll.register(file, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def _start_timer(self, seconds: float | None = None) -> None:
         self._stop_timer()
         self._unsent = self.transport.get_write_buffer_size()
-        self._timer = self.loop.call_later(STALL_SECONDS, self._end_if_stalled)
+        self._timer = self.loop.call_later(STALL_SECONDS if seconds is None else seconds, self._end_if_stalled)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -107,5 +166,10 @@ class HttpConnection(HttpToolsProtocol):
             self.transport.abort()
         elif unsent:
             self._start_timer()
+        elif self.timeout_keep_alive_task is not None:
+            # Answered, and read: how long the connection stays open now is not this timer's to say.
+            pass
+        elif self._in_head and not self._head_bytes and self._has_unread():
+            self._start_timer(_LOOK_AGAIN_SECONDS)
         else:
             self.transport.close()

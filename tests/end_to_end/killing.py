@@ -16,7 +16,8 @@ from typing import Any
 import httpx
 
 from longtail.serving import logs
-from longtail.serving.process.server import listen, run
+from longtail.serving.process.listening import listen
+from longtail.serving.process.server import run
 from longtail.serving.settings import Settings
 
 KILLS = int(os.environ.get("LONGTAIL_KILLS", "6"))

@@ -21,6 +21,7 @@ from longtail.bundle import BUCKET_NAMES
 from longtail.client import Client, NewLabel, NotFoundError
 from longtail.index import IndexSpec, Releases, build
 from tests.bundles import label_features, make_bundle
+from tests.end_to_end.gateway import Gateway
 from tests.serving.process import ServerProcess, free_port, server, until
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="looks processes up in /proc")
@@ -290,20 +291,74 @@ cli.main(sys.argv[1:])
 """
 
 
-def test_workers_that_only_die_young_end_the_service_whatever_became_of_the_others(
-    releases: Path, tmp_path: Path
-) -> None:
+def test_workers_that_only_die_young_end_the_service(releases: Path, tmp_path: Path) -> None:
     with foreground(releases, tmp_path, "-c", YOUNG) as process:
         process.wait_until_ready()
-        time.sleep(1)
-        old = workers_of(process)
         deadline = time.monotonic() + 20
         while process.process.poll() is None:
             assert time.monotonic() < deadline, "expected the service to give up"
-            for worker in set(workers_of(process)) - {old[0]}:
+            for worker in workers_of(process):
                 with suppress(ProcessLookupError):
                     os.kill(worker, signal.SIGKILL)
         assert process.process.returncode == 1
-        assert gone(old)
         said = (tmp_path / "server.log").read_text()
         assert said.count("5 workers in a row died young: stopping the service") == 1
+
+
+def test_young_deaths_spare_a_healthy_worker(releases: Path, tmp_path: Path) -> None:
+    with foreground(releases, tmp_path, "-c", YOUNG) as process:
+        process.wait_until_ready()
+        old = workers_of(process)
+        with connected(process, old[0]) as (longtail, http):
+            killed = old[1]
+            for _ in range(6):
+                os.kill(killed, signal.SIGKILL)
+                known = {old[0], killed}
+                until(lambda known=known: set(workers_of(process)) - known, "another worker in its place")  # type: ignore[misc]
+                (killed,) = set(workers_of(process)) - known
+                assert len(longtail.retrieve(features=FEATURES, k=3).results[0].labels) == 3
+            assert process.process.poll() is None
+            assert http.get("/readyz").json()["workers"] == {"expected": 2, "ready": 1}
+            figures = samples(http)
+            assert sorted(figures[f"longtail_worker_restarts_total worker={worker}"] for worker in (0, 1)) == [0, 6]
+            assert sorted(figures[f"longtail_worker_ready worker={worker}"] for worker in (0, 1)) == [0, 1]
+            assert figures["longtail_workers"] == 2
+            until(lambda: http.get("/readyz").json()["workers"]["ready"] == 2, "the last one to serve")
+            assert workers_of(process) == sorted([old[0], killed])
+        said = (tmp_path / "server.log").read_text()
+        assert said.count("another is started in") == 6
+        assert "1 of 2 workers are healthy" in said
+
+
+def test_memory_and_open_files_of_every_worker_whichever_is_asked(
+    both: list[tuple[Client, httpx.Client]],
+) -> None:
+    for _, http in both:
+        figures = samples(http)
+        for worker in (0, 1):
+            resident, private, files = (
+                figures[f"longtail_worker_{name} worker={worker}"]
+                for name in ("resident_bytes", "private_bytes", "open_files")
+            )
+            # Python, NumPy, FAISS and ONNX Runtime.
+            assert 20e6 < private < resident < 2e9
+            assert 10 < files < 1000
+
+
+def test_a_worker_that_is_stopped_alone_is_replaced_and_nobody_is_turned_away(releases: Path, tmp_path: Path) -> None:
+    with several_workers(releases, tmp_path / "state") as process:
+        gateway = Gateway(process.url)
+        process.wait_until_ready()
+        before = workers_of(process)
+        with gateway.sending([0.01] * 4, fresh=2):
+            gateway.up.set()
+            os.kill(before[0], signal.SIGTERM)
+            until(lambda: before[0] not in workers_of(process), "the worker to end")
+            until(lambda: len(workers_of(process)) == 2, "another in its place")
+            with httpx.Client(base_url=process.url) as http:
+                until(lambda: http.get("/readyz").json().get("workers", {}).get("ready") == 2, "both to serve")
+            answered = gateway.answered["200"]
+            until(lambda: gateway.answered["200"] > answered + 50, "answers")
+        assert gateway.lost == []
+        assert gateway.answered.keys() <= {"200", "last", "closed"}
+        assert process.terminate() == 0

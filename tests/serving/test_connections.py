@@ -1,12 +1,15 @@
-"""Connections whose client does not go on are ended, and heads without end refused."""
+"""Connections whose client does not go on are ended, heads without end refused; a request that came is answered."""
 
 from __future__ import annotations
 
+import asyncio
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 
 import pytest
 import uvicorn
@@ -14,13 +17,15 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from longtail.serving.process import protocol as connections
-from longtail.serving.process.protocol import MAX_HEAD_BYTES, HttpConnection
+from longtail.serving.process.protocol import MAX_HEAD_BYTES, HttpConnection, Keeping
 
 GET = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 async def answer(scope: Scope, receive: Receive, send: Send) -> None:
     """Answers before the body is there, with 30 MB for /large."""
+    if scope["path"] == "/slow":
+        await asyncio.sleep(0.2)
     body = b"x" * (30_000_000 if scope["path"] == "/large" else 10)
     await Response(body)(scope, receive, send)
 
@@ -32,18 +37,23 @@ def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, int]]:
 
 
 @contextmanager
-def address_of(app: ASGIApp, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, int]]:
+def address_of(
+    app: ASGIApp, monkeypatch: pytest.MonkeyPatch, keeping: Keeping | None = None
+) -> Iterator[tuple[str, int]]:
     monkeypatch.setattr(connections, "STALL_SECONDS", 0.3)
-    server = uvicorn.Server(uvicorn.Config(app, http=HttpConnection, ws="none", lifespan="off", log_config=None))
+    http = partial(HttpConnection, keeping=keeping or Keeping(0.3))
+    server = uvicorn.Server(uvicorn.Config(app, http=http, ws="none", lifespan="off", log_config=None))
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         while not server.started:
             time.sleep(0.01)
-        yield listener.getsockname()
-        server.should_exit = True
-        thread.join(10)
+        try:
+            yield listener.getsockname()
+        finally:
+            server.should_exit = True
+            thread.join(10)
         assert not thread.is_alive()
 
 
@@ -174,3 +184,81 @@ def test_a_head_that_announces_a_body_that_never_begins(monkeypatch: pytest.Monk
     with address_of(read_first, monkeypatch) as address, connected(address) as client:
         client.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n")
         assert everything(client) == b""
+
+
+def test_an_idle_connection_may_be_kept_longer_than_a_client_may_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    with address_of(answer, monkeypatch, Keeping(60)) as address, connected(address) as client:
+        for _ in range(2):
+            client.sendall(GET)
+            assert client.recv(1000).startswith(b"HTTP/1.1 200 ")
+            time.sleep(0.7)
+        client.sendall(GET[:-2] + b"Connection: close\r\n\r\n")
+        assert everything(client).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("used", [False, True], ids=["first request", "second request"])
+def test_a_request_that_comes_while_nobody_looks_is_answered(monkeypatch: pytest.MonkeyPatch, used: bool) -> None:
+    """The time of the connection runs out while the event loop, which has seen nothing yet, is busy with another's."""
+    data_received = HttpConnection.data_received
+
+    def received(self: HttpConnection, data: bytes) -> None:
+        if b"/block" in data:
+            time.sleep(1)
+        data_received(self, data)
+
+    monkeypatch.setattr(HttpConnection, "data_received", received)
+    with address_of(answer, monkeypatch) as address, connected(address) as client, connected(address) as other:
+        if used:
+            client.sendall(GET)
+            assert client.recv(1000).startswith(b"HTTP/1.1 200 ")
+        other.sendall(GET.replace(b"livez", b"block"))
+        time.sleep(0.15)
+        client.sendall(GET)
+        assert client.recv(1000).startswith(b"HTTP/1.1 200 ")
+
+
+def test_last_answers_say_so_and_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    keeping = Keeping(60)
+    with address_of(answer, monkeypatch, keeping) as address, connected(address) as idle, connected(address) as busy:
+        idle.sendall(GET)
+        assert b"connection: close" not in idle.recv(1000)
+        busy.sendall(GET.replace(b"livez", b"slow"))
+        keeping.last = True
+        idle.sendall(GET)
+        assert b"connection: close\r\n" in everything(idle)
+        with connected(address) as late:
+            late.sendall(GET)
+            assert b"connection: close\r\n" in everything(late)
+
+
+def test_requests_that_do_not_wait_for_each_other_are_all_answered_and_the_last_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with address_of(answer, monkeypatch, Keeping(60, last=True)) as address, connected(address) as client:
+        client.sendall(3 * GET.replace(b"livez", b"slow"))
+        first, second, third = everything(client).split(b"HTTP/1.1 200 ")[1:]
+        assert b"connection: close\r\n" not in first + second
+        assert b"connection: close\r\n" in third
+
+
+def test_a_timer_that_outlives_its_connection_finds_nothing_to_do(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    looked = threading.Event()
+    handler = HttpConnection.timeout_keep_alive_handler
+
+    def look(self: HttpConnection) -> None:
+        try:
+            handler(self)
+        finally:
+            looked.set()
+
+    monkeypatch.setattr(HttpConnection, "timeout_keep_alive_handler", look)
+    with address_of(answer, monkeypatch) as address:
+        with connected(address) as client:
+            client.sendall(GET)
+            assert client.recv(1000)
+            # Its end comes as a reset.
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        assert looked.wait(5)
+    assert caplog.messages == []

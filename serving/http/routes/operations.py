@@ -12,7 +12,7 @@ from longtail.serving.errors import NotReadyError
 from longtail.serving.http.auth import require_admin
 from longtail.serving.http.openapi import errors
 from longtail.serving.http.responses import json_response, request_id, service_of, to_json
-from longtail.serving.http.schemas.operations import HealthAnswer, ReleaseAnswer, ReloadAnswer
+from longtail.serving.http.schemas.operations import HealthAnswer, ReadyAnswer, ReleaseAnswer, ReloadAnswer
 
 router = APIRouter(tags=["operations"])
 
@@ -42,11 +42,21 @@ async def live(request: Request) -> Response:
     return json_response(to_json({"status": "alive"}, request_id(request)))
 
 
-@router.get("/readyz", responses={200: {"model": HealthAnswer}, **errors(503)})
+@router.get("/readyz", responses={200: {"model": ReadyAnswer}, **errors(503)})
 async def ready(request: Request) -> Response:
-    """200 while a release is loaded; 503 before, and from SIGTERM on."""
+    """200 while a release is loaded; 503 before, and from SIGTERM on.
+
+    A service of several workers is ready when all have looked for a release; later it stays so while one of them
+    answers here, and `workers` says how many do.
+    """
     service = service_of(request)
     if service.draining:
         raise NotReadyError("expected a service that takes requests, found one that is shutting down")
     service.retriever()
-    return json_response(to_json({"status": "ready"}, request_id(request)))
+    workers = service.monitoring.seat.workers
+    if not workers.complete:
+        raise NotReadyError(
+            f"expected {workers.workers} workers that have loaded a release, found {workers.ready}; others are starting"
+        )
+    count = {"expected": workers.workers, "ready": workers.ready}
+    return json_response(to_json({"status": "ready", "workers": count}, request_id(request)))

@@ -53,9 +53,22 @@ class ReleaseAnswer(BaseModel):
 
 
 class HealthAnswer(BaseModel):
-    """Answer of /livez and /readyz."""
+    """Answer of /livez; of /readyz with more."""
 
     status: Literal["alive", "ready"]
+
+
+class WorkerCount(BaseModel):
+    """The processes that share the port."""
+
+    expected: int
+    ready: int = Field(description="Those that serve a release; one that has ended is started again, ever later.")
+
+
+class ReadyAnswer(HealthAnswer):
+    """Answer of /readyz."""
+
+    workers: WorkerCount
 
 
 class ErrorDetail(BaseModel):

@@ -9,6 +9,7 @@ import pytest
 from fastapi import FastAPI
 
 from longtail.serving import create_app
+from longtail.serving.monitoring.workers import Workers, WorkerState
 from tests.serving.client import client_of
 from tests.serving.plane import plane_retriever, plane_settings
 
@@ -28,6 +29,27 @@ def test_a_draining_service_is_not_ready_but_answers(app: FastAPI, client: httpx
     assert client.get("/livez").status_code == 200
     assert client.post("/v1/retrieve", json=QUERY).status_code == 200
     assert "longtail_ready 0.0" in client.get("/metrics").text
+
+
+def test_a_service_of_several_workers_is_ready_when_all_have_looked_for_a_release(tmp_path: Path) -> None:
+    workers = Workers(3)
+    for worker in range(3):
+        workers.start(worker, again=False)
+    app = create_app(plane_settings(tmp_path), retriever=plane_retriever(), worker=1, workers=workers)
+    with client_of(app) as client:
+        workers.become(0, WorkerState.up)
+        response = client.get("/readyz")
+        assert (response.status_code, response.json()["error"]["message"]) == (
+            503, "expected 3 workers that have loaded a release, found 1; others are starting"
+        )  # fmt: skip
+        assert client.post("/v1/retrieve", json=QUERY).status_code == 200
+        workers.become(2, WorkerState.ready)
+        answer = client.get("/readyz").json()
+        assert (answer["status"], answer["workers"]) == ("ready", {"expected": 3, "ready": 2})
+        workers.become(2, WorkerState.down)
+        workers.start(2, again=True)
+        assert client.get("/readyz").json()["workers"] == {"expected": 3, "ready": 1}
+        assert 'longtail_worker_restarts_total{worker="2"} 1.0' in client.get("/metrics").text
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def test_previews_are_answered_and_in_no_figure_of_the_labels(app: FastAPI, clie
     after = series(client)
     assert after['longtail_requests_total{route="/v1/retrieve",status="2xx"}'] == 2
     for name, value in before.items():
-        if not name.startswith(("longtail_request", "longtail_batch", "longtail_stage")):
+        if not name.startswith(("longtail_request", "longtail_batch", "longtail_stage", "longtail_worker_")):
             assert after[name] == value or math.isnan(value), name
     assert monitored["windows"]["5m"]["queries"] == 0
     retrieve(client, preview=False)

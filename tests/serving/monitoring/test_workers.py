@@ -1,0 +1,84 @@
+"""The board of the workers: what each does, and the series about them."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from longtail.serving.monitoring import workers as board
+from longtail.serving.monitoring.workers import Seat, Workers, WorkerState
+
+
+def series(workers: Workers) -> dict[str, float]:
+    registry = CollectorRegistry()
+    registry.register(workers)
+    lines = generate_latest(registry).decode().splitlines()
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#")}
+
+
+def test_a_service_is_complete_when_every_worker_has_looked_or_died_once() -> None:
+    workers = Workers(3)
+    for worker in range(3):
+        workers.start(worker, again=False)
+    first, second = Seat(workers, 0), Seat(workers, 1)
+    first.set_ready(True)
+    assert (workers.ready, workers.complete) == (1, False)
+    second.has_looked()
+    assert (workers.ready, workers.complete, second.waited_for) == (1, False, False)
+    workers.become(2, WorkerState.down)
+    assert workers.complete
+    workers.start(2, again=True)
+    assert workers.complete
+    third = Seat(workers, 2)
+    assert (third.replaces, first.replaces) == (True, False)
+    third.set_ready(True)
+    third.has_looked()
+    assert (workers.ready, workers.state(2), workers.state(1)) == (2, WorkerState.ready, WorkerState.up)
+    assert not workers.stopping
+    workers.stop()
+    assert workers.stopping
+    assert (workers.ready, workers.restarts(2)) == (2, 1)
+
+
+def test_series_of_this_process_and_of_one_that_is_not_there() -> None:
+    workers = Workers(2)
+    Seat(workers, 0).set_ready(True)
+    workers.start(1, again=False)
+    workers.start(1, again=True)
+    found = series(workers)
+    assert found["longtail_workers"] == 2
+    assert [found[f'longtail_worker_ready{{worker="{worker}"}}'] for worker in (0, 1)] == [1, 0]
+    assert [found[f'longtail_worker_restarts_total{{worker="{worker}"}}'] for worker in (0, 1)] == [0, 1]
+    held = ("resident_bytes", "private_bytes", "open_files")
+    assert all(math.isnan(found[f'longtail_worker_{name}{{worker="1"}}']) for name in held)
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not tell what a process holds")
+def test_what_a_worker_holds_is_what_the_system_says() -> None:
+    workers = Workers()
+    Seat(workers, 0)
+    before = series(workers)
+    files = [os.open("/dev/null", os.O_RDONLY) for _ in range(20)]
+    block = bytearray(b"x" * (40 << 20))
+    try:
+        after = series(workers)
+    finally:
+        for file in files:
+            os.close(file)
+    assert len(block) == 40 << 20
+    more = {name: after[f'{name}{{worker="0"}}'] - before[f'{name}{{worker="0"}}'] for name in (
+        "longtail_worker_resident_bytes", "longtail_worker_private_bytes", "longtail_worker_open_files")}  # fmt: skip
+    assert more["longtail_worker_open_files"] == 20
+    assert 35 << 20 < more["longtail_worker_private_bytes"] < 60 << 20
+    assert 35 << 20 < more["longtail_worker_resident_bytes"] < 60 << 20
+
+
+def test_a_system_that_does_not_tell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(board, "_PROC", tmp_path)
+    workers = Workers()
+    Seat(workers, 0)
+    assert math.isnan(series(workers)['longtail_worker_private_bytes{worker="0"}'])

@@ -1,0 +1,74 @@
+"""Where settings come from, and which of them a running service takes over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from longtail.serving import Settings
+from longtail.serving.settings import LIVE
+
+KEY = "a-key-of-this-service"
+
+
+def written(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_arguments_come_before_the_environment_and_that_before_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = written(tmp_path / "s.toml", f'port = 1\nmax_k = 2\nshadow_k = 3\napi_keys = ["{KEY}"]\nhost = "::1"\n')
+    monkeypatch.setenv("LONGTAIL_PORT", "9001")
+    monkeypatch.setenv("LONGTAIL_MAX_K", "9002")
+    settings = Settings(releases=tmp_path, port=9003, settings_file=file)
+    assert (settings.port, settings.max_k, settings.shadow_k) == (9003, 9002, 3)
+    assert (settings.all_api_keys(), settings.host, settings.max_ids) == ([KEY], "::1", 10_000)
+
+
+def test_the_environment_may_name_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LONGTAIL_SETTINGS_FILE", str(written(tmp_path / "s.toml", "max_k = 7")))
+    assert Settings(releases=tmp_path).max_k == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("max_k = ", r"s\.toml: expected TOML, found "),
+        ("k = 1", r's\.toml: expected names of settings, such as max_k, found "k"'),
+        ('settings_file = "t.toml"', r's\.toml: expected names of settings, such as max_k, found "settings_file"'),
+        ("max_k = 0", "greater than or equal to 1"),
+        ("[max_k]\nx = 1", "valid integer"),
+        ('api_keys = ["short"]', "expected keys of at least 16 characters"),
+        ("queue_limit = 3", "expected queue_limit >= max_queries"),
+        ("\udcff", "expected TOML, found 'utf-8' codec"),
+    ],
+)
+def test_a_file_that_is_wrong(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "s.toml"
+    file.write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(ValueError, match=said):
+        Settings(releases=tmp_path, settings_file=file)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        Settings(releases=tmp_path, settings_file=tmp_path / "s.toml")
+
+
+def test_settings_read_again_are_the_same_arguments_and_the_files_as_they_are_now(tmp_path: Path) -> None:
+    file = written(tmp_path / "s.toml", "max_k = 7\nworkers = 2")
+    before = Settings(releases=tmp_path, settings_file=file, max_ids=5)
+    file.write_text("max_k = 8\nworkers = 3\nmax_ids = 6\nhost = '::1'")
+    found = before.again()
+    assert (found.max_k, found.workers, found.max_ids, found.host) == (8, 3, 5, "::1")
+    taken = before.taking(found)
+    assert (taken.max_k, taken.workers, taken.max_ids, taken.host) == (8, 2, 5, "127.0.0.1")
+    file.write_text("")
+    assert taken.taking(taken.again()).max_k == 1000
+
+
+def test_live_settings_are_settings() -> None:
+    assert Settings.model_fields.keys() > LIVE
