@@ -173,7 +173,7 @@ class AsyncClient:
     async def feedback(self, events: Feedback | Iterable[Feedback]) -> Accepted:
         """Report what was chosen from answers; on disk when this returns.
 
-        Sent again after a lost connection: the service counts one request id's feedback once.
+        Sent again after a lost connection: the service counts what was chosen of an answer once.
 
         Raises:
             LongtailError: the service refused, or did not answer.
@@ -185,14 +185,17 @@ class AsyncClient:
     async def interactions(self, events: Interaction | Iterable[Interaction]) -> Accepted:
         """Report what was chosen without an answer of the service; on disk when this returns.
 
-        Such an event has no id to be recognised by, so it is not sent again once the service may have it.
+        Sent again after a lost connection: the service knows them by their idempotency keys. Of events one of which has
+        none, nothing is sent again once the service may have it.
 
         Raises:
-            NoAnswerError: the events may or may not have been taken, unless its cause is httpx's `ConnectError`.
+            NoAnswerError: the events may or may not have been taken, unless its cause is httpx's `ConnectError`. Sent
+                again, with their keys, they count once.
             LongtailError: the service refused.
         """
-        body = {"events": [event.json() for event in as_list(events)]}
-        return await self._send(Call("POST", "/v1/feedback", Accepted, body, repeatable=False))
+        sent = [event.json() for event in as_list(events)]
+        repeatable = all("idempotency_key" in event for event in sent)
+        return await self._send(Call("POST", "/v1/feedback", Accepted, {"events": sent}, repeatable=repeatable))
 
     async def release(self) -> dict[str, Any]:
         """The release being served: its model, the curve over λ and μ, the features of a query and an example.

@@ -56,6 +56,7 @@ class _Search:
     """One request's share of a batch."""
 
     asked: Sequence[Query] | SimilarQuery
+    answer_id: str
     request_id: str
 
     @property
@@ -177,14 +178,21 @@ class Service:
         threading.Thread(target=self.monitoring.metrics.set_ready, args=(False,), daemon=True).start()
 
     async def search(
-        self, retriever: Retriever, asked: Sequence[Query] | SimilarQuery, request_id: str, *, preview: bool
+        self,
+        retriever: Retriever,
+        asked: Sequence[Query] | SimilarQuery,
+        answer_id: str,
+        request_id: str,
+        *,
+        preview: bool,
     ) -> list[bytes]:
         """The results of a request, JSON each, from one search that others may share.
 
         Args:
             retriever: the release that answers.
             asked: queries, or labels whose nearest labels are wanted.
-            request_id: what feedback will name the answers by.
+            answer_id: what feedback will name the answers by; no two answers have the same.
+            request_id: the client's own name for the request, which others may have too; else as `answer_id`.
             preview: leave the answers out of the figures.
 
         Raises:
@@ -192,7 +200,7 @@ class Service:
             ServingError: as `Retriever.retrieve` and `Retriever.similar`.
         """
         key = _BatchKey(retriever, isinstance(asked, SimilarQuery), preview)
-        search = _Search(asked, request_id)
+        search = _Search(asked, answer_id, request_id)
         return await self._counted(lambda: self._batcher.submit(key, search, search.queries))
 
     async def admit(self) -> None:
@@ -319,7 +327,15 @@ class Service:
     ) -> list[list[bytes] | Exception]:
         """What a search thread does with a batch. A request that cannot be answered costs only itself."""
         assert isinstance(key, _BatchKey)
-        draws = Draws(self._lottery, [f"{place}:{id_}" for id_, place in _names(searches)])
+        repeatable = self.settings.explore_seed is not None
+        draws = Draws(
+            self._lottery,
+            [
+                f"{place}:{search.request_id if repeatable else search.answer_id}"
+                for search in searches
+                for place in range(search.queries)
+            ],
+        )
         try:
             if key.similar:
                 retrieval = key.retriever.similar(
@@ -360,10 +376,11 @@ def one_openmp_thread() -> None:
 def _answered_batch(
     retriever: Retriever, searches: Sequence[_Search], retrieval: Retrieval, record_features: bool
 ) -> AnsweredBatch:
-    catalogue, rows_N, names = retriever.catalogue, retrieval.rows_N, _names(searches)
+    catalogue, rows_N = retriever.catalogue, retrieval.rows_N
+    names = [(search, place) for search in searches for place in range(search.queries)]
     return AnsweredBatch(
         release=retriever.name,
-        request_ids=[request_id for request_id, _ in names],
+        answer_ids=[search.answer_id for search, _ in names],
         places=[place for _, place in names],
         bias_removal_B=retrieval.bias_removal_B,
         popularity_B=retrieval.popularity_B,
@@ -376,9 +393,5 @@ def _answered_batch(
         propensities_N=retrieval.propensities_N,
         explored=retrieval.explored,
         features_B=[features for search in searches for features in search.features_json] if record_features else None,
+        request_ids=[None if search.request_id == search.answer_id else search.request_id for search, _ in names],
     )
-
-
-def _names(searches: Sequence[_Search]) -> list[tuple[str, int]]:
-    """Request id and place in the request of every query of a batch."""
-    return [(search.request_id, place) for search in searches for place in range(search.queries)]

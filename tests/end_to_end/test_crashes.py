@@ -248,7 +248,7 @@ def answered(client: httpx.Client, rng: random.Random) -> list[dict[str, Any]]:
     for place, result in enumerate(answer["results"]):
         ids = [label["id"] for label in result["labels"]]
         other = next(id_ for row in range(LABELS) if (id_ := f"item-{row}") not in ids)
-        events.append({"request_id": answer["request_id"], "query": place, "labels": [ids[0], other]})
+        events.append({"answer_id": answer["answer_id"], "query": place, "labels": [ids[0], other]})
     return events
 
 

@@ -73,6 +73,7 @@ def test_a_label_comes_with_bucket_and_display_columns(client: httpx.Client) -> 
             }
         ],
         "release": "plane-1",
+        "answer_id": response.headers["x-request-id"],
         "request_id": response.headers["x-request-id"],
     }
 

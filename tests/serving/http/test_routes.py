@@ -170,32 +170,53 @@ def test_monitoring_is_what_the_documentation_says(tmp_path: Path, baseline: Bas
 
 
 ORGANIC = {"features": {"user": "east"}, "labels": ["a"]}
-OF_ANSWER = {"request_id": "r", "labels": ["a"]}
+OF_ANSWER = {"answer_id": "r", "labels": ["a"]}
+OF_REQUEST = {"request_id": "r", "labels": ["a"]}
 FEEDBACK = {
     "no events": ({"events": []}, "events", "expected at least 1 of them, received 0"),
     "no list": ({}, "events", "expected a value for events, received none"),
     "too many events": ({"events": [OF_ANSWER] * 6}, "events", "expected at most 5 events, received 6"),
-    "of nothing": ({"labels": ["a"]}, "events.0", "expected either request_id or features, received neither"),
+    "of nothing": ({"labels": ["a"]}, "events.0", "expected one of answer_id, request_id and features, received none"),
     "λ beside an answer": (
         {**OF_ANSWER, "bias_removal": 0.5},
         "events.0",
-        "expected no bias_removal beside request_id, received some",
+        "expected no bias_removal beside answer_id, received some",
     ),
     "a place beside features": (
         {**ORGANIC, "query": 1},
         "events.0",
         "expected no query beside features, received some",
     ),
-    "of both": ({**ORGANIC, **OF_ANSWER}, "events.0", "expected either request_id or features, received both"),
+    "of both": (
+        {**ORGANIC, **OF_REQUEST},
+        "events.0",
+        "expected one of answer_id, request_id and features, received request_id and features",
+    ),
     "no labels": ({"request_id": "r"}, "events.0.labels", "expected a value for labels, received none"),
     "empty labels": ({**OF_ANSWER, "labels": []}, "events.0.labels", "expected at least 1 of them, received 0"),
     "one label": ({**OF_ANSWER, "labels": "a"}, "events.0.labels", 'expected a valid array, received "a"'),
     "label of no kind": ({**OF_ANSWER, "labels": ["a", 1.5]}, "events.0.labels.1", "expected an id"),
     "too many labels": ({**OF_ANSWER, "labels": ["a"] * 7}, "events.0.labels", "expected at most 6 ids, received 7"),
     "too many excluded": ({**ORGANIC, "exclude": ["a"] * 7}, "events.0.exclude", "expected at most 6 ids, received 7"),
-    "empty request id": ({**OF_ANSWER, "request_id": ""}, "events.0.request_id", "at least 1 character"),
-    "long request id": ({**OF_ANSWER, "request_id": "r" * 129}, "events.0.request_id", "at most 128 characters"),
-    "request id of no kind": ({**OF_ANSWER, "request_id": 7}, "events.0.request_id", "expected a valid string"),
+    "of an answer and a request": (
+        {**OF_ANSWER, **OF_REQUEST},
+        "events.0",
+        "expected one of answer_id, request_id and features, received answer_id and request_id",
+    ),
+    "key of an answer": (
+        {**OF_REQUEST, "idempotency_key": "k"},
+        "events.0",
+        "expected no idempotency_key beside request_id, received some",
+    ),
+    "empty key": ({**ORGANIC, "idempotency_key": ""}, "events.0.idempotency_key", "at least 1 character"),
+    "long key": ({**ORGANIC, "idempotency_key": "k" * 129}, "events.0.idempotency_key", "at most 128 characters"),
+    "key of no kind": ({**ORGANIC, "idempotency_key": 7}, "events.0.idempotency_key", "expected a valid string"),
+    "long answer id": ({**OF_ANSWER, "answer_id": "r" * 129}, "events.0.answer_id", "at most 128 characters"),
+    "answer id of no kind": ({**OF_ANSWER, "answer_id": 7}, "events.0.answer_id", "expected a valid string"),
+    "place beyond all": ({**OF_ANSWER, "query": 2**31}, "events.0.query", "less than or equal to 2147483647"),
+    "empty request id": ({**OF_REQUEST, "request_id": ""}, "events.0.request_id", "at least 1 character"),
+    "long request id": ({**OF_REQUEST, "request_id": "r" * 129}, "events.0.request_id", "at most 128 characters"),
+    "request id of no kind": ({**OF_REQUEST, "request_id": 7}, "events.0.request_id", "expected a valid string"),
     "place below 0": ({**OF_ANSWER, "query": -1}, "events.0.query", "expected greater than or equal to 0"),
     "unknown key": ({**OF_ANSWER, "label": "a"}, "events.0.label", "expected one of the keys"),
     "features of no kind": ({**ORGANIC, "features": []}, "events.0.features", "expected an object"),
@@ -218,10 +239,10 @@ def test_feedback_that_is_refused_is_recorded_nowhere(client: httpx.Client, case
 
 
 def test_feedback_is_counted_once_however_often_it_is_sent(app: FastAPI, client: httpx.Client) -> None:
-    request_id = retrieve(client, queries=[EAST, {**EAST, "buckets": ["tail"]}]).json()["request_id"]
+    answer_id = retrieve(client, queries=[EAST, {**EAST, "buckets": ["tail"]}]).json()["answer_id"]
     events = [
-        {"request_id": request_id, "labels": ["a", "a", "4"]},
-        {"request_id": request_id, "query": 1, "labels": [4, "b", "nobody"]},
+        {"answer_id": answer_id, "labels": ["a", "a", "4"]},
+        {"answer_id": answer_id, "query": 1, "labels": [4, "b", "nobody"]},
     ]
     for _ in range(3):
         answer = client.post("/v1/feedback", json={"events": events})
