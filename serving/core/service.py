@@ -101,6 +101,9 @@ class Service:
         self._writer = BoundedExecutor(
             "write", max_pending=_MAX_PENDING_WRITES, timeout=settings.request_seconds, initializer=one_openmp_thread
         )
+        self._changer = BoundedExecutor(
+            "labels", max_pending=_MAX_PENDING_WRITES, timeout=settings.request_seconds, initializer=one_openmp_thread
+        )
         self._reader = BoundedExecutor("read", max_pending=_MAX_PENDING_READS, timeout=settings.request_seconds)
         self._batcher: Batcher[_Search, list[bytes]] = Batcher(
             self._run_search,
@@ -287,8 +290,14 @@ class Service:
             raise StorageError("expected figures that can be read, found none; the log says why not") from error
 
     async def write(self, work: Callable[[], Result]) -> Result:
-        """Record something, in a thread that no search waits for; raises as `BoundedExecutor.run`."""
+        """Record feedback, in a thread that no search waits for; raises as `BoundedExecutor.run`."""
         return await self._counted(lambda: self._writer.run(work))
+
+    async def change(self, work: Callable[[], Result]) -> Result:
+        """Change labels, in a thread that no search and no feedback waits for, nor it for them; raises as
+        `BoundedExecutor.run`.
+        """
+        return await self._counted(lambda: self._changer.run(work))
 
     async def read(self, work: Callable[[], Result]) -> Result:
         """Read figures, in a thread that neither searches nor writes wait for; raises as `BoundedExecutor.run`."""
@@ -308,6 +317,7 @@ class Service:
         """End the threads and close the files."""
         self._batcher.close()
         self._writer.close()
+        self._changer.close()
         self._reader.close()
         self.monitoring.figures.close()
 

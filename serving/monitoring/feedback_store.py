@@ -27,7 +27,7 @@ from longtail.serving.monitoring.feedback_counts import (
     add_recall,
     add_to_total,
 )
-from longtail.serving.monitoring.joining import give_up, join_some
+from longtail.serving.monitoring.joining import give_up, join
 from longtail.serving.monitoring.records import AnswerFeedback, ShadowPair
 
 _JOIN_FOR_SECONDS = 60
@@ -216,8 +216,7 @@ class FeedbackStore:
             since = 0.0 if looking_back else now - _FRESH_SECONDS
             pending = "SELECT EXISTS (SELECT 1 FROM feedback WHERE state = 0 AND at >= ?)"
             if self._lazy.execute(pending, (since,)).fetchone()[0]:
-                while join_some(self._lazy, now, since, _CHUNK):
-                    pass
+                join(self._lazy, now, since)
                 if looking_back:
                     give_up(self._lazy, now - _JOIN_FOR_SECONDS)
             if looking_back:

@@ -265,8 +265,15 @@ class LiveFigures:
                 if dropped:
                     logger.warning("answers came faster than they could be kept: feedback on some will find none")
                 if batches:
-                    answers = (answer for batch in batches for answer in _answers_of(batch))
-                    self._store.keep_answers(answers, self._clock())
+                    try:
+                        answers = (answer for batch in batches for answer in _answers_of(batch))
+                        self._store.keep_answers(answers, self._clock())
+                    # The disk may be busy only for the moment.
+                    except BaseException:
+                        with self._pending_lock:
+                            self._pending.extendleft(reversed(batches))
+                            self._pending_labels += sum(len(batch.fingerprints_N) for batch in batches)
+                        raise
 
     def _work(self) -> None:
         while not self._closing.wait(_TICK_SECONDS):

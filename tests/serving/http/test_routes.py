@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +42,14 @@ def series(client: httpx.Client) -> dict[str, float]:
     lines = client.get("/metrics").text.splitlines()
     named = (line.rsplit(" ", 1) for line in lines if line.startswith("longtail_"))
     return {name: float(value) for name, value in named}
+
+
+@contextmanager
+def monkeypatched(target: object, name: str, value: object) -> Iterator[None]:
+    """With an attribute replaced."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(target, name, value)
+        yield
 
 
 def refused(response: httpx.Response, status: int, kind: str, field: str | None) -> str:
@@ -195,6 +207,16 @@ FEEDBACK = {
     "no labels": ({"request_id": "r"}, "events.0.labels", "expected a value for labels, received none"),
     "empty labels": ({**OF_ANSWER, "labels": []}, "events.0.labels", "expected at least 1 of them, received 0"),
     "one label": ({**OF_ANSWER, "labels": "a"}, "events.0.labels", 'expected a valid array, received "a"'),
+    "long label": (
+        {**OF_ANSWER, "labels": ["a", "x" * 513]},
+        "events.0.labels.1",
+        "expected a label of the release, or an id of at most 512 characters, received",
+    ),
+    "long label of no answer": (
+        {**ORGANIC, "labels": [10**512]},
+        "events.0.labels.0",
+        "expected a label of the release, or an id of at most 512 characters, received",
+    ),
     "label of no kind": ({**OF_ANSWER, "labels": ["a", 1.5]}, "events.0.labels.1", "expected an id"),
     "too many labels": ({**OF_ANSWER, "labels": ["a"] * 7}, "events.0.labels", "expected at most 6 ids, received 7"),
     "too many excluded": ({**ORGANIC, "exclude": ["a"] * 7}, "events.0.exclude", "expected at most 6 ids, received 7"),
@@ -236,6 +258,51 @@ def test_feedback_that_is_refused_is_recorded_nowhere(client: httpx.Client, case
     assert message in refused(response, 422, "invalid_request", field)
     recorded = {name: value for name, value in series(client).items() if name.startswith("longtail_feedback_events")}
     assert set(recorded.values()) == {0}
+
+
+def test_features_that_are_recorded_are_bounded(tmp_path: Path) -> None:
+    long = {"user": "x" * 90}
+    of_query, of_choice = {"queries": [EAST, {**EAST, "features": long}]}, {"events": [{**ORGANIC, "features": long}]}
+    message = (
+        "expected features of at most 100 bytes as JSON, as they are recorded (LONGTAIL_MAX_FEATURES_BYTES, "
+        "LONGTAIL_RECORD_FEATURES), received 101"
+    )
+    app = create_app(plane_settings(tmp_path, max_features_bytes=100), retriever=plane_retriever())
+    with client_of(app) as client:
+        for path, body, field in (
+            ("/v1/retrieve", of_query, "queries.1.features"),
+            ("/v1/feedback", of_choice, "events.0.features"),
+        ):
+            assert refused(client.post(path, json=body), 422, "invalid_request", field) == message
+        assert client.post("/v1/retrieve", json={**of_query, "preview": True}).status_code == 200
+        shorter = {"queries": [{**EAST, "features": {"user": "x" * 89}}]}
+        assert client.post("/v1/retrieve", json=shorter).status_code == 200
+    unrecorded = plane_settings(tmp_path, max_features_bytes=100, record_features=False)
+    with client_of(create_app(unrecorded, retriever=plane_retriever())) as client:
+        assert client.post("/v1/retrieve", json=of_query).status_code == 200
+        assert client.post("/v1/feedback", json=of_choice).status_code == 200
+
+
+def test_long_ids_of_the_catalogue_are_chosen_like_others(tmp_path: Path) -> None:
+    app = create_app(plane_settings(tmp_path), retriever=plane_retriever("r", "x" * 600))
+    with client_of(app) as client:
+        events = [{"answer_id": "r", "labels": ["x" * 600 + "a"]}]
+        assert client.post("/v1/feedback", json={"events": events}).status_code == 200
+        events[0]["labels"].append("x" * 601)
+        refused(client.post("/v1/feedback", json={"events": events}), 422, "invalid_request", "events.0.labels.1")
+
+
+def test_labels_change_while_feedback_is_stuck(app: FastAPI, client: httpx.Client) -> None:
+    stuck = threading.Event()
+    with ThreadPoolExecutor(1) as pool, monkeypatched(app.state.service, "record_feedback", lambda _: stuck.wait(20)):
+        saying = pool.submit(client.post, "/v1/feedback", json={"events": [OF_ANSWER]})
+        try:
+            assert client.delete("/v1/labels/a").status_code == 200
+            assert client.post("/v1/labels", json={"labels": [{"id": "a"}]}).status_code == 200
+            assert not saying.done()
+        finally:
+            stuck.set()
+        assert saying.result().status_code == 200
 
 
 def test_feedback_is_counted_once_however_often_it_is_sent(app: FastAPI, client: httpx.Client) -> None:

@@ -349,3 +349,27 @@ def test_an_event_among_many_answers_costs_no_look_at_all_of_them(tmp_path: Path
     store.close()
     # In hundreds of instructions of SQLite's; a look at all answers takes thousands.
     assert steps < 100
+
+
+def test_answers_wait_while_the_file_is_locked(live: LiveFigures, clock: Clock, tmp_path: Path) -> None:
+    live._store._lazy.execute("PRAGMA busy_timeout = 20")
+    with closing(sqlite3.connect(tmp_path / "feedback.sqlite", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        for name in ("a", "b"):
+            live.count_answers(answered([[0]], names=[name]))
+            live.flush()
+        other.execute("ROLLBACK")
+    live.record_feedback([event("a", 0), event("b", 0)])
+    assert recall(live, clock)["all"] == (2, 2)
+
+
+def test_nobody_waits_for_feedback_that_is_looked_up(tmp_path: Path) -> None:
+    store = FeedbackStore(tmp_path / "feedback.sqlite", max_answers=100)
+    store.keep_answers([StoredAnswer("a", 0, "r1", b"1234", b"0")], NOON)
+    store.record_feedback([AnswerFeedback(f"made-up-{n}", 0, ["x"], [0]) for n in range(100)], NOON)
+    said: list[str] = []
+    store._lazy.set_trace_callback(said.append)
+    store.join(NOON + 1)
+    store.close()
+    assert len(said) > 100
+    assert not [statement for statement in said if statement.startswith("BEGIN")], "the file was locked for nothing"
