@@ -241,7 +241,7 @@ class Service:
             retriever = self.retriever()
             records = change(retriever)
             try:
-                self._changes.append(records)
+                self._changes.append(records, self._loaded.values())
             except LabelLogError as error:
                 logger.error("label changes were refused: %s", error)
                 raise StorageError(
