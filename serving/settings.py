@@ -79,6 +79,9 @@ class Settings(BaseSettings):
     """Most queries, label ids, labels or events in one request."""
     max_k: int = Field(default=1000, ge=1)
     """Most labels that one query may ask for."""
+    max_total_k: int = Field(default=25_600, ge=1)
+    """Most labels that one request may ask for: k summed over its queries, or k for each id it asks about. A single
+    query may ask for `max_k` all the same."""
     max_ids: int = Field(default=10_000, ge=1)
     """Most ids in one `exclude`, `allow` or `labels`."""
     max_features_bytes: int = Field(default=1 << 17, ge=1)

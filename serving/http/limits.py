@@ -24,12 +24,14 @@ def check_retrieve(request: RetrieveRequest, settings: Settings) -> None:
         _check_options(query, settings, f"queries.{index}.")
         if not request.preview:
             _check_recorded(query.features, settings, f"queries.{index}.features")
+    _check_total_k(sum(query.k for query in request.queries), settings, "queries")
 
 
 def check_similar(request: SimilarRequest, settings: Settings) -> None:
     """Raise InvalidRequestError if a limit is passed; names the field."""
     _at_most(len(request.labels), settings.max_queries, "ids", "ids")
     _check_options(request, settings, "")
+    _check_total_k(request.k * len(request.labels), settings, "k")
 
 
 def check_labels(request: LabelsRequest, settings: Settings) -> None:
@@ -71,6 +73,17 @@ def _check_options(options: SearchOptions, settings: Settings, prefix: str) -> N
         raise InvalidRequestError(f"expected k <= {settings.max_k}, received {describe(options.k)}", field=f"{prefix}k")
     _at_most(len(options.exclude), settings.max_ids, "ids", f"{prefix}exclude")
     _at_most(len(options.allow or ()), settings.max_ids, "ids", f"{prefix}allow")
+
+
+def _check_total_k(total: int, settings: Settings, field: str) -> None:
+    """What a request costs grows with it, and so does what others wait for."""
+    limit = max(settings.max_total_k, settings.max_k)
+    if total > limit:
+        raise InvalidRequestError(
+            f"expected at most {limit} labels asked for, k summed over the queries (LONGTAIL_MAX_TOTAL_K), "
+            f"received {total}",
+            field=field,
+        )
 
 
 def _check_recorded(features: dict[str, JsonValue], settings: Settings, field: str) -> None:

@@ -283,6 +283,28 @@ def test_features_that_are_recorded_are_bounded(tmp_path: Path) -> None:
         assert client.post("/v1/feedback", json=of_choice).status_code == 200
 
 
+def test_a_request_has_a_budget_of_labels(tmp_path: Path) -> None:
+    message = "expected at most 8 labels asked for, k summed over the queries (LONGTAIL_MAX_TOTAL_K), received 9"
+    app = create_app(plane_settings(tmp_path, max_total_k=8, max_k=4), retriever=plane_retriever())
+    with client_of(app) as client:
+        for path, field, most, beyond in (
+            ("/v1/retrieve", "queries", [4, 4], [3, 3, 3]),
+            ("/v1/retrieve", "queries", [4, 3, 1], [4, 4, 1]),
+        ):
+            bodies = ({"queries": [{**EAST, "k": k} for k in ks]} for ks in (most, beyond))
+            taken, turned_away = (client.post(path, json=body) for body in bodies)
+            assert taken.status_code == 200
+            assert refused(turned_away, 422, "invalid_request", field) == message
+        assert client.post("/v1/similar", json={"ids": ["a", "b"], "k": 4}).status_code == 200
+        assert refused(
+            client.post("/v1/similar", json={"ids": ["a", "b", "4"], "k": 3}), 422, "invalid_request", "k"
+        ) == (message)
+    # A query alone may ask for max_k, whatever the budget.
+    app = create_app(plane_settings(tmp_path, max_total_k=1), retriever=plane_retriever())
+    with client_of(app) as client:
+        assert client.post("/v1/retrieve", json={"queries": [{**EAST, "k": 4}]}).status_code == 200
+
+
 def test_long_ids_of_the_catalogue_are_chosen_like_others(tmp_path: Path) -> None:
     app = create_app(plane_settings(tmp_path), retriever=plane_retriever("r", "x" * 600))
     with client_of(app) as client:
