@@ -76,6 +76,7 @@ class AsyncClient:
         allow: Collection[LabelId] | None = None,
         buckets: Collection[BucketName] | None = None,
         explore: Mapping[BucketName, int] | None = None,
+        display: bool | Collection[str] | None = None,
         release: str | None = None,
         preview: bool = False,
     ) -> Answer:
@@ -83,7 +84,7 @@ class AsyncClient:
 
         Args:
             queries: one or several; or none, and the parts of a single one (see `Query`) in its place:
-            features, k, bias_removal, popularity, exclude, allow, buckets, explore: those parts.
+            features, k, bias_removal, popularity, exclude, allow, buckets, explore, display: those parts.
             release: answer from this release, if the service still has it loaded; None: from the current one.
             preview: nobody will see the answer: it counts in no exposure, drift or recall.
 
@@ -93,7 +94,7 @@ class AsyncClient:
             NotFoundError: `unknown_release`.
             LongtailError: the service refused, or did not answer.
         """
-        selection = selection_json(k, bias_removal, popularity, exclude, allow, buckets, explore)
+        selection = selection_json(k, bias_removal, popularity, exclude, allow, buckets, explore, display)
         asked = queries_json(queries, features, selection)
         return await self._send(
             Call("POST", "/v1/retrieve", Answer, {"queries": asked, **options_json(release, preview)})
@@ -110,6 +111,7 @@ class AsyncClient:
         allow: Collection[LabelId] | None = None,
         buckets: Collection[BucketName] | None = None,
         explore: Mapping[BucketName, int] | None = None,
+        display: bool | Collection[str] | None = None,
         release: str | None = None,
         preview: bool = False,
     ) -> Answer:
@@ -117,7 +119,7 @@ class AsyncClient:
 
         Args:
             ids: one label, or several.
-            k, exclude, allow, buckets, explore: as in `Query`.
+            k, exclude, allow, buckets, explore, display: as in `Query`.
             bias_removal, popularity: None means 0 here: nearness, not popularity.
             release, preview: as for `retrieve`.
 
@@ -127,7 +129,7 @@ class AsyncClient:
             LongtailError: the service refused, or did not answer.
         """
         asked = {"id": ids} if isinstance(ids, str | int) else {"ids": list(ids)}
-        selection = selection_json(k, bias_removal, popularity, exclude, allow, buckets, explore)
+        selection = selection_json(k, bias_removal, popularity, exclude, allow, buckets, explore, display)
         return await self._send(
             Call("POST", "/v1/similar", Answer, {**asked, **selection, **options_json(release, preview)})
         )

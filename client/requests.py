@@ -35,6 +35,7 @@ class Query:
         buckets: if given, only labels of these frequency buckets may be answered.
         popularity: μ of the same: above 0 favours frequent labels, below 0 rare ones; None: the release's default.
         explore: slots by bucket that are drawn at random from its best labels, such as `{"new": 2}`; None: none.
+        display: columns that come with each label: True all, False none, or their names; None: all.
     """
 
     features: Features
@@ -45,11 +46,19 @@ class Query:
     buckets: Collection[BucketName] | None = None
     popularity: float | None = None
     explore: Mapping[BucketName, int] | None = None
+    display: bool | Collection[str] | None = None
 
     def json(self) -> dict[str, Any]:
         """The query as the service reads it; raises TypeError as `selection_json`."""
         selected = selection_json(
-            self.k, self.bias_removal, self.popularity, self.exclude, self.allow, self.buckets, self.explore
+            self.k,
+            self.bias_removal,
+            self.popularity,
+            self.exclude,
+            self.allow,
+            self.buckets,
+            self.explore,
+            self.display,
         )
         return {"features": dict(self.features), **selected}
 
@@ -138,7 +147,7 @@ class Interaction:
 
     def json(self) -> dict[str, Any]:
         """The event as the service reads it; raises TypeError if labels or exclude is one string."""
-        selected = selection_json(None, self.bias_removal, self.popularity, self.exclude, None, None, None)
+        selected = selection_json(None, self.bias_removal, self.popularity, self.exclude, None, None, None, None)
         chosen = {"features": dict(self.features), "labels": _several("labels", self.labels), **selected}
         if self.idempotency_key is not None:
             chosen["idempotency_key"] = self.idempotency_key
@@ -191,8 +200,9 @@ def selection_json(
     allow: Collection[LabelId] | None,
     buckets: Collection[BucketName] | None,
     explore: Mapping[BucketName, int] | None,
+    display: bool | Collection[str] | None,
 ) -> dict[str, Any]:
-    """Which labels may be answered, how many, and at which λ and μ, without what was left open.
+    """Which labels may be answered, how many, at which λ and μ and with which columns, without what was left open.
 
     Raises:
         TypeError: one string where several are expected; its characters would pass for ids.
@@ -205,6 +215,7 @@ def selection_json(
         "allow": None if allow is None else _several("allow", allow),
         "buckets": None if buckets is None else _several("buckets", buckets),
         "explore": None if explore is None else dict(explore),
+        "display": display if display is None or isinstance(display, bool) else _several("display", display),
     }
     return {name: value for name, value in given.items() if value is not None}
 

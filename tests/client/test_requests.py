@@ -42,6 +42,7 @@ TAKEN = {"accepted": 2, "request_id": "q"}
 GONE = {"id": "a", "release": "r", "request_id": "q"}
 SWAPPED = {"release": "r", "changed": True, "request_id": "q"}
 PARTS = {"k": 3, "bias_removal": 0.0, "popularity": 0.25, "exclude": ["x", 4], "allow": [], "buckets": ["tail"]}
+PARTS |= {"display": ["title"]}
 
 CASES: list[tuple[str, tuple[Any, ...], dict[str, Any], str, dict[str, Any] | None, Any, Any]] = [
     ("retrieve", (), {"features": {}}, "POST /v1/retrieve", {"queries": [{"features": {}}]}, RETRIEVED, ANSWER),
