@@ -373,3 +373,23 @@ def test_nobody_waits_for_feedback_that_is_looked_up(tmp_path: Path) -> None:
     store.close()
     assert len(said) > 100
     assert not [statement for statement in said if statement.startswith("BEGIN")], "the file was locked for nothing"
+
+
+def test_an_organic_choice_counts_once_under_its_key_while_the_key_is_kept(
+    live: LiveFigures, clock: Clock, tmp_path: Path
+) -> None:
+    def choice(key: str | None) -> ShadowPair:
+        return ShadowPair(np.array([0, 1]), np.array([1, 5]), [("item-1", 0)], b"{}", idempotency_key=key)
+
+    for _ in range(3):
+        assert live.record_shadow("r1", [choice("k1"), choice("k2"), choice("k1")]) == 3
+    assert recall(live, clock, "shadow")["all"] == (4, 2)
+    live.record_shadow("r1", [choice(None)] * 2)
+    assert recall(live, clock, "shadow")["all"] == (8, 4)
+    assert live._store.totals()["events_organic"] == 4
+    clock.pass_(49 * 3600)
+    live.flush()
+    with closing(sqlite3.connect(tmp_path / "feedback.sqlite")) as connection:
+        assert connection.execute("SELECT count(*) FROM organic").fetchone() == (0,)
+    live.record_shadow("r1", [choice("k1")])
+    assert live._store.totals()["events_organic"] == 5
