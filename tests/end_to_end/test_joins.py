@@ -33,6 +33,8 @@ def running(tmp_path: Path, state: Path) -> Iterator[ServerProcess]:
     Releases(tmp_path / "releases").publish("first")
     with server(tmp_path / "releases", tmp_path / "log", workers=2, state=state) as process:
         process.wait_until_ready(90)
+        ready = f"{process.url}/readyz"
+        until(lambda: all(httpx.get(ready).status_code == 200 for _ in range(16)), "both workers to be ready")
         yield process
 
 
