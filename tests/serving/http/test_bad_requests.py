@@ -62,7 +62,9 @@ INVALID: dict[str, Case] = {
     "columns as a string": in_query(
         "display", 'expected true, false or a list of columns, received "title"', display="title"
     ),
-    "columns of no kind": in_query("display", "expected true, false or a list of columns, received", display=[1]),
+    "columns of no kind": in_query(
+        "display", "expected true, false or a list of columns, received a list of 1", display=[1]
+    ),
     "columns null": in_query("display", "expected true, false or a list of columns, received null", display=None),
     "more to explore than slots": in_query(
         "explore", "expected at most k = 2 slots to explore together, received 3", k=2, explore={"tail": 2, "new": 1}
