@@ -90,7 +90,7 @@ def _answered(
     rows = (rng.zipf(1.2, batch * k) % len(counts_L)).astype(np.int64)
     return AnsweredBatch(
         release="benchmark",
-        request_ids=[""] * batch,
+        answer_ids=[""] * batch,
         places=[0] * batch,
         bias_removal_B=np.full(batch, 0.5, np.float32),
         fingerprints_N=fingerprints(f"item-{row}" for row in rows),
@@ -103,7 +103,7 @@ def _answered(
 
 
 def _named(drawn: list[AnsweredBatch]) -> Iterator[tuple[list[str], AnsweredBatch]]:
-    """The drawn batches over and over, each under request ids of its own."""
+    """The drawn batches over and over, each under answer ids of its own."""
     number = 0
     while True:
         for answered in drawn:
@@ -111,7 +111,7 @@ def _named(drawn: list[AnsweredBatch]) -> Iterator[tuple[list[str], AnsweredBatc
             number += 1
             yield (
                 names,
-                replace(answered, request_ids=names),
+                replace(answered, answer_ids=names),
             )
 
 

@@ -20,6 +20,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 from uuid import uuid4
@@ -38,7 +39,7 @@ class _Change(BaseModel):
 
     id: str
     at: AwareDatetime
-    """When it was asked for, UTC."""
+    """When it was asked for, UTC; later than what it follows, whatever the clock said (`LabelLog.append`)."""
 
 
 class Upsert(_Change):
@@ -122,6 +123,17 @@ class LogRead(NamedTuple):
     restarted: bool
 
 
+class _Seen(NamedTuple):
+    """What a writer knows of a log: the date of none of the records up to a position is later than `newest`."""
+
+    position: LogPosition
+    newest: datetime
+
+
+_EVER = datetime.min.replace(tzinfo=UTC)
+_STEP = timedelta(microseconds=1)
+
+
 class LabelLog:
     """One log file. Safe to use from several threads and processes at once.
 
@@ -132,11 +144,18 @@ class LabelLog:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._thread_lock = threading.Lock()
-        self._end: LogPosition | None = None
+        self._seen: _Seen | None = None
         self._unchanged: tuple[tuple[int, int, int], LogPosition] | None = None
 
-    def append(self, records: Sequence[LabelRecord]) -> None:
+    def append(self, records: Sequence[LabelRecord], *, after: datetime | None = None) -> None:
         """Write a batch; when this returns it is on disk, and until then no reader sees any of it.
+
+        Args:
+            records: in their order.
+            after: up to when the bundles know their labels that the change is made under (`Manifest.data_until`). With
+                it, a record that the clock dates no later than that, or than a record before it in the log, is dated a
+                microsecond later than both. So the order of dates is that of the log and of releases, also where the
+                clocks of trainers and services disagree. None: records are dated as they are.
 
         Raises:
             LabelLogError: the disk is full or not writable; nothing of the batch is kept.
@@ -150,10 +169,13 @@ class LabelLog:
                 if not self.path.exists():
                     self._rewrite([])
                 with self.path.open("r+b", buffering=0) as file:
-                    end, _ = self._scan(file.fileno(), self._end)
-                    self._end = end
+                    end, newest = self._see(file.fileno())
+                    if after is not None and min(record.at for record in records) <= max(after, newest):
+                        records = _dated_after(max(after, newest), records)
+                        batch = _lines(records)
                     _write_at(file.fileno(), end.offset, batch)
-                    self._end = LogPosition(end.generation, end.offset + len(batch), end.line + len(records))
+                    end = LogPosition(end.generation, end.offset + len(batch), end.line + len(records))
+                    self._seen = _Seen(end, max(newest, *(record.at for record in records)))
         except OSError as error:
             raise LabelLogError(
                 f"{self.path}: expected to append {len(batch)} bytes: {error.strerror}; none of the "
@@ -177,7 +199,7 @@ class LabelLog:
             with self._locked(fcntl.LOCK_SH), self.path.open("rb", buffering=0) as file:
                 stamp = _stamp(os.fstat(file.fileno()))
                 end, records = self._scan(file.fileno(), position)
-                self._end = end
+                self._note(position, end, records)
         except FileNotFoundError:
             return LogRead([], None, position is not None)
         # With half a batch at its end the next one could make the file as long as it is now.
@@ -206,6 +228,26 @@ class LabelLog:
     def _rewrite(self, records: Sequence[Upsert | Hide]) -> None:
         remove_stale(self.path.parent, f".{glob.escape(self.path.name)}.*.tmp")
         replace_file(self.path, f"{_MAGIC} {VERSION} {uuid4().hex}\n".encode() + _lines(records))
+
+    def _see(self, file: int) -> _Seen:
+        """What is known of the log, all of it."""
+        before = self._seen
+        start = None if before is None else before.position
+        end, records = self._scan(file, start)
+        self._note(start, end, records)
+        return self._seen or _Seen(end, _EVER)
+
+    def _note(self, start: LogPosition | None, end: LogPosition, records: Sequence[LabelRecord]) -> None:
+        """Know what was read from a position on, if nothing before it is unknown."""
+        known = self._seen
+        if start is None or start.generation != end.generation:
+            known = None
+        elif known is None or known.position.generation != end.generation or known.position.offset < start.offset:
+            return
+        newest = max((record.at for record in records), default=_EVER)
+        if known is not None:
+            newest = max(newest, known.newest)
+        self._seen = _Seen(end, newest)
 
     def _scan(self, file: int, start: LogPosition | None) -> tuple[LogPosition, list[LabelRecord]]:
         """Read and check whole batches from a position, or from the beginning if the log was rewritten since.
@@ -274,6 +316,12 @@ class LabelLog:
                 yield
             finally:
                 os.close(lock)
+
+
+def _dated_after(latest: datetime, records: Sequence[LabelRecord]) -> list[LabelRecord]:
+    """The records, those dated no later than `latest` dated a microsecond after it."""
+    later = min(latest, datetime.max.replace(tzinfo=UTC) - _STEP) + _STEP
+    return [record if record.at > latest else record.model_copy(update={"at": later}) for record in records]
 
 
 def _lines(records: Sequence[LabelRecord]) -> bytes:

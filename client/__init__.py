@@ -8,7 +8,7 @@
         for label in answer.results[0].labels:
             print(label.id, label.score, label.bucket, label.display["title"])
         chosen = answer.results[0].labels[0]
-        longtail.feedback(Feedback(answer.request_id, labels=[chosen.id]))
+        longtail.feedback(Feedback(answer_id=answer.answer_id, labels=[chosen.id]))
         tail, plain = longtail.retrieve([Query(features, bias_removal=λ) for λ in (0.0, 1.0)]).results
         nearest = longtail.similar(chosen.id, buckets=["torso", "tail"]).results[0]
 

@@ -76,6 +76,7 @@ class AsyncClient:
         allow: Collection[LabelId] | None = None,
         buckets: Collection[BucketName] | None = None,
         explore: Mapping[BucketName, int] | None = None,
+        display: bool | Collection[str] | None = None,
         release: str | None = None,
         preview: bool = False,
     ) -> Answer:
@@ -83,7 +84,7 @@ class AsyncClient:
 
         Args:
             queries: one or several; or none, and the parts of a single one (see `Query`) in its place:
-            features, k, bias_removal, popularity, exclude, allow, buckets, explore: those parts.
+            features, k, bias_removal, popularity, exclude, allow, buckets, explore, display: those parts.
             release: answer from this release, if the service still has it loaded; None: from the current one.
             preview: nobody will see the answer: it counts in no exposure, drift or recall.
 
@@ -93,7 +94,7 @@ class AsyncClient:
             NotFoundError: `unknown_release`.
             LongtailError: the service refused, or did not answer.
         """
-        selection = selection_json(k, bias_removal, popularity, exclude, allow, buckets, explore)
+        selection = selection_json(k, bias_removal, popularity, exclude, allow, buckets, explore, display)
         asked = queries_json(queries, features, selection)
         return await self._send(
             Call("POST", "/v1/retrieve", Answer, {"queries": asked, **options_json(release, preview)})
@@ -110,6 +111,7 @@ class AsyncClient:
         allow: Collection[LabelId] | None = None,
         buckets: Collection[BucketName] | None = None,
         explore: Mapping[BucketName, int] | None = None,
+        display: bool | Collection[str] | None = None,
         release: str | None = None,
         preview: bool = False,
     ) -> Answer:
@@ -117,7 +119,7 @@ class AsyncClient:
 
         Args:
             ids: one label, or several.
-            k, exclude, allow, buckets, explore: as in `Query`.
+            k, exclude, allow, buckets, explore, display: as in `Query`.
             bias_removal, popularity: None means 0 here: nearness, not popularity.
             release, preview: as for `retrieve`.
 
@@ -127,7 +129,7 @@ class AsyncClient:
             LongtailError: the service refused, or did not answer.
         """
         asked = {"id": ids} if isinstance(ids, str | int) else {"ids": list(ids)}
-        selection = selection_json(k, bias_removal, popularity, exclude, allow, buckets, explore)
+        selection = selection_json(k, bias_removal, popularity, exclude, allow, buckets, explore, display)
         return await self._send(
             Call("POST", "/v1/similar", Answer, {**asked, **selection, **options_json(release, preview)})
         )
@@ -173,7 +175,7 @@ class AsyncClient:
     async def feedback(self, events: Feedback | Iterable[Feedback]) -> Accepted:
         """Report what was chosen from answers; on disk when this returns.
 
-        Sent again after a lost connection: the service counts one request id's feedback once.
+        Sent again after a lost connection: the service counts what was chosen of an answer once.
 
         Raises:
             LongtailError: the service refused, or did not answer.
@@ -185,14 +187,17 @@ class AsyncClient:
     async def interactions(self, events: Interaction | Iterable[Interaction]) -> Accepted:
         """Report what was chosen without an answer of the service; on disk when this returns.
 
-        Such an event has no id to be recognised by, so it is not sent again once the service may have it.
+        Sent again after a lost connection: the service knows them by their idempotency keys. Of events one of which has
+        none, nothing is sent again once the service may have it.
 
         Raises:
-            NoAnswerError: the events may or may not have been taken, unless its cause is httpx's `ConnectError`.
+            NoAnswerError: the events may or may not have been taken, unless its cause is httpx's `ConnectError`. Sent
+                again, with their keys, they count once.
             LongtailError: the service refused.
         """
-        body = {"events": [event.json() for event in as_list(events)]}
-        return await self._send(Call("POST", "/v1/feedback", Accepted, body, repeatable=False))
+        sent = [event.json() for event in as_list(events)]
+        repeatable = all("idempotency_key" in event for event in sent)
+        return await self._send(Call("POST", "/v1/feedback", Accepted, {"events": sent}, repeatable=repeatable))
 
     async def release(self) -> dict[str, Any]:
         """The release being served: its model, the curve over λ and μ, the features of a query and an example.

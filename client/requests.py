@@ -6,9 +6,10 @@ What the caller leaves open is left out of the JSON, so that the service's defau
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import quote
+from uuid import uuid4
 
 from longtail.client.responses import BucketName
 
@@ -34,6 +35,7 @@ class Query:
         buckets: if given, only labels of these frequency buckets may be answered.
         popularity: μ of the same: above 0 favours frequent labels, below 0 rare ones; None: the release's default.
         explore: slots by bucket that are drawn at random from its best labels, such as `{"new": 2}`; None: none.
+        display: columns that come with each label: True all, False none, or their names; None: all.
     """
 
     features: Features
@@ -44,11 +46,19 @@ class Query:
     buckets: Collection[BucketName] | None = None
     popularity: float | None = None
     explore: Mapping[BucketName, int] | None = None
+    display: bool | Collection[str] | None = None
 
     def json(self) -> dict[str, Any]:
         """The query as the service reads it; raises TypeError as `selection_json`."""
         selected = selection_json(
-            self.k, self.bias_removal, self.popularity, self.exclude, self.allow, self.buckets, self.explore
+            self.k,
+            self.bias_removal,
+            self.popularity,
+            self.exclude,
+            self.allow,
+            self.buckets,
+            self.explore,
+            self.display,
         )
         return {"features": dict(self.features), **selected}
 
@@ -78,22 +88,36 @@ class Feedback:
     """What was chosen from an answer.
 
     Args:
-        request_id: the answer's.
+        request_id: the answer's, where there is no `answer_id`, as of a service older than these. Gateways may give
+            several requests one id: such feedback is left out.
         labels: ids of what was chosen.
         query: which of the answer's results it was, from 0.
         event: what was done, such as `purchase`; None: the service's default, `click`.
         weight: what it is worth in training; None: the service's default, 1.
+        answer_id: the answer's; counts where both are given.
     """
 
-    request_id: str
-    labels: Collection[LabelId]
+    request_id: str | None = None
+    labels: Collection[LabelId] = ()
     query: int = 0
     event: str | None = None
     weight: float | None = None
+    answer_id: str | None = None
 
     def json(self) -> dict[str, Any]:
-        """The event as the service reads it; raises TypeError if labels is one string."""
-        chosen = {"request_id": self.request_id, "query": self.query, "labels": _several("labels", self.labels)}
+        """The event as the service reads it.
+
+        Raises:
+            TypeError: labels is one string.
+            ValueError: neither id.
+        """
+        if self.answer_id is not None:
+            name = {"answer_id": self.answer_id}
+        elif self.request_id is not None:
+            name = {"request_id": self.request_id}
+        else:
+            raise ValueError("expected an answer_id, or the request_id of an older service's answer, received neither")
+        chosen = {**name, "query": self.query, "labels": _several("labels", self.labels)}
         return chosen | _event_json(self.event, self.weight)
 
 
@@ -108,6 +132,8 @@ class Interaction:
         exclude: ids that would not have been answered.
         popularity: μ at which the service is measured; None: the release's default.
         event, weight: as of `Feedback`.
+        idempotency_key: by which the service knows it when it comes again, at most 128 characters; made anew for every
+            interaction unless given. None: there is none, as a service older than these keys wants it.
     """
 
     features: Features
@@ -117,11 +143,14 @@ class Interaction:
     popularity: float | None = None
     event: str | None = None
     weight: float | None = None
+    idempotency_key: str | None = field(default_factory=lambda: uuid4().hex, compare=False)
 
     def json(self) -> dict[str, Any]:
         """The event as the service reads it; raises TypeError if labels or exclude is one string."""
-        selected = selection_json(None, self.bias_removal, self.popularity, self.exclude, None, None, None)
+        selected = selection_json(None, self.bias_removal, self.popularity, self.exclude, None, None, None, None)
         chosen = {"features": dict(self.features), "labels": _several("labels", self.labels), **selected}
+        if self.idempotency_key is not None:
+            chosen["idempotency_key"] = self.idempotency_key
         return chosen | _event_json(self.event, self.weight)
 
 
@@ -171,8 +200,9 @@ def selection_json(
     allow: Collection[LabelId] | None,
     buckets: Collection[BucketName] | None,
     explore: Mapping[BucketName, int] | None,
+    display: bool | Collection[str] | None,
 ) -> dict[str, Any]:
-    """Which labels may be answered, how many, and at which λ and μ, without what was left open.
+    """Which labels may be answered, how many, at which λ and μ and with which columns, without what was left open.
 
     Raises:
         TypeError: one string where several are expected; its characters would pass for ids.
@@ -185,6 +215,7 @@ def selection_json(
         "allow": None if allow is None else _several("allow", allow),
         "buckets": None if buckets is None else _several("buckets", buckets),
         "explore": None if explore is None else dict(explore),
+        "display": display if display is None or isinstance(display, bool) else _several("display", display),
     }
     return {name: value for name, value in given.items() if value is not None}
 

@@ -65,11 +65,15 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One result per query, in order, all from one release; `request_id` is what feedback refers to."""
+    """One result per query, in order, all from one release; `answer_id` is what feedback refers to.
+
+    `answer_id` is None of a service that does not give any: feedback then refers to `request_id`.
+    """
 
     results: tuple[Result, ...]
     release: str
     request_id: str
+    answer_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

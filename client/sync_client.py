@@ -73,6 +73,7 @@ class Client:
         allow: Collection[LabelId] | None = None,
         buckets: Collection[BucketName] | None = None,
         explore: Mapping[BucketName, int] | None = None,
+        display: bool | Collection[str] | None = None,
         release: str | None = None,
         preview: bool = False,
     ) -> Answer:
@@ -80,7 +81,7 @@ class Client:
 
         Args:
             queries: one or several; or none, and the parts of a single one (see `Query`) in its place:
-            features, k, bias_removal, popularity, exclude, allow, buckets, explore: those parts.
+            features, k, bias_removal, popularity, exclude, allow, buckets, explore, display: those parts.
             release: answer from this release, if the service still has it loaded; None: from the current one.
             preview: nobody will see the answer: it counts in no exposure, drift or recall.
 
@@ -90,7 +91,7 @@ class Client:
             NotFoundError: `unknown_release`.
             LongtailError: the service refused, or did not answer.
         """
-        selection = selection_json(k, bias_removal, popularity, exclude, allow, buckets, explore)
+        selection = selection_json(k, bias_removal, popularity, exclude, allow, buckets, explore, display)
         asked = queries_json(queries, features, selection)
         return self._send(Call("POST", "/v1/retrieve", Answer, {"queries": asked, **options_json(release, preview)}))
 
@@ -105,6 +106,7 @@ class Client:
         allow: Collection[LabelId] | None = None,
         buckets: Collection[BucketName] | None = None,
         explore: Mapping[BucketName, int] | None = None,
+        display: bool | Collection[str] | None = None,
         release: str | None = None,
         preview: bool = False,
     ) -> Answer:
@@ -112,7 +114,7 @@ class Client:
 
         Args:
             ids: one label, or several.
-            k, exclude, allow, buckets, explore: as in `Query`.
+            k, exclude, allow, buckets, explore, display: as in `Query`.
             bias_removal, popularity: None means 0 here: nearness, not popularity.
             release, preview: as for `retrieve`.
 
@@ -122,7 +124,7 @@ class Client:
             LongtailError: the service refused, or did not answer.
         """
         asked = {"id": ids} if isinstance(ids, str | int) else {"ids": list(ids)}
-        selection = selection_json(k, bias_removal, popularity, exclude, allow, buckets, explore)
+        selection = selection_json(k, bias_removal, popularity, exclude, allow, buckets, explore, display)
         return self._send(Call("POST", "/v1/similar", Answer, {**asked, **selection, **options_json(release, preview)}))
 
     def label(self, id: LabelId) -> CatalogueLabel:
@@ -166,7 +168,7 @@ class Client:
     def feedback(self, events: Feedback | Iterable[Feedback]) -> Accepted:
         """Report what was chosen from answers; on disk when this returns.
 
-        Sent again after a lost connection: the service counts one request id's feedback once.
+        Sent again after a lost connection: the service counts what was chosen of an answer once.
 
         Raises:
             LongtailError: the service refused, or did not answer.
@@ -178,14 +180,17 @@ class Client:
     def interactions(self, events: Interaction | Iterable[Interaction]) -> Accepted:
         """Report what was chosen without an answer of the service; on disk when this returns.
 
-        Such an event has no id to be recognised by, so it is not sent again once the service may have it.
+        Sent again after a lost connection: the service knows them by their idempotency keys. Of events one of which has
+        none, nothing is sent again once the service may have it.
 
         Raises:
-            NoAnswerError: the events may or may not have been taken, unless its cause is httpx's `ConnectError`.
+            NoAnswerError: the events may or may not have been taken, unless its cause is httpx's `ConnectError`. Sent
+                again, with their keys, they count once.
             LongtailError: the service refused.
         """
-        body = {"events": [event.json() for event in as_list(events)]}
-        return self._send(Call("POST", "/v1/feedback", Accepted, body, repeatable=False))
+        sent = [event.json() for event in as_list(events)]
+        repeatable = all("idempotency_key" in event for event in sent)
+        return self._send(Call("POST", "/v1/feedback", Accepted, {"events": sent}, repeatable=repeatable))
 
     def release(self) -> dict[str, Any]:
         """The release being served: its model, the curve over λ and μ, the features of a query and an example.

@@ -1,10 +1,10 @@
 """A service's feedback as training data: a Parquet file with a row for every label chosen.
 
-Columns: the query's features under their own names, the label id, then what the service knows: `request_id`, `query`,
-`event`, `weight`, `propensity`, `debiased_weight` (weight / propensity), `position` (from 0; null: not in the answer),
-`bias_removal` (λ), `popularity` (μ), `release`, `source` (`answer` or `organic`) and `time` (UTC). A feature named as
-one of these stands as `feature_NAME`. A feature is a column of numbers if all its values are, of id → weight maps or
-lists of ids if they are objects or lists, else of strings.
+Columns: the query's features under their own names, the label id, then what the service knows: `answer_id`,
+`request_id`, `query`, `event`, `weight`, `propensity`, `debiased_weight` (weight / propensity), `position` (from 0;
+null: not in the answer), `bias_removal` (λ), `popularity` (μ), `release`, `source` (`answer` or `organic`) and `time`
+(UTC). A feature named as one of these stands as `feature_NAME`. A feature is a column of numbers if all its values are,
+of id → weight maps or lists of ids if they are objects or lists, else of strings.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from longtail.serving.errors import ServingError
 from longtail.serving.monitoring import FeedbackRow, feedback_of
 
 _OWN = {
+    "answer_id": pa.string(),
     "request_id": pa.string(),
     "query": pa.int32(),
     "event": pa.string(),
@@ -211,7 +212,8 @@ def _record(row: FeedbackRow, features: Mapping[str, Any], columns: _Columns) ->
         for name, (column, kind) in columns.items()
     }
     return values | {
-        "request_id": row.request_id,
+        "answer_id": row.answer_id,
+        "request_id": row.answer_id if row.request_id is None else row.request_id,
         "query": row.query,
         "event": row.event,
         "weight": row.weight,

@@ -119,8 +119,14 @@ class Settings(BaseSettings):
     """Most queries, label ids, labels or events in one request."""
     max_k: int = Field(default=1000, ge=1)
     """Most labels that one query may ask for."""
+    max_total_k: int = Field(default=25_600, ge=1)
+    """Most labels that one request may ask for: k summed over its queries, or k for each id it asks about. A single
+    query may ask for `max_k` all the same."""
     max_ids: int = Field(default=10_000, ge=1)
     """Most ids in one `exclude`, `allow` or `labels`."""
+    max_features_bytes: int = Field(default=1 << 17, ge=1)
+    """Longest features of one query that are recorded, as JSON; a query of longer ones gets 422. Without
+    `record_features` only the body is bounded."""
     max_new_labels: int = Field(default=100_000, ge=0)
     """Labels added while serving, at most; a rebuild takes them in."""
     max_answers: int = Field(default=1_000_000, ge=0)

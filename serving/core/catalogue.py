@@ -9,7 +9,7 @@ Arrow until they are shown. What was shown is kept as the JSON it became, for th
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -31,6 +31,7 @@ from longtail.serving.errors import UnknownLabelError
 from longtail.serving.monitoring import fingerprints
 
 _CHUNK = 1 << 16
+_SCORE = b',"score":'
 _MAX_KEPT = 1 << 17
 """Labels whose JSON is kept, at most; then all are forgotten and the shown ones made again."""
 
@@ -77,6 +78,11 @@ class Catalogue:
         catalogue = copy.copy(self)
         catalogue._overlay = overlay
         return catalogue
+
+    @property
+    def display_columns(self) -> list[str]:
+        """Names of the columns that are shown with labels, in order."""
+        return list(self._display)
 
     def row(self, id_: str | int, *, field: str | None = None) -> int:
         """The row of a label that is answered; raises UnknownLabelError."""
@@ -218,5 +224,12 @@ class Catalogue:
         return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
+def with_columns(beginning: bytes, columns: Collection[str]) -> bytes:
+    """One of `Catalogue.json_beginnings` that shows only some columns."""
+    label = orjson.loads(beginning[: -len(_SCORE)] + b"}")
+    shown = {name: value for name, value in label["display"].items() if name in columns}
+    return orjson.dumps({**label, "display": shown})[:-1] + _SCORE
+
+
 def _json_beginning(id_: str, bucket: int, display: dict[str, JsonValue]) -> bytes:
-    return orjson.dumps({"id": id_, "bucket": BUCKET_NAMES[bucket], "display": display})[:-1] + b',"score":'
+    return orjson.dumps({"id": id_, "bucket": BUCKET_NAMES[bucket], "display": display})[:-1] + _SCORE

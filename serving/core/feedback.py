@@ -13,19 +13,38 @@ from longtail.serving.core.retriever import Retriever
 from longtail.serving.errors import InvalidRequestError
 from longtail.serving.monitoring import AnswerFeedback, LiveFigures, ShadowPair
 
+LONGEST_NAME = 128
+"""Characters of what names an answer, a request or an organic choice."""
+_LAST_PLACE = 2**31 - 1
+
 
 class Event(RequestModel):
-    """What somebody chose: after an answer (`request_id`), or on their own (`features`)."""
+    """What somebody chose: after an answer (`answer_id`), or on their own (`features`)."""
 
     labels: list[LabelId] = Field(min_length=1, description="The labels chosen, whether they were answered or not.")
-    request_id: str | None = Field(default=None, min_length=1, max_length=128, description="Of the answer.")
-    query: int = Field(default=0, ge=0, description="Place of the query in that request.")
+    answer_id: str | None = Field(
+        default=None, min_length=1, max_length=LONGEST_NAME, description="Of the answer they chose from."
+    )
+    request_id: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=LONGEST_NAME,
+        description="In its place, of the request; counts as long as one answer was given under it, or the same again.",
+    )
+    query: int = Field(default=0, ge=0, le=_LAST_PLACE, description="Place of the query in that request.")
     features: dict[str, JsonValue] | None = Field(
         default=None, description="Query features of an organic choice: retrieved and scored without being shown."
     )
     bias_removal: float | None = Field(default=None, allow_inf_nan=False, description="λ of that retrieval.")
     popularity: float | None = Field(default=None, allow_inf_nan=False, description="μ of that retrieval.")
     exclude: list[LabelId] = Field(default=[], description="Labels that retrieval leaves out, such as seen ones.")
+    idempotency_key: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=LONGEST_NAME,
+        description="Of an organic choice, of the client's making: what comes under it again is the same choice, sent "
+        "once more, and changes nothing.",
+    )
     event: str = Field(
         default="click", min_length=1, max_length=64, description="What they did: click, cart, purchase, …"
     )
@@ -34,18 +53,15 @@ class Event(RequestModel):
     )
 
     @model_validator(mode="after")
-    def _one_of_request_id_and_features(self) -> Self:
-        if (self.request_id is None) == (self.features is None):
-            received = "neither" if self.features is None else "both"
+    def _one_name(self) -> Self:
+        forms = [name for name in ("answer_id", "request_id", "features") if getattr(self, name) is not None]
+        if len(forms) != 1:
             raise PydanticCustomError(
-                "request_or_features", "expected either request_id or features, received {received}",
-                {"received": received},
+                "request_or_features", "expected one of answer_id, request_id and features, received {received}",
+                {"received": " and ".join(forms) or "none"},
             )  # fmt: skip
-        form, others = (
-            ("features", {"query"})
-            if self.request_id is None
-            else ("request_id", {"bias_removal", "popularity", "exclude"})
-        )
+        (form,) = forms
+        others = {"query"} if form == "features" else {"bias_removal", "popularity", "exclude", "idempotency_key"}
         if others & self.model_fields_set:
             raise PydanticCustomError(
                 "request_or_features", "expected no {keys} beside {form}, received some",
@@ -84,7 +100,7 @@ def record_events(
     if of_answers:
         figures.record_feedback(of_answers)
     if interactions:
-        # Last, for these would count twice if the client had to send them again.
+        # Last, for without idempotency keys these would count twice if the client had to send them again.
         figures.record_shadow(retriever.name, interactions)
     return len(events)
 
@@ -92,7 +108,13 @@ def record_events(
 def _answer_feedback(event: Event, retriever: Retriever) -> AnswerFeedback:
     labels = [str(id_) for id_ in event.labels]
     return AnswerFeedback(
-        event.request_id or "", event.query, labels, retriever.catalogue.buckets_of(labels), event.event, event.weight
+        event.answer_id,
+        event.query,
+        labels,
+        retriever.catalogue.buckets_of(labels),
+        event.event,
+        event.weight,
+        event.request_id,
     )
 
 
@@ -133,6 +155,7 @@ def _retrieve_unseen(
             features=features_json(event.features or {}) if record_features else None,
             event=event.event,
             weight=event.weight,
+            idempotency_key=event.idempotency_key,
         )
         for event, start, end in zip(organic.values(), starts_B, retrieval.ends_B, strict=True)
         for labels in [[str(id_) for id_ in event.labels]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
@@ -65,9 +65,14 @@ class LabelLogFollower:
         """A release just loaded, with every change read so far."""
         return retriever.with_changes(self._so_far.records())
 
-    def append(self, records: Sequence[LabelRecord]) -> None:
-        """Write changes to disk; `read` has them next. Raises as `LabelLog.append`."""
-        self._log.append(records)
+    def append(self, records: Sequence[LabelRecord], retrievers: Iterable[Retriever]) -> None:
+        """Write changes to disk; `read` has them next. Raises as `LabelLog.append`.
+
+        Args:
+            records: made under the releases.
+            retrievers: the releases; the changes are later than their data, whatever the clock says.
+        """
+        self._log.append(records, after=max(retriever.manifest.data_until for retriever in retrievers))
 
     def read(self, retrievers: Sequence[Retriever]) -> list[Retriever]:
         """The releases with what was written since the last call, by whichever worker.

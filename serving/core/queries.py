@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, Self
 
@@ -36,6 +36,21 @@ class _StringOrInteger:
 
 LabelId = Annotated[str | int, _StringOrInteger()]
 """A label's id; `1` and `"1"` are the same label."""
+
+
+class _AllNoneOrSome:
+    """Validates what to show with one error, as `_StringOrInteger` does."""
+
+    def __get_pydantic_core_schema__(self, source: type[Any], handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.union_schema(
+            [
+                core_schema.bool_schema(strict=True),
+                core_schema.list_schema(core_schema.str_schema(strict=True), strict=True),
+            ],
+            mode="left_to_right",
+            custom_error_type="display_type",
+            custom_error_message="Input should be true, false or a list of columns",
+        )
 
 
 class RequestModel(BaseModel):
@@ -77,6 +92,9 @@ class SearchOptions(RequestModel):
         default={},
         description="At least so many of the k slots go to labels of these buckets, drawn at random from each bucket's "
         "best by score and put at random places; every label then comes with its propensity. Off where empty.",
+    )
+    display: Annotated[bool | list[str], _AllNoneOrSome()] = Field(
+        default=True, description="Which columns come with each label: all, none (false), or these."
     )
 
 
@@ -133,6 +151,7 @@ class ResolvedQuery:
         unknown_exclude: ids of `exclude` that the release does not have.
         unknown_allow: ids of `allow` that it does not have.
         explore: slots to draw at random, by bucket; none are 0.
+        display: columns to show; None: all.
     """
 
     k: int
@@ -142,6 +161,7 @@ class ResolvedQuery:
     unknown_exclude: int
     unknown_allow: int
     explore: Mapping[int, int] = field(default_factory=dict)
+    display: frozenset[str] | None = None
 
     @classmethod
     def from_options(
@@ -156,8 +176,8 @@ class ResolvedQuery:
             prefix: leads the fields of errors, such as `queries.0.`.
 
         Raises:
-            InvalidRequestError: more labels than there are, a λ or μ outside the release's range, or slots to explore
-                that k has not, or of buckets that may not be answered.
+            InvalidRequestError: more labels than there are, a λ or μ outside the release's range, slots to explore
+                that k has not, or of buckets that may not be answered, or columns to show that there are not.
         """
         k = options.k if "k" in options.model_fields_set else min(options.k, len(catalogue))
         if k > len(catalogue):
@@ -182,6 +202,7 @@ class ResolvedQuery:
             unknown_exclude=unknown_exclude,
             unknown_allow=unknown_allow,
             explore=_explored(options, k, f"{prefix}explore"),
+            display=_shown(options.display, catalogue.display_columns, f"{prefix}display"),
         )
 
     def without(self, row: int) -> ResolvedQuery:
@@ -189,6 +210,19 @@ class ResolvedQuery:
         before = self.filter or Filter()
         exclude = np.union1d([] if before.exclude is None else before.exclude, [row]).astype(np.int64)
         return replace(self, filter=replace(before, exclude=exclude))
+
+
+def _shown(asked: bool | list[str], columns: Sequence[str], where: str) -> frozenset[str] | None:
+    """Columns to show, None of all; raises InvalidRequestError for one that the release has not."""
+    if isinstance(asked, bool):
+        return None if asked else frozenset()
+    for place, name in enumerate(asked):
+        if name not in columns:
+            raise InvalidRequestError(
+                f"expected display columns of this release, {list(columns)}, received {describe(name)}",
+                field=f"{where}.{place}",
+            )
+    return frozenset(asked)
 
 
 def _explored(options: SearchOptions, k: int, where: str) -> dict[int, int]:

@@ -21,7 +21,7 @@ from pydantic import JsonValue
 from longtail.bundle import Bundle, Feature, Features, Inputs, LabelRecord
 from longtail.bundle.arrays import Float32, Int64
 from longtail.index import Compatibility, refused_features
-from longtail.serving.core.catalogue import Catalogue
+from longtail.serving.core.catalogue import Catalogue, with_columns
 from longtail.serving.core.dials import Dials
 from longtail.serving.core.exploration import explore_each, slots_of
 from longtail.serving.core.label_vectors import read_by_label
@@ -304,6 +304,9 @@ class Retriever:
                 "expected a query whose scores float32 can hold, received one that overflows", field=f"queries.{place}"
             )
         labels = self.catalogue.json_beginnings(rows_N)
+        for query, start, end in zip(resolved, [0, *ends_B[:-1]], ends_B, strict=True):
+            if query.display is not None:
+                labels[start:end] = [with_columns(label, query.display) for label in labels[start:end]]
         scores = orjson.dumps(scores_N, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1].split(b",")
         labels = [label + score + b"}" for label, score in zip(labels, scores, strict=True)] if ends_B[-1] else []
         propensities_N = None

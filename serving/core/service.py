@@ -22,7 +22,8 @@ from longtail.serving.core.feedback import Event, record_events
 from longtail.serving.core.label_changes import LabelLogFollower
 from longtail.serving.core.lottery import Draws, Lottery
 from longtail.serving.core.queries import Query, SimilarQuery
-from longtail.serving.core.retriever import Retrieval, Retriever
+from longtail.serving.core.retriever import Retriever
+from longtail.serving.core.searches import Search, answered_batch, draw_names
 from longtail.serving.errors import (
     NotReadyError,
     QueueFullError,
@@ -31,7 +32,7 @@ from longtail.serving.errors import (
     TimedOutError,
     UnknownReleaseError,
 )
-from longtail.serving.monitoring import AnsweredBatch, Monitoring
+from longtail.serving.monitoring import Monitoring
 from longtail.serving.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -49,26 +50,6 @@ class _BatchKey:
     retriever: Retriever
     similar: bool
     preview: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Search:
-    """One request's share of a batch."""
-
-    asked: Sequence[Query] | SimilarQuery
-    request_id: str
-
-    @property
-    def queries(self) -> int:
-        """How many queries it has, or labels whose nearest labels it wants."""
-        return len(self.asked.labels) if isinstance(self.asked, SimilarQuery) else len(self.asked)
-
-    @property
-    def features_json(self) -> list[bytes | None]:
-        """Features of every query; None of labels, which have none."""
-        if isinstance(self.asked, SimilarQuery):
-            return [None] * self.queries
-        return [query.features_json() for query in self.asked]
 
 
 class Service:
@@ -100,8 +81,11 @@ class Service:
         self._writer = BoundedExecutor(
             "write", max_pending=_MAX_PENDING_WRITES, timeout=settings.request_seconds, initializer=one_openmp_thread
         )
+        self._changer = BoundedExecutor(
+            "labels", max_pending=_MAX_PENDING_WRITES, timeout=settings.request_seconds, initializer=one_openmp_thread
+        )
         self._reader = BoundedExecutor("read", max_pending=_MAX_PENDING_READS, timeout=settings.request_seconds)
-        self._batcher: Batcher[_Search, list[bytes]] = Batcher(
+        self._batcher: Batcher[Search, list[bytes]] = Batcher(
             self._run_search,
             threads=1 if settings.device == "gpu" else settings.search_threads,
             window=settings.batch_window_ms / 1e3,
@@ -177,14 +161,21 @@ class Service:
         threading.Thread(target=self.monitoring.set_ready, args=(False,), daemon=True).start()
 
     async def search(
-        self, retriever: Retriever, asked: Sequence[Query] | SimilarQuery, request_id: str, *, preview: bool
+        self,
+        retriever: Retriever,
+        asked: Sequence[Query] | SimilarQuery,
+        answer_id: str,
+        request_id: str,
+        *,
+        preview: bool,
     ) -> list[bytes]:
         """The results of a request, JSON each, from one search that others may share.
 
         Args:
             retriever: the release that answers.
             asked: queries, or labels whose nearest labels are wanted.
-            request_id: what feedback will name the answers by.
+            answer_id: what feedback will name the answers by; no two answers have the same.
+            request_id: the client's own name for the request, which others may have too; else as `answer_id`.
             preview: leave the answers out of the figures.
 
         Raises:
@@ -192,7 +183,7 @@ class Service:
             ServingError: as `Retriever.retrieve` and `Retriever.similar`.
         """
         key = _BatchKey(retriever, isinstance(asked, SimilarQuery), preview)
-        search = _Search(asked, request_id)
+        search = Search(asked, answer_id, request_id)
         return await self._counted(lambda: self._batcher.submit(key, search, search.queries))
 
     async def admit(self) -> None:
@@ -230,7 +221,7 @@ class Service:
             retriever = self.retriever()
             records = change(retriever)
             try:
-                self._changes.append(records)
+                self._changes.append(records, self._loaded.values())
             except LabelLogError as error:
                 logger.error("label changes were refused: %s", error)
                 raise StorageError(
@@ -279,8 +270,14 @@ class Service:
             raise StorageError("expected figures that can be read, found none; the log says why not") from error
 
     async def write(self, work: Callable[[], Result]) -> Result:
-        """Record something, in a thread that no search waits for; raises as `BoundedExecutor.run`."""
+        """Record feedback, in a thread that no search waits for; raises as `BoundedExecutor.run`."""
         return await self._counted(lambda: self._writer.run(work))
+
+    async def change(self, work: Callable[[], Result]) -> Result:
+        """Change labels, in a thread that no search and no feedback waits for, nor it for them; raises as
+        `BoundedExecutor.run`.
+        """
+        return await self._counted(lambda: self._changer.run(work))
 
     async def read(self, work: Callable[[], Result]) -> Result:
         """Read figures, in a thread that neither searches nor writes wait for; raises as `BoundedExecutor.run`."""
@@ -300,6 +297,7 @@ class Service:
         """End the threads and close the files."""
         self._batcher.close()
         self._writer.close()
+        self._changer.close()
         self._reader.close()
         self.monitoring.figures.close()
 
@@ -315,11 +313,11 @@ class Service:
         self.monitoring.figures.set_label_counts(added=overlay.new_labels, hidden=len(overlay.hidden))
 
     def _run_search(
-        self, key: Hashable, searches: Sequence[_Search], waited: Sequence[float]
+        self, key: Hashable, searches: Sequence[Search], waited: Sequence[float]
     ) -> list[list[bytes] | Exception]:
         """What a search thread does with a batch. A request that cannot be answered costs only itself."""
         assert isinstance(key, _BatchKey)
-        draws = Draws(self._lottery, [f"{place}:{id_}" for id_, place in _names(searches)])
+        draws = Draws(self._lottery, draw_names(searches, repeatable=self.settings.explore_seed is not None))
         try:
             if key.similar:
                 retrieval = key.retriever.similar(
@@ -341,7 +339,7 @@ class Service:
             return [self._run_search(key, [search], [wait])[0] for search, wait in zip(searches, waited, strict=True)]
         self.monitoring.metrics.count_search(len(retrieval.results), waited, retrieval.seconds, self._batcher.depth)
         if not key.preview:
-            answered = _answered_batch(key.retriever, searches, retrieval, self.settings.record_features)
+            answered = answered_batch(key.retriever, searches, retrieval, self.settings.record_features)
             self.monitoring.count_answers(answered, retrieval.unknown)
         split: list[list[bytes] | Exception] = []
         start = 0
@@ -355,30 +353,3 @@ class Service:
 def one_openmp_thread() -> None:
     """Keep FAISS in the calling thread: OpenMP would start a pool for each thread that searches."""
     faiss.omp_set_num_threads(1)
-
-
-def _answered_batch(
-    retriever: Retriever, searches: Sequence[_Search], retrieval: Retrieval, record_features: bool
-) -> AnsweredBatch:
-    catalogue, rows_N, names = retriever.catalogue, retrieval.rows_N, _names(searches)
-    return AnsweredBatch(
-        release=retriever.name,
-        request_ids=[request_id for request_id, _ in names],
-        places=[place for _, place in names],
-        bias_removal_B=retrieval.bias_removal_B,
-        popularity_B=retrieval.popularity_B,
-        fingerprints_N=catalogue.fingerprints(rows_N),
-        rows_N=catalogue.catalogue_rows(rows_N),
-        scores_N=retrieval.scores_N,
-        ends_B=retrieval.ends_B,
-        buckets_N=catalogue.buckets(rows_N),
-        counts_N=catalogue.counts(rows_N),
-        propensities_N=retrieval.propensities_N,
-        explored=retrieval.explored,
-        features_B=[features for search in searches for features in search.features_json] if record_features else None,
-    )
-
-
-def _names(searches: Sequence[_Search]) -> list[tuple[str, int]]:
-    """Request id and place in the request of every query of a batch."""
-    return [(search.request_id, place) for search in searches for place in range(search.queries)]

@@ -2,7 +2,7 @@
 
 const KINDS = ["all", ...BUCKETS];
 const ASK_FOR = {
-  feedback: ["No feedback", "Report what users took of an answer: ", '{"events": [{"request_id": …, "labels": […]}]}'],
+  feedback: ["No feedback", "Report what users took of an answer: ", '{"events": [{"answer_id": …, "labels": […]}]}'],
   shadow: [
     "No organic interaction",
     "Report what users found by themselves: ",

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from pydantic import JsonValue
+
 from longtail.bundle.errors import describe
-from longtail.serving.core.queries import SearchOptions
+from longtail.serving.core.queries import SearchOptions, features_json
 from longtail.serving.errors import InvalidRequestError
 from longtail.serving.http.schemas.labels import LabelsRequest
 from longtail.serving.http.schemas.monitoring import FeedbackRequest
@@ -18,12 +22,16 @@ def check_retrieve(request: RetrieveRequest, settings: Settings) -> None:
     _at_most(len(request.queries), settings.max_queries, "queries", "queries")
     for index, query in enumerate(request.queries):
         _check_options(query, settings, f"queries.{index}.")
+        if not request.preview:
+            _check_recorded(query.features, settings, f"queries.{index}.features")
+    _check_total_k(sum(query.k for query in request.queries), settings, "queries")
 
 
 def check_similar(request: SimilarRequest, settings: Settings) -> None:
     """Raise InvalidRequestError if a limit is passed; names the field."""
     _at_most(len(request.labels), settings.max_queries, "ids", "ids")
     _check_options(request, settings, "")
+    _check_total_k(request.k * len(request.labels), settings, "k")
 
 
 def check_labels(request: LabelsRequest, settings: Settings) -> None:
@@ -37,12 +45,27 @@ def check_labels(request: LabelsRequest, settings: Settings) -> None:
             )
 
 
-def check_feedback(request: FeedbackRequest, settings: Settings) -> None:
-    """Raise InvalidRequestError if a limit is passed; names the field."""
+def check_feedback(request: FeedbackRequest, settings: Settings, knows: Callable[[str], bool]) -> None:
+    """Raise InvalidRequestError if a limit is passed; names the field.
+
+    Args:
+        request: to be recorded.
+        settings: of the service.
+        knows: whether the release has a label; a catalogue's ids may be longer than those of any other labels.
+    """
     _at_most(len(request.events), settings.max_queries, "events", "events")
     for index, event in enumerate(request.events):
         _at_most(len(event.labels), settings.max_ids, "ids", f"events.{index}.labels")
         _at_most(len(event.exclude), settings.max_ids, "ids", f"events.{index}.exclude")
+        for place, id_ in enumerate(map(str, event.labels)):
+            if len(id_) > _LONGEST_ID and not knows(id_):
+                raise InvalidRequestError(
+                    f"expected a label of the release, or an id of at most {_LONGEST_ID} characters, received "
+                    f"{describe(id_)}",
+                    field=f"events.{index}.labels.{place}",
+                )
+        if event.features is not None:
+            _check_recorded(event.features, settings, f"events.{index}.features")
 
 
 def _check_options(options: SearchOptions, settings: Settings, prefix: str) -> None:
@@ -50,6 +73,27 @@ def _check_options(options: SearchOptions, settings: Settings, prefix: str) -> N
         raise InvalidRequestError(f"expected k <= {settings.max_k}, received {describe(options.k)}", field=f"{prefix}k")
     _at_most(len(options.exclude), settings.max_ids, "ids", f"{prefix}exclude")
     _at_most(len(options.allow or ()), settings.max_ids, "ids", f"{prefix}allow")
+
+
+def _check_total_k(total: int, settings: Settings, field: str) -> None:
+    """What a request costs grows with it, and so does what others wait for."""
+    limit = max(settings.max_total_k, settings.max_k)
+    if total > limit:
+        raise InvalidRequestError(
+            f"expected at most {limit} labels asked for, k summed over the queries (LONGTAIL_MAX_TOTAL_K), "
+            f"received {total}",
+            field=field,
+        )
+
+
+def _check_recorded(features: dict[str, JsonValue], settings: Settings, field: str) -> None:
+    """Features that are recorded have a bound of their own, whatever the body's is: the disk keeps many of them."""
+    if settings.record_features and (length := len(features_json(features))) > settings.max_features_bytes:
+        raise InvalidRequestError(
+            f"expected features of at most {settings.max_features_bytes} bytes as JSON, as they are recorded "
+            f"(LONGTAIL_MAX_FEATURES_BYTES, LONGTAIL_RECORD_FEATURES), received {length}",
+            field=field,
+        )
 
 
 def _at_most(count: int, limit: int, what: str, field: str) -> None:

@@ -6,12 +6,12 @@ import logging
 import re
 from http import HTTPStatus
 from time import perf_counter
-from uuid import uuid4
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from longtail.serving.core.service import Service
+from longtail.serving.http.ids import new_id
 from longtail.serving.http.responses import internal_error
 from longtail.serving.logs import Trace, current
 from longtail.serving.monitoring.prometheus import UNKNOWN_ROUTE
@@ -34,9 +34,10 @@ class RequestMiddleware:
     """The outermost ASGI middleware of the service.
 
     Takes X-Request-ID if it is sane (1 to 128 letters, digits, `.`, `_`, `:` or `-`), else makes one, and
-    sends it back. An exception that nothing else answered is logged in full and answered with a 500 that
-    shows none of it. Every answer forbids caching, framing and sniffing, and all content unless it is a page with
-    a policy of its own.
+    sends it back. As gateways may give several requests one id, every request has an `answer_id` of the service's own
+    as well; without X-Request-ID the two are one. An exception that nothing else answered is logged in full and
+    answered with a 500 that shows none of it. Every answer forbids caching, framing and sniffing, and all content
+    unless it is a page with a policy of its own.
 
     Args:
         app: what answers.
@@ -63,8 +64,9 @@ class RequestMiddleware:
                 asked = value
             elif name == b"traceparent":
                 trace = value
-        id_ = asked.decode() if _SANE_ID.fullmatch(asked) else uuid4().hex
-        scope.setdefault("state", {})["request_id"] = id_
+        own = new_id()
+        id_ = asked.decode() if _SANE_ID.fullmatch(asked) else own
+        scope.setdefault("state", {}).update(request_id=id_, answer_id=own)
         current.set((id_, Trace.parse(trace.decode("latin-1")) if trace else None))
         started = perf_counter()
         status: int | None = None

@@ -9,7 +9,13 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from longtail.bundle import BUCKET_NAMES
-from longtail.serving.monitoring.feedback_store import EVENTS_OF_ANSWERS, EVENTS_ORGANIC, SOURCES, UNMATCHED
+from longtail.serving.monitoring.feedback_counts import (
+    AMBIGUOUS,
+    EVENTS_OF_ANSWERS,
+    EVENTS_ORGANIC,
+    SOURCES,
+    UNMATCHED,
+)
 from longtail.serving.monitoring.release_figures import WINDOWS
 
 _ALL = (*BUCKET_NAMES, "all")
@@ -33,6 +39,11 @@ def report_metrics(
     yield events
     yield CounterMetricFamily(
         "longtail_feedback_unmatched", "Answers named by feedback that nothing is known of.", value=totals[UNMATCHED]
+    )
+    yield CounterMetricFamily(
+        "longtail_feedback_ambiguous",
+        "Request ids named by feedback under which different answers were given.",
+        value=totals[AMBIGUOUS],
     )
     yield GaugeMetricFamily("longtail_labels_added", "Labels added since the release was built.", value=labels[0])
     yield GaugeMetricFamily("longtail_labels_hidden", "Labels of the release that are hidden.", value=labels[1])

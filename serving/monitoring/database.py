@@ -13,7 +13,7 @@ from typing import Literal
 
 logger = logging.getLogger(__name__)
 
-VERSION = 2
+VERSION = 3
 FEEDBACK_FILE = "feedback.sqlite"
 """In the state directory."""
 _BUSY_SECONDS = 10
@@ -22,14 +22,25 @@ _DAMAGED = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
 
 _FEEDBACK = """
 -- One label interacted with, once for each type of event. bucket: −1 unknown; state: 0 pending, 1 joined, 2 its answer
--- was never found, 3 organic, without an answer and with a key of chance. From the answer, when joined: release,
--- position (null: not in the answer), propensity, λ, μ, features.
+-- was never found, or was one of several, 3 organic, without an answer and with a key of chance. key: hash of the id
+-- that names the answer and of the query's place; answer_id: that id; null: request_id is. From the answer, when
+-- joined: release, position (null: not in the answer), propensity, λ, μ, features, and the request_id that it has.
 CREATE TABLE feedback (
     id INTEGER PRIMARY KEY, key INTEGER NOT NULL, label TEXT NOT NULL, bucket INTEGER NOT NULL, at REAL NOT NULL,
     state INTEGER NOT NULL, event TEXT NOT NULL DEFAULT 'click', weight REAL NOT NULL DEFAULT 1,
     request_id TEXT, query INTEGER, release TEXT, position INTEGER, propensity REAL, bias_removal REAL, popularity REAL,
-    features BLOB, UNIQUE (key, label, event)
+    features BLOB, answer_id TEXT, UNIQUE (key, label, event)
 );
+"""
+_SINCE_VERSION_3 = """
+CREATE INDEX answers_by_request ON answers (generation, request_key) WHERE request_key IS NOT NULL;
+
+-- Organic choices that came under an idempotency key, of which this is a hash.
+CREATE TABLE organic (id INTEGER PRIMARY KEY, key INTEGER NOT NULL UNIQUE, at REAL NOT NULL);
+"""
+_ANSWERS_SINCE_VERSION_3 = """
+ALTER TABLE answers ADD COLUMN request_key INTEGER;
+ALTER TABLE answers ADD COLUMN request_id TEXT;
 """
 _FROM_VERSION_1 = f"""
 BEGIN;
@@ -44,28 +55,41 @@ ALTER TABLE feedback RENAME TO feedback_1;
 INSERT INTO feedback (id, key, label, bucket, at, state) SELECT id, key, label, bucket, at, state FROM feedback_1;
 DROP TABLE feedback_1;
 CREATE INDEX pending ON feedback (at) WHERE state = 0;
+{_ANSWERS_SINCE_VERSION_3}
+{_SINCE_VERSION_3}
 PRAGMA user_version = {VERSION};
 COMMIT;
 """
+_FROM_VERSION_2 = f"""
+BEGIN;
+ALTER TABLE feedback ADD COLUMN answer_id TEXT;
+{_ANSWERS_SINCE_VERSION_3}
+{_SINCE_VERSION_3}
+PRAGMA user_version = {VERSION};
+COMMIT;
+"""
+_MIGRATIONS = {1: _FROM_VERSION_1, 2: _FROM_VERSION_2}
 
 _TABLES = f"""
 PRAGMA journal_mode = WAL;
 BEGIN;
 
--- One query's answer; of several with one key the last counts. key: hash of request id and place; labels: a CRC-32 per
--- label id; buckets: a byte per label; propensities: a float32 per label, null where all are 1; features: the query's,
--- JSON, null where they are not recorded or not kept any more; at: when it was kept. Keys are random, and an index of
--- them alone would have every page written over and over: led by the generation, a thirty-second of the answers, only
--- those of the newest and the oldest are.
+-- One query's answer. key: hash of the answer's id and the query's place; request_key: of the id that the request came
+-- with, request_id; both null where it came with none. (Before version 3, key was of the request's id, its own or not.)
+-- labels: a CRC-32 per label id; buckets: a byte per label; propensities: a float32 per label, null where all are 1;
+-- features: the query's, JSON, null where they are not recorded or not kept any more; at: when it was kept. Keys are
+-- random, and an index of them alone would have every page written over and over: led by the generation, a
+-- thirty-second of the answers, only those of the newest and the oldest are.
 CREATE TABLE answers (
     id INTEGER PRIMARY KEY, generation INTEGER NOT NULL, key INTEGER NOT NULL, at REAL, release TEXT NOT NULL,
-    labels BLOB NOT NULL, buckets BLOB NOT NULL, propensities BLOB, bias_removal REAL, popularity REAL, features BLOB
+    labels BLOB NOT NULL, buckets BLOB NOT NULL, propensities BLOB, bias_removal REAL, popularity REAL, features BLOB,
+    request_key INTEGER, request_id TEXT
 );
 CREATE INDEX answers_by_key ON answers (generation, key);
 
 {_FEEDBACK}
 CREATE INDEX pending ON feedback (at) WHERE state = 0;
-
+{_SINCE_VERSION_3}
 -- Positives and hits by minute since 1970.
 CREATE TABLE recall (
     release TEXT NOT NULL, minute INTEGER NOT NULL, source TEXT NOT NULL, bucket INTEGER NOT NULL,
@@ -82,8 +106,8 @@ COMMIT;
 def prepare(path: Path) -> None:
     """Make the file, or check that it is one of this version; processes that start together take turns.
 
-    One of version 1 is brought to this version. One of another, or not of SQLite, is put aside as `NAME.aside` with a
-    warning, and another is started empty.
+    One of an earlier version is brought to this one. One of another, or not of SQLite, is put aside as `NAME.aside`
+    with a warning, and another is started empty.
 
     Raises:
         sqlite3.Error, OSError: the file cannot be read or made.
@@ -93,9 +117,10 @@ def prepare(path: Path) -> None:
         found = _version_of(path)
         if found == VERSION:
             return
-        if found == 1:
+        if isinstance(found, int) and found in _MIGRATIONS:
             with closing(connect(path, "FULL")) as connection:
-                connection.executescript(_FROM_VERSION_1)
+                connection.executescript(_MIGRATIONS[found])
+            logger.info("%s: brought from version %d to %d", path, found, VERSION)
             return
         if found is not None:
             _put_aside(path, found)

@@ -33,6 +33,7 @@ class FeedbackRow(NamedTuple):
     bias_removal: float | None
     popularity: float | None
     features: bytes | None
+    answer_id: str | None
 
     @property
     def pending(self) -> bool:
@@ -87,6 +88,6 @@ def feedback_of(state: Path) -> Iterator[FeedbackReader]:
         if version != VERSION:
             raise sqlite3.DatabaseError(
                 f"version {version} of {FEEDBACK_FILE} where {VERSION} is expected; a service that is started on it "
-                "brings version 1 there"
+                "brings earlier ones there"
             )
         yield FeedbackReader(connection)

@@ -11,21 +11,25 @@ of which a power cut may undo the last; a join undone is done again.
 from __future__ import annotations
 
 import secrets
-import sqlite3
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from longtail.serving.monitoring.database import connect, prepare, transaction
-from longtail.serving.monitoring.records import AnswerFeedback, ShadowPair, fingerprints
+from longtail.serving.monitoring.feedback_counts import (
+    COUNTERS,
+    EVENTS_OF_ANSWERS,
+    EVENTS_ORGANIC,
+    SHADOW,
+    add_recall,
+    add_to_total,
+)
+from longtail.serving.monitoring.joining import give_up, join
+from longtail.serving.monitoring.records import AnswerFeedback, ShadowPair
 
-FEEDBACK, SHADOW = SOURCES = ("feedback", "shadow")
-EVENTS_OF_ANSWERS, EVENTS_ORGANIC, UNMATCHED = COUNTERS = ("events_answer", "events_organic", "unmatched")
 _JOIN_FOR_SECONDS = 60
 _FRESH_SECONDS = 2
 _LOOK_BACK_EVERY_SECONDS = 5
@@ -34,16 +38,6 @@ _CHUNK = 5000
 _FORGOTTEN = "features_forgotten"
 """Among the totals: the last answer whose features are not kept any more."""
 _GENERATIONS = 32
-_GENERATIONS_HELD = """
-WITH RECURSIVE held (generation) AS (
-    SELECT min(generation) FROM answers
-    UNION ALL
-    SELECT (SELECT min(generation) FROM answers WHERE generation > held.generation) FROM held
-    WHERE generation IS NOT NULL
-)
-SELECT generation FROM held WHERE generation IS NOT NULL
-"""
-"""The distinct generations, by one step in the index each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +45,17 @@ class StoredAnswer:
     """The labels that one query was answered.
 
     Attributes:
-        request_id, query: what feedback names it by; a later answer of the same name replaces it.
+        answer_id, query: what feedback names it by.
         release: that answered.
         labels: fingerprints of their ids as bytes, best first; four bytes each, the lowest first.
         buckets: one byte per label.
         bias_removal, popularity: λ and μ.
         propensities: float32 of each label as bytes, the lowest first; None where all are 1.
         features: of the query as JSON; None where they are not recorded.
+        request_id: what its client calls the request, as `AnsweredBatch.request_ids`.
     """
 
-    request_id: str
+    answer_id: str
     query: int
     release: str
     labels: bytes
@@ -69,6 +64,7 @@ class StoredAnswer:
     popularity: float = 0.0
     propensities: bytes | None = None
     features: bytes | None = None
+    request_id: str | None = None
 
 
 class RecallRow(NamedTuple):
@@ -124,13 +120,14 @@ class FeedbackStore:
         rows = [
             [
                 (
-                    _key(event.request_id, event.query),
+                    _key(event.named, event.query),
                     _as_utf8(label),
                     bucket,
                     now,
                     _as_utf8(event.event),
                     event.weight,
-                    _as_utf8(event.request_id),
+                    None if event.answer_id is None else _as_utf8(event.answer_id),
+                    None if event.request_id is None else _as_utf8(event.request_id),
                     event.query,
                 )
                 for label, bucket in zip(event.labels, event.buckets, strict=True)
@@ -143,48 +140,35 @@ class FeedbackStore:
             for labels in rows:
                 before = self._durable.total_changes
                 self._durable.executemany(
-                    "INSERT OR IGNORE INTO feedback (key, label, bucket, at, event, weight, request_id, query, state) "
-                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, 0)",
+                    "INSERT OR IGNORE INTO feedback (key, label, bucket, at, event, weight, answer_id, "
+                    "request_id, query, state) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0)",
                     labels,
                 )
                 fresh += self._durable.total_changes > before
-            _add_to_total(self._durable, EVENTS_OF_ANSWERS, fresh)
+            add_to_total(self._durable, EVENTS_OF_ANSWERS, fresh)
 
     def record_shadow(
-        self, release: str, events: Sequence[ShadowPair], pairs: Sequence[tuple[int, int]], now: float
+        self, release: str, events: Sequence[ShadowPair], pairs: Sequence[Sequence[tuple[int, int]]], now: float
     ) -> None:
-        """Count organic interactions durably, and keep those that have features.
+        """Count organic interactions durably, and keep those that have features. What was recorded under an
+        idempotency key is left out when it comes again.
 
         Args:
             release: that the shadow retrievals were made with.
             events: the interactions.
-            pairs: positives and hits of every bucket.
+            pairs: positives and hits of every bucket, of each event.
             now: seconds since 1970.
         """
-        rows = [
-            (
-                key,
-                _as_utf8(label),
-                bucket,
-                now,
-                _as_utf8(event.event),
-                event.weight,
-                release,
-                event.features,
-            )
-            for event in events
-            if event.features is not None
-            for key in [secrets.randbits(63)]
-            for label, bucket in event.labels
-        ]
         with self._durable_lock, transaction(self._durable):
+            fresh = [place for place, event in enumerate(events) if self._is_new(event.idempotency_key, now)]
             self._durable.executemany(
                 "INSERT OR IGNORE INTO feedback (key, label, bucket, at, event, weight, release, features, state) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?, ?, 3)",
-                rows,
+                [row for place in fresh for row in _organic_rows(events[place], release, now)],
             )
-            _add_to_total(self._durable, EVENTS_ORGANIC, len(events))
-            _add_recall(self._durable, SHADOW, now, [(release, bucket, *pair) for bucket, pair in enumerate(pairs)])
+            add_to_total(self._durable, EVENTS_ORGANIC, len(fresh))
+            counts = [(release, bucket, *pair) for place in fresh for bucket, pair in enumerate(pairs[place])]
+            add_recall(self._durable, SHADOW, now, counts)
 
     def keep_answers(self, answers: Iterable[StoredAnswer], now: float) -> None:
         """Keep answers for events to be joined with, and let the oldest go.
@@ -195,7 +179,7 @@ class FeedbackStore:
         """
         keep = [
             (
-                _key(answer.request_id, answer.query),
+                _key(answer.answer_id, answer.query),
                 answer.release,
                 answer.labels,
                 answer.buckets,
@@ -203,6 +187,8 @@ class FeedbackStore:
                 answer.bias_removal,
                 answer.popularity,
                 answer.features,
+                None if answer.request_id is None else _key(answer.request_id, answer.query),
+                answer.request_id,
             )
             for answer in answers
         ]
@@ -213,7 +199,7 @@ class FeedbackStore:
             ).fetchone()
             self._lazy.executemany(
                 "INSERT INTO answers (id, generation, key, release, labels, buckets, propensities, bias_removal, "
-                "popularity, features, at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "popularity, features, request_key, request_id, at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 [(id_, id_ // size, *answer, now) for id_, answer in enumerate(keep, newest + 1)],
             )
             upto = min(newest + len(keep) - self._max_answers, oldest + len(keep) + _CHUNK)
@@ -230,29 +216,40 @@ class FeedbackStore:
             since = 0.0 if looking_back else now - _FRESH_SECONDS
             pending = "SELECT EXISTS (SELECT 1 FROM feedback WHERE state = 0 AND at >= ?)"
             if self._lazy.execute(pending, (since,)).fetchone()[0]:
-                while self._join_some(now, since) == _CHUNK:
-                    pass
+                join(self._lazy, now, since)
                 if looking_back:
-                    self._give_up(now - _JOIN_FOR_SECONDS)
+                    give_up(self._lazy, now - _JOIN_FOR_SECONDS)
             if looking_back:
                 self._looked_back_at = now
 
     def tidy(self, now: float) -> bool:
-        """Delete what is too old, or more than is kept: settled feedback and features of answers, some thousands of
-        each at most, and recall counts.
+        """Delete what is too old, or more than is kept: settled feedback, idempotency keys and features of answers,
+        some thousands of each at most, and recall counts.
 
         Returns:
             Whether there is more to delete; other writers have their turn first.
         """
         with self._lazy_lock, transaction(self._lazy):
-            deleted = self._lazy.execute(
-                "DELETE FROM feedback WHERE id IN (SELECT id FROM feedback ORDER BY id LIMIT ?) AND state > 0 "
-                "AND (at < ? OR id <= (SELECT max(id) FROM feedback) - ?)",
-                (_CHUNK, now - self._feedback_seconds, self._max_feedback),
-            ).rowcount
+            deleted = [
+                self._lazy.execute(
+                    f"DELETE FROM {table} WHERE id IN (SELECT id FROM {table} ORDER BY id LIMIT ?) AND {settled} "
+                    f"AND (at < ? OR id <= (SELECT max(id) FROM {table}) - ?)",
+                    (_CHUNK, now - self._feedback_seconds, self._max_feedback),
+                ).rowcount
+                for table, settled in (("feedback", "state > 0"), ("organic", "TRUE"))
+            ]
             self._lazy.execute("DELETE FROM recall WHERE minute < ?", (int((now - KEPT_SECONDS) // 60),))
             forgotten = self._forget_features(now - self._feedback_seconds)
-        return _CHUNK in (deleted, forgotten)
+        return _CHUNK in (*deleted, forgotten)
+
+    def _is_new(self, idempotency_key: str | None, now: float) -> bool:
+        """Whether nothing was recorded under this key; from now on something is."""
+        if idempotency_key is None:
+            return True
+        kept = self._durable.execute(
+            "INSERT OR IGNORE INTO organic (key, at) VALUES (?, ?)", (_hash(idempotency_key), now)
+        )
+        return kept.rowcount == 1
 
     def _forget_features(self, before: float) -> int:
         """Take the features from the oldest answers that have some, where they are from before a time; how many."""
@@ -285,7 +282,7 @@ class FeedbackStore:
         return [RecallRow(*row) for row in found]
 
     def totals(self) -> dict[str, int]:
-        """Counters since the file was made: EVENTS_OF_ANSWERS, EVENTS_ORGANIC, UNMATCHED."""
+        """Counters since the file was made, by COUNTERS."""
         with self._reader_lock:
             found = dict(self._reader.execute("SELECT name, value FROM totals").fetchall())
         return {name: found.get(name, 0) for name in COUNTERS}
@@ -296,76 +293,23 @@ class FeedbackStore:
             for connection in (self._durable, self._lazy, self._reader):
                 connection.close()
 
-    def _join_some(self, now: float, since: float) -> int:
-        counts: dict[tuple[str, int], tuple[int, int]] = {}
-        with transaction(self._lazy):
-            generations = ", ".join(str(row[0]) for row in self._lazy.execute(_GENERATIONS_HELD))
-            found = self._lazy.execute(
-                "SELECT f.id, f.label, f.bucket, a.release, a.labels, a.buckets, a.propensities, a.bias_removal, "
-                "a.popularity, a.features, max(a.id), EXISTS (SELECT 1 FROM feedback g WHERE g.key = f.key "
-                "AND g.label = f.label AND g.id < f.id) FROM feedback f "
-                f"CROSS JOIN answers a ON a.generation IN ({generations}) AND a.key = f.key "
-                "WHERE f.state = 0 AND f.at >= ? GROUP BY f.id LIMIT ?",
-                (since, _CHUNK),
-            ).fetchall()
-            joined = []
-            for id_, label, bucket, release, labels, buckets, propensities, *dials_and_features, _, again in found:
-                places = np.flatnonzero(np.frombuffer(labels, "<u4") == fingerprints([label]))
-                hit = len(places) > 0
-                of = buckets[places[0]] if hit else bucket
-                # A purchase after a click is one label found, not two.
-                if of >= 0 and not again:
-                    positives, hits = counts.get((release, of), (0, 0))
-                    counts[release, of] = positives + 1, hits + hit
-                position = int(places[0]) if hit else None
-                drawn = hit and propensities is not None
-                propensity = float(np.frombuffer(propensities, "<f4")[position]) if drawn else 1.0
-                joined.append((release, position, propensity, *dials_and_features, id_))
-            self._lazy.executemany(
-                "UPDATE feedback SET state = 1, release = ?, position = ?, propensity = ?, bias_removal = ?, "
-                "popularity = ?, features = ? WHERE id = ?",
-                joined,
-            )
-            _add_recall(self._lazy, FEEDBACK, now, [(*of, *pair) for of, pair in counts.items()])
-        return len(found)
 
-    def _give_up(self, before: float) -> None:
-        """Stop looking for the answers of events from before then."""
-        with transaction(self._lazy):
-            (requests,) = self._lazy.execute(
-                "SELECT count(DISTINCT key) FROM feedback WHERE state = 0 AND at < ?", (before,)
-            ).fetchone()
-            if requests:
-                self._lazy.execute("UPDATE feedback SET state = 2 WHERE state = 0 AND at < ?", (before,))
-                _add_to_total(self._lazy, UNMATCHED, requests)
+def _organic_rows(event: ShadowPair, release: str, now: float) -> Iterator[tuple[object, ...]]:
+    """What is kept of an organic interaction, label by label; nothing where there are no features."""
+    if event.features is not None:
+        key = secrets.randbits(63)
+        for label, bucket in event.labels:
+            yield key, _as_utf8(label), bucket, now, _as_utf8(event.event), event.weight, release, event.features
 
 
-def _add_recall(
-    connection: sqlite3.Connection, source: str, now: float, counts: Iterable[tuple[str, int, int, int]]
-) -> None:
-    """Add (release, bucket, positives, hits) to the minute's counts."""
-    connection.executemany(
-        "INSERT INTO recall (release, minute, source, bucket, positives, hits) VALUES (?, ?, ?, ?, ?, ?) "
-        "ON CONFLICT DO UPDATE SET positives = positives + excluded.positives, hits = hits + excluded.hits",
-        [
-            (release, int(now // 60), source, bucket, positives, hits)
-            for release, bucket, positives, hits in counts
-            if positives
-        ],
-    )
+def _key(id_: str, query: int) -> int:
+    """Of an answer's or a request's id and the place of a query in it."""
+    return _hash(f"{query}:{id_}")
 
 
-def _add_to_total(connection: sqlite3.Connection, name: str, more: int) -> None:
-    connection.execute(
-        "INSERT INTO totals (name, value) VALUES (?, ?) ON CONFLICT DO UPDATE SET value = value + excluded.value",
-        (name, more),
-    )
-
-
-def _key(request_id: str, query: int) -> int:
-    """64 bits of hash: among a million answers, a strange request id finds one by chance once in 10^13."""
-    digest = blake2b(f"{query}:{request_id}".encode("utf-8", "replace"), digest_size=8).digest()
-    return int.from_bytes(digest, "little", signed=True)
+def _hash(text: str) -> int:
+    """64 bits: among a million answers, a strange id finds one by chance once in 10^13."""
+    return int.from_bytes(blake2b(text.encode("utf-8", "replace"), digest_size=8).digest(), "little", signed=True)
 
 
 def _as_utf8(label: str) -> str:

@@ -25,7 +25,8 @@ from longtail.serving.errors import NotReadyError
 from longtail.serving.monitoring.baseline import Baseline, save_baseline
 from longtail.serving.monitoring.collector import report_metrics
 from longtail.serving.monitoring.database import FEEDBACK_FILE
-from longtail.serving.monitoring.feedback_store import COUNTERS, KEPT_SECONDS, FeedbackStore, StoredAnswer
+from longtail.serving.monitoring.feedback_counts import COUNTERS
+from longtail.serving.monitoring.feedback_store import KEPT_SECONDS, FeedbackStore, StoredAnswer
 from longtail.serving.monitoring.records import AnsweredBatch, AnswerFeedback, ShadowPair
 from longtail.serving.monitoring.release_figures import ReleaseFigures, delete_label_counts
 from longtail.serving.monitoring.release_history import ReleaseHistory
@@ -157,7 +158,7 @@ class LiveFigures:
     def record_feedback(self, events: Sequence[AnswerFeedback]) -> int:
         """Take feedback on answers; it is on the disk when this returns, and counted within a second or so.
 
-        A label that was sent before, of the same request and query, counts once.
+        A label that was sent before, of the same answer and query, counts once.
 
         Returns:
             How many events are held now: all of them, be they new or repeated.
@@ -171,7 +172,8 @@ class LiveFigures:
         return len(events)
 
     def record_shadow(self, release: str, interactions: Sequence[ShadowPair]) -> int:
-        """Take organic interactions, counted and on the disk when this returns.
+        """Take organic interactions, counted and on the disk when this returns; those that were taken before, by their
+        idempotency keys, are not counted again.
 
         Args:
             release: that `answered` was retrieved from.
@@ -187,13 +189,13 @@ class LiveFigures:
         figures = self._held.get(release)
         if figures is None:
             raise NotReadyError(f"expected feedback on a release in service, received some on {release}")
-        positives, hits = np.zeros(len(BUCKET_NAMES), np.int64), np.zeros(len(BUCKET_NAMES), np.int64)
+        pairs = []
         for interaction in interactions:
             rows = np.unique(interaction.interacted[interaction.interacted >= 0])
             buckets = np.where(rows < figures.labels, figures.buckets_L[np.minimum(rows, figures.labels - 1)], NEW)
-            positives += np.bincount(buckets, minlength=len(BUCKET_NAMES))
-            hits += np.bincount(buckets[np.isin(rows, interaction.answered)], minlength=len(BUCKET_NAMES))
-        pairs = list(zip(positives.tolist(), hits.tolist(), strict=True))
+            positives = np.bincount(buckets, minlength=len(BUCKET_NAMES)).tolist()
+            hits = np.bincount(buckets[np.isin(rows, interaction.answered)], minlength=len(BUCKET_NAMES)).tolist()
+            pairs.append(list(zip(positives, hits, strict=True)))
         self._store.record_shadow(release, interactions, pairs, self._clock())
         return len(interactions)
 
@@ -263,8 +265,15 @@ class LiveFigures:
                 if dropped:
                     logger.warning("answers came faster than they could be kept: feedback on some will find none")
                 if batches:
-                    answers = (answer for batch in batches for answer in _answers_of(batch))
-                    self._store.keep_answers(answers, self._clock())
+                    try:
+                        answers = (answer for batch in batches for answer in _answers_of(batch))
+                        self._store.keep_answers(answers, self._clock())
+                    # The disk may be busy only for the moment.
+                    except BaseException:
+                        with self._pending_lock:
+                            self._pending.extendleft(reversed(batches))
+                            self._pending_labels += sum(len(batch.fingerprints_N) for batch in batches)
+                        raise
 
     def _work(self) -> None:
         while not self._closing.wait(_TICK_SECONDS):
@@ -316,7 +325,7 @@ def _answers_of(batch: AnsweredBatch) -> Iterator[StoredAnswer]:
     propensities = None if batch.propensities_N is None else batch.propensities_N.astype("<f4").tobytes()
     for place, (start, end) in enumerate(pairwise([0, *batch.ends_B])):
         yield StoredAnswer(
-            request_id=batch.request_ids[place],
+            answer_id=batch.answer_ids[place],
             query=batch.places[place],
             release=batch.release,
             labels=labels[4 * start : 4 * end],
@@ -325,4 +334,5 @@ def _answers_of(batch: AnsweredBatch) -> Iterator[StoredAnswer]:
             popularity=float(batch.popularity_B[place]),
             propensities=None if propensities is None else propensities[4 * start : 4 * end],
             features=None if batch.features_B is None else batch.features_B[place],
+            request_id=None if batch.request_ids is None else batch.request_ids[place],
         )

@@ -23,7 +23,7 @@ class AnsweredBatch:
 
     Attributes:
         release: the one that answered.
-        request_ids: one per query; queries of one request share it.
+        answer_ids: one per query; queries of one request share it, and no other has it.
         places: every query's place in its request, from 0.
         bias_removal_B: λ of every query, float32 [B].
         popularity_B: μ of every query, float32 [B].
@@ -37,10 +37,12 @@ class AnsweredBatch:
         explored: labels drawn by chance, by bucket.
         features_B: features of every query as JSON, to be recorded with its answer; None where there are none, or where
             none are recorded.
+        request_ids: what its client calls the request of every query, other requests too perhaps; None where it has no
+            name for it. None: nobody has.
     """
 
     release: str
-    request_ids: Sequence[str]
+    answer_ids: Sequence[str]
     places: Sequence[int]
     bias_removal_B: Float32
     popularity_B: Float32
@@ -53,6 +55,7 @@ class AnsweredBatch:
     propensities_N: Float32 | None = None
     explored: Mapping[int, int] = field(default_factory=dict)
     features_B: Sequence[bytes | None] | None = None
+    request_ids: Sequence[str | None] | None = None
 
     @cached_property
     def exposures(self) -> Int64:
@@ -65,21 +68,29 @@ class AnswerFeedback:
     """Labels that somebody interacted with after an answer.
 
     Attributes:
-        request_id: id of the answered request.
+        answer_id: of the answer; None: it is named by `request_id`.
         query: place of the query in its request.
         labels: ids, in the answer or not.
         buckets: of each label in the release now in service, −1 if it has no such label. Where the label was in
             the answer, the answer's bucket counts instead; a label that neither knows is no positive.
         event: what they did, such as `click` or `purchase`.
         weight: what the event is worth in training.
+        request_id: of the answered request, where there is no `answer_id`: counts if no other answer is known of a
+            request of that id, unless it is the same answer again.
     """
 
-    request_id: str
+    answer_id: str | None
     query: int
     labels: Sequence[str]
     buckets: Sequence[int]
     event: str = "click"
     weight: float = 1.0
+    request_id: str | None = None
+
+    @property
+    def named(self) -> str:
+        """What it names the answer by."""
+        return self.answer_id or self.request_id or ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +103,7 @@ class ShadowPair:
         labels: ids interacted with, and their buckets, −1 unknown, to be recorded.
         features: the query's as JSON; None: nothing is recorded.
         event, weight: as of `AnswerFeedback`.
+        idempotency_key: one that was recorded under the same key is this one, sent again; None: it is new.
     """
 
     answered: Int64
@@ -100,6 +112,7 @@ class ShadowPair:
     features: bytes | None = None
     event: str = "click"
     weight: float = 1.0
+    idempotency_key: str | None = None
 
 
 def fingerprints(ids: Iterable[str]) -> npt.NDArray[np.uint32]:

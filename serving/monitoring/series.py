@@ -15,7 +15,8 @@ import numpy as np
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.arrays import Array
 from longtail.serving.monitoring.baseline import Baseline
-from longtail.serving.monitoring.feedback_store import SOURCES, RecallRow
+from longtail.serving.monitoring.feedback_counts import SOURCES
+from longtail.serving.monitoring.feedback_store import RecallRow
 from longtail.serving.monitoring.latency_bins import latency_ms
 from longtail.serving.monitoring.release_figures import (
     ANSWER_COLUMNS,

@@ -16,7 +16,7 @@ from longtail.bundle.arrays import Array
 from longtail.bundle.exposure import coverage, coverage_by_bucket, gini, psi
 from longtail.bundle.frequency import TAIL
 from longtail.serving.monitoring.baseline import Baseline
-from longtail.serving.monitoring.feedback_store import SOURCES
+from longtail.serving.monitoring.feedback_counts import SOURCES
 from longtail.serving.monitoring.latency_bins import latency_ms
 from longtail.serving.monitoring.release_figures import (
     BIAS_REMOVAL,

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import zlib
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -285,7 +285,7 @@ def test_a_directory_that_is_not_there_is_an_error_of_the_log(tmp_path: Path) ->
 
 CHILD = """
 import sys
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from longtail.bundle import LabelLog, Upsert, Hide
 log, first = LabelLog(Path(sys.argv[1])), int(sys.argv[2])
@@ -328,3 +328,45 @@ def test_kill_9_at_any_moment_loses_nothing_that_was_acknowledged(path: Path) ->
     assert ids(path)[-1] == "last"
     LabelLog(path).compact()
     assert not list(path.parent.glob("*.tmp"))
+
+
+def test_dates_follow_the_log_and_the_release_whatever_the_clock_says(tmp_path: Path) -> None:
+    path, day = tmp_path / "labels.log", timedelta(days=1)
+    one, other = LabelLog(path), LabelLog(path)
+    step = timedelta(microseconds=1)
+
+    def dates() -> list[datetime]:
+        return [record.at for record in LabelLog(path).read_from().records]
+
+    def at(moment: datetime) -> Hide:
+        return Hide(id="a", at=moment)
+
+    one.append([at(AT)], after=AT - day)
+    assert dates() == [AT], "the clock is not behind"
+    other.append([at(AT - day), at(AT + day), at(AT)], after=AT)
+    assert dates()[1:] == [AT + step, AT + day, AT + step]
+    # Of another writer's records, too, read by it or not.
+    one.append([at(AT)], after=AT)
+    other.read_from()
+    other.append([at(AT)], after=AT)
+    assert dates()[4:] == [AT + day + step, AT + day + 2 * step]
+    one.compact()
+    other.append([at(AT)], after=AT)
+    one.append([at(AT)], after=AT + 5 * day)
+    assert dates() == [AT + day + 2 * step, AT + day + 3 * step, AT + 5 * day + step]
+    one.append([at(AT)])
+    assert dates()[-1] == AT, "without a release they are as they are"
+    other.append([at(AT)], after=datetime.max.replace(tzinfo=UTC))
+    assert dates()[-1] == datetime.max.replace(tzinfo=UTC)
+
+
+def test_a_log_that_was_cut_is_continued_where_it_ends(tmp_path: Path) -> None:
+    path = tmp_path / "labels.log"
+    log = LabelLog(path)
+    log.append([upsert("a")])
+    length = path.stat().st_size
+    log.append([upsert("b")])
+    with path.open("r+b") as file:
+        file.truncate(length)
+    log.append([upsert("c")], after=AT)
+    assert [record.id for record in LabelLog(path).read_from().records] == ["a", "c"]

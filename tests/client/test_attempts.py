@@ -16,7 +16,7 @@ from tests.client.conftest import Clock
 RELEASE = httpx.Response(200, json={"name": "r", "request_id": "q"})
 FULL = refusal(429, "queue_full", Retry_After="1")
 NOT_READY = refusal(503, "not_ready")
-ORGANIC = Interaction({"user_id": "u1"}, labels=["a"])
+ORGANIC = Interaction({"user_id": "u1"}, labels=["a"], idempotency_key=None)
 Make = Callable[..., Asker]
 
 
@@ -66,7 +66,18 @@ def test_every_attempt_may_take_what_is_left(asker: Make) -> None:
 
 
 @pytest.mark.usefixtures("clock")
-def test_an_interaction_that_may_have_been_taken_is_not_sent_twice(asker: Make) -> None:
+def test_an_interaction_is_sent_again_under_its_own_key(asker: Make) -> None:
+    taken = httpx.Response(200, json={"accepted": 2, "request_id": "q"})
+    for outcome in (httpx.ReadError, refusal(503, "timeout"), httpx.Response(503, text="upstream reset")):
+        script = Script(outcome, taken)
+        assert asker(script)("interactions", [Interaction({}, ["a"]), Interaction({}, ["a"])]).accepted == 2
+        first, again = (json.loads(request.content)["events"] for request in script.requests)
+        assert first == again
+        assert len({event["idempotency_key"] for event in first}) == 2
+
+
+@pytest.mark.usefixtures("clock")
+def test_an_interaction_without_a_key_that_may_have_been_taken_is_not_sent_twice(asker: Make) -> None:
     for outcome in (httpx.ReadError, refusal(503, "timeout"), httpx.Response(503, text="upstream reset")):
         script = Script(outcome)
         with pytest.raises((NoAnswerError, BusyError)):
@@ -179,6 +190,6 @@ def test_what_json_has_not_is_refused_unsent(asker: Make, features: dict[str, ob
 
 def test_text_is_sent_as_utf_8(asker: Make) -> None:
     script = Script(httpx.Response(200, json={"accepted": 1, "request_id": "q"}))
-    asker(script)("interactions", Interaction({"name": "Größe λ"}, labels=["é"]))
+    asker(script)("interactions", Interaction({"name": "Größe λ"}, labels=["é"], idempotency_key=None))
     assert script.requests[0].headers["content-type"] == "application/json"
     assert json.loads(script.requests[0].content)["events"] == [{"features": {"name": "Größe λ"}, "labels": ["é"]}]

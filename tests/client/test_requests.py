@@ -29,10 +29,10 @@ Make = Callable[..., Asker]
 LABEL = {"id": "a", "score": 1.5, "bucket": "tail", "display": {"title": "Alpha"}}
 RESULT = {"labels": [LABEL], "bias_removal": 0.5, "unknown": {"exclude": 1, "allow": 0}}
 """As a service from before μ answers."""
-RETRIEVED = {"results": [RESULT], "release": "r", "request_id": "q", "added_later": 1}
+RETRIEVED = {"results": [RESULT], "release": "r", "answer_id": "q0", "request_id": "q", "added_later": 1}
 SIMILAR = {"results": [{**RESULT, "id": "b"}], "release": "r", "request_id": "q"}
 RANKED = (Label("a", 1.5, "tail", {"title": "Alpha"}),)
-ANSWER = Answer((Result(RANKED, 0.5, Unknown(exclude=1, allow=0)),), "r", "q")
+ANSWER = Answer((Result(RANKED, 0.5, Unknown(exclude=1, allow=0)),), "r", "q", "q0")
 NEAREST = Answer((Result(RANKED, 0.5, Unknown(exclude=1, allow=0), id="b"),), "r", "q")
 DESCRIBED = {"id": "a", "count": 3, "log_pn": -1.5, "bucket": "tail", "bias": None, "display": {}}
 NEWER = {"results": [{**RESULT, "popularity": -0.5}], "release": "r", "request_id": "q"}
@@ -42,6 +42,7 @@ TAKEN = {"accepted": 2, "request_id": "q"}
 GONE = {"id": "a", "release": "r", "request_id": "q"}
 SWAPPED = {"release": "r", "changed": True, "request_id": "q"}
 PARTS = {"k": 3, "bias_removal": 0.0, "popularity": 0.25, "exclude": ["x", 4], "allow": [], "buckets": ["tail"]}
+PARTS |= {"display": ["title"]}
 
 CASES: list[tuple[str, tuple[Any, ...], dict[str, Any], str, dict[str, Any] | None, Any, Any]] = [
     ("retrieve", (), {"features": {}}, "POST /v1/retrieve", {"queries": [{"features": {}}]}, RETRIEVED, ANSWER),
@@ -140,13 +141,13 @@ CASES: list[tuple[str, tuple[Any, ...], dict[str, Any], str, dict[str, Any] | No
     ),
     (
         "feedback",
-        ([Feedback("q0", {"a"}, query=1), Feedback("q1", (4,))],),
+        ([Feedback(answer_id="q0", labels={"a"}, query=1), Feedback("r1", (4,), answer_id="q1")],),
         {},
         "POST /v1/feedback",
         {
             "events": [
-                {"request_id": "q0", "query": 1, "labels": ["a"]},
-                {"request_id": "q1", "query": 0, "labels": [4]},
+                {"answer_id": "q0", "query": 1, "labels": ["a"]},
+                {"answer_id": "q1", "query": 0, "labels": [4]},
             ]
         },
         TAKEN,
@@ -154,12 +155,26 @@ CASES: list[tuple[str, tuple[Any, ...], dict[str, Any], str, dict[str, Any] | No
     ),
     (
         "interactions",
-        ([Interaction({"u": 1}, ["a"], bias_removal=0.5, exclude=["s"], popularity=1.0), Interaction({}, ["b"])],),
+        (
+            [
+                Interaction(
+                    {"u": 1}, ["a"], bias_removal=0.5, exclude=["s"], popularity=1.0, idempotency_key="visit-1"
+                ),
+                Interaction({}, ["b"], idempotency_key=None),
+            ],
+        ),
         {},
         "POST /v1/feedback",
         {
             "events": [
-                {"features": {"u": 1}, "labels": ["a"], "bias_removal": 0.5, "popularity": 1.0, "exclude": ["s"]},
+                {
+                    "features": {"u": 1},
+                    "labels": ["a"],
+                    "bias_removal": 0.5,
+                    "popularity": 1.0,
+                    "exclude": ["s"],
+                    "idempotency_key": "visit-1",
+                },
                 {"features": {}, "labels": ["b"]},
             ]
         },
@@ -196,6 +211,11 @@ def test_request_and_value(
 def test_a_question_of_two_minds_is_refused(asker: Make, args: Any, kwargs: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         asker(Script(httpx.Response(500)))("retrieve", *args, **kwargs)
+
+
+def test_feedback_on_no_answer_is_refused(asker: Make) -> None:
+    with pytest.raises(ValueError, match="expected an answer_id, or the request_id of an older service's answer"):
+        asker(Script(httpx.Response(500)))("feedback", Feedback(labels=["a"]))
 
 
 @pytest.mark.parametrize(

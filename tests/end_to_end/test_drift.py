@@ -266,7 +266,7 @@ def feedback_on(answers: list[Answer], chosen: Planted) -> Iterator[Feedback]:
         for place, result in enumerate(answer.results):
             labels = chosen.choose({label.id: label.bucket for label in result.labels})
             if labels:
-                yield Feedback(answer.request_id, labels, query=place)
+                yield Feedback(answer_id=answer.answer_id, labels=labels, query=place)
 
 
 def test_planted_recall_is_recovered_and_survives(releases: Path, tmp_path: Path) -> None:

@@ -66,12 +66,12 @@ def test_feedback_trains_the_next_model(tmp_path: Path) -> None:
             near = client.similar("item-3", k=2)
             client.feedback(
                 [
-                    Feedback(answer.request_id, [kept, "never shown"]),
-                    Feedback(answer.request_id, [drawn], query=1),
-                    Feedback(answer.request_id, [drawn], query=1, event="purchase", weight=10.0),
-                    Feedback(answer.request_id, [drawn], query=1, event="purchase", weight=10.0),
+                    Feedback(answer_id=answer.answer_id, labels=[kept, "never shown"]),
+                    Feedback(answer_id=answer.answer_id, labels=[drawn], query=1),
+                    Feedback(answer_id=answer.answer_id, labels=[drawn], query=1, event="purchase", weight=10.0),
+                    Feedback(answer_id=answer.answer_id, labels=[drawn], query=1, event="purchase", weight=10.0),
                     Feedback(near.request_id, [near.results[0].labels[0].id]),
-                    Feedback("nobody", ["item-9"]),
+                    Feedback(answer_id="nobody", labels=["item-9"]),
                 ]
             )
             client.interactions(Interaction({"user_id": 7}, ["item-5"], event="view", weight=0.5))
@@ -93,7 +93,8 @@ def test_feedback_trains_the_next_model(tmp_path: Path) -> None:
         row = rows[label, "click"]
         assert (row["position"], row["propensity"]) == shown(answer, query)[label]
         assert (row["user_id"], row["history"]) == (f"u{query}", ["item-1", "2"])
-        assert (row["request_id"], row["query"], row["release"]) == (answer.request_id, query, "first")
+        assert (row["answer_id"], row["query"], row["release"]) == (answer.answer_id, query, "first")
+        assert row["request_id"] == answer.request_id
         assert (row["bias_removal"], row["popularity"], row["source"]) == (0.25, 0.0, "answer")
         assert abs(datetime.now(UTC) - row["time"]) < timedelta(minutes=5)
     bought, missed, organic = rows[drawn, "purchase"], rows["never shown", "click"], rows["item-5", "view"]

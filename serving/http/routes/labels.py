@@ -52,7 +52,7 @@ async def add_labels(request: Request) -> Response:
     service = service_of(request)
     body = await read_body(request, LabelsRequest, service.settings)
     limits.check_labels(body, service.settings)
-    release = await service.write(
+    release = await service.change(
         lambda: service.change_labels(lambda retriever: records_to_add(body.labels, retriever))
     )
     return json_response(to_json({"accepted": len(body.labels), "release": release}, request_id(request)))
@@ -63,5 +63,5 @@ async def hide_label(request: Request, id: str) -> Response:
     """Delete an added label, or hide one of the catalogue; it is in no answer from now on. Admin."""
     require_admin(request)
     service = service_of(request)
-    release = await service.write(lambda: service.change_labels(lambda retriever: [record_to_hide(id, retriever)]))
+    release = await service.change(lambda: service.change_labels(lambda retriever: [record_to_hide(id, retriever)]))
     return json_response(to_json({"id": id, "release": release}, request_id(request)))

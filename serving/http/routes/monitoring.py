@@ -22,10 +22,10 @@ router = APIRouter(tags=["figures"])
     responses={200: {"model": FeedbackAnswer}, **errors(400, 401, 408, 413, 415, 422, 429, 503)},
 )
 async def feedback(request: Request) -> Response:
-    """Say what was chosen, after an answer (by its request id, safe to send again) or without one."""
+    """Say what was chosen, after an answer (by its id) or without one (with an idempotency key): safe to send again."""
     service = service_of(request)
     body = await read_body(request, FeedbackRequest, service.settings)
-    limits.check_feedback(body, service.settings)
+    limits.check_feedback(body, service.settings, lambda id_: service.retriever().knows(id_))
     accepted = await service.write(lambda: service.record_feedback(body.events))
     return json_response(to_json({"accepted": accepted}, request_id(request)))
 

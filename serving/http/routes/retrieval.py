@@ -14,7 +14,7 @@ from longtail.serving.core.queries import Query, SimilarQuery
 from longtail.serving.http import limits
 from longtail.serving.http.body import read_body
 from longtail.serving.http.openapi import errors, json_body
-from longtail.serving.http.responses import request_id, results_response, service_of
+from longtail.serving.http.responses import answer_id, request_id, results_response, service_of
 from longtail.serving.http.schemas.retrieval import RetrieveAnswer, RetrieveRequest, SimilarAnswer, SimilarRequest
 
 
@@ -68,7 +68,7 @@ async def _answer(
     request: Request, asked: Sequence[Query] | SimilarQuery, *, release: str | None, preview: bool
 ) -> Response:
     """Answer a request from one release; the current one unless it names another."""
-    service, id_ = service_of(request), request_id(request)
+    service, own, id_ = service_of(request), answer_id(request), request_id(request)
     retriever = service.retriever(release)
-    results = await service.search(retriever, asked, id_, preview=preview)
-    return results_response(results, retriever.name, id_)
+    results = await service.search(retriever, asked, own, id_, preview=preview)
+    return results_response(results, retriever.name, own, id_)

@@ -11,6 +11,9 @@ _RELEASE = Field(
 )
 _PREVIEW = Field(default=False, description="Nobody will see the answer: leave it out of exposure, drift and recall.")
 
+_ANSWER_ID = Field(description="This answer's own, no other has it: what feedback names it by.")
+_REQUEST_ID = Field(description="X-Request-ID of the request, which others may have had too; without one, `answer_id`.")
+
 
 class RetrieveRequest(RequestModel):
     """Body of POST /v1/retrieve."""
@@ -73,7 +76,8 @@ class RetrieveAnswer(BaseModel):
 
     results: list[RetrieveResult]
     release: str
-    request_id: str
+    answer_id: str = _ANSWER_ID
+    request_id: str = _REQUEST_ID
 
 
 class SimilarResult(RetrieveResult):
@@ -87,4 +91,5 @@ class SimilarAnswer(BaseModel):
 
     results: list[SimilarResult]
     release: str
-    request_id: str
+    answer_id: str = _ANSWER_ID
+    request_id: str = _REQUEST_ID

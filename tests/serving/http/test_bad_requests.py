@@ -30,7 +30,7 @@ DIAL = "expected -1.0 <= bias_removal <= 2.0, received "
 PRIOR = "expected -1.0 <= popularity <= 2.0, received "
 BOTH = "expected -1.0 <= bias_removal + popularity <= 2.0, received "
 ONE_LOG = "; this release has one log p_n for both, the label frequency"
-QUERY_KEYS = "['k', 'bias_removal', 'popularity', 'exclude', 'allow', 'buckets', 'explore', 'features']"
+QUERY_KEYS = "['k', 'bias_removal', 'popularity', 'exclude', 'allow', 'buckets', 'explore', 'display', 'features']"
 
 INVALID: dict[str, Case] = {
     "k of 0": in_query("k", "expected greater than or equal to 1, received 0", k=0),
@@ -54,6 +54,18 @@ INVALID: dict[str, Case] = {
         "popularity", f"{BOTH}-0.5 + -0.75{ONE_LOG}", bias_removal=-0.5, popularity=-0.75
     ),
     "prior too high beside the default": in_query("popularity", f"{BOTH}0.5 + 2.0{ONE_LOG}", popularity=2),
+    "columns there are not": in_query(
+        "display.1",
+        "expected display columns of this release, ['title', 'year'], received \"titel\"",
+        display=["title", "titel"],
+    ),
+    "columns as a string": in_query(
+        "display", 'expected true, false or a list of columns, received "title"', display="title"
+    ),
+    "columns of no kind": in_query(
+        "display", "expected true, false or a list of columns, received a list of 1", display=[1]
+    ),
+    "columns null": in_query("display", "expected true, false or a list of columns, received null", display=None),
     "more to explore than slots": in_query(
         "explore", "expected at most k = 2 slots to explore together, received 3", k=2, explore={"tail": 2, "new": 1}
     ),

@@ -1,6 +1,7 @@
 """Health, metrics, request ids, the generic 500 and the OpenAPI document."""
 
 import logging
+import re
 from pathlib import Path
 from typing import NoReturn
 
@@ -111,6 +112,7 @@ def test_answers_are_counted_by_bucket_route_and_stage(client: httpx.Client) -> 
 def test_a_sane_request_id_comes_back(client: httpx.Client, sent: str) -> None:
     response = client.post("/v1/retrieve", json=QUERY, headers={"x-request-id": sent})
     assert response.headers["x-request-id"] == response.json()["request_id"] == sent
+    assert re.fullmatch("[0-9a-f]{32}", response.json()["answer_id"])
 
 
 @pytest.mark.parametrize("sent", ["", "a b", "x" * 129, 'x"y', "ü".encode("latin-1")])
@@ -148,7 +150,7 @@ def test_the_document_describes_bodies_answers_and_errors(client: httpx.Client) 
     body = retrieve["requestBody"]["content"]["application/json"]["schema"]["$ref"]
     assert body == "#/components/schemas/RetrieveRequest"
     assert {"RetrieveRequest", "Query", "SimilarRequest", "RetrieveAnswer", "ErrorAnswer"} <= set(schemas)
-    selection = {"k", "bias_removal", "popularity", "explore", "exclude", "allow", "buckets"}
+    selection = {"k", "bias_removal", "popularity", "explore", "exclude", "allow", "buckets", "display"}
     assert set(schemas["Query"]["properties"]) == selection | {"features"}
     for path, methods in document["paths"].items():
         for operation in methods.values():

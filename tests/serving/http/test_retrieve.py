@@ -73,8 +73,26 @@ def test_a_label_comes_with_bucket_and_display_columns(client: httpx.Client) -> 
             }
         ],
         "release": "plane-1",
+        "answer_id": response.headers["x-request-id"],
         "request_id": response.headers["x-request-id"],
     }
+
+
+def test_only_the_columns_asked_for_come_with_labels(client: httpx.Client) -> None:
+    query = {"features": {"user": "north"}, "k": 3, "bias_removal": 0}
+    asked = (True, False, [], ["year"], ["title", "year"])
+    everything, none, empty, years, both = retrieve(client, *({**query, "display": display} for display in asked))
+    assert everything == both
+    assert none == empty
+    assert [label["display"] for label in none["labels"]] == [{}] * 3
+    assert [label["display"] for label in years["labels"]] == [{"year": None}, {"year": 2001}, {"year": 1999}]
+    assert {**none, "labels": 0} == {**years, "labels": 0} == {**both, "labels": 0}
+    for result in (none, years):
+        assert [{**label, "display": 0} for label in result["labels"]] == [
+            {**label, "display": 0} for label in both["labels"]
+        ]
+    similar = client.post("/v1/similar", json={"id": "b", "k": 1, "display": ["title"]}).json()
+    assert similar["results"][0]["labels"][0]["display"] == {"title": "Gamma"}
 
 
 def test_null_and_absent_bias_removal_mean_the_release_default(client: httpx.Client) -> None:

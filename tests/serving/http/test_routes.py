@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +42,14 @@ def series(client: httpx.Client) -> dict[str, float]:
     lines = client.get("/metrics").text.splitlines()
     named = (line.rsplit(" ", 1) for line in lines if line.startswith("longtail_"))
     return {name: float(value) for name, value in named}
+
+
+@contextmanager
+def monkeypatched(target: object, name: str, value: object) -> Iterator[None]:
+    """With an attribute replaced."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(target, name, value)
+        yield
 
 
 def refused(response: httpx.Response, status: int, kind: str, field: str | None) -> str:
@@ -170,32 +182,63 @@ def test_monitoring_is_what_the_documentation_says(tmp_path: Path, baseline: Bas
 
 
 ORGANIC = {"features": {"user": "east"}, "labels": ["a"]}
-OF_ANSWER = {"request_id": "r", "labels": ["a"]}
+OF_ANSWER = {"answer_id": "r", "labels": ["a"]}
+OF_REQUEST = {"request_id": "r", "labels": ["a"]}
 FEEDBACK = {
     "no events": ({"events": []}, "events", "expected at least 1 of them, received 0"),
     "no list": ({}, "events", "expected a value for events, received none"),
     "too many events": ({"events": [OF_ANSWER] * 6}, "events", "expected at most 5 events, received 6"),
-    "of nothing": ({"labels": ["a"]}, "events.0", "expected either request_id or features, received neither"),
+    "of nothing": ({"labels": ["a"]}, "events.0", "expected one of answer_id, request_id and features, received none"),
     "λ beside an answer": (
         {**OF_ANSWER, "bias_removal": 0.5},
         "events.0",
-        "expected no bias_removal beside request_id, received some",
+        "expected no bias_removal beside answer_id, received some",
     ),
     "a place beside features": (
         {**ORGANIC, "query": 1},
         "events.0",
         "expected no query beside features, received some",
     ),
-    "of both": ({**ORGANIC, **OF_ANSWER}, "events.0", "expected either request_id or features, received both"),
+    "of both": (
+        {**ORGANIC, **OF_REQUEST},
+        "events.0",
+        "expected one of answer_id, request_id and features, received request_id and features",
+    ),
     "no labels": ({"request_id": "r"}, "events.0.labels", "expected a value for labels, received none"),
     "empty labels": ({**OF_ANSWER, "labels": []}, "events.0.labels", "expected at least 1 of them, received 0"),
     "one label": ({**OF_ANSWER, "labels": "a"}, "events.0.labels", 'expected a valid array, received "a"'),
+    "long label": (
+        {**OF_ANSWER, "labels": ["a", "x" * 513]},
+        "events.0.labels.1",
+        "expected a label of the release, or an id of at most 512 characters, received",
+    ),
+    "long label of no answer": (
+        {**ORGANIC, "labels": [10**512]},
+        "events.0.labels.0",
+        "expected a label of the release, or an id of at most 512 characters, received",
+    ),
     "label of no kind": ({**OF_ANSWER, "labels": ["a", 1.5]}, "events.0.labels.1", "expected an id"),
     "too many labels": ({**OF_ANSWER, "labels": ["a"] * 7}, "events.0.labels", "expected at most 6 ids, received 7"),
     "too many excluded": ({**ORGANIC, "exclude": ["a"] * 7}, "events.0.exclude", "expected at most 6 ids, received 7"),
-    "empty request id": ({**OF_ANSWER, "request_id": ""}, "events.0.request_id", "at least 1 character"),
-    "long request id": ({**OF_ANSWER, "request_id": "r" * 129}, "events.0.request_id", "at most 128 characters"),
-    "request id of no kind": ({**OF_ANSWER, "request_id": 7}, "events.0.request_id", "expected a valid string"),
+    "of an answer and a request": (
+        {**OF_ANSWER, **OF_REQUEST},
+        "events.0",
+        "expected one of answer_id, request_id and features, received answer_id and request_id",
+    ),
+    "key of an answer": (
+        {**OF_REQUEST, "idempotency_key": "k"},
+        "events.0",
+        "expected no idempotency_key beside request_id, received some",
+    ),
+    "empty key": ({**ORGANIC, "idempotency_key": ""}, "events.0.idempotency_key", "at least 1 character"),
+    "long key": ({**ORGANIC, "idempotency_key": "k" * 129}, "events.0.idempotency_key", "at most 128 characters"),
+    "key of no kind": ({**ORGANIC, "idempotency_key": 7}, "events.0.idempotency_key", "expected a valid string"),
+    "long answer id": ({**OF_ANSWER, "answer_id": "r" * 129}, "events.0.answer_id", "at most 128 characters"),
+    "answer id of no kind": ({**OF_ANSWER, "answer_id": 7}, "events.0.answer_id", "expected a valid string"),
+    "place beyond all": ({**OF_ANSWER, "query": 2**31}, "events.0.query", "less than or equal to 2147483647"),
+    "empty request id": ({**OF_REQUEST, "request_id": ""}, "events.0.request_id", "at least 1 character"),
+    "long request id": ({**OF_REQUEST, "request_id": "r" * 129}, "events.0.request_id", "at most 128 characters"),
+    "request id of no kind": ({**OF_REQUEST, "request_id": 7}, "events.0.request_id", "expected a valid string"),
     "place below 0": ({**OF_ANSWER, "query": -1}, "events.0.query", "expected greater than or equal to 0"),
     "unknown key": ({**OF_ANSWER, "label": "a"}, "events.0.label", "expected one of the keys"),
     "features of no kind": ({**ORGANIC, "features": []}, "events.0.features", "expected an object"),
@@ -217,11 +260,78 @@ def test_feedback_that_is_refused_is_recorded_nowhere(client: httpx.Client, case
     assert set(recorded.values()) == {0}
 
 
+def test_features_that_are_recorded_are_bounded(tmp_path: Path) -> None:
+    long = {"user": "x" * 90}
+    of_query, of_choice = {"queries": [EAST, {**EAST, "features": long}]}, {"events": [{**ORGANIC, "features": long}]}
+    message = (
+        "expected features of at most 100 bytes as JSON, as they are recorded (LONGTAIL_MAX_FEATURES_BYTES, "
+        "LONGTAIL_RECORD_FEATURES), received 101"
+    )
+    app = create_app(plane_settings(tmp_path, max_features_bytes=100), retriever=plane_retriever())
+    with client_of(app) as client:
+        for path, body, field in (
+            ("/v1/retrieve", of_query, "queries.1.features"),
+            ("/v1/feedback", of_choice, "events.0.features"),
+        ):
+            assert refused(client.post(path, json=body), 422, "invalid_request", field) == message
+        assert client.post("/v1/retrieve", json={**of_query, "preview": True}).status_code == 200
+        shorter = {"queries": [{**EAST, "features": {"user": "x" * 89}}]}
+        assert client.post("/v1/retrieve", json=shorter).status_code == 200
+    unrecorded = plane_settings(tmp_path, max_features_bytes=100, record_features=False)
+    with client_of(create_app(unrecorded, retriever=plane_retriever())) as client:
+        assert client.post("/v1/retrieve", json=of_query).status_code == 200
+        assert client.post("/v1/feedback", json=of_choice).status_code == 200
+
+
+def test_a_request_has_a_budget_of_labels(tmp_path: Path) -> None:
+    message = "expected at most 8 labels asked for, k summed over the queries (LONGTAIL_MAX_TOTAL_K), received 9"
+    app = create_app(plane_settings(tmp_path, max_total_k=8, max_k=4), retriever=plane_retriever())
+    with client_of(app) as client:
+        for path, field, most, beyond in (
+            ("/v1/retrieve", "queries", [4, 4], [3, 3, 3]),
+            ("/v1/retrieve", "queries", [4, 3, 1], [4, 4, 1]),
+        ):
+            bodies = ({"queries": [{**EAST, "k": k} for k in ks]} for ks in (most, beyond))
+            taken, turned_away = (client.post(path, json=body) for body in bodies)
+            assert taken.status_code == 200
+            assert refused(turned_away, 422, "invalid_request", field) == message
+        assert client.post("/v1/similar", json={"ids": ["a", "b"], "k": 4}).status_code == 200
+        assert refused(
+            client.post("/v1/similar", json={"ids": ["a", "b", "4"], "k": 3}), 422, "invalid_request", "k"
+        ) == (message)
+    # A query alone may ask for max_k, whatever the budget.
+    app = create_app(plane_settings(tmp_path, max_total_k=1), retriever=plane_retriever())
+    with client_of(app) as client:
+        assert client.post("/v1/retrieve", json={"queries": [{**EAST, "k": 4}]}).status_code == 200
+
+
+def test_long_ids_of_the_catalogue_are_chosen_like_others(tmp_path: Path) -> None:
+    app = create_app(plane_settings(tmp_path), retriever=plane_retriever("r", "x" * 600))
+    with client_of(app) as client:
+        events = [{"answer_id": "r", "labels": ["x" * 600 + "a"]}]
+        assert client.post("/v1/feedback", json={"events": events}).status_code == 200
+        events[0]["labels"].append("x" * 601)
+        refused(client.post("/v1/feedback", json={"events": events}), 422, "invalid_request", "events.0.labels.1")
+
+
+def test_labels_change_while_feedback_is_stuck(app: FastAPI, client: httpx.Client) -> None:
+    stuck = threading.Event()
+    with ThreadPoolExecutor(1) as pool, monkeypatched(app.state.service, "record_feedback", lambda _: stuck.wait(20)):
+        saying = pool.submit(client.post, "/v1/feedback", json={"events": [OF_ANSWER]})
+        try:
+            assert client.delete("/v1/labels/a").status_code == 200
+            assert client.post("/v1/labels", json={"labels": [{"id": "a"}]}).status_code == 200
+            assert not saying.done()
+        finally:
+            stuck.set()
+        assert saying.result().status_code == 200
+
+
 def test_feedback_is_counted_once_however_often_it_is_sent(app: FastAPI, client: httpx.Client) -> None:
-    request_id = retrieve(client, queries=[EAST, {**EAST, "buckets": ["tail"]}]).json()["request_id"]
+    answer_id = retrieve(client, queries=[EAST, {**EAST, "buckets": ["tail"]}]).json()["answer_id"]
     events = [
-        {"request_id": request_id, "labels": ["a", "a", "4"]},
-        {"request_id": request_id, "query": 1, "labels": [4, "b", "nobody"]},
+        {"answer_id": answer_id, "labels": ["a", "a", "4"]},
+        {"answer_id": answer_id, "query": 1, "labels": [4, "b", "nobody"]},
     ]
     for _ in range(3):
         answer = client.post("/v1/feedback", json={"events": events})

@@ -52,7 +52,7 @@ def answered(
     known = rows < 12
     return AnsweredBatch(
         release=release,
-        request_ids=[f"request-{place}" for place in range(len(lists))] if names is None else names,
+        answer_ids=[f"answer-{place}" for place in range(len(lists))] if names is None else names,
         places=[0] * len(lists),
         bias_removal_B=np.full(len(lists), bias_removal, np.float32),
         popularity_B=np.full(len(lists), popularity, np.float32),

@@ -74,7 +74,7 @@ def keys_of(value: Any) -> Any:
 
 def busy(live: LiveFigures) -> None:
     live.count_answers(answered([[0, 4, 8]] * 100))
-    live.record_feedback([AnswerFeedback("request-0", 0, ["item-0"], [0])])
+    live.record_feedback([AnswerFeedback("answer-0", 0, ["item-0"], [0])])
     live.count_request(0.01, 200)
     live.flush()
 

@@ -14,7 +14,8 @@ import pytest
 
 from longtail.serving.errors import NotReadyError
 from longtail.serving.monitoring import AnswerFeedback, LiveFigures, ShadowPair, feedback_of
-from tests.serving.monitoring.shop import BUCKETS, IDS, Clock, answered
+from longtail.serving.monitoring.feedback_store import FeedbackStore, StoredAnswer
+from tests.serving.monitoring.shop import BUCKETS, IDS, NOON, Clock, answered
 
 Opening = Callable[..., LiveFigures]
 
@@ -235,7 +236,7 @@ def test_no_answers_are_kept_if_none_are_wanted(open_live: Opening, clock: Clock
 
 def test_many_threads_take_turns(live: LiveFigures, clock: Clock) -> None:
     live.count_answers(answered([[0]] * 40))
-    threads = [threading.Thread(target=live.record_feedback, args=([event(f"request-{n}", 0)],)) for n in range(40)]
+    threads = [threading.Thread(target=live.record_feedback, args=([event(f"answer-{n}", 0)],)) for n in range(40)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -329,3 +330,66 @@ def test_features_of_answers_are_kept_no_longer(clock: Clock, tmp_path: Path) ->
     live.flush()
     live.close()
     assert held() == [(None,)] * 3
+
+
+def test_an_event_among_many_answers_costs_no_look_at_all_of_them(tmp_path: Path) -> None:
+    store = FeedbackStore(tmp_path / "feedback.sqlite", max_answers=20_000)
+    store.keep_answers([StoredAnswer(f"a{n}", 0, "r1", b"1234", b"0", request_id="same") for n in range(20_000)], NOON)
+    steps = 0
+
+    def step() -> None:
+        nonlocal steps
+        steps += 1
+
+    store._lazy.set_progress_handler(step, 100)
+    store.record_feedback([AnswerFeedback("a7", 0, ["x"], [0])], NOON)
+    store.record_feedback([AnswerFeedback(None, 0, ["x"], [0], request_id="same")], NOON)
+    store.join(NOON + 1)
+    assert store.totals()["ambiguous"] == 1
+    store.close()
+    # In hundreds of instructions of SQLite's; a look at all answers takes thousands.
+    assert steps < 100
+
+
+def test_answers_wait_while_the_file_is_locked(live: LiveFigures, clock: Clock, tmp_path: Path) -> None:
+    live._store._lazy.execute("PRAGMA busy_timeout = 20")
+    with closing(sqlite3.connect(tmp_path / "feedback.sqlite", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        for name in ("a", "b"):
+            live.count_answers(answered([[0]], names=[name]))
+            live.flush()
+        other.execute("ROLLBACK")
+    live.record_feedback([event("a", 0), event("b", 0)])
+    assert recall(live, clock)["all"] == (2, 2)
+
+
+def test_nobody_waits_for_feedback_that_is_looked_up(tmp_path: Path) -> None:
+    store = FeedbackStore(tmp_path / "feedback.sqlite", max_answers=100)
+    store.keep_answers([StoredAnswer("a", 0, "r1", b"1234", b"0")], NOON)
+    store.record_feedback([AnswerFeedback(f"made-up-{n}", 0, ["x"], [0]) for n in range(100)], NOON)
+    said: list[str] = []
+    store._lazy.set_trace_callback(said.append)
+    store.join(NOON + 1)
+    store.close()
+    assert len(said) > 100
+    assert not [statement for statement in said if statement.startswith("BEGIN")], "the file was locked for nothing"
+
+
+def test_an_organic_choice_counts_once_under_its_key_while_the_key_is_kept(
+    live: LiveFigures, clock: Clock, tmp_path: Path
+) -> None:
+    def choice(key: str | None) -> ShadowPair:
+        return ShadowPair(np.array([0, 1]), np.array([1, 5]), [("item-1", 0)], b"{}", idempotency_key=key)
+
+    for _ in range(3):
+        assert live.record_shadow("r1", [choice("k1"), choice("k2"), choice("k1")]) == 3
+    assert recall(live, clock, "shadow")["all"] == (4, 2)
+    live.record_shadow("r1", [choice(None)] * 2)
+    assert recall(live, clock, "shadow")["all"] == (8, 4)
+    assert live._store.totals()["events_organic"] == 4
+    clock.pass_(49 * 3600)
+    live.flush()
+    with closing(sqlite3.connect(tmp_path / "feedback.sqlite")) as connection:
+        assert connection.execute("SELECT count(*) FROM organic").fetchone() == (0,)
+    live.record_shadow("r1", [choice("k1")])
+    assert live._store.totals()["events_organic"] == 5
