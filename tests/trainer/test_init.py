@@ -87,6 +87,7 @@ def test_a_shop_s_log_becomes_a_recipe(tmp_path: Path, ending: str) -> None:
         "price": ("number", "price", None), "brand": ("id", "brand", None),
         "tags": ("bag", "tags", "|"), "device_2": ("id", "device", None),
     }  # fmt: skip
+    assert (recipe.query.features[1].entries, recipe.model.similarity) == ("both", "dot")
     text = (tmp_path / "recipe.toml").read_text()
     for said in (
         "# Left out: image: addresses", "# Left out: in_stock: one value in every row", "31 values, 1 missing",
@@ -153,7 +154,9 @@ def test_ids_without_a_telling_name_are_guessed_by_their_numbers(tmp_path: Path)
 
     assert (roles.query_id, roles.label_id, roles.guessed) == ("a", "b", ["query_id", "label_id"])
     assert 'query_id = "a"  # a guess' in (tmp_path / "r.toml").read_text()
-    assert load_recipe(tmp_path / "r.toml").evaluation.metric == "recall@2"
+    recipe = load_recipe(tmp_path / "r.toml")
+    assert recipe.evaluation.metric == "recall@2"
+    assert (recipe.query.features[-1].entries, recipe.model.similarity) == ("table", "cosine"), "labels are ids alone"
     given = draft_recipe(tmp_path / "log.parquet", tmp_path / "s.toml", query_id="b", label_id="a")
     assert (given.query_id, given.label_id, given.guessed) == ("b", "a", [])
 

@@ -108,8 +108,9 @@ def _recipe(
     taken = {"history", roles.query_id, roles.label_id}
     of_queries = columns_of(tables.get("query"), roles.query_id, taken)
     of_labels = columns_of(tables.get("label"), roles.label_id, taken)
+    described = bool(of_labels.features)
     label = label_tower(of_labels, roles)
-    query = query_tower(of_queries, roles, sizes, described=bool(of_labels.features))
+    query = query_tower(of_queries, roles, sizes, described=described)
     places = {"train": clicks, **{name: path for name, path in paths.items() if path is not None}}
     batch = next(
         (size for rows, size in ((50_000, 512), (300_000, 1024), (3_000_000, 2048)) if sizes.rows < rows), 4096
@@ -149,7 +150,7 @@ name = {quoted(_name(clicks))}
 
 [model]
 dim = {WIDTH}
-temperature = 0.2
+{_model(described)}
 
 [loss]
 # The other labels of a batch are the negatives. They come by popularity, and so λ has all of it to give back.
@@ -157,7 +158,7 @@ sampler = "in_batch"
 weight = "unit"
 
 [optimizer]
-embedding_learning_rate = 0.01
+embedding_learning_rate = {0.002 if described else 0.01}
 dense_learning_rate = 0.001
 
 [training]
@@ -171,10 +172,29 @@ refit = true  # then train again on train + valid
 {ks}metric = "recall@{k}"
 # A query's training labels are not in its lists. Where people come back for the same label, say false.
 exclude_seen = true
-# floor = {{ tail = 0.02 }}  # least recall of the tail on valid: the default λ is the best that reaches it
+{_grid(described)}# floor = {{ tail = 0.02 }}  # least recall of the tail on valid: the default λ is the best with it
 # Reported beside the model, so that nobody serves one that is worse.
 baselines = ["popularity", "recent popularity", "item-kNN", "iALS"]
 """
+
+
+def _model(described: bool) -> str:
+    """How scores are made: of lengths, too, where a query's is of what is known of it, by all that its labels are."""
+    if not described:
+        return "temperature = 0.2"
+    return "\n".join(
+        [
+            'similarity = "dot"  # a query of which little is known has a short vector, and popularity decides',
+            "temperature = 0.2",
+            "init_scale = 0.01",
+        ]
+    )
+
+
+def _grid(described: bool) -> str:
+    """The λ that are tried; where a vector's length counts, scores are smaller than log-odds, and popularity's share
+    may have to be larger."""
+    return "bias_removal = [0, 0.25, 0.5, 0.75, 1, 1.25, 1.5]\n" if described else ""
 
 
 def _bad_rows(log: pa.Table, roles: Roles, sizes: Sizes) -> list[str]:

@@ -89,8 +89,10 @@ def query_tower(columns: Columns, roles: Roles, sizes: Sizes, *, described: bool
     lines.append("# What it interacted with before; also what a query that training never saw is known by.")
     entries = f"table = {quoted(roles.label_id)}"
     if described:
-        lines.append("# Of all that labels are, not of their ids alone: two of one brand have that in common.")
-        entries = f'entries = "both", {entries}'
+        lines.append(
+            "# Of all that labels are, not of their ids alone: two of one brand have that in common. Few say little."
+        )
+        entries = f'entries = "both", damping = 5, {entries}'
     lines.append(f'{{ name = "history", kind = "history", {entries}, dim = {WIDTH}, max_length = 50 }},')
     return Tower(lines + _lines(columns), left_out, columns.equal, own_id)
 
