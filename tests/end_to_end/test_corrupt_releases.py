@@ -291,7 +291,7 @@ def test_the_real_server_refuses_and_goes_on_and_takes_the_repaired(
 
         def answer() -> tuple[int, dict[str, object]]:
             response = client.post("/v1/retrieve", json={"queries": [QUERY]})
-            return response.status_code, {**response.json(), "request_id": None}
+            return response.status_code, {**response.json(), "request_id": None, "answer_id": None}
 
         before, said, served = failures(), len(log.read_text()), answer()
         content = (second / file).read_bytes()

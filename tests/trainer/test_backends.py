@@ -52,7 +52,8 @@ for name, sampler, weight, optimizer in [
     )
     model = tiny.model(recipe, data, batch_size=4, total_steps=10)
     query, rng = Encoding.fit(recipe, data).query, np.random.default_rng(0)
-    for weights in [*model.towers.query.weights, *model.towers.label.weights, model.tables["label bias"].table]:
+    tables = [table.table for table in model.tables.values()]
+    for weights in [*model.towers.query.weights, *model.towers.label.weights, *tables]:
         weights.assign(0.3 * rng.standard_normal(weights.shape).astype("float32"))
     for step in range(3):
         chosen = np.arange(4) + step

@@ -54,7 +54,9 @@ class KindChoice(Choice):
                 f"registered nor an entry point of {register.GROUPS['feature']}"
             )
         row = FEATURES[name]
-        if taken := sorted(set(inspect.signature(row.part).parameters) & set(keys)):
+        parameters = inspect.signature(row.part).parameters.values()
+        own = {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+        if taken := sorted(own & set(keys)):
             raise ValueError(
                 f"feature {name!r}: expected parameters of other names than a feature's keys, received {taken}"
             )
