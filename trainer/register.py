@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from importlib.metadata import entry_points, packages_distributions, version
 from typing import Any, TypeVar, get_args
 
@@ -205,13 +207,19 @@ def origin_of(kind: str, name: str) -> str:
     """Where a row of one's own is from: `MODULE:FUNCTION`, its package and version, the sha256 of its source."""
     function = _function_of(_TABLES[kind][name])
     origin = f"{function.__module__}:{function.__qualname__}"
-    for package in packages_distributions().get(function.__module__.partition(".")[0], [])[:1]:
+    for package in _packages(tuple(sys.path)).get(function.__module__.partition(".")[0], [])[:1]:
         origin += f" of {package} {version(package)}"
     try:
         source = inspect.getsource(function)
     except (OSError, TypeError):  # typed into an interpreter
         return origin
     return f"{origin} {hashlib.sha256(source.encode()).hexdigest()[:12]}"
+
+
+@cache
+def _packages(_path: tuple[str, ...]) -> Mapping[str, list[str]]:
+    """Packages by the modules that they install; a second or so to find out."""
+    return packages_distributions()
 
 
 def own_rows(named: Iterable[tuple[str, str]]) -> dict[str, str]:

@@ -68,6 +68,7 @@ def fresh() -> SASRecModel:
         session_max_len=LENGTH,
         dropout_rate=0.2,
         loss="softmax",
+        lr=RATE,
         batch_size=BATCH,
     )
 

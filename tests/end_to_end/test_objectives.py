@@ -1,21 +1,17 @@
-"""Clicks and purchases over shared towers, on both backends: recipe → fit → index → HTTP, against NumPy."""
+"""Clicks and purchases over shared towers: recipe → fit → index → HTTP, against NumPy."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-import httpx
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from longtail.bundle import Bundle
-from tests.serving.process import server
+from tests.end_to_end.commands import fitted_and_published, served
 
 USERS, ITEMS = 30, 20
 SHARES = {"click": 0.25, "purchase": 0.75}
@@ -65,18 +61,10 @@ def write_log(folder: Path) -> None:
     (folder / "recipe.toml").write_text(RECIPE)
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
-def test_http_scores_are_the_weighted_sum_of_the_objectives(tmp_path: Path, backend: str) -> None:
+def test_http_scores_are_the_weighted_sum_of_the_objectives(tmp_path: Path) -> None:
     """s = Σ ŝ_o û_o·v / T + b + λ log ν + μ log π, from the arrays of weights.npz."""
     write_log(tmp_path)
-    environment = os.environ | {"KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu"}
-    for words in (
-        ("trainer", "fit", tmp_path / "recipe.toml", "--out", tmp_path / "model"),
-        ("index", "build", tmp_path / "model", "--releases", tmp_path / "releases", "--publish"),
-    ):
-        room, *rest = map(str, words)
-        subprocess.run([sys.executable, "-m", f"longtail.{room}", *rest], check=True, env=environment)
-
+    fitted_and_published(tmp_path)
     bundle = Bundle.load(tmp_path / "model")
     by_objective = json.loads((tmp_path / "model" / "metrics.json").read_text())["objectives"]
     assert {name: (each["share"], each["split"]) for name, each in by_objective.items()} == {
@@ -97,10 +85,9 @@ def test_http_scores_are_the_weighted_sum_of_the_objectives(tmp_path: Path, back
     assert dial.noise.endswith(", of all objectives' pairs")
 
     asked = [{"features": {"user_id": user}, "k": ITEMS, "bias_removal": 0.5, "popularity": 0.25} for user in users]
-    with server(tmp_path / "releases", tmp_path / "server.log") as running:
-        running.wait_until_ready()
-        answer = httpx.post(f"{running.url}/v1/retrieve", json={"queries": asked}, timeout=30)
-        noise = httpx.get(f"{running.url}/v1/release").json()["bias_removal"]["noise"]
+    with served(tmp_path) as http:
+        answer = http.post("/v1/retrieve", json={"queries": asked})
+        noise = http.get("/v1/release").json()["bias_removal"]["noise"]
 
     assert noise == dial.noise
     for result, expected_L in zip(answer.json()["results"], expected, strict=True):

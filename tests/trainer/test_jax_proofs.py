@@ -1,4 +1,4 @@
-"""The proofs once more on JAX, each file in a process of its own."""
+"""The proofs once more on JAX, in two processes: what one file has compiled, the next ones need not."""
 
 from pathlib import Path
 
@@ -8,11 +8,10 @@ from tests.trainer.test_backends import start, wait
 
 pytestmark = pytest.mark.process
 
-PROOFS = (
-    "test_proofs_r21.py", "test_proofs_bm20.py", "test_proofs_re19.py", "test_mining.py", "test_objective.py",
-    "test_conditional.py", "test_frequencies.py", "test_optimizers.py", "test_hits.py", "test_pair_weights.py",
-    "test_optimizer_state.py",
-)  # fmt: skip
+PROOFS = {
+    "losses": ("proofs_r21", "proofs_bm20", "objective", "hits", "pair_weights"),
+    "sampling and steps": ("proofs_re19", "mining", "conditional", "frequencies", "optimizers", "optimizer_state"),
+}
 SLOW_ON_JAX = (
     "a_model or central_differences or error_of_rare or many_hits or learn or checkpoint or one_over_m or eta_goes "
     "or popularity or two_epochs"
@@ -21,7 +20,7 @@ SLOW_ON_JAX = (
 sampler more of the same tables."""
 
 
-@pytest.mark.parametrize("name", PROOFS)
-def test_the_proofs_hold_on_jax(name: str) -> None:
-    file = Path(__file__).parent / name
-    wait(start("jax", "-m", "pytest", "-p", "no:cacheprovider", "-k", f"not ({SLOW_ON_JAX})", file))
+@pytest.mark.parametrize("proofs", PROOFS.values(), ids=PROOFS)
+def test_the_proofs_hold_on_jax(proofs: tuple[str, ...]) -> None:
+    files = [Path(__file__).with_name(f"test_{name}.py") for name in proofs]
+    wait(start("jax", "-m", "pytest", "-p", "no:cacheprovider", "-k", f"not ({SLOW_ON_JAX})", *files))

@@ -13,6 +13,7 @@ What Keras lacks is sparse access to tables and compiled steps; `tensorflow.py` 
 - `value_and_gradients(loss, rows, variables)`: a loss, and its gradients with respect to rows and variables.
 - `compile_loss(function)`: a pure function of fixed shapes, compiled with XLA.
 - `compile_step(step, variables)`: a function that assigns to variables, compiled.
+- `compile_tower(tower)`: a tower's outputs outside of training, compiled.
 - `without_autograph(function)`: a function inside which TensorFlow rewrites no Python source.
 - `make_deterministic()`: the same bits in every run.
 """
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from longtail.trainer.backend.tensorflow import (
         compile_loss,
         compile_step,
+        compile_tower,
         count,
         gather,
         make_deterministic,
@@ -45,6 +47,7 @@ __all__ = [
     "Tensor",
     "compile_loss",
     "compile_step",
+    "compile_tower",
     "count",
     "gather",
     "keras",

@@ -5,7 +5,7 @@ Legend: `N` ids, `U` distinct ids, `D` dimensions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -76,6 +76,25 @@ def compile_step(step: Step, variables: Sequence[keras.Variable]) -> Step:
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
         return result
+
+    return run
+
+
+def compile_tower(tower: keras.Model) -> Callable[[Mapping[str, Any]], jax.Array]:
+    """A tower's outputs outside of training, compiled for every shape of inputs, not operation by operation; in the
+    precision that the tower computes in when it is first called."""
+    variables = tower.variables
+
+    def pure(values: list[Tensor], inputs: Mapping[str, Any]) -> jax.Array:
+        with keras.StatelessScope(state_mapping=list(zip(variables, values, strict=True))):
+            outputs: jax.Array = tower(inputs)
+            return outputs
+
+    compiled = jax.jit(pure)
+
+    def run(inputs: Mapping[str, Any]) -> jax.Array:
+        embedded: jax.Array = compiled([variable.value for variable in variables], dict(inputs))
+        return embedded
 
     return run
 

@@ -8,7 +8,7 @@ Legend: `N` ids, `U` distinct ids, `D` dimensions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -69,6 +69,11 @@ def compile_step(step: Step, variables: Sequence[keras.Variable]) -> Step:  # no
     """Compile a step that assigns to variables."""
     compiled: Step = tf.function(step, reduce_retracing=True, autograph=False)
     return compiled
+
+
+def compile_tower(tower: keras.Model) -> Callable[[Mapping[str, Any]], Tensor]:
+    """Nothing to do: operations of TensorFlow need no compiling."""
+    return tower  # type: ignore[no-any-return]
 
 
 def without_autograph(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from longtail.bundle import Inputs
 from longtail.bundle.arrays import Float32
+from longtail.trainer import backend
 from longtail.trainer.backend import ops
 from longtail.trainer.config import Recipe, TowerConfig
 from longtail.trainer.errors import RecipeError
@@ -102,23 +103,23 @@ def _check_entries(where: str, tower: keras.Model, few: Inputs, many: Inputs) ->
         if f"{name}__weight" in few:
             more = many[name].shape[1] - few[name].shape[1]
             padded |= {part: np.pad(few[part], ((0, 0), (0, more))) for part in (name, f"{name}__weight")}
-    of_few_BD, of_many_BD = _embedded(tower, few), _embedded(tower, many)
-    apart = float(np.abs(_embedded(tower, padded) - of_few_BD).max())
+    compiled = backend.compile_tower(tower)
+
+    def embedded(inputs: Inputs) -> Float32:
+        return ops.convert_to_numpy(compiled(inputs))
+
+    of_few_BD, of_many_BD = embedded(few), embedded(many)
+    apart = float(np.abs(embedded(padded) - of_few_BD).max())
     if not apart <= _APART:
         raise RecipeError(
             f"{where}: expected the same from entries of weight 0, which only fill up the batch, as from none, "
             f"received outputs {apart:.3g} apart"
         )
     nothing = {name: np.zeros_like(column) for name, column in few.items()}
-    if not np.isfinite(_embedded(tower, nothing)).all():
+    if not np.isfinite(embedded(nothing)).all():
         raise RecipeError(f"{where}: expected finite outputs for a row of zeros without entries, received others")
     row = {name: column[:1] for name, column in many.items()}
     return [(few, of_few_BD), (many, of_many_BD), (row, of_many_BD[:1])]
-
-
-def _embedded(tower: keras.Model, inputs: Inputs) -> Float32:
-    embedded: Float32 = ops.convert_to_numpy(tower(inputs))
-    return embedded
 
 
 def _inputs(tower: keras.Model, config: TowerConfig, longest: int) -> Inputs:

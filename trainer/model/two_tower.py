@@ -52,6 +52,7 @@ class TwoTower:
             name: untrained_variable(ids_L, f"entries_{name}") for name, ids_L in encoding.entry_ids.items()
         }
         self._label_rows_filled = not self.towers.label_rows
+        self._query, self._label = (backend.compile_tower(tower) for tower in (self.towers.query, self.towers.label))
         self.label_inputs = {name: untrained_variable(column, name) for name, column in encoding.label_inputs.items()}
         self.log_temperature = keras.Variable(
             float(np.log(recipe.model.temperature)), dtype="float32", name="log_temperature",
@@ -80,18 +81,18 @@ class TwoTower:
         """Query tower outputs, float32 [B, D]; of labels in their histories, what the last `embed_labels` gave."""
         if not self._label_rows_filled:
             self.embed_labels()
-        with in_float32(self.towers.query) as tower:
-            embedded: Float32 = ops.convert_to_numpy(tower(inputs))
+        with in_float32(self.towers.query):
+            embedded: Float32 = ops.convert_to_numpy(self._query(inputs))
         return embedded
 
     def embed_labels(self) -> Float32:
         """Label tower outputs of the whole catalogue, float32 [L, D]; histories of label embeddings read these from now
         on, outside of training steps."""
         parts = []
-        with in_float32(self.towers.label) as tower:
+        with in_float32(self.towers.label):
             for start in range(0, self.labels, _BLOCK):
                 rows_C = np.arange(start, min(start + _BLOCK, self.labels), dtype=np.int32)
-                parts.append(ops.convert_to_numpy(tower(self.inputs_of_labels(rows_C))))
+                parts.append(ops.convert_to_numpy(self._label(self.inputs_of_labels(rows_C))))
         embeddings_LD = np.concatenate(parts)
         for name, label_rows in self.towers.label_rows.items():
             rows_LD = embeddings_LD
