@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -23,8 +25,9 @@ from longtail.serving.http.app import create_app
 from longtail.serving.process.listening import listen
 from longtail.serving.process.reloading import hold_hangups
 from longtail.serving.process.supervisor import serve
-from longtail.serving.settings import Settings, explain
+from longtail.serving.settings import Settings, explain, no_settings
 
+logger = logging.getLogger(__name__)
 app = typer.Typer(
     help="Serve releases over HTTP.", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
 )
@@ -77,6 +80,8 @@ def run(
         settings_file=settings_file,
     )
     logs.configure(settings.log_format, log_level)
+    if unknown := no_settings(os.environ):
+        logger.warning("%s: no setting of this service, and not read", ", ".join(unknown))
     hold_hangups()
     serve(settings, listen(settings), log_level)
 
@@ -143,6 +148,6 @@ def _settings(**given: Any) -> Settings:
         return Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
         name, wrong = explain(error)
-    except ValueError as error:
-        name, wrong = "settings_file", str(error)
+    except ValueError as error:  # of the file, or of the environment: it says which
+        name, wrong = None, str(error)
     raise typer.BadParameter(wrong, param_hint=name and f"{name} (LONGTAIL_{name.upper()})")

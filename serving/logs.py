@@ -58,7 +58,20 @@ class JsonFormatter(logging.Formatter):
         line |= getattr(record, "fields", {})
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return orjson.dumps(line, default=str).decode()
+        return _json(line)
+
+
+class TextFormatter(logging.Formatter):
+    """Writes a record as a line for people, with what a call logged as `extra={"fields": {…}}` behind it."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        """The line, without an exception."""
+        fields = getattr(record, "fields", {}).items()
+        return " ".join([super().formatMessage(record), *(f"{name}={_json(value)}" for name, value in fields)])
+
+
+def _json(value: object) -> str:
+    return orjson.dumps(value, default=str).decode()
 
 
 def configure(log_format: Literal["auto", "json", "text"], level: str) -> None:
@@ -66,5 +79,5 @@ def configure(log_format: Literal["auto", "json", "text"], level: str) -> None:
     if log_format == "auto":
         log_format = "text" if sys.stderr.isatty() else "json"
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonFormatter() if log_format == "json" else logging.Formatter(_TEXT))
+    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter(_TEXT))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import ipaddress
 import os
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -21,6 +23,8 @@ from longtail.bundle.errors import describe
 
 _SHORTEST_KEY = 16
 _FILE, _PREFIX = "settings_file", "LONGTAIL_"
+_ALIKE = 0.8
+"""Of difflib's ratio: a variable nearer to a setting's name is taken for that name, misspelt."""
 
 LIVE = frozenset(
     {
@@ -59,7 +63,8 @@ class Settings(BaseSettings):
 
     Raises:
         ValueError: settings that contradict each other, a key shorter than 16 characters, an address other than
-            loopback without keys, or a `settings_file` that is not TOML or names what is no setting.
+            loopback without keys, a `settings_file` that is not TOML or names what is no setting, or a variable
+            LONGTAIL_… that reads like a setting and is none.
         OSError: one that cannot be read, or a file of keys.
     """
 
@@ -167,6 +172,7 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Where settings come from, first the one that wins; raises ValueError and OSError as the class."""
+        _refuse_misspelt()
         file = init_settings().get(_FILE) or os.environ.get((_PREFIX + _FILE).upper())
         return init_settings, env_settings, InitSettingsSource(settings_cls, _in_file(file, cls) if file else {})
 
@@ -236,6 +242,22 @@ def explain(error: ValidationError) -> tuple[str | None, str]:
         return None, str(first["msg"]).removeprefix("Value error, ")
     shown = "" if "keys" in name else f", received {describe(first['input'])}"
     return name, f"{first['msg']}{shown}"
+
+
+def no_settings(environment: Iterable[str]) -> list[str]:
+    """Variables LONGTAIL_… that no setting has; Kubernetes makes such ones for a service of that name."""
+    return sorted(
+        name
+        for name in environment
+        if name.upper().startswith(_PREFIX) and name[len(_PREFIX) :].lower() not in Settings.model_fields
+    )
+
+
+def _refuse_misspelt() -> None:
+    for name in no_settings(os.environ):
+        near = difflib.get_close_matches(name[len(_PREFIX) :].lower(), Settings.model_fields, 1, _ALIKE)
+        if near:
+            raise ValueError(f"{name}: expected the name of a setting, such as {_PREFIX}{near[0].upper()}")
 
 
 def _in_file(file: str | Path, settings: type[Settings]) -> dict[str, Any]:

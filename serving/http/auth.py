@@ -20,6 +20,9 @@ OPEN_PATHS = frozenset({"/livez", "/readyz", "/dashboard", "/docs", "/openapi.js
 """Paths that hold nothing of the model or its traffic: probes, the page that asks for a key, the documentation."""
 
 
+_FINGERPRINT = 12
+
+
 class KeySet:
     """A set of keys, held as digests: comparing tells nothing about a key, nor does a dump of this object."""
 
@@ -69,7 +72,8 @@ class AuthMiddleware:
     """ASGI middleware that lets only requests with a key pass, but for those to `OPEN_PATHS`.
 
     A key comes as `Authorization: Bearer KEY` or `X-API-Key: KEY`. Without any keys configured everybody passes
-    and may do everything, but for pages of other hosts in a browser on this machine.
+    and may do everything, but for pages of other hosts in a browser on this machine: those that say so in Origin, and
+    those whose name was made to mean this machine (DNS rebinding), which stands in Host. Probes may say any Host.
 
     Args:
         app: what is guarded.
@@ -95,12 +99,20 @@ class AuthMiddleware:
         api, admin = self._keys.sets
         if not (api or admin):
             state["admin"] = True
-            origin = headers.get("origin")
-            if origin is None or self._insecure or _is_here(origin):
+            origin, host = headers.get("origin"), headers.get("host")
+            if self._insecure:
                 return None
-            return ForbiddenError(
-                f"expected keys, or a request that no page of another host makes, received one by {describe(origin)}"
-            )
+            if origin is not None and not _is_here(origin):
+                return ForbiddenError(
+                    "expected keys, or a request that no page of another host makes, received one by "
+                    f"{describe(origin)}"
+                )
+            if host is not None and not _is_here(f"//{host}") and not _is_open(scope["path"]):
+                return ForbiddenError(
+                    "expected keys, LONGTAIL_INSECURE behind a gateway, or a Host that is this machine, such as "
+                    f"localhost, received {describe(host)}"
+                )
+            return None
         key = _key(headers)
         state["admin"] = admin.has(key)
         if state["admin"] or api.has(key) or _is_open(scope["path"]):
@@ -112,7 +124,7 @@ class AuthMiddleware:
 
 
 def _is_here(origin: str) -> bool:
-    """Whether a page's origin is this machine."""
+    """Whether the host in a URL is this machine."""
     try:
         return is_loopback(urlsplit(origin).hostname or "")
     except ValueError:
@@ -123,8 +135,14 @@ def _is_open(path: str) -> bool:
     return path in OPEN_PATHS or path.startswith("/docs/assets/")
 
 
-def require_admin(request: Request) -> None:
-    """Raise ForbiddenError unless the request came with an admin key, or no keys are configured."""
+def require_admin(request: Request, **what: object) -> None:
+    """Raise ForbiddenError unless the request came with an admin key, or no keys are configured.
+
+    The audit log has a line about the request either way, with what it is about. It tells keys apart by
+    12 hexadecimal digits of their SHA-256.
+    """
+    key = _key(request.headers)
+    request.state.audited = {"key": _digest(key).hex()[:_FINGERPRINT] if key else None, **what}
     if not request.state.admin:
         raise ForbiddenError("expected an admin key for this route, received a key that may only ask")
 

@@ -17,16 +17,18 @@ from longtail.serving.logs import Trace, current
 from longtail.serving.monitoring.prometheus import UNKNOWN_ROUTE
 
 logger = logging.getLogger(__name__)
+audit = logging.getLogger("longtail.serving.audit")
 
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _CLIENT_CLOSED_REQUEST = 499
 _POLICY = b"content-security-policy"
-_HEADERS = [
+HEADERS = [
     (b"cache-control", b"no-store"),
     (b"referrer-policy", b"no-referrer"),
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
 ]
+"""Of every answer."""
 _STRICT = (_POLICY, b"default-src 'none'; frame-ancestors 'none'")
 
 
@@ -37,7 +39,7 @@ class RequestMiddleware:
     sends it back. As gateways may give several requests one id, every request has an `answer_id` of the service's own
     as well; without X-Request-ID the two are one. An exception that nothing else answered is logged in full and
     answered with a 500 that shows none of it. Every answer forbids caching, framing and sniffing, and all content
-    unless it is a page with a policy of its own.
+    unless it is a page with a policy of its own. HEAD is answered as GET is, without the body.
 
     Args:
         app: what answers.
@@ -64,7 +66,10 @@ class RequestMiddleware:
                 asked = value
             elif name == b"traceparent":
                 trace = value
-        own = new_id()
+        own, method = new_id(), scope["method"]
+        if method == "HEAD":
+            # The server leaves out the body: its own scope still says HEAD.
+            scope = {**scope, "method": "GET"}
         id_ = asked.decode() if _SANE_ID.fullmatch(asked) else own
         scope.setdefault("state", {}).update(request_id=id_, answer_id=own)
         current.set((id_, Trace.parse(trace.decode("latin-1")) if trace else None))
@@ -75,7 +80,7 @@ class RequestMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = [*message.get("headers", ()), *_HEADERS, (b"x-request-id", id_.encode())]
+                headers = [*message.get("headers", ()), *HEADERS, (b"x-request-id", id_.encode())]
                 if not any(name == _POLICY for name, _ in headers):
                     headers.append(_STRICT)
                 message["headers"] = headers
@@ -93,18 +98,22 @@ class RequestMiddleware:
             status = status or _CLIENT_CLOSED_REQUEST
         # The last stop before the server: whatever it is, the client gets an answer and the log the cause.
         except Exception:
-            logger.exception("request %s: %s %r failed", id_, scope["method"], scope["path"])
+            logger.exception("request %s: %s %r failed", id_, method, scope["path"])
             if status is not None:
                 raise
             await internal_error(id_)(scope, receive, send_with_headers)
         finally:
-            self._ended(scope, status or HTTPStatus.INTERNAL_SERVER_ERROR, perf_counter() - started)
+            self._ended(method, scope, status or HTTPStatus.INTERNAL_SERVER_ERROR, perf_counter() - started)
 
-    def _ended(self, scope: Scope, status: int, seconds: float) -> None:
+    def _ended(self, method: str, scope: Scope, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", UNKNOWN_ROUTE)
         self._service.monitoring.count_request(route, status, seconds)
+        fields = {
+            "status": status,
+            "milliseconds": round(seconds * 1e3, 3),
+            "client": (scope.get("client") or [None])[0],
+        }
         if self._service.settings.access_log:
-            logger.info(
-                "%s %s", scope["method"], route,
-                extra={"fields": {"status": status, "milliseconds": round(seconds * 1e3, 3)}},
-            )  # fmt: skip
+            logger.info("%s %s", method, route, extra={"fields": fields})
+        if audited := scope["state"].get("audited"):
+            audit.info("%s %s", method, route, extra={"fields": fields | audited})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI
@@ -16,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.staticfiles import StaticFiles
 
+from longtail.serving.http.responses import PROBLEM
 from longtail.serving.http.schemas.labels import LabelsRequest
 from longtail.serving.http.schemas.monitoring import FeedbackRequest
 from longtail.serving.http.schemas.operations import ErrorAnswer
@@ -50,6 +52,7 @@ def openapi_document(app: FastAPI) -> dict[str, Any]:
         schema["components"]["schemas"].update(bodies["$defs"])
         _drop_unused_validation_errors(schema)
         _keep_phrases(schema)
+        _errors_are_problems(schema)
         schema["components"]["securitySchemes"] = {
             "bearer": {"type": "http", "scheme": "bearer"},
             "key": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
@@ -87,6 +90,14 @@ def _keep_phrases(schema: dict[str, Any]) -> None:
         for operation in operations.values():
             for status, answer in operation["responses"].items():
                 answer["description"] = _PHRASES.get(status, answer["description"])
+
+
+def _errors_are_problems(schema: dict[str, Any]) -> None:
+    for operations in schema["paths"].values():
+        for operation in operations.values():
+            for status, answer in operation["responses"].items():
+                if int(status) >= HTTPStatus.BAD_REQUEST and "content" in answer:
+                    answer["content"] = {PROBLEM: answer["content"]["application/json"]}
 
 
 def _drop_unused_validation_errors(schema: dict[str, Any]) -> None:

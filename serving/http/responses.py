@@ -46,6 +46,8 @@ _ERRORS: dict[type[ServingError], tuple[HTTPStatus, str, dict[str, str]]] = {
     StorageError: (HTTPStatus.SERVICE_UNAVAILABLE, "storage", {"Retry-After": "10"}),
     NotReadyError: (HTTPStatus.SERVICE_UNAVAILABLE, "not_ready", {"Retry-After": "1"}),
 }
+PROBLEM = "application/problem+json"
+"""Media type of errors [RFC 9457]."""
 _INTERNAL = "the request could not be answered; the server's log has the details under this request id"
 
 
@@ -92,12 +94,20 @@ def json_response(content: bytes, status: int = 200) -> Response:
     return Response(content, status, media_type="application/json")
 
 
-def error_response(id_: str, status: int, kind: str, message: str, field: str | None = None) -> Response:
-    """The one shape of every error."""
+def problem(id_: str, status: int, kind: str, message: str, field: str | None = None) -> bytes:
+    """The one shape of every error: the members of RFC 9457, then `error` and the request's id, as JSON."""
     error = {"type": kind, "message": message}
     if field is not None:
         error["field"] = field
-    return json_response(to_json({"error": error}, id_), status)
+    members = {
+        "type": f"urn:longtail:{kind}", "title": HTTPStatus(status).phrase, "status": int(status), "detail": message,
+    }  # fmt: skip
+    return to_json({**members, "error": error}, id_)
+
+
+def error_response(id_: str, status: int, kind: str, message: str, field: str | None = None) -> Response:
+    """An error as an answer."""
+    return Response(problem(id_, status, kind, message, field), status, media_type=PROBLEM)
 
 
 def internal_error(id_: str) -> Response:
@@ -121,18 +131,19 @@ async def _serving_error(request: Request, error: Exception) -> Response:
 async def _routing_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
-    path = describe(request.url.path)
+    path, headers = describe(request.url.path), dict(error.headers or {})
     if error.status_code == HTTPStatus.NOT_FOUND:
         response = error_response(
             request_id(request), 404, "unknown_route", f"expected one of the routes that /docs lists, received {path}"
         )
     elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        allowed = (error.headers or {}).get("Allow", "another method")
+        headers["Allow"] = headers["Allow"].replace("GET", "GET, HEAD")
         response = error_response(
-            request_id(request), 405, "wrong_method", f"expected {allowed} for {path}, received {request.method}"
-        )
+            request_id(request), 405, "wrong_method",
+            f"expected {headers['Allow']} for {path}, received {request.method}",
+        )  # fmt: skip
     else:
         status = HTTPStatus(error.status_code)
         response = error_response(request_id(request), status, status.name.lower(), status.description or status.phrase)
-    response.headers.update(error.headers or {})
+    response.headers.update(headers)
     return response

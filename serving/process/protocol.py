@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import select
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from longtail.bundle.errors import describe
+from longtail.serving.http.ids import new_id
+from longtail.serving.http.middleware import HEADERS
+from longtail.serving.http.responses import PROBLEM, problem
+
+logger = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 1 << 16
 """Bytes of request line and headers, about; uvicorn takes any number, and joins them in quadratic time."""
@@ -121,6 +130,20 @@ class HttpConnection(HttpToolsProtocol):
         # uvicorn has begun to answer the next request by now, if the client did not wait.
         if not self.answering:
             self._start_timer()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP, in the shape of every error, and close."""
+        id_ = new_id()
+        body = problem(id_, HTTPStatus.BAD_REQUEST, "malformed_request", msg)
+        own = {"content-type": PROBLEM, "content-length": len(body), "connection": "close", "x-request-id": id_}
+        lines = [b"HTTP/1.1 400 Bad Request", *(f"{name}: {value}".encode() for name, value in own.items())]
+        lines += [name + b": " + value for name, value in HEADERS]
+        self.transport.write(b"\r\n".join(lines) + b"\r\n\r\n" + body)
+        self.transport.close()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Say that a client's wish for another protocol is not met: its request is answered as HTTP."""
+        logger.info("upgrade to %s not taken", describe((self._get_upgrade() or b"").decode("latin-1")))
 
     def timeout_keep_alive_handler(self) -> None:
         """The client has been silent since the last answer: close."""

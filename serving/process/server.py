@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import math
 import resource
 import signal
@@ -129,6 +130,8 @@ def run(settings: Settings, listener: socket.socket, *, worker: int = 0, workers
     Raises:
         StateError, TracingError: as `create_app`.
     """
+    # A file of a release that is cut off while it is mapped ends the process: not without a word.
+    faulthandler.enable(all_threads=False)
     # NumPy's pool of threads, for the whole process; FAISS and ONNX Runtime are told where they search.
     threadpool_limits(1)
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)

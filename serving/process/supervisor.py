@@ -149,7 +149,7 @@ class Supervisor:
         short = time.monotonic() - self._started[worker] < _SHORT_LIFE_SECONDS
         self._short_lives = self._short_lives + 1 if short else 0
         self._died_young[worker] = self._died_young[worker] + 1 if short else 0
-        ended = f"worker {worker} (process {process.pid}) ended with {process.exitcode}"
+        ended = f"worker {worker} (process {process.pid}) ended with {_how(process.exitcode)}"
         healthy = sum(map(self._healthy, self._alive))
         if self._short_lives >= _SHORT_LIVES and not healthy:
             logger.error("%s; %d workers in a row died young: stopping the service", ended, self._short_lives)
@@ -234,3 +234,15 @@ def _exclusive(state: Path) -> Iterator[None]:
                 f"state directory {state}: expected one that no other service uses (--state), found one in use"
             ) from None
         yield
+
+
+def _how(exit_code: int | None) -> str:
+    """An exit status, or the name of the signal that it stands for."""
+    if exit_code is None or exit_code >= 0:
+        return str(exit_code)
+    if -exit_code == signal.SIGBUS:
+        return "SIGBUS: a file that it serves was cut off, or its disk failed; `longtail-index verify` says which"
+    try:
+        return signal.Signals(-exit_code).name
+    except ValueError:
+        return f"signal {-exit_code}"

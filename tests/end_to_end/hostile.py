@@ -122,7 +122,7 @@ def request(
     method: str, path: str, body: bytes = b"", headers: Sequence[bytes] = (), *, length: str | None = None
 ) -> bytes:
     """A request as it goes over the wire."""
-    lines = [f"{method} {path} HTTP/1.1".encode("latin-1"), b"Host: fuzz", *headers]
+    lines = [f"{method} {path} HTTP/1.1".encode("latin-1"), b"Host: localhost", *headers]
     if length is not None or body or method == "POST":
         lines.append(b"Content-Length: " + (length or str(len(body))).encode())
     return b"\r\n".join(lines) + b"\r\n\r\n" + body

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
+import signal
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -309,3 +312,25 @@ def test_the_real_server_refuses_and_goes_on_and_takes_the_repaired(
             (releases / "CURRENT").write_text(f"{name}\n")
             assert client.post("/v1/release/reload").json()["release"] == name
         assert answer() == served
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_file_cut_off_while_it_is_served_ends_the_process_with_a_word(
+    made: Path, tmp_path: Path, workers: int
+) -> None:
+    """What the system does where a mapped file has no more of what was asked for, nobody can answer."""
+    releases = tmp_path / "releases"
+    shutil.copytree(made / "first", releases / "first")
+    (releases / "CURRENT").write_text("first\n")
+    log = tmp_path / "log"
+    with server(releases, log, workers=workers) as service:
+        service.wait_until_ready()
+        os.truncate(releases / "first" / "index" / "all.faiss", 0)
+        with suppress(httpx.TransportError):
+            httpx.post(f"{service.url}/v1/retrieve", json={"queries": [QUERY]})
+        until(lambda: "Fatal Python error: Bus error" in log.read_text())
+        if workers == 1:
+            assert service.process.wait(20) == -signal.SIGBUS
+        else:
+            until(lambda: "ended with SIGBUS: a file that it serves was cut off" in log.read_text())
+            until(lambda: "release first refused, nothing stays in service" in log.read_text())

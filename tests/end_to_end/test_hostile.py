@@ -45,7 +45,8 @@ SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 BOUNDED = settings(
     max_examples=15, database=None, deadline=None, phases=[Phase.generate], suppress_health_check=[*HealthCheck]
 )
-NOT_HTTP = b"Invalid HTTP request received."
+NOT_HTTP = b"urn:longtail:malformed_request"
+"""Said by the HTTP server, which saw no request."""
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +70,7 @@ def serving(releases: Path, directory: Path, **given: object) -> Iterator[Server
 
 def check_log(log: Path) -> None:
     """Nothing broke, and nobody's key is there."""
-    for line in log.read_text().splitlines():
+    for line in log.read_text().rstrip("\n").split("\n"):  # JSON may hold what else ends a line
         entry = json.loads(line)
         assert entry["level"] in ("info", "warning"), line
         assert "exception" not in entry, line
@@ -184,8 +185,6 @@ def check(sent: Hostile, status: int, headers: dict[str, str], body: bytes) -> N
     """An answer is one that the service meant to give."""
     where = f"{sent.kind}: {sent.raw[:300]!r} got {status} {body[:300]!r}"
     assert status < 500, where
-    if (status, body) == (400, NOT_HTTP):
-        return  # said by the HTTP server, which saw no request
     assert headers["x-content-type-options"] == "nosniff", where
     assert SANE_ID.fullmatch(headers["x-request-id"]), where
     if status >= 400 and not sent.head:
@@ -207,7 +206,7 @@ def exchange(address: tuple[str, int], inputs: Sequence[Hostile]) -> list[tuple[
             answer = None
             with suppress(ConnectionError):
                 answer = read_answer(file, head=sent.head)
-            if len(inputs) > 1 and (answer is None or answer[2] == NOT_HTTP):
+            if len(inputs) > 1 and (answer is None or NOT_HTTP in answer[2]):
                 return seen + [each for one in inputs[place:] for each in exchange(address, [one])]
             if answer is not None:
                 check(sent, *answer)

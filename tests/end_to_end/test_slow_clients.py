@@ -60,7 +60,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]
 
 
 def request(body: bytes, *, length: int | None = None) -> bytes:
-    head = b"POST /v1/retrieve HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: "
+    head = b"POST /v1/retrieve HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: "
     return head + b"%d\r\n\r\n%b" % (len(body) if length is None else length, body)
 
 
@@ -157,7 +157,7 @@ def test_heads_that_never_end(service: ServerProcess) -> None:
     with others_unaffected(service) as others, ExitStack() as stack:
         clients = [stack.enter_context(connected(service)) for _ in range(50)]
         for client in clients:
-            client.sendall(b"POST /v1/retrieve HTTP/1.1\r\nHost: x\r\nX-Never: ")
+            client.sendall(b"POST /v1/retrieve HTTP/1.1\r\nHost: localhost\r\nX-Never: ")
         for _ in range(4):
             for client in clients:
                 client.sendall(b"x")
@@ -176,7 +176,7 @@ def test_answers_that_nobody_reads(service: ServerProcess) -> None:
         with suppress(TimeoutError):
             deaf.settimeout(1)
             for _ in range(20_000):
-                deaf.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 10)
+                deaf.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 10)
 
 
 def test_the_server_takes_as_many_files_as_the_system_lets_it(service: ServerProcess) -> None:
@@ -190,7 +190,7 @@ def test_a_thousand_idle_connections(service: ServerProcess) -> None:
         until(lambda: open_files(service) > IDLE, "all to be accepted")
         others.are_answered()
         for client in clients[::2]:
-            client.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+            client.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert {status_of(client) for client in clients[::2]} == {200}
         # One that was silent so far is answered like any other.
         clients[1].sendall(request(BODY))

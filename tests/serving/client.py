@@ -48,7 +48,7 @@ def client_of(app: FastAPI) -> Iterator[httpx.Client]:
     lifespan = app.router.lifespan_context(app)
     try:
         run(lifespan.__aenter__())
-        with httpx.Client(transport=_Transport(app, loop), base_url="http://plane") as client:
+        with httpx.Client(transport=_Transport(app, loop), base_url="http://localhost") as client:
             yield client
         run(lifespan.__aexit__(None, None, None))
     finally:

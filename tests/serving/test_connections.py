@@ -16,10 +16,11 @@ import uvicorn
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from longtail.serving.http.schemas.operations import ErrorAnswer
 from longtail.serving.process import protocol as connections
 from longtail.serving.process.protocol import MAX_HEAD_BYTES, HttpConnection, Keeping
 
-GET = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+GET = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 async def answer(scope: Scope, receive: Receive, send: Send) -> None:
@@ -126,7 +127,7 @@ def test_a_head_within_the_limit(address: tuple[str, int]) -> None:
 
 def test_a_body_that_nobody_wants_and_never_ends(address: tuple[str, int]) -> None:
     with connected(address) as client:
-        client.sendall(b"POST /nowhere HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        client.sendall(b"POST /nowhere HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
         with pytest.raises(ConnectionError):
             trickle(client, b"1\r\nx\r\n")
 
@@ -141,7 +142,7 @@ def test_an_answer_that_nobody_reads(address: tuple[str, int], monkeypatch: pyte
 
     monkeypatch.setattr(HttpConnection, "connection_lost", lost)
     with connected(address, window=4096) as client:
-        client.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+        client.sendall(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert ended.wait(10)
         received = 0
         with suppress(ConnectionError):
@@ -161,7 +162,7 @@ def test_an_answer_that_is_read_slowly_is_read_whole(address: tuple[str, int], m
     monkeypatch.setattr(HttpConnection, "_end_if_stalled", look)
     # A small window: with the system's own, a third of the answer may lie between the two, and nobody need look again.
     with connected(address, window=1 << 16) as client:
-        client.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+        client.sendall(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n")
         received = 0
         # Some is read between one look at the client and the next, for four of them; then the rest.
         for part in range(1, 5):
@@ -182,7 +183,7 @@ async def read_first(scope: Scope, receive: Receive, send: Send) -> None:
 
 def test_a_head_that_announces_a_body_that_never_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     with address_of(read_first, monkeypatch) as address, connected(address) as client:
-        client.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n")
+        client.sendall(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n")
         assert everything(client) == b""
 
 
@@ -262,3 +263,27 @@ def test_a_timer_that_outlives_its_connection_finds_nothing_to_do(
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         assert looked.wait(5)
     assert caplog.messages == []
+
+
+def test_what_is_no_http_gets_a_problem(address: tuple[str, int]) -> None:
+    with connected(address) as client:
+        client.sendall(b"what is this\r\n\r\n")
+        head, _, body = everything(client).partition(b"\r\n\r\n")
+    fields = dict(line.split(": ", 1) for line in head.decode().splitlines()[1:])
+    answer = ErrorAnswer.model_validate_json(body, strict=True)
+    assert head.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    assert (fields["content-type"], fields["connection"]) == ("application/problem+json", "close")
+    assert (answer.type, answer.status, answer.title) == ("urn:longtail:malformed_request", 400, "Bad Request")
+    assert (answer.request_id, fields["x-content-type-options"]) == (fields["x-request-id"], "nosniff")
+
+
+def test_a_websocket_is_not_taken_and_that_is_one_line(
+    address: tuple[str, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    with connected(address) as client:
+        client.sendall(GET[:-2] + b"Connection: upgrade, close\r\nUpgrade: websocket\r\n\r\n")
+        assert everything(client).startswith(b"HTTP/1.1 200 OK\r\n")
+    assert [record.getMessage() for record in caplog.records if "pgrade" in record.getMessage()] == [
+        'upgrade to "websocket" not taken'
+    ]

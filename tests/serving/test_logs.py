@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from datetime import datetime
@@ -12,7 +13,7 @@ import httpx
 import pytest
 
 from longtail.serving import create_app
-from longtail.serving.logs import JsonFormatter, Trace
+from longtail.serving.logs import JsonFormatter, TextFormatter, Trace
 from tests.serving.client import client_of
 from tests.serving.plane import plane_retriever, plane_settings
 
@@ -47,11 +48,41 @@ def test_every_request_is_a_line_with_its_id_and_trace(tmp_path: Path, lines: An
         "trace_id": TRACE,
         "parent_id": PARENT,
         "status": 200,
+        "client": "127.0.0.1",
     }
     assert (second["message"], second["request_id"], second["status"]) == ("GET /v1/labels/{id:path}", "id-2", 404)
     assert (third["message"], third["request_id"], third["status"]) == ("GET /livez", made, 200)
     assert all("trace_id" not in line for line in (second, third))
     assert not any(word in json.dumps(lines()) for word in ("nobody", "secret", "sesame", "east"))
+
+
+def test_label_changes_and_calls_of_admins_are_audited(tmp_path: Path, lines: Any) -> None:
+    asking, admin = "asking-0123456789abcdef", "admin-0123456789abcdef"
+    of_admin, of_asking = (hashlib.sha256(key.encode()).hexdigest()[:12] for key in (admin, asking))
+    settings = plane_settings(tmp_path, api_keys=(asking,), admin_keys=(admin,))
+    with client_of(create_app(settings, retriever=plane_retriever())) as client:
+        client.headers["x-api-key"] = admin
+        hidden = client.delete("/v1/labels/b")
+        client.post("/v1/release/reload")
+        client.get("/v1/release")
+        client.headers["x-api-key"] = asking
+        client.delete("/v1/labels/a", headers={"x-request-id": "not-allowed"})
+    audited = [line for line in lines() if line["logger"] == "longtail.serving.audit"]
+    first, second, third = audited
+    assert (first["message"], first["status"], first["labels"]) == ("DELETE /v1/labels/{id:path}", 200, ["b"])
+    assert (first["key"], first["client"]) == (of_admin, "127.0.0.1")
+    assert first["request_id"] == hidden.headers["x-request-id"]
+    assert (second["message"], second["key"]) == ("POST /v1/release/reload", of_admin)
+    assert (third["status"], third["key"], third["labels"]) == (403, of_asking, ["a"])
+    assert third["request_id"] == "not-allowed"
+    assert not any(key in json.dumps(audited) for key in (asking, admin))
+
+
+def test_a_line_for_people_has_the_fields_behind_it() -> None:
+    record = logging.makeLogRecord(
+        {"msg": "hidden", "levelname": "INFO", "fields": {"labels": ["a\nb"], "status": 200}}
+    )
+    assert TextFormatter("%(levelname)s %(message)s").format(record) == 'INFO hidden labels=["a\\nb"] status=200'
 
 
 def test_a_failure_is_one_line_with_the_exception(tmp_path: Path, lines: Any) -> None:

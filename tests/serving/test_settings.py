@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from longtail.serving import Settings
-from longtail.serving.settings import LIVE
+from longtail.serving.settings import LIVE, no_settings
 
 KEY = "a-key-of-this-service"
 
@@ -72,3 +72,23 @@ def test_settings_read_again_are_the_same_arguments_and_the_files_as_they_are_no
 
 def test_live_settings_are_settings() -> None:
     assert Settings.model_fields.keys() > LIVE
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("LONGTAIL_MAXK", "MAX_K"), ("longtail_api_key", "API_KEYS"), ("LONGTAIL_QUEUE_LIMITS", "QUEUE_LIMIT")],
+)
+def test_a_misspelt_variable_is_refused(name: str, meant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "7")
+    with pytest.raises(ValueError, match=f"^{name}: expected the name of a setting, such as LONGTAIL_{meant}$"):
+        Settings(releases=tmp_path)
+
+
+def test_variables_that_read_like_no_setting_are_let_pass_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_kubernetes = ["LONGTAIL_PORT_8000_TCP_ADDR", "LONGTAIL_SERVICE_HOST", "LONGTAIL_SERVICE_PORT"]
+    for name in of_kubernetes:
+        monkeypatch.setenv(name, "10.0.0.1")
+    Settings(releases=tmp_path)
+    assert no_settings([*of_kubernetes, "LONGTAIL_MAX_K", "longtail_port", "LONG_TAIL", "PATH"]) == of_kubernetes

@@ -52,6 +52,7 @@ async def add_labels(request: Request) -> Response:
     service = service_of(request)
     body = await read_body(request, LabelsRequest, service.settings)
     limits.check_labels(body, service.settings)
+    request.state.audited["labels"] = [label.id for label in body.labels]
     release = await service.change(
         lambda: service.change_labels(lambda retriever: records_to_add(body.labels, retriever))
     )
@@ -61,7 +62,7 @@ async def add_labels(request: Request) -> Response:
 @router.delete("/v1/labels/{id:path}", responses={200: {"model": HiddenAnswer}, **errors(401, 403, 404, 429, 503)})
 async def hide_label(request: Request, id: str) -> Response:
     """Delete an added label, or hide one of the catalogue; it is in no answer from now on. Admin."""
-    require_admin(request)
+    require_admin(request, labels=[id])
     service = service_of(request)
     release = await service.change(lambda: service.change_labels(lambda retriever: [record_to_hide(id, retriever)]))
     return json_response(to_json({"id": id, "release": release}, request_id(request)))

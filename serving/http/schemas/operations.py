@@ -82,7 +82,11 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorAnswer(BaseModel):
-    """Every answer whose status is 4xx or 5xx."""
+    """Every answer whose status is 4xx or 5xx: a problem of RFC 9457, as application/problem+json."""
 
+    type: str = Field(description="urn:longtail: and the kind of error, as in error.type.")
+    title: str = Field(description="What HTTP calls the status.")
+    status: int
+    detail: str = Field(description="As in error.message.")
     error: ErrorDetail
     request_id: str

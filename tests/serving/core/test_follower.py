@@ -183,7 +183,7 @@ def test_swaps_amid_requests_fail_none_and_every_answer_is_of_one_release(tmp_pa
     body = {"queries": [{"features": {"user": "east"}, "k": 4, "bias_removal": 0}] * 3}
 
     async def run() -> list[httpx.Response]:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://plane") as client:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
 
             async def ask() -> list[httpx.Response]:
                 return [await client.post("/v1/retrieve", json=body) for _ in range(20)]

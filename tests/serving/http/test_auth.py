@@ -183,6 +183,42 @@ def test_keys_are_not_in_what_holds_them() -> None:
 
 
 @pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:8000", 200),
+        ("127.0.0.1", 200),
+        ("127.9.9.9:80", 200),
+        ("[::1]:8000", 200),
+        ("evil.example:8000", 403),
+        ("localhost.evil.example", 403),
+        ("10.0.0.7", 403),
+        ("", 403),
+        ("[", 403),
+    ],
+)
+def test_without_keys_a_name_that_was_made_to_mean_this_machine_is_refused(
+    tmp_path: Path, host: str, status: int
+) -> None:
+    """DNS rebinding: to the browser the page and the service have one origin."""
+    with guarded(tmp_path) as client:
+        answer = client.get("/v1/release", headers={"host": host})
+        assert answer.status_code == status
+        assert client.get("/livez", headers={"host": host}).status_code == 200
+    if status == 403:
+        assert answer.json()["error"]["message"] == (
+            "expected keys, LONGTAIL_INSECURE behind a gateway, or a Host that is this machine, such as localhost, "
+            f'received "{host}"'
+        )
+
+
+@pytest.mark.parametrize("given", [{"api_keys": (ASKING,)}, {"insecure": True}])
+def test_with_keys_or_a_gateway_the_service_has_any_name(tmp_path: Path, given: dict) -> None:
+    headers = {"host": "shop.example", "x-api-key": ASKING}
+    with guarded(tmp_path, **given) as client:
+        assert client.get("/v1/release", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
     ("origin", "status"),
     [
         (None, 200),

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from http import HTTPStatus
 
 import httpx
 import pytest
@@ -124,9 +125,11 @@ def post(client: httpx.Client, path: str, body: object) -> httpx.Response:
 def check(response: httpx.Response, status: int, kind: str) -> dict:
     assert response.status_code == status, response.text
     answer = ErrorAnswer.model_validate_json(response.content, strict=True)
-    assert response.headers["content-type"] == "application/json"
+    assert response.headers["content-type"] == "application/problem+json"
     assert answer.request_id == response.headers["x-request-id"]
     assert answer.error.type == kind
+    problem = (f"urn:longtail:{kind}", HTTPStatus(status).phrase, status, answer.error.message)
+    assert (answer.type, answer.title, answer.status, answer.detail) == problem
     return response.json()["error"]
 
 
@@ -225,6 +228,10 @@ def test_unknown_routes_and_methods(client: httpx.Client) -> None:
     error = check(response, 405, "wrong_method")
     assert error["message"] == 'expected POST for "/v1/retrieve", received GET'
     assert response.headers["allow"] == "POST"
+    response = client.post("/v1/release")
+    error = check(response, 405, "wrong_method")
+    assert error["message"] == 'expected GET, HEAD for "/v1/release", received POST'
+    assert response.headers["allow"] == "GET, HEAD"
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_unknown_label(client: httpx.Client, id_: str) -> None:
     response = client.get(f"/v1/labels/{id_}")
     assert response.status_code == 404
     assert response.json()["error"]["type"] in ("unknown_label", "unknown_route")
-    assert len(response.text) < 400
+    assert len(response.text) < 800
 
 
 def test_release(client: httpx.Client) -> None:

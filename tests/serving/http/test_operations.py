@@ -132,6 +132,10 @@ def test_an_internal_error_is_logged_and_not_shown(tmp_path: Path, caplog: pytes
         response = client.post("/v1/retrieve", json=QUERY, headers={"x-request-id": "lost-1"})
         assert response.status_code == 500
         assert response.json() == {
+            "type": "urn:longtail:internal",
+            "title": "Internal Server Error",
+            "status": 500,
+            "detail": response.json()["error"]["message"],
             "error": {
                 "type": "internal",
                 "message": "the request could not be answered; the server's log has the details under this request id",
@@ -156,6 +160,6 @@ def test_the_document_describes_bodies_answers_and_errors(client: httpx.Client) 
         for operation in methods.values():
             for status, response in operation["responses"].items():
                 if status >= "400":
-                    schema = response["content"]["application/json"]["schema"]
+                    schema = response["content"]["application/problem+json"]["schema"]
                     assert schema == {"$ref": "#/components/schemas/ErrorAnswer"}, path
     assert client.get("/docs").status_code == 200
