@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import sys
@@ -71,7 +72,10 @@ class TextFormatter(logging.Formatter):
 
 
 def _json(value: object) -> str:
-    return orjson.dumps(value, default=str).decode()
+    try:
+        return orjson.dumps(value, default=str).decode()
+    except TypeError:  # of a client's bytes that are no UTF-8
+        return json.dumps(value, default=str)
 
 
 def configure(log_format: Literal["auto", "json", "text"], level: str) -> None:

@@ -78,11 +78,12 @@ def test_label_changes_and_calls_of_admins_are_audited(tmp_path: Path, lines: An
     assert not any(key in json.dumps(audited) for key in (asking, admin))
 
 
-def test_a_line_for_people_has_the_fields_behind_it() -> None:
-    record = logging.makeLogRecord(
-        {"msg": "hidden", "levelname": "INFO", "fields": {"labels": ["a\nb"], "status": 200}}
-    )
-    assert TextFormatter("%(levelname)s %(message)s").format(record) == 'INFO hidden labels=["a\\nb"] status=200'
+@pytest.mark.parametrize(("id_", "shown"), [("a\nb", r'["a\nb"]'), ("\udcff", r'["\udcff"]')])
+def test_a_line_for_people_has_the_fields_behind_it(id_: str, shown: str) -> None:
+    fields = {"labels": [id_], "status": 200}
+    record = logging.makeLogRecord({"msg": "hidden", "levelname": "INFO", "fields": fields})
+    assert TextFormatter("%(levelname)s %(message)s").format(record) == f"INFO hidden labels={shown} status=200"
+    assert json.loads(JsonFormatter().format(record))["labels"] == [id_]
 
 
 def test_a_failure_is_one_line_with_the_exception(tmp_path: Path, lines: Any) -> None:
