@@ -15,6 +15,7 @@ from longtail.trainer.check import check
 from longtail.trainer.config import load_recipe
 from longtail.trainer.drafting import draft_recipe
 from longtail.trainer.drafting.columns import look_at
+from longtail.trainer.drafting.recency import half_life_of
 from longtail.trainer.errors import RecipeError
 from tests.trainer import tiny
 from tests.trainer.test_cli import run
@@ -279,3 +280,76 @@ def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert (code, out.exists()) == ((2, False) if message else (0, True))
     assert not message or errors.count("\n") == 1
     assert message in errors
+
+
+# What passes
+
+
+def times_of_a_log(rows: int = 8_000, days: int = 80) -> tuple[np.ndarray, np.ndarray]:
+    """A rising time for each row, and noise in which label of ten is wanted."""
+    rng = np.random.default_rng(3)
+    return np.sort(rng.uniform(0, days, rows)), rng.integers(0, 10, rows)
+
+
+def test_the_half_life_is_the_longest_with_half_of_the_best_gain() -> None:
+    days_N, noise_N = times_of_a_log()
+    labels_N = (10 * (days_N // 10) + noise_N).astype(np.int32)  # other ten labels every ten days
+    found = half_life_of(labels_N, days_N)
+
+    past, wanted = labels_N[:6400], labels_N[6400:7200]
+    span = days_N[6399] - days_N[0]
+
+    def popularity(life: float) -> np.ndarray:
+        weights = 0.5 ** ((days_N[6399] - days_N[:6400]) / life)
+        counts = np.array([weights[past == label].sum() for label in range(80)])
+        return (6400 * counts / counts.sum() + 1) / 6480
+
+    gains = {}
+    for halvings in np.arange(0, 8, 0.5):
+        mixed = [(1 - part) * popularity(span / 2**halvings) + part * popularity(np.inf) for part in (0, 0.2, 0.5)]
+        gains[span / 2**halvings] = max(np.log(p[wanted] / popularity(np.inf)[wanted]).mean() for p in mixed)
+    enough = [life for life, gain in gains.items() if gain >= max(gains.values()) / 2]
+    assert found is not None
+    assert found.days == pytest.approx(max(enough))
+    assert found.gain == pytest.approx(gains[max(enough)])
+    assert max(enough) < max(gains) / 2
+    assert half_life_of(labels_N[::-1], days_N[::-1]) == pytest.approx(found)
+
+
+def test_what_does_not_pass_has_no_half_life() -> None:
+    days_N, noise_N = times_of_a_log()
+    assert half_life_of(noise_N.astype(np.int32), days_N) is None
+    assert half_life_of(noise_N.astype(np.int32), np.zeros(len(days_N))) is None
+    assert half_life_of(noise_N[:3].astype(np.int32), days_N[:3]) is None
+
+
+@pytest.mark.parametrize(("days", "event"), [(80, None), (80, "kind"), (4, None)])
+def test_a_drifting_log_s_pairs_fade(tmp_path: Path, days: int, event: str | None) -> None:
+    days_N, noise_N = times_of_a_log(days=days)
+    columns = {
+        "user_id": noise_N * 7 % 200,
+        "item_id": [f"p{label}" for label in 10 * (days_N * 8 // days) + noise_N],
+        "at": [START + datetime.timedelta(days=float(day)) for day in days_N],
+        **({} if event is None else {event: ["view", "buy"] * (len(days_N) // 2)}),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "log.parquet")
+    draft_recipe(tmp_path / "log.parquet", tmp_path / "r.toml", event=event)
+    found = half_life_of((10 * (days_N * 8 // days) + noise_N).astype(np.int32), days_N)
+    events = load_recipe(tmp_path / "r.toml").data.events
+    assert found is not None
+    assert events is not None
+    assert events.half_life == found.span
+    assert found.span.endswith("h" if days == 4 else "d")
+    assert events.column == event
+    assert "predicts later ones" in (tmp_path / "r.toml").read_text()
+    report = check(load_recipe(tmp_path / "r.toml"))
+    assert report is not None
+
+
+def test_numbers_that_are_no_dates_have_no_half_life(tmp_path: Path) -> None:
+    days_N, noise_N = times_of_a_log()
+    labels_N = 10 * (days_N // 10) + noise_N
+    table = pa.table({"user_id": noise_N, "item_id": labels_N, "timestamp": np.arange(len(days_N))})
+    pq.write_table(table, tmp_path / "log.parquet")
+    draft_recipe(tmp_path / "log.parquet", tmp_path / "r.toml")
+    assert load_recipe(tmp_path / "r.toml").data.events is None
