@@ -108,12 +108,12 @@ class RequestMiddleware:
     def _ended(self, method: str, scope: Scope, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", UNKNOWN_ROUTE)
         self._service.monitoring.count_request(route, status, seconds)
-        fields = {
-            "status": status,
-            "milliseconds": round(seconds * 1e3, 3),
-            "client": (scope.get("client") or [None])[0],
-        }
-        if self._service.settings.access_log:
+        logged, audited = self._service.settings.access_log, scope["state"].get("audited")
+        if not (logged or audited):
+            return
+        client, _ = scope.get("client") or (None, None)
+        fields = {"status": status, "milliseconds": round(seconds * 1e3, 3), "client": client}
+        if logged:
             logger.info("%s %s", method, route, extra={"fields": fields})
-        if audited := scope["state"].get("audited"):
+        if audited:
             audit.info("%s %s", method, route, extra={"fields": fields | audited})

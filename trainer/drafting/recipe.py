@@ -7,11 +7,13 @@ import os
 import re
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from longtail.bundle.arrays import Bools, Float64
 from longtail.bundle.labels import RESERVED_COLUMNS
 from longtail.trainer.config import load_recipe
 from longtail.trainer.data.ids import like_placeholders
@@ -125,8 +127,9 @@ def _recipe(
     ]
     data += [f"query_id = {quoted(roles.query_id)}{_guess('query_id', roles)}"]
     data += [f"label_id = {quoted(roles.label_id)}{_guess('label_id', roles)}"]
-    data += _times(log, roles, sizes)
-    data += _events(log, roles, _half_life(log, roles))
+    times = _read_times(log, roles)
+    data += _split(log, roles, sizes, times)
+    data += _events(log, roles, None if times is None else _half_life(log, roles, times))
     data += [f"# {repeats:.0%} of the rows are a pair that is there already."]
     data += [f'repeats = "{"drop" if repeats > 0.05 else "keep"}"']
     data += _bad_rows(log, roles, sizes)
@@ -212,22 +215,37 @@ def _bad_rows(log: pa.Table, roles: Roles, sizes: Sizes) -> list[str]:
     return lines
 
 
-def _times(log: pa.Table, roles: Roles, sizes: Sizes) -> list[str]:
-    """The split, and the column of times."""
+class _Times(NamedTuple):
+    """The column of times: float64 [N], their unit if it is known, and which are plausible, bool [N]."""
+
+    times_N: Float64
+    unit: str | None
+    good_N: Bools
+
+
+def _read_times(log: pa.Table, roles: Roles) -> _Times | None:
+    """The times of a log; None without a column of them."""
     if roles.timestamp is None:
-        odd = [name for name in log.column_names if words_of(name) & TIME_WORDS]
-        hint = f" {', '.join(odd)}: expected numbers, dates or ISO 8601 text in most rows." if odd else ""
-        return [
-            f"# No column of times was found, so pairs are held out by chance.{hint}",
-            'split = { strategy = "random" }',
-        ]
+        return None
     times_N = as_times(log[roles.timestamp])
     if times_N is None or not np.isfinite(times_N).any():
         kind = log.schema.field(roles.timestamp).type
         raise DataError(f"column {roles.timestamp!r}: expected times as numbers, dates or ISO 8601 text, found {kind}")
     now = datetime.now(UTC)
     unit = unit_of([times_N], now=now)
-    good_N = np.isfinite(times_N) if unit is None else ~implausible(times_N, unit, now=now)
+    return _Times(times_N, unit, np.isfinite(times_N) if unit is None else ~implausible(times_N, unit, now=now))
+
+
+def _split(log: pa.Table, roles: Roles, sizes: Sizes, times: _Times | None) -> list[str]:
+    """The split, and the column of times."""
+    if roles.timestamp is None or times is None:
+        odd = [name for name in log.column_names if words_of(name) & TIME_WORDS]
+        hint = f" {', '.join(odd)}: expected numbers, dates or ISO 8601 text in most rows." if odd else ""
+        return [
+            f"# No column of times was found, so pairs are held out by chance.{hint}",
+            'split = { strategy = "random" }',
+        ]
+    times_N, unit, good_N = times
     first, last = (in_words(float(at), unit) for at in (times_N[good_N].min(), times_N[good_N].max()))
     bad = f", not in {int((~good_N).sum()):,} rows" if not good_N.all() else ""
     share = 0.05 if sizes.rows >= 500_000 else 0.1
@@ -238,14 +256,12 @@ def _times(log: pa.Table, roles: Roles, sizes: Sizes) -> list[str]:
     ]
 
 
-def _half_life(log: pa.Table, roles: Roles) -> HalfLife | None:
-    """How fast what is wanted passes; None of a log without times that are dates."""
-    if roles.timestamp is None or (times_N := as_times(log[roles.timestamp])) is None:
-        return None
-    unit = unit_of([times_N], now=(now := datetime.now(UTC)))
+def _half_life(log: pa.Table, roles: Roles, times: _Times) -> HalfLife | None:
+    """How fast what is wanted passes; None where times are no dates."""
+    times_N, unit, good_N = times
     if unit is None:
         return None
-    known_N = np.asarray(pc.is_valid(log[roles.label_id])) & ~implausible(times_N, unit, now=now)
+    known_N = np.asarray(pc.is_valid(log[roles.label_id])) & good_N
     labels_N = log[roles.label_id].filter(known_N).combine_chunks().dictionary_encode().indices.to_numpy()
     return half_life_of(labels_N, times_N[known_N] / (UNITS[unit] * _SECONDS_A_DAY))
 
