@@ -2,6 +2,7 @@
 
     python -m benchmarks.index_recall                       # 300,000 labels: recall, and recall under filters
     python -m benchmarks.index_recall --labels 1000000      # build and open times, and the banded row
+    python -m benchmarks.index_recall --priors              # three priors: which labels the exact head should hold
 
 Data: unit vectors of 64 dimensions around random centres, Zipf label frequencies assigned at random, T = 0.1,
 queries from the same centres; seed 0. Recall is against exact search over 200 queries at each λ. Queries per
@@ -19,13 +20,15 @@ from pathlib import Path
 
 import faiss
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from longtail.bundle import Augmentation, Buckets, Bundle, log_frequencies
 from longtail.bundle.arrays import Int64
 from longtail.bundle.manifest import dial_words
-from longtail.index import ExactRows, Filter, IndexSpec, Releases, Searcher, build
+from longtail.index import ExactRows, Filter, IndexSpec, PriorTable, Releases, Searcher, build
 from longtail.index.construct.recall import Calibration
-from longtail.index.construct.tuning import train_index, tune_index
+from longtail.index.construct.tuning import by_reach, make_bands, train_index, tune_index
 from longtail.index.manifests import Effort, Kind
 from longtail.index.search.band import Band
 from tests.bundles import make_bundle
@@ -44,10 +47,14 @@ def main() -> None:
     """Print the table for the asked number of labels."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--labels", type=int, default=300_000)
-    labels = parser.parse_args().labels
+    parser.add_argument("--priors", action="store_true")
+    arguments = parser.parse_args()
+    labels: int = arguments.labels
     bundle = synthetic_bundle(labels)
     print(f"\n{labels:,} labels, {os.cpu_count()} cores, faiss {faiss.__version__}\n")
-    if labels >= 1_000_000:
+    if arguments.priors:
+        print_prior_table(bundle)
+    elif labels >= 1_000_000:
         print_release_times(bundle)
     else:
         print_recall_table(bundle)
@@ -83,7 +90,7 @@ def print_recall_table(bundle: Bundle) -> None:
     """Exact, single approximate and banded indexes side by side."""
     rows = bundle.rows()
     calibration = Calibration(bundle, rows)
-    head = "".join(f" {dial_words(*place)} |" for place in calibration.places)
+    head = "".join(f" {dial_words(*place[:2])} |" for place in calibration.places)
     print(f"| index | setting | build s |{head} queries/s | one by one |")
     print("|---|---|---:|" + "---:|" * (len(calibration.places) + 2))
 
@@ -108,6 +115,40 @@ def print_recall_table(bundle: Bundle) -> None:
         if text == "ivf_flat":
             banded = searcher
     print_filter_table(bundle, banded)
+
+
+def print_prior_table(bundle: Bundle) -> None:
+    """Lowest and mean recall over all corners of three priors' weights: a head of the most frequent labels, and of
+    those that any corner lifts most, which a build chooses.
+    """
+    rng = np.random.default_rng(3)
+    labels = len(bundle.embeddings)
+    values = {
+        "recent": bundle.labels.log_pn + rng.normal(0, 1.5, labels),
+        "margin": rng.lognormal(1, 1, labels),
+        "freshness": -rng.exponential(1, labels),
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        table = pa.table({"label_id": bundle.labels.ids, **values})
+        pq.write_table(table, path := Path(folder) / "priors.parquet")
+        bundle = dataclasses.replace(bundle, priors=PriorTable(path).read(bundle, progress=print))
+    rows = bundle.rows()
+    calibration = Calibration(bundle, rows)
+    orders = {
+        "most frequent": np.argsort(-bundle.labels.log_pi, kind="stable"),
+        "any corner": by_reach(bundle, rows, calibration),
+    }
+    print("| head of | labels | probes | lowest recall@100 | where | mean | queries/s |")
+    print("|---|---:|---:|---:|---|---:|---:|")
+    for share in (0.01, 0.04):
+        for name, order in orders.items():
+            head = int(labels * share)
+            bands = make_bands(IndexSpec("ivf_flat"), rows, order, head, "cpu")
+            for probes in (16, 64, 256):
+                recall, rate = calibration.measure(Searcher(bundle, bands, Effort(probes=probes)))
+                lowest, mean = min(recall, key=lambda at: at.recall), np.mean([at.recall for at in recall])
+                figures = f"{lowest.recall:.3f} | {lowest.where} | {mean:.3f} | {rate:,.0f}"
+                print(f"| {name} | {head:,} | {probes} | {figures} |", flush=True)
 
 
 def print_filter_table(bundle: Bundle, searcher: Searcher) -> None:
@@ -160,7 +201,7 @@ def print_release_times(bundle: Bundle) -> None:
         print(f"| build ({manifest.kind}) | {built:.1f} |\n| open | {opened:.2f} |\n")
         calibration = Calibration(release.bundle, release.bundle.rows())
         effort = release.searcher.effort
-        head = "".join(f" {dial_words(*place)} |" for place in calibration.places)
+        head = "".join(f" {dial_words(*place[:2])} |" for place in calibration.places)
         print(f"| index | setting | build s |{head} queries/s | one by one |")
         print("|---|---|---:|" + "---:|" * (len(calibration.places) + 2))
         _print_row(f"banded {manifest.kind}", f"probes {effort.probes}", built, calibration, release.searcher)

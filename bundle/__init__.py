@@ -46,6 +46,7 @@ from longtail.bundle.manifest import (
     Manifest,
     Popularity,
 )
+from longtail.bundle.priors import MAX_PRIORS, Prior, Priors
 from longtail.bundle.proposal import Proposal
 from longtail.bundle.store import atomic_directory, refuse_existing, remove_stale, replace_file, sha256_of
 from longtail.bundle.tower import Tower, onnx_session
@@ -56,6 +57,7 @@ __all__ = [
     "BUCKET_NAMES",
     "DATE_ROWS",
     "FEATURE_VALUE_TYPES",
+    "MAX_PRIORS",
     "MISSING_DATE",
     "OUT_OF_VOCABULARY",
     "SCHEMA_VERSION",
@@ -94,6 +96,8 @@ __all__ = [
     "Loss",
     "Manifest",
     "Popularity",
+    "Prior",
+    "Priors",
     "Proposal",
     "Restore",
     "Tower",

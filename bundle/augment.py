@@ -1,16 +1,17 @@
 """Augmented label rows and queries, whose inner product is T · s(x, y), the score at any λ and μ [METHODS §6].
 
-`s = f + λ·log ν + μ·log π`, f = u·v/T + b, ν the implied noise of training, π the label frequency. A label's row is
-`[v, κ·log ν, κ_b·b, κ_p·log π]`; a query is `[u, λ·T/κ, T/κ_b, μ·T/κ_p]`. Where ν is π one coordinate holds both, and a
-query has λ + μ there. Offline evaluation, the index build and the service all use these two functions, so what was
-measured is what is served. The κ cancel in the product; they only scale the added coordinates, which matters to a
-quantiser.
+`s = f + λ·log ν + μ·log π + Σ_j w_j·r_j`, f = u·v/T + b, ν the implied noise of training, π the label frequency, r_j
+the priors of a release. A label's row is `[v, κ·log ν, κ_b·b, κ_p·log π, κ_j·r_j …]`; a query is
+`[u, λ·T/κ, T/κ_b, μ·T/κ_p, w_j·T/κ_j …]`. Where ν is π one coordinate holds both, and a query has λ + μ there. Offline
+evaluation, the index build and the service all use these two functions, so what was measured is what is served. The κ
+cancel in the product; they only scale the added coordinates, which matters to a quantiser.
 
-Legend: `L` labels, `B` queries, `D` embedding dimensions.
+Legend: `L` labels, `B` queries, `D` embedding dimensions, `P` priors.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,20 +31,27 @@ class Augmentation:
         kappa: scale of the log ν coordinate, > 0.
         kappa_bias: scale of the bias coordinate, > 0; None for a model without label bias.
         kappa_popularity: scale of the log π coordinate, > 0; None where log ν is log π, and one coordinate holds both.
+        kappa_priors: scale of every prior's coordinate, > 0 each.
     """
 
     temperature: float
     kappa: float
     kappa_bias: float | None = None
     kappa_popularity: float | None = None
+    kappa_priors: tuple[float, ...] = ()
 
     @property
     def extra_dims(self) -> int:
-        """Coordinates added to an embedding: log ν, the bias if there is one, log π if it is another number."""
-        return 1 + (self.kappa_bias is not None) + (self.kappa_popularity is not None)
+        """Coordinates added to an embedding: log ν, the bias if there is one, log π if it is another number, priors."""
+        return 1 + (self.kappa_bias is not None) + (self.kappa_popularity is not None) + len(self.kappa_priors)
 
     def rows(
-        self, embeddings_LD: Float32, log_pn_L: Float32, bias_L: Float32 | None, log_popularity_L: Float32 | None = None
+        self,
+        embeddings_LD: Float32,
+        log_pn_L: Float32,
+        bias_L: Float32 | None,
+        log_popularity_L: Float32 | None = None,
+        priors_LP: Float32 | None = None,
     ) -> Float32:
         """Label rows, float32 [L, D + extra_dims].
 
@@ -52,9 +60,10 @@ class Augmentation:
             log_pn_L: log ν of every label, nats.
             bias_L: biases in logits; ignored by a model without label bias.
             log_popularity_L: log π of every label, nats; ignored where log ν is log π.
+            priors_LP: priors of every label; None where there are none.
 
         Raises:
-            ValueError: no biases for a model with label bias, or no log π where it has a coordinate.
+            ValueError: no biases for a model with label bias, or no log π or priors where they have coordinates.
         """
         columns = [embeddings_LD, self.kappa * log_pn_L[:, None]]
         if self.kappa_bias is not None:
@@ -65,15 +74,26 @@ class Augmentation:
             if log_popularity_L is None:
                 raise ValueError("Augmentation.rows: expected log π of the labels, received None")
             columns.append(self.kappa_popularity * log_popularity_L[:, None])
+        if self.kappa_priors:
+            if priors_LP is None:
+                raise ValueError("Augmentation.rows: expected the labels' priors, received None")
+            columns.append(np.asarray(self.kappa_priors, np.float32) * priors_LP)
         return np.concatenate(columns, axis=1, dtype=np.float32)
 
-    def queries(self, queries_BD: Float32, bias_removal: float | Float32, popularity: float | Float32 = 0.0) -> Float32:
+    def queries(
+        self,
+        queries_BD: Float32,
+        bias_removal: float | Float32,
+        popularity: float | Float32 = 0.0,
+        priors: Float32 | Sequence[float] | None = None,
+    ) -> Float32:
         """Query rows, float32 [B, D + extra_dims].
 
         Args:
             queries_BD: query tower outputs.
             bias_removal: λ, one for all queries or one each, shape [B].
             popularity: μ, one for all queries or one each, shape [B].
+            priors: weights of the priors, float32, one row for all queries [P] or one each [B, P]; None: 0.
         """
         noise, prior = np.asarray(bias_removal, np.float32), np.asarray(popularity, np.float32)
         queries_BE = np.empty((len(queries_BD), queries_BD.shape[1] + self.extra_dims), np.float32)
@@ -85,7 +105,12 @@ class Augmentation:
         if self.kappa_bias is not None:
             queries_BE[:, dim + 1] = self.temperature / self.kappa_bias
         if self.kappa_popularity is not None:
-            queries_BE[:, -1] = prior * (self.temperature / self.kappa_popularity)
+            queries_BE[:, dim + 1 + (self.kappa_bias is not None)] = prior * (self.temperature / self.kappa_popularity)
+        if self.kappa_priors:
+            scales_P = np.float32(self.temperature) / np.asarray(self.kappa_priors, np.float32)
+            queries_BE[:, -len(self.kappa_priors) :] = (
+                0.0 if priors is None else np.asarray(priors, np.float32) * scales_P
+            )
         return queries_BE
 
     @classmethod
@@ -109,16 +134,22 @@ class Augmentation:
             bias_L: float32, logits, or None for a model without label bias.
             log_popularity_L: float32, nats, or None where log ν is log π.
         """
-        spread = float(np.sqrt(np.mean(np.var(embeddings_LD, axis=0, dtype=np.float64)))) or 1.0
-
-        def scale(column: Float32) -> float:
-            deviation = float(np.std(column, dtype=np.float64))
-            constant = deviation <= _ROUNDING * float(np.abs(column).max())
-            return 1.0 if constant else spread / deviation
-
         return cls(
             temperature,
-            scale(log_pn_L),
-            None if bias_L is None else scale(bias_L),
-            None if log_popularity_L is None else scale(log_popularity_L),
+            fitted_scale(embeddings_LD, log_pn_L),
+            None if bias_L is None else fitted_scale(embeddings_LD, bias_L),
+            None if log_popularity_L is None else fitted_scale(embeddings_LD, log_popularity_L),
         )
+
+
+def fitted_scale(embeddings_LD: Float32, column_L: Float32) -> float:
+    """The κ that gives an added coordinate the spread of a typical embedding coordinate; 1 for a constant column.
+
+    Args:
+        embeddings_LD: float32, label embeddings.
+        column_L: float32, the coordinate of every label before it is scaled.
+    """
+    deviation = float(np.std(column_L, dtype=np.float64))
+    if deviation <= _ROUNDING * float(np.abs(column_L).max()):
+        return 1.0
+    return (float(np.sqrt(np.mean(np.var(embeddings_LD, axis=0, dtype=np.float64)))) or 1.0) / deviation

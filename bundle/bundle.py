@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from longtail.bundle.arrays import Float32
+from longtail.bundle.arrays import Float32, Int64
 from longtail.bundle.augment import Augmentation
 from longtail.bundle.errors import BundleCorruptError
 from longtail.bundle.integrity import MANIFEST, MANIFEST_SHA256, read_manifest, verify_files
@@ -19,6 +19,7 @@ from longtail.bundle.invariants import check_invariants
 from longtail.bundle.label_vectors import check_label_vectors
 from longtail.bundle.labels import Labels
 from longtail.bundle.manifest import SCHEMA_VERSION, FileRecord, Manifest
+from longtail.bundle.priors import Priors
 from longtail.bundle.proposal import Proposal
 from longtail.bundle.store import atomic_directory, sha256_of
 from longtail.bundle.vocabulary import Vocabulary
@@ -53,6 +54,7 @@ class Bundle:
         label_vectors: float32 [L, dims] of the label features that queries give by label id, by name; NaN of a label
             without a vector.
         reports: further files kept with the model (report.html, metrics.json), by name.
+        priors: of the release that serves it, which keeps them: `write` does not; None without any.
         path: where it was loaded from; None before it is written.
     """
 
@@ -66,18 +68,31 @@ class Bundle:
     proposal: Proposal | None = None
     label_vectors: Mapping[str, Float32] = field(default_factory=dict)
     reports: Mapping[str, bytes] = field(default_factory=dict)
+    priors: Priors | None = None
     path: Path | None = None
 
     @property
     def augmentation(self) -> Augmentation:
         """The constants of this model's rows and queries [METHODS §6]."""
         manifest = self.manifest
-        return Augmentation(manifest.temperature, manifest.kappa, manifest.kappa_bias, manifest.kappa_popularity)
+        return Augmentation(
+            manifest.temperature,
+            manifest.kappa,
+            manifest.kappa_bias,
+            manifest.kappa_popularity,
+            () if self.priors is None else self.priors.kappas,
+        )
 
-    def rows(self) -> Float32:
-        """Augmented label rows, float32 [L, D + 1 to 3]: what an index stores."""
+    def rows(self, rows_R: Int64 | slice = slice(None)) -> Float32:
+        """Augmented label rows, float32 [L, E] or those of some labels, int64 [R]: what an index stores."""
         labels = self.labels
-        return self.augmentation.rows(self.embeddings, labels.log_pn, labels.bias, labels.log_popularity)
+        return self.augmentation.rows(
+            self.embeddings[rows_R],
+            labels.log_pn[rows_R],
+            None if labels.bias is None else labels.bias[rows_R],
+            None if labels.log_popularity is None else labels.log_popularity[rows_R],
+            None if self.priors is None else self.priors.values_LP[rows_R],
+        )
 
     def write(self, target: Path) -> Bundle:
         """Validate, then write to `target` whole or not at all; returns the bundle with its checksums.

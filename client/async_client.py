@@ -77,6 +77,7 @@ class AsyncClient:
         buckets: Collection[BucketName] | None = None,
         explore: Mapping[BucketName, int] | None = None,
         display: bool | Collection[str] | None = None,
+        priors: Mapping[str, float] | None = None,
         release: str | None = None,
         preview: bool = False,
     ) -> Answer:
@@ -84,7 +85,7 @@ class AsyncClient:
 
         Args:
             queries: one or several; or none, and the parts of a single one (see `Query`) in its place:
-            features, k, bias_removal, popularity, exclude, allow, buckets, explore, display: those parts.
+            features, k, bias_removal, popularity, exclude, allow, buckets, explore, display, priors: those parts.
             release: answer from this release, if the service still has it loaded; None: from the current one.
             preview: nobody will see the answer: it counts in no exposure, drift or recall.
 
@@ -94,7 +95,7 @@ class AsyncClient:
             NotFoundError: `unknown_release`.
             LongtailError: the service refused, or did not answer.
         """
-        selection = selection_json(k, bias_removal, popularity, exclude, allow, buckets, explore, display)
+        selection = selection_json(k, bias_removal, popularity, exclude, allow, buckets, explore, display, priors)
         asked = queries_json(queries, features, selection)
         return await self._send(
             Call("POST", "/v1/retrieve", Answer, {"queries": asked, **options_json(release, preview)})
@@ -112,6 +113,7 @@ class AsyncClient:
         buckets: Collection[BucketName] | None = None,
         explore: Mapping[BucketName, int] | None = None,
         display: bool | Collection[str] | None = None,
+        priors: Mapping[str, float] | None = None,
         release: str | None = None,
         preview: bool = False,
     ) -> Answer:
@@ -120,7 +122,7 @@ class AsyncClient:
         Args:
             ids: one label, or several.
             k, exclude, allow, buckets, explore, display: as in `Query`.
-            bias_removal, popularity: None means 0 here: nearness, not popularity.
+            bias_removal, popularity, priors: None means 0 here: nearness, not popularity.
             release, preview: as for `retrieve`.
 
         Raises:
@@ -129,7 +131,7 @@ class AsyncClient:
             LongtailError: the service refused, or did not answer.
         """
         asked = {"id": ids} if isinstance(ids, str | int) else {"ids": list(ids)}
-        selection = selection_json(k, bias_removal, popularity, exclude, allow, buckets, explore, display)
+        selection = selection_json(k, bias_removal, popularity, exclude, allow, buckets, explore, display, priors)
         return await self._send(
             Call("POST", "/v1/similar", Answer, {**asked, **selection, **options_json(release, preview)})
         )

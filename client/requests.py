@@ -36,6 +36,7 @@ class Query:
         popularity: μ of the same: above 0 favours frequent labels, below 0 rare ones; None: the release's default.
         explore: slots by bucket that are drawn at random from its best labels, such as `{"new": 2}`; None: none.
         display: columns that come with each label: True all, False none, or their names; None: all.
+        priors: weights of the release's priors, such as `{"recent": 0.5}`; None, or left out: the default.
     """
 
     features: Features
@@ -47,6 +48,7 @@ class Query:
     popularity: float | None = None
     explore: Mapping[BucketName, int] | None = None
     display: bool | Collection[str] | None = None
+    priors: Mapping[str, float] | None = None
 
     def json(self) -> dict[str, Any]:
         """The query as the service reads it; raises TypeError as `selection_json`."""
@@ -59,6 +61,7 @@ class Query:
             self.buckets,
             self.explore,
             self.display,
+            self.priors,
         )
         return {"features": dict(self.features), **selected}
 
@@ -147,7 +150,7 @@ class Interaction:
 
     def json(self) -> dict[str, Any]:
         """The event as the service reads it; raises TypeError if labels or exclude is one string."""
-        selected = selection_json(None, self.bias_removal, self.popularity, self.exclude, None, None, None, None)
+        selected = selection_json(None, self.bias_removal, self.popularity, self.exclude, None, None, None, None, None)
         chosen = {"features": dict(self.features), "labels": _several("labels", self.labels), **selected}
         if self.idempotency_key is not None:
             chosen["idempotency_key"] = self.idempotency_key
@@ -201,8 +204,9 @@ def selection_json(
     buckets: Collection[BucketName] | None,
     explore: Mapping[BucketName, int] | None,
     display: bool | Collection[str] | None,
+    priors: Mapping[str, float] | None,
 ) -> dict[str, Any]:
-    """Which labels may be answered, how many, at which λ and μ and with which columns, without what was left open.
+    """Which labels may be answered, how many, on which dials and with which columns, without what was left open.
 
     Raises:
         TypeError: one string where several are expected; its characters would pass for ids.
@@ -216,6 +220,7 @@ def selection_json(
         "buckets": None if buckets is None else _several("buckets", buckets),
         "explore": None if explore is None else dict(explore),
         "display": display if display is None or isinstance(display, bool) else _several("display", display),
+        "priors": None if priors is None else dict(priors),
     }
     return {name: value for name, value in given.items() if value is not None}
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal, TypeVar
 
@@ -52,7 +52,8 @@ class Result:
     """The answer to one query, best label first, and the λ and μ that it was given at.
 
     `id` is the label asked about, None in answers of `retrieve`; `popularity` is 0 of a service that does not know μ;
-    `exploration` is None unless the query explores, and then what was drawn stands at random places.
+    `exploration` is None unless the query explores, and then what was drawn stands at random places; `priors` are the
+    weights of the release's priors.
     """
 
     labels: tuple[Label, ...]
@@ -61,6 +62,7 @@ class Result:
     id: str | None = None
     popularity: float = 0.0
     exploration: Exploration | None = None
+    priors: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,7 @@ class Client:
         buckets: Collection[BucketName] | None = None,
         explore: Mapping[BucketName, int] | None = None,
         display: bool | Collection[str] | None = None,
+        priors: Mapping[str, float] | None = None,
         release: str | None = None,
         preview: bool = False,
     ) -> Answer:
@@ -81,7 +82,7 @@ class Client:
 
         Args:
             queries: one or several; or none, and the parts of a single one (see `Query`) in its place:
-            features, k, bias_removal, popularity, exclude, allow, buckets, explore, display: those parts.
+            features, k, bias_removal, popularity, exclude, allow, buckets, explore, display, priors: those parts.
             release: answer from this release, if the service still has it loaded; None: from the current one.
             preview: nobody will see the answer: it counts in no exposure, drift or recall.
 
@@ -91,7 +92,7 @@ class Client:
             NotFoundError: `unknown_release`.
             LongtailError: the service refused, or did not answer.
         """
-        selection = selection_json(k, bias_removal, popularity, exclude, allow, buckets, explore, display)
+        selection = selection_json(k, bias_removal, popularity, exclude, allow, buckets, explore, display, priors)
         asked = queries_json(queries, features, selection)
         return self._send(Call("POST", "/v1/retrieve", Answer, {"queries": asked, **options_json(release, preview)}))
 
@@ -107,6 +108,7 @@ class Client:
         buckets: Collection[BucketName] | None = None,
         explore: Mapping[BucketName, int] | None = None,
         display: bool | Collection[str] | None = None,
+        priors: Mapping[str, float] | None = None,
         release: str | None = None,
         preview: bool = False,
     ) -> Answer:
@@ -115,7 +117,7 @@ class Client:
         Args:
             ids: one label, or several.
             k, exclude, allow, buckets, explore, display: as in `Query`.
-            bias_removal, popularity: None means 0 here: nearness, not popularity.
+            bias_removal, popularity, priors: None means 0 here: nearness, not popularity.
             release, preview: as for `retrieve`.
 
         Raises:
@@ -124,7 +126,7 @@ class Client:
             LongtailError: the service refused, or did not answer.
         """
         asked = {"id": ids} if isinstance(ids, str | int) else {"ids": list(ids)}
-        selection = selection_json(k, bias_removal, popularity, exclude, allow, buckets, explore, display)
+        selection = selection_json(k, bias_removal, popularity, exclude, allow, buckets, explore, display, priors)
         return self._send(Call("POST", "/v1/similar", Answer, {**asked, **selection, **options_json(release, preview)}))
 
     def label(self, id: LabelId) -> CatalogueLabel:

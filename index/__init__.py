@@ -12,6 +12,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from longtail.index.construct.priors import Limits, PriorTable
 from longtail.index.construct.spec import IndexSpec
 from longtail.index.errors import (
     DeviceError,
@@ -20,6 +21,7 @@ from longtail.index.errors import (
     IncompatibleReleaseError,
     LongtailIndexError,
     MergeError,
+    PriorsError,
     QueryError,
     RecallFloorError,
     ReleaseCorruptError,
@@ -31,14 +33,14 @@ from longtail.index.errors import (
 )
 from longtail.index.manifests import IndexManifest, RecallAt, ReleaseManifest
 from longtail.index.release.bucket_floors import BucketFloors, FloorsReport
-from longtail.index.release.compatibility import Compatibility, refused_features
+from longtail.index.release.compatibility import Compatibility, refused_features, refused_priors
 from longtail.index.release.merge import MergeReport, merge_labels
 from longtail.index.search.candidates import NO_ROW, no_results, top_k
 from longtail.index.search.exact import ExactRows
 from longtail.index.search.filters import Filter, without_rows
 
 if TYPE_CHECKING:
-    from longtail.index.release.building import build
+    from longtail.index.release.building import build, refresh_priors
     from longtail.index.release.release import Release
     from longtail.index.release.releases import Releases, publish
     from longtail.index.search.searcher import Searcher
@@ -49,6 +51,7 @@ _NEED_FAISS = {
     "Searcher": "search.searcher",
     "build": "release.building",
     "publish": "release.releases",
+    "refresh_priors": "release.building",
 }
 
 __all__ = [
@@ -64,9 +67,12 @@ __all__ = [
     "IncompatibleReleaseError",
     "IndexManifest",
     "IndexSpec",
+    "Limits",
     "LongtailIndexError",
     "MergeError",
     "MergeReport",
+    "PriorTable",
+    "PriorsError",
     "QueryError",
     "RecallAt",
     "RecallFloorError",
@@ -84,7 +90,9 @@ __all__ = [
     "merge_labels",
     "no_results",
     "publish",
+    "refresh_priors",
     "refused_features",
+    "refused_priors",
     "top_k",
     "without_rows",
 ]

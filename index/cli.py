@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
+from rich.status import Status
 from rich.table import Table
 
 from longtail.bundle import BundleError
+from longtail.index.construct.priors import Limits, PriorTable
 from longtail.index.construct.spec import IndexSpec
+from longtail.index.construct.tuning import Progress
 from longtail.index.errors import LongtailIndexError
-from longtail.index.manifests import Device, RecallAt
+from longtail.index.manifests import Device, RecallAt, ReleaseManifest
 from longtail.index.release import building
 from longtail.index.release.bucket_floors import BucketFloors
 from longtail.index.release.merge import merge_labels
@@ -44,6 +47,14 @@ StateOption = Annotated[
     Path | None,
     typer.Option(envvar="LONGTAIL_STATE", help="The service's state: labels added to it [default: RELEASES/.state]."),
 ]
+PriorOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=MIN:MAX[:DEFAULT]", help="Weights that requests may give a prior, such as recent=0:2."),
+]
+MissingOption = Annotated[
+    str | None,
+    typer.Option(metavar="min|median|NUMBER", help="Prior of labels that the table lacks [default: refuse the table]."),
+]
 
 
 @app.command()
@@ -55,6 +66,11 @@ def build(
     publish: Annotated[bool, typer.Option("--publish", help="Point CURRENT at the new release.")] = False,
     device: Annotated[str, typer.Option(help="cpu or gpu: where FAISS trains.")] = "cpu",
     recall_floor: Annotated[float, typer.Option(help="Least recall@100 at every measured λ and μ.")] = 0.95,
+    priors: Annotated[
+        Path | None, typer.Option(metavar="TABLE", help="Parquet or CSV: label_id and a column of numbers per prior.")
+    ] = None,
+    prior: PriorOption = None,
+    missing: MissingOption = None,
     floor: FloorOption = None,
     max_drop: MaxDropOption = None,
     force: ForceOption = False,
@@ -64,6 +80,9 @@ def build(
     checked = _device(device)
     if not publish and (floor or max_drop or force):
         raise LongtailIndexError("--floor, --max-drop and --force: expected --publish with them, received none")
+    if priors is None and (prior or missing is not None):
+        raise LongtailIndexError("--prior and --missing: expected --priors TABLE with them, received none")
+    notes: list[str] = []
     floors = BucketFloors.read(releases, floors=floor or (), max_drop=max_drop) if publish else None
     with Console(stderr=True).status("load and verify the bundle") as status:
         manifest = building.build(
@@ -72,13 +91,37 @@ def build(
             spec=IndexSpec(spec, recall_floor),
             name=name,
             device=checked,
-            progress=lambda line: status.update(line),
+            priors=None if priors is None else _prior_table(priors, prior, missing),
+            progress=_progress(status, notes),
         )
-    print(f"{manifest.name}: {manifest.kind} over {manifest.labels:,} labels")
-    print(f"recall@{manifest.recall_k} at λ: {_recalls(manifest.recall)}")
-    print(f"written: {releases / manifest.name}")
+    _report(releases, manifest, notes)
     if floors is not None:
         _publish(releases, manifest.name, floors, force=force, state=state)
+
+
+@app.command()
+def priors(
+    releases: ReleasesArgument,
+    table: Annotated[Path, typer.Argument(metavar="TABLE", help="Parquet or CSV with the priors of the release.")],
+    source: Annotated[str | None, typer.Option("--from", help="The release to begin with [default: CURRENT].")] = None,
+    name: Annotated[str | None, typer.Option(help="Release name; UTC time and bundle name if not given.")] = None,
+    prior: PriorOption = None,
+    missing: MissingOption = None,
+    publish: Annotated[bool, typer.Option("--publish", help="Point CURRENT at the new release.")] = False,
+) -> None:
+    """Write a release with the priors of a new table; neither the model nor the index is trained again."""
+    notes: list[str] = []
+    with Console(stderr=True).status("load and verify the release") as status:
+        manifest = building.refresh_priors(
+            releases,
+            _prior_table(table, prior, missing),
+            source=source,
+            name=name,
+            progress=_progress(status, notes),
+        )
+    _report(releases, manifest, notes)
+    if publish:
+        _publish(releases, manifest.name, BucketFloors.read(releases), force=False, state=None)
 
 
 @app.command()
@@ -190,6 +233,36 @@ def _publish(releases: Path, name: str, floors: BucketFloors, *, force: bool, st
     print(f"published: {name}")
 
 
+def _prior_table(path: Path, priors: list[str] | None, missing: str | None) -> PriorTable:
+    words: dict[str, Literal["min", "median"]] = {"min": "min", "median": "median"}
+    fill: float | Literal["min", "median"] | None = words.get(missing or "")
+    if missing is not None and fill is None:
+        try:
+            fill = float(missing)
+        except ValueError:
+            raise LongtailIndexError(f"--missing: expected min, median or a number, received {missing!r}") from None
+    return PriorTable(path, dict(map(Limits.parse, priors or ())), fill)
+
+
+def _progress(status: Status, notes: list[str]) -> Progress:
+    """Shows what is being done, and keeps what should still be read afterwards."""
+
+    def tell(line: str) -> None:
+        status.update(line)
+        if line.startswith("priors: "):
+            notes.append(line)
+
+    return tell
+
+
+def _report(releases: Path, manifest: ReleaseManifest, notes: list[str]) -> None:
+    print(f"{manifest.name}: {manifest.kind} over {manifest.labels:,} labels")
+    for note in notes:
+        print(note)
+    print(f"recall@{manifest.recall_k} at λ: {_recalls(manifest.recall)}")
+    print(f"written: {releases / manifest.name}")
+
+
 def _device(text: str) -> Device:
     if text not in ("cpu", "gpu"):
         raise LongtailIndexError(f"--device: expected cpu or gpu, received {text!r}")
@@ -197,5 +270,13 @@ def _device(text: str) -> Device:
 
 
 def _recalls(recall: list[RecallAt]) -> str:
-    of_mu = {at: f" (μ {at.popularity:g})" if at.popularity else "" for at in recall}
-    return ", ".join(f"{at.bias_removal:g}{mu}: {at.recall:.3f}" for at, mu in of_mu.items())
+    """Recall along λ and μ at the priors' default weights, and the lowest of the other weights."""
+    default = recall[0].priors
+    along = [at for at in recall if at.priors == default]
+    shown = [
+        f"{at.bias_removal:g}{f' (μ {at.popularity:g})' if at.popularity else ''}: {at.recall:.3f}" for at in along
+    ]
+    if others := [at for at in recall if at.priors != default]:
+        lowest = min(others, key=lambda at: at.recall)
+        shown.append(f"at {len(others)} corners of the priors' weights {lowest.recall:.3f} or more ({lowest.where})")
+    return ", ".join(shown)

@@ -88,5 +88,9 @@ class IncompatibleReleaseError(LongtailIndexError):
         self.labels = labels
 
 
+class PriorsError(LongtailIndexError):
+    """A table of priors, their limits, or a release whose priors cannot be refreshed with them."""
+
+
 class MergeError(LongtailIndexError):
     """A bundle that cannot take labels in, or a log that leaves none."""

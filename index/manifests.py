@@ -8,12 +8,13 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
-from longtail.bundle import FileRecord
+from longtail.bundle import FileRecord, Prior
 from longtail.bundle.manifest import Record, dial_words
 
-SCHEMA_VERSION = 2
-READ_VERSIONS = (1, SCHEMA_VERSION)
-"""Version 1 knows no μ: recall was measured at λ alone, of bundles whose one coordinate holds both."""
+SCHEMA_VERSION = 3
+READ_VERSIONS = (1, 2, SCHEMA_VERSION)
+"""Version 1 knows no μ: recall was measured at λ alone, of bundles whose one coordinate holds both. Version 2 knows no
+priors."""
 
 Kind = Literal["flat", "ivf_flat", "ivf_pq", "hnsw", "factory"]
 Device = Literal["cpu", "gpu"]
@@ -29,22 +30,25 @@ class Effort(Record):
 
 
 class RecallAt(Record):
-    """Share of the exact top k that the index returns, at one λ and μ."""
+    """Share of the exact top k that the index returns, at one λ, μ and weights of the priors."""
 
     bias_removal: float
     popularity: float = 0.0
     """Left out of the JSON where it is 0, as version 1 has it: release.json vouches for its own text."""
+    priors: dict[str, float] = Field(default={})
+    """Weight of every prior; left out where the release has none."""
     recall: float = Field(ge=0, le=1)
 
     @property
     def where(self) -> str:
-        """The λ, and the μ unless it is 0, in words."""
-        return dial_words(self.bias_removal, self.popularity)
+        """The λ, the μ unless it is 0, and the weights, in words."""
+        weights = [f"{name} = {weight:g}" for name, weight in self.priors.items()]
+        return ", ".join([dial_words(self.bias_removal, self.popularity), *weights])
 
     @model_serializer(mode="wrap")
     def _without_zero(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         fields: dict[str, Any] = serialize(self)
-        return fields if self.popularity else {name: value for name, value in fields.items() if name != "popularity"}
+        return {name: value for name, value in fields.items() if value or name not in ("popularity", "priors")}
 
 
 class Trial(Record):
@@ -59,7 +63,7 @@ class Trial(Record):
 
     @property
     def lowest(self) -> RecallAt:
-        """The λ and μ that this setting serves worst."""
+        """The λ, μ and weights that this setting serves worst."""
         return min(self.recall, key=lambda at: at.recall)
 
 
@@ -88,6 +92,8 @@ class IndexManifest(Record):
     labels: int = Field(ge=1)
     dim: int = Field(ge=1)
     """Coordinates of an augmented row [METHODS §6]."""
+    priors: list[Prior] = Field(default=[])
+    """Their values stand in `priors.npy` beside the manifest, float32 [L, P]."""
     bands: list[BandRecord]
     effort: Effort
     recall_k: int = Field(ge=1)

@@ -1,4 +1,4 @@
-"""Recall of an index against exact search, at every λ and μ that matters, on held-out queries.
+"""Recall of an index against exact search, at every λ, μ and weight of a prior that matters, on held-out queries.
 
 Legend: `C` calibration queries, `Q` = C × places on the dials, `K` results, `E` coordinates of an augmented row.
 """
@@ -6,11 +6,13 @@ Legend: `C` calibration queries, `Q` = C × places on the dials, `K` results, `E
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Sequence
+from itertools import product
 
 import faiss
 import numpy as np
 
-from longtail.bundle import Bundle
+from longtail.bundle import Bundle, Prior
 from longtail.bundle.arrays import Float32
 from longtail.index.manifests import RecallAt
 from longtail.index.search.band import MEASURED_DEPTH
@@ -18,6 +20,10 @@ from longtail.index.search.exact import ExactRows
 from longtail.index.search.searcher import Searcher
 
 _QUERIES = 200
+_ALL_CORNERS_UP_TO = 3
+"""Priors of which every combination of limits is measured; of more, each alone and all together."""
+Place = tuple[float, float, tuple[float, ...]]
+"""λ, μ and the weight of every prior."""
 _TOLERANCE = 1e-5
 """Two float32 sums of the same products differ by less, relative to the scores' size."""
 
@@ -30,6 +36,9 @@ class Calibration:
     own, the default μ and the corners follow: both ends of μ at the default λ and at both ends of λ. With a tree
     p_n(y|x) the coordinate carries μ alone, but for requests for similar labels: λ = 0 is always among the places,
     with both ends of μ.
+
+    With priors all these are measured at their default weights, and the corners of the weights follow, at the least,
+    the default and the largest λ.
 
     Args:
         bundle: at most 200 of its calibration queries are used, evenly spaced.
@@ -44,13 +53,14 @@ class Calibration:
         self.queries = len(queries_CD)
         self.k = min(MEASURED_DEPTH, len(rows_LE))
         self._exact = ExactRows(bundle)
+        self._names = [] if bundle.priors is None else bundle.priors.names
         self.queries_QE = np.concatenate([bundle.augmentation.queries(queries_CD, *place) for place in self.places])
         scores_QK, _ = faiss.knn(self.queries_QE, rows_LE, self.k, metric=faiss.METRIC_INNER_PRODUCT)
         tolerance_Q = _TOLERANCE * np.abs(scores_QK).max(axis=1)
         self._least_Q = scores_QK[:, -1] - tolerance_Q
 
     def measure(self, searcher: Searcher) -> tuple[list[RecallAt], float]:
-        """Recall@k at every λ and μ, and queries per second in one batch.
+        """Recall@k at every place on the dials, and queries per second in one batch.
 
         A returned label counts when its exact score reaches the exact k-th best: ties count.
         """
@@ -60,12 +70,42 @@ class Calibration:
         hits_QK = self._exact.rescore(self.queries_QE, rows_QK) >= self._least_Q[:, None]
         recalls = hits_QK.reshape(len(self.places), -1).mean(axis=1)
         return [
-            RecallAt(bias_removal=bias_removal, popularity=popularity, recall=float(recall))
-            for (bias_removal, popularity), recall in zip(self.places, recalls, strict=True)
+            RecallAt(
+                bias_removal=bias_removal,
+                popularity=popularity,
+                priors=dict(zip(self._names, weights, strict=True)),
+                recall=float(recall),
+            )
+            for (bias_removal, popularity, weights), recall in zip(self.places, recalls, strict=True)
         ], rate
 
 
-def _places(bundle: Bundle) -> list[tuple[float, float]]:
+def _places(bundle: Bundle) -> list[Place]:
+    """Pairs of λ and μ at the priors' default weights, then the corners of the weights."""
+    pairs, settings = _pairs(bundle), () if bundle.priors is None else bundle.priors.settings
+    defaults = tuple(prior.default for prior in settings)
+    corners = sorted({*_corners(settings)} - {defaults}) if settings else []
+    dial, popularity, lambdas = bundle.manifest.bias_removal, 0.0, [0.0]
+    if bundle.proposal is not None:
+        popularity = bundle.manifest.popularity.default
+    else:
+        lambdas = sorted({dial.minimum, dial.default, dial.maximum})
+    return [(*pair, defaults) for pair in pairs] + [
+        (bias_removal, popularity, corner) for bias_removal in lambdas for corner in corners
+    ]
+
+
+def _corners(settings: Sequence[Prior]) -> Iterable[tuple[float, ...]]:
+    """Weights at their limits: in every combination, or each alone and all together."""
+    ends = [(prior.minimum, prior.maximum) for prior in settings]
+    if len(ends) <= _ALL_CORNERS_UP_TO:
+        return product(*ends)
+    defaults = [prior.default for prior in settings]
+    alone = [(*defaults[:place], end, *defaults[place + 1 :]) for place, both in enumerate(ends) for end in both]
+    return [*alone, *zip(*ends, strict=True)]
+
+
+def _pairs(bundle: Bundle) -> list[tuple[float, float]]:
     """Pairs of λ and μ, those of μ = 0 first."""
     dial, prior = bundle.manifest.bias_removal, bundle.manifest.popularity
     inside = [value for value in (0.0, 0.5, 1.0) if dial.minimum <= value <= dial.maximum]

@@ -2,8 +2,9 @@
 
 One approximate index over all rows loses recall as λ and μ grow, because log ν and log π change the rows' norms.
 Within a band of similar popularity they vary little, so the most frequent labels go to an exact head and the rest to
-an approximate tail; every query searches both. The build starts with the cheapest setting, looks harder, then
-widens the head, until recall reaches the target at every λ and μ.
+an approximate tail; every query searches both. With priors the head holds what any corner of their weights lifts most.
+The build starts with the cheapest setting, looks harder, then widens the head, until recall reaches the target
+everywhere.
 
 Legend: `L` labels, `E` coordinates of an augmented row.
 """
@@ -11,7 +12,7 @@ Legend: `L` labels, `E` coordinates of an augmented row.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +24,7 @@ from longtail.bundle.arrays import Float32, Int64
 from longtail.index.construct.recall import Calibration
 from longtail.index.construct.spec import IndexSpec
 from longtail.index.errors import RecallFloorError, SpecError
-from longtail.index.manifests import Device, Effort, Kind, Trial
+from longtail.index.manifests import Device, Effort, Kind, RecallAt, Trial
 from longtail.index.search.band import Band, pad, probes_name
 from longtail.index.search.gpu import check_device
 from longtail.index.search.searcher import Searcher
@@ -94,17 +95,7 @@ def tune_index(bundle: Bundle, spec: IndexSpec, device: Device, progress: Progre
         trials.append(tried[0])
         if tried[0].lowest.recall > chosen.lowest.recall:
             chosen, bands = tried
-    lowest = chosen.lowest
-    if lowest.recall < spec.recall_floor:
-        raise RecallFloorError(
-            f"index spec {spec.text!r}: expected recall@{calibration.k} >= {spec.recall_floor} against exact search at "
-            f"every λ and μ, measured {lowest.recall:.4f} at {lowest.where} with the best of {len(trials)} "
-            "settings; nothing was written. Use --spec flat, or lower --recall-floor",
-            bias_removal=lowest.bias_removal,
-            popularity=lowest.popularity,
-            recall=lowest.recall,
-            floor=spec.recall_floor,
-        )
+    _check_floor(chosen.lowest, spec, calibration, len(trials), "Use --spec flat")
     seconds = time.perf_counter() - started
     return TunedIndex(kind, rows_LE.shape[1], bands, chosen, trials, calibration.k, calibration.queries, seconds)
 
@@ -138,15 +129,76 @@ def train_index(factory: str, width: int, rows_LE: Float32, device: Device) -> A
         ) from error
 
 
+def refill_index(
+    bundle: Bundle, spec: IndexSpec, bands: Sequence[Band], effort: Effort, head: int, progress: Progress
+) -> TunedIndex:
+    """The same index over new rows: what was trained stays, every label goes to where its row belongs now.
+
+    Effort begins where the index stands, and grows until recall reaches the floor.
+
+    Args:
+        bundle: whose augmented rows are indexed; coordinates as before.
+        spec: what the index was built to, with its recall floor.
+        bands: of the index, read into memory of their own; their content is replaced.
+        effort: the index's.
+        head: labels in its exact head.
+        progress: told what is being done, one line at a time.
+
+    Raises:
+        RecallFloorError: the best effort stays below the floor.
+    """
+    started = time.perf_counter()
+    rows_LE = bundle.rows()
+    progress(f"exact answers for the recall over {len(rows_LE):,} labels")
+    calibration = Calibration(bundle, rows_LE)
+    for band in bands:
+        progress(f"fill {band.name}")
+        band.index.reset()
+        band.index.add(pad(rows_LE[band.rows_N], band.index.d))
+    efforts = [effort, *(more for more in _efforts(bands[-1]) if more.probes > effort.probes)]
+    trials = []
+    for tried in efforts:
+        recall, rate = calibration.measure(Searcher(bundle, bands, tried))
+        trials.append(Trial(head=head, effort=tried, recall=recall, queries_per_second=round(rate, 1)))
+        if trials[-1].lowest.recall >= spec.recall_floor:
+            break
+    chosen = max(trials, key=lambda trial: trial.lowest.recall)
+    _check_floor(chosen.lowest, spec, calibration, len(trials), "build the index again")
+    seconds = time.perf_counter() - started
+    return TunedIndex(
+        spec.kind(len(rows_LE)),
+        rows_LE.shape[1],
+        list(bands),
+        chosen,
+        trials,
+        calibration.k,
+        calibration.queries,
+        seconds,
+    )
+
+
+def _check_floor(lowest: RecallAt, spec: IndexSpec, calibration: Calibration, trials: int, remedy: str) -> None:
+    if lowest.recall < spec.recall_floor:
+        raise RecallFloorError(
+            f"index spec {spec.text!r}: expected recall@{calibration.k} >= {spec.recall_floor} against exact search at "
+            f"every place on the dials, measured {lowest.recall:.4f} at {lowest.where} with the best of {trials} "
+            f"settings; nothing was written. {remedy}, or lower --recall-floor",
+            bias_removal=lowest.bias_removal,
+            popularity=lowest.popularity,
+            recall=lowest.recall,
+            floor=spec.recall_floor,
+        )
+
+
 def _settings(
     bundle: Bundle, spec: IndexSpec, rows_LE: Float32, calibration: Calibration, device: Device, progress: Progress
 ) -> Iterator[tuple[Trial, list[Band]]]:
     """Measured settings and their bands, cheapest first."""
     kind = spec.kind(len(rows_LE))
-    by_popularity_L = np.argsort(-bundle.labels.log_pi, kind="stable")
+    by_reach_L = by_reach(bundle, rows_LE, calibration)
     for head in _heads(kind, len(rows_LE)):
         progress(f"train and fill {kind}" + (f", exact head of {head:,} labels" if head else ""))
-        bands = _bands(spec, rows_LE, by_popularity_L, head, device)
+        bands = make_bands(spec, rows_LE, by_reach_L, head, device)
         for effort in _efforts(bands[-1]):
             recall, rate = calibration.measure(Searcher(bundle, bands, effort))
             trial = Trial(head=head, effort=effort, recall=recall, queries_per_second=round(rate, 1))
@@ -172,8 +224,41 @@ def _efforts(band: Band) -> Iterator[Effort]:
             yield Effort(probes=probes, refine=refine)
 
 
-def _bands(spec: IndexSpec, rows_LE: Float32, by_popularity_L: Int64, head: int, device: Device) -> list[Band]:
-    """The exact head, if any, and the rest as the spec asks; label rows ascend within a band."""
+def by_reach(bundle: Bundle, rows_LE: Float32, calibration: Calibration) -> Int64:
+    """Label rows, those first that may be answered whatever the query, int64 [L].
+
+    That is the most frequent ones, and with priors, in turn, those that each place on the dials lifts most.
+
+    Args:
+        bundle: whose labels are ordered.
+        rows_LE: float32 [L, E], its augmented rows.
+        calibration: knows the places.
+    """
+    by_popularity_L = np.argsort(-bundle.labels.log_pi, kind="stable")
+    if bundle.priors is None:
+        return by_popularity_L
+    ranks = [by_popularity_L]
+    for place in calibration.places:
+        added_E = bundle.augmentation.queries(np.zeros((1, bundle.manifest.dim), np.float32), *place)[0]
+        lift_L = rows_LE @ added_E
+        if any(place[2]) and np.ptp(lift_L) > 0:
+            ranks.append(np.argsort(-lift_L, kind="stable"))
+    best_L = np.full(len(rows_LE), len(rows_LE))
+    for order_L in ranks:
+        best_L[order_L] = np.minimum(best_L[order_L], np.arange(len(order_L)))
+    return np.argsort(best_L, kind="stable")
+
+
+def make_bands(spec: IndexSpec, rows_LE: Float32, by_reach_L: Int64, head: int, device: Device) -> list[Band]:
+    """The exact head, if any, and the rest as the spec asks; label rows ascend within a band.
+
+    Args:
+        spec: kind of the rest.
+        rows_LE: float32 [L, E], augmented rows.
+        by_reach_L: int64 [L], label rows, those of the head first.
+        head: how many they are.
+        device: where FAISS trains.
+    """
     labels = len(rows_LE)
 
     def band(name: str, spec: IndexSpec, rows_N: Int64) -> Band:
@@ -186,8 +271,8 @@ def _bands(spec: IndexSpec, rows_LE: Float32, by_popularity_L: Int64, head: int,
     # An approximate `auto` keeps its kind when its tail alone would be small enough for flat.
     tail_spec = IndexSpec(spec.kind(labels), spec.recall_floor)
     return [
-        band("head", IndexSpec("flat"), np.sort(by_popularity_L[:head])),
-        band("tail", tail_spec, np.sort(by_popularity_L[head:])),
+        band("head", IndexSpec("flat"), np.sort(by_reach_L[:head])),
+        band("tail", tail_spec, np.sort(by_reach_L[head:])),
     ]
 
 

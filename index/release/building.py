@@ -2,7 +2,7 @@
 
 NAME/
   bundle/         every file of the bundle, hard-linked where the disk allows it
-  index/          manifest.json, and per band NAME.faiss and NAME.rows.npy
+  index/          manifest.json, per band NAME.faiss and NAME.rows.npy, with priors priors.npy
   release.json    which bundle, which index, the sha256 of every file of index/
 """
 
@@ -11,16 +11,19 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from longtail.bundle import Bundle, atomic_directory, refuse_existing, sha256_of
+from longtail.index.construct.priors import PriorTable
 from longtail.index.construct.spec import IndexSpec
-from longtail.index.construct.tuning import Progress, tune_index
-from longtail.index.errors import LongtailIndexError
+from longtail.index.construct.tuning import Progress, TunedIndex, refill_index, tune_index
+from longtail.index.errors import LongtailIndexError, PriorsError, ReleaseNotFoundError
 from longtail.index.manifests import Device, ReleaseManifest
 from longtail.index.release.index_files import manifest_bytes, write_file, write_index
 from longtail.index.release.release import BUNDLE, BUNDLE_MANIFEST, RELEASE_MANIFEST, check_name
+from longtail.index.release.releases import Releases
 
 
 def build(
@@ -30,6 +33,7 @@ def build(
     spec: IndexSpec | str | None = None,
     name: str | None = None,
     device: Device = "cpu",
+    priors: PriorTable | str | Path | None = None,
     progress: Progress = lambda _: None,
 ) -> ReleaseManifest:
     """Build an index over a bundle's labels, measure its recall, and write both as a new release; publishes nothing.
@@ -40,14 +44,15 @@ def build(
         spec: what to build, an `IndexSpec` or its text, such as `flat` or `ivf_pq`; `auto` when None.
         name: the release's name; UTC time and the bundle's name when None.
         device: where FAISS trains.
+        priors: further numbers per label, each with a weight that requests choose; a table, or what to make of one.
         progress: told what is being done, one line at a time.
 
     Returns:
         What release.json says: the name, the kind of index, its recall at every measured λ.
 
     Raises:
-        LongtailIndexError: the spec, the device, the name or the measured recall, or a `Bundle` without a path;
-            nothing is left behind.
+        LongtailIndexError: the spec, the device, the name, the priors or the measured recall, or a `Bundle` without a
+            path; nothing is left behind.
         BundleError: the bundle is not intact, or the release exists.
         OSError: the disk is full or not writable; nothing is left behind.
 
@@ -75,16 +80,83 @@ def build(
     created_at = datetime.now(UTC)
     name = _unused_name(releases, created_at, source.manifest.name) if name is None else check_name(name)
     refuse_existing(releases / name)
+    if priors is not None:
+        table = priors if isinstance(priors, PriorTable) else PriorTable(Path(priors))
+        source = replace(source, priors=table.read(source, progress=progress))
     tuned = tune_index(source, spec, device, progress)
     progress(f"write {releases / name}")
+    return write_release(releases, name, created_at, source, tuned, spec=spec, device=device)
+
+
+def refresh_priors(
+    releases: str | Path,
+    priors: PriorTable | str | Path,
+    *,
+    source: str | None = None,
+    name: str | None = None,
+    progress: Progress = lambda _: None,
+) -> ReleaseManifest:
+    """A new release of the same bundle and index whose priors are read anew; publishes nothing.
+
+    Neither the model nor the index is trained again: every label's row is moved to where it belongs now, and recall is
+    measured again.
+
+    Args:
+        releases: directory of releases.
+        priors: a table with the same priors, or what to make of one.
+        source: the release with the priors of before; CURRENT when None.
+        name: the new release's name; UTC time and the bundle's name when None.
+        progress: told what is being done, one line at a time.
+
+    Raises:
+        LongtailIndexError: no such release, one without priors, the table, or a recall below the release's floor;
+            nothing is left behind.
+        BundleError: the release's bundle is not intact, or the new release exists.
+        OSError: the disk is full or not writable; nothing is left behind.
+    """
+    releases = Path(releases)
+    before = Releases(releases).verify(source or _current(releases))
+    if before.bundle.priors is None:
+        raise PriorsError(f"{before.name}: expected a release that was built with priors, found one without any")
+    created_at = datetime.now(UTC)
+    name = _unused_name(releases, created_at, before.manifest.bundle) if name is None else check_name(name)
+    refuse_existing(releases / name)
+    table = priors if isinstance(priors, PriorTable) else PriorTable(Path(priors))
+    bundle = replace(before.bundle, priors=table.read(before.bundle, like=before.bundle.priors, progress=progress))
+    spec = IndexSpec(before.index.spec, before.index.recall_floor)
+    head = next((len(band.rows_N) for band in before.searcher.bands if band.name == "head"), 0)
+    tuned = refill_index(bundle, spec, before.searcher.bands, before.index.effort, head, progress)
+    progress(f"write {releases / name}")
+    return write_release(releases, name, created_at, bundle, tuned, spec=spec, device="cpu")
+
+
+def write_release(
+    releases: Path,
+    name: str,
+    created_at: datetime,
+    bundle: Bundle,
+    tuned: TunedIndex,
+    *,
+    spec: IndexSpec,
+    device: Device,
+) -> ReleaseManifest:
+    """Write a bundle and its index to `releases/name`, whole or not at all.
+
+    Raises:
+        BundleError: there is such a release.
+        LongtailIndexError: an index that cannot be written, or a bundle without a path.
+        OSError: the disk is full or not writable; nothing is left behind.
+    """
     with atomic_directory(releases / name) as working:
-        _link_bundle(path, source, working / BUNDLE)
+        _link_bundle(_path(bundle), bundle, working / BUNDLE)
         bundle_sha256 = sha256_of(working / BUNDLE_MANIFEST)
-        index, files = write_index(working, tuned, spec=spec, bundle_sha256=bundle_sha256, device=device)
+        index, files = write_index(
+            working, tuned, spec=spec, bundle_sha256=bundle_sha256, device=device, priors=bundle.priors
+        )
         manifest = ReleaseManifest(
             name=name,
             created_at=created_at,
-            bundle=source.manifest.name,
+            bundle=bundle.manifest.name,
             bundle_sha256=bundle_sha256,
             labels=index.labels,
             spec=index.spec,
@@ -95,6 +167,13 @@ def build(
         ).sealed()
         write_file(working / RELEASE_MANIFEST, manifest_bytes(manifest))
     return manifest
+
+
+def _current(releases: Path) -> str:
+    name = Releases(releases).current()
+    if name is None:
+        raise ReleaseNotFoundError(f"{releases}: expected a published release, or --from NAME, found nothing published")
+    return name
 
 
 def _path(bundle: Bundle | str | Path) -> Path:

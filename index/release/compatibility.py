@@ -7,7 +7,7 @@ not have it and cannot embed it drops it from every answer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,7 +45,7 @@ class Compatibility:
     Attributes:
         before: the published release's name.
         after: the other's.
-        features: query features that it would refuse, expected and found, one sentence each.
+        features: query features and priors that it would refuse, expected and found, one sentence each.
         labels: labels added while serving that it would drop, and why, by id.
         unread: why it cannot be told which labels were added; None if it can.
     """
@@ -99,6 +99,16 @@ def refused_features(before: Manifest, after: Manifest) -> list[str]:
     return refused
 
 
+def refused_priors(before: Collection[str], after: Collection[str]) -> list[str]:
+    """Priors whose weights requests to one release may give and another refuses, by name, expected and found."""
+    return [
+        f"prior {name!r}: expected as in the published release, found none: every request that weighs it would be "
+        "refused"
+        for name in before
+        if name not in after
+    ]
+
+
 def dropped_labels(before: Path, after: Bundle, upserts: Sequence[Upsert]) -> dict[str, str]:
     """Added labels that one release answers and another would not, and why not, by id.
 
@@ -124,18 +134,21 @@ def dropped_labels(before: Path, after: Bundle, upserts: Sequence[Upsert]) -> di
     return dropped
 
 
-def compare_releases(before: tuple[str, Path], after: tuple[str, Bundle], log: Path) -> Compatibility:
+def compare_releases(
+    before: tuple[str, Path], after: tuple[str, Bundle], log: Path, priors: tuple[Collection[str], Collection[str]]
+) -> Compatibility:
     """Compare two releases under the label changes of a service.
 
     Args:
         before: name of the published release, and the directory of its bundle.
         after: name and bundle of the one to publish.
         log: the label log; there may be none.
+        priors: names of those of both releases.
 
     Raises:
         BundleError: the published release cannot be read.
     """
-    features = refused_features(read_manifest(before[1]), after[1].manifest)
+    features = refused_features(read_manifest(before[1]), after[1].manifest) + refused_priors(*priors)
     labels: dict[str, str] = {}
     unread = None
     try:

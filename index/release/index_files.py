@@ -17,8 +17,8 @@ import faiss
 import numpy as np
 from pydantic import BaseModel
 
-from longtail.bundle import Bundle, FileRecord
-from longtail.bundle.arrays import Int64
+from longtail.bundle import Bundle, FileRecord, Priors
+from longtail.bundle.arrays import Array, Int64
 from longtail.bundle.integrity import read_versioned_json
 from longtail.index.construct.spec import IndexSpec
 from longtail.index.construct.tuning import TunedIndex
@@ -29,6 +29,7 @@ from longtail.index.search.gpu import GpuIndex
 
 INDEX = "index"
 INDEX_MANIFEST = f"{INDEX}/manifest.json"
+PRIORS = f"{INDEX}/priors.npy"
 
 _Manifest = TypeVar("_Manifest", bound=BaseModel)
 _DERIVED_BYTES = 1 << 31
@@ -41,7 +42,13 @@ _reading = threading.Lock()
 
 
 def write_index(
-    root: Path, tuned: TunedIndex, *, spec: IndexSpec, bundle_sha256: str, device: Device
+    root: Path,
+    tuned: TunedIndex,
+    *,
+    spec: IndexSpec,
+    bundle_sha256: str,
+    device: Device,
+    priors: Priors | None = None,
 ) -> tuple[IndexManifest, dict[str, FileRecord]]:
     """Write `root/index/`; returns its manifest and the record of every file, by path below `root`.
 
@@ -63,15 +70,16 @@ def write_index(
         )
         bands.append(record)
         files[record.index_file] = _write_faiss(root / record.index_file, band.index)
-        rows = io.BytesIO()
-        np.save(rows, band.rows_N, allow_pickle=False)
-        files[record.rows_file] = write_file(root / record.rows_file, rows.getvalue())
+        files[record.rows_file] = _write_array(root / record.rows_file, band.rows_N)
+    if priors is not None:
+        files[PRIORS] = _write_array(root / PRIORS, priors.values_LP)
     manifest = IndexManifest(
         bundle_sha256=bundle_sha256,
         spec=spec.text,
         kind=tuned.kind,
         labels=sum(record.labels for record in bands),
         dim=tuned.dim,
+        priors=[] if priors is None else list(priors.settings),
         bands=bands,
         effort=tuned.chosen.effort,
         recall_k=tuned.recall_k,
@@ -126,6 +134,24 @@ def read_bands(
             f"found {int(seen_L.sum())}"
         )
     return bands
+
+
+def read_priors(root: Path, manifest: IndexManifest) -> Priors | None:
+    """The priors of a release whose files were verified; their values stay on disk, memory-mapped.
+
+    Raises:
+        ReleaseCorruptError: values of another shape or type than the manifest says, or not finite.
+    """
+    if not manifest.priors:
+        return None
+    values_LP = _read_array(root / PRIORS)
+    expected = (manifest.labels, len(manifest.priors))
+    if values_LP.dtype != np.float32 or values_LP.shape != expected or not np.isfinite(values_LP).all():
+        raise ReleaseCorruptError(
+            f"{root / PRIORS}: expected finite float32 {list(expected)}, "
+            f"found {values_LP.dtype} {list(values_LP.shape)}"
+        )
+    return Priors(tuple(manifest.priors), values_LP)
 
 
 def read_manifest_file(path: Path, model: type[_Manifest]) -> _Manifest:
@@ -208,12 +234,23 @@ def _deserialisation_limits(file_bytes: int, labels: int) -> Iterator[None]:
 
 
 def _read_rows(path: Path, labels: int) -> Int64:
-    try:
-        rows_N: Int64 = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
-    except ValueError as error:
-        raise ReleaseCorruptError(f"{path}: expected a NumPy array file: {error}") from error
+    rows_N: Int64 = _read_array(path)
     if rows_N.dtype != np.int64 or rows_N.ndim != 1 or rows_N.size == 0:
         raise ReleaseCorruptError(f"{path}: expected int64 [N], found {rows_N.dtype} {list(rows_N.shape)}")
     if rows_N.min() < 0 or rows_N.max() >= labels:
         raise ReleaseCorruptError(f"{path}: expected label rows 0..{labels - 1}, found {rows_N.min()}..{rows_N.max()}")
     return rows_N
+
+
+def _read_array(path: Path) -> Any:
+    """An array file, memory-mapped."""
+    try:
+        return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+    except ValueError as error:
+        raise ReleaseCorruptError(f"{path}: expected a NumPy array file: {error}") from error
+
+
+def _write_array(path: Path, array: Array) -> FileRecord:
+    content = io.BytesIO()
+    np.save(content, array, allow_pickle=False)
+    return write_file(path, content.getvalue())

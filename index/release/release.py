@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
 from longtail.bundle import Bundle, BundleCorruptError, FileRecord, Manifest, read_manifest, sha256_of, verify_files
 from longtail.index.errors import ReleaseCorruptError, ReleaseMismatchError, ReleaseNameError
 from longtail.index.manifests import Device, IndexManifest, ReleaseManifest
-from longtail.index.release.index_files import INDEX_MANIFEST, read_bands, read_manifest_file
+from longtail.index.release.index_files import INDEX_MANIFEST, read_bands, read_manifest_file, read_priors
 from longtail.index.search.gpu import check_device
 from longtail.index.search.searcher import Searcher
 
@@ -30,9 +30,10 @@ class Release:
         name: the release's name, which is that of its directory.
         path: the release's directory.
         created_at: when it was built, UTC.
-        bundle: the model; its embeddings are memory-mapped.
+        bundle: the model, with the priors that its index was built with; its embeddings are memory-mapped.
         searcher: the index.
         manifest: release.json.
+        index: index/manifest.json.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Release:
     bundle: Bundle
     searcher: Searcher
     manifest: ReleaseManifest
+    index: IndexManifest
 
 
 def open_release(path: Path, *, device: Device = "cpu", mapped: bool = True) -> Release:
@@ -67,13 +69,23 @@ def open_release(path: Path, *, device: Device = "cpu", mapped: bool = True) -> 
     index = read_manifest_file(path / INDEX_MANIFEST, IndexManifest)
     if index.bundle_sha256 != manifest.bundle_sha256:
         raise _mismatch(path / INDEX_MANIFEST, index.bundle_sha256, manifest.bundle_sha256)
+    bundle = replace(bundle, priors=read_priors(path, index))
     searcher = Searcher(bundle, read_bands(path, index, bundle, device=device, mapped=mapped), index.effort)
-    return Release(path.name, path, manifest.created_at, bundle, searcher, manifest)
+    return Release(path.name, path, manifest.created_at, bundle, searcher, manifest, index)
 
 
 def read_bundle_manifest(path: Path) -> Manifest:
     """The manifest of the bundle in a release; raises as `read_manifest` of bundles."""
     return read_manifest(path / BUNDLE)
+
+
+def read_prior_names(path: Path) -> list[str]:
+    """Names of the priors that a release was built with.
+
+    Raises:
+        ReleaseCorruptError, ReleaseVersionError: as `open_release`.
+    """
+    return [prior.name for prior in read_manifest_file(path / INDEX_MANIFEST, IndexManifest).priors]
 
 
 def read_release_manifest(path: Path) -> ReleaseManifest:

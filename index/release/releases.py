@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from longtail.bundle import Bundle, BundleError, remove_stale, replace_file
-from longtail.index.errors import LongtailIndexError, ReleaseNotFoundError
+from longtail.index.errors import LongtailIndexError, ReleaseCorruptError, ReleaseNotFoundError, ReleaseVersionError
 from longtail.index.manifests import Device, ReleaseManifest
 from longtail.index.release.bucket_floors import BucketFloors, BucketMetrics, FloorsReport
 from longtail.index.release.compatibility import LABEL_LOG, Compatibility, compare_releases
@@ -27,6 +27,7 @@ from longtail.index.release.release import (
     check_name,
     open_release,
     read_bundle_manifest,
+    read_prior_names,
     read_release_manifest,
 )
 
@@ -263,8 +264,9 @@ class Releases:
             return None
         try:
             log = (state or self.root / ".state") / LABEL_LOG
-            return compare_releases((current, self.root / current / BUNDLE), (name, bundle), log)
-        except BundleError:
+            priors = read_prior_names(self.root / current), read_prior_names(self.root / name)
+            return compare_releases((current, self.root / current / BUNDLE), (name, bundle), log, priors)
+        except (BundleError, ReleaseCorruptError, ReleaseVersionError):
             return None
 
     def _note_forced(self, name: str | None) -> None:

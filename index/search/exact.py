@@ -29,17 +29,11 @@ class ExactRows:
 
     def __init__(self, bundle: Bundle) -> None:
         self.dim = bundle.embeddings.shape[1] + bundle.augmentation.extra_dims
-        self._embeddings_LD = bundle.embeddings
-        self._labels = bundle.labels
-        self._augmentation = bundle.augmentation
+        self._bundle = bundle
 
     def gather(self, rows_R: Int64) -> Float32:
         """Augmented rows, float32 [R, E]."""
-        labels = self._labels
-        bias_R, log_popularity_R = (
-            None if column_L is None else column_L[rows_R] for column_L in (labels.bias, labels.log_popularity)
-        )
-        return self._augmentation.rows(self._embeddings_LD[rows_R], labels.log_pn[rows_R], bias_R, log_popularity_R)
+        return self._bundle.rows(rows_R)
 
     def rescore(self, queries_BE: Float32, rows_BC: Int64) -> Float32:
         """Exact scores of each query's own candidates, float32 [B, C]; −inf where the row is −1."""

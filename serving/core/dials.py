@@ -1,11 +1,15 @@
-"""Which λ and μ a request may ask of a release, and what it gets if it names none [METHODS §6]."""
+"""Which λ, μ and weights of priors a request may ask of a release, and what it gets if it names none [METHODS §6]."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, Self
 
-from longtail.bundle import Manifest
+import numpy as np
+
+from longtail.bundle import Manifest, Priors
+from longtail.bundle.arrays import Float32
 from longtail.bundle.errors import describe
 from longtail.serving.errors import InvalidRequestError
 
@@ -26,6 +30,10 @@ class Asked(Protocol):
     def popularity(self) -> float | None:
         """μ, if it did."""
 
+    @property
+    def priors(self) -> Mapping[str, float]:
+        """Weights of priors by name, as far as it did."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Range:
@@ -42,7 +50,7 @@ class _Range:
 
 @dataclass(frozen=True, slots=True)
 class Dials:
-    """The two dials of one kind of request.
+    """The dials of one kind of request: λ, μ and the weights of priors.
 
     Where ν is π one coordinate of the index holds both, so λ + μ must stay within the limits of λ, which the recall of
     the index was measured over. With a tree p_n(y|x) that coordinate is left to μ, but for similar labels: a label has
@@ -54,20 +62,23 @@ class Dials:
     total: _Range | None
     """Of λ + μ; None where each has a coordinate of its own."""
     tree: bool
+    priors: Mapping[str, _Range]
 
     @classmethod
-    def of_queries(cls, manifest: Manifest, *, tree: bool) -> Self:
-        """For queries with features: both defaults are the release's."""
+    def of_queries(cls, manifest: Manifest, priors: Priors | None, *, tree: bool) -> Self:
+        """For queries with features: all defaults are the release's."""
         dial, prior = _ranges(manifest)
-        return cls(dial, prior, dial if manifest.kappa_popularity is None and not tree else None, tree)
+        total = dial if manifest.kappa_popularity is None and not tree else None
+        return cls(dial, prior, total, tree, _ranges_of(priors))
 
     @classmethod
-    def of_labels(cls, manifest: Manifest, *, tree: bool) -> Self:
-        """For similar labels: nearness, not popularity, so both defaults are 0, or the limit next to it."""
+    def of_labels(cls, manifest: Manifest, priors: Priors | None, *, tree: bool) -> Self:
+        """For similar labels: nearness, not popularity, so all defaults are 0, or the limit next to it."""
         dial, prior = map(_around_zero, _ranges(manifest))
         if tree:
             dial = _Range(dial.default, min(dial.minimum, prior.minimum), max(dial.maximum, prior.maximum))
-        return cls(dial, prior, dial if manifest.kappa_popularity is None else None, tree=False)
+        weights = {name: _around_zero(limits) for name, limits in _ranges_of(priors).items()}
+        return cls(dial, prior, dial if manifest.kappa_popularity is None else None, False, weights)
 
     def read(self, asked: Asked, prefix: str = "") -> tuple[float, float]:
         """λ and μ of a request.
@@ -92,6 +103,31 @@ class Dials:
                 why="; this release has one log p_n for both, the label frequency",
             )  # fmt: skip
         return noise, prior
+
+    def read_priors(self, asked: Asked, prefix: str = "") -> Float32:
+        """Weight of every prior of the release in a request, float32 [P].
+
+        Args:
+            asked: what the client sent.
+            prefix: leads the fields of errors, such as `queries.0.`.
+
+        Raises:
+            InvalidRequestError: a prior that the release has not, or a weight outside its limits.
+        """
+        for name, weight in asked.priors.items():
+            limits = self.priors.get(name)
+            if limits is None:
+                raise InvalidRequestError(
+                    f"expected priors of this release, {list(self.priors)}, received {describe(name)}",
+                    field=f"{prefix}priors",
+                )
+            limits.check(f"priors.{name}", weight, received=describe(weight), field=f"{prefix}priors.{name}")
+        return np.array([asked.priors.get(name, limits.default) for name, limits in self.priors.items()], np.float32)
+
+
+def _ranges_of(priors: Priors | None) -> dict[str, _Range]:
+    settings = () if priors is None else priors.settings
+    return {prior.name: _Range(prior.default, prior.minimum, prior.maximum) for prior in settings}
 
 
 def _ranges(manifest: Manifest) -> tuple[_Range, _Range]:

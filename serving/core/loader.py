@@ -55,7 +55,8 @@ def _measure_baseline_of(release: Release) -> Baseline | None:
         min(_BASELINE_K, manifest.labels), manifest.bias_removal.default, manifest.popularity.default,
     )  # fmt: skip
     bias_removal_B, popularity_B = (np.full(queries, weight, np.float32) for weight in (bias_removal, popularity))
-    batch = Batch(queries_BD, {}, bias_removal_B, popularity_B, [None] * queries, k)
+    priors_BP = None if bundle.priors is None else np.tile(bundle.priors.defaults, (queries, 1))
+    batch = Batch(queries_BD, {}, bias_removal_B, popularity_B, [None] * queries, k, priors_BP)
     scores_BK, rows_BK = IndexRanker(release.searcher, bundle.augmentation).rank(batch)
     labels = bundle.labels
     return measure_baseline(scores_BK, rows_BK, labels.buckets, labels.counts, bias_removal, k, popularity)

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, JsonVal
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from longtail.bundle import BUCKET_NAMES
+from longtail.bundle.arrays import Float32
 from longtail.bundle.errors import describe
 from longtail.index import Filter
 from longtail.serving.core.catalogue import Catalogue
@@ -81,6 +82,11 @@ class SearchOptions(RequestModel):
         "0 for rare ones. Null: the release's default (0 for /v1/similar). Where ν is π, only λ + μ counts, and must "
         "lie within the limits of `bias_removal`.",
     )
+    priors: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = Field(
+        default={},
+        description="Weights w of the release's priors r in `… + Σ w·r`, by name; of those left out, the release's "
+        "defaults (0 for /v1/similar). GET /v1/release lists them with their limits.",
+    )
     exclude: list[LabelId] = Field(default=[], description="Labels never to answer; unknown ones are counted.")
     allow: list[LabelId] | None = Field(
         default=None, description="If given, only these labels may be answered; unknown ones are counted."
@@ -147,6 +153,7 @@ class ResolvedQuery:
         k: labels wanted.
         bias_removal: λ.
         popularity: μ.
+        priors: weights of the release's priors, float32 [P].
         filter: which label rows are eligible; None if all are.
         unknown_exclude: ids of `exclude` that the release does not have.
         unknown_allow: ids of `allow` that it does not have.
@@ -157,6 +164,7 @@ class ResolvedQuery:
     k: int
     bias_removal: float
     popularity: float
+    priors: Float32
     filter: Filter | None
     unknown_exclude: int
     unknown_allow: int
@@ -170,14 +178,15 @@ class ResolvedQuery:
         """Check a query's options against a release and look their ids up.
 
         Args:
-            options: k, λ, μ and filters as the client sent them.
-            dials: which λ and μ the release answers.
+            options: k, λ, μ, weights of priors and filters as the client sent them.
+            dials: which λ, μ and weights the release answers.
             catalogue: the release's.
             prefix: leads the fields of errors, such as `queries.0.`.
 
         Raises:
-            InvalidRequestError: more labels than there are, a λ or μ outside the release's range, slots to explore
-                that k has not, or of buckets that may not be answered, or columns to show that there are not.
+            InvalidRequestError: more labels than there are, a λ, μ or weight outside the release's range, priors that
+                it has not, slots to explore that k has not, or of buckets that may not be answered, or columns to show
+                that there are not.
         """
         k = options.k if "k" in options.model_fields_set else min(options.k, len(catalogue))
         if k > len(catalogue):
@@ -198,6 +207,7 @@ class ResolvedQuery:
             k=k,
             bias_removal=bias_removal,
             popularity=popularity,
+            priors=dials.read_priors(options, prefix),
             filter=filter_ if filters else None,
             unknown_exclude=unknown_exclude,
             unknown_allow=unknown_allow,

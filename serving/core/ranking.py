@@ -35,6 +35,7 @@ class Batch:
         popularity_B: float32, μ of each.
         filters: which labels are eligible for each; None if all are.
         k: results per query, >= 1.
+        priors_BP: float32, weights of the release's priors; None where it has none, or all are 0.
     """
 
     queries_BD: Float32
@@ -43,6 +44,7 @@ class Batch:
     popularity_B: Float32
     filters: Sequence[Filter | None]
     k: int
+    priors_BP: Float32 | None = None
 
     def subset(self, queries_b: Int64) -> Batch:
         """The batch of some of these queries, by their places, int64 [b]."""
@@ -53,11 +55,12 @@ class Batch:
             self.popularity_B[queries_b],
             [self.filters[query] for query in queries_b],
             self.k,
+            None if self.priors_BP is None else self.priors_BP[queries_b],
         )
 
 
 class Ranker(Protocol):
-    """Scores `s = u·v/T + b + λ·log ν + μ·log π` and finds the best labels."""
+    """Scores `s = u·v/T + b + λ·log ν + μ·log π + Σ w·r` and finds the best labels."""
 
     @property
     def proposal(self) -> str:
@@ -84,7 +87,8 @@ class LabelSearcher(Protocol):
 
 
 class IndexRanker:
-    """Ranks by one inner product per label, both dials included: ν and π are the same for every query [METHODS §6].
+    """Ranks by one inner product per label, all dials included: ν, π and priors are the same for every query
+    [METHODS §6].
 
     Args:
         searcher: finds rows of the augmented label table.
@@ -100,7 +104,7 @@ class IndexRanker:
     def rank(self, batch: Batch) -> tuple[Float32, Int64]:
         """As `Ranker.rank`; raises nothing of its own."""
         products_BK, rows_BK = self._searcher.search(
-            self._augmentation.queries(batch.queries_BD, batch.bias_removal_B, batch.popularity_B),
+            self._augmentation.queries(batch.queries_BD, batch.bias_removal_B, batch.popularity_B, batch.priors_BP),
             batch.k,
             batch.filters if any(filter_ is not None for filter_ in batch.filters) else None,
         )

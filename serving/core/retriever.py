@@ -20,7 +20,7 @@ from pydantic import JsonValue
 
 from longtail.bundle import Bundle, Feature, Features, Inputs, LabelRecord
 from longtail.bundle.arrays import Float32, Int64
-from longtail.index import Compatibility, refused_features
+from longtail.index import Compatibility, refused_features, refused_priors
 from longtail.serving.core.catalogue import Catalogue, with_columns
 from longtail.serving.core.dials import Dials
 from longtail.serving.core.exploration import explore_each, slots_of
@@ -121,8 +121,8 @@ class Retriever:
         self.catalogue = Catalogue(bundle.labels, bundle.embeddings, bundle.label_vectors)
         self._of_labels = [feature for feature in bundle.manifest.query_features if feature.of_label is not None]
         tree = bundle.proposal is not None
-        self._dials_of_queries = Dials.of_queries(bundle.manifest, tree=tree)
-        self._dials_of_labels = Dials.of_labels(bundle.manifest, tree=tree)
+        self._dials_of_queries = Dials.of_queries(bundle.manifest, bundle.priors, tree=tree)
+        self._dials_of_labels = Dials.of_labels(bundle.manifest, bundle.priors, tree=tree)
         self._encoder = encoder
         self._bundle = bundle
         self._as_built = Overlay.as_built(bundle, searcher, self.catalogue.row_of, max_new_labels=max_new_labels)
@@ -142,6 +142,11 @@ class Retriever:
         changed._use(self._as_built.with_changes(records))
         return changed
 
+    @property
+    def priors(self) -> list[str]:
+        """Names of the release's priors."""
+        return [] if self._bundle.priors is None else self._bundle.priors.names
+
     def knows(self, id_: str) -> bool:
         """Whether a label is in this release or was added to it, hidden and deleted ones among them."""
         changes = self.overlay.changes
@@ -159,7 +164,8 @@ class Retriever:
             for id_, why in skipped.items()
             if id_ not in kept and (id_ in before.overlay.row_of or id_ in before.catalogue.row_of)
         }
-        lost = Compatibility(before.name, self.name, refused_features(before.manifest, self.manifest), dropped).lines()
+        refused = refused_features(before.manifest, self.manifest) + refused_priors(before.priors, self.priors)
+        lost = Compatibility(before.name, self.name, refused, dropped).lines()
         if lost:
             raise UnservableReleaseError(
                 f"expected a release that does for clients of {before.name}, found that {'; '.join(lost)}; "
@@ -178,7 +184,7 @@ class Retriever:
         )
 
     def retrieve(self, queries: Sequence[Query], draws: Draws | None = None) -> Retrieval:
-        """The best labels of each query, scored `s = u·v/T + b + λ·log ν + μ·log π` [METHODS §6].
+        """The best labels of each query, scored `s = u·v/T + b + λ·log ν + μ·log π + Σ w·r` [METHODS §6].
 
         ν is p_n(y|x) where the bundle has a tree [BM20 eq. 5], else the noise that its `log_pn` holds.
 
@@ -257,6 +263,10 @@ class Retriever:
             **manifest.model_dump(
                 include={"labels", "dim", "similarity", "temperature", "loss", "bias_removal", "popularity", "buckets"}
             ),
+            "priors": [
+                prior.model_dump(include={"name", "minimum", "default", "maximum"})
+                for prior in (() if self._bundle.priors is None else self._bundle.priors.settings)
+            ],
             "proposal": self._by_query.proposal,
             "query_features": [
                 {
@@ -276,6 +286,14 @@ class Retriever:
         first = self._bundle.labels.ids[0].as_py()
         return self._encoder.example() | {feature.name: first for feature in self._of_labels}
 
+    def _priors_json(self, weights_P: Float32) -> bytes:
+        """`"priors":…,` of a result; empty where the release has none."""
+        if self._bundle.priors is None:
+            return b""
+        return b'"priors":%b,' % orjson.dumps(
+            dict(zip(self._bundle.priors.names, weights_P, strict=True)), option=orjson.OPT_SERIALIZE_NUMPY
+        )
+
     def _answer(
         self,
         ranker: Ranker,
@@ -291,7 +309,8 @@ class Retriever:
         bias_removal_B = np.array([query.bias_removal for query in resolved], np.float32)
         popularity_B = np.array([query.popularity for query in resolved], np.float32)
         filters = [query.filter for query in resolved]
-        batch = Batch(vectors_BD, inputs, bias_removal_B, popularity_B, filters, 0)
+        priors_BP = None if self._bundle.priors is None else np.stack([query.priors for query in resolved])
+        batch = Batch(vectors_BD, inputs, bias_removal_B, popularity_B, filters, 0, priors_BP)
         rows_B, scores_B = rank_each(ranker, batch, [query.k for query in resolved])
         draws = draws or Draws()
         explored_B = explore_each(ranker, batch, resolved, (rows_B, scores_B), self.catalogue.buckets, draws)
@@ -317,12 +336,13 @@ class Retriever:
                 propensities_N[start:end] = explored.propensities_K
                 labels[start:end] = explored.with_propensities(labels[start:end])
         results = [
-            b'%b"labels":[%b],"bias_removal":%b,"popularity":%b,%b"unknown":{"exclude":%d,"allow":%d}}'
+            b'%b"labels":[%b],"bias_removal":%b,"popularity":%b,%b%b"unknown":{"exclude":%d,"allow":%d}}'
             % (
                 beginning,
                 b",".join(labels[start:end]),
                 orjson.dumps(query.bias_removal),
                 orjson.dumps(query.popularity),
+                self._priors_json(query.priors),
                 explored_B[place].json(draws.lottery) if place in explored_B else b"",
                 query.unknown_exclude,
                 query.unknown_allow,

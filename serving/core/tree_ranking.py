@@ -34,7 +34,7 @@ _LARGEST_LOG_P = 1e30
 
 
 class TreeRanker:
-    """Scores `s = f + λ·log p_n(y|x) + μ·log π`, f = u·v/T + b, λ >= 0; thread-safe.
+    """Scores `s = f + λ·log p_n(y|x) + μ·log π`, f = u·v/T + b + Σ w·r, λ >= 0; thread-safe.
 
     Of every query the best 1,000 + 10k labels by f + μ·log π and as many by p_n are candidates. Recall@20 at λ = ½
     against exact scores of the whole catalogue, on the 20,000 synthetic labels of
@@ -97,7 +97,7 @@ class TreeRanker:
 
     def _rank(self, part: Batch, z_bZ: Float32, reach: int) -> tuple[Float32, Int64]:
         """Queries that `_group_alike` put together, λ ≠ 0, from `reach` candidates of either side."""
-        queries_bE = self._augmentation.queries(part.queries_BD, 0.0, part.popularity_B)
+        queries_bE = self._augmentation.queries(part.queries_BD, 0.0, part.popularity_B, part.priors_BP)
         first = part.filters[0]
         if first is not None and first.allow is not None and len(first.allow) <= _WHOLE_UP_TO:
             rows_bC = np.flatnonzero(self._eligible(first))[None]

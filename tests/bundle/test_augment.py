@@ -14,24 +14,35 @@ scale = st.floats(0.01, 10)
     kappa=scale,
     kappa_bias=st.none() | scale,
     kappa_popularity=st.none() | scale,
+    kappa_priors=st.lists(scale, max_size=3).map(tuple),
 )
 def test_row_times_query_is_temperature_times_the_served_score(
-    seed: int, temperature: float, kappa: float, kappa_bias: float | None, kappa_popularity: float | None
+    seed: int,
+    temperature: float,
+    kappa: float,
+    kappa_bias: float | None,
+    kappa_popularity: float | None,
+    kappa_priors: tuple[float, ...],
 ) -> None:
     rng = np.random.default_rng(seed)
     labels, queries = rng.standard_normal((7, 3), np.float32), rng.standard_normal((5, 3), np.float32)
     log_pn, bias = -rng.exponential(8, 7).astype(np.float32), rng.standard_normal(7, np.float32)
     log_pi = log_pn if kappa_popularity is None else -rng.exponential(8, 7).astype(np.float32)
     bias_removal, popularity = rng.uniform(-1, 2, (2, 5)).astype(np.float32)
-    augmentation = Augmentation(temperature, kappa, kappa_bias, kappa_popularity)
+    priors = rng.standard_normal((7, len(kappa_priors)), np.float32)
+    weights = rng.uniform(-1, 2, (5, len(kappa_priors))).astype(np.float32)
+    augmentation = Augmentation(temperature, kappa, kappa_bias, kappa_popularity, kappa_priors)
 
-    rows = augmentation.rows(labels, log_pn, bias, None if kappa_popularity is None else log_pi)
-    product = augmentation.queries(queries, bias_removal, popularity) @ rows.T
+    rows = augmentation.rows(labels, log_pn, bias, None if kappa_popularity is None else log_pi, priors)
+    product = augmentation.queries(queries, bias_removal, popularity, weights) @ rows.T
+    unweighted = augmentation.queries(queries, bias_removal, popularity) @ rows.T
 
     logits = queries.astype(np.float64) @ labels.T.astype(np.float64) / temperature
     if kappa_bias is not None:
         logits += bias
     scores = logits + bias_removal[:, None] * log_pn + popularity[:, None] * log_pi
+    np.testing.assert_allclose(unweighted, temperature * scores, atol=1e-4)
+    scores += weights.astype(np.float64) @ priors.T
     np.testing.assert_allclose(product, temperature * scores, atol=1e-4)
 
 
@@ -105,3 +116,8 @@ def test_a_column_that_only_rounding_spreads_is_not_blown_up(labels: int) -> Non
     augmentation = Augmentation.fitted(0.1, embeddings, uniform, None, uniform)
 
     assert (augmentation.kappa, augmentation.kappa_popularity) == (1, 1)
+
+
+def test_priors_that_are_expected_must_be_given() -> None:
+    with pytest.raises(ValueError, match="expected the labels' priors, received None"):
+        Augmentation(0.1, 1.0, kappa_priors=(1.0,)).rows(np.zeros((1, 2), np.float32), np.zeros(1, np.float32), None)

@@ -16,8 +16,9 @@ from longtail.index.cli import app, main
 SURFACE = {
     "build": {
         *("bundle", "--releases", "--spec", "--name", "--publish", "--device", "--recall-floor"),
-        *("--floor", "--max-drop", "--force", "--state"),
+        *("--floor", "--max-drop", "--force", "--state", "--priors", "--prior", "--missing"),
     },
+    "priors": {"releases", "table", "--from", "--name", "--prior", "--missing", "--publish"},
     "publish": {"releases", "name", "--floor", "--max-drop", "--force", "--state"},
     "rollback": {"releases"},
     "merge": {"bundle", "log", "--out"},

@@ -28,6 +28,15 @@ class ExpectedFeature(BaseModel):
     dims: int | None = Field(description="Numbers in a vector; null for other kinds.")
 
 
+class ReleasePrior(BaseModel):
+    """A prior of the release, and which weights requests may give it in `priors`."""
+
+    name: str
+    minimum: float
+    default: float
+    maximum: float
+
+
 class ReleaseAnswer(BaseModel):
     """Answer of GET /v1/release."""
 
@@ -41,6 +50,7 @@ class ReleaseAnswer(BaseModel):
     loss: Loss
     bias_removal: BiasRemoval
     popularity: Popularity
+    priors: list[ReleasePrior]
     buckets: Buckets
     proposal: str = Field(
         description="Which noise `bias_removal` multiplies the log of in /v1/retrieve: `label frequencies`, another "

@@ -34,7 +34,7 @@ class RankedLabel(BaseModel):
     """One label of an answer."""
 
     id: str
-    score: float = Field(description="s = u·v/T + b + λ·log ν + μ·log π, in logits.")
+    score: float = Field(description="s = u·v/T + b + λ·log ν + μ·log π + Σ w·r, in logits.")
     bucket: BucketName
     display: dict[str, JsonValue] = Field(description="The columns that came with the labels: title, …")
     propensity: float = Field(
@@ -67,6 +67,7 @@ class RetrieveResult(BaseModel):
     labels: list[RankedLabel]
     bias_removal: float
     popularity: float
+    priors: dict[str, float] = Field(default={}, description="Weight of every prior of the release; left out if none.")
     exploration: Exploration | None = Field(default=None, description="Only of queries that explore.")
     unknown: UnknownIds
 

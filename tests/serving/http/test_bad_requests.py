@@ -31,7 +31,9 @@ DIAL = "expected -1.0 <= bias_removal <= 2.0, received "
 PRIOR = "expected -1.0 <= popularity <= 2.0, received "
 BOTH = "expected -1.0 <= bias_removal + popularity <= 2.0, received "
 ONE_LOG = "; this release has one log p_n for both, the label frequency"
-QUERY_KEYS = "['k', 'bias_removal', 'popularity', 'exclude', 'allow', 'buckets', 'explore', 'display', 'features']"
+QUERY_KEYS = (
+    "['k', 'bias_removal', 'popularity', 'priors', 'exclude', 'allow', 'buckets', 'explore', 'display', 'features']"
+)
 
 INVALID: dict[str, Case] = {
     "k of 0": in_query("k", "expected greater than or equal to 1, received 0", k=0),

@@ -154,7 +154,7 @@ def test_the_document_describes_bodies_answers_and_errors(client: httpx.Client) 
     body = retrieve["requestBody"]["content"]["application/json"]["schema"]["$ref"]
     assert body == "#/components/schemas/RetrieveRequest"
     assert {"RetrieveRequest", "Query", "SimilarRequest", "RetrieveAnswer", "ErrorAnswer"} <= set(schemas)
-    selection = {"k", "bias_removal", "popularity", "explore", "exclude", "allow", "buckets", "display"}
+    selection = {"k", "bias_removal", "popularity", "priors", "explore", "exclude", "allow", "buckets", "display"}
     assert set(schemas["Query"]["properties"]) == selection | {"features"}
     for path, methods in document["paths"].items():
         for operation in methods.values():

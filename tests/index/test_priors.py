@@ -1,0 +1,294 @@
+"""Priors from a table to a release: what is read, what is refused, what is searched, and what a refresh changes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+
+from longtail.bundle import Bundle, FileRecord, Priors, sha256_of
+from longtail.index import (
+    IncompatibleReleaseError,
+    IndexSpec,
+    Limits,
+    LongtailIndexError,
+    PriorsError,
+    PriorTable,
+    RecallFloorError,
+    ReleaseCorruptError,
+    ReleaseManifest,
+    Releases,
+    build,
+    refresh_priors,
+)
+from longtail.index.construct.recall import Calibration
+from longtail.index.construct.tuning import tune_index
+from tests.bundles import make_bundle
+from tests.index.test_cli import run
+
+L = 60
+
+
+def quiet(_: str) -> None:
+    """No progress."""
+
+
+def write(path: Path, bundle: Bundle, **columns: object) -> Path:
+    """A table of every label's priors; Parquet, or CSV by its name."""
+    table = pa.table({"label_id": bundle.labels.ids, **columns})
+    if path.suffix == ".csv":
+        pyarrow.csv.write_csv(table, path)
+    else:
+        pq.write_table(table, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return make_bundle(labels=L, bias=True, popularity=True).write(tmp_path_factory.mktemp("bundle") / "model")
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".csv"])
+def test_a_table_in_any_order_gives_every_label_its_own_numbers(suffix: str, bundle: Bundle, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    order = rng.permutation(L)
+    recent, stock = rng.normal(0, 2, L), rng.integers(0, 2, L).astype(bool)
+    ids = bundle.labels.ids.take(pa.array(order))
+    table = {"stock": stock[order], "label_id": pa.concat_arrays([ids, pa.array(["nobody"])]), "recent": recent[order]}
+    table = {name: values if name == "label_id" else np.append(values, 0) for name, values in table.items()}
+    table["stock"] = table["stock"].astype(bool)
+    path = tmp_path / f"priors{suffix}"
+    (pq.write_table if suffix == ".parquet" else pyarrow.csv.write_csv)(pa.table(table), path)
+    told: list[str] = []
+    priors = PriorTable(path).read(bundle, progress=told.append)
+    assert priors.names == ["stock", "recent"]
+    np.testing.assert_array_equal(priors.values_LP, np.stack([stock, recent], 1).astype(np.float32))
+    assert told == ["priors: 60 of 60 labels found, 1 rows of no label"]
+    limits = [(prior.minimum, prior.default, prior.maximum) for prior in priors.settings]
+    assert limits[1] == (-float(f"{3 / recent.astype(np.float32).std():.1g}"), 0.0, -limits[1][0])
+
+
+def test_integers_are_ids_too_and_limits_choose_the_columns(tmp_path: Path) -> None:
+    bundle = make_bundle(labels=3)
+    bundle = replace(bundle, labels=replace(bundle.labels, ids=pa.array(["7", "8", "9"])))
+    pq.write_table(pa.table({"label_id": [9, 7, 8], "a": [9, 7, 8], "note": ["x", "y", "z"]}), tmp_path / "t")
+    priors = PriorTable(tmp_path / "t", {"a": Limits(0, 2, 1)}).read(bundle, progress=quiet)
+    assert priors.values_LP.tolist() == [[7], [8], [9]]
+    assert priors.weights({}).tolist() == [1]
+
+
+@pytest.mark.parametrize(("missing", "expected"), [("min", -4), ("median", 1), (0.5, 0.5)])
+def test_labels_without_a_number_get_what_is_asked_for_and_so_do_added_ones(
+    missing: float, expected: float, bundle: Bundle, tmp_path: Path
+) -> None:
+    values: list[float | None] = [1.0] * L
+    values[3], values[4], values[5] = None, float("nan"), -4.0
+    path = write(tmp_path / "t.parquet", bundle, r=pa.array(values))
+    with pytest.raises(PriorsError, match="expected a number for every label, found none for 2 of 60, the first 'item"):
+        PriorTable(path).read(bundle, progress=quiet)
+    priors = PriorTable(path, missing=missing).read(bundle, progress=quiet)  # type: ignore[arg-type]
+    assert priors.values_LP[3:6, 0].tolist() == [expected, expected, -4]
+    assert priors.of_added(np.array([-1, 5])).tolist() == [[expected], [-4]]
+
+
+REFUSED: dict[str, tuple[dict[str, object], str]] = {
+    "no priors": ({}, r"expected 1 to 8 priors of different names, found \[\]"),
+    "text": ({"r": ["x"] * L}, "column 'r': expected numbers, found string"),
+    "infinite": ({"r": [1.0] * 9 + [1e39] * (L - 9)}, r"column 'r', row 9: expected a number that float32 holds"),
+    "too many": ({f"r{place}": [1.0] * L for place in range(9)}, "expected 1 to 8 priors"),
+}
+
+
+@pytest.mark.parametrize(("columns", "message"), REFUSED.values(), ids=REFUSED)
+def test_a_table_that_cannot_be_read_is_refused(
+    columns: dict[str, object], message: str, bundle: Bundle, tmp_path: Path
+) -> None:
+    with pytest.raises(PriorsError, match=message):
+        PriorTable(write(tmp_path / "t.parquet", bundle, **columns)).read(bundle, progress=quiet)
+
+
+def test_ids_twice_absent_columns_and_files_are_refused(bundle: Bundle, tmp_path: Path) -> None:
+    def read(**table: object) -> None:
+        pq.write_table(pa.table(table), tmp_path / "t")
+        PriorTable(tmp_path / "t", {"r": Limits(0, 1)}).read(bundle, progress=quiet)
+
+    with pytest.raises(PriorsError, match=r"expected every id once, found \['item-1'\] more often"):
+        read(label_id=["item-1", "item-1"], r=[1, 2])
+    with pytest.raises(PriorsError, match="expected an id in every row, found 1 nulls"):
+        read(label_id=["item-1", None], r=[1, 2])
+    with pytest.raises(PriorsError, match=r"expected a column 'label_id', found \['id', 'r'\]"):
+        read(id=["item-1"], r=[1])
+    with pytest.raises(PriorsError, match=r"expected a column for each prior \['r'\], found none for \['r'\]"):
+        read(label_id=["item-1"], s=[1])
+    (tmp_path / "t").write_text("label_id,r")
+    with pytest.raises(PriorsError, match="expected a table of priors, Parquet or CSV"):
+        PriorTable(tmp_path / "t").read(bundle, progress=quiet)
+
+
+@pytest.mark.parametrize("text", ["recent", "=0:1", "recent=1", "recent=0:1:2:3", "recent=a:b", "recent=0:inf"])
+def test_limits_in_another_form_are_refused(text: str) -> None:
+    with pytest.raises(PriorsError, match="prior: expected"):
+        Limits.parse(text)
+
+
+def test_limits_out_of_order_are_refused() -> None:
+    assert Limits.parse("a=b=-1:2:0.5") == ("a=b", Limits(-1, 2, 0.5))
+    with pytest.raises(PriorsError, match=r"expected finite weights MINIMUM <= DEFAULT <= MAXIMUM, received 1, 0, 2"):
+        Limits.parse("recent=1:2")
+
+
+@pytest.mark.parametrize("spec", ["flat", "ivf_flat", "hnsw", "IVF8,Flat"])
+def test_a_release_scores_by_formula_before_and_after_a_refresh(spec: str, tmp_path: Path) -> None:
+    bundle = make_bundle(labels=600, bias=True, popularity=True).write(tmp_path / "model")
+    rng = np.random.default_rng(1)
+
+    def table(name: str) -> tuple[Path, np.ndarray]:
+        values = np.stack([rng.normal(0, 2, 600), rng.lognormal(1, 1, 600)], 1).astype(np.float32)
+        return write(tmp_path / name, bundle, recent=values[:, 0], margin=values[:, 1]), values
+
+    (path, values), (later, values_later) = table("t.parquet"), table("u.csv")
+    limits = {"recent": Limits(-1, 1.5), "margin": Limits(0, 0.2)}
+    built = build(bundle, tmp_path / "r", spec=spec, name="first", priors=PriorTable(path, limits))
+    corners = [at for at in built.recall if at.priors["margin"] > 0]
+    assert min(at.recall for at in built.recall) >= 0.95
+    assert {(at.bias_removal, *at.priors.values()) for at in corners} == {
+        (dial, recent, 0.2) for dial in (-1, 0.5, 2) for recent in (-1, 1.5)
+    }
+    Releases(tmp_path / "r").publish("first")
+    refreshed = refresh_priors(tmp_path / "r", later, name="second")
+    assert refreshed.kind == built.kind
+    before, after = (Releases(tmp_path / "r").open(name) for name in ("first", "second"))
+    assert [band.rows_N.tolist() for band in before.searcher.bands] == [
+        band.rows_N.tolist() for band in after.searcher.bands
+    ]
+    weights = np.float32([1.3, 0.15])
+    for release, numbers in ((before, values), (after, values_later)):
+        queries = release.bundle.augmentation.queries(bundle.calibration_queries[:20], 0.3, 0.4, weights)
+        scores, rows = release.searcher.search(queries, 10)
+        formula = (
+            bundle.calibration_queries[:20].astype(float) @ bundle.embeddings.T / bundle.manifest.temperature
+            + bundle.labels.bias
+            + 0.3 * bundle.labels.log_pn
+            + 0.4 * bundle.labels.log_popularity
+            + numbers @ weights
+        )
+        found = np.take_along_axis(formula, rows, 1)
+        np.testing.assert_allclose(scores / bundle.manifest.temperature, found, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(found, -np.sort(-formula, 1)[:, :10], rtol=1e-4, atol=1e-4)
+    assert (tmp_path / "r/first/bundle/embeddings.npy").samefile(tmp_path / "r/second/bundle/embeddings.npy")
+
+
+def test_the_head_holds_what_a_prior_lifts_not_only_the_most_frequent() -> None:
+    bundle = make_bundle(labels=6000, dim=16)
+    values = np.random.default_rng(2).lognormal(1, 1, (6000, 1)).astype(np.float32)
+    from_table = PriorTable(Path("-"))._setting("margin", values[:, 0], 0.0, bundle, None)
+    with_priors = replace(bundle, priors=Priors((from_table,), values))
+    chosen = tune_index(with_priors, IndexSpec("ivf_flat", 0), "cpu", quiet)
+    head = chosen.bands[0].rows_N
+    assert values.argmax() in head
+    assert bundle.labels.log_pi.argmax() in head
+    assert chosen.chosen.lowest.recall >= 0.99
+
+
+def test_a_refresh_that_falls_below_the_floor_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = make_bundle(labels=60).write(tmp_path / "model")
+    path = write(tmp_path / "t.parquet", bundle, r=np.arange(60))
+    build(bundle, tmp_path / "r", spec="ivf_flat", name="first", priors=path)
+    measure = Calibration.measure
+
+    def worse(self: Calibration, searcher: object) -> object:
+        recall, rate = measure(self, searcher)  # type: ignore[arg-type]
+        return [at.model_copy(update={"recall": at.recall / 2}) for at in recall], rate
+
+    monkeypatch.setattr(Calibration, "measure", worse)
+    with pytest.raises(RecallFloorError, match=r"measured 0.5000 at λ = .*build the index again, or lower --recall"):
+        refresh_priors(tmp_path / "r", path, source="first", name="second")
+    assert Releases(tmp_path / "r").names() == ["first"]
+
+
+def test_what_a_refresh_cannot_do_is_refused(bundle: Bundle, tmp_path: Path) -> None:
+    path = write(tmp_path / "t.parquet", bundle, r=np.arange(L), s=np.arange(L))
+    build(bundle, tmp_path / "r", name="none")
+    build(bundle, tmp_path / "r", name="one", priors=PriorTable(path, {"r": Limits(0, 1)}))
+    with pytest.raises(LongtailIndexError, match="expected a published release, or --from NAME, found nothing"):
+        refresh_priors(tmp_path / "r", path)
+    with pytest.raises(PriorsError, match="none: expected a release that was built with priors, found one without"):
+        refresh_priors(tmp_path / "r", path, source="none")
+    with pytest.raises(PriorsError, match=r"expected one of the release's, \['r'\], received 's'; a further prior"):
+        refresh_priors(tmp_path / "r", PriorTable(path, {"s": Limits(0, 1)}), source="one")
+    narrower = refresh_priors(tmp_path / "r", PriorTable(path, {"r": Limits(0, 0.5)}), source="one", name="two")
+    assert max(at.priors["r"] for at in narrower.recall) == 0.5
+
+
+def test_a_release_that_drops_a_prior_is_not_published(bundle: Bundle, tmp_path: Path) -> None:
+    path = write(tmp_path / "t.parquet", bundle, r=np.arange(L))
+    build(bundle, tmp_path / "r", name="with", priors=path)
+    build(bundle, tmp_path / "r", name="without")
+    shelf = Releases(tmp_path / "r")
+    shelf.publish("with")
+    with pytest.raises(IncompatibleReleaseError, match="prior 'r': expected as in the published release, found none"):
+        shelf.publish("without")
+    shelf.publish("without", force=True)
+    assert shelf.current() == "without"
+
+
+def test_damaged_priors_are_refused(bundle: Bundle, tmp_path: Path, reseal: Callable[[Path], None]) -> None:
+    path = write(tmp_path / "t.parquet", bundle, r=np.arange(L))
+    build(bundle, tmp_path / "r", name="one", priors=path)
+    file = tmp_path / "r/one/index/priors.npy"
+    content = file.read_bytes()
+    file.write_bytes(content[:-4] + np.float32(9).tobytes())
+    with pytest.raises(ReleaseCorruptError, match=r"priors.npy: expected sha256"):
+        Releases(tmp_path / "r").open("one")
+    for wrong in (np.zeros((L, 2), np.float32), np.zeros((L, 1)), np.full((L, 1), np.nan, np.float32)):
+        np.save(file, wrong)
+        reseal(tmp_path / "r/one")
+        with pytest.raises(ReleaseCorruptError, match=r"priors.npy: expected finite float32 \[60, 1\], found float"):
+            Releases(tmp_path / "r").open("one")
+
+
+@pytest.fixture
+def reseal() -> Callable[[Path], None]:
+    """Makes release.json vouch for the files as they are, as somebody who crafts one would."""
+
+    def seal(release: Path) -> None:
+        manifest = ReleaseManifest.model_validate(json.loads((release / "release.json").read_text()))
+        files = {
+            name: FileRecord(sha256=sha256_of(release / name), bytes=(release / name).stat().st_size)
+            for name in manifest.files
+        }
+        (release / "release.json").write_text(manifest.model_copy(update={"files": files}).sealed().model_dump_json())
+
+    return seal
+
+
+def test_the_command_line_from_build_to_a_published_refresh(
+    bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path / "t.parquet", bundle, recent=np.linspace(-3, 0, L))
+    shelf = tmp_path / "r"
+    assert bundle.path is not None
+    asked = ("--releases", shelf, "--name", "first", "--publish")
+    assert run("build", bundle.path, *asked, "--priors", path, "--prior", "recent=0:2:0.5") == 0
+    output = capsys.readouterr().out
+    assert "priors: 60 of 60 labels found, 0 rows of no label\n" in output
+    assert "2: 1.000" in output
+    assert "at 6 corners of the priors' weights 1.000 or more (λ = -1, recent = 0)\n" in output
+    assert run("priors", shelf, path, "--name", "second", "--publish") == 0
+    assert capsys.readouterr().out.endswith("published: second\n")
+    assert Releases(shelf).open("second").bundle.priors.weights({}).tolist() == [0.5]  # type: ignore[union-attr]
+    assert run("build", bundle.path, "--releases", shelf, "--prior", "recent=0:2") == 2
+    assert "expected --priors TABLE with them, received none" in capsys.readouterr().err
+    assert run("priors", shelf, path, "--missing", "mean") == 2
+    assert "--missing: expected min, median or a number, received 'mean'" in capsys.readouterr().err
+    assert run("priors", shelf, path, "--missing", "nan") == 2
+    assert "--missing: expected a number that float32 holds, received nan" in capsys.readouterr().err

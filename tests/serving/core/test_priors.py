@@ -1,0 +1,212 @@
+"""Priors in a request, against the formula `s = u·v/T + b + λ·log ν + μ·log π + Σ w·r` worked by hand or by NumPy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from longtail.bundle import Bundle, Prior, Priors, Upsert
+from longtail.index import IndexSpec, Searcher
+from longtail.index.construct.tuning import tune_index
+from longtail.serving import Retriever, create_app
+from longtail.serving.core.encoder import Encoder
+from longtail.serving.core.queries import Query, SimilarQuery
+from longtail.serving.errors import UnservableReleaseError
+from longtail.serving.http.schemas.operations import ReleaseAnswer
+from longtail.serving.http.schemas.retrieval import RetrieveAnswer
+from tests.bundles import label_features, make_bundle
+from tests.serving.client import client_of
+from tests.serving.plane import ExactSearcher, PlaneEncoder, plane_bundle, plane_settings, results_of
+
+AT = datetime(2026, 6, 1, tzinfo=UTC)
+LN2 = math.log(2)
+RECENT = Prior(name="recent", minimum=-1, default=0, maximum=2, missing=-3, kappa=0.7)
+MARGIN = Prior(name="margin", minimum=0, default=0.5, maximum=1, missing=0, kappa=2)
+OF_PLANE = np.float32([[0, 1], [-1, 0], [1, 3], [2, -2]])
+
+
+def plane_with_priors(name: str = "plane-1") -> Retriever:
+    bundle = replace(plane_bundle(), priors=Priors((RECENT, MARGIN), OF_PLANE))
+    return Retriever(
+        name=name,
+        created_at=datetime(2026, 1, 2, tzinfo=UTC),
+        bundle=bundle,
+        searcher=ExactSearcher(bundle),
+        encoder=PlaneEncoder(),
+    )
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[httpx.Client]:
+    with client_of(create_app(plane_settings(tmp_path), retriever=plane_with_priors())) as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({}, {"a": 2.5, "c/é": 3, "b": 0, "4": -3}),
+        ({"margin": 0}, {"a": 2, "c/é": 1.5, "b": 0, "4": -2}),
+        ({"margin": 0, "recent": 2}, {"a": 2, "c/é": 3.5, "b": -2, "4": 2}),
+        ({"margin": 1, "recent": -1}, {"a": 3, "c/é": 3.5, "b": 1, "4": -6}),
+    ],
+)
+def test_scores_are_the_served_formula(client: httpx.Client, asked: dict, expected: dict[str, float]) -> None:
+    query = {"features": {"user": "east"}, "k": 4, "bias_removal": 0, "priors": asked}
+    answer = client.post("/v1/retrieve", json={"queries": [query]})
+    RetrieveAnswer.model_validate_json(answer.content, strict=True)
+    (result,) = answer.json()["results"]
+    assert {label["id"]: label["score"] for label in result["labels"]} == pytest.approx(expected, abs=1e-5)
+    found = [label["score"] for label in result["labels"]]
+    assert found == sorted(found, reverse=True)
+    assert result["priors"] == {"recent": 0.0, "margin": 0.5} | asked
+
+
+def test_similar_labels_are_near_whatever_the_priors_unless_a_request_says_otherwise(client: httpx.Client) -> None:
+    def similar(**options: object) -> tuple[dict[str, float], dict[str, float]]:
+        (result,) = client.post("/v1/similar", json={"id": "a", "k": 3, **options}).json()["results"]
+        return {label["id"]: round(label["score"], 5) for label in result["labels"]}, result["priors"]
+
+    assert similar() == ({"c/é": 1.5, "b": 0, "4": -2}, {"recent": 0, "margin": 0})
+    assert similar(priors={"recent": 1}) == ({"c/é": 2.5, "4": 0, "b": -1}, {"recent": 1, "margin": 0})
+
+
+def test_the_release_lists_its_priors(client: httpx.Client) -> None:
+    answer = client.get("/v1/release")
+    ReleaseAnswer.model_validate_json(answer.content)
+    assert answer.json()["priors"] == [
+        {"name": "recent", "minimum": -1, "default": 0, "maximum": 2},
+        {"name": "margin", "minimum": 0, "default": 0.5, "maximum": 1},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("priors", "field", "message"),
+    [
+        ({"age": 1}, "priors", "expected priors of this release, ['recent', 'margin'], received \"age\""),
+        ({"recent": 2.5}, "priors.recent", "expected -1.0 <= priors.recent <= 2.0, received 2.5"),
+        ({"margin": -1e308}, "priors.margin", "expected 0.0 <= priors.margin <= 1.0, received -1e+308"),
+        ({"recent": "1"}, "priors.recent", 'expected a valid number, received "1"'),
+        ({"recent": None}, "priors.recent", "expected a valid number, received null"),
+        ([1], "priors", "expected an object, received a list of 1"),
+        ({"x" * 100_00: 1}, "priors", "expected priors of this release"),
+    ],
+)
+def test_priors_that_cannot_be_weighed(client: httpx.Client, priors: object, field: str, message: str) -> None:
+    answer = client.post("/v1/retrieve", json={"queries": [{"features": {}, "priors": priors}]})
+    assert answer.status_code == 422
+    error = answer.json()["error"]
+    assert error["field"] == f"queries.0.{field}"
+    assert message in error["message"]
+    assert len(answer.text) < 2000
+
+
+def test_not_a_number_is_refused(client: httpx.Client) -> None:
+    body = '{"queries":[{"features":{},"priors":{"recent":NaN}}]}'
+    answer = client.post("/v1/retrieve", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code in (400, 422)
+
+
+def test_a_release_without_priors_refuses_them(tmp_path: Path) -> None:
+    before = plane_with_priors()
+    bundle = plane_bundle()
+    after = Retriever(
+        name="plane-2", created_at=AT, bundle=bundle, searcher=ExactSearcher(bundle), encoder=PlaneEncoder()
+    )
+    with pytest.raises(UnservableReleaseError, match="prior 'recent': expected as in the published release, found no"):
+        after.check_compatible(before)
+    with client_of(create_app(plane_settings(tmp_path), retriever=after)) as client:
+        answer = client.post("/v1/retrieve", json={"queries": [{"features": {}, "priors": {"recent": 1}}]})
+    assert answer.status_code == 422
+    assert answer.json()["error"]["message"] == 'expected priors of this release, [], received "recent"'
+
+
+def with_priors(bundle: Bundle) -> Bundle:
+    values = np.random.default_rng(5).normal(0, 2, (bundle.manifest.labels, 2)).astype(np.float32)
+    return replace(bundle, priors=Priors((RECENT, MARGIN), values))
+
+
+def retriever_of(bundle: Bundle) -> Retriever:
+    built = tune_index(bundle, IndexSpec("flat"), "cpu", lambda _: None)
+    manifest = bundle.manifest
+    return Retriever(
+        name="r",
+        created_at=AT,
+        bundle=bundle,
+        searcher=Searcher(bundle, built.bands, built.chosen.effort),
+        encoder=Encoder(bundle.query_tower, manifest.query_features, bundle.vocabularies, manifest.dim),
+        max_new_labels=100,
+    )
+
+
+@pytest.mark.parametrize("proposal", [False, True])
+def test_every_kind_of_model_is_scored_as_by_numpy(proposal: bool) -> None:
+    bundle = with_priors(make_bundle(labels=300, bias=True, popularity=not proposal, proposal=proposal))
+    assert bundle.priors is not None
+    retriever = retriever_of(bundle)
+    labels, manifest, rng = bundle.labels, bundle.manifest, np.random.default_rng(6)
+    queries = [
+        Query(
+            features={"user_id": f"u{rng.integers(20)}", "history": [f"item-{rng.integers(300)}"]},
+            bias_removal=float(rng.choice([0.0, 0.5, 1.0])),
+            popularity=float(rng.uniform(-1, 2)),
+            priors={"recent": float(rng.uniform(-1, 2)), "margin": float(rng.uniform(0, 1))},
+        )
+        for _ in range(20)
+    ]
+    encoder = Encoder(bundle.query_tower, manifest.query_features, bundle.vocabularies, manifest.dim)
+    inputs = encoder.read([query.features for query in queries])
+    f = encoder.embed(inputs).astype(float) @ bundle.embeddings.T / manifest.temperature + labels.bias
+    log_nu = np.tile(labels.log_pn, (20, 1))
+    if bundle.proposal is not None:
+        log_nu = bundle.proposal.all_log_probabilities(bundle.proposal.project(inputs))
+    for place, result in enumerate(results_of(retriever.retrieve(queries))):
+        query = queries[place]
+        assert query.bias_removal is not None
+        assert query.popularity is not None
+        expected = f[place] + query.bias_removal * log_nu[place] + query.popularity * labels.log_pi
+        expected += bundle.priors.values_LP @ np.array([query.priors["recent"], query.priors["margin"]])
+        best = np.argsort(-expected)[:10]
+        assert [label["id"] for label in result["labels"]] == [f"item-{row}" for row in best]
+        found = [label["score"] for label in result["labels"]]
+        np.testing.assert_allclose(found, expected[best], rtol=1e-4, atol=1e-4)
+
+
+def test_added_labels_have_the_missing_value_and_those_embedded_anew_keep_their_own() -> None:
+    bundle = with_priors(make_bundle(labels=60, label_tower=True))
+    assert bundle.priors is not None
+    upserts = [
+        Upsert(id=id_, at=datetime(2027, 1, 1, tzinfo=UTC), features=label_features(3), display={})
+        for id_ in ("fresh", "item-7")
+    ]
+    retriever = retriever_of(bundle).with_changes(upserts)
+
+    def scores(weight: float) -> dict[str, float]:
+        asked = SimilarQuery(id="item-1", k=61, priors={"recent": weight}, popularity=0, bias_removal=0)
+        (result,) = results_of(retriever.similar([asked]))
+        return {label["id"]: label["score"] for label in result["labels"]}
+
+    plain, weighed = scores(0), scores(1)
+    assert weighed["fresh"] - plain["fresh"] == pytest.approx(-3, abs=1e-4)
+    for row in (7, 8):
+        lift = weighed[f"item-{row}"] - plain[f"item-{row}"]
+        assert lift == pytest.approx(float(bundle.priors.values_LP[row, 0]), abs=1e-4)
+
+
+def test_slots_that_explore_are_drawn_by_the_served_score() -> None:
+    retriever = plane_with_priors()
+    query = Query(
+        features={"user": "east"}, k=2, bias_removal=0, priors={"recent": 2, "margin": 0}, explore={"tail": 1}
+    )
+    (result,) = results_of(retriever.retrieve([query]))
+    found = {label["id"]: label["score"] for label in result["labels"]}
+    assert len(found) == 2
+    expected = {"a": 2.0, "c/é": 3.5, "4": 2.0, "b": -2.0}
+    assert found == pytest.approx({id_: expected[id_] for id_ in found}, abs=1e-5)
