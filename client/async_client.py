@@ -209,6 +209,15 @@ class AsyncClient:
         """
         return await self._send(Call("GET", "/v1/release", dict[str, Any]))
 
+    async def staged(self) -> dict[str, Any]:
+        """How the staged release would have answered a share of live queries: overlap, exposure, shadow recall.
+
+        Raises:
+            NotFoundError: `unknown_release`: nothing is staged.
+            LongtailError: the service did not answer.
+        """
+        return await self._send(Call("GET", "/v1/release/staged", dict[str, Any]))
+
     async def monitoring(self) -> dict[str, Any]:
         """What head, torso, tail and new labels got in the last minutes, hour and day, beside the baseline.
 

@@ -21,6 +21,7 @@ from longtail.index.errors import (
     IncompatibleReleaseError,
     LongtailIndexError,
     MergeError,
+    NotStagedError,
     PriorsError,
     QueryError,
     RecallFloorError,
@@ -35,14 +36,16 @@ from longtail.index.manifests import IndexManifest, RecallAt, ReleaseManifest
 from longtail.index.release.bucket_floors import BucketFloors, FloorsReport
 from longtail.index.release.compatibility import Compatibility, refused_features, refused_priors
 from longtail.index.release.merge import MergeReport, merge_labels
+from longtail.index.release.staged import StagedCounts, StagedFloors, StagedReport
 from longtail.index.search.candidates import NO_ROW, no_results, top_k
 from longtail.index.search.exact import ExactRows
 from longtail.index.search.filters import Filter, without_rows
 
 if TYPE_CHECKING:
     from longtail.index.release.building import build, refresh_priors
+    from longtail.index.release.publishing import publish
     from longtail.index.release.release import Release
-    from longtail.index.release.releases import Releases, publish
+    from longtail.index.release.releases import Releases
     from longtail.index.search.searcher import Searcher
 
 _NEED_FAISS = {
@@ -50,7 +53,7 @@ _NEED_FAISS = {
     "Releases": "release.releases",
     "Searcher": "search.searcher",
     "build": "release.building",
-    "publish": "release.releases",
+    "publish": "release.publishing",
     "refresh_priors": "release.building",
 }
 
@@ -71,6 +74,7 @@ __all__ = [
     "LongtailIndexError",
     "MergeError",
     "MergeReport",
+    "NotStagedError",
     "PriorTable",
     "PriorsError",
     "QueryError",
@@ -86,6 +90,9 @@ __all__ = [
     "Releases",
     "Searcher",
     "SpecError",
+    "StagedCounts",
+    "StagedFloors",
+    "StagedReport",
     "build",
     "merge_labels",
     "no_results",

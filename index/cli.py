@@ -141,6 +141,31 @@ def publish(
 
 
 @app.command()
+def stage(releases: ReleasesArgument, name: NameArgument) -> None:
+    """Verify a release and have the service ask it, too, a share of live queries, unseen; publishes nothing."""
+    Releases(releases).stage(name)
+    print(f"staged: {name}")
+
+
+@app.command()
+def staged(releases: ReleasesArgument, state: StateOption = None) -> None:
+    """Show what live queries have told of the staged release; exit code 1 while it falls short of promise.toml."""
+    report = Releases(releases).staged_report(state=state)
+    for line in report.lines():
+        print(line)
+    for sentence in report.unmet:
+        print(f"not yet: {sentence}")
+    if report.unmet:
+        raise typer.Exit(1)
+
+
+@app.command()
+def unstage(releases: ReleasesArgument) -> None:
+    """Have no release asked unseen any more."""
+    print(f"no longer staged: {Releases(releases).unstage() or 'nothing was'}")
+
+
+@app.command()
 def rollback(releases: ReleasesArgument) -> None:
     """Point CURRENT back at the release published before."""
     print(f"published: {Releases(releases).rollback()}")
@@ -148,12 +173,12 @@ def rollback(releases: ReleasesArgument) -> None:
 
 @app.command("list")
 def list_(releases: ReleasesArgument) -> None:
-    """Show every release; * marks the published one."""
+    """Show every release; * marks the published one, s the staged one."""
     shelf = Releases(releases)
     current = shelf.current()
     table = Table("", "release", "created (UTC)", "labels", "spec", "recall at λ", "size")
     for name in shelf.names():
-        mark = "*" if name == current else ""
+        mark = "*" if name == current else "s" if name == shelf.staged() else ""
         try:
             manifest = shelf.manifest(name)
         except (LongtailIndexError, BundleError) as error:

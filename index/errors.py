@@ -73,6 +73,10 @@ class FloorsNotMetError(LongtailIndexError):
         self.unmet = unmet
 
 
+class NotStagedError(LongtailIndexError):
+    """A release that has not shown on mirrored queries what promise.toml asks for; CURRENT is as it was."""
+
+
 class IncompatibleReleaseError(LongtailIndexError):
     """A release that refuses what clients send, or drops labels that were added; CURRENT is as it was.
 

@@ -40,6 +40,7 @@ LIVE = frozenset(
         "max_ids",
         "max_k",
         "max_queries",
+        "mirror_share",
         "poll_seconds",
         "record_features",
         "shadow_k",
@@ -89,6 +90,8 @@ class Settings(BaseSettings):
     """How often CURRENT is read; a published release is loaded at most this much later."""
     keep_releases: int = Field(default=1, ge=0)
     """Releases before the one served that stay loaded, for requests that name them in `release`."""
+    mirror_share: float = Field(default=0.05, ge=0, le=1)
+    """Share of the queries that a staged release is asked, too, unseen."""
 
     api_keys: KeyList = ()
     """Keys that may ask. Comma-separated in the environment."""

@@ -7,6 +7,9 @@ RELEASES/promise.toml, every key optional:
 
     [floors]                  # nor below these
     tail = 0.02
+
+    [staged]                  # and only after so many live queries were mirrored to it
+    min_queries = 1000
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.manifest import Manifest, dial_words
 from longtail.index.errors import FloorsError, FloorsNotMetError
+from longtail.index.release.staged import StagedFloors
 
 FLOORS_FILE = "promise.toml"
 
@@ -43,6 +47,8 @@ class BucketFloors(BaseModel):
     """Share of CURRENT's value that head, torso and tail may lose: at 0.1, 0.020 may become 0.018."""
     floors: dict[BucketName, _Share] = {}
     """Least value of a bucket, whatever CURRENT's is."""
+    staged: StagedFloors | None = None
+    """What a release must have shown on mirrored queries; None: it need not be staged."""
 
     @classmethod
     def read(cls, root: Path, *, floors: Sequence[str] = (), max_drop: str | None = None) -> BucketFloors:
@@ -76,7 +82,7 @@ class BucketFloors(BaseModel):
 
     @property
     def empty(self) -> bool:
-        """Whether no floor and no largest drop is set."""
+        """Whether no floor and no largest drop of offline recall is set."""
         return self.max_drop is None and not self.floors
 
     def __str__(self) -> str:
@@ -203,7 +209,7 @@ def _checked(content: dict[str, Any], where: str) -> BucketFloors:
             message = "is no key of promise.toml" if fault["type"] == "extra_forbidden" else fault["msg"]
             faults.append(f"{key}: {message}{shown}")
         raise FloorsError(
-            f"{where}: expected metric, max_drop and floors of {', '.join(BUCKET_NAMES)}; {'; '.join(faults)}"
+            f"{where}: expected metric, max_drop, staged and floors of {', '.join(BUCKET_NAMES)}; {'; '.join(faults)}"
         ) from error
 
 

@@ -19,7 +19,7 @@ RELEASE_MANIFEST = "release.json"
 BUNDLE = "bundle"
 BUNDLE_MANIFEST = f"{BUNDLE}/manifest.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_RESERVED = ("CURRENT", "FORCED", "HISTORY", "promise.toml")
+_RESERVED = ("CURRENT", "FORCED", "HISTORY", "STAGED", "promise.toml", "experiments.toml")
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def check_name(name: str) -> str:
     if not _NAME.fullmatch(name) or name in _RESERVED:
         raise ReleaseNameError(
             "release name: expected 1 to 128 letters, digits, dots, dashes or underscores, the first a letter or "
-            f"digit, and none of CURRENT, FORCED, HISTORY and promise.toml; received {name!r}"
+            f"digit, and none of {', '.join(_RESERVED)}; received {name!r}"
         )
     return name
 

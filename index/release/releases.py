@@ -4,7 +4,8 @@
 to it, oldest first, so that `rollback` knows where to go. Each is replaced in one step, in an order that leaves
 every crash in between consistent: names in HISTORY after CURRENT's last place were never reached. Writers take
 turns through a lock that the system releases when a process dies; readers need none. `FORCED` holds the name of a
-release that was published by force, or gone back to: a service takes it although it refuses what clients send.
+release that was published by force, or gone back to: a service takes it although it refuses what clients send. `STAGED`
+holds the name of a release that a service asks unseen, beside the one that serves.
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from longtail.bundle import Bundle, BundleError, remove_stale, replace_file
-from longtail.index.errors import LongtailIndexError, ReleaseCorruptError, ReleaseNotFoundError, ReleaseVersionError
+from longtail.index.errors import (
+    LongtailIndexError,
+    NotStagedError,
+    ReleaseCorruptError,
+    ReleaseNameError,
+    ReleaseNotFoundError,
+    ReleaseVersionError,
+)
 from longtail.index.manifests import Device, ReleaseManifest
 from longtail.index.release.bucket_floors import BucketFloors, BucketMetrics, FloorsReport
 from longtail.index.release.compatibility import LABEL_LOG, Compatibility, compare_releases
@@ -30,10 +38,12 @@ from longtail.index.release.release import (
     read_prior_names,
     read_release_manifest,
 )
+from longtail.index.release.staged import StagedCounts, StagedReport
 
 CURRENT = "CURRENT"
 HISTORY = "HISTORY"
 FORCED = "FORCED"
+STAGED = "STAGED"
 _LOCK = ".lock"
 
 
@@ -103,6 +113,63 @@ class Releases:
         except FileNotFoundError:
             return None
 
+    def staged(self) -> str | None:
+        """The release that a service asks unseen, if there is one.
+
+        Raises:
+            ReleaseNameError: STAGED holds something that is no release name.
+        """
+        try:
+            content = (self.root / STAGED).read_bytes()
+        except FileNotFoundError:
+            return None
+        return check_name(content.decode("utf-8", "replace").strip())
+
+    def stage(self, name: str) -> None:
+        """Verify a release and have a service that follows CURRENT ask it, too, unseen, a share of live queries.
+
+        Raises:
+            LongtailIndexError, BundleError: as `open`; or it is CURRENT already.
+        """
+        check_name(name)
+        with self._locked():
+            if name == self.current():
+                raise LongtailIndexError(f"stage: expected another release than CURRENT, received {name!r}")
+            self.verify(name)
+            replace_file(self.root / STAGED, f"{name}\n".encode())
+
+    def unstage(self) -> str | None:
+        """Have no release asked unseen any more; returns the one that was.
+
+        Raises:
+            ReleaseNotFoundError: there is no such directory.
+            ReleaseNameError: STAGED holds something that is no release name.
+        """
+        with self._locked():
+            name = self.staged()
+            (self.root / STAGED).unlink(missing_ok=True)
+            return name
+
+    def staged_report(self, name: str | None = None, *, state: Path | None = None) -> StagedReport:
+        """What mirrored queries have shown of a release beside CURRENT.
+
+        Args:
+            name: the release's name; the staged one's when None.
+            state: the service's state directory; by default `.state` of this one.
+
+        Raises:
+            ReleaseNotFoundError: nothing is staged, or nothing published.
+            FloorsError: promise.toml cannot be read.
+        """
+        name, current = name or self.staged(), self.current()
+        if name is None or current is None:
+            raise ReleaseNotFoundError(
+                f"{self.root}: expected a staged and a published release, found {name or 'none'} and "
+                f"{current or 'none'}"
+            )
+        counts = StagedCounts.read_all(state or self.root / ".state", name, current)
+        return StagedReport(counts, BucketFloors.read(self.root).staged)
+
     def compare(self, name: str, *, state: Path | None = None) -> Compatibility | None:
         """What clients of the published release would lose by another; None if nothing else is published.
 
@@ -134,6 +201,7 @@ class Releases:
         Raises:
             FloorsError: promise.toml cannot be read.
             FloorsNotMetError: a bucket gets less than its floor.
+            NotStagedError: mirrored queries have not shown what promise.toml asks for.
             IncompatibleReleaseError: it refuses query features that the published release takes, or drops labels that
                 were added while serving.
             LongtailIndexError, BundleError: as `open`; CURRENT stays as it was.
@@ -147,6 +215,9 @@ class Releases:
             report = floors.compare(after, self._current_metrics(current, floors.metric))
             if not force:
                 report.check()
+                if floors.staged is not None and current not in (None, name):
+                    shown = StagedReport(self.staged_report(name, state=state).counts, floors.staged)
+                    _check_staged(name, shown)
                 if (compared := self._compare(name, release.bundle, state)) is not None:
                     compared.check()
             self._note_forced(name if force else None)
@@ -154,6 +225,8 @@ class Releases:
                 # HISTORY first: until CURRENT follows, the new name stands beyond its place and counts for nothing.
                 self._write_history([*self._history(current), name])
                 self._point_to(name)
+            if self._staged_or_none() == name:
+                (self.root / STAGED).unlink()
             return report
 
     def rollback(self) -> str:
@@ -179,7 +252,7 @@ class Releases:
             return history[-1]
 
     def prune(self, keep: int) -> list[str]:
-        """Delete all but the `keep` newest releases, the current one, and the one that `rollback` would go to.
+        """Delete all but the `keep` newest releases, the current, the staged, and the one that `rollback` would go to.
 
         Returns the deleted names.
 
@@ -195,7 +268,7 @@ class Releases:
         deleted = []
         with self._locked():
             current = self.current()
-            needed = {current, *self._history_before(current)[-1:]}
+            needed = {current, self._staged_or_none(), *self._history_before(current)[-1:]}
             newest_first = sorted(self.names(), key=self._age_key, reverse=True)
             for name in newest_first[keep:]:
                 if name not in needed:
@@ -211,6 +284,12 @@ class Releases:
             ReleaseNameError, ReleaseNotFoundError: no such release.
         """
         return sum(path.stat().st_size for path in self._existing(name).rglob("*") if path.is_file())
+
+    def _staged_or_none(self) -> str | None:
+        try:
+            return self.staged()
+        except ReleaseNameError:
+            return None
 
     def _existing(self, name: str) -> Path:
         path = self.root / check_name(name)
@@ -291,35 +370,9 @@ class Releases:
             yield
 
 
-def publish(
-    releases: str | Path,
-    name: str,
-    *,
-    floors: BucketFloors | None = None,
-    force: bool = False,
-    state: str | Path | None = None,
-) -> FloorsReport:
-    """Verify a release and make it the one that serves; `Releases(releases).publish(name)`, which says what it raises.
-
-    Args:
-        releases: directory of releases.
-        name: name of a release in the directory.
-        floors: what its buckets must be given; by default what `promise.toml` in the directory says.
-        force: publish a release that is below a floor, or takes something away from clients, too.
-        state: the service's state directory, for the labels added to it; by default `.state` of the releases'.
-
-    Returns:
-        The floors and how the release stands to them.
-
-    Example:
-        >>> from longtail.index import BucketFloors, Releases, build, publish
-        >>> manifest = build("runs/model", "releases", name="first")
-        >>> publish("releases", "first").unmet
-        []
-        >>> Releases("releases").current()
-        'first'
-        >>> publish("releases", "first", floors=BucketFloors(floors={"tail": 0.02}))
-        Traceback (most recent call last):
-        longtail.index.errors.FloorsNotMetError: first is below its bucket floors, recall@20: expected ...
-    """
-    return Releases(releases).publish(name, floors=floors, force=force, state=None if state is None else Path(state))
+def _check_staged(name: str, report: StagedReport) -> None:
+    if report.unmet:
+        raise NotStagedError(
+            f"{name} has not shown on mirrored queries what promise.toml asks for: {'; '.join(report.unmet)}; CURRENT "
+            "stays as it was, longtail-index stage has it asked, and --force publishes all the same"
+        )

@@ -105,6 +105,26 @@ def record_events(
     return len(events)
 
 
+def queries_of(organic: Sequence[Event], k: int, retriever: Retriever) -> list[Query]:
+    """What would have been asked before organic choices.
+
+    Args:
+        organic: the choices.
+        k: labels retrieved, at most.
+        retriever: the release that is asked.
+    """
+    return [
+        Query(
+            features=event.features or {},
+            k=min(k, retriever.manifest.labels),
+            bias_removal=event.bias_removal,
+            popularity=event.popularity,
+            exclude=event.exclude,
+        )
+        for event in organic
+    ]
+
+
 def _answer_feedback(event: Event, retriever: Retriever) -> AnswerFeedback:
     labels = [str(id_) for id_ in event.labels]
     return AnswerFeedback(
@@ -131,18 +151,8 @@ def _retrieve_unseen(
     """
     if not organic:
         return []
-    queries = [
-        Query(
-            features=event.features or {},
-            k=min(k, retriever.manifest.labels),
-            bias_removal=event.bias_removal,
-            popularity=event.popularity,
-            exclude=event.exclude,
-        )
-        for event in organic.values()
-    ]
     try:
-        retrieval = retriever.retrieve(queries)
+        retrieval = retriever.retrieve(queries_of(list(organic.values()), k, retriever))
     except InvalidRequestError as error:
         raise error.renumbered("events", list(organic)) from error
     catalogue = retriever.catalogue

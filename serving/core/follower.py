@@ -1,4 +1,6 @@
-"""Follows CURRENT: loads a published release beside the one in service, and swaps when it has answered a query."""
+"""Follows CURRENT: loads a published release beside the one in service, and swaps when it has answered a query. And
+STAGED: loads a release to be asked unseen.
+"""
 
 from __future__ import annotations
 
@@ -63,6 +65,8 @@ class ReleaseFollower:
         )
         self._clock = clock
         self._served: str | None = None
+        self._staged: tuple[str | None, str | None] = None, None
+        """What STAGED named when it was last looked at, and the release that served then."""
         self._failure: _Failure | None = None
         self._trouble: str | None = None
         self._checking = threading.Lock()
@@ -79,9 +83,10 @@ class ReleaseFollower:
         self._thread.join()
 
     def check(self) -> None:
-        """Look at CURRENT once, and load what it names unless that is served already."""
+        """Look at CURRENT and STAGED once, and load what they name unless that is done already."""
         with self._checking:
             self._check()
+            self._check_staged()
 
     def reload(self) -> bool:
         """Look at CURRENT now, whatever was refused before; whether another release is served since.
@@ -122,6 +127,23 @@ class ReleaseFollower:
         gc.collect()
         gc.freeze()
         logger.info("serving release %s, loaded and verified in %.1f s", name, self._clock() - started)
+
+    def _check_staged(self) -> None:
+        """Load what STAGED names; what cannot be loaded is tried again when it names another, or CURRENT changes."""
+        name: str | None = None
+        try:
+            name = self._releases.staged()
+            if (name, self._served) == self._staged or self._served is None:
+                return
+            retriever = None if name in (None, self._served) else self._load(self._releases, name)
+            self._service.stage(retriever)
+            if retriever is not None:
+                logger.info("release %s is asked beside %s, unseen", name, self._served)
+        # Whatever is wrong with it, nobody is served by it.
+        except Exception as error:
+            logger.error("staged release %s is not asked: %s: %s", name or "in STAGED", type(error).__name__, error)
+            self._service.stage(None)
+        self._staged = name, self._served
 
     def _too_early(self, name: str | None) -> bool:
         failure = self._failure

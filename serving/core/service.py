@@ -21,6 +21,7 @@ from longtail.serving.core.executor import BoundedExecutor
 from longtail.serving.core.feedback import Event, record_events
 from longtail.serving.core.label_changes import LabelLogFollower
 from longtail.serving.core.lottery import Draws, Lottery
+from longtail.serving.core.mirror import Mirror
 from longtail.serving.core.queries import Query, SimilarQuery
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.core.searches import Search, answered_batch, draw_names
@@ -73,6 +74,7 @@ class Service:
         self._loaded: dict[str, Retriever] = {}
         self._changes = LabelLogFollower(settings.state_directory / "labels.log")
         self._changing = threading.Lock()
+        self.mirror = Mirror(settings.state_directory, monitoring.seat.worker)
         self._lottery = Lottery(
             settings.explore_candidates,
             settings.explore_temperature,
@@ -116,7 +118,8 @@ class Service:
             raise NotReadyError("expected a published release, found none loaded yet; see longtail-index publish")
         if name is None or name == current.name:
             return current
-        pinned = self._loaded.get(name)
+        staged = self.mirror.staged
+        pinned = staged if staged is not None and staged.name == name else self._loaded.get(name)
         if pinned is None:
             raise UnknownReleaseError(
                 f"expected one of the releases loaded, {list(self._loaded)}, received {describe(name)}", field="release"
@@ -150,7 +153,22 @@ class Service:
                 del loaded[name]
             self._loaded, self._current, self.refused = loaded, changed, None
             self._count_labels()
+            self._mirror(self.mirror.staged)
         self.monitoring.set_ready(self.ready)
+
+    def stage(self, retriever: Retriever | None) -> None:
+        """Ask this release, too, a share of what is asked from now on, unseen; None: no other.
+
+        Raises:
+            as `Retriever.with_changes`; whatever was staged before is so no more.
+        """
+        with self._changing:
+            self.mirror.use(None, None)
+            if retriever is not None:
+                self._mirror(self._changes.apply_to(retriever))
+
+    def _mirror(self, staged: Retriever | None) -> None:
+        self.mirror.use(staged, self._current)
 
     def drain(self) -> None:
         """Say on /readyz that new requests should go elsewhere; they are answered all the same.
@@ -248,7 +266,7 @@ class Service:
             InvalidRequestError: as `record_events`.
         """
         try:
-            return record_events(
+            recorded = record_events(
                 events,
                 self.retriever(),
                 self.monitoring.figures,
@@ -258,6 +276,8 @@ class Service:
         except sqlite3.Error as error:
             logger.error("feedback was refused: %s", error)
             raise StorageError("expected a disk to write feedback to, found none; send it again later") from error
+        self.mirror.offer_choices(events, self.settings.shadow_k)
+        return recorded
 
     def report(self) -> dict[str, Any]:
         """The JSON of GET /v1/monitoring but for the request's id; raises as `LiveFigures.report`, but StorageError for
@@ -299,10 +319,14 @@ class Service:
         self._writer.close()
         self._changer.close()
         self._reader.close()
+        self.mirror.close()
         self.monitoring.figures.close()
 
     def _read_changes(self) -> None:
-        loaded = self._changes.read(list(self._loaded.values()))
+        staged = self.mirror.staged
+        loaded = self._changes.read([*self._loaded.values(), *([] if staged is None else [staged])])
+        if staged is not None:
+            self._mirror(loaded.pop())
         self._loaded = {retriever.name: retriever for retriever in loaded}
         if self._current is not None:
             self._current = self._loaded[self._current.name]
@@ -324,15 +348,10 @@ class Service:
                     [search.asked for search in searches if isinstance(search.asked, SimilarQuery)], draws
                 )
             else:
-                retrieval = key.retriever.retrieve(
-                    [
-                        query
-                        for search in searches
-                        if not isinstance(search.asked, SimilarQuery)
-                        for query in search.asked
-                    ],
-                    draws,
-                )
+                queries = [
+                    query for search in searches if not isinstance(search.asked, SimilarQuery) for query in search.asked
+                ]
+                retrieval = key.retriever.retrieve(queries, draws)
         except Exception as error:
             if len(searches) == 1:
                 return [error]
@@ -341,6 +360,8 @@ class Service:
         if not key.preview:
             answered = answered_batch(key.retriever, searches, retrieval, self.settings.record_features)
             self.monitoring.count_answers(answered, retrieval.unknown)
+            if not key.similar:
+                self.mirror.offer(key.retriever, queries, retrieval, self.settings.mirror_share)
         split: list[list[bytes] | Exception] = []
         start = 0
         for search in searches:

@@ -16,10 +16,10 @@ from longtail.client import Client, Feedback, Interaction, NewLabel, NoAnswerErr
 DOCUMENT = Path(__file__).parent.parent.parent / "serving" / "openapi.json"
 EVERYTHING: dict[str, Any] = {
     "k": 1, "bias_removal": 0.5, "popularity": 0.5, "exclude": ["a"], "allow": ["a"], "buckets": ["tail"],
-    "explore": {"tail": 1},
+    "explore": {"tail": 1}, "display": ["title"], "priors": {"recent": 0.5},
 }  # fmt: skip
-FREE = ("features", "display", "explore")
-"""Keys whose values are the user's own JSON, or keyed by bucket."""
+FREE = ("features", "display", "explore", "priors")
+"""Keys whose values are the user's own JSON, or keyed by bucket or prior."""
 
 
 class Call(NamedTuple):
@@ -55,6 +55,7 @@ CALLS: dict[str, Call] = {
     "release": sent_by("release"),
     "monitoring": sent_by("monitoring"),
     "reload": sent_by("reload"),
+    "staged": sent_by("staged"),
     "ready": sent_by("ready"),
 }
 

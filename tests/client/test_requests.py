@@ -182,6 +182,7 @@ CASES: list[tuple[str, tuple[Any, ...], dict[str, Any], str, dict[str, Any] | No
         Accepted(2, request_id="q"),
     ),
     ("release", (), {}, "GET /v1/release", None, {"name": "r"}, {"name": "r"}),
+    ("staged", (), {}, "GET /v1/release/staged", None, {"queries": 1}, {"queries": 1}),
     ("monitoring", (), {}, "GET /v1/monitoring", None, {"windows": {}}, {"windows": {}}),
     ("reload", (), {}, "POST /v1/release/reload", None, SWAPPED, Reloaded("r", changed=True, request_id="q")),
     ("ready", (), {}, "GET /readyz", None, {"status": "ready"}, True),

@@ -22,7 +22,7 @@ from tests.client.test_requests import LABEL, RESULT
 
 ROOT = Path(__file__).parent.parent.parent
 METHODS = ["add_labels", "delete_label", "feedback", "interactions", "label", "monitoring", "ready", "release"]
-METHODS += ["reload", "restore_label", "retrieve", "similar"]
+METHODS += ["reload", "restore_label", "retrieve", "similar", "staged"]
 
 
 def test_both_clients_have_the_same_methods() -> None:

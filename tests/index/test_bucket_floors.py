@@ -238,7 +238,7 @@ def test_a_wrong_file_says_what_is_wrong_and_publishes_nothing(text: str, messag
         (
             ["mid=0.1"],
             None,
-            "--floor mid=0.1: expected metric, max_drop and floors of head, torso, tail, new; floors.mid",
+            "--floor mid=0.1: expected metric, max_drop, staged and floors of head, torso, tail, new; floors.mid",
         ),
         (["tail"], None, "--floor tail: expected a number or a percentage, received ''"),
         (["tail=x"], None, "--floor tail=x: expected a number or a percentage, received 'x'"),

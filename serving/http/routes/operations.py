@@ -7,12 +7,19 @@ import asyncio
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from longtail.index import StagedCounts
 from longtail.serving.core.follower import ReleaseFollower
-from longtail.serving.errors import NotReadyError
+from longtail.serving.errors import NotReadyError, UnknownReleaseError
 from longtail.serving.http.auth import require_admin
 from longtail.serving.http.openapi import errors
 from longtail.serving.http.responses import json_response, request_id, service_of, to_json
-from longtail.serving.http.schemas.operations import HealthAnswer, ReadyAnswer, ReleaseAnswer, ReloadAnswer
+from longtail.serving.http.schemas.operations import (
+    HealthAnswer,
+    ReadyAnswer,
+    ReleaseAnswer,
+    ReloadAnswer,
+    StagedAnswer,
+)
 
 router = APIRouter(tags=["operations"])
 
@@ -21,6 +28,20 @@ router = APIRouter(tags=["operations"])
 async def release(request: Request) -> Response:
     """The release being served: its model, the dial and what each setting scored, and what queries may carry."""
     return json_response(to_json(service_of(request).retriever().release_json(), request_id(request)))
+
+
+@router.get("/v1/release/staged", responses={200: {"model": StagedAnswer}, **errors(401, 404, 503)})
+async def staged(request: Request) -> Response:
+    """How a staged release would have answered a share of live queries: its overlap with what was served, exposure by
+    bucket, and shadow recall. All workers' counts, written every few seconds.
+    """
+    service = service_of(request)
+    current, other = service.retriever(), service.mirror.staged
+    if other is None:
+        raise UnknownReleaseError("expected a staged release, found none; see longtail-index stage")
+    state = service.settings.state_directory
+    counts = await service.read(lambda: StagedCounts.read_all(state, other.name, current.name))
+    return json_response(to_json(counts.figures(), request_id(request)))
 
 
 @router.post("/v1/release/reload", responses={200: {"model": ReloadAnswer}, **errors(401, 403, 409, 503)})

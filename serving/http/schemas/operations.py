@@ -62,6 +62,47 @@ class ReleaseAnswer(BaseModel):
     request_id: str
 
 
+class StagedRefusals(BaseModel):
+    """Mirrored queries that the staged release could not answer."""
+
+    queries: int
+    reason: str | None = Field(description="Why it could not answer the first.")
+
+
+class StagedShare(BaseModel):
+    """A bucket's share of the answered labels, of the same queries; null before the first."""
+
+    staged: float | None
+    current: float | None
+
+
+class StagedRecall(BaseModel):
+    """Share of organic choices that each release would have answered, and their paired difference [95 % interval]."""
+
+    positives: int
+    staged: float | None
+    current: float | None
+    difference: float | None
+    interval: list[float] | None
+
+
+class StagedAnswer(BaseModel):
+    """Answer of GET /v1/release/staged."""
+
+    staged: str = Field(description="The release that is asked unseen.")
+    current: str = Field(description="The one that serves.")
+    queries: int = Field(description="Mirrored: LONGTAIL_MIRROR_SHARE of what /v1/retrieve is asked.")
+    refused: StagedRefusals
+    skipped: int = Field(description="Queries that were to be mirrored while the mirror was too busy.")
+    overlap: float | None = Field(description="Mean share of the labels served that the staged release answers, too.")
+    overlap_interval: list[float] | None = Field(description="Its 95 % interval.")
+    score_shift: float | None = Field(description="Mean score of its labels less the served ones', in logits.")
+    seconds: float | None = Field(description="That it takes for a query, encoding and search.")
+    exposure: dict[str, StagedShare]
+    shadow_recall: dict[str, StagedRecall]
+    request_id: str
+
+
 class HealthAnswer(BaseModel):
     """Answer of /livez; of /readyz with more."""
 

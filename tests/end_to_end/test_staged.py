@@ -1,0 +1,49 @@
+"""Staging on the real service: two workers mirror what they are asked, and the promise decides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from longtail.index import NotStagedError, Releases, build
+from tests.bundles import make_bundle
+from tests.serving.process import server, until
+
+pytestmark = pytest.mark.process
+
+
+def test_a_release_is_asked_unseen_then_published(tmp_path: Path) -> None:
+    for seed, name in enumerate(("first", "second")):
+        build(make_bundle(labels=60, seed=seed).write(tmp_path / name), tmp_path / "r", name=name)
+    shelf = Releases(tmp_path / "r")
+    (shelf.root / "promise.toml").write_text("[staged]\nmin_queries = 100\n")
+    shelf.publish("first")
+    with (
+        server(shelf.root, tmp_path / "log", workers=2, mirror_share=1.0, poll_seconds=0.05) as process,
+        httpx.Client(base_url=process.url) as client,
+    ):
+        process.wait_until_ready()
+        with pytest.raises(NotStagedError, match="found 0"):
+            shelf.publish("second")
+        shelf.stage("second")
+        until(lambda: client.get("/v1/release/staged", headers={"Connection": "close"}).status_code == 200)
+
+        def mirrored() -> bool:
+            queries = [{"features": {"user_id": f"u{user}"}, "k": 5} for user in range(10)]
+            answer = httpx.post(f"{process.url}/v1/retrieve", json={"queries": queries})
+            assert answer.json()["release"] == "first"
+            choice = {"features": {"user_id": "u3"}, "labels": ["item-3", "item-40"]}
+            assert httpx.post(f"{process.url}/v1/feedback", json={"events": [choice]}).status_code in (200, 202)
+            return shelf.staged_report().counts.queries >= 100
+
+        until(mirrored, seconds=30)
+        counts = shelf.staged_report().counts
+        assert 0 < counts.overlap < counts.queries
+        assert sum(counts.exposures) == 5 * counts.queries == sum(counts.exposures_of_current)
+        assert sum(counts.positives) > 0
+        assert (shelf.root / ".state/staged").is_dir()
+        shelf.publish("second")
+        until(lambda: client.get("/v1/release").json()["name"] == "second")
+        assert httpx.get(f"{process.url}/v1/release/staged").status_code == 404

@@ -1,0 +1,181 @@
+"""The mirror on the plane: a staged release whose answers to `east` and `north` are worked by hand."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from longtail.index import StagedCounts
+from longtail.serving import Retriever, create_app
+from longtail.serving.core.feedback import Event
+from longtail.serving.core.mirror import Mirror
+from longtail.serving.core.queries import Query
+from longtail.serving.errors import InvalidRequestError
+from longtail.serving.http.schemas.operations import StagedAnswer
+from tests.serving.client import client_of
+from tests.serving.plane import ExactSearcher, PlaneEncoder, plane_bundle, plane_retriever, plane_settings
+from tests.serving.process import until
+
+EAST = {"features": {"user": "east"}, "k": 2, "bias_removal": 0}
+
+
+def other_plane(name: str = "plane-2") -> Retriever:
+    """For `east`: 4 (3), a (2), … where the plane answers a (2), c/é (1.5)."""
+    bundle = plane_bundle()
+    embeddings = np.array([[1, 0], [0, 1], [0.25, 0.9], [1.5, -0.5]], np.float32)
+    bundle = replace(bundle, embeddings=embeddings)
+    return Retriever(
+        name=name,
+        created_at=datetime(2026, 1, 3, tzinfo=UTC),
+        bundle=bundle,
+        searcher=ExactSearcher(bundle),
+        encoder=PlaneEncoder(),
+    )
+
+
+@pytest.fixture
+def mirror(tmp_path: Path) -> Iterator[Mirror]:
+    mirror = Mirror(tmp_path, 0, random.Random(0))
+    yield mirror
+    mirror.close()
+
+
+def mirrored(mirror: Mirror, tmp_path: Path, enough: Callable[[StagedCounts], bool]) -> StagedCounts:
+    """The counts on disk, once there are enough."""
+    found = StagedCounts(staged="", current="")
+
+    def counted() -> bool:
+        nonlocal found
+        mirror._write()
+        found = StagedCounts.read_all(tmp_path, "plane-2", "plane-1")
+        return enough(found)
+
+    until(counted, seconds=10)
+    return found
+
+
+def ask(mirror: Mirror, *queries: dict, retriever: Retriever | None = None, share: float = 1.0) -> None:
+    retriever = retriever or plane_retriever()
+    asked = [Query(**query) for query in queries]
+    mirror.offer(retriever, asked, retriever.retrieve(asked), share)
+
+
+def test_a_query_is_counted_by_hand(mirror: Mirror, tmp_path: Path) -> None:
+    mirror.use(other_plane(), plane_retriever())
+    ask(mirror, EAST, EAST)
+    found = mirrored(mirror, tmp_path, lambda counts: counts.queries == 2)
+    assert (found.refused, found.overlap, found.overlap_squares) == (0, 1.0, 0.5)
+    assert found.shift == pytest.approx(2 * ((3 + 2) - (2 + 1.5)) / 2)
+    assert found.exposures_of_current == [2, 0, 2, 0]
+    assert found.exposures == [2, 0, 2, 0]
+    assert found.seconds > 0
+
+
+def test_previews_explored_and_pinned_answers_are_not_mirrored(mirror: Mirror, tmp_path: Path) -> None:
+    mirror.use(other_plane(), plane_retriever())
+    ask(mirror, EAST | {"explore": {"tail": 1}})
+    ask(mirror, EAST, retriever=plane_retriever("plane-0"))
+    ask(mirror, EAST, share=0.0)
+    ask(mirror, EAST)
+    assert mirrored(mirror, tmp_path, lambda counts: counts.queries > 0).queries == 1
+
+
+def test_about_the_share_is_mirrored(mirror: Mirror, tmp_path: Path) -> None:
+    mirror.use(other_plane(), plane_retriever())
+    for _ in range(20):
+        ask(mirror, *[EAST] * 50, share=0.2)
+    time.sleep(0.3)
+    found = mirrored(mirror, tmp_path, lambda counts: counts.queries > 100)
+    assert 140 < found.queries + found.skipped < 260
+
+
+def test_what_the_staged_release_refuses_is_counted_with_its_reason(
+    mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staged = other_plane()
+
+    def refuse(*_: object) -> None:
+        raise InvalidRequestError("expected a user, received none", field="queries.0.features.user")
+
+    monkeypatch.setattr(staged, "retrieve", refuse)
+    mirror.use(staged, plane_retriever())
+    ask(mirror, EAST)
+    found = mirrored(mirror, tmp_path, lambda counts: counts.queries == 1)
+    assert (found.refused, found.reason) == (1, "expected a user, received none")
+
+
+def test_organic_choices_are_shadow_recall_of_both(mirror: Mirror, tmp_path: Path) -> None:
+    mirror.use(other_plane(), plane_retriever())
+    organic = Event(features={"user": "east"}, labels=["a", "c/é", "4", "nobody"], bias_removal=0)
+    mirror.offer_choices([organic, Event(answer_id="x", labels=["a"])], 2)
+    found = mirrored(mirror, tmp_path, lambda counts: sum(counts.positives) > 0)
+    assert found.positives == [1, 0, 2, 0]
+    assert (found.hits_of_both, found.hits, found.hits_of_current) == ([1, 0, 0, 0], [0, 0, 1, 0], [0, 0, 1, 0])
+    assert found.queries == 0
+
+
+def test_a_busy_mirror_lets_nobody_wait(mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    staged, go_on = other_plane(), threading.Event()
+    retrieve = staged.retrieve
+
+    def slow(queries: list[Query]) -> object:
+        go_on.wait(10)
+        return retrieve(queries)
+
+    monkeypatch.setattr(staged, "retrieve", slow)
+    mirror.use(staged, plane_retriever())
+    for _ in range(100):
+        ask(mirror, EAST)
+    assert StagedCounts.read_all(tmp_path, "plane-2", "plane-1").queries == 0
+    go_on.set()
+    found = mirrored(mirror, tmp_path, lambda counts: counts.queries + counts.skipped == 100)
+    assert 64 <= found.queries <= 66
+
+
+def test_counts_go_on_after_a_restart_and_begin_anew_beside_another_release(tmp_path: Path) -> None:
+    for expected in (1, 2):
+        mirror = Mirror(tmp_path, 0)
+        mirror.use(other_plane(), plane_retriever())
+        ask(mirror, EAST)
+        mirror.close()
+        assert StagedCounts.read_all(tmp_path, "plane-2", "plane-1").queries == expected
+    mirror = Mirror(tmp_path, 0)
+    mirror.use(other_plane(), plane_retriever("plane-9"))
+    ask(mirror, EAST, retriever=plane_retriever("plane-9"))
+    mirror.close()
+    assert StagedCounts.read_all(tmp_path, "plane-2", "plane-9").queries == 1
+
+
+def test_a_staged_release_answers_those_who_name_it_and_knows_hidden_labels(tmp_path: Path) -> None:
+    app = create_app(plane_settings(tmp_path, mirror_share=1.0), retriever=plane_retriever())
+    with client_of(app) as client:
+        assert client.get("/v1/release/staged").json()["error"]["type"] == "unknown_release"
+        app.state.service.stage(other_plane())
+        assert client.delete("/v1/labels/4").status_code == 200
+        assert first(client, release="plane-2") == "a"
+        assert first(client) == "a"
+
+        def figures() -> dict:
+            answer = client.get("/v1/release/staged")
+            StagedAnswer.model_validate_json(answer.content, strict=True)
+            return answer.json()
+
+        until(lambda: figures()["queries"] == 1, seconds=10)
+        assert figures()["overlap"] == 1.0, "4 is hidden there, too"
+        app.state.service.stage(None)
+        assert client.post("/v1/retrieve", json={"queries": [EAST], "release": "plane-2"}).status_code == 404
+
+
+def first(client: httpx.Client, **options: object) -> str:
+    answer = client.post("/v1/retrieve", json={"queries": [EAST], **options})
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["results"][0]["labels"][0]["id"])
