@@ -83,7 +83,7 @@ print("import serving: ok; faiss", faiss.__version__, "GPU build" if hasattr(fai
         "${run[@]}" LONGTAIL_DEVICE=cpu LONGTAIL_PORT="$port" LONGTAIL_API_KEYS=of-nobody-but-this-script \
             longtail-serve "${command[@]/#0.0.0.0/127.0.0.1}" >"$root/log" 2>&1 &
         for ((tries = 60; tries; tries--)); do
-            "${run[@]}" "${healthcheck[@]//:8000/:$port}" 2>"$root/refusal" && break
+            "${run[@]}" LONGTAIL_PORT="$port" "${healthcheck[@]}" 2>"$root/refusal" && break
             sleep 0.5
         done
         ((tries)) || { kill $!; cat "$root/refusal" "$root/log" >&2; exit 1; }

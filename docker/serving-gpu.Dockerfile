@@ -32,6 +32,6 @@ EXPOSE 8000
 STOPSIGNAL SIGTERM
 # /livez, for engines that restart what is unhealthy; compose.yaml asks /readyz.
 HEALTHCHECK --interval=10s --timeout=3s --start-period=60s --retries=3 \
-    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/livez', timeout=2)"]
+    CMD ["python", "-c", "import os, urllib.request; urllib.request.urlopen(f\"http://127.0.0.1:{os.environ.get('LONGTAIL_PORT', 8000)}/livez\", timeout=2)"]
 ENTRYPOINT ["longtail-serve"]
 CMD ["run", "/releases", "--host", "0.0.0.0", "--state", "/state"]

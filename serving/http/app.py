@@ -23,6 +23,7 @@ from longtail.serving.http.responses import install_error_handlers
 from longtail.serving.http.routes import routers
 from longtail.serving.http.tracing import install_tracing
 from longtail.serving.monitoring import LiveFigures, Monitoring
+from longtail.serving.monitoring.host import Host
 from longtail.serving.monitoring.prometheus import Metrics
 from longtail.serving.monitoring.workers import Seat, Workers
 from longtail.serving.settings import Settings
@@ -54,7 +55,10 @@ def create_app(
     figures = _open_figures(settings, worker)
     routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
     seat = Seat(workers or Workers(), worker)
-    metrics = Metrics([route.path for route in routes], [figures, seat.workers])
+    metrics = Metrics(
+        [route.path for route in routes],
+        [figures, seat.workers, Host(settings.state_directory, settings.queue_limit)],
+    )
     service = Service(settings, Monitoring(metrics, figures, seat))
     follower = ReleaseFollower(settings.releases, service)
     if retriever is not None:

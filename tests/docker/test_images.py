@@ -97,7 +97,7 @@ def test_healthcheck_asks_with_python(image: str) -> None:
     python, flag, program = json.loads(final_stage(image)["HEALTHCHECK"].split(" CMD ")[1])
     assert (python, flag) == ("python", "-c")
     compile(program, "HEALTHCHECK", "exec")
-    assert "http://127.0.0.1:8000/livez" in program
+    assert "http://127.0.0.1:{os.environ.get('LONGTAIL_PORT', 8000)}/livez" in program
 
 
 @pytest.mark.parametrize("image", IMAGES)
