@@ -109,7 +109,9 @@ class ReleaseFollower:
         try:
             name = self._releases.current()
             if name is None or name == self._served:
-                self._failure = None
+                if self._failure is not None:
+                    self._failure = None
+                    self._service.refuse(None)
                 return
             if self._too_early(name):
                 return
@@ -155,7 +157,7 @@ class ReleaseFollower:
         wait = min(_FIRST_RETRY_SECONDS * 2 ** (attempts - 1), _LONGEST_RETRY_SECONDS)
         self._failure = _Failure(name, message, attempts, self._clock() + wait)
         self._service.monitoring.metrics.count_load_failure()
-        self._service.refused = name or "a CURRENT that names none"
+        self._service.refuse(name or "a CURRENT that names none")
         if before is None or before.message != message:
             logger.error(
                 "release %s refused, %s stays in service: %s", name or "in CURRENT", self._served or "nothing", message
@@ -175,9 +177,12 @@ class ReleaseFollower:
     def _read_changes(self) -> None:
         try:
             self._service.read_changes()
-            self._trouble = None
+            if self._trouble is not None:
+                self._trouble = None
+                self._service.set_unreadable(False)
         # The labels as they were go on, whatever is wrong with the log or the label tower.
         except (LabelLogCorruptError, LabelLogVersionError, OSError, ServingError) as error:
             if self._trouble != str(error):
                 logger.error("label changes cannot be read: %s", error)
+                self._service.set_unreadable(True)
             self._trouble = str(error)

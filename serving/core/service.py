@@ -33,7 +33,7 @@ from longtail.serving.errors import (
     TimedOutError,
     UnknownReleaseError,
 )
-from longtail.serving.monitoring import Monitoring
+from longtail.serving.monitoring import Monitoring, OfflineFigures
 from longtail.serving.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -146,12 +146,14 @@ class Service:
             changed = self._changes.apply_to(retriever)
             if self._current is not None and not forced:
                 changed.check_compatible(self._current)
-            self.monitoring.begin_release(changed.name, changed.buckets_L, changed.baseline)
+            offline = OfflineFigures.of(changed.manifest)
+            self.monitoring.begin_release(changed.name, changed.buckets_L, changed.baseline, offline)
             loaded = {name: kept for name, kept in self._loaded.items() if name != changed.name}
             loaded[changed.name] = changed
             for name in list(loaded)[: -1 - self.settings.keep_releases]:
                 del loaded[name]
-            self._loaded, self._current, self.refused = loaded, changed, None
+            self._loaded, self._current = loaded, changed
+            self.refuse(None)
             self._count_labels()
             self._mirror(self.mirror.staged)
         self.monitoring.set_ready(self.ready)
@@ -169,6 +171,23 @@ class Service:
 
     def _mirror(self, staged: Retriever | None) -> None:
         self.mirror.use(staged, self._current)
+
+    def refuse(self, name: str | None) -> None:
+        """CURRENT names a release that could not be loaded; None: it names one that is served."""
+        self.refused = name
+        self.monitoring.figures.set_trouble(
+            "refused_release",
+            name and f"The published release, {name}, could not be loaded: the one before serves on. The log says why.",
+        )
+
+    def set_unreadable(self, unreadable: bool) -> None:
+        """Say whether the changes that other workers make of labels can be read."""
+        self.monitoring.figures.set_trouble(
+            "label_log",
+            "The log of label changes cannot be read: labels stay as they were, whatever is changed. The log says why."
+            if unreadable
+            else None,
+        )
 
     def drain(self) -> None:
         """Say on /readyz that new requests should go elsewhere; they are answered all the same.
@@ -356,8 +375,9 @@ class Service:
             if len(searches) == 1:
                 return [error]
             return [self._run_search(key, [search], [wait])[0] for search, wait in zip(searches, waited, strict=True)]
-        self.monitoring.metrics.count_search(len(retrieval.results), waited, retrieval.seconds, self._batcher.depth)
+        self.monitoring.metrics.set_queue_depth(self._batcher.depth)
         if not key.preview:
+            self.monitoring.metrics.count_search(len(retrieval.results), waited, retrieval.seconds)
             answered = answered_batch(key.retriever, searches, retrieval, self.settings.record_features)
             self.monitoring.count_answers(answered, retrieval.unknown)
             if not key.similar:

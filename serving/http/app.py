@@ -124,6 +124,8 @@ def _open_figures(settings: Settings, worker: int) -> LiveFigures:
             max_feedback=settings.max_feedback,
             feedback_seconds=3600 * settings.feedback_hours,
             releases=settings.keep_releases + 2,
+            shadow_k=settings.shadow_k,
+            stale_days=settings.stale_days,
         )
     except (OSError, sqlite3.Error) as error:
         raise StateError(

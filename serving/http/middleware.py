@@ -107,7 +107,8 @@ class RequestMiddleware:
 
     def _ended(self, method: str, scope: Scope, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", UNKNOWN_ROUTE)
-        self._service.monitoring.count_request(route, status, seconds)
+        preview = scope["state"].get("preview", False)
+        self._service.monitoring.count_request(route, status, seconds, preview=preview)
         logged, audited = self._service.settings.access_log, scope["state"].get("audited")
         if not (logged or audited):
             return

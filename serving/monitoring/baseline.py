@@ -16,6 +16,8 @@ import numpy.typing as npt
 
 from longtail.bundle import BUCKET_NAMES, replace_file
 from longtail.bundle.arrays import Float32, Float64, Int8, Int64
+from longtail.bundle.exposure import coverage_by_bucket
+from longtail.serving.monitoring.likeness import pairs_of, telling
 
 DECILES = 10
 _FILE = "baseline.json"
@@ -33,6 +35,9 @@ class Baseline:
         score_edges: nine deciles of the scores, ascending.
         score_shares: of the scores between them, ten; near 1/10 each, unless scores tie.
         popularity_weight: μ of the retrieval.
+        queries: B; 0 where it is not known, as of a baseline of an older version.
+        telling: labels that each bucket's share rests on, as `likeness.telling`; empty where they are not known.
+        coverage: by bucket; empty where it is not known.
     """
 
     bias_removal: float
@@ -42,6 +47,9 @@ class Baseline:
     score_edges: tuple[float, ...]
     score_shares: tuple[float, ...]
     popularity_weight: float = 0.0
+    queries: int = 0
+    telling: tuple[float, ...] = ()
+    coverage: tuple[float, ...] = ()
 
     def report_json(self) -> dict[str, Any]:
         """As GET /v1/monitoring shows it."""
@@ -49,7 +57,10 @@ class Baseline:
             "bias_removal": self.bias_removal,
             "popularity_weight": self.popularity_weight,
             "k": self.k,
+            "queries": self.queries,
             "shares": dict(zip(BUCKET_NAMES, self.shares, strict=True)),
+            "telling": dict(zip(BUCKET_NAMES, self.telling, strict=True)) if self.telling else None,
+            "coverage": dict(zip(BUCKET_NAMES, self.coverage, strict=True)) if self.coverage else None,
             "popularity": self.popularity,
             "scores": {"edges": list(self.score_edges), "shares": list(self.score_shares)},
         }
@@ -97,6 +108,8 @@ def measure_baseline(
         return None
     edges = np.quantile(scores_N, np.arange(1, DECILES) / DECILES)
     exposures = np.bincount(buckets_L[rows_N], minlength=len(BUCKET_NAMES))
+    sizes = np.bincount(buckets_L, minlength=len(BUCKET_NAMES))
+    shown_L = np.bincount(rows_N, minlength=len(buckets_L))
     in_decile = np.bincount(decile_of(scores_N, edges), minlength=DECILES)
     return Baseline(
         bias_removal=float(bias_removal),
@@ -106,6 +119,9 @@ def measure_baseline(
         score_edges=tuple(edges.tolist()),
         score_shares=tuple((in_decile / len(rows_N)).tolist()),
         popularity_weight=float(popularity_weight),
+        queries=len(rows_BK),
+        telling=tuple(telling(exposures, pairs_of(buckets_L[rows_N], listed_BK.sum(axis=1).cumsum()), len(rows_BK))),
+        coverage=tuple(coverage_by_bucket(shown_L, buckets_L, sizes)),
     )
 
 

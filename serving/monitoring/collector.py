@@ -9,6 +9,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from longtail.bundle import BUCKET_NAMES
+from longtail.serving.monitoring.dial_bins import DIAL_BINS, LOWEST, WIDTH
 from longtail.serving.monitoring.feedback_counts import (
     AMBIGUOUS,
     EVENTS_OF_ANSWERS,
@@ -16,9 +17,14 @@ from longtail.serving.monitoring.feedback_counts import (
     SOURCES,
     UNMATCHED,
 )
+from longtail.serving.monitoring.findings import SIGNALS
 from longtail.serving.monitoring.release_figures import WINDOWS
+from longtail.serving.monitoring.verdict import severities
 
 _ALL = (*BUCKET_NAMES, "all")
+_SEVERITIES = {"steady": 0.0, "unknown": math.nan, "watch": 1.0, "act": 2.0}
+_BINS_SHOWN = 5
+"""Of the dials' bins, together on a metric: a quarter of λ."""
 
 
 def report_metrics(
@@ -33,6 +39,8 @@ def report_metrics(
     """
     yield from _exposure(report)
     yield from _recall(report)
+    yield from _dials(report)
+    yield _verdict(report)
     events = CounterMetricFamily("longtail_feedback_events", "Feedback events taken, by kind.", labels=["kind"])
     events.add_metric(["answer"], totals[EVENTS_OF_ANSWERS])
     events.add_metric(["organic"], totals[EVENTS_ORGANIC])
@@ -102,6 +110,37 @@ def _recall(report: Mapping[str, Any] | None) -> Iterator[Metric]:
                 recall.add_metric([source, bucket, window], _at(figures, source, bucket, "value"))
                 positives.add_metric([source, bucket, window], _at(figures, source, bucket, "positives"))
     yield from (recall, positives)
+
+
+def _dials(report: Mapping[str, Any] | None) -> Iterator[Metric]:
+    for dial, name, symbol in (("bias_removal", "bias_removal", "λ"), ("popularity_weight", "popularity_weight", "μ")):
+        family = GaugeMetricFamily(
+            f"longtail_{name}_share",
+            f"Share of the queries that asked for this {symbol}, to the next quarter.",
+            labels=["at", "window"],
+        )
+        for window in (window.name for window in WINDOWS):
+            figures = None if report is None else report["windows"][window]["dials"][dial]
+            total = sum(one["queries"] for one in figures or ())
+            near = [0.0] * (DIAL_BINS // _BINS_SHOWN + 1)
+            for one in figures or ():
+                near[round((one["at"] - LOWEST) / (WIDTH * _BINS_SHOWN))] += one["queries"] / total
+            for place, share in enumerate(near):
+                at = f"{LOWEST + WIDTH * _BINS_SHOWN * place:g}"
+                family.add_metric([at, window], share if total else math.nan)
+        yield family
+
+
+def _verdict(report: Mapping[str, Any] | None) -> Metric:
+    family = GaugeMetricFamily(
+        "longtail_verdict", "What the verdict says of a signal: 0 steady, 1 watch, 2 act.", labels=["signal"]
+    )
+    found = {} if report is None else severities(report["verdict"])
+    for signal in SIGNALS:
+        # What is broken is judged always, so where there is no finding, nothing is.
+        well = signal in ("label_log", "refused_release") and report is not None
+        family.add_metric([signal], _SEVERITIES[found[signal]] if signal in found else 0.0 if well else math.nan)
+    return family
 
 
 def _at(figures: Any, *path: str) -> float:

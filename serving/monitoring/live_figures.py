@@ -9,7 +9,7 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
@@ -27,10 +27,13 @@ from longtail.serving.monitoring.collector import report_metrics
 from longtail.serving.monitoring.database import FEEDBACK_FILE
 from longtail.serving.monitoring.feedback_counts import COUNTERS
 from longtail.serving.monitoring.feedback_store import KEPT_SECONDS, FeedbackStore, StoredAnswer
+from longtail.serving.monitoring.findings import Evidence, Signal
+from longtail.serving.monitoring.offline import OfflineFigures
 from longtail.serving.monitoring.records import AnsweredBatch, AnswerFeedback, ShadowPair
 from longtail.serving.monitoring.release_figures import ReleaseFigures, delete_label_counts
 from longtail.serving.monitoring.release_history import ReleaseHistory
 from longtail.serving.monitoring.report import make_report
+from longtail.serving.monitoring.verdict import judge
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +43,8 @@ _REPORT_SECONDS = 1.0
 _TIDY_SECONDS = 60
 _KEPT_RELEASES = 100
 _MOST_PENDING_LABELS = 2_000_000
+_KEEPING = "keeping answers"
+_DAY = 86_400
 
 
 class LiveFigures:
@@ -59,6 +64,8 @@ class LiveFigures:
         max_answers: answers kept for feedback to be joined with; 0 keeps none.
         max_feedback, feedback_seconds: as of `FeedbackStore`.
         releases: begun last, that answers are counted of, at least one.
+        shadow_k: labels retrieved for an organic interaction, for the verdict.
+        stale_days: age of training data from which on the verdict calls a release stale; None: never.
         clock: seconds since 1970.
 
     Raises:
@@ -74,6 +81,8 @@ class LiveFigures:
         max_feedback: int | None = None,
         feedback_seconds: float = KEPT_SECONDS,
         releases: int = 3,
+        shadow_k: int = 20,
+        stale_days: float | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._root = state / "live"
@@ -81,6 +90,7 @@ class LiveFigures:
         self._worker = worker
         self._max_answers = max_answers
         self._releases = releases
+        self._shadow_k, self._stale_days = shadow_k, stale_days
         self._clock = clock
         remove_stale(state, ".releases.json.*.tmp")
         self._history = ReleaseHistory(state / "releases.json")
@@ -94,7 +104,9 @@ class LiveFigures:
         self._flush_lock, self._keep_lock, self._pending_lock = (threading.Lock() for _ in range(3))
         self._held: dict[str, ReleaseFigures] = {}
         self._current: ReleaseFigures | None = None
+        self._offline = OfflineFigures()
         self._labels = (0, 0)
+        self._broken: Mapping[Signal, str] = {}
         self._pending: deque[AnsweredBatch] = deque()
         self._pending_labels = 0
         self._report: tuple[float, dict[str, Any]] | None = None
@@ -104,7 +116,9 @@ class LiveFigures:
         self._thread = threading.Thread(target=self._work, name="live-figures", daemon=True)
         self._thread.start()
 
-    def begin_release(self, release: str, buckets_L: Int8, baseline: Baseline | None) -> None:
+    def begin_release(
+        self, release: str, buckets_L: Int8, baseline: Baseline | None, offline: OfflineFigures | None = None
+    ) -> None:
         """`release` is in service from now on; after a restart its figures go on.
 
         Never refuses a release: what the disk does not take is kept in memory, with a warning.
@@ -113,6 +127,7 @@ class LiveFigures:
             release: name of the release, fit for a directory's.
             buckets_L: bucket of every label, int8 [L].
             baseline: what its traffic is compared with; None leaves scores uncounted and PSI undefined.
+            offline: what its evaluation says; None: it has none.
         """
         with self._begin_lock:
             now = self._clock()
@@ -127,7 +142,7 @@ class LiveFigures:
             figures = ReleaseFigures(directory, self._worker, buckets_L, baseline)
             others = [held for held in self._held.values() if held.release != release]
             self._held = {held.release: held for held in (*others[1 - self._releases :], figures)}
-            self._current, self._report = figures, None
+            self._current, self._offline, self._report = figures, offline or OfflineFigures(), None
             with self._warning("forgetting old releases"):
                 self._touch(now)
                 self._forget(now)
@@ -138,7 +153,11 @@ class LiveFigures:
         if figures is None:
             return
         figures.count_answers(answered, self._clock())
-        if self._max_answers and self._pending_labels < _MOST_PENDING_LABELS:
+        if not self._max_answers:
+            return
+        if self._pending_labels >= _MOST_PENDING_LABELS:
+            figures.count_dropped(len(answered.ends_B), self._clock())
+        else:
             with self._pending_lock:
                 self._pending.append(answered)
                 self._pending_labels += len(answered.fingerprints_N)
@@ -203,6 +222,11 @@ class LiveFigures:
         """Set how many labels are added to the release and hidden from it."""
         self._labels = (added, hidden)
 
+    def set_trouble(self, signal: Signal, sentence: str | None) -> None:
+        """Say what is broken, for the verdict; None: it is well again."""
+        others = {known: told for known, told in self._broken.items() if known != signal}
+        self._broken = others if sentence is None else {**others, signal: sentence}
+
     def report(self) -> dict[str, Any]:
         """The report as GET /v1/monitoring shows it, but for the request's id; up to a second old. Not to be modified.
 
@@ -219,8 +243,9 @@ class LiveFigures:
             if self._report is None or not 0 <= now - self._report[0] < _REPORT_SECONDS:
                 made = make_report(current, self._history.read(), self._store, now=now)
                 self._report = now, made
-            added, hidden = self._labels
-            return self._report[1] | {"labels": {"added": added, "hidden": hidden}}
+            made, (added, hidden) = self._report[1], self._labels
+            verdict = judge(self._evidence(made, current, now))
+            return made | {"verdict": verdict, "labels": {"added": added, "hidden": hidden}}
 
     def collect(self) -> Iterator[Metric]:
         """The gauges and counters of METRICS.md, over all workers; for `CollectorRegistry.register`.
@@ -256,12 +281,30 @@ class LiveFigures:
         self._current, self._held = None, {}
         self._store.close()
 
+    def _evidence(self, report: Mapping[str, Any], current: ReleaseFigures, now: float) -> Evidence:
+        broken, until = dict(self._broken), self._offline.data_until
+        if _KEEPING in self._troubles:
+            broken["records"] = (
+                "Answers cannot be kept for feedback to join: the disk takes none, and the log says why."
+            )
+        return Evidence(
+            windows=report["windows"],
+            baseline=report["baseline"],
+            offline=self._offline,
+            bucket_sizes=current.bucket_sizes.tolist(),
+            added=self._labels[0],
+            troubles=broken,
+            shadow_k=self._shadow_k,
+            age_days=None if until is None else max(0.0, (now - until) / _DAY),
+            stale_days=self._stale_days,
+        )
+
     def _keep_answers(self) -> None:
         with self._keep_lock:
             with self._pending_lock:
                 batches, self._pending = self._pending, deque()
                 dropped, self._pending_labels = self._pending_labels >= _MOST_PENDING_LABELS, 0
-            with self._warning("keeping answers"):
+            with self._warning(_KEEPING):
                 if dropped:
                     logger.warning("answers came faster than they could be kept: feedback on some will find none")
                 if batches:

@@ -3,6 +3,7 @@
 | outcome | /metrics, by `Metrics` | GET /v1/monitoring, by `LiveFigures` |
 |---|---|---|
 | a request has ended | requests and seconds of its route | requests, errors and latency, if `_is_traffic` |
+| a preview has ended | previews, and nothing else | – |
 | a request was turned away, the queue being full | shed | shed |
 | a batch was answered | queries, exposures, unknown ids | queries, exposures, scores, labels, for feedback to join |
 | a release went into service | swaps, the release's name | the release's interval and rings |
@@ -19,6 +20,7 @@ from collections.abc import Mapping
 from longtail.bundle.arrays import Int8
 from longtail.serving.monitoring.baseline import Baseline
 from longtail.serving.monitoring.live_figures import LiveFigures
+from longtail.serving.monitoring.offline import OfflineFigures
 from longtail.serving.monitoring.prometheus import Metrics
 from longtail.serving.monitoring.records import AnsweredBatch
 from longtail.serving.monitoring.workers import Seat, Workers
@@ -47,14 +49,18 @@ class Monitoring:
         self.metrics.set_ready(ready)
         self.seat.set_ready(ready)
 
-    def count_request(self, route: str, status: int, seconds: float) -> None:
+    def count_request(self, route: str, status: int, seconds: float, *, preview: bool = False) -> None:
         """Count a request that has ended.
 
         Args:
             route: the path as the router knows it, or `prometheus.UNKNOWN_ROUTE`.
             status: HTTP status of the answer.
             seconds: from its head read to its answer sent.
+            preview: nobody will see the answer: it is in no count and no latency but its own.
         """
+        if preview:
+            self.metrics.count_preview(status)
+            return
         self.metrics.count_request(route, status, seconds)
         if _is_traffic(route, status):
             self.figures.count_request(seconds, status)
@@ -74,9 +80,11 @@ class Monitoring:
         self.metrics.count_answers(batch, unknown)
         self.figures.count_answers(batch)
 
-    def begin_release(self, release: str, buckets_L: Int8, baseline: Baseline | None) -> None:
+    def begin_release(
+        self, release: str, buckets_L: Int8, baseline: Baseline | None, offline: OfflineFigures | None = None
+    ) -> None:
         """Count what is answered as this release's from now on; as `LiveFigures.begin_release`."""
-        self.figures.begin_release(release, buckets_L, baseline)
+        self.figures.begin_release(release, buckets_L, baseline, offline)
         self.metrics.begin_release(release)
 
 

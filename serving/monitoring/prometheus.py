@@ -66,6 +66,10 @@ class Metrics:
             "longtail_requests", "Requests answered, by route and class of status.", ["route", "status"],
             registry=counted,
         )  # fmt: skip
+        self._previews = Counter(
+            "longtail_previews", "Previews answered, by class of status; they are in no other series.", ["status"],
+            registry=counted,
+        )  # fmt: skip
         self._request_seconds = Histogram(
             "longtail_request_seconds", "From a request's head read to its answer sent, by route.", ["route"],
             buckets=_SECONDS, registry=counted,
@@ -115,6 +119,7 @@ class Metrics:
             )
             for route in (*routes, UNKNOWN_ROUTE)
         }
+        self._previews_of_status = [self._previews.labels(status) for status in _STATUS_CLASSES]
         self._of_stage = {stage: self._stage_seconds.labels(stage) for stage in _STAGES}
         self._of_bucket = [self._exposures.labels(bucket) for bucket in BUCKET_NAMES]
         self._explored_of_bucket = [self._explored.labels(bucket) for bucket in BUCKET_NAMES]
@@ -139,23 +144,27 @@ class Metrics:
         by_status[status // 100 - 2].inc()
         durations.observe(seconds)
 
-    def count_search(
-        self, queries: int, waited: Sequence[float], stage_seconds: Mapping[str, float], queue_depth: int
-    ) -> None:
+    def count_preview(self, status: int) -> None:
+        """Count one answered preview."""
+        self._previews_of_status[status // 100 - 2].inc()
+
+    def count_search(self, queries: int, waited: Sequence[float], stage_seconds: Mapping[str, float]) -> None:
         """Count one search.
 
         Args:
             queries: that shared it.
             waited: seconds that each of its requests waited for it.
             stage_seconds: duration of `encode`, `search` and `answer`.
-            queue_depth: queries that wait still.
         """
         self._batch_queries.observe(queries)
         for seconds in waited:
             self._of_stage["queue"].observe(seconds)
         for stage, seconds in stage_seconds.items():
             self._of_stage[stage].observe(seconds)
-        self._queue_depth.set(queue_depth)
+
+    def set_queue_depth(self, queries: int) -> None:
+        """Say how many queries wait for a search."""
+        self._queue_depth.set(queries)
 
     def count_answers(self, batch: AnsweredBatch, unknown: Mapping[str, int]) -> None:
         """Count what a batch showed: its queries, labels by bucket, and ids that the release does not have."""

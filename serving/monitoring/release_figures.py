@@ -17,7 +17,9 @@ import numpy as np
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.arrays import Array, Int8
 from longtail.serving.monitoring.baseline import DECILES, Baseline, decile_of
+from longtail.serving.monitoring.dial_bins import DIAL_BINS, dial_bins
 from longtail.serving.monitoring.latency_bins import LATENCY_BINS, latency_bin
+from longtail.serving.monitoring.likeness import PAIRS, pairs_of
 from longtail.serving.monitoring.records import AnsweredBatch
 from longtail.serving.monitoring.ring import Layout, Ring, by_period, total, worker_arrays
 
@@ -35,6 +37,11 @@ ANSWERS = Layout("answers", MINUTES, SCORES.stop, "float64", 60)
 NEW_LABELS = Layout("new", MINUTES, 1, "float64", 60)
 PRIORS = Layout("priors", MINUTES, 1, "float64", 60)
 """Sum of μ. Rings of their own: the answers' is older, and another layout would put aside what it holds."""
+DIALS = Layout("dials", MINUTES, 2 * DIAL_BINS, "uint32", 60)
+"""Queries by λ, then by μ."""
+LIKENESS = Layout("likeness", MINUTES, PAIRS, "float64", 60)
+DROPPED = Layout("dropped", MINUTES, 1, "float64", 60)
+"""Answers that were not kept for feedback to join."""
 
 # Columns of the requests' ring.
 REQUESTS, ERRORS, SHED = range(3)
@@ -78,7 +85,7 @@ WINDOWS = (TimeWindow("5m", 300, 60), TimeWindow("1h", 3600, 600), TimeWindow("2
 
 
 class ReleaseFigures:
-    """Counts one release's answers and requests. Thread-safe; takes 76·L + 764,000 bytes of disk.
+    """Counts one release's answers and requests. Thread-safe; takes 76·L + 1,720,000 bytes of disk.
 
     Args:
         directory: existing directory of the release's rings.
@@ -98,6 +105,9 @@ class ReleaseFigures:
         self._answers = Ring(directory, ANSWERS, worker)
         self._new = Ring(directory, NEW_LABELS, worker)
         self._priors = Ring(directory, PRIORS, worker)
+        self._dials = Ring(directory, DIALS, worker)
+        self._likeness = Ring(directory, LIKENESS, worker)
+        self._dropped = Ring(directory, DROPPED, worker)
         self._tiles = [Ring(directory, window.tiles(self.labels), worker) for window in WINDOWS]
         self._traffic = Ring(directory, TRAFFIC, worker)
         # Single numbers are added to a memoryview in a fifth of the time that an array takes.
@@ -117,6 +127,8 @@ class ReleaseFigures:
         rows_N = answered.rows_N
         if len(rows_N) and rows_N.max() >= self.labels:
             rows_N = rows_N[rows_N < self.labels]
+        pairs = pairs_of(answered.buckets_N, answered.ends_B)
+        dials = np.concatenate([dial_bins(answered.bias_removal_B), DIAL_BINS + dial_bins(answered.popularity_B)])
         with self._answers_lock:
             row = self._answers.counts_at(ANSWERS.period(now))
             row += counts[: ANSWERS.columns]
@@ -124,8 +136,17 @@ class ReleaseFigures:
             new += counts[ANSWERS.columns :]
             weight = self._priors.counts_at(PRIORS.period(now))
             weight += answered.popularity_B.sum(dtype=np.float64)
+            likeness = self._likeness.counts_at(LIKENESS.period(now))
+            likeness += pairs
+            np.add.at(self._dials.counts_at(DIALS.period(now)), dials, _ONE)
             for ring in self._tiles:
                 np.add.at(ring.counts_at(ring.layout.period(now)), rows_N, _ONE)
+
+    def count_dropped(self, answers: int, now: float) -> None:
+        """Count answers that were given and not kept for feedback to join."""
+        with self._answers_lock:
+            row = self._dropped.counts_at(DROPPED.period(now))
+            row += answers
 
     def count_request(self, seconds: float, status: int, now: float) -> None:
         """Count one request: its duration, and as an error if its status is 500 or above."""
@@ -143,28 +164,36 @@ class ReleaseFigures:
 
     def answers_in(self, window: TimeWindow, now: float, *, since: float) -> Array:
         """What all workers answered, none from before the minute of `since`, float64 [ANSWER_COLUMNS]."""
-        rings = ((ANSWERS, self._answers), (NEW_LABELS, self._new))
-        return np.concatenate(
-            [
-                total(worker_arrays(self.directory, layout, ring), layout, now, window.minutes, since=since)
-                for layout, ring in rings
-            ]
-        )
+        return np.concatenate([self._total(ring, window, now, since) for ring in (self._answers, self._new)])
 
     def popularity_weight_in(self, window: TimeWindow, now: float, *, since: float) -> float:
         """Sum of μ over all workers' queries, none from before the minute of `since`."""
-        return float(
-            total(worker_arrays(self.directory, PRIORS, self._priors), PRIORS, now, window.minutes, since=since)[0]
-        )
+        return float(self._total(self._priors, window, now, since)[0])
+
+    def dials_in(self, window: TimeWindow, now: float, *, since: float) -> Array:
+        """All workers' queries by λ and by μ, none from before the minute of `since`, uint32 [2, DIAL_BINS]."""
+        return self._total(self._dials, window, now, since).reshape(2, DIAL_BINS)
+
+    def likeness_in(self, window: TimeWindow, now: float, *, since: float) -> Array:
+        """`pairs_of` all workers' answers, none from before the minute of `since`, float64 [PAIRS]."""
+        return self._total(self._likeness, window, now, since)
+
+    def dropped_in(self, window: TimeWindow, now: float, *, since: float) -> int:
+        """How many answers all workers dropped, none from before the minute of `since`."""
+        return int(self._total(self._dropped, window, now, since)[0])
 
     def traffic_in(self, window: TimeWindow, now: float, *, since: float) -> Array:
         """Columns of TRAFFIC over all workers, none from before the minute of `since`, float64."""
-        return total(worker_arrays(self.directory, TRAFFIC, self._traffic), TRAFFIC, now, window.minutes, since=since)
+        return self._total(self._traffic, window, now, since)
 
     def exposures_in(self, window: TimeWindow, now: float) -> Array:
         """How often each label was answered by all workers, uint32 [L]."""
         own = self._tiles[WINDOWS.index(window)]
         return total(worker_arrays(self.directory, own.layout, own), own.layout, now, own.layout.rows, since=0)
+
+    def _total(self, own: Ring, window: TimeWindow, now: float, since: float) -> Array:
+        """Counts by minute of all workers, [columns]."""
+        return total(worker_arrays(self.directory, own.layout, own), own.layout, now, window.minutes, since=since)
 
     def _traffic_start(self, now: float) -> int:
         """Where the counts of the minute begin in `_traffic_counts`."""

@@ -6,7 +6,7 @@ Definitions are the trainer's [METHODS §7], over answers instead of test querie
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,10 @@ from longtail.bundle.arrays import Array
 from longtail.bundle.exposure import coverage, coverage_by_bucket, gini, psi
 from longtail.bundle.frequency import TAIL
 from longtail.serving.monitoring.baseline import Baseline
+from longtail.serving.monitoring.dial_bins import dial_json
 from longtail.serving.monitoring.feedback_counts import SOURCES
 from longtail.serving.monitoring.latency_bins import latency_ms
+from longtail.serving.monitoring.likeness import telling
 from longtail.serving.monitoring.release_figures import (
     BIAS_REMOVAL,
     BUCKETS,
@@ -54,16 +56,22 @@ def window_json(
     answers = figures.answers_in(window, now, since=since)
     baseline = figures.baseline
     exposures = answers[EXPOSURES]
+    dials = figures.dials_in(window, now, since=since)
+    pairs = figures.likeness_in(window, now, since=since)
     return {
         "seconds": window.seconds,
         "queries": int(answers[QUERIES]),
         "bias_removal": ratio(answers[BIAS_REMOVAL], answers[QUERIES]),
         "popularity_weight": ratio(figures.popularity_weight_in(window, now, since=since), answers[QUERIES]),
-        **_catalogue(exposures, figures, figures.exposures_in(window, now)),
+        "dials": {"bias_removal": dial_json(dials[0]), "popularity_weight": dial_json(dials[1])},
+        **_catalogue(
+            exposures, figures, figures.exposures_in(window, now), telling(exposures, pairs, float(answers[QUERIES]))
+        ),
         "popularity": ratio(answers[POPULARITY], exposures.sum()),
         "scores": {"counts": answers[SCORES].astype(int).tolist()},
         "psi": drift_json(answers, baseline),
         "recall": {source: recall_json(source, recall) for source in SOURCES},
+        "dropped": figures.dropped_in(window, now, since=since),
         "requests": _requests(figures.traffic_in(window, now, since=since), window, since=since, now=now),
     }
 
@@ -111,17 +119,17 @@ def recall_counts(source: str, recall: RecallCounts) -> dict[str, tuple[int, int
     return dict(zip((*BUCKET_NAMES, "all"), counts, strict=True))
 
 
-def wilson(hits: int, positives: int) -> tuple[float, float] | None:
-    """95 % score interval of a proportion [Wilson 1927]; None of no positives.
+def wilson(hits: float, positives: float, z: float = _Z) -> tuple[float, float] | None:
+    """Score interval of a proportion [Wilson 1927], 95 % unless z is another quantile; None of no positives.
 
     (p + z²/2n ± z·√(p(1−p)/n + z²/4n²)) / (1 + z²/n): inside [0, 1], and of use from the first few positives on.
     """
     if positives == 0:
         return None
     share = hits / positives
-    square = _Z * _Z / positives
+    square = z * z / positives
     middle = share + square / 2
-    reach = _Z * math.sqrt(share * (1 - share) / positives + square / (4 * positives))
+    reach = z * math.sqrt(share * (1 - share) / positives + square / (4 * positives))
     return max(0.0, (middle - reach) / (1 + square)), min(1.0, (middle + reach) / (1 + square))
 
 
@@ -135,13 +143,16 @@ def _proportion(positives: int, hits: int) -> dict[str, Any]:
     return {"positives": positives, "hits": hits, "value": ratio(hits, positives), "low": low, "high": high}
 
 
-def _catalogue(exposures: Array, figures: ReleaseFigures, exposures_L: Array) -> dict[str, Any]:
+def _catalogue(
+    exposures: Array, figures: ReleaseFigures, exposures_L: Array, telling_: Sequence[float]
+) -> dict[str, Any]:
     coverages = coverage_by_bucket(exposures_L, figures.buckets_L, figures.bucket_sizes)
     return {
         "exposures": {
             name: {
                 "count": int(exposures[bucket]),
                 "share": ratio(exposures[bucket], exposures.sum()),
+                "telling": telling_[bucket],
                 "coverage": coverages[bucket],
             }
             for bucket, name in enumerate(BUCKET_NAMES)

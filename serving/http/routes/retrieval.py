@@ -45,6 +45,7 @@ async def retrieve(request: Request) -> Response:
     service = service_of(request)
     await service.admit()
     body = await read_body(request, RetrieveRequest, service.settings)
+    request.state.preview = body.preview
     limits.check_retrieve(body, service.settings)
     return await _answer(request, body.queries, release=body.release, preview=body.preview)
 
@@ -60,6 +61,7 @@ async def similar(request: Request) -> Response:
     service = service_of(request)
     await service.admit()
     body = await read_body(request, SimilarRequest, service.settings)
+    request.state.preview = body.preview
     limits.check_similar(body, service.settings)
     return await _answer(request, body, release=body.release, preview=body.preview)
 

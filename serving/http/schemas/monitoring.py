@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field, JsonValue
 
 from longtail.serving.core.feedback import Event
 from longtail.serving.core.queries import BucketName, RequestModel
+from longtail.serving.monitoring.findings import Severity, Signal
 
 
 class FeedbackRequest(RequestModel):
@@ -29,6 +30,9 @@ class Share(BaseModel):
 
     count: int
     share: float | None
+    telling: float = Field(
+        description="Labels that would tell as much of the share, were each drawn alone; those of one answer are alike."
+    )
     coverage: float = Field(description="Share of the bucket's labels that were answered at all.")
 
 
@@ -66,6 +70,45 @@ class Load(BaseModel):
     errors: int
 
 
+class Asked(BaseModel):
+    """Queries that asked for one setting of a dial, to 0.05; what lies beyond −1 and 2 is in the bin at that end."""
+
+    at: float
+    queries: int
+
+
+class DialsAsked(BaseModel):
+    """What queries asked of λ and μ, ascending; settings that nobody asked for are left out."""
+
+    bias_removal: list[Asked]
+    popularity_weight: list[Asked]
+
+
+class Finding(BaseModel):
+    """What the verdict says of one signal, of one bucket or of all (null)."""
+
+    signal: Signal
+    bucket: BucketName | None
+    severity: Severity = Field(
+        description="`act`: twice or half of what was promised, or broken; `watch`: a quarter more or a fifth less; "
+        "`unknown`: too few answers to tell; `steady`: none of these. What differs by chance alone is not called off."
+    )
+    window: Literal["5m", "1h", "24h"] | None = Field(description="That it was judged over; null: it is of now.")
+    observed: float | None
+    expected: float | None
+    low: float | None = Field(description="Lower end of the 99.9 % interval of what was observed.")
+    high: float | None
+    sentence: str
+
+
+class Verdict(BaseModel):
+    """One verdict over every signal."""
+
+    severity: Severity = Field(description="That of the worst finding.")
+    headline: str
+    findings: list[Finding] = Field(description="Worst first.")
+
+
 class Window(BaseModel):
     """Figures of the release being served over the last so many seconds."""
 
@@ -73,6 +116,7 @@ class Window(BaseModel):
     queries: int
     bias_removal: float | None = Field(description="Mean λ.")
     popularity_weight: float | None = Field(description="Mean μ, which requests call `popularity`.")
+    dials: DialsAsked
     exposures: dict[BucketName, Share]
     coverage: float
     gini: float | None
@@ -80,6 +124,7 @@ class Window(BaseModel):
     scores: Scores
     psi: Drift
     recall: dict[Literal["feedback", "shadow"], dict[BucketName | Literal["all"], Recall]]
+    dropped: int = Field(description="Answers that were not kept for feedback to join.")
     requests: Load
 
 
@@ -89,8 +134,10 @@ class MonitoringAnswer(BaseModel):
     release: str
     since: datetime
     now: datetime
+    verdict: Verdict
     baseline: dict[str, JsonValue] | None = Field(
-        description="What held-out queries are answered: λ, μ (`popularity_weight`), k, shares, popularity, scores."
+        description="What held-out queries are answered: λ, μ (`popularity_weight`), k, how many they are (`queries`, "
+        "0 if that is not known), shares and what these rest on (`telling`), coverage, popularity, scores."
     )
     windows: dict[Literal["5m", "1h", "24h"], Window]
     series: dict[str, JsonValue] = Field(description="By minute, oldest first, over all releases.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -65,8 +66,10 @@ def answered(
     )
 
 
-def a_live(state: Path, clock: Clock, *, worker: int = 0, max_answers: int = 1000, begin: bool = True) -> LiveFigures:
-    live = LiveFigures(state, worker=worker, max_answers=max_answers, clock=clock)
+def a_live(
+    state: Path, clock: Clock, *, worker: int = 0, max_answers: int = 1000, begin: bool = True, **more: Any
+) -> LiveFigures:
+    live = LiveFigures(state, worker=worker, max_answers=max_answers, clock=clock, **more)
     if begin:
         live.begin_release("r1", BUCKETS, BASELINE)
     return live

@@ -26,13 +26,17 @@ WINDOW = {
     "queries": None,
     "bias_removal": None,
     "popularity_weight": None,
-    "exposures": {bucket: dict.fromkeys(("count", "share", "coverage")) for bucket in ("head", "torso", "tail", "new")},
+    "dials": dict.fromkeys(("bias_removal", "popularity_weight")),
+    "exposures": {
+        bucket: dict.fromkeys(("count", "share", "telling", "coverage")) for bucket in ("head", "torso", "tail", "new")
+    },
     "coverage": None,
     "gini": None,
     "popularity": None,
     "scores": {"counts": None},
     "psi": {"buckets": None, "scores": None},
     "recall": {"feedback": RECALL, "shadow": RECALL},
+    "dropped": None,
     "requests": dict.fromkeys(("count", "per_second", "p50_ms", "p99_ms", "shed", "errors")),
 }
 REPORT = {
@@ -43,10 +47,14 @@ REPORT = {
         "bias_removal": None,
         "popularity_weight": None,
         "k": None,
+        "queries": None,
+        "telling": None,
+        "coverage": None,
         "shares": dict.fromkeys(("head", "torso", "tail", "new")),
         "popularity": None,
         "scores": {"edges": None, "shares": None},
     },
+    "verdict": dict.fromkeys(("severity", "headline", "findings")),
     "windows": {"5m": WINDOW, "1h": WINDOW, "24h": WINDOW},
     "series": {
         "step_seconds": None,
@@ -86,6 +94,8 @@ def test_the_report_has_exactly_these_keys(live: LiveFigures, clock: Clock, traf
     clock.pass_(1)
     report = live.report()
     assert keys_of(report) == REPORT
+    of_finding = ["signal", "bucket", "severity", "window", "observed", "expected", "low", "high", "sentence"]
+    assert {tuple(finding) for finding in report["verdict"]["findings"]} == {tuple(of_finding)}
     # JSON has no NaN, and no numpy.
     json.dumps(report, allow_nan=False)
     assert [list(release) for release in report["releases"]] == [["name", "from", "until"]]
@@ -135,6 +145,12 @@ def test_the_gauges_are_the_reports_figures(live: LiveFigures, clock: Clock) -> 
     assert series['longtail_gini{window="5m"}'] == report["gini"]
     assert series['longtail_bias_removal_mean{window="5m"}'] == 0.5
     assert series['longtail_popularity_weight_mean{window="5m"}'] == 0.0
+    assert series['longtail_bias_removal_share{at="0.5",window="5m"}'] == 1
+    assert series['longtail_popularity_weight_share{at="0",window="24h"}'] == 1
+    assert sum(value for name, value in series.items() if name.startswith("longtail_bias_removal_share")) == 3
+    assert series['longtail_verdict{signal="share_drift"}'] == 1
+    assert series['longtail_verdict{signal="refused_release"}'] == 0
+    assert math.isnan(series['longtail_verdict{signal="shadow_recall"}'])
 
 
 def test_metrics_md_names_every_series(live: LiveFigures) -> None:

@@ -47,6 +47,13 @@ def test_the_report_is_what_it_was(state: Path, worker: int) -> None:
     # Of μ, which it did not know, there was none.
     for figures in (report["baseline"], *report["windows"].values()):
         assert figures.pop("popularity_weight") == 0
+    # Of settings of the dials one by one, of what shares rest on, of answers dropped and of a verdict it knew nothing.
+    assert report.pop("verdict")["findings"][0]["signal"] == "score_drift"
+    assert [report["baseline"].pop(name) for name in ("queries", "telling", "coverage")] == [0, None, None]
+    for figures in report["windows"].values():
+        assert figures.pop("dials") == {"bias_removal": [], "popularity_weight": []}
+        assert figures.pop("dropped") == 0
+        assert {of.pop("telling") for of in figures["exposures"].values()} == {figures["queries"]}
     # Labels without training pairs were tail.
     assert report["baseline"]["shares"].pop("new") == 0
     for figures in report["windows"].values():

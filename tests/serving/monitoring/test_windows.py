@@ -37,7 +37,12 @@ def test_figures_by_hand(live: LiveFigures, clock: Clock) -> None:
         assert figures["popularity_weight"] == pytest.approx(-0.5)
         counts = {name: of["count"] for name, of in figures["exposures"].items()}
         assert counts == {"head": 4, "torso": 1, "tail": 1, "new": 0}
-        assert figures["exposures"]["head"] == {"count": 4, "share": pytest.approx(4 / 6), "coverage": 2 / 4}
+        assert figures["exposures"]["head"] == {
+            "count": 4,
+            "share": pytest.approx(4 / 6),
+            "telling": 3,
+            "coverage": 2 / 4,
+        }
         assert figures["coverage"] == pytest.approx(4 / 12)
         # Exposures of the twelve: eight 0, three 1, one 3.
         assert figures["gini"] == pytest.approx(2 * (9 + 10 + 11 + 12 * 3) / (12 * 6) - 13 / 12)
@@ -64,7 +69,7 @@ def test_new_labels_count_with_the_tail_in_the_drift(live: LiveFigures, clock: C
 def test_labels_added_since_count_in_the_buckets_only(live: LiveFigures, clock: Clock) -> None:
     live.count_answers(answered([[0, 12, 99]]))
     figures = window(live, "5m", clock)
-    assert figures["exposures"]["new"] == {"count": 2, "share": pytest.approx(2 / 3), "coverage": 0}
+    assert figures["exposures"]["new"] == {"count": 2, "share": pytest.approx(2 / 3), "telling": 1, "coverage": 0}
     assert figures["coverage"] == pytest.approx(1 / 12)
 
 
