@@ -109,8 +109,8 @@ class ReleaseFollower:
         try:
             name = self._releases.current()
             if name is None or name == self._served:
-                if self._failure is not None:
-                    self._failure = None
+                self._failure = None
+                if self._service.refused is not None:
                     self._service.refuse(None)
                 return
             if self._too_early(name):

@@ -1,4 +1,4 @@
-"""What the routes do beyond ranking, on the plane: pins, previews, reload, monitoring, feedback, label changes."""
+"""What the routes do beyond ranking, on the plane: pins, reload, monitoring, feedback, label changes."""
 
 from __future__ import annotations
 
@@ -89,21 +89,6 @@ def test_a_pinned_release_has_the_label_changes_too(app: FastAPI, client: httpx.
     assert ids(retrieve(client)) == ids(retrieve(client, release="plane-1")) == ["c/é", "b", "4"]
     app.state.service.serve(plane_retriever("plane-3"))
     assert ids(retrieve(client)) == ["c/é", "b", "4"]
-
-
-def test_previews_are_answered_and_in_no_figure_of_the_labels(app: FastAPI, client: httpx.Client) -> None:
-    before, monitored = series(client), app.state.service.monitoring.figures.report()
-    assert ids(retrieve(client, preview=True)) == ids(retrieve(client, preview=True)) == ["a", "c/é", "b"]
-    assert client.post("/v1/similar", json={"id": "a", "exclude": ["z"], "preview": True}).status_code == 200
-    app.state.service.monitoring.figures.flush()
-    after = series(client)
-    assert after['longtail_requests_total{route="/v1/retrieve",status="2xx"}'] == 2
-    for name, value in before.items():
-        if not name.startswith(("longtail_request", "longtail_batch", "longtail_stage", "longtail_worker_")):
-            assert after[name] == value or math.isnan(value), name
-    assert monitored["windows"]["5m"]["queries"] == 0
-    retrieve(client, preview=False)
-    assert series(client)["longtail_queries_total"] == 1
 
 
 class Loads:

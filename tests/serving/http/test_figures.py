@@ -1,0 +1,86 @@
+"""What counts: previews do in nothing; the verdict tells what is broken, and no longer than it is."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import httpx
+from fastapi import FastAPI
+
+from longtail.serving.core.follower import ReleaseFollower
+from tests.serving.http.test_routes import Loads, ids, refused, retrieve, series
+from tests.serving.process import until
+
+
+def test_previews_are_answered_and_in_no_figure(app: FastAPI, client: httpx.Client) -> None:
+    before, figures = series(client), app.state.service.monitoring.figures
+    first = retrieve(client, preview=True)
+    assert ids(first) == ids(retrieve(client, preview=True)) == ["a", "c/é", "b"]
+    assert client.post("/v1/similar", json={"id": "a", "exclude": ["z"], "preview": True}).status_code == 200
+    refused(retrieve(client, preview=True, release="no such"), 404, "unknown_release", "release")
+    # Nobody saw the answer, so there is nothing to say of it.
+    client.post("/v1/feedback", json={"events": [{"answer_id": first.json()["answer_id"], "labels": ["a"]}]})
+    figures.flush()
+    monitored, after = figures.report(), series(client)
+    assert after.pop('longtail_previews_total{status="2xx"}') == 3
+    assert after.pop('longtail_previews_total{status="4xx"}') == 1
+    for name, value in before.items():
+        # The scrape itself, the feedback, and what a process holds.
+        if name in after and not re.search('route="/(metrics|v1/feedback)"|feedback_events|longtail_worker_', name):
+            assert after[name] == value or math.isnan(value), name
+    for window in monitored["windows"].values():
+        assert (window["queries"], window["requests"]["count"], window["requests"]["p99_ms"]) == (0, 0, None)
+        assert window["dials"] == {"bias_removal": [], "popularity_weight": []}
+        assert window["recall"]["feedback"]["all"]["positives"] == 0
+    assert monitored["series"]["at"] == []
+    retrieve(client, preview=False)
+    assert series(client)["longtail_queries_total"] == 1
+
+
+def test_the_verdict_says_what_is_broken(tmp_path: Path, app: FastAPI, client: httpx.Client) -> None:
+    follower = ReleaseFollower(tmp_path, app.state.service, load=Loads())
+
+    def broken() -> list[str]:
+        verdict = client.get("/v1/monitoring").json()["verdict"]
+        return [found["signal"] for found in verdict["findings"] if found["severity"] == "act"]
+
+    (tmp_path / "CURRENT").write_text("plane-2\n")
+    follower.check()
+    assert broken() == []
+    (tmp_path / "CURRENT").write_text("broken\n")
+    follower.check()
+    assert broken() == ["refused_release"]
+    assert series(client)['longtail_verdict{signal="refused_release"}'] == 2
+    app.state.service.set_unreadable(True)
+    verdict = client.get("/v1/monitoring").json()["verdict"]
+    assert (broken(), verdict["severity"]) == (["label_log", "refused_release"], "act")
+    assert verdict["headline"].startswith("The log of label changes cannot be read")
+    app.state.service.set_unreadable(False)
+    (tmp_path / "CURRENT").write_text("plane-2\n")
+    follower.check()
+    assert broken() == []
+
+
+def test_a_log_of_label_changes_that_cannot_be_read_is_told_while_it_is(
+    tmp_path: Path, app: FastAPI, client: httpx.Client
+) -> None:
+    service = app.state.service
+    assert client.delete("/v1/labels/b").status_code == 200
+    log = service.settings.state_directory / "labels.log"
+    written = log.read_bytes()
+    (tmp_path / "CURRENT").write_text("plane-1\n")
+    follower = ReleaseFollower(tmp_path, service, load=Loads())
+    follower.start()
+
+    def told() -> set[str]:
+        return {found["signal"] for found in client.get("/v1/monitoring").json()["verdict"]["findings"]}
+
+    try:
+        log.write_bytes(b"\0" * 200)
+        until(lambda: "label_log" in told(), "the verdict to say that the log cannot be read")
+        log.write_bytes(written)
+        until(lambda: "label_log" not in told(), "the verdict to say no more of it")
+    finally:
+        follower.stop()
