@@ -67,7 +67,9 @@ function report(error) {
     banner && state.answered && error ? `${banner} The figures below are of ${clockSeconds(state.answered)}.` : banner,
   );
   document.body.classList.toggle("stale", error !== undefined);
-  document.title = kind === "ready" ? "Longtail" : `${word} · Longtail`;
+  const severity = state.data?.verdict.severity;
+  const alarm = kind === "ready" && ["act", "watch"].includes(severity) ? WORDS[severity] : word;
+  document.title = alarm === "Ready" ? "Longtail" : `${alarm} · Longtail`;
   byId("main").classList.toggle("without", !state.data);
   byId("forget").hidden = kind === "refused" || !sessionStorage.getItem(KEY);
   const shown = !byId("key").hidden;
@@ -104,7 +106,8 @@ function viewOf(data) {
   const chosen = document.querySelector("#window input:checked").value;
   const span = SPANS[chosen];
   const now = Date.parse(data.now);
-  return { data, now, span, words: span.name, window: data.windows[chosen], steps: steps(data.series, now, span) };
+  const shown = shownOf(data, now, span);
+  return { data, now, span, words: span.name, window: data.windows[chosen], steps: steps(data.series, shown), ...shown };
 }
 
 function render() {
@@ -114,8 +117,10 @@ function render() {
   say(byId("model"), `${state.release.model}, ${plural(state.release.labels, "label")}`);
   say(byId("since"), `${moment(state.data.since)}, ${duration(view.now - Date.parse(state.data.since))}`);
   say(byId("updated"), clockSeconds(state.answered));
+  verdict(view);
   shares(view);
   recalls(view);
+  askedFor(view, state.release);
   dial(view, state.release);
   load(view);
   releases(view);

@@ -17,7 +17,7 @@ function scale(top, wanted) {
 /** Times on the hour, or a round part of it, that leave each label room: [[time, text]]. */
 function timeTicks(from, to, width) {
   const fits = (minutes) => (to - from) / MINUTE / minutes <= Math.max(2, width / 64);
-  const step = MINUTE * ([10, 15, 30, 60, 120, 180, 240, 360].find(fits) ?? 720);
+  const step = MINUTE * ([1, 2, 5, 10, 15, 30, 60, 120, 180, 240, 360].find(fits) ?? 720);
   const zone = new Date(to).getTimezoneOffset() * MINUTE;
   const ticks = [];
   for (let at = Math.ceil((from - zone) / step) * step + zone; at <= to; at += step) ticks.push([at, clock(at)]);
@@ -65,7 +65,7 @@ const sizes = new ResizeObserver((entries) => entries.forEach(({ target }) => dr
  * @param {object} spec
  *   label: what a screen reader says; height in px;
  *   x: {from, to, ticks(width) → [[at, text]] or null, format}; y: {max, ticks: about how many, format(value, exact)};
- *   lines: [{kind, name, end?: label at its end, points: [[x, y|null]], band?: [[x, low, high]]}];
+ *   lines: [{kind, name, end?: label at its end, bar?: width of bars instead of a line, points: [[x, y|null]], band?: [[x, low, high]]}];
  *   gap: longest hole that a line bridges; marks: [{at, text?, kind}] vertical; levels: [{at, text, kind}] horizontal;
  *   shade: [from, to]; margin: a text that fits on the right, where the lines have no labels.
  */
@@ -138,11 +138,23 @@ function lines(spec, plot) {
   const stroke = (kind, run) =>
     run.length > 1
       ? svg("path", { class: `line ${kind}`, d: path(plot, run) })
-      : svg("circle", { class: `dot ${kind}`, cx: plot.x(run[0][0]), cy: plot.y(run[0][1]), r: 1.8 });
+      : svg("circle", { class: `dot ${kind}`, cx: plot.x(run[0][0]), cy: plot.y(run[0][1]), r: 2.4 });
   return [
     ...spec.lines.filter((line) => line.band).map(band),
-    ...spec.lines.flatMap(({ kind, points }) => runs(points, spec.gap).map((run) => stroke(kind, run))),
+    ...spec.lines.flatMap((line) => (line.bar ? bars(line, plot) : [])),
+    ...spec.lines
+      .filter((line) => !line.bar)
+      .flatMap(({ kind, points }) => runs(points, spec.gap).map((run) => stroke(kind, run))),
   ];
+}
+
+/** A line as bars, as wide as `bar` on the horizontal axis. */
+function bars({ kind, points, bar }, { x, y, bottom }) {
+  const width = Math.max(3, x(bar) - x(0) - 1);
+  return points.map(([at, value]) => {
+    const height = Math.max(1, bottom - y(value));
+    return svg("rect", { class: `bar ${kind}`, x: x(at) - width / 2, y: bottom - height, width, height });
+  });
 }
 
 function marks({ marks: placed, top, bottom }) {

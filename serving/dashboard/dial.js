@@ -1,12 +1,12 @@
-// The dial's offline curve at μ = 0: what each λ costs and gives, with the default and today's mean setting.
+// The dial's offline curve at μ = 0: what each λ costs and gives, with the default and what is asked for.
 
 function dial(view, { bias_removal, popularity }) {
   const { default: preset, chosen_by: chosen, curve_split: split } = bias_removal;
   const curve = bias_removal.curve.filter((point) => !point.popularity);
-  const now = view.window.bias_removal;
+  const asked = settings(view.window.dials.bias_removal);
   const prior = popularity.default ? ` with μ ${lambda(popularity.default)}` : "";
-  const today = known(now) ? `Mean λ in ${view.words}: ${lambda(now)}; the` : "The";
-  const setting = `${today} default is ${lambda(preset)}${prior}, chosen by ${chosen}.`;
+  const today = asked.length ? `${upper(view.words)}: ${commonest(view.window.dials.bias_removal)}. ` : "";
+  const setting = `${today}The default is ${lambda(preset)}${prior}, chosen by ${chosen}.`;
   const charts = byId("dial-charts");
   if (!curve.length) {
     say(byId("dial-lead"), setting);
@@ -17,7 +17,7 @@ function dial(view, { bias_removal, popularity }) {
     );
     return;
   }
-  say(byId("dial-lead"), `${setting} To the left the tail gains, to the right the head. Measured on ${split}.`);
+  say(byId("dial-lead"), `${setting} To the left the tail gains, to the right the head. Curves are measured offline, on ${split}.`);
   const k = cutoff(curve, view.data.baseline);
   const plots = [
     { metric: `recall@${k}`, title: `Recall@${k} against λ`, tick: short, figure: recall },
@@ -32,7 +32,9 @@ function dial(view, { bias_removal, popularity }) {
     charts.replaceChildren(...plots.map(() => el("article", {}, el("h3"), el("div"), el("div"))));
   }
   const marks = [{ at: preset, text: `default ${lambda(preset)}`, kind: "preset" }];
-  if (known(now)) marks.push({ at: now, text: `now ${lambda(now)}`, kind: "now" });
+  for (const { at, share } of asked.slice(0, 3).filter(({ at, share }) => share >= 0.1 && Math.abs(at - preset) > 0.03)) {
+    marks.push({ at, text: `${percent(share, 0)} at ${lambda(at)}`, kind: "now" });
+  }
   plots.forEach((plot, i) => curveChart(charts.children[i], curve, plot, marks));
 }
 
@@ -68,7 +70,7 @@ function curveChart(article, curve, { metric, title, tick, figure }, marks) {
   const shown = [...curve.map((point) => point.bias_removal), ...marks.map(({ at }) => at)];
   const [from, to] = [Math.min(...shown), Math.max(...shown, Math.min(...shown) + 0.1)];
   chart(plot, {
-    label: `${title}, offline, with the default and today's mean marked; the table has the figures`,
+    label: `${title}, offline, with the default and what is asked for marked; the table has the figures`,
     height: 230,
     lines,
     marks,

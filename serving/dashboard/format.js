@@ -5,13 +5,14 @@ const known = (value) => value !== null && value !== undefined && Number.isFinit
 
 const fixed = (value, digits) => (known(value) ? value.toFixed(digits).replace("-", "−") : NONE);
 const count = (value) => (known(value) ? Math.round(value).toLocaleString("en") : NONE);
-const percent = (value, digits = 1) => (known(value) ? `${fixed(100 * value, digits)} %` : NONE);
-const points = (value) => (known(value) ? `${value < 0 ? "" : "+"}${fixed(100 * value, 1)} pt` : NONE);
+const percent = (value, digits = 1) => (known(value) ? `${fixed(100 * value, digits)}\u00a0%` : NONE);
+const points = (value) => (known(value) ? `${value < 0 ? "" : "+"}${fixed(100 * value, 1)}\u00a0pt` : NONE);
 const recall = (value) => fixed(value, 3);
 const lambda = (value) => fixed(value, 2);
 const rate = (value) => fixed(value, value < 10 ? 2 : value < 100 ? 1 : 0);
-const milliseconds = (value) => (known(value) ? `${rate(value)} ms` : NONE);
+const milliseconds = (value) => (known(value) ? `${rate(value)}\u00a0ms` : NONE);
 const plural = (n, one, many = `${one}s`) => `${count(n)} ${n === 1 ? one : many}`;
+const upper = (text) => text[0].toUpperCase() + text.slice(1);
 const short = (value) => String(Number(value.toFixed(6))).replace("-", "−");
 
 const clock = (time) => new Date(time).toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" });

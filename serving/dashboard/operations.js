@@ -33,7 +33,7 @@ function latency({ children: [, plot, alternative] }, view) {
       { kind: "all", name: "p99", end: "p99", values: slow },
       { kind: "calm", name: "p50", end: "p50", values: usual },
     ],
-    y: { floor: 1, format: (value, exact) => (exact ? milliseconds(value) : `${short(value)} ms`) },
+    y: { floor: 1, format: (value, exact) => (exact ? milliseconds(value) : `${short(value)}\u00a0ms`) },
   });
   const columns = ["p50", "p99, highest minute"];
   timeTable(alternative, "Latency as a table", view, columns, (step) => [

@@ -31,9 +31,12 @@ function recallFrom(source, view, over, floor) {
     body.replaceChildren(empty(`${none} yet. ${how}`, code(`POST /v1/feedback ${call}`)));
     return;
   }
-  if (!body.querySelector("table")) body.replaceChildren(el("table", { class: "intervals" }), el("div"), el("div"));
-  const [table, plot, alternative] = body.children;
-  intervals(table, now, `Wilson 95 % intervals, ${view.words}`);
+  if (!body.querySelector("table")) {
+    body.replaceChildren(el("table", { class: "intervals" }), el("p", { class: "note" }), el("div"), el("div"));
+  }
+  const [table, title, plot, alternative] = body.children;
+  say(title, `Over time, ${view.spanWords}`);
+  intervals(table, now, `Wilson 95\u00a0% intervals, ${view.words}`);
   overTime(plot, view, {
     label: `Recall by bucket from ${source}`,
     height: 190,
@@ -64,7 +67,7 @@ function intervals(table, now, caption) {
   const heading = (text) => (text ? el("th", { scope: "col" }, text) : el("td"));
   table.replaceChildren(
     el("caption", {}, caption),
-    el("thead", {}, el("tr", {}, ...["", "Recall", "", "95 % interval", "Hits / positives"].map(heading))),
+    el("thead", {}, el("tr", {}, ...["", "Recall", "", "95\u00a0% interval", "Hits / positives"].map(heading))),
     el("tbody", {}, ...KINDS.map(row)),
   );
 }

@@ -4,29 +4,37 @@ const BUCKETS = ["head", "torso", "tail", "new"];
 const NAMES = { head: "Head", torso: "Torso", tail: "Tail", new: "New", all: "All" };
 const MINUTE = 60000;
 
-const span = (name, window, length, step, words) => ({
-  name,
-  window: window * MINUTE,
-  span: length * MINUTE,
-  step: step * MINUTE,
-  words,
-});
+const span = (name, window, length, words) => ({ name, window: window * MINUTE, span: length * MINUTE, words });
 
-/** What the charts show beside each window: a span that gives it context, in steps that fit a screen. */
+/** What the charts show beside each window: a span that gives it context. */
 const SPANS = {
-  "5m": span("the last 5 minutes", 5, 60, 1, "the last hour, minute by minute"),
-  "1h": span("the last hour", 60, 360, 5, "the last 6 hours in steps of 5 minutes"),
-  "24h": span("the last 24 hours", 1440, 1440, 15, "the last 24 hours in steps of 15 minutes"),
+  "5m": span("the last 5 minutes", 5, 60, "the last hour"),
+  "1h": span("the last hour", 60, 360, "the last 6 hours"),
+  "24h": span("the last 24 hours", 1440, 1440, "the last 24 hours"),
 };
 
-/** The monitor's series as steps of the span, oldest first: [{at, rows}], rows being the indices of its minutes. */
-function steps(series, now, { span, step }) {
+/** What the charts show: the span, or of a young service the time since its start, in steps that fit a screen. */
+function shownOf({ releases, series }, now, { window, span, words }) {
+  const begun = [...releases.map(({ from }) => from), ...series.at.slice(0, 1)].map((at) => Date.parse(at));
+  const start = Math.floor(Math.min(now, ...begun) / MINUTE) * MINUTE;
+  const young = start > now - span;
+  const from = young ? start : now - span;
+  const to = Math.max(now, from + 5 * MINUTE);
+  const minutes = [1, 5, 15].find((length) => (to - from) / MINUTE <= 72 * length) ?? 15;
+  const each = minutes === 1 ? ", minute by minute" : ` in steps of ${minutes} minutes`;
+  const spanWords = `${young ? `since the start at ${clock(start)}` : words}${each}`;
+  const shade = now - window > from ? [now - window, now] : null;
+  return { from, to, step: minutes * MINUTE, spanWords, shade };
+}
+
+/** The monitor's series as steps of what is shown, oldest first: [{at, rows}], rows being indices of its minutes. */
+function steps(series, { from, to, step }) {
   const found = new Map();
   series.at.forEach((text, row) => {
     const time = Date.parse(text);
-    if (time < now - span || time > now) return;
+    if (time < from || time > to) return;
     const at = Math.floor(time / step) * step;
-    if (!found.has(at)) found.set(at, { at: Math.max(at, now - span), rows: [] });
+    if (!found.has(at)) found.set(at, { at: Math.max(at, from), rows: [] });
     found.get(at).rows.push(row);
   });
   return [...found.values()].sort((a, b) => a.at - b.at);

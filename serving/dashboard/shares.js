@@ -1,4 +1,4 @@
-// What every bucket gets: verdict, a row of each, drift.
+// What every bucket gets: a row of each, drift.
 
 const nameOf = (bucket) => el("span", { class: `name ${bucket}` }, NAMES[bucket]);
 const code = (text) => el("code", {}, text);
@@ -6,11 +6,10 @@ const empty = (...words) => el("p", { class: "empty" }, ...words);
 
 function shares(view) {
   const { window, data } = view;
-  byId("verdict").replaceChildren(...verdict(view));
   const usual = data.baseline?.popularity;
   figures(byId("totals"), [
     ["Queries", count(window.queries)],
-    ["Mean λ", lambda(window.bias_removal), window.popularity_weight ? `μ ${lambda(window.popularity_weight)}` : ""],
+    ["Mean λ", lambda(window.bias_removal), commonest(window.dials.bias_removal)],
     ["Coverage", percent(window.coverage), "of all labels"],
     ["Gini", fixed(window.gini, 2)],
     [
@@ -21,7 +20,7 @@ function shares(view) {
     ["Score PSI", fixed(window.psi.scores, 2), known(window.psi.scores) ? drift(window.psi.scores) : ""],
   ]);
   const rows = byId("share-rows");
-  for (const id of ["share-rows", "share-note", "share-table"]) byId(id).hidden = !view.steps.length;
+  for (const id of ["share-titles", "share-rows", "share-note", "share-table"]) byId(id).hidden = !view.steps.length;
   if (!rows.children.length) {
     for (const _ of [...BUCKETS, "drift"]) {
       rows.append(el("div", { class: "row" }, el("div", { class: "facts" }), el("div")));
@@ -29,11 +28,10 @@ function shares(view) {
   }
   BUCKETS.forEach((bucket, i) => shareRow(rows.children[i], bucket, view, i === 0));
   driftRow(rows.lastElementChild, view);
-  const shaded = view.span.window < view.span.span ? ", the window shaded" : "";
-  say(
-    byId("share-note"),
-    `Figures: ${view.words}. Charts: ${view.span.words}${shaded}; upright lines are swaps of the release.`,
-  );
+  say(byId("share-title"), `Share of the answers, ${view.words}`);
+  say(byId("share-span"), `Over time, ${view.spanWords}`);
+  const shaded = view.shade ? "The window is shaded; upright" : "Upright";
+  say(byId("share-note"), `${shaded} lines are swaps of the release.`);
   const { share, psi, bias_removal, queries } = data.series;
   const columns = ["Queries", "Head", "Torso", "Tail", "New", "PSI", "Mean λ"];
   timeTable(byId("share-table"), "Shares and drift as a table", view, columns, ({ rows }) => [
@@ -42,29 +40,6 @@ function shares(view) {
     fixed(mean(psi, rows, queries), 3),
     lambda(mean(bias_removal, rows, queries)),
   ]);
-}
-
-/** The one sentence that an operator should take home. */
-function verdict({ window, words, data: { baseline } }) {
-  if (!window.queries) {
-    return [`No queries in ${words}. Send one to `, code("POST /v1/retrieve"), ", or choose a longer window."];
-  }
-  if (!baseline) {
-    return ["No baseline: this release was not evaluated offline. Train with a validation split to see drift."];
-  }
-  const psi = window.psi.buckets;
-  if (!known(psi)) return [`Too few answers in ${words} to tell a drift.`];
-  const state = drift(psi);
-  const word = el("strong", { class: state }, state[0].toUpperCase() + state.slice(1));
-  if (state === "steady") return [word, `. The shares are what the release promised (PSI ${fixed(psi, 2)}).`];
-  const weight = ([, live, promised]) => (live - promised) * Math.log(Math.max(live, 1e-6) / Math.max(promised, 1e-6));
-  const [bucket, live, promised] = BUCKETS.map((name) => [
-    name,
-    window.exposures[name].share,
-    baseline.shares[name],
-  ]).reduce((most, other) => (weight(other) > weight(most) ? other : most));
-  const found = `${NAMES[bucket]} gets ${percent(live)} of the answers where the release promised ${percent(promised)}`;
-  return [word, `. ${found} (PSI ${fixed(psi, 2)}).`];
 }
 
 function shareRow(row, bucket, view, first) {
@@ -87,7 +62,7 @@ function shareRow(row, bucket, view, first) {
     labelled: false,
     lines: [{ kind: bucket, name: bucket, values: ({ rows }) => mean(share[bucket], rows, queries) }],
     levels: known(promised) ? [{ at: promised, text: "baseline", kind: "promised" }] : [],
-    y: { floor: 0.01, ticks: 2, format: (value, exact) => (exact ? percent(value) : `${short(100 * value)} %`) },
+    y: { floor: 0.01, ticks: 2, format: (value, exact) => (exact ? percent(value) : `${short(100 * value)}\u00a0%`) },
   });
 }
 

@@ -2,29 +2,28 @@
 
 /** A chart of lines [{kind, name, end?, values(step) → number or null}] over the span that ends now. */
 function overTime(host, view, { lines, label, y, levels = [], named = true, labelled = true, ...rest }) {
-  const { now, span } = view;
-  const from = now - span.span;
+  const { from, to } = view;
   const drawn = lines.map((line) => ({ ...line, points: view.steps.map((step) => [step.at, line.values(step)]) }));
   const values = drawn.flatMap((line) => line.points.map((point) => point[1] ?? 0));
   chart(host, {
     ...rest,
-    label: `${label}, ${span.words}; the table has the figures`,
+    label: `${label}, ${view.spanWords}; the table has the figures`,
     lines: drawn,
     levels,
-    x: { from, to: now, ticks: labelled ? (width) => timeTicks(from, now, width) : null, format: clock },
+    x: { from, to, ticks: labelled ? (width) => timeTicks(from, to, width) : null, format: clock },
     y: { ticks: 4, ...y, max: Math.max(y.floor, ...values, ...levels.map(({ at }) => at)) },
     marks: swaps(view).map((swap) => ({ ...swap, text: named ? swap.text : null })),
-    shade: span.window < span.span ? [now - span.window, now] : null,
-    gap: 1.6 * span.step,
+    shade: view.shade,
+    gap: 1.6 * view.step,
   });
 }
 
 /** When the release changed within the span: the service's own start is no change. */
-function swaps({ now, span, data }) {
+function swaps({ from: shown, data }) {
   const first = Math.min(...data.releases.map(({ from }) => Date.parse(from)));
   return data.releases
     .map(({ name, from }) => ({ at: Date.parse(from), text: name, kind: "swap" }))
-    .filter(({ at }) => at > first && at > now - span.span);
+    .filter(({ at }) => at > first && at > shown);
 }
 
 /** The table of a chart over time, newest step first; cells(step) → texts. */

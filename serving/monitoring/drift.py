@@ -93,7 +93,7 @@ def _share(evidence: Evidence, baseline: Baseline, bucket: str, window: str) -> 
     else:
         sentence = (
             f"{name} gets {percent(share)} of the answers in {WORDS[window]} where the release promised "
-            f"{percent(promised)}{_times(ratio)}."
+            f"{percent(promised) + _times(ratio) if promised else 'none'}."
         )
     return replace(finding, sentence=sentence)
 

@@ -174,4 +174,6 @@ def _interval(recall: OfflineRecall) -> str:
 
 def _days(days: float) -> str:
     whole = int(days)
+    if not whole:
+        return "less than a day"
     return "a day" if whole == 1 else f"{whole} days"

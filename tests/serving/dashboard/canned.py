@@ -8,6 +8,10 @@ import random
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from longtail.serving.monitoring.findings import Evidence
+from longtail.serving.monitoring.offline import OfflineFigures
+from longtail.serving.monitoring.verdict import judge
+
 NOW = datetime(2026, 3, 2, 14, 7, 30, tzinfo=UTC)
 BUCKETS = ("head", "torso", "tail", "new")
 KINDS = (*BUCKETS, "all")
@@ -141,18 +145,23 @@ def monitoring() -> dict[str, Any]:
         "1h": _window(series, 3600, {"head": 1402, "torso": 263, "tail": 47, "new": 9}),
         "24h": _window(series, 86400, {"head": 31877, "torso": 5201, "tail": 612, "new": 31}),
     }
+    baseline = {
+        "bias_removal": 0.8,
+        "popularity_weight": 0.0,
+        "k": 20,
+        "queries": 500,
+        "telling": dict.fromkeys(BUCKETS, 4000.0),
+        "coverage": {"head": 0.98, "torso": 0.71, "tail": 0.12, "new": 0.0},
+        "shares": BASELINE,
+        "popularity": 168.2,
+        "scores": {"edges": [float(i) for i in range(9)], "shares": [0.1] * 10},
+    }
     return {
         "release": NEW,
         "since": SWAPPED.isoformat(),
         "now": NOW.isoformat(),
-        "baseline": {
-            "bias_removal": 0.8,
-            "popularity_weight": 0.0,
-            "k": 20,
-            "shares": BASELINE,
-            "popularity": 168.2,
-            "scores": {"edges": [float(i) for i in range(9)], "shares": [0.1] * 10},
-        },
+        "baseline": baseline,
+        "verdict": verdict(windows, baseline, added=17),
         "windows": windows,
         "series": series,
         "releases": [
@@ -162,6 +171,11 @@ def monitoring() -> dict[str, Any]:
         "labels": {"added": 17, "hidden": 3},
         "request_id": "r-monitoring",
     }
+
+
+def verdict(windows: dict[str, Any], baseline: dict[str, Any] | None, **more: Any) -> dict[str, Any]:
+    """What the service says of these windows."""
+    return judge(Evidence(windows, baseline, OfflineFigures(), (54, 400, 1228, 0), **more))
 
 
 def _window(series: dict[str, Any], seconds: int, positives: dict[str, int]) -> dict[str, Any]:
@@ -179,8 +193,22 @@ def _window(series: dict[str, Any], seconds: int, positives: dict[str, int]) -> 
         "bias_removal": sum(series["bias_removal"][-rows:]) / rows,
         "popularity_weight": 0.0,
         "exposures": {
-            b: {"count": round(20 * queries * share[b]), "share": share[b], "coverage": coverage[b]} for b in BUCKETS
+            b: {
+                "count": round(20 * queries * share[b]),
+                "share": share[b],
+                "telling": 4.0 * queries,
+                "coverage": coverage[b],
+            }
+            for b in BUCKETS
         },
+        "dials": {
+            "bias_removal": [
+                {"at": 0.3, "queries": round(0.38 * queries)},
+                {"at": 0.8, "queries": queries - round(0.38 * queries)},
+            ],
+            "popularity_weight": [{"at": 0.0, "queries": queries}],
+        },
+        "dropped": 0,
         "coverage": 0.412,
         "gini": 0.834,
         "popularity": 151.4,
@@ -211,7 +239,8 @@ def fresh() -> dict[str, Any]:
             "gini": None,
             "popularity": None,
         }
-        window |= {"exposures": {b: {"count": 0, "share": None, "coverage": 0.0} for b in BUCKETS}}
+        nobody = {"count": 0, "share": None, "telling": 0.0, "coverage": 0.0}
+        window |= {"exposures": dict.fromkeys(BUCKETS, nobody), "dials": {"bias_removal": [], "popularity_weight": []}}
         window |= {"psi": {"buckets": None, "scores": None}, "recall": {"feedback": nothing, "shadow": nothing}}
         window["requests"] |= {"count": 0, "per_second": 0.0, "p50_ms": None, "p99_ms": None, "shed": 0, "errors": 0}
 
@@ -219,6 +248,7 @@ def fresh() -> dict[str, Any]:
         return {key: emptied(value) for key, value in tree.items()} if isinstance(tree, dict) else []
 
     data["series"] = {**emptied(data["series"]), "step_seconds": 60}
+    data["verdict"] = verdict(data["windows"], None)
     return {**data, "baseline": None, "releases": data["releases"][1:], "labels": {"added": 0, "hidden": 0}}
 
 

@@ -1,0 +1,46 @@
+// The verdict, as the service gives it: the worst first, the rest below, what is steady folded away.
+
+const WORDS = { act: "Act", watch: "Watch", unknown: "Too early", steady: "Steady" };
+const SIGNALS = {
+  label_log: "Labels",
+  refused_release: "Release",
+  records: "Feedback",
+  errors: "Errors",
+  shed: "Load",
+  shadow_recall: "Recall",
+  feedback_recall: "Recall",
+  share_drift: "Shares",
+  score_drift: "Scores",
+  coverage_loss: "Coverage",
+  dials: "Dials",
+  stale_release: "Training",
+};
+
+/** A sentence whose figures stay with their signs at the end of a line. */
+const unbroken = (sentence) => sentence.replace(/(\d) (?=%)/g, "$1\u00a0").replace(/(PSI|λ|μ) (?=[\d−-])/g, "$1\u00a0");
+
+function verdict({ data: { verdict: told, windows } }) {
+  const { severity, headline, findings } = told;
+  byId("severity").className = severity;
+  say(byId("severity"), WORDS[severity]);
+  byId("headline").replaceChildren(unbroken(headline));
+  if (!windows["24h"].queries) byId("headline").append(" Send one to ", code("POST /v1/retrieve"), ".");
+  // The headline is the worst finding's, unless all is well.
+  const rest = severity === "steady" ? findings : findings.slice(1);
+  const [steady, off] = [true, false].map((well) => rest.filter((found) => (found.severity === "steady") === well));
+  byId("findings").replaceChildren(...off.map(finding));
+  const well = byId("steady");
+  well.hidden = !steady.length;
+  say(well.firstElementChild, plural(steady.length, "finding that is steady", "findings that are steady"));
+  well.lastElementChild.replaceChildren(...steady.map(finding));
+}
+
+function finding({ signal, bucket, severity, sentence }) {
+  return el(
+    "li",
+    {},
+    el("span", { class: `severity ${severity}` }, WORDS[severity]),
+    bucket ? nameOf(bucket) : el("span", { class: "signal" }, SIGNALS[signal] ?? signal),
+    el("span", {}, unbroken(sentence)),
+  );
+}
