@@ -15,7 +15,8 @@ from string import Template
 __all__ = ["csp", "page"]
 
 SCRIPTS = (
-    "format", "dom", "series", "chart", "time", "verdict", "shares", "recall", "asked", "dial", "operations", "query", "app"
+    "format", "dom", "series", "chart", "time", "verdict", "shares", "recall", "asked", "dial", "operations", "query",
+    "app",
 )  # fmt: skip
 
 

@@ -1,4 +1,7 @@
-"""What queries asked of the dials, in bins of 0.05: a mean hides that half of them ask for 0 and half for 1."""
+"""What queries asked of the dials, in bins of 0.05: a mean hides that half of them ask for 0 and half for 1.
+
+Legend: `B` queries.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,23 @@ DIAL_BINS = 61
 """Around −1, −0.95, …, 2; what lies beyond counts in the bin at that end."""
 
 
-def dial_bins(weights_B: Float32) -> Array:
-    """The bin of every λ or μ, 0 … DIAL_BINS − 1, int [B].
+def dial_bins(bias_removal_B: Float32, popularity_B: Float32) -> Array:
+    """The bin of every λ, 0 … DIAL_BINS − 1, then DIAL_BINS + that of every μ, int [2·B].
 
     Args:
-        weights_B: finite, float32 [B].
+        bias_removal_B, popularity_B: finite.
     """
-    return np.clip(np.rint((weights_B.astype(np.float64) - LOWEST) / WIDTH), 0, DIAL_BINS - 1).astype(np.intp)
+    if len(bias_removal_B) == 1:
+        # A tenth of the time that arrays take, of the queries that come alone.
+        of_one = (
+            min(max(float(weights[0] - LOWEST) / WIDTH, 0), DIAL_BINS - 1) for weights in (bias_removal_B, popularity_B)
+        )
+        return np.array([int(place + 0.5) + dial * DIAL_BINS for dial, place in enumerate(of_one)])
+    weights = np.concatenate([bias_removal_B, popularity_B])
+    # np.clip takes five times as long of a few numbers.
+    places = (np.minimum(np.maximum((weights - LOWEST) / WIDTH, 0), DIAL_BINS - 1) + 0.5).astype(np.intp)
+    places[len(bias_removal_B) :] += DIAL_BINS
+    return places
 
 
 def dial_json(counts: Array) -> list[dict[str, Any]]:

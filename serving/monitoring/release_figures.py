@@ -128,7 +128,7 @@ class ReleaseFigures:
         if len(rows_N) and rows_N.max() >= self.labels:
             rows_N = rows_N[rows_N < self.labels]
         pairs = pairs_of(answered.buckets_N, answered.ends_B)
-        dials = np.concatenate([dial_bins(answered.bias_removal_B), DIAL_BINS + dial_bins(answered.popularity_B)])
+        dials = dial_bins(answered.bias_removal_B, answered.popularity_B)
         with self._answers_lock:
             row = self._answers.counts_at(ANSWERS.period(now))
             row += counts[: ANSWERS.columns]
