@@ -154,7 +154,7 @@ class Settings(BaseSettings):
     shadow_k: int = Field(default=20, ge=1)
     """Labels retrieved for an organic interaction, to see whether it would have been answered."""
 
-    stale_days: float | None = Field(default=30.0, gt=0, allow_inf_nan=False)
+    stale_days: float = Field(default=30.0, gt=0, allow_inf_nan=False)
     """Age of a release's training data from which on the verdict of GET /v1/monitoring calls it stale."""
 
     log_format: Literal["auto", "json", "text"] = "auto"

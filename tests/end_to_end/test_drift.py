@@ -128,6 +128,14 @@ def test_previews_count_nothing(looks: dict[str, Look]) -> None:
         figures = after.report["windows"][window]
         assert figures["queries"] == before.report["windows"][window]["queries"] + 1
         assert figures["bias_removal"] == 0
+        assert figures["dials"]["bias_removal"] == [{"at": 0.0, "queries": QUIET + 1}]
+        # Two requests of fifty queries, then one of one; a slow preview is in no latency either.
+        assert (before.report["windows"][window]["requests"]["count"], figures["requests"]["count"]) == (2, 3)
+    assert after("longtail_requests_total", route="/v1/retrieve", status="2xx") == 3
+    assert after("longtail_request_seconds_count", route="/v1/retrieve") == 3
+    assert after("longtail_request_seconds_count", route="/v1/similar") == 0
+    assert after("longtail_stage_seconds_count", stage="queue") == 3
+    assert after("longtail_previews_total", status="2xx") == 2
     assert after("longtail_queries_total") == QUIET + 1
     assert sum(after("longtail_exposures_total", bucket=bucket) for bucket in BUCKET_NAMES) == (QUIET + 1) * K
     assert sum(after.report["series"]["queries"]) == QUIET + 1
@@ -156,6 +164,30 @@ def test_traffic_at_another_dial_shows_in_shares_psi_and_series(looks: dict[str,
     assert max(psi for psi in series["psi"] if psi is not None) > 0.5
     assert min(series["share"]["tail"]) < 0.5 * drifted["baseline"]["shares"]["tail"]
     assert set(series["release"]) == {"first"}
+
+
+def test_the_verdict_is_the_drift_and_what_made_it(looks: dict[str, Look]) -> None:
+    def drifted(when: str, *severities: str) -> set[tuple[str, str | None]]:
+        return {
+            (found["signal"], found["bucket"])
+            for found in looks[when].report["verdict"]["findings"]
+            if found["severity"] in severities
+        }
+
+    for when in ("quiet", "previewed"):
+        assert not {signal for signal, _ in drifted(when, "watch", "act")} & {"share_drift", "score_drift", "dials"}
+        assert looks[when]("longtail_bias_removal_share", at="0", window="1h") == 1
+    for when in ("drifted", "killed"):
+        verdict = looks[when].report["verdict"]
+        acts = drifted(when, "act")
+        assert verdict["severity"] == "act"
+        assert acts >= {("share_drift", "head"), ("share_drift", "tail"), ("share_drift", None), ("score_drift", None)}
+        assert verdict["headline"].startswith("Tail gets ")
+        assert ("dials", None) in drifted(when, "watch")
+        assert looks[when]("longtail_verdict", signal="share_drift") == 2
+        assert looks[when]("longtail_bias_removal_share", at="1", window="1h") == pytest.approx(
+            LOUD / (QUIET + 1 + LOUD)
+        )
 
 
 @pytest.mark.parametrize("when", ["quiet", "drifted", "killed"])
