@@ -89,6 +89,7 @@ def release() -> dict[str, Any]:
             + [{"bias_removal": 0.8, "popularity": 0.5, "metrics": metrics(CURVE[0.8])}],
         },
         "popularity": {"default": 0.0, "minimum": -1.0, "maximum": 2.0},
+        "priors": [],
         "query_features": [],
         "example": {"user_id": "196", "age": 49, "occupation": "writer", "history": ["242", "302", "377"]},
         "request_id": "r-release",
