@@ -184,7 +184,7 @@ class Service:
         """Say whether the changes that other workers make of labels can be read."""
         self.monitoring.figures.set_trouble(
             "label_log",
-            "The log of label changes cannot be read: labels stay as they were, whatever is changed. The log says why."
+            "The log of label changes cannot be read: labels stay as they were. The service's own log says why."
             if unreadable
             else None,
         )
