@@ -41,11 +41,13 @@ class _Range:
     minimum: float
     maximum: float
 
-    def check(self, name: str, value: float, *, received: str, field: str, why: str = "") -> None:
-        if not self.minimum <= value <= self.maximum:
-            raise InvalidRequestError(
-                f"expected {self.minimum} <= {name} <= {self.maximum}, received {received}{why}", field=field
-            )
+    def refusal(self, name: str, received: str, field: str, why: str = "") -> InvalidRequestError:
+        return InvalidRequestError(
+            f"expected {self.minimum} <= {name} <= {self.maximum}, received {received}{why}", field=field
+        )
+
+    def __contains__(self, value: float) -> bool:
+        return self.minimum <= value <= self.maximum
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +94,18 @@ class Dials:
         """
         noise = self.bias_removal.default if asked.bias_removal is None else asked.bias_removal
         prior = self.popularity.default if asked.popularity is None else asked.popularity
-        why = _BELOW_ZERO if self.tree and noise < 0 else ""
-        self.bias_removal.check("bias_removal", noise, received=describe(noise), field=f"{prefix}bias_removal", why=why)
-        self.popularity.check("popularity", prior, received=describe(prior), field=f"{prefix}popularity")
-        if self.total is not None:
-            self.total.check(
-                "bias_removal + popularity", noise + prior,
-                received=f"{describe(noise)} + {describe(prior)}",
-                field=f"{prefix}{'bias_removal' if asked.popularity is None else 'popularity'}",
-                why="; this release has one log p_n for both, the label frequency",
-            )  # fmt: skip
+        if noise not in self.bias_removal:
+            why = _BELOW_ZERO if self.tree and noise < 0 else ""
+            raise self.bias_removal.refusal("bias_removal", describe(noise), f"{prefix}bias_removal", why)
+        if prior not in self.popularity:
+            raise self.popularity.refusal("popularity", describe(prior), f"{prefix}popularity")
+        if self.total is not None and noise + prior not in self.total:
+            raise self.total.refusal(
+                "bias_removal + popularity",
+                f"{describe(noise)} + {describe(prior)}",
+                f"{prefix}{'bias_removal' if asked.popularity is None else 'popularity'}",
+                "; this release has one log p_n for both, the label frequency",
+            )
         return noise, prior
 
     def read_priors(self, asked: Asked, prefix: str = "") -> Float32:

@@ -11,12 +11,14 @@ from importlib.metadata import PackageNotFoundError, version
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
+from starlette.types import ASGIApp
 
 from longtail.serving.core.follower import ReleaseFollower
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.core.service import Service
 from longtail.serving.errors import StateError
 from longtail.serving.http.auth import AuthMiddleware, Keys
+from longtail.serving.http.direct import Application
 from longtail.serving.http.middleware import RequestMiddleware
 from longtail.serving.http.openapi import install_documentation, openapi_document
 from longtail.serving.http.responses import install_error_handlers
@@ -76,7 +78,7 @@ def create_app(
             follower.stop()
         service.close()
 
-    app = FastAPI(
+    app = Application(
         title="Longtail",
         version=_version(),
         description=_DESCRIPTION,
@@ -89,12 +91,16 @@ def create_app(
     app.state.service, app.state.follower = service, follower
     install_documentation(app)
     install_error_handlers(app)
-    # The last one added is the outermost.
-    app.state.keys = Keys(settings)
-    app.add_middleware(AuthMiddleware, keys=app.state.keys, insecure=settings.insecure)
-    app.add_middleware(RequestMiddleware, service=service)
+    keys = app.state.keys = Keys(settings)
+
+    def surround(answer: ASGIApp) -> ASGIApp:
+        return RequestMiddleware(AuthMiddleware(answer, keys, insecure=settings.insecure), service)
+
+    app.add_middleware(surround)
     if settings.tracing:
         install_tracing(app)
+    else:
+        app.open_direct(surround)
     app.openapi = partial(openapi_document, app)  # type: ignore[method-assign]
     return app
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from longtail.bundle.errors import describe
 from longtail.serving.errors import ForbiddenError, ServingError, UnauthenticatedError
+from longtail.serving.http.head import head_of
 from longtail.serving.http.responses import serving_error
 from longtail.serving.settings import Settings, is_loopback
 
@@ -95,25 +96,25 @@ class AuthMiddleware:
 
     def _refusal(self, scope: Scope) -> ServingError | None:
         """Why a request may not pass; notes whether it may change things."""
-        headers, state = Headers(scope=scope), scope["state"]
+        head, state = head_of(scope), scope["state"]
         api, admin = self._keys.sets
         if not (api or admin):
             state["admin"] = True
-            origin, host = headers.get("origin"), headers.get("host")
+            origin, host = head.get(b"origin"), head.get(b"host")
             if self._insecure:
                 return None
             if origin is not None and not _is_here(origin):
                 return ForbiddenError(
                     "expected keys, or a request that no page of another host makes, received one by "
-                    f"{describe(origin)}"
+                    f"{describe(origin.decode('latin-1'))}"
                 )
-            if host is not None and not _is_here(f"//{host}") and not _is_open(scope["path"]):
+            if host is not None and not _is_here(b"//" + host) and not _is_open(scope["path"]):
                 return ForbiddenError(
                     "expected keys, LONGTAIL_INSECURE behind a gateway, or a Host that is this machine, such as "
-                    f"localhost, received {describe(host)}"
+                    f"localhost, received {describe(host.decode('latin-1'))}"
                 )
             return None
-        key = _key(headers)
+        key = _key(head)
         state["admin"] = admin.has(key)
         if state["admin"] or api.has(key) or _is_open(scope["path"]):
             return None
@@ -123,10 +124,11 @@ class AuthMiddleware:
         )
 
 
-def _is_here(origin: str) -> bool:
+@lru_cache(maxsize=64)
+def _is_here(origin: bytes) -> bool:
     """Whether the host in a URL is this machine."""
     try:
-        return is_loopback(urlsplit(origin).hostname or "")
+        return is_loopback(urlsplit(origin.decode("latin-1")).hostname or "")
     except ValueError:
         return False
 
@@ -141,17 +143,16 @@ def require_admin(request: Request, **what: object) -> None:
     The audit log has a line about the request either way, with what it is about. It tells keys apart by
     12 hexadecimal digits of their SHA-256.
     """
-    key = _key(request.headers)
+    key = _key(head_of(request.scope))
     request.state.audited = {"key": _digest(key).hex()[:_FINGERPRINT] if key else None, **what}
     if not request.state.admin:
         raise ForbiddenError("expected an admin key for this route, received a key that may only ask")
 
 
-def _key(headers: Headers) -> str:
-    scheme, _, key = headers.get("authorization", "").partition(" ")
-    received = key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-    # Headers are read as Latin-1, whatever they are; keys are set in UTF-8.
-    return received.encode("latin-1").decode("utf-8", "surrogateescape")
+def _key(head: Mapping[bytes, bytes]) -> str:
+    scheme, _, key = head.get(b"authorization", b"").partition(b" ")
+    received = key.strip() if scheme.lower() == b"bearer" else head.get(b"x-api-key", b"")
+    return received.decode("utf-8", "surrogateescape")
 
 
 def _digest(key: str) -> bytes:

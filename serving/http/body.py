@@ -7,14 +7,17 @@ from collections.abc import Sequence
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope
 
 from longtail.bundle.errors import describe
 from longtail.serving.errors import InvalidRequestError, ServingError
+from longtail.serving.http.head import head_of
 from longtail.serving.settings import Settings
 
 Model = TypeVar("Model", bound=BaseModel)
 _LONGEST_NAME = 100
+_JSON = b"application/json"
 
 
 class MalformedBodyError(ServingError):
@@ -33,11 +36,12 @@ class BodyTooLargeError(ServingError):
     """The request body is longer than the service reads."""
 
 
-async def read_body(request: Request, model: type[Model], settings: Settings) -> Model:
+async def read_body(scope: Scope, receive: Receive, model: type[Model], settings: Settings) -> Model:
     """The request's JSON body as `model`.
 
     Args:
-        request: its body is read here, chunk by chunk, and never beyond the limit.
+        scope: of the request, as the request middleware hands it on.
+        receive: gives its body, which is read here, chunk by chunk, and never beyond the limit.
         model: what the body must be.
         settings: how long a body may be, and how long it may take.
 
@@ -48,31 +52,34 @@ async def read_body(request: Request, model: type[Model], settings: Settings) ->
         MalformedBodyError: not JSON in UTF-8.
         InvalidRequestError: JSON that `model` refuses; names the first field that is wrong.
     """
-    content_type = request.headers.get("content-type", "none")
-    if content_type.split(";")[0].strip().lower() != "application/json":
-        raise ContentTypeError(f"expected Content-Type application/json, received {content_type[:_LONGEST_NAME]}")
+    head = head_of(scope)
+    content_type = head.get(b"content-type", b"none")
+    if content_type != _JSON and content_type.split(b";")[0].strip().lower() != _JSON:
+        raise ContentTypeError(
+            f"expected Content-Type application/json, received {content_type[:_LONGEST_NAME].decode('latin-1')}"
+        )
     limit = settings.max_body_bytes
-    announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced[:18]) > limit:
-        raise BodyTooLargeError(f"expected a body of at most {limit} bytes, received one of {announced[:18]}")
-    message = await request.receive()
+    announced = head.get(b"content-length", b"")
+    if announced.isdigit() and int(announced[:18]) > limit:
+        raise BodyTooLargeError(f"expected a body of at most {limit} bytes, received one of {announced[:18].decode()}")
+    message = await receive()
     body = message.get("body", b"")
     if message.get("more_body", False):
-        body = await _read_rest(request, bytearray(body), settings)
+        body = await _read_rest(receive, bytearray(body), settings)
     elif message["type"] == "http.disconnect":
         raise ClientDisconnect
     _refuse_beyond(limit, body)
     return parse(body, model)
 
 
-async def _read_rest(request: Request, body: bytearray, settings: Settings) -> bytes:
+async def _read_rest(receive: Receive, body: bytearray, settings: Settings) -> bytes:
     """A body that comes in several parts, whole."""
     try:
         async with asyncio.timeout(settings.request_seconds):
             more = True
             while more:
                 _refuse_beyond(settings.max_body_bytes, body)
-                message = await request.receive()
+                message = await receive()
                 if message["type"] == "http.disconnect":
                     raise ClientDisconnect
                 body += message.get("body", b"")

@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from longtail.serving.core.service import Service
+from longtail.serving.http.head import read_head
 from longtail.serving.http.ids import new_id
 from longtail.serving.http.responses import internal_error
 from longtail.serving.logs import Trace, current
@@ -60,18 +61,14 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        asked = trace = b""
-        for name, value in scope["headers"]:
-            if name == b"x-request-id":
-                asked = value
-            elif name == b"traceparent":
-                trace = value
+        head = read_head(scope)
+        asked, trace = head.get(b"x-request-id", b""), head.get(b"traceparent")
         own, method = new_id(), scope["method"]
         if method == "HEAD":
             # The server leaves out the body: its own scope still says HEAD.
             scope = {**scope, "method": "GET"}
         id_ = asked.decode() if _SANE_ID.fullmatch(asked) else own
-        scope.setdefault("state", {}).update(request_id=id_, answer_id=own)
+        scope["state"].update(request_id=id_, answer_id=own)
         current.set((id_, Trace.parse(trace.decode("latin-1")) if trace else None))
         started = perf_counter()
         status: int | None = None
@@ -80,10 +77,9 @@ class RequestMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = [*message.get("headers", ()), *HEADERS, (b"x-request-id", id_.encode())]
-                if not any(name == _POLICY for name, _ in headers):
+                headers = message["headers"] = [*message.get("headers", ()), *HEADERS, (b"x-request-id", id_.encode())]
+                if all(name != _POLICY for name, _ in headers):
                     headers.append(_STRICT)
-                message["headers"] = headers
             try:
                 await send(message)
             except RuntimeError as error:

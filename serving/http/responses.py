@@ -63,12 +63,6 @@ def request_id(request: Request) -> str:
     return id_
 
 
-def answer_id(request: Request) -> str:
-    """The id that is this request's answer's alone, by which feedback names it."""
-    id_: str = request.state.answer_id
-    return id_
-
-
 def serving_error(id_: str, error: ServingError) -> Response:
     """The answer to an error of the service's own."""
     status, kind, headers = _ERRORS[type(error)]
@@ -82,11 +76,11 @@ def to_json(answer: dict[str, Any], id_: str) -> bytes:
     return orjson.dumps({**answer, "request_id": id_}, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def results_response(results: list[bytes], release: str, answer_id: str, id_: str) -> Response:
+def results_json(results: list[bytes], release: str, answer_id: str, id_: str) -> bytes:
     """The answer of a retrieval, whose results are JSON already."""
-    return json_response(b'{"results":[%b],"release":%b,"answer_id":"%b","request_id":"%b"}' % (
+    return b'{"results":[%b],"release":%b,"answer_id":"%b","request_id":"%b"}' % (
         b",".join(results), orjson.dumps(release), answer_id.encode(), id_.encode()
-    ))  # fmt: skip
+    )  # fmt: skip
 
 
 def json_response(content: bytes, status: int = 200) -> Response:

@@ -50,7 +50,7 @@ async def add_labels(request: Request) -> Response:
     """
     require_admin(request)
     service = service_of(request)
-    body = await read_body(request, LabelsRequest, service.settings)
+    body = await read_body(request.scope, request.receive, LabelsRequest, service.settings)
     limits.check_labels(body, service.settings)
     request.state.audited["labels"] = [label.id for label in body.labels]
     release = await service.change(
