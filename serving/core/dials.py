@@ -125,7 +125,8 @@ class Dials:
                     f"expected priors of this release, {list(self.priors)}, received {describe(name)}",
                     field=f"{prefix}priors",
                 )
-            limits.check(f"priors.{name}", weight, received=describe(weight), field=f"{prefix}priors.{name}")
+            if weight not in limits:
+                raise limits.refusal(f"priors.{name}", describe(weight), f"{prefix}priors.{name}")
         return np.array([asked.priors.get(name, limits.default) for name, limits in self.priors.items()], np.float32)
 
 
