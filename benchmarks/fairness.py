@@ -38,7 +38,9 @@ def _body(features: object, queries: int, k: int) -> bytes:
     return json.dumps({"queries": [{"features": features, "k": k}] * queries}).encode()
 
 
-def _be_greedy(port: int, message: bytes, seconds: float, results: multiprocessing.Queue[tuple[int, float, int]]) -> None:
+def _be_greedy(
+    port: int, message: bytes, seconds: float, results: multiprocessing.Queue[tuple[int, float, int]]
+) -> None:
     results.put(load(port, [message], _CONNECTIONS, seconds))
 
 

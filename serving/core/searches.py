@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
+from longtail.serving.core.batcher import Part
+from longtail.serving.core.lottery import Draws
 from longtail.serving.core.queries import Query, SimilarQuery
 from longtail.serving.core.retriever import Retrieval, Retriever
+from longtail.serving.errors import ServingError
 from longtail.serving.monitoring import AnsweredBatch
+
+_QUERY_COST = 64
+"""Of encoding and searching, in labels; measured on the demo's release, where a label takes 1.2 µs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +26,15 @@ class Search:
         asked: queries, or labels whose nearest labels are wanted.
         answer_id: what feedback will name the answer by; no other has the same.
         request_id: the client's name for the request; where it has none, `answer_id`.
+        in_request: where each query stands in the request; None: these are all of them.
+        divided: whether it is a part of a search, that has a batch of its own.
     """
 
     asked: Sequence[Query] | SimilarQuery
     answer_id: str
     request_id: str
+    in_request: Sequence[int] | None = None
+    divided: bool = False
 
     @property
     def queries(self) -> int:
@@ -30,11 +42,90 @@ class Search:
         return len(self.asked.labels) if isinstance(self.asked, SimilarQuery) else len(self.asked)
 
     @property
+    def places(self) -> Sequence[int]:
+        """Where each of its queries stands in the request, from 0."""
+        return range(self.queries) if self.in_request is None else self.in_request
+
+    @property
+    def costs(self) -> list[int]:
+        """What each of its queries costs, about: the time that a label takes to be written is 1."""
+        if isinstance(self.asked, SimilarQuery):
+            return [_QUERY_COST + self.asked.k] * self.queries
+        return [_QUERY_COST + query.k for query in self.asked]
+
+    @property
+    def labels(self) -> int:
+        """How many labels it asks for, all queries together."""
+        return sum(self.costs) - _QUERY_COST * self.queries
+
+    def divide(self, cost: float) -> Part[Search] | None:
+        """Its first queries, one at least, that do not cost more; None if it has but one."""
+        costs = self.costs
+        if len(costs) == 1:
+            return None
+        upto = list(accumulate(costs))
+        here = min(max(1, bisect_right(upto, cost)), len(costs) - 1)
+        return Part(self._slice(0, here), here, upto[here - 1], self._slice(here, len(costs)))
+
+    def _slice(self, start: int, end: int) -> Search:
+        asked = self.asked
+        some = (
+            asked.model_copy(update={"id": None, "ids": asked.labels[start:end]})
+            if isinstance(asked, SimilarQuery)
+            else asked[start:end]
+        )
+        return replace(self, asked=some, in_request=self.places[start:end], divided=True)
+
+    def located(self, error: Exception) -> Exception:
+        """An error about one of its queries, as one about the request's."""
+        items = "ids" if isinstance(self.asked, SimilarQuery) else "queries"
+        if self.divided and isinstance(error, ServingError) and (error.field or "").startswith(f"{items}."):
+            return error.renumbered(items, self.places)
+        return error
+
+    @property
     def features_json(self) -> list[bytes | None]:
         """Features of every query; None of labels, which have none."""
         if isinstance(self.asked, SimilarQuery):
             return [None] * self.queries
         return [query.features_json() for query in self.asked]
+
+
+def queries_of(searches: Sequence[Search]) -> list[Query]:
+    """The queries of searches, in order; labels that are asked about are none."""
+    return [query for search in searches if not isinstance(search.asked, SimilarQuery) for query in search.asked]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchKey:
+    """What searches must have in common to share a batch."""
+
+    retriever: Retriever
+    similar: bool
+    preview: bool
+
+    def search(self, searches: Sequence[Search], draws: Draws) -> Retrieval:
+        """Answer the requests of a batch together; raises as `Retriever.retrieve` and `Retriever.similar`."""
+        if self.similar:
+            return self.retriever.similar(
+                [search.asked for search in searches if isinstance(search.asked, SimilarQuery)], draws
+            )
+        return self.retriever.retrieve(queries_of(searches), draws)
+
+
+@dataclass(frozen=True, slots=True)
+class PartAnswer:
+    """The answer to a part of a search, which counts when all parts are answered.
+
+    Attributes:
+        results: JSON of each query's.
+        answered: what is counted of it; None of a preview.
+        unknown: ids that the release does not know, by list.
+    """
+
+    results: list[bytes]
+    answered: AnsweredBatch | None
+    unknown: Mapping[str, int]
 
 
 def draw_names(searches: Sequence[Search], *, repeatable: bool) -> list[str]:
@@ -48,7 +139,7 @@ def draw_names(searches: Sequence[Search], *, repeatable: bool) -> list[str]:
     return [
         f"{place}:{search.request_id if repeatable else search.answer_id}"
         for search in searches
-        for place in range(search.queries)
+        for place in search.places
     ]
 
 
@@ -64,7 +155,7 @@ def answered_batch(
         record_features: whether features of queries are kept.
     """
     catalogue, rows_N = retriever.catalogue, retrieval.rows_N
-    names = [(search, place) for search in searches for place in range(search.queries)]
+    names = [(search, place) for search in searches for place in search.places]
     return AnsweredBatch(
         release=retriever.name,
         answer_ids=[search.answer_id for search, _ in names],

@@ -9,7 +9,7 @@ import sqlite3
 import threading
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, NoReturn, TypeVar
 
 import faiss
@@ -23,11 +23,13 @@ from longtail.serving.core.label_changes import LabelLogFollower
 from longtail.serving.core.lottery import Draws, Lottery
 from longtail.serving.core.mirror import Mirror
 from longtail.serving.core.queries import Query, SimilarQuery
+from longtail.serving.core.quotas import Quotas, asking
 from longtail.serving.core.retriever import Retriever
-from longtail.serving.core.searches import Search, answered_batch, draw_names
+from longtail.serving.core.searches import BatchKey, PartAnswer, Search, answered_batch, draw_names, queries_of
 from longtail.serving.errors import (
     NotReadyError,
     QueueFullError,
+    QuotaExceededError,
     ServingError,
     StorageError,
     TimedOutError,
@@ -42,15 +44,6 @@ _REFUSAL_SECONDS = 0.1
 _MAX_PENDING_WRITES, _MAX_PENDING_READS = 64, 16
 
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True, slots=True)
-class _BatchKey:
-    """What searches must have in common to share a batch."""
-
-    retriever: Retriever
-    similar: bool
-    preview: bool
 
 
 class Service:
@@ -87,13 +80,16 @@ class Service:
             "labels", max_pending=_MAX_PENDING_WRITES, timeout=settings.request_seconds, initializer=one_openmp_thread
         )
         self._reader = BoundedExecutor("read", max_pending=_MAX_PENDING_READS, timeout=settings.request_seconds)
-        self._batcher: Batcher[Search, list[bytes]] = Batcher(
+        self._quotas = Quotas(lambda: self.settings)
+        self._batcher: Batcher[Search, list[bytes] | PartAnswer] = Batcher(
             self._run_search,
             threads=1 if settings.device == "gpu" else settings.search_threads,
             window=settings.batch_window_ms / 1e3,
             max_batch=settings.max_batch,
             max_pending=settings.queue_limit,
             timeout=settings.request_seconds,
+            divide=Search.divide,
+            join=self._join_parts,
             initializer=one_openmp_thread,
         )
 
@@ -219,20 +215,40 @@ class Service:
             QueueFullError, TimedOutError: as `Batcher`.
             ServingError: as `Retriever.retrieve` and `Retriever.similar`.
         """
-        key = _BatchKey(retriever, isinstance(asked, SimilarQuery), preview)
-        search = Search(asked, answer_id, request_id)
-        return await self._counted(lambda: self._batcher.submit(key, search, search.queries))
+        return await self._submit(retriever, Search(asked, answer_id, request_id), preview=preview)
 
-    async def admit(self) -> None:
-        """Turn a request away before its body is read, if there is no room for even one query.
+    async def _submit(self, retriever: Retriever, search: Search, *, preview: bool) -> list[bytes]:
+        key = BatchKey(retriever, isinstance(search.asked, SimilarQuery), preview)
+        tenant, cost = asking.get(), sum(search.costs)
+        self._quotas.charge(tenant, search.labels)
+        answer = await self._counted(
+            lambda: self._batcher.submit(key, search, search.queries, tenant=tenant, cost=cost)
+        )
+        return answer.results if isinstance(answer, PartAnswer) else answer
+
+    async def admit(self, *, search: bool = True) -> None:
+        """Turn a request away before its body is read, if its client has used up a quota, or there is no room for even
+        one query of it. A search that is let in calls `leave` at its end.
 
         Raises:
-            QueueFullError: there is none.
+            QuotaExceededError, QueueFullError: one of these.
         """
-        if self._batcher.depth >= self.settings.queue_limit:
+        tenant = asking.get()
+        try:
+            self._quotas.enter(tenant, search=search)
+        except QuotaExceededError as error:
+            self.monitoring.metrics.count_over_quota(error.quota)
+            await asyncio.sleep(_REFUSAL_SECONDS)
+            raise
+        if search and self._batcher.depth >= self.settings.queue_limit and not self._batcher.has_room(tenant):
+            self.leave()
             await self._shed(
                 QueueFullError(f"expected at most {self.settings.queue_limit} queries waiting, found as many")
             )
+
+    def leave(self) -> None:
+        """A search that was let in has ended, whatever came of it."""
+        self._quotas.leave(asking.get())
 
     async def _shed(self, error: QueueFullError) -> NoReturn:
         """Refuse, but not at once: clients that come straight back would take the time that answers need."""
@@ -357,38 +373,39 @@ class Service:
 
     def _run_search(
         self, key: Hashable, searches: Sequence[Search], waited: Sequence[float]
-    ) -> list[list[bytes] | Exception]:
+    ) -> Sequence[list[bytes] | PartAnswer | Exception]:
         """What a search thread does with a batch. A request that cannot be answered costs only itself."""
-        assert isinstance(key, _BatchKey)
+        assert isinstance(key, BatchKey)
         draws = Draws(self._lottery, draw_names(searches, repeatable=self.settings.explore_seed is not None))
         try:
-            if key.similar:
-                retrieval = key.retriever.similar(
-                    [search.asked for search in searches if isinstance(search.asked, SimilarQuery)], draws
-                )
-            else:
-                queries = [
-                    query for search in searches if not isinstance(search.asked, SimilarQuery) for query in search.asked
-                ]
-                retrieval = key.retriever.retrieve(queries, draws)
+            retrieval = key.search(searches, draws)
         except Exception as error:
             if len(searches) == 1:
-                return [error]
+                return [searches[0].located(error)]
             return [self._run_search(key, [search], [wait])[0] for search, wait in zip(searches, waited, strict=True)]
         self.monitoring.metrics.set_queue_depth(self._batcher.depth)
+        answered = None
         if not key.preview:
             self.monitoring.metrics.count_search(len(retrieval.results), waited, retrieval.seconds)
             answered = answered_batch(key.retriever, searches, retrieval, self.settings.record_features)
-            self.monitoring.count_answers(answered, retrieval.unknown)
             if not key.similar:
-                self.mirror.offer(key.retriever, queries, retrieval, self.settings.mirror_share)
-        split: list[list[bytes] | Exception] = []
-        start = 0
-        for search in searches:
-            end = start + search.queries
-            split.append(retrieval.results[start:end])
-            start = end
-        return split
+                self.mirror.offer(key.retriever, queries_of(searches), retrieval, self.settings.mirror_share)
+        if searches[0].divided:
+            return [PartAnswer(retrieval.results, answered, retrieval.unknown)]
+        if answered is not None:
+            self.monitoring.count_answers(answered, retrieval.unknown)
+        ends = accumulate(search.queries for search in searches)
+        return [retrieval.results[end - search.queries : end] for search, end in zip(searches, ends, strict=True)]
+
+    def _join_parts(self, _: Hashable, parts: Sequence[list[bytes] | PartAnswer]) -> list[bytes]:
+        """The results of a search that was done in parts, counted now that all of it is answered."""
+        results: list[bytes] = []
+        for part in parts:
+            assert isinstance(part, PartAnswer)
+            results += part.results
+            if part.answered is not None:
+                self.monitoring.count_answers(part.answered, part.unknown)
+        return results
 
 
 def one_openmp_thread() -> None:

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from longtail.bundle.errors import describe
+from longtail.serving.core.quotas import asking, tenant_of_address
 from longtail.serving.errors import ForbiddenError, ServingError, UnauthenticatedError
 from longtail.serving.http.head import head_of
 from longtail.serving.http.responses import serving_error
@@ -100,6 +101,7 @@ class AuthMiddleware:
         api, admin = self._keys.sets
         if not (api or admin):
             state["admin"] = True
+            asking.set(tenant_of_address((scope.get("client") or ("",))[0]))
             origin, host = head.get(b"origin"), head.get(b"host")
             if self._insecure:
                 return None
@@ -115,6 +117,7 @@ class AuthMiddleware:
                 )
             return None
         key = _key(head)
+        asking.set(_fingerprint(key))
         state["admin"] = admin.has(key)
         if state["admin"] or api.has(key) or _is_open(scope["path"]):
             return None
@@ -144,7 +147,7 @@ def require_admin(request: Request, **what: object) -> None:
     12 hexadecimal digits of their SHA-256.
     """
     key = _key(head_of(request.scope))
-    request.state.audited = {"key": _digest(key).hex()[:_FINGERPRINT] if key else None, **what}
+    request.state.audited = {"key": _fingerprint(key) if key else None, **what}
     if not request.state.admin:
         raise ForbiddenError("expected an admin key for this route, received a key that may only ask")
 
@@ -153,6 +156,11 @@ def _key(head: Mapping[bytes, bytes]) -> str:
     scheme, _, key = head.get(b"authorization", b"").partition(b" ")
     received = key.strip() if scheme.lower() == b"bearer" else head.get(b"x-api-key", b"")
     return received.decode("utf-8", "surrogateescape")
+
+
+def _fingerprint(key: str) -> str:
+    """What tells keys apart, in the audit log and for quotas."""
+    return _digest(key).hex()[:_FINGERPRINT]
 
 
 def _digest(key: str) -> bytes:

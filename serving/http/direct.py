@@ -23,7 +23,7 @@ Endpoint = Callable[[Service, Scope, Receive], Awaitable[bytes]]
 
 
 class DirectRoute(APIRoute):
-    """A route whose endpoint reads requests and makes answers as bytes: there is nothing between it and the server."""
+    """A route of searches, whose endpoint reads requests and makes answers as bytes: nothing stands between."""
 
     def __init__(self, path: str, endpoint: Endpoint, **options: Any) -> None:
         async def documented() -> None:
@@ -33,7 +33,12 @@ class DirectRoute(APIRoute):
         super().__init__(path, documented, **options)
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            content = await endpoint(scope["app"].state.service, scope, receive)
+            service: Service = scope["app"].state.service
+            await service.admit()
+            try:
+                content = await endpoint(service, scope, receive)
+            finally:
+                service.leave()
             length = str(len(content)).encode()
             headers = [(b"content-length", length), (b"content-type", b"application/json")]
             await send({"type": "http.response.start", "status": 200, "headers": headers})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from http import HTTPStatus
+from math import ceil
 from typing import Any
 
 import orjson
@@ -19,6 +20,7 @@ from longtail.serving.errors import (
     NoLabelTowerError,
     NotReadyError,
     QueueFullError,
+    QuotaExceededError,
     RefusedReleaseError,
     ServingError,
     StorageError,
@@ -42,10 +44,13 @@ _ERRORS: dict[type[ServingError], tuple[HTTPStatus, str, dict[str, str]]] = {
     InvalidRequestError: (HTTPStatus.UNPROCESSABLE_ENTITY, "invalid_request", {}),
     NoLabelTowerError: (HTTPStatus.UNPROCESSABLE_ENTITY, "no_label_tower", {}),
     QueueFullError: (HTTPStatus.TOO_MANY_REQUESTS, "queue_full", {"Retry-After": "1"}),
+    QuotaExceededError: (HTTPStatus.TOO_MANY_REQUESTS, "quota", {}),
     TimedOutError: (HTTPStatus.SERVICE_UNAVAILABLE, "timeout", {"Retry-After": "1"}),
     StorageError: (HTTPStatus.SERVICE_UNAVAILABLE, "storage", {"Retry-After": "10"}),
     NotReadyError: (HTTPStatus.SERVICE_UNAVAILABLE, "not_ready", {"Retry-After": "1"}),
 }
+_LONGEST_WAIT = 3600
+"""Seconds that a client is told to wait, at most."""
 PROBLEM = "application/problem+json"
 """Media type of errors [RFC 9457]."""
 _INTERNAL = "the request could not be answered; the server's log has the details under this request id"
@@ -66,6 +71,8 @@ def request_id(request: Request) -> str:
 def serving_error(id_: str, error: ServingError) -> Response:
     """The answer to an error of the service's own."""
     status, kind, headers = _ERRORS[type(error)]
+    if isinstance(error, QuotaExceededError):
+        kind, headers = error.quota, {"Retry-After": str(min(_LONGEST_WAIT, max(1, ceil(error.seconds))))}
     response = error_response(id_, status, kind, error.message, error.field)
     response.headers.update(headers)
     return response

@@ -31,6 +31,8 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 UNKNOWN_ROUTE = "unmatched"
 MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 """Environment variable that names the directory of the mapped files; prometheus_client reads it when imported."""
+QUOTAS = ("quota_requests", "quota_labels", "quota_searches")
+"""Settings that bound what one client may ask for."""
 _STATUS_CLASSES = ("2xx", "3xx", "4xx", "5xx")
 _STAGES = ("queue", "encode", "search", "answer")
 _SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
@@ -108,6 +110,10 @@ class Metrics:
             "longtail_queue_depth", "Queries that wait for a search.", multiprocess_mode="livesum", registry=counted
         )
         self._shed = Counter("longtail_shed", "Requests refused because the queue was full (429).", registry=counted)
+        self._over_quota = Counter(
+            "longtail_over_quota", "Requests refused because their client had used up a quota (429).", ["quota"],
+            registry=counted,
+        )  # fmt: skip
         self._timeouts = Counter(
             "longtail_timeouts", "Requests given up because no answer was there in time.", registry=counted
         )
@@ -124,6 +130,7 @@ class Metrics:
         self._of_bucket = [self._exposures.labels(bucket) for bucket in BUCKET_NAMES]
         self._explored_of_bucket = [self._explored.labels(bucket) for bucket in BUCKET_NAMES]
         self._of_list = {ids: self._unknown.labels(ids) for ids in ("exclude", "allow")}
+        self._of_quota = {quota: self._over_quota.labels(quota) for quota in QUOTAS}
         self._release = _ReleaseInfo()
         self._shown = self._registry(counted, others)
 
@@ -179,6 +186,10 @@ class Metrics:
     def count_shed(self) -> None:
         """Count a request that found a queue full."""
         self._shed.inc()
+
+    def count_over_quota(self, quota: str) -> None:
+        """Count a request of a client that had used up one of `QUOTAS`."""
+        self._of_quota[quota].inc()
 
     def count_timeout(self) -> None:
         """Count a request that had no answer in time."""

@@ -27,7 +27,6 @@ router = APIRouter(route_class=DirectRoute)
 )
 async def retrieve(service: Service, scope: Scope, receive: Receive) -> bytes:
     """The best labels for each query."""
-    await service.admit()
     body = await read_body(scope, receive, RetrieveRequest, service.settings)
     scope["state"]["preview"] = body.preview
     limits.check_retrieve(body, service.settings)
@@ -42,7 +41,6 @@ async def retrieve(service: Service, scope: Scope, receive: Receive) -> bytes:
 )
 async def similar(service: Service, scope: Scope, receive: Receive) -> bytes:
     """The labels nearest to each given label."""
-    await service.admit()
     body = await read_body(scope, receive, SimilarRequest, service.settings)
     scope["state"]["preview"] = body.preview
     limits.check_similar(body, service.settings)

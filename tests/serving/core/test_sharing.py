@@ -1,0 +1,220 @@
+"""Who is served next, who makes room, and that work done in parts is one work: tenants of the batcher."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from longtail.serving.core.batcher import Batcher, Part
+from longtail.serving.core.fair_queue import MOST_TENANTS, FairQueue
+from longtail.serving.core.queries import Query, SimilarQuery
+from longtail.serving.core.searches import Search
+from longtail.serving.errors import InvalidRequestError, QueueFullError
+from tests.serving.core.test_batcher import Gate, busy, run
+
+
+@dataclass(eq=False)
+class Job:
+    """One that waits."""
+
+    name: str
+    size: int = 1
+    cost: float = 1.0
+    key: str = "k"
+    since: float = 0.0
+    done: list[str] = field(default_factory=list)
+
+
+def queue(**jobs: Sequence[Job]) -> FairQueue[Job]:
+    waiting: FairQueue[Job] = FairQueue()
+    for tenant, of in jobs.items():
+        for job in of:
+            waiting.append(tenant, job)
+    return waiting
+
+
+def served(waiting: FairQueue[Job], max_size: int = 1, max_cost: float = 100.0) -> list[str]:
+    """Names in the order of service, batches joined by +."""
+    batches = []
+    while waiting:
+        batches.append("+".join(job.name for job in waiting.take_batch(max_size, max_cost)))
+    return batches
+
+
+def test_tenants_take_turns_by_what_they_cost() -> None:
+    waiting = queue(a=[Job(f"a{n}", cost=3) for n in range(4)], b=[Job(f"b{n}") for n in range(4)])
+    # Clocks of (a, b): 0 0, 3 0, 3 1, 3 2, 3 3, 6 3, 6 4, 9 4.
+    assert served(waiting) == ["a0", "b0", "b1", "b2", "a1", "b3", "a2", "a3"]
+
+
+def test_who_comes_late_is_not_paid_for_the_time_away() -> None:
+    waiting = queue(a=[Job(f"a{n}") for n in range(4)])
+    assert [waiting.take_batch(1, 9)[0].name for _ in range(2)] == ["a0", "a1"]
+    for n in range(3):
+        waiting.append("b", Job(f"b{n}"))
+    # b starts where a was served last, at 1: one of b before a's next, then they alternate.
+    assert served(waiting) == ["b0", "a2", "b1", "a3", "b2"]
+
+
+def test_a_batch_has_one_of_each_in_turn_and_only_what_fits() -> None:
+    waiting = queue(
+        a=[Job("a0"), Job("a1", cost=50), Job("a2"), Job("a3", key="other")], b=[Job("b0", size=9), Job("b1")]
+    )
+    # b0 is too large, a1 too dear, a3 of another key: each waits for a batch of its own.
+    assert served(waiting, max_size=4, max_cost=10.0) == ["a0+b1+a2", "b0", "a1", "a3"]
+
+
+def test_a_full_queue_is_shared_by_size() -> None:
+    waiting = queue(a=[Job("a0", size=4), Job("a1", size=4)], b=[Job("b0", size=1)])
+    assert waiting.size == 9
+    assert waiting.may_displace("new", 7)
+    assert not waiting.may_displace("new", 8)
+    assert waiting.may_displace("b", 6)
+    assert not waiting.may_displace("b", 7)
+    assert not waiting.may_displace("a", 1)
+    assert waiting.displace().name == "a1"
+    assert waiting.size == 5
+
+
+def test_tenants_are_bounded_and_forgotten() -> None:
+    waiting: FairQueue[Job] = FairQueue()
+    for n in range(MOST_TENANTS + 500):
+        waiting.append(n, Job(str(n)))
+    assert waiting.tenants(0.0) == MOST_TENANTS + 1
+    assert waiting.take_batch(1, 1)[0].name == "0"
+    assert len(waiting.drop(lambda _: True)) == waiting.size + MOST_TENANTS + 499
+    assert waiting.tenants(2.0) == 0
+
+
+def divide(work: Any, cost: float) -> Part[Any] | None:
+    """Works are lists of numbers, each of cost 1."""
+    take = max(1, int(cost))
+    return Part(work[:take], take, take, work[take:]) if isinstance(work, list) and len(work) > take else None
+
+
+class Lists(Gate):
+    """Doubles numbers and lists of them; 13 fails."""
+
+    def run(self, key: Any, works: Sequence[Any], waited: Sequence[float]) -> list[Any]:  # noqa: ARG002
+        self.batches.append((key, list(works)))
+        assert self.open.wait(10)
+        return [
+            ValueError("13") if work == [13] else [2 * n for n in work] if isinstance(work, list) else 2 * work
+            for work in works
+        ]
+
+
+def sharing(gate: Gate, **changes: Any) -> Batcher[Any, Any]:
+    options = {"threads": 1, "window": 0.0, "max_batch": 1, "max_pending": 600, "timeout": 5.0, "divide": divide}
+    return Batcher(gate.run, **(options | changes), join=lambda _, parts: [n for part in parts for n in part])
+
+
+def test_large_work_is_done_in_parts_with_others_between() -> None:
+    gate = Lists()
+
+    async def work() -> None:
+        batches = sharing(gate)
+        first = await busy(batches, gate)
+        greedy = batches.submit("a", list(range(300)), 300, tenant="greedy", cost=300)
+        polite = [batches.submit("a", n, 1, tenant="polite", cost=1) for n in (1, 2)]
+        gate.open.set()
+        assert await asyncio.gather(first, *polite) == [0, 2, 4]
+        assert await greedy == [2 * n for n in range(300)]
+        assert (batches.depth, len(batches._running)) == (0, 0)
+
+    run(work)
+    # Parts of 128 / 8 while two share; 300 is 18 of them and a rest. The polite come after one.
+    works = [works[0] for _, works in gate.batches]
+    assert [work if isinstance(work, int) else len(work) for work in works] == [0, 16, 1, 2, *[16] * 17, 12]
+
+
+def test_alone_parts_are_large() -> None:
+    gate = Lists()
+
+    async def work() -> None:
+        batches = sharing(gate)
+        assert await batches.submit("a", list(range(300)), 300, tenant="greedy", cost=300) == [
+            2 * n for n in range(300)
+        ]
+
+    run(work)
+    assert [len(works[0]) for _, works in gate.batches] == [128, 128, 44]
+
+
+def test_a_part_that_fails_fails_the_work_and_spares_the_rest() -> None:
+    gate = Lists()
+
+    async def work() -> None:
+        batches = sharing(gate, divide=lambda work, _: divide(work, 1))
+        with pytest.raises(ValueError, match="13"):
+            await batches.submit("a", [1, 13, 2, 3], 4, cost=500)
+        assert (batches.depth, len(batches._running)) == (0, 0)
+        assert await batches.submit("a", 4, 1) == 8
+
+    run(work)
+    assert [works[0] for _, works in gate.batches] == [[1], [13], 4]
+
+
+def test_the_newest_of_whoever_holds_most_makes_room() -> None:
+    gate = Lists()
+
+    async def work() -> None:
+        batches = sharing(gate, max_pending=4)
+        first = await busy(batches, gate)
+        greedy = [batches.submit("a", n, 2, tenant="greedy") for n in (1, 2)]
+        assert batches.has_room("polite")
+        assert not batches.has_room("greedy")
+        with pytest.raises(QueueFullError, match="found 4 and received 1 more"):
+            batches.submit("a", 3, 1, tenant="greedy")
+        polite = batches.submit("a", 4, 1, tenant="polite")
+        gate.open.set()
+        with pytest.raises(QueueFullError, match="shared fairly, found that others with fewer need the room"):
+            await greedy[1]
+        assert await asyncio.gather(first, greedy[0], polite) == [0, 2, 8]
+
+    run(work)
+
+
+def test_what_times_out_amid_its_parts_leaves_nothing_behind() -> None:
+    gate = Lists()
+
+    async def work() -> None:
+        batches = sharing(gate, timeout=0.1, divide=lambda work, _: divide(work, 1))
+        gate.open.clear()
+        future = batches.submit("a", [1, 2, 3], 3, cost=500)
+        done = await asyncio.gather(future, return_exceptions=True)
+        assert "found the service too busy" in str(done[0])
+        gate.open.set()
+        assert await batches.submit("a", 5, 1) == 10
+        assert (batches.depth, len(batches._running)) == (0, 0)
+
+    run(work)
+    assert [works[0] for _, works in gate.batches] == [[1], 5]
+
+
+def test_a_search_is_divided_by_cost_and_its_errors_name_the_requests_queries() -> None:
+    queries = [Query(features={}, k=k) for k in (100, 36, 1000, 10, 10)]
+    search = Search(queries, "own", "theirs")
+    assert search.costs == [164, 100, 1064, 74, 74]
+    assert search.labels == 1156
+    part = search.divide(300.0)
+    assert part is not None
+    assert (part.size, part.cost, part.work.asked, part.rest.asked) == (2, 264, queries[:2], queries[2:])
+    second = part.rest.divide(300.0)
+    assert second is not None
+    assert (second.size, list(second.work.places), list(second.rest.places)) == (1, [2], [3, 4])
+    error = second.rest.located(InvalidRequestError("no", field="queries.1.k"))
+    assert isinstance(error, InvalidRequestError)
+    assert error.field == "queries.4.k"
+    assert Search(queries[:1], "own", "theirs").divide(1.0) is None
+    similar = Search(SimilarQuery(ids=["a", "b", "c"], k=36), "own", "theirs").divide(200.0)
+    assert similar is not None
+    assert isinstance(similar.rest.asked, SimilarQuery)
+    assert (similar.size, similar.rest.asked.labels, list(similar.rest.places)) == (2, ["c"], [2])
+    error = similar.rest.located(InvalidRequestError("no", field="k"))
+    assert isinstance(error, InvalidRequestError)
+    assert error.field == "k"
