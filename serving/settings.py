@@ -33,9 +33,11 @@ LIVE = frozenset(
         "admin_keys_file",
         "api_keys",
         "api_keys_file",
+        "compress_bytes",
         "drain_seconds",
         "keep_alive_seconds",
         "keep_releases",
+        "max_answer_bytes",
         "max_body_bytes",
         "max_ids",
         "max_k",
@@ -143,6 +145,11 @@ class Settings(BaseSettings):
     max_total_k: int = Field(default=25_600, ge=1)
     """Most labels that one request may ask for: k summed over its queries, or k for each id it asks about. A single
     query may ask for `max_k` all the same."""
+    max_answer_bytes: int = Field(default=1 << 24, ge=1)
+    """Longest answer of a search; one that would be longer, as labels with their `display` are on average or as they
+    turn out, gets 422."""
+    compress_bytes: int | None = Field(default=1024, ge=0)
+    """Answers of so many bytes are compressed for clients that accept it (zstd, gzip). None: never."""
     max_ids: int = Field(default=10_000, ge=1)
     """Most ids in one `exclude`, `allow` or `labels`."""
     max_features_bytes: int = Field(default=1 << 17, ge=1)

@@ -31,6 +31,8 @@ from longtail.serving.errors import UnknownLabelError
 from longtail.serving.monitoring import fingerprints
 
 _CHUNK = 1 << 16
+_LABEL_BYTES, _PUNCTUATION = 80, 6
+"""Of a label's JSON without columns; of a column, beside its name and value."""
 _SCORE = b',"score":'
 _MAX_KEPT = 1 << 17
 """Labels whose JSON is kept, at most; then all are forgotten and the shown ones made again."""
@@ -58,6 +60,10 @@ class Catalogue:
         self._vectors = vectors
         self._embeddings_LD = embeddings_LD
         self._display = {name: json_ready(name, labels.display[name]) for name in labels.display.column_names}
+        self._column_bytes: dict[str, float] = {
+            name: len(name) + _PUNCTUATION + column.nbytes / max(1, len(column))
+            for name, column in self._display.items()
+        }
         self._json_of_row: dict[int, bytes] = {}
         self._overlay: Overlay | None = None
         self._ids: list[str] = []
@@ -83,6 +89,12 @@ class Catalogue:
     def display_columns(self) -> list[str]:
         """Names of the columns that are shown with labels, in order."""
         return list(self._display)
+
+    def mean_bytes(self, display: bool | Sequence[str]) -> float:
+        """About how many bytes of JSON a label takes on average that shows all columns, none, or these."""
+        if isinstance(display, bool):
+            return _LABEL_BYTES + (sum(self._column_bytes.values()) if display else 0)
+        return _LABEL_BYTES + sum(self._column_bytes.get(name, 0) for name in set(display))
 
     def row(self, id_: str | int, *, field: str | None = None) -> int:
         """The row of a label that is answered; raises UnknownLabelError."""

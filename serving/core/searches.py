@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from longtail.serving.core.batcher import Part
+from longtail.serving.core.catalogue import Catalogue
 from longtail.serving.core.lottery import Draws
 from longtail.serving.core.queries import Query, SimilarQuery
 from longtail.serving.core.retriever import Retrieval, Retriever
-from longtail.serving.errors import ServingError
+from longtail.serving.errors import InvalidRequestError, ServingError
 from longtail.serving.monitoring import AnsweredBatch
 
 _QUERY_COST = 64
@@ -57,6 +58,21 @@ class Search:
     def labels(self) -> int:
         """How many labels it asks for, all queries together."""
         return sum(self.costs) - _QUERY_COST * self.queries
+
+    def mean_bytes(self, catalogue: Catalogue) -> float:
+        """About how many bytes its answer will have, were its labels as long as others are on average."""
+        asked = [self.asked] if isinstance(self.asked, SimilarQuery) else self.asked
+        labels = self.queries if isinstance(self.asked, SimilarQuery) else 1
+        return sum(labels * query.k * catalogue.mean_bytes(query.display) for query in asked)
+
+    def check_bytes(self, count: float, limit: int) -> None:
+        """Raise InvalidRequestError if its answer has, or will have, more bytes than an answer may."""
+        if count > limit:
+            raise InvalidRequestError(
+                f"expected an answer of at most {limit} bytes (LONGTAIL_MAX_ANSWER_BYTES), received a request for "
+                f"{count:.0f}: fewer labels, or columns in `display`, make less",
+                field="k" if isinstance(self.asked, SimilarQuery) else "queries",
+            )
 
     def divide(self, cost: float) -> Part[Search] | None:
         """Its first queries, one at least, that do not cost more; None if it has but one."""

@@ -41,7 +41,7 @@ from longtail.serving.settings import Settings
 logger = logging.getLogger(__name__)
 
 _REFUSAL_SECONDS = 0.1
-_MAX_PENDING_WRITES, _MAX_PENDING_READS = 64, 16
+_MAX_PENDING_WRITES, _MAX_PENDING_READS, _MAX_PENDING_PACKS = 64, 16, 16
 
 Result = TypeVar("Result")
 
@@ -79,6 +79,7 @@ class Service:
         self._changer = BoundedExecutor(
             "labels", max_pending=_MAX_PENDING_WRITES, timeout=settings.request_seconds, initializer=one_openmp_thread
         )
+        self._packer = BoundedExecutor("pack", max_pending=_MAX_PENDING_PACKS, timeout=settings.request_seconds)
         self._reader = BoundedExecutor("read", max_pending=_MAX_PENDING_READS, timeout=settings.request_seconds)
         self._quotas = Quotas(lambda: self.settings)
         self._batcher: Batcher[Search, list[bytes] | PartAnswer] = Batcher(
@@ -219,12 +220,16 @@ class Service:
 
     async def _submit(self, retriever: Retriever, search: Search, *, preview: bool) -> list[bytes]:
         key = BatchKey(retriever, isinstance(search.asked, SimilarQuery), preview)
+        limit = self.settings.max_answer_bytes
+        search.check_bytes(search.mean_bytes(retriever.catalogue), limit)
         tenant, cost = asking.get(), sum(search.costs)
         self._quotas.charge(tenant, search.labels)
         answer = await self._counted(
             lambda: self._batcher.submit(key, search, search.queries, tenant=tenant, cost=cost)
         )
-        return answer.results if isinstance(answer, PartAnswer) else answer
+        results = answer.results if isinstance(answer, PartAnswer) else answer
+        search.check_bytes(sum(map(len, results)), limit)
+        return results
 
     async def admit(self, *, search: bool = True) -> None:
         """Turn a request away before its body is read, if its client has used up a quota, or there is no room for even
@@ -338,6 +343,12 @@ class Service:
         """Read figures, in a thread that neither searches nor writes wait for; raises as `BoundedExecutor.run`."""
         return await self._counted(lambda: self._reader.run(work))
 
+    async def pack(self, work: Callable[[], Result]) -> Result | None:
+        """Compress an answer, in a thread of its own; None if it has too much to do for that."""
+        with suppress(QueueFullError, TimedOutError):
+            return await self._packer.run(work)
+        return None
+
     async def _counted(self, begin: Callable[[], Awaitable[Result]]) -> Result:
         """The result of what is begun; counts it if there was no room for it, or not enough time."""
         try:
@@ -355,6 +366,7 @@ class Service:
         self._changer.close()
         self._reader.close()
         self.mirror.close()
+        self._packer.close()
         self.monitoring.figures.close()
 
     def _read_changes(self) -> None:

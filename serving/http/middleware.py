@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from longtail.serving.core.service import Service
+from longtail.serving.http.compression import pack
 from longtail.serving.http.head import read_head
 from longtail.serving.http.ids import new_id
 from longtail.serving.http.responses import internal_error
@@ -40,7 +41,8 @@ class RequestMiddleware:
     sends it back. As gateways may give several requests one id, every request has an `answer_id` of the service's own
     as well; without X-Request-ID the two are one. An exception that nothing else answered is logged in full and
     answered with a 500 that shows none of it. Every answer forbids caching, framing and sniffing, and all content
-    unless it is a page with a policy of its own. HEAD is answered as GET is, without the body.
+    unless it is a page with a policy of its own, and is compressed for clients that accept it. HEAD is answered as GET,
+    without the body.
 
     Args:
         app: what answers.
@@ -72,15 +74,23 @@ class RequestMiddleware:
         current.set((id_, Trace.parse(trace.decode("latin-1")) if trace else None))
         started = perf_counter()
         status: int | None = None
+        start: Message | None = None
 
         async def send_with_headers(message: Message) -> None:
-            nonlocal status
+            nonlocal status, start
             if message["type"] == "http.response.start":
-                status = message["status"]
                 headers = message["headers"] = [*message.get("headers", ()), *HEADERS, (b"x-request-id", id_.encode())]
-                if all(name != _POLICY for name, _ in headers):
+                if _POLICY not in dict(headers):
                     headers.append(_STRICT)
+                # Until its body has come, which may be compressed.
+                start = message
+                return
             try:
+                if start is not None:
+                    began, start = start, None
+                    await pack(began, message, head.get(b"accept-encoding"), self._service)
+                    status = began["status"]
+                    await send(began)
                 await send(message)
             except RuntimeError as error:
                 # uvloop's, when a client that had sent more requests in the meantime has hung up.

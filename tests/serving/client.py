@@ -32,7 +32,9 @@ class _Transport(httpx.BaseTransport):
     async def _answer(self, request: httpx.Request) -> httpx.Response:
         asynchronous = httpx.Request(request.method, request.url, headers=request.headers, stream=_Chunks(request))
         response = await self._asgi.handle_async_request(asynchronous)
-        return httpx.Response(response.status_code, headers=response.headers, content=await response.aread())
+        assert isinstance(response.stream, httpx.AsyncByteStream)
+        content = b"".join([chunk async for chunk in response.stream])
+        return httpx.Response(response.status_code, headers=response.headers, stream=httpx.ByteStream(content))
 
 
 @contextmanager
