@@ -96,6 +96,13 @@ class Catalogue:
             return _LABEL_BYTES + (sum(self._column_bytes.values()) if display else 0)
         return _LABEL_BYTES + sum(self._column_bytes.get(name, 0) for name in set(display))
 
+    def answered_id(self) -> str:
+        """The id of a label that is answered; where all are hidden, of one that would be."""
+        overlay = self._overlay
+        return next(
+            (id_ for row, id_ in enumerate(self._ids) if overlay is None or not overlay.hides(row)), self._ids[0]
+        )
+
     def row(self, id_: str | int, *, field: str | None = None) -> int:
         """The row of a label that is answered; raises UnknownLabelError."""
         row = self._row(str(id_))

@@ -99,6 +99,11 @@ class Service:
         """Whether new requests should come here."""
         return self._current is not None and not self.draining
 
+    @property
+    def served(self) -> Retriever | None:
+        """The release being served, once one is."""
+        return self._current
+
     def retriever(self, name: str | None = None) -> Retriever:
         """A loaded release; the one being served unless named. Take it once: the next call may give another.
 

@@ -84,6 +84,7 @@ def create_app(
         description=_DESCRIPTION,
         lifespan=lifespan,
         routes=list(routes),
+        openapi_url=None,
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,

@@ -96,11 +96,11 @@ class AuthMiddleware:
             await self._app(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> ServingError | None:
-        """Why a request may not pass; notes whether it may change things."""
+        """Why a request may not pass; notes who asks, and whether they may, and may change things."""
         head, state = head_of(scope), scope["state"]
         api, admin = self._keys.sets
         if not (api or admin):
-            state["admin"] = True
+            state["admin"] = state["may_ask"] = True
             asking.set(tenant_of_address((scope.get("client") or ("",))[0]))
             origin, host = head.get(b"origin"), head.get(b"host")
             if self._insecure:
@@ -119,7 +119,8 @@ class AuthMiddleware:
         key = _key(head)
         asking.set(_fingerprint(key))
         state["admin"] = admin.has(key)
-        if state["admin"] or api.has(key) or _is_open(scope["path"]):
+        state["may_ask"] = state["admin"] or api.has(key)
+        if state["may_ask"] or _is_open(scope["path"]):
             return None
         return UnauthenticatedError(
             "expected a key of this service in Authorization: Bearer or X-API-Key, received "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import hashlib
 import re
 from http import HTTPStatus
@@ -14,9 +15,10 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.staticfiles import StaticFiles
 
+from longtail.serving.core.retriever import Retriever
 from longtail.serving.http.responses import PROBLEM
 from longtail.serving.http.schemas.labels import LabelsRequest
 from longtail.serving.http.schemas.monitoring import FeedbackRequest
@@ -26,14 +28,15 @@ from longtail.serving.http.schemas.retrieval import RetrieveRequest, SimilarRequ
 _REFERENCE = "#/components/schemas/{model}"
 _PHRASES = {"413": "Request Entity Too Large", "422": "Unprocessable Entity"}
 """Of the statuses that Python 3.13 calls otherwise: the document is the same whatever runs the service."""
+_EXAMPLE_K = 10
 _ASSETS = "/docs/assets"
 _INLINE = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
 
 
-def json_body(model: type[BaseModel]) -> dict[str, Any]:
-    """The part of a route's OpenAPI entry that says: the body is this model, as JSON."""
+def json_body(model: type[BaseModel], example: dict[str, Any]) -> dict[str, Any]:
+    """The part of a route's OpenAPI entry that says: the body is this model, as JSON, for example so."""
     schema = {"$ref": _REFERENCE.format(model=model.__name__)}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema, "example": example}}}}
 
 
 def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -63,8 +66,31 @@ def openapi_document(app: FastAPI) -> dict[str, Any]:
     return app.openapi_schema
 
 
+def _with_examples(document: dict[str, Any], retriever: Retriever) -> dict[str, Any]:
+    """The document with examples that a release answers, of its own features and labels."""
+    label, features = retriever.catalogue.answered_id(), retriever.release_json()["example"]
+    k = min(_EXAMPLE_K, len(retriever.catalogue))
+    bodies = {
+        "/v1/retrieve": {"queries": [{"features": features, "k": k}]},
+        "/v1/similar": {"id": label, "k": k},
+        "/v1/labels": {"labels": [{"id": label}]},
+        "/v1/feedback": {"events": [{"features": features, "labels": [label]}]},
+    }
+    paths = copy.deepcopy(document["paths"])
+    for path, operations in paths.items():
+        for operation in operations.values():
+            if path in bodies and "requestBody" in operation:
+                operation["requestBody"]["content"]["application/json"]["example"] = bodies[path]
+            for parameter in operation.get("parameters", ()):
+                if path.startswith("/v1/labels/") and parameter["name"] == "id":
+                    parameter["example"] = label
+    return {**document, "paths": paths}
+
+
 def install_documentation(app: FastAPI) -> None:
-    """Serve /docs, Swagger UI from an installed package, so that the page loads nothing from elsewhere."""
+    """Serve /openapi.json, its examples such as the release in service answers, and /docs, Swagger UI from an installed
+    package, so that the page loads nothing from elsewhere.
+    """
     app.mount(_ASSETS, StaticFiles(packages=[("fastapi_offline", "static")]), name="docs-assets")
     page = get_swagger_ui_html(
         openapi_url="/openapi.json",
@@ -78,6 +104,15 @@ def install_documentation(app: FastAPI) -> None:
         f"default-src 'none'; script-src 'self' {' '.join(scripts)}; style-src 'self' 'unsafe-inline'; "
         "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
+
+    async def document(request: Request) -> Response:
+        static, retriever = openapi_document(app), app.state.service.served
+        # What the release's features and labels are called is for those who may ask it.
+        if retriever is None or not request.state.may_ask:
+            return JSONResponse(static)
+        return JSONResponse(_with_examples(static, retriever))
+
+    app.add_route("/openapi.json", document, include_in_schema=False)
 
     async def docs(_: Request) -> Response:
         return HTMLResponse(page.body, headers={"Content-Security-Policy": policy})

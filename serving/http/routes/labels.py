@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Path, Request
 from fastapi.routing import APIRoute
 from starlette.responses import Response
 
@@ -27,11 +27,13 @@ class _LabelIdRoute(APIRoute):
         self.path_regex = re.compile(self.path_regex.pattern, re.DOTALL)
 
 
+LabelPath = Annotated[str, Path(examples=["50"])]
+
 router = APIRouter(tags=["catalogue"], route_class=_LabelIdRoute)
 
 
 @router.get("/v1/labels/{id:path}", responses={200: {"model": LabelAnswer}, **errors(401, 404, 503)})
-async def label(request: Request, id: str) -> Response:
+async def label(request: Request, id: LabelPath) -> Response:
     """What the release knows about one label; its id may hold slashes."""
     retriever = service_of(request).retriever()
     return json_response(to_json({**retriever.label(id), "release": retriever.name}, request_id(request)))
@@ -39,7 +41,7 @@ async def label(request: Request, id: str) -> Response:
 
 @router.post(
     "/v1/labels",
-    openapi_extra=json_body(LabelsRequest),
+    openapi_extra=json_body(LabelsRequest, {"labels": [{"id": "50"}]}),
     responses={200: {"model": LabelsAnswer}, **errors(400, 401, 403, 404, 408, 413, 415, 422, 429, 503)},
 )
 async def add_labels(request: Request) -> Response:
@@ -60,7 +62,7 @@ async def add_labels(request: Request) -> Response:
 
 
 @router.delete("/v1/labels/{id:path}", responses={200: {"model": HiddenAnswer}, **errors(401, 403, 404, 429, 503)})
-async def hide_label(request: Request, id: str) -> Response:
+async def hide_label(request: Request, id: LabelPath) -> Response:
     """Delete an added label, or hide one of the catalogue; it is in no answer from now on. Admin."""
     require_admin(request, labels=[id])
     service = service_of(request)

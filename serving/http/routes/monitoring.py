@@ -18,7 +18,7 @@ router = APIRouter(tags=["figures"])
 
 @router.post(
     "/v1/feedback",
-    openapi_extra=json_body(FeedbackRequest),
+    openapi_extra=json_body(FeedbackRequest, {"events": [{"features": {"user_id": "42"}, "labels": ["50"]}]}),
     responses={200: {"model": FeedbackAnswer}, **errors(400, 401, 408, 413, 415, 422, 429, 503)},
 )
 async def feedback(request: Request) -> Response:

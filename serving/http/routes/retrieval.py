@@ -22,7 +22,7 @@ router = APIRouter(route_class=DirectRoute)
 @router.post(
     "/v1/retrieve",
     tags=["retrieval"],
-    openapi_extra=json_body(RetrieveRequest),
+    openapi_extra=json_body(RetrieveRequest, {"queries": [{"features": {"user_id": "42"}, "k": 10}]}),
     responses={200: {"model": RetrieveAnswer}, **errors(400, 401, 404, 408, 413, 415, 422, 429, 503)},
 )
 async def retrieve(service: Service, scope: Scope, receive: Receive) -> bytes:
@@ -36,7 +36,7 @@ async def retrieve(service: Service, scope: Scope, receive: Receive) -> bytes:
 @router.post(
     "/v1/similar",
     tags=["retrieval"],
-    openapi_extra=json_body(SimilarRequest),
+    openapi_extra=json_body(SimilarRequest, {"id": "50", "k": 10}),
     responses={200: {"model": SimilarAnswer}, **errors(400, 401, 404, 408, 413, 415, 422, 429, 503)},
 )
 async def similar(service: Service, scope: Scope, receive: Receive) -> bytes:
