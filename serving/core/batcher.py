@@ -131,9 +131,9 @@ class Batcher(Generic[Work, Result]):
         return self._waiting.size
 
     def has_room(self, tenant: Hashable = None) -> bool:
-        """Whether the least work of a tenant would be taken."""
+        """Whether to read what a tenant asks: the queue is not half full, or it has less than its share of it."""
         with self._changed:
-            return self.depth < self._max_pending or self._waiting.may_displace(tenant, 1)
+            return self._waiting.has_share(tenant, self._max_pending, perf_counter())
 
     def submit(
         self, key: Hashable, work: Work, size: int, *, tenant: Hashable = None, cost: float = 0.0

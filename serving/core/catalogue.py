@@ -64,6 +64,7 @@ class Catalogue:
             name: len(name) + _PUNCTUATION + column.nbytes / max(1, len(column))
             for name, column in self._display.items()
         }
+        self._columns_bytes = sum(self._column_bytes.values())
         self._json_of_row: dict[int, bytes] = {}
         self._overlay: Overlay | None = None
         self._ids: list[str] = []
@@ -93,7 +94,7 @@ class Catalogue:
     def mean_bytes(self, display: bool | Sequence[str]) -> float:
         """About how many bytes of JSON a label takes on average that shows all columns, none, or these."""
         if isinstance(display, bool):
-            return _LABEL_BYTES + (sum(self._column_bytes.values()) if display else 0)
+            return _LABEL_BYTES + (self._columns_bytes if display else 0)
         return _LABEL_BYTES + sum(self._column_bytes.get(name, 0) for name in set(display))
 
     def answered_id(self) -> str:

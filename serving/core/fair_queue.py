@@ -91,6 +91,14 @@ class FairQueue(Generic[Job]):
         tenant = self._tenants.get(name)
         return size + (0 if tenant is None else tenant.size) < max(each.size for each in self._tenants.values())
 
+    def has_share(self, name: Hashable, limit: int, now: float) -> bool:
+        """Whether a queue of this limit is not half full, or a tenant has less than its share; alone, that is all."""
+        if 2 * self.size < limit:
+            return True
+        tenant = self._tenants.get(name)
+        sharing = self.tenants(now) + (tenant is None)
+        return (0 if tenant is None else tenant.size) * sharing < limit
+
     def displace(self) -> Job:
         """Take out the newest job of the tenant that has most of the queue."""
         tenant = max(self._tenants.values(), key=lambda tenant: tenant.size)

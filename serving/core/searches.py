@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import repeat
 
 from longtail.serving.core.batcher import Part
 from longtail.serving.core.catalogue import Catalogue
@@ -47,17 +46,21 @@ class Search:
         """Where each of its queries stands in the request, from 0."""
         return range(self.queries) if self.in_request is None else self.in_request
 
-    @property
-    def costs(self) -> list[int]:
+    def _costs(self) -> Iterator[int]:
         """What each of its queries costs, about: the time that a label takes to be written is 1."""
         if isinstance(self.asked, SimilarQuery):
-            return [_QUERY_COST + self.asked.k] * self.queries
-        return [_QUERY_COST + query.k for query in self.asked]
+            return repeat(_QUERY_COST + self.asked.k, self.queries)
+        return (_QUERY_COST + query.k for query in self.asked)
+
+    @property
+    def cost(self) -> int:
+        """What it costs, in the time that a label takes to be written."""
+        return sum(self._costs())
 
     @property
     def labels(self) -> int:
         """How many labels it asks for, all queries together."""
-        return sum(self.costs) - _QUERY_COST * self.queries
+        return self.cost - _QUERY_COST * self.queries
 
     def mean_bytes(self, catalogue: Catalogue) -> float:
         """About how many bytes its answer will have, were its labels as long as others are on average."""
@@ -76,12 +79,17 @@ class Search:
 
     def divide(self, cost: float) -> Part[Search] | None:
         """Its first queries, one at least, that do not cost more; None if it has but one."""
-        costs = self.costs
-        if len(costs) == 1:
+        here, taken = 0, 0
+        for each in self._costs():
+            if here and taken + each > cost:
+                break
+            here, taken = here + 1, taken + each
+        count = self.queries
+        if count == 1:
             return None
-        upto = list(accumulate(costs))
-        here = min(max(1, bisect_right(upto, cost)), len(costs) - 1)
-        return Part(self._slice(0, here), here, upto[here - 1], self._slice(here, len(costs)))
+        if here == count:
+            here, taken = here - 1, taken - each
+        return Part(self._slice(0, here), here, taken, self._slice(here, count))
 
     def _slice(self, start: int, end: int) -> Search:
         asked = self.asked

@@ -226,9 +226,11 @@ class Service:
     async def _submit(self, retriever: Retriever, search: Search, *, preview: bool) -> list[bytes]:
         key = BatchKey(retriever, isinstance(search.asked, SimilarQuery), preview)
         limit = self.settings.max_answer_bytes
-        search.check_bytes(search.mean_bytes(retriever.catalogue), limit)
-        tenant, cost = asking.get(), sum(search.costs)
-        self._quotas.charge(tenant, search.labels)
+        labels = search.labels
+        if labels * retriever.catalogue.mean_bytes(True) > limit:
+            search.check_bytes(search.mean_bytes(retriever.catalogue), limit)
+        tenant, cost = asking.get(), search.cost
+        self._quotas.charge(tenant, labels)
         answer = await self._counted(
             lambda: self._batcher.submit(key, search, search.queries, tenant=tenant, cost=cost)
         )
@@ -250,10 +252,11 @@ class Service:
             self.monitoring.metrics.count_over_quota(error.quota)
             await asyncio.sleep(_REFUSAL_SECONDS)
             raise
-        if search and self._batcher.depth >= self.settings.queue_limit and not self._batcher.has_room(tenant):
+        if search and not self._batcher.has_room(tenant):
             self.leave()
+            limit = self.settings.queue_limit
             await self._shed(
-                QueueFullError(f"expected at most {self.settings.queue_limit} queries waiting, found as many")
+                QueueFullError(f"expected at most {limit} queries waiting, found this client's share of them waiting")
             )
 
     def leave(self) -> None:

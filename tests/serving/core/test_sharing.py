@@ -76,7 +76,13 @@ def test_a_full_queue_is_shared_by_size() -> None:
     assert waiting.may_displace("b", 6)
     assert not waiting.may_displace("b", 7)
     assert not waiting.may_displace("a", 1)
+    # Of 12, a has 8 and b 1: a third each were 4 with a newcomer, a half 6 without.
+    assert waiting.has_share("b", 12, 0.0)
+    assert not waiting.has_share("a", 12, 0.0)
+    assert waiting.has_share("new", 1, 0.0)
+    assert waiting.has_share("a", 19, 0.0)
     assert waiting.displace().name == "a1"
+    assert waiting.has_share("a", 12, 0.0)
     assert waiting.size == 5
 
 
@@ -199,7 +205,7 @@ def test_what_times_out_amid_its_parts_leaves_nothing_behind() -> None:
 def test_a_search_is_divided_by_cost_and_its_errors_name_the_requests_queries() -> None:
     queries = [Query(features={}, k=k) for k in (100, 36, 1000, 10, 10)]
     search = Search(queries, "own", "theirs")
-    assert search.costs == [164, 100, 1064, 74, 74]
+    assert search.cost == 164 + 100 + 1064 + 74 + 74
     assert search.labels == 1156
     part = search.divide(300.0)
     assert part is not None
