@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import secrets
 import sqlite3
@@ -10,12 +9,13 @@ import threading
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextlib import suppress
 from itertools import accumulate
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import faiss
 
 from longtail.bundle import LabelLogError, LabelRecord
 from longtail.bundle.errors import describe
+from longtail.serving.core.admission import Admission
 from longtail.serving.core.batcher import Batcher
 from longtail.serving.core.executor import BoundedExecutor
 from longtail.serving.core.feedback import Event, record_events
@@ -23,13 +23,12 @@ from longtail.serving.core.label_changes import LabelLogFollower
 from longtail.serving.core.lottery import Draws, Lottery
 from longtail.serving.core.mirror import Mirror
 from longtail.serving.core.queries import Query, SimilarQuery
-from longtail.serving.core.quotas import Quotas, asking
+from longtail.serving.core.quotas import asking
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.core.searches import BatchKey, PartAnswer, Search, answered_batch, draw_names, queries_of
 from longtail.serving.errors import (
     NotReadyError,
     QueueFullError,
-    QuotaExceededError,
     ServingError,
     StorageError,
     TimedOutError,
@@ -40,7 +39,6 @@ from longtail.serving.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-_REFUSAL_SECONDS = 0.1
 _MAX_PENDING_WRITES, _MAX_PENDING_READS, _MAX_PENDING_PACKS = 64, 16, 16
 
 Result = TypeVar("Result")
@@ -81,7 +79,6 @@ class Service:
         )
         self._packer = BoundedExecutor("pack", max_pending=_MAX_PENDING_PACKS, timeout=settings.request_seconds)
         self._reader = BoundedExecutor("read", max_pending=_MAX_PENDING_READS, timeout=settings.request_seconds)
-        self._quotas = Quotas(lambda: self.settings)
         self._batcher: Batcher[Search, list[bytes] | PartAnswer] = Batcher(
             self._run_search,
             threads=1 if settings.device == "gpu" else settings.search_threads,
@@ -93,6 +90,7 @@ class Service:
             join=self._join_parts,
             initializer=one_openmp_thread,
         )
+        self.admission = Admission(lambda: self.settings, monitoring, self._batcher.has_room)
 
     @property
     def ready(self) -> bool:
@@ -230,44 +228,13 @@ class Service:
         if labels * retriever.catalogue.mean_bytes(True) > limit:
             search.check_bytes(search.mean_bytes(retriever.catalogue), limit)
         tenant, cost = asking.get(), search.cost
-        self._quotas.charge(tenant, labels)
+        self.admission.charge(labels)
         answer = await self._counted(
             lambda: self._batcher.submit(key, search, search.queries, tenant=tenant, cost=cost)
         )
         results = answer.results if isinstance(answer, PartAnswer) else answer
         search.check_bytes(sum(map(len, results)), limit)
         return results
-
-    async def admit(self, *, search: bool = True) -> None:
-        """Turn a request away before its body is read, if its client has used up a quota, or there is no room for even
-        one query of it. A search that is let in calls `leave` at its end.
-
-        Raises:
-            QuotaExceededError, QueueFullError: one of these.
-        """
-        tenant = asking.get()
-        try:
-            self._quotas.enter(tenant, search=search)
-        except QuotaExceededError as error:
-            self.monitoring.metrics.count_over_quota(error.quota)
-            await asyncio.sleep(_REFUSAL_SECONDS)
-            raise
-        if search and not self._batcher.has_room(tenant):
-            self.leave()
-            limit = self.settings.queue_limit
-            await self._shed(
-                QueueFullError(f"expected at most {limit} queries waiting, found this client's share of them waiting")
-            )
-
-    def leave(self) -> None:
-        """A search that was let in has ended, whatever came of it."""
-        self._quotas.leave(asking.get())
-
-    async def _shed(self, error: QueueFullError) -> NoReturn:
-        """Refuse, but not at once: clients that come straight back would take the time that answers need."""
-        self.monitoring.count_shed()
-        await asyncio.sleep(_REFUSAL_SECONDS)
-        raise error
 
     def change_labels(self, change: Callable[[Retriever], Sequence[LabelRecord]]) -> str:
         """Record label changes; they are on disk, and in every answer of this worker, when this returns.
@@ -362,7 +329,7 @@ class Service:
         try:
             return await begin()
         except QueueFullError as error:
-            await self._shed(error)
+            await self.admission.shed(error)
         except TimedOutError:
             self.monitoring.metrics.count_timeout()
             raise

@@ -34,11 +34,11 @@ class DirectRoute(APIRoute):
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             service: Service = scope["app"].state.service
-            await service.admit()
+            await service.admission.enter()
             try:
                 content = await endpoint(service, scope, receive)
             finally:
-                service.leave()
+                service.admission.leave()
             length = str(len(content)).encode()
             headers = [(b"content-length", length), (b"content-type", b"application/json")]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
