@@ -48,8 +48,8 @@ class NoAnswerError(LongtailError):
 
 
 class BusyError(LongtailError):
-    """429 or 503, to every attempt: the queue is full, a quota is used up (`type` says which), no release is loaded, or the
-    service's own limit passed.
+    """429 or 503, to every attempt: the queue is full, a quota is used up (`type` says which), no release is loaded, or
+    the service's own limit passed.
     """
 
 

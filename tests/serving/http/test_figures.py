@@ -28,7 +28,9 @@ def test_previews_are_answered_and_in_no_figure(app: FastAPI, client: httpx.Clie
     assert after.pop('longtail_previews_total{status="4xx"}') == 1
     for name, value in before.items():
         # The scrape itself, the feedback, and what a process holds.
-        if name in after and not re.search('route="/(metrics|v1/feedback)"|feedback_events|longtail_worker_|_disk_free_', name):
+        if name in after and not re.search(
+            'route="/(metrics|v1/feedback)"|feedback_events|longtail_worker_|_disk_free_', name
+        ):
             assert after[name] == value or math.isnan(value), name
     for window in monitored["windows"].values():
         assert (window["queries"], window["requests"]["count"], window["requests"]["p99_ms"]) == (0, 0, None)
