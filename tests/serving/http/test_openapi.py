@@ -34,6 +34,7 @@ OPERATIONS = {
     "monitoring_v1_monitoring_get",
     "metrics_metrics_get",
     "release_v1_release_get",
+    "staged_v1_release_staged_get",
     "reload_v1_release_reload_post",
     "live_livez_get",
     "ready_readyz_get",
@@ -73,6 +74,7 @@ def call(client: httpx.Client, method: str, path: str, operation: dict[str, Any]
 def test_a_running_service_answers_every_example(tmp_path: Path) -> None:
     service = create_app(plane_settings(tmp_path), retriever=plane_retriever())
     with client_of(service) as client:
+        service.state.service.stage(plane_retriever("plane-2"))
         document = client.get("/openapi.json").json()
         made = {operation["operationId"]: (method, path, operation) for method, path, operation in operations(document)}
         assert body_example(made["retrieve_v1_retrieve_post"][2])["queries"][0]["features"].keys() == {
