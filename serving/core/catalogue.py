@@ -21,10 +21,11 @@ from pydantic import JsonValue
 
 from longtail.bundle import BUCKET_NAMES, Labels
 from longtail.bundle.added_labels import AddedLabels
-from longtail.bundle.arrays import Float32, Int8, Int64
+from longtail.bundle.arrays import Bools, Float32, Int8, Int64
 from longtail.bundle.display import json_ready
 from longtail.bundle.errors import describe
 from longtail.index import without_rows
+from longtail.serving.core.label_texts import LabelTexts
 from longtail.serving.core.overlay import Overlay
 from longtail.serving.core.ranking import NO_ROWS
 from longtail.serving.errors import UnknownLabelError
@@ -65,6 +66,7 @@ class Catalogue:
             for name, column in self._display.items()
         }
         self._columns_bytes = sum(self._column_bytes.values())
+        self._texts = LabelTexts(labels.ids, self._display.values())
         self._json_of_row: dict[int, bytes] = {}
         self._overlay: Overlay | None = None
         self._ids: list[str] = []
@@ -103,6 +105,32 @@ class Catalogue:
         return next(
             (id_ for row, id_ in enumerate(self._ids) if overlay is None or not overlay.hides(row)), self._ids[0]
         )
+
+    @property
+    def rows_by_id(self) -> npt.NDArray[np.int32]:
+        """Rows of the release in the order of their labels' ids, int32 [L]; sorted when first asked for."""
+        return self._texts.rows_by_id
+
+    def id_of(self, row: int) -> str:
+        """The id of a row's label."""
+        first = len(self._ids)
+        return self._ids[row] if row < first else self._overlay.added.ids[row - first]  # type: ignore[union-attr]
+
+    def containing(self, text: str, rows_N: Int64) -> Bools:
+        """Whether a label's id or display holds a text, as `LabelTexts.containing`, of every row, bool [N]."""
+        first = len(self._ids)
+        above_N = rows_N >= first
+        found_N: Bools = np.empty(len(rows_N), np.bool_)
+        found_N[~above_N] = self._texts.containing(text, rows_N[~above_N])
+        if above_N.any():
+            added = self._overlay.added.take(rows_N[above_N] - first)  # type: ignore[union-attr]  # as in `id_of`
+            columns = (
+                pa.array([display[name] for display in added.display], column.type)
+                for name, column in self._display.items()
+            )
+            texts = LabelTexts(pa.array(added.ids, pa.string()), columns)
+            found_N[above_N] = texts.containing(text, np.arange(len(added)))
+        return found_N
 
     def row(self, id_: str | int, *, field: str | None = None) -> int:
         """The row of a label that is answered; raises UnknownLabelError."""
@@ -211,28 +239,36 @@ class Catalogue:
             for row, bucket, display in zip(rows_N.tolist(), buckets, self._display_of(rows_N), strict=True)
         ]
 
-    def label_json(self, row: int) -> dict[str, Any]:
-        """`LabelAnswer` of the HTTP API for one row, but for the release and the request's id."""
-        labels = self._labels
-        if row >= len(self._ids):
-            added, row = self._overlay.added, row - len(self._ids)  # type: ignore[union-attr]  # as above
-            return {
-                "id": added.ids[row],
-                "count": int(added.counts[row]),
-                "log_pn": added.log_pn[row],
-                "log_popularity": (added.log_pn if added.log_popularity is None else added.log_popularity)[row],
-                "bucket": BUCKET_NAMES[added.buckets[row]],
-                "bias": None if added.bias is None else added.bias[row],
-                "display": added.display[row],
+    def labels_json(self, rows: Sequence[int]) -> list[dict[str, Any]]:
+        """`LabelAnswer` of the HTTP API for some rows, but for the release and the request's id."""
+        labels, first = self._labels, len(self._ids)
+        of_catalogue = np.array([row for row in rows if row < first], np.int64)
+        shown = dict(zip(of_catalogue.tolist(), self._display_of(of_catalogue), strict=True))
+        return [
+            {
+                "id": self._ids[row],
+                "count": int(labels.counts[row]),
+                "log_pn": labels.log_pn[row],
+                "log_popularity": labels.log_pi[row],
+                "bucket": BUCKET_NAMES[labels.buckets[row]],
+                "bias": None if labels.bias is None else labels.bias[row],
+                "display": shown[row],
             }
+            if row < first
+            else self._json_of_added(row - first)
+            for row in rows
+        ]
+
+    def _json_of_added(self, place: int) -> dict[str, Any]:
+        added = self._overlay.added  # type: ignore[union-attr]  # only an overlay has rows of its own
         return {
-            "id": self._ids[row],
-            "count": int(labels.counts[row]),
-            "log_pn": labels.log_pn[row],
-            "log_popularity": labels.log_pi[row],
-            "bucket": BUCKET_NAMES[labels.buckets[row]],
-            "bias": None if labels.bias is None else labels.bias[row],
-            "display": self._display_of(np.array([row]))[0],
+            "id": added.ids[place],
+            "count": int(added.counts[place]),
+            "log_pn": added.log_pn[place],
+            "log_popularity": (added.log_pn if added.log_popularity is None else added.log_popularity)[place],
+            "bucket": BUCKET_NAMES[added.buckets[place]],
+            "bias": None if added.bias is None else added.bias[place],
+            "display": added.display[place],
         }
 
     def _display_of(self, rows_N: Int64) -> list[dict[str, JsonValue]]:

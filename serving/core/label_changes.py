@@ -31,6 +31,8 @@ from longtail.serving.errors import ServingError, UnknownLabelError, UnservableR
 logger = logging.getLogger(__name__)
 
 _LONG_LOG = 10_000
+_MOST_NAMED = 10
+"""Unknown ids that an error names, at most."""
 
 
 class NewLabel(RequestModel):
@@ -154,3 +156,38 @@ def record_to_hide(id_: str, retriever: Retriever) -> Hide:
     if not retriever.knows(id_):
         raise UnknownLabelError(f"expected the id of a label of this release, received {describe(id_)}")
     return Hide(id=id_, at=datetime.now(UTC))
+
+
+def records_to_hide(ids: Sequence[LabelId], retriever: Retriever) -> list[Hide]:
+    """What a POST /v1/labels/delete asks for, a record for each of the distinct labels; also for those gone already.
+
+    Raises:
+        UnknownLabelError: names those that the release never had.
+    """
+    _refuse_unknown(ids, retriever.knows)
+    at = datetime.now(UTC)
+    return [Hide(id=id_, at=at) for id_ in dict.fromkeys(map(str, ids))]
+
+
+def records_to_restore(ids: Sequence[LabelId], retriever: Retriever) -> list[Restore]:
+    """What a POST /v1/labels/restore asks for, a record for each of the distinct labels; also for those never hidden.
+
+    Raises:
+        UnknownLabelError: names those that the release does not have; added ones that were deleted are gone.
+    """
+    _refuse_unknown(ids, lambda id_: id_ in retriever.catalogue.row_of or id_ in retriever.overlay.row_of)
+    at = datetime.now(UTC)
+    return [Restore(id=id_, at=at) for id_ in dict.fromkeys(map(str, ids))]
+
+
+def _refuse_unknown(ids: Sequence[LabelId], knows: Callable[[str], bool]) -> None:
+    unknown = {str(id_): place for place, id_ in reversed(list(enumerate(ids))) if not knows(str(id_))}
+    if unknown:
+        first = sorted(unknown.items(), key=lambda found: found[1])[:_MOST_NAMED]
+        named = ", ".join(f"{describe(id_)} (ids.{place})" for id_, place in first)
+        raise UnknownLabelError(
+            f"expected ids of labels of this release, received {len(unknown)} that it does not have: {named}"
+            + (", …" if len(unknown) > _MOST_NAMED else "")
+            + "; none was changed",
+            field=f"ids.{first[0][1]}",
+        )

@@ -25,6 +25,7 @@ from longtail.serving.core.catalogue import Catalogue, with_columns
 from longtail.serving.core.dials import Dials
 from longtail.serving.core.exploration import explore_each, slots_of
 from longtail.serving.core.label_vectors import read_by_label
+from longtail.serving.core.listing import LabelListing, Page, list_labels
 from longtail.serving.core.lottery import Draws
 from longtail.serving.core.overlay import HidingSearcher, Overlay
 from longtail.serving.core.queries import Query, ResolvedQuery, SimilarQuery
@@ -235,7 +236,11 @@ class Retriever:
 
     def label(self, id_: str) -> dict[str, Any]:
         """Everything known about one label; raises UnknownLabelError."""
-        return self.catalogue.label_json(self.catalogue.row(id_))
+        return self.catalogue.labels_json([self.catalogue.row(id_)])[0]
+
+    def list_labels(self, asked: LabelListing) -> Page:
+        """One page of the labels, hidden and added ones among them; raises as `listing.list_labels`."""
+        return list_labels(self.catalogue, self.overlay, asked)
 
     def warm(self) -> None:
         """Answer one real query, so that what is loaded at first use is loaded before the first client.

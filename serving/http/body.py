@@ -122,7 +122,7 @@ def _describe(error: Any, path: list[str], model: type[BaseModel]) -> str:
         return f"expected at least {context['min_length']} of them, received {context['actual_length']}"
     if kind in ("id_or_ids", "request_or_features", "display_alone"):
         return str(error["msg"])
-    expected = str(error["msg"]).removeprefix("Input should be ")
+    expected = str(error["msg"]).removeprefix("Input should be ").removeprefix("String should have ")
     return f"expected {expected}, received {describe(error['input'])}"
 
 

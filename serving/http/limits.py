@@ -7,9 +7,10 @@ from collections.abc import Callable
 from pydantic import JsonValue
 
 from longtail.bundle.errors import describe
+from longtail.serving.core.listing import LabelListing
 from longtail.serving.core.queries import SearchOptions, features_json
 from longtail.serving.errors import InvalidRequestError
-from longtail.serving.http.schemas.labels import LabelsRequest
+from longtail.serving.http.schemas.labels import LabelIdsRequest, LabelsRequest
 from longtail.serving.http.schemas.monitoring import FeedbackRequest
 from longtail.serving.http.schemas.retrieval import RetrieveRequest, SimilarRequest
 from longtail.serving.settings import Settings
@@ -43,6 +44,19 @@ def check_labels(request: LabelsRequest, settings: Settings) -> None:
                 f"expected an id of 1 to {_LONGEST_ID} characters, received {describe(label.id)}",
                 field=f"labels.{index}.id",
             )
+
+
+def check_label_ids(request: LabelIdsRequest, settings: Settings) -> None:
+    """Raise InvalidRequestError if a limit is passed; names the field."""
+    _at_most(len(request.ids), settings.max_ids, "ids", "ids")
+
+
+def check_listing(request: LabelListing, settings: Settings) -> None:
+    """Raise InvalidRequestError if a limit is passed; names the field."""
+    if "limit" in request.model_fields_set and request.limit > settings.max_k:
+        raise InvalidRequestError(
+            f"expected limit <= {settings.max_k}, received {describe(request.limit)}", field="limit"
+        )
 
 
 def check_feedback(request: FeedbackRequest, settings: Settings, knows: Callable[[str], bool]) -> None:

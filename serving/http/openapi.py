@@ -20,7 +20,7 @@ from starlette.staticfiles import StaticFiles
 
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.http.responses import PROBLEM
-from longtail.serving.http.schemas.labels import LabelsRequest
+from longtail.serving.http.schemas.labels import LabelIdsRequest, LabelsRequest
 from longtail.serving.http.schemas.monitoring import FeedbackRequest
 from longtail.serving.http.schemas.operations import ErrorAnswer
 from longtail.serving.http.schemas.retrieval import RetrieveRequest, SimilarRequest
@@ -29,6 +29,7 @@ _REFERENCE = "#/components/schemas/{model}"
 _PHRASES = {"413": "Request Entity Too Large", "422": "Unprocessable Entity"}
 """Of the statuses that Python 3.13 calls otherwise: the document is the same whatever runs the service."""
 _EXAMPLE_K = 10
+_BODIES = (RetrieveRequest, SimilarRequest, LabelsRequest, LabelIdsRequest, FeedbackRequest)
 _ASSETS = "/docs/assets"
 _INLINE = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
 
@@ -37,6 +38,15 @@ def json_body(model: type[BaseModel], example: dict[str, Any]) -> dict[str, Any]
     """The part of a route's OpenAPI entry that says: the body is this model, as JSON, for example so."""
     schema = {"$ref": _REFERENCE.format(model=model.__name__)}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema, "example": example}}}}
+
+
+def query_parameters(model: type[BaseModel]) -> dict[str, Any]:
+    """The part of a route's OpenAPI entry that says: these may stand in the query string."""
+    parameters = [
+        {"name": name, "in": "query", "description": schema.pop("description", ""), "schema": schema}
+        for name, schema in model.model_json_schema()["properties"].items()
+    ]
+    return {"parameters": parameters}
 
 
 def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -49,7 +59,7 @@ def openapi_document(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
         schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
         _, bodies = models_json_schema(
-            [(body, "validation") for body in (RetrieveRequest, SimilarRequest, LabelsRequest, FeedbackRequest)],
+            [(body, "validation") for body in _BODIES],
             ref_template=_REFERENCE,
         )
         schema["components"]["schemas"].update(bodies["$defs"])
@@ -74,6 +84,8 @@ def _with_examples(document: dict[str, Any], retriever: Retriever) -> dict[str, 
         "/v1/retrieve": {"queries": [{"features": features, "k": k}]},
         "/v1/similar": {"id": label, "k": k},
         "/v1/labels": {"labels": [{"id": label}]},
+        "/v1/labels/delete": {"ids": [label]},
+        "/v1/labels/restore": {"ids": [label]},
         "/v1/feedback": {"events": [{"features": features, "labels": [label]}]},
     }
     paths = copy.deepcopy(document["paths"])

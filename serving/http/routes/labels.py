@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request
 from fastapi.routing import APIRoute
 from starlette.responses import Response
 
-from longtail.serving.core.label_changes import record_to_hide, records_to_add
+from longtail.bundle import LabelRecord
+from longtail.serving.core.label_changes import record_to_hide, records_to_add, records_to_hide, records_to_restore
+from longtail.serving.core.listing import LabelListing
+from longtail.serving.core.queries import LabelId
+from longtail.serving.core.retriever import Retriever
 from longtail.serving.http import limits
 from longtail.serving.http.auth import require_admin
 from longtail.serving.http.body import read_body
-from longtail.serving.http.openapi import errors, json_body
+from longtail.serving.http.openapi import errors, json_body, query_parameters
+from longtail.serving.http.parameters import read_parameters
 from longtail.serving.http.responses import json_response, request_id, service_of, to_json
-from longtail.serving.http.schemas.labels import HiddenAnswer, LabelAnswer, LabelsAnswer, LabelsRequest
+from longtail.serving.http.schemas.labels import (
+    HiddenAnswer,
+    LabelAnswer,
+    LabelIdsRequest,
+    LabelPage,
+    LabelsAnswer,
+    LabelsRequest,
+)
 
 
 class _LabelIdRoute(APIRoute):
@@ -30,6 +42,25 @@ class _LabelIdRoute(APIRoute):
 LabelPath = Annotated[str, Path(examples=["50"])]
 
 router = APIRouter(tags=["catalogue"], route_class=_LabelIdRoute)
+
+
+@router.get(
+    "/v1/labels",
+    openapi_extra=query_parameters(LabelListing),
+    responses={200: {"model": LabelPage}, **errors(401, 422, 429, 503)},
+)
+async def labels(request: Request) -> Response:
+    """Page by page the labels of the release, hidden ones too, and those added since, in the order of their ids.
+
+    Whatever is added, hidden or swapped between two pages, a label that is there all the while comes exactly once.
+    """
+    service = service_of(request)
+    asked = read_parameters(request, LabelListing)
+    limits.check_listing(asked, service.settings)
+    retriever = service.retriever()
+    page = await service.read(lambda: retriever.list_labels(asked))
+    answer = {"labels": page.labels, "next_cursor": page.next_cursor, "release": retriever.name}
+    return json_response(to_json(answer, request_id(request)))
 
 
 @router.get("/v1/labels/{id:path}", responses={200: {"model": LabelAnswer}, **errors(401, 404, 503)})
@@ -61,6 +92,26 @@ async def add_labels(request: Request) -> Response:
     return json_response(to_json({"accepted": len(body.labels), "release": release}, request_id(request)))
 
 
+@router.post(
+    "/v1/labels/delete",
+    openapi_extra=json_body(LabelIdsRequest, {"ids": ["50"]}),
+    responses={200: {"model": LabelsAnswer}, **errors(400, 401, 403, 404, 408, 413, 415, 422, 429, 503)},
+)
+async def hide_labels(request: Request) -> Response:
+    """Delete or hide many labels, as DELETE does one: all in one write to disk, or none. Admin."""
+    return await _change_all(request, records_to_hide)
+
+
+@router.post(
+    "/v1/labels/restore",
+    openapi_extra=json_body(LabelIdsRequest, {"ids": ["50"]}),
+    responses={200: {"model": LabelsAnswer}, **errors(400, 401, 403, 404, 408, 413, 415, 422, 429, 503)},
+)
+async def restore_labels(request: Request) -> Response:
+    """Bring many hidden labels back: all in one write to disk, or none. Admin."""
+    return await _change_all(request, records_to_restore)
+
+
 @router.delete("/v1/labels/{id:path}", responses={200: {"model": HiddenAnswer}, **errors(401, 403, 404, 429, 503)})
 async def hide_label(request: Request, id: LabelPath) -> Response:
     """Delete an added label, or hide one of the catalogue; it is in no answer from now on. Admin."""
@@ -68,3 +119,17 @@ async def hide_label(request: Request, id: LabelPath) -> Response:
     service = service_of(request)
     release = await service.change(lambda: service.change_labels(lambda retriever: [record_to_hide(id, retriever)]))
     return json_response(to_json({"id": id, "release": release}, request_id(request)))
+
+
+async def _change_all(
+    request: Request, change: Callable[[Sequence[LabelId], Retriever], Sequence[LabelRecord]]
+) -> Response:
+    """Hide or restore the labels of a body of ids."""
+    require_admin(request)
+    service = service_of(request)
+    body = await read_body(request, LabelIdsRequest, service.settings)
+    limits.check_label_ids(body, service.settings)
+    ids = list(dict.fromkeys(map(str, body.ids)))
+    request.state.audited["labels"] = ids
+    release = await service.change(lambda: service.change_labels(lambda retriever: change(body.ids, retriever)))
+    return json_response(to_json({"accepted": len(ids), "release": release}, request_id(request)))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pydantic import BaseModel, Field, JsonValue
 
 from longtail.serving.core.label_changes import NewLabel
-from longtail.serving.core.queries import BucketName, RequestModel
+from longtail.serving.core.listing import LabelState
+from longtail.serving.core.queries import BucketName, LabelId, RequestModel
 
 
 class LabelsRequest(RequestModel):
@@ -14,8 +15,16 @@ class LabelsRequest(RequestModel):
     labels: list[NewLabel] = Field(min_length=1)
 
 
-class LabelAnswer(BaseModel):
-    """Answer of GET /v1/labels/{id}."""
+class LabelIdsRequest(RequestModel):
+    """Body of POST /v1/labels/delete and POST /v1/labels/restore."""
+
+    ids: list[LabelId] = Field(
+        min_length=1, description="At most LONGTAIL_MAX_IDS. All of them change, in one write to disk, or none."
+    )
+
+
+class LabelInformation(BaseModel):
+    """What the release knows of one label."""
 
     id: str
     count: int = Field(description="Training pairs.")
@@ -24,14 +33,40 @@ class LabelAnswer(BaseModel):
     bucket: BucketName
     bias: float | None = Field(description="The model's bias of this label in logits; null for a model without.")
     display: dict[str, JsonValue]
+
+
+class LabelAnswer(LabelInformation):
+    """Answer of GET /v1/labels/{id}."""
+
+    release: str
+    request_id: str
+
+
+class ListedLabel(LabelInformation):
+    """One label of a page."""
+
+    state: LabelState = Field(
+        description="`visible`: of the release, in answers. `hidden`: of the release, in none. `added`: in answers, "
+        "not of the release."
+    )
+
+
+class LabelPage(BaseModel):
+    """Answer of GET /v1/labels: some labels, in the order of their ids."""
+
+    labels: list[ListedLabel]
+    next_cursor: str | None = Field(
+        description="`cursor` of the next page; null after the last. Until then a page may be short, or empty, where a "
+        "search has much to look through."
+    )
     release: str
     request_id: str
 
 
 class LabelsAnswer(BaseModel):
-    """Answer of POST /v1/labels: the labels are on disk, and in every answer from now on."""
+    """Answer of POST /v1/labels, …/delete and …/restore: on disk, and in effect for every answer from now on."""
 
-    accepted: int
+    accepted: int = Field(description="Labels; of /delete and /restore distinct ones.")
     release: str
     request_id: str
 

@@ -1,0 +1,214 @@
+"""Pages over the labels that a service has: those of the release, hidden ones among them, and those added since.
+
+They come in the order of their ids, and a cursor is the id that a page ends with: whatever is added, hidden or swapped
+between two pages, a label that is there all the while comes exactly once.
+
+Legend: `L` labels of the release, `N` some rows.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import Field
+
+from longtail.bundle import BUCKET_NAMES
+from longtail.bundle.added_labels import NEW_LABEL
+from longtail.bundle.arrays import Bools, Int64
+from longtail.bundle.errors import describe
+from longtail.serving.core.catalogue import Catalogue
+from longtail.serving.core.overlay import Overlay
+from longtail.serving.core.queries import BucketName, RequestModel
+from longtail.serving.core.ranking import NO_ROWS
+from longtail.serving.errors import InvalidRequestError
+
+LabelState = Literal["visible", "hidden", "added"]
+"""`visible`: of the release, in answers. `hidden`: of the release, in none. `added`: in answers, not of the release."""
+
+_CHUNK = 1 << 14
+_MOST_SEARCHED = 1 << 17
+"""Labels whose texts are looked through for one page, at most."""
+_LONGEST_SEARCH = 128
+_CURSOR_VERSION = "1"
+
+
+class LabelListing(RequestModel):
+    """Which labels are wanted, and how many at a time."""
+
+    limit: int = Field(
+        default=100, ge=1, strict=False, description="Labels of one page, at most; up to LONGTAIL_MAX_K."
+    )
+    cursor: str | None = Field(
+        default=None, description="`next_cursor` of the page before; none: the first page. With the same filters."
+    )
+    search: str = Field(
+        default="",
+        max_length=_LONGEST_SEARCH,
+        description="Only labels with this in their id, or in a display column of text, lists of text or whole "
+        "numbers; in upper case or lower.",
+    )
+    state: Literal["all", "visible", "hidden", "added"] = Field(
+        default="all",
+        description="`visible`: of the release, in answers. `hidden`: of the release, in none. `added`: in answers, "
+        "not of the release.",
+    )
+    bucket: BucketName | None = Field(default=None, description="Only labels of this frequency bucket.")
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some labels, in the order of their ids.
+
+    Attributes:
+        labels: each as `ListedLabel` of the HTTP API.
+        next_cursor: where the next page begins; None after the last. A search may end a page early, even an empty one.
+    """
+
+    labels: list[dict[str, Any]]
+    next_cursor: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What one walk found, in the order of ids.
+
+    Attributes:
+        rows: as they are answered.
+        until: the id up to which it has looked; None: as far as it matters.
+    """
+
+    rows: list[int]
+    until: str | None = None
+
+
+def list_labels(catalogue: Catalogue, overlay: Overlay, asked: LabelListing) -> Page:
+    """One page of labels. What it costs is bounded, and most of it leaves the interpreter to others.
+
+    Args:
+        catalogue: the release's, with the overlay.
+        overlay: what was added and hidden since it was built.
+        asked: which labels.
+
+    Raises:
+        InvalidRequestError: a cursor that no page ended with.
+    """
+    after = _read_cursor(asked.cursor)
+    walk = _Walk(catalogue, overlay, asked)
+    of_release = _Found([]) if asked.state == "added" else walk.through(_rows_after(catalogue, after))
+    of_others = walk.through(_added_after(overlay, after)) if asked.state in ("all", "added") else _Found([])
+    ids = {row: catalogue.id_of(row) for row in (*of_release.rows, *of_others.rows)}
+    until = min((found.until for found in (of_release, of_others) if found.until is not None), default=None)
+    rows = sorted((row for row in ids if until is None or ids[row] <= until), key=ids.__getitem__)
+    shown = rows[: asked.limit]
+    end = ids[shown[-1]] if len(rows) > asked.limit else until
+    labels = catalogue.labels_json(shown)
+    for label, state in zip(labels, _states(overlay, shown), strict=True):
+        label["state"] = state
+    return Page(labels, None if end is None else _cursor(end))
+
+
+class _Walk:
+    """Looks through rows for one page.
+
+    Args:
+        catalogue, overlay, asked: as of `list_labels`.
+    """
+
+    def __init__(self, catalogue: Catalogue, overlay: Overlay, asked: LabelListing) -> None:
+        self._catalogue = catalogue
+        self._overlay = overlay
+        self._asked = asked
+        replaced = np.flatnonzero(overlay.added.catalogue_rows != NEW_LABEL)
+        own = overlay.added.catalogue_rows[replaced]
+        order = np.argsort(own)
+        self._replaced, self._replacing = own[order], overlay.base + replaced[order]
+        self._bucket = None if asked.bucket is None else BUCKET_NAMES.index(asked.bucket)
+
+    def through(self, rows_N: np.ndarray[Any, np.dtype[np.int32 | np.int64]]) -> _Found:
+        """The first of these rows that are wanted, one more than a page holds."""
+        wanted, found, searched = self._asked.limit + 1, list[int](), 0
+        for start in range(0, len(rows_N), _CHUNK):
+            rows = self._as_answered(rows_N[start : start + _CHUNK].astype(np.int64))
+            last = int(rows[-1])
+            rows = rows[self._kept(rows)]
+            if self._asked.search and rows.size:
+                searched += rows.size
+                rows = rows[self._catalogue.containing(self._asked.search, rows)]
+            found += rows[: wanted - len(found)].tolist()
+            if len(found) == wanted:
+                break
+            if searched > _MOST_SEARCHED - _CHUNK and start + _CHUNK < len(rows_N):
+                return _Found(found, self._catalogue.id_of(last))
+        return _Found(found)
+
+    def _as_answered(self, rows: Int64) -> Int64:
+        """Rows of the catalogue, those of labels that were embedded anew by the overlay's."""
+        if not self._replaced.size:
+            return rows
+        places = np.searchsorted(self._replaced, rows).clip(max=len(self._replaced) - 1)
+        return np.where(self._replaced[places] == rows, self._replacing[places], rows)
+
+    def _kept(self, rows: Int64) -> Bools:
+        """Which rows have the state and bucket asked for, bool [N]."""
+        kept: Bools = np.ones(len(rows), np.bool_)
+        if self._asked.state in ("visible", "hidden"):
+            kept = np.isin(rows, self._overlay.hidden) == (self._asked.state == "hidden")
+        if self._bucket is not None:
+            kept &= self._catalogue.buckets(rows) == self._bucket
+        return kept
+
+
+def _rows_after(catalogue: Catalogue, after: str | None) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """Rows of the release whose ids come after one, by id."""
+    rows_L = catalogue.rows_by_id
+    if after is None:
+        return rows_L
+    return rows_L[bisect_right(range(len(rows_L)), after, key=lambda place: catalogue.id_of(int(rows_L[place]))) :]
+
+
+def _added_after(overlay: Overlay, after: str | None) -> Int64:
+    """Rows of the labels that the release has not, whose ids come after one, by id."""
+    new = np.flatnonzero(overlay.added.catalogue_rows == NEW_LABEL)
+    if not new.size:
+        return NO_ROWS
+    ids = pa.array([overlay.added.ids[place] for place in new], pa.string())
+    order = pc.sort_indices(ids).to_numpy()
+    rows: Int64 = overlay.base + new[order]
+    return rows if after is None else rows[int(pc.sum(pc.less_equal(ids, after)).as_py()) :]
+
+
+def _states(overlay: Overlay, rows: Sequence[int]) -> list[LabelState]:
+    return [
+        "hidden" if overlay.hides(row) else
+        "added" if row >= overlay.base and overlay.added.catalogue_rows[row - overlay.base] == NEW_LABEL else
+        "visible"
+        for row in rows
+    ]  # fmt: skip
+
+
+def _cursor(id_: str) -> str:
+    return base64.urlsafe_b64encode(f"{_CURSOR_VERSION}{id_}".encode()).decode().rstrip("=")
+
+
+def _read_cursor(cursor: str | None) -> str | None:
+    """The id that a page ended with; raises InvalidRequestError."""
+    if cursor is None:
+        return None
+    try:
+        padded = cursor.encode("ascii") + b"=" * (-len(cursor) % 4)
+        read = base64.b64decode(padded, altchars=b"-_", validate=True).decode()
+    except (UnicodeError, binascii.Error):
+        read = ""
+    if not read.startswith(_CURSOR_VERSION):
+        raise InvalidRequestError(
+            f"expected next_cursor of an earlier page, received {describe(cursor)}", field="cursor"
+        )
+    return read.removeprefix(_CURSOR_VERSION)

@@ -1,0 +1,175 @@
+"""Pages over labels against plain Python over the same labels: which, in which order, each in its state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from longtail.bundle import Bundle, Hide, LabelRecord, Labels, Upsert, replay
+from longtail.serving import Retriever
+from longtail.serving.core import listing
+from longtail.serving.core.listing import LabelListing, Page
+from longtail.serving.errors import InvalidRequestError
+from tests.bundles import make_bundle
+from tests.serving.core.test_overlay import AT, Exact, some_records
+from tests.serving.plane import PlaneEncoder
+
+L = 60
+
+
+def retriever_of(bundle: Bundle, records: Sequence[LabelRecord] = (), name: str = "r1") -> Retriever:
+    made = Retriever(
+        name=name,
+        created_at=datetime(2026, 1, 2, tzinfo=UTC),
+        bundle=bundle,
+        searcher=Exact(bundle),
+        encoder=PlaneEncoder(),
+        max_new_labels=1000,
+    )
+    return made.with_changes(records)
+
+
+def with_display(bundle: Bundle, **columns: pa.Array) -> Bundle:
+    labels = replace(bundle.labels, display=pa.table(columns))
+    return replace(bundle, labels=labels, manifest=bundle.manifest.model_copy(update={"display": list(columns)}))
+
+
+def pages(retriever: Retriever, **asked: Any) -> Iterator[Page]:
+    cursor = None
+    while True:
+        page = retriever.list_labels(LabelListing(**asked, cursor=cursor))
+        yield page
+        cursor = page.next_cursor
+        if cursor is None:
+            return
+
+
+def listed(retriever: Retriever, **asked: Any) -> list[tuple[str, str]]:
+    return [(label["id"], label["state"]) for page in pages(retriever, **asked) for label in page.labels]
+
+
+def expected_of(bundle: Bundle, records: Sequence[LabelRecord]) -> dict[str, str]:
+    """State by id, in the order of ids."""
+    known, changes = bundle.labels.ids.to_pylist(), replay(records)
+    states = {id_: "hidden" if id_ in changes.hidden else "visible" for id_ in known}
+    return dict(sorted((dict.fromkeys(changes.upserts, "added") | states).items()))
+
+
+@pytest.mark.parametrize("limit", [1, 7, 1000])
+def test_every_label_comes_once_in_its_state(limit: int) -> None:
+    bundle = make_bundle(labels=L, label_tower=True)
+    records = some_records(np.random.default_rng(limit), 150)
+    changed, states = retriever_of(bundle, records), expected_of(bundle, records)
+    assert set(states.values()) == {"visible", "hidden", "added"}
+    assert listed(changed, limit=limit) == list(states.items())
+    for state in ("visible", "hidden", "added"):
+        assert listed(changed, limit=limit, state=state) == [pair for pair in states.items() if pair[1] == state]
+    new = {id_ for id_, state in states.items() if state == "added"}
+    assert {id_ for id_, _ in listed(changed, limit=limit, bucket="new")} == new
+    tail = {str(id_) for id_, bucket in zip(bundle.labels.ids, bundle.labels.buckets, strict=True) if bucket == 2}
+    assert {id_ for id_, _ in listed(changed, limit=limit, bucket="tail")} == tail
+    sizes = [len(page.labels) for page in pages(changed, limit=limit)]
+    assert sizes[:-1] == [limit] * (len(sizes) - 1)
+    assert sizes[-1] > 0
+
+
+def test_what_is_there_all_the_while_comes_once_whatever_changes_between_pages() -> None:
+    bundle = make_bundle(labels=L, label_tower=True)
+    order = np.random.default_rng(5).permutation(L)
+    table = bundle.labels
+    turned = replace(  # a release after a training: the same labels in other rows
+        bundle,
+        labels=Labels(
+            ids=table.ids.take(pa.array(order)), counts=table.counts[order], log_pn=table.log_pn[order],
+            buckets=table.buckets[order], bias=None if table.bias is None else table.bias[order],
+            display=table.display.take(pa.array(order)),
+        ),
+        embeddings=bundle.embeddings[order],
+    )  # fmt: skip
+    rng = np.random.default_rng(6)
+    for _ in range(5):
+        records: list[LabelRecord] = []
+        seen: list[str] = []
+        throughout, cursor = set(bundle.labels.ids.to_pylist()), None
+        while True:
+            served = retriever_of(bundle if rng.random() < 0.5 else turned, records)
+            page = served.list_labels(LabelListing(limit=5, state="visible", cursor=cursor))
+            seen += [label["id"] for label in page.labels]
+            cursor = page.next_cursor
+            if cursor is None:
+                break
+            records += some_records(rng, 4)
+            throughout -= replay(records).hidden.keys()
+        assert seen == sorted(set(seen))
+        assert throughout <= set(seen)
+
+
+def test_labels_are_shown_as_they_are_answered_one_by_one() -> None:
+    bundle = make_bundle(labels=L, label_tower=True)
+    changed = retriever_of(bundle, some_records(np.random.default_rng(2), 60))
+    (page,) = pages(changed, limit=1000)
+    for label in page.labels:
+        state = label.pop("state")
+        if state != "hidden":
+            assert label == changed.label(label["id"])
+
+
+def test_searches_look_at_ids_and_display_whatever_the_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = with_display(
+        make_bundle(labels=L, label_tower=True),
+        title=pa.array([f"Title {row} École" if row % 2 else None for row in range(L)]),
+        genres=pa.array([["Film-Noir", None] if row == 7 else [] if row == 8 else None for row in range(L)]),
+        isbn=pa.array([9_780_000 + row for row in range(L)]),
+        price=pa.array([0.25 * row for row in range(L)]),
+    )
+    changed = retriever_of(
+        bundle,
+        [
+            Upsert(id="new", at=AT, features={}, display={"title": "un ÉCOLE", "genres": ["noir"]}),
+            Upsert(id="item-3", at=AT, features={}, display={"title": "Renamed", "isbn": 5}),
+            Hide(id="item-5", at=AT),
+        ],
+    )
+    for chunk in (1 << 14, 4):
+        monkeypatch.setattr(listing, "_CHUNK", chunk)
+
+        def found(search: str, **asked: Any) -> list[str]:
+            return [id_ for id_, _ in listed(changed, search=search, **asked)]
+
+        assert found("ITEM-1") == ["item-1", *(f"item-{row}" for row in range(10, 20))]
+        assert found("école", limit=3) == sorted([*(f"item-{row}" for row in range(1, L, 2) if row != 3), "new"])
+        assert found("noir") == ["item-7", "new"]
+        assert (found("97800"), found("9780007")) == (
+            sorted(f"item-{row}" for row in range(L) if row != 3),
+            ["item-7"],
+        )
+        assert (found("title 5 "), found("title 5 ", state="visible")) == (["item-5"], [])
+        assert found("renamed") == ["item-3"]
+        assert found("(?i).*") == found("%") == found("\\") == found("\0") == found("0.25") == []
+        assert found("-") == sorted(f"item-{row}" for row in range(L))
+
+
+def test_what_a_search_looks_through_for_one_page_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listing, "_CHUNK", 8)
+    monkeypatch.setattr(listing, "_MOST_SEARCHED", 16)
+    bundle = make_bundle(labels=L, label_tower=True)
+    more = [Upsert(id=f"{name}-new", at=AT, features={}) for name in ("a", "item-2", "item-4", "z")]
+    changed = retriever_of(bundle, more)
+    walked = list(pages(changed, search="item-59"))
+    assert [[label["id"] for label in page.labels] for page in walked] == [[], [], [], ["item-59"]]
+    assert listed(changed, search="new", limit=1) == [(record.id, "added") for record in more]
+    assert [len(page.labels) for page in pages(changed, state="hidden")] == [0]
+
+
+@pytest.mark.parametrize("cursor", ["", "x", "é", "MQ==\n", "\ud800", "/w", "_w", "A" * 10_001, "0", "MnA"])
+def test_cursors_that_no_page_ended_with(cursor: str) -> None:
+    retriever = retriever_of(make_bundle(labels=3))
+    with pytest.raises(InvalidRequestError, match="expected next_cursor of an earlier page, received ") as raised:
+        retriever.list_labels(LabelListing.model_construct(limit=1, cursor=cursor, search="", state="all", bucket=None))
+    assert raised.value.field == "cursor"

@@ -1,0 +1,186 @@
+"""GET /v1/labels, POST /v1/labels/delete and /restore on the plane."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from longtail.bundle import LabelLog, LabelRecord
+from longtail.serving import create_app
+from longtail.serving.http.schemas.labels import LabelPage, LabelsAnswer
+from tests.serving.client import client_of
+from tests.serving.plane import plane_retriever, plane_settings
+
+LABELS = ["4", "a", "b", "c/é"]
+
+
+def page(client: httpx.Client, **parameters: Any) -> dict[str, Any]:
+    response = client.get("/v1/labels", params=parameters)
+    assert response.status_code == 200, response.text
+    LabelPage.model_validate_json(response.content, strict=True)
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def listed(client: httpx.Client, **parameters: Any) -> list[tuple[str, str]]:
+    return [(label["id"], label["state"]) for label in page(client, **parameters)["labels"]]
+
+
+def change(client: httpx.Client, what: str, ids: list[Any]) -> httpx.Response:
+    return client.post(f"/v1/labels/{what}", json={"ids": ids})
+
+
+def refused(response: httpx.Response, status: int, kind: str, field: str | None) -> str:
+    error = response.json()["error"]
+    assert (response.status_code, error["type"], error.get("field")) == (status, kind, field), response.text
+    return str(error["message"])
+
+
+def test_pages_follow_one_another(app: FastAPI, client: httpx.Client) -> None:
+    first = page(client, limit=3)
+    assert ([label["id"] for label in first["labels"]], first["release"]) == (LABELS[:3], "plane-1")
+    app.state.service.serve(plane_retriever("plane-2"))
+    last = page(client, limit=3, cursor=first["next_cursor"])
+    assert ([label["id"] for label in last["labels"]], last["release"]) == (LABELS[3:], "plane-2")
+    assert last["next_cursor"] is None
+    one = client.get("/v1/labels/a").json()
+    (shown,) = [label for label in first["labels"] if label["id"] == "a"]
+    assert shown == {name: one[name] for name in shown if name != "state"} | {"state": "visible"}
+    assert client.head("/v1/labels").status_code == 200
+
+
+def test_what_is_hidden_is_found_and_brought_back(client: httpx.Client) -> None:
+    assert change(client, "delete", ["b", 4, "b"]).json()["accepted"] == 2
+    assert listed(client, state="hidden") == [("4", "hidden"), ("b", "hidden")]
+    assert listed(client, state="visible", bucket="head") == [("a", "visible")]
+    assert listed(client, search="GAMM") == [("c/é", "visible")]
+    hidden = [id_ for id_, _ in listed(client, state="hidden", search="beta")]
+    answer = change(client, "restore", hidden)
+    LabelsAnswer.model_validate_json(answer.content, strict=True)
+    assert (answer.json()["accepted"], answer.json()["release"]) == (1, "plane-1")
+    assert listed(client) == [("4", "hidden"), ("a", "visible"), ("b", "visible"), ("c/é", "visible")]
+
+
+def test_many_changes_are_one_write_and_may_be_sent_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    batches: list[list[LabelRecord]] = []
+    append = LabelLog.append
+
+    def counted(log: LabelLog, records: list[LabelRecord], **options: Any) -> None:
+        batches.append(list(records))
+        append(log, records, **options)
+
+    monkeypatch.setattr(LabelLog, "append", counted)
+    caplog.set_level(logging.INFO, "longtail.serving.audit")
+    with client_of(create_app(plane_settings(tmp_path), retriever=plane_retriever())) as client:
+        for _ in range(2):
+            assert change(client, "delete", ["a", "b"]).status_code == 200
+            assert listed(client, state="hidden") == [("a", "hidden"), ("b", "hidden")]
+        for _ in range(2):
+            assert change(client, "restore", ["a", "b", "4"]).status_code == 200
+            assert listed(client, state="hidden") == []
+        change(client, "delete", ["a"])
+    assert [[record.id for record in batch] for batch in batches] == [["a", "b"]] * 2 + [["a", "b", "4"]] * 2 + [["a"]]
+    lines = [record for record in caplog.records if record.name == "longtail.serving.audit"]
+    assert [(line.getMessage(), line.fields["labels"]) for line in lines][1:3] == [  # type: ignore[attr-defined]
+        ("POST /v1/labels/delete", ["a", "b"]),
+        ("POST /v1/labels/restore", ["a", "b", "4"]),
+    ]
+    # They were on disk.
+    with client_of(create_app(plane_settings(tmp_path), retriever=plane_retriever())) as client:
+        assert listed(client, state="hidden") == [("a", "hidden")]
+
+
+@pytest.mark.parametrize("what", ["delete", "restore"])
+@pytest.mark.parametrize(
+    ("body", "status", "field", "message"),
+    [
+        ({}, 422, "ids", "expected a value for ids, received none"),
+        ({"ids": []}, 422, "ids", "expected at least 1 of them, received 0"),
+        ({"ids": list("abcdefg")}, 422, "ids", "expected at most 6 ids, received 7"),
+        ({"ids": "a"}, 422, "ids", 'expected a valid array, received "a"'),
+        ({"ids": ["a", None]}, 422, "ids.1", "expected an id (a string or an integer), received null"),
+        ({"ids": ["a"], "id": "a"}, 422, "id", "expected one of the keys ['ids'], received \"id\""),
+        (
+            {"ids": ["a", "z", 17, "z"]},
+            404,
+            "ids.1",
+            'expected ids of labels of this release, received 2 that it does not have: "z" (ids.1), "17" (ids.2); none '
+            "was changed",
+        ),
+    ],
+)
+def test_all_change_or_none(client: httpx.Client, what: str, body: Any, status: int, field: str, message: str) -> None:
+    change(client, "delete", ["b"])
+    kind = "unknown_label" if status == 404 else "invalid_request"
+    assert refused(client.post(f"/v1/labels/{what}", json=body), status, kind, field) == message
+    assert listed(client, state="hidden") == [("b", "hidden")]
+
+
+def test_unknown_ids_are_named_up_to_a_point(tmp_path: Path) -> None:
+    app = create_app(plane_settings(tmp_path, max_ids=10_000, max_body_bytes=1 << 20), retriever=plane_retriever())
+    with client_of(app) as client:
+        message = refused(
+            change(client, "delete", ["a" * 500 + str(i) for i in range(1900)]), 404, "unknown_label", "ids.0"
+        )
+        assert "received 1900 that" in message
+        assert len(message) < 2500
+        assert refused(change(client, "delete", ["a", "9" * 100_000]), 404, "unknown_label", "ids.1")
+
+
+@pytest.mark.parametrize(
+    ("query", "field", "message"),
+    [
+        ("limit=0", "limit", 'expected greater than or equal to 1, received "0"'),
+        ("limit=1001", "limit", "expected limit <= 1000, received 1001"),
+        ("limit=x", "limit", "expected a valid integer, unable to parse string as an integer, received \"x\""),
+        ("limit=" + "9" * 5000, "limit", None),
+        ("limit=1.5", "limit", None),
+        ("limit=", "limit", None),
+        ("limit=1&limit=2", "limit", "expected every parameter once, received one 2 times"),
+        ("cursor=", "cursor", 'expected next_cursor of an earlier page, received ""'),
+        ("cursor=%00%ff", "cursor", None),
+        ("cursor=" + "A" * 50_000, "cursor", None),
+        ("search=" + "x" * 129, "search", f'expected at most 128 characters, received "{"x" * 59}… (129 characters)'),
+        ("state=Hidden", "state", "expected 'all', 'visible', 'hidden' or 'added', received \"Hidden\""),
+        ("bucket=", "bucket", "expected 'head', 'torso', 'tail' or 'new', received \"\""),
+        (
+            "page=2", "page",
+            "expected one of the keys ['limit', 'cursor', 'search', 'state', 'bucket'], received \"page\"",
+        ),
+        ("%ff" * 300 + "=2", None, None),
+    ],
+)  # fmt: skip
+def test_parameters_that_cannot_be(client: httpx.Client, query: str, field: str | None, message: str | None) -> None:
+    response = client.get(f"/v1/labels?{query}")
+    error = response.json()["error"]
+    assert (response.status_code, error["type"]) == (422, "invalid_request")
+    assert error.get("field") == field or field is None
+    assert error["message"] == message or message is None
+    assert len(response.text) < 1500
+
+
+@pytest.mark.parametrize("search", ["", "%", "\0", "(?i)", "[" * 128, "é" * 128, "\u202e", "🦊", "\udcff"])
+def test_any_text_may_be_searched_for(client: httpx.Client, search: str) -> None:
+    answer = client.get(f"/v1/labels?search={quote(search, errors='surrogateescape')}")
+    assert answer.status_code == 200
+    found = answer.json()["labels"]
+    assert len(found) == (0 if search else 4)
+
+
+def test_the_names_of_operations_are_labels_like_others(tmp_path: Path) -> None:
+    with client_of(create_app(plane_settings(tmp_path), retriever=plane_retriever("r", "delete/"))) as client:
+        assert client.get("/v1/labels/delete").status_code == 404
+        assert client.delete("/v1/labels/delete").status_code == 404
+        assert client.get("/v1/labels/delete/a").json()["id"] == "delete/a"
+        assert client.delete("/v1/labels/delete/a").json()["id"] == "delete/a"
+        assert client.post("/v1/labels/a", json={}).status_code == 405
+        assert json.loads(client.get("/v1/labels/").content)["error"]["type"] == "unknown_label"
