@@ -39,6 +39,7 @@ LIVE = frozenset(
         "keep_releases",
         "max_answer_bytes",
         "max_body_bytes",
+        "max_embed_bytes",
         "max_ids",
         "max_k",
         "max_queries",
@@ -150,8 +151,11 @@ class Settings(BaseSettings):
     turn out, gets 422."""
     compress_bytes: int | None = Field(default=1024, ge=0)
     """Answers of so many bytes are compressed for clients that accept it (zstd, gzip). None: never."""
+    max_embed_bytes: int = Field(default=1 << 20, ge=4)
+    """Most bytes of vectors, as float32, that one request of /v1/embed may ask for; as JSON they take about three times
+    that."""
     max_ids: int = Field(default=10_000, ge=1)
-    """Most ids in one `exclude`, `allow` or `labels`."""
+    """Most ids in one `exclude`, `allow` or `labels`, or deleted or restored by one request."""
     max_features_bytes: int = Field(default=1 << 17, ge=1)
     """Longest features of one query that are recorded, as JSON; a query of longer ones gets 422. Without
     `record_features` only the body is bounded."""

@@ -105,13 +105,30 @@ class SearchOptions(RequestModel):
 
 
 class Query(SearchOptions):
-    """One query: its features by name, as GET /v1/release lists them; null or absent means missing."""
+    """One query: its features, or in their place a vector."""
 
-    features: dict[str, JsonValue]
+    features: dict[str, JsonValue] | None = Field(
+        default=None, description="By name, as GET /v1/release lists them; those left out, or null, are missing."
+    )
+    vector: list[Annotated[float, Field(allow_inf_nan=False)]] | None = Field(
+        default=None,
+        description="In place of features: u itself, as many numbers as GET /v1/release says in `dim`, such as a "
+        "vector of /v1/embed or a mean of them. It is scored as it is; where `similarity` is cosine, its norm "
+        "should be 1. Where `proposal` is a tree, `bias_removal` must be 0.",
+    )
 
-    def features_json(self) -> bytes:
-        """The features as JSON, as they came."""
-        return features_json(self.features)
+    def features_json(self) -> bytes | None:
+        """The features as JSON, as they came; None of a vector."""
+        return None if self.features is None else features_json(self.features)
+
+    @model_validator(mode="after")
+    def _one_of_features_and_vector(self) -> Self:
+        if (self.features is None) == (self.vector is None):
+            received = "neither" if self.features is None else "both"
+            raise PydanticCustomError(
+                "features_or_vector", "expected either features or vector, received {received}", {"received": received}
+            )
+        return self
 
 
 def features_json(features: dict[str, JsonValue]) -> bytes:

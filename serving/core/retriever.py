@@ -23,6 +23,7 @@ from longtail.bundle.arrays import Float32, Int64
 from longtail.index import Compatibility, refused_features, refused_priors
 from longtail.serving.core.catalogue import Catalogue, with_columns
 from longtail.serving.core.dials import Dials
+from longtail.serving.core.embedding import ToEmbed, embed_queries, refuse_for_tree, vectors_json
 from longtail.serving.core.exploration import explore_each, slots_of
 from longtail.serving.core.label_vectors import read_by_label
 from longtail.serving.core.listing import LabelListing, Page, list_labels
@@ -201,10 +202,19 @@ class Retriever:
             ResolvedQuery.from_options(query, self._dials_of_queries, self.catalogue, prefix=f"queries.{index}.")
             for index, query in enumerate(queries)
         ]
-        features_B = [query.features for query in queries]
-        inputs = read_by_label(self._of_labels, features_B, self.catalogue, self._encoder.read)
-        vectors_BD = self._encoder.embed(inputs)
+        if self._bundle.proposal is not None:
+            refuse_for_tree(queries, resolved)
+        vectors_BD, inputs = embed_queries(queries, self.manifest.dim, self._embed)
         return self._answer(self._by_query, vectors_BD, inputs, resolved, [b"{"] * len(resolved), draws, started)
+
+    def embed(self, requests: Sequence[ToEmbed]) -> list[list[bytes]]:
+        """Vectors for each request, JSON each: of queries u, of labels v; raises as `embedding.vectors_json`."""
+        return vectors_json(requests, lambda features_B: self._embed(features_B)[0], self.catalogue)
+
+    def _embed(self, features_B: Sequence[Features]) -> tuple[Float32, Inputs]:
+        """u of every query, float32 [B, D], and what the tower made it from."""
+        inputs = read_by_label(self._of_labels, features_B, self.catalogue, self._encoder.read)
+        return self._encoder.embed(inputs), inputs
 
     def similar(self, requests: Sequence[SimilarQuery], draws: Draws | None = None) -> Retrieval:
         """The labels nearest to given labels, `s = v·v'/T + b' + λ·log ν' + μ·log π'`, the label itself left out.

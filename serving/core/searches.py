@@ -8,6 +8,7 @@ from itertools import repeat
 
 from longtail.serving.core.batcher import Part
 from longtail.serving.core.catalogue import Catalogue
+from longtail.serving.core.embedding import ToEmbed
 from longtail.serving.core.lottery import Draws
 from longtail.serving.core.queries import Query, SimilarQuery
 from longtail.serving.core.retriever import Retrieval, Retriever
@@ -115,6 +116,11 @@ class Search:
         return [query.features_json() for query in self.asked]
 
 
+def divide(work: Search | ToEmbed, cost: float) -> Part[Search | ToEmbed] | None:
+    """Some of a request, as `Search.divide`; vectors are made all at once."""
+    return work.divide(cost) if isinstance(work, Search) else None  # type: ignore[return-value]
+
+
 def queries_of(searches: Sequence[Search]) -> list[Query]:
     """The queries of searches, in order; labels that are asked about are none."""
     return [query for search in searches if not isinstance(search.asked, SimilarQuery) for query in search.asked]
@@ -135,6 +141,13 @@ class BatchKey:
                 [search.asked for search in searches if isinstance(search.asked, SimilarQuery)], draws
             )
         return self.retriever.retrieve(queries_of(searches), draws)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingKey:
+    """What requests for vectors must have in common to share a batch."""
+
+    retriever: Retriever
 
 
 @dataclass(frozen=True, slots=True)

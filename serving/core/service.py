@@ -9,6 +9,7 @@ import threading
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextlib import suppress
 from itertools import accumulate
+from time import perf_counter
 from typing import Any, TypeVar
 
 import faiss
@@ -17,6 +18,7 @@ from longtail.bundle import LabelLogError, LabelRecord
 from longtail.bundle.errors import describe
 from longtail.serving.core.admission import Admission
 from longtail.serving.core.batcher import Batcher
+from longtail.serving.core.embedding import ToEmbed, embed_each
 from longtail.serving.core.executor import BoundedExecutor
 from longtail.serving.core.feedback import Event, record_events
 from longtail.serving.core.label_changes import LabelLogFollower
@@ -25,7 +27,16 @@ from longtail.serving.core.mirror import Mirror
 from longtail.serving.core.queries import Query, SimilarQuery
 from longtail.serving.core.quotas import asking
 from longtail.serving.core.retriever import Retriever
-from longtail.serving.core.searches import BatchKey, PartAnswer, Search, answered_batch, draw_names, queries_of
+from longtail.serving.core.searches import (
+    BatchKey,
+    EmbeddingKey,
+    PartAnswer,
+    Search,
+    answered_batch,
+    divide,
+    draw_names,
+    queries_of,
+)
 from longtail.serving.errors import (
     NotReadyError,
     QueueFullError,
@@ -79,14 +90,14 @@ class Service:
         )
         self._packer = BoundedExecutor("pack", max_pending=_MAX_PENDING_PACKS, timeout=settings.request_seconds)
         self._reader = BoundedExecutor("read", max_pending=_MAX_PENDING_READS, timeout=settings.request_seconds)
-        self._batcher: Batcher[Search, list[bytes] | PartAnswer] = Batcher(
-            self._run_search,
+        self._batcher: Batcher[Search | ToEmbed, list[bytes] | PartAnswer] = Batcher(
+            self._run,
             threads=1 if settings.device == "gpu" else settings.search_threads,
             window=settings.batch_window_ms / 1e3,
             max_batch=settings.max_batch,
             max_pending=settings.queue_limit,
             timeout=settings.request_seconds,
-            divide=Search.divide,
+            divide=divide,
             join=self._join_parts,
             initializer=one_openmp_thread,
         )
@@ -236,6 +247,16 @@ class Service:
         search.check_bytes(sum(map(len, results)), limit)
         return results
 
+    async def embed(self, retriever: Retriever, asked: ToEmbed) -> list[bytes]:
+        """Vectors, JSON each, from a batch that others may share; raises as `search`, and as `Retriever.embed`."""
+        key, tenant = EmbeddingKey(retriever), asking.get()
+        self.admission.charge(asked.count)
+        vectors = await self._counted(
+            lambda: self._batcher.submit(key, asked, asked.count, tenant=tenant, cost=asked.count)
+        )
+        assert isinstance(vectors, list)
+        return vectors
+
     def change_labels(self, change: Callable[[Retriever], Sequence[LabelRecord]]) -> str:
         """Record label changes; they are on disk, and in every answer of this worker, when this returns.
 
@@ -358,10 +379,24 @@ class Service:
         overlay = self.retriever().overlay
         self.monitoring.figures.set_label_counts(added=overlay.new_labels, hidden=len(overlay.hidden))
 
+    def _run(
+        self, key: Hashable, works: Sequence[Search | ToEmbed], waited: Sequence[float]
+    ) -> Sequence[list[bytes] | PartAnswer | Exception]:
+        """What a search thread does with a batch."""
+        if not isinstance(key, EmbeddingKey):
+            return self._run_search(key, [work for work in works if isinstance(work, Search)], waited)
+        requests = [work for work in works if isinstance(work, ToEmbed)]
+        started = perf_counter()
+        vectors = embed_each(key.retriever.embed, requests)
+        self.monitoring.metrics.set_queue_depth(self._batcher.depth)
+        count = sum(request.count for request in requests)
+        self.monitoring.metrics.count_search(count, waited, {"encode": perf_counter() - started})
+        return vectors
+
     def _run_search(
         self, key: Hashable, searches: Sequence[Search], waited: Sequence[float]
     ) -> Sequence[list[bytes] | PartAnswer | Exception]:
-        """What a search thread does with a batch. A request that cannot be answered costs only itself."""
+        """Answers to a batch. A request that cannot be answered costs only itself."""
         assert isinstance(key, BatchKey)
         draws = Draws(self._lottery, draw_names(searches, repeatable=self.settings.explore_seed is not None))
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -18,6 +18,8 @@ from longtail.serving.settings import Settings
 Model = TypeVar("Model", bound=BaseModel)
 _LONGEST_NAME = 100
 _JSON = b"application/json"
+_IN_FULL = {"id_or_ids", "features_or_vector", "queries_or_labels", "request_or_features", "display_alone"}
+"""Errors of the models' own, which say expected and received themselves."""
 
 
 class MalformedBodyError(ServingError):
@@ -120,7 +122,7 @@ def _describe(error: Any, path: list[str], model: type[BaseModel]) -> str:
         return f"expected one of the keys {known}, received {describe(path[-1])}"
     if kind == "too_short":
         return f"expected at least {context['min_length']} of them, received {context['actual_length']}"
-    if kind in ("id_or_ids", "request_or_features", "display_alone"):
+    if kind in _IN_FULL:
         return str(error["msg"])
     expected = str(error["msg"]).removeprefix("Input should be ").removeprefix("String should have ")
     return f"expected {expected}, received {describe(error['input'])}"
@@ -130,7 +132,12 @@ def _model_holding(path: Sequence[str | int], model: type[BaseModel]) -> type[Ba
     """The model of the object that the last part of a path is a key of."""
     for part in path[:-1]:
         annotation = model.model_fields[part].annotation if isinstance(part, str) else None
-        for inner in get_args(annotation):
-            if isinstance(inner, type) and issubclass(inner, BaseModel):
-                model = inner
+        model = next(_models_in(annotation), model)
     return model
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _models_in(inner)

@@ -12,10 +12,11 @@ from longtail.serving.core.queries import SearchOptions, features_json
 from longtail.serving.errors import InvalidRequestError
 from longtail.serving.http.schemas.labels import LabelIdsRequest, LabelsRequest
 from longtail.serving.http.schemas.monitoring import FeedbackRequest
-from longtail.serving.http.schemas.retrieval import RetrieveRequest, SimilarRequest
+from longtail.serving.http.schemas.retrieval import EmbedRequest, RetrieveRequest, SimilarRequest
 from longtail.serving.settings import Settings
 
 _LONGEST_ID = 512
+_FLOAT32_BYTES = 4
 
 
 def check_retrieve(request: RetrieveRequest, settings: Settings) -> None:
@@ -23,7 +24,7 @@ def check_retrieve(request: RetrieveRequest, settings: Settings) -> None:
     _at_most(len(request.queries), settings.max_queries, "queries", "queries")
     for index, query in enumerate(request.queries):
         _check_options(query, settings, f"queries.{index}.")
-        if not request.preview:
+        if not request.preview and query.features is not None:
             _check_recorded(query.features, settings, f"queries.{index}.features")
     _check_total_k(sum(query.k for query in request.queries), settings, "queries")
 
@@ -33,6 +34,25 @@ def check_similar(request: SimilarRequest, settings: Settings) -> None:
     _at_most(len(request.labels), settings.max_queries, "ids", "ids")
     _check_options(request, settings, "")
     _check_total_k(request.k * len(request.labels), settings, "k")
+
+
+def check_embed(request: EmbedRequest, settings: Settings, dim: int) -> None:
+    """Raise InvalidRequestError if a limit is passed; names the field.
+
+    Args:
+        request: what is wanted.
+        settings: of the service.
+        dim: numbers in a vector of the release that answers.
+    """
+    name = "queries" if request.labels is None else "labels"
+    _at_most(request.count, settings.max_queries, name, name)
+    received = request.count * dim * _FLOAT32_BYTES
+    if received > settings.max_embed_bytes:
+        raise InvalidRequestError(
+            f"expected vectors of at most {settings.max_embed_bytes} bytes together (LONGTAIL_MAX_EMBED_BYTES), "
+            f"received {request.count} to make of {dim} numbers, 4 bytes each",
+            field=name,
+        )
 
 
 def check_labels(request: LabelsRequest, settings: Settings) -> None:

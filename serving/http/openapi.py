@@ -23,13 +23,13 @@ from longtail.serving.http.responses import PROBLEM
 from longtail.serving.http.schemas.labels import LabelIdsRequest, LabelsRequest
 from longtail.serving.http.schemas.monitoring import FeedbackRequest
 from longtail.serving.http.schemas.operations import ErrorAnswer
-from longtail.serving.http.schemas.retrieval import RetrieveRequest, SimilarRequest
+from longtail.serving.http.schemas.retrieval import EmbedRequest, RetrieveRequest, SimilarRequest
 
 _REFERENCE = "#/components/schemas/{model}"
 _PHRASES = {"413": "Request Entity Too Large", "422": "Unprocessable Entity"}
 """Of the statuses that Python 3.13 calls otherwise: the document is the same whatever runs the service."""
 _EXAMPLE_K = 10
-_BODIES = (RetrieveRequest, SimilarRequest, LabelsRequest, LabelIdsRequest, FeedbackRequest)
+_BODIES = (RetrieveRequest, SimilarRequest, EmbedRequest, LabelsRequest, LabelIdsRequest, FeedbackRequest)
 _ASSETS = "/docs/assets"
 _INLINE = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
 
@@ -83,6 +83,7 @@ def _with_examples(document: dict[str, Any], retriever: Retriever) -> dict[str, 
     bodies = {
         "/v1/retrieve": {"queries": [{"features": features, "k": k}]},
         "/v1/similar": {"id": label, "k": k},
+        "/v1/embed": {"queries": [{"features": features}]},
         "/v1/labels": {"labels": [{"id": label}]},
         "/v1/labels/delete": {"ids": [label]},
         "/v1/labels/restore": {"ids": [label]},

@@ -127,7 +127,7 @@ async def _change_all(
     """Hide or restore the labels of a body of ids."""
     require_admin(request)
     service = service_of(request)
-    body = await read_body(request, LabelIdsRequest, service.settings)
+    body = await read_body(request.scope, request.receive, LabelIdsRequest, service.settings)
     limits.check_label_ids(body, service.settings)
     ids = list(dict.fromkeys(map(str, body.ids)))
     request.state.audited["labels"] = ids

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel, Field, JsonValue
 
+from longtail.serving.core.embedding import ToEmbed
 from longtail.serving.core.queries import BucketName, Query, RequestModel, SimilarQuery
 
 _RELEASE = Field(
@@ -28,6 +31,26 @@ class SimilarRequest(SimilarQuery):
 
     release: str | None = _RELEASE
     preview: bool = _PREVIEW
+
+
+class EmbedRequest(ToEmbed):
+    """Body of POST /v1/embed: queries, or labels by their ids."""
+
+    release: str | None = _RELEASE
+
+
+class EmbedAnswer(BaseModel):
+    """Answer of POST /v1/embed."""
+
+    vectors: list[list[float]] = Field(
+        description="Of each query or label in order, float32: u or v of `u·v/T`, of norm 1 where `similarity` is "
+        "cosine. Vectors of different releases have nothing to do with each other."
+    )
+    dim: int = Field(description="Numbers in each.")
+    similarity: Literal["dot", "cosine"]
+    temperature: float = Field(description="T of `u·v/T`.")
+    release: str
+    request_id: str
 
 
 class RankedLabel(BaseModel):

@@ -25,6 +25,8 @@ EVENT = {"events": [{"request_id": "r", "labels": ["a"]}]}
 MAY_ASK = [
     ("POST", "/v1/retrieve", ASK),
     ("POST", "/v1/similar", {"id": "a", "k": 1}),
+    ("POST", "/v1/embed", {"labels": ["a"]}),
+    ("GET", "/v1/labels", None),
     ("GET", "/v1/labels/a", None),
     ("POST", "/v1/feedback", EVENT),
     ("GET", "/v1/monitoring", None),
@@ -34,6 +36,8 @@ MAY_ASK = [
 MAY_CHANGE = [
     ("DELETE", "/v1/labels/b", None),
     ("POST", "/v1/labels", {"labels": [{"id": "b"}]}),
+    ("POST", "/v1/labels/delete", {"ids": ["b"]}),
+    ("POST", "/v1/labels/restore", {"ids": ["b"]}),
     ("POST", "/v1/release/reload", None),
 ]
 OPEN_PATHS = ["/livez", "/readyz", "/dashboard", "/docs", "/docs/assets/swagger-ui.css", "/openapi.json"]

@@ -24,15 +24,21 @@ def in_feature(name: str, value: object, message: str, within: str = "") -> Case
     return one(features={name: value}), f"queries.0.features.{name}{within}", message
 
 
+def in_vector(vector: object, message: str, within: str = "") -> Case:
+    return {"queries": [{"vector": vector, "k": 1}]}, f"queries.0.vector{within}", message
+
+
 AN_ID = "expected an id (a string or an integer), received "
 IDS = "expected a list of ids (strings or integers), oldest first, received "
 FLOAT32 = "expected a finite number that float32 can hold, received "
+EITHER = "expected either queries or labels, received "
 DIAL = "expected -1.0 <= bias_removal <= 2.0, received "
 PRIOR = "expected -1.0 <= popularity <= 2.0, received "
 BOTH = "expected -1.0 <= bias_removal + popularity <= 2.0, received "
 ONE_LOG = "; this release has one log p_n for both, the label frequency"
 QUERY_KEYS = (
-    "['k', 'bias_removal', 'popularity', 'priors', 'exclude', 'allow', 'buckets', 'explore', 'display', 'features']"
+    "['k', 'bias_removal', 'popularity', 'priors', 'exclude', 'allow', 'buckets', 'explore', 'display', 'features', "
+    "'vector']"
 )
 
 INVALID: dict[str, Case] = {
@@ -78,7 +84,24 @@ INVALID: dict[str, Case] = {
         buckets=["head"],
         explore={"new": 1},
     ),
-    "no features": ({"queries": [{"k": 1}]}, "queries.0.features", "expected a value for features, received none"),
+    "no features": ({"queries": [{"k": 1}]}, "queries.0", "expected either features or vector, received neither"),
+    "null features": (one(features=None), "queries.0", "expected either features or vector, received neither"),
+    "features and a vector": (one(vector=[0, 1]), "queries.0", "expected either features or vector, received both"),
+    "empty vector": in_vector([], "expected the 2 numbers of a vector of this release, received 0"),
+    "long vector": in_vector([0.5] * 3, "expected the 2 numbers of a vector of this release, received 3"),
+    "vector as a number": in_vector(1.5, "expected a valid array, received 1.5"),
+    "vector as an object": in_vector({"0": 1}, "expected a valid array, received an object"),
+    "string in a vector": in_vector([0, "1"], 'expected a valid number, received "1"', ".1"),
+    "null in a vector": in_vector([None, 0], "expected a valid number, received null", ".0"),
+    "boolean in a vector": in_vector([True, 0], "expected a valid number, received true", ".0"),
+    "list in a vector": in_vector([[1, 0]], "expected a valid number, received a list of 2", ".0"),
+    "vector beyond float32": in_vector(
+        [1e308, -1e308],
+        "expected a vector of norm <= 1e+12, whose scores float32 can hold, received one of 1.41421e+308",
+    ),
+    "large vector": in_vector(
+        [0, -2e12], "expected a vector of norm <= 1e+12, whose scores float32 can hold, received one of 2e+12"
+    ),
     "features as a list": in_query("features", "expected an object, received a list of 0", features=[]),
     "unknown feature": (
         {"queries": [{"features": {}}, {"features": {"usr": "u"}}]},
@@ -173,6 +196,7 @@ def test_bodies_that_are_not_json(client: httpx.Client, case: str) -> None:
         (b'"features":{"age":%s}', "queries.0.features.age"),
         (b'"features":{"tags":{"u":%s}}', "queries.0.features.tags.u"),
         (b'"features":{"user":%s}', "queries.0.features.user"),
+        (b'"vector":[0,%s]', "queries.0.vector.1"),
     ],
 )
 def test_numbers_that_are_not_finite(client: httpx.Client, template: bytes, field: str, value: bytes) -> None:
@@ -255,6 +279,38 @@ def test_unknown_routes_and_methods(client: httpx.Client) -> None:
 def test_similar(client: httpx.Client, body: dict, status: int, field: str | None, message: str | None) -> None:
     kind = "unknown_label" if status == 404 else "invalid_request"
     error = check(client.post("/v1/similar", json=body), status, kind)
+    assert error.get("field") == field
+    assert message in (None, error["message"])
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "field", "message"),
+    [
+        ({}, 422, None, f"{EITHER}neither"),
+        ({"queries": [{"features": {}}], "labels": ["a"]}, 422, None, f"{EITHER}both"),
+        ({"queries": []}, 422, "queries", "expected at least 1 of them, received 0"),
+        ({"labels": []}, 422, "labels", "expected at least 1 of them, received 0"),
+        ({"queries": [{"features": {}}] * 6}, 422, "queries", "expected at most 5 queries, received 6"),
+        ({"labels": ["a"] * 6}, 422, "labels", "expected at most 5 labels, received 6"),
+        ({"queries": [{}]}, 422, "queries.0.features", "expected a value for features, received none"),
+        (
+            {"queries": [{"features": {}, "k": 1}]}, 422, "queries.0.k",
+            "expected one of the keys ['features'], received \"k\"",
+        ),
+        ({"queries": [{"features": {"age": 1e39}}]}, 422, "queries.0.features.age", f"{FLOAT32}1e+39"),
+        ({"labels": ["a", "zz"]}, 404, "labels.1", 'expected the id of a label of this release, received "zz"'),
+        ({"labels": [10**400]}, 404, "labels.0", None),
+        ({"labels": [1.5]}, 422, "labels.0", f"{AN_ID}1.5"),
+        ({"labels": ["a"], "release": "r0"}, 404, "release", None),
+        (
+            {"labels": ["a"], "preview": True}, 422, "preview",
+            "expected one of the keys ['queries', 'labels', 'release'], received \"preview\"",
+        ),
+    ],
+)  # fmt: skip
+def test_embed(client: httpx.Client, body: dict, status: int, field: str | None, message: str | None) -> None:
+    kind = "invalid_request" if status == 422 else "unknown_release" if field == "release" else "unknown_label"
+    error = check(post(client, "/v1/embed", body), status, kind)
     assert error.get("field") == field
     assert message in (None, error["message"])
 

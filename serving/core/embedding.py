@@ -1,0 +1,158 @@
+"""Vectors of the query tower and of labels, handed out; and vectors that take the place of a query's features.
+
+Legend: `B` queries in the batch, `D` embedding dimensions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Self
+
+import numpy as np
+import orjson
+from pydantic import Field, JsonValue, model_validator
+from pydantic_core import PydanticCustomError
+
+from longtail.bundle import Features, Inputs
+from longtail.bundle.arrays import Float32
+from longtail.serving.core.catalogue import Catalogue
+from longtail.serving.core.queries import LabelId, Query, RequestModel, ResolvedQuery
+from longtail.serving.errors import InvalidRequestError
+
+_LARGEST_NORM = 1e12
+"""Of a vector in a query: products with any label's embedding, and sums of them, stay numbers that float32 holds."""
+
+
+class QueryFeatures(RequestModel):
+    """One query of which the vector is wanted."""
+
+    features: dict[str, JsonValue] = Field(description="By name, as GET /v1/release lists them.")
+
+
+class ToEmbed(RequestModel):
+    """Queries or labels whose vectors are wanted."""
+
+    queries: list[QueryFeatures] | None = Field(
+        default=None, min_length=1, description="Queries, to embed by the query tower."
+    )
+    labels: list[LabelId] | None = Field(
+        default=None, min_length=1, description="Or ids of labels that may be answered; those added count too."
+    )
+
+    @property
+    def count(self) -> int:
+        """How many vectors are wanted."""
+        return len(self.queries or self.labels or ())
+
+    @model_validator(mode="after")
+    def _one_of_queries_and_labels(self) -> Self:
+        if (self.queries is None) == (self.labels is None):
+            received = "neither" if self.queries is None else "both"
+            raise PydanticCustomError(
+                "queries_or_labels", "expected either queries or labels, received {received}", {"received": received}
+            )
+        return self
+
+
+def embed_queries(
+    queries: Sequence[Query], dim: int, embed: Callable[[Sequence[Features]], tuple[Float32, Inputs]]
+) -> tuple[Float32, Inputs]:
+    """u of every query, float32 [B, D], and the tower's inputs; for a vector, what no features make.
+
+    Args:
+        queries: of one batch.
+        dim: D.
+        embed: from features to u and inputs.
+
+    Raises:
+        InvalidRequestError: names the vector that is none of this release, or as `embed`.
+    """
+    given = {
+        place: _read_vector(query.vector, dim, f"queries.{place}.vector")
+        for place, query in enumerate(queries)
+        if query.vector is not None
+    }
+    if len(given) == len(queries):
+        return np.stack(list(given.values())), {}
+    vectors_BD, inputs = embed([query.features or {} for query in queries])
+    if given:
+        vectors_BD = vectors_BD.copy()
+        vectors_BD[list(given)] = list(given.values())
+    return vectors_BD, inputs
+
+
+def refuse_for_tree(queries: Sequence[Query], resolved: Sequence[ResolvedQuery]) -> None:
+    """Raise InvalidRequestError for a vector with λ ≠ 0 under a tree p_n(y|x), which looks at features alone."""
+    for place, (query, asked) in enumerate(zip(queries, resolved, strict=True)):
+        if query.vector is not None and asked.bias_removal != 0:
+            default = ", this release's default" if query.bias_removal is None else ""
+            raise InvalidRequestError(
+                "expected bias_removal 0 beside a vector: the tree p_n(y|x) of this release looks at a query's "
+                f"features, which a vector has not; received {asked.bias_removal}{default}",
+                field=f"queries.{place}.bias_removal",
+            )
+
+
+def vectors_json(
+    requests: Sequence[ToEmbed], embed: Callable[[Sequence[Features]], Float32], catalogue: Catalogue
+) -> list[list[bytes]]:
+    """Vectors for each request in its order, JSON each: of queries u, of labels v of `s = u·v/T + …`.
+
+    Args:
+        requests: of one batch.
+        embed: from features to u, float32 [B, D].
+        catalogue: the labels.
+
+    Raises:
+        UnknownLabelError: the release has no such label.
+        InvalidRequestError: as `embed`.
+    """
+    features_B = [query.features for request in requests for query in request.queries or ()]
+    rows = [
+        catalogue.row(id_, field=f"labels.{place}")
+        for request in requests
+        for place, id_ in enumerate(request.labels or ())
+    ]
+    queries = map(_json_of, embed(features_B) if features_B else ())
+    labels = map(_json_of, catalogue.embeddings(rows) if rows else ())
+    return [list(islice(queries if request.labels is None else labels, request.count)) for request in requests]
+
+
+def embed_each(
+    embed: Callable[[Sequence[ToEmbed]], list[list[bytes]]], requests: Sequence[ToEmbed]
+) -> list[list[bytes] | Exception]:
+    """What `embed` makes of a batch; a request that cannot be answered costs only itself."""
+    try:
+        return [*embed(requests)]
+    except Exception as error:
+        return [error] if len(requests) == 1 else [embed_each(embed, [request])[0] for request in requests]
+
+
+def _read_vector(numbers: Sequence[float], dim: int, field: str) -> Float32:
+    """A query's vector, float32 [D].
+
+    Args:
+        numbers: finite, as they came.
+        dim: D.
+        field: where they stand in the request, for errors.
+
+    Raises:
+        InvalidRequestError: not D of them, or so large that scores would not be numbers.
+    """
+    if len(numbers) != dim:
+        raise InvalidRequestError(
+            f"expected the {dim} numbers of a vector of this release, received {len(numbers)}", field=field
+        )
+    norm = math.hypot(*numbers)
+    if not norm <= _LARGEST_NORM:
+        raise InvalidRequestError(
+            f"expected a vector of norm <= {_LARGEST_NORM:g}, whose scores float32 can hold, received one of {norm:g}",
+            field=field,
+        )
+    return np.array(numbers, np.float32)
+
+
+def _json_of(vector_D: Float32) -> bytes:
+    return orjson.dumps(vector_D, option=orjson.OPT_SERIALIZE_NUMPY)

@@ -1,0 +1,201 @@
+"""Vectors of queries and labels, handed out and taken in place of features, against the formula and the towers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from fastapi import FastAPI
+
+from longtail.bundle import Bundle, Upsert
+from longtail.serving import Retriever, create_app
+from longtail.serving.core.embedding import ToEmbed
+from longtail.serving.core.queries import Query
+from longtail.serving.errors import InvalidRequestError, UnknownLabelError
+from longtail.serving.http.schemas.retrieval import EmbedAnswer
+from tests.bundles import make_bundle
+from tests.serving.client import client_of
+from tests.serving.core.test_overlay import AT
+from tests.serving.core.test_tree_ranking import FEATURES, retriever_of
+from tests.serving.plane import ExactSearcher, plane_retriever, plane_settings, results_of
+
+UNIT = {"user_id": "u3", "history": ["item-1", "item-2"]}
+
+
+def of(bundle: Bundle) -> Retriever:
+    return retriever_of(bundle, ExactSearcher(bundle))
+
+
+def vectors(retriever: Retriever, **asked: Any) -> np.ndarray:
+    (found,) = retriever.embed([ToEmbed(**asked)])
+    return np.float32([json.loads(vector) for vector in found])
+
+
+def scores_of(result: dict[str, Any]) -> dict[str, float]:
+    return {label["id"]: label["score"] for label in result["labels"]}
+
+
+def retrieve(client: httpx.Client, *queries: dict[str, Any]) -> list[Any]:
+    response = client.post("/v1/retrieve", json={"queries": queries})
+    assert response.status_code == 200, response.text
+    results: list[Any] = response.json()["results"]
+    return results
+
+
+def test_a_vector_is_answered_by_the_same_formula(client: httpx.Client) -> None:
+    options = [{"k": 4, "bias_removal": 0.25}, {"k": 3, "exclude": ["a"], "popularity": 0.5}, {"buckets": ["tail"]}]
+    for option in options:
+        by_features, by_vector, again = retrieve(
+            client,
+            {"features": {"user": "east"}, **option},
+            {"vector": [1, 0], **option},
+            {"vector": [1.0, 0], **option},
+        )
+        assert by_features == by_vector == again
+        (alone,) = retrieve(client, {"vector": [1, 0], **option})
+        assert scores_of(alone) == pytest.approx(scores_of(by_features), abs=1e-6)
+    (half,) = retrieve(client, {"vector": [0.5, 0.25], "k": 4, "bias_removal": 0})
+    assert scores_of(half) == pytest.approx({"c/é": 2 * (0.375 + 0.225), "a": 1, "b": 0.5, "4": -1.25}, abs=1e-6)
+    # Nothing makes it a unit vector, nor finite scores of what is large.
+    (large,) = retrieve(client, {"vector": [6e11, -8e11], "k": 1})
+    assert large["labels"][0]["score"] == pytest.approx(1.2e12)
+    (zero,) = retrieve(client, {"vector": [0, 0], "k": 1, "bias_removal": -1})
+    assert zero["labels"][0]["score"] == pytest.approx(np.log(8))
+
+
+@pytest.mark.parametrize("cosine", [True, False])
+def test_what_embed_gives_is_answered_as_its_features_are(cosine: bool) -> None:
+    retriever = of(make_bundle(labels=90, cosine=cosine, bias=True))
+    (found,) = retriever.embed([ToEmbed(queries=[{"features": features} for features in FEATURES])])
+    for explore in ({}, {"tail": 2}):
+        options = {"k": 9, "explore": explore}
+        by_features = results_of(retriever.retrieve([Query(features=each, **options) for each in FEATURES]))
+        by_vector = results_of(retriever.retrieve([Query(vector=json.loads(each), **options) for each in found]))
+        if explore:
+            by_features, by_vector = (
+                [result["exploration"] for result in of_one] for of_one in (by_features, by_vector)
+            )
+        assert by_features == by_vector
+    if cosine:
+        np.testing.assert_allclose(np.linalg.norm([json.loads(each) for each in found], axis=1), 1, rtol=1e-6)
+
+
+def test_labels_have_the_vectors_they_are_answered_by() -> None:
+    bundle = make_bundle(labels=60, label_tower=True)
+    changed = retriever_of(bundle, ExactSearcher(bundle))
+    np.testing.assert_array_equal(vectors(changed, labels=["item-7", "item-3"]), bundle.embeddings[[7, 3]])
+    adding = Retriever(
+        name="r", created_at=changed.created_at, bundle=bundle, searcher=ExactSearcher(bundle),
+        encoder=changed._encoder, max_new_labels=9,
+    )  # fmt: skip
+    adding = adding.with_changes(
+        [Upsert(id=id_, at=AT, features={"genres": ["g1"], "year": 1.0}) for id_ in ("item-7", "new")]
+    )
+    embedded = vectors(adding, labels=["new", "item-7", "item-3"])
+    np.testing.assert_array_equal(embedded, [*adding.overlay.added.embeddings[[1, 0]], bundle.embeddings[3]])
+    query = Query(features=UNIT, k=61, bias_removal=0)
+    (result,) = results_of(adding.retrieve([query]))
+    scores = scores_of(result)
+    u = vectors(adding, queries=[{"features": UNIT}])[0]
+    assert [scores[id_] for id_ in ("new", "item-7", "item-3")] == pytest.approx(list(embedded @ u / 0.1), abs=1e-5)
+
+
+def test_a_tree_has_nothing_to_say_of_a_vector() -> None:
+    retriever = of(make_bundle(labels=90, proposal=True))
+    (u,) = vectors(retriever, queries=[{"features": UNIT}]).tolist()
+    default = retriever.manifest.bias_removal.default
+    for asked, received in (({}, f"{default}, this release's default"), ({"bias_removal": 0.25}, "0.25")):
+        with pytest.raises(InvalidRequestError) as raised:
+            retriever.retrieve([Query(features=UNIT), Query(vector=u, **asked)])
+        assert raised.value.field == "queries.1.bias_removal"
+        assert raised.value.message == (
+            "expected bias_removal 0 beside a vector: the tree p_n(y|x) of this release looks at a query's features, "
+            f"which a vector has not; received {received}"
+        )
+    zero = {"bias_removal": 0, "popularity": 0.5}
+    queries = [Query(features=UNIT, k=9), Query(vector=u, k=9, **zero), Query(features=UNIT, k=9, **zero)]
+    dialled, by_vector, by_features = results_of(retriever.retrieve(queries))
+    assert by_vector == by_features
+    for result, query in ((by_vector, queries[1]), (dialled, queries[0])):
+        (alone,) = results_of(retriever.retrieve([query]))
+        assert scores_of(result) == pytest.approx(scores_of(alone), abs=1e-5)
+
+
+def test_embed_over_http(client: httpx.Client) -> None:
+    asked: tuple[tuple[dict[str, Any], list[list[float]]], ...] = (
+        ({"queries": [{"features": {"user": "north"}}, {"features": {}}]}, [[0, 1], [0, 0]]),
+        ({"labels": ["c/é", 4, "a"], "release": "plane-1"}, [[0.75, 0.9], [-1, -0.5], [1, 0]]),
+    )
+    for body, expected in asked:
+        response = client.post("/v1/embed", json=body)
+        EmbedAnswer.model_validate_json(response.content, strict=True)
+        answer = response.json()
+        np.testing.assert_array_equal(np.float32(answer.pop("vectors")), np.float32(expected))
+        assert answer.pop("request_id") == response.headers["x-request-id"]
+        assert answer == {"dim": 2, "similarity": "dot", "temperature": 0.5, "release": "plane-1"}
+    client.delete("/v1/labels/a")
+    assert client.post("/v1/embed", json={"labels": ["a"]}).status_code == 404
+    metrics = client.get("/metrics").text
+    assert "longtail_queries_total 0.0" in metrics
+    assert "longtail_batch_queries_sum 6.0" in metrics
+
+
+def test_bytes_of_vectors_are_bounded(tmp_path: Path) -> None:
+    app = create_app(plane_settings(tmp_path, max_embed_bytes=24), retriever=plane_retriever())
+    with client_of(app) as client:
+        assert client.post("/v1/embed", json={"labels": ["a"] * 3}).status_code == 200
+        for name, item in (("labels", "a"), ("queries", {"features": {}})):
+            error = client.post("/v1/embed", json={name: [item] * 4}).json()["error"]
+            assert (error["type"], error["field"]) == ("invalid_request", name)
+            assert error["message"] == (
+                "expected vectors of at most 24 bytes together (LONGTAIL_MAX_EMBED_BYTES), received 4 to make of 2 "
+                "numbers, 4 bytes each"
+            )
+
+
+@pytest.mark.usefixtures("client")
+def test_requests_share_a_batch_and_a_bad_one_costs_only_itself(app: FastAPI) -> None:
+    service = app.state.service
+    retriever, batches = service.retriever(), []
+    embed = retriever.embed
+
+    def counted(requests: Sequence[ToEmbed]) -> list[list[bytes]]:
+        batches.append(len(requests))
+        return embed(requests)
+
+    retriever.embed = counted
+    asked = [
+        ToEmbed(labels=["b"]),
+        ToEmbed(labels=["a", "nobody"]),
+        ToEmbed(queries=[{"features": {"user": "east"}}]),
+        ToEmbed(queries=[{"features": {}}, {"features": {"age": "x"}}]),
+    ]
+
+    async def together() -> list[Any]:
+        first = asyncio.create_task(service.embed(retriever, asked[0]))
+        rest = [asyncio.create_task(service.embed(retriever, each)) for each in asked]
+        return await asyncio.gather(first, *rest, return_exceptions=True)
+
+    _, b, unknown, east, unreadable = asyncio.run(together())
+    assert ([*b], [*east]) == ([b"[0.0,1.0]"], [b"[1.0,0.0]"])
+    assert isinstance(unknown, UnknownLabelError)
+    assert unknown.field == "labels.1"
+    assert isinstance(unreadable, InvalidRequestError)
+    assert unreadable.field == "queries.1.features.age"
+    assert max(batches) > 1
+
+
+def test_feedback_finds_answers_to_vectors(app: FastAPI, client: httpx.Client) -> None:
+    body = {"queries": [{"vector": [1, 0], "k": 2}, {"features": {"user": "north"}, "k": 2}]}
+    answer = client.post("/v1/retrieve", json=body).json()
+    chosen = [{"answer_id": answer["answer_id"], "query": query, "labels": ["c/é"]} for query in (0, 1)]
+    assert client.post("/v1/feedback", json={"events": chosen}).status_code == 200
+    app.state.service.monitoring.figures.flush()
+    recall = client.get("/v1/monitoring").json()["windows"]["5m"]["recall"]["feedback"]
+    assert (recall["tail"]["positives"], recall["tail"]["hits"]) == (2, 2)
