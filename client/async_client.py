@@ -1,7 +1,7 @@
 """The client whose methods are awaited. `sync_client.py` is made from this file: `python -m tests.client.generate`."""
 
 from asyncio import sleep
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -17,12 +17,27 @@ from longtail.client.requests import (
     Query,
     T,
     as_list,
+    embed_json,
+    ids_json,
     label_path,
+    labels_path,
     options_json,
     queries_json,
     selection_json,
 )
-from longtail.client.responses import Accepted, Answer, BucketName, CatalogueLabel, Deleted, Readiness, Reloaded
+from longtail.client.responses import (
+    Accepted,
+    Answer,
+    BucketName,
+    CatalogueLabel,
+    Deleted,
+    Embedded,
+    LabelPage,
+    LabelState,
+    ListedLabel,
+    Readiness,
+    Reloaded,
+)
 from longtail.client.transport import Attempts, Outcome, Settings
 
 
@@ -145,6 +160,58 @@ class AsyncClient:
         """
         return await self._send(Call("GET", label_path(id), CatalogueLabel))
 
+    async def labels(
+        self,
+        *,
+        search: str = "",
+        state: LabelState | None = None,
+        bucket: BucketName | None = None,
+        page_size: int | None = None,
+    ) -> AsyncIterator[ListedLabel]:
+        """All labels, one after the other in the order of their ids: hidden ones too, and those added since.
+
+        They are read page by page; whatever changes meanwhile, a label that is there all the while comes exactly once.
+
+        Args:
+            search: only labels with this in their id or in what is displayed, in upper case or lower.
+            state: only labels of this state; None: of any.
+            bucket: only labels of this frequency bucket; None: of any.
+            page_size: labels asked for at a time; None: the service's default.
+
+        Raises:
+            LongtailError: the service refused, or did not answer.
+        """
+        cursor: str | None = None
+        while True:
+            page = await self._send(Call("GET", labels_path(search, state, bucket, page_size, cursor), LabelPage))
+            for label in page.labels:
+                yield label
+            cursor = page.next_cursor
+            if cursor is None:
+                return
+
+    async def embed(
+        self,
+        queries: Features | Iterable[Features] | None = None,
+        *,
+        labels: Collection[LabelId] | None = None,
+        release: str | None = None,
+    ) -> Embedded:
+        """The vectors of queries, or of labels: u or v of the scores `u·v/T + …`.
+
+        Args:
+            queries: features of one query or of several.
+            labels: or ids of labels.
+            release: of this release, if the service still has it loaded; None: of the current one.
+
+        Raises:
+            ValueError: both or neither of queries and labels.
+            TypeError: one string in place of labels.
+            NotFoundError: `unknown_label`, `unknown_release`.
+            LongtailError: the service refused, or did not answer.
+        """
+        return await self._send(Call("POST", "/v1/embed", Embedded, embed_json(queries, labels, release)))
+
     async def add_labels(self, labels: NewLabel | Iterable[NewLabel]) -> Accepted:
         """Add labels from their features; on disk and retrievable when this returns. Needs an admin key.
 
@@ -173,6 +240,25 @@ class AsyncClient:
             LongtailError: the service did not answer.
         """
         return await self._send(Call("DELETE", label_path(id), Deleted))
+
+    async def delete_labels(self, ids: Collection[LabelId]) -> Accepted:
+        """Take labels out of every answer, all in one write to disk, or none. Needs an admin key.
+
+        Raises:
+            TypeError: one string in place of ids.
+            DeniedError: no admin key.
+            NotFoundError: `unknown_label`; names those that the service never had.
+            LongtailError: the service refused, or did not answer.
+        """
+        return await self._send(Call("POST", "/v1/labels/delete", Accepted, ids_json(ids)))
+
+    async def restore_labels(self, ids: Collection[LabelId]) -> Accepted:
+        """Bring hidden labels of the catalogue back, all in one write to disk, or none. Needs an admin key.
+
+        Raises:
+            TypeError, DeniedError, NotFoundError, LongtailError: as `delete_labels`.
+        """
+        return await self._send(Call("POST", "/v1/labels/restore", Accepted, ids_json(ids)))
 
     async def feedback(self, events: Feedback | Iterable[Feedback]) -> Accepted:
         """Report what was chosen from answers; on disk when this returns.

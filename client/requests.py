@@ -5,13 +5,13 @@ What the caller leaves open is left out of the JSON, so that the service's defau
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 from uuid import uuid4
 
-from longtail.client.responses import BucketName
+from longtail.client.responses import BucketName, LabelState
 
 LabelId = str | int
 """A label's id; `1` and `"1"` are the same label."""
@@ -24,7 +24,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Features of one query and which labels may answer it.
+    """Features of one query, or a vector in their place, and which labels may answer it.
 
     Args:
         features: what the query tower reads; None or absent means missing.
@@ -37,9 +37,10 @@ class Query:
         explore: slots by bucket that are drawn at random from its best labels, such as `{"new": 2}`; None: none.
         display: columns that come with each label: True all, False none, or their names; None: all.
         priors: weights of the release's priors, such as `{"recent": 0.5}`; None, or left out: the default.
+        vector: u in place of features, such as one of `embed`: `release()["dim"]` numbers, scored as they are.
     """
 
-    features: Features
+    features: Features | None = None
     k: int | None = None
     bias_removal: float | None = None
     exclude: Collection[LabelId] = ()
@@ -49,9 +50,18 @@ class Query:
     explore: Mapping[BucketName, int] | None = None
     display: bool | Collection[str] | None = None
     priors: Mapping[str, float] | None = None
+    vector: Sequence[float] | None = None
 
     def json(self) -> dict[str, Any]:
-        """The query as the service reads it; raises TypeError as `selection_json`."""
+        """The query as the service reads it.
+
+        Raises:
+            ValueError: both or neither of features and vector.
+            TypeError: as `selection_json`.
+        """
+        if (self.features is None) == (self.vector is None):
+            received = "neither" if self.features is None else "both"
+            raise ValueError(f"expected either features or vector, received {received}")
         selected = selection_json(
             self.k,
             self.bias_removal,
@@ -63,7 +73,9 @@ class Query:
             self.display,
             self.priors,
         )
-        return {"features": dict(self.features), **selected}
+        if self.vector is not None:
+            return {"vector": list(map(float, self.vector)), **selected}
+        return {"features": dict(self.features or {}), **selected}
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +240,37 @@ def selection_json(
 def options_json(release: str | None, preview: bool) -> dict[str, Any]:
     """The options of a whole request, without what was left open."""
     return ({} if release is None else {"release": release}) | ({"preview": True} if preview else {})
+
+
+def ids_json(ids: Collection[LabelId]) -> dict[str, Any]:
+    """The body about some labels; raises TypeError for one string, whose characters would pass for ids."""
+    return {"ids": _several("ids", ids)}
+
+
+def embed_json(
+    queries: Features | Iterable[Features] | None, labels: Collection[LabelId] | None, release: str | None
+) -> dict[str, Any]:
+    """The body of `embed`.
+
+    Raises:
+        ValueError: both or neither of queries and labels.
+        TypeError: one string in place of labels.
+    """
+    if (queries is None) == (labels is None):
+        raise ValueError(f"expected either queries or labels, received {'neither' if queries is None else 'both'}")
+    if labels is not None:
+        return {"labels": _several("labels", labels), **options_json(release, False)}
+    features = [queries] if isinstance(queries, Mapping) else queries or ()
+    return {"queries": [{"features": dict(each)} for each in features], **options_json(release, False)}
+
+
+def labels_path(
+    search: str, state: LabelState | None, bucket: BucketName | None, limit: int | None, cursor: str | None
+) -> str:
+    """Path and parameters of one page of labels, without what was left open."""
+    given = {"limit": limit, "cursor": cursor, "search": search or None, "state": state, "bucket": bucket}
+    parameters = urlencode({name: value for name, value in given.items() if value is not None})
+    return f"/v1/labels?{parameters}" if parameters else "/v1/labels"
 
 
 def label_path(id: LabelId) -> str:

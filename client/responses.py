@@ -13,6 +13,8 @@ T = TypeVar("T")
 
 BucketName = Literal["head", "torso", "tail", "new"]
 """Frequency bucket of a label, by its count in training: `new` of none."""
+LabelState = Literal["visible", "hidden", "added"]
+"""Of the release and in answers; of the release and in none; in answers and not of the release."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,45 @@ class CatalogueLabel:
     release: str
     request_id: str
     log_popularity: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ListedLabel:
+    """One label of `labels`: as a `CatalogueLabel`, and its `LabelState`, or another word of a newer service."""
+
+    id: str
+    count: int
+    log_pn: float
+    bucket: str
+    bias: float | None
+    display: dict[str, Any]
+    state: str
+    log_popularity: float
+
+
+@dataclass(frozen=True, slots=True)
+class LabelPage:
+    """Some labels, in the order of their ids, and where the next page begins; None after the last."""
+
+    labels: tuple[ListedLabel, ...]
+    next_cursor: str | None
+    release: str
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """Vectors in the order asked for, float32: u of queries or v of labels of `u·v/T`; T is `temperature`.
+
+    They are of norm 1 where `similarity` is `cosine`. Those of another release have nothing to do with them.
+    """
+
+    vectors: tuple[tuple[float, ...], ...]
+    dim: int
+    similarity: str
+    temperature: float
+    release: str
+    request_id: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -186,12 +186,12 @@ def _added_after(overlay: Overlay, after: str | None) -> Int64:
 
 
 def _states(overlay: Overlay, rows: Sequence[int]) -> list[LabelState]:
+    new = set((overlay.base + np.flatnonzero(overlay.added.catalogue_rows == NEW_LABEL)).tolist())
+    hidden_N = np.isin(np.array(rows, np.int64), overlay.hidden)
     return [
-        "hidden" if overlay.hides(row) else
-        "added" if row >= overlay.base and overlay.added.catalogue_rows[row - overlay.base] == NEW_LABEL else
-        "visible"
-        for row in rows
-    ]  # fmt: skip
+        "hidden" if hidden else "added" if row in new else "visible"
+        for row, hidden in zip(rows, hidden_N, strict=True)
+    ]
 
 
 def _cursor(id_: str) -> str:

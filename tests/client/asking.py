@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx
@@ -25,11 +25,19 @@ class Asker:
 
     def __call__(self, method: str, *args: Any, **kwargs: Any) -> Any:
         answer = getattr(self.client, method)(*args, **kwargs)
+        if inspect.isgenerator(answer):
+            return list(answer)
+        if inspect.isasyncgen(answer):
+            return self._runner.run(_all_of(answer))
         return self._runner.run(answer) if inspect.iscoroutine(answer) else answer
 
     def close(self) -> None:
         self("close" if isinstance(self.client, Client) else "aclose")
         self._runner.close()
+
+
+async def _all_of(items: AsyncIterator[Any]) -> list[Any]:
+    return [item async for item in items]
 
 
 class Script:

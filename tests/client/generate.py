@@ -23,7 +23,8 @@ REPLACED = [
     (r"from asyncio import sleep", "from time import sleep"),
     (r"\basync (def|with|for)\b", r"\1"),
     (r"\bawait ", ""),
-    (r"\bAsync(Client|BaseTransport)\b", lambda m: m[1]),
+    (r"\bfor (\w+) in ([\w.]+):\n +yield \1\n", r"yield from \2\n"),
+    (r"\bAsync(Client|BaseTransport|Iterator)\b", lambda m: m[1]),
     (r"\b__a(enter|exit)__\b", r"__\1__"),
     (r"\baclose\b", "close"),
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,16 +38,28 @@ def sent_by(method: str, *args: Any, **kwargs: Any) -> Call:
         raise httpx.ConnectError("nobody there")
 
     with suppress(NoAnswerError), Client("http://h", retries=0, transport=httpx.MockTransport(keep)) as longtail:
-        getattr(longtail, method)(*args, **kwargs)
+        answer = getattr(longtail, method)(*args, **kwargs)
+        if isinstance(answer, Iterator):
+            next(answer)
     (request,) = requests
-    return Call(request.method, request.url.raw_path.decode(), json.loads(request.content) if request.content else None)
+    return Call(
+        request.method,
+        request.url.raw_path.decode().partition("?")[0],
+        json.loads(request.content) if request.content else None,
+    )
 
 
 CALLS: dict[str, Call] = {
     "retrieve": sent_by("retrieve", Query({}, **EVERYTHING), release="r", preview=True),
     "similar one": sent_by("similar", "a", **EVERYTHING, release="r", preview=True),
     "similar several": sent_by("similar", ["a"], **EVERYTHING, release="r", preview=True),
+    "retrieve by vector": sent_by("retrieve", Query(vector=[0.5, 1])),
+    "embed queries": sent_by("embed", [{}], release="r"),
+    "embed labels": sent_by("embed", labels=["a"]),
     "label": sent_by("label", "a"),
+    "labels": sent_by("labels", search="x", state="hidden", bucket="tail", page_size=3),
+    "delete_labels": sent_by("delete_labels", ["a"]),
+    "restore_labels": sent_by("restore_labels", ["a"]),
     "add_labels": sent_by("add_labels", NewLabel("a", {}, display={})),
     "restore_label": sent_by("restore_label", "a"),
     "delete_label": sent_by("delete_label", "a"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import httpx
@@ -14,9 +15,11 @@ from longtail.client import (
     Answer,
     CatalogueLabel,
     Deleted,
+    Embedded,
     Feedback,
     Interaction,
     Label,
+    ListedLabel,
     NewLabel,
     Query,
     Reloaded,
@@ -38,6 +41,10 @@ DESCRIBED = {"id": "a", "count": 3, "log_pn": -1.5, "bucket": "tail", "bias": No
 NEWER = {"results": [{**RESULT, "popularity": -0.5}], "release": "r", "request_id": "q"}
 WITH_PRIOR = Answer((Result(RANKED, 0.5, Unknown(exclude=1, allow=0), popularity=-0.5),), "r", "q")
 DESCRIBED |= {"release": "r", "request_id": "q"}
+LISTED = ListedLabel("a", 3, -1.5, "tail", None, {}, "hidden", -2.5)
+ONE_PAGE = {"labels": [asdict(LISTED)], "next_cursor": None, "release": "r", "request_id": "q"}
+VECTORS: dict[str, Any] = {"vectors": ((0.5, 1.0),), "dim": 2, "similarity": "dot", "temperature": 0.5}
+VECTORS |= {"release": "r", "request_id": "q"}
 TAKEN = {"accepted": 2, "request_id": "q"}
 GONE = {"id": "a", "release": "r", "request_id": "q"}
 SWAPPED = {"release": "r", "changed": True, "request_id": "q"}
@@ -129,6 +136,54 @@ CASES: list[tuple[str, tuple[Any, ...], dict[str, Any], str, dict[str, Any] | No
         {**TAKEN, "release": "r"},
         Accepted(2, request_id="q", release="r"),
     ),
+    (
+        "retrieve",
+        ([Query(vector=(0.5, 1), k=2), Query({})],),
+        {},
+        "POST /v1/retrieve",
+        {"queries": [{"vector": [0.5, 1.0], "k": 2}, {"features": {}}]},
+        RETRIEVED,
+        ANSWER,
+    ),
+    ("embed", ({"u": 1},), {}, "POST /v1/embed", {"queries": [{"features": {"u": 1}}]}, VECTORS, Embedded(**VECTORS)),
+    (
+        "embed",
+        ([{}, {"u": 1}],),
+        {"release": "r"},
+        "POST /v1/embed",
+        {"queries": [{"features": {}}, {"features": {"u": 1}}], "release": "r"},
+        VECTORS,
+        Embedded(**VECTORS),
+    ),
+    ("embed", (), {"labels": {"a": 1}}, "POST /v1/embed", {"labels": ["a"]}, VECTORS, Embedded(**VECTORS)),
+    ("labels", (), {}, "GET /v1/labels", None, ONE_PAGE, [LISTED]),
+    (
+        "labels",
+        (),
+        {"search": "a&b é", "state": "hidden", "bucket": "tail", "page_size": 2},
+        "GET /v1/labels?limit=2&search=a%26b+%C3%A9&state=hidden&bucket=tail",
+        None,
+        ONE_PAGE,
+        [LISTED],
+    ),
+    (
+        "delete_labels",
+        (["a", 4],),
+        {},
+        "POST /v1/labels/delete",
+        {"ids": ["a", 4]},
+        {**TAKEN, "release": "r"},
+        Accepted(2, request_id="q", release="r"),
+    ),
+    (
+        "restore_labels",
+        ({"a"},),
+        {},
+        "POST /v1/labels/restore",
+        {"ids": ["a"]},
+        {**TAKEN, "release": "r"},
+        Accepted(2, request_id="q", release="r"),
+    ),
     ("delete_label", ("a/b",), {}, "DELETE /v1/labels/a%2Fb", None, GONE, Deleted("a", "r", "q")),
     (
         "feedback",
@@ -207,11 +262,30 @@ def test_request_and_value(
         ((), {}, "either queries or features, received neither"),
         (([],), {"features": {}}, "either queries or features, received both"),
         ((Query({}),), {"k": 3, "allow": []}, "expected k, allow in every Query"),
+        ((Query(),), {}, "expected either features or vector, received neither"),
+        (([Query({}, vector=[1])],), {}, "expected either features or vector, received both"),
     ],
 )
 def test_a_question_of_two_minds_is_refused(asker: Make, args: Any, kwargs: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         asker(Script(httpx.Response(500)))("retrieve", *args, **kwargs)
+
+
+@pytest.mark.parametrize(("args", "kwargs", "received"), [((), {}, "neither"), (({},), {"labels": ["a"]}, "both")])
+def test_vectors_of_two_minds_are_refused(asker: Make, args: Any, kwargs: Any, received: str) -> None:
+    with pytest.raises(ValueError, match=f"expected either queries or labels, received {received}"):
+        asker(Script(httpx.Response(500)))("embed", *args, **kwargs)
+
+
+def test_labels_are_read_page_by_page(asker: Make) -> None:
+    pages = [{**ONE_PAGE, "next_cursor": "n/1"}, {**ONE_PAGE, "labels": [], "next_cursor": "n2"}, ONE_PAGE]
+    script = Script(*(httpx.Response(200, json=page) for page in pages))
+    assert asker(script)("labels", state="hidden", page_size=1) == [LISTED, LISTED]
+    assert [request.url.query.decode() for request in script.requests] == [
+        "limit=1&state=hidden",
+        "limit=1&cursor=n%2F1&state=hidden",
+        "limit=1&cursor=n2&state=hidden",
+    ]
 
 
 def test_feedback_on_no_answer_is_refused(asker: Make) -> None:
@@ -227,6 +301,9 @@ def test_feedback_on_no_answer_is_refused(asker: Make) -> None:
         ("similar", ("a",), {"buckets": "tail"}),
         ("feedback", (Feedback("q", "item-1"),), {}),
         ("interactions", (Interaction({}, "item-1"),), {}),
+        ("delete_labels", ("item-1",), {}),
+        ("restore_labels", ("item-1",), {}),
+        ("embed", (), {"labels": "item-1"}),
     ],
 )
 def test_a_string_is_no_collection_of_ids(asker: Make, method: str, args: Any, kwargs: Any) -> None:

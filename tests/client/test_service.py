@@ -84,6 +84,36 @@ def test_label_and_release(asker: Make, url: str) -> None:
     assert longtail("ready") is True
 
 
+def test_labels_are_listed_page_by_page_hidden_and_found_again(asker: Make, url: str) -> None:
+    longtail, expected = asker(url=url), sorted(f"item-{row}" for row in range(LABELS))
+    for page_size in (7, None):
+        assert [label.id for label in longtail("labels", page_size=page_size)] == expected
+    assert {label.bucket for label in longtail("labels", bucket="tail")} == {"tail"}
+    assert longtail("delete_labels", ["item-3", "item-5", "item-3"]).accepted == 2
+    hidden = [label.id for label in longtail("labels", state="hidden", search="TITLE 5")]
+    with pytest.raises(NotFoundError, match=r'"no such" \(ids.1\)'):
+        longtail("restore_labels", [*hidden, "no such"])
+    assert longtail("restore_labels", hidden).accepted == 1
+    assert [(label.id, label.state) for label in longtail("labels", state="hidden")] == [("item-3", "hidden")]
+    assert longtail("restore_labels", ["item-3"]).release == "first"
+
+
+def test_a_vector_is_answered_as_the_features_it_was_made_from(asker: Make, url: str) -> None:
+    longtail = asker(url=url)
+    embedded = longtail("embed", FEATURES)
+    assert (len(embedded.vectors), len(embedded.vectors[0]), embedded.similarity) == (1, embedded.dim, "cosine")
+    by_features, by_vector = longtail(
+        "retrieve", [Query(FEATURES, k=5), Query(vector=embedded.vectors[0], k=5)]
+    ).results
+    assert by_features == by_vector
+    (v,) = longtail("embed", labels=[by_vector.labels[0].id]).vectors
+    (exact,) = longtail(
+        "retrieve", [Query(vector=embedded.vectors[0], k=1, bias_removal=0, allow=[by_vector.labels[0].id])]
+    ).results
+    u_v = sum(a * b for a, b in zip(embedded.vectors[0], v, strict=True))
+    assert exact.labels[0].score == pytest.approx(u_v / embedded.temperature, rel=1e-4)
+
+
 @pytest.mark.parametrize("id_", ["no such label", "a/b/", "/", "..", ".", "%2F", "c/é?#", "", "x" * 3000, 7])
 def test_any_id_reaches_the_route(asker: Make, url: str, id_: str | int) -> None:
     with pytest.raises(NotFoundError) as raised:
@@ -100,6 +130,7 @@ def test_any_id_reaches_the_route(asker: Make, url: str, id_: str | int) -> None
         (Query(FEATURES, popularity=99.0), "queries.1.popularity"),
         (Query({"user": "u3"}), "queries.1.features.user"),
         (Query(FEATURES, buckets=[]), "queries.1.buckets"),
+        (Query(vector=[0.5]), "queries.1.vector"),
     ],
 )
 def test_a_refusal_names_the_field(asker: Make, url: str, query: Query, field: str) -> None:
