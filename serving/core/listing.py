@@ -189,8 +189,7 @@ def _states(overlay: Overlay, rows: Sequence[int]) -> list[LabelState]:
     new = set((overlay.base + np.flatnonzero(overlay.added.catalogue_rows == NEW_LABEL)).tolist())
     hidden_N = np.isin(np.array(rows, np.int64), overlay.hidden)
     return [
-        "hidden" if hidden else "added" if row in new else "visible"
-        for row, hidden in zip(rows, hidden_N, strict=True)
+        "hidden" if hidden else "added" if row in new else "visible" for row, hidden in zip(rows, hidden_N, strict=True)
     ]
 
 

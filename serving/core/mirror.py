@@ -105,11 +105,16 @@ class Mirror:
             retriever: the release that answered; nothing is mirrored of another than the current one.
             queries: the batch's.
             retrieval: the answers.
-            share: of the queries, drawn at random. Queries that explore are left out: chance had a say in their answer.
+            share: of the queries, drawn at random. Queries that explore are left out, for chance had a say in their
+                answer, and vectors, which mean nothing to another release.
         """
         if self._staged is None or self._current is None or retriever.name != self._current.name:
             return
-        drawn = [place for place, query in enumerate(queries) if self._chance.random() < share and not query.explore]
+        drawn = [
+            place
+            for place, query in enumerate(queries)
+            if self._chance.random() < share and not query.explore and query.vector is None
+        ]
         if not drawn:
             return
         catalogue, starts_B = retriever.catalogue, [0, *retrieval.ends_B[:-1]]

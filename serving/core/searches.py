@@ -144,13 +144,6 @@ class BatchKey:
 
 
 @dataclass(frozen=True, slots=True)
-class EmbeddingKey:
-    """What requests for vectors must have in common to share a batch."""
-
-    retriever: Retriever
-
-
-@dataclass(frozen=True, slots=True)
 class PartAnswer:
     """The answer to a part of a search, which counts when all parts are answered.
 

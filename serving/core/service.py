@@ -29,7 +29,6 @@ from longtail.serving.core.quotas import asking
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.core.searches import (
     BatchKey,
-    EmbeddingKey,
     PartAnswer,
     Search,
     answered_batch,
@@ -249,10 +248,10 @@ class Service:
 
     async def embed(self, retriever: Retriever, asked: ToEmbed) -> list[bytes]:
         """Vectors, JSON each, from a batch that others may share; raises as `search`, and as `Retriever.embed`."""
-        key, tenant = EmbeddingKey(retriever), asking.get()
+        tenant = asking.get()
         self.admission.charge(asked.count)
         vectors = await self._counted(
-            lambda: self._batcher.submit(key, asked, asked.count, tenant=tenant, cost=asked.count)
+            lambda: self._batcher.submit(retriever, asked, asked.count, tenant=tenant, cost=asked.count)
         )
         assert isinstance(vectors, list)
         return vectors
@@ -382,12 +381,12 @@ class Service:
     def _run(
         self, key: Hashable, works: Sequence[Search | ToEmbed], waited: Sequence[float]
     ) -> Sequence[list[bytes] | PartAnswer | Exception]:
-        """What a search thread does with a batch."""
-        if not isinstance(key, EmbeddingKey):
+        """What a search thread does with a batch; of requests for vectors the key is the release."""
+        if not isinstance(key, Retriever):
             return self._run_search(key, [work for work in works if isinstance(work, Search)], waited)
         requests = [work for work in works if isinstance(work, ToEmbed)]
         started = perf_counter()
-        vectors = embed_each(key.retriever.embed, requests)
+        vectors = embed_each(key.embed, requests)
         self.monitoring.metrics.set_queue_depth(self._batcher.depth)
         count = sum(request.count for request in requests)
         self.monitoring.metrics.count_search(count, waited, {"encode": perf_counter() - started})

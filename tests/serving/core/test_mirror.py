@@ -83,6 +83,7 @@ def test_previews_explored_and_pinned_answers_are_not_mirrored(mirror: Mirror, t
     mirror.use(other_plane(), plane_retriever())
     ask(mirror, EAST | {"explore": {"tail": 1}})
     ask(mirror, EAST, retriever=plane_retriever("plane-0"))
+    ask(mirror, {"vector": [1.0, 0.0], "k": 3})
     ask(mirror, EAST, share=0.0)
     ask(mirror, EAST)
     assert mirrored(mirror, tmp_path, lambda counts: counts.queries > 0).queries == 1
