@@ -43,7 +43,7 @@ def json_body(model: type[BaseModel], example: dict[str, Any]) -> dict[str, Any]
 def query_parameters(model: type[BaseModel]) -> dict[str, Any]:
     """The part of a route's OpenAPI entry that says: these may stand in the query string."""
     parameters = [
-        {"name": name, "in": "query", "description": schema.pop("description", ""), "schema": schema}
+        {"name": name, "in": "query", "required": False, "description": schema.pop("description", ""), "schema": schema}
         for name, schema in model.model_json_schema()["properties"].items()
     ]
     return {"parameters": parameters}
