@@ -111,7 +111,7 @@ def _stability(evidence: Evidence, baseline: Baseline, signal: Signal, of: str, 
     if index is None:
         return too_few(signal, window, evidence)
     # Scores of one answer are alike, and so are its labels: queries count, not labels.
-    by_chance = _CHI_SQUARE[freedom] * (1 / queries + (1 / baseline["queries"] if baseline["queries"] else 0))
+    by_chance = _CHI_SQUARE[freedom] * (1 / max(queries, 1) + (1 / baseline["queries"] if baseline["queries"] else 0))
     bound = _DRIFTED if index > _DRIFTED else _SHIFTED
     finding = Finding(signal, "steady", "", None, window, index, bound, weight=0.0 if of == "scores" else -1.0)
     what = "Scores are" if of == "scores" else "Shares of head, torso and tail are"

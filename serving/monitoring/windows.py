@@ -55,6 +55,8 @@ def window_json(
     """
     answers = figures.answers_in(window, now, since=since)
     baseline = figures.baseline
+    # A damaged file may hold anything.
+    answers[QUERIES], answers[EXPOSURES] = max(answers[QUERIES], 0), np.maximum(answers[EXPOSURES], 0)
     exposures = answers[EXPOSURES]
     dials = figures.dials_in(window, now, since=since)
     pairs = figures.likeness_in(window, now, since=since)

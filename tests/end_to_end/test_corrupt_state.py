@@ -86,10 +86,17 @@ FILES = [
     "live/only/answers.0.ring",
     "live/only/requests.0.ring",
     "live/only/priors.0.ring",
+    "live/only/likeness.0.ring",
     "live/only/new.0.ring",
     "live/only/labels-5m.0.ring",
 ]
-ALIKE = ["live/only/labels-1h.0.ring", "live/only/labels-24h.0.ring", "labels.log"]
+ALIKE = [
+    "live/only/dials.0.ring",
+    "live/only/dropped.0.ring",
+    "live/only/labels-1h.0.ring",
+    "live/only/labels-24h.0.ring",
+    "labels.log",
+]
 
 
 def test_the_files_are_all(lived: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -297,6 +298,20 @@ def test_the_report_has_the_verdict_of_what_was_answered(live: LiveFigures, cloc
         "popularity_weight": [{"at": 0.0, "queries": 3400}],
     }
     assert window["exposures"]["head"]["telling"] < 4600
+
+
+@pytest.mark.parametrize("value", [-7.0, -(2.0**53), 2.0**53, math.nan])
+@pytest.mark.parametrize("kind", ["answers", "likeness", "requests", "new", "dropped"])
+def test_damaged_counts_are_no_reason_not_to_answer(
+    live: LiveFigures, clock: Clock, tmp_path: Path, kind: str, value: float
+) -> None:
+    live.count_answers(answered([[0, 1, 4, 8]] * 400))
+    live.count_request(0.01, 200)
+    ring = np.memmap(tmp_path / "live" / "r1" / f"{kind}.0.ring", np.float64, "r+", offset=4096)
+    row = ring.reshape(1440, -1)[int(clock.now // 60) % 1440]
+    for columns in (slice(1, None, 2), slice(2, None, 2), slice(1, None)):
+        row[columns] = value
+        assert live_verdict(live, clock)["headline"]
 
 
 def test_troubles_are_told_until_they_are_over(live: LiveFigures, clock: Clock) -> None:
