@@ -225,13 +225,14 @@ class LabelAdder:
                 "expected a release that can embed new labels, found one with a tree p_n(y|x), which has no leaf for "
                 "them: train again with the new labels among the data; hiding works"
             )
-        if bundle.label_tower is None:
+        model = bundle.label_model
+        if model is None:
             raise FixedLabelsError(
                 "expected a release that can embed new labels, found one without label_tower.onnx: train with label "
                 "features beside the id; hiding works"
             )
         manifest = bundle.manifest
-        return Tower(bundle.label_tower, manifest.label_features, bundle.vocabularies, manifest.dim, file=LABEL_TOWER)
+        return Tower(model, manifest.label_features, bundle.vocabularies, manifest.dim, file=LABEL_TOWER)
 
     def _embed(self, records: Sequence[Upsert]) -> tuple[Float32, dict[str, Float32]]:
         """Label embeddings, float32 [B, D], and the vectors that are kept, as `AddedLabels.vectors`."""

@@ -83,6 +83,18 @@ class Bundle:
             () if self.priors is None else self.priors.kappas,
         )
 
+    @property
+    def query_model(self) -> bytes | Path:
+        """The query tower, or its file if that was not read."""
+        return self.query_tower if self.query_tower or self.path is None else self.path / QUERY_TOWER
+
+    @property
+    def label_model(self) -> bytes | Path | None:
+        """The label tower, or its file if that was not read; None if there is none."""
+        if self.label_tower is not None or self.path is None or LABEL_TOWER not in self.manifest.files:
+            return self.label_tower
+        return self.path / LABEL_TOWER
+
     def rows(self, rows_R: Int64 | slice = slice(None)) -> Float32:
         """Augmented label rows, float32 [L, E] or those of some labels, int64 [R]: what an index stores."""
         labels = self.labels
@@ -133,8 +145,13 @@ class Bundle:
         return Bundle(**{**self.__dict__, "manifest": manifest, "path": target})
 
     @classmethod
-    def load(cls, path: Path) -> Bundle:
+    def load(cls, path: Path, *, towers: bool = True) -> Bundle:
         """Read and check a bundle; embeddings and label vectors stay on disk, memory-mapped.
+
+        Args:
+            path: its directory.
+            towers: whether to read the towers; else they are b"" and None, and `query_model` and `label_model` are
+                their files, which a `Tower` maps.
 
         Raises:
             BundleCorruptError: not a bundle, a file missing, or a checksum that differs.
@@ -148,16 +165,17 @@ class Bundle:
                 raise BundleCorruptError(
                     f"{path / MANIFEST}: expected {name!r} among its files, found {sorted(manifest.files)}"
                 )
-        label_tower = path / LABEL_TOWER
+        labels = Labels.read(path / LABELS, manifest.display)
         bundle = cls(
             manifest=manifest,
-            labels=Labels.read(path / LABELS, manifest.display),
+            labels=labels,
             embeddings=_load_array(path / EMBEDDINGS),
             calibration_queries=_load_array(path / CALIBRATION_QUERIES),
-            query_tower=(path / QUERY_TOWER).read_bytes(),
-            label_tower=label_tower.read_bytes() if LABEL_TOWER in manifest.files else None,
+            query_tower=(path / QUERY_TOWER).read_bytes() if towers else b"",
+            label_tower=(path / LABEL_TOWER).read_bytes() if towers and LABEL_TOWER in manifest.files else None,
             vocabularies={
-                Path(name).stem: Vocabulary.read(path / name)
+                # Queries are often histories of labels.
+                Path(name).stem: Vocabulary.read(path / name).sharing(labels)
                 for name in manifest.files
                 if name.startswith(f"{VOCABULARIES}/")
             },

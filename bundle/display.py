@@ -100,18 +100,19 @@ def json_ready(name: str, column: pa.ChunkedArray) -> pa.Array:
     Raises:
         BundleInvariantError: a type that has no string form either.
     """
-    column = column.combine_chunks()
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    if _is_json(column.type):
-        return column
+    # Arrow copies what is in one piece already.
+    array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if _is_json(array.type):
+        return array
     try:
-        return column.cast(pa.string())
+        return array.cast(pa.string())
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise BundleInvariantError(
             f"labels.parquet column {name!r} can be displayed",
             expected="text, numbers, booleans, dates or lists of them",
-            found=column.type,
+            found=array.type,
         ) from error
 
 

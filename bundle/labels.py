@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,6 +12,7 @@ import pyarrow.parquet as pq
 
 from longtail.bundle.arrays import Array, Float32, Int8, Int64
 from longtail.bundle.errors import BundleInvariantError
+from longtail.bundle.id_rows import IdRows
 
 _COLUMNS = {
     "label_id": pa.string(),
@@ -43,6 +45,11 @@ class Labels:
     bias: Float32 | None
     display: pa.Table
     log_popularity: Float32 | None = None
+
+    @cached_property
+    def row_of(self) -> IdRows:
+        """Row of every label, by id."""
+        return IdRows(self.ids)
 
     @property
     def log_pi(self) -> Float32:
@@ -78,7 +85,8 @@ class Labels:
         Raises:
             BundleInvariantError: a column is missing, has another type, or holds nulls.
         """
-        table = pq.read_table(path)
+        # By this thread: others would keep some of what they took, and take no less time.
+        table = pq.read_table(path, use_threads=False)
         for name, expected in _COLUMNS.items():
             found = table.schema.field(name).type if name in table.column_names else "no such column"
             if found != expected:
@@ -94,6 +102,7 @@ class Labels:
             log_pn=table["log_pn"].to_numpy(),
             buckets=table["bucket"].to_numpy(),
             bias=table["bias"].to_numpy() if "bias" in optional else None,
-            display=table.drop_columns([*_COLUMNS, *optional]),
+            # In one piece, so that who takes it in one piece takes no copy.
+            display=table.drop_columns([*_COLUMNS, *optional]).combine_chunks(),
             log_popularity=table["log_popularity"].to_numpy() if "log_popularity" in optional else None,
         )

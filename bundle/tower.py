@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,11 @@ from longtail.bundle.arrays import Float32
 from longtail.bundle.errors import FeatureError, TowerError
 from longtail.bundle.features import FeatureReader, Features, Inputs
 from longtail.bundle.manifest import Feature
+from longtail.bundle.mapped_model import without_tables
 from longtail.bundle.vocabulary import Vocabulary
+
+_FOLDER_OF_TABLES = "session.model_external_initializers_file_folder_path"
+"""Where ONNX Runtime looks for the tables that a model's bytes refer to."""
 
 
 class Tower:
@@ -26,7 +31,7 @@ class Tower:
     Each call uses one ONNX thread; call from several threads to use several cores.
 
     Args:
-        model: an ONNX model, float32 [B, dim] out.
+        model: an ONNX model, float32 [B, dim] out, or its file, whose large tables are mapped.
         features: what the tower takes, in order.
         vocabularies: by name.
         dim: D.
@@ -37,7 +42,13 @@ class Tower:
     """
 
     def __init__(
-        self, model: bytes, features: Sequence[Feature], vocabularies: Mapping[str, Vocabulary], dim: int, *, file: str
+        self,
+        model: bytes | Path,
+        features: Sequence[Feature],
+        vocabularies: Mapping[str, Vocabulary],
+        dim: int,
+        *,
+        file: str,
     ) -> None:
         self._file = file
         self._reader = FeatureReader(features, vocabularies)
@@ -102,7 +113,7 @@ def onnx_session(model: bytes | Path, file: str) -> Any:
     """An ONNX Runtime session on the CPU, with one thread for each call.
 
     Args:
-        model: the ONNX model, or its file.
+        model: the ONNX model, or its file, whose large tables are mapped.
         file: the model's file name, for error messages.
 
     Raises:
@@ -120,8 +131,12 @@ def onnx_session(model: bytes | Path, file: str) -> Any:
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
+    session = partial(ort.InferenceSession, sess_options=options, providers=["CPUExecutionProvider"])
     try:
-        return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        if isinstance(model, Path) and (small := without_tables(model)) is not None:
+            options.add_session_config_entry(_FOLDER_OF_TABLES, str(model.parent))
+            return session(small)
+        return session(model)
     # ONNX Runtime's own exceptions share no base but Exception.
     except Exception as error:
         raise TowerError(f"{file}: expected a model that ONNX Runtime loads: {error}") from error

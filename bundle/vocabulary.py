@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import string
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,8 +17,10 @@ import pyarrow.parquet as pq
 
 from longtail.bundle.arrays import Int32
 from longtail.bundle.errors import BundleInvariantError
+from longtail.bundle.id_rows import IdRows
 
 if TYPE_CHECKING:
+    from longtail.bundle.labels import Labels
     from longtail.bundle.manifest import TextStandard
 
 OUT_OF_VOCABULARY = 0
@@ -32,27 +35,28 @@ class Vocabulary:
 
     def __init__(self, ids: pa.Array) -> None:
         self.ids = ids
-        self._rows: dict[str, int] | None = None
+        self._rows_of: Callable[[], IdRows] = cache(lambda: IdRows(ids))
 
     @property
     def rows(self) -> int:
         """Rows of the embedding table, the out-of-vocabulary row included."""
         return len(self.ids) + 1
 
-    @property
-    def _row_of(self) -> dict[str, int]:
-        if self._rows is None:
-            self._rows = {id_: row for row, id_ in enumerate(self.ids.to_pylist(), start=1)}
-        return self._rows
-
     def lookup(self, id_: str) -> int:
         """The row of one id; unknown ids get row 0."""
-        return self._row_of.get(id_, OUT_OF_VOCABULARY)
+        return self.lookup_all([id_])[0]
 
     def lookup_all(self, ids: Iterable[str]) -> list[int]:
         """The rows of a few ids, in order; unknown ids get row 0."""
-        row_of = self._row_of
-        return [row_of.get(id_, OUT_OF_VOCABULARY) for id_ in ids]
+        return [OUT_OF_VOCABULARY if row is None else row + 1 for row in self._rows_of().of(list(ids))]
+
+    def sharing(self, labels: Labels) -> Vocabulary:
+        """The same vocabulary; if it is all labels in their order, in the memory of theirs."""
+        if not self.ids.equals(labels.ids):
+            return self
+        shared = Vocabulary(labels.ids)
+        shared._rows_of = lambda: labels.row_of
+        return shared
 
     def encode(self, column: pa.Array | pa.ChunkedArray) -> Int32:
         """The rows of a column of n strings, int32 [n]; unknown and null ids get row 0."""
@@ -71,7 +75,7 @@ class Vocabulary:
         Raises:
             BundleInvariantError: no `id` column of strings, or an id stands twice or is null.
         """
-        table = pq.read_table(path)
+        table = pq.read_table(path, use_threads=False)
         if table.column_names != ["id"] or not pa.types.is_string(table.schema.field("id").type):
             raise BundleInvariantError(
                 f"{path.name} holds one column `id` of strings", expected="id: string", found=table.schema

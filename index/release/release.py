@@ -45,13 +45,14 @@ class Release:
     index: IndexManifest
 
 
-def open_release(path: Path, *, device: Device = "cpu", mapped: bool = True) -> Release:
+def open_release(path: Path, *, device: Device = "cpu", mapped: bool = True, towers: bool = True) -> Release:
     """Verify every file of a release and load it.
 
     Args:
         path: the release's directory.
         device: where it searches.
         mapped: whether its index is mapped and shared with other processes, or read into memory.
+        towers: as of `Bundle.load`.
 
     Raises:
         DeviceError: the device is not there, or too small.
@@ -64,7 +65,7 @@ def open_release(path: Path, *, device: Device = "cpu", mapped: bool = True) -> 
     manifest = read_release_manifest(path)
     with ThreadPoolExecutor(1) as pool:
         index_files = pool.submit(_verify_index, path, manifest.files)
-        bundle = Bundle.load(path / BUNDLE)
+        bundle = Bundle.load(path / BUNDLE, towers=towers)
         index_files.result()
     index = read_manifest_file(path / INDEX_MANIFEST, IndexManifest)
     if index.bundle_sha256 != manifest.bundle_sha256:

@@ -75,19 +75,20 @@ class Releases:
             return None
         return check_name(content.decode("utf-8", "replace").strip())
 
-    def open(self, name: str, *, device: Device = "cpu") -> Release:
+    def open(self, name: str, *, device: Device = "cpu", towers: bool = True) -> Release:
         """Verify every file of a release and load it, ready to search.
 
         Args:
             name: the release's name.
             device: `gpu` searches flat and IVF bands on the first visible GPU, one caller at a time.
+            towers: as of `Bundle.load`.
 
         Raises:
             DeviceError: the device is not there, or too small.
             ReleaseNameError, ReleaseNotFoundError: no such release.
             ReleaseCorruptError, ReleaseVersionError, ReleaseMismatchError, BundleError: it is not what was built.
         """
-        return open_release(self._existing(name), device=device)
+        return open_release(self._existing(name), device=device, towers=towers)
 
     def manifest(self, name: str) -> ReleaseManifest:
         """release.json of one release, checked, without reading the other files.

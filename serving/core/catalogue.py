@@ -2,8 +2,8 @@
 
 Legend: `L` labels, `N` answered labels of a whole batch.
 
-Ids are held as Python strings with a dictionary (about 150 bytes a label); display columns stay in
-Arrow until they are shown. What was shown is kept as the JSON it became, for the head is shown again and again.
+Ids and display columns stay in Arrow until they are shown or asked for: a label costs bytes, not Python objects. What
+was shown lately is kept as the JSON it became, for the head is shown again and again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _CHUNK = 1 << 16
 _LABEL_BYTES, _PUNCTUATION = 80, 6
 """Of a label's JSON without columns; of a column, beside its name and value."""
 _SCORE = b',"score":'
-_MAX_KEPT = 1 << 17
+_MAX_KEPT = 1 << 16
 """Labels whose JSON is kept, at most; then all are forgotten and the shown ones made again."""
 
 
@@ -69,15 +69,13 @@ class Catalogue:
         self._texts = LabelTexts(labels.ids, self._display.values())
         self._json_of_row: dict[int, bytes] = {}
         self._overlay: Overlay | None = None
-        self._ids: list[str] = []
-        self.row_of: dict[str, int] = {}
+        self._ids = labels.ids
+        self.row_of = labels.row_of
         # In chunks, so that a release loading beside a live one never holds the interpreter for long.
         self._fingerprints_L = np.empty(len(labels.ids), np.uint32)
         for start in range(0, len(labels.ids), _CHUNK):
             ids = labels.ids[start : start + _CHUNK].to_pylist()
-            self._ids += ids
             self._fingerprints_L[start : start + len(ids)] = fingerprints(ids)
-            self.row_of.update(zip(ids, range(start, start + len(ids)), strict=True))
 
     def __len__(self) -> int:
         return len(self._ids) if self._overlay is None else self._overlay.labels
@@ -114,7 +112,7 @@ class Catalogue:
     def id_of(self, row: int) -> str:
         """The id of a row's label."""
         first = len(self._ids)
-        return self._ids[row] if row < first else self._overlay.added.ids[row - first]  # type: ignore[union-attr]
+        return self._ids[row].as_py() if row < first else self._overlay.added.ids[row - first]  # type: ignore[union-attr]
 
     def containing(self, text: str, rows_N: Int64) -> Bools:
         """Whether a label's id or display holds a text, as `LabelTexts.containing`, of every row, bool [N]."""
@@ -146,8 +144,7 @@ class Catalogue:
         if not ids:
             return NO_ROWS, 0
         if self._overlay is None or not self._overlay.row_of:
-            row_of = self.row_of.get
-            rows = [row_of(id_ if isinstance(id_, str) else str(id_)) for id_ in ids]
+            rows = self.row_of.of([id_ if isinstance(id_, str) else str(id_) for id_ in ids])
         else:
             rows = [self._row(str(id_)) for id_ in ids]
         known = [row for row in rows if row is not None]
@@ -233,10 +230,10 @@ class Catalogue:
         return _json_beginning(added.ids[place], int(added.buckets[place]), added.display[place])
 
     def _json_beginnings(self, rows_N: Int64) -> list[bytes]:
-        ids, buckets = self._ids, self._labels.buckets[rows_N].tolist()
+        ids, buckets = self._ids.take(pa.array(rows_N)).to_pylist(), self._labels.buckets[rows_N].tolist()
         return [
-            _json_beginning(ids[row], bucket, display)
-            for row, bucket, display in zip(rows_N.tolist(), buckets, self._display_of(rows_N), strict=True)
+            _json_beginning(id_, bucket, display)
+            for id_, bucket, display in zip(ids, buckets, self._display_of(rows_N), strict=True)
         ]
 
     def labels_json(self, rows: Sequence[int]) -> list[dict[str, Any]]:
@@ -246,7 +243,7 @@ class Catalogue:
         shown = dict(zip(of_catalogue.tolist(), self._display_of(of_catalogue), strict=True))
         return [
             {
-                "id": self._ids[row],
+                "id": self._ids[row].as_py(),
                 "count": int(labels.counts[row]),
                 "log_pn": labels.log_pn[row],
                 "log_popularity": labels.log_pi[row],

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from pydantic import JsonValue
 
@@ -19,7 +20,7 @@ class Encoder:
     """The query tower of one bundle. Thread-safe.
 
     Args:
-        query_tower: an ONNX model, float32 [B, dim] out.
+        query_tower: an ONNX model, float32 [B, dim] out, or its file, whose large tables are mapped.
         features: what the tower takes, in order.
         vocabularies: by name.
         dim: D.
@@ -29,7 +30,11 @@ class Encoder:
     """
 
     def __init__(
-        self, query_tower: bytes, features: Sequence[Feature], vocabularies: Mapping[str, Vocabulary], dim: int
+        self,
+        query_tower: bytes | Path,
+        features: Sequence[Feature],
+        vocabularies: Mapping[str, Vocabulary],
+        dim: int,
     ) -> None:
         with serving_errors("queries"):
             self._tower = Tower(query_tower, features, vocabularies, dim, file="query_tower.onnx")

@@ -15,6 +15,7 @@ from time import monotonic
 
 from longtail.bundle import LabelLogCorruptError, LabelLogVersionError
 from longtail.index import Releases
+from longtail.serving.core.heap import give_back_memory
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.core.service import Service, one_openmp_thread
@@ -124,10 +125,11 @@ class ReleaseFollower:
                 self._refuse(name, f"{type(error).__name__}: {error}")
             return
         self._served, self._failure = name, None
-        # What a release holds lives as long as it: the collector need not look at millions of ids again and again.
+        # What a release holds lives as long as it: the collector need not look at it again and again.
         gc.unfreeze()
         gc.collect()
         gc.freeze()
+        give_back_memory()
         logger.info("serving release %s, loaded and verified in %.1f s", name, self._clock() - started)
 
     def _check_staged(self) -> None:

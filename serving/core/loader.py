@@ -23,10 +23,10 @@ def load_release(
     Raises:
         BundleError, UnservableReleaseError, OSError, LongtailIndexError: what is wrong with it.
     """
-    release = releases.open(name, device=device)
+    release = releases.open(name, device=device, towers=False)
     bundle = release.bundle
     manifest = bundle.manifest
-    encoder = Encoder(bundle.query_tower, manifest.query_features, bundle.vocabularies, manifest.dim)
+    encoder = Encoder(bundle.query_model, manifest.query_features, bundle.vocabularies, manifest.dim)
     retriever = Retriever(
         name=release.name,
         created_at=release.created_at,

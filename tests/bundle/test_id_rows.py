@@ -1,0 +1,65 @@
+import tracemalloc
+
+import pyarrow as pa
+import pytest
+
+from longtail.bundle.id_rows import IdRows
+
+IDS = [f"item-{row * 7919}" for row in range(50_000)]
+ROWS = IdRows(pa.array(IDS))
+
+
+@pytest.mark.parametrize("count", [1, 40, 5000])
+def test_ids_have_their_rows_one_by_one_and_together(count: int) -> None:
+    asked = IDS[-count:] + [f"other-{place}" for place in range(count)] + IDS[:count]
+    expected = [*range(50_000 - count, 50_000), *[None] * count, *range(count)]
+    rows = IdRows(ROWS.ids)
+    assert rows.of(asked) == expected
+    assert rows.of(asked) == expected  # now from those that are kept
+    assert [ROWS.get(id_) for id_ in asked] == expected
+
+
+def test_a_mapping_of_every_id() -> None:
+    assert list(ROWS) == IDS
+    assert (len(ROWS), ROWS["item-7919"], ROWS.get("x", -7)) == (50_000, 1, -7)
+    assert "item-0" in ROWS and "item-1" not in ROWS and 0 not in ROWS
+    with pytest.raises(KeyError):
+        ROWS["item-1"]
+
+
+@pytest.mark.parametrize("count", [1, 300])
+def test_ids_that_no_column_holds_are_absent(count: int) -> None:
+    rows = IdRows(pa.array(["", "ä" * 300, "a\0b", "\U0001f600"]))
+    odd = ["\ud800", "ä" * 299, "a", "x" * 1_000_000]
+    assert rows.of([*odd, "", "ä" * 300, "a\0b", "\U0001f600"] * count) == [None, None, None, None, 0, 1, 2, 3] * count
+
+
+def test_a_slice_of_a_column_and_an_empty_one() -> None:
+    assert IdRows(pa.array(["a", "b", "c"]).slice(1)).of(["a", "b", "c"]) == [None, 0, 1]
+    assert IdRows(pa.array([], pa.string())).of(["a"] * 200) == [None] * 200
+    assert IdRows(pa.array(["a", "b"], pa.large_string()))["b"] == 1
+
+
+def test_ids_of_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("longtail.bundle.id_rows.hash", lambda _id: 5 << 32, raising=False)
+    rows = IdRows(pa.array(["a", "b", "c"]))
+    assert rows.of(["c", "b", "x", "a"]) == [2, 1, None, 0]
+    assert IdRows(rows.ids).of(["c", "b", "x", "a"] * 100) == [2, 1, None, 0] * 100
+
+
+def test_what_is_kept_of_the_ids_asked_for_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("longtail.bundle.id_rows._MAX_KEPT", 100)
+    rows = IdRows(ROWS.ids)
+    for start in range(0, 5000, 40):
+        assert rows.of(IDS[start : start + 40]) == list(range(start, start + 40))
+        assert len(rows._kept) <= 100
+    assert rows.of(IDS[:500]) == list(range(500))
+    assert len(rows._kept) <= 100
+
+
+def test_a_row_takes_twenty_bytes_at_most() -> None:
+    tracemalloc.start()
+    rows = IdRows(ROWS.ids)
+    held = tracemalloc.get_traced_memory()[0] / len(rows)
+    tracemalloc.stop()
+    assert held <= 20
