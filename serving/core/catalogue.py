@@ -100,9 +100,8 @@ class Catalogue:
     def answered_id(self) -> str:
         """The id of a label that is answered; where all are hidden, of one that would be."""
         overlay = self._overlay
-        return next(
-            (id_ for row, id_ in enumerate(self._ids) if overlay is None or not overlay.hides(row)), self._ids[0]
-        )
+        row = next((row for row in range(len(self._ids)) if overlay is None or not overlay.hides(row)), 0)
+        return str(self._ids[row].as_py())
 
     @property
     def rows_by_id(self) -> npt.NDArray[np.int32]:
