@@ -111,7 +111,9 @@ class Catalogue:
     def id_of(self, row: int) -> str:
         """The id of a row's label."""
         first = len(self._ids)
-        return self._ids[row].as_py() if row < first else self._overlay.added.ids[row - first]  # type: ignore[union-attr]
+        if row < first:
+            return str(self._ids[row].as_py())
+        return self._overlay.added.ids[row - first]  # type: ignore[union-attr]
 
     def containing(self, text: str, rows_N: Int64) -> Bools:
         """Whether a label's id or display holds a text, as `LabelTexts.containing`, of every row, bool [N]."""
