@@ -38,6 +38,11 @@ class Query:
         display: columns that come with each label: True all, False none, or their names; None: all.
         priors: weights of the release's priors, such as `{"recent": 0.5}`; None, or left out: the default.
         vector: u in place of features, such as one of `embed`: `release()["dim"]` numbers, scored as they are.
+        filter: conditions that labels' columns must meet, such as `{"brand": {"in": ["a", "b"]}, "price": {"lt": 20}}`;
+            `release()["filterable"]` lists the columns; None: none.
+        max_per: labels for each value of such a column, at most, such as `{"brand": 2}`; None: any number.
+        mmr: weight of maximal marginal relevance, from 0 to 1, for labels unlike each other; None: off.
+        pool: labels that `max_per` and `mmr` choose from; None: the service's default.
     """
 
     features: Features | None = None
@@ -51,6 +56,10 @@ class Query:
     display: bool | Collection[str] | None = None
     priors: Mapping[str, float] | None = None
     vector: Sequence[float] | None = None
+    filter: Mapping[str, Any] | None = None
+    max_per: Mapping[str, int] | None = None
+    mmr: float | None = None
+    pool: int | None = None
 
     def json(self) -> dict[str, Any]:
         """The query as the service reads it.
@@ -72,6 +81,10 @@ class Query:
             self.explore,
             self.display,
             self.priors,
+            self.filter,
+            self.max_per,
+            self.mmr,
+            self.pool,
         )
         if self.vector is not None:
             return {"vector": list(map(float, self.vector)), **selected}
@@ -217,6 +230,10 @@ def selection_json(
     explore: Mapping[BucketName, int] | None,
     display: bool | Collection[str] | None,
     priors: Mapping[str, float] | None,
+    filter: Mapping[str, Any] | None = None,
+    max_per: Mapping[str, int] | None = None,
+    mmr: float | None = None,
+    pool: int | None = None,
 ) -> dict[str, Any]:
     """Which labels may be answered, how many, on which dials and with which columns, without what was left open.
 
@@ -233,6 +250,10 @@ def selection_json(
         "explore": None if explore is None else dict(explore),
         "display": display if display is None or isinstance(display, bool) else _several("display", display),
         "priors": None if priors is None else dict(priors),
+        "filter": None if filter is None else dict(filter),
+        "max_per": None if max_per is None else dict(max_per),
+        "mmr": None if mmr is None else {"weight": mmr},
+        "pool": pool,
     }
     return {name: value for name, value in given.items() if value is not None}
 

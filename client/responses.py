@@ -55,7 +55,8 @@ class Result:
 
     `id` is the label asked about, None in answers of `retrieve`; `popularity` is 0 of a service that does not know μ;
     `exploration` is None unless the query explores, and then what was drawn stands at random places; `priors` are the
-    weights of the release's priors.
+    weights of the release's priors. `pool` is None unless the query has `max_per` or `mmr`, and then how many
+    labels theirs were chosen from; what `mmr` chose stands in the order in which it did.
     """
 
     labels: tuple[Label, ...]
@@ -65,6 +66,7 @@ class Result:
     popularity: float = 0.0
     exploration: Exploration | None = None
     priors: Mapping[str, float] = field(default_factory=dict)
+    pool: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,6 +90,10 @@ class Client:
         explore: Mapping[BucketName, int] | None = None,
         display: bool | Collection[str] | None = None,
         priors: Mapping[str, float] | None = None,
+        filter: Mapping[str, Any] | None = None,
+        max_per: Mapping[str, int] | None = None,
+        mmr: float | None = None,
+        pool: int | None = None,
         release: str | None = None,
         preview: bool = False,
     ) -> Answer:
@@ -97,7 +101,8 @@ class Client:
 
         Args:
             queries: one or several; or none, and the parts of a single one (see `Query`) in its place:
-            features, k, bias_removal, popularity, exclude, allow, buckets, explore, display, priors: those parts.
+            features, k, bias_removal, popularity, exclude, allow, buckets, explore, display, priors, filter, max_per,
+                mmr, pool: those parts.
             release: answer from this release, if the service still has it loaded; None: from the current one.
             preview: nobody will see the answer: it counts in no exposure, drift or recall.
 
@@ -107,7 +112,9 @@ class Client:
             NotFoundError: `unknown_release`.
             LongtailError: the service refused, or did not answer.
         """
-        selection = selection_json(k, bias_removal, popularity, exclude, allow, buckets, explore, display, priors)
+        selection = selection_json(
+            k, bias_removal, popularity, exclude, allow, buckets, explore, display, priors, filter, max_per, mmr, pool
+        )
         asked = queries_json(queries, features, selection)
         return self._send(Call("POST", "/v1/retrieve", Answer, {"queries": asked, **options_json(release, preview)}))
 
@@ -124,6 +131,10 @@ class Client:
         explore: Mapping[BucketName, int] | None = None,
         display: bool | Collection[str] | None = None,
         priors: Mapping[str, float] | None = None,
+        filter: Mapping[str, Any] | None = None,
+        max_per: Mapping[str, int] | None = None,
+        mmr: float | None = None,
+        pool: int | None = None,
         release: str | None = None,
         preview: bool = False,
     ) -> Answer:
@@ -131,7 +142,7 @@ class Client:
 
         Args:
             ids: one label, or several.
-            k, exclude, allow, buckets, explore, display: as in `Query`.
+            k, exclude, allow, buckets, explore, display, filter, max_per, mmr, pool: as in `Query`.
             bias_removal, popularity, priors: None means 0 here: nearness, not popularity.
             release, preview: as for `retrieve`.
 
@@ -141,7 +152,9 @@ class Client:
             LongtailError: the service refused, or did not answer.
         """
         asked = {"id": ids} if isinstance(ids, str | int) else {"ids": list(ids)}
-        selection = selection_json(k, bias_removal, popularity, exclude, allow, buckets, explore, display, priors)
+        selection = selection_json(
+            k, bias_removal, popularity, exclude, allow, buckets, explore, display, priors, filter, max_per, mmr, pool
+        )
         return self._send(Call("POST", "/v1/similar", Answer, {**asked, **selection, **options_json(release, preview)}))
 
     def label(self, id: LabelId) -> CatalogueLabel:

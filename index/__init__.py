@@ -39,7 +39,7 @@ from longtail.index.release.merge import MergeReport, merge_labels
 from longtail.index.release.staged import StagedCounts, StagedFloors, StagedReport
 from longtail.index.search.candidates import NO_ROW, no_results, top_k
 from longtail.index.search.exact import ExactRows
-from longtail.index.search.filters import Filter, without_rows
+from longtail.index.search.filters import Filter, Selection, without_rows
 
 if TYPE_CHECKING:
     from longtail.index.release.building import build, refresh_priors
@@ -89,6 +89,7 @@ __all__ = [
     "ReleaseVersionError",
     "Releases",
     "Searcher",
+    "Selection",
     "SpecError",
     "StagedCounts",
     "StagedFloors",

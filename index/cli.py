@@ -13,13 +13,14 @@ from rich.table import Table
 
 from longtail.bundle import BundleError
 from longtail.index.construct.priors import Limits, PriorTable
+from longtail.index.construct.recall import Progress
 from longtail.index.construct.spec import IndexSpec
-from longtail.index.construct.tuning import Progress
 from longtail.index.errors import LongtailIndexError
 from longtail.index.manifests import Device, RecallAt, ReleaseManifest
 from longtail.index.release import building
 from longtail.index.release.bucket_floors import BucketFloors
 from longtail.index.release.merge import merge_labels
+from longtail.index.release.release import read_index_manifest
 from longtail.index.release.releases import Releases
 
 app = typer.Typer(
@@ -71,6 +72,14 @@ def build(
     ] = None,
     prior: PriorOption = None,
     missing: MissingOption = None,
+    filterable: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN,…",
+            help="Display columns that requests may filter by, with commas between them; all that filters are for, but "
+            "strings of more than 65,536 values, if not given, none if empty.",
+        ),
+    ] = None,
     floor: FloorOption = None,
     max_drop: MaxDropOption = None,
     force: ForceOption = False,
@@ -93,6 +102,9 @@ def build(
             device=checked,
             priors=None if priors is None else _prior_table(priors, prior, missing),
             progress=_progress(status, notes),
+            filterable=None
+            if filterable is None
+            else [name for part in filterable.split(",") if (name := part.strip())],
         )
     _report(releases, manifest, notes)
     if floors is not None:
@@ -285,6 +297,10 @@ def _report(releases: Path, manifest: ReleaseManifest, notes: list[str]) -> None
     for note in notes:
         print(note)
     print(f"recall@{manifest.recall_k} at λ: {_recalls(manifest.recall)}")
+    filtered = read_index_manifest(releases / manifest.name).filtered
+    if filtered is not None:
+        lowest = [f"{selectivity:.1%} of the labels: {recall:.3f}" for selectivity, recall in filtered.lowest().items()]
+        print(f"lowest recall under filters: {', '.join(lowest)}")
     print(f"written: {releases / manifest.name}")
 
 

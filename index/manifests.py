@@ -67,6 +67,51 @@ class Trial(Record):
         return min(self.recall, key=lambda at: at.recall)
 
 
+class FilteredEffort(Record):
+    """How hard to look where only a share of the labels may be answered."""
+
+    selectivity: float = Field(gt=0, le=1)
+    """That share."""
+    boost: float = Field(default=1.0, ge=1)
+    """Times the depth that the share asks for by itself."""
+    exact: bool = False
+    """Whether every eligible label is scored instead."""
+
+
+class FilteredRecall(Record):
+    """Share of the exact top k of some labels that the index returns."""
+
+    selectivity: float = Field(gt=0, le=1)
+    selection: Literal["random", "near", "rare"]
+    """Which labels: random ones, those nearest to one query, or the least popular."""
+    k: int = Field(ge=1)
+    """Results per query; as many as there are labels, if those are fewer."""
+    recall: float = Field(ge=0, le=1)
+    buckets: dict[str, float]
+    """The same of each bucket's labels among the exact top k, where they are enough to tell."""
+
+    @property
+    def lowest(self) -> float:
+        """Of all labels together and of each bucket's."""
+        return min([self.recall, *self.buckets.values()])
+
+
+class FilteredSearch(Record):
+    """What was measured of search under filters, and what it takes."""
+
+    queries: int = Field(ge=1)
+    efforts: list[FilteredEffort]
+    recall: list[FilteredRecall]
+    """Measured with `efforts`."""
+
+    def lowest(self) -> dict[float, float]:
+        """The lowest recall measured at each selectivity, of all labels and of each bucket's."""
+        return {
+            effort.selectivity: min(at.lowest for at in self.recall if at.selectivity == effort.selectivity)
+            for effort in self.efforts
+        }
+
+
 class BandRecord(Record):
     """One popularity band: a FAISS file and the label row of each of its index ids."""
 
@@ -105,6 +150,10 @@ class IndexManifest(Record):
     device: Device
     build_seconds: float
     faiss: str
+    filtered: FilteredSearch | None = None
+    """None of an exact index, and of one from before this was measured."""
+    filterable: list[str] | None = None
+    """Display columns that requests may filter by; None: whatever the service makes of them."""
 
 
 class ReleaseManifest(Record):

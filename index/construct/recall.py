@@ -6,7 +6,7 @@ Legend: `C` calibration queries, `Q` = C × places on the dials, `K` results, `E
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 
 import faiss
@@ -15,16 +15,18 @@ import numpy as np
 from longtail.bundle import Bundle, Prior
 from longtail.bundle.arrays import Float32
 from longtail.index.manifests import RecallAt
-from longtail.index.search.band import MEASURED_DEPTH
+from longtail.index.search.cells import MEASURED_DEPTH
 from longtail.index.search.exact import ExactRows
 from longtail.index.search.searcher import Searcher
 
+Progress = Callable[[str], None]
+"""Told what is being done, one line at a time."""
 _QUERIES = 200
 _ALL_CORNERS_UP_TO = 3
 """Priors of which every combination of limits is measured; of more, each alone and all together."""
 Place = tuple[float, float, tuple[float, ...]]
 """λ, μ and the weight of every prior."""
-_TOLERANCE = 1e-5
+TOLERANCE = 1e-5
 """Two float32 sums of the same products differ by less, relative to the scores' size."""
 
 
@@ -56,7 +58,7 @@ class Calibration:
         self._names = [] if bundle.priors is None else bundle.priors.names
         self.queries_QE = np.concatenate([bundle.augmentation.queries(queries_CD, *place) for place in self.places])
         scores_QK, _ = faiss.knn(self.queries_QE, rows_LE, self.k, metric=faiss.METRIC_INNER_PRODUCT)
-        tolerance_Q = _TOLERANCE * np.abs(scores_QK).max(axis=1)
+        tolerance_Q = TOLERANCE * np.abs(scores_QK).max(axis=1)
         self._least_Q = scores_QK[:, -1] - tolerance_Q
 
     def measure(self, searcher: Searcher) -> tuple[list[RecallAt], float]:

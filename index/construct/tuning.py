@@ -12,7 +12,7 @@ Legend: `L` labels, `E` coordinates of an augmented row.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,16 +21,14 @@ import numpy as np
 
 from longtail.bundle import Bundle
 from longtail.bundle.arrays import Float32, Int64
-from longtail.index.construct.recall import Calibration
+from longtail.index.construct.filtered import tune_filtered
+from longtail.index.construct.recall import Calibration, Progress
 from longtail.index.construct.spec import IndexSpec
 from longtail.index.errors import RecallFloorError, SpecError
-from longtail.index.manifests import Device, Effort, Kind, RecallAt, Trial
+from longtail.index.manifests import Device, Effort, FilteredSearch, Kind, RecallAt, Trial
 from longtail.index.search.band import Band, pad, probes_name
 from longtail.index.search.gpu import check_device
 from longtail.index.search.searcher import Searcher
-
-Progress = Callable[[str], None]
-"""Told what is being done, one line at a time."""
 
 _TRAINING_ROWS_PER_CELL = 64
 """k-means sample: enough for stable cells, and a million labels train in seconds."""
@@ -55,6 +53,7 @@ class TunedIndex:
         recall_k: results per query that recall was measured at.
         recall_queries: calibration queries that it was measured with.
         seconds: duration of the whole build.
+        filtered: what search under filters takes and recalls; None of an exact index.
     """
 
     kind: Kind
@@ -65,6 +64,7 @@ class TunedIndex:
     recall_k: int
     recall_queries: int
     seconds: float
+    filtered: FilteredSearch | None = None
 
 
 def tune_index(bundle: Bundle, spec: IndexSpec, device: Device, progress: Progress) -> TunedIndex:
@@ -96,8 +96,11 @@ def tune_index(bundle: Bundle, spec: IndexSpec, device: Device, progress: Progre
         if tried[0].lowest.recall > chosen.lowest.recall:
             chosen, bands = tried
     _check_floor(chosen.lowest, spec, calibration, len(trials), "Use --spec flat")
+    filtered = None if kind == "flat" else tune_filtered(bundle, rows_LE, bands, chosen.effort, spec, progress)
     seconds = time.perf_counter() - started
-    return TunedIndex(kind, rows_LE.shape[1], bands, chosen, trials, calibration.k, calibration.queries, seconds)
+    return TunedIndex(
+        kind, rows_LE.shape[1], bands, chosen, trials, calibration.k, calibration.queries, seconds, filtered
+    )
 
 
 def train_index(factory: str, width: int, rows_LE: Float32, device: Device) -> Any:
@@ -164,9 +167,11 @@ def refill_index(
             break
     chosen = max(trials, key=lambda trial: trial.lowest.recall)
     _check_floor(chosen.lowest, spec, calibration, len(trials), "build the index again")
+    kind = spec.kind(len(rows_LE))
+    filtered = None if kind == "flat" else tune_filtered(bundle, rows_LE, bands, chosen.effort, spec, progress)
     seconds = time.perf_counter() - started
     return TunedIndex(
-        spec.kind(len(rows_LE)),
+        kind,
         rows_LE.shape[1],
         list(bands),
         chosen,
@@ -174,6 +179,7 @@ def refill_index(
         calibration.k,
         calibration.queries,
         seconds,
+        filtered,
     )
 
 

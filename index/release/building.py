@@ -11,14 +11,17 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from longtail.bundle import Bundle, atomic_directory, refuse_existing, sha256_of
+from longtail.bundle.filterable import check_filterable
 from longtail.index.construct.priors import PriorTable
+from longtail.index.construct.recall import Progress
 from longtail.index.construct.spec import IndexSpec
-from longtail.index.construct.tuning import Progress, TunedIndex, refill_index, tune_index
+from longtail.index.construct.tuning import TunedIndex, refill_index, tune_index
 from longtail.index.errors import LongtailIndexError, PriorsError, ReleaseNotFoundError
 from longtail.index.manifests import Device, ReleaseManifest
 from longtail.index.release.index_files import manifest_bytes, write_file, write_index
@@ -35,6 +38,7 @@ def build(
     device: Device = "cpu",
     priors: PriorTable | str | Path | None = None,
     progress: Progress = lambda _: None,
+    filterable: Sequence[str] | None = None,
 ) -> ReleaseManifest:
     """Build an index over a bundle's labels, measure its recall, and write both as a new release; publishes nothing.
 
@@ -46,6 +50,8 @@ def build(
         device: where FAISS trains.
         priors: further numbers per label, each with a weight that requests choose; a table, or what to make of one.
         progress: told what is being done, one line at a time.
+        filterable: display columns that requests may filter by, of any number of values, and no others; None: all that
+            filters are for, but strings of very many values.
 
     Returns:
         What release.json says: the name, the kind of index, its recall at every measured λ.
@@ -53,7 +59,7 @@ def build(
     Raises:
         LongtailIndexError: the spec, the device, the name, the priors or the measured recall, or a `Bundle` without a
             path; nothing is left behind.
-        BundleError: the bundle is not intact, or the release exists.
+        BundleError: the bundle is not intact, the release exists, or a column that cannot be filtered by.
         OSError: the disk is full or not writable; nothing is left behind.
 
     Example:
@@ -80,12 +86,14 @@ def build(
     created_at = datetime.now(UTC)
     name = _unused_name(releases, created_at, source.manifest.name) if name is None else check_name(name)
     refuse_existing(releases / name)
+    if filterable is not None:
+        filterable = check_filterable(source.labels.display, filterable)
     if priors is not None:
         table = priors if isinstance(priors, PriorTable) else PriorTable(Path(priors))
         source = replace(source, priors=table.read(source, progress=progress))
     tuned = tune_index(source, spec, device, progress)
     progress(f"write {releases / name}")
-    return write_release(releases, name, created_at, source, tuned, spec=spec, device=device)
+    return write_release(releases, name, created_at, source, tuned, spec=spec, device=device, filterable=filterable)
 
 
 def refresh_priors(
@@ -127,7 +135,9 @@ def refresh_priors(
     head = next((len(band.rows_N) for band in before.searcher.bands if band.name == "head"), 0)
     tuned = refill_index(bundle, spec, before.searcher.bands, before.index.effort, head, progress)
     progress(f"write {releases / name}")
-    return write_release(releases, name, created_at, bundle, tuned, spec=spec, device="cpu")
+    return write_release(
+        releases, name, created_at, bundle, tuned, spec=spec, device="cpu", filterable=before.index.filterable
+    )
 
 
 def write_release(
@@ -139,6 +149,7 @@ def write_release(
     *,
     spec: IndexSpec,
     device: Device,
+    filterable: Sequence[str] | None = None,
 ) -> ReleaseManifest:
     """Write a bundle and its index to `releases/name`, whole or not at all.
 
@@ -151,7 +162,13 @@ def write_release(
         _link_bundle(_path(bundle), bundle, working / BUNDLE)
         bundle_sha256 = sha256_of(working / BUNDLE_MANIFEST)
         index, files = write_index(
-            working, tuned, spec=spec, bundle_sha256=bundle_sha256, device=device, priors=bundle.priors
+            working,
+            tuned,
+            spec=spec,
+            bundle_sha256=bundle_sha256,
+            device=device,
+            priors=bundle.priors,
+            filterable=filterable,
         )
         manifest = ReleaseManifest(
             name=name,

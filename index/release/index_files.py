@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import io
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -49,6 +49,7 @@ def write_index(
     bundle_sha256: str,
     device: Device,
     priors: Priors | None = None,
+    filterable: Sequence[str] | None = None,
 ) -> tuple[IndexManifest, dict[str, FileRecord]]:
     """Write `root/index/`; returns its manifest and the record of every file, by path below `root`.
 
@@ -90,6 +91,8 @@ def write_index(
         device=device,
         build_seconds=round(tuned.seconds, 2),
         faiss=faiss.__version__,
+        filtered=tuned.filtered,
+        filterable=None if filterable is None else list(filterable),
     )
     files[INDEX_MANIFEST] = write_file(root / INDEX_MANIFEST, manifest_bytes(manifest))
     return manifest, files

@@ -67,11 +67,12 @@ def open_release(path: Path, *, device: Device = "cpu", mapped: bool = True, tow
         index_files = pool.submit(_verify_index, path, manifest.files)
         bundle = Bundle.load(path / BUNDLE, towers=towers)
         index_files.result()
-    index = read_manifest_file(path / INDEX_MANIFEST, IndexManifest)
+    index = read_index_manifest(path)
     if index.bundle_sha256 != manifest.bundle_sha256:
         raise _mismatch(path / INDEX_MANIFEST, index.bundle_sha256, manifest.bundle_sha256)
     bundle = replace(bundle, priors=read_priors(path, index))
-    searcher = Searcher(bundle, read_bands(path, index, bundle, device=device, mapped=mapped), index.effort)
+    bands = read_bands(path, index, bundle, device=device, mapped=mapped)
+    searcher = Searcher(bundle, bands, index.effort, index.filtered.efforts if index.filtered else ())
     return Release(path.name, path, manifest.created_at, bundle, searcher, manifest, index)
 
 
@@ -80,13 +81,18 @@ def read_bundle_manifest(path: Path) -> Manifest:
     return read_manifest(path / BUNDLE)
 
 
+def read_index_manifest(path: Path) -> IndexManifest:
+    """index/manifest.json of a release; raises as `read_manifest_file`."""
+    return read_manifest_file(path / INDEX_MANIFEST, IndexManifest)
+
+
 def read_prior_names(path: Path) -> list[str]:
     """Names of the priors that a release was built with.
 
     Raises:
         ReleaseCorruptError, ReleaseVersionError: as `open_release`.
     """
-    return [prior.name for prior in read_manifest_file(path / INDEX_MANIFEST, IndexManifest).priors]
+    return [prior.name for prior in read_index_manifest(path).priors]
 
 
 def read_release_manifest(path: Path) -> ReleaseManifest:

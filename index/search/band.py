@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import faiss
@@ -15,12 +16,15 @@ import numpy as np
 from longtail.bundle.arrays import Float32, Int64
 from longtail.index.manifests import Effort, Kind
 from longtail.index.search.candidates import NO_ROW
+from longtail.index.search.cells import MEASURED_DEPTH, PROBES_PER_DEPTH, Cells
 from longtail.index.search.eligible import IdSet
 from longtail.index.search.gpu import GPU_MAX_RESULTS, GpuIndex
 
-MEASURED_DEPTH = 100
-"""Results per query that recall is measured at; deeper searches look harder than the measured effort."""
-_PROBES_PER_DEPTH = 1.5
+NEARLY_WHOLE = 0.98
+"""Share of the ids from which on a search is one of all ids, and the few others, hidden labels above all, are passed
+over."""
+_SCANNED_PER_CANDIDATE, _SCANNED_PER_LABEL = 133, 2_000
+"""Of an HNSW graph: eligible rows, and ruled out ones, that are scanned in the time that it takes for a candidate."""
 _MARGIN = 100
 """Results fetched beyond the share's, where what is ruled out is dropped afterwards: a few hidden labels are a
 share of nothing, but may all be the best of one query."""
@@ -60,23 +64,44 @@ class Band:
         if self.kind == "factory" and probes_name(self.index):
             faiss.ParameterSpace().set_index_parameter(self.index, probes_name(self.index), effort.probes)
 
-    def search(self, queries_BE: Float32, k: int, effort: Effort, ids: IdSet) -> tuple[Float32, Int64]:
+    @cached_property
+    def cells(self) -> Cells:
+        """Of an inverted file."""
+        return Cells(self.index)
+
+    def search(
+        self, queries_BE: Float32, k: int, effort: Effort, ids: IdSet, boost: float = 1.0
+    ) -> tuple[Float32, Int64]:
         """The band's best candidates: scores float32 [B, C] and label rows int64 [B, C], C >= min(k, N).
 
         Missing candidates are −inf / −1. An approximate index may miss some of the best k. Where candidates that
         are ruled out were dropped, the rest need not be in order.
+
+        Args:
+            queries_BE: float32, augmented queries.
+            k: results wanted of each.
+            effort: how hard to look where all ids may be found.
+            ids: those that may be found.
+            boost: how many times as hard to look where they are not all.
         """
-        fetch = min(k * effort.refine, len(self.rows_N))
-        # The k best of a share of the labels lie among about the k / share best of all, and those further out
-        # lie in ever more cells: the second table of benchmarks/index_recall.py shows what the exponent buys.
+        filtered = ids.share < NEARLY_WHOLE
+        refine = math.ceil(effort.refine * boost) if filtered and self.lossy else effort.refine
+        fetch = min(k * refine, len(self.rows_N))
         depth = max(1.0, k / (MEASURED_DEPTH * ids.share))
-        probes = math.ceil(effort.probes * depth**_PROBES_PER_DEPTH)
+        probes = math.ceil(effort.probes * depth**PROBES_PER_DEPTH)
         queries_BE = pad(queries_BE, self.index.d)
         if self.gpu is not None and self._overfetch(fetch, ids) <= GPU_MAX_RESULTS:
             scores_BC, ids_BC = self._search_gpu(self.gpu, queries_BE, fetch, probes, ids)
         elif self.kind == "factory" and not ids.whole:
             scores_BC, ids_BC = self.index.search(queries_BE, self._overfetch(fetch, ids))
             ids_BC[~ids.contains(ids_BC)] = NO_ROW
+        elif self.kind in ("ivf_flat", "ivf_pq") and filtered:
+            near = self.cells.nearest(queries_BE, k, effort.probes, ids, boost)
+            scores_BC, ids_BC = self.cells.search(queries_BE, fetch, near, ids)
+        elif self.kind == "hnsw" and filtered:
+            depth = max(k, MEASURED_DEPTH) / (MEASURED_DEPTH * ids.share)
+            candidates = math.ceil(boost * effort.probes * depth**PROBES_PER_DEPTH)
+            scores_BC, ids_BC = self._search_graph(queries_BE, fetch, candidates, ids)
         else:
             scores_BC, ids_BC = self._search_cpu(queries_BE, fetch, probes, ids)
         rows_BC = self.rows_N[ids_BC]
@@ -96,6 +121,15 @@ class Band:
             case "flat":
                 parameters = ids.parameters(faiss.SearchParameters)
         scores_BC, ids_BC = self.index.search(queries_BE, fetch, params=parameters)
+        return scores_BC, ids_BC
+
+    def _search_graph(self, queries_BE: Float32, fetch: int, candidates: int, ids: IdSet) -> tuple[Float32, Int64]:
+        """By the graph, or row by row where that costs less."""
+        scan = ids.count / _SCANNED_PER_CANDIDATE + len(self.rows_N) / _SCANNED_PER_LABEL
+        if candidates < scan:
+            return self._search_cpu(queries_BE, fetch, candidates, ids)
+        rows = faiss.downcast_index(self.index.storage)
+        scores_BC, ids_BC = rows.search(queries_BE, fetch, params=ids.parameters(faiss.SearchParameters))
         return scores_BC, ids_BC
 
     def _search_gpu(

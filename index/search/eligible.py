@@ -36,6 +36,7 @@ class IdSet:
         self._bits = bits
         self._size = size
         self._last: tuple[Any, Any] | None = None
+        self._counts_C: Int64 | None = None
         self.count = int(np.bitwise_count(bits).sum(dtype=np.int64))
 
     @classmethod
@@ -66,6 +67,17 @@ class IdSet:
     def ids(self) -> Int64:
         """The ids in the set, int64, ascending."""
         return np.flatnonzero(np.unpackbits(self._bits, count=self._size, bitorder="little"))
+
+    def counted(self, cells_N: Int32, cells: int) -> Int64:
+        """How many ids of the set stand in each cell, int64 [cells]; kept, so that the index must always be the same.
+
+        Args:
+            cells_N: the cell of every id of the index, int32 [N].
+            cells: how many there are.
+        """
+        if self._counts_C is None:
+            self._counts_C = np.bincount(cells_N[self.ids], minlength=cells)
+        return self._counts_C
 
     @property
     def whole(self) -> bool:

@@ -1,4 +1,5 @@
-"""Filter of one query: label rows to exclude or allow, and buckets; eligible.py resolves it against an index.
+"""Filter of one query: label rows to exclude or allow, buckets, and a set of labels that other queries may share;
+eligible.py resolves it against an index.
 
 Legend: `L` labels, `R` label rows.
 """
@@ -34,19 +35,44 @@ def check_rows(where: str, rows_R: Int64, labels: int) -> None:
         raise QueryError(f"{where}: expected label rows 0..{labels - 1}, received {low if low < 0 else high}")
 
 
+class Selection:
+    """Some of an index's labels, for any number of queries. Immutable, and known by identity: queries whose filters
+    have the same one share a search, and what it comes to in an index is kept as long as it lives.
+
+    Args:
+        mask_L: bool [L], true for the labels of it.
+
+    Attributes:
+        labels: L.
+    """
+
+    def __init__(self, mask_L: Bools) -> None:
+        self.labels = len(mask_L)
+        self._bits = np.packbits(mask_L, bitorder="little")
+
+    @property
+    def mask(self) -> Bools:
+        """The labels of it, bool [L]."""
+        return np.unpackbits(self._bits, count=self.labels, bitorder="little").view(np.bool_)
+
+
 @dataclass(frozen=True)
 class Filter:
-    """Labels that one query excludes or asks for; all three conditions hold together, and none rules out nothing.
+    """Labels that one query excludes or asks for; all conditions hold together, and none rules out nothing.
 
     Args:
         exclude: int64 label rows that must not be returned.
         allow: int64 label rows; only these may be returned.
         buckets: only labels in these buckets: 0 head, 1 torso, 2 tail, 3 new.
+        selection: only labels of this set, which other queries may share.
+        beyond: likewise, of labels that stand beyond the index's, counted from the first of them; None rules out none.
     """
 
     exclude: Int64 | None = None
     allow: Int64 | None = None
     buckets: frozenset[int] | None = None
+    selection: Selection | None = None
+    beyond: Selection | None = None
 
     def check(self, labels: int, query: int) -> None:
         """Refuse rows and buckets that do not exist.
@@ -76,6 +102,8 @@ class Filter:
             mask_L[self.allow] = True
         if self.buckets is not None:
             mask_L &= self._in_buckets(buckets_L)
+        if self.selection is not None:
+            mask_L &= self.selection.mask
         if self.exclude is not None:
             mask_L[self.exclude] = False
         return mask_L
@@ -90,6 +118,8 @@ class Filter:
         rows_R = without_rows(
             nothing if self.allow is None else self.allow, nothing if self.exclude is None else self.exclude
         )
+        if self.selection is not None:
+            rows_R = rows_R[self.selection.mask[rows_R]]
         return rows_R if self.buckets is None else rows_R[self._in_buckets(buckets_L[rows_R])]
 
     def _in_buckets(self, buckets_R: Int8) -> Bools:

@@ -7,20 +7,22 @@ augmented row.
 from __future__ import annotations
 
 import copy
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from longtail.bundle import BUCKET_NAMES, Bundle
 from longtail.bundle.arrays import Bools, Float32, Int64
 from longtail.index.errors import QueryError
-from longtail.index.manifests import Effort
-from longtail.index.search.band import Band
+from longtail.index.manifests import Effort, FilteredEffort
+from longtail.index.search.band import NEARLY_WHOLE, Band
 from longtail.index.search.candidates import no_results, top_k
 from longtail.index.search.eligible import EligibleLabels
 from longtail.index.search.exact import ExactRows
-from longtail.index.search.filters import Filter, check_rows, without_rows
+from longtail.index.search.filters import Filter, Selection, check_rows, without_rows
 
 _SCORE_EXACTLY_SHARE = 0.02
 """Share of the labels below which the eligible ones are scored one by one: quicker than a search that skips
@@ -29,6 +31,7 @@ _EXCLUDE_BY_OVERFETCH_UP_TO = 256
 """Excluded labels that are fetched and dropped, in one FAISS call for many queries; longer lists become a set
 of eligible labels of their own, which costs less than to fetch so many."""
 _EVERYTHING = frozenset(range(len(BUCKET_NAMES)))
+_OfSelection = WeakKeyDictionary[Selection, dict[frozenset[int], EligibleLabels]]
 
 
 class Searcher:
@@ -40,6 +43,7 @@ class Searcher:
         bundle: the labels' rows, popularity and buckets.
         bands: every label row stands in exactly one.
         effort: how hard approximate bands are searched.
+        filtered: how much harder, where only a share of the labels may be answered.
 
     Attributes:
         labels: L.
@@ -63,16 +67,20 @@ class Searcher:
         False
     """
 
-    def __init__(self, bundle: Bundle, bands: Sequence[Band], effort: Effort) -> None:
+    def __init__(
+        self, bundle: Bundle, bands: Sequence[Band], effort: Effort, filtered: Sequence[FilteredEffort] = ()
+    ) -> None:
         self.labels = len(bundle.embeddings)
         self.bands = list(bands)
         self.effort = effort
+        self.filtered = sorted(filtered, key=lambda effort: effort.selectivity)
         self._exact = ExactRows(bundle)
         self._buckets_L = bundle.labels.buckets
         self._every = EligibleLabels.every([band.rows_N for band in self.bands])
         self._hidden_R: Int64 = np.empty(0, np.int64)
         self._of_buckets: dict[frozenset[int], EligibleLabels] = {}
         self._visible_of_buckets: dict[frozenset[int], EligibleLabels] = {}
+        self._visible_of_selection: _OfSelection = WeakKeyDictionary()
         for band in self.bands:
             band.prepare(effort)
 
@@ -91,6 +99,7 @@ class Searcher:
         searcher = copy.copy(self)
         searcher._hidden_R = np.union1d(self._hidden_R, rows_R.astype(np.int64))
         searcher._visible_of_buckets = {}
+        searcher._visible_of_selection = WeakKeyDictionary()
         return searcher
 
     def search(
@@ -114,26 +123,28 @@ class Searcher:
         if filters is None and len(queries_BE):
             return self._search(queries_BE, k, self._bucket_labels(_EVERYTHING))
         scores_BK, rows_BK = no_results(len(queries_BE), k)
-        groups: dict[tuple[frozenset[int], int], list[int]] = defaultdict(list)
+        groups: dict[tuple[frozenset[int], Selection | None, int], list[int]] = defaultdict(list)
         for query, filter_ in enumerate(filters or ()):
             if filter_ is not None and (filter_.allow is not None or _size(filter_) > _EXCLUDE_BY_OVERFETCH_UP_TO):
                 found = self._search_alone(queries_BE[query : query + 1], k, filter_)
                 scores_BK[query], rows_BK[query] = found[0][0], found[1][0]
             else:
                 # Queries with like numbers of excluded labels share one FAISS call.
-                groups[_buckets(filter_), _next_power_of_two(_size(filter_))].append(query)
-        for (buckets, excluded), queries in groups.items():
+                selection = None if filter_ is None else filter_.selection
+                groups[_buckets(filter_), selection, _next_power_of_two(_size(filter_))].append(query)
+        for (buckets, selection, excluded), queries in groups.items():
             excludes = [_exclude(filters[query]) for query in queries] if excluded and filters else None
             picked = queries_BE if len(queries) == len(queries_BE) else queries_BE[queries]
             scores_BK[queries], rows_BK[queries] = self._search(
-                picked, k, self._bucket_labels(buckets), excluded, excludes
+                picked, k, self._visible(buckets, selection), excluded, excludes
             )
         return scores_BK, rows_BK
 
     def _search_alone(self, query_1E: Float32, k: int, filter_: Filter) -> tuple[Float32, Int64]:
         """One query whose eligible labels are its own."""
         if filter_.allow is None:
-            return self._search(query_1E, k, self._bucket_labels(_buckets(filter_)).without(_exclude(filter_)))
+            visible = self._visible(_buckets(filter_), filter_.selection)
+            return self._search(query_1E, k, visible.without(_exclude(filter_)))
         if len(filter_.allow) <= self.labels * _SCORE_EXACTLY_SHARE:
             rows_R = without_rows(filter_.allowed(self._buckets_L), self._hidden_R)
             return self._exact.top(query_1E, rows_R, k)
@@ -151,10 +162,14 @@ class Searcher:
         """Queries that share their eligible labels, but for up to `excluded` of each query's own."""
         if not eligible.count:
             return no_results(len(queries_bE), k)
-        if eligible.count <= self.labels * _SCORE_EXACTLY_SHARE and not self._is_exact(eligible):
+        share = eligible.count / self.labels
+        measured = self._measured_about(share)
+        exactly = share <= _SCORE_EXACTLY_SHARE or any(effort.exact for effort in measured)
+        if exactly and not self._is_exact(eligible):
             scores_bC, rows_bC = self._exact.top(queries_bE, eligible.rows, min(k + excluded, eligible.count))
         else:
-            scores_bC, rows_bC = self._candidates(queries_bE, k + excluded, eligible)
+            boost = max((effort.boost for effort in measured), default=1.0)
+            scores_bC, rows_bC = self._candidates(queries_bE, k + excluded, eligible, boost)
         if excludes is not None:
             scores_bC[self._is_excluded(rows_bC, excludes)] = -np.inf
         scores_bK, rows_bK = top_k([scores_bC], [rows_bC], k)
@@ -167,12 +182,19 @@ class Searcher:
                     scores_bK[query], rows_bK[query] = found[0][0], found[1][0]
         return scores_bK, rows_bK
 
-    def _candidates(self, queries_bE: Float32, k: int, eligible: EligibleLabels) -> tuple[Float32, Int64]:
+    def _measured_about(self, share: float) -> list[FilteredEffort]:
+        """The efforts of the shares next to this one, above and below; none where nearly all labels are eligible."""
+        if share >= NEARLY_WHOLE:
+            return []
+        place = bisect_left(self.filtered, share, key=lambda effort: effort.selectivity)
+        return self.filtered[max(0, place - 1) : place + 1]
+
+    def _candidates(self, queries_bE: Float32, k: int, eligible: EligibleLabels, boost: float) -> tuple[Float32, Int64]:
         """Every band's best k with exact scores, side by side: [b, C]."""
         scores, rows = [], []
         for place, ids in eligible.parts:
             band = self.bands[place]
-            scores_bC, rows_bC = band.search(queries_bE, k, self.effort, ids)
+            scores_bC, rows_bC = band.search(queries_bE, k, self.effort, ids, boost)
             scores.append(self._exact.rescore(queries_bE, rows_bC) if band.lossy else scores_bC)
             rows.append(rows_bC)
         if len(rows) == 1:
@@ -191,6 +213,16 @@ class Searcher:
         found_bC = np.minimum(np.searchsorted(keys, keys_bC), len(keys) - 1)
         excluded_bC: Bools = (keys[found_bC] == keys_bC) & (rows_bC >= 0)
         return excluded_bC
+
+    def _visible(self, buckets: frozenset[int], selection: Selection | None) -> EligibleLabels:
+        """Labels of some buckets and a selection that are not hidden; kept as long as the selection lives."""
+        if selection is None:
+            return self._bucket_labels(buckets)
+        of_buckets = self._visible_of_selection.setdefault(selection, {})
+        eligible = of_buckets.get(buckets)
+        if eligible is None:
+            eligible = of_buckets[buckets] = self._bucket_labels(buckets).where(selection.mask)
+        return eligible
 
     def _bucket_labels(self, buckets: frozenset[int]) -> EligibleLabels:
         """Labels of some buckets that are not hidden; kept, for there are sixteen such sets."""
@@ -220,6 +252,11 @@ class Searcher:
         for query, filter_ in enumerate(filters):
             if filter_ is not None:
                 filter_.check(self.labels, query)
+                if filter_.selection is not None and filter_.selection.labels != self.labels:
+                    raise QueryError(
+                        f"query {query}, filter selection: expected one of {self.labels} labels, received one of "
+                        f"{filter_.selection.labels}"
+                    )
 
 
 def _buckets(filter_: Filter | None) -> frozenset[int]:

@@ -9,7 +9,7 @@ was shown lately is kept as the JSON it became, for the head is shown again and 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -25,6 +25,7 @@ from longtail.bundle.arrays import Bools, Float32, Int8, Int64
 from longtail.bundle.display import json_ready
 from longtail.bundle.errors import describe
 from longtail.index import without_rows
+from longtail.serving.core.attributes import LabelAttributes
 from longtail.serving.core.label_texts import LabelTexts
 from longtail.serving.core.overlay import Overlay
 from longtail.serving.core.ranking import NO_ROWS
@@ -46,17 +47,24 @@ class Catalogue:
         labels: the label table.
         embeddings_LD: float32, a row for each.
         vectors: float32 [L, dims] by label feature, as `Bundle.label_vectors`.
+        filterable: columns that labels may be filtered by, as of `LabelAttributes`.
 
     Attributes:
         row_of: row of every label of the release, by id.
+        attributes: what labels may be filtered by.
 
     Raises:
         BundleInvariantError: a display column that JSON cannot hold.
     """
 
     def __init__(
-        self, labels: Labels, embeddings_LD: Float32, vectors: Mapping[str, Float32] = MappingProxyType({})
+        self,
+        labels: Labels,
+        embeddings_LD: Float32,
+        vectors: Mapping[str, Float32] = MappingProxyType({}),
+        filterable: Sequence[str] | None = None,
     ) -> None:
+        self.attributes = LabelAttributes(labels.display, filterable)
         self._labels = labels
         self._vectors = vectors
         self._embeddings_LD = embeddings_LD
@@ -84,6 +92,7 @@ class Catalogue:
         """A catalogue of these labels and those of an overlay, which shares all memory with this one."""
         catalogue = copy.copy(self)
         catalogue._overlay = overlay
+        catalogue.attributes = self.attributes.with_added(overlay.added)
         return catalogue
 
     @property
@@ -173,6 +182,18 @@ class Catalogue:
         return self._gather(
             self._embeddings_LD, lambda added, places: added.embeddings[places], np.array(rows, np.int64)
         )
+
+    def values(self, column: str, rows_N: Int64) -> list[list[Hashable]]:
+        """The values of every row in a display column, N; none of a label without one, of lists theirs."""
+        first, shown = len(self._ids), list[Any]([None] * len(rows_N))
+        below = np.flatnonzero(rows_N < first)
+        for place, value in zip(below.tolist(), self._display[column].take(pa.array(rows_N[below])), strict=True):
+            shown[place] = value.as_py()
+        for place in np.flatnonzero(rows_N >= first).tolist():
+            shown[place] = self._overlay.added.display[rows_N[place] - first][column]  # type: ignore[union-attr]
+        several = [value if isinstance(value, list) else [value] for value in shown]
+        # NaN, which is no number, is not itself either.
+        return [list(dict.fromkeys(one for one in values if one is not None and one == one)) for values in several]
 
     def vector(self, feature: str, id_: str | int) -> Float32 | None:
         """The vector, float32 [dims], that a label which is answered has in a label feature; None without one."""

@@ -35,6 +35,7 @@ def load_release(
         encoder=encoder,
         baseline=_measure_baseline_of(release),
         max_new_labels=max_new_labels,
+        filterable=release.index.filterable,
     )
     retriever.warm()
     retriever.overlay.load_tower()

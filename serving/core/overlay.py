@@ -263,9 +263,10 @@ class OverlaidSearcher:
         exclude, allow = (
             None if rows is None else rows[rows < self._first] for rows in (filter_.exclude, filter_.allow)
         )
-        if allow is None and filter_.buckets is None and (exclude is None or not exclude.size):
+        rules_out = allow is not None or filter_.buckets is not None or filter_.selection is not None
+        if not rules_out and (exclude is None or not exclude.size):
             return None
-        return Filter(exclude, allow, filter_.buckets)
+        return Filter(exclude, allow, filter_.buckets, filter_.selection)
 
     def _filter_of_added(self, filter_: Filter) -> Filter:
         """The part of a filter that concerns labels of the overlay, its rows counted from the overlay's first."""
@@ -273,7 +274,7 @@ class OverlaidSearcher:
             None if rows is None else rows[rows >= self._first] - self._first
             for rows in (filter_.exclude, filter_.allow)
         )
-        return Filter(exclude, allow, filter_.buckets)
+        return Filter(exclude, allow, filter_.buckets, filter_.beyond)
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,11 @@ from longtail.bundle.errors import describe
 from longtail.index import Filter
 from longtail.serving.core.catalogue import Catalogue
 from longtail.serving.core.dials import Dials
+from longtail.serving.core.diversity import MOST, Diversity, first_pool
 from longtail.serving.errors import InvalidRequestError
 
 BucketName = Literal["head", "torso", "tail", "new"]
+_LONGEST_NAME = 100
 
 
 class _StringOrInteger:
@@ -64,6 +66,18 @@ class RequestModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
+class Mmr(RequestModel):
+    """Maximal marginal relevance: labels that are near to those before them count for less."""
+
+    weight: float = Field(
+        ge=0,
+        le=1,
+        allow_inf_nan=False,
+        description="w of `(1 − w)·r − w·c`: r the score, from 0 to 1 over the pool, c the largest cosine of the "
+        "label's embedding with those before it. 0: by score alone.",
+    )
+
+
 class SearchOptions(RequestModel):
     """Which labels may be answered, how many, and where the two dials stand."""
 
@@ -94,10 +108,30 @@ class SearchOptions(RequestModel):
     buckets: list[BucketName] | None = Field(
         default=None, min_length=1, description="If given, only labels of these frequency buckets may be answered."
     )
+    filter: dict[str, JsonValue] = Field(
+        default={},
+        description="If given, only labels whose columns meet all of these conditions may be answered: by column, as "
+        "GET /v1/release lists them in `filterable`, a value to equal, or an object of operators: `eq`, `ne`, `in`, "
+        "`not_in`, `exists`, of numbers and dates also `lt`, `le`, `gt`, `ge`.",
+        examples=[{"category": {"in": ["shoes", "hats"]}, "price": {"ge": 5, "lt": 20}, "in_stock": True}],
+    )
     explore: dict[BucketName, Annotated[int, Field(ge=0)]] = Field(
         default={},
         description="At least so many of the k slots go to labels of these buckets, drawn at random from each bucket's "
         "best by score and put at random places; every label then comes with its propensity. Off where empty.",
+    )
+    max_per: dict[str, Annotated[int, Field(ge=1)]] = Field(
+        default={},
+        description="At most so many labels for each value of a column that labels can be filtered by: the best by "
+        "score. Labels without a value are not limited, a label of several counts for each.",
+        examples=[{"brand": 2}],
+    )
+    mmr: Mmr | None = Field(default=None, description="Choose labels that are unlike each other. Off where null.")
+    pool: int | None = Field(
+        default=None,
+        ge=1,
+        description="How many of the best labels `mmr` and `max_per` choose from, at least k; more where too few of "
+        "them may be answered. Null: 4·k, at least 100.",
     )
     display: Annotated[bool | list[str], _AllNoneOrSome()] = Field(
         default=True, description="Which columns come with each label: all, none (false), or these."
@@ -176,6 +210,7 @@ class ResolvedQuery:
         unknown_allow: ids of `allow` that it does not have.
         explore: slots to draw at random, by bucket; none are 0.
         display: columns to show; None: all.
+        diversity: what keeps labels apart; None: they are answered by score alone.
     """
 
     k: int
@@ -187,6 +222,12 @@ class ResolvedQuery:
     unknown_allow: int
     explore: Mapping[int, int] = field(default_factory=dict)
     display: frozenset[str] | None = None
+    diversity: Diversity | None = None
+
+    @property
+    def depth(self) -> int:
+        """Labels to search for."""
+        return self.k if self.diversity is None else self.diversity.pool
 
     @classmethod
     def from_options(
@@ -202,8 +243,8 @@ class ResolvedQuery:
 
         Raises:
             InvalidRequestError: more labels than there are, a λ, μ or weight outside the release's range, priors that
-                it has not, slots to explore that k has not, or of buckets that may not be answered, or columns to show
-                that there are not.
+                it has not, slots to explore that k has not, or of buckets that may not be answered, columns to show
+                that there are not, a filter that does not fit the columns, or labels to keep apart as none can be.
         """
         k = options.k if "k" in options.model_fields_set else min(options.k, len(catalogue))
         if k > len(catalogue):
@@ -214,11 +255,16 @@ class ResolvedQuery:
         bias_removal, popularity = dials.read(options, prefix)
         exclude, unknown_exclude = catalogue.rows(options.exclude)
         allow, unknown_allow = catalogue.rows(options.allow or ())
-        filters = bool(options.exclude) or options.allow is not None or options.buckets is not None
+        filters = bool(options.exclude or options.filter) or options.allow is not None or options.buckets is not None
+        selection, beyond = (
+            catalogue.attributes.select(options.filter, f"{prefix}filter") if options.filter else (None, None)
+        )
         filter_ = Filter(
             exclude=exclude if options.exclude else None,
             allow=None if options.allow is None else allow,
             buckets=None if options.buckets is None else frozenset(map(BUCKET_NAMES.index, options.buckets)),
+            selection=selection,
+            beyond=beyond,
         )
         return cls(
             k=k,
@@ -230,6 +276,7 @@ class ResolvedQuery:
             unknown_allow=unknown_allow,
             explore=_explored(options, k, f"{prefix}explore"),
             display=_shown(options.display, catalogue.display_columns, f"{prefix}display"),
+            diversity=_diversity(options, k, catalogue, prefix),
         )
 
     def without(self, row: int) -> ResolvedQuery:
@@ -250,6 +297,34 @@ def _shown(asked: bool | list[str], columns: Sequence[str], where: str) -> froze
                 field=f"{where}.{place}",
             )
     return frozenset(asked)
+
+
+def _diversity(options: SearchOptions, k: int, catalogue: Catalogue, prefix: str) -> Diversity | None:
+    """What keeps labels apart, None if nothing does; raises InvalidRequestError for what cannot."""
+    columns = list(catalogue.attributes.kinds)
+    for name in options.max_per:
+        if name not in columns:
+            raise InvalidRequestError(
+                f"expected columns that this release can be filtered by, {columns}, received {describe(name)}",
+                field=f"{prefix}max_per.{name[:_LONGEST_NAME]}",
+            )
+    asked = [name for name, given in (("max_per", options.max_per), ("mmr", options.mmr)) if given]
+    if options.pool is not None and not asked:
+        raise InvalidRequestError("expected max_per or mmr beside pool, received neither", field=f"{prefix}pool")
+    if options.pool is not None and not options.k <= options.pool <= max(MOST, options.k):
+        raise InvalidRequestError(
+            f"expected {options.k} <= pool <= {max(MOST, options.k)}, from k on, received {describe(options.pool)}",
+            field=f"{prefix}pool",
+        )
+    if asked and any(options.explore.values()):
+        raise InvalidRequestError(
+            f"expected explore or {' and '.join(asked)}, received both: what is drawn at random is not kept apart",
+            field=f"{prefix}explore",
+        )
+    weight = 0.0 if options.mmr is None else options.mmr.weight
+    if not options.max_per and weight == 0:
+        return None
+    return Diversity(dict(options.max_per), weight, first_pool(options.pool, k, len(catalogue)))
 
 
 def _explored(options: SearchOptions, k: int, where: str) -> dict[int, int]:

@@ -21,8 +21,10 @@ from pydantic import JsonValue
 from longtail.bundle import Bundle, Feature, Features, Inputs, LabelRecord
 from longtail.bundle.arrays import Float32, Int64
 from longtail.index import Compatibility, refused_features, refused_priors
+from longtail.serving.core.attributes import operators
 from longtail.serving.core.catalogue import Catalogue, with_columns
 from longtail.serving.core.dials import Dials
+from longtail.serving.core.diversity import diversify_each
 from longtail.serving.core.embedding import ToEmbed, embed_queries, refuse_for_tree, vectors_json
 from longtail.serving.core.exploration import explore_each, slots_of
 from longtail.serving.core.label_vectors import read_by_label
@@ -94,6 +96,8 @@ class Retriever:
         encoder: the bundle's query tower.
         baseline: what live traffic is compared with, if it was measured.
         max_new_labels: labels that may be added beside the index.
+        filterable: display columns that requests may filter by; None: all that filters are for, but strings of very
+            many values.
 
     Raises:
         UnservableReleaseError: the searcher does not hold the bundle's labels.
@@ -110,6 +114,7 @@ class Retriever:
         encoder: QueryEncoder,
         baseline: Baseline | None = None,
         max_new_labels: int = 0,
+        filterable: Sequence[str] | None = None,
     ) -> None:
         if searcher.labels != bundle.manifest.labels:
             raise UnservableReleaseError(
@@ -120,7 +125,7 @@ class Retriever:
         self.manifest = bundle.manifest
         self.baseline = baseline
         self.buckets_L = bundle.labels.buckets
-        self.catalogue = Catalogue(bundle.labels, bundle.embeddings, bundle.label_vectors)
+        self.catalogue = Catalogue(bundle.labels, bundle.embeddings, bundle.label_vectors, filterable)
         self._of_labels = [feature for feature in bundle.manifest.query_features if feature.of_label is not None]
         tree = bundle.proposal is not None
         self._dials_of_queries = Dials.of_queries(bundle.manifest, bundle.priors, tree=tree)
@@ -293,6 +298,10 @@ class Retriever:
                 }
                 for feature in self._encoder.features
             ],
+            "filterable": [
+                {"name": name, "kind": kind, "operators": operators(kind)}
+                for name, kind in self.catalogue.attributes.kinds.items()
+            ],
             "example": self._example(),
         }
 
@@ -326,7 +335,8 @@ class Retriever:
         filters = [query.filter for query in resolved]
         priors_BP = None if self._bundle.priors is None else np.stack([query.priors for query in resolved])
         batch = Batch(vectors_BD, inputs, bias_removal_B, popularity_B, filters, 0, priors_BP)
-        rows_B, scores_B = rank_each(ranker, batch, [query.k for query in resolved])
+        rows_B, scores_B = rank_each(ranker, batch, [query.depth for query in resolved])
+        pools = diversify_each(ranker, batch, resolved, (rows_B, scores_B), self.catalogue)
         draws = draws or Draws()
         explored_B = explore_each(ranker, batch, resolved, (rows_B, scores_B), self.catalogue.buckets, draws)
         searched = perf_counter()
@@ -351,7 +361,7 @@ class Retriever:
                 propensities_N[start:end] = explored.propensities_K
                 labels[start:end] = explored.with_propensities(labels[start:end])
         results = [
-            b'%b"labels":[%b],"bias_removal":%b,"popularity":%b,%b%b"unknown":{"exclude":%d,"allow":%d}}'
+            b'%b"labels":[%b],"bias_removal":%b,"popularity":%b,%b%b%b"unknown":{"exclude":%d,"allow":%d}}'
             % (
                 beginning,
                 b",".join(labels[start:end]),
@@ -359,6 +369,7 @@ class Retriever:
                 orjson.dumps(query.popularity),
                 self._priors_json(query.priors),
                 explored_B[place].json(draws.lottery) if place in explored_B else b"",
+                b'"pool":%d,' % pools[place] if place in pools else b"",
                 query.unknown_exclude,
                 query.unknown_allow,
             )

@@ -124,7 +124,7 @@ class TreeRanker:
         if first is not None and _needs_own_tree(first):
             rows_bC, log_p_bC = self._tree_of(self._eligible(first)).beam(z_bZ, reach)
         else:
-            tree = self._tree_of_buckets(None if first is None else first.buckets)
+            tree = self._tree_of_filter(first)
             excludes = [None if filter_ is None else filter_.exclude for filter_ in filters]
             excluded = max(0 if exclude is None else len(exclude) for exclude in excludes)
             rows_bC, log_p_bC = tree.beam(z_bZ, min(reach + excluded, self._searcher.labels))
@@ -134,8 +134,11 @@ class TreeRanker:
         log_p_bC[np.isneginf(log_p_bC)] = 0
         return rows_bC, log_p_bC
 
-    def _tree_of_buckets(self, buckets: frozenset[int] | None) -> Proposal:
-        """The tree of some buckets' labels that are not hidden; kept, for there are eight such sets."""
+    def _tree_of_filter(self, filter_: Filter | None) -> Proposal:
+        """The tree of the labels that are not hidden, of some buckets or a selection; those of buckets are kept."""
+        buckets = None if filter_ is None else filter_.buckets
+        if filter_ is not None and filter_.selection is not None:
+            return self._tree_of(self._eligible(Filter(buckets=buckets, selection=filter_.selection)))
         tree = self._trees.get(buckets)
         if tree is None:
             tree = self._trees[buckets] = self._tree_of(self._eligible(Filter(buckets=buckets)))
@@ -166,8 +169,8 @@ class TreeRanker:
 
 
 def _group_alike(batch: Batch, largest: int) -> list[Int64]:
-    """Queries that one beam can serve, by place, at most so many: same buckets, like numbers of excluded labels; or
-    λ = 0.
+    """Queries that one beam can serve, by place, at most so many: same buckets and selection, like numbers of excluded
+    labels; or λ = 0.
     """
     groups: dict[Hashable, list[int]] = defaultdict(list)
     for query, (bias_removal, filter_) in enumerate(zip(batch.bias_removal_B, batch.filters, strict=True)):
@@ -175,7 +178,8 @@ def _group_alike(batch: Batch, largest: int) -> list[Int64]:
         if bias_removal != 0:
             key = None
             if filter_ is not None:
-                key = query if _needs_own_tree(filter_) else (filter_.buckets, _count_excluded(filter_).bit_length())
+                excluded = _count_excluded(filter_).bit_length()
+                key = query if _needs_own_tree(filter_) else (filter_.buckets, filter_.selection, excluded)
         groups[key].append(query)
     return [
         np.array(queries[start : start + largest])

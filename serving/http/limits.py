@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pydantic import JsonValue
 
 from longtail.bundle.errors import describe
+from longtail.serving.core.diversity import first_pool
 from longtail.serving.core.listing import LabelListing
 from longtail.serving.core.queries import SearchOptions, features_json
 from longtail.serving.errors import InvalidRequestError
@@ -17,6 +18,8 @@ from longtail.serving.settings import Settings
 
 _LONGEST_ID = 512
 _FLOAT32_BYTES = 4
+_ANY = 1 << 62
+_LONGEST_NAME = 100
 
 
 def check_retrieve(request: RetrieveRequest, settings: Settings) -> None:
@@ -26,14 +29,16 @@ def check_retrieve(request: RetrieveRequest, settings: Settings) -> None:
         _check_options(query, settings, f"queries.{index}.")
         if not request.preview and query.features is not None:
             _check_recorded(query.features, settings, f"queries.{index}.features")
-    _check_total_k(sum(query.k for query in request.queries), settings, "queries")
+    apart = any(query.max_per or query.mmr for query in request.queries)
+    _check_total_k(sum(_depth(query) for query in request.queries), settings, "queries", apart=apart)
 
 
 def check_similar(request: SimilarRequest, settings: Settings) -> None:
     """Raise InvalidRequestError if a limit is passed; names the field."""
     _at_most(len(request.labels), settings.max_queries, "ids", "ids")
     _check_options(request, settings, "")
-    _check_total_k(request.k * len(request.labels), settings, "k")
+    apart = bool(request.max_per or request.mmr)
+    _check_total_k(_depth(request) * len(request.labels), settings, "k", apart=apart)
 
 
 def check_embed(request: EmbedRequest, settings: Settings, dim: int) -> None:
@@ -107,14 +112,25 @@ def _check_options(options: SearchOptions, settings: Settings, prefix: str) -> N
         raise InvalidRequestError(f"expected k <= {settings.max_k}, received {describe(options.k)}", field=f"{prefix}k")
     _at_most(len(options.exclude), settings.max_ids, "ids", f"{prefix}exclude")
     _at_most(len(options.allow or ()), settings.max_ids, "ids", f"{prefix}allow")
+    for column, asked in options.filter.items():
+        for operator, values in asked.items() if isinstance(asked, dict) else ():
+            if isinstance(values, list):
+                where = f"{prefix}filter.{column[:_LONGEST_NAME]}.{operator[:_LONGEST_NAME]}"
+                _at_most(len(values), settings.max_ids, "values (LONGTAIL_MAX_IDS)", where)
 
 
-def _check_total_k(total: int, settings: Settings, field: str) -> None:
+def _depth(options: SearchOptions) -> int:
+    """Labels that are searched for, with which the cost grows: k, or those that diversity chooses from."""
+    return first_pool(options.pool, options.k, _ANY) if options.max_per or options.mmr else options.k
+
+
+def _check_total_k(total: int, settings: Settings, field: str, *, apart: bool) -> None:
     """What a request costs grows with it, and so does what others wait for."""
     limit = max(settings.max_total_k, settings.max_k)
     if total > limit:
+        pools = ", of max_per and mmr their pool," if apart else ""
         raise InvalidRequestError(
-            f"expected at most {limit} labels asked for, k summed over the queries (LONGTAIL_MAX_TOTAL_K), "
+            f"expected at most {limit} labels asked for, k{pools} summed over the queries (LONGTAIL_MAX_TOTAL_K), "
             f"received {total}",
             field=field,
         )

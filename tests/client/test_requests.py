@@ -49,7 +49,9 @@ TAKEN = {"accepted": 2, "request_id": "q"}
 GONE = {"id": "a", "release": "r", "request_id": "q"}
 SWAPPED = {"release": "r", "changed": True, "request_id": "q"}
 PARTS = {"k": 3, "bias_removal": 0.0, "popularity": 0.25, "exclude": ["x", 4], "allow": [], "buckets": ["tail"]}
-PARTS |= {"display": ["title"]}
+PARTS |= {"display": ["title"], "filter": {"price": {"lt": 20}, "brand": "acme"}}
+PARTS |= {"max_per": {"brand": 2}, "mmr": 0.25, "pool": 99}
+SENT = PARTS | {"mmr": {"weight": 0.25}}
 
 CASES: list[tuple[str, tuple[Any, ...], dict[str, Any], str, dict[str, Any] | None, Any, Any]] = [
     ("retrieve", (), {"features": {}}, "POST /v1/retrieve", {"queries": [{"features": {}}]}, RETRIEVED, ANSWER),
@@ -58,7 +60,7 @@ CASES: list[tuple[str, tuple[Any, ...], dict[str, Any], str, dict[str, Any] | No
         (),
         {"features": {"u": 1}, **PARTS, "release": "r1", "preview": True},
         "POST /v1/retrieve",
-        {"queries": [{"features": {"u": 1}, **PARTS}], "release": "r1", "preview": True},
+        {"queries": [{"features": {"u": 1}, **SENT}], "release": "r1", "preview": True},
         RETRIEVED,
         ANSWER,
     ),
@@ -67,7 +69,7 @@ CASES: list[tuple[str, tuple[Any, ...], dict[str, Any], str, dict[str, Any] | No
         (Query({"u": 1}, **PARTS),),
         {},
         "POST /v1/retrieve",
-        {"queries": [{"features": {"u": 1}, **PARTS}]},
+        {"queries": [{"features": {"u": 1}, **SENT}]},
         RETRIEVED,
         ANSWER,
     ),
@@ -94,7 +96,7 @@ CASES: list[tuple[str, tuple[Any, ...], dict[str, Any], str, dict[str, Any] | No
     ),
     ("similar", ("b",), {}, "POST /v1/similar", {"id": "b"}, SIMILAR, NEAREST),
     ("similar", (4,), {"preview": True}, "POST /v1/similar", {"id": 4, "preview": True}, SIMILAR, NEAREST),
-    ("similar", (["b", 4],), PARTS, "POST /v1/similar", {"ids": ["b", 4], **PARTS}, SIMILAR, NEAREST),
+    ("similar", (["b", 4],), PARTS, "POST /v1/similar", {"ids": ["b", 4], **SENT}, SIMILAR, NEAREST),
     ("label", ("a",), {}, "GET /v1/labels/a", None, DESCRIBED, CatalogueLabel(**DESCRIBED)),
     ("label", (4,), {}, "GET /v1/labels/4", None, DESCRIBED, CatalogueLabel(**DESCRIBED)),
     ("label", ("c/é?#% ",), {}, "GET /v1/labels/c%2F%C3%A9%3F%23%25%20", None, DESCRIBED, CatalogueLabel(**DESCRIBED)),

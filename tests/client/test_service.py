@@ -54,13 +54,17 @@ def test_every_part_of_a_query_is_heeded(asker: Make, url: str) -> None:
         Query(FEATURES, allow={"item-7", "item-8"}),
         Query(FEATURES, k=LABELS, buckets=["tail"]),
         Query(FEATURES, allow=[]),
+        Query(FEATURES, filter={"title": {"in": ["Title 3", "Title 4", "no such title"]}}),
+        Query(FEATURES, k=3, max_per={"title": 1}, mmr=0.5, pool=20),
     ]
-    plain, unseen, allowed, tail, none = asker(url=url)("retrieve", queries).results
+    plain, unseen, allowed, tail, none, titled, apart = asker(url=url)("retrieve", queries).results
     assert len(plain.labels) == 10
     assert (len(unseen.labels), unseen.unknown.exclude) == (LABELS - 2, 1)
     assert {label.id for label in allowed.labels} == {"item-7", "item-8"}
     assert {label.bucket for label in tail.labels} == {"tail"}
     assert none.labels == ()
+    assert {label.id for label in titled.labels} == {"item-3", "item-4"}
+    assert (len(apart.labels), apart.pool, plain.pool) == (3, 20, None)
 
 
 def test_similar(asker: Make, url: str) -> None:

@@ -18,9 +18,11 @@ QUERY = {
     "exclude": ["item-4", 5],
     "allow": None,
     "buckets": ["head", "tail"],
+    "filter": {"title": {"not_in": ["Title 1", "Title 2"]}},
 }
+APART = {"features": {}, "max_per": {"title": 1}, "mmr": {"weight": 0.5}, "pool": 20, "filter": {"title": "Title 9"}}
 BODIES: dict[str, Any] = {
-    "/v1/retrieve": {"queries": [QUERY, {"features": {}}], "release": "only", "preview": False},
+    "/v1/retrieve": {"queries": [QUERY, APART, {"features": {}}], "release": "only", "preview": False},
     "/v1/similar": {"ids": ["item-1", "item-2"], "k": 5, "exclude": ["item-3"], "allow": ["item-5", "item-6"]},
     "/v1/labels": {
         "labels": [

@@ -16,7 +16,7 @@ from longtail.index.cli import app, main
 SURFACE = {
     "build": {
         *("bundle", "--releases", "--spec", "--name", "--publish", "--device", "--recall-floor"),
-        *("--floor", "--max-drop", "--force", "--state", "--priors", "--prior", "--missing"),
+        *("--floor", "--max-drop", "--force", "--state", "--priors", "--prior", "--missing", "--filterable"),
     },
     "priors": {"releases", "table", "--from", "--name", "--prior", "--missing", "--publish"},
     "publish": {"releases", "name", "--floor", "--max-drop", "--force", "--state"},

@@ -95,6 +95,8 @@ class ExactSearcher:
                 scores_L[np.setdiff1d(np.arange(self.labels), filter_.allow)] = -np.inf
             if filter_ is not None and filter_.buckets is not None:
                 scores_L[~np.isin(self._buckets_L, list(filter_.buckets))] = -np.inf
+            if filter_ is not None and filter_.selection is not None:
+                scores_L[~filter_.selection.mask] = -np.inf
         rows_Bk = np.argsort(-scores_BL, axis=1, kind="stable")[:, :k]
         found_Bk = np.take_along_axis(scores_BL, rows_Bk, axis=1)
         return found_Bk, np.where(np.isneginf(found_Bk), -1, rows_Bk)

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, Field, JsonValue
 
 from longtail.bundle import BiasRemoval, Buckets, FeatureKind, Loss, Popularity
+from longtail.bundle.filterable import FilterKind
 
 
 class ReloadAnswer(BaseModel):
@@ -37,6 +38,14 @@ class ReleasePrior(BaseModel):
     maximum: float
 
 
+class FilterableColumn(BaseModel):
+    """One display column that requests may filter labels by."""
+
+    name: str
+    kind: FilterKind = Field(description="What its values are compared as; `strings` are lists of strings.")
+    operators: list[str]
+
+
 class ReleaseAnswer(BaseModel):
     """Answer of GET /v1/release."""
 
@@ -58,6 +67,7 @@ class ReleaseAnswer(BaseModel):
         "features. With a tree, in /v1/similar: label frequencies."
     )
     query_features: list[ExpectedFeature]
+    filterable: list[FilterableColumn] = Field(description="What `filter` of a request may name.")
     example: dict[str, JsonValue] = Field(description="Features of a valid query, to copy and change.")
     request_id: str
 

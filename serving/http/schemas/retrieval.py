@@ -85,13 +85,17 @@ class UnknownIds(BaseModel):
 
 
 class RetrieveResult(BaseModel):
-    """The answer to one query, best label first, but for what was drawn to explore, which is at random places."""
+    """The answer to one query, best label first, but for what was drawn to explore, which is at random places, and for
+    what MMR chose, which is in the order in which it did."""
 
     labels: list[RankedLabel]
     bias_removal: float
     popularity: float
     priors: dict[str, float] = Field(default={}, description="Weight of every prior of the release; left out if none.")
     exploration: Exploration | None = Field(default=None, description="Only of queries that explore.")
+    pool: int | None = Field(
+        default=None, description="Only of queries with `max_per` or `mmr`: how many labels theirs were chosen from."
+    )
     unknown: UnknownIds
 
 

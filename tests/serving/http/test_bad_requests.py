@@ -37,9 +37,10 @@ PRIOR = "expected -1.0 <= popularity <= 2.0, received "
 BOTH = "expected -1.0 <= bias_removal + popularity <= 2.0, received "
 ONE_LOG = "; this release has one log p_n for both, the label frequency"
 QUERY_KEYS = (
-    "['k', 'bias_removal', 'popularity', 'priors', 'exclude', 'allow', 'buckets', 'explore', 'display', 'features', "
-    "'vector']"
+    "['k', 'bias_removal', 'popularity', 'priors', 'exclude', 'allow', 'buckets', 'filter', 'explore', 'max_per', "
+    "'mmr', 'pool', 'display', 'features', 'vector']"
 )
+A_YEAR = "expected a finite number, as the column is of kind number, received "
 
 INVALID: dict[str, Case] = {
     "k of 0": in_query("k", "expected greater than or equal to 1, received 0", k=0),
@@ -63,6 +64,51 @@ INVALID: dict[str, Case] = {
         "popularity", f"{BOTH}-0.5 + -0.75{ONE_LOG}", bias_removal=-0.5, popularity=-0.75
     ),
     "prior too high beside the default": in_query("popularity", f"{BOTH}0.5 + 2.0{ONE_LOG}", popularity=2),
+    "a filter of no object": in_query("filter", "expected an object, received a list of 1", filter=["year"]),
+    "a filter on nothing known": in_query(
+        "filter.wide",
+        "expected columns that this release can be filtered by, ['title', 'year'], received \"wide\"",
+        filter={"year": 1999, "wide": 3},
+    ),
+    "a filter of another type": in_query("filter.year.lt", A_YEAR + '"2000"', filter={"year": {"lt": "2000"}}),
+    "a filter in a list": in_query("filter.year.in.1", A_YEAR + "null", filter={"year": {"in": [1, None]}}),
+    "a filter deep down": in_query("filter.year", A_YEAR + "a list of 1", filter={"year": [[[[[1]]]]]}),
+    "a filter of none": in_query(
+        "filter.title.in", "expected a list of at least one value, received a list of 0", filter={"title": {"in": []}}
+    ),
+    "a filter of too many": in_query(
+        "filter.title.not_in",
+        "expected at most 6 values (LONGTAIL_MAX_IDS), received 7",
+        filter={"title": {"not_in": ["x"] * 7}},
+    ),
+    "max_per of nothing": in_query(
+        "max_per.year", "expected greater than or equal to 1, received 0", max_per={"year": 0}
+    ),
+    "max_per of a fraction": in_query("max_per.year", "expected a valid integer, received 1.5", max_per={"year": 1.5}),
+    "max_per of no column": in_query(
+        "max_per.brand",
+        "expected columns that this release can be filtered by, ['title', 'year'], received \"brand\"",
+        max_per={"brand": 10**400},
+    ),
+    "mmr beyond 1": in_query("mmr.weight", "expected less than or equal to 1, received 1.5", mmr={"weight": 1.5}),
+    "mmr without a weight": in_query("mmr.weight", "expected a value for weight, received none", mmr={}),
+    "mmr with something else": in_query(
+        "mmr.wait", "expected one of the keys ['weight'], received \"wait\"", mmr={"weight": 0.5, "wait": 1}
+    ),
+    "a pool of nothing": in_query("pool", "expected greater than or equal to 1, received 0", pool=0),
+    "a pool for nothing": in_query("pool", "expected max_per or mmr beside pool, received neither", pool=5),
+    "a pool too large": in_query(
+        "pool",
+        "expected 1 <= pool <= 4096, from k on, received an integer of 401 digits",
+        pool=10**400,
+        max_per={"year": 1},
+    ),
+    "kept apart and drawn": in_query(
+        "explore",
+        "expected explore or max_per, received both: what is drawn at random is not kept apart",
+        max_per={"year": 1},
+        explore={"tail": 1},
+    ),
     "columns there are not": in_query(
         "display.1",
         "expected display columns of this release, ['title', 'year'], received \"titel\"",
@@ -176,6 +222,7 @@ NOT_JSON = {
     "lone surrogate as a key": b'{"queries":[{"features":{"\\udfff":1}}]}',
     "deep": b'{"queries":[{"features":{"user":' + b"[" * 9000 + b"]" * 9000 + b"}}]}",
     "5,000 digits": b'{"queries":[{"features":{},"k":' + b"1" * 5000 + b"}]}",
+    "5,000 digits in a filter": b'{"queries":[{"features":{},"filter":{"year":' + b"1" * 5000 + b"}}]}",
     "zero bytes": b"\0" * 100,
 }
 
@@ -197,6 +244,8 @@ def test_bodies_that_are_not_json(client: httpx.Client, case: str) -> None:
         (b'"features":{"tags":{"u":%s}}', "queries.0.features.tags.u"),
         (b'"features":{"user":%s}', "queries.0.features.user"),
         (b'"vector":[0,%s]', "queries.0.vector.1"),
+        (b'"features":{},"filter":{"year":{"ge":%s}}', "queries.0.filter.year.ge"),
+        (b'"features":{},"mmr":{"weight":%s}', "queries.0.mmr.weight"),
     ],
 )
 def test_numbers_that_are_not_finite(client: httpx.Client, template: bytes, field: str, value: bytes) -> None:

@@ -150,6 +150,14 @@ def test_release(client: httpx.Client) -> None:
             {"name": "words", "kind": "text", "expects": "a string", "max_length": 3, "dims": None},
             {"name": "age", "kind": "number", "expects": "a finite number", "max_length": None, "dims": None},
         ],
+        "filterable": [
+            {"name": "title", "kind": "string", "operators": ["eq", "ne", "in", "not_in", "exists"]},
+            {
+                "name": "year",
+                "kind": "number",
+                "operators": ["eq", "ne", "in", "not_in", "lt", "le", "gt", "ge", "exists"],
+            },
+        ],
         "example": {"user": "north", "seen": ["north"], "tags": ["north"], "words": "some words", "age": 7.5},
     }
 

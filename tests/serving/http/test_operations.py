@@ -155,6 +155,7 @@ def test_the_document_describes_bodies_answers_and_errors(client: httpx.Client) 
     assert body == "#/components/schemas/RetrieveRequest"
     assert {"RetrieveRequest", "Query", "SimilarRequest", "RetrieveAnswer", "ErrorAnswer"} <= set(schemas)
     selection = {"k", "bias_removal", "popularity", "priors", "explore", "exclude", "allow", "buckets", "display"}
+    selection |= {"filter", "max_per", "mmr", "pool"}
     assert set(schemas["Query"]["properties"]) == selection | {"features", "vector"}
     for path, methods in document["paths"].items():
         for operation in methods.values():

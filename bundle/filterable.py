@@ -1,0 +1,52 @@
+"""Which display columns requests may filter labels by, and as what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import pyarrow as pa
+
+from longtail.bundle.errors import BundleInvariantError
+
+FilterKind = Literal["string", "number", "boolean", "date", "strings"]
+"""What a column's values are compared as; `strings` are lists of them."""
+
+
+def filter_kind(type_: pa.DataType) -> FilterKind | None:
+    """What a column of this type is compared as; None if no filter is for it."""
+    if pa.types.is_dictionary(type_):
+        type_ = type_.value_type
+    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
+        return "strings" if filter_kind(type_.value_type) == "string" else None
+    kinds: list[tuple[FilterKind, tuple[str, ...]]] = [
+        ("string", ("is_string", "is_large_string")),
+        ("number", ("is_integer", "is_floating", "is_decimal")),
+        ("boolean", ("is_boolean",)),
+        ("date", ("is_date", "is_timestamp")),
+    ]
+    for kind, tests in kinds:
+        if any(getattr(pa.types, test)(type_) for test in tests):
+            return kind
+    return None
+
+
+def check_filterable(display: pa.Table, names: Sequence[str]) -> tuple[str, ...]:
+    """The names, each once, if they are columns that can be filtered by.
+
+    Args:
+        display: `Labels.display`.
+        names: those declared.
+
+    Raises:
+        BundleInvariantError: a column that is not there, or of another type.
+    """
+    kinds = {field.name: filter_kind(field.type) for field in display.schema}
+    for name in names:
+        if kinds.get(name) is None:
+            raise BundleInvariantError(
+                f"labels.parquet column {name!r} can be filtered by",
+                expected=f"one of {[known for known, kind in kinds.items() if kind is not None]}",
+                found=f"a column of {display.schema.field(name).type}" if name in kinds else "no such column",
+            )
+    return tuple(dict.fromkeys(names))

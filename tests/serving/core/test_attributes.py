@@ -1,0 +1,249 @@
+"""Filters by attribute against the same filter told label by label, on columns and through search."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from longtail.bundle import BundleInvariantError, Hide, Upsert
+from longtail.bundle.display import DisplayColumns
+from longtail.index import IndexSpec, Releases, build
+from longtail.serving import Retriever
+from longtail.serving.core.attribute_columns import ValueColumn
+from longtail.serving.core.attributes import LabelAttributes
+from longtail.serving.core.loader import load_release
+from longtail.serving.core.queries import Query, SimilarQuery
+from longtail.serving.errors import InvalidRequestError
+from tests.bundles import make_bundle
+from tests.serving.core.shop import KINDS, LABELS, meets, shop_bundle, shop_columns, some_filter
+from tests.serving.core.test_tree_ranking import retriever_of
+from tests.serving.plane import ExactSearcher, plane_retriever, results_of
+
+AT = datetime(2026, 5, 1, tzinfo=UTC)
+
+
+def test_masks_equal_conditions_told_label_by_label() -> None:
+    columns = shop_columns()
+    shown = [DisplayColumns(columns).shown(row) for row in range(LABELS)]
+    attributes = LabelAttributes(columns)
+    assert attributes.kinds == KINDS
+    rng = np.random.default_rng(1)
+    passed = []
+    for _ in range(200):
+        filter_ = some_filter(rng)
+        selection, beyond = attributes.select(filter_, "filter")
+        assert selection.mask.tolist() == [meets(label, filter_) for label in shown], filter_
+        assert beyond is None
+        passed.append(int(selection.mask.sum()))
+    assert {0, LABELS} < set(passed)
+    assert sum(0 < count < LABELS for count in passed) > 60
+
+
+def test_a_column_of_many_values_is_searched_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = shop_columns()
+    few = ValueColumn(columns["tags"]), ValueColumn(columns["title"])
+    monkeypatch.setattr("longtail.serving.core.attribute_columns._BITMAPS_UPTO", 2)
+    many = ValueColumn(columns["tags"]), ValueColumn(columns["title"])
+    for values in (["t1"], ["t0", "all"], ["Title 0", "Title 399", "Title 4"], ["", "zz", "none"]):
+        for one, other in zip(few, many, strict=True):
+            assert one.having(values) == other.having(values)
+    assert few[1].having(["Title 0", "Title 399", "x"]).to_array().tolist() == [0, 399]
+
+
+def test_the_same_filter_is_the_same_selection_however_it_is_written() -> None:
+    attributes = LabelAttributes(shop_columns())
+    one, _ = attributes.select({"price": {"lt": 2, "ge": 1}, "brand": {"in": ["a", "brand-1"]}}, "filter")
+    other, _ = attributes.select({"brand": {"in": ["brand-1", "a", "a"]}, "price": {"ge": 1, "lt": 2}}, "filter")
+    assert one is other
+    assert attributes.select({"price": {"lt": 2}}, "filter")[0] is not one
+
+
+def test_what_filters_come_to_is_kept_within_bounds() -> None:
+    attributes = LabelAttributes(shop_columns())
+    first, _ = attributes.select({"price": {"lt": 0.5}}, "filter")
+    for number in range(1_024):
+        attributes.select({"stock": number}, "filter")
+    again, _ = attributes.select({"price": {"lt": 0.5}}, "filter")
+    assert again is not first
+    assert again.mask.tolist() == first.mask.tolist()
+
+
+def test_names_are_filtered_by_if_declared_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("longtail.serving.core.attributes._DISTINCT", 6)
+    columns = shop_columns()
+    assert LabelAttributes(columns).kinds == {
+        name: kind for name, kind in KINDS.items() if name not in ("title", "brand")
+    }
+    declared = LabelAttributes(columns, ["title", "open"])
+    assert declared.kinds == {"title": "string", "open": "boolean"}
+    assert declared.select({"title": "Title 9"}, "filter")[0].mask.nonzero()[0].tolist() == [9]
+    assert LabelAttributes(columns, []).kinds == {}
+
+
+def test_labels_without_rows_or_values() -> None:
+    empty = pa.table({"brand": pa.array([None, None], pa.string()), "n": pa.array([float("nan"), None])})
+    attributes = LabelAttributes(empty)
+    for filter_, passed in (
+        ({"brand": "x"}, [False, False]),
+        ({"brand": {"ne": "x"}}, [True, True]),
+        ({"n": {"exists": True}}, [False, False]),
+        ({"n": {"lt": 1}}, [False, False]),
+    ):
+        assert attributes.select(filter_, "filter")[0].mask.tolist() == passed
+
+
+BAD: list[tuple[Any, str, str]] = [
+    ({"nothing": 1}, "nothing", r"expected columns that this release can be filtered by, \['title', .* \"nothing\""),
+    ({"box": {"exists": True}}, "box", "expected columns"),
+    ({"title": 3}, "title", "expected a string, as the column is of kind string, received 3"),
+    ({"price": "3"}, "price", 'expected a finite number, .* received "3"'),
+    ({"price": True}, "price", "expected a finite number, .* received true"),
+    ({"price": None}, "price", "expected a finite number, .* received null"),
+    ({"price": {"lt": float("nan")}}, "price.lt", "expected a finite number, .* received NaN"),
+    ({"price": {"in": [1, float("inf")]}}, "price.in.1", "expected a finite number, .* received Infinity"),
+    ({"price": [1, 2]}, "price", "expected a finite number, .* received a list of 2"),
+    ({"open": 1}, "open", "expected true or false, .* received 1"),
+    ({"open": {"lt": True}}, "open.lt", r"one of the operators \['eq', 'ne', 'in', 'not_in', 'exists'\] .* \"lt\""),
+    ({"brand": {"in": []}}, "brand.in", "expected a list of at least one value, received a list of 0"),
+    ({"brand": {"in": "acme"}}, "brand.in", 'expected a list of at least one value, received "acme"'),
+    ({"brand": {}}, "brand", "expected a value or one of the operators .* received none"),
+    ({"brand": {"exists": 1}}, "brand.exists", "expected true or false, received 1"),
+    ({"brand": {"eq": {"eq": "x"}}}, "brand.eq", "expected a string, .* received an object"),
+    ({"since": "yesterday"}, "since", 'expected a date or time in ISO 8601, .* "yesterday"'),
+    ({"since": {"ge": "2026-13-01"}}, "since.ge", "expected a date or time"),
+    ({"tags": {"in": [["t1"]]}}, "tags.in.0", "expected a string, .* received a list of 1"),
+    ({"x" * 9_999: 1}, "x" * 100, "expected columns .*9999 characters"),
+    ({"price": {"y" * 9_999: 1}}, f"price.{'y' * 100}", "expected one of the operators .*9999 characters"),
+]
+
+
+@pytest.mark.parametrize(("filter_", "field", "message"), BAD, ids=[field[:20] for _, field, _ in BAD])
+def test_what_does_not_fit_is_named(filter_: Any, field: str, message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message) as caught:
+        LabelAttributes(shop_columns()).select(filter_, "queries.0.filter")
+    assert caught.value.field == f"queries.0.filter.{field}"
+
+
+@pytest.fixture(scope="module")
+def releases(tmp_path_factory: pytest.TempPathFactory) -> Releases:
+    root = tmp_path_factory.mktemp("shops")
+    shop_bundle().write(root / "bundle")
+    for spec in ("flat", "ivf_flat"):
+        build(root / "bundle", root / "releases", spec=IndexSpec(spec, recall_floor=0.0), name=spec)
+    return Releases(root / "releases")
+
+
+def changed(retriever: Retriever) -> Retriever:
+    """With labels hidden, embedded anew and added, whose columns are other ones now."""
+    rng = np.random.default_rng(2)
+    records: list[Any] = [Hide(id=f"item-{row}", at=AT) for row in rng.choice(LABELS, 20, replace=False)]
+    for place, row in enumerate(rng.choice(LABELS, 40, replace=False).tolist()):
+        display = {"brand": f"brand-{row % 9}", "price": row / 100, "tags": ["t1", "fresh"], "since": "2026-01-05"}
+        id_ = f"item-{row}" if place % 2 else f"new-{row}"
+        at = AT + timedelta(seconds=place)
+        records.append(Upsert(id=id_, at=at, features={"genres": ["g1"]}, display=display))
+    return retriever.with_changes(records[:30]).with_changes(records[30:])
+
+
+@pytest.mark.parametrize("spec", ["flat", "ivf_flat"])
+def test_answers_are_the_best_that_pass(spec: str, releases: Releases) -> None:
+    retriever = changed(load_release(releases, spec, max_new_labels=99))
+    overlay, bundle = retriever.overlay, shop_bundle()
+    labels = overlay.labels
+    assert overlay.new_labels > 10
+    known = [retriever.catalogue.label_json(row) for row in range(labels)]
+    rows_LE = np.concatenate([bundle.rows(), overlay.rows_ME])
+    alive = ~np.isin(np.arange(labels), overlay.masked)
+    rng = np.random.default_rng(3)
+    found = 0
+    for _ in range(60):
+        filter_, users = some_filter(rng), rng.integers(0, 20, 2)
+        if rng.random() < 0.3:
+            filter_["tags"] = "fresh"
+        options: dict[str, Any] = {"filter": filter_, "k": int(rng.integers(1, 30)), "display": False}
+        exclude = rng.choice(labels, rng.choice([0, 5, 300]), replace=False)
+        allow = rng.choice(labels, 200, replace=False) if rng.random() < 0.2 else np.arange(labels)
+        buckets = ["torso", "new"] if rng.random() < 0.3 else ["head", "torso", "tail", "new"]
+        if len(exclude):
+            options["exclude"] = [known[row]["id"] for row in exclude]
+        if len(allow) < labels:
+            options["allow"] = [known[row]["id"] for row in allow]
+        if len(buckets) == 2:
+            options["buckets"] = buckets
+        queries = [Query.model_validate({"features": {"user_id": f"u{user}"}, **options}) for user in users]
+        gone = {known[row]["id"] for row in exclude}
+        allowed = {known[row]["id"] for row in allow}
+        passes = np.array(
+            [
+                bool(alive[row]) and label["id"] not in gone and label["id"] in allowed
+                and label["bucket"] in buckets and meets(label["display"], filter_)
+                for row, label in enumerate(known)
+            ]
+        )  # fmt: skip
+        inputs = retriever._encoder.read([query.features for query in queries])
+        queries_BE = bundle.augmentation.queries(retriever._encoder.embed(inputs), 0.5)
+        scores_BL = np.where(passes, queries_BE @ rows_LE.T / 0.1, -np.inf)
+        for scores_L, result in zip(scores_BL, results_of(retriever.retrieve(queries)), strict=True):
+            best = np.sort(scores_L)[::-1][: min(options["k"], int(passes.sum()))]
+            answered = [label["score"] for label in result["labels"]]
+            assert len(answered) == len(best)
+            rows = [retriever.catalogue.row(label["id"]) for label in result["labels"]]
+            assert passes[rows].all()
+            assert answered == pytest.approx(scores_L[rows].tolist(), abs=1e-3)
+            if spec == "flat":
+                assert answered == pytest.approx(best.tolist(), abs=1e-3)
+            found += len(rows)
+    assert found > 250
+
+
+def test_similar_labels_and_drawn_ones_pass_too(releases: Releases) -> None:
+    retriever = changed(load_release(releases, "flat", max_new_labels=99))
+    asked = {"filter": {"price": {"lt": 2.0}, "brand": {"exists": True}}, "k": 9}
+    answers = [
+        *results_of(retriever.similar([SimilarQuery.model_validate({"id": "item-3", **asked})])),
+        *results_of(
+            retriever.retrieve([Query.model_validate({"features": {}, **asked, "explore": {"tail": 2, "new": 1}})])
+        ),
+    ]
+    for answer in answers:
+        assert len(answer["labels"]) == 9
+        for label in answer["labels"]:
+            assert meets(label["display"], asked["filter"])
+    assert answers[1]["exploration"]["slots"] == {"tail": 2, "new": 1}
+
+
+def test_with_a_tree() -> None:
+    bundle = make_bundle(labels=90, proposal=True)
+    retriever = retriever_of(bundle, ExactSearcher(bundle))
+    wanted = [f"Title {row}" for row in range(0, 90, 4)]
+
+    def ids(**options: Any) -> list[str]:
+        query = Query.model_validate({"features": {"user_id": "u3"}, "k": 12, "bias_removal": 1.0, **options})
+        return [label["id"] for label in results_of(retriever.retrieve([query, query]))[1]["labels"]]
+
+    by_filter = ids(filter={"title": {"in": wanted}}, exclude=["item-8"])
+    assert by_filter == ids(allow=[f"item-{row}" for row in range(0, 90, 4)], exclude=["item-8"])
+    assert len(by_filter) == 12
+
+
+def test_declared_columns_are_a_releases_own(tmp_path: Path) -> None:
+    shop_bundle().write(tmp_path / "bundle")
+    build(tmp_path / "bundle", tmp_path / "releases", spec="flat", name="one", filterable=["title", "price", "title"])
+    release = Releases(tmp_path / "releases").open("one")
+    assert release.index.filterable == ["title", "price"]
+    filterable = load_release(Releases(tmp_path / "releases"), "one").release_json()["filterable"]
+    assert [(column["name"], column["kind"]) for column in filterable] == [("title", "string"), ("price", "number")]
+    for name, found in (("nothing", "no such column"), ("box", "a column of struct")):
+        with pytest.raises(BundleInvariantError, match=f"{name}.* expected one of .*'tags'.*found {found}"):
+            build(tmp_path / "bundle", tmp_path / "releases", spec="flat", filterable=["price", name])
+
+
+def test_an_old_release_may_be_filtered_by_what_it_shows() -> None:
+    retriever = plane_retriever()
+    query = Query.model_validate({"features": {"user": "east"}, "filter": {"year": {"ge": 2000}}, "bias_removal": 0.0})
+    assert [label["id"] for label in results_of(retriever.retrieve([query]))[0]["labels"]] == ["c/é", "4"]
