@@ -99,6 +99,8 @@ class AsyncClient:
         pool: int | None = None,
         release: str | None = None,
         preview: bool = False,
+        unit: str | None = None,
+        arm: str | None = None,
     ) -> Answer:
         """The best labels for each query.
 
@@ -108,6 +110,9 @@ class AsyncClient:
                 mmr, pool: those parts.
             release: answer from this release, if the service still has it loaded; None: from the current one.
             preview: nobody will see the answer: it counts in no exposure, drift or recall.
+            unit: whom the answer is for, while an experiment runs: the same unit gets the same arm; None: the
+                experiment's feature says.
+            arm: answer as this arm does; None: as the unit's does.
 
         Raises:
             ValueError: both or neither of queries and features, or a part beside queries.
@@ -120,7 +125,7 @@ class AsyncClient:
         )
         asked = queries_json(queries, features, selection)
         return await self._send(
-            Call("POST", "/v1/retrieve", Answer, {"queries": asked, **options_json(release, preview)})
+            Call("POST", "/v1/retrieve", Answer, {"queries": asked, **options_json(release, preview, unit, arm)})
         )
 
     async def similar(
@@ -324,6 +329,15 @@ class AsyncClient:
             LongtailError: the service did not answer.
         """
         return await self._send(Call("GET", "/v1/monitoring", dict[str, Any]))
+
+    async def experiments(self) -> dict[str, Any]:
+        """The experiment that runs: its arms, what was chosen of each, and whether the difference is real.
+
+        Raises:
+            NotFoundError: of a service older than experiments.
+            LongtailError: the service did not answer.
+        """
+        return await self._send(Call("GET", "/v1/experiments", dict[str, Any]))
 
     async def reload(self) -> Reloaded:
         """Load the published release now instead of at the next poll. Needs an admin key.

@@ -258,9 +258,10 @@ def selection_json(
     return {name: value for name, value in given.items() if value is not None}
 
 
-def options_json(release: str | None, preview: bool) -> dict[str, Any]:
+def options_json(release: str | None, preview: bool, unit: str | None = None, arm: str | None = None) -> dict[str, Any]:
     """The options of a whole request, without what was left open."""
-    return ({} if release is None else {"release": release}) | ({"preview": True} if preview else {})
+    given = {"release": release, "preview": preview or None, "unit": unit, "arm": arm}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def ids_json(ids: Collection[LabelId]) -> dict[str, Any]:

@@ -96,6 +96,8 @@ class Client:
         pool: int | None = None,
         release: str | None = None,
         preview: bool = False,
+        unit: str | None = None,
+        arm: str | None = None,
     ) -> Answer:
         """The best labels for each query.
 
@@ -105,6 +107,9 @@ class Client:
                 mmr, pool: those parts.
             release: answer from this release, if the service still has it loaded; None: from the current one.
             preview: nobody will see the answer: it counts in no exposure, drift or recall.
+            unit: whom the answer is for, while an experiment runs: the same unit gets the same arm; None: the
+                experiment's feature says.
+            arm: answer as this arm does; None: as the unit's does.
 
         Raises:
             ValueError: both or neither of queries and features, or a part beside queries.
@@ -116,7 +121,9 @@ class Client:
             k, bias_removal, popularity, exclude, allow, buckets, explore, display, priors, filter, max_per, mmr, pool
         )
         asked = queries_json(queries, features, selection)
-        return self._send(Call("POST", "/v1/retrieve", Answer, {"queries": asked, **options_json(release, preview)}))
+        return self._send(
+            Call("POST", "/v1/retrieve", Answer, {"queries": asked, **options_json(release, preview, unit, arm)})
+        )
 
     def similar(
         self,
@@ -316,6 +323,15 @@ class Client:
             LongtailError: the service did not answer.
         """
         return self._send(Call("GET", "/v1/monitoring", dict[str, Any]))
+
+    def experiments(self) -> dict[str, Any]:
+        """The experiment that runs: its arms, what was chosen of each, and whether the difference is real.
+
+        Raises:
+            NotFoundError: of a service older than experiments.
+            LongtailError: the service did not answer.
+        """
+        return self._send(Call("GET", "/v1/experiments", dict[str, Any]))
 
     def reload(self) -> Reloaded:
         """Load the published release now instead of at the next poll. Needs an admin key.

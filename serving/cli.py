@@ -19,6 +19,7 @@ from longtail.bundle import BundleError
 from longtail.index import LongtailIndexError
 from longtail.serving import logs
 from longtail.serving.check import check_release
+from longtail.serving.compare import compare, table
 from longtail.serving.errors import ServingError
 from longtail.serving.export import export, read_window
 from longtail.serving.http.app import create_app
@@ -122,6 +123,23 @@ def export_feedback(
     now = time()
     window = read_window(since, until, now)
     for line in export(state, out, window=window, label_id=label_id, everything=all_).lines():
+        print(line)
+
+
+@app.command()
+def experiments(
+    releases: Annotated[
+        Path, typer.Argument(help="Directory of releases that the service follows.", envvar="LONGTAIL_RELEASES")
+    ],
+    *,
+    state: Annotated[
+        Path | None, typer.Option(envvar="LONGTAIL_STATE", help="The service's state [default: RELEASES/.state].")
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="The report of GET /v1/experiments.")] = False,
+) -> None:
+    """Compare the arms of the experiment in RELEASES/experiments.toml, while the service runs or afterwards."""
+    report = compare(releases, releases / ".state" if state is None else state)
+    for line in [json.dumps(report, ensure_ascii=False)] if json_ else table(report):
         print(line)
 
 

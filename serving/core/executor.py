@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from typing import TypeVar
 
+import faiss
+
 from longtail.serving.errors import QueueFullError, TimedOutError
 
 Result = TypeVar("Result")
@@ -59,3 +61,8 @@ class BoundedExecutor:
         self._waiting -= 1
         if not under_way.cancelled():
             under_way.exception()  # seen, even if its caller has given up
+
+
+def one_openmp_thread() -> None:
+    """Keep FAISS in the calling thread: OpenMP would start a pool for each thread that searches."""
+    faiss.omp_set_num_threads(1)

@@ -1,5 +1,5 @@
 """Follows CURRENT: loads a published release beside the one in service, and swaps when it has answered a query. And
-STAGED: loads a release to be asked unseen.
+STAGED: loads a release to be asked unseen. And experiments.toml, in the same thread.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from time import monotonic
 
 from longtail.bundle import LabelLogCorruptError, LabelLogVersionError
 from longtail.index import Releases
+from longtail.serving.core.executor import one_openmp_thread
+from longtail.serving.core.experiment_follower import ExperimentFollower
 from longtail.serving.core.heap import give_back_memory
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.retriever import Retriever
-from longtail.serving.core.service import Service, one_openmp_thread
+from longtail.serving.core.service import Service
 from longtail.serving.errors import RefusedReleaseError, ServingError
 
 logger = logging.getLogger(__name__)
@@ -65,6 +67,7 @@ class ReleaseFollower:
             load_release, device=service.settings.device, max_new_labels=service.settings.max_new_labels
         )
         self._clock = clock
+        self.experiments = ExperimentFollower(root, service, self._load_beside, clock)
         self._served: str | None = None
         self._staged: tuple[str | None, str | None] = None, None
         """What STAGED named when it was last looked at, and the release that served then."""
@@ -125,10 +128,7 @@ class ReleaseFollower:
                 self._refuse(name, f"{type(error).__name__}: {error}")
             return
         self._served, self._failure = name, None
-        # What a release holds lives as long as it: the collector need not look at it again and again.
-        gc.unfreeze()
-        gc.collect()
-        gc.freeze()
+        _freeze()
         give_back_memory()
         logger.info("serving release %s, loaded and verified in %.1f s", name, self._clock() - started)
 
@@ -148,6 +148,11 @@ class ReleaseFollower:
             logger.error("staged release %s is not asked: %s: %s", name or "in STAGED", type(error).__name__, error)
             self._service.stage(None)
         self._staged = name, self._served
+
+    def _load_beside(self, name: str) -> Retriever:
+        retriever = self._load(self._releases, name)
+        _freeze()
+        return retriever
 
     def _too_early(self, name: str | None) -> bool:
         failure = self._failure
@@ -171,6 +176,7 @@ class ReleaseFollower:
         while not self._stopping.is_set():
             if self._clock() >= next_check:
                 self.check()
+                self.experiments.check()
                 self._service.monitoring.seat.has_looked()
                 next_check = self._clock() + self._service.settings.poll_seconds
             self._read_changes()
@@ -188,3 +194,10 @@ class ReleaseFollower:
                 logger.error("label changes cannot be read: %s", error)
                 self._service.set_unreadable(True)
             self._trouble = str(error)
+
+
+def _freeze() -> None:
+    """What a release holds lives as long as it: the collector need not look at millions of ids again and again."""
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()

@@ -31,7 +31,7 @@ from longtail.serving.core.label_vectors import read_by_label
 from longtail.serving.core.listing import LabelListing, Page, list_labels
 from longtail.serving.core.lottery import Draws
 from longtail.serving.core.overlay import HidingSearcher, Overlay
-from longtail.serving.core.queries import Query, ResolvedQuery, SimilarQuery
+from longtail.serving.core.queries import Query, ResolvedQuery, SearchOptions, SimilarQuery
 from longtail.serving.core.ranking import Batch, IndexRanker, Ranker, rank_each
 from longtail.serving.core.tree_ranking import TreeRanker
 from longtail.serving.errors import InvalidRequestError, UnservableReleaseError
@@ -158,6 +158,10 @@ class Retriever:
         """Whether a label is in this release or was added to it, hidden and deleted ones among them."""
         changes = self.overlay.changes
         return id_ in self.catalogue.row_of or id_ in changes.upserts or id_ in changes.hidden
+
+    def check_options(self, options: SearchOptions) -> None:
+        """Whether queries could have these options; raises InvalidRequestError as `retrieve`."""
+        ResolvedQuery.from_options(options, self._dials_of_queries, self.catalogue)
 
     def check_compatible(self, before: Retriever) -> None:
         """Refuse to follow a release whose clients would lose something.

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
 
+from longtail.serving.core.arms import Assignment
 from longtail.serving.core.batcher import Part
 from longtail.serving.core.catalogue import Catalogue
 from longtail.serving.core.embedding import ToEmbed
@@ -13,7 +14,7 @@ from longtail.serving.core.lottery import Draws
 from longtail.serving.core.queries import Query, SimilarQuery
 from longtail.serving.core.retriever import Retrieval, Retriever
 from longtail.serving.errors import InvalidRequestError, ServingError
-from longtail.serving.monitoring import AnsweredBatch
+from longtail.serving.monitoring import AnsweredBatch, ArmAnswer, Monitoring
 
 _QUERY_COST = 64
 """Of encoding and searching, in labels; measured on the demo's release, where a label takes 1.2 µs."""
@@ -29,6 +30,7 @@ class Search:
         request_id: the client's name for the request; where it has none, `answer_id`.
         in_request: where each query stands in the request; None: these are all of them.
         divided: whether it is a part of a search, that has a batch of its own.
+        assignments: to arms of an experiment, of each query; None: there is none.
     """
 
     asked: Sequence[Query] | SimilarQuery
@@ -36,6 +38,7 @@ class Search:
     request_id: str
     in_request: Sequence[int] | None = None
     divided: bool = False
+    assignments: Sequence[Assignment] | None = None
 
     @property
     def queries(self) -> int:
@@ -99,12 +102,17 @@ class Search:
             if isinstance(asked, SimilarQuery)
             else asked[start:end]
         )
-        return replace(self, asked=some, in_request=self.places[start:end], divided=True)
+        assignments = None if self.assignments is None else self.assignments[start:end]
+        return replace(self, asked=some, in_request=self.places[start:end], divided=True, assignments=assignments)
 
     def located(self, error: Exception) -> Exception:
         """An error about one of its queries, as one about the request's."""
         items = "ids" if isinstance(self.asked, SimilarQuery) else "queries"
-        if self.divided and isinstance(error, ServingError) and (error.field or "").startswith(f"{items}."):
+        if (
+            self.in_request is not None
+            and isinstance(error, ServingError)
+            and (error.field or "").startswith(f"{items}.")
+        ):
             return error.renumbered(items, self.places)
         return error
 
@@ -158,6 +166,17 @@ class PartAnswer:
     unknown: Mapping[str, int]
 
 
+def join_parts(parts: Sequence[list[bytes] | PartAnswer], monitoring: Monitoring) -> list[bytes]:
+    """The results of a search that was done in parts, counted now that all of it is answered."""
+    results: list[bytes] = []
+    for part in parts:
+        assert isinstance(part, PartAnswer)
+        results += part.results
+        if part.answered is not None:
+            monitoring.count_answers(part.answered, part.unknown)
+    return results
+
+
 def draw_names(searches: Sequence[Search], *, repeatable: bool) -> list[str]:
     """What decides the draws of every query of a batch.
 
@@ -202,4 +221,19 @@ def answered_batch(
         explored=retrieval.explored,
         features_B=[features for search in searches for features in search.features_json] if record_features else None,
         request_ids=[None if search.request_id == search.answer_id else search.request_id for search, _ in names],
+        arms_B=_arms(searches),
     )
+
+
+def _arms(searches: Sequence[Search]) -> list[ArmAnswer | None] | None:
+    if all(search.assignments is None for search in searches):
+        return None
+    return [
+        arm
+        for search in searches
+        for arm in (
+            [None] * search.queries
+            if search.assignments is None
+            else [assignment.record() for assignment in search.assignments]
+        )
+    ]

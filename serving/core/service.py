@@ -3,38 +3,32 @@
 from __future__ import annotations
 
 import logging
-import secrets
 import sqlite3
 import threading
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from itertools import accumulate
-from time import perf_counter
 from typing import Any, TypeVar
-
-import faiss
 
 from longtail.bundle import LabelLogError, LabelRecord
 from longtail.bundle.errors import describe
 from longtail.serving.core.admission import Admission
+from longtail.serving.core.arms import Trial
 from longtail.serving.core.batcher import Batcher
-from longtail.serving.core.embedding import ToEmbed, embed_each
-from longtail.serving.core.executor import BoundedExecutor
+from longtail.serving.core.embedding import ToEmbed
+from longtail.serving.core.executor import BoundedExecutor, one_openmp_thread
 from longtail.serving.core.feedback import Event, record_events
 from longtail.serving.core.label_changes import LabelLogFollower
-from longtail.serving.core.lottery import Draws, Lottery
 from longtail.serving.core.mirror import Mirror
 from longtail.serving.core.queries import Query, SimilarQuery
 from longtail.serving.core.quotas import asking
 from longtail.serving.core.retriever import Retriever
+from longtail.serving.core.search_runner import SearchRunner
 from longtail.serving.core.searches import (
     BatchKey,
     PartAnswer,
     Search,
-    answered_batch,
     divide,
-    draw_names,
-    queries_of,
+    join_parts,
 )
 from longtail.serving.errors import (
     NotReadyError,
@@ -71,33 +65,30 @@ class Service:
         self.draining = False
         self.refused: str | None = None
         """The release that CURRENT names and that could not be loaded."""
+        self.trial: Trial | None = None
+        """The experiment that runs, if one does."""
         self._current: Retriever | None = None
+        self._beside: frozenset[str] = frozenset()
         self._loaded: dict[str, Retriever] = {}
         self._changes = LabelLogFollower(settings.state_directory / "labels.log")
         self._changing = threading.Lock()
         self.mirror = Mirror(settings.state_directory, monitoring.seat.worker)
-        self._lottery = Lottery(
-            settings.explore_candidates,
-            settings.explore_temperature,
-            secrets.randbits(64) if settings.explore_seed is None else settings.explore_seed,
-        )
-        self._writer = BoundedExecutor(
-            "write", max_pending=_MAX_PENDING_WRITES, timeout=settings.request_seconds, initializer=one_openmp_thread
-        )
-        self._changer = BoundedExecutor(
-            "labels", max_pending=_MAX_PENDING_WRITES, timeout=settings.request_seconds, initializer=one_openmp_thread
+        seconds = settings.request_seconds
+        self._writer, self._changer = (
+            BoundedExecutor(name, max_pending=_MAX_PENDING_WRITES, timeout=seconds, initializer=one_openmp_thread)
+            for name in ("write", "labels")
         )
         self._packer = BoundedExecutor("pack", max_pending=_MAX_PENDING_PACKS, timeout=settings.request_seconds)
         self._reader = BoundedExecutor("read", max_pending=_MAX_PENDING_READS, timeout=settings.request_seconds)
         self._batcher: Batcher[Search | ToEmbed, list[bytes] | PartAnswer] = Batcher(
-            self._run,
+            SearchRunner(lambda: self.settings, monitoring, self.mirror, lambda: self._batcher.depth),
             threads=1 if settings.device == "gpu" else settings.search_threads,
             window=settings.batch_window_ms / 1e3,
             max_batch=settings.max_batch,
             max_pending=settings.queue_limit,
             timeout=settings.request_seconds,
             divide=divide,
-            join=self._join_parts,
+            join=lambda _, parts: join_parts(parts, self.monitoring),
             initializer=one_openmp_thread,
         )
         self.admission = Admission(lambda: self.settings, monitoring, self._batcher.has_room)
@@ -158,11 +149,8 @@ class Service:
                 changed.check_compatible(self._current)
             offline = OfflineFigures.of(changed.manifest)
             self.monitoring.begin_release(changed.name, changed.buckets_L, changed.baseline, offline)
-            loaded = {name: kept for name, kept in self._loaded.items() if name != changed.name}
-            loaded[changed.name] = changed
-            for name in list(loaded)[: -1 - self.settings.keep_releases]:
-                del loaded[name]
-            self._loaded, self._current = loaded, changed
+            others = {name: kept for name, kept in self._loaded.items() if name != changed.name}
+            self._loaded, self._current = self._without_old(others | {changed.name: changed}), changed
             self.refuse(None)
             self._count_labels()
             self._mirror(self.mirror.staged)
@@ -185,19 +173,29 @@ class Service:
     def refuse(self, name: str | None) -> None:
         """CURRENT names a release that could not be loaded; None: it names one that is served."""
         self.refused = name
-        self.monitoring.figures.set_trouble(
-            "refused_release",
-            name and f"The published release, {name}, could not be loaded: the one before serves on. The log says why.",
-        )
+        told = f"The published release, {name}, could not be loaded: the one before serves on. The log says why."
+        self.monitoring.figures.set_trouble("refused_release", name and told)
 
     def set_unreadable(self, unreadable: bool) -> None:
         """Say whether the changes that other workers make of labels can be read."""
-        self.monitoring.figures.set_trouble(
-            "label_log",
-            "The log of label changes cannot be read: labels stay as they were. The service's own log says why."
-            if unreadable
-            else None,
-        )
+        told = "The log of label changes cannot be read: labels stay as they were. The service's own log says why."
+        self.monitoring.figures.set_trouble("label_log", told if unreadable else None)
+
+    def beside(self, names: frozenset[str], retriever: Retriever | None = None) -> Mapping[str, Retriever]:
+        """Keep the releases of these names, and load one; all loaded, by name. Raises as `Retriever.with_changes`."""
+        with self._changing:
+            if retriever is not None:
+                changed = self._changes.apply_to(retriever)
+                self.monitoring.figures.begin_beside(changed.name, changed.buckets_L, changed.baseline)
+                # The one being served stays last.
+                self._loaded = {changed.name: changed} | self._loaded
+            self._beside = names
+            self._loaded = self._without_old(self._loaded)
+            return self._loaded
+
+    def _without_old(self, loaded: dict[str, Retriever]) -> dict[str, Retriever]:
+        old = [name for name in loaded if name not in self._beside][: -1 - self.settings.keep_releases]
+        return {name: retriever for name, retriever in loaded.items() if name not in old}
 
     def drain(self) -> None:
         """Say on /readyz that new requests should go elsewhere; they are answered all the same.
@@ -229,9 +227,10 @@ class Service:
             QueueFullError, TimedOutError: as `Batcher`.
             ServingError: as `Retriever.retrieve` and `Retriever.similar`.
         """
-        return await self._submit(retriever, Search(asked, answer_id, request_id), preview=preview)
+        return await self.submit(retriever, Search(asked, answer_id, request_id), preview=preview)
 
-    async def _submit(self, retriever: Retriever, search: Search, *, preview: bool) -> list[bytes]:
+    async def submit(self, retriever: Retriever, search: Search, *, preview: bool) -> list[bytes]:
+        """The results of a search; raises as `search`."""
         key = BatchKey(retriever, isinstance(search.asked, SimilarQuery), preview)
         limit = self.settings.max_answer_bytes
         labels = search.labels
@@ -314,12 +313,10 @@ class Service:
         self.mirror.offer_choices(events, self.settings.shadow_k)
         return recorded
 
-    def report(self) -> dict[str, Any]:
-        """The JSON of GET /v1/monitoring but for the request's id; raises as `LiveFigures.report`, but StorageError for
-        the disk.
-        """
+    def read_figures(self, report: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What `report` makes of the figures; raises as it, but StorageError for the disk."""
         try:
-            return self.monitoring.figures.report()
+            return report()
         except (sqlite3.Error, OSError) as error:
             logger.error("figures cannot be read: %s", error)
             raise StorageError("expected figures that can be read, found none; the log says why not") from error
@@ -377,58 +374,3 @@ class Service:
     def _count_labels(self) -> None:
         overlay = self.retriever().overlay
         self.monitoring.figures.set_label_counts(added=overlay.new_labels, hidden=len(overlay.hidden))
-
-    def _run(
-        self, key: Hashable, works: Sequence[Search | ToEmbed], waited: Sequence[float]
-    ) -> Sequence[list[bytes] | PartAnswer | Exception]:
-        """What a search thread does with a batch; of requests for vectors the key is the release."""
-        if not isinstance(key, Retriever):
-            return self._run_search(key, [work for work in works if isinstance(work, Search)], waited)
-        requests = [work for work in works if isinstance(work, ToEmbed)]
-        started = perf_counter()
-        vectors = embed_each(key.embed, requests)
-        self.monitoring.metrics.set_queue_depth(self._batcher.depth)
-        count = sum(request.count for request in requests)
-        self.monitoring.metrics.count_search(count, waited, {"encode": perf_counter() - started})
-        return vectors
-
-    def _run_search(
-        self, key: Hashable, searches: Sequence[Search], waited: Sequence[float]
-    ) -> Sequence[list[bytes] | PartAnswer | Exception]:
-        """Answers to a batch. A request that cannot be answered costs only itself."""
-        assert isinstance(key, BatchKey)
-        draws = Draws(self._lottery, draw_names(searches, repeatable=self.settings.explore_seed is not None))
-        try:
-            retrieval = key.search(searches, draws)
-        except Exception as error:
-            if len(searches) == 1:
-                return [searches[0].located(error)]
-            return [self._run_search(key, [search], [wait])[0] for search, wait in zip(searches, waited, strict=True)]
-        self.monitoring.metrics.set_queue_depth(self._batcher.depth)
-        answered = None
-        if not key.preview:
-            self.monitoring.metrics.count_search(len(retrieval.results), waited, retrieval.seconds)
-            answered = answered_batch(key.retriever, searches, retrieval, self.settings.record_features)
-            if not key.similar:
-                self.mirror.offer(key.retriever, queries_of(searches), retrieval, self.settings.mirror_share)
-        if searches[0].divided:
-            return [PartAnswer(retrieval.results, answered, retrieval.unknown)]
-        if answered is not None:
-            self.monitoring.count_answers(answered, retrieval.unknown)
-        ends = accumulate(search.queries for search in searches)
-        return [retrieval.results[end - search.queries : end] for search, end in zip(searches, ends, strict=True)]
-
-    def _join_parts(self, _: Hashable, parts: Sequence[list[bytes] | PartAnswer]) -> list[bytes]:
-        """The results of a search that was done in parts, counted now that all of it is answered."""
-        results: list[bytes] = []
-        for part in parts:
-            assert isinstance(part, PartAnswer)
-            results += part.results
-            if part.answered is not None:
-                self.monitoring.count_answers(part.answered, part.unknown)
-        return results
-
-
-def one_openmp_thread() -> None:
-    """Keep FAISS in the calling thread: OpenMP would start a pool for each thread that searches."""
-    faiss.omp_set_num_threads(1)

@@ -16,7 +16,7 @@ __all__ = ["csp", "page"]
 
 SCRIPTS = (
     "format", "dom", "series", "chart", "time", "verdict", "shares", "recall", "asked", "dial", "operations", "query",
-    "app",
+    "experiments", "app",
 )  # fmt: skip
 
 

@@ -48,6 +48,7 @@ async function poll() {
     report();
     render();
     prepareQuery(state.release);
+    experiments();
   } catch (error) {
     if (!(error instanceof Refused)) console.error(error);
     report(error);

@@ -107,7 +107,8 @@ def create_app(
 
 
 def apply_settings(app: FastAPI, settings: Settings) -> None:
-    """Answer with other settings from the next request on, as far as `LIVE` says that they can be changed.
+    """Answer with other settings from the next request on, as far as `LIVE` says that they can be changed, and by the
+    experiments.toml of now.
 
     Args:
         app: of `create_app`.
@@ -119,6 +120,8 @@ def apply_settings(app: FastAPI, settings: Settings) -> None:
     keys: Keys = app.state.keys
     keys.replace(settings)
     app.state.service.settings = settings
+    follower: ReleaseFollower = app.state.follower
+    follower.experiments.check(again=True)
 
 
 def _open_figures(settings: Settings, worker: int) -> LiveFigures:

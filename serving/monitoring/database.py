@@ -13,7 +13,7 @@ from typing import Literal
 
 logger = logging.getLogger(__name__)
 
-VERSION = 3
+VERSION = 4
 FEEDBACK_FILE = "feedback.sqlite"
 """In the state directory."""
 _BUSY_SECONDS = 10
@@ -42,6 +42,31 @@ _ANSWERS_SINCE_VERSION_3 = """
 ALTER TABLE answers ADD COLUMN request_key INTEGER;
 ALTER TABLE answers ADD COLUMN request_id TEXT;
 """
+_SINCE_VERSION_4 = """
+-- Arms of experiments. run: of one set of arms, shares and settings. The counts are of what the arm answered; units:
+-- different ones, those of `arm_units` and answers without one. own_settings, named, unavailable: answers left out.
+CREATE TABLE arms (
+    id INTEGER PRIMARY KEY, run TEXT NOT NULL, arm TEXT NOT NULL, since REAL NOT NULL,
+    answers INTEGER NOT NULL DEFAULT 0,
+    units INTEGER NOT NULL DEFAULT 0, own_settings INTEGER NOT NULL DEFAULT 0, named INTEGER NOT NULL DEFAULT 0,
+    unavailable INTEGER NOT NULL DEFAULT 0, head INTEGER NOT NULL DEFAULT 0, torso INTEGER NOT NULL DEFAULT 0,
+    tail INTEGER NOT NULL DEFAULT 0, new INTEGER NOT NULL DEFAULT 0, UNIQUE (run, arm)
+);
+-- Units of an arm: 64 bits of a hash each, at most as many as answers are kept.
+CREATE TABLE arm_units (arm INTEGER NOT NULL, unit INTEGER NOT NULL, PRIMARY KEY (arm, unit)) WITHOUT ROWID;
+-- An arm's units by their hash, of which 1,024 clusters are kept instead of each: answers, and labels chosen and those
+-- of them that were answered, of head, torso, tail and new.
+CREATE TABLE arm_clusters (
+    arm INTEGER NOT NULL, cluster INTEGER NOT NULL, answers INTEGER NOT NULL DEFAULT 0,
+    p0 INTEGER NOT NULL DEFAULT 0, p1 INTEGER NOT NULL DEFAULT 0, p2 INTEGER NOT NULL DEFAULT 0,
+    p3 INTEGER NOT NULL DEFAULT 0, h0 INTEGER NOT NULL DEFAULT 0, h1 INTEGER NOT NULL DEFAULT 0,
+    h2 INTEGER NOT NULL DEFAULT 0, h3 INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (arm, cluster)
+) WITHOUT ROWID;
+"""
+_ANSWERS_SINCE_VERSION_4 = """
+ALTER TABLE answers ADD COLUMN arm INTEGER;
+ALTER TABLE answers ADD COLUMN cluster INTEGER;
+"""
 _FROM_VERSION_1 = f"""
 BEGIN;
 ALTER TABLE answers ADD COLUMN propensities BLOB;
@@ -57,6 +82,8 @@ DROP TABLE feedback_1;
 CREATE INDEX pending ON feedback (at) WHERE state = 0;
 {_ANSWERS_SINCE_VERSION_3}
 {_SINCE_VERSION_3}
+{_ANSWERS_SINCE_VERSION_4}
+{_SINCE_VERSION_4}
 PRAGMA user_version = {VERSION};
 COMMIT;
 """
@@ -65,10 +92,19 @@ BEGIN;
 ALTER TABLE feedback ADD COLUMN answer_id TEXT;
 {_ANSWERS_SINCE_VERSION_3}
 {_SINCE_VERSION_3}
+{_ANSWERS_SINCE_VERSION_4}
+{_SINCE_VERSION_4}
 PRAGMA user_version = {VERSION};
 COMMIT;
 """
-_MIGRATIONS = {1: _FROM_VERSION_1, 2: _FROM_VERSION_2}
+_FROM_VERSION_3 = f"""
+BEGIN;
+{_ANSWERS_SINCE_VERSION_4}
+{_SINCE_VERSION_4}
+PRAGMA user_version = {VERSION};
+COMMIT;
+"""
+_MIGRATIONS = {1: _FROM_VERSION_1, 2: _FROM_VERSION_2, 3: _FROM_VERSION_3}
 
 _TABLES = f"""
 PRAGMA journal_mode = WAL;
@@ -77,13 +113,14 @@ BEGIN;
 -- One query's answer. key: hash of the answer's id and the query's place; request_key: of the id that the request came
 -- with, request_id; both null where it came with none. (Before version 3, key was of the request's id, its own or not.)
 -- labels: a CRC-32 per label id; buckets: a byte per label; propensities: a float32 per label, null where all are 1;
--- features: the query's, JSON, null where they are not recorded or not kept any more; at: when it was kept. Keys are
+-- features: the query's, JSON, null where they are not recorded or not kept any more; at: when it was kept; arm,
+-- cluster: of an experiment, whose figures it is in; null: of none. Keys are
 -- random, and an index of them alone would have every page written over and over: led by the generation, a
 -- thirty-second of the answers, only those of the newest and the oldest are.
 CREATE TABLE answers (
     id INTEGER PRIMARY KEY, generation INTEGER NOT NULL, key INTEGER NOT NULL, at REAL, release TEXT NOT NULL,
     labels BLOB NOT NULL, buckets BLOB NOT NULL, propensities BLOB, bias_removal REAL, popularity REAL, features BLOB,
-    request_key INTEGER, request_id TEXT
+    request_key INTEGER, request_id TEXT, arm INTEGER, cluster INTEGER
 );
 CREATE INDEX answers_by_key ON answers (generation, key);
 
@@ -97,7 +134,7 @@ CREATE TABLE recall (
 ) WITHOUT ROWID;
 
 CREATE TABLE totals (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
-
+{_SINCE_VERSION_4}
 PRAGMA user_version = {VERSION};
 COMMIT;
 """

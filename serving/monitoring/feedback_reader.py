@@ -8,6 +8,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from longtail.serving.monitoring.arm_counts import ArmCounts, read_arms
 from longtail.serving.monitoring.database import FEEDBACK_FILE, VERSION
 
 _PENDING, _ORGANIC = 0, 3
@@ -67,6 +68,10 @@ class FeedbackReader:
             (since, until),
         )
         return map(FeedbackRow._make, found)
+
+    def arms(self, run: str) -> dict[str, ArmCounts]:
+        """What is known of the arms of an experiment's run; raises sqlite3.Error."""
+        return read_arms(self._connection, run)
 
 
 @contextmanager

@@ -15,9 +15,13 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
+from longtail.serving.monitoring.arm_counts import ArmCounts, count_answers, forget_runs, read_arms
 from longtail.serving.monitoring.database import connect, prepare, transaction
 from longtail.serving.monitoring.feedback_counts import (
     COUNTERS,
@@ -28,7 +32,7 @@ from longtail.serving.monitoring.feedback_counts import (
     add_to_total,
 )
 from longtail.serving.monitoring.joining import give_up, join
-from longtail.serving.monitoring.records import AnswerFeedback, ShadowPair
+from longtail.serving.monitoring.records import AnsweredBatch, AnswerFeedback, ArmAnswer, ShadowPair
 
 _JOIN_FOR_SECONDS = 60
 _FRESH_SECONDS = 2
@@ -53,6 +57,7 @@ class StoredAnswer:
         propensities: float32 of each label as bytes, the lowest first; None where all are 1.
         features: of the query as JSON; None where they are not recorded.
         request_id: what its client calls the request, as `AnsweredBatch.request_ids`.
+        arm: of an experiment, that it was given in.
     """
 
     answer_id: str
@@ -65,6 +70,7 @@ class StoredAnswer:
     propensities: bytes | None = None
     features: bytes | None = None
     request_id: str | None = None
+    arm: ArmAnswer | None = None
 
 
 class RecallRow(NamedTuple):
@@ -177,6 +183,7 @@ class FeedbackStore:
             answers: one for each query.
             now: seconds since 1970.
         """
+        answers = list(answers)
         keep = [
             (
                 _key(answer.answer_id, answer.query),
@@ -197,10 +204,16 @@ class FeedbackStore:
             oldest, newest = self._lazy.execute(
                 "SELECT ifnull((SELECT min(id) FROM answers), 0), ifnull((SELECT max(id) FROM answers), 0)"
             ).fetchone()
+            arms = [(answer.arm, answer.buckets) for answer in answers]
+            places = count_answers(self._lazy, arms, now, most_units=self._max_answers)
             self._lazy.executemany(
                 "INSERT INTO answers (id, generation, key, release, labels, buckets, propensities, bias_removal, "
-                "popularity, features, request_key, request_id, at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                [(id_, id_ // size, *answer, now) for id_, answer in enumerate(keep, newest + 1)],
+                "popularity, features, request_key, request_id, at, arm, cluster) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                [
+                    (id_, id_ // size, *answer, now, *place)
+                    for id_, (answer, place) in enumerate(zip(keep, places, strict=True), newest + 1)
+                ],
             )
             upto = min(newest + len(keep) - self._max_answers, oldest + len(keep) + _CHUNK)
             self._lazy.execute("DELETE FROM answers WHERE id <= ?", (upto,))
@@ -223,8 +236,8 @@ class FeedbackStore:
                 self._looked_back_at = now
 
     def tidy(self, now: float) -> bool:
-        """Delete what is too old, or more than is kept: settled feedback, idempotency keys and features of answers,
-        some thousands of each at most, and recall counts.
+        """Delete what is too old, or more than is kept: settled feedback, idempotency keys, units of old experiments
+        and features of answers, some thousands of each at most, and recall counts.
 
         Returns:
             Whether there is more to delete; other writers have their turn first.
@@ -239,6 +252,7 @@ class FeedbackStore:
                 for table, settled in (("feedback", "state > 0"), ("organic", "TRUE"))
             ]
             self._lazy.execute("DELETE FROM recall WHERE minute < ?", (int((now - KEPT_SECONDS) // 60),))
+            deleted.append(forget_runs(self._lazy, _CHUNK))
             forgotten = self._forget_features(now - self._feedback_seconds)
         return _CHUNK in (*deleted, forgotten)
 
@@ -281,6 +295,11 @@ class FeedbackStore:
             ).fetchall()
         return [RecallRow(*row) for row in found]
 
+    def arms(self, run: str) -> dict[str, ArmCounts]:
+        """What is known of the arms of an experiment's run."""
+        with self._reader_lock:
+            return read_arms(self._reader, run)
+
     def totals(self) -> dict[str, int]:
         """Counters since the file was made, by COUNTERS."""
         with self._reader_lock:
@@ -292,6 +311,26 @@ class FeedbackStore:
         with self._durable_lock, self._lazy_lock, self._reader_lock:
             for connection in (self._durable, self._lazy, self._reader):
                 connection.close()
+
+
+def answers_of(batch: AnsweredBatch) -> Iterator[StoredAnswer]:
+    """Each query's answer of a batch, to be kept."""
+    buckets, labels = batch.buckets_N.astype(np.int8).tobytes(), batch.fingerprints_N.astype("<u4").tobytes()
+    propensities = None if batch.propensities_N is None else batch.propensities_N.astype("<f4").tobytes()
+    for place, (start, end) in enumerate(pairwise([0, *batch.ends_B])):
+        yield StoredAnswer(
+            answer_id=batch.answer_ids[place],
+            query=batch.places[place],
+            release=batch.release,
+            labels=labels[4 * start : 4 * end],
+            buckets=buckets[start:end],
+            bias_removal=float(batch.bias_removal_B[place]),
+            popularity=float(batch.popularity_B[place]),
+            propensities=None if propensities is None else propensities[4 * start : 4 * end],
+            features=None if batch.features_B is None else batch.features_B[place],
+            request_id=None if batch.request_ids is None else batch.request_ids[place],
+            arm=None if batch.arms_B is None else batch.arms_B[place],
+        )
 
 
 def _organic_rows(event: ShadowPair, release: str, now: float) -> Iterator[tuple[object, ...]]:

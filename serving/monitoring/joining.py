@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from longtail.serving.monitoring.arm_counts import add_positives
 from longtail.serving.monitoring.database import transaction
 from longtail.serving.monitoring.feedback_counts import AMBIGUOUS, FEEDBACK, UNMATCHED, add_recall, add_to_total
 from longtail.serving.monitoring.records import fingerprints
@@ -42,7 +43,7 @@ SELECT f.id, f.label, f.bucket,
 FROM feedback f WHERE f.key = ? AND f.state = 0 AND (f.answer_id IS NULL) = ?
 """
 _ANSWERS = """
-SELECT release, labels, buckets, propensities, bias_removal, popularity, features, request_id
+SELECT release, labels, buckets, propensities, bias_removal, popularity, features, request_id, arm, cluster
 FROM answers INDEXED BY {index} WHERE generation IN ({generations}) AND {column} = ?
 """
 _JOINED = """
@@ -69,6 +70,13 @@ class _Answer(NamedTuple):
     popularity: float | None
     features: bytes | None
     request_id: str | None
+    arm: int | None
+    cluster: int | None
+
+    @property
+    def said(self) -> tuple[object, ...]:
+        """What two answers have in common that are one and the same."""
+        return self[:7]
 
 
 _Found = tuple[_Label, _Answer | None]
@@ -126,7 +134,7 @@ def _lookups(connection: sqlite3.Connection, generations: str, since: float) -> 
     for key, names_request in connection.execute(_KEYS, (since,)).fetchall():
         rows = connection.execute(either, (key, key)) if names_request else connection.execute(by_answer, (key,))
         if answers := [_Answer(*row) for row in rows]:
-            alike = len({answer[:-1] for answer in answers}) == 1 and len(answers) <= _MOST_ALIKE
+            alike = len({answer.said for answer in answers}) == 1 and len(answers) <= _MOST_ALIKE
             answer = answers[-1] if alike or not names_request else None
             labels = connection.execute(_LABELS, (key, names_request))
             yield [(_Label(*row), answer) for row in labels]
@@ -135,6 +143,7 @@ def _lookups(connection: sqlite3.Connection, generations: str, since: float) -> 
 def _settle(connection: sqlite3.Connection, found: list[_Found], now: float) -> None:
     """Mark labels as joined or ambiguous, and count those that no other worker has."""
     counts: dict[tuple[str, int], tuple[int, int]] = {}
+    of_arms: list[tuple[int, int, int, bool]] = []
     ambiguous: set[int] = set()
     positions = [None if answer is None else _position(label, answer) for label, answer in found]
     with transaction(connection):
@@ -155,9 +164,12 @@ def _settle(connection: sqlite3.Connection, found: list[_Found], now: float) -> 
             if joined.rowcount and of >= 0 and not label.again:
                 positives, hits = counts.get((answer.release, of), (0, 0))
                 counts[answer.release, of] = positives + 1, hits + (position is not None)
+                if answer.arm is not None and answer.cluster is not None:
+                    of_arms.append((answer.arm, answer.cluster, of, position is not None))
         if ambiguous:
             add_to_total(connection, AMBIGUOUS, len(ambiguous))
         add_recall(connection, FEEDBACK, now, [(*of, *pair) for of, pair in counts.items()])
+        add_positives(connection, of_arms)
 
 
 def _position(label: _Label, answer: _Answer) -> int | None:

@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +23,11 @@ from longtail.bundle.frequency import NEW
 from longtail.serving.errors import NotReadyError
 from longtail.serving.monitoring.baseline import Baseline, save_baseline
 from longtail.serving.monitoring.collector import report_metrics
+from longtail.serving.monitoring.comparison import Comparison
 from longtail.serving.monitoring.database import FEEDBACK_FILE
+from longtail.serving.monitoring.experiments import experiment_metrics
 from longtail.serving.monitoring.feedback_counts import COUNTERS
-from longtail.serving.monitoring.feedback_store import KEPT_SECONDS, FeedbackStore, StoredAnswer
+from longtail.serving.monitoring.feedback_store import KEPT_SECONDS, FeedbackStore, answers_of
 from longtail.serving.monitoring.findings import Evidence, Signal
 from longtail.serving.monitoring.offline import OfflineFigures
 from longtail.serving.monitoring.records import AnsweredBatch, AnswerFeedback, ShadowPair
@@ -107,6 +108,7 @@ class LiveFigures:
         self._offline = OfflineFigures()
         self._labels = (0, 0)
         self._broken: Mapping[Signal, str] = {}
+        self.comparison = Comparison(self._store, self._figures_of)
         self._pending: deque[AnsweredBatch] = deque()
         self._pending_labels = 0
         self._report: tuple[float, dict[str, Any]] | None = None
@@ -141,11 +143,22 @@ class LiveFigures:
                 save_baseline(directory, baseline)
             figures = ReleaseFigures(directory, self._worker, buckets_L, baseline)
             others = [held for held in self._held.values() if held.release != release]
-            self._held = {held.release: held for held in (*others[1 - self._releases :], figures)}
+            kept = [held for held in others[: 1 - self._releases] if held.release in self.comparison.releases]
+            self._held = {held.release: held for held in (*kept, *others[1 - self._releases :], figures)}
             self._current, self._offline, self._report = figures, offline or OfflineFigures(), None
             with self._warning("forgetting old releases"):
                 self._touch(now)
                 self._forget(now)
+
+    def begin_beside(self, release: str, buckets_L: Int8, baseline: Baseline | None) -> None:
+        """`release` answers beside the one in service from now on; as `begin_release`."""
+        with self._begin_lock, self._warning("beginning a release"):
+            directory = self._root / release
+            directory.mkdir(exist_ok=True)
+            save_baseline(directory, baseline)
+            figures = ReleaseFigures(directory, self._worker, buckets_L, baseline)
+            # The one in service stays last.
+            self._held = {release: figures} | {name: held for name, held in self._held.items() if name != release}
 
     def count_answers(self, answered: AnsweredBatch) -> None:
         """Count a batch. One of a release that was not begun lately is left out."""
@@ -252,12 +265,14 @@ class LiveFigures:
 
         Never fails a scrape: what cannot be read is NaN.
         """
-        report, totals = None, dict.fromkeys(COUNTERS, float("nan"))
+        report, totals, experiments = None, dict.fromkeys(COUNTERS, float("nan")), None
         with self._warning("reading the figures"):
             totals |= self._store.totals()
             if self._current is not None:
                 report = self.report()
-        return report_metrics(report, totals, self._labels)
+            experiments = self.comparison.report()
+        yield from report_metrics(report, totals, self._labels)
+        yield from experiment_metrics(experiments)
 
     def flush(self) -> None:
         """Do now what the thread does ten times a second: keep answers, join feedback, tidy up."""
@@ -309,7 +324,7 @@ class LiveFigures:
                     logger.warning("answers came faster than they could be kept: feedback on some will find none")
                 if batches:
                     try:
-                        answers = (answer for batch in batches for answer in _answers_of(batch))
+                        answers = (answer for batch in batches for answer in answers_of(batch))
                         self._store.keep_answers(answers, self._clock())
                     # The disk may be busy only for the moment.
                     except BaseException:
@@ -339,6 +354,9 @@ class LiveFigures:
         else:
             self._troubles.pop(what, None)
 
+    def _figures_of(self, release: str | None) -> ReleaseFigures | None:
+        return self._current if release is None else self._held.get(release)
+
     def _touch(self, now: float) -> None:
         """Tell the other workers that these directories are in use."""
         for held in self._held.values():
@@ -361,21 +379,3 @@ class LiveFigures:
             delete_label_counts(directory, self._worker)
             with suppress(FileNotFoundError):
                 os.utime(directory, (used_at[directory], used_at[directory]))
-
-
-def _answers_of(batch: AnsweredBatch) -> Iterator[StoredAnswer]:
-    buckets, labels = batch.buckets_N.astype(np.int8).tobytes(), batch.fingerprints_N.astype("<u4").tobytes()
-    propensities = None if batch.propensities_N is None else batch.propensities_N.astype("<f4").tobytes()
-    for place, (start, end) in enumerate(pairwise([0, *batch.ends_B])):
-        yield StoredAnswer(
-            answer_id=batch.answer_ids[place],
-            query=batch.places[place],
-            release=batch.release,
-            labels=labels[4 * start : 4 * end],
-            buckets=buckets[start:end],
-            bias_removal=float(batch.bias_removal_B[place]),
-            popularity=float(batch.popularity_B[place]),
-            propensities=None if propensities is None else propensities[4 * start : 4 * end],
-            features=None if batch.features_B is None else batch.features_B[place],
-            request_id=None if batch.request_ids is None else batch.request_ids[place],
-        )

@@ -9,12 +9,36 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.arrays import Float32, Int8, Int64
+
+LeftOut = Literal["own_settings", "named", "unavailable"]
+"""Why an answer is in no arm's figures: the request set what the arms set, it chose its arm, or the arm could not
+answer, so that the default did."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArmAnswer:
+    """The arm of an experiment that an answer was given in.
+
+    Attributes:
+        run: of the experiment: arms, shares and settings that have not changed.
+        arm: name of the arm.
+        unit: 64 bits that are the unit's.
+        alone: nothing else has this unit, which is the answer's own id.
+        left_out: why it counts for no arm; None: it counts.
+    """
+
+    run: str
+    arm: str
+    unit: int
+    alone: bool = False
+    left_out: LeftOut | None = None
 
 
 @dataclass(frozen=True)
@@ -39,6 +63,7 @@ class AnsweredBatch:
             none are recorded.
         request_ids: what its client calls the request of every query, other requests too perhaps; None where it has no
             name for it. None: nobody has.
+        arms_B: of every query; None where it is in no experiment. None: none is.
     """
 
     release: str
@@ -56,6 +81,7 @@ class AnsweredBatch:
     explored: Mapping[int, int] = field(default_factory=dict)
     features_B: Sequence[bytes | None] | None = None
     request_ids: Sequence[str | None] | None = None
+    arms_B: Sequence[ArmAnswer | None] | None = None
 
     @cached_property
     def exposures(self) -> Int64:

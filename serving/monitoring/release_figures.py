@@ -9,6 +9,7 @@ minute figures covers 1,439 to 1,440 minutes, and of the per-label counts 21 to 
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from longtail.serving.monitoring.baseline import DECILES, Baseline, decile_of
 from longtail.serving.monitoring.dial_bins import DIAL_BINS, dial_bins
 from longtail.serving.monitoring.latency_bins import LATENCY_BINS, latency_bin
 from longtail.serving.monitoring.likeness import PAIRS, pairs_of
-from longtail.serving.monitoring.records import AnsweredBatch
+from longtail.serving.monitoring.records import AnsweredBatch, ArmAnswer
 from longtail.serving.monitoring.ring import Layout, Ring, by_period, total, worker_arrays
 
 BUCKETS = len(BUCKET_NAMES)
@@ -47,6 +48,9 @@ DROPPED = Layout("dropped", MINUTES, 1, "float64", 60)
 REQUESTS, ERRORS, SHED = range(3)
 LATENCY = slice(3, 3 + LATENCY_BINS)
 TRAFFIC = Layout("requests", MINUTES, LATENCY.stop, "float64", 60)
+
+_EVER = 1 << 31
+"""Seconds of a period that does not end: counts of an arm are of all its time."""
 
 _ONE = np.uint32(1)
 """Of the tiles' own type: numpy adds any other a dozen times slower."""
@@ -110,6 +114,8 @@ class ReleaseFigures:
         self._dropped = Ring(directory, DROPPED, worker)
         self._tiles = [Ring(directory, window.tiles(self.labels), worker) for window in WINDOWS]
         self._traffic = Ring(directory, TRAFFIC, worker)
+        self._worker = worker
+        self._arms: dict[tuple[str, str], Ring] = {}
         # Single numbers are added to a memoryview in a fifth of the time that an array takes.
         self._traffic_counts = self._traffic.array.data.cast("B").cast("d")
         # BoundedExecutor, so that the event loop's counting never waits for a search thread's.
@@ -141,6 +147,8 @@ class ReleaseFigures:
             np.add.at(self._dials.counts_at(DIALS.period(now)), dials, _ONE)
             for ring in self._tiles:
                 np.add.at(ring.counts_at(ring.layout.period(now)), rows_N, _ONE)
+            if answered.arms_B is not None:
+                self._count_arms(answered, answered.arms_B)
 
     def count_dropped(self, answers: int, now: float) -> None:
         """Count answers that were given and not kept for feedback to join."""
@@ -195,9 +203,37 @@ class ReleaseFigures:
         """Counts by minute of all workers, [columns]."""
         return total(worker_arrays(self.directory, own.layout, own), own.layout, now, window.minutes, since=since)
 
+    def exposures_of(self, run: str, arm: str) -> Array:
+        """How often each label was answered in an arm by all workers, uint32 [L]."""
+        layout, own = _of_arm(run, arm, self.labels), self._arms.get((run, arm))
+        return total(worker_arrays(self.directory, layout, own), layout, 0, 1, since=0)
+
+    def _count_arms(self, answered: AnsweredBatch, arms_B: Sequence[ArmAnswer | None]) -> None:
+        start = 0
+        for arm, end in zip(arms_B, answered.ends_B, strict=True):
+            if arm is not None and arm.left_out is None:
+                name = arm.run, arm.arm
+                if name not in self._arms:
+                    self._arms[name] = Ring(self.directory, _of_arm(*name, self.labels), self._worker)
+                rows = answered.rows_N[start:end]
+                np.add.at(self._arms[name].counts_at(0), rows[rows < self.labels], _ONE)
+            start = end
+
+    def forget_arms(self, run: str | None) -> None:
+        """Delete this worker's counts of the arms of other runs."""
+        with self._answers_lock:
+            self._arms = {name: ring for name, ring in self._arms.items() if name[0] == run}
+        for path in self.directory.glob(f"arm-*.{self._worker}.ring"):
+            if run is None or not path.name.startswith(f"arm-{run}-"):
+                path.unlink(missing_ok=True)
+
     def _traffic_start(self, now: float) -> int:
         """Where the counts of the minute begin in `_traffic_counts`."""
         return self._traffic.row_of(int(now // 60)) * (1 + TRAFFIC.columns) + 1
+
+
+def _of_arm(run: str, arm: str, labels: int) -> Layout:
+    return Layout(f"arm-{run}-{arm}", 1, labels, "uint32", _EVER)
 
 
 def answers_by_minute(directory: Path, now: float) -> Array:
@@ -209,6 +245,6 @@ def answers_by_minute(directory: Path, now: float) -> Array:
 
 def delete_label_counts(directory: Path, worker: int) -> None:
     """Delete a worker's per-label counts: most of what a release takes on disk, and of no use once it is out."""
-    for window in WINDOWS:
-        for path in directory.glob(f"{window.kind}.{worker}.ring"):
+    for kind in (*(window.kind for window in WINDOWS), "arm-*"):
+        for path in directory.glob(f"{kind}.{worker}.ring"):
             path.unlink(missing_ok=True)

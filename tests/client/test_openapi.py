@@ -50,7 +50,7 @@ def sent_by(method: str, *args: Any, **kwargs: Any) -> Call:
 
 
 CALLS: dict[str, Call] = {
-    "retrieve": sent_by("retrieve", Query({}, **EVERYTHING), release="r", preview=True),
+    "retrieve": sent_by("retrieve", Query({}, **EVERYTHING), release="r", preview=True, unit="u", arm="a"),
     "similar one": sent_by("similar", "a", **EVERYTHING, release="r", preview=True),
     "similar several": sent_by("similar", ["a"], **EVERYTHING, release="r", preview=True),
     "retrieve by vector": sent_by("retrieve", Query(vector=[0.5, 1])),
@@ -67,6 +67,7 @@ CALLS: dict[str, Call] = {
     "interactions": sent_by("interactions", Interaction({}, ["a"], bias_removal=0.5, exclude=["a"], popularity=1.0)),
     "release": sent_by("release"),
     "monitoring": sent_by("monitoring"),
+    "experiments": sent_by("experiments"),
     "reload": sent_by("reload"),
     "staged": sent_by("staged"),
     "ready": sent_by("ready"),

@@ -58,9 +58,9 @@ CASES: list[tuple[str, tuple[Any, ...], dict[str, Any], str, dict[str, Any] | No
     (
         "retrieve",
         (),
-        {"features": {"u": 1}, **PARTS, "release": "r1", "preview": True},
+        {"features": {"u": 1}, **PARTS, "release": "r1", "preview": True, "unit": "me", "arm": "tail"},
         "POST /v1/retrieve",
-        {"queries": [{"features": {"u": 1}, **SENT}], "release": "r1", "preview": True},
+        {"queries": [{"features": {"u": 1}, **SENT}], "release": "r1", "preview": True, "unit": "me", "arm": "tail"},
         RETRIEVED,
         ANSWER,
     ),

@@ -21,9 +21,9 @@ from tests.client.generate import SOURCE, TARGET, synchronous
 from tests.client.test_requests import LABEL, RESULT
 
 ROOT = Path(__file__).parent.parent.parent
-METHODS = ["add_labels", "delete_label", "delete_labels", "embed", "feedback", "interactions", "label", "labels"]
-METHODS += ["monitoring", "ready", "release", "reload", "restore_label", "restore_labels", "retrieve", "similar"]
-METHODS += ["staged"]
+METHODS = ["add_labels", "delete_label", "delete_labels", "embed", "experiments", "feedback", "interactions", "label"]
+METHODS += ["labels", "monitoring", "ready", "release", "reload", "restore_label", "restore_labels", "retrieve"]
+METHODS += ["similar", "staged"]
 
 
 def test_both_clients_have_the_same_methods() -> None:

@@ -24,8 +24,9 @@ MAY_IMPORT = {
     "http": {"errors", "settings", "logs", "monitoring", "core", "dashboard"},
     "process": {"errors", "settings", "logs", "monitoring", "core", "http"},
     "check": {"core"},
+    "compare": {"errors", "monitoring", "core"},
     "export": {"errors", "monitoring"},
-    "cli": {"errors", "settings", "logs", "http", "process", "check", "export"},
+    "cli": {"errors", "settings", "logs", "http", "process", "check", "compare", "export"},
     "__main__": {"cli"},
     "__init__": {"errors", "settings", "core", "http"},
 }

@@ -11,6 +11,7 @@ from longtail.serving.http import limits
 from longtail.serving.http.body import read_body
 from longtail.serving.http.openapi import errors, json_body
 from longtail.serving.http.responses import json_response, request_id, service_of, to_json
+from longtail.serving.http.schemas.experiments import EXAMPLE, ExperimentsAnswer
 from longtail.serving.http.schemas.monitoring import FeedbackAnswer, FeedbackRequest, MonitoringAnswer
 
 router = APIRouter(tags=["figures"])
@@ -34,7 +35,23 @@ async def feedback(request: Request) -> Response:
 @router.get("/v1/monitoring", responses={200: {"model": MonitoringAnswer}, **errors(401, 503)})
 async def monitoring(request: Request) -> Response:
     """Exposure, coverage, drift and recall per frequency bucket, over minutes, an hour and a day."""
-    report = await service_of(request).read(service_of(request).report)
+    service = service_of(request)
+    report = await service.read(lambda: service.read_figures(service.monitoring.figures.report))
+    return json_response(to_json(report, request_id(request)))
+
+
+@router.get(
+    "/v1/experiments",
+    operation_id="experiments",
+    responses={
+        200: {"model": ExperimentsAnswer, "content": {"application/json": {"example": EXAMPLE}}},
+        **errors(401, 503),
+    },
+)
+async def experiments(request: Request) -> Response:
+    """The experiment that runs: what each arm showed and what was chosen of it, and whether the difference is real."""
+    service = service_of(request)
+    report = await service.read(lambda: service.read_figures(service.monitoring.figures.comparison.report))
     return json_response(to_json(report, request_id(request)))
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from fastapi import APIRouter
 from starlette.types import Receive, Scope
 
-from longtail.serving.core.queries import Query, SimilarQuery
+from longtail.serving.core import trials
+from longtail.serving.core.arms import Unit
 from longtail.serving.core.service import Service
 from longtail.serving.http import limits
 from longtail.serving.http.body import read_body
@@ -30,7 +29,11 @@ async def retrieve(service: Service, scope: Scope, receive: Receive) -> bytes:
     body = await read_body(scope, receive, RetrieveRequest, service.settings)
     scope["state"]["preview"] = body.preview
     limits.check_retrieve(body, service.settings)
-    return await _answer(service, scope, body.queries, release=body.release, preview=body.preview)
+    own, id_ = scope["state"]["answer_id"], scope["state"]["request_id"]
+    results, release = await trials.retrieve(
+        service, body.queries, own, id_, release=body.release, preview=body.preview, asked=Unit(body.unit, body.arm)
+    )
+    return results_json(results, release, own, id_)
 
 
 @router.post(
@@ -44,14 +47,7 @@ async def similar(service: Service, scope: Scope, receive: Receive) -> bytes:
     body = await read_body(scope, receive, SimilarRequest, service.settings)
     scope["state"]["preview"] = body.preview
     limits.check_similar(body, service.settings)
-    return await _answer(service, scope, body, release=body.release, preview=body.preview)
-
-
-async def _answer(
-    service: Service, scope: Scope, asked: Sequence[Query] | SimilarQuery, *, release: str | None, preview: bool
-) -> bytes:
-    """Answer a request from one release; the current one unless it names another."""
     own, id_ = scope["state"]["answer_id"], scope["state"]["request_id"]
-    retriever = service.retriever(release)
-    results = await service.search(retriever, asked, own, id_, preview=preview)
+    retriever = service.retriever(body.release)
+    results = await service.search(retriever, body, own, id_, preview=body.preview)
     return results_json(results, retriever.name, own, id_)

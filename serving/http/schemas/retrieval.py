@@ -24,6 +24,20 @@ class RetrieveRequest(RequestModel):
     queries: list[Query] = Field(min_length=1)
     release: str | None = _RELEASE
     preview: bool = _PREVIEW
+    unit: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=512,
+        description="Whom the answer is for, in an experiment: who has the same unit gets the same arm. Null: what the "
+        "experiment's feature says, query by query. Ignored while no experiment runs.",
+    )
+    arm: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=64,
+        description="Answer as this arm of the experiment does, and leave the answer out of its figures unless the "
+        "unit is in that arm. Null: the unit's arm. Ignored while no experiment runs.",
+    )
 
 
 class SimilarRequest(SimilarQuery):
@@ -84,7 +98,7 @@ class UnknownIds(BaseModel):
     allow: int
 
 
-class RetrieveResult(BaseModel):
+class Ranking(BaseModel):
     """The answer to one query, best label first, but for what was drawn to explore, which is at random places, and for
     what MMR chose, which is in the order in which it did."""
 
@@ -99,8 +113,30 @@ class RetrieveResult(BaseModel):
     unknown: UnknownIds
 
 
+class RetrieveResult(Ranking):
+    """The answer to one query, with its arm while an experiment runs."""
+
+    experiment: str | None = Field(default=None, description="The experiment that runs; absent if none does.")
+    arm: str | None = Field(default=None, description="Null: the unit is not in the experiment.")
+    assigned_by: Literal["arm", "unit", "feature", "answer"] | None = Field(
+        default=None,
+        description="What the arm was decided by: the request's `arm` or `unit`, the experiment's feature, or, where "
+        "there is none of these, the answer alone, so that the next one may be in another arm.",
+    )
+    counted: bool | None = Field(
+        default=None,
+        description="Whether it is in the arm's figures: not if the request sets what the arms set, which then holds, "
+        "if it names an arm that is not its unit's, or if the arm cannot answer, so that the default does.",
+    )
+    release: str | None = Field(
+        default=None, description="Of an arm with a release of its own, where the answer names another."
+    )
+
+
 class RetrieveAnswer(BaseModel):
-    """Answer of POST /v1/retrieve; every result comes from the one release that is named."""
+    """Answer of POST /v1/retrieve; every result comes from the one release that is named, but for those of an
+    experiment's arms that name another.
+    """
 
     results: list[RetrieveResult]
     release: str
@@ -108,7 +144,7 @@ class RetrieveAnswer(BaseModel):
     request_id: str = _REQUEST_ID
 
 
-class SimilarResult(RetrieveResult):
+class SimilarResult(Ranking):
     """The labels nearest to label `id`, itself left out."""
 
     id: str

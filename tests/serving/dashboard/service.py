@@ -32,6 +32,7 @@ class Service:
         self.monitoring: Callable[[], Answer] = lambda: (200, canned.monitoring())
         self.release: Callable[[], Answer] = lambda: (200, canned.release())
         self.ready: Callable[[], Answer] = lambda: (200, {"status": "ready"})
+        self.experiments: Callable[[], Answer] = lambda: (200, {"experiment": None, "others": [], "refused": None})
         self.retrieve: Callable[[dict[str, Any]], Answer] = lambda body: (200, canned.retrieved(body))
         self.requests: list[tuple[str, Any, str | None]] = []
         service = self
@@ -82,7 +83,11 @@ class Service:
             return refusal(401, "unauthorized", "expected an API key")
         if path == "/v1/retrieve":
             return self.retrieve(body)
-        routes = {"/v1/monitoring": self.monitoring, "/v1/release": self.release}
+        routes = {
+            "/v1/monitoring": self.monitoring,
+            "/v1/release": self.release,
+            "/v1/experiments": self.experiments,
+        }
         return routes[path]() if path in routes else refusal(404, "unknown_route", path)
 
     def asked(self, path: str) -> list[Any]:

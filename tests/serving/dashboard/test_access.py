@@ -108,6 +108,7 @@ def test_landmarks_headings_and_live_regions(opened: Opened) -> None:
         "Recall by bucket",
         "The dial",
         "Latency and load",
+        "Experiment",
         "Ask it",
         "Releases",
     ]

@@ -1,0 +1,149 @@
+"""experiments.toml: what it may say, who is in which arm, and which requests an arm leaves alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from longtail.serving.core.experiments import Experiment, ExperimentsError, parse_experiments
+from longtail.serving.core.queries import SearchOptions
+
+UNITS = [f"u{number}" for number in range(8_000)]
+
+
+def toml(arms: dict[str, str], **options: str) -> bytes:
+    lines = ["[experiments.x]", *(f"{name} = {value}" for name, value in options.items())]
+    for name, body in arms.items():
+        lines += [f"[experiments.x.arms.{name}]", body]
+    return "\n".join(lines).encode()
+
+
+def running(arms: dict[str, str], **options: str) -> Experiment:
+    experiment = parse_experiments(toml(arms, **options), highest_k=100).running
+    assert experiment is not None
+    return experiment
+
+
+def shares(*values: float) -> dict[str, str]:
+    return {name: f"share = {value}" for name, value in zip("abcdefgh", values, strict=False)}
+
+
+def arms_of(experiment: Experiment) -> list[str | None]:
+    return [None if (arm := experiment.arm_of(unit)) is None else arm.name for unit in UNITS]
+
+
+def moved(before: Experiment, after: Experiment) -> float:
+    return sum(one != other for one, other in zip(arms_of(before), arms_of(after), strict=True)) / len(UNITS)
+
+
+def test_units_are_divided_by_the_shares_and_always_the_same() -> None:
+    experiment = running(shares(0.5, 0.3, 0.2, 0))
+    found = Counter(arms_of(experiment))
+    assert [found[name] / len(UNITS) for name in "abcd"] == pytest.approx([0.5, 0.3, 0.2, 0], abs=0.025)
+    # Of 2026-11-22, in whatever process, worker or version: a unit's arm never changes by itself.
+    assert "".join(str(arm) for arm in arms_of(experiment)[:24]) == "aaaacbbbaaacbaababcaabac"
+    again = running({name: f"share = {share}" for name, share in zip("dcba", (0, 0.2, 0.3, 0.5), strict=True)})
+    assert arms_of(again) == arms_of(experiment), "the order of the file does not matter"
+    assert again.run == experiment.run
+
+
+def test_no_more_units_move_than_must() -> None:
+    half = running(shares(0.5, 0.5))
+    assert moved(half, running(shares(0.4, 0.6))) == pytest.approx(0.1, abs=0.015)
+    three = running(shares(0.4, 0.4, 0.2))
+    # Of an arm that is added, or taken out, only its own units move.
+    assert moved(half, three) == pytest.approx(0.2, abs=0.015)
+    assert {pair for pair in zip(arms_of(half), arms_of(three), strict=True) if pair[0] != pair[1]} == {
+        ("a", "c"),
+        ("b", "c"),
+    }
+    assert moved(half, running(shares(0.5, 0.5), salt='"another"')) == pytest.approx(0.5, abs=0.025)
+
+
+def test_traffic_lets_units_in_and_moves_none() -> None:
+    all_, some, few = (running(shares(0.5, 0.5), traffic=traffic) for traffic in ("1.0", "0.5", "0.1"))
+    assert Counter(arms_of(few))[None] / len(UNITS) == pytest.approx(0.9, abs=0.015)
+    assert Counter(arm for arm in arms_of(some) if arm)["a"] / len(UNITS) == pytest.approx(0.25, abs=0.025)
+    for more, less in ((all_, some), (some, few)):
+        assert {pair for pair in zip(arms_of(more), arms_of(less), strict=True) if pair[0] != pair[1]} <= {
+            ("a", None),
+            ("b", None),
+        } | {(None, None)}
+    assert all_.run == few.run, "the figures go on"
+    assert all_.run != running(shares(0.4, 0.6)).run
+    assert all_.run != running({"a": "share = 0.5\nk = 5", "b": "share = 0.5"}).run
+
+
+def test_a_request_that_sets_what_an_arm_sets_is_in_no_arm() -> None:
+    experiment = running(
+        {"control": "share = 0.5", "tail": 'share = 0.5\nbias_removal = 0.3\ndisplay = ["title"]\nexplore = {new = 2}'}
+    )
+
+    def open_(**options: Any) -> bool:
+        return experiment.leaves_open(SearchOptions(**options))
+
+    assert open_()
+    assert open_(exclude=["a"], allow=["b"], k=2, buckets=["new", "head"])
+    assert not open_(bias_removal=0.3)
+    assert not open_(bias_removal=None), "it says: the release's default"
+    assert not open_(popularity=0.1), "λ + μ has limits"
+    assert not open_(display=True)
+    assert not open_(explore={})
+    assert not open_(k=1), "two slots do not fit"
+    assert not open_(buckets=["head"]), "new labels may not be answered"
+    priors = running({"a": "share = 0.5", "b": "share = 0.5\npriors = {recent = 0.5}"})
+    assert priors.arms[1].settings == {"priors": {"recent": 0.5}}
+    assert not priors.leaves_open(SearchOptions(priors={}))
+    assert running({"a": "share = 0.5", "b": "share = 0.5\nk = 5"}).leaves_open(SearchOptions(bias_removal=1))
+    assert not running({"a": "share = 0.5", "b": "share = 0.5\nk = 5"}).leaves_open(SearchOptions(k=5))
+
+
+TWO = toml(shares(0.5, 0.5)) + b"\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\xff", "expected TOML in UTF-8"),
+        (b"[experiments.x", "expected TOML"),
+        (b"a = " + b"[" * 30_000, "expected TOML"),
+        (b"#" * 70_000, "expected at most 65536 bytes"),
+        (b"[experiment.x]", "experiment: expected no such key"),
+        (b"experiments = 3", "experiments: expected a valid dictionary, found 3"),
+        (b'[experiments."a b"]', "experiments.a b: expected String should match pattern"),
+        (toml(shares(1)), "experiments.x.arms: expected Dictionary should have at least 2 items"),
+        (toml(dict.fromkeys("abcdefghi", "share = 0.1")), "experiments.x.arms: expected Dictionary should have"),
+        (toml(shares(0.5, 0.4)), "experiments.x.arms: expected shares with the sum 1, found 0.9"),
+        (toml({"a": "share = nan", "b": "share = 1"}), "experiments.x.arms.a.share: expected"),
+        (toml({"a": "share = -0.5", "b": "share = 1.5"}), "experiments.x.arms.a.share: expected greater than"),
+        (toml({"a": 'share = "0.5"', "b": "share = 0.5"}), "experiments.x.arms.a.share: expected a valid number"),
+        (toml({"a": "release = 'r'", "b": "share = 0.5"}), "experiments.x.arms.a.share: expected a value, found none"),
+        (toml(shares(0.5, 0.5), traffic="0"), "experiments.x.traffic: expected greater than 0, found 0"),
+        (toml(shares(0.5, 0.5), unit="3"), "experiments.x.unit: expected a valid string, found 3"),
+        (toml(shares(0.5, 0.5), weight="3"), "experiments.x.weight: expected no such key"),
+        (toml({"a": "share = 0.5\nlambda = 3", "b": "share = 0.5"}), "arms.a: expected share, release or one of k"),
+        (toml({"a": "share = 0.5\nexclude = ['x']", "b": "share = 0.5"}), 'found "exclude"'),
+        (toml({"a": "share = 0.5\nbias_removal = inf", "b": "share = 0.5"}), "arms.a.bias_removal: expected"),
+        (toml({"a": "share = 0.5\nbias_removal = 2020-01-01", "b": "share = 0.5"}), "arms.a.bias_removal: expected"),
+        (toml({"a": "share = 0.5\nk = 0", "b": "share = 0.5"}), "arms.a.k: expected greater than or equal to 1"),
+        (toml({"a": "share = 0.5\nk = 101", "b": "share = 0.5"}), "arms.a.k: expected at most 100"),
+        (toml({"a": "share = 0.5\nk = 9223372036854775808", "b": "share = 0.5"}), "arms.a.k: expected at most 100"),
+        (toml({"a": "share = 0.5\nexplore = {top = 1}", "b": "share = 0.5"}), "arms.a.explore.top"),
+        (TWO + TWO.replace(b".x", b".y"), "one experiment at a time, found x, y"),
+    ],
+)  # fmt: skip
+def test_a_file_that_cannot_be_says_what_and_where(content: bytes, message: str) -> None:
+    with pytest.raises(ExperimentsError) as raised:
+        parse_experiments(content, highest_k=100)
+    assert message in raised.value.message
+    assert len(raised.value.message) < 500
+
+
+def test_others_wait_in_the_file() -> None:
+    content = toml(shares(0.5, 0.5)) + b"\n" + toml(shares(0.5, 0.5), active="false").replace(b".x", b".y")
+    found = parse_experiments(content, highest_k=100)
+    assert found.running is not None
+    assert (found.running.name, found.others) == ("x", ("y",))
+    assert parse_experiments(b"", highest_k=100).running is None
