@@ -4,8 +4,8 @@ TFRS_VENV := .venv-tfrs
 TOOLS_VENV := .venv-tools
 DOCS_VENV := .venv-docs
 PORT ?= 8000
-# Whole files to a core each; at most four, as each may hold TensorFlow.
-PYTEST := $(VENV)/bin/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile
+# Whole files to a core each, long ones first (tests/conftest.py); at most four, as each may hold TensorFlow.
+PYTEST := $(VENV)/bin/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test quick check format docs audit bench bench-seeds clean
 

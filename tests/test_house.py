@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import HERE, LONG_FILES
+
 ROOT = Path(__file__).parent.parent
 ROOMS = ("bundle", "client", "commands", "index", "serving", "trainer")
 MAY_IMPORT = {
@@ -60,3 +62,7 @@ def test_no_room_is_over_400_lines() -> None:
         if (lines := len(path.read_text().splitlines())) > 400
     }
     assert long == {}
+
+
+def test_the_files_that_begin_first_are_there() -> None:
+    assert [name for name in LONG_FILES if not (HERE / name).is_file()] == []

@@ -31,6 +31,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps that are not compiled: the same arithmetic without seconds of tracing; `test_model` compares the two."""
+    from longtail.trainer import backend
+
+    monkeypatch.setattr(backend, "compile_step", lambda step, _: step)
+    monkeypatch.setattr(backend, "compile_loss", lambda function: function)
+
+
+@pytest.fixture
+def no_xla(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of TensorFlow's graph alone, whose losses wait for no compiler: for many steps, or many jobs of a few."""
+    from longtail.trainer import backend
+
+    monkeypatch.setattr(backend, "compile_loss", lambda function: function)
+
+
+@pytest.fixture
 def tables() -> Iterator[None]:
     """The test leaves the tables of rows as it found them."""
     from tests.trainer.page import tables_as_they_are

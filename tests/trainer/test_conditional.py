@@ -15,7 +15,6 @@ import pytest
 from keras import ops
 
 from longtail.bundle import Proposal
-from longtail.trainer import backend
 from longtail.trainer.losses import Objective, SampledLogits
 from longtail.trainer.losses.terms import log_terms
 from longtail.trainer.sampling import SAMPLERS, DrawContext, LabelTable, Sampler, SamplerSetup
@@ -367,6 +366,7 @@ def test_importance_weights_bound_the_full_softmax(sampler: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_xla")
 @pytest.mark.parametrize(
     ("family", "sampler"),
     [
@@ -375,11 +375,7 @@ def test_importance_weights_bound_the_full_softmax(sampler: str) -> None:
         ("hinge", {"name": "minimum_variance"}),
     ],
 )  # fmt: skip
-def test_a_model_samples_by_itself_and_learns(
-    family: str, sampler: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(backend, "compile_step", lambda step, _: step)
-    monkeypatch.setattr(backend, "compile_loss", lambda function: function)
+def test_a_model_samples_by_itself_and_learns(family: str, sampler: dict[str, Any]) -> None:
     rows = tiny.pairs((0, 0), (1, 1), (2, 2), (3, 3))
     weight = "importance" if family in ("softmax", "hinge") else "unit"
     recipe = tiny.recipe(

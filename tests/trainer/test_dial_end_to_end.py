@@ -23,7 +23,7 @@ from tests.trainer import tiny
 COUNTS = np.array([[37, 31, 14, 10, 5, 3], [21, 32, 27, 3, 8, 9], [37, 28, 8, 3, 14, 10]])
 """Of 100 pairs of a query, those with a label of every group."""
 X, GROUPS = COUNTS.shape
-EACH, TIMES, B = 16, 8, 256
+EACH, TIMES, B = 16, 6, 256
 L = GROUPS * EACH
 """Groups of labels that are alike: p(y|x) is small, as in a catalogue, and the mean over a group is steady."""
 DATA = COUNTS / 100
@@ -89,6 +89,7 @@ def centred(scores_XL: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_xla")
 @pytest.mark.parametrize("cell", CELLS)
 def test_the_default_puts_the_probabilities_back_and_the_prior_takes_popularity_out(cell: str, tmp_path: Path) -> None:
     loss, name, noise_L, off = CELLS[cell]
@@ -107,6 +108,7 @@ def test_the_default_puts_the_probabilities_back_and_the_prior_takes_popularity_
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_xla")
 def test_one_lambda_is_exact_for_all_objectives(tmp_path: Path) -> None:
     """Clicks and purchases prefer different labels, but share a batch, and so its noise [METHODS §2.4].
 

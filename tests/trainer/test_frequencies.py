@@ -149,12 +149,6 @@ def test_cells_are_those_of_the_table_for_any_label() -> None:
         assert np.bincount(part, minlength=1009).min() > 0, "no cell is left out"
 
 
-@pytest.fixture
-def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "compile_step", lambda step, _: step)
-    monkeypatch.setattr(backend, "compile_loss", lambda function: function)
-
-
 TRAIN = tiny.pairs((0, 0), (1, 1), (2, 1), (3, 2), (4, 1), (5, 3))
 
 

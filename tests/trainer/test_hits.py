@@ -80,15 +80,12 @@ SAMPLERS_BY_HAND: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("mining", [None, {"keep": 2}], ids=["", "mined"])
 @pytest.mark.parametrize("sampler", SAMPLERS_BY_HAND.values(), ids=SAMPLERS_BY_HAND)
 @pytest.mark.parametrize("hits", ["mask", "keep", "mask_known"])
-def test_the_loss_of_a_step_by_hand(
-    hits: str, sampler: dict[str, Any], mining: dict[str, int] | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_loss_of_a_step_by_hand(hits: str, sampler: dict[str, Any], mining: dict[str, int] | None) -> None:
     """`φ(f_y) + Σ 1/(m·q) φ(−f_y')` of the negatives that are left; m and q are of what is drawn."""
-    monkeypatch.setattr(backend, "compile_step", lambda step, _: step)
-    monkeypatch.setattr(backend, "compile_loss", lambda function: function)
     train, positives = ROWS, ROWS.labels
     recipe = tiny.recipe(
         loss={"family": "hinge", "weight": "importance", "sampler": sampler, "hits": hits, "mining": mining}

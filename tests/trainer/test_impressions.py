@@ -26,6 +26,7 @@ SHOWN = np.int32([[1, 6, 0, 0], [2, 2, 2, 2], [4, 4, 5, 3], [6, 5, 2, 1]])
 """Of row 0 also its positive; of row 1 nothing else; of row 2 label 4 twice."""
 
 
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("hits", ["mask", "mask_known"])
 @pytest.mark.parametrize(
     ("family", "sampler", "weight", "mining"),
@@ -82,6 +83,7 @@ def test_the_loss_of_a_step_is_the_formula_s(
     assert float(model.train_step(batch)) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("hits", ["mask", "mask_known"])
 @pytest.mark.parametrize("described", [False, True])
 def test_an_impression_without_pairs_is_a_negative_only_where_its_id_is_all_there_is(

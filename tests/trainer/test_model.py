@@ -101,13 +101,6 @@ def parameters(model: TwoTower) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return tables[0], tables[1], np.zeros(L) if biases is None else biases.astype(np.float64)
 
 
-@pytest.fixture
-def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps that are not compiled: the same arithmetic without seconds of tracing."""
-    monkeypatch.setattr(backend, "compile_step", lambda step, _: step)
-    monkeypatch.setattr(backend, "compile_loss", lambda function: function)
-
-
 class Descent:
     """Plain gradient descent as a row of `ROW_OPTIMIZERS`: what a step changes is its gradient."""
 

@@ -11,7 +11,7 @@ import pytest
 from keras import ops
 
 from longtail.bundle import Bundle
-from longtail.trainer import RecipeError, backend, fit, load_recipe
+from longtail.trainer import RecipeError, fit, load_recipe
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.model.two_tower import TwoTower
@@ -32,12 +32,9 @@ DATA = tiny.dataset(tiny.pairs((0, 0), (1, 1), (2, 2), (3, 3), (0, 1), (1, 2)), 
 
 
 @pytest.fixture(autouse=True)
-def eager(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps that are not compiled: the same arithmetic without seconds of tracing. Whole fits are."""
-    if request.node.get_closest_marker("slow"):
-        return
-    monkeypatch.setattr(backend, "compile_step", lambda step, _: step)
-    monkeypatch.setattr(backend, "compile_loss", lambda function: function)
+def eager_but_whole_fits(request: pytest.FixtureRequest) -> None:
+    if not request.node.get_closest_marker("slow"):
+        request.getfixturevalue("eager")
 
 
 def job(optimizer: dict[str, object], **sections: object) -> Recipe:

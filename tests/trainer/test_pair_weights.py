@@ -42,6 +42,7 @@ def stepped(rows: Pairs, loss: dict[str, Any]) -> tuple[float, np.ndarray]:
     return mean * len(rows), model.embed_labels() - before
 
 
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("weight", ["importance", "constant", "tail"])
 def test_a_weight_of_2_is_the_pair_twice(weight: str) -> None:
     """With margins of π as well, which is of the weighted pairs."""

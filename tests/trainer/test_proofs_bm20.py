@@ -209,12 +209,11 @@ def test_the_signal_is_clearest_when_the_noise_is_the_data() -> None:
         assert found < best, name
 
 
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("sampler", [{"name": "in_batch"}, {"name": "uniform", "negatives": 4}, {"name": "full"}])
-def test_a_model_s_nce_counts_the_draws_that_hit(sampler: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_s_nce_counts_the_draws_that_hit(sampler: dict[str, Any]) -> None:
     """By hand from a step's logits, which stand for log p(y|x) from 1/L on; of the batch's labels only a row's own is
     left out. log q of m·q on both sides."""
-    monkeypatch.setattr(backend, "compile_step", lambda step, _: step)
-    monkeypatch.setattr(backend, "compile_loss", lambda function: function)
     rows = tiny.pairs((0, 0), (1, 1), (2, 1), (3, 3))
     data = tiny.dataset(rows, queries=4, labels=4)
     model = tiny.model(tiny.recipe(loss={"family": "nce", "sampler": sampler}), data, batch_size=4)
@@ -231,14 +230,13 @@ def test_a_model_s_nce_counts_the_draws_that_hit(sampler: dict[str, Any], monkey
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize(("family", "weight"), [("nce", "unit"), ("logistic", "importance")])
 def test_a_model_of_log_odds_learns_from_its_first_steps(
     family: str, weight: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """64 pairs, 4 uniform negatives each of 5000 labels, each with a row: after ten steps every pair's label is the
     first of all. From logits of 0, which say one half of every label, the first steps go to bringing them all down."""
-    monkeypatch.setattr(backend, "compile_step", lambda step, _: step)
-    monkeypatch.setattr(backend, "compile_loss", lambda function: function)
     rows, wide = tiny.pairs(*[(row, row) for row in range(64)]), {"dim": 16}
     counted = tiny.dataset(tiny.pairs(*[(label % 64, label) for label in range(5000)]), queries=64, labels=5000)
     recipe = tiny.recipe(
