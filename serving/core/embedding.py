@@ -21,6 +21,8 @@ from longtail.serving.core.catalogue import Catalogue
 from longtail.serving.core.queries import LabelId, Query, RequestModel, ResolvedQuery
 from longtail.serving.errors import InvalidRequestError
 
+_COST = 64
+"""Of a vector, in the time that a label takes to be written, as of a query."""
 _LARGEST_NORM = 1e12
 """Of a vector in a query: products with any label's embedding, and sums of them, stay numbers that float32 holds."""
 
@@ -45,6 +47,11 @@ class ToEmbed(RequestModel):
     def count(self) -> int:
         """How many vectors are wanted."""
         return len(self.queries or self.labels or ())
+
+    @property
+    def cost(self) -> int:
+        """As `Search.cost`: a vector's is a query's."""
+        return _COST * self.count
 
     @model_validator(mode="after")
     def _one_of_queries_and_labels(self) -> Self:

@@ -250,7 +250,7 @@ class Service:
         tenant = asking.get()
         self.admission.charge(asked.count)
         vectors = await self._counted(
-            lambda: self._batcher.submit(retriever, asked, asked.count, tenant=tenant, cost=asked.count)
+            lambda: self._batcher.submit(retriever, asked, asked.count, tenant=tenant, cost=asked.cost)
         )
         assert isinstance(vectors, list)
         return vectors

@@ -48,7 +48,7 @@ def bundle_of() -> Bundle:
 
 @cache
 def display_of(retriever: Retriever, row: int) -> dict[str, Any]:
-    display: dict[str, Any] = retriever.catalogue.label_json(row)["display"]
+    display: dict[str, Any] = retriever.catalogue.labels_json([row])[0]["display"]
     return display
 
 

@@ -90,6 +90,7 @@ def release() -> dict[str, Any]:
         },
         "popularity": {"default": 0.0, "minimum": -1.0, "maximum": 2.0},
         "priors": [],
+        "filterable": [],
         "query_features": [],
         "example": {"user_id": "196", "age": 49, "occupation": "writer", "history": ["242", "302", "377"]},
         "request_id": "r-release",

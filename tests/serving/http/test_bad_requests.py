@@ -179,7 +179,7 @@ INVALID: dict[str, Case] = {
     "unknown key": (
         {**one(), "K": 3},
         "K",
-        "expected one of the keys ['queries', 'release', 'preview'], received \"K\"",
+        "expected one of the keys ['queries', 'release', 'preview', 'unit', 'arm'], received \"K\"",
     ),
     "no queries": ({}, "queries", "expected a value for queries, received none"),
     "empty batch": ({"queries": []}, "queries", "expected at least 1 of them, received 0"),
