@@ -8,7 +8,6 @@ import math
 import resource
 import signal
 import socket
-import sys
 import time
 from contextlib import suppress
 from functools import partial
@@ -27,7 +26,6 @@ from longtail.serving.process.reloading import Terminal, read_again, refuse, tak
 from longtail.serving.settings import Settings
 
 _LOOK_SECONDS = 0.02
-_SWITCH_SECONDS = 5e-4
 
 
 class Server(uvicorn.Server):
@@ -134,8 +132,6 @@ def run(settings: Settings, listener: socket.socket, *, worker: int = 0, workers
     """
     # A file of a release that is cut off while it is mapped ends the process: not without a word.
     faulthandler.enable(all_threads=False)
-    # A search thread in the middle of Python gives way to the event loop this soon: in Python's 5 ms others would wait.
-    sys.setswitchinterval(_SWITCH_SECONDS)
     # NumPy's pool of threads, for the whole process; FAISS and ONNX Runtime are told where they search.
     threadpool_limits(1)
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
