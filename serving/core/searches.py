@@ -17,7 +17,7 @@ from longtail.serving.errors import InvalidRequestError, ServingError
 from longtail.serving.monitoring import AnsweredBatch, ArmAnswer, Monitoring
 
 _QUERY_COST = 64
-"""Of encoding and searching, in labels; measured on the demo's release, where a label takes 1.2 µs."""
+"""Of encoding and searching a query, in labels written: about what one noisy run on the demo's release said."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,18 @@ QUERY = {
     "allow": None,
     "buckets": ["head", "tail"],
     "filter": {"title": {"not_in": ["Title 1", "Title 2"]}},
+    "priors": {"recent": 0.5},
 }
+VECTOR = {"vector": [0.5, -0.5, 0.5, -0.5, 0, 0, 0, 0], "explore": {"new": 1}, "display": ["title"]}
 APART = {"features": {}, "max_per": {"title": 1}, "mmr": {"weight": 0.5}, "pool": 20, "filter": {"title": "Title 9"}}
 BODIES: dict[str, Any] = {
-    "/v1/retrieve": {"queries": [QUERY, APART, {"features": {}}], "release": "only", "preview": False},
+    "/v1/retrieve": {
+        "queries": [QUERY, APART, VECTOR, {"features": {}}],
+        "release": "only",
+        "preview": False,
+        "unit": "u-1",
+        "arm": "tail",
+    },
     "/v1/similar": {"ids": ["item-1", "item-2"], "k": 5, "exclude": ["item-3"], "allow": ["item-5", "item-6"]},
     "/v1/labels": {
         "labels": [
@@ -32,6 +40,9 @@ BODIES: dict[str, Any] = {
         ]
     },
     "/v1/feedback": {"events": [EVENT, CHOICE]},
+    "/v1/embed": {"queries": [{"features": {"user_id": "u1"}}], "release": "only"},
+    "/v1/labels/delete": {"ids": ["item-50", "item-51"]},
+    "/v1/labels/restore": {"ids": ["item-50", "item-51"]},
     "/v1/release/reload": {},
 }
 """A body that is answered with 200, by route."""
@@ -62,7 +73,9 @@ PATHS = [
     "/docs/assets/..%2f..%2f..%2f..%2fetc%2fpasswd", "/docs/assets/%00", "/docs/assets/%ff", "/docs/assets/../main.py",
     "/docs/assets/" + "a" * 5000, "/docs/assets//etc/passwd", "/docs/assets/.", "/docs", "/dashboard", "/openapi.json",
     "/metrics", "/metrics?name[]=%00", "/v1/monitoring", "/v1/release", "/livez", "/readyz", "/", "//", "/%2f",
-    "/v1/labels",
+    "/v1/labels", "/v1/labels?limit=0", "/v1/labels?limit=1e9&state=all", "/v1/labels?cursor=%00&search=%ff",
+    "/v1/labels?search=" + "a" * 6000, "/v1/labels?state=hidden&bucket=mid&x=1", "/v1/labels?limit=1&limit=2",
+    "/v1/experiments", "/v1/release/staged",
     "/v1/labels/%F0%9F%98%80", "/v1/labels/item-59", "/\\..\\..\\windows", "/v1/retrieve/", "/.state/labels.log",
     "/CURRENT",
 ]  # fmt: skip
@@ -139,7 +152,7 @@ def _posted(kind: str, rng: random.Random, path: str, body: bytes) -> Hostile:
 
 
 def _valid(rng: random.Random) -> tuple[str, bytes]:
-    path = rng.choice([*BODIES][:4])
+    path = rng.choice([*BODIES][:-1])
     return path, json.dumps(BODIES[path]).encode()
 
 

@@ -20,6 +20,9 @@ from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
 import httpx
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import requests
 import schemathesis
@@ -38,6 +41,15 @@ INPUTS = int(os.environ.get("LONGTAIL_FUZZ", "1500"))
 SEED = 4
 ADMIN = {"X-API-Key": ADMIN_KEY}
 KEYS = {"api_keys": API_KEY, "admin_keys": ADMIN_KEY}
+EXPERIMENTS = """
+[experiments.dial]
+unit = "user_id"
+[experiments.dial.arms.control]
+share = 0.5
+[experiments.dial.arms.tail]
+share = 0.5
+bias_removal = 0.3
+"""
 CONNECTIONS, TOGETHER = 3, 24
 SECONDS = 30
 """Longer than any answer takes: who waits this long has found a hang."""
@@ -52,9 +64,12 @@ NOT_HTTP = b"urn:longtail:malformed_request"
 @pytest.fixture(scope="module")
 def releases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("hostile")
-    make_bundle(label_tower=True).write(root / "bundle")
-    build(root / "bundle", root / "releases", spec=IndexSpec("flat"), name="only")
+    bundle = make_bundle(label_tower=True).write(root / "bundle")
+    table = pa.table({"label_id": bundle.labels.ids, "recent": np.linspace(-3, 0, len(bundle.labels.ids))})
+    pq.write_table(table, root / "priors.parquet")
+    build(bundle, root / "releases", spec=IndexSpec("flat"), name="only", priors=root / "priors.parquet")
     Releases(root / "releases").publish("only")
+    (root / "releases" / "experiments.toml").write_text(EXPERIMENTS)
     return root / "releases"
 
 
@@ -101,20 +116,35 @@ def tightened(document: dict[str, Any]) -> dict[str, Any]:
     for name in ("Query", "SimilarRequest"):
         limits = {"k": {"type": "integer", "minimum": 1, "maximum": 60}}
         limits["bias_removal"] = {"type": "number", "minimum": -1, "maximum": 2}
+        limits["priors"] = exactly({"recent": {"type": "number", "minimum": -1, "maximum": 1}})
+        limits["filter"] = exactly({"title": {"enum": ["Title 9", {"not_in": ["Title 1"]}]}})
+        limits["max_per"] = exactly({"title": {"type": "integer", "minimum": 1, "maximum": 9}})
         schemas[name]["properties"] |= limits | {
             field: {"type": "array", "items": known} for field in ("exclude", "allow")
         }
-    schemas["Query"]["properties"]["features"] = exactly(query_features)
+        for field in ("explore", "pool"):  # one rules the other out, and has its limits
+            del schemas[name]["properties"][field]
+    for name in ("Query", "QueryFeatures"):
+        schemas[name]["properties"]["features"] = exactly(query_features)
+        schemas[name]["required"] = ["features"]
+    del schemas["Query"]["properties"]["vector"]
+    schemas["RetrieveRequest"]["properties"]["arm"] = {"enum": ["control", "tail", None]}
+    schemas["LabelIdsRequest"]["properties"]["ids"] = {"type": "array", "items": known, "minItems": 1}
     schemas["Event"]["properties"] |= {"features": exactly(query_features), "bias_removal": {"enum": [0, 0.5, None]}}
     schemas["NewLabel"]["properties"] |= {
         "features": exactly(label_features), "display": exactly({"title": {"type": "string"}}),
         "id": {"type": "string", "pattern": "^[a-z]{1,4}$"},
     }  # fmt: skip
     schemas["SimilarRequest"]["properties"]["ids"] = {"type": "array", "items": known, "minItems": 1}
-    for name, one, other in (("SimilarRequest", "ids", "id"), ("Event", "features", "request_id")):
+    of_two = [
+        ("SimilarRequest", "ids", "id"),
+        ("Event", "features", "request_id"),
+        ("EmbedRequest", "queries", "labels"),
+    ]
+    for name, one, other in of_two:
         del schemas[name]["properties"][other]
         schemas[name]["required"] = [*schemas[name].get("required", []), one]
-    for name in ("RetrieveRequest", "SimilarRequest"):
+    for name in ("RetrieveRequest", "SimilarRequest", "EmbedRequest"):
         schemas[name]["properties"]["release"] = {"enum": ["only", None]}
     return document
 
