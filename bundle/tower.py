@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -135,7 +136,9 @@ def onnx_session(model: bytes | Path, file: str) -> Any:
     try:
         if isinstance(model, Path) and (small := without_tables(model)) is not None:
             options.add_session_config_entry(_FOLDER_OF_TABLES, str(model.parent))
-            return session(small)
+            # Whatever a version of ONNX Runtime holds against it, the whole file is what was exported.
+            with suppress(Exception):
+                return session(small)
         return session(model)
     # ONNX Runtime's own exceptions share no base but Exception.
     except Exception as error:

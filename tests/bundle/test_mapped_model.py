@@ -42,6 +42,17 @@ def test_a_large_table_is_mapped_by_the_session(tmp_path: Path) -> None:
     assert np.array_equal(found, expected)
 
 
+def test_a_session_that_takes_no_mapped_tables_reads_the_whole_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, file = make_bundle().query_tower, tmp_path / "tower.onnx"
+    file.write_bytes(model)
+    monkeypatch.setattr("longtail.bundle.tower.without_tables", lambda _: b"no model")
+    assert np.array_equal(
+        onnx_session(file, "tower").run(None, INPUTS)[0], onnx_session(model, "tower").run(None, INPUTS)[0]
+    )
+
+
 def test_a_table_that_something_else_reads_stays(tmp_path: Path) -> None:
     table = numpy_helper.from_array(np.ones((50, 2), np.float32), "table")
     nodes = [
