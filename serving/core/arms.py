@@ -206,7 +206,9 @@ class Trial:
             left_out = None if wanted is arm and by != "answer" else "named"
             arm, by = wanted, "arm"
         if arm is not None:
-            if not experiment.leaves_open(query) or (pinned and any(one.release for one in experiment.arms)):
+            # A vector belongs to the release that it was made for, as if the request named it.
+            bound = pinned or query.vector is not None
+            if not experiment.leaves_open(query) or (bound and any(one.release for one in experiment.arms)):
                 left_out = "own_settings"
             elif arm.name in self.unavailable:
                 left_out = "unavailable"

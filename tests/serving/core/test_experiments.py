@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from longtail.serving.core.arms import Trial, Unit
 from longtail.serving.core.experiments import Experiment, ExperimentsError, parse_experiments
-from longtail.serving.core.queries import SearchOptions
+from longtail.serving.core.queries import Query, SearchOptions
 
 UNITS = [f"u{number}" for number in range(8_000)]
 
@@ -98,6 +99,16 @@ def test_a_request_that_sets_what_an_arm_sets_is_in_no_arm() -> None:
     assert not priors.leaves_open(SearchOptions(priors={}))
     assert running({"a": "share = 0.5", "b": "share = 0.5\nk = 5"}).leaves_open(SearchOptions(bias_removal=1))
     assert not running({"a": "share = 0.5", "b": "share = 0.5\nk = 5"}).leaves_open(SearchOptions(k=5))
+
+
+def test_a_vector_is_for_the_release_that_it_was_made_for() -> None:
+    of_arms = {"a": "share = 0.5", "b": "share = 0.5\nrelease = 'other'"}
+    for arms, left_out in ((of_arms, "own_settings"), (shares(0.5, 0.5), None)):
+        trial = Trial(running(arms), {})
+        for unit in UNITS[:20]:
+            assignment = trial.assign(Query(vector=[0.5, 1.0]), Unit(unit), "own", pinned=False)
+            assert assignment.left_out == left_out
+            assert trial.assign(Query(features={}), Unit(unit), "own", pinned=False).left_out is None
 
 
 TWO = toml(shares(0.5, 0.5)) + b"\n"
