@@ -106,8 +106,8 @@ class AsyncClient:
 
         Args:
             queries: one or several; or none, and the parts of a single one (see `Query`) in its place:
-            features, k, bias_removal, popularity, exclude, allow, buckets, explore, display, priors, filter, max_per,
-                mmr, pool: those parts.
+            features, k, bias_removal, popularity, priors, exclude, allow, buckets: those parts,
+            filter, explore, max_per, mmr, pool, display: and these.
             release: answer from this release, if the service still has it loaded; None: from the current one.
             preview: nobody will see the answer: it counts in no exposure, drift or recall.
             unit: whom the answer is for, while an experiment runs: the same unit gets the same arm; None: the
