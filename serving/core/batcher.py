@@ -59,6 +59,8 @@ class _Job(Generic[Work, Result]):
     since: float
     parts: list[Result | Exception | None] = field(default_factory=list)
     """Of a divided work: results so far, None of those under way."""
+    begun: bool = False
+    """Whether it is divided, and a part of it was begun."""
     divided: bool = False
     """Whether some of the work waits still."""
     dropped: bool = False
@@ -261,15 +263,15 @@ class Batcher(Generic[Work, Result]):
         cost = _COST_OF_BATCH * self._max_batch
         for_batch, for_part = _SHARED if self._waiting.tenants(perf_counter()) > 1 else (1, 1)
         job = self._waiting.next
-        part = self._divide(job.work, cost / for_part) if job.cost > cost / for_part or job.parts else None
+        part = self._divide(job.work, cost / for_part) if job.cost > cost / for_part or job.begun else None
         if part is not None:
             job.work, job.divided = part.rest, True
-            self._waiting.begin_next(part.size, part.cost)
-        elif not job.parts:
+            self._waiting.begin_next(part.cost)
+        elif not job.begun:
             batch = self._waiting.take_batch(self._max_batch, cost / for_batch)
             return [_Run(job, job.work, True, None) for job in batch]
         else:
-            self._waiting.begin_next(job.size, job.cost)
+            self._waiting.begin_next(job.cost)
             self._waiting.drop(lambda waiting: waiting is job)
             job.divided = False
         job.parts.append(None)

@@ -20,12 +20,16 @@ _OTHERS = object()
 
 
 class Waiting(Protocol):
-    """What waits: the unit of `size` is the queue's limit's, that of `cost` is time's."""
+    """What waits: the unit of `size` is the queue's limit's, that of `cost` is time's.
+
+    Of one that is `begun` parts have been served, and the rest takes no room any more: its size is 0.
+    """
 
     key: Hashable
     size: int
     cost: float
     since: float
+    begun: bool
 
 
 Job = TypeVar("Job", bound=Waiting)
@@ -52,7 +56,7 @@ class FairQueue(Generic[Job]):
         """Size of all that waits."""
 
     def __bool__(self) -> bool:
-        return self.size > 0
+        return any(tenant.jobs for tenant in self._tenants.values())
 
     def __iter__(self) -> Iterator[Job]:
         return (job for tenant in self._tenants.values() for job in tenant.jobs)
@@ -111,18 +115,18 @@ class FairQueue(Generic[Job]):
         """The job that is served next; there must be one."""
         return self._first().jobs[0]
 
-    def begin_next(self, size: int, cost: float) -> None:
-        """A part of the next job is served, of this size and cost; the rest stays where it is."""
+    def begin_next(self, cost: float) -> None:
+        """A part of the next job is served, of this cost; the rest stays where it is."""
         tenant = self._first()
         job = tenant.jobs[0]
-        job.size -= size
+        self._leave(tenant, job.size)
+        job.begun, job.size = True, 0
         job.cost -= cost
         self._clock = max(self._clock, tenant.clock)
         tenant.clock += cost
-        self._leave(tenant, size)
 
     def take_batch(self, max_size: int, max_cost: float) -> list[Job]:
-        """Take the next job, and such of its key as fit beside it, one of each tenant in turn.
+        """Take the next job, and such of its key as fit beside it and are not begun, one of each tenant in turn.
 
         Args:
             max_size, max_cost: of all of them together, unless the first alone has more.
@@ -137,7 +141,8 @@ class FairQueue(Generic[Job]):
             for tenant in in_turn:
                 jobs = tenant.jobs
                 while jobs and batch and not (
-                    jobs[0].key == first.key and size + jobs[0].size <= max_size and cost + jobs[0].cost <= max_cost
+                    jobs[0].key == first.key and not jobs[0].begun
+                    and size + jobs[0].size <= max_size and cost + jobs[0].cost <= max_cost
                 ):  # fmt: skip
                     passed.setdefault(id(tenant), deque()).append(jobs.popleft())
                 if jobs:

@@ -50,9 +50,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]
     Releases(root / "releases").publish("only")
     ours = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (512, ours[1]))
-    # Room for all that clients ask who hang up: it is read before they do, and they share an address with the others.
-    limits = {"max_total_k": 128_000, "queue_limit": 1024}
-    with server(root / "releases", root / "log", request_seconds=4, **limits) as process:
+    with server(root / "releases", root / "log", request_seconds=4, max_total_k=128_000) as process:
         resource.setrlimit(resource.RLIMIT_NOFILE, ours)
         process.wait_until_ready()
         httpx.post(f"{process.url}/v1/retrieve", json=json.loads(BODY))

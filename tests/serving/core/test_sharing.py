@@ -26,6 +26,7 @@ class Job:
     cost: float = 1.0
     key: str = "k"
     since: float = 0.0
+    begun: bool = False
     done: list[str] = field(default_factory=list)
 
 
@@ -136,6 +137,33 @@ def test_large_work_is_done_in_parts_with_others_between() -> None:
     # Parts of 128 / 8 while two share; 300 is 18 of them and a rest. The polite come after one.
     works = [works[0] for _, works in gate.batches]
     assert [work if isinstance(work, int) else len(work) for work in works] == [0, 16, 1, 2, *[16] * 17, 12]
+
+
+def test_the_rest_of_a_work_is_never_taken_for_a_whole_one_of_anothers_batch() -> None:
+    gate = Lists()
+
+    async def work() -> None:
+        batches = sharing(gate, max_batch=64, max_pending=2000)
+        first = await busy(batches, gate)
+        greedy = batches.submit("a", list(range(1040)), 1040, tenant="greedy", cost=1040)
+        polite = batches.submit("a", 1, 1, tenant="polite", cost=2000)
+        late = batches.submit("a", 2, 1, tenant="polite", cost=1)
+        gate.open.set()
+        assert await asyncio.gather(first, polite, late) == [0, 2, 4]
+        assert await greedy == [2 * n for n in range(1040)]
+        assert (batches.depth, len(batches._running)) == (0, 0)
+
+    run(work)
+
+
+def test_a_work_under_way_takes_no_room_of_those_that_wait() -> None:
+    waiting = queue(a=[large := Job("large", size=500, cost=500), Job("next", size=100)])
+    waiting.begin_next(128)
+    assert (waiting.size, waiting.has_share("a", 200, 0.0)) == (100, True)
+    waiting.begin_next(128)
+    assert (waiting.size, bool(waiting), waiting.next) == (100, True, large)
+    assert waiting.drop(lambda job: job is not large)[0].name == "next"
+    assert (waiting.size, bool(waiting)) == (0, True)
 
 
 def test_alone_parts_are_large() -> None:
