@@ -1,7 +1,7 @@
 # The service with FAISS on a GPU. The CUDA 12 runtime comes pinned from requirements-serving-gpu.txt, as faiss-gpu's own
 # dependencies; the host gives the driver (through the NVIDIA container toolkit). Build from the repository's root:
 #   docker build -f docker/serving-gpu.Dockerfile -t longtail-serving-gpu .
-FROM python:3.12.12-slim-bookworm AS build
+FROM python:3.12.12-slim-bookworm@sha256:593bd06efe90efa80dc4eee3948be7c0fde4134606dd40d8dd8dbcade98e669c AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /src
 COPY docker/requirements-build.txt docker/requirements-serving-gpu.txt docker/
@@ -16,7 +16,7 @@ COPY serving serving
 RUN python -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
     && python -m pip --python /opt/longtail/bin/python install --no-deps --no-index /wheels/*.whl
 
-FROM python:3.12.12-slim-bookworm
+FROM python:3.12.12-slim-bookworm@sha256:593bd06efe90efa80dc4eee3948be7c0fde4134606dd40d8dd8dbcade98e669c
 LABEL org.opencontainers.image.title="longtail-serving-gpu" org.opencontainers.image.licenses="Apache-2.0"
 RUN useradd --uid 10001 --user-group --no-create-home --home-dir /state --shell /usr/sbin/nologin longtail \
     && install --directory --owner=longtail --group=longtail --mode=0700 /state \

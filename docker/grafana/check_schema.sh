@@ -3,7 +3,7 @@
 # Needs npm, and installs @grafana/schema and typescript into a temporary directory.
 set -euo pipefail
 cd "$(dirname "$0")"
-version=$(sed -nE 's#.*image: grafana/grafana:([0-9.]+)$#\1#p' ../compose.yaml)
+version=$(sed -nE 's#.*image: grafana/grafana:([0-9.]+)(@.*)?$#\1#p' ../compose.yaml)
 dashboards=("$PWD"/dashboards/*.json)
 working=$(mktemp -d)
 trap 'rm -rf "$working"' EXIT

@@ -33,7 +33,8 @@ def test_service_is_hardened(name: str) -> None:
 
 @pytest.mark.parametrize("name", SERVICES)
 def test_image_is_pinned(name: str) -> None:
-    assert re.fullmatch(r"[a-z/-]+:v?\d+\.\d+\.\d+", SERVICES[name]["image"])
+    digest = "" if "build" in SERVICES[name] else "@sha256:[0-9a-f]{64}"
+    assert re.fullmatch(rf"[a-z/-]+:v?\d+\.\d+\.\d+{digest}", SERVICES[name]["image"])
 
 
 def test_settings_of_the_service_exist() -> None:

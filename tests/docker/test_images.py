@@ -38,11 +38,11 @@ def ignored(path: str) -> bool:
 
 
 @pytest.mark.parametrize("image", IMAGES)
-def test_base_is_pinned_to_a_patch_version(image: str) -> None:
+def test_base_is_pinned_by_version_and_digest(image: str) -> None:
     bases = [rest.split()[0] for keyword, rest in instructions(image) if keyword == "FROM"]
     assert len(bases) == 2
     assert len(set(bases)) == 1
-    assert re.fullmatch(r"python:3\.\d+\.\d+-slim-[a-z]+", bases[0])
+    assert re.fullmatch(r"python:3\.\d+\.\d+-slim-[a-z]+@sha256:[0-9a-f]{64}", bases[0])
 
 
 @pytest.mark.parametrize("image", IMAGES)
