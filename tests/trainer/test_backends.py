@@ -69,6 +69,8 @@ for name, sampler, weight, optimizer in [
 np.savez(sys.argv[1], **results)
 """
 """Three steps of six jobs from the same initial weights; what they give goes to a file."""
+_HANGS_SECONDS = 1200
+"""The longest takes four minutes on two cores, and more beside other work."""
 
 
 def start(backend: str, *arguments: object) -> "subprocess.Popen[str]":
@@ -80,7 +82,11 @@ def start(backend: str, *arguments: object) -> "subprocess.Popen[str]":
 
 
 def wait(process: "subprocess.Popen[str]") -> None:
-    output, _ = process.communicate(timeout=300)
+    try:
+        output, _ = process.communicate(timeout=_HANGS_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        output, _ = process.communicate()
     assert process.returncode == 0, output
 
 
