@@ -2,7 +2,7 @@
 
 The service scores these rows beside its index, and `longtail-index merge` writes them into a bundle.
 
-Legend: `L` labels of the bundle, `M` added ones, `B` some of them, `D` dimensions, `E` coordinates of an augmented row.
+Legend: `L` labels of the bundle, `M` added ones, `B` some of them, `D` dimensions, `P` priors.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from longtail.bundle.features import Features
 from longtail.bundle.frequency import NEW
 from longtail.bundle.invariants import UNIT_NORM_TOLERANCE
 from longtail.bundle.label_log import Upsert
+from longtail.bundle.priors import unknown_prior
 from longtail.bundle.tower import Tower
 
 NEW_LABEL = -1
@@ -48,6 +49,7 @@ class AddedLabels:
         bias: float32 [M], 0 of a new label; None if the bundle's labels have none.
         display: M objects, every display column of a label as JSON values.
         vectors: float32 [M, dims] of the label features that the bundle keeps vectors of, by name; NaN without one.
+        priors: float32 [M, P], values of the release's priors; None if it has none.
     """
 
     ids: list[str]
@@ -60,6 +62,7 @@ class AddedLabels:
     bias: Float32 | None
     display: list[dict[str, JsonValue]]
     vectors: Mapping[str, Float32] = field(default_factory=dict)
+    priors: Float32 | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -77,6 +80,7 @@ class AddedLabels:
             None if self.bias is None else self.bias[rows],
             [self.display[row] for row in rows],
             {name: vectors[rows] for name, vectors in self.vectors.items()},
+            None if self.priors is None else self.priors[rows],
         )
 
     def followed_by(self, more: AddedLabels) -> AddedLabels:
@@ -92,11 +96,12 @@ class AddedLabels:
             joined(self.bias, more.bias),
             self.display + more.display,
             {name: np.concatenate([vectors, more.vectors[name]]) for name, vectors in self.vectors.items()},
+            joined(self.priors, more.priors),
         )
 
 
 def joined(column: Float32 | None, more: Float32 | None) -> Float32 | None:
-    """A column [L] that a bundle may lack, and its continuation [M]."""
+    """A column [L] or [L, P] that a bundle may lack, and its continuation [M] or [M, P]."""
     return None if column is None or more is None else np.concatenate([column, more])
 
 
@@ -116,6 +121,7 @@ class LabelAdder:
         self._rows = rows
         self._display = DisplayColumns(bundle.labels.display)
         self._rarest = int(bundle.labels.log_pi.argmin())
+        self._priors = bundle.priors
         self.data_until = bundle.manifest.data_until
 
     @cached_property
@@ -150,6 +156,7 @@ class LabelAdder:
                 self._embed(part)
                 for place, record in enumerate(part):
                     self._shown(record, place)
+                    self._check_priors(record.priors, place)
             except InputError as error:
                 raise type(error)(error.message, row=start + error.row, field=error.field) from None
 
@@ -172,6 +179,7 @@ class LabelAdder:
         def one_by_one(part: Sequence[Upsert]) -> None:
             try:
                 shown = [self._shown(record) for record in part]
+                self._check_known_priors(part)
                 embedded, kept = self._embed(part)
             except InputError as error:
                 if len(part) == 1:
@@ -215,6 +223,7 @@ class LabelAdder:
                 name: np.concatenate([np.empty((0, kept.shape[1]), np.float32), *(part[name] for part in vectors)])
                 for name, kept in self._bundle.label_vectors.items()
             },
+            None if self._priors is None else self._priors.of_added(rows_M, [record.priors for record in records]),
         )
 
     @cached_property
@@ -254,6 +263,19 @@ class LabelAdder:
             for name in self._bundle.label_vectors
         }
         return embeddings_BD, vectors
+
+    def _check_priors(self, given: Mapping[str, float], place: int) -> None:
+        if self._priors is not None:
+            self._priors.check(given, place)
+        elif given:
+            raise unknown_prior([], next(iter(given)), place)
+
+    def _check_known_priors(self, records: Sequence[Upsert]) -> None:
+        """What was given under another release: a prior that this one lacks does not keep a label from it."""
+        if self._priors is not None:
+            names = self._priors.names
+            for place, record in enumerate(records):
+                self._priors.check({name: value for name, value in record.priors.items() if name in names}, place)
 
     def _features(self, record: Upsert) -> Features:
         own_id = self.own_id

@@ -22,10 +22,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 from uuid import uuid4
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
+from pydantic import (
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    SerializerFunctionWrapHandler,
+    TypeAdapter,
+    ValidationError,
+    model_serializer,
+)
 
 from longtail.bundle.errors import LabelLogCorruptError, LabelLogError, LabelLogVersionError
 from longtail.bundle.store import remove_stale, replace_file
@@ -49,6 +59,14 @@ class Upsert(_Change):
     features: dict[str, JsonValue]
     """By name, as the label tower takes them."""
     display: dict[str, JsonValue] = {}
+    priors: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = {}
+    """Its numbers, by the release's priors; of those left out, what `Priors.of_added` says."""
+
+    @model_serializer(mode="wrap")
+    def _legible_to_older_versions(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """They refuse a record with a name that they do not know: without priors, there is none."""
+        fields: dict[str, Any] = handler(self)
+        return {name: value for name, value in fields.items() if value or name != "priors"}
 
 
 class Hide(_Change):

@@ -9,7 +9,7 @@ Legend: `L` labels, `M` added ones, `P` priors, `B` queries.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,10 +17,13 @@ import numpy as np
 from pydantic import Field
 
 from longtail.bundle.arrays import Float32, Int64
+from longtail.bundle.errors import FeatureError, describe
 from longtail.bundle.manifest import Record
 
 MAX_PRIORS = 8
 """Every prior costs each label four bytes and a coordinate of every search, and recall is measured at its limits."""
+_TERMS = 2 * MAX_PRIORS
+"""Of a score: as many terms of the largest size do not overflow."""
 
 
 class Prior(Record):
@@ -34,9 +37,14 @@ class Prior(Record):
     maximum: float = Field(allow_inf_nan=False)
     """Largest weight that a request may give."""
     missing: float = Field(allow_inf_nan=False)
-    """Value of a label that the table lacks, and of every label that is added while serving."""
+    """Value of a label that the table lacks, and of one that is added while serving without one of its own."""
     kappa: float = Field(gt=0, allow_inf_nan=False)
     """Scale of its coordinate."""
+
+    @property
+    def largest(self) -> float:
+        """The largest value, below 0 or above, with which float32 holds its coordinate and any score that it is in."""
+        return float(np.finfo(np.float32).max) / (_TERMS * max(1.0, self.kappa, abs(self.minimum), abs(self.maximum)))
 
 
 @dataclass(frozen=True)
@@ -75,11 +83,45 @@ class Priors:
         """Weights by name as an array, float32 [P]; those not named are the defaults."""
         return np.array([asked.get(prior.name, prior.default) for prior in self.settings], np.float32)
 
-    def of_added(self, rows_M: Int64) -> Float32:
+    def check(self, given: Mapping[str, float], row: int) -> None:
+        """Refuse values that a label cannot have.
+
+        Args:
+            given: values by name.
+            row: the label's place, for the error.
+
+        Raises:
+            FeatureError: one of no prior of the release, or one beyond `Prior.largest`.
+        """
+        largest = {prior.name: prior.largest for prior in self.settings}
+        for name, value in given.items():
+            if name not in largest:
+                raise unknown_prior(self.names, name, row)
+            if not abs(value) <= largest[name]:
+                raise FeatureError(
+                    f"expected a number from {-largest[name]:.3g} to {largest[name]:.3g}, received {describe(value)}",
+                    row=row,
+                    field=f"priors.{name}",
+                )
+
+    def of_added(self, rows_M: Int64, given_M: Sequence[Mapping[str, float]]) -> Float32:
         """Values of labels that were added or embedded anew, float32 [M, P].
 
         Args:
-            rows_M: row of a label that the release has, which keeps its values; below 0 of another.
+            rows_M: row of a label that the release has, which keeps what is not given; below 0 of another.
+            given_M: values by name; of a prior that the release lacks, to no effect.
         """
         known_M = rows_M >= 0
-        return np.where(known_M[:, None], self.values_LP[np.where(known_M, rows_M, 0)], self.missing)
+        values_MP: Float32 = np.where(known_M[:, None], self.values_LP[np.where(known_M, rows_M, 0)], self.missing)
+        for place, name in enumerate(self.names):
+            for row, given in enumerate(given_M):
+                if name in given:
+                    values_MP[row, place] = given[name]
+        return values_MP
+
+
+def unknown_prior(names: Sequence[str], received: str, row: int) -> FeatureError:
+    """What to say of a value of no prior of the release."""
+    return FeatureError(
+        f"expected priors of this release, {list(names)}, received {describe(received)}", row=row, field="priors"
+    )

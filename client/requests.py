@@ -99,16 +99,19 @@ class NewLabel:
         id: the label's id.
         features: what the label tower reads.
         display: columns that come back in answers, such as a title.
+        priors: values of the release's priors, such as `{"recent": 0.3}`; of those left out, what the release gives it.
     """
 
     id: LabelId
     features: Features
     display: Mapping[str, Any] | None = None
+    priors: Mapping[str, float] | None = None
 
     def json(self) -> dict[str, Any]:
         """The label as the service reads it."""
         display = {} if self.display is None else {"display": dict(self.display)}
-        return {"id": self.id, "features": dict(self.features), **display}
+        priors = {} if self.priors is None else {"priors": dict(self.priors)}
+        return {"id": self.id, "features": dict(self.features), **display, **priors}
 
 
 @dataclass(frozen=True, slots=True)

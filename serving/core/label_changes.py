@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import Field, JsonValue, model_validator
 from pydantic_core import PydanticCustomError
@@ -43,11 +43,17 @@ class NewLabel(RequestModel):
         default=None, description="By name, as the label tower takes them; null or absent means missing."
     )
     display: dict[str, JsonValue] = Field(default={}, description="Columns shown with the label: title, …")
+    priors: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = Field(
+        default={},
+        description="Values r of the release's priors for this label, by name. Of those left out one of the release "
+        "keeps its own, and another gets what the release gives labels without one.",
+    )
 
     @model_validator(mode="after")
     def _nothing_beside_the_id(self) -> Self:
-        if self.features is None and self.display:
-            raise PydanticCustomError("display_alone", "expected features beside display, received none")
+        if self.features is None and (self.display or self.priors):
+            beside = "display" if self.display else "priors"
+            raise PydanticCustomError(f"{beside}_alone", f"expected features beside {beside}, received none")
         return self
 
 
@@ -131,7 +137,7 @@ def records_to_add(labels: Sequence[NewLabel], retriever: Retriever) -> list[Lab
     for place, label in enumerate(labels):
         id_ = str(label.id)
         if label.features is not None:
-            records.append(Upsert(id=id_, at=at, features=label.features, display=label.display))
+            records.append(Upsert(id=id_, at=at, features=label.features, display=label.display, priors=label.priors))
             continue
         if id_ not in retriever.catalogue.row_of and id_ not in retriever.overlay.row_of:
             raise UnknownLabelError(

@@ -17,7 +17,7 @@ from typing import Protocol
 
 import numpy as np
 
-from longtail.bundle import Augmentation, Bundle, FixedLabelsError, LabelChanges, LabelRecord, Priors, Upsert
+from longtail.bundle import Augmentation, Bundle, FixedLabelsError, LabelChanges, LabelRecord, Upsert
 from longtail.bundle.added_labels import NEW_LABEL, AddedLabels, LabelAdder
 from longtail.bundle.arrays import Float32, Int8, Int64
 from longtail.index import Filter, top_k
@@ -46,7 +46,7 @@ class Overlay:
         base: number of labels L that the release was built with; the first overlay row.
         labels: number of rows L + M.
         changes: all changes so far, whether they concern this release or not.
-        added: ids, embeddings, counts, log p_n, buckets, biases and display columns of the M rows, in order;
+        added: ids, embeddings, counts, log p_n, buckets, biases, priors and display columns of the M rows, in order;
             `catalogue_rows` says which of them replace a label of the catalogue.
         rows_ME: float32, augmented rows of the M overlay labels.
         row_of: row, from L on, by id.
@@ -87,7 +87,7 @@ class Overlay:
             BundleInvariantError: a display column that JSON cannot hold.
         """
         adder = LabelAdder(bundle, rows)
-        release = _BuiltRelease(adder, rows, bundle.augmentation, bundle.priors, searcher, max_new_labels)
+        release = _BuiltRelease(adder, rows, bundle.augmentation, searcher, max_new_labels)
         added, _ = adder.add([])
         return cls(
             base=bundle.manifest.labels,
@@ -284,14 +284,12 @@ class _BuiltRelease:
     adder: LabelAdder
     rows: Mapping[str, int]
     augmentation: Augmentation
-    priors: Priors | None
     searcher: HidingSearcher
     max_new_labels: int
 
     def augmented(self, added: AddedLabels) -> Float32:
         """Augmented rows, float32 [M, E]."""
-        priors_MP = None if self.priors is None else self.priors.of_added(added.catalogue_rows)
-        return self.augmentation.rows(added.embeddings, added.log_pn, added.bias, added.log_popularity, priors_MP)
+        return self.augmentation.rows(added.embeddings, added.log_pn, added.bias, added.log_popularity, added.priors)
 
     def catalogue_rows(self, ids: Iterable[str]) -> Int64:
         """The rows of those ids that the catalogue has, int64."""

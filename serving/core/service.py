@@ -95,8 +95,24 @@ class Service:
 
     @property
     def ready(self) -> bool:
-        """Whether new requests should come here."""
-        return self._current is not None and not self.draining
+        """Whether new requests should come here: what /readyz and `longtail_ready` say."""
+        return self.monitoring.seat.ready
+
+    def check_ready(self) -> None:
+        """Refuse where new requests should not come here.
+
+        Raises:
+            NotReadyError: why not.
+        """
+        if self.ready:
+            return
+        if self.draining:
+            raise NotReadyError("expected a service that takes requests, found one that is shutting down")
+        self.retriever()
+        workers = self.monitoring.seat.workers
+        raise NotReadyError(
+            f"expected {workers.workers} workers that have loaded a release, found {workers.ready}; others are starting"
+        )
 
     @property
     def served(self) -> Retriever | None:
@@ -154,7 +170,10 @@ class Service:
             self.refuse(None)
             self._count_labels()
             self._mirror(self.mirror.staged)
-        self.monitoring.set_ready(self.ready)
+        self.monitoring.set_ready(True)
+        # A signal may have come in between.
+        if self.draining:
+            self.monitoring.set_ready(False)
 
     def stage(self, retriever: Retriever | None) -> None:
         """Ask this release, too, a share of what is asked from now on, unseen; None: no other.
@@ -198,12 +217,9 @@ class Service:
         return {name: retriever for name, retriever in loaded.items() if name not in old}
 
     def drain(self) -> None:
-        """Say on /readyz that new requests should go elsewhere; they are answered all the same.
-
-        Called by signal handlers, which may have interrupted the counters: those are told by another thread.
-        """
+        """Say on /readyz that new requests should go elsewhere; they are answered all the same. For signal handlers."""
         self.draining = True
-        threading.Thread(target=self.monitoring.set_ready, args=(False,), daemon=True).start()
+        self.monitoring.set_ready(False)
 
     async def search(
         self,

@@ -59,7 +59,7 @@ def create_app(
     seat = Seat(workers or Workers(), worker)
     metrics = Metrics(
         [route.path for route in routes],
-        [figures, seat.workers, Host(settings.state_directory, settings.queue_limit)],
+        [figures, seat, Host(settings.state_directory, settings.queue_limit)],
     )
     service = Service(settings, Monitoring(metrics, figures, seat))
     follower = ReleaseFollower(settings.releases, service)

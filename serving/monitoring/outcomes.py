@@ -45,8 +45,7 @@ class Monitoring:
         self.seat = seat or Seat(Workers(), 0)
 
     def set_ready(self, ready: bool) -> None:
-        """Say whether new requests should come to this worker."""
-        self.metrics.set_ready(ready)
+        """Say whether new requests should come to this worker; a signal handler may."""
         self.seat.set_ready(ready)
 
     def count_request(self, route: str, status: int, seconds: float, *, preview: bool = False) -> None:

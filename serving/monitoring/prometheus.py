@@ -105,7 +105,6 @@ class Metrics:
             "Attempts to load a release that failed; the one before stayed in service.",
             registry=counted,
         )
-        self._ready = Gauge("longtail_ready", "1 if /readyz says ready.", multiprocess_mode="livemin", registry=counted)
         self._queue_depth = Gauge(
             "longtail_queue_depth", "Queries that wait for a search.", multiprocess_mode="livesum", registry=counted
         )
@@ -203,10 +202,6 @@ class Metrics:
     def count_load_failure(self) -> None:
         """Count a release that could not be loaded."""
         self._load_failures.inc()
-
-    def set_ready(self, ready: bool) -> None:
-        """Say what /readyz says from now on."""
-        self._ready.set(ready)
 
     def scrape(self) -> bytes:
         """All series in Prometheus' text format, version 0.0.4."""

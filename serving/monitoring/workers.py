@@ -9,6 +9,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 _PROC = Path("/proc")
 _STOPPING, _WORKERS_FROM = 0, 1
@@ -120,7 +121,7 @@ class Workers:
         self._cells[_WORKERS_FROM + _CELLS * worker + cell] = value
 
 
-class Seat:
+class Seat(Collector):
     """One worker's place at the board.
 
     Args:
@@ -137,6 +138,11 @@ class Seat:
         """This worker serves a release, or does not any more."""
         self.workers.become(self.worker, WorkerState.ready if ready else WorkerState.up)
 
+    @property
+    def ready(self) -> bool:
+        """Whether /readyz of this worker says ready: it serves a release, and none is started for the first time."""
+        return self.workers.state(self.worker) is WorkerState.ready and self.workers.complete
+
     def has_looked(self) -> None:
         """This worker has looked for a release, whatever it found."""
         if self.waited_for:
@@ -151,6 +157,11 @@ class Seat:
     def replaces(self) -> bool:
         """Whether another process was this worker before."""
         return self.workers.restarts(self.worker) > 0
+
+    def collect(self) -> Iterator[Metric]:
+        """What this worker says of itself, and the series of all; for `CollectorRegistry.register`."""
+        yield GaugeMetricFamily("longtail_ready", "1 if /readyz says ready.", value=self.ready)
+        yield from self.workers.collect()
 
 
 def _held(pid: int) -> tuple[float, float, float]:

@@ -73,6 +73,18 @@ def test_records_come_back_as_they_went_in(path: Path) -> None:
     assert [json.loads(each.split(b" ", 2)[2])["id"] for each in text[1:]] == ["a", "b", "b", "a\n\0"]
 
 
+def test_a_record_without_priors_is_one_that_older_versions_read(path: Path) -> None:
+    records = [upsert("a"), upsert("b").model_copy(update={"priors": {"recent": -0.1}})]
+    LabelLog(path).append(records)
+    assert LabelLog(path).read_from().records == records
+    written = [json.loads(each.split(b" ", 2)[2]) for each in path.read_bytes().splitlines()[1:]]
+    assert [sorted(record) for record in written] == [
+        ["at", "display", "features", "id", "op"],
+        ["at", "display", "features", "id", "op", "priors"],
+    ]
+    assert written[1]["priors"] == {"recent": -0.1}
+
+
 def test_no_log_is_an_empty_one_and_reading_makes_none(path: Path) -> None:
     log = LabelLog(path)
     assert log.read_from() == ([], None, False)

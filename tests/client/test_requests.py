@@ -122,10 +122,15 @@ CASES: list[tuple[str, tuple[Any, ...], dict[str, Any], str, dict[str, Any] | No
     ),
     (
         "add_labels",
-        ([NewLabel("n", {}, display={"title": "N"}), NewLabel(7, {})],),
+        ([NewLabel("n", {}, display={"title": "N"}, priors={"recent": 0.3}), NewLabel(7, {})],),
         {},
         "POST /v1/labels",
-        {"labels": [{"id": "n", "features": {}, "display": {"title": "N"}}, {"id": 7, "features": {}}]},
+        {
+            "labels": [
+                {"id": "n", "features": {}, "display": {"title": "N"}, "priors": {"recent": 0.3}},
+                {"id": 7, "features": {}},
+            ]
+        },
         {**TAKEN, "release": "r"},
         Accepted(2, request_id="q", release="r"),
     ),

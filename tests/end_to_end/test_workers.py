@@ -211,6 +211,9 @@ def test_a_killed_worker_is_replaced_and_requests_go_on(service: ServerProcess) 
             assert len(longtail.retrieve(features=FEATURES, k=3).results[0].labels) == 3
             assert len(survivor.retrieve(features=FEATURES, k=3).results[0].labels) == 3
             asked += 2
+            # The survivor's alone: it answers, whatever becomes of the other.
+            assert http.get("/readyz").status_code == 200
+            assert samples(http)["longtail_ready"] == 1
             now = workers_of(service)
             return len(now) == 2 and before[0] not in now and before[1] in now
 

@@ -95,7 +95,7 @@ def test_labels_without_a_number_get_what_is_asked_for_and_so_do_added_ones(
         PriorTable(path).read(bundle, progress=quiet)
     priors = PriorTable(path, missing=missing).read(bundle, progress=quiet)  # type: ignore[arg-type]
     assert priors.values_LP[3:6, 0].tolist() == [expected, expected, -4]
-    assert priors.of_added(np.array([-1, 5])).tolist() == [[expected], [-4]]
+    assert priors.of_added(np.array([-1, 5]), [{}, {}]).tolist() == [[expected], [-4]]
 
 
 REFUSED: dict[str, tuple[dict[str, object], str]] = {

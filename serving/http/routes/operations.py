@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from longtail.index import StagedCounts
 from longtail.serving.core.follower import ReleaseFollower
-from longtail.serving.errors import NotReadyError, UnknownReleaseError
+from longtail.serving.errors import UnknownReleaseError
 from longtail.serving.http.auth import require_admin
 from longtail.serving.http.openapi import errors
 from longtail.serving.http.responses import json_response, request_id, service_of, to_json
@@ -71,13 +71,7 @@ async def ready(request: Request) -> Response:
     answers here, and `workers` says how many do.
     """
     service = service_of(request)
-    if service.draining:
-        raise NotReadyError("expected a service that takes requests, found one that is shutting down")
-    service.retriever()
+    service.check_ready()
     workers = service.monitoring.seat.workers
-    if not workers.complete:
-        raise NotReadyError(
-            f"expected {workers.workers} workers that have loaded a release, found {workers.ready}; others are starting"
-        )
     count = {"expected": workers.workers, "ready": workers.ready}
     return json_response(to_json({"status": "ready", "workers": count}, request_id(request)))

@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 import pytest
 
-from longtail.bundle import Bundle, Prior, Priors, Upsert
+from longtail.bundle import Bundle, LabelLog, Prior, Priors, Upsert
 from longtail.index import IndexSpec, Searcher
 from longtail.index.construct.tuning import tune_index
 from longtail.serving import Retriever, create_app
@@ -198,6 +198,84 @@ def test_added_labels_have_the_missing_value_and_those_embedded_anew_keep_their_
     for row in (7, 8):
         lift = weighed[f"item-{row}"] - plain[f"item-{row}"]
         assert lift == pytest.approx(float(bundle.priors.values_LP[row, 0]), abs=1e-4)
+
+
+def test_an_upsert_gives_a_label_numbers_of_its_own_and_scores_are_numpys(tmp_path: Path) -> None:
+    bundle = with_priors(make_bundle(labels=60, bias=True, popularity=True, label_tower=True))
+    assert bundle.priors is not None
+    known = bundle.priors.values_LP[7]
+    labels = [
+        {"id": "fresh", "features": label_features(3), "priors": {"recent": 0.3}},
+        {"id": "other", "features": label_features(4)},
+        {"id": "item-7", "features": label_features(3), "priors": {"margin": -1.5}},
+    ]
+    asked = {"recent": 0.75, "margin": 1.0}
+    query = {"features": {"user_id": "u3"}, "k": 62, "bias_removal": 0.5, "popularity": 0.25, "priors": asked}
+    numbers = {"fresh": (0.3, 0.0), "other": (-3.0, 0.0), "item-7": (float(known[0]), -1.5)}
+    app = create_app(plane_settings(tmp_path), retriever=retriever_of(bundle))
+    with client_of(app) as client:
+
+        def scores() -> dict[str, float]:
+            (result,) = client.post("/v1/retrieve", json={"queries": [query]}).json()["results"]
+            return {label["id"]: label["score"] for label in result["labels"]}
+
+        def expected(id_: str, numbers: tuple[float, float]) -> float:
+            added = app.state.service.retriever().overlay.added
+            row = added.ids.index(id_)
+            encoder = Encoder(bundle.query_tower, bundle.manifest.query_features, bundle.vocabularies, 8)
+            f = encoder.embed(encoder.read([query["features"]]))[0].astype(float) @ added.embeddings[row]  # type: ignore[list-item]
+            score = f / bundle.manifest.temperature + added.bias[row]
+            score += 0.5 * added.log_pn[row] + 0.25 * added.log_popularity[row]
+            return float(score + np.dot(numbers, [0.75, 1.0]))
+
+        assert client.post("/v1/labels", json={"labels": labels}).status_code == 200
+        found = scores()
+        for id_, values in numbers.items():
+            assert found[id_] == pytest.approx(expected(id_, values), abs=1e-4)
+        again = [{name: value for name, value in label.items() if name != "priors"} for label in labels]
+        assert client.post("/v1/labels", json={"labels": again}).status_code == 200
+        found = scores()
+        assert found["fresh"] == pytest.approx(expected("fresh", (-3.0, 0.0)), abs=1e-4)
+        assert found["item-7"] == pytest.approx(expected("item-7", (float(known[0]), float(known[1]))), abs=1e-4)
+    records = LabelLog(app.state.service.settings.state_directory / "labels.log").read_from().records
+    assert [record.priors for record in records if isinstance(record, Upsert)][:3] == [
+        {"recent": 0.3}, {}, {"margin": -1.5}
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("label", "field", "message"),
+    [
+        ({"priors": {"age": 1}}, ".priors", "expected priors of this release, ['recent', 'margin'], received \"age\""),
+        ({"priors": {"recent": 1e38}}, ".priors.recent", "received 1e+38"),
+        ({"priors": {"recent": "1"}}, ".priors.recent", 'expected a valid number, received "1"'),
+        ({"priors": {"recent": None}}, ".priors.recent", "expected a valid number, received null"),
+        ({"priors": {"recent": 1}, "features": None}, "", "expected features beside priors, received none"),
+    ],
+)
+def test_numbers_that_a_label_cannot_have(tmp_path: Path, label: dict, field: str, message: str) -> None:
+    bundle = with_priors(make_bundle(labels=60, label_tower=True))
+    good = {"id": "good", "features": label_features(1), "priors": {"recent": -1e30}}
+    with client_of(create_app(plane_settings(tmp_path), retriever=retriever_of(bundle))) as client:
+        body = {"labels": [good, {"id": "bad", "features": label_features(1), **label}]}
+        answer = client.post("/v1/labels", json=body)
+        assert answer.status_code == 422
+        error = answer.json()["error"]
+        assert (error["field"], message in error["message"]) == (f"labels.1{field}", True), error
+        assert client.get("/v1/labels/good").status_code == 404
+
+
+def test_a_number_that_another_release_has_no_prior_for_keeps_no_label_out() -> None:
+    given = {"recent": 0.3, "of the release before": 7.0}
+    upsert = Upsert(id="fresh", at=datetime(2027, 1, 1, tzinfo=UTC), features=label_features(3), priors=given)
+    bundle = make_bundle(labels=60, label_tower=True)
+    without = retriever_of(bundle).with_changes([upsert])
+    assert without.overlay.added.priors is None
+    assert without.overlay.row_of == {"fresh": 60}
+    kept = retriever_of(with_priors(bundle)).with_changes([upsert])
+    assert kept.overlay.added.priors is not None
+    assert kept.overlay.added.priors.tolist() == [[pytest.approx(0.3), 0]]
+    assert kept.overlay.skipped == {}
 
 
 def test_slots_that_explore_are_drawn_by_the_served_score() -> None:

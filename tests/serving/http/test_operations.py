@@ -43,6 +43,7 @@ def test_a_service_of_several_workers_is_ready_when_all_have_looked_for_a_releas
         assert (response.status_code, response.json()["error"]["message"]) == (
             503, "expected 3 workers that have loaded a release, found 1; others are starting"
         )  # fmt: skip
+        assert "longtail_ready 0.0" in client.get("/metrics").text
         assert client.post("/v1/retrieve", json=QUERY).status_code == 200
         workers.become(2, WorkerState.ready)
         answer = client.get("/readyz").json()
@@ -50,6 +51,7 @@ def test_a_service_of_several_workers_is_ready_when_all_have_looked_for_a_releas
         workers.become(2, WorkerState.down)
         workers.start(2, again=True)
         assert client.get("/readyz").json()["workers"] == {"expected": 3, "ready": 1}
+        assert "longtail_ready 1.0" in client.get("/metrics").text
         assert 'longtail_worker_restarts_total{worker="2"} 1.0' in client.get("/metrics").text
 
 
