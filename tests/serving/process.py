@@ -56,6 +56,22 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def children(parent: int) -> dict[int, bytes]:
+    """Command lines of the living children of a process, by id."""
+    found: dict[int, bytes] = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            state, of, *_ = (path / "stat").read_text().rpartition(")")[2].split()
+            if int(of) == parent and state != "Z":
+                found[int(path.name)] = (path / "cmdline").read_bytes()
+    return found
+
+
+def workers_of(process: ServerProcess) -> list[int]:
+    """Ids of the workers of a service of several, ascending."""
+    return sorted(id_ for id_, command in children(process.process.pid).items() if b"spawn_main" in command)
+
+
 @contextmanager
 def server(releases: Path, log: Path, **settings: object) -> Iterator[ServerProcess]:
     """Run `python -m longtail.serving run RELEASES` on a free port of loopback; `settings` from the environment."""
