@@ -7,20 +7,31 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.context import ForkServerProcess
+from pathlib import Path
 from typing import Any
+
+import httpx
+
+from longtail.serving import logs
+from longtail.serving.process.listening import listen
+from longtail.serving.process.supervisor import serve
+from longtail.serving.settings import Settings
+from tests.serving.process import children
 
 KILLS = int(os.environ.get("LONGTAIL_KILLS", "6"))
 """Of each kind of process; the rare moments want hundreds."""
 
 _forks = get_context("forkserver")
-_forks.set_forkserver_preload(["longtail.index.cli", "pyarrow.parquet", __name__])
+_forks.set_forkserver_preload(["longtail.index.cli", "longtail.serving.cli", "pyarrow.parquet", __name__])
 
 
-def start(target: Callable[..., object], *args: object) -> ForkServerProcess:
-    """A process of its own that calls `target`, which must be importable."""
-    process = _forks.Process(target=target, args=args, daemon=True)
+def start(target: Callable[..., object], *args: object, daemon: bool = True) -> ForkServerProcess:
+    """A process of its own that calls `target`, which must be importable; one that has children is no daemon."""
+    process = _forks.Process(target=target, args=args, daemon=daemon)
     process.start()
     return process
 
@@ -49,3 +60,71 @@ def moments(rng: random.Random) -> Iterator[float]:
     while True:
         for tenth in rng.sample(range(10), 10):
             yield (tenth + rng.random()) / 10
+
+
+@dataclass
+class Service:
+    """A service that was started: its parent, or only, process. Maybe not ready yet."""
+
+    process: ForkServerProcess
+    url: str
+
+    @property
+    def pid(self) -> int:
+        assert self.process.pid is not None
+        return self.process.pid
+
+    @property
+    def workers(self) -> list[int]:
+        """Ids of the workers of a service of several, ascending."""
+        return sorted(id_ for id_, command in children(self.pid).items() if b"spawn_main" in command)
+
+    def wait_until_ready(self, seconds: float = 90) -> float:
+        """How many seconds it takes."""
+        began = time.monotonic()
+        with httpx.Client(base_url=self.url) as client:
+            while time.monotonic() < began + seconds:
+                assert self.process.is_alive(), f"the service ended with {self.process.exitcode}"
+                with suppress(httpx.TransportError):
+                    if client.get("/readyz").status_code == 200:
+                        return time.monotonic() - began
+                time.sleep(0.01)
+        raise TimeoutError(f"expected /readyz to say 200 within {seconds} s")
+
+    def kill(self) -> None:
+        """SIGKILL to every process; the parent is held first, so that it starts no other."""
+        os.kill(self.pid, signal.SIGSTOP)
+        for pid in [*children(self.pid), self.pid]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.join()
+
+    def kill_worker(self, rng: random.Random) -> None:
+        """SIGKILL to one worker of several."""
+        os.kill(rng.choice(self.workers), signal.SIGKILL)
+
+    def terminate(self) -> int:
+        """SIGTERM; the exit status."""
+        self.process.terminate()
+        self.process.join(40)
+        assert self.process.exitcode is not None, "expected the service to end"
+        return self.process.exitcode
+
+
+def _serve(settings: Settings, log: Path) -> None:
+    with log.open("wb") as output:
+        for stream in (1, 2):
+            os.dup2(output.fileno(), stream)
+    logs.configure("text", "warning")
+    serve(settings, listen(settings), "warning")
+
+
+@contextmanager
+def serving(settings: Settings, log: Path) -> Iterator[Service]:
+    """What `longtail-serve run` runs, on the settings' port; all of it is killed at the end at the latest."""
+    service = Service(start(_serve, settings, log, daemon=False), f"http://127.0.0.1:{settings.port}")
+    try:
+        yield service
+    finally:
+        if service.process.is_alive():
+            service.kill()

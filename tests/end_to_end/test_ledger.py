@@ -6,9 +6,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import signal
 import sqlite3
 import threading
 import time
@@ -28,10 +26,11 @@ import pytest
 from longtail.bundle import BUCKET_NAMES
 from longtail.index import IndexSpec, Releases, build
 from longtail.serving.monitoring import FeedbackRow, feedback_of
+from longtail.serving.settings import Settings
 from tests.bundles import make_bundle
-from tests.end_to_end.killing import KILLS, moments
+from tests.end_to_end.killing import KILLS, Service, moments, serving
 from tests.end_to_end.ledger import Catalogue, Choice, Chooser, LabelWriter
-from tests.serving.process import ServerProcess, children, server, until, workers_of
+from tests.serving.process import free_port, until
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="looks processes up in /proc")
 
@@ -64,14 +63,20 @@ class Shop:
     def state(self) -> Path:
         return self.releases / ".state"
 
+    @property
+    def acknowledged(self) -> int:
+        """Labels and events of all."""
+        return sum(writer.acknowledged.total() for writer in self.writers) + sum(one.events for one in self.choosers)
+
     @contextmanager
     def load(self, url: str, rng: random.Random) -> Iterator[None]:
-        """All write while this lasts, one request after the other."""
-        stop = threading.Event()
+        """All write while this lasts, one request after the other; begins with the first that is acknowledged."""
+        stop, before = threading.Event(), self.acknowledged
         everybody = [*self.writers, *self.choosers]
         with ThreadPoolExecutor(len(everybody)) as pool:
             writing = [pool.submit(each.write, url, stop, random.Random(rng.random())) for each in everybody]
             try:
+                until(lambda: self.acknowledged > before, "anything to be acknowledged")
                 yield
             finally:
                 stop.set()
@@ -164,25 +169,12 @@ def shop(tmp_path: Path) -> Shop:
     return Shop(releases, writers, [Chooser(f"chooser-{number}", ids[:ASKED_FOR]) for number in range(CHOOSERS)])
 
 
-def kill_all(process: ServerProcess) -> None:
-    """SIGKILL to every process of a service; its parent is held first, so that it starts no other."""
-    os.kill(process.process.pid, signal.SIGSTOP)
-    for pid in [*children(process.process.pid), process.process.pid]:
-        os.kill(pid, signal.SIGKILL)
-    process.process.wait()
-
-
-def kill_worker(process: ServerProcess, rng: random.Random) -> None:
-    """SIGKILL to one worker of several."""
-    os.kill(rng.choice(workers_of(process)), signal.SIGKILL)
-
-
-def wait_for_all(process: ServerProcess, before: list[int]) -> None:
+def wait_for_all(service: Service, before: list[int]) -> None:
     """Until others are in the place of workers that were killed."""
-    until(lambda: len(now := workers_of(process)) == len(before) and now != before, "another worker in its place")
+    until(lambda: len(now := service.workers) == len(before) and now != before, "another worker in its place", 60)
 
     def ready() -> Any:
-        return httpx.get(f"{process.url}/readyz").json().get("workers", {}).get("ready") == len(before)
+        return httpx.get(f"{service.url}/readyz").json().get("workers", {}).get("ready") == len(before)
 
     until(ready, "all workers to serve", 60)
 
@@ -191,41 +183,41 @@ def wait_for_all(process: ServerProcess, before: list[int]) -> None:
 def test_killed_under_load_all_that_was_acknowledged_is_there_once(shop: Shop, tmp_path: Path, workers: int) -> None:
     rng = random.Random(workers)
     times, span = moments(rng), 1.0
-    settings = {"workers": workers, "poll_seconds": 0.05, "log_format": "text"}
-    kills, starts = 0, 0
+    kills, log = 0, tmp_path / "log"
+
+    def started() -> Any:
+        return serving(Settings(releases=shop.releases, port=free_port(), workers=workers, poll_seconds=0.05), log)
+
     while kills < KILLS:
-        log = tmp_path / f"log-{starts}"
-        starts += 1
-        with server(shop.releases, log, **settings) as process:
+        with started() as service:
             if kills % 6 == 5:
                 time.sleep(next(times) * span)
-                kill_all(process)
+                service.kill()
                 kills += 1
                 shop.found["killed while starting"] += 1
                 continue
-            span = process.wait_until_ready(90)
-            shop.check(process.url)
+            span = service.wait_until_ready()
+            shop.check(service.url)
             while workers > 1 and kills < KILLS - 1 and rng.random() < 0.4:
-                before = workers_of(process)
-                with shop.load(process.url, rng):
-                    time.sleep(0.05 + 0.7 * next(times))
-                    kill_worker(process, rng)
+                before = service.workers
+                with shop.load(service.url, rng):
+                    time.sleep(0.7 * next(times))
+                    service.kill_worker(rng)
                 kills += 1
                 shop.found["one worker killed under load"] += 1
-                wait_for_all(process, before)
-                shop.check(process.url)
-            with shop.load(process.url, rng):
-                time.sleep(0.05 + 0.7 * next(times))
-                kill_all(process)
+                wait_for_all(service, before)
+                shop.check(service.url)
+            with shop.load(service.url, rng):
+                time.sleep(0.7 * next(times))
+                service.kill()
             kills += 1
             shop.found["all killed under load"] += 1
         assert "Traceback" not in log.read_text()
-        log.unlink()
-    with server(shop.releases, tmp_path / "log", **settings) as process:
-        process.wait_until_ready(90)
-        shop.check(process.url)
-        metrics = httpx.get(f"{process.url}/metrics").text
-        assert process.terminate() == 0
+    with started() as service:
+        service.wait_until_ready()
+        shop.check(service.url)
+        metrics = httpx.get(f"{service.url}/metrics").text
+        assert service.terminate() == 0
     acknowledged = sum((writer.acknowledged for writer in shop.writers), Counter[str]())
     choices = Counter("organic" if choice.answer_id is None else "of answers" for chooser in shop.choosers
                       for choice in chooser.positions)  # fmt: skip
@@ -238,6 +230,6 @@ def test_killed_under_load_all_that_was_acknowledged_is_there_once(shop: Shop, t
     print(f"acknowledged: labels {dict(acknowledged)}, chosen labels {dict(choices)} in {events} events, "
           f"{sum(len(chooser.arms) for chooser in shop.choosers)} requests of arms; "
           f"{sum(writer.read for writer in shop.writers)} times read beside the writing: all there once")  # fmt: skip
-    assert min(acknowledged.total(), choices["organic"], choices["of answers"]) > KILLS
+    assert shop.acknowledged >= KILLS
     with sqlite3.connect(shop.state / "feedback.sqlite") as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)

@@ -22,7 +22,7 @@ from longtail.client import Client, NewLabel, NotFoundError
 from longtail.index import IndexSpec, Releases, build
 from tests.bundles import label_features, make_bundle
 from tests.end_to_end.gateway import Gateway
-from tests.serving.process import ServerProcess, children, free_port, server, until, workers_of
+from tests.serving.process import ServerProcess, children, free_port, server, until
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="looks processes up in /proc")
 
@@ -30,6 +30,10 @@ LABELS, DIM = 20_000, 32
 FEATURES = {"user_id": "u3", "history": ["item-1"]}
 MAPPED = (".faiss", "/embeddings.npy")
 ANSWERED = "longtail_requests_total route=/v1/retrieve status=2xx"
+
+
+def workers_of(process: ServerProcess) -> list[int]:
+    return sorted(id_ for id_, command in children(process.process.pid).items() if b"spawn_main" in command)
 
 
 def gone(ids: list[int]) -> bool:

@@ -67,11 +67,6 @@ def children(parent: int) -> dict[int, bytes]:
     return found
 
 
-def workers_of(process: ServerProcess) -> list[int]:
-    """Ids of the workers of a service of several, ascending."""
-    return sorted(id_ for id_, command in children(process.process.pid).items() if b"spawn_main" in command)
-
-
 @contextmanager
 def server(releases: Path, log: Path, **settings: object) -> Iterator[ServerProcess]:
     """Run `python -m longtail.serving run RELEASES` on a free port of loopback; `settings` from the environment."""
