@@ -13,7 +13,7 @@ from typing import Literal
 
 logger = logging.getLogger(__name__)
 
-VERSION = 4
+VERSION = 5
 FEEDBACK_FILE = "feedback.sqlite"
 """In the state directory."""
 _BUSY_SECONDS = 10
@@ -24,12 +24,13 @@ _FEEDBACK = """
 -- One label interacted with, once for each type of event. bucket: −1 unknown; state: 0 pending, 1 joined, 2 its answer
 -- was never found, or was one of several, 3 organic, without an answer and with a key of chance. key: hash of the id
 -- that names the answer and of the query's place; answer_id: that id; null: request_id is. From the answer, when
--- joined: release, position (null: not in the answer), propensity, λ, μ, features, and the request_id that it has.
+-- joined: release, position (null: not in the answer), propensity, λ, μ, features, arm (as in `answers`), and the
+-- request_id that it has.
 CREATE TABLE feedback (
     id INTEGER PRIMARY KEY, key INTEGER NOT NULL, label TEXT NOT NULL, bucket INTEGER NOT NULL, at REAL NOT NULL,
     state INTEGER NOT NULL, event TEXT NOT NULL DEFAULT 'click', weight REAL NOT NULL DEFAULT 1,
     request_id TEXT, query INTEGER, release TEXT, position INTEGER, propensity REAL, bias_removal REAL, popularity REAL,
-    features BLOB, answer_id TEXT, UNIQUE (key, label, event)
+    features BLOB, answer_id TEXT, arm INTEGER, UNIQUE (key, label, event)
 );
 """
 _SINCE_VERSION_3 = """
@@ -67,6 +68,7 @@ _ANSWERS_SINCE_VERSION_4 = """
 ALTER TABLE answers ADD COLUMN arm INTEGER;
 ALTER TABLE answers ADD COLUMN cluster INTEGER;
 """
+_FEEDBACK_SINCE_VERSION_5 = "ALTER TABLE feedback ADD COLUMN arm INTEGER;"
 _FROM_VERSION_1 = f"""
 BEGIN;
 ALTER TABLE answers ADD COLUMN propensities BLOB;
@@ -90,6 +92,7 @@ COMMIT;
 _FROM_VERSION_2 = f"""
 BEGIN;
 ALTER TABLE feedback ADD COLUMN answer_id TEXT;
+{_FEEDBACK_SINCE_VERSION_5}
 {_ANSWERS_SINCE_VERSION_3}
 {_SINCE_VERSION_3}
 {_ANSWERS_SINCE_VERSION_4}
@@ -99,12 +102,19 @@ COMMIT;
 """
 _FROM_VERSION_3 = f"""
 BEGIN;
+{_FEEDBACK_SINCE_VERSION_5}
 {_ANSWERS_SINCE_VERSION_4}
 {_SINCE_VERSION_4}
 PRAGMA user_version = {VERSION};
 COMMIT;
 """
-_MIGRATIONS = {1: _FROM_VERSION_1, 2: _FROM_VERSION_2, 3: _FROM_VERSION_3}
+_FROM_VERSION_4 = f"""
+BEGIN;
+{_FEEDBACK_SINCE_VERSION_5}
+PRAGMA user_version = {VERSION};
+COMMIT;
+"""
+_MIGRATIONS = {1: _FROM_VERSION_1, 2: _FROM_VERSION_2, 3: _FROM_VERSION_3, 4: _FROM_VERSION_4}
 
 _TABLES = f"""
 PRAGMA journal_mode = WAL;

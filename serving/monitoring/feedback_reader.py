@@ -17,7 +17,7 @@ _PENDING, _ORGANIC = 0, 3
 class FeedbackRow(NamedTuple):
     """One label chosen; what its answer says of it is None where there is no answer, or none known any more.
 
-    `features` is JSON; `at` is in seconds since 1970.
+    `features` is JSON; `at` is in seconds since 1970; `experiment_run` and `arm` name the arm whose figures it is in.
     """
 
     id: int
@@ -35,6 +35,8 @@ class FeedbackRow(NamedTuple):
     popularity: float | None
     features: bytes | None
     answer_id: str | None
+    experiment_run: str | None
+    arm: str | None
 
     @property
     def pending(self) -> bool:
@@ -45,6 +47,9 @@ class FeedbackRow(NamedTuple):
     def source(self) -> str:
         """`answer`, or `organic` for a choice without one."""
         return "organic" if self.state == _ORGANIC else "answer"
+
+
+_COLUMNS = ", ".join(f"feedback.{name}" for name in FeedbackRow._fields if name not in ("experiment_run", "arm"))
 
 
 class FeedbackReader:
@@ -64,7 +69,8 @@ class FeedbackReader:
             sqlite3.Error: the file cannot be read.
         """
         found = self._connection.execute(
-            f"SELECT {', '.join(FeedbackRow._fields)} FROM feedback WHERE at >= ? AND at < ? ORDER BY id",
+            f"SELECT {_COLUMNS}, arms.run, arms.arm FROM feedback LEFT JOIN arms ON arms.id = feedback.arm "
+            "WHERE at >= ? AND at < ? ORDER BY feedback.id",
             (since, until),
         )
         return map(FeedbackRow._make, found)

@@ -48,7 +48,7 @@ FROM answers INDEXED BY {index} WHERE generation IN ({generations}) AND {column}
 """
 _JOINED = """
 UPDATE feedback SET state = 1, release = ?, position = ?, propensity = ?, bias_removal = ?, popularity = ?,
-    features = ?, request_id = ifnull(?, request_id)
+    features = ?, arm = ?, request_id = ifnull(?, request_id)
 WHERE id = ? AND state = 0
 """
 
@@ -155,10 +155,8 @@ def _settle(connection: sqlite3.Connection, found: list[_Found], now: float) -> 
             propensity = 1.0
             if position is not None and answer.propensities is not None:
                 propensity = float(np.frombuffer(answer.propensities, "<f4")[position])
-            dials_and_features = answer.bias_removal, answer.popularity, answer.features
-            joined = connection.execute(
-                _JOINED, (answer.release, position, propensity, *dials_and_features, answer.request_id, label.id)
-            )
+            of_query = answer.bias_removal, answer.popularity, answer.features, answer.arm, answer.request_id
+            joined = connection.execute(_JOINED, (answer.release, position, propensity, *of_query, label.id))
             of = label.bucket if position is None else answer.buckets[position]
             # A purchase after a click is one label found, not two.
             if joined.rowcount and of >= 0 and not label.again:

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
+from longtail.serving.export import export
 from longtail.serving.monitoring import AnswerFeedback, ArmAnswer, Design, LiveFigures
 from tests.serving.monitoring.shop import BASELINE, BUCKETS, Clock, a_live, answered
 
@@ -199,6 +201,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 import longtail.serving.monitoring.live_figures
+from longtail.serving.export import export
 from longtail.serving.monitoring import AnswerFeedback, ArmAnswer, LiveFigures
 from tests.serving.monitoring.shop import BASELINE, BUCKETS, answered
 
@@ -241,3 +244,39 @@ def test_a_kill_loses_nothing_acknowledged_and_counts_nothing_twice(tmp_path: Pa
     assert (found["new"]["recall"]["all"]["positives"], found["new"]["recall"]["all"]["hits"]) in [
         (4 * batch, batch) for batch in held
     ]
+
+
+def exported(state: Path, out: Path) -> dict[str, tuple[str | None, str | None]]:
+    """Run and arm of every label that is exported."""
+    rows = pq.read_table(export(state, out, window=(0.0, 1e12)).out).to_pylist()
+    return {row["label_id"]: (row["experiment_run"], row["arm"]) for row in rows}
+
+
+def test_the_arm_is_exported_of_what_counts_for_it(live: LiveFigures, tmp_path: Path) -> None:
+    named = ArmAnswer("r-1", "new", 7, left_out="named")
+    batch = in_arms(["first", "second", "named", "outside"], [CTL, NEW, named, None], [[0], [1], [2], [3]])
+    live.count_answers(replace(batch, features_B=[b'{"arm": "of the query"}'] * 4))
+    live.flush()
+    for name, row in (("first", 0), ("second", 1), ("named", 2), ("outside", 3)):
+        live.record_feedback([AnswerFeedback(name, 0, [f"item-{row}"], [0])])
+    live.flush()
+    out = tmp_path / "out.parquet"
+    assert exported(tmp_path, out) == {
+        "item-0": ("r-1", "ctl"), "item-1": ("r-1", "new"), "item-2": (None, None), "item-3": (None, None),
+    }  # fmt: skip
+    assert pq.read_table(out)["feature_arm"].to_pylist() == ["of the query"] * 4
+
+
+def test_version_4_is_brought_here_and_what_was_pending_finds_its_arm(tmp_path: Path) -> None:
+    shutil.copytree(FIXTURE.with_name("state_v4"), tmp_path / "state")
+    live = a_live(tmp_path / "state", Clock())
+    live.comparison.compare(Design(design()))
+    live.flush()
+    found = figures(live)
+    assert [(found[arm]["answers"], found[arm]["recall"]["all"]["hits"]) for arm in ("ctl", "new")] == [(1, 1), (1, 1)]
+    assert exported(tmp_path / "state", tmp_path / "out.parquet") == {
+        "item-4": (None, None), "item-11": (None, None), "item-2": (None, None), "item-3": (None, None),
+        "item-1": ("r-1", "new"), "item-0": ("r-1", "new"),
+    }  # fmt: skip
+    live.close()
+    assert not list((tmp_path / "state").glob("*.aside"))

@@ -119,7 +119,7 @@ def test_the_state_goes_on(state: Path) -> None:
     head = figures["recall"]["feedback"]["head"]
     assert (head["positives"], head["hits"]) == (12, 12)
     with closing(sqlite3.connect(state / "feedback.sqlite")) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (4,)
+        assert connection.execute("PRAGMA user_version").fetchone() == (5,)
         assert connection.execute("SELECT state, count(*) FROM feedback GROUP BY state ORDER BY state").fetchall() == [
             (1, 38),
             (2, 1),

@@ -60,7 +60,7 @@ def test_feedback_still_finds_answers_of_before(live: LiveFigures, state: Path) 
     assert recall(live) == (5, 4)
     assert not list(state.glob("*.aside"))
     with closing(sqlite3.connect(state / "feedback.sqlite")) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (4,)
+        assert connection.execute("PRAGMA user_version").fetchone() == (5,)
 
 
 def test_it_is_exported_as_before(live: LiveFigures, state: Path, tmp_path: Path) -> None:
