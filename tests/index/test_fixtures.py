@@ -6,15 +6,17 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from longtail.bundle import Bundle
-from longtail.index import BucketFloors, FloorsNotMetError, Releases, merge_labels
+from longtail.index import BucketFloors, FloorsNotMetError, Releases, merge_labels, refresh_priors
 from longtail.index.manifests import Effort
 from tests.index.conftest import brute_force
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
-RELEASES = FIXTURES / "releases_v1"
+RELEASES, OF_VERSION_3 = FIXTURES / "releases_v1", FIXTURES / "releases_v3"
 MADE = {
     "flat": ("flat", [("all", "Flat", 200)], Effort()),
     "ivf": ("ivf_flat", [("head", "Flat", 20), ("tail", "IVF4,Flat", 180)], Effort(probes=4)),
@@ -66,6 +68,46 @@ def test_old_floors_and_the_pointer_hold(tmp_path: Path) -> None:
     assert releases.rollback() == "ivf"
     releases.publish("pq")
     assert (root / "HISTORY").read_text() == "ivf\npq\n"
+
+
+@pytest.mark.parametrize("name", ["flat", "ivf"])
+def test_a_release_of_version_3_answers_what_it_answered_at_any_weights_of_its_priors(name: str) -> None:
+    release = Releases(OF_VERSION_3).verify(name)
+    kind, bands, effort = MADE[name]
+    assert (release.manifest.schema_version, release.manifest.kind, release.manifest.labels) == (3, kind, 200)
+    assert [(band.name, band.factory, len(band.rows_N)) for band in release.searcher.bands] == bands
+    assert (release.searcher.effort, release.index.filterable) == (effort, ["title"])
+    bundle = release.bundle
+    assert bundle.priors is not None
+    limits = [(prior.name, prior.minimum, prior.default, prior.maximum) for prior in bundle.priors.settings]
+    assert limits == [("recent", -1, 0.5, 2), ("margin", 0, 0, 3)]
+    # Rows 0 and 7 had none in the table; the least stands for it, as it does of labels that are added.
+    values = [[-2.3895533, 0.93537432], [-1.3243589, 0.365134], [-0.24836162, 0.17583767]]
+    np.testing.assert_allclose(bundle.priors.values_LP[:3], values, rtol=1e-6)
+    np.testing.assert_allclose(bundle.priors.of_added(np.array([-1]), [{}]), [[-2.3895533, 1.3601258e-6]], rtol=1e-6)
+    for λ, μ, weights, rows, scores in (
+        (0.0, 0.0, [0.5, 0.0], [43, 167, 181, 68, 106], [1.1028553, 0.9833209, 0.9275545]),
+        (1.0, 0.0, [2.0, 3.0], [181, 58, 143, 106, 167], [0.9070972, 0.793025, 0.7371048]),
+        (0.5, 1.0, [-1.0, 1.5], [86, 167, 56, 91, 80], [0.5535121, 0.4994908, 0.4191739]),
+    ):
+        found = release.searcher.search(bundle.augmentation.queries(bundle.calibration_queries, λ, μ, weights), 10)
+        assert found[1][0, :5].tolist() == rows
+        np.testing.assert_allclose(found[0][0, :3], scores, rtol=1e-5)
+        exact = np.array([brute_force(bundle, query_D, λ, μ) for query_D in bundle.calibration_queries])
+        exact += 0.1 * bundle.priors.values_LP.astype(np.float64) @ np.array(weights)
+        np.testing.assert_allclose(found[0], np.take_along_axis(exact, found[1], axis=1), atol=1e-5)
+        assert np.array_equal(found[1], np.argsort(-exact, axis=1)[:, :10])
+
+
+def test_priors_of_an_old_release_are_refreshed(tmp_path: Path) -> None:
+    shutil.copytree(OF_VERSION_3, tmp_path / "releases")
+    ids = Releases(OF_VERSION_3).open("ivf").bundle.labels.ids
+    pq.write_table(pa.table({"label_id": ids, "recent": [0.5] * 200, "margin": [1.0] * 200}), tmp_path / "t.parquet")
+    assert Releases(tmp_path / "releases").current() == "ivf"
+    name = refresh_priors(tmp_path / "releases", tmp_path / "t.parquet", name="newer").name
+    priors = Releases(tmp_path / "releases").verify(name).bundle.priors
+    assert priors is not None
+    assert np.array_equal(priors.values_LP, np.tile(np.float32([0.5, 1]), (200, 1)))
 
 
 def test_an_old_log_is_taken_into_an_old_bundle(tmp_path: Path) -> None:
