@@ -38,7 +38,7 @@ from longtail.client.responses import (
     Readiness,
     Reloaded,
 )
-from longtail.client.transport import Attempts, Outcome, Settings
+from longtail.client.transport import MODELS_PATH, Attempts, Outcome, Settings
 
 
 class AsyncClient:
@@ -61,6 +61,7 @@ class AsyncClient:
         api_key: sent as `Authorization: Bearer`; None: no key.
         timeout: seconds that one call may take, retries and waits included; see `Settings`.
         retries: further attempts after the first, at 429, 503 and lost connections.
+        model: of a service of several models, the one that is asked; None: the one it answers from by default.
         transport: httpx's, for other pool limits, certificates or tests; None: httpx's default.
 
     Raises:
@@ -74,9 +75,10 @@ class AsyncClient:
         *,
         timeout: float = 10.0,
         retries: int = 3,
+        model: str | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self._settings = Settings(url, api_key, timeout, retries)
+        self._settings = Settings(url, api_key, timeout, retries, model)
         self._http = httpx.AsyncClient(base_url=url, headers=self._settings.headers(), transport=transport)
 
     async def retrieve(
@@ -313,6 +315,15 @@ class AsyncClient:
         """
         return await self._send(Call("GET", "/v1/release", dict[str, Any]))
 
+    async def models(self) -> dict[str, Any]:
+        """All models of the service, whichever this client asks: the release of each, and whether it is ready.
+
+        Raises:
+            NotFoundError: of a service older than several models.
+            LongtailError: the service did not answer.
+        """
+        return await self._send(Call("GET", MODELS_PATH, dict[str, Any]))
+
     async def staged(self) -> dict[str, Any]:
         """How the staged release would have answered a share of live queries: overlap, exposure, shadow recall.
 
@@ -349,7 +360,7 @@ class AsyncClient:
         return await self._send(Call("POST", "/v1/release/reload", Reloaded))
 
     async def ready(self) -> bool:
-        """Whether the service takes requests, asked once: False too if it cannot be reached.
+        """Whether the service takes requests, for the model or for all, asked once: False if it cannot be reached.
 
         Raises:
             LongtailError: something else answered.

@@ -38,7 +38,7 @@ from longtail.client.responses import (
     Readiness,
     Reloaded,
 )
-from longtail.client.transport import Attempts, Outcome, Settings
+from longtail.client.transport import MODELS_PATH, Attempts, Outcome, Settings
 
 
 class Client:
@@ -58,6 +58,7 @@ class Client:
         api_key: sent as `Authorization: Bearer`; None: no key.
         timeout: seconds that one call may take, retries and waits included; see `Settings`.
         retries: further attempts after the first, at 429, 503 and lost connections.
+        model: of a service of several models, the one that is asked; None: the one it answers from by default.
         transport: httpx's, for other pool limits, certificates or tests; None: httpx's default.
 
     Raises:
@@ -71,9 +72,10 @@ class Client:
         *,
         timeout: float = 10.0,
         retries: int = 3,
+        model: str | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        self._settings = Settings(url, api_key, timeout, retries)
+        self._settings = Settings(url, api_key, timeout, retries, model)
         self._http = httpx.Client(base_url=url, headers=self._settings.headers(), transport=transport)
 
     def retrieve(
@@ -307,6 +309,15 @@ class Client:
         """
         return self._send(Call("GET", "/v1/release", dict[str, Any]))
 
+    def models(self) -> dict[str, Any]:
+        """All models of the service, whichever this client asks: the release of each, and whether it is ready.
+
+        Raises:
+            NotFoundError: of a service older than several models.
+            LongtailError: the service did not answer.
+        """
+        return self._send(Call("GET", MODELS_PATH, dict[str, Any]))
+
     def staged(self) -> dict[str, Any]:
         """How the staged release would have answered a share of live queries: overlap, exposure, shadow recall.
 
@@ -343,7 +354,7 @@ class Client:
         return self._send(Call("POST", "/v1/release/reload", Reloaded))
 
     def ready(self) -> bool:
-        """Whether the service takes requests, asked once: False too if it cannot be reached.
+        """Whether the service takes requests, for the model or for all, asked once: False if it cannot be reached.
 
         Raises:
             LongtailError: something else answered.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from random import random
@@ -25,6 +26,8 @@ FIRST_SECONDS = 0.1
 LONGEST_SECONDS = 5.0
 """Upper end of any wait that the service did not ask for."""
 
+MODELS_PATH = "/v1/models"
+_MODEL = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _SHORTEST_TIMEOUT_SECONDS = 0.001
 _RETRIED = frozenset({429, 503})
 _NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
@@ -44,6 +47,7 @@ class Settings:
         timeout: seconds that one call may take, its retries and the waits between them included. One read of a
             socket waits for as long as is left, so an answer that trickles in can take longer.
         retries: further attempts after the first.
+        model: of the service's models, the one that is asked; None: the one whose paths do not name it.
 
     Raises:
         ValueError: one of them cannot be; the message holds neither key nor URL.
@@ -53,6 +57,7 @@ class Settings:
     api_key: str | None = field(repr=False)
     timeout: float
     retries: int
+    model: str | None = None
 
     def __post_init__(self) -> None:
         try:
@@ -72,11 +77,21 @@ class Settings:
             raise ValueError(f"timeout: expected seconds > 0, received {self.timeout}")
         if self.retries < 0:
             raise ValueError(f"retries: expected at least 0, received {self.retries}")
+        if self.model is not None and not _MODEL.fullmatch(self.model):
+            raise ValueError(
+                f"model: expected 1 to 64 of a-z, 0-9, _ and -, no sign first, received {self.model[:100]!r}"
+            )
 
     def headers(self) -> dict[str, str]:
         """HTTP headers of every request, the key among them."""
         authorization = {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
         return {"Accept": "application/json", **authorization}
+
+    def path(self, path: str) -> str:
+        """A route's path as that of the model: `/v1/retrieve` is `/v1/models/NAME/retrieve`; of all models as it is."""
+        if self.model is None or path == MODELS_PATH:
+            return path
+        return f"{MODELS_PATH}/{self.model}{path.removeprefix('/v1')}"
 
 
 class Attempts(Generic[T]):
@@ -92,6 +107,7 @@ class Attempts(Generic[T]):
 
     def __init__(self, call: Call[T], settings: Settings) -> None:
         self._call = call
+        self._path = settings.path(call.path)
         self._retries = settings.retries if call.when_busy is None else 0
         self._deadline = monotonic() + settings.timeout
         self._made = 0
@@ -105,7 +121,7 @@ class Attempts(Generic[T]):
         """The next attempt, as arguments of httpx's `build_request`; its timeout is the time left."""
         return {
             "method": self._call.method,
-            "url": self._call.path,
+            "url": self._path,
             "content": self._content,
             "headers": {} if self._content is None else {"Content-Type": "application/json"},
             "timeout": max(self._seconds_left(), _SHORTEST_TIMEOUT_SECONDS),

@@ -53,6 +53,10 @@ def run(
     state: Annotated[
         Path | None, typer.Option(help="Directory of added labels, feedback and figures [default: RELEASES/.state].")
     ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=RELEASES", help="A further model, which answers under /v1/models/NAME/; repeated."),
+    ] = None,
     workers: Annotated[int | None, typer.Option(help="Processes that share the port [default: 1].")] = None,
     search_threads: Annotated[
         int | None, typer.Option(help="Searches at once in a process, one core each [default: 1].")
@@ -75,11 +79,18 @@ def run(
         host=host,
         port=port,
         state=state,
+        models=model or None,
         workers=workers,
         search_threads=search_threads,
         insecure=insecure,
         settings_file=settings_file,
     )
+    for name, directory in settings.models.items():
+        if not directory.is_dir():
+            raise typer.BadParameter(
+                f"expected a directory that longtail-index publishes to, found none at {directory} for {name}",
+                param_hint="models (LONGTAIL_MODELS)",
+            )
     logs.configure(settings.log_format, log_level)
     if unknown := no_settings(os.environ):
         logger.warning("%s: no setting of this service, and not read", ", ".join(unknown))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import os
+import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -23,6 +24,9 @@ from longtail.bundle.errors import describe
 
 _SHORTEST_KEY = 16
 _FILE, _PREFIX = "settings_file", "LONGTAIL_"
+DEFAULT_MODEL = "default"
+"""What the model of `releases` is called among others."""
+_MODEL = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _ALIKE = 0.8
 """Of difflib's ratio: a variable nearer to a setting's name is taken for that name, misspelt."""
 
@@ -62,7 +66,33 @@ def _split_at_commas(keys: object) -> object:
     return [key for part in keys.split(",") if (key := part.strip())] if isinstance(keys, str) else keys
 
 
+def _read_models(given: object) -> object:
+    """Releases by model, of `NAME=RELEASES` (in one string, with commas between them) or of pairs; else as it is."""
+    if isinstance(given, str):
+        given = [part for one in given.split(",") if (part := one.strip())]
+    if isinstance(given, Mapping):
+        given = list(given.items())
+    if not isinstance(given, list | tuple):
+        return given
+    models = dict[str, object]()
+    for one in given:
+        name, releases = one.partition("=")[::2] if isinstance(one, str) else one
+        name = str(name).strip()
+        if not _MODEL.fullmatch(name) or name == DEFAULT_MODEL:
+            raise ValueError(
+                f"expected NAME=RELEASES, a name of 1 to 64 of a-z, 0-9, _ and -, no sign first, and not "
+                f"{DEFAULT_MODEL}, which is the model of `releases`; received {describe(name)}"
+            )
+        if name in models:
+            raise ValueError(f"expected every model once, received {name} twice")
+        if releases in ("", None):
+            raise ValueError(f"expected NAME=RELEASES, received no directory of releases for {name}")
+        models[name] = releases
+    return models
+
+
 KeyList = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_split_at_commas)]
+Models = Annotated[dict[str, Path], NoDecode, BeforeValidator(_read_models)]
 
 
 class Settings(BaseSettings):
@@ -81,8 +111,12 @@ class Settings(BaseSettings):
 
     releases: Path
     """Directory that `longtail-index` publishes to; its CURRENT names the release to serve."""
+    models: Models = {}
+    """Further models of the same process, each a directory of releases by its name, which answers under
+    /v1/models/NAME/. `books=/srv/books,music=/srv/music` in the environment, a table in the file."""
     state: Path | None = None
-    """Directory for what must outlive the process: added labels, feedback, live figures. RELEASES/.state if not set."""
+    """Directory for what must outlive the process: added labels, feedback, live figures; of a further model its
+    models/NAME. If not set, every model's is .state in its directory of releases."""
     settings_file: Path | None = None
     """A TOML file of settings by these names, read again on SIGHUP."""
     host: str = "127.0.0.1"
@@ -112,13 +146,14 @@ class Settings(BaseSettings):
     """Bind beyond loopback without keys, for a gateway that checks them."""
 
     search_threads: int = Field(default=1, ge=1)
-    """Searches at once, one core each; more than there are cores beside the event loop's only adds waiting."""
+    """Searches at once, of all models, one core each; more than there are cores beside the event loop's only adds
+    waiting."""
     batch_window_ms: float = Field(default=2.0, ge=0, le=100)
     """Longest wait for company while another search is under way; an idle service never waits."""
     max_batch: int = Field(default=64, ge=1)
     """Queries that share a search, at most; a larger request is searched alone."""
     queue_limit: int = Field(default=512, ge=1)
-    """Queries that wait for a search, at most; a request beyond gets 429."""
+    """Queries that wait for a search, of all models, at most; a request beyond gets 429."""
     request_seconds: float = Field(default=5.0, gt=0)
     """After this a request that has no answer gets 503, and one of whose body only a part has arrived 408."""
     drain_seconds: float = Field(default=1.0, ge=0)
@@ -129,8 +164,8 @@ class Settings(BaseSettings):
     """After that, how long requests under way may take to finish before they are cut off."""
 
     quota_requests: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Requests a second of one client: an API key, or without keys an address. A request beyond gets 429. Each worker
-    counts on its own. None: any number."""
+    """Requests a second of one client, to all models: an API key, or without keys an address. A request beyond gets
+    429. Each worker counts on its own. None: any number."""
     quota_labels: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Labels a second that one client may ask for, k summed over its queries; likewise."""
     quota_searches: int | None = Field(default=None, ge=1)
@@ -223,8 +258,31 @@ class Settings(BaseSettings):
 
     @property
     def state_directory(self) -> Path:
-        """Where state is kept."""
+        """Where state is kept; of the model of `releases`."""
         return self.releases / ".state" if self.state is None else self.state
+
+    def of_model(self, name: str) -> Self:
+        """These, as they are for one of `models`, which has no further ones."""
+        state = None if self.state is None else self.state / "models" / name
+        return self.model_copy(update={"releases": self.models[name], "state": state, "models": {}})
+
+    def by_model(self) -> dict[str, Self]:
+        """These as they are for each model, the one of `releases` first."""
+        return {DEFAULT_MODEL: self} | {name: self.of_model(name) for name in self.models}
+
+    @model_validator(mode="after")
+    def _apart(self) -> Self:
+        """No two models share a directory of releases, or of state."""
+        for what in ("releases", "state_directory"):
+            taken = dict[Path, str]()
+            for name, settings in self.by_model().items():
+                place = getattr(settings, what).resolve()
+                if (other := taken.setdefault(place, name)) != name:
+                    raise ValueError(
+                        f"expected a directory of its own for the {what.replace('_', ' ')} of every model, received "
+                        f"{describe(str(place))} for {other} and {name}"
+                    )
+        return self
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -267,11 +325,10 @@ def explain(error: ValidationError) -> tuple[str | None, str]:
     what is wrong.
     """
     first = error.errors(include_url=False)[0]
-    name = ".".join(map(str, first["loc"]))
-    if not name:
-        return None, str(first["msg"]).removeprefix("Value error, ")
-    shown = "" if "keys" in name else f", received {describe(first['input'])}"
-    return name, f"{first['msg']}{shown}"
+    name, said = ".".join(map(str, first["loc"])), str(first["msg"]).removeprefix("Value error, ")
+    if not name or first["type"] == "value_error":  # of this module, which says what was received
+        return name or None, said
+    return name, said if "keys" in name else f"{said}, received {describe(first['input'])}"
 
 
 def no_settings(environment: Iterable[str]) -> list[str]:
@@ -298,6 +355,9 @@ def _in_file(file: str | Path, settings: type[Settings]) -> dict[str, Any]:
     for name in found:
         if name not in settings.model_fields or name == _FILE:
             raise ValueError(f"{file}: expected names of settings, such as max_k, found {describe(name)}")
+    # Of several tables pydantic-settings would make one: those of an argument are instead of the file's.
+    if isinstance(models := found.get("models"), dict):
+        found["models"] = list(models.items())
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import NoReturn
 
 from longtail.serving.core.quotas import Quotas, asking
@@ -20,16 +20,21 @@ class Admission:
     Args:
         settings: gives the settings of now.
         monitoring: counts those turned away.
+        quotas: of every tenant, over all models of the process.
         has_room: whether a tenant's least search would find room in the queue.
     """
 
     def __init__(
-        self, settings: Callable[[], Settings], monitoring: Monitoring, has_room: Callable[[Hashable], bool]
+        self,
+        settings: Callable[[], Settings],
+        monitoring: Monitoring,
+        quotas: Quotas,
+        has_room: Callable[[str], bool],
     ) -> None:
         self._settings = settings
         self._monitoring = monitoring
         self._has_room = has_room
-        self._quotas = Quotas(settings)
+        self._quotas = quotas
 
     async def enter(self, *, search: bool = True) -> None:
         """Let a request in. A search that is let in calls `leave` at its end.

@@ -8,6 +8,7 @@ import gc
 import logging
 import threading
 from collections.abc import Callable
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -75,7 +76,9 @@ class ReleaseFollower:
         self._trouble: str | None = None
         self._checking = threading.Lock()
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._follow, name="release-follower", daemon=True)
+        self._thread = threading.Thread(
+            target=copy_context().run, args=(self._follow,), name="release-follower", daemon=True
+        )
 
     def start(self) -> None:
         """Begin to follow; returns at once."""

@@ -14,6 +14,7 @@ import random
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -95,7 +96,9 @@ class Mirror:
                 fits = kept is not None and (kept.staged, kept.current) == (staged.name, current.name)
                 self._counts = kept if fits else StagedCounts(staged=staged.name, current=current.name)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
+                self._thread = threading.Thread(
+                    target=copy_context().run, args=(self._run,), name="mirror", daemon=True
+                )
                 self._thread.start()
 
     def offer(self, retriever: Retriever, queries: Sequence[Query], retrieval: Retrieval, share: float) -> None:

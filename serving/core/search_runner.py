@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from time import perf_counter
 
@@ -11,28 +11,32 @@ from longtail.serving.core.embedding import ToEmbed, embed_each
 from longtail.serving.core.lottery import Draws, Lottery
 from longtail.serving.core.mirror import Mirror
 from longtail.serving.core.retriever import Retriever
-from longtail.serving.core.searches import BatchKey, PartAnswer, Search, answered_batch, draw_names, queries_of
+from longtail.serving.core.searches import (
+    BatchKey,
+    PartAnswer,
+    Search,
+    answered_batch,
+    draw_names,
+    join_parts,
+    queries_of,
+)
 from longtail.serving.monitoring import Monitoring
 from longtail.serving.settings import Settings
 
 
 class SearchRunner:
-    """Answers batches, in any thread; what `Batcher` runs.
+    """Answers batches of one model, in any thread; what `SearchPool` runs.
 
     Args:
         settings: gives the settings of now.
         monitoring: counts what is answered.
         mirror: is offered what was asked.
-        depth: queries that wait still.
     """
 
-    def __init__(
-        self, settings: Callable[[], Settings], monitoring: Monitoring, mirror: Mirror, depth: Callable[[], int]
-    ) -> None:
+    def __init__(self, settings: Callable[[], Settings], monitoring: Monitoring, mirror: Mirror) -> None:
         self._settings = settings
         self._monitoring = monitoring
         self._mirror = mirror
-        self._depth = depth
         now = settings()
         self._lottery = Lottery(
             now.explore_candidates,
@@ -41,20 +45,22 @@ class SearchRunner:
         )
 
     def __call__(
-        self, key: Hashable, works: Sequence[Search | ToEmbed], waited: Sequence[float]
+        self, key: BatchKey | Retriever, works: Sequence[Search | ToEmbed], waited: Sequence[float]
     ) -> Sequence[list[bytes] | PartAnswer | Exception]:
         """An answer or an error to each request of a batch; of requests for vectors the key is the release."""
         if isinstance(key, Retriever):
             return self._embed(key, [work for work in works if isinstance(work, ToEmbed)], waited)
-        assert isinstance(key, BatchKey)
         return self._search(key, [work for work in works if isinstance(work, Search)], waited)
+
+    def join(self, parts: Sequence[list[bytes] | PartAnswer]) -> list[bytes]:
+        """One answer of those to all parts of a search."""
+        return join_parts(parts, self._monitoring)
 
     def _embed(
         self, retriever: Retriever, requests: Sequence[ToEmbed], waited: Sequence[float]
     ) -> list[list[bytes] | Exception]:
         started = perf_counter()
         vectors = embed_each(retriever.embed, requests)
-        self._monitoring.metrics.set_queue_depth(self._depth())
         count = sum(request.count for request in requests)
         self._monitoring.metrics.count_search(count, waited, {"encode": perf_counter() - started})
         return vectors
@@ -71,7 +77,6 @@ class SearchRunner:
             if len(searches) == 1:
                 return [searches[0].located(error)]
             return [self._search(key, [search], [wait])[0] for search, wait in zip(searches, waited, strict=True)]
-        self._monitoring.metrics.set_queue_depth(self._depth())
         answered = None
         if not key.preview:
             self._monitoring.metrics.count_search(len(retrieval.results), waited, retrieval.seconds)

@@ -13,23 +13,18 @@ from longtail.bundle import LabelLogError, LabelRecord
 from longtail.bundle.errors import describe
 from longtail.serving.core.admission import Admission
 from longtail.serving.core.arms import Trial
-from longtail.serving.core.batcher import Batcher
 from longtail.serving.core.embedding import ToEmbed
 from longtail.serving.core.executor import BoundedExecutor, one_openmp_thread
+from longtail.serving.core.fair_queue import Lane
 from longtail.serving.core.feedback import Event, record_events
 from longtail.serving.core.label_changes import LabelLogFollower
 from longtail.serving.core.mirror import Mirror
 from longtail.serving.core.queries import Query, SimilarQuery
 from longtail.serving.core.quotas import asking
 from longtail.serving.core.retriever import Retriever
+from longtail.serving.core.search_pool import SearchPool
 from longtail.serving.core.search_runner import SearchRunner
-from longtail.serving.core.searches import (
-    BatchKey,
-    PartAnswer,
-    Search,
-    divide,
-    join_parts,
-)
+from longtail.serving.core.searches import BatchKey, PartAnswer, Search
 from longtail.serving.errors import (
     NotReadyError,
     QueueFullError,
@@ -43,7 +38,7 @@ from longtail.serving.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-_MAX_PENDING_WRITES, _MAX_PENDING_READS, _MAX_PENDING_PACKS = 64, 16, 16
+_MAX_PENDING_WRITES, _MAX_PENDING_READS = 64, 16
 
 Result = TypeVar("Result")
 
@@ -55,11 +50,15 @@ class Service:
     compute, so a long search stalls neither /livez nor the parsing of the next request.
 
     Args:
-        settings: settings of the service.
+        settings: settings of the service, as they are for its model.
         monitoring: counts what the service does.
+        pool: of another model's service in the same process, to search in; one of its own if None.
+        model: the model's name among those of a pool.
     """
 
-    def __init__(self, settings: Settings, monitoring: Monitoring) -> None:
+    def __init__(
+        self, settings: Settings, monitoring: Monitoring, pool: SearchPool | None = None, model: str | None = None
+    ) -> None:
         self.settings = settings
         self.monitoring = monitoring
         self.draining = False
@@ -78,20 +77,17 @@ class Service:
             BoundedExecutor(name, max_pending=_MAX_PENDING_WRITES, timeout=seconds, initializer=one_openmp_thread)
             for name in ("write", "labels")
         )
-        self._packer = BoundedExecutor("pack", max_pending=_MAX_PENDING_PACKS, timeout=settings.request_seconds)
         self._reader = BoundedExecutor("read", max_pending=_MAX_PENDING_READS, timeout=settings.request_seconds)
-        self._batcher: Batcher[Search | ToEmbed, list[bytes] | PartAnswer] = Batcher(
-            SearchRunner(lambda: self.settings, monitoring, self.mirror, lambda: self._batcher.depth),
-            threads=1 if settings.device == "gpu" else settings.search_threads,
-            window=settings.batch_window_ms / 1e3,
-            max_batch=settings.max_batch,
-            max_pending=settings.queue_limit,
-            timeout=settings.request_seconds,
-            divide=divide,
-            join=lambda _, parts: join_parts(parts, self.monitoring),
-            initializer=one_openmp_thread,
+        self._closes_pool = pool is None
+        self.pool = pool or SearchPool(lambda: self.settings, monitoring.metrics.set_queue_depth)
+        self._batcher, self._model = self.pool.batcher, model
+        self._runner = SearchRunner(lambda: self.settings, monitoring, self.mirror)
+        self.admission = Admission(
+            lambda: self.settings,
+            monitoring,
+            self.pool.quotas,
+            lambda client: self._batcher.has_room(self._lane(client)),
         )
-        self.admission = Admission(lambda: self.settings, monitoring, self._batcher.has_room)
 
     @property
     def ready(self) -> bool:
@@ -109,10 +105,21 @@ class Service:
         if self.draining:
             raise NotReadyError("expected a service that takes requests, found one that is shutting down")
         self.retriever()
-        workers = self.monitoring.seat.workers
+        seat = self.monitoring.seat
         raise NotReadyError(
-            f"expected {workers.workers} workers that have loaded a release, found {workers.ready}; others are starting"
+            f"expected {seat.workers.workers} workers that have loaded a release, found "
+            f"{seat.workers.ready_for(seat.model)}; others are starting"
         )
+
+    @property
+    def problem(self) -> str | None:
+        """Why no new requests should come here, or which published release is not the one that answers them."""
+        if self.draining:
+            return "the service is shutting down"
+        if self.refused is not None:
+            before = "none" if self._current is None else "the one before"
+            return f"the published release, {self.refused}, could not be loaded, {before} is served; the log says why"
+        return None if self._current is not None else "no release is loaded yet; see longtail-index publish"
 
     @property
     def served(self) -> Retriever | None:
@@ -252,22 +259,18 @@ class Service:
         labels = search.labels
         if labels * retriever.catalogue.mean_bytes(True) > limit:
             search.check_bytes(search.mean_bytes(retriever.catalogue), limit)
-        tenant, cost = asking.get(), search.cost
+        client = self._lane(asking.get())
         self.admission.charge(labels)
-        answer = await self._counted(
-            lambda: self._batcher.submit(key, search, search.queries, tenant=tenant, cost=cost)
-        )
+        answer = await self._counted(lambda: self.pool.submit(self._runner, key, search, client))
         results = answer.results if isinstance(answer, PartAnswer) else answer
         search.check_bytes(sum(map(len, results)), limit)
         return results
 
     async def embed(self, retriever: Retriever, asked: ToEmbed) -> list[bytes]:
         """Vectors, JSON each, from a batch that others may share; raises as `search`, and as `Retriever.embed`."""
-        tenant = asking.get()
+        client = self._lane(asking.get())
         self.admission.charge(asked.count)
-        vectors = await self._counted(
-            lambda: self._batcher.submit(retriever, asked, asked.count, tenant=tenant, cost=asked.cost)
-        )
+        vectors = await self._counted(lambda: self.pool.submit(self._runner, retriever, asked, client))
         assert isinstance(vectors, list)
         return vectors
 
@@ -354,7 +357,7 @@ class Service:
     async def pack(self, work: Callable[[], Result]) -> Result | None:
         """Compress an answer, in a thread of its own; None if it has too much to do for that."""
         with suppress(QueueFullError, TimedOutError):
-            return await self._packer.run(work)
+            return await self.pool.packer.run(work)
         return None
 
     async def _counted(self, begin: Callable[[], Awaitable[Result]]) -> Result:
@@ -368,14 +371,18 @@ class Service:
             raise
 
     def close(self) -> None:
-        """End the threads and close the files."""
-        self._batcher.close()
+        """End the threads and close the files; of services that share a pool, that which made it is closed first."""
+        if self._closes_pool:
+            self.pool.close()
         self._writer.close()
         self._changer.close()
         self._reader.close()
         self.mirror.close()
-        self._packer.close()
         self.monitoring.figures.close()
+
+    def _lane(self, client: str) -> str | Lane:
+        """Whose work a client's is in the queue."""
+        return client if self._model is None else Lane(client, self._model)
 
     def _read_changes(self) -> None:
         staged = self.mirror.staged

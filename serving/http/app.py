@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 
@@ -24,11 +24,12 @@ from longtail.serving.http.openapi import install_documentation, openapi_documen
 from longtail.serving.http.responses import install_error_handlers
 from longtail.serving.http.routes import routers
 from longtail.serving.http.tracing import install_tracing
+from longtail.serving.logs import model as logged_model
 from longtail.serving.monitoring import LiveFigures, Monitoring
-from longtail.serving.monitoring.host import Host
+from longtail.serving.monitoring.host import Host, StateDisk
 from longtail.serving.monitoring.prometheus import Metrics
 from longtail.serving.monitoring.workers import Seat, Workers
-from longtail.serving.settings import Settings
+from longtail.serving.settings import DEFAULT_MODEL, Settings
 
 _DESCRIPTION = (
     "Retrieves the best labels for a query from a two-tower model. Every request may set `bias_removal`, "
@@ -42,73 +43,111 @@ _LOOK_SECONDS = 0.02
 def create_app(
     settings: Settings, *, retriever: Retriever | None = None, worker: int = 0, workers: Workers | None = None
 ) -> FastAPI:
-    """The application of one process.
+    """The application of one process: that of the first model, which hands on what is asked of further ones.
 
     Args:
         settings: read once, by the caller.
-        retriever: serve this one and follow no releases; for tests and embedding.
+        retriever: serve this one and follow no releases; for tests and embedding. Further models follow theirs.
         worker: this process' number among those that share the settings.
         workers: what they know of each other; there is but this one if None.
 
     Raises:
-        StateError: the state directory cannot be used.
+        StateError: a state directory cannot be used.
         TracingError: tracing is asked for and not installed.
     """
-    figures = _open_figures(settings, worker)
-    routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
-    seat = Seat(workers or Workers(), worker)
-    metrics = Metrics(
-        [route.path for route in routes],
-        [figures, seat, Host(settings.state_directory, settings.queue_limit)],
-    )
-    service = Service(settings, Monitoring(metrics, figures, seat))
-    follower = ReleaseFollower(settings.releases, service)
+    board, keys = workers or Workers(models=1 + len(settings.models)), Keys(settings)
+    models = dict[str, Application]()
+    with ExitStack() as opened:
+        for place, (name, its) in enumerate(settings.by_model().items()):
+            named = logged_model.set(name if settings.models else None)
+            try:
+                models[name] = _application(its, Seat(board, worker, place), keys, name, models)
+            finally:
+                logged_model.reset(named)
+            opened.callback(models[name].state.service.close)
+        opened.pop_all()
+    app = models[DEFAULT_MODEL]
+    following = [model for model in models.values() if model is not app or retriever is None]
     if retriever is not None:
-        service.serve(retriever)
+        app.state.service.serve(retriever)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        if retriever is None:
-            follower.start()
+        for model in following:
+            model.state.follower.start()
         # A worker in another's place takes no connection from the others before it can answer.
-        while retriever is None and seat.replaces and seat.waited_for and not service.draining:
+        seats = [model.state.service.monitoring.seat for model in following]
+        while any(seat.replaces and seat.waited_for for seat in seats) and not app.state.service.draining:
             await asyncio.sleep(_LOOK_SECONDS)
         yield
-        if retriever is None:
-            follower.stop()
-        service.close()
+        for model in following:
+            model.state.follower.stop()
+        # The first has the threads that search; what they answer is counted by all.
+        for model in models.values():
+            model.state.service.close()
 
+    app.router.lifespan_context = lifespan
+    return app
+
+
+def _application(
+    settings: Settings, seat: Seat, keys: Keys, model: str, models: Mapping[str, Application]
+) -> Application:
+    """The application of one model.
+
+    Args:
+        settings: as they are for the model.
+        seat: of the worker and the model.
+        keys: that the process knows.
+        model: its name.
+        models: applications by name; the first is there when a further one is made, this one will be.
+
+    Raises:
+        as `create_app`.
+    """
+    figures = _open_figures(settings, seat.worker)
+    routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
+    first = models.get(DEFAULT_MODEL)
+    if first is None:
+        host = Host(settings.state_directory, settings.queue_limit)
+        metrics = Metrics([route.path for route in routes], [figures, seat, seat.workers, host])
+        service = Service(settings, Monitoring(metrics, figures, seat))
+    else:
+        disk = StateDisk(settings.state_directory)
+        metrics = Metrics([route.path for route in routes], [figures, seat, disk], model)
+        service = Service(settings, Monitoring(metrics, figures, seat), first.state.service.pool, model)
     app = Application(
-        title="Longtail",
+        title="Longtail" if first is None else f"Longtail: {model}",
         version=_version(),
         description=_DESCRIPTION,
-        lifespan=lifespan,
         routes=list(routes),
         openapi_url=None,
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.state.service, app.state.follower = service, follower
-    install_documentation(app)
+    app.models = app.state.models = models
+    app.state.service, app.state.follower, app.state.keys = service, ReleaseFollower(settings.releases, service), keys
+    install_documentation(app, None if first is None else model)
     install_error_handlers(app)
-    keys = app.state.keys = Keys(settings)
+    logged = logged_model.get()
 
     def surround(answer: ASGIApp) -> ASGIApp:
-        return RequestMiddleware(AuthMiddleware(answer, keys, insecure=settings.insecure), service)
+        return RequestMiddleware(AuthMiddleware(answer, keys, insecure=settings.insecure), service, logged)
 
-    app.add_middleware(surround)
+    app.add_middleware(lambda answer: partial(app.answer_of_model, surround(answer)))
     if settings.tracing:
-        install_tracing(app)
+        install_tracing(app, model=logged)
     else:
         app.open_direct(surround)
+    app.complete()
     app.openapi = partial(openapi_document, app)  # type: ignore[method-assign]
     return app
 
 
 def apply_settings(app: FastAPI, settings: Settings) -> None:
     """Answer with other settings from the next request on, as far as `LIVE` says that they can be changed, and by the
-    experiments.toml of now.
+    experiments.toml of now; of every model.
 
     Args:
         app: of `create_app`.
@@ -119,9 +158,11 @@ def apply_settings(app: FastAPI, settings: Settings) -> None:
     """
     keys: Keys = app.state.keys
     keys.replace(settings)
-    app.state.service.settings = settings
-    follower: ReleaseFollower = app.state.follower
-    follower.experiments.check(again=True)
+    for name, its in settings.by_model().items():
+        model = app.state.models[name]
+        model.state.service.settings = its
+        follower: ReleaseFollower = model.state.follower
+        follower.experiments.check(again=True)
 
 
 def _open_figures(settings: Settings, worker: int) -> LiveFigures:

@@ -7,7 +7,7 @@ same function.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from fastapi import FastAPI
@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from longtail.serving.core.service import Service
 from longtail.serving.errors import ServingError
+from longtail.serving.http.models import find
 from longtail.serving.http.responses import serving_error
 
 Endpoint = Callable[[Service, Scope, Receive], Awaitable[bytes]]
@@ -48,11 +49,13 @@ class DirectRoute(APIRoute):
 
 
 class Application(FastAPI):
-    """FastAPI with a door of its own for POST requests to `DirectRoute`s."""
+    """FastAPI with a door of its own for POST requests to `DirectRoute`s, and for requests to other models' paths."""
 
     _direct: ASGIApp | None = None
     _paths: frozenset[str] = frozenset()
-    _expected: tuple[int, int] = (0, 0)
+    _expected: tuple[int, int] | None = None
+    models: Mapping[str, Application] = {}
+    """Applications whose paths begin with `/v1/models/NAME/`; this one may be among them."""
 
     def open_direct(self, surround: Callable[[ASGIApp], ASGIApp]) -> None:
         """Answer direct routes past FastAPI's stack from now on, unless middleware or error handlers are added later.
@@ -69,25 +72,41 @@ class Application(FastAPI):
             except ServingError as error:
                 await serving_error(scope["state"]["request_id"], error)(scope, receive, send)
 
-        self._direct, self._paths, self._expected = surround(answer), frozenset(routes), self._additions()
+        self._direct, self._paths = surround(answer), frozenset(routes)
 
     def close_direct(self) -> None:
         """Answer everything through FastAPI's stack from now on."""
         self._paths = frozenset()
 
+    def complete(self) -> None:
+        """Middleware and error handlers that are added from now on are others', and see every request."""
+        self._expected = self._additions()
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request by the shortest way that it may take."""
-        if (
-            scope["type"] == "http"
-            and scope["path"] in self._paths
-            and scope["method"] == "POST"
-            and self._direct is not None
-            and self._expected == self._additions()
-        ):
-            scope["app"] = self
-            await self._direct(scope, receive, send)
-        else:
-            await super().__call__(scope, receive, send)
+        if scope["type"] == "http" and self._expected == self._additions():
+            if scope["path"] in self._paths and scope["method"] == "POST" and self._direct is not None:
+                scope["app"] = self
+                await self._direct(scope, receive, send)
+                return
+            if (found := find(scope, self.models)) is not None:
+                app, scope = found
+                await app(scope, receive, send)
+                return
+        await super().__call__(scope, receive, send)
+
+    async def answer_of_model(self, here: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request that has come through others' middleware.
+
+        Args:
+            here: what answers those to this application's own model.
+            scope, receive, send: of ASGI.
+        """
+        if scope["type"] == "http" and (found := find(scope, self.models)) is not None:
+            app, scope = found
+            if app is not self:
+                here = app
+        await here(scope, receive, send)
 
     def _additions(self) -> tuple[int, int]:
         return len(self.user_middleware), len(self.exception_handlers)

@@ -1,4 +1,4 @@
-"""A request's headers by name, looked through once for all that ask."""
+"""A request's headers by name, looked through once for all that ask; and the path that it asked for."""
 
 from __future__ import annotations
 
@@ -19,3 +19,9 @@ def head_of(scope: Scope) -> dict[bytes, bytes]:
     """The headers that the request middleware has read."""
     head: dict[bytes, bytes] = scope["state"]["head"]
     return head
+
+
+def asked_path(scope: Scope) -> str:
+    """The path as the client has it, which of a further model has its name in it."""
+    path: str = scope.get("longtail.path", scope["path"])
+    return path

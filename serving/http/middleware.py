@@ -12,10 +12,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from longtail.serving.core.service import Service
 from longtail.serving.http.compression import pack
-from longtail.serving.http.head import read_head
+from longtail.serving.http.head import asked_path, read_head
 from longtail.serving.http.ids import new_id
 from longtail.serving.http.responses import internal_error
 from longtail.serving.logs import Trace, current
+from longtail.serving.logs import model as logged_model
 from longtail.serving.monitoring.prometheus import UNKNOWN_ROUTE
 
 logger = logging.getLogger(__name__)
@@ -48,11 +49,13 @@ class RequestMiddleware:
         app: what answers.
         service: its monitoring counts every request; its settings say whether to log every one, not only those that
             fail.
+        model: the name of the service's model, for the log, where the process serves several.
     """
 
-    def __init__(self, app: ASGIApp, service: Service) -> None:
+    def __init__(self, app: ASGIApp, service: Service, model: str | None = None) -> None:
         self._app = app
         self._service = service
+        self._model = model
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request.
@@ -72,6 +75,8 @@ class RequestMiddleware:
         id_ = asked.decode() if _SANE_ID.fullmatch(asked) else own
         scope["state"].update(request_id=id_, answer_id=own)
         current.set((id_, Trace.parse(trace.decode("latin-1")) if trace else None))
+        if self._model is not None:
+            logged_model.set(self._model)
         started = perf_counter()
         status: int | None = None
         start: Message | None = None
@@ -104,7 +109,7 @@ class RequestMiddleware:
             status = status or _CLIENT_CLOSED_REQUEST
         # The last stop before the server: whatever it is, the client gets an answer and the log the cause.
         except Exception:
-            logger.exception("request %s: %s %r failed", id_, method, scope["path"])
+            logger.exception("request %s: %s %r failed", id_, method, asked_path(scope))
             if status is not None:
                 raise
             await internal_error(id_)(scope, receive, send_with_headers)

@@ -14,12 +14,13 @@ if TYPE_CHECKING:
 _UNTRACED = "livez,readyz,metrics"
 
 
-def install_tracing(app: FastAPI, processor: SpanProcessor | None = None) -> None:
+def install_tracing(app: FastAPI, processor: SpanProcessor | None = None, model: str | None = None) -> None:
     """Trace every request but probes and scrapes; a caller's traceparent is continued.
 
     Args:
         app: whose requests.
         processor: gets the spans; by default they are sent in batches over OTLP/HTTP.
+        model: the name of the application's model, where the process serves several: `longtail.model` of its resource.
 
     Raises:
         TracingError: the packages of the extra `otel` are not installed.
@@ -34,7 +35,8 @@ def install_tracing(app: FastAPI, processor: SpanProcessor | None = None) -> Non
         raise TracingError(
             f"tracing: expected the packages of the extra otel (pip install 'longtail[otel]'), found {error}"
         ) from error
-    resource = Resource({SERVICE_NAME: "longtail"}).merge(OTELResourceDetector().detect())
+    of_model = {} if model is None else {"longtail.model": model}
+    resource = Resource({SERVICE_NAME: "longtail", **of_model}).merge(OTELResourceDetector().detect())
     provider = TracerProvider(resource=resource)
     provider.add_span_processor(processor or BatchSpanProcessor(OTLPSpanExporter()))
     FastAPIInstrumentor.instrument_app(app, tracer_provider=provider, excluded_urls=_UNTRACED)

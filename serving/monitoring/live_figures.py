@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +116,7 @@ class LiveFigures:
         self._tidied_at = 0.0
         self._troubles: dict[str, str] = {}
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="live-figures", daemon=True)
+        self._thread = threading.Thread(target=copy_context().run, args=(self._work,), name="live-figures", daemon=True)
         self._thread.start()
 
     def begin_release(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from prometheus_client import (
     CollectorRegistry,
@@ -19,6 +20,7 @@ from prometheus_client import (
     generate_latest,
 )
 from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
@@ -36,6 +38,7 @@ QUOTAS = ("quota_requests", "quota_labels", "quota_searches")
 _STATUS_CLASSES = ("2xx", "3xx", "4xx", "5xx")
 _STAGES = ("queue", "encode", "search", "answer")
 _SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+MetricT = TypeVar("MetricT", bound=MetricWrapperBase)
 _QUERIES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
@@ -54,94 +57,137 @@ class _ReleaseInfo(Collector):
         yield family
 
 
+class _OfModel(Collector):
+    """Another collector's series, with the label `model`."""
+
+    def __init__(self, collector: Collector, model: str) -> None:
+        self._collector = collector
+        self._model = model
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._collector.collect():
+            family.samples = [
+                sample._replace(labels={**sample.labels, "model": self._model}) for sample in family.samples
+            ]
+            yield family
+
+
+class _Together(Collector):
+    """The series of several registries, each family once."""
+
+    def __init__(self, registries: Sequence[CollectorRegistry]) -> None:
+        self._registries = registries
+
+    def collect(self) -> Iterator[Metric]:
+        families = dict[str, Metric]()
+        for registry in self._registries:
+            for family in registry.collect():
+                if (known := families.setdefault(family.name, family)) is not family:
+                    known.samples = [*known.samples, *family.samples]
+        yield from families.values()
+
+
 class Metrics:
-    """The Prometheus series of one process. Thread-safe.
+    """The Prometheus series of one process about one model. Thread-safe.
 
     Args:
         routes: paths as the router knows them, such as `/v1/labels/{id}`.
         others: further collectors that /metrics shows.
+        model: name of a further model, which is in the label `model` of all its series; None of the first one, whose
+            series have no such label, and stand beside those of the process.
     """
 
-    def __init__(self, routes: Iterable[str], others: Iterable[Collector] = ()) -> None:
+    def __init__(self, routes: Iterable[str], others: Iterable[Collector] = (), model: str | None = None) -> None:
         counted = CollectorRegistry()
-        self._requests = Counter(
-            "longtail_requests", "Requests answered, by route and class of status.", ["route", "status"],
+        self._model = model
+        own, named = ((), ()) if model is None else ((model,), ("model",))
+        requests = Counter(
+            "longtail_requests", "Requests answered, by route and class of status.", ["route", "status", *named],
             registry=counted,
         )  # fmt: skip
-        self._previews = Counter(
-            "longtail_previews", "Previews answered, by class of status; they are in no other series.", ["status"],
-            registry=counted,
+        previews = Counter(
+            "longtail_previews", "Previews answered, by class of status; they are in no other series.",
+            ["status", *named], registry=counted,
         )  # fmt: skip
-        self._request_seconds = Histogram(
-            "longtail_request_seconds", "From a request's head read to its answer sent, by route.", ["route"],
+        request_seconds = Histogram(
+            "longtail_request_seconds", "From a request's head read to its answer sent, by route.", ["route", *named],
             buckets=_SECONDS, registry=counted,
         )  # fmt: skip
-        self._stage_seconds = Histogram(
+        stage_seconds = Histogram(
             "longtail_stage_seconds",
             "Parts of a retrieval: wait in the queue (of every request), then encode the queries, search the index "
             "and make the answers (of every batch).",
-            ["stage"],
+            ["stage", *named],
             buckets=_SECONDS,
             registry=counted,
         )
-        self._batch_queries = Histogram(
-            "longtail_batch_queries", "Queries that shared a search.", buckets=_QUERIES, registry=counted
+        batch_queries = Histogram(
+            "longtail_batch_queries", "Queries that shared a search.", named, buckets=_QUERIES, registry=counted
         )
-        self._queries = Counter("longtail_queries", "Queries answered; a request may hold many.", registry=counted)
-        self._exposures = Counter(
-            "longtail_exposures", "Labels answered, by frequency bucket.", ["bucket"], registry=counted
+        queries = Counter("longtail_queries", "Queries answered; a request may hold many.", named, registry=counted)
+        exposures = Counter(
+            "longtail_exposures", "Labels answered, by frequency bucket.", ["bucket", *named], registry=counted
         )
-        self._explored = Counter(
-            "longtail_explored", "Labels drawn at random for requests that explore, by frequency bucket.", ["bucket"],
-            registry=counted,
+        explored = Counter(
+            "longtail_explored", "Labels drawn at random for requests that explore, by frequency bucket.",
+            ["bucket", *named], registry=counted,
         )  # fmt: skip
-        self._unknown = Counter(
+        unknown = Counter(
             "longtail_labels_unknown", "Ids in requests that the release does not have, by the list they stood in.",
-            ["list"], registry=counted,
+            ["list", *named], registry=counted,
         )  # fmt: skip
-        self._swaps = Counter("longtail_release_swaps", "Releases taken into service.", registry=counted)
-        self._load_failures = Counter(
+        swaps = Counter("longtail_release_swaps", "Releases taken into service.", named, registry=counted)
+        load_failures = Counter(
             "longtail_release_load_failures",
             "Attempts to load a release that failed; the one before stayed in service.",
+            named,
             registry=counted,
         )
-        self._queue_depth = Gauge(
+        # The queue is one, whatever models there are.
+        self._queue_depth = None if model is not None else Gauge(
             "longtail_queue_depth", "Queries that wait for a search.", multiprocess_mode="livesum", registry=counted
-        )
-        self._shed = Counter("longtail_shed", "Requests refused because the queue was full (429).", registry=counted)
-        self._over_quota = Counter(
-            "longtail_over_quota", "Requests refused because their client had used up a quota (429).", ["quota"],
-            registry=counted,
         )  # fmt: skip
-        self._timeouts = Counter(
-            "longtail_timeouts", "Requests given up because no answer was there in time.", registry=counted
+        shed = Counter("longtail_shed", "Requests refused because the queue was full (429).", named, registry=counted)
+        over_quota = Counter(
+            "longtail_over_quota", "Requests refused because their client had used up a quota (429).",
+            ["quota", *named], registry=counted,
+        )  # fmt: skip
+        timeouts = Counter(
+            "longtail_timeouts", "Requests given up because no answer was there in time.", named, registry=counted
         )
+
+        def alone(metric: MetricT) -> MetricT:
+            return metric.labels(*own) if own else metric
+
         # Looked up once: these are counted with every request.
         self._of_route = {
             route: (
-                [self._requests.labels(route, status) for status in _STATUS_CLASSES],
-                self._request_seconds.labels(route),
+                [requests.labels(route, status, *own) for status in _STATUS_CLASSES],
+                request_seconds.labels(route, *own),
             )
             for route in (*routes, UNKNOWN_ROUTE)
         }
-        self._previews_of_status = [self._previews.labels(status) for status in _STATUS_CLASSES]
-        self._of_stage = {stage: self._stage_seconds.labels(stage) for stage in _STAGES}
-        self._of_bucket = [self._exposures.labels(bucket) for bucket in BUCKET_NAMES]
-        self._explored_of_bucket = [self._explored.labels(bucket) for bucket in BUCKET_NAMES]
-        self._of_list = {ids: self._unknown.labels(ids) for ids in ("exclude", "allow")}
-        self._of_quota = {quota: self._over_quota.labels(quota) for quota in QUOTAS}
+        self._batch_queries, self._queries, self._swaps = alone(batch_queries), alone(queries), alone(swaps)
+        self._load_failures, self._shed = alone(load_failures), alone(shed)
+        self._timeouts = alone(timeouts)
+        self._previews_of_status = [previews.labels(status, *own) for status in _STATUS_CLASSES]
+        self._of_stage = {stage: stage_seconds.labels(stage, *own) for stage in _STAGES}
+        self._of_bucket = [exposures.labels(bucket, *own) for bucket in BUCKET_NAMES]
+        self._explored_of_bucket = [explored.labels(bucket, *own) for bucket in BUCKET_NAMES]
+        self._of_list = {ids: unknown.labels(ids, *own) for ids in ("exclude", "allow")}
+        self._of_quota = {quota: over_quota.labels(quota, *own) for quota in QUOTAS}
         self._release = _ReleaseInfo()
         self._shown = self._registry(counted, others)
 
     def _registry(self, counted: CollectorRegistry, others: Iterable[Collector]) -> CollectorRegistry:
-        if MULTIPROCESS in os.environ:
-            shown = CollectorRegistry()
-            MultiProcessCollector(shown)  # type: ignore[no-untyped-call]
-        else:
-            shown = counted
+        shown = CollectorRegistry() if MULTIPROCESS in os.environ else counted
+        # What a process has, and what all processes have counted, stands with the first model's.
+        if self._model is None and shown is counted:
             ProcessCollector(registry=shown)
+        elif self._model is None:
+            MultiProcessCollector(shown)  # type: ignore[no-untyped-call]
         for collector in (self._release, *others):
-            shown.register(collector)
+            shown.register(collector if self._model is None else _OfModel(collector, self._model))
         return shown
 
     def count_request(self, route: str, status: int, seconds: float) -> None:
@@ -170,7 +216,8 @@ class Metrics:
 
     def set_queue_depth(self, queries: int) -> None:
         """Say how many queries wait for a search."""
-        self._queue_depth.set(queries)
+        if self._queue_depth is not None:
+            self._queue_depth.set(queries)
 
     def count_answers(self, batch: AnsweredBatch, unknown: Mapping[str, int]) -> None:
         """Count what a batch showed: its queries, labels by bucket, and ids that the release does not have."""
@@ -203,6 +250,15 @@ class Metrics:
         """Count a release that could not be loaded."""
         self._load_failures.inc()
 
-    def scrape(self) -> bytes:
-        """All series in Prometheus' text format, version 0.0.4."""
-        return generate_latest(self._shown)
+    def scrape(self, further: Iterable[Metrics] = ()) -> bytes:
+        """All series in Prometheus' text format, version 0.0.4.
+
+        Args:
+            further: those of further models of the process.
+        """
+        registries = [self._shown, *(metrics._shown for metrics in further)]
+        if len(registries) == 1:
+            return generate_latest(self._shown)
+        together = CollectorRegistry()
+        together.register(_Together(registries))
+        return generate_latest(together)

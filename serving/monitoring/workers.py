@@ -13,11 +13,11 @@ from prometheus_client.registry import Collector
 
 _PROC = Path("/proc")
 _STOPPING, _WORKERS_FROM = 0, 1
-_PID, _STATE, _RESTARTS, _CELLS = 0, 1, 2, 3
+_PID, _RESTARTS, _STATES_FROM = 0, 1, 2
 
 
 class WorkerState(IntEnum):
-    """What a worker does."""
+    """What a worker does for a model; of several models, what it does for the one that it does least for."""
 
     down = 0
     """Its process has ended, and another is not there yet."""
@@ -34,18 +34,20 @@ class Workers:
 
     Args:
         workers: how many.
-        cells: whole numbers, `cells_of(workers)` of them, all 0 at first; shared memory where there are several
+        cells: whole numbers, `cells_of(workers, models)` of them, all 0 at first; shared memory where there are several
             processes.
+        models: that each of them serves.
     """
 
-    def __init__(self, workers: int = 1, cells: MutableSequence[int] | None = None) -> None:
+    def __init__(self, workers: int = 1, cells: MutableSequence[int] | None = None, models: int = 1) -> None:
         self.workers = workers
-        self._cells: MutableSequence[int] = [0] * self.cells_of(workers) if cells is None else cells
+        self._models = models
+        self._cells: MutableSequence[int] = [0] * self.cells_of(workers, models) if cells is None else cells
 
     @staticmethod
-    def cells_of(workers: int) -> int:
+    def cells_of(workers: int, models: int = 1) -> int:
         """How many numbers a board has."""
-        return _WORKERS_FROM + _CELLS * workers
+        return _WORKERS_FROM + (_STATES_FROM + models) * workers
 
     @property
     def stopping(self) -> bool:
@@ -60,20 +62,22 @@ class Workers:
         """A process for this worker is about to be started, `again` if there was one before."""
         self._set(worker, _PID, 0)
         self._set(worker, _RESTARTS, self.restarts(worker) + again)
-        self._set(worker, _STATE, WorkerState.starting)
-
-    def run(self, worker: int) -> None:
-        """The calling process is this worker."""
-        self._set(worker, _PID, os.getpid())
         self.become(worker, WorkerState.starting)
 
-    def become(self, worker: int, state: WorkerState) -> None:
-        """This worker does something else from now on."""
-        self._set(worker, _STATE, state)
+    def run(self, worker: int, model: int = 0) -> None:
+        """The calling process is this worker, and will serve this model."""
+        self._set(worker, _PID, os.getpid())
+        self.become(worker, WorkerState.starting, model)
 
-    def state(self, worker: int) -> WorkerState:
-        """What a worker does."""
-        return WorkerState(self._get(worker, _STATE))
+    def become(self, worker: int, state: WorkerState, model: int | None = None) -> None:
+        """This worker does something else for a model from now on, or for all of them if None."""
+        for each in range(self._models) if model is None else (model,):
+            self._set(worker, _STATES_FROM + each, state)
+
+    def state(self, worker: int, model: int | None = None) -> WorkerState:
+        """What a worker does for a model; for the one that it does least for, if None."""
+        asked = range(self._models) if model is None else (model,)
+        return WorkerState(min(self._get(worker, _STATES_FROM + each) for each in asked))
 
     def restarts(self, worker: int) -> int:
         """How often a worker's process was replaced by another."""
@@ -81,14 +85,23 @@ class Workers:
 
     @property
     def ready(self) -> int:
-        """How many serve a release."""
-        return sum(self.state(worker) is WorkerState.ready for worker in range(self.workers))
+        """How many serve a release of every model."""
+        return self.ready_for(None)
 
     @property
     def complete(self) -> bool:
         """Whether no worker is being started for the first time."""
+        return self.complete_for(None)
+
+    def ready_for(self, model: int | None) -> int:
+        """How many serve a release of a model, or of every model if None."""
+        return sum(self.state(worker, model) is WorkerState.ready for worker in range(self.workers))
+
+    def complete_for(self, model: int | None) -> bool:
+        """Whether all workers have looked for a release of a model, or of every model if None."""
         return not any(
-            self.state(worker) is WorkerState.starting and not self.restarts(worker) for worker in range(self.workers)
+            self.state(worker, model) is WorkerState.starting and not self.restarts(worker)
+            for worker in range(self.workers)
         )
 
     def collect(self) -> Iterator[Metric]:
@@ -115,33 +128,41 @@ class Workers:
         yield from (ready, restarts, *held.values())
 
     def _get(self, worker: int, cell: int) -> int:
-        return self._cells[_WORKERS_FROM + _CELLS * worker + cell]
+        return self._cells[self._place(worker, cell)]
 
     def _set(self, worker: int, cell: int, value: int) -> None:
-        self._cells[_WORKERS_FROM + _CELLS * worker + cell] = value
+        self._cells[self._place(worker, cell)] = value
+
+    def _place(self, worker: int, cell: int) -> int:
+        return _WORKERS_FROM + (_STATES_FROM + self._models) * worker + cell
 
 
 class Seat(Collector):
-    """One worker's place at the board.
+    """One worker's place at the board, for one of its models.
 
     Args:
         workers: the board.
         worker: the number of this process.
+        model: the number of the model, from 0.
     """
 
-    def __init__(self, workers: Workers, worker: int) -> None:
+    def __init__(self, workers: Workers, worker: int, model: int = 0) -> None:
         self.workers = workers
         self.worker = worker
-        workers.run(worker)
+        self.model = model
+        workers.run(worker, model)
 
     def set_ready(self, ready: bool) -> None:
-        """This worker serves a release, or does not any more."""
-        self.workers.become(self.worker, WorkerState.ready if ready else WorkerState.up)
+        """This worker serves a release of the model, or does not any more."""
+        self.workers.become(self.worker, WorkerState.ready if ready else WorkerState.up, self.model)
 
     @property
     def ready(self) -> bool:
-        """Whether /readyz of this worker says ready: it serves a release, and none is started for the first time."""
-        return self.workers.state(self.worker) is WorkerState.ready and self.workers.complete
+        """Whether /readyz of this worker says ready for the model: it serves a release of it, and no worker is started
+        for the first time.
+        """
+        ready = self.workers.state(self.worker, self.model) is WorkerState.ready
+        return ready and self.workers.complete_for(self.model)
 
     def has_looked(self) -> None:
         """This worker has looked for a release, whatever it found."""
@@ -150,8 +171,8 @@ class Seat(Collector):
 
     @property
     def waited_for(self) -> bool:
-        """Whether this worker has not looked for a release yet."""
-        return self.workers.state(self.worker) is WorkerState.starting
+        """Whether this worker has not looked for a release of the model yet."""
+        return self.workers.state(self.worker, self.model) is WorkerState.starting
 
     @property
     def replaces(self) -> bool:
@@ -159,9 +180,8 @@ class Seat(Collector):
         return self.workers.restarts(self.worker) > 0
 
     def collect(self) -> Iterator[Metric]:
-        """What this worker says of itself, and the series of all; for `CollectorRegistry.register`."""
+        """What this worker says of itself; for `CollectorRegistry.register`."""
         yield GaugeMetricFamily("longtail_ready", "1 if /readyz says ready.", value=self.ready)
-        yield from self.workers.collect()
 
 
 def _held(pid: int) -> tuple[float, float, float]:

@@ -82,7 +82,8 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """Handle a signal. uvicorn's own handler raises it again at the end: the process would not exit with 0."""
         first = not self._service.draining
-        self._service.drain()
+        for model in self._app.state.models.values():
+            model.state.service.drain()
         self._keeping.last = True
         for connection in self._connections():
             connection.end_with_answer()

@@ -12,7 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing import connection, get_context, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -58,7 +58,9 @@ class Supervisor:
         self._listener = listener
         self._log_level = log_level
         self._spawn = get_context("spawn")
-        self._workers = Workers(settings.workers, self._spawn.RawArray("q", Workers.cells_of(settings.workers)))
+        models = 1 + len(settings.models)
+        cells = self._spawn.RawArray("q", Workers.cells_of(settings.workers, models))
+        self._workers = Workers(settings.workers, cells, models)
         for worker in range(settings.workers):
             self._workers.start(worker, again=False)
         self._alive: dict[int, BaseProcess] = {}
@@ -211,7 +213,9 @@ def serve(settings: Settings, listener: socket.socket, log_level: str) -> None:
         StateError: the state directory cannot be used, or another service uses it.
         TracingError: of a single process: tracing is asked for and not installed.
     """
-    with _exclusive(settings.state_directory):
+    with ExitStack() as states:
+        for each in settings.by_model().values():
+            states.enter_context(_exclusive(each.state_directory))
         if settings.workers == 1:
             run(settings, listener)
         else:

@@ -70,6 +70,7 @@ CALLS: dict[str, Call] = {
     "experiments": sent_by("experiments"),
     "reload": sent_by("reload"),
     "staged": sent_by("staged"),
+    "models": sent_by("models"),
     "ready": sent_by("ready"),
 }
 

@@ -22,7 +22,17 @@ from tests.client.test_requests import LABEL, RESULT
 
 ROOT = Path(__file__).parent.parent.parent
 METHODS = ["add_labels", "delete_label", "delete_labels", "embed", "experiments", "feedback", "interactions", "label"]
-METHODS += ["labels", "monitoring", "ready", "release", "reload", "restore_label", "restore_labels", "retrieve"]
+METHODS += [
+    "labels",
+    "models",
+    "monitoring",
+    "ready",
+    "release",
+    "reload",
+    "restore_label",
+    "restore_labels",
+    "retrieve",
+]
 METHODS += ["similar", "staged"]
 
 
@@ -45,7 +55,7 @@ def test_both_clients_have_the_same_methods() -> None:
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
 def test_repr_hides_the_key(kind: type[Client | AsyncClient]) -> None:
     made = kind("http://h", KEY)
-    assert repr(made) == f"{kind.__name__}(Settings(url='http://h', timeout=10.0, retries=3))"
+    assert repr(made) == f"{kind.__name__}(Settings(url='http://h', timeout=10.0, retries=3, model=None))"
     assert KEY not in repr(vars(made))
 
 
@@ -66,6 +76,16 @@ def test_without_a_key_none_is_sent(asker: Callable[..., Asker]) -> None:
     assert "authorization" not in script.requests[0].headers
 
 
+def test_a_client_of_a_model_asks_its_routes(asker: Callable[..., Asker]) -> None:
+    script = Script(*(httpx.Response(200, json={"status": "ready"}) for _ in range(4)))
+    ask = asker(script, model="books")
+    for method in ("release", "ready", "models", "monitoring"):
+        ask(method)
+    assert [request.url.path for request in script.requests] == [
+        "/v1/models/books/release", "/v1/models/books/readyz", "/v1/models", "/v1/models/books/monitoring",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
 @pytest.mark.parametrize(
     ("settings", "message"),
@@ -84,6 +104,10 @@ def test_without_a_key_none_is_sent(asker: Callable[..., Asker]) -> None:
         ({"timeout": float("inf")}, "timeout"),
         ({"timeout": float("nan")}, "timeout"),
         ({"retries": -1}, "retries: expected at least 0, received -1"),
+        ({"model": ""}, "model: expected 1 to 64 of a-z"),
+        ({"model": "a/b"}, "model: .*received 'a/b'"),
+        ({"model": ".."}, "model"),
+        ({"model": "Books"}, "model"),
     ],
 )
 def test_settings_that_cannot_be(kind: type[Client], settings: dict[str, object], message: str) -> None:

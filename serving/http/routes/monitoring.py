@@ -57,8 +57,10 @@ async def experiments(request: Request) -> Response:
 
 @router.get("/metrics", response_class=Response, responses=errors(401))
 async def metrics(request: Request) -> Response:
-    """Every series in Prometheus' text format; METRICS.md lists them."""
-    scraped = await service_of(request).read(service_of(request).monitoring.metrics.scrape)
+    """Every series in Prometheus' text format; METRICS.md lists them. Those of further models have a label `model`."""
+    first, *further = (app.state.service for app in request.app.state.models.values())
+    others = [service.monitoring.metrics for service in further]
+    scraped = await first.read(lambda: first.monitoring.metrics.scrape(others))
     return Response(scraped, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 

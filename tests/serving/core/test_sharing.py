@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from longtail.serving.core.batcher import Batcher, Part
-from longtail.serving.core.fair_queue import MOST_TENANTS, FairQueue
+from longtail.serving.core.fair_queue import MOST_TENANTS, FairQueue, Lane
 from longtail.serving.core.queries import Query, SimilarQuery
 from longtail.serving.core.searches import Search
 from longtail.serving.errors import InvalidRequestError, QueueFullError
@@ -95,6 +95,36 @@ def test_tenants_are_bounded_and_forgotten() -> None:
     assert waiting.take_batch(1, 1)[0].name == "0"
     assert len(waiting.drop(lambda _: True)) == waiting.size + MOST_TENANTS + 499
     assert waiting.tenants(2.0) == 0
+
+
+def test_a_client_of_two_models_has_one_share_and_each_model_half_of_it() -> None:
+    waiting: FairQueue[Job] = FairQueue()
+    for n in range(4):
+        waiting.append("a", Job(f"a{n}"))
+        waiting.append(Lane("b", "films"), Job(f"f{n}", key="f"))
+        waiting.append("b", Job(f"b{n}"))
+    # Clocks of (a, films, b): 0 0 0, 1 0 0, 1 2 0, 1 2 2, 2 2 2, 3 2 2, 3 4 2, 3 4 4, 4 4 4.
+    assert served(waiting) == ["a0", "f0", "b0", "a1", "a2", "f1", "b1", "a3", "f2", "b2", "f3", "b3"]
+
+
+def test_the_queue_is_shared_by_clients_and_what_each_has_of_it_by_its_models() -> None:
+    waiting: FairQueue[Job] = FairQueue()
+    for n in range(6):
+        waiting.append("a", Job(f"a{n}"))
+        waiting.append(Lane("b", "films"), Job(f"f{n}", key="f"))
+    # Of 12: a half to either client, a quarter to either model of one that asks two.
+    assert not waiting.has_share("a", 12, 0.0)
+    assert waiting.has_share("b", 12, 0.0)
+    waiting.append("b", Job("b0"))
+    # films has 6 where it may have 3, and makes room for b's other model and for a.
+    assert waiting.may_displace("b", 1)
+    assert waiting.may_displace("a", 1)
+    assert [waiting.displace().name for _ in range(3)] == ["f5", "f4", "f3"]
+    assert not waiting.may_displace(Lane("b", "films"), 1)
+    # With b's two models gone quiet, what is left of it is whole again.
+    assert len(waiting.drop(lambda job: job.name.startswith(("f", "b")))) == 4
+    assert waiting.tenants(2.0) == 1
+    assert waiting.has_share("a", 7, 2.0)
 
 
 def divide(work: Any, cost: float) -> Part[Any] | None:

@@ -63,7 +63,7 @@ def corpus() -> Iterator[Case]:
         yield "/v1/retrieve", [JSON, (b"host", origin.removeprefix(b"https://"))], [b"{}"]
 
 
-async def ask(app: ASGIApp, case: Case) -> tuple[int, dict[bytes, bytes], bytes]:
+async def ask(app: ASGIApp, case: Case, method: str = "POST", root: str = "") -> tuple[int, dict[bytes, bytes], bytes]:
     """Status, headers and body of an answer."""
     path, headers, parts = case
     left, sent = list(parts), []
@@ -75,8 +75,8 @@ async def ask(app: ASGIApp, case: Case) -> tuple[int, dict[bytes, bytes], bytes]
         sent.append(message)
 
     scope = {
-        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
-        "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "", "client": ("127.0.0.1", 1),
+        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "http",
+        "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": root, "client": ("127.0.0.1", 1),
         "headers": [*headers, (b"x-request-id", b"r-1")], "state": {},
     }  # fmt: skip
     await app(scope, receive, send)
