@@ -167,7 +167,7 @@ class Settings(BaseSettings):
     """Requests a second of one client, to all models: an API key, or without keys an address. A request beyond gets
     429. Each worker counts on its own. None: any number."""
     quota_labels: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Labels a second that one client may ask for, k summed over its queries; likewise."""
+    """Labels a second that one client may ask for, k summed over its queries, and have listed; likewise."""
     quota_searches: int | None = Field(default=None, ge=1)
     """Searches of one client under way at a time; likewise."""
     quota_burst_seconds: float = Field(default=2.0, gt=0, le=3600)

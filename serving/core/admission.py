@@ -36,8 +36,12 @@ class Admission:
         self._has_room = has_room
         self._quotas = quotas
 
-    async def enter(self, *, search: bool = True) -> None:
+    async def enter(self, *, search: bool = True, labels: bool = True) -> None:
         """Let a request in. A search that is let in calls `leave` at its end.
+
+        Args:
+            search: whether it is for the queue.
+            labels: whether it asks for labels, which `charge` counts.
 
         Raises:
             QuotaExceededError: its client has used up a quota.
@@ -45,7 +49,7 @@ class Admission:
         """
         tenant = asking.get()
         try:
-            self._quotas.enter(tenant, search=search)
+            self._quotas.enter(tenant, search=search, labels=labels)
         except QuotaExceededError as error:
             self._monitoring.metrics.count_over_quota(error.quota)
             await asyncio.sleep(_REFUSAL_SECONDS)
@@ -58,7 +62,7 @@ class Admission:
             )
 
     def charge(self, labels: int) -> None:
-        """The request of this task asks for so many labels."""
+        """The request of this task asks for so many labels, or lists them."""
         self._quotas.charge(asking.get(), labels)
 
     def leave(self) -> None:

@@ -37,13 +37,11 @@ class Part(NamedTuple, Generic[Work]):
 
     Attributes:
         work: that is done now.
-        size: of it.
         cost: of it.
         rest: the work that is left.
     """
 
     work: Work
-    size: int
     cost: float
     rest: Work
 
@@ -179,6 +177,11 @@ class Batcher(Generic[Work, Result]):
             self._sweep_timer = loop.call_later(self._timeout / _SWEEPS, self._time_out_late)
         return job.future
 
+    def drop_left(self) -> None:
+        """Forget what waits and whose caller has left; what is under way is let finish."""
+        with self._changed:
+            self._forget(self._waiting.drop(lambda job: job.future.done()))
+
     def close(self) -> None:
         """End the threads when nothing waits any more."""
         with self._changed:
@@ -288,7 +291,8 @@ class Batcher(Generic[Work, Result]):
                     job.future.set_exception(
                         TimedOutError(f"expected an answer within {self._timeout:g} s, found the service too busy")
                     )
-            self._forget(self._waiting.drop(lambda job: job.future.done()))
+        self.drop_left()
+        with self._changed:
             busy = bool(self._waiting or self._running)
         if busy:
             self._sweep_timer = asyncio.get_running_loop().call_later(self._timeout / _SWEEPS, self._time_out_late)

@@ -23,6 +23,7 @@ from longtail.serving.errors import InvalidRequestError
 
 BucketName = Literal["head", "torso", "tail", "new"]
 _LONGEST_NAME = 100
+_ANY = 1 << 62
 
 
 class _StringOrInteger:
@@ -136,6 +137,11 @@ class SearchOptions(RequestModel):
     display: Annotated[bool | list[str], _AllNoneOrSome()] = Field(
         default=True, description="Which columns come with each label: all, none (false), or these."
     )
+
+    @property
+    def depth(self) -> int:
+        """Labels to search for, about, with which the cost grows: k, or those that `max_per` and `mmr` choose from."""
+        return first_pool(self.pool, self.k, _ANY) if self.max_per or self.mmr else self.k
 
 
 class Query(SearchOptions):

@@ -61,15 +61,20 @@ class Quotas:
         self._clock = clock
         self._accounts: OrderedDict[str, _Account] = OrderedDict()
 
-    def enter(self, tenant: str, *, search: bool) -> None:
-        """Let a request in, or not; one for a search is under way until `leave`.
+    def enter(self, tenant: str, *, search: bool, labels: bool) -> None:
+        """Let a request in, or not.
+
+        Args:
+            tenant: whose it is.
+            search: whether it is under way until `leave`.
+            labels: whether it asks for labels, which `charge` counts.
 
         Raises:
             QuotaExceededError: which of the tenant's quotas is used up, and for how long.
         """
         settings = self._settings()
-        rate, labels, searches = settings.quota_requests, settings.quota_labels, settings.quota_searches
-        if rate is None and labels is None and searches is None:
+        rate, most, searches = settings.quota_requests, settings.quota_labels, settings.quota_searches
+        if rate is None and most is None and searches is None:
             return
         account = self._account(tenant, settings)
         if search and searches is not None and account.under_way >= searches:
@@ -77,11 +82,11 @@ class Quotas:
                 f"expected at most {searches} searches of a client at a time (LONGTAIL_QUOTA_SEARCHES), found as many",
                 quota="quota_searches", seconds=1.0,
             )  # fmt: skip
-        if search and labels is not None and account.labels <= 0:
+        if labels and most is not None and account.labels <= 0:
             raise QuotaExceededError(
-                f"expected at most {labels:g} labels a second asked for by one client (LONGTAIL_QUOTA_LABELS), "
+                f"expected at most {most:g} labels a second asked for by one client (LONGTAIL_QUOTA_LABELS), "
                 f"found {-account.labels:.0f} more than that asked for",
-                quota="quota_labels", seconds=-account.labels / labels,
+                quota="quota_labels", seconds=-account.labels / most,
             )  # fmt: skip
         if rate is not None:
             if account.requests < 1:

@@ -53,8 +53,8 @@ class Search:
     def _costs(self) -> Iterator[int]:
         """What each of its queries costs, about: the time that a label takes to be written is 1."""
         if isinstance(self.asked, SimilarQuery):
-            return repeat(_QUERY_COST + self.asked.k, self.queries)
-        return (_QUERY_COST + query.k for query in self.asked)
+            return repeat(_QUERY_COST + self.asked.depth, self.queries)
+        return (_QUERY_COST + query.depth for query in self.asked)
 
     @property
     def cost(self) -> int:
@@ -64,7 +64,9 @@ class Search:
     @property
     def labels(self) -> int:
         """How many labels it asks for, all queries together."""
-        return self.cost - _QUERY_COST * self.queries
+        if isinstance(self.asked, SimilarQuery):
+            return self.asked.k * self.queries
+        return sum(query.k for query in self.asked)
 
     def mean_bytes(self, catalogue: Catalogue) -> float:
         """About how many bytes its answer will have, were its labels as long as others are on average."""
@@ -93,7 +95,7 @@ class Search:
             return None
         if here == count:
             here, taken = here - 1, taken - each
-        return Part(self._slice(0, here), here, taken, self._slice(here, count))
+        return Part(self._slice(0, here), taken, self._slice(here, count))
 
     def _slice(self, start: int, end: int) -> Search:
         asked = self.asked

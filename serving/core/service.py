@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 import threading
+from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -361,13 +362,18 @@ class Service:
         return None
 
     async def _counted(self, begin: Callable[[], Awaitable[Result]]) -> Result:
-        """The result of what is begun; counts it if there was no room for it, or not enough time."""
+        """The result of what is begun; counts it if there was no room for it, or not enough time, and lets go of it if
+        its client has hung up.
+        """
         try:
             return await begin()
         except QueueFullError as error:
             await self.admission.shed(error)
         except TimedOutError:
             self.monitoring.metrics.count_timeout()
+            raise
+        except CancelledError:
+            self._batcher.drop_left()
             raise
 
     def close(self) -> None:

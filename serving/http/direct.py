@@ -7,11 +7,13 @@ same function.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from longtail.serving.core.service import Service
@@ -21,6 +23,9 @@ from longtail.serving.http.responses import serving_error
 
 Endpoint = Callable[[Service, Scope, Receive], Awaitable[bytes]]
 """Answers a request with JSON, or raises ServingError."""
+SEARCHING = "searching"
+"""In a request's state, the task that its search waits in; whoever takes it out and cancels it says that the client has
+hung up."""
 
 
 class DirectRoute(APIRoute):
@@ -36,9 +41,16 @@ class DirectRoute(APIRoute):
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             service: Service = scope["app"].state.service
             await service.admission.enter()
+            state = scope["state"]
+            state[SEARCHING] = asyncio.current_task()
             try:
                 content = await endpoint(service, scope, receive)
+            except asyncio.CancelledError:
+                if SEARCHING in state:
+                    raise
+                raise ClientDisconnect from None
             finally:
+                state.pop(SEARCHING, None)
                 service.admission.leave()
             length = str(len(content)).encode()
             headers = [(b"content-length", length), (b"content-type", b"application/json")]

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pydantic import JsonValue
 
 from longtail.bundle.errors import describe
-from longtail.serving.core.diversity import first_pool
 from longtail.serving.core.listing import LabelListing
 from longtail.serving.core.queries import SearchOptions, features_json
 from longtail.serving.errors import InvalidRequestError
@@ -18,7 +17,6 @@ from longtail.serving.settings import Settings
 
 _LONGEST_ID = 512
 _FLOAT32_BYTES = 4
-_ANY = 1 << 62
 _LONGEST_NAME = 100
 
 
@@ -30,7 +28,7 @@ def check_retrieve(request: RetrieveRequest, settings: Settings) -> None:
         if not request.preview and query.features is not None:
             _check_recorded(query.features, settings, f"queries.{index}.features")
     apart = any(query.max_per or query.mmr for query in request.queries)
-    _check_total_k(sum(_depth(query) for query in request.queries), settings, "queries", apart=apart)
+    _check_total_k(sum(query.depth for query in request.queries), settings, "queries", apart=apart)
 
 
 def check_similar(request: SimilarRequest, settings: Settings) -> None:
@@ -38,7 +36,7 @@ def check_similar(request: SimilarRequest, settings: Settings) -> None:
     _at_most(len(request.labels), settings.max_queries, "ids", "ids")
     _check_options(request, settings, "")
     apart = bool(request.max_per or request.mmr)
-    _check_total_k(_depth(request) * len(request.labels), settings, "k", apart=apart)
+    _check_total_k(request.depth * len(request.labels), settings, "k", apart=apart)
 
 
 def check_embed(request: EmbedRequest, settings: Settings, dim: int) -> None:
@@ -117,11 +115,6 @@ def _check_options(options: SearchOptions, settings: Settings, prefix: str) -> N
             if isinstance(values, list):
                 where = f"{prefix}filter.{column[:_LONGEST_NAME]}.{operator[:_LONGEST_NAME]}"
                 _at_most(len(values), settings.max_ids, "values (LONGTAIL_MAX_IDS)", where)
-
-
-def _depth(options: SearchOptions) -> int:
-    """Labels that are searched for, with which the cost grows: k, or those that diversity chooses from."""
-    return first_pool(options.pool, options.k, _ANY) if options.max_per or options.mmr else options.k
 
 
 def _check_total_k(total: int, settings: Settings, field: str, *, apart: bool) -> None:

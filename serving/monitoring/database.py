@@ -22,7 +22,8 @@ _DAMAGED = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
 
 _FEEDBACK = """
 -- One label interacted with, once for each type of event. bucket: −1 unknown; state: 0 pending, 1 joined, 2 its answer
--- was never found, or was one of several, 3 organic, without an answer and with a key of chance. key: hash of the id
+-- was never found, or was one of several, 3 organic, without an answer and with a key of chance, 4 said before, by
+-- another name of its answer. key: hash of the id
 -- that names the answer and of the query's place; answer_id: that id; null: request_id is. From the answer, when
 -- joined: release, position (null: not in the answer), propensity, λ, μ, features, arm (as in `answers`), and the
 -- request_id that it has.

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from longtail.serving.monitoring.arm_counts import ArmCounts, read_arms
 from longtail.serving.monitoring.database import FEEDBACK_FILE, VERSION
 
-_PENDING, _ORGANIC = 0, 3
+_PENDING, _ORGANIC, _AGAIN = 0, 3, 4
 
 
 class FeedbackRow(NamedTuple):
@@ -63,15 +63,16 @@ class FeedbackReader:
         self._connection = connection
 
     def rows(self, since: float, until: float) -> Iterator[FeedbackRow]:
-        """Those from one time on and before another, in seconds since 1970, in the order they came.
+        """Those from one time on and before another, in seconds since 1970, in the order they came; what was said by
+        two names of an answer, once.
 
         Raises:
             sqlite3.Error: the file cannot be read.
         """
         found = self._connection.execute(
             f"SELECT {_COLUMNS}, arms.run, arms.arm FROM feedback LEFT JOIN arms ON arms.id = feedback.arm "
-            "WHERE at >= ? AND at < ? ORDER BY feedback.id",
-            (since, until),
+            "WHERE at >= ? AND at < ? AND state != ? ORDER BY feedback.id",
+            (since, until, _AGAIN),
         )
         return map(FeedbackRow._make, found)
 

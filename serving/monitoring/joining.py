@@ -3,7 +3,8 @@
 An answer's id is its own, so feedback that names it finds that answer or none. A request's id is what a client or a
 gateway made of it, and several requests may have the same. Feedback that names one is joined if all answers known of
 it, query by query, are one and the same answer, as those of a retried request are; of different ones nobody knows which
-is meant, so none is blamed: it is left, and counted as ambiguous.
+is meant, so none is blamed: it is left, and counted as ambiguous. What was said of an answer by one of its names
+counts once if it is said by the other, too.
 
 Everything is looked up before the file is locked for writing, and by key, of which many labels chosen may share one:
 nobody waits for feedback whose answers are not there.
@@ -12,7 +13,7 @@ nobody waits for feedback whose answers are not there.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -38,12 +39,13 @@ SELECT generation FROM held WHERE generation IS NOT NULL
 """The distinct generations, by one step in the index each."""
 _KEYS = "SELECT DISTINCT key, answer_id IS NULL FROM feedback INDEXED BY pending WHERE state = 0 AND at >= ?"
 _LABELS = """
-SELECT f.id, f.label, f.bucket,
-    EXISTS (SELECT 1 FROM feedback g WHERE g.key = f.key AND g.label = f.label AND g.id < f.id), f.key
-FROM feedback f WHERE f.key = ? AND f.state = 0 AND (f.answer_id IS NULL) = ?
+SELECT id, label, bucket, event, key FROM feedback WHERE key = ? AND state = 0 AND (answer_id IS NULL) = ?
 """
+_SAID = "SELECT event FROM feedback WHERE key IN ({keys}) AND label = ? AND state = 1"
+"""What was said of a label under any name of its answer."""
 _ANSWERS = """
-SELECT release, labels, buckets, propensities, bias_removal, popularity, features, request_id, arm, cluster
+SELECT key, request_key, release, labels, buckets, propensities, bias_removal, popularity, features, request_id, arm,
+    cluster
 FROM answers INDEXED BY {index} WHERE generation IN ({generations}) AND {column} = ?
 """
 _JOINED = """
@@ -57,11 +59,13 @@ class _Label(NamedTuple):
     id: int
     label: str
     bucket: int
-    again: int
+    event: str
     key: int
 
 
 class _Answer(NamedTuple):
+    key: int
+    request_key: int | None
     release: str
     labels: bytes
     buckets: bytes
@@ -76,11 +80,17 @@ class _Answer(NamedTuple):
     @property
     def said(self) -> tuple[object, ...]:
         """What two answers have in common that are one and the same."""
-        return self[:7]
+        return self[2:9]
 
 
-_Found = tuple[_Label, _Answer | None]
-"""A label chosen and its answer; None: it is one of several."""
+class _Found(NamedTuple):
+    """A label chosen, its answer, and the keys of all names that feedback may give that answer; None: it is one of
+    several.
+    """
+
+    label: _Label
+    answer: _Answer | None
+    keys: frozenset[int]
 
 
 def join(connection: sqlite3.Connection, now: float, since: float) -> None:
@@ -133,11 +143,24 @@ def _lookups(connection: sqlite3.Connection, generations: str, since: float) -> 
     either = f"SELECT * FROM ({by_answer}) UNION ALL SELECT * FROM ({by_request}) LIMIT {_MOST_ALIKE + 1}"
     for key, names_request in connection.execute(_KEYS, (since,)).fetchall():
         rows = connection.execute(either, (key, key)) if names_request else connection.execute(by_answer, (key,))
-        if answers := [_Answer(*row) for row in rows]:
-            alike = len({answer.said for answer in answers}) == 1 and len(answers) <= _MOST_ALIKE
-            answer = answers[-1] if alike or not names_request else None
-            labels = connection.execute(_LABELS, (key, names_request))
-            yield [(_Label(*row), answer) for row in labels]
+        answers = [_Answer(*row) for row in rows]
+        if not answers:
+            continue
+        answer: _Answer | None = answers[-1]
+        keys, request_key = {key}, answers[-1].request_key
+        if names_request:
+            answer = answer if _alike(answers) else None
+            keys |= {each.key for each in answers}
+        elif request_key is not None:
+            namesakes = connection.execute(either, (request_key, request_key))
+            keys |= {request_key} if _alike([_Answer(*row) for row in namesakes]) else set()
+        labels = connection.execute(_LABELS, (key, names_request))
+        yield [_Found(_Label(*row), answer, frozenset(keys)) for row in labels]
+
+
+def _alike(answers: Sequence[_Answer]) -> bool:
+    """Whether the answers that a name was given are one and the same."""
+    return len({answer.said for answer in answers}) == 1 and len(answers) <= _MOST_ALIKE
 
 
 def _settle(connection: sqlite3.Connection, found: list[_Found], now: float) -> None:
@@ -145,12 +168,17 @@ def _settle(connection: sqlite3.Connection, found: list[_Found], now: float) -> 
     counts: dict[tuple[str, int], tuple[int, int]] = {}
     of_arms: list[tuple[int, int, int, bool]] = []
     ambiguous: set[int] = set()
-    positions = [None if answer is None else _position(label, answer) for label, answer in found]
+    positions = [None if answer is None else _position(label, answer) for label, answer, _ in found]
     with transaction(connection):
-        for (label, answer), position in zip(found, positions, strict=True):
+        for (label, answer, keys), position in zip(found, positions, strict=True):
             if answer is None:
                 left = connection.execute("UPDATE feedback SET state = 2 WHERE id = ? AND state = 0", (label.id,))
                 ambiguous |= {label.key} if left.rowcount else set()
+                continue
+            so_far = connection.execute(_SAID.format(keys=", ".join(map(str, keys))), (label.label,))
+            said = {event for (event,) in so_far}
+            if label.event in said:
+                connection.execute("UPDATE feedback SET state = 4 WHERE id = ? AND state = 0", (label.id,))
                 continue
             propensity = 1.0
             if position is not None and answer.propensities is not None:
@@ -159,7 +187,7 @@ def _settle(connection: sqlite3.Connection, found: list[_Found], now: float) -> 
             joined = connection.execute(_JOINED, (answer.release, position, propensity, *of_query, label.id))
             of = label.bucket if position is None else answer.buckets[position]
             # A purchase after a click is one label found, not two.
-            if joined.rowcount and of >= 0 and not label.again:
+            if joined.rowcount and of >= 0 and not said:
                 positives, hits = counts.get((answer.release, of), (0, 0))
                 counts[answer.release, of] = positives + 1, hits + (position is not None)
                 if answer.arm is not None and answer.cluster is not None:

@@ -12,6 +12,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from longtail.bundle.errors import describe
+from longtail.serving.http.direct import SEARCHING
 from longtail.serving.http.ids import new_id
 from longtail.serving.http.middleware import HEADERS
 from longtail.serving.http.responses import PROBLEM, problem
@@ -75,8 +76,10 @@ class HttpConnection(HttpToolsProtocol):
         self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client is gone: stop the timer."""
+        """The client is gone: stop the timer, and the search that it waits for."""
         self._stop_timer()
+        if self.answering and (task := self.cycle.scope["state"].pop(SEARCHING, None)) is not None:
+            task.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:

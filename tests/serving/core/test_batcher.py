@@ -201,6 +201,22 @@ def test_the_timeout_ends_for_what_waits_and_for_what_runs(gate: Gate) -> None:
     assert gate.batches == [("a", [0]), ("a", [2])]
 
 
+def test_what_clients_that_left_have_waiting_is_dropped(gate: Gate) -> None:
+    async def work() -> None:
+        batches = batcher(gate, max_batch=1, max_pending=3)
+        futures = [await busy(batches, gate), *(batches.submit("a", number, 1) for number in (1, 2, 3))]
+        for left in (futures[0], futures[1], futures[3]):
+            left.cancel()
+        batches.drop_left()
+        assert batches.depth == 1
+        futures += [batches.submit("a", number, 1) for number in (4, 5)]
+        gate.open.set()
+        assert await asyncio.gather(futures[2], *futures[4:]) == [4, 8, 10]
+
+    run(work)
+    assert [works for _, works in gate.batches] == [[0], [2], [4], [5]]
+
+
 def test_a_client_that_left_does_not_disturb_its_batch(gate: Gate) -> None:
     async def work() -> None:
         batches = batcher(gate)

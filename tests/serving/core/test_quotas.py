@@ -21,9 +21,11 @@ class Bank:
         self.settings = plane_settings(root, **settings)
         self.quotas = Quotas(lambda: self.settings, lambda: self.now)
 
-    def refusal(self, tenant: str = "a", *, search: bool = True) -> tuple[str, float] | None:
+    def refusal(
+        self, tenant: str = "a", *, search: bool = True, labels: bool | None = None
+    ) -> tuple[str, float] | None:
         try:
-            self.quotas.enter(tenant, search=search)
+            self.quotas.enter(tenant, search=search, labels=search if labels is None else labels)
         except QuotaExceededError as error:
             return error.quota, error.seconds
         return None
@@ -55,7 +57,7 @@ def test_labels_are_paid_for_when_they_are_known(tmp_path: Path) -> None:
     bank = Bank(tmp_path, quota_labels=100, quota_burst_seconds=1)
     assert bank.refusal() is None
     bank.quotas.charge("a", 350)
-    assert bank.refusal() == ("quota_labels", 2.5)
+    assert bank.refusal() == bank.refusal(search=False, labels=True) == ("quota_labels", 2.5)
     assert bank.refusal(search=False) is None
     bank.now = 2.5
     assert bank.refusal() == ("quota_labels", 0.0)

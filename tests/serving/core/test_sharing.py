@@ -11,7 +11,7 @@ import pytest
 
 from longtail.serving.core.batcher import Batcher, Part
 from longtail.serving.core.fair_queue import MOST_TENANTS, FairQueue, Lane
-from longtail.serving.core.queries import Query, SimilarQuery
+from longtail.serving.core.queries import Mmr, Query, SimilarQuery
 from longtail.serving.core.searches import Search
 from longtail.serving.errors import InvalidRequestError, QueueFullError
 from tests.serving.core.test_batcher import Gate, busy, run
@@ -130,7 +130,7 @@ def test_the_queue_is_shared_by_clients_and_what_each_has_of_it_by_its_models() 
 def divide(work: Any, cost: float) -> Part[Any] | None:
     """Works are lists of numbers, each of cost 1."""
     take = max(1, int(cost))
-    return Part(work[:take], take, take, work[take:]) if isinstance(work, list) and len(work) > take else None
+    return Part(work[:take], take, work[take:]) if isinstance(work, list) and len(work) > take else None
 
 
 class Lists(Gate):
@@ -267,18 +267,31 @@ def test_a_search_is_divided_by_cost_and_its_errors_name_the_requests_queries() 
     assert search.labels == 1156
     part = search.divide(300.0)
     assert part is not None
-    assert (part.size, part.cost, part.work.asked, part.rest.asked) == (2, 264, queries[:2], queries[2:])
+    assert (part.cost, part.work.asked, part.rest.asked) == (264, queries[:2], queries[2:])
     second = part.rest.divide(300.0)
     assert second is not None
-    assert (second.size, list(second.work.places), list(second.rest.places)) == (1, [2], [3, 4])
+    assert (second.work.queries, list(second.work.places), list(second.rest.places)) == (1, [2], [3, 4])
     error = second.rest.located(InvalidRequestError("no", field="queries.1.k"))
     assert isinstance(error, InvalidRequestError)
     assert error.field == "queries.4.k"
     assert Search(queries[:1], "own", "theirs").divide(1.0) is None
+    # 64 and its pool: 4·k, at least 100, or what is asked for.
+    apart = [
+        Query(features={}, k=10, max_per={"brand": 2}),
+        Query(features={}, k=50, mmr=Mmr(weight=0.5)),
+        Query(features={}, k=10, mmr=Mmr(weight=0.5), pool=4000),
+    ]
+    deep = Search(apart, "own", "theirs")
+    assert (deep.cost, deep.labels) == (164 + 264 + 4064, 70)
+    first = deep.divide(500.0)
+    assert first is not None
+    assert (first.cost, first.rest.asked) == (428, apart[2:])
+    alike = Search(SimilarQuery(ids=["a", "b"], k=10, max_per={"brand": 1}, pool=200), "own", "theirs")
+    assert (alike.cost, alike.labels) == (2 * 264, 20)
     similar = Search(SimilarQuery(ids=["a", "b", "c"], k=36), "own", "theirs").divide(200.0)
     assert similar is not None
     assert isinstance(similar.rest.asked, SimilarQuery)
-    assert (similar.size, similar.rest.asked.labels, list(similar.rest.places)) == (2, ["c"], [2])
+    assert (similar.work.queries, similar.rest.asked.labels, list(similar.rest.places)) == (2, ["c"], [2])
     error = similar.rest.located(InvalidRequestError("no", field="k"))
     assert isinstance(error, InvalidRequestError)
     assert error.field == "k"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from longtail.serving.core.retriever import Retrieval
 from tests.serving.client import client_of
 from tests.serving.plane import plane_retriever, plane_settings
 from tests.serving.process import until
+from tests.serving.test_connections import address_of, connected
 
 QUERY = {"features": {"user": "east"}, "k": 1}
 
@@ -104,6 +107,32 @@ def test_who_waits_too_long_is_told_so_and_the_service_goes_on(tmp_path: Path, t
         gate.open.set()
         assert client.post("/v1/retrieve", json={"queries": [QUERY]}).status_code == 200
         assert figures(client)["longtail_queue_depth"] == 0
+
+
+def test_what_clients_who_hang_up_have_waiting_is_not_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(tmp_path, quota_searches=5)
+    body = json.dumps({"queries": [QUERY] * 2}).encode()
+    asked = b"POST /v1/retrieve HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    asked += b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+    with address_of(gate.app, monkeypatch) as address, ExitStack() as stack:
+        clients = []
+        for waiting in (0, 2, 4, 6, 8):
+            clients.append(stack.enter_context(connected(address)))
+            clients[-1].sendall(asked)
+            gate.until_waiting(waiting)
+        for gone in (clients[0], clients[1], clients[3]):
+            gone.close()
+        gate.until_waiting(4)
+        gate.open.set()
+        for client in (clients[2], clients[4]):
+            assert client.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+        # The one that was searched already was searched to the end.
+        until(lambda: "longtail_queries_total 6.0" in httpx.get("http://{}:{}/metrics".format(*address)).text)
+        after = httpx.get("http://{}:{}/metrics".format(*address)).text
+        assert 'longtail_requests_total{route="/v1/retrieve",status="4xx"} 3.0' in after
+        assert 'longtail_requests_total{route="/v1/retrieve",status="5xx"} 0.0' in after
+        assert gate.service.admission._quotas._accounts["127.0.0.1"].under_way == 0
+    gate.service.close()
 
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]

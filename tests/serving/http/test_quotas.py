@@ -56,6 +56,24 @@ def test_a_key_beyond_its_quota_is_told_which_and_another_is_served(
         assert ask(client, ONE).status_code == 200
 
 
+def test_labels_that_are_listed_are_charged_as_those_that_are_answered(tmp_path: Path) -> None:
+    settings = plane_settings(tmp_path, api_keys=(ONE, TWO), quota_labels=0.001, quota_burst_seconds=2000)
+    app = create_app(settings, retriever=plane_retriever())
+
+    def listing(key: str, **parameters: int) -> httpx.Response:
+        return client.get("/v1/labels", params=parameters, headers={"x-api-key": key})
+
+    with client_of(app) as client:
+        # Two labels to begin with; four are listed, so that two are owed.
+        assert len(listing(ONE).json()["labels"]) == 4
+        for refused in (listing(ONE), ask(client, ONE)):
+            assert (refused.status_code, refused.json()["type"]) == (429, "urn:longtail:quota_labels")
+            assert 1990 <= int(refused.headers["retry-after"]) <= 2000
+        assert [listing(TWO, limit=limit).status_code for limit in (1, 2, 1)] == [200, 200, 429]
+        apply_settings(app, settings.model_copy(update={"quota_labels": None, "quota_requests": 0.001}))
+        assert [listing(TWO).status_code for _ in range(2)] == [200, 429]
+
+
 def test_searches_of_an_address_at_a_time(tmp_path: Path) -> None:
     gate = Gate(tmp_path, quota_searches=1)
     with client_of(gate.app) as client, ThreadPoolExecutor(1) as threads:

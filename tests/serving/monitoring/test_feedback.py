@@ -73,6 +73,28 @@ def test_a_retry_counts_once(live: LiveFigures, clock: Clock) -> None:
     assert {sample.labels["kind"]: sample.value for sample in family.samples} == {"answer": 2, "organic": 0}
 
 
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("first", ["answer", "request"])
+def test_an_answer_that_is_named_in_both_ways_counts_once(
+    live: LiveFigures, clock: Clock, tmp_path: Path, first: str, at_once: bool
+) -> None:
+    live.count_answers(replace(answered([[0, 4]], names=["own"]), request_ids=["theirs"]))
+    named = {"answer": event("own", 0, 5), "request": replace(event("own", 0, 5), answer_id=None, request_id="theirs")}
+    bought = replace(named["request"], labels=["item-0"], buckets=[0], event="purchase", weight=9.0)
+    order = [named[first], *(of for name, of in named.items() if name != first), bought]
+    for _ in range(2):
+        for said in [order] if at_once else [[of] for of in order]:
+            live.record_feedback(said)
+            assert recall(live, clock)["all"] == (2, 1)
+    with feedback_of(tmp_path) as feedback:
+        rows = [(row.label, row.event, row.position) for row in feedback.rows(0, clock.now + 1)]
+    assert sorted(rows) == [("item-0", "click", 0), ("item-0", "purchase", 0), ("item-5", "click", None)]
+    # Of a request's id that is another's as well by now, nobody knows whose: the answer's own id says it still.
+    live.count_answers(replace(answered([[1]], names=["next"]), request_ids=["theirs"]))
+    live.record_feedback([event("next", 0), event("own", 4)])
+    assert recall(live, clock)["all"] == (4, 2)
+
+
 def test_an_event_may_come_before_its_answer(live: LiveFigures, clock: Clock) -> None:
     live.record_feedback([event("a", 0)])
     assert recall(live, clock)["all"] == (0, 0)
