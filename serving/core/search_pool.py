@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Hashable, Sequence
-from typing import NamedTuple
+from contextlib import suppress
+from typing import NamedTuple, TypeVar
 
 from longtail.serving.core.batcher import Batcher
 from longtail.serving.core.embedding import ToEmbed
@@ -14,9 +15,12 @@ from longtail.serving.core.quotas import Quotas
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.core.search_runner import SearchRunner
 from longtail.serving.core.searches import BatchKey, PartAnswer, Search, divide
+from longtail.serving.errors import QueueFullError, TimedOutError
 from longtail.serving.settings import Settings
 
 _MAX_PENDING_PACKS = 16
+
+Result = TypeVar("Result")
 
 
 class _Key(NamedTuple):
@@ -66,6 +70,12 @@ class SearchPool:
         """
         size = work.queries if isinstance(work, Search) else work.count
         return self.batcher.submit(_Key(runner, of), work, size, tenant=client, cost=work.cost)
+
+    async def pack(self, work: Callable[[], Result]) -> Result | None:
+        """Compress an answer, in a thread of its own; None if it has too much to do for that."""
+        with suppress(QueueFullError, TimedOutError):
+            return await self.packer.run(work)
+        return None
 
     def close(self) -> None:
         """End the threads when nothing waits any more."""

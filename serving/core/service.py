@@ -81,13 +81,13 @@ class Service:
         self._reader = BoundedExecutor("read", max_pending=_MAX_PENDING_READS, timeout=settings.request_seconds)
         self._closes_pool = pool is None
         self.pool = pool or SearchPool(lambda: self.settings, monitoring.metrics.set_queue_depth)
-        self._batcher, self._model = self.pool.batcher, model
+        self._model = model
         self._runner = SearchRunner(lambda: self.settings, monitoring, self.mirror)
         self.admission = Admission(
             lambda: self.settings,
             monitoring,
             self.pool.quotas,
-            lambda client: self._batcher.has_room(self._lane(client)),
+            lambda client: self.pool.batcher.has_room(self._lane(client)),
         )
 
     @property
@@ -355,12 +355,6 @@ class Service:
         """Read figures, in a thread that neither searches nor writes wait for; raises as `BoundedExecutor.run`."""
         return await self._counted(lambda: self._reader.run(work))
 
-    async def pack(self, work: Callable[[], Result]) -> Result | None:
-        """Compress an answer, in a thread of its own; None if it has too much to do for that."""
-        with suppress(QueueFullError, TimedOutError):
-            return await self.pool.packer.run(work)
-        return None
-
     async def _counted(self, begin: Callable[[], Awaitable[Result]]) -> Result:
         """The result of what is begun; counts it if there was no room for it, or not enough time, and lets go of it if
         its client has hung up.
@@ -373,7 +367,7 @@ class Service:
             self.monitoring.metrics.count_timeout()
             raise
         except CancelledError:
-            self._batcher.drop_left()
+            self.pool.batcher.drop_left()
             raise
 
     def close(self) -> None:

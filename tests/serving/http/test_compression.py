@@ -109,7 +109,7 @@ def test_it_can_be_switched_off_while_it_runs(app: FastAPI, client: httpx.Client
 def test_a_thread_with_too_much_to_do_leaves_answers_as_they_are(
     app: FastAPI, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(app.state.service._packer, "_max_pending", 0)
+    monkeypatch.setattr(app.state.service.pool.packer, "_max_pending", 0)
     headers, content = raw(client, "gzip", {"queries": BODY["queries"] * 50})
     assert "content-encoding" not in headers
     assert len(orjson.loads(content)["results"]) == 250

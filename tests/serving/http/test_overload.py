@@ -44,7 +44,7 @@ class Gate:
         self.service = self.app.state.service
 
     def until_waiting(self, queries: int) -> None:
-        batcher = self.service._batcher
+        batcher = self.service.pool.batcher
         until(lambda: batcher.depth == queries and batcher._running, f"{queries} queries to wait")
 
 
