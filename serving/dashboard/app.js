@@ -51,6 +51,7 @@ async function poll() {
     render();
     prepareQuery(state.release);
     experiments();
+    staged(data);
   } catch (error) {
     if (!(error instanceof Refused)) console.error(error);
     report(error);

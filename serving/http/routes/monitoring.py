@@ -37,7 +37,9 @@ async def monitoring(request: Request) -> Response:
     """Exposure, coverage, drift and recall per frequency bucket, over minutes, an hour and a day."""
     service = service_of(request)
     report = await service.read(lambda: service.read_figures(service.monitoring.figures.report))
-    return json_response(to_json(report, request_id(request)))
+    staged = service.mirror.staged
+    told = {**report, "staged": None if staged is None else staged.name}
+    return json_response(to_json(told, request_id(request)))
 
 
 @router.get(

@@ -143,4 +143,7 @@ class MonitoringAnswer(BaseModel):
     series: dict[str, JsonValue] = Field(description="By minute, oldest first, over all releases.")
     releases: list[dict[str, JsonValue]] = Field(description="What served when: name, from, until.")
     labels: dict[Literal["added", "hidden"], int]
+    staged: str | None = Field(
+        default=None, description="The release that is asked unseen, of which GET /v1/release/staged tells; null: none."
+    )
     request_id: str
