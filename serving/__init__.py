@@ -9,6 +9,9 @@ One query: process.protocol takes its bytes from the socket; http.middleware, au
 (encoder), ranks (ranking or tree_ranking over overlay and index) and writes labels (catalogue); monitoring.outcomes
 counts it; http.responses sends it.
 
+Several models in one process are an application and a service each, which http.models tells apart by their paths and
+which search in one core.search_pool.
+
 FAISS, ONNX Runtime and FastAPI are imported with the first name that needs them: `Encoder`, `Retriever` or
 `create_app`.
 """

@@ -4,6 +4,7 @@ const EVERY = 5000;
 const KEY = "longtail-key";
 /** What the paths of a further model begin with, whose page this is. */
 const MODEL = location.pathname.match(/^(\/v1\/models\/[a-z0-9_-]+)\/dashboard$/)?.[1];
+const TITLE = MODEL ? `Longtail: ${MODEL.split("/").pop()}` : "Longtail";
 const state = { data: null, release: null, ready: null, answered: 0, timer: 0, polling: false, again: false };
 
 class Refused extends Error {
@@ -73,7 +74,7 @@ function report(error) {
   document.body.classList.toggle("stale", error !== undefined);
   const severity = state.data?.verdict.severity;
   const alarm = kind === "ready" && ["act", "watch"].includes(severity) ? WORDS[severity] : word;
-  document.title = alarm === "Ready" ? "Longtail" : `${alarm} · Longtail`;
+  document.title = alarm === "Ready" ? TITLE : `${alarm} · ${TITLE}`;
   byId("main").classList.toggle("without", !state.data);
   byId("forget").hidden = kind === "refused" || !sessionStorage.getItem(KEY);
   const shown = !byId("key").hidden;
@@ -130,6 +131,7 @@ function render() {
   releases(view);
 }
 
+say(byId("title"), TITLE);
 byId("window").addEventListener("change", render);
 document.addEventListener("visibilitychange", poll);
 byId("key").addEventListener("submit", (event) => {

@@ -162,7 +162,9 @@ def apply_settings(app: FastAPI, settings: Settings) -> None:
         model = app.state.models[name]
         model.state.service.settings = its
         follower: ReleaseFollower = model.state.follower
+        named = logged_model.set(name if settings.models else None)
         follower.experiments.check(again=True)
+        logged_model.reset(named)
 
 
 def _open_figures(settings: Settings, worker: int) -> LiveFigures:

@@ -51,7 +51,7 @@ class Service:
                 if service.lost:
                     self.close_connection = True
                     return None
-                if self.path == "/dashboard":
+                if self.path.endswith("/dashboard"):
                     return self._send(200, page(), "text/html; charset=utf-8")
                 authorization = self.headers["Authorization"]
                 service.requests.append((self.path, body, authorization))
