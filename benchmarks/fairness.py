@@ -4,8 +4,10 @@
 
 One worker. The polite client asks one query for 10 labels, one request after the other with a pause between; the
 greedy one, with another key and in a process of its own, has 16 requests of 256 queries for 100 labels under way all
-the time. Alone, beside it, alone, beside it, and so on. Other programs on the machine count too: of all rounds those
-are taken, a half, in which they had least CPU time; how much is printed.
+the time. In turns: alone; beside it; beside it with a service of its own, which shares nothing with the polite one's
+but the machine; and beside a process that takes the CPU time that the greedy client took to send and read, and sends
+nothing. So what the last two rows say is the machine's share, and the rest the service's. Other programs on the machine
+count too: of all rounds those are taken, a half, in which they had least CPU time; how much is printed.
 """
 
 from __future__ import annotations
@@ -16,7 +18,11 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -30,6 +36,11 @@ from benchmarks.paired_rate import Client, Served, load, request, served
 _POLITE, _GREEDY = "polite-0123456789abcdef", "greedy-0123456789abcdef"
 _QUERIES, _K, _CONNECTIONS = 256, 100, 16
 _PAUSE_SECONDS = 0.01
+_TURN_SECONDS = 0.002
+_ALONE, _BESIDE = "alone", "beside the greedy"
+_COLUMNS = {
+    "p50 ms": 9, "p99 ms": 9, "/ alone": 9, "not 200": 9, "company queries/s": 18, "cores": 9, "others": 9,
+}  # fmt: skip
 
 
 def _features(port: int) -> object:
@@ -41,10 +52,26 @@ def _body(features: object, queries: int, k: int) -> bytes:
     return json.dumps({"queries": [{"features": features, "k": k}] * queries}).encode()
 
 
-def _be_greedy(
-    port: int, message: bytes, seconds: float, results: multiprocessing.Queue[tuple[int, float, int]]
-) -> None:
-    results.put(load(port, [message], _CONNECTIONS, seconds))
+_Results = SimpleQueue[tuple[float, float]]
+"""Queries answered a second, and the share of a core that it took."""
+_Company = Callable[[float, _Results], None]
+"""What is beside the polite client for some seconds."""
+
+
+def _be_greedy(port: int, message: bytes, seconds: float, results: _Results) -> None:
+    began = _own_seconds()
+    done, whole, refused = load(port, [message], _CONNECTIONS, seconds)
+    results.put(((done - refused) * _QUERIES / whole, (_own_seconds() - began) / whole))
+
+
+def _be_busy(share: float, seconds: float, results: _Results) -> None:
+    """Take this share of a core, some of every turn."""
+    until, began = time.perf_counter() + seconds, _own_seconds()
+    while (turn := time.perf_counter()) < until:
+        while time.perf_counter() - turn < share * _TURN_SECONDS:
+            pass
+        time.sleep((1 - share) * _TURN_SECONDS)
+    results.put((0.0, (_own_seconds() - began) / seconds))
 
 
 def _be_polite(port: int, message: bytes, seconds: float) -> tuple[list[float], int]:
@@ -64,12 +91,13 @@ def _be_polite(port: int, message: bytes, seconds: float) -> tuple[list[float], 
 
 @dataclass(frozen=True)
 class Round:
-    """What one round saw: milliseconds, refusals, the greedy one's queries a second, and cores that others took."""
+    """What one round saw: milliseconds, refusals, the company's queries a second and cores, and cores others took."""
 
     p50: float
     p99: float
     refused: int
     queries: float
+    company: float
     others: float
 
 
@@ -79,28 +107,47 @@ def _busy_seconds() -> float:
     return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 
-def _own_seconds(service: Served) -> float:
-    """CPU time of this process, of those it has waited for, and of the service."""
+def _own_seconds(*services: Served) -> float:
+    """CPU time of this process, of those it has waited for, and of services."""
     of = os.times()
-    return of.user + of.system + of.children_user + of.children_system + service.cpu_seconds
+    own = of.user + of.system + of.children_user + of.children_system
+    return own + sum(service.cpu_seconds for service in services)
 
 
-def _round(service: Served, polite: bytes, greedy: bytes | None, seconds: float) -> Round:
-    results: multiprocessing.Queue[tuple[int, float, int]] = multiprocessing.Queue()
-    queries, began = 0.0, time.perf_counter()
-    busy, own = _busy_seconds(), _own_seconds(service)
-    if greedy is not None:
-        process = multiprocessing.Process(target=_be_greedy, args=(service.port, greedy, seconds + 0.5, results))
+def _round(services: Sequence[Served], polite: bytes, company: _Company | None, seconds: float) -> Round:
+    results: _Results = multiprocessing.SimpleQueue()
+    queries, share, began = 0.0, 0.0, time.perf_counter()
+    busy, own = _busy_seconds(), _own_seconds(*services)
+    if company is not None:
+        process = multiprocessing.Process(target=company, args=(seconds + 0.5, results))
         process.start()
         time.sleep(0.3)
-    took, refused = _be_polite(service.port, polite, seconds)
-    if greedy is not None:
-        done, whole, not_ok = results.get()
+    took, refused = _be_polite(services[0].port, polite, seconds)
+    if company is not None:
+        queries, share = results.get()
         process.join()
-        queries = (done - not_ok) * _QUERIES / whole
-    others = (_busy_seconds() - busy - _own_seconds(service) + own) / (time.perf_counter() - began)
+    others = (_busy_seconds() - busy - _own_seconds(*services) + own) / (time.perf_counter() - began)
     p50, p99 = np.quantile(took, [0.5, 0.99])
-    return Round(float(p50), float(p99), refused, queries, others)
+    return Round(float(p50), float(p99), refused, queries, share, others)
+
+
+def _measure(services: Sequence[Served], seconds: float, rounds: int) -> list[dict[str, Round]]:
+    """Rounds of each kind, in turns; the polite client's service is the first."""
+    features = _features(services[0].port)
+    polite = request(_body(features, 1, 10), X_API_Key=_POLITE)
+    greedy = request(_body(features, _QUERIES, _K), X_API_Key=_GREEDY)
+    here, elsewhere = (partial(_be_greedy, service.port, greedy) for service in services)
+    for company in (here, elsewhere):
+        _round(services, polite, company, 1)
+    measured = []
+    for _ in range(rounds):
+        of: dict[str, Round] = {}
+        for name, company in ((_ALONE, None), (_BESIDE, here), ("greedy elsewhere", elsewhere)):
+            of[name] = _round(services, polite, company, seconds)
+        share = of[_BESIDE].company
+        of["busy process"] = _round(services, polite, partial(_be_busy, share), seconds)
+        measured.append(of)
+    return measured
 
 
 def main(
@@ -110,26 +157,35 @@ def main(
     rounds: int = 6,
 ) -> None:
     """Measure and print."""
-    with TemporaryDirectory() as state, served(
-        python, releases, Path(state), api_keys=f"{_POLITE},{_GREEDY}"
-    ) as service:  # fmt: skip
-        features = _features(service.port)
-        polite = request(_body(features, 1, 10), X_API_Key=_POLITE)
-        greedy = request(_body(features, _QUERIES, _K), X_API_Key=_GREEDY)
-        _round(service, polite, greedy, 1)
-        pairs = [
-            (_round(service, polite, None, seconds), _round(service, polite, greedy, seconds)) for _ in range(rounds)
+    with ExitStack() as stack:
+        services = [
+            stack.enter_context(
+                served(
+                    python,
+                    releases,
+                    Path(stack.enter_context(TemporaryDirectory())),
+                    api_keys=f"{_POLITE},{_GREEDY}",
+                )
+            )
+            for _ in range(2)
         ]
-    pairs.sort(key=lambda pair: pair[0].others + pair[1].others)
-    pairs = pairs[: (rounds + 1) // 2]
-    print(f"{releases}: one worker, medians of {len(pairs)} of {rounds} rounds of {seconds:g} s")
-    print(f"{'polite client':20}{'p50 ms':>9}{'p99 ms':>9}{'not 200':>9}{'greedy queries/s':>18}{'others, cores':>15}")
-    for name, of in (("alone", [pair[0] for pair in pairs]), ("beside the greedy", [pair[1] for pair in pairs])):
-        p50, p99 = statistics.median(r.p50 for r in of), statistics.median(r.p99 for r in of)
-        queries, others = statistics.median(r.queries for r in of), statistics.median(r.others for r in of)
-        print(f"{name:20}{p50:9.2f}{p99:9.2f}{sum(r.refused for r in of):9}{queries:18,.0f}{others:15.2f}")
-    ratio = statistics.median(beside.p99 / alone.p99 for alone, beside in pairs)
-    print(f"p99 beside / alone: {ratio:.1f}")
+        measured = _measure(services, seconds, rounds)
+    measured.sort(key=lambda of: sum(each.others for each in of.values()))
+    measured = measured[: (rounds + 1) // 2]
+    print(f"{releases}: one worker, medians of {len(measured)} of {rounds} rounds of {seconds:g} s")
+    columns = "".join(f"{name:>{width}}" for name, width in _COLUMNS.items())
+    print(f"{'polite client':20}{columns}")
+    for name in measured[0]:
+        of = [each[name] for each in measured]
+        ratio = statistics.median(each[name].p99 / each[_ALONE].p99 for each in measured)
+        p50, p99, queries, company, others = (
+            statistics.median(getattr(each, field) for each in of)
+            for field in ("p50", "p99", "queries", "company", "others")
+        )
+        print(
+            f"{name:20}{p50:9.2f}{p99:9.2f}{ratio:9.1f}{sum(each.refused for each in of):9}"
+            f"{queries:18,.0f}{company:9.2f}{others:9.2f}"
+        )
 
 
 if __name__ == "__main__":

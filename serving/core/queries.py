@@ -98,11 +98,16 @@ class SearchOptions(RequestModel):
         "lie within the limits of `bias_removal`.",
     )
     priors: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = Field(
-        default={},
+        default_factory=dict,
+        json_schema_extra={"default": {}},
         description="Weights w of the release's priors r in `… + Σ w·r`, by name; of those left out, the release's "
         "defaults (0 for /v1/similar). GET /v1/release lists them with their limits.",
     )
-    exclude: list[LabelId] = Field(default=[], description="Labels never to answer; unknown ones are counted.")
+    exclude: list[LabelId] = Field(
+        default_factory=list,
+        json_schema_extra={"default": []},
+        description="Labels never to answer; unknown ones are counted.",
+    )
     allow: list[LabelId] | None = Field(
         default=None, description="If given, only these labels may be answered; unknown ones are counted."
     )
@@ -110,19 +115,22 @@ class SearchOptions(RequestModel):
         default=None, min_length=1, description="If given, only labels of these frequency buckets may be answered."
     )
     filter: dict[str, JsonValue] = Field(
-        default={},
+        default_factory=dict,
+        json_schema_extra={"default": {}},
         description="If given, only labels whose columns meet all of these conditions may be answered: by column, as "
         "GET /v1/release lists them in `filterable`, a value to equal, or an object of operators: `eq`, `ne`, `in`, "
         "`not_in`, `exists`, of numbers and dates also `lt`, `le`, `gt`, `ge`.",
         examples=[{"category": {"in": ["shoes", "hats"]}, "price": {"ge": 5, "lt": 20}, "in_stock": True}],
     )
     explore: dict[BucketName, Annotated[int, Field(ge=0)]] = Field(
-        default={},
+        default_factory=dict,
+        json_schema_extra={"default": {}},
         description="At least so many of the k slots go to labels of these buckets, drawn at random from each bucket's "
         "best by score and put at random places; every label then comes with its propensity. Off where empty.",
     )
     max_per: dict[str, Annotated[int, Field(ge=1)]] = Field(
-        default={},
+        default_factory=dict,
+        json_schema_extra={"default": {}},
         description="At most so many labels for each value of a column that labels can be filtered by: the best by "
         "score. Labels without a value are not limited, a label of several counts for each.",
         examples=[{"brand": 2}],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
@@ -14,7 +15,7 @@ from longtail.serving.core.lottery import Draws
 from longtail.serving.core.queries import Query, SimilarQuery
 from longtail.serving.core.retriever import Retrieval, Retriever
 from longtail.serving.errors import InvalidRequestError, ServingError
-from longtail.serving.monitoring import AnsweredBatch, ArmAnswer, Monitoring
+from longtail.serving.monitoring import AnsweredBatch, ArmAnswer, Monitoring, join_batches
 
 _QUERY_COST = 64
 """Of encoding and searching a query, in labels written: about what one noisy run on the demo's release said."""
@@ -171,11 +172,15 @@ class PartAnswer:
 def join_parts(parts: Sequence[list[bytes] | PartAnswer], monitoring: Monitoring) -> list[bytes]:
     """The results of a search that was done in parts, counted now that all of it is answered."""
     results: list[bytes] = []
+    answered, unknown = list[AnsweredBatch](), Counter[str]()
     for part in parts:
         assert isinstance(part, PartAnswer)
         results += part.results
-        if part.answered is not None:
-            monitoring.count_answers(part.answered, part.unknown)
+        answered += [] if part.answered is None else [part.answered]
+        unknown.update(part.unknown)
+    if answered:
+        # All at once: it takes a fraction of the time, in which nobody else is served.
+        monitoring.count_answers(join_batches(answered), unknown)
     return results
 
 

@@ -25,6 +25,7 @@ from longtail.serving.monitoring.records import (
     LeftOut,
     ShadowPair,
     fingerprints,
+    join_batches,
 )
 
 __all__ = [
@@ -43,5 +44,6 @@ __all__ = [
     "experiments_json",
     "feedback_of",
     "fingerprints",
+    "join_batches",
     "measure_baseline",
 ]

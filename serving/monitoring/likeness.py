@@ -35,7 +35,7 @@ def pairs_of(buckets_N: Int8, ends_B: Sequence[int]) -> Float64:
         counts = np.bincount(buckets_N, minlength=BUCKETS).astype(np.float64)
         return np.outer(counts, counts).ravel()
     ends = np.asarray(ends_B)
-    query_N = np.searchsorted(ends, np.arange(len(buckets_N)), side="right")
+    query_N = np.repeat(np.arange(queries), np.diff(ends, prepend=0))
     counts_B = np.bincount(query_N * BUCKETS + buckets_N, minlength=queries * BUCKETS).reshape(-1, BUCKETS)
     return (counts_B.T @ counts_B).astype(np.float64).ravel()
 

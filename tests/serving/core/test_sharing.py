@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from longtail.serving import create_app
 from longtail.serving.core.batcher import Batcher, Part
 from longtail.serving.core.fair_queue import MOST_TENANTS, FairQueue, Lane
 from longtail.serving.core.queries import Mmr, Query, SimilarQuery
 from longtail.serving.core.searches import Search
 from longtail.serving.errors import InvalidRequestError, QueueFullError
+from longtail.serving.monitoring import fingerprints, join_batches
+from tests.serving.client import client_of
 from tests.serving.core.test_batcher import Gate, busy, run
+from tests.serving.monitoring.shop import answered
+from tests.serving.plane import plane_retriever, plane_settings
 
 
 @dataclass(eq=False)
@@ -258,6 +265,46 @@ def test_what_times_out_amid_its_parts_leaves_nothing_behind() -> None:
 
     run(work)
     assert [works[0] for _, works in gate.batches] == [[1], 5]
+
+
+def test_parts_that_are_joined_count_as_one_batch() -> None:
+    first = answered([[0, 4], [8]], names=["a", "a"], bias_removal=0.25)
+    drawn = replace(
+        answered([[1, 2, 12]], names=["a"], score=2.0),
+        places=[2],
+        propensities_N=np.array([1, 0.5, 0.25], np.float32),
+        explored={0: 1, 1: 2},
+        request_ids=["theirs"],
+    )
+    last = replace(answered([[], [5]], names=["a", "a"]), explored={1: 3}, features_B=[b"{}", None])
+    whole = join_batches([first, drawn, last])
+    assert (whole.release, whole.answer_ids, whole.places) == ("r1", ["a"] * 5, [0, 0, 2, 0, 0])
+    assert whole.ends_B == [2, 3, 6, 6, 7]
+    assert whole.rows_N.tolist() == [0, 4, 8, 1, 2, 12, 5]
+    assert whole.buckets_N.tolist() == [0, 1, 2, 0, 0, 3, 1]
+    assert whole.counts_N.tolist() == [100, 10, 1, 100, 100, 0, 10]
+    assert whole.scores_N.tolist() == [0.5] * 3 + [2.0] * 3 + [0.5]
+    assert whole.bias_removal_B.tolist() == [0.25, 0.25, 0.5, 0.5, 0.5]
+    assert whole.propensities_N is not None
+    assert whole.propensities_N.tolist() == [1, 1, 1, 1, 0.5, 0.25, 1]
+    assert whole.explored == {0: 1, 1: 5}
+    assert whole.features_B == [None, None, None, b"{}", None]
+    assert whole.request_ids == [None, None, "theirs", None, None]
+    assert whole.arms_B is None
+    assert whole.fingerprints_N.tolist() == fingerprints(f"item-{row}" for row in whole.rows_N).tolist()
+
+
+def test_a_request_in_parts_is_counted_in_one_go(tmp_path: Path) -> None:
+    app = create_app(plane_settings(tmp_path, max_batch=1), retriever=plane_retriever())
+    monitoring = app.state.service.monitoring
+    counted: list[int] = []
+    count = monitoring.count_answers
+    monitoring.count_answers = lambda batch, unknown: (counted.append(len(batch.ends_B)), count(batch, unknown))
+    queries = [{"features": {"user": "east"}, "k": 1, "exclude": ["nobody"]}] * 5
+    with client_of(app) as client:
+        assert client.post("/v1/retrieve", json={"queries": queries}).status_code == 200
+        assert 'longtail_labels_unknown_total{list="exclude"} 5.0' in client.get("/metrics").text
+    assert counted == [5]
 
 
 def test_a_search_is_divided_by_cost_and_its_errors_name_the_requests_queries() -> None:
