@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
@@ -172,12 +171,13 @@ class PartAnswer:
 def join_parts(parts: Sequence[list[bytes] | PartAnswer], monitoring: Monitoring) -> list[bytes]:
     """The results of a search that was done in parts, counted now that all of it is answered."""
     results: list[bytes] = []
-    answered, unknown = list[AnsweredBatch](), Counter[str]()
+    answered, unknown = list[AnsweredBatch](), dict.fromkeys(("exclude", "allow"), 0)
     for part in parts:
         assert isinstance(part, PartAnswer)
         results += part.results
         answered += [] if part.answered is None else [part.answered]
-        unknown.update(part.unknown)
+        for ids, count in part.unknown.items():
+            unknown[ids] += count
     if answered:
         # All at once: it takes a fraction of the time, in which nobody else is served.
         monitoring.count_answers(join_batches(answered), unknown)

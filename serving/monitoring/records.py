@@ -98,7 +98,8 @@ def join_batches(parts: Sequence[AnsweredBatch]) -> AnsweredBatch:
     starts = [0, *accumulate(len(part.rows_N) for part in parts)]
     explored: Counter[int] = Counter()
     for part in parts:
-        explored.update(part.explored)
+        if part.explored:
+            explored.update(part.explored)
     propensities_N = None
     if any(part.propensities_N is not None for part in parts):
         propensities_N = np.concatenate(
