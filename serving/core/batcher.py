@@ -118,6 +118,7 @@ class Batcher(Generic[Work, Result]):
         self._running: set[_Job[Work, Result]] = set()
         self._batches = 0
         self._closed = False
+        self._waking = False
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._threads = [
             threading.Thread(target=self._run_batches, name=f"search-{slot}", daemon=True) for slot in range(threads)
@@ -132,6 +133,8 @@ class Batcher(Generic[Work, Result]):
 
     def has_room(self, tenant: Hashable = None) -> bool:
         """Whether to read what a tenant asks: the queue is not half full, or it has less than its share of it."""
+        if not self._waiting.size:
+            return True
         with self._changed:
             return self._waiting.has_share(tenant, self._max_pending, perf_counter())
 
@@ -172,7 +175,9 @@ class Batcher(Generic[Work, Result]):
                         )
                     )
             self._waiting.append(tenant, job)
-            self._changed.notify()
+        if not self._waking:
+            self._waking = True
+            loop.call_soon(self._wake)
         if self._sweep_timer is None:
             self._sweep_timer = loop.call_later(self._timeout / _SWEEPS, self._time_out_late)
         return job.future
@@ -181,6 +186,12 @@ class Batcher(Generic[Work, Result]):
         """Forget what waits and whose caller has left; what is under way is let finish."""
         with self._changed:
             self._forget(self._waiting.drop(lambda job: job.future.done()))
+
+    def _wake(self) -> None:
+        """Have a thread look: all requests that the event loop had read have been queued by now, and share a batch."""
+        self._waking = False
+        with self._changed:
+            self._changed.notify()
 
     def close(self) -> None:
         """End the threads when nothing waits any more."""

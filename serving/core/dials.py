@@ -17,6 +17,7 @@ _BELOW_ZERO = (
     "; below 0 the best labels are those that this release's tree p_n(y|x) all but rules out, which no search finds: "
     "popularity below 0 favours rare labels"
 )
+_NO_WEIGHTS = np.empty(0, np.float32)
 
 
 class Asked(Protocol):
@@ -118,6 +119,8 @@ class Dials:
         Raises:
             InvalidRequestError: a prior that the release has not, or a weight outside its limits.
         """
+        if not (self.priors or asked.priors):
+            return _NO_WEIGHTS
         for name, weight in asked.priors.items():
             limits = self.priors.get(name)
             if limits is None:

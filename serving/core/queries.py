@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, JsonValue, model_validator
+from pydantic.config import JsonDict
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from longtail.bundle import BUCKET_NAMES
@@ -24,6 +25,9 @@ from longtail.serving.errors import InvalidRequestError
 BucketName = Literal["head", "torso", "tail", "new"]
 _LONGEST_NAME = 100
 _ANY = 1 << 62
+_NO_MEMBERS: JsonDict = {"default": {}}
+"""In the schema of fields that `dict` makes: a `default` pydantic copies in depth for every query, which takes longer
+than all the rest of reading it."""
 
 
 class _StringOrInteger:
@@ -99,7 +103,7 @@ class SearchOptions(RequestModel):
     )
     priors: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = Field(
         default_factory=dict,
-        json_schema_extra={"default": {}},
+        json_schema_extra=_NO_MEMBERS,
         description="Weights w of the release's priors r in `… + Σ w·r`, by name; of those left out, the release's "
         "defaults (0 for /v1/similar). GET /v1/release lists them with their limits.",
     )
@@ -116,7 +120,7 @@ class SearchOptions(RequestModel):
     )
     filter: dict[str, JsonValue] = Field(
         default_factory=dict,
-        json_schema_extra={"default": {}},
+        json_schema_extra=_NO_MEMBERS,
         description="If given, only labels whose columns meet all of these conditions may be answered: by column, as "
         "GET /v1/release lists them in `filterable`, a value to equal, or an object of operators: `eq`, `ne`, `in`, "
         "`not_in`, `exists`, of numbers and dates also `lt`, `le`, `gt`, `ge`.",
@@ -124,13 +128,13 @@ class SearchOptions(RequestModel):
     )
     explore: dict[BucketName, Annotated[int, Field(ge=0)]] = Field(
         default_factory=dict,
-        json_schema_extra={"default": {}},
+        json_schema_extra=_NO_MEMBERS,
         description="At least so many of the k slots go to labels of these buckets, drawn at random from each bucket's "
         "best by score and put at random places; every label then comes with its propensity. Off where empty.",
     )
     max_per: dict[str, Annotated[int, Field(ge=1)]] = Field(
         default_factory=dict,
-        json_schema_extra={"default": {}},
+        json_schema_extra=_NO_MEMBERS,
         description="At most so many labels for each value of a column that labels can be filtered by: the best by "
         "score. Labels without a value are not limited, a label of several counts for each.",
         examples=[{"brand": 2}],
@@ -269,27 +273,28 @@ class ResolvedQuery:
         bias_removal, popularity = dials.read(options, prefix)
         exclude, unknown_exclude = catalogue.rows(options.exclude)
         allow, unknown_allow = catalogue.rows(options.allow or ())
-        filters = bool(options.exclude or options.filter) or options.allow is not None or options.buckets is not None
-        selection, beyond = (
-            catalogue.attributes.select(options.filter, f"{prefix}filter") if options.filter else (None, None)
-        )
-        filter_ = Filter(
-            exclude=exclude if options.exclude else None,
-            allow=None if options.allow is None else allow,
-            buckets=None if options.buckets is None else frozenset(map(BUCKET_NAMES.index, options.buckets)),
-            selection=selection,
-            beyond=beyond,
-        )
+        filter_ = None
+        if options.exclude or options.filter or options.allow is not None or options.buckets is not None:
+            selection, beyond = (
+                catalogue.attributes.select(options.filter, f"{prefix}filter") if options.filter else (None, None)
+            )
+            filter_ = Filter(
+                exclude=exclude if options.exclude else None,
+                allow=None if options.allow is None else allow,
+                buckets=None if options.buckets is None else frozenset(map(BUCKET_NAMES.index, options.buckets)),
+                selection=selection,
+                beyond=beyond,
+            )
         return cls(
             k=k,
             bias_removal=bias_removal,
             popularity=popularity,
             priors=dials.read_priors(options, prefix),
-            filter=filter_ if filters else None,
+            filter=filter_,
             unknown_exclude=unknown_exclude,
             unknown_allow=unknown_allow,
             explore=_explored(options, k, f"{prefix}explore"),
-            display=_shown(options.display, catalogue.display_columns, f"{prefix}display"),
+            display=_shown(options.display, catalogue, f"{prefix}display"),
             diversity=_diversity(options, k, catalogue, prefix),
         )
 
@@ -300,10 +305,11 @@ class ResolvedQuery:
         return replace(self, filter=replace(before, exclude=exclude))
 
 
-def _shown(asked: bool | list[str], columns: Sequence[str], where: str) -> frozenset[str] | None:
+def _shown(asked: bool | list[str], catalogue: Catalogue, where: str) -> frozenset[str] | None:
     """Columns to show, None of all; raises InvalidRequestError for one that the release has not."""
     if isinstance(asked, bool):
         return None if asked else frozenset()
+    columns = catalogue.display_columns
     for place, name in enumerate(asked):
         if name not in columns:
             raise InvalidRequestError(
@@ -315,11 +321,11 @@ def _shown(asked: bool | list[str], columns: Sequence[str], where: str) -> froze
 
 def _diversity(options: SearchOptions, k: int, catalogue: Catalogue, prefix: str) -> Diversity | None:
     """What keeps labels apart, None if nothing does; raises InvalidRequestError for what cannot."""
-    columns = list(catalogue.attributes.kinds)
+    columns = catalogue.attributes.kinds
     for name in options.max_per:
         if name not in columns:
             raise InvalidRequestError(
-                f"expected columns that this release can be filtered by, {columns}, received {describe(name)}",
+                f"expected columns that this release can be filtered by, {list(columns)}, received {describe(name)}",
                 field=f"{prefix}max_per.{name[:_LONGEST_NAME]}",
             )
     asked = [name for name, given in (("max_per", options.max_per), ("mmr", options.mmr)) if given]
@@ -343,6 +349,8 @@ def _diversity(options: SearchOptions, k: int, catalogue: Catalogue, prefix: str
 
 def _explored(options: SearchOptions, k: int, where: str) -> dict[int, int]:
     """Slots to draw by bucket, 0 head, 1 torso, ...; raises InvalidRequestError for those that cannot be."""
+    if not options.explore:
+        return {}
     asked = sum(options.explore.values())
     if asked > k:
         raise InvalidRequestError(

@@ -59,14 +59,14 @@ class Search:
     @property
     def cost(self) -> int:
         """What it costs, in the time that a label takes to be written."""
-        return sum(self._costs())
+        return _QUERY_COST * self.queries + self.labels
 
     @property
     def labels(self) -> int:
         """How many labels it asks for, all queries together."""
         if isinstance(self.asked, SimilarQuery):
             return self.asked.k * self.queries
-        return sum(query.k for query in self.asked)
+        return sum([query.k for query in self.asked])
 
     def mean_bytes(self, catalogue: Catalogue) -> float:
         """About how many bytes its answer will have, were its labels as long as others are on average."""

@@ -23,12 +23,14 @@ _LONGEST_NAME = 100
 def check_retrieve(request: RetrieveRequest, settings: Settings) -> None:
     """Raise InvalidRequestError if a limit is passed; names the field."""
     _at_most(len(request.queries), settings.max_queries, "queries", "queries")
+    total, apart = 0, False
     for index, query in enumerate(request.queries):
         _check_options(query, settings, f"queries.{index}.")
         if not request.preview and query.features is not None:
             _check_recorded(query.features, settings, f"queries.{index}.features")
-    apart = any(query.max_per or query.mmr for query in request.queries)
-    _check_total_k(sum(query.depth for query in request.queries), settings, "queries", apart=apart)
+        total += query.depth
+        apart = apart or bool(query.max_per or query.mmr)
+    _check_total_k(total, settings, "queries", apart=apart)
 
 
 def check_similar(request: SimilarRequest, settings: Settings) -> None:

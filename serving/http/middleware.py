@@ -32,7 +32,8 @@ HEADERS = [
     (b"x-frame-options", b"DENY"),
 ]
 """Of every answer."""
-_STRICT = (_POLICY, b"default-src 'none'; frame-ancestors 'none'")
+_STRICT = [*HEADERS, (_POLICY, b"default-src 'none'; frame-ancestors 'none'")]
+"""Of an answer that says nothing about its content."""
 
 
 class RequestMiddleware:
@@ -84,9 +85,9 @@ class RequestMiddleware:
         async def send_with_headers(message: Message) -> None:
             nonlocal status, start
             if message["type"] == "http.response.start":
-                headers = message["headers"] = [*message.get("headers", ()), *HEADERS, (b"x-request-id", id_.encode())]
-                if _POLICY not in dict(headers):
-                    headers.append(_STRICT)
+                own_headers = message.get("headers", ())
+                others = HEADERS if _POLICY in dict(own_headers) else _STRICT
+                message["headers"] = [*own_headers, *others, (b"x-request-id", id_.encode())]
                 # Until its body has come, which may be compressed.
                 start = message
                 return

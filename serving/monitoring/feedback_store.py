@@ -14,7 +14,6 @@ import secrets
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
@@ -47,8 +46,7 @@ _FORGOTTEN = "features_forgotten"
 _GENERATIONS = 32
 
 
-@dataclass(frozen=True, slots=True)
-class StoredAnswer:
+class StoredAnswer(NamedTuple):
     """The labels that one query was answered.
 
     Attributes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import gc
 import math
 import resource
 import signal
@@ -26,6 +27,9 @@ from longtail.serving.process.reloading import Terminal, read_again, refuse, tak
 from longtail.serving.settings import Settings
 
 _LOOK_SECONDS = 0.02
+_YOUNG_OBJECTS = 20_000
+"""Objects that the garbage collector lets come before it looks at them: at Python's own 700 it looks at the requests
+under way, which leave no cycles behind, over and over."""
 
 
 class Server(uvicorn.Server):
@@ -133,6 +137,7 @@ def run(settings: Settings, listener: socket.socket, *, worker: int = 0, workers
     """
     # A file of a release that is cut off while it is mapped ends the process: not without a word.
     faulthandler.enable(all_threads=False)
+    gc.set_threshold(_YOUNG_OBJECTS)
     # NumPy's pool of threads, for the whole process; FAISS and ONNX Runtime are told where they search.
     threadpool_limits(1)
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -7,7 +7,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 
@@ -83,6 +83,58 @@ def flood(client: socket.socket, piece: bytes) -> None:
     """Send it again and again, far beyond the limit."""
     for _ in range(100 * MAX_HEAD_BYTES // len(piece)):
         client.sendall(piece)
+
+
+@pytest.mark.parametrize(
+    ("path", "kept", "writes"),
+    [("/", True, 1), ("/", False, 1), ("/parts", True, 4)],
+    ids=["whole", "last", "chunked"],
+)
+def test_a_whole_answer_is_written_at_once(path: str, kept: bool, writes: int) -> None:
+    written: list[list[bytes]] = []
+
+    class Wire(asyncio.Transport):
+        def write(self, data: bytes | bytearray | memoryview) -> None:
+            written.append([bytes(data)])
+
+        def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
+            written.append([bytes(data) for data in list_of_data])
+
+        def is_closing(self) -> bool:
+            return False
+
+        def get_write_buffer_size(self) -> int:
+            return 0
+
+        def close(self) -> None:
+            written.append([b"closed"])
+
+    async def in_parts(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/":
+            await answer(scope, receive, send)
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"one", "more_body": True})
+        await send({"type": "http.response.body", "body": b"two", "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def ask() -> None:
+        config = uvicorn.Config(in_parts, ws="none", lifespan="off", log_config=None)
+        connection = HttpConnection(config=config, server_state=uvicorn.server.ServerState(), app_state={})
+        connection.connection_made(Wire())
+        ending = b"" if kept else b"Connection: close\r\n"
+        connection.data_received(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n".encode() + ending + b"\r\n")
+        while connection.answering:
+            await asyncio.sleep(0.001)
+        connection.connection_lost(None)
+
+    asyncio.run(ask())
+    head, _, body = b"".join(written[0]).partition(b"\r\n\r\n")
+    answers = [each for each in written if each != [b"closed"]]
+    assert len(answers) == writes
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert (b"\r\nconnection: close" in head) is not kept
+    assert body == (b"x" * 10 if path == "/" else b"")
 
 
 def test_silence(address: tuple[str, int]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
@@ -70,6 +71,19 @@ async def busy(batches: Batcher[int, int], gate: Gate, key: str = "a", work: int
 async def until(condition: Callable[[], bool]) -> None:
     while not condition():
         await asyncio.sleep(0.001)
+
+
+def test_requests_that_the_event_loop_reads_together_share_a_batch(gate: Gate) -> None:
+    async def work() -> None:
+        batches = batcher(gate)
+        futures = []
+        for number in range(8):
+            futures.append(batches.submit("a", number, 1))
+            time.sleep(0.01)  # reads the next: a thread that was woken by now would search the first alone
+        assert await asyncio.gather(*futures) == [0, 2, 4, 6, 8, 10, 12, 14]
+        assert gate.batches == [("a", [0, 1, 2, 3, 4, 5, 6, 7])]
+
+    run(work)
 
 
 def test_an_idle_batcher_does_not_wait_for_company(gate: Gate) -> None:

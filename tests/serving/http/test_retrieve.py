@@ -5,7 +5,8 @@ import math
 import httpx
 import pytest
 
-from longtail.serving.http.schemas.retrieval import RetrieveAnswer
+from longtail.serving.core.queries import Query, RequestModel
+from longtail.serving.http.schemas.retrieval import EmbedRequest, RetrieveAnswer, RetrieveRequest, SimilarRequest
 
 LN2 = math.log(2)
 
@@ -176,3 +177,9 @@ def test_duplicate_keys_are_fine_and_the_last_counts(client: httpx.Client) -> No
         headers={"content-type": "application/json; charset=utf-8"},
     )
     assert len(response.json()["results"][0]["labels"]) == 1
+
+
+@pytest.mark.parametrize("model", [EmbedRequest, Query, RetrieveRequest, SimilarRequest])
+def test_no_default_is_copied_for_every_request(model: type[RequestModel]) -> None:
+    # pydantic copies what has no hash, in depth.
+    assert {name: hash(field.default) for name, field in model.model_fields.items()}
