@@ -73,6 +73,7 @@ class HttpConnection(HttpToolsProtocol):
         """A client has connected: start the timer for its first request."""
         super().connection_made(transport)
         self._timer: asyncio.TimerHandle | None = None
+        self._due: float | None = None
         self._unsent = 0
         self._in_head, self._begun, self._head_bytes = True, False, 0
         self._start_timer()
@@ -80,6 +81,9 @@ class HttpConnection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The client is gone: stop the timer, and the search that it waits for."""
         self._stop_timer()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if self.answering and (task := self.cycle.scope["state"].pop(SEARCHING, None)) is not None:
             task.cancel()
         super().connection_lost(exc)
@@ -180,14 +184,29 @@ class HttpConnection(HttpToolsProtocol):
         return bool(poll.poll(0))
 
     def _start_timer(self, seconds: float | None = None) -> None:
-        self._stop_timer()
         self._unsent = self.transport.get_write_buffer_size()
-        self._timer = self.loop.call_later(STALL_SECONDS if seconds is None else seconds, self._end_if_stalled)
+        self._due = self.loop.time() + (STALL_SECONDS if seconds is None else seconds)
+        # One that rings before stays: it is looked at then what is due. Requests come faster than timers are made.
+        if self._timer is None or self._timer.when() > self._due:
+            self._ring_at(self._due)
 
     def _stop_timer(self) -> None:
+        self._due = None
+
+    def _ring_at(self, due: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+        self._timer = self.loop.call_at(due, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        if self._due is None:
+            return
+        if self._due > self.loop.time():
+            self._ring_at(self._due)
+        else:
+            self._due = None
+            self._end_if_stalled()
 
     def _end_if_stalled(self) -> None:
         """The time is up: close, unless some of an answer was read since; abort if an answer is unread."""
