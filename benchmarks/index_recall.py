@@ -60,20 +60,20 @@ def main() -> None:
         print_recall_table(bundle)
 
 
-def synthetic_bundle(labels: int, *, seed: int = 0) -> Bundle:
+def synthetic_bundle(labels: int, *, dim: int = DIM, seed: int = 0) -> Bundle:
     """A valid bundle of clustered unit vectors and Zipf frequencies, not yet written."""
     rng = np.random.default_rng(seed)
-    centres = _unit(rng.standard_normal((max(1, labels // LABELS_PER_CENTRE), DIM), dtype=np.float32))
+    centres = _unit(rng.standard_normal((max(1, labels // LABELS_PER_CENTRE), dim), dtype=np.float32))
 
     def vectors(count: int) -> np.ndarray:
-        noise = rng.standard_normal((count, DIM), dtype=np.float32) * np.float32(SPREAD / np.sqrt(DIM))
+        noise = rng.standard_normal((count, dim), dtype=np.float32) * np.float32(SPREAD / np.sqrt(dim))
         return _unit(centres[rng.integers(0, len(centres), count)] + noise)
 
     embeddings = vectors(labels)
     counts = (1e7 / (1 + rng.permutation(labels))).astype(np.int64)
     log_pn = log_frequencies(counts).astype(np.float32)
     buckets = Buckets.by_quantile(counts)
-    plain = make_bundle(labels=labels, dim=DIM)
+    plain = make_bundle(labels=labels, dim=dim)
     augmentation = Augmentation.fitted(TEMPERATURE, embeddings, log_pn, None)
     return dataclasses.replace(
         plain,

@@ -93,6 +93,7 @@ def _answered(
         answer_ids=[""] * batch,
         places=[0] * batch,
         bias_removal_B=np.full(batch, 0.5, np.float32),
+        popularity_B=np.zeros(batch, np.float32),
         fingerprints_N=fingerprints(f"item-{row}" for row in rows),
         rows_N=rows,
         scores_N=rng.normal(size=len(rows)).astype(np.float32),

@@ -145,13 +145,14 @@ class Bundle:
         return Bundle(**{**self.__dict__, "manifest": manifest, "path": target})
 
     @classmethod
-    def load(cls, path: Path, *, towers: bool = True) -> Bundle:
+    def load(cls, path: Path, *, towers: bool = True, labels: Path | None = None) -> Bundle:
         """Read and check a bundle; embeddings and label vectors stay on disk, memory-mapped.
 
         Args:
             path: its directory.
             towers: whether to read the towers; else they are b"" and None, and `query_model` and `label_model` are
                 their files, which a `Tower` maps.
+            labels: the label table as `Labels.write_mappable` wrote it, to be mapped; labels.parquet when None.
 
         Raises:
             BundleCorruptError: not a bundle, a file missing, or a checksum that differs.
@@ -165,17 +166,17 @@ class Bundle:
                 raise BundleCorruptError(
                     f"{path / MANIFEST}: expected {name!r} among its files, found {sorted(manifest.files)}"
                 )
-        labels = Labels.read(path / LABELS, manifest.display)
+        table = Labels.map(labels, manifest.display) if labels else Labels.read(path / LABELS, manifest.display)
         bundle = cls(
             manifest=manifest,
-            labels=labels,
+            labels=table,
             embeddings=_load_array(path / EMBEDDINGS),
             calibration_queries=_load_array(path / CALIBRATION_QUERIES),
             query_tower=(path / QUERY_TOWER).read_bytes() if towers else b"",
             label_tower=(path / LABEL_TOWER).read_bytes() if towers and LABEL_TOWER in manifest.files else None,
             vocabularies={
                 # Queries are often histories of labels.
-                Path(name).stem: Vocabulary.read(path / name).sharing(labels)
+                Path(name).stem: Vocabulary.read(path / name).sharing(table)
                 for name in manifest.files
                 if name.startswith(f"{VOCABULARIES}/")
             },

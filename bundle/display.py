@@ -12,6 +12,7 @@ import pyarrow as pa
 from pydantic import JsonValue
 
 from longtail.bundle.errors import BundleInvariantError, DisplayError, describe
+from longtail.bundle.labels import in_one_piece
 
 Display = Mapping[str, JsonValue]
 
@@ -100,8 +101,7 @@ def json_ready(name: str, column: pa.ChunkedArray) -> pa.Array:
     Raises:
         BundleInvariantError: a type that has no string form either.
     """
-    # Arrow copies what is in one piece already.
-    array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    array = in_one_piece(column)
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if _is_json(array.type):

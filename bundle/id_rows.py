@@ -100,6 +100,10 @@ class IdRows(Mapping[str, int]):
             rows[place] = row
         return rows
 
+    def forget(self) -> None:
+        """Let go of the ids asked for lately; they are found again where they are asked for again."""
+        self._kept = {}
+
     def _keep(self, rows: dict[str, int]) -> None:
         if len(self._kept) + len(rows) > _MAX_KEPT:
             self._kept = {}

@@ -1,4 +1,8 @@
-"""labels.parquet: everything about a label but its embedding. Row i is embedding row i is index id i."""
+"""labels.parquet: everything about a label but its embedding. Row i is embedding row i is index id i.
+
+A release keeps the same table as an Arrow file, too: its columns lie there as they are read, so it is mapped, and takes
+no memory of a process' own.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from longtail.bundle.arrays import Array, Float32, Int8, Int64
-from longtail.bundle.errors import BundleInvariantError
+from longtail.bundle.errors import BundleCorruptError, BundleInvariantError
 from longtail.bundle.id_rows import IdRows
 
 _COLUMNS = {
@@ -58,6 +62,15 @@ class Labels:
 
     def write(self, path: Path) -> None:
         """Write as Parquet; raises ValueError if a display column takes a reserved name."""
+        pq.write_table(self._table(), path)
+
+    def write_mappable(self, path: Path) -> None:
+        """Write as an Arrow file, for `map`; raises ValueError as `write`."""
+        table = self._table().combine_chunks()
+        with path.open("wb") as file, pa.ipc.new_file(file, table.schema) as written:
+            written.write_table(table)
+
+    def _table(self) -> pa.Table:
         columns: dict[str, pa.Array | Array] = {
             "label_id": self.ids,
             "count": self.counts,
@@ -72,7 +85,7 @@ class Labels:
             if name in RESERVED_COLUMNS:
                 raise ValueError(f"display column {name!r}: expected a name other than {', '.join(RESERVED_COLUMNS)}")
             columns[name] = self.display[name]
-        pq.write_table(pa.table(columns), path)
+        return pa.table(columns)
 
     @classmethod
     def read(cls, path: Path, display: Collection[str] = ()) -> Labels:
@@ -86,23 +99,54 @@ class Labels:
             BundleInvariantError: a column is missing, has another type, or holds nulls.
         """
         # By this thread: others would keep some of what they took, and take no less time.
-        table = pq.read_table(path, use_threads=False)
+        return cls._of(pq.read_table(path, use_threads=False), display, path.name)
+
+    @classmethod
+    def map(cls, path: Path, display: Collection[str] = ()) -> Labels:
+        """Map what `write_mappable` wrote: its pages are shared with every process that does so.
+
+        Args:
+            path: labels.arrow.
+            display: as of `read`.
+
+        Raises:
+            BundleCorruptError: no Arrow file, or one whose columns point beyond it.
+            BundleInvariantError: as `read`.
+        """
+        try:
+            table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+            table.validate(full=True)
+        except (pa.ArrowException, ValueError) as error:
+            raise BundleCorruptError(f"{path}: expected an Arrow file: {error}") from error
+        return cls._of(table, display, path.name)
+
+    @classmethod
+    def _of(cls, table: pa.Table, display: Collection[str], file: str) -> Labels:
         for name, expected in _COLUMNS.items():
             found = table.schema.field(name).type if name in table.column_names else "no such column"
             if found != expected:
-                raise BundleInvariantError(f"labels.parquet column {name!r}", expected=expected, found=found)
+                raise BundleInvariantError(f"{file} column {name!r}", expected=expected, found=found)
             if table[name].null_count:
                 raise BundleInvariantError(
-                    f"labels.parquet column {name!r}", expected="no nulls", found=f"{table[name].null_count} nulls"
+                    f"{file} column {name!r}", expected="no nulls", found=f"{table[name].null_count} nulls"
                 )
         optional = [name for name in _OPTIONAL_COLUMNS if name in table.column_names and name not in display]
+        columns = {name: in_one_piece(table[name]) for name in (*_COLUMNS, *optional)}
+        numbers = {
+            name: column.to_numpy(zero_copy_only=False) for name, column in columns.items() if name != "label_id"
+        }
         return cls(
-            ids=table["label_id"].combine_chunks(),
-            counts=table["count"].to_numpy(),
-            log_pn=table["log_pn"].to_numpy(),
-            buckets=table["bucket"].to_numpy(),
-            bias=table["bias"].to_numpy() if "bias" in optional else None,
+            ids=columns["label_id"],
+            counts=numbers["count"],
+            log_pn=numbers["log_pn"],
+            buckets=numbers["bucket"],
+            bias=numbers.get("bias"),
             # In one piece, so that who takes it in one piece takes no copy.
             display=table.drop_columns([*_COLUMNS, *optional]).combine_chunks(),
-            log_popularity=table["log_popularity"].to_numpy() if "log_popularity" in optional else None,
+            log_popularity=numbers.get("log_popularity"),
         )
+
+
+def in_one_piece(column: pa.ChunkedArray) -> pa.Array:
+    """A column [n] as one array [n]; Arrow's own `combine_chunks` copies one that is in one piece already."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()

@@ -21,6 +21,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+# First, for it says which memory Arrow takes.
+from longtail.serving import allocator  # noqa: F401
 from longtail.serving.errors import ServingError
 from longtail.serving.settings import Settings
 

@@ -2,7 +2,7 @@
 
 NAME/
   bundle/         every file of the bundle, hard-linked where the disk allows it
-  index/          manifest.json, per band NAME.faiss and NAME.rows.npy, with priors priors.npy
+  index/          manifest.json, labels.arrow, per band NAME.faiss and NAME.rows.npy, with priors priors.npy
   release.json    which bundle, which index, the sha256 of every file of index/
 """
 
@@ -165,9 +165,9 @@ def write_release(
             working,
             tuned,
             spec=spec,
+            bundle=bundle,
             bundle_sha256=bundle_sha256,
             device=device,
-            priors=bundle.priors,
             filterable=filterable,
         )
         manifest = ReleaseManifest(

@@ -1,4 +1,4 @@
-"""The files of an index/: one FAISS index and one array of label rows per band, and manifest.json.
+"""The files of an index/: one FAISS index and one array of label rows per band, the label table, and manifest.json.
 
 Legend: `N` labels of a band, `L` labels.
 """
@@ -17,7 +17,7 @@ import faiss
 import numpy as np
 from pydantic import BaseModel
 
-from longtail.bundle import Bundle, FileRecord, Priors
+from longtail.bundle import Bundle, FileRecord, Priors, sha256_of
 from longtail.bundle.arrays import Array, Int64
 from longtail.bundle.integrity import read_versioned_json
 from longtail.index.construct.spec import IndexSpec
@@ -30,6 +30,8 @@ from longtail.index.search.gpu import GpuIndex
 INDEX = "index"
 INDEX_MANIFEST = f"{INDEX}/manifest.json"
 PRIORS = f"{INDEX}/priors.npy"
+LABELS = f"{INDEX}/labels.arrow"
+"""The bundle's labels.parquet as it is used: what serves a release maps it. Releases from before have none."""
 
 _Manifest = TypeVar("_Manifest", bound=BaseModel)
 _DERIVED_BYTES = 1 << 31
@@ -46,9 +48,9 @@ def write_index(
     tuned: TunedIndex,
     *,
     spec: IndexSpec,
+    bundle: Bundle,
     bundle_sha256: str,
     device: Device,
-    priors: Priors | None = None,
     filterable: Sequence[str] | None = None,
 ) -> tuple[IndexManifest, dict[str, FileRecord]]:
     """Write `root/index/`; returns its manifest and the record of every file, by path below `root`.
@@ -72,8 +74,11 @@ def write_index(
         bands.append(record)
         files[record.index_file] = _write_faiss(root / record.index_file, band.index)
         files[record.rows_file] = _write_array(root / record.rows_file, band.rows_N)
+    priors = bundle.priors
     if priors is not None:
         files[PRIORS] = _write_array(root / PRIORS, priors.values_LP)
+    bundle.labels.write_mappable(root / LABELS)
+    files[LABELS] = FileRecord(sha256=sha256_of(root / LABELS), bytes=(root / LABELS).stat().st_size)
     manifest = IndexManifest(
         bundle_sha256=bundle_sha256,
         spec=spec.text,

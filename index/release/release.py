@@ -11,7 +11,7 @@ from pathlib import Path
 from longtail.bundle import Bundle, BundleCorruptError, FileRecord, Manifest, read_manifest, sha256_of, verify_files
 from longtail.index.errors import ReleaseCorruptError, ReleaseMismatchError, ReleaseNameError
 from longtail.index.manifests import Device, IndexManifest, ReleaseManifest
-from longtail.index.release.index_files import INDEX_MANIFEST, read_bands, read_manifest_file, read_priors
+from longtail.index.release.index_files import INDEX_MANIFEST, LABELS, read_bands, read_manifest_file, read_priors
 from longtail.index.search.gpu import check_device
 from longtail.index.search.searcher import Searcher
 
@@ -30,7 +30,7 @@ class Release:
         name: the release's name, which is that of its directory.
         path: the release's directory.
         created_at: when it was built, UTC.
-        bundle: the model, with the priors that its index was built with; its embeddings are memory-mapped.
+        bundle: the model, with the priors that its index was built with; its embeddings and labels are memory-mapped.
         searcher: the index.
         manifest: release.json.
         index: index/manifest.json.
@@ -63,9 +63,12 @@ def open_release(path: Path, *, device: Device = "cpu", mapped: bool = True, tow
     """
     check_device(device)
     manifest = read_release_manifest(path)
+    table = {name: record for name, record in manifest.files.items() if name == LABELS}
+    others = {name: record for name, record in manifest.files.items() if name != LABELS}
+    _verify_index(path, table)
     with ThreadPoolExecutor(1) as pool:
-        index_files = pool.submit(_verify_index, path, manifest.files)
-        bundle = Bundle.load(path / BUNDLE, towers=towers)
+        index_files = pool.submit(_verify_index, path, others)
+        bundle = Bundle.load(path / BUNDLE, towers=towers, labels=path / LABELS if table else None)
         index_files.result()
     index = read_index_manifest(path)
     if index.bundle_sha256 != manifest.bundle_sha256:

@@ -106,6 +106,11 @@ class Attributes:
                     column = self._read[name] = column_of(self._kinds[name], self._column(name))
         return column
 
+    def forget(self) -> None:
+        """Let go of the columns that were read."""
+        with self._reading:
+            self._read = {}
+
     def _meeting(self, condition: Condition) -> AbstractBitMap:
         column, values = self.column(condition.column), condition.values
         match condition.operator:
@@ -188,6 +193,11 @@ class LabelAttributes:
             return rows, None
         return rows, self._added_selections.get(key, lambda: Selection(attributes.mask(conditions)))
 
+    def forget(self) -> None:
+        """Let go of the columns that were read, and of what filters came to."""
+        self._of_labels.forget()
+        self._selections.forget()
+
     def read(self, filter_: Mapping[str, JsonValue], where: str) -> list[Condition]:
         """The conditions of a filter, in one order however it is written.
 
@@ -238,6 +248,11 @@ class _Kept(Generic[Value]):
             while len(self._values) > self.most:
                 self._values.popitem(last=False)
         return value
+
+    def forget(self) -> None:
+        """Keep none of them."""
+        with self._changing:
+            self._values.clear()
 
 
 def _bounded(kind: FilterKind, column: pa.ChunkedArray) -> bool:

@@ -95,6 +95,12 @@ class Catalogue:
         catalogue.attributes = self.attributes.with_added(overlay.added)
         return catalogue
 
+    def forget(self) -> None:
+        """Let go of what was shown, asked for and filtered by lately; it is made again where it is asked for again."""
+        self._json_of_row = {}
+        self.row_of.forget()
+        self.attributes.forget()
+
     @property
     def display_columns(self) -> list[str]:
         """Names of the columns that are shown with labels, in order."""

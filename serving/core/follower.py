@@ -16,9 +16,9 @@ from time import monotonic
 
 from longtail.bundle import LabelLogCorruptError, LabelLogVersionError
 from longtail.index import Releases
+from longtail.serving.allocator import give_back_memory
 from longtail.serving.core.executor import one_openmp_thread
 from longtail.serving.core.experiment_follower import ExperimentFollower
-from longtail.serving.core.heap import give_back_memory
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.core.service import Service

@@ -175,6 +175,9 @@ class Service:
             self.monitoring.begin_release(changed.name, changed.buckets_L, changed.baseline, offline)
             others = {name: kept for name, kept in self._loaded.items() if name != changed.name}
             self._loaded, self._current = self._without_old(others | {changed.name: changed}), changed
+            # Few ask a release that another has followed: what is only there to be quick again is not kept for them.
+            for other in others.keys() - self._beside:
+                others[other].catalogue.forget()
             self.refuse(None)
             self._count_labels()
             self._mirror(self.mirror.staged)

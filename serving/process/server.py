@@ -19,6 +19,7 @@ import uvicorn
 from fastapi import FastAPI
 from threadpoolctl import threadpool_limits
 
+from longtail.serving.allocator import use_one_heap
 from longtail.serving.http.app import apply_settings, create_app
 from longtail.serving.monitoring.workers import Workers
 from longtail.serving.process.listening import BACKLOG, stop_listening
@@ -138,6 +139,7 @@ def run(settings: Settings, listener: socket.socket, *, worker: int = 0, workers
     # A file of a release that is cut off while it is mapped ends the process: not without a word.
     faulthandler.enable(all_threads=False)
     gc.set_threshold(_YOUNG_OBJECTS)
+    use_one_heap()
     # NumPy's pool of threads, for the whole process; FAISS and ONNX Runtime are told where they search.
     threadpool_limits(1)
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -16,19 +16,20 @@ PACKAGE = "longtail.serving"
 # Folders, and modules at the top: `settings`, `errors` and `logs` are for all, the others are the commands.
 MAY_IMPORT = {
     "errors": set(),
+    "allocator": set(),
     "logs": set(),
     "settings": set(),
     "dashboard": set(),
     "monitoring": {"errors"},
-    "core": {"errors", "settings", "monitoring"},
+    "core": {"allocator", "errors", "settings", "monitoring"},
     "http": {"errors", "settings", "logs", "monitoring", "core", "dashboard"},
-    "process": {"errors", "settings", "logs", "monitoring", "core", "http"},
+    "process": {"allocator", "errors", "settings", "logs", "monitoring", "core", "http"},
     "check": {"core"},
     "compare": {"errors", "monitoring", "core"},
     "export": {"errors", "monitoring"},
     "cli": {"errors", "settings", "logs", "http", "process", "check", "compare", "export"},
     "__main__": {"cli"},
-    "__init__": {"errors", "settings", "core", "http"},
+    "__init__": {"allocator", "errors", "settings", "core", "http"},
 }
 HTTP = {"asgiref", "fastapi", "fastapi_offline", "h11", "httptools", "httpx", "starlette", "uvicorn"}
 

@@ -1,33 +1,51 @@
 """What a release takes of a worker's own memory, and that swaps give it back."""
 
+import os
 import subprocess
 import sys
+import time
 import tracemalloc
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from longtail.bundle import Bundle, Labels
+from longtail.bundle import Bundle, Labels, replace_file
+from longtail.index import IndexSpec, Releases, build
 from longtail.serving.core.catalogue import Catalogue
 from tests.bundles import make_bundle
-from tests.serving.releases import synthetic_release
+from tests.serving.process import server, until
 
 COUNT = 50_000
-SWAPS = """
-import gc, sys
-from longtail.index import Releases
-from longtail.serving.core.heap import give_back_memory
-from longtail.serving.core.loader import load_release
+QUERY = {"queries": [{"features": {"user_id": "u3", "history": ["item-1", "item-2"]}, "k": 20}]}
+SPREAD = 6_000_000
+"""Bytes between the least and the most that a worker holds over 24 swaps. They were 18.0, 10.1 and 9.9 MB, in steps,
+where Arrow and every thread had a heap of their own, and 2.3, 1.9 and 2.1 MB with one heap."""
+HEAPS = """
+import ctypes, sys, threading
+import longtail.serving.cli
+from longtail.serving.allocator import use_one_heap
+import pyarrow
 
-releases, held = Releases(sys.argv[1]), []
-for swap in range(21):
-    held = [*held, load_release(releases, releases.current())][-2:]
-    gc.collect()
-    give_back_memory()
-    if swap in (6, 20):
-        print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("RssAnon")))
+use_one_heap()
+libc = ctypes.CDLL(None)
+libc.malloc.restype = libc.fopen.restype = ctypes.c_void_p
+together = threading.Barrier(8)
+
+def take():
+    together.wait()
+    libc.malloc(10_000)
+    together.wait()
+
+threads = [threading.Thread(target=take) for _ in range(8)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+file = ctypes.c_void_p(libc.fopen(sys.argv[1].encode(), b"w"))
+libc.malloc_info(0, file)
+libc.fclose(file)
+print(pyarrow.default_memory_pool().backend_name)
 """
 
 
@@ -71,10 +89,55 @@ def test_a_history_over_the_labels_shares_their_ids(tmp_path: Path) -> None:
     assert (bundle.query_model, loaded.label_model) == (bundle.query_tower, None)
 
 
+def test_a_release_that_another_follows_keeps_nothing_to_be_quick_with() -> None:
+    catalogue = Catalogue(make_bundle(labels=50).labels, np.zeros((50, 1), np.float32))
+
+    def asked() -> tuple[object, ...]:
+        chosen, _ = catalogue.attributes.select({"title": "Title 7"}, "filter")
+        return (
+            catalogue.json_beginnings(np.arange(9)),
+            catalogue.rows(["item-3", "x"])[0].tolist(),
+            np.flatnonzero(chosen.mask).tolist(),
+        )
+
+    before = asked()
+    catalogue.forget()
+    assert (catalogue._json_of_row, catalogue.row_of._kept, catalogue.attributes._of_labels._read) == ({}, {}, {})
+    assert not catalogue.attributes._selections._values
+    assert asked() == before == (before[0], [3], [7])
+
+
+@pytest.mark.process
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="heaps are counted as glibc counts them")
+def test_arrow_and_all_threads_take_memory_from_one_heap(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("ARROW_", "MALLOC_"))}
+    ran = subprocess.run(
+        [sys.executable, "-c", HEAPS, str(tmp_path / "heaps.xml")],
+        env=environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert ran.stdout == "system\n"
+    assert (tmp_path / "heaps.xml").read_text().count("<heap nr=") <= 2
+
+
 @pytest.mark.process
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
-def test_memory_is_level_over_swaps(tmp_path: Path) -> None:
-    releases = synthetic_release(tmp_path, labels=10_000, dim=16, spec="flat")
-    ran = subprocess.run([sys.executable, "-c", SWAPS, releases], capture_output=True, text=True, check=True)
-    after_6, after_20 = (int(line) * 1024 for line in ran.stdout.split())
-    assert after_20 - after_6 <= 12e6, (after_6, after_20)
+def test_memory_of_a_worker_is_level_over_swaps(tmp_path: Path) -> None:
+    make_bundle(labels=20_000, dim=16).write(tmp_path / "bundle")
+    releases = Releases(tmp_path / "releases")
+    for name in "AB":
+        build(tmp_path / "bundle", releases.root, spec=IndexSpec("flat"), name=name)
+    releases.publish("A")
+    held = []
+    with server(releases.root, tmp_path / "log", poll_seconds=0.05, drain_seconds=0) as process:
+        process.wait_until_ready()
+        status = Path("/proc", str(process.process.pid), "status")
+        with httpx.Client(base_url=process.url, timeout=20) as client:
+            for swap in range(25):
+                name = "BA"[swap % 2]
+                replace_file(releases.root / "CURRENT", f"{name}\n".encode())
+                until(lambda name=name: client.get("/v1/release").json()["name"] == name)  # type: ignore[misc]
+                client.post("/v1/retrieve", json=QUERY).raise_for_status()
+                time.sleep(0.1)  # for what was freed to be given back
+                (line,) = (line for line in status.read_text().splitlines() if line.startswith("RssAnon"))
+                held.append(int(line.split()[1]) * 1024)
+    assert max(held[1:]) - min(held[1:]) <= SPREAD, held

@@ -1,0 +1,93 @@
+"""The label table as a file that is mapped: what labels.parquet holds, and no memory of its own."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from longtail.bundle import BundleCorruptError, BundleInvariantError, Labels
+from tests.bundles import make_bundle
+
+DISPLAY = pa.table(
+    {
+        "title": pa.array(["a", None, "ü" * 40] * 20),
+        "price": pa.array([1.5, float("nan"), None] * 20),
+        "tags": pa.array([["x", "y"], [], None] * 20),
+        "brand": pa.array(["b", "c", "b"] * 20).dictionary_encode(),
+        "log_popularity": pa.array(range(60)),
+    }
+)
+
+
+def mappable(path: Path, display: pa.Table = DISPLAY) -> Labels:
+    labels = replace(make_bundle(labels=60, bias=True).labels, display=display)
+    labels.write_mappable(path)
+    return labels
+
+
+def test_the_mapped_table_is_the_table(tmp_path: Path) -> None:
+    written = mappable(tmp_path / "labels.arrow", DISPLAY.drop_columns(["log_popularity"]))
+    written.write(tmp_path / "labels.parquet")
+    allocated = pa.total_allocated_bytes()
+    mapped = Labels.map(tmp_path / "labels.arrow")
+    assert pa.total_allocated_bytes() == allocated
+    read = Labels.read(tmp_path / "labels.parquet")
+    assert mapped.ids.equals(read.ids)
+    for name in ("counts", "log_pn", "buckets", "bias"):
+        array = getattr(mapped, name)
+        assert array.dtype == getattr(read, name).dtype
+        assert np.array_equal(array, getattr(written, name))
+    assert mapped.log_popularity is None is read.log_popularity
+    assert mapped.display.schema == read.display.schema
+    assert repr(mapped.display.to_pydict()) == repr(read.display.to_pydict())  # NaN is no NaN's equal
+    assert (mapped.row_of["item-7"], mapped.row_of.get("x")) == (7, None)
+
+
+def test_a_column_in_pieces_is_written_in_one(tmp_path: Path) -> None:
+    halves = pa.chunked_array([["a"] * 30, ["b"] * 30])
+    mappable(tmp_path / "labels.arrow", pa.table({"title": halves}))
+    assert Labels.map(tmp_path / "labels.arrow").display["title"].num_chunks == 1
+
+
+def test_a_column_of_the_user_s_that_is_now_ours_stays_the_user_s(tmp_path: Path) -> None:
+    labels = make_bundle(labels=60).labels
+    table = labels._table().append_column("log_popularity", DISPLAY["log_popularity"])
+    with pa.ipc.new_file(tmp_path / "labels.arrow", table.schema) as file:
+        file.write_table(table)
+    mapped = Labels.map(tmp_path / "labels.arrow", ["title", "log_popularity"])
+    assert mapped.log_popularity is None
+    assert mapped.display["log_popularity"].to_pylist() == list(range(60))
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1 of another kind", None], ids=["empty", "another", "cut"])
+def test_what_is_no_arrow_file_is_refused(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "labels.arrow"
+    mappable(path, DISPLAY.select(["title"]))
+    path.write_bytes(path.read_bytes()[:-100] if content is None else content)
+    with pytest.raises(BundleCorruptError, match=r"labels.arrow: expected an Arrow file"):
+        Labels.map(path)
+
+
+def test_text_that_would_end_beyond_the_file_is_refused(tmp_path: Path) -> None:
+    """A search would read there, and end the process."""
+    path = tmp_path / "labels.arrow"
+    table = pa.table({"label_id": ["seven", "letters"]})
+    with pa.ipc.new_file(path, table.schema) as file:
+        file.write_table(table)
+    offsets, beyond = (np.array([0, 5, end], np.int32).tobytes() for end in (12, 1 << 30))
+    assert path.read_bytes().count(offsets) == 1
+    path.write_bytes(path.read_bytes().replace(offsets, beyond))
+    with pytest.raises(BundleCorruptError, match=r"labels.arrow: expected an Arrow file"):
+        Labels.map(tmp_path / "labels.arrow")
+
+
+def test_a_table_of_another_form_is_refused(tmp_path: Path) -> None:
+    table = pa.table({"label_id": ["a"], "count": [1]})
+    with pa.ipc.new_file(tmp_path / "labels.arrow", table.schema) as file:
+        file.write_table(table)
+    with pytest.raises(
+        BundleInvariantError, match=r"labels.arrow column 'log_pn': expected float, found no such column"
+    ):
+        Labels.map(tmp_path / "labels.arrow")
