@@ -180,7 +180,7 @@ class Service:
                 others[other].catalogue.forget()
             self.refuse(None)
             self._count_labels()
-            self._mirror(self.mirror.staged)
+            self.mirror.use(self.mirror.staged, self._current)
         self.monitoring.set_ready(True)
         # A signal may have come in between.
         if self.draining:
@@ -195,10 +195,7 @@ class Service:
         with self._changing:
             self.mirror.use(None, None)
             if retriever is not None:
-                self._mirror(self._changes.apply_to(retriever))
-
-    def _mirror(self, staged: Retriever | None) -> None:
-        self.mirror.use(staged, self._current)
+                self.mirror.use(self._changes.apply_to(retriever), self._current)
 
     def refuse(self, name: str | None) -> None:
         """CURRENT names a release that could not be loaded; None: it names one that is served."""
@@ -391,7 +388,7 @@ class Service:
         staged = self.mirror.staged
         loaded = self._changes.read([*self._loaded.values(), *([] if staged is None else [staged])])
         if staged is not None:
-            self._mirror(loaded.pop())
+            self.mirror.use(loaded.pop(), self._current)
         self._loaded = {retriever.name: retriever for retriever in loaded}
         if self._current is not None:
             self._current = self._loaded[self._current.name]
