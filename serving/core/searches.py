@@ -59,7 +59,7 @@ class Search:
     @property
     def cost(self) -> int:
         """What it costs, in the time that a label takes to be written."""
-        return _QUERY_COST * self.queries + self.labels
+        return sum([*self._costs()])
 
     @property
     def labels(self) -> int:
