@@ -35,7 +35,7 @@ BODIES: dict[str, Any] = {
     "/v1/labels": {
         "labels": [
             {"id": "new-1", "features": {"genres": ["g1"], "year": 0.5}, "display": {"title": "New"}},
-            {"id": "item-7", "features": {"genres": {"g2": 0.5}}},
+            {"id": "item-7", "features": {"genres": {"g2": 0.5}}, "priors": {"recent": 0.3}},
             {"id": "item-8"},
         ]
     },

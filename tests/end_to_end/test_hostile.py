@@ -134,6 +134,7 @@ def tightened(document: dict[str, Any]) -> dict[str, Any]:
     schemas["NewLabel"]["properties"] |= {
         "features": exactly(label_features), "display": exactly({"title": {"type": "string"}}),
         "id": {"type": "string", "pattern": "^[a-z]{1,4}$"},
+        "priors": exactly({"recent": {"type": "number", "minimum": -9, "maximum": 9}}),
     }  # fmt: skip
     schemas["SimilarRequest"]["properties"]["ids"] = {"type": "array", "items": known, "minItems": 1}
     of_two = [
