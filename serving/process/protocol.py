@@ -227,8 +227,7 @@ class HttpConnection(HttpToolsProtocol):
 class _Sender:
     """What an application sends an answer by: a whole answer of known length is written all at once.
 
-    uvicorn's own `send` writes its head and its body by a system call each, the client wakes up for each, and looking
-    through the headers takes as long as a small search.
+    uvicorn's own `send` writes head and body by a system call each, and looks through every header twice.
 
     Args:
         cycle: whose `send` this takes the place of.
@@ -254,7 +253,7 @@ class _Sender:
 
     def _write_whole(self, start: Message, message: Message) -> bool:
         """Write an answer, unless it is not whole, or there is more to see to than its length."""
-        cycle, headers, body = self._cycle, start["headers"], message.get("body", b"")
+        cycle, headers, body = self._cycle, start.get("headers", ()), message.get("body", b"")
         named = dict(headers)
         if (
             message.get("more_body", False)
