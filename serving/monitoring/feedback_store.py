@@ -40,7 +40,7 @@ _LOOK_BACK_EVERY_SECONDS = 5
 KEPT_SECONDS = 48 * 3600
 _CHUNK = 5000
 _AT_A_TIME = 64
-"""Answers made ready at a time: a millisecond."""
+"""Answers made ready before other threads have their turn."""
 _FORGOTTEN = "features_forgotten"
 """Among the totals: the last answer whose features are not kept any more."""
 _GENERATIONS = 32
@@ -203,7 +203,7 @@ class FeedbackStore:
             )
             arms.append((answer.arm, answer.buckets))
             if len(keep) % _AT_A_TIME == 0:
-                # The event loop would wait for the interpreter's switch interval, five times as long.
+                # Lets other threads have the interpreter.
                 time.sleep(0)
         size = max(self._max_answers // _GENERATIONS, 1)
         with self._lazy_lock, transaction(self._lazy):
