@@ -118,7 +118,7 @@ class Batcher(Generic[Work, Result]):
         self._running: set[_Job[Work, Result]] = set()
         self._batches = 0
         self._closed = False
-        self._waking = False
+        self._unannounced = 0
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._threads = [
             threading.Thread(target=self._run_batches, name=f"search-{slot}", daemon=True) for slot in range(threads)
@@ -175,9 +175,9 @@ class Batcher(Generic[Work, Result]):
                         )
                     )
             self._waiting.append(tenant, job)
-        if not self._waking:
-            self._waking = True
-            loop.call_soon(self._wake)
+        if not self._unannounced:
+            loop.call_soon(self._announce)
+        self._unannounced += 1
         if self._sweep_timer is None:
             self._sweep_timer = loop.call_later(self._timeout / _SWEEPS, self._time_out_late)
         return job.future
@@ -187,11 +187,11 @@ class Batcher(Generic[Work, Result]):
         with self._changed:
             self._forget(self._waiting.drop(lambda job: job.future.done()))
 
-    def _wake(self) -> None:
-        """Have a thread look: all requests that the event loop had read have been queued by now, and share a batch."""
-        self._waking = False
+    def _announce(self) -> None:
+        """Have threads look: all that the event loop had read has been queued by now, and may share a batch."""
         with self._changed:
-            self._changed.notify()
+            self._changed.notify(self._unannounced)
+        self._unannounced = 0
 
     def close(self) -> None:
         """End the threads when nothing waits any more."""

@@ -86,6 +86,20 @@ def test_requests_that_the_event_loop_reads_together_share_a_batch(gate: Gate) -
     run(work)
 
 
+def test_requests_read_together_that_share_no_batch_take_a_thread_each(gate: Gate) -> None:
+    async def work() -> None:
+        batches = batcher(gate, threads=2)
+        await asyncio.sleep(0.05)
+        gate.open.clear()
+        futures = [batches.submit(key, 1, 1) for key in "ab"]
+        await asyncio.wait_for(until(lambda: len(gate.batches) == 2), 5)
+        gate.open.set()
+        assert await asyncio.gather(*futures) == [2, 2]
+        batches.close()
+
+    run(work)
+
+
 def test_an_idle_batcher_does_not_wait_for_company(gate: Gate) -> None:
     async def work() -> None:
         # A window that nobody would sit out: the first starts at once all the same.
