@@ -109,6 +109,7 @@ def test_landmarks_headings_and_live_regions(opened: Opened) -> None:
         "The dial",
         "Latency and load",
         "Experiment",
+        "Staged release",
         "Ask it",
         "Releases",
     ]
