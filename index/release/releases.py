@@ -248,6 +248,8 @@ class Releases:
                 )
             self.verify(history[-1])
             self._note_forced(history[-1])
+            # What a killed publish left beyond CURRENT's place would count again where it is the name to go back to.
+            self._write_history(self._history(current))
             self._point_to(history[-1])
             self._write_history(history)
             return history[-1]

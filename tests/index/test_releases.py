@@ -192,6 +192,29 @@ def test_two_processes_that_publish_at_once_leave_a_valid_pointer(releases: Rele
     assert not list(releases.root.glob(".*.tmp"))
 
 
+def test_a_rollback_killed_midway_does_not_revive_what_a_killed_publish_left(
+    releases: Releases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The publish of `a` died between HISTORY and CURRENT; the rollback to `a` dies behind CURRENT."""
+    for name in ("a", "b", "c", "a", "b"):
+        releases.publish(name)
+    (releases.root / "HISTORY").write_text("a\nb\nc\na\nb\na\n")
+    assert releases.current() == "b"
+    point_to = Releases._point_to
+
+    def dying(self: Releases, name: str) -> None:
+        point_to(self, name)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Releases, "_point_to", dying)
+        with pytest.raises(KeyboardInterrupt):
+            releases.rollback()
+
+    assert releases.current() == "a"
+    assert releases.rollback() == "c", "a, b, c, a: c came before"
+
+
 def test_a_release_being_deleted_is_never_seen_half_there(releases: Releases, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     remove = shutil.rmtree
