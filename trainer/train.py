@@ -30,6 +30,7 @@ from longtail.trainer.errors import DataError
 from longtail.trainer.evaluation.dial import Noise
 from longtail.trainer.evaluation.ranking import LabelSide, bias_removal_curve, buckets_for, log_proposal_of
 from longtail.trainer.history import TrainingHistory, best_of, validations_within
+from longtail.trainer.losses import LOSSES
 from longtail.trainer.losses.implied_noise import (
     implied_noise,
     name_of_noise,
@@ -321,6 +322,7 @@ def train(
                 known=known,
                 impressions=dataset.impressions if recipe.loss.impressions else None,
                 replay=run.replay,
+                grouped=LOSSES[recipe.loss.family.name].pooled,
             )
             done, logs_of_epoch = first, dict[str, float]()
             for step, batch in batches:

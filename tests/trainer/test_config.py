@@ -56,7 +56,7 @@ def test_what_can_be_chosen() -> None:
         "unit", "constant", "importance", "relative", "tail", "logit_adjusted", "equalised", "adaptive",
     ]  # fmt: skip
     assert list(LOSSES) == [
-        "softmax", "logistic", "contrastive", "hinge", "squared_hinge", "exponential", "ramp",
+        "softmax", "bilateral_softmax", "logistic", "contrastive", "hinge", "squared_hinge", "exponential", "ramp",
         "nce", "augment_and_reduce",
     ]  # fmt: skip
 

@@ -133,6 +133,17 @@ def test_gowalla_trains_on_train_and_valid(tmp_path: Path, with_valid: bool) -> 
     assert columns(tables["test"]) == {"user_id": ["1"], "item_id": ["7"]}
 
 
+def test_gowalla_with_a_shift_is_read_as_published_and_from_lists(tmp_path: Path) -> None:
+    head = "user_procid\titem_procid\n"
+    published = write(tmp_path / "tsv", {"train.tsv": head + "0\t7\n0\t8\n1\t9\n", "test.tsv": head + "1\t7\n"})
+    listed = write(tmp_path / "lists", {"train.txt": "0 7 8\n1 9\n", "test.txt": "1 7\n"})
+
+    for folder in (published, listed):
+        tables = lists.read_gowalla_popularity(folder)
+        assert columns(tables["train"]) == {"user_id": ["0", "0", "1"], "item_id": ["7", "8", "9"]}
+        assert columns(tables["test"]) == {"user_id": ["1"], "item_id": ["7"]}
+
+
 def test_beauty_from_sequences_keeps_their_order(tmp_path: Path) -> None:
     tables = lists.read_beauty(write(tmp_path, {"sequences.txt": "1 30 10 20\n2 10\n"}))
 
@@ -156,6 +167,7 @@ def test_beauty_from_reviews_is_in_the_order_of_time(tmp_path: Path) -> None:
         (movielens.read_100k, r"expected u.data \(GroupLens\) or ml-100k.inter \(RecBole\), found other.txt"),
         (movielens.read_1m, r"expected train.txt and test.txt, or ratings.dat, found other.txt"),
         (lists.read_gowalla, r"train.txt: expected a text file, found none"),
+        (lists.read_gowalla_popularity, r"train.txt: expected a text file, found none"),
         (lists.read_beauty, r"expected sequences.txt or reviews_Beauty_5.json.gz, found neither"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
@@ -221,6 +233,7 @@ def test_published_counts() -> None:
         "movielens-100k": (943, 1682, 100_000),
         "movielens-1m": (6040, 3706, 1_000_209),
         "gowalla": (29_858, 40_981, 1_027_370),
+        "gowalla-popularity": (29_858, 40_988, 1_027_464),
         "amazon-beauty": (22_363, 12_101, 198_502),
         "delicious": (16_091, 983, 306_317),
     }

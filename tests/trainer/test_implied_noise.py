@@ -175,6 +175,17 @@ def test_decoupled_losses_that_keep_hits_are_exact(sampler: str, weight: str) ->
 
 
 @pytest.mark.parametrize(("sampler", "weight"), CELLS)
+def test_the_bilateral_softmax_is_exact_for_every_weight(sampler: str, weight: str) -> None:
+    """`f = log(p/ν)`, a constant of the query away: the weight's row is a constant of the loss."""
+    objective = objective_of("bilateral_softmax", weight)
+    scores_XL = np.log(DATA / column_of(sampler, weight))
+
+    assert_least(scores_XL, sampler, objective, mask=False)
+    assert_dial(scores_XL, sampler, objective)
+    np.testing.assert_allclose(removed(scores_XL, sampler, objective), centred(np.log(DATA)), atol=1e-4)
+
+
+@pytest.mark.parametrize(("sampler", "weight"), CELLS)
 def test_decoupled_losses_that_mask_hits_learn_odds(sampler: str, weight: str) -> None:
     """`f = link·[log(p/ν) − log(E_y[r_y|x] − p r)]`. Where r is the same for every label that is the log-odds of p, in
     the order of p. For other weights it is off by that second term's spread, and in p's order only where p r ≪ E[r].

@@ -28,6 +28,8 @@ class FamilyConfig(Choice):
     """`refined_softmax` of older recipes is taken for `softmax`, whose gradient it has, with a FutureWarning."""
     margin: float | None = Field(default=None, ge=-1)
     """Of `contrastive`: the cosine below which a negative costs nothing. Of `ramp`: the width of its slope."""
+    power: float | None = Field(default=None, gt=0)
+    """Of `bilateral_softmax`: ρ, the weight of the negatives' term; 1 to 1.3."""
     pairwise: bool | None = None
     """Compares every negative with the positive (POWL) instead of each with 0 (BOWL) [Re19 Definitions 3 and 4]."""
 
@@ -267,15 +269,18 @@ class LossConfig(Section):
         family, weight, hits = self.family.name, self.weight.name, self.resolved_hits
         softmax = family == "softmax"
         ones = self.sampler.name == "full" and weight in ("unit", "relative")
-        if family not in ("logistic", "nce", "softmax", "augment_and_reduce"):
+        if family not in ("logistic", "nce", "softmax", "augment_and_reduce", "bilateral_softmax"):
             return f"family {family!r} does not converge to log p(y|x)"
+        if self.family.power not in (None, 1):
+            return f"with power {self.family.power:g}, {family!r} weighs positives and negatives differently"
         if self.mining is not None:
             return "mining weighs a negative by its rank"
         if self.impressions:
             return "impressions are negatives that no q draws"
         if self.weight.threshold:
             return "labels below the weight's threshold are no negatives"
-        if hits == "mask_known" or (hits == "mask" and family == "logistic" and not self.family.pairwise):
+        masks = family == "bilateral_softmax" or (family == "logistic" and not self.family.pairwise)
+        if hits == "mask_known" or (hits == "mask" and masks):
             return f"with hits {hits!r}, {family!r} does not converge to log p(y|x)"
         if hits == "keep" and (softmax or family == "augment_and_reduce"):
             return f"with hits 'keep', {family!r} counts the positive twice"

@@ -188,6 +188,14 @@ class Recipe(Section):
                 f"{self.loss.family.name!r}, which is a loss of cosines, received {model.similarity!r}, "
                 f"{model.temperature}, learn_temperature = {model.learn_temperature}, label_bias = {model.label_bias}"
             )
+        bounded = model.similarity == "cosine" and not (model.learn_temperature or model.label_bias)
+        if self.loss.family.name == "bilateral_softmax" and self.loss.family.power not in (None, 1) and not bounded:
+            raise ValueError(
+                "loss.family: expected similarity = 'cosine', a fixed temperature and no label bias with power "
+                f"{self.loss.family.power:g}, under which a constant added to all logits changes the loss, received "
+                f"{model.similarity!r}, learn_temperature = {model.learn_temperature}, "
+                f"label_bias = {model.label_bias}"
+            )
 
     def _check_tree_s_dial(self) -> None:
         """Refuse λ < 0 for a tree: it favours labels that p_n(y|x) all but rules out, and no search finds those."""

@@ -49,6 +49,7 @@ class Candidates(NamedTuple):
         shown_BS: label rows of the impressions, int32, the row's positive where it has fewer; None without.
         excluded_shown_BS: which of them are no negatives, bool: as `excluded` and `known_BM`; None if there are none.
         ranks_BN: ranks of the candidates that count, int32, as `Mining.ranks` draws them; None unless it does.
+        groups_B: rows of equal number ask the same query, int32, below B; None unless the family pools them.
     """
 
     positive_B: Tensor
@@ -66,6 +67,7 @@ class Candidates(NamedTuple):
     shown_BS: Tensor | None = None
     excluded_shown_BS: Tensor | None = None
     ranks_BN: Tensor | None = None
+    groups_B: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,7 @@ class BatchLoss:
             m_B=ops.zeros_like(batch.weight_B) + (logits_BM.shape[1] - self.in_batch),
             log_miss_B=batch.log_miss_B,
             ranks_BN=batch.ranks_BN,
+            groups_B=batch.groups_B,
         )
         logits = self._with_shown(logits, scaled_BD, embedded.labels_CD[end:], embedded.bias_C[end:], batch)
         if batch.log_eta_B is None or batch.eta_rate is None:

@@ -57,6 +57,52 @@ def softmax(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor) -> T
     return ops.softplus(_log_odds(positive_B, negative_BM, log_weight_BM))
 
 
+def bilateral_softmax(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor, *, power: float = 1.0) -> Tensor:
+    """The bilateral softmax loss: `−f_y + ρ·log Σ w exp(f_y')` (Wu et al. 2023, BSL) [METHODS §10].
+
+    The positive stands in its own term alone. In training that is the query's: of rows of a batch that ask the same,
+    the mean of exp(f_y) takes the place of each one's (`pooled`), so that a positive far below the others, which may be
+    noise, pulls less. ρ is the ratio of two temperatures, of positives and of negatives; above 1 it weighs the hardest
+    negatives more.
+
+    A row whose negatives are all masked has the loss −f_y.
+
+    Args:
+        positive_B, negative_BM, log_weight_BM: as every family.
+        power: ρ; 1 to 1.3 [Wu et al. 2023]. Other than 1, a constant added to all logits changes the loss: they must
+            be bounded, cosines over a temperature.
+
+    Hits: kept, as `softmax` over draws that may be the positive; with ρ = 1 it converges to f + log ν = log p.
+
+    Relations: with ρ = 1 and the positive among the negatives, `softmax`.
+
+    Example:
+        >>> bilateral_softmax(*row, power=1.2).numpy().round(4)  # 1.2·log(1 + e⁻¹) − 1
+        array([-0.6241], dtype=float32)
+    """
+    some_B = ops.logical_not(ops.all(is_masked(log_weight_BM), axis=1))
+    total_B = ops.logsumexp(negative_BM + log_weight_BM, axis=1)
+    return power * ops.where(some_B, total_B, 0.0) - positive_B
+
+
+def pooled(positive_B: Tensor, groups_B: Tensor) -> Tensor:
+    """log of the mean of exp(f_y) over the rows of a group, float32 [B], in place of each row's own f_y.
+
+    Args:
+        positive_B: logits of the positives, float32.
+        groups_B: the group of every row, int32, below B.
+
+    Example:
+        >>> pooled(np.log(np.float32([1, 2, 3])), np.int32([0, 1, 0])).numpy().round(4)  # log 2 everywhere
+        array([0.6931, 0.6931, 0.6931], dtype=float32)
+    """
+    groups = positive_B.shape[0]
+    most_B = ops.stop_gradient(ops.take(ops.segment_max(positive_B, groups_B, num_segments=groups), groups_B))
+    sums_G = ops.segment_sum(ops.exp(positive_B - most_B), groups_B, num_segments=groups)
+    sizes_G = ops.segment_sum(ops.ones_like(positive_B), groups_B, num_segments=groups)
+    return most_B + ops.log(ops.take(sums_G, groups_B)) - ops.log(ops.take(sizes_G, groups_B))
+
+
 def logistic(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor, *, pairwise: bool = False) -> Tensor:
     """The logistic loss, binary cross-entropy: `φ(u) = log(1 + exp(−u))` [R21 eq. 8].
 
@@ -244,6 +290,7 @@ class Family:
         balanced: its logits are log-odds against the negatives' total weight; training adds the constant at which
             logits of 0 balance the two.
         stateful: keeps a number η per training pair.
+        pooled: rows of a batch that ask the same query share one positive term, as `pooled` makes it.
         hits: what a recipe that does not say gets.
         link: slope of the optimal logit in log(p(y|x)/ν) [METHODS §9]; None of a loss whose optimum is no such line.
     """
@@ -254,12 +301,14 @@ class Family:
     shifted: bool = False
     balanced: bool = False
     stateful: bool = False
+    pooled: bool = False
     hits: Hits = "mask"
     link: float | None = 1.0
 
 
 LOSSES: dict[str, Family] = {
     "softmax": Family(softmax),
+    "bilateral_softmax": Family(bilateral_softmax, pooled=True, hits="keep"),
     "logistic": Family(logistic, balanced=True, hits="keep"),
     "contrastive": Family(contrastive, cosine=True, link=None),
     "hinge": Family(hinge, link=None),

@@ -13,7 +13,7 @@ import numpy as np
 
 from longtail.bundle.arrays import Float32, Float64
 from longtail.trainer.backend import Tensor, ops
-from longtail.trainer.losses.families import LOSSES, next_log_eta
+from longtail.trainer.losses.families import LOSSES, next_log_eta, pooled
 from longtail.trainer.losses.mining import Mining
 from longtail.trainer.losses.weights import MASKED, WEIGHTS, LogProbabilities
 
@@ -35,6 +35,7 @@ class SampledLogits(NamedTuple):
             take no mining and no regularizer.
         log_weight_shown_BS: float32, the log of their weight as it stands, `MASKED` where it is 0; None without.
         ranks_BN: what `Mining.ranks` drew, int32; None unless mining samples its ϑ.
+        groups_B: int32, below B: rows of equal number ask the same query; None if the family pools none.
     """
 
     positive_B: Tensor
@@ -49,6 +50,7 @@ class SampledLogits(NamedTuple):
     shown_BS: Tensor | None = None
     log_weight_shown_BS: Tensor | None = None
     ranks_BN: Tensor | None = None
+    groups_B: Tensor | None = None
 
     def in_float32(self) -> SampledLogits:
         """The same, logits as float32."""
@@ -130,6 +132,8 @@ class Objective:
             shown_BS = ops.cast(logits.shown_BS, "float32") + self.offset
             negative_BM = ops.concatenate([negative_BM, shown_BS], axis=1)
             log_weight_BM = ops.concatenate([log_weight_BM, logits.log_weight_shown_BS], axis=1)
+        if logits.groups_B is not None:
+            positive_B = pooled(positive_B, logits.groups_B)
         return positive_B, negative_BM, log_weight_BM
 
     def _penalty(self, logits: SampledLogits) -> Tensor | float:

@@ -10,7 +10,7 @@ from longtail.trainer.losses.families import LOSSES
 from longtail.trainer.losses.objective import Objective
 from longtail.trainer.losses.weights import MASKED, WEIGHTS, LogProbabilities
 
-_OF_THE_BRACKET = ("softmax", "augment_and_reduce")
+_OF_THE_BRACKET = ("softmax", "bilateral_softmax", "augment_and_reduce")
 
 
 def log_terms(

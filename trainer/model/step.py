@@ -132,10 +132,11 @@ class TrainStep:
             batch: query inputs by name; `_positive` int32 [B], label rows; `_weight` float32 [B]; `_pair`
                 int32 [B], rows of the training pairs; with hits `mask_known` also `_known` and `_known_rows`, int32
                 [K], as `known_among` takes them; with impressions `_shown` int32 [B, S], label rows; with objectives
-                `_objective` int32 [B], their places in the recipe.
+                `_objective` int32 [B], their places in the recipe; with a family that pools `_group` int32 [B].
 
         Raises:
-            ValueError: a batch without known positives, with hits `mask_known`, or without objectives if there are any.
+            ValueError: a batch without known positives, with hits `mask_known`, without objectives if there are any, or
+                without groups, with a family that pools.
         """
         return self._compiled(batch)
 
@@ -329,12 +330,23 @@ class TrainStep:
             log_eta_B=log_eta_B,
             eta_rate=rate,
             ranks_BN=self._ranks(positive_B.shape[0], candidates.shape[-1]),
+            groups_B=self._groups(batch),
         )
 
     def _ranks(self, rows: int, negatives: int) -> Tensor | None:
         """Which of a row's hardest negatives count, int32 [B, N]; None unless mining samples them."""
         mining = self._recipe.loss.mining
         return None if mining is None or mining.draw is None else mining.mining().ranks(rows, negatives, self._seed)
+
+    def _groups(self, batch: dict[str, Tensor]) -> Tensor | None:
+        """Which rows ask the same query, int32 [B]; None unless the family pools them."""
+        if not LOSSES[self._recipe.loss.family.name].pooled:
+            return None
+        if "_group" not in batch:
+            raise ValueError(
+                f"a step with family {self._recipe.loss.family.name!r}: expected _group in its batch, received none"
+            )
+        return ops.convert_to_tensor(batch["_group"])
 
     def _known(self, candidates: Tensor, batch: dict[str, Tensor]) -> Tensor | None:
         """Candidates that are known positives of the row's query, bool [B, M]; None unless these are masked."""

@@ -1,4 +1,4 @@
-"""Gowalla and Amazon Beauty, in the forms research publishes them."""
+"""Gowalla, split in two ways, and Amazon Beauty, in the forms research publishes them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import io
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.json
 
 from longtail.trainer.data.lists import read_lists
@@ -14,6 +15,7 @@ from longtail.trainer.data.sources.downloads import Download, Source
 from longtail.trainer.errors import DataError
 
 _LIGHTGCN = "https://raw.githubusercontent.com/gusye1234/LightGCN-PyTorch/master/data/gowalla"
+_IR_BENCHMARK = "https://raw.githubusercontent.com/Tiny-Snow/IR-Benchmark-Dataset/main/data_ood"
 _BEAUTY = "https://snap.stanford.edu/data/amazon/productGraph/categoryFiles/reviews_Beauty_5.json.gz"
 
 SOURCES_GOWALLA = (
@@ -21,6 +23,13 @@ SOURCES_GOWALLA = (
         "the LightGCN repository",
         (Download(f"{_LIGHTGCN}/train.txt", "train.txt"), Download(f"{_LIGHTGCN}/test.txt", "test.txt")),
         "data/gowalla in https://github.com/gusye1234/LightGCN-PyTorch",
+    ),
+)
+SOURCES_GOWALLA_POPULARITY = (
+    Source(
+        "the IR-Benchmark data repository",
+        (Download(f"{_IR_BENCHMARK}/gowalla-popularity/proc.zip", "proc.zip"),),
+        "data_ood/gowalla-popularity in https://github.com/Tiny-Snow/IR-Benchmark-Dataset",
     ),
 )
 SOURCES_BEAUTY = (
@@ -44,6 +53,20 @@ def read_gowalla(folder: Path) -> dict[str, pa.Table]:
     return {"train": _pairs(*train), "test": _pairs(read_lists(folder / "test.txt"))}
 
 
+def read_gowalla_popularity(folder: Path) -> dict[str, pa.Table]:
+    """`train`, `test` (`user_id`, `item_id`) of the split whose test pairs are drawn uniformly over labels.
+
+    Reads `train.tsv` and `test.tsv` (a head, then a user and an item a line), or `train.txt` and `test.txt` (per-user
+    lists).
+
+    Raises:
+        DataError: a file is missing, or no such table.
+    """
+    if (folder / "train.tsv").is_file():
+        return {name: _pairs(_read_columns(folder / f"{name}.tsv")) for name in ("train", "test")}
+    return {name: _pairs(read_lists(folder / f"{name}.txt")) for name in ("train", "test")}
+
+
 def read_beauty(folder: Path) -> dict[str, pa.Table]:
     """`interactions` (`user_id`, `item_id`), each user's oldest first.
 
@@ -62,6 +85,20 @@ def read_beauty(folder: Path) -> dict[str, pa.Table]:
     reviews = pyarrow.json.read_json(io.BytesIO(gzip.decompress(archive.read_bytes())), parse_options=options)
     reviews = reviews.sort_by([("reviewerID", "ascending"), ("unixReviewTime", "ascending")])
     return {"interactions": pa.table({"user_id": reviews["reviewerID"], "item_id": reviews["asin"]})}
+
+
+def _read_columns(path: Path) -> pa.Table:
+    """Pairs of `query` and `label` from two columns under a head.
+
+    Raises:
+        DataError: missing, unreadable, or of another number of columns.
+    """
+    options = pa.csv.ParseOptions(delimiter="\t")
+    names = pa.csv.ReadOptions(column_names=["query", "label"], skip_rows=1)
+    try:
+        return pa.csv.read_csv(path, parse_options=options, read_options=names)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise DataError(f"{path.name}: expected a head and then two columns, a user and an item: {error}") from error
 
 
 def _pairs(*tables: pa.Table) -> pa.Table:
