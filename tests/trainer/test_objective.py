@@ -124,6 +124,7 @@ def test_without_negatives_the_positive_s_loss_is_left(family: str, arguments: d
     phi = {
         "logistic": np.log1p(np.exp(-u)), "nce": np.log1p(np.exp(-u)), "hinge": 1 - u, "squared_hinge": (1 - u) ** 2,
         "exponential": np.exp(-u), "contrastive": (1 - u) ** 2, "ramp": np.clip(1 - u / slope, 0, 1),
+        "bilateral_softmax": -u,
     }.get(family, np.zeros(2))  # fmt: skip
     np.testing.assert_allclose(losses_B, 0 * u if "pairwise" in arguments else phi, rtol=1e-5)
 
