@@ -41,8 +41,8 @@ def data(
     name: Annotated[
         str,
         typer.Argument(
-            help="movielens-100k, movielens-1m, gowalla, amazon-beauty, delicious; with --from also eurlex-4k, "
-            "amazoncat-13k, wikilshtc-325k or amazon-670k."
+            help="movielens-100k, movielens-1m, gowalla, gowalla-popularity, amazon-beauty, delicious; with --from "
+            "also eurlex-4k, amazoncat-13k, wikilshtc-325k or amazon-670k."
         ),
     ],
     out: Annotated[Path, typer.Option("--out", help="Directory to write; must not exist.")],
@@ -138,11 +138,27 @@ def evaluate(
     recipe: Annotated[Path | None, typer.Option("--recipe", help="Measure again on this recipe's data.")] = None,
     split: Annotated[str, typer.Option(help="valid or test.")] = "test",
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown with intervals.")] = False,
+    target_prior: Annotated[
+        str | None,
+        typer.Option(
+            metavar="uniform|train|FILE",
+            help="Recall on valid if its labels were drawn so, as fit measured it, and the λ that is best there; "
+            "FILE has columns label and share.",
+        ),
+    ] = None,
     set_: _Set = None,
 ) -> None:
     """Print a bundle's evaluation table, as stored or measured again from its files."""
     from longtail.trainer.errors import RecipeError
 
+    if target_prior is not None:
+        if recipe is not None or split != "test" or set_:
+            raise RecipeError("--target-prior: expected a bundle alone, whose valid figures it reweighs")
+        from longtail.trainer.evaluation.report import target_table
+        from longtail.trainer.evaluation.target import FoundByLabel
+
+        Console().print(target_table(FoundByLabel.read(bundle), target_prior))
+        return
     if split not in ("valid", "test"):
         raise RecipeError(f"--split: expected valid or test, received {split!r}")
     if recipe is None and (split != "test" or set_):

@@ -14,17 +14,17 @@ import numpy as np
 from rich.console import Console
 from rich.markup import escape
 
-from longtail.bundle import BiasRemoval, Bundle, CurvePoint, Popularity, refuse_existing
-from longtail.trainer.config import EvaluationConfig, Recipe, load_recipe
+from longtail.bundle import Bundle, refuse_existing
+from longtail.trainer.choosing import choose_dial, curve_of, found_by_label
+from longtail.trainer.config import Recipe, load_recipe
 from longtail.trainer.data.dataset import Dataset, read_dataset
-from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.errors import CheckpointError, RecipeError
 from longtail.trainer.evaluation.comparison import Comparison
-from longtail.trainer.evaluation.dial import Dial, Setting, best_dial, lines
+from longtail.trainer.evaluation.dial import Dial, lines
 from longtail.trainer.evaluation.held_out import HeldOut
-from longtail.trainer.evaluation.ranking import bias_removal_curve, log_proposal_of
 from longtail.trainer.evaluation.report import evaluation_table, html_report
 from longtail.trainer.evaluation.tables import baseline_table
+from longtail.trainer.evaluation.target import FILE, FoundByLabel
 from longtail.trainer.export.bundle import to_bundle
 from longtail.trainer.export.trial import try_own_layers
 from longtail.trainer.history import TrainingHistory
@@ -104,7 +104,8 @@ def fit(
         callbacks=callbacks,
         track=track,
     )
-    dial = choose_dial(trained, dataset)
+    found = found_by_label(trained)
+    dial = choose_dial(trained, dataset, found)
     warn_of_floor(recipe.evaluation, dial, reporter)
     say_of_prior(trained, reporter)
     compared = None if len(dataset.test) else compare_with_baselines(trained, dataset, dial, "valid", reporter)
@@ -120,7 +121,7 @@ def fit(
             reporter=reporter,
             warm_start=weights,
         )
-    bundle = finish(trained, dataset, dial, selection, reporter, compared).write(out)
+    bundle = finish(trained, dataset, dial, selection, reporter, compared, found).write(out)
     for stage in ("select", "refit"):
         shutil.rmtree(work / stage, ignore_errors=True)
     reporter.say(f"[bold]Bundle[/] {out}  ·  report {out / 'report.html'}  ·  logs {work / 'logs'}")
@@ -154,9 +155,10 @@ def export_checkpoint(
     if run.epoch == run.step == 0:
         raise CheckpointError(f"{work / 'select'}: expected a checkpoint of this recipe, found none")
     trained = run.trained
-    dial = choose_dial(trained, dataset)
+    found = found_by_label(trained)
+    dial = choose_dial(trained, dataset, found)
     compared = None if len(dataset.test) else compare_with_baselines(trained, dataset, dial, "valid", reporter)
-    return finish(trained, dataset, dial, trained.history, reporter, compared).write(out)
+    return finish(trained, dataset, dial, trained.history, reporter, compared, found).write(out)
 
 
 def _read_warm_start(bundle: Path | str | None, fresh_optimizer: bool) -> WarmStart | None:
@@ -167,79 +169,9 @@ def _read_warm_start(bundle: Path | str | None, fresh_optimizer: bool) -> WarmSt
     return WarmStart.read(Path(bundle), optimizer=not fresh_optimizer)
 
 
-def choose_dial(trained: Trained, dataset: Dataset) -> Dial:
-    """The λ, and the μ at that λ, of the best metric on valid, with the curve there.
-
-    Without valid, μ is 0 and λ the recipe's, or else what undoes the training in theory [METHODS §9].
-
-    Raises:
-        DataError: as `curve_of`.
-    """
-    config, noise = trained.recipe.evaluation, trained.noise()
-    curve: list[CurvePoint] = []
-    if len(dataset.valid):
-        floor = ", ".join(f"{bucket} >= {least:g}" for bucket, least in config.floor.items())
-        chosen_by = f"{f'the floor {floor} and ' if floor else ''}valid {config.metric}"
-        best, curve = best_dial(
-            lambda settings: curve_of(trained, dataset.valid, known=dataset.train, config=config, settings=settings),
-            config,
-            noise,
-        )
-    elif config.default_bias_removal is not None:
-        chosen_by, best = "the recipe, for want of validation data", Setting(config.default_bias_removal)
-    else:
-        chosen_by, best = "theory, for want of validation data", Setting(trained.theory_s_bias_removal())
-    bias_removal = BiasRemoval(
-        default=best.bias_removal,
-        minimum=0.0 if trained.model.proposal is not None else -1.0,
-        noise=noise.name,
-        chosen_by=chosen_by,
-        curve_split="valid" if curve else "none",
-        curve=curve,
-    )
-    return Dial(bias_removal, Popularity(default=best.popularity))
-
-
-def curve_of(
-    trained: Trained,
-    held_out: Pairs,
-    *,
-    known: Pairs,
-    config: EvaluationConfig,
-    settings: Sequence[Setting] | None = None,
-) -> list[CurvePoint]:
-    """Every metric at some settings of λ and μ, with histories and seen labels read from `known`.
-
-    Args:
-        trained: the model.
-        held_out: pairs to find.
-        known: what a query has seen.
-        config: what to measure.
-        settings: by default the grid of λ at μ = 0.
-
-    Raises:
-        DataError: no held-out pair is left to find, or a metric over more labels than there are.
-    """
-    features = trained.encoding.query.with_history(known)
-    return bias_removal_curve(
-        held_out,
-        known,
-        lambda rows_B: trained.model.embed_queries(features.of_queries(rows_B)),
-        trained.label_side(),
-        config,
-        queries=len(trained.dataset.query_ids),
-        askers=trained.dataset.askers,
-        seed=trained.recipe.seed,
-        settings=settings,
-        log_proposal=log_proposal_of(trained.model.proposal, features),
-        calibrated_at=trained.calibrated_at,
-        described=trained.recipe.describes_labels,
-    )
-
-
 def finish(
     trained: Trained, dataset: Dataset, dial: Dial, history: TrainingHistory, reporter: Reporter,
-    compared: Comparison | None = None,
+    compared: Comparison | None = None, found: FoundByLabel | None = None,
 ) -> Bundle:  # fmt: skip
     """Evaluate on test where there is one, print the tables, make the bundle (not yet written).
 
@@ -250,6 +182,7 @@ def finish(
         history: of the run that was validated, for the report.
         reporter: where to print.
         compared: the validated model beside its baselines, where there is no test.
+        found: what the validated model found of every label on valid.
 
     Raises:
         DataError: as `curve_of`.
@@ -297,6 +230,9 @@ def finish(
             indent=1, by_alias=True, exclude={"data": {"train", "valid", "test", "queries", "labels"}}
         ).encode(),
     }
+    if found is not None and found.found:
+        reports[FILE] = found.to_bytes()
+        facts |= found.facts()
     if dial.curve:
         reports["report.html"] = html_report(recipe, dial, history, facts, compared)
     return to_bundle(trained, np.unique(held_out.askings), dial, reports)

@@ -87,6 +87,10 @@ class Trained:
             log_popularity=None if np.array_equal(log_nu, log_pi) else log_pi.astype(np.float32),
         )
 
+    def log_visits(self) -> Float64:
+        """log π of pairs as such, whatever they weigh, float64 [L], nats."""
+        return _log_frequencies(self.recipe, self.dataset, weighted=False)
+
     def log_noise(self) -> Float64:
         """log ν of every label, float64 [L], nats [METHODS §9]; log π beside a tree, which is the noise itself."""
         log_pi, sampler = self._log_pi, self.step.sampler
@@ -94,8 +98,7 @@ class Trained:
             return log_pi
         log_q = sampler.log_q_L
         if sampler.q_of_pi is not None:  # of what batches hold, pairs as such, smoothed
-            visited = _log_frequencies(self.recipe, self.dataset, weighted=False)
-            log_q = keras.ops.convert_to_numpy(sampler.q_of_pi(visited))
+            log_q = keras.ops.convert_to_numpy(sampler.q_of_pi(self.log_visits()))
         loss, log_miss = self.recipe.loss, None
         if sampler.log_miss is not None:
             log_miss = keras.ops.convert_to_numpy(sampler.log_miss(keras.ops.convert_to_tensor(log_q)))

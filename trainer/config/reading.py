@@ -49,7 +49,10 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
         for key in ("train", "valid", "test", "queries", "labels")
         if (value := getattr(recipe.data, key)) is not None
     }
-    return recipe.model_copy(update={"data": recipe.data.model_copy(update=paths)})
+    evaluation = recipe.evaluation
+    if isinstance(evaluation.target_prior, Path):
+        evaluation = evaluation.model_copy(update={"target_prior": path.parent / evaluation.target_prior})
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update=paths), "evaluation": evaluation})
 
 
 def _problem(problem: ErrorDetails) -> str:

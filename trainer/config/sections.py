@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -266,6 +267,10 @@ class EvaluationConfig(Section):
     floor: dict[str, Annotated[float, Field(ge=0, le=1)]] = Field(default_factory=dict)
     """Least recall of a bucket on valid, at the k of `metric`: `{ tail = 0.02 }`. The default λ, then μ, is the best of
     those that reach it; where none does, the nearest, with a warning."""
+    target_prior: Literal["train", "uniform"] | Path | None = None
+    """Chooses λ and μ for pairs whose labels are drawn otherwise than valid's: `uniform`, every label alike, or a table
+    of `label` and `share`, a path relative to the recipe. Valid's pairs then weigh π*_y / π_y; `train` weighs them
+    alike, every pair and not every query. Epochs still go by `metric`."""
     baselines: list[BaselineName] = Field(default=["popularity", "recent popularity", "item-kNN", "iALS"])
     """Reported beside the model, on the same queries and labels, to learn from the same pairs; none with `[]`.
     `recent popularity` counts the latest share of the training pairs, the share chosen on valid; it needs times.
@@ -289,6 +294,8 @@ class EvaluationConfig(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        if self.target_prior is not None and self.floor:
+            raise ValueError(f"target_prior: expected no floor beside it, received {self.floor}")
         if any(k < 1 for k in self.ks):
             raise ValueError(f"ks: expected values >= 1, received {self.ks}")
         if unknown := set(self.floor) - set(BUCKET_NAMES):

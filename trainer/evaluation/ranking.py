@@ -27,6 +27,8 @@ from longtail.trainer.evaluation.task import Seen, Task
 EmbedQueries = Callable[[Int32], Float32]
 LogProposal = Callable[[Int32], Float32]
 """log p_n(y|x) of query rows [B] and every label, float32 [B, L]: what λ multiplies instead of log ν of the labels."""
+Watch = Callable[[Setting, Int32, Positives], None]
+"""Is shown the lists of a setting, int32 [N, K], best first, and what they should find."""
 
 _BLOCK_BYTES = 256 << 20
 _EMBED_BLOCK = 4096
@@ -116,6 +118,7 @@ def bias_removal_curve(
     log_proposal: LogProposal | None = None,
     calibrated_at: float = 1.0,
     described: bool = False,
+    watch: Watch | None = None,
 ) -> list[CurvePoint]:
     """Every metric at every setting of λ and μ.
 
@@ -134,6 +137,7 @@ def bias_removal_curve(
         calibrated_at: the λ where scores are log-probabilities, at which alone their likelihood is of anything.
         described: labels without training pairs were no negatives, so that their scores have no optimum: neither they
             nor held-out pairs of them are in the likelihood.
+        watch: called with every setting's lists.
 
     Raises:
         DataError: no held-out pair is left to find, or as `check_metric`.
@@ -157,6 +161,9 @@ def bias_removal_curve(
         likely=likely,
         never_L=never_L,
     )
+    for setting, top_NK in zip(settings, ranked[0], strict=True):
+        if watch is not None:
+            watch(setting, top_NK, task.positives)
     inverse_propensity_L = label_side.inverse_propensity(config)
     return [
         CurvePoint(

@@ -22,6 +22,7 @@ from longtail.trainer.config import Recipe
 from longtail.trainer.evaluation.comparison import Comparison
 from longtail.trainer.evaluation.dial import Dial, Setting
 from longtail.trainer.evaluation.tables import baselines_html, figure_cell, price_html
+from longtail.trainer.evaluation.target import FoundByLabel
 from longtail.trainer.history import TrainingHistory
 
 _COLOURS = {"overall": "#334155", "head": "#2563eb", "torso": "#d97706", "tail": "#059669", "new": "#9333ea"}
@@ -62,6 +63,33 @@ def evaluation_table(title: str, dial: Dial, metric: str) -> Table:
         at = [f"{number:g}" for number in Setting.of(point)[: len(_dials(dial))]]
         cells = [f"{point.metrics[name].value:.4f}" if name in point.metrics else "" for name in names]
         table.add_row(f"{'▶ ' if chosen else ''}{at[0]}", *at[1:], *cells, style="bold" if chosen else None)
+    return table
+
+
+def target_table(found: FoundByLabel, prior: str) -> Table:
+    """A terminal table: recall under another prior of labels at every λ and μ; the best marked, and what theory says.
+
+    Raises:
+        DataError: as `FoundByLabel.recall`.
+    """
+    recalls, covered = found.recall(prior)
+    best = max(recalls, key=lambda measured: measured.recall.value)
+    theory = found.theory.get(prior)
+    says = f"theory: {theory}; " if theory is not None else ""
+    table = Table(
+        title=f"valid, labels drawn as {prior}, top {found.k}", title_justify="left", caption_justify="left",
+        caption=f"▶ best; {says}{covered:.0%} of the prior is on labels with valid pairs, which stand for the rest",
+        pad_edge=False,
+    )  # fmt: skip
+    two = len({setting.popularity for setting, _ in recalls}) > 1
+    for heading in ("λ", *(["μ"] if two else []), f"recall@{found.k}", "95 %"):
+        table.add_column(heading, justify="right")
+    for measured in sorted(recalls):
+        setting, recall = measured
+        at = [f"{number:g}" for number in (setting if two else setting[:1])]
+        mark = "▶ " if measured is best else ""
+        interval = f"{recall.low:.4f} – {recall.high:.4f}"
+        table.add_row(f"{mark}{at[0]}", *at[1:], f"{recall.value:.4f}", interval, style="bold" if mark else None)
     return table
 
 

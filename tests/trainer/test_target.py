@@ -1,0 +1,194 @@
+"""Another prior of labels than the data's: recall there from valid pairs, and the λ and μ that are chosen for it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from longtail.trainer import cli, evaluate, fit
+from longtail.trainer.config import load_recipe
+from longtail.trainer.errors import DataError, RecipeError, TrainerError
+from longtail.trainer.evaluation.dial import Setting
+from longtail.trainer.evaluation.metrics import Positives
+from longtail.trainer.evaluation.target import FILE, FoundByLabel, settings_beyond
+from tests.trainer import tiny
+
+IDS = pa.array(["a", "b", "c", "d"])
+PI = np.array([0.5, 0.25, 0.125, 0.125])
+TOP = {Setting(0.0): np.int32([[0, 1], [2, 3], [1, -1]]), Setting(1.0): np.int32([[0, 1], [0, 1], [0, 1]])}
+WANTED = [(0, 0), (0, 3), (1, 0), (1, 2), (2, 1), (2, 0)]
+
+
+def found() -> FoundByLabel:
+    made = FoundByLabel(2, IDS, PI, 4, {"uniform": Setting(0.0)})
+    queries, labels = np.array(WANTED).T
+    for setting, top_NK in TOP.items():
+        made.see(setting, top_NK, Positives.of(queries, labels, queries=3, labels=4))
+    return made
+
+
+def test_recall_under_a_prior_by_hand(tmp_path: Path) -> None:
+    """Of a, three pairs, b, c and d one each: found are a 1, b 1, c 1 at λ = 0, and a 3, b 1 at λ = 1."""
+    market = tmp_path / "market.csv"
+    market.write_text("label,share\nd,3\nb,1\nunknown,4\n")
+    expected: dict[str, tuple[list[float], float]] = {
+        "train": ([3 / 6, 4 / 6], 1.0),
+        "uniform": ([(2 + 4 + 8) / (6 + 4 + 8 + 8), (6 + 4) / 26], 1.0),
+        str(market): ([4 / (4 + 24), 4 / 28], 0.5),
+    }
+
+    for prior, (values, covered) in expected.items():
+        recalls, share = found().recall(prior)
+        assert [measured.setting for measured in recalls] == list(TOP)
+        assert [measured.recall.value for measured in recalls] == pytest.approx(values)
+        assert all(measured.recall.low <= measured.recall.value <= measured.recall.high for measured in recalls)
+        assert share == pytest.approx(covered)
+    assert found().best("train") == Setting(1.0)
+    assert found().best("uniform") == Setting(0.0)
+
+
+def test_it_is_the_same_from_a_bundle(tmp_path: Path) -> None:
+    made = FoundByLabel(2, IDS, PI, 4, {"uniform": Setting(0.0)})
+    few = Positives.of(np.array([0, 1]), np.array([0, 2]), queries=3, labels=4)
+    made.see(Setting(0.5, -1.0), TOP[Setting(0.0)], few)
+    (tmp_path / FILE).write_bytes(made.to_bytes())
+    again = FoundByLabel.read(tmp_path)
+
+    assert again.ids.to_pylist() == ["a", "c"]
+    assert (again.k, again.theory) == (2, {"uniform": Setting(0.0)})
+    for prior in ("train", "uniform"):
+        assert again.recall(prior) == made.recall(prior)
+    assert again.recall("uniform")[1] == 0.5
+    assert again.recall("train")[1] == pytest.approx(0.625)
+    with pytest.raises(DataError, match=f"expected {FILE}, which longtail-train fit writes where it validates"):
+        FoundByLabel.read(tmp_path / "elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("label,weight\na,1\n", "market.csv: expected columns label and share, found no share"),
+        ("label,share\na,-1\n", "market.csv: expected finite shares >= 0, found others"),
+        ("label,share\nz,1\n", "expected a share of some label with held-out pairs, found none"),
+    ],
+)
+def test_a_prior_that_is_none_is_refused(content: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "market.csv").write_text(content)
+    with pytest.raises(DataError, match=message):
+        found().recall(str(tmp_path / "market.csv"))
+    with pytest.raises(DataError, match="nowhere.csv: expected a csv file, found none"):
+        found().recall(str(tmp_path / "nowhere.csv"))
+
+
+def test_valid_pairs_say_what_recall_would_be_under_label_shift() -> None:
+    """Pairs of a known p(x|y), some with labels drawn by π and some uniformly: the first, reweighed, have the recall of
+    the second at every λ, and the λ that is best there, 0, is neither the first's own, 1, nor looked up."""
+    rng = np.random.default_rng(0)
+    labels, kinds, each, k = 60, 200, 200_000, 5
+    pi_L = 1 / np.arange(1, labels + 1) ** 1.2
+    pi_L /= pi_L.sum()
+    of_label_LX = rng.gamma(0.08, size=(labels, kinds))
+    of_label_LX /= of_label_LX.sum(axis=1, keepdims=True)
+    joint_XL = (of_label_LX * pi_L[:, None]).T
+    scores_XL = np.log(joint_XL / joint_XL.sum(axis=1, keepdims=True) + 1e-12) - np.log(pi_L)
+
+    def drawn(prior_L: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        chosen = rng.choice(labels, each, p=prior_L)
+        cumulative_LX = of_label_LX.cumsum(axis=1)
+        kinds_N = (rng.random(each)[:, None] > cumulative_LX[chosen]).sum(axis=1)
+        return np.minimum(kinds_N, kinds - 1), chosen
+
+    grid = np.arange(0, 1.25, 0.25)
+    counted = FoundByLabel(k, pa.array([str(label) for label in range(labels)]), pi_L, labels)
+    shifted = []
+    valid, test = drawn(pi_L), drawn(np.full(labels, 1 / labels))
+    for strength in grid:
+        top_XK = np.argsort(-(scores_XL + strength * np.log(pi_L)), axis=1)[:, :k].astype(np.int32)
+        wanted = Positives.of(np.arange(each), valid[1], queries=each, labels=labels)
+        counted.see(Setting(float(strength)), top_XK[valid[0]], wanted)
+        shifted.append((top_XK[test[0]] == test[1][:, None]).any(axis=1).mean())
+
+    recalls, covered = counted.recall("uniform")
+    assert covered == 1
+    np.testing.assert_allclose([measured.recall.value for measured in recalls], shifted, atol=0.01)
+    assert counted.best("uniform").bias_removal == grid[np.argmax(shifted)] == 0
+    assert counted.best("train").bias_removal == 1
+
+
+def test_what_lies_beyond_the_grid() -> None:
+    """Where μ is a dial of its own, as far below 0 as above it, and at the λ where it was measured."""
+    lines = [Setting(0.0), Setting(0.5), Setting(0.5, 0.25), Setting(0.5, 1.0)]
+
+    assert settings_beyond(lines, apart=True) == [Setting(0.5, -0.25), Setting(0.5, -1.0)]
+    assert settings_beyond([Setting(0.0), Setting(0.0, 2.0)], apart=True) == []
+    assert settings_beyond(lines[:2], apart=False) == []
+
+
+LOSSES: dict[str, tuple[list[str], Setting]] = {
+    "ν is π": ([], Setting(0.0)),
+    "ν is uniform": (['loss.sampler={name="uniform",negatives=8}'], Setting(0.0, -1.0)),
+}
+
+
+@pytest.mark.parametrize(("loss", "theory"), LOSSES.values(), ids=LOSSES)
+def test_a_job_is_told_the_prior_that_it_is_for(loss: list[str], theory: Setting, tmp_path: Path) -> None:
+    recipe = tiny.write_job(tmp_path)
+    overrides = [*loss, "training.epochs=2", "training.refit=true", "evaluation.target_prior=uniform"]
+    bundle = fit(recipe, tmp_path / "out", overrides=overrides)
+    kept = FoundByLabel.read(tmp_path / "out")
+    asked = {Setting(float(at)) for at in (0, 0.5, 1)}
+    if loss:
+        asked = {Setting(0.0, at) for at in (-1.0, -0.5, 0.0, 0.5, 1.0)}
+
+    assert set(kept.found) == asked
+    assert kept.theory["uniform"] == theory
+    assert kept.best("uniform") == Setting(bundle.manifest.bias_removal.default, bundle.manifest.popularity.default)
+    assert bundle.manifest.bias_removal.chosen_by == "target prior uniform and valid recall@5"
+    assert evaluate(tmp_path / "out").metric == "recall@5"
+    printed = CliRunner().invoke(cli.app, ["evaluate", str(tmp_path / "out"), "--target-prior", "uniform"])
+    assert printed.exit_code == 0, printed.output
+    words = " ".join(printed.output.split())
+    assert "valid, labels drawn as uniform, top 5" in words
+    assert f"▶ best; theory: {theory};" in words
+    assert words.count("▶") == 2, "the best, and the caption that says so"
+    report = (tmp_path / "out" / "report.html").read_text()
+    assert f"<dt>If labels were drawn alike</dt><dd>{kept.best('uniform')}, recall@5" in report
+    assert f"in theory {theory}" in report
+
+
+def test_a_prior_s_file_is_beside_the_recipe(tmp_path: Path) -> None:
+    recipe = tiny.write_job(tmp_path)
+    pq.write_table(pa.table({"label": range(16), "share": np.arange(16.0)}), tmp_path / "market.parquet")
+    bundle = fit(recipe, tmp_path / "out", overrides=["training.epochs=1", "evaluation.target_prior=market.parquet"])
+
+    assert load_recipe(recipe, ["evaluation.target_prior=market.parquet"]).evaluation.target_prior == (
+        tmp_path / "market.parquet"
+    )
+    kept, prior = FoundByLabel.read(tmp_path / "out"), tmp_path / "market.parquet"
+    assert kept.best(prior).bias_removal == bundle.manifest.bias_removal.default
+    assert json.loads((tmp_path / "out" / "recipe.json").read_text())["evaluation"]["target_prior"]
+
+
+@pytest.mark.parametrize("more", [["--split", "valid"], ["--recipe", "RECIPE"], ["--set", "seed=1"]])
+def test_a_prior_is_asked_of_a_bundle_alone(more: list[str], tmp_path: Path) -> None:
+    recipe = tiny.write_job(tmp_path)
+    asked = [str(recipe) if word == "RECIPE" else word for word in more]
+    failed = CliRunner().invoke(cli.app, ["evaluate", str(tmp_path), "--target-prior", "uniform", *asked])
+
+    assert isinstance(failed.exception, RecipeError | SystemExit)
+    assert failed.exit_code != 0
+
+
+@pytest.mark.parametrize("sections", [{"floor": {"tail": 0.1}}])
+def test_a_floor_and_a_prior_are_one_too_many(sections: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="target_prior: expected no floor beside it, received"):
+        tiny.recipe(evaluation=sections | {"target_prior": "uniform"})
+    assert issubclass(DataError, TrainerError)

@@ -1,0 +1,184 @@
+"""Recall where labels have another prior than the data's, from what valid's lists found of every label [METHODS §9].
+
+A service may be judged by pairs whose labels are drawn otherwise than in training: every label alike, or as in another
+market. If p(x|y) stays, recall there is that of the held-out pairs, each weighted by π*_y / π_y (label shift), so that
+λ and μ can be chosen for it from validation data of the usual kind. What is kept for that is small: how many held-out
+pairs a label has, and how many of them the lists found at every setting, counted on the model that was validated.
+
+Legend: `L` labels, `N` queries, `K` length of the lists, `G` settings.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from longtail.bundle import Interval
+from longtail.bundle.arrays import Float64, Int32, Int64
+from longtail.trainer.data.files import find_files, read_columns
+from longtail.trainer.data.ids import encode_ids
+from longtail.trainer.errors import DataError
+from longtail.trainer.evaluation.dial import Setting
+from longtail.trainer.evaluation.metrics import Bootstrap, Positives
+
+FILE = "valid_by_label.parquet"
+"""Its name in a bundle."""
+NAMED = {"train": "If labels were drawn as in training", "uniform": "If labels were drawn alike"}
+"""Priors that need no file, and what a report calls them."""
+_RESAMPLES, _SEED = 200, 0
+
+
+class TargetRecall(NamedTuple):
+    """Recall under a prior at one setting of λ and μ, with a 95 % interval over labels."""
+
+    setting: Setting
+    recall: Interval
+
+
+@dataclass
+class FoundByLabel:
+    """What lists found of every label's held-out pairs.
+
+    Attributes:
+        k: K.
+        ids: label ids, strings [L]; of a bundle, of labels with held-out pairs alone.
+        frequency_L: π, float64, smoothed; sums to 1 over all labels.
+        labels: of the catalogue.
+        theory: the settings that are best for a named prior in theory; none for a model with a tree.
+        pairs_L: held-out pairs, int64.
+        found: those in the lists, int64 [L], by setting.
+    """
+
+    k: int
+    ids: pa.Array
+    frequency_L: Float64
+    labels: int
+    theory: dict[str, Setting] = field(default_factory=dict)
+    pairs_L: Int64 = field(default_factory=lambda: np.zeros(0, np.int64))
+    found: dict[Setting, Int64] = field(default_factory=dict)
+
+    def see(self, setting: Setting, top_NK: Int32, positives: Positives) -> None:
+        """Count the lists of one setting; all are of the same positives.
+
+        Args:
+            setting: λ and μ.
+            top_NK: label rows, best first, int32 [N, at least K]; −1 where a list ends early.
+            positives: what they should find.
+        """
+        top_NK = top_NK[:, : self.k]
+        self.pairs_L = np.bincount(positives.label_rows, minlength=positives.labels)
+        self.found[setting] = np.bincount(top_NK[positives.hits(top_NK)], minlength=positives.labels)
+
+    def recall(self, prior: str | Path) -> tuple[list[TargetRecall], float]:
+        """Recall under a prior at every setting, and the share of the prior that is on labels with held-out pairs.
+
+        Args:
+            prior: `train`, `uniform`, or a table with the columns `label` and `share`: any numbers ≥ 0, of any scale;
+                labels that are not in it have none.
+
+        Raises:
+            DataError: no such table, or no share on a label that has held-out pairs.
+        """
+        prior_L, total = self._prior(prior)
+        weight_L = prior_L / self.frequency_L
+        held_out = self.pairs_L > 0
+        covered = float(prior_L[held_out].sum()) / max(total, 1e-300)
+        if not covered:
+            raise DataError(f"target prior {prior}: expected a share of some label with held-out pairs, found none")
+        bootstrap = Bootstrap(int(held_out.sum()), resamples=_RESAMPLES, seed=_SEED)
+        wanted = (weight_L * self.pairs_L)[held_out]
+        recalls = [
+            TargetRecall(setting, bootstrap.interval((weight_L * found_L)[held_out], wanted))
+            for setting, found_L in self.found.items()
+        ]
+        return recalls, covered
+
+    def best(self, prior: str | Path) -> Setting:
+        """The setting of highest recall under a prior; raises as `recall`."""
+        return max(self.recall(prior)[0], key=lambda measured: measured.recall.value).setting
+
+    def facts(self) -> dict[str, str]:
+        """For a report: the best setting under the named priors, and the theory's."""
+        facts = {}
+        for prior, words in NAMED.items():
+            setting, recall = max(self.recall(prior)[0], key=lambda measured: measured.recall.value)
+            theory = f"; in theory {self.theory[prior]}" if prior in self.theory else ""
+            facts[words] = f"{setting}, recall@{self.k} {recall.value:.4f} of valid's pairs so weighed{theory}"
+        return facts
+
+    def _prior(self, prior: str | Path) -> tuple[Float64, float]:
+        """π* of the labels that are kept, float64 [L], and its sum over all there are, both of one scale."""
+        if prior == "train":
+            return self.frequency_L, 1.0
+        if prior == "uniform":
+            return np.ones(len(self.ids)), float(self.labels)
+        (file,) = find_files(Path(prior), "table")
+        table = read_columns(file, ["label", "share"], strings=["label"])
+        if missing := {"label", "share"} - set(table.column_names):
+            raise DataError(f"{file.name}: expected columns label and share, found no {', '.join(sorted(missing))}")
+        shares = pc.cast(table["share"].combine_chunks(), pa.float64()).to_numpy(zero_copy_only=False)
+        if not (np.isfinite(shares).all() and (shares >= 0).all()):
+            raise DataError(f"{file.name}: expected finite shares >= 0, found others")
+        ids = encode_ids(table["label"], "label", file).dictionary_decode()
+        rows = pc.fill_null(pc.index_in(ids, value_set=self.ids), -1).to_numpy()
+        prior_L = np.bincount(rows[rows >= 0], weights=shares[rows >= 0], minlength=len(self.ids))
+        return prior_L, float(shares.sum())
+
+    def to_bytes(self) -> bytes:
+        """A Parquet file of the labels with held-out pairs."""
+        held_out = np.flatnonzero(self.pairs_L)
+        columns = {
+            "id": self.ids.take(pa.array(held_out)),
+            "frequency": self.frequency_L[held_out],
+            "pairs": self.pairs_L[held_out].astype(np.int32),
+        }
+        columns |= {f"found_{at}": found[held_out].astype(np.int32) for at, found in enumerate(self.found.values())}
+        about = {"k": self.k, "labels": self.labels, "settings": list(self.found), "theory": self.theory}
+        sink = pa.BufferOutputStream()
+        table = pa.table(columns).replace_schema_metadata({"longtail": json.dumps(about)})
+        pq.write_table(table, sink, compression="zstd")
+        return bytes(sink.getvalue())
+
+    @classmethod
+    def read(cls, bundle: Path) -> FoundByLabel:
+        """From a bundle's directory; labels without held-out pairs are left out.
+
+        Raises:
+            DataError: the bundle has no such file.
+        """
+        path = bundle / FILE
+        if not path.is_file():
+            raise DataError(
+                f"{bundle}: expected {FILE}, which longtail-train fit writes where it validates, found none"
+            )
+        table = pq.read_table(path)
+        about = json.loads(table.schema.metadata[b"longtail"])
+        found = {
+            Setting(*setting): table[f"found_{at}"].to_numpy().astype(np.int64)
+            for at, setting in enumerate(about["settings"])
+        }
+        theory = {name: Setting(*setting) for name, setting in about["theory"].items()}
+        frequency_L, pairs_L = table["frequency"].to_numpy(), table["pairs"].to_numpy().astype(np.int64)
+        return cls(about["k"], table["id"].combine_chunks(), frequency_L, about["labels"], theory, pairs_L, found)
+
+
+def settings_beyond(measured: Sequence[Setting], *, apart: bool) -> list[Setting]:
+    """Settings that a prior may need and a grid of μ from 0 on lacks: μ < 0 at the λ where μ was measured.
+
+    Args:
+        measured: settings of both lines of a curve.
+        apart: whether μ is a dial of its own.
+    """
+    if not apart:
+        return []
+    at = next((setting.bias_removal for setting in measured if setting.popularity), measured[-1].bias_removal)
+    wanted = [Setting(at, -popularity) for popularity in sorted({abs(s.popularity) for s in measured})]
+    return [setting for setting in wanted if setting not in measured and setting.popularity >= -1]
