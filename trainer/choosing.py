@@ -38,7 +38,7 @@ def _theory(trained: Trained) -> dict[str, Setting]:
     return {"train": as_trained, "uniform": uniform}
 
 
-def choose_dial(trained: Trained, dataset: Dataset, found: FoundByLabel) -> Dial:
+def choose_dial(trained: Trained, dataset: Dataset, found: FoundByLabel | None = None) -> Dial:
     """The λ, and the μ at that λ, of the best metric on valid, with the curve there.
 
     Where the recipe names a target prior, the λ and μ of the best recall under it, of those of the curve and of μ < 0.
@@ -47,11 +47,12 @@ def choose_dial(trained: Trained, dataset: Dataset, found: FoundByLabel) -> Dial
     Args:
         trained: the model.
         dataset: with its valid pairs.
-        found: of `found_by_label`; filled with what is found at every setting.
+        found: of `found_by_label`, for a caller that keeps it; filled with what is found at every setting.
 
     Raises:
         DataError: as `curve_of`.
     """
+    found = found or found_by_label(trained)
     config, noise = trained.recipe.evaluation, trained.noise()
     curve: list[CurvePoint] = []
     if len(dataset.valid):

@@ -171,7 +171,7 @@ def _read_warm_start(bundle: Path | str | None, fresh_optimizer: bool) -> WarmSt
 
 def finish(
     trained: Trained, dataset: Dataset, dial: Dial, history: TrainingHistory, reporter: Reporter,
-    compared: Comparison | None = None, found: FoundByLabel | None = None,
+    compared: Comparison | None = None, by_label: FoundByLabel | None = None,
 ) -> Bundle:  # fmt: skip
     """Evaluate on test where there is one, print the tables, make the bundle (not yet written).
 
@@ -182,7 +182,7 @@ def finish(
         history: of the run that was validated, for the report.
         reporter: where to print.
         compared: the validated model beside its baselines, where there is no test.
-        found: what the validated model found of every label on valid.
+        by_label: what the validated model found of every label on valid.
 
     Raises:
         DataError: as `curve_of`.
@@ -230,9 +230,9 @@ def finish(
             indent=1, by_alias=True, exclude={"data": {"train", "valid", "test", "queries", "labels"}}
         ).encode(),
     }
-    if found is not None and found.found:
-        reports[FILE] = found.to_bytes()
-        facts |= found.facts()
+    if by_label is not None and by_label.found:
+        reports[FILE] = by_label.to_bytes()
+        facts |= by_label.facts()
     if dial.curve:
         reports["report.html"] = html_report(recipe, dial, history, facts, compared)
     return to_bundle(trained, np.unique(held_out.askings), dial, reports)

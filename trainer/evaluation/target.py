@@ -130,7 +130,7 @@ class FoundByLabel:
         ids = encode_ids(table["label"], "label", file).dictionary_decode()
         rows = pc.fill_null(pc.index_in(ids, value_set=self.ids), -1).to_numpy()
         prior_L = np.bincount(rows[rows >= 0], weights=shares[rows >= 0], minlength=len(self.ids))
-        return prior_L, float(shares.sum())
+        return prior_L.astype(np.float64), float(shares.sum())
 
     def to_bytes(self) -> bytes:
         """A Parquet file of the labels with held-out pairs."""
