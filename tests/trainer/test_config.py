@@ -29,6 +29,7 @@ def test_the_recipes_that_are_shipped_are_those_of_the_known_data_sets() -> None
         "amazoncat-13k.toml",
         "delicious.toml",
         "eurlex-4k.toml",
+        "gowalla-popularity.toml",
         "gowalla.toml",
         "movielens-100k.toml",
         "movielens-1m.toml",
@@ -56,8 +57,8 @@ def test_what_can_be_chosen() -> None:
         "unit", "constant", "importance", "relative", "tail", "logit_adjusted", "equalised", "adaptive",
     ]  # fmt: skip
     assert list(LOSSES) == [
-        "softmax", "bilateral_softmax", "logistic", "contrastive", "hinge", "squared_hinge", "exponential", "ramp",
-        "nce", "augment_and_reduce",
+        "softmax", "bilateral_softmax", "pairwise_softmax", "logistic", "contrastive", "hinge", "squared_hinge",
+        "exponential", "ramp", "nce", "augment_and_reduce",
     ]  # fmt: skip
 
 
@@ -239,7 +240,7 @@ IMPOSSIBLE = {
     "temperature 0": ({"model": {"temperature": 0}}, "model.temperature\n.*greater than 0"),
     "temperature NaN": ({"model": {"temperature": float("nan")}}, "model.temperature\n.*finite number"),
     "weight": ({"loss": {"weight": "heavy"}}, "weight: expected one of unit, constant, .*, received 'heavy'"),
-    "family": ({"loss": {"family": "cubic"}}, "family: expected one of softmax, logistic.*, received 'cubic'"),
+    "family": ({"loss": {"family": "cubic"}}, "family: expected one of softmax, bilateral_softmax.*, received 'cubic'"),
     "smoothing 0": ({"loss": {"smoothing": 0}}, "loss.smoothing\n.*greater than 0"),
     "sampler": ({"loss": {"sampler": {"name": "lucky"}}}, "sampler: expected one of in_batch, .*, received 'lucky'"),
     "parameter of no sampler": (

@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from longtail.trainer.config.base import Section
 from longtail.trainer.config.choice import Choice
-from longtail.trainer.losses.families import LOSSES
+from longtail.trainer.losses.families import LOSSES, Activation
 from longtail.trainer.losses.hits import Hits
 from longtail.trainer.losses.mining import Mining
 from longtail.trainer.losses.objective import Objective
@@ -30,6 +30,10 @@ class FamilyConfig(Choice):
     """Of `contrastive`: the cosine below which a negative costs nothing. Of `ramp`: the width of its slope."""
     power: float | None = Field(default=None, gt=0)
     """Of `bilateral_softmax`: ρ, the weight of the negatives' term; 1 to 1.3."""
+    activation: Activation | None = None
+    """Of `pairwise_softmax`: what takes the place of the exponential."""
+    width: float | None = Field(default=None, gt=0)
+    """Of `pairwise_softmax`: gap of logits over which the activation bends; 2/T as published."""
     pairwise: bool | None = None
     """Compares every negative with the positive (POWL) instead of each with 0 (BOWL) [Re19 Definitions 3 and 4]."""
 

@@ -24,15 +24,19 @@ The examples of this file are of one positive with logit 1 and two negatives of 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.losses.hits import Hits
-from longtail.trainer.losses.weights import is_masked
+from longtail.trainer.losses.weights import MASKED, is_masked
 
 Phi = Callable[[Tensor], Tensor]
-"""A falling margin loss φ, element by element."""
+"""A falling margin loss φ, or a function of gaps, element by element."""
+Activation = Literal["tanh", "arctan", "relu"]
+"""What `pairwise_softmax` has in the place of the exponential."""
 
 
 def softmax(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor) -> Tensor:
@@ -83,6 +87,54 @@ def bilateral_softmax(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Te
     some_B = ops.logical_not(ops.all(is_masked(log_weight_BM), axis=1))
     total_B = ops.logsumexp(negative_BM + log_weight_BM, axis=1)
     return power * ops.where(some_B, total_B, 0.0) - positive_B
+
+
+def pairwise_softmax(
+    positive_B: Tensor,
+    negative_BM: Tensor,
+    log_weight_BM: Tensor,
+    *,
+    activation: Activation = "tanh",
+    width: float = 20.0,
+) -> Tensor:
+    """The pairwise softmax loss: `log Σ w σ(d)^c` with `d = (f_y' − f_y)/c`, c = `width` (Yang et al. 2024, PSL).
+
+    σ takes the place of the exponential of gaps: 1 + tanh d, 1 + arctan d or max(1 + d, 0). All are 1 and have slope 1
+    at 0, so that small gaps count as in `softmax`; of large ones a negative far above its positive, which may be a
+    false one, pulls less, and with `relu` one that is c below is no negative at all. The paper has halves of cosines
+    and exponents 1/τ: c = 2/T, the widest gap that cosines over a temperature can have.
+
+    A row none of whose negatives counts has loss 0.
+
+    Args:
+        positive_B, negative_BM, log_weight_BM: as every family.
+        activation: σ.
+        width: c, in logits; > 0.
+
+    Hits: masked, for a pair of a label and itself is a constant.
+
+    Relations: as c grows, `bilateral_softmax` with ρ = 1.
+
+    Example:
+        >>> pairwise_softmax(*row, width=2.0).numpy().round(4)  # (1 − tanh ½)² + (1 − tanh 1)²
+        array([-1.0451], dtype=float32)
+    """
+    log_term_BM = log_weight_BM + width * _LOG_OF[activation]((negative_BM - positive_B[:, None]) / width)
+    some_B = ops.logical_not(ops.all(is_masked(log_term_BM), axis=1))
+    return ops.where(some_B, ops.logsumexp(ops.maximum(log_term_BM, MASKED), axis=1), 0.0)
+
+
+def _log_of_positive(x: Tensor) -> Tensor:
+    """log x, and that of weight 0, without a gradient, where x is not above 0."""
+    above = ops.greater(x, 0.0)
+    return ops.where(above, ops.log(ops.where(above, x, 1.0)), MASKED)
+
+
+_LOG_OF: dict[str, Phi] = {
+    "tanh": lambda d: math.log(2) - ops.softplus(-2 * d),
+    "arctan": lambda d: _log_of_positive(1 + ops.arctan(d)),
+    "relu": lambda d: _log_of_positive(1 + d),
+}
 
 
 def pooled(positive_B: Tensor, groups_B: Tensor) -> Tensor:
@@ -309,6 +361,7 @@ class Family:
 LOSSES: dict[str, Family] = {
     "softmax": Family(softmax),
     "bilateral_softmax": Family(bilateral_softmax, pooled=True, hits="keep"),
+    "pairwise_softmax": Family(pairwise_softmax, link=None),
     "logistic": Family(logistic, balanced=True, hits="keep"),
     "contrastive": Family(contrastive, cosine=True, link=None),
     "hinge": Family(hinge, link=None),

@@ -18,7 +18,8 @@ def log_terms(
 ) -> Tensor:
     """log(ρ_yy' φ(−f_y')) of every label as a negative, float32 [B, L], nats; `MASKED` or less where it is 0.
 
-    Of the softmax families the terms are those inside the logarithm, ρ e^f_y'; pairwise they are ρ φ(f_y − f_y').
+    Of the softmax families the terms are those inside the logarithm, ρ e^f_y' or ρ σ(d)^c; pairwise they are
+    ρ φ(f_y − f_y').
 
     Args:
         objective: family, weight and offset; the weight is a margin [R21 Prop. 4].
@@ -41,6 +42,10 @@ def log_terms(
     own_B = ops.take_along_axis(logits_BL, positive_B[:, None], axis=1)
     own_N = ops.reshape(ops.broadcast_to(own_B, (rows, labels)), (-1,))
     negative_N1, weight_N1 = ops.reshape(logits_BL, (-1, 1)), ops.zeros((rows * labels, 1))
+    if objective.family == "pairwise_softmax":  # of one negative, the log of its term
+        return log_rho_BL + ops.reshape(
+            loss(own_N, negative_N1, weight_N1, **objective.family_arguments), (rows, labels)
+        )
     alone_N = loss(own_N, negative_N1, weight_N1 + MASKED, **objective.family_arguments)
     phi_N = loss(own_N, negative_N1, weight_N1, **objective.family_arguments) - alone_N
     log_phi_N = ops.where(phi_N > 0, ops.log(ops.maximum(phi_N, 1e-30)), MASKED)
