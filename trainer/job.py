@@ -155,6 +155,7 @@ def export_checkpoint(
     if run.epoch == run.step == 0:
         raise CheckpointError(f"{work / 'select'}: expected a checkpoint of this recipe, found none")
     trained = run.trained
+    trained.step.updates.take_averages()
     found = found_by_label(trained)
     dial = choose_dial(trained, dataset, found)
     compared = None if len(dataset.test) else compare_with_baselines(trained, dataset, dial, "valid", reporter)

@@ -253,6 +253,41 @@ class LazyDecay:
         return rows_UD * ops.power(ops.maximum(1 - rate * self.weight_decay, 0.0), gap_U1)
 
 
+class LazyAverage:
+    """Exponential moving average of a table's rows over steps that touch only some of them.
+
+    `m_t = d·m_{t−1} + (1 − d)·row_t` over all steps, the initial rows being step 0, from m = 0; the mean is
+    m_T / (1 − d^(T+1)). A row that is touched in step t and was last touched in step s was row_s in all of s … t − 1,
+    so that `m_{t−1} = d^(t−s)·m_{s−1} + (1 − d^(t−s))·row_s`: nothing is approximated.
+    """
+
+    def __init__(self, table: Table, decay: float) -> None:
+        self.table, self.decay = table, decay
+        self.sum = _slot(table, "average")
+        self.touched = keras.Variable(
+            "zeros", shape=(table.rows, 1), dtype="float32", trainable=False, name=f"{table.name}_averaged"
+        )
+        """Step of the last touch, [rows, 1]; exact below 2^24 steps."""
+
+    def touch(self, ids_U: Tensor, rows_UD: Tensor, *, step: Tensor) -> None:
+        """Count rows for all steps before this one, which changes them.
+
+        Args:
+            ids_U: distinct row numbers, int32.
+            rows_UD: what the table holds there before the step, float32.
+            step: number of this step, from 1, float32 scalar.
+        """
+        weight_U1 = ops.power(self.decay, step - backend.gather(self.touched, ids_U))
+        backend.scatter(self.sum, ids_U, weight_U1 * backend.gather(self.sum, ids_U) + (1 - weight_U1) * rows_UD)
+        backend.scatter(self.touched, ids_U, ops.zeros_like(weight_U1) + step)
+
+    def mean(self, step: Tensor) -> Tensor:
+        """The average after a step, float32 [rows, D]; step 0 has the table itself."""
+        weight_R1 = ops.power(self.decay, step - self.touched.value + 1)
+        sum_RD = weight_R1 * self.sum.value + (1 - weight_R1) * self.table.table.value
+        return sum_RD / (1 - ops.power(self.decay, step + 1))
+
+
 def learning_rate(
     rate: float,
     schedule: str,

@@ -280,7 +280,8 @@ def train(
 
     def validate(epoch: int, step: int, total: float) -> float:
         """The metric after some steps of an epoch; the best so far is kept."""
-        curve = _validate(trained)
+        with train_step.updates.averaged():
+            curve = _validate(trained)
         best = best_of(curve, recipe.evaluation.metric)
         metric = best.metrics[recipe.evaluation.metric].value
         at = epoch + 1 if step == steps else round(epoch + step / steps, 6)
@@ -360,6 +361,7 @@ def train(
         checkpoints.load("best", train_step.variables)
     else:
         history.best_epoch = min(len(history.losses), epochs)
+    train_step.updates.take_averages()
     return trained
 
 

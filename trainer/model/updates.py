@@ -5,7 +5,8 @@ Legend: `U` distinct rows of a table, `D` dimensions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import keras
 
@@ -15,6 +16,7 @@ from longtail.trainer.model.parts import Gradients
 from longtail.trainer.model.two_tower import TwoTower
 from longtail.trainer.optimizers import (
     ROW_OPTIMIZERS,
+    LazyAverage,
     LazyDecay,
     LazyL2,
     RowOptimizer,
@@ -56,6 +58,7 @@ class Updates:
         steps_done: of this run, int32 scalar; schedules go by it.
         rows: the optimiser of every table, by name.
         l2, decay: penalty and decay of every table, by name; empty without.
+        averages: moving average of every table, by name; empty without.
         dense: Keras' optimiser of the dense weights.
         config: of the optimisers.
         dense_before: steps that `dense` had done before this run, its moments being of an earlier one.
@@ -87,6 +90,12 @@ class Updates:
         self.dense = dense_optimizer(
             config.dense, Since(dense_rate, self.dense_before), momentum=config.momentum, weight_decay=decay
         )
+        average = config.average
+        self.averages = {name: LazyAverage(table, average) for name, table in tables.items()} if average else {}
+        self._dense_sums = [
+            keras.Variable(ops.zeros_like(variable), trainable=False, name=f"dense_average_{at}")
+            for at, variable in enumerate(self._dense if average else [])
+        ]
         if decay and model.recipe.model.learn_temperature:
             self.dense.exclude_from_weight_decay([model.log_temperature])
         if self._dense:
@@ -101,6 +110,8 @@ class Updates:
             *([self.dense_before, *self.dense.variables] if self._dense else []),
             *(penalty.touched for penalty in self.l2.values()),
             *(decay.touched for decay in self.decay.values()),
+            *(variable for average in self.averages.values() for variable in (average.sum, average.touched)),
+            *self._dense_sums,
         ]
 
     def apply(self, made: Gradients) -> None:
@@ -109,6 +120,10 @@ class Updates:
         self.steps_done.assign(self.steps_done.value + 1)
         step = ops.cast(self.steps_done.value, "float32")
         distinct, row_gradients, gradients = made.distinct, made.rows, made.dense
+        for average, (ids_U, rows_UD) in zip(self.averages.values(), distinct, strict=bool(self.averages)):
+            average.touch(ids_U, rows_UD, step=step)
+        for total, mean in zip(self._dense_sums, self._dense_means(), strict=True):
+            total.assign(mean)
         if self.l2:
             row_gradients = [
                 gradient + penalty.gradients(ids_U, rows_UD, rate=rate, step=step)
@@ -131,6 +146,43 @@ class Updates:
             optimizer.apply(ids_U, rows_UD, gradients_UD, rate=rate, step=step)
         if self._dense:
             self.dense.apply(gradients, self._dense)
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Inside the block the model has its weights' moving averages, if the recipe asks for them."""
+        kept = [ops.copy(variable.value) for variable, _ in self._averages()]
+        try:
+            self.take_averages()
+            yield
+        finally:
+            for (variable, _), value in zip(self._averages(), kept, strict=True):
+                variable.assign(value)
+
+    def take_averages(self) -> None:
+        """Give the model its weights' moving averages, if the recipe asks for them, to be trained no further."""
+        step = ops.cast(self.steps_done.value, "float32")
+        for variable, mean in [(variable, mean(step)) for variable, mean in self._averages()]:
+            variable.assign(mean)
+
+    def _averages(self) -> list[tuple[keras.Variable, Callable[[Tensor], Tensor]]]:
+        """What is averaged, and what says its average after a step."""
+        decay = self.config.average
+        if decay is None:
+            return []
+
+        def of_dense(at: int) -> Callable[[Tensor], Tensor]:
+            return lambda step: self._dense_means()[at] / (1 - ops.power(decay, step + 1))
+
+        tables = [(average.table.table, average.mean) for average in self.averages.values()]
+        return [*tables, *((variable, of_dense(at)) for at, variable in enumerate(self._dense))]
+
+    def _dense_means(self) -> list[Tensor]:
+        """The sums of the dense weights' averages with what they are now, before they are divided by their weight."""
+        decay = self.config.average or 0.0
+        return [
+            decay * total.value + (1 - decay) * variable.value
+            for total, variable in zip(self._dense_sums, self._dense, strict=bool(self._dense_sums))
+        ]
 
     def dense_slots(self) -> Mapping[str, list[keras.Variable]]:
         """Slots of the dense optimiser by Keras' word for them, such as `momentum`, each as `model.dense_variables`."""

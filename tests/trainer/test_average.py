@@ -1,0 +1,94 @@
+"""The weights' moving average over all steps, from steps that touch some rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from keras import ops
+
+from longtail.trainer import fit
+from longtail.trainer.config import OptimizerConfig
+from longtail.trainer.model.embedding import Table
+from longtail.trainer.optimizers import LazyAverage
+from tests.trainer import tiny
+
+ROWS = tiny.pairs((0, 0), (1, 1), (0, 2), (2, 1), (2, 3), (0, 4), (1, 3), (2, 0))
+
+
+def average_of(values: list[np.ndarray], decay: float) -> np.ndarray:
+    """Of what there was after steps 0 … T, each weighing `decay` times the next."""
+    weights = decay ** np.arange(len(values) - 1, -1, -1.0)
+    return np.average(np.array(values, np.float64), axis=0, weights=weights)
+
+
+@pytest.mark.parametrize("decay", [0.5, 0.97])
+def test_rows_that_wait_are_counted_for_every_step(decay: float) -> None:
+    rng = np.random.default_rng(0)
+    table = Table(6, 3, scale=1.0, seed=0, name="rows")
+    average = LazyAverage(table, decay)
+    values = [ops.convert_to_numpy(table.table).copy()]
+    np.testing.assert_allclose(average.mean(np.float32(0)), values[0], rtol=1e-6)
+    for step in range(1, 41):
+        # Row 5 is never touched, row 4 only once.
+        ids = np.unique(rng.integers(0, 4, 2)) if step != 7 else np.array([4])
+        average.touch(ids.astype(np.int32), values[-1][ids], step=np.float32(step))
+        after = values[-1].copy()
+        after[ids] += rng.standard_normal((len(ids), 3)).astype(np.float32)
+        table.table.assign(after)
+        values.append(after)
+        if step % 13 == 0:
+            np.testing.assert_allclose(average.mean(np.float32(step)), average_of(values, decay), rtol=2e-5, atol=1e-5)
+
+
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "adam": {}, "weight decay": {"weight_decay": 1.0}, "descent": {"embeddings": "sgd", "dense": "sgd"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_a_model_has_the_average_of_all_its_weights_inside_the_block(optimizer: dict[str, Any]) -> None:
+    recipe = tiny.recipe(
+        query={"features": [tiny.USER], "hidden": [5]},
+        model={"learn_temperature": True, "label_bias": True},
+        optimizer={"average": 0.8, "embedding_learning_rate": 0.1, "dense_learning_rate": 0.1} | optimizer,
+    )
+    model = tiny.model(recipe, tiny.dataset(ROWS, queries=3, labels=6), batch_size=3)
+    weights = [*(table.table for table in model.tables.values()), *model.dense_variables]
+
+    def now() -> list[np.ndarray]:
+        return [ops.convert_to_numpy(weight).copy() for weight in weights]
+
+    history = [now()]
+    for step in range(7):
+        model.train_step(tiny.batch(ROWS.take(np.arange(3) + step % 6)))
+        history.append(now())
+    with model.train_step.updates.averaged():
+        for at, value in enumerate(now()):
+            expected = average_of([values[at] for values in history], 0.8)
+            np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-5)
+    for before, after in zip(history[-1], now(), strict=True):
+        np.testing.assert_array_equal(before, after)
+    model.train_step.updates.take_averages()
+    assert not np.array_equal(now()[0], history[-1][0])
+
+
+def test_a_job_serves_its_average(tmp_path: Path) -> None:
+    """With a weight of next to nothing for earlier steps it is the last one's, without it too."""
+    recipe = tiny.write_job(tmp_path)
+
+    def embeddings(name: str, *overrides: str) -> np.ndarray:
+        bundle = fit(recipe, tmp_path / name, overrides=["training.epochs=2", "training.refit=true", *overrides])
+        return bundle.embeddings
+
+    plain = embeddings("plain")
+    np.testing.assert_allclose(embeddings("last", "optimizer.average=1e-9"), plain, rtol=1e-5)
+    assert np.abs(embeddings("average", "optimizer.average=0.9") - plain).max() > 1e-3
+
+
+@pytest.mark.parametrize("average", [0, 1, -0.5])
+def test_an_average_is_between_0_and_1(average: float) -> None:
+    with pytest.raises(ValueError, match="average"):
+        OptimizerConfig(average=average)
