@@ -285,7 +285,8 @@ class LazyAverage:
         """The average after a step, float32 [rows, D]; step 0 has the table itself."""
         weight_R1 = ops.power(self.decay, step - self.touched.value + 1)
         sum_RD = weight_R1 * self.sum.value + (1 - weight_R1) * self.table.table.value
-        return sum_RD / (1 - ops.power(self.decay, step + 1))
+        mean_RD: Tensor = sum_RD / (1 - ops.power(self.decay, step + 1))
+        return mean_RD
 
 
 def learning_rate(
