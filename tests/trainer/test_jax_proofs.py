@@ -9,9 +9,11 @@ from tests.trainer.test_backends import start, wait
 pytestmark = pytest.mark.process
 
 PROOFS = {
-    "losses": ("proofs_r21", "proofs_bm20", "objective", "hits", "pair_weights"),
-    "sampling and steps": ("proofs_re19", "mining", "conditional", "frequencies", "optimizers", "optimizer_state"),
-}
+    "losses": ("proofs_r21", "proofs_bm20", "objective", "hits", "pair_weights", "bilateral", "pairwise_softmax"),
+    "sampling and steps": (
+        "proofs_re19", "mining", "conditional", "frequencies", "optimizers", "optimizer_state", "average",
+    ),
+}  # fmt: skip
 SLOW_ON_JAX = (
     "a_model or central_differences or error_of_rare or many_hits or learn or checkpoint or one_over_m or eta_goes "
     "or popularity or two_epochs"
