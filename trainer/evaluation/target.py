@@ -31,7 +31,7 @@ from longtail.trainer.evaluation.metrics import Bootstrap, Positives
 
 FILE = "valid_by_label.parquet"
 """Its name in a bundle."""
-NAMED = {"train": "If labels were drawn as in training", "uniform": "If labels were drawn alike"}
+NAMED = {"train": "Best if labels come as in training", "uniform": "Best if all labels come alike"}
 """Priors that need no file, and what a report calls them."""
 _RESAMPLES, _SEED = 200, 0
 
@@ -110,8 +110,8 @@ class FoundByLabel:
         facts = {}
         for prior, words in NAMED.items():
             setting, recall = max(self.recall(prior)[0], key=lambda measured: measured.recall.value)
-            theory = f"; in theory {self.theory[prior]}" if prior in self.theory else ""
-            facts[words] = f"{setting}, recall@{self.k} {recall.value:.4f} of valid's pairs so weighed{theory}"
+            theory = f" (theory: {self.theory[prior]})" if prior in self.theory else ""
+            facts[words] = f"{setting}{theory}, recall@{self.k} {recall.value:.4f} on valid"
         return facts
 
     def _prior(self, prior: str | Path) -> tuple[Float64, float]:
