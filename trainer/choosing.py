@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
 from longtail.bundle import BiasRemoval, CurvePoint, Popularity
-from longtail.trainer.config import EvaluationConfig
+from longtail.trainer.config import EvaluationConfig, Recipe
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.pairs import Pairs
+from longtail.trainer.errors import DataError
 from longtail.trainer.evaluation.dial import Dial, Setting, best_dial
 from longtail.trainer.evaluation.ranking import Watch, bias_removal_curve, log_proposal_of
-from longtail.trainer.evaluation.target import FoundByLabel, settings_beyond
+from longtail.trainer.evaluation.target import FoundByLabel, read_shares, settings_beyond
 from longtail.trainer.losses.implied_noise import removes_all
 from longtail.trainer.train import Trained
+
+
+def check_prior(recipe: Recipe, dataset: Dataset) -> None:
+    """Refuse a target prior that nothing can be chosen by, before training.
+
+    Raises:
+        DataError: there are no valid pairs to weigh, or as `read_shares`.
+    """
+    prior = recipe.evaluation.target_prior
+    if prior is not None and not len(dataset.valid):
+        raise DataError(f"evaluation.target_prior: expected valid pairs to choose λ on for {prior}, found none")
+    if isinstance(prior, Path):
+        read_shares(prior)
 
 
 def found_by_label(trained: Trained) -> FoundByLabel:
@@ -65,11 +80,12 @@ def choose_dial(trained: Trained, dataset: Dataset, found: FoundByLabel | None =
             )
 
         best, curve = best_dial(measure, config, noise)
-        if beyond := settings_beyond(list(found.found), apart=noise.apart):
-            measure(beyond)
+        beyond = settings_beyond(list(found.found), apart=noise.apart)
+        measured = measure(beyond) if beyond else []
         if config.target_prior is not None:
             best = found.best(config.target_prior)
             chosen_by = f"target prior {config.target_prior} and valid recall@{found.k}"
+            curve += [point for point in measured if Setting.of(point) == best]
     elif config.default_bias_removal is not None:
         chosen_by, best = "the recipe, for want of validation data", Setting(config.default_bias_removal)
     else:

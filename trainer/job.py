@@ -15,12 +15,12 @@ from rich.console import Console
 from rich.markup import escape
 
 from longtail.bundle import Bundle, refuse_existing
-from longtail.trainer.choosing import choose_dial, curve_of, found_by_label
+from longtail.trainer.choosing import check_prior, choose_dial, curve_of, found_by_label
 from longtail.trainer.config import Recipe, load_recipe
 from longtail.trainer.data.dataset import Dataset, read_dataset
 from longtail.trainer.errors import CheckpointError, RecipeError
 from longtail.trainer.evaluation.comparison import Comparison
-from longtail.trainer.evaluation.dial import Dial, lines
+from longtail.trainer.evaluation.dial import Dial, lines, with_default
 from longtail.trainer.evaluation.held_out import HeldOut
 from longtail.trainer.evaluation.report import evaluation_table, html_report
 from longtail.trainer.evaluation.tables import baseline_table
@@ -89,6 +89,7 @@ def fit(
     try_own_layers(recipe)
     weights = _read_warm_start(warm_start, fresh_optimizer)
     dataset = read_dataset(recipe)
+    check_prior(recipe, dataset)
     _describe(recipe, dataset, reporter)
     if weights is not None:
         weights.warn_of_learnt(dataset, reporter)
@@ -193,7 +194,7 @@ def finish(
     if len(dataset.test):
         reporter.say("Evaluating on test, full catalogue …")
         known = before_test(dataset)
-        settings = lines(recipe.evaluation, trained.noise(), dial.default.bias_removal)
+        settings = with_default(lines(recipe.evaluation, trained.noise(), dial.default.bias_removal), dial.default)
         curve = curve_of(trained, dataset.test, known=known, config=recipe.evaluation, settings=settings)
         dial = dial.measured("test", curve)
         compared = compare_with_baselines(trained, dataset, dial, "test", reporter)

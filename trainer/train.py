@@ -326,7 +326,7 @@ def train(
                 known=known,
                 impressions=dataset.impressions if recipe.loss.impressions else None,
                 replay=run.replay,
-                grouped=LOSSES[recipe.loss.family.name].pooled,
+                grouped=recipe.training.accumulate if LOSSES[recipe.loss.family.name].pooled else 0,
             )
             done, logs_of_epoch = first, dict[str, float]()
             for step, batch in batches:

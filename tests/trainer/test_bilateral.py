@@ -91,7 +91,7 @@ def test_batches_say_which_rows_ask_the_same() -> None:
     data = tiny.dataset(ROWS, queries=3, labels=5)
     features = Encoding.fit(tiny.recipe(), data).query
     settings: dict[str, Any] = {"batch_size": 5, "one_label_per_query": False, "seed": 0, "epoch": 0, "first": 0}
-    ((_, batch),) = epoch_batches(data.train, features, grouped=True, **settings)
+    ((_, batch),) = epoch_batches(data.train, features, grouped=1, **settings)
     asked_B = data.train.queries[batch["_pair"]]
 
     assert batch["_group"].dtype == np.int32
@@ -103,11 +103,34 @@ def test_batches_say_which_rows_ask_the_same() -> None:
     assert "_group" not in plain
     # A query is asked in a way of its own for every objective.
     several = replace(data.train, objectives=np.int32([0, 0, 1, 0, 0, 1]))
-    ((_, batch),) = epoch_batches(several, features, grouped=True, **settings)
+    ((_, batch),) = epoch_batches(several, features, grouped=1, **settings)
     asked_B = asked_B * 2 + several.objectives[batch["_pair"]]
     np.testing.assert_array_equal(
         batch["_group"][:, None] == batch["_group"], asked_B[:, None] == asked_B
     )  # fmt: skip
+
+
+def test_parts_of_a_batch_are_pooled_by_themselves() -> None:
+    """Whose rows of one query in another part they do not see."""
+    recipe = tiny.recipe(loss={"family": BSL, "sampler": "full"}, model=COSINES, training={"accumulate": 2})
+    data = tiny.dataset(ROWS, queries=3, labels=6)
+    model = tiny.model(recipe, data, batch_size=6)
+    features = Encoding.fit(recipe, data).query
+    ((_, batch),) = epoch_batches(
+        data.train, features, grouped=2, batch_size=6, one_label_per_query=False, seed=1, epoch=0, first=0
+    )
+    queries_B, labels_B = data.train.queries[batch["_pair"]], batch["_positive"]
+    logits_BL = model.embed_queries({"user_id": queries_B + 1}) @ model.embed_labels().T / 0.1
+    expected_B = []
+    for row in range(6):
+        part = range(3) if row < 3 else range(3, 6)
+        shared = [logits_BL[at, labels_B[at]] for at in part if queries_B[at] == queries_B[row]]
+        expected_B.append(1.25 * np.log(np.exp(logits_BL[row]).sum()) - np.log(np.exp(shared).mean()))
+
+    assert len({(row < 3, query) for row, query in enumerate(queries_B.tolist())}) > len(set(queries_B.tolist()))
+    assert batch["_group"].max() < 3
+    batch["user_id"] = queries_B + 1
+    assert float(model.train_step(batch)) == pytest.approx(np.mean(expected_B), rel=1e-5)
 
 
 def test_a_step_pools_the_positives_of_a_query() -> None:

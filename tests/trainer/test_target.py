@@ -124,11 +124,11 @@ def test_valid_pairs_say_what_recall_would_be_under_label_shift() -> None:
 
 
 def test_what_lies_beyond_the_grid() -> None:
-    """Where μ is a dial of its own, as far below 0 as above it, and at the λ where it was measured."""
-    lines = [Setting(0.0), Setting(0.5), Setting(0.5, 0.25), Setting(0.5, 1.0)]
+    """Where μ is a dial of its own, some below 0, at the λ where it was measured."""
+    lines = [Setting(0.0), Setting(0.5), Setting(0.5, -0.75), Setting(0.5, 1.0)]
 
-    assert settings_beyond(lines, apart=True) == [Setting(0.5, -0.25), Setting(0.5, -1.0)]
-    assert settings_beyond([Setting(0.0), Setting(0.0, 2.0)], apart=True) == []
+    assert settings_beyond(lines, apart=True) == [Setting(0.5, -1.0), Setting(0.5, -0.5), Setting(0.5, -0.25)]
+    assert settings_beyond([Setting(0.0)], apart=True)[0] == Setting(0.0, -1.0)
     assert settings_beyond(lines[:2], apart=False) == []
 
 
@@ -146,13 +146,14 @@ def test_a_job_is_told_the_prior_that_it_is_for(loss: list[str], theory: Setting
     kept = FoundByLabel.read(tmp_path / "out")
     asked = {Setting(float(at)) for at in (0, 0.5, 1)}
     if loss:
-        asked = {Setting(0.0, at) for at in (-1.0, -0.5, 0.0, 0.5, 1.0)}
+        asked = {Setting(0.0, at) for at in (-1.0, -0.75, -0.5, -0.25, 0.0, 0.5, 1.0)}
 
     assert set(kept.found) == asked
     assert kept.theory["uniform"] == theory
     assert kept.best("uniform") == Setting(bundle.manifest.bias_removal.default, bundle.manifest.popularity.default)
     assert bundle.manifest.bias_removal.chosen_by == "target prior uniform and valid recall@5"
-    assert evaluate(tmp_path / "out").metric == "recall@5"
+    assert evaluate(tmp_path / "out").value() > 0, "what is served is a point of the curve"
+    assert evaluate(tmp_path / "out", recipe, overrides=overrides).value() == evaluate(tmp_path / "out").value()
     printed = CliRunner().invoke(cli.app, ["evaluate", str(tmp_path / "out"), "--target-prior", "uniform"])
     assert printed.exit_code == 0, printed.output
     words = " ".join(printed.output.split())
@@ -174,6 +175,19 @@ def test_a_prior_s_file_is_beside_the_recipe(tmp_path: Path) -> None:
     kept, prior = FoundByLabel.read(tmp_path / "out"), tmp_path / "market.parquet"
     assert kept.best(prior).bias_removal == bundle.manifest.bias_removal.default
     assert json.loads((tmp_path / "out" / "recipe.json").read_text())["evaluation"]["target_prior"]
+
+
+def test_a_prior_that_nothing_can_be_chosen_by_is_refused_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("longtail.trainer.job.train", lambda *_, **__: pytest.fail("trains"))
+    recipe = tiny.write_job(tmp_path)
+    (tmp_path / "market.csv").write_text("label,share\n1,many\n")
+    with pytest.raises(DataError, match="market.csv: expected numbers as shares: .*many"):
+        fit(recipe, tmp_path / "out", overrides=["evaluation.target_prior=market.csv"])
+    alone = ["evaluation.target_prior=uniform", 'data.split={strategy="random",valid=0,test=0.1}']
+    with pytest.raises(DataError, match="expected valid pairs to choose λ on for uniform, found none"):
+        fit(recipe, tmp_path / "out", overrides=alone)
 
 
 @pytest.mark.parametrize("more", [["--split", "valid"], ["--recipe", "RECIPE"], ["--set", "seed=1"]])

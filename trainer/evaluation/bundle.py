@@ -18,7 +18,7 @@ from longtail.trainer.data.dataset import read_dataset
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.errors import DataError, RecipeError
-from longtail.trainer.evaluation.dial import Dial, Noise, Setting, lines
+from longtail.trainer.evaluation.dial import Dial, Noise, Setting, lines, with_default
 from longtail.trainer.evaluation.ranking import LabelSide, bias_removal_curve, log_proposal_of
 
 
@@ -150,6 +150,7 @@ def _measure(bundle: Bundle, recipe: Recipe, split: str, *, nothing: str) -> lis
     if not len(held_out):
         raise DataError(nothing)
     noise = Noise.of_bundle(bundle)
+    default = Setting(bundle.manifest.bias_removal.default, bundle.manifest.popularity.default)
     return bias_removal_curve(
         held_out,
         known,
@@ -161,7 +162,7 @@ def _measure(bundle: Bundle, recipe: Recipe, split: str, *, nothing: str) -> lis
         queries=len(dataset.query_ids),
         askers=dataset.askers,
         seed=recipe.seed,
-        settings=lines(recipe.evaluation, noise, bundle.manifest.bias_removal.default),
+        settings=with_default(lines(recipe.evaluation, noise, default.bias_removal), default),
         log_proposal=log_proposal_of(bundle.proposal, features),
         calibrated_at=0.0 if noise.constant else recipe.loss.calibrated_at,
         described=recipe.describes_labels,

@@ -93,6 +93,11 @@ def lines(config: EvaluationConfig, noise: Noise, bias_removal: float) -> list[S
     return noise.first_line(config.bias_removal) + noise.second_line(_prior_grid(config), bias_removal)
 
 
+def with_default(settings: Sequence[Setting], default: Setting) -> list[Setting]:
+    """The settings of a curve, what is served among them."""
+    return [*settings, *([] if default in settings else [default])]
+
+
 def best_dial(
     measure: Callable[[list[Setting]], list[CurvePoint]], config: EvaluationConfig, noise: Noise
 ) -> tuple[Setting, list[CurvePoint]]:

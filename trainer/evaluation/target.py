@@ -33,6 +33,8 @@ FILE = "valid_by_label.parquet"
 """Its name in a bundle."""
 NAMED = {"train": "Best if labels come as in training", "uniform": "Best if all labels come alike"}
 """Priors that need no file, and what a report calls them."""
+_BELOW = (-1.0, -0.75, -0.5, -0.25)
+"""μ that is measured for priors with more of the tail, beside the recipe's grid."""
 _RESAMPLES, _SEED = 200, 0
 
 
@@ -120,14 +122,7 @@ class FoundByLabel:
             return self.frequency_L, 1.0
         if prior == "uniform":
             return np.ones(len(self.ids)), float(self.labels)
-        (file,) = find_files(Path(prior), "table")
-        table = read_columns(file, ["label", "share"], strings=["label"])
-        if missing := {"label", "share"} - set(table.column_names):
-            raise DataError(f"{file.name}: expected columns label and share, found no {', '.join(sorted(missing))}")
-        shares = pc.cast(table["share"].combine_chunks(), pa.float64()).to_numpy(zero_copy_only=False)
-        if not (np.isfinite(shares).all() and (shares >= 0).all()):
-            raise DataError(f"{file.name}: expected finite shares >= 0, found others")
-        ids = encode_ids(table["label"], "label", file).dictionary_decode()
+        ids, shares = read_shares(Path(prior))
         rows = pc.fill_null(pc.index_in(ids, value_set=self.ids), -1).to_numpy()
         prior_L = np.bincount(rows[rows >= 0], weights=shares[rows >= 0], minlength=len(self.ids))
         return prior_L.astype(np.float64), float(shares.sum())
@@ -180,5 +175,23 @@ def settings_beyond(measured: Sequence[Setting], *, apart: bool) -> list[Setting
     if not apart:
         return []
     at = next((setting.bias_removal for setting in measured if setting.popularity), measured[-1].bias_removal)
-    wanted = [Setting(at, -popularity) for popularity in sorted({abs(s.popularity) for s in measured})]
-    return [setting for setting in wanted if setting not in measured and setting.popularity >= -1]
+    return [setting for popularity in _BELOW if (setting := Setting(at, popularity)) not in measured]
+
+
+def read_shares(path: Path) -> tuple[pa.Array, Float64]:
+    """Label ids, strings [n], and their shares of a prior, float64 [n], from a table of `label` and `share`.
+
+    Raises:
+        DataError: no such table, or shares that are no finite numbers >= 0.
+    """
+    (file,) = find_files(path, "table")
+    table = read_columns(file, ["label", "share"], strings=["label"])
+    if missing := {"label", "share"} - set(table.column_names):
+        raise DataError(f"{file.name}: expected columns label and share, found no {', '.join(sorted(missing))}")
+    try:
+        shares = pc.cast(table["share"].combine_chunks(), pa.float64()).to_numpy(zero_copy_only=False)
+    except pa.ArrowInvalid as error:
+        raise DataError(f"{file.name}: expected numbers as shares: {error}") from error
+    if not (np.isfinite(shares).all() and (shares >= 0).all()):
+        raise DataError(f"{file.name}: expected finite shares >= 0, found others")
+    return encode_ids(table["label"], "label", file).dictionary_decode(), shares

@@ -66,8 +66,8 @@ def bilateral_softmax(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Te
 
     The positive stands in its own term alone. In training that is the query's: of rows of a batch that ask the same,
     the mean of exp(f_y) takes the place of each one's (`pooled`), so that a positive far below the others, which may be
-    noise, pulls less. ρ is the ratio of two temperatures, of positives and of negatives; above 1 it weighs the hardest
-    negatives more.
+    noise, pulls less; a task of TensorFlow Recommenders is not told queries, and has each row's own. ρ is the ratio of
+    two temperatures, of positives and of negatives; above 1 it weighs the hardest negatives more.
 
     A row whose negatives are all masked has the loss −f_y.
 
