@@ -183,7 +183,7 @@ def test_a_prior_that_nothing_can_be_chosen_by_is_refused_before_training(
     monkeypatch.setattr("longtail.trainer.job.train", lambda *_, **__: pytest.fail("trains"))
     recipe = tiny.write_job(tmp_path)
     (tmp_path / "market.csv").write_text("label,share\n1,many\n")
-    with pytest.raises(DataError, match="market.csv: expected numbers as shares: .*many"):
+    with pytest.raises(DataError, match=r"market\.csv: expected numbers as shares: .*many"):
         fit(recipe, tmp_path / "out", overrides=["evaluation.target_prior=market.csv"])
     alone = ["evaluation.target_prior=uniform", 'data.split={strategy="random",valid=0,test=0.1}']
     with pytest.raises(DataError, match="expected valid pairs to choose λ on for uniform, found none"):
