@@ -84,7 +84,7 @@ def test_a_prior_that_is_none_is_refused(content: str, message: str, tmp_path: P
     (tmp_path / "market.csv").write_text(content)
     with pytest.raises(DataError, match=message):
         found().recall(str(tmp_path / "market.csv"))
-    with pytest.raises(DataError, match=r"nowhere\.csv: expected a csv file, found none"):
+    with pytest.raises(DataError, match="expected train, uniform, or a file with columns label and share, received "):
         found().recall(str(tmp_path / "nowhere.csv"))
 
 

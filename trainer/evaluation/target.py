@@ -184,6 +184,9 @@ def read_shares(path: Path) -> tuple[pa.Array, Float64]:
     Raises:
         DataError: no such table, or shares that are no finite numbers >= 0.
     """
+    if not path.is_file():
+        known = ", ".join(NAMED)
+        raise DataError(f"target prior: expected {known}, or a file with columns label and share, received {path}")
     (file,) = find_files(path, "table")
     table = read_columns(file, ["label", "share"], strings=["label"])
     if missing := {"label", "share"} - set(table.column_names):
