@@ -16,7 +16,7 @@ SURFACE = {
     "compare": ["A", "B", "--metric", "--json"],
     "check": ["RECIPE", "--since", "--json", "--set"],
     "data": ["NAME", "--out", "--from"],
-    "evaluate": ["BUNDLE", "--recipe", "--split", "--markdown", "--set"],
+    "evaluate": ["BUNDLE", "--recipe", "--split", "--markdown", "--target-prior", "--set"],
     "export": ["RECIPE", "--from", "--out", "--warm-start", "--fresh-optimizer", "--set"],
     "fit": ["RECIPE", "--out", "--since", "--warm-start", "--fresh-optimizer", "--track", "--set"],
     "init": [

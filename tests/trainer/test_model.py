@@ -337,7 +337,8 @@ def test_every_family_learns(family: str, sampler: str) -> None:
         tiny.recipe(loss=loss, model={"dim": 4} | scale, optimizer={"embedding_learning_rate": 0.1}),
         tiny.dataset(TRAIN, queries=6, labels=L), batch_size=B,
     )  # fmt: skip
-    batch = tiny.batch(tiny.pairs(*((user, user) for user in range(B))), _pair=np.arange(B, dtype=np.int32))
+    each_B = np.arange(B, dtype=np.int32)
+    batch = tiny.batch(tiny.pairs(*((user, user) for user in range(B))), _pair=each_B, _group=each_B)
 
     def lead() -> float:
         scores_BL = model.embed_queries({"user_id": batch["user_id"]}) @ model.embed_labels().T

@@ -117,7 +117,7 @@ def pairwise_softmax(
 
     Example:
         >>> pairwise_softmax(*row, width=2.0).numpy().round(4)  # (1 − tanh ½)² + (1 − tanh 1)²
-        array([-1.0451], dtype=float32)
+        array([-1.0609], dtype=float32)
     """
     log_term_BM = log_weight_BM + width * _LOG_OF[activation]((negative_BM - positive_B[:, None]) / width)
     some_B = ops.logical_not(ops.all(is_masked(log_term_BM), axis=1))
