@@ -83,7 +83,7 @@ def choose_dial(trained: Trained, dataset: Dataset, found: FoundByLabel | None =
         beyond = settings_beyond(list(found.found), apart=noise.apart)
         measured = measure(beyond) if beyond else []
         if config.target_prior is not None:
-            best = found.best(config.target_prior)
+            best, _ = found.best(config.target_prior)
             chosen_by = f"target prior {config.target_prior} and valid recall@{found.k}"
             curve += [point for point in measured if Setting.of(point) == best]
     elif config.default_bias_removal is not None:

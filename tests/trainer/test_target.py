@@ -51,8 +51,8 @@ def test_recall_under_a_prior_by_hand(tmp_path: Path) -> None:
         assert [measured.recall.value for measured in recalls] == pytest.approx(values)
         assert all(measured.recall.low <= measured.recall.value <= measured.recall.high for measured in recalls)
         assert share == pytest.approx(covered)
-    assert found().best("train") == Setting(1.0)
-    assert found().best("uniform") == Setting(0.0)
+    assert found().best("train") == (Setting(1.0), pytest.approx(4 / 6))
+    assert found().best("uniform") == (Setting(0.0), pytest.approx(14 / 26))
 
 
 def test_it_is_the_same_from_a_bundle(tmp_path: Path) -> None:
@@ -119,8 +119,8 @@ def test_valid_pairs_say_what_recall_would_be_under_label_shift() -> None:
     recalls, covered = counted.recall("uniform")
     assert covered == 1
     np.testing.assert_allclose([measured.recall.value for measured in recalls], shifted, atol=0.01)
-    assert counted.best("uniform").bias_removal == grid[np.argmax(shifted)] == 0
-    assert counted.best("train").bias_removal == 1
+    assert counted.best("uniform")[0].bias_removal == grid[np.argmax(shifted)] == 0
+    assert counted.best("train")[0].bias_removal == 1
 
 
 def test_what_lies_beyond_the_grid() -> None:
@@ -150,7 +150,7 @@ def test_a_job_is_told_the_prior_that_it_is_for(loss: list[str], theory: Setting
 
     assert set(kept.found) == asked
     assert kept.theory["uniform"] == theory
-    assert kept.best("uniform") == Setting(bundle.manifest.bias_removal.default, bundle.manifest.popularity.default)
+    assert kept.best("uniform")[0] == Setting(bundle.manifest.bias_removal.default, bundle.manifest.popularity.default)
     assert bundle.manifest.bias_removal.chosen_by == "target prior uniform and valid recall@5"
     assert evaluate(tmp_path / "out").value() > 0, "what is served is a point of the curve"
     assert evaluate(tmp_path / "out", recipe, overrides=overrides).value() == evaluate(tmp_path / "out").value()
@@ -161,7 +161,7 @@ def test_a_job_is_told_the_prior_that_it_is_for(loss: list[str], theory: Setting
     assert f"▶ best; theory: {theory};" in words
     assert words.count("▶") == 2, "the best, and the caption that says so"
     report = (tmp_path / "out" / "report.html").read_text()
-    assert f"<dt>Best if all labels come alike</dt><dd>{kept.best('uniform')} (theory: {theory}), recall@5" in report
+    assert f"<dt>Best if all labels come alike</dt><dd>{kept.best('uniform')[0]} (theory: {theory}), recall@5" in report
 
 
 def test_a_prior_s_file_is_beside_the_recipe(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_a_prior_s_file_is_beside_the_recipe(tmp_path: Path) -> None:
         tmp_path / "market.parquet"
     )
     kept, prior = FoundByLabel.read(tmp_path / "out"), tmp_path / "market.parquet"
-    assert kept.best(prior).bias_removal == bundle.manifest.bias_removal.default
+    assert kept.best(prior)[0].bias_removal == bundle.manifest.bias_removal.default
     assert json.loads((tmp_path / "out" / "recipe.json").read_text())["evaluation"]["target_prior"]
 
 

@@ -94,8 +94,8 @@ def lines(config: EvaluationConfig, noise: Noise, bias_removal: float) -> list[S
 
 
 def with_default(settings: Sequence[Setting], default: Setting) -> list[Setting]:
-    """The settings of a curve, what is served among them."""
-    return [*settings, *([] if default in settings else [default])]
+    """The settings of a curve, and the μ that is served where the recipe's grid lacks it, as it does of μ < 0."""
+    return [*settings, *([default] if default.popularity and default not in settings else [])]
 
 
 def best_dial(

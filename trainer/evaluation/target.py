@@ -89,12 +89,8 @@ class FoundByLabel:
         Raises:
             DataError: no such table, or no share on a label that has held-out pairs.
         """
-        prior_L, total = self._prior(prior)
-        weight_L = prior_L / self.frequency_L
+        weight_L, covered = self._weights(prior)
         held_out = self.pairs_L > 0
-        covered = float(prior_L[held_out].sum()) / max(total, 1e-300)
-        if not covered:
-            raise DataError(f"target prior {prior}: expected a share of some label with held-out pairs, found none")
         bootstrap = Bootstrap(int(held_out.sum()), resamples=_RESAMPLES, seed=_SEED)
         wanted = (weight_L * self.pairs_L)[held_out]
         recalls = [
@@ -103,18 +99,33 @@ class FoundByLabel:
         ]
         return recalls, covered
 
-    def best(self, prior: str | Path) -> Setting:
-        """The setting of highest recall under a prior; raises as `recall`."""
-        return max(self.recall(prior)[0], key=lambda measured: measured.recall.value).setting
+    def best(self, prior: str | Path) -> tuple[Setting, float]:
+        """The setting of highest recall under a prior, and that recall.
+
+        Raises:
+            DataError: as `recall`.
+        """
+        weight_L, _ = self._weights(prior)
+        wanted = weight_L @ self.pairs_L
+        recalls = {setting: float(weight_L @ found_L / wanted) for setting, found_L in self.found.items()}
+        return max(recalls.items(), key=lambda item: item[1])
 
     def facts(self) -> dict[str, str]:
         """For a report: the best setting under the named priors, and the theory's."""
         facts = {}
         for prior, words in NAMED.items():
-            setting, recall = max(self.recall(prior)[0], key=lambda measured: measured.recall.value)
+            setting, recall = self.best(prior)
             theory = f" (theory: {self.theory[prior]})" if prior in self.theory else ""
-            facts[words] = f"{setting}{theory}, recall@{self.k} {recall.value:.4f} on valid"
+            facts[words] = f"{setting}{theory}, recall@{self.k} {recall:.4f} on valid"
         return facts
+
+    def _weights(self, prior: str | Path) -> tuple[Float64, float]:
+        """π* / π of the labels that are kept, float64 [L], and the share of π* on those with held-out pairs."""
+        prior_L, total = self._prior(prior)
+        covered = float(prior_L[self.pairs_L > 0].sum()) / max(total, 1e-300)
+        if not covered:
+            raise DataError(f"target prior {prior}: expected a share of some label with held-out pairs, found none")
+        return prior_L / self.frequency_L, covered
 
     def _prior(self, prior: str | Path) -> tuple[Float64, float]:
         """π* of the labels that are kept, float64 [L], and its sum over all there are, both of one scale."""
