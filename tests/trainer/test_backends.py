@@ -28,8 +28,8 @@ from longtail.trainer.data.encode import Encoding
 
 history = {"name": "seen", "kind": "history", "table": "item_id", "dim": 4, "unknown_rate": 0}
 of_labels = {"name": "seen", "kind": "history", "entries": "both", "dim": 4, "damping": 2}
+encoders = {name: history | {"encoder": {"name": name, "heads": 2, "dropout": 0}} for name in ("sasrec", "hstu")}
 rows = [(0, 0), (0, 1), (1, 2), (1, 1), (2, 1), (2, 3), (3, 4), (3, 5)]
-data = tiny.dataset(tiny.pairs(*rows), queries=4, labels=6)
 results = {}
 descent = {"embeddings": "sgd", "dense": "sgd", "momentum": 0.9, "schedule": "cosine", "l2": 0.01}
 for name, sampler, weight, optimizer in [
@@ -39,13 +39,17 @@ for name, sampler, weight, optimizer in [
     ("impressions", "in_batch", "unit", {"embeddings": "adam"}),
     ("objectives", "in_batch", "unit", descent),
     ("label tower", "in_batch", "unit", descent),
+    ("sasrec", "full", "unit", {"embeddings": "adam"}),
+    ("hstu", "full", "unit", {"embeddings": "adam"}),
 ]:
+    data = tiny.dataset(tiny.pairs(*rows), queries=4, labels=6, ordered=name in encoders)
+    read = of_labels if name == "label tower" else encoders.get(name, history)
     shown = {"impressions": 0.5} if name == "impressions" else {}
     several = {"click": {"events": ["c"]}, "purchase": {"events": ["p"], "weight": 3}} if name == "objectives" else {}
     recipe = tiny.recipe(
-        data={"impressions": "shown", "events": {"column": "event", "weights": {"c": 1, "p": 1}}},
+        data={"impressions": "shown", "events": {"column": "event", "weights": {"c": 1, "p": 1}}, "timestamp": "time"},
         objectives=several,
-        query={"features": [tiny.USER, of_labels if name == "label tower" else history], "hidden": [8]},
+        query={"features": [tiny.USER, read], "hidden": [8]},
         model={"dim": 4, "label_bias": True, "learn_temperature": True},
         loss={"sampler": {"name": sampler}, "weight": weight} | shown,
         optimizer={"clip_norm": 0.5, "schedule": "linear"} | optimizer,
@@ -57,7 +61,7 @@ for name, sampler, weight, optimizer in [
         weights.assign(0.3 * rng.standard_normal(weights.shape).astype("float32"))
     for step in range(3):
         chosen = np.arange(4) + step
-        batch = query.of_pairs(chosen, rng)
+        batch = query.of_pairs(chosen, rng, packed=name in encoders)
         batch |= {"_positive": data.train.labels[chosen], "_weight": np.float32([1, 2, 0.5, 1])}
         batch |= {"_shown": np.int32([[1, 3], [0, 0], [5, 4], [2, 2]])} if shown else {}
         batch |= {"_objective": np.int32([0, 1, 1, 0])} if several else {}
@@ -68,7 +72,7 @@ for name, sampler, weight, optimizer in [
     results[f"{name}: temperature"] = model.temperature
 np.savez(sys.argv[1], **results)
 """
-"""Three steps of six jobs from the same initial weights; what they give goes to a file."""
+"""Three steps of eight jobs from the same initial weights; what they give goes to a file."""
 _HANGS_SECONDS = 1200
 """The longest takes four minutes on two cores, and more beside other work."""
 
@@ -113,7 +117,7 @@ def test_tensorflow_and_jax_take_the_same_steps(runs: Runs) -> None:
         wait(process)
 
     one, other = (np.load(runs.folder / f"{backend}.npz") for backend in ("tensorflow", "jax"))
-    assert len(one.files) == 6 * 7
+    assert len(one.files) == 8 * 7
     for name in one.files:
         np.testing.assert_allclose(one[name], other[name], atol=1e-5, err_msg=name)
     for optimizer in ("adam", "adagrad", "sgd"):

@@ -53,6 +53,7 @@ class Recipe(Section):
         self._check_rows()
         self._check_label_vectors()
         self._check_events()
+        self._check_sequences()
         if self.objectives:
             check_objectives(self.objectives, self.data.events)
         self._check_cosine()
@@ -172,6 +173,22 @@ class Recipe(Section):
                     f"feature {feature.name!r}: expected events among {types or 'none'}, the types that "
                     f"data.events.weights gives a weight above 0, received {unknown}"
                 )
+
+    def _check_sequences(self) -> None:
+        """Refuse sequences without an order, and batches of them that take a query's positives for its negatives."""
+        sequences = [feature.name for feature in self.query.features if feature.encoder is not None]
+        if sequences and not self.data.ordered:
+            raise ValueError(
+                f"query feature {sequences[0]!r}: expected data.timestamp, or data.split.strategy = 'leave_last_out', "
+                "with an encoder, which reads a history in its order, received neither"
+            )
+        in_batch = self.loss.sampler.name in ("in_batch", "mixed")
+        if sequences and in_batch and self.training.accumulate == 1 and self.loss.resolved_hits == "mask":
+            raise ValueError(
+                f"loss.hits: expected 'mask_known', or 'keep', with sampler {self.loss.sampler.name!r} and a sequence, "
+                f"{sequences[0]!r}: a batch then holds all pairs of a query, which would be negatives of each other, "
+                "received 'mask'"
+            )
 
     def _check_cosine(self) -> None:
         """Refuse what is defined on cosines for a model whose logits are none."""

@@ -96,6 +96,11 @@ class DataConfig(Section):
     text; labels that are nobody's smallest leave the catalogue unless `labels` lists them [BM20 A.2]."""
     split: SplitConfig | None = None
 
+    @property
+    def ordered(self) -> bool:
+        """Whether a query's pairs are in time order, so that a history is what came before."""
+        return self.timestamp is not None or (self.split is not None and self.split.strategy == "leave_last_out")
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.timestamp is None and (self.since is not None or (self.events and self.events.half_life)):

@@ -16,6 +16,7 @@ from pydantic import (
 
 from longtail.bundle import DATE_ROWS, DatePart
 from longtail.trainer.config.base import Section
+from longtail.trainer.config.encoder import EncoderConfig
 from longtail.trainer.config.own_layers import KindChoice, TowerChoice
 from longtail.trainer.layers import POOLED, Kind
 
@@ -73,6 +74,10 @@ class FeatureConfig(Section):
     apart, too. `both`: the sum of the two."""
     half_life: float | None = Field(default=None, gt=0)
     """Of a `history`: an entry weighs half as much as the one that comes so many entries after it."""
+    encoder: EncoderConfig | None = None
+    """Of a `history`: reads it as a sequence, by the layers of `sasrec` or `hstu`, in place of pooling it; the data
+    need an order in time. A step then holds the pairs of whole queries, and trains on every place of their histories.
+    """
     transform: Literal["standard", "log", "quantile"] = "standard"
     """Of a `number`. `standard`: minus the training mean, over the training standard deviation. `log`: the same of
     sign(x)·log(1 + |x|), for prices and counts. `quantile`: an embedding for each of `buckets` ranges that hold as many
@@ -162,8 +167,9 @@ class FeatureConfig(Section):
 
     @property
     def in_tree(self) -> bool:
-        """Whether the tree of sampler `adversarial` reads it: not vectors, dates, ranges, nor numbers with a flag."""
-        return self.kind not in ("vector", "date") and not (self.in_buckets or self.has_flag)
+        """Whether the tree of sampler `adversarial` reads it: not vectors, dates, ranges, numbers with a flag, nor
+        histories with an encoder."""
+        return self.kind not in ("vector", "date") and not (self.in_buckets or self.has_flag or self.encoder)
 
     @property
     def width(self) -> int:
@@ -228,6 +234,17 @@ class FeatureConfig(Section):
                 f"feature {self.name!r}: expected no {', '.join(given)} with entries = 'label_tower', which are of "
                 "every label and in no table"
             )
+        if self.encoder is not None:
+            if given := sorted({"combiner", "damping", "half_life"} & changed):
+                raise ValueError(
+                    f"feature {self.name!r}: expected no {', '.join(given)} beside an encoder, which reads entries in "
+                    "their order"
+                )
+            if self.dim % self.encoder.heads:
+                raise ValueError(
+                    f"feature {self.name!r}: expected a dim that encoder.heads divides, received {self.dim} and "
+                    f"{self.encoder.heads}"
+                )
         if len(set(self.parts)) < len(self.parts):
             raise ValueError(f"feature {self.name!r}: expected distinct parts, received {self.parts}")
         return self
@@ -238,14 +255,14 @@ LABEL_ROWS = "label-rows"
 called so."""
 
 _ONLY_OF = {
-    "history": {"entries", "events", "half_life"},
+    "history": {"encoder", "entries", "events", "half_life"},
     "number": {"transform", "buckets", "missing"},
     "vector": {"dims", "of_label", "projection", "normalise"},
     "date": {"parts"},
 }
 """Keys that belong to one kind alone."""
 
-_LAST_STEPS = {"combiner", "damping", "transform", "buckets", "projection"}
+_LAST_STEPS = {"combiner", "damping", "encoder", "transform", "buckets", "projection"}
 """Keys of the steps that a kind of one's own takes the place of."""
 
 _OF_OURS = ("cross", "hidden", "layer_norm", "residual")

@@ -20,6 +20,7 @@ from longtail.bundle.arrays import Int32, Int64
 from longtail.trainer.config import FeatureConfig
 from longtail.trainer.data.columns import Bags, Encoded
 from longtail.trainer.data.known import KnownPositives
+from longtail.trainer.data.packing import PLACES, POSITIONS, SEGMENTS, pack
 from longtail.trainer.data.pairs import Asked, Pairs
 from longtail.trainer.data.replay import Replay
 
@@ -103,7 +104,12 @@ class QueryFeatures:
             events=self._events,
         )
 
-    def of_pairs(self, pairs_B: Int64, rng: np.random.Generator) -> Inputs:
+    @property
+    def has_sequences(self) -> bool:
+        """Whether a history is read as a sequence."""
+        return any(feature.encoder is not None for feature in self._features)
+
+    def of_pairs(self, pairs_B: Int64, rng: np.random.Generator, *, packed: bool = False) -> Inputs:
         """Inputs of training pairs, [B] or [B, P] by name; the positive is in no history.
 
         Some values become unknown, each feature at its `unknown_rate`.
@@ -111,6 +117,7 @@ class QueryFeatures:
         Args:
             pairs_B: rows of the pairs in `known`, int64.
             rng: draws what becomes unknown, and which part of a history that is too long is read.
+            packed: lay sequences out as `model.sequences` packs them, [S, P], with columns that say where.
         """
         queries_B = self._known.queries[pairs_B]
         inputs = self._static(self._known.askings[pairs_B])
@@ -118,13 +125,16 @@ class QueryFeatures:
             if feature.kind == "history":
                 history = self._histories[feature.name]
                 starts_B, ends_B = history.bags.offsets[queries_B], history.bags.offsets[queries_B + 1]
-                if self._ordered:
+                if feature.encoder is not None and packed:
+                    inputs |= self._packed_history(feature, starts_B, history.before(pairs_B))
+                elif self._ordered:
                     ends_B = history.before(pairs_B)
                     starts_B = np.maximum(starts_B, ends_B - feature.max_length)
+                    inputs |= self._history(feature, starts_B, ends_B, self._known.labels[pairs_B])
                 else:
                     spare_B = np.maximum(ends_B - starts_B - feature.max_length, 0)
                     starts_B = starts_B + rng.integers(0, spare_B + 1)
-                inputs |= self._history(feature, starts_B, ends_B, self._known.labels[pairs_B])
+                    inputs |= self._history(feature, starts_B, ends_B, self._known.labels[pairs_B])
             rate = _UNKNOWN_RATE if feature.unknown_rate is None else feature.unknown_rate
             if feature.unknown is not None and rate:
                 name, value = feature.unknown
@@ -171,12 +181,29 @@ class QueryFeatures:
         ends_B: Int64,
         positives_B: Int32 | None,
     ) -> Inputs:
-        """Padded histories. Positives, int32 [B], are label rows: several labels may read one row of the vocabulary."""
+        """Padded histories, without the positives, int32 [B], which are label rows: several labels may read one row of
+        the vocabulary. A sequence keeps what came before, its positive too where that is chosen again."""
         labels_BP, weights_BP = self._histories[feature.name].bags.pad(starts_B, ends_B, feature.max_length)
-        if positives_B is not None:
+        if positives_B is not None and feature.encoder is None:
             weights_BP = np.where(labels_BP == positives_B[:, None], np.float32(0), weights_BP)
         ids_BP = np.where(weights_BP > 0, self._history_ids[feature.name][labels_BP], np.int32(0))
         return {feature.name: ids_BP, f"{feature.name}__weight": weights_BP}
+
+    def _packed_history(self, feature: FeatureConfig, firsts_B: Int64, ends_B: Int64) -> Inputs:
+        """Histories in blocks, and where they are."""
+        packing = pack(firsts_B, ends_B, length=feature.max_length)
+        labels = self._histories[feature.name].bags.ids
+        ids_L, there_SP = self._history_ids[feature.name], packing.segments_SP > 0
+        ids_SP = (
+            np.where(there_SP, ids_L[labels[packing.entries_SP]], np.int32(0)) if len(labels) else packing.segments_SP
+        )
+        return {
+            feature.name: ids_SP,
+            f"{feature.name}__weight": there_SP.astype(np.float32),
+            f"_{feature.name}{SEGMENTS}": packing.segments_SP,
+            f"_{feature.name}{POSITIONS}": packing.positions_SP,
+            f"_{feature.name}{PLACES}": packing.places_B,
+        }
 
 
 def take_rows(
@@ -217,13 +244,15 @@ def epoch_batches(
     impressions: Bags | None = None,
     replay: Replay | None = None,
     grouped: int = 0,
+    packs: bool = True,
 ) -> Iterator[tuple[int, Inputs]]:
     """Shuffled batches of one epoch, numbered, from step `first` on; what is left over at the end is dropped.
 
     A batch holds the query tower's inputs by name, `_pair` int32 [B] (rows of `pairs`), `_positive` int32 [B]
     (label rows) and `_weight` float32 [B]. Where they are asked for, also known positives, `_known` and `_known_rows`,
     int32 [K] (`KnownPositives.of_queries`), impressions, `_shown`, int32 [B, S], filled up with the positive, and
-    groups, `_group`, int32 [B] (`_groups`); with objectives `_objective`, int32 [B].
+    groups, `_group`, int32 [B] (`_groups`); with objectives `_objective`, int32 [B]. With sequences it holds the pairs
+    of whole queries, but for the first and the last, and the sequences are packed.
     The same arguments give the same batches.
 
     Args:
@@ -238,12 +267,16 @@ def epoch_batches(
         impressions: label rows of what was shown with the interactions, for a loss that weighs them.
         replay: visit these in place of every pair.
         grouped: say which rows ask the same within each of so many parts of a batch, for a loss that pools them.
+        packs: pack sequences; not where a batch is taken in parts.
     """
     order = _visits(pairs, replay, one_label_per_query=one_label_per_query, seed=seed, epoch=epoch)
+    packed = packs and features.has_sequences
+    if packed:
+        order = _by_query(order, pairs, seed=seed, epoch=epoch)
     owners = pairs.owners
     for step in range(first, len(order) // batch_size):
         rows_B = order[step * batch_size : (step + 1) * batch_size]
-        batch = features.of_pairs(rows_B, np.random.default_rng([seed, epoch, step]))
+        batch = features.of_pairs(rows_B, np.random.default_rng([seed, epoch, step]), packed=packed)
         batch["_pair"] = rows_B.astype(np.int32)
         batch["_positive"] = pairs.labels[rows_B]
         batch["_weight"] = np.ones(batch_size, np.float32) if pairs.weights is None else pairs.weights[rows_B]
@@ -278,3 +311,10 @@ def _visits(pairs: Pairs, replay: Replay | None = None, *, one_label_per_query: 
         return rng.permutation(len(pairs))
     starts = np.flatnonzero(np.diff(pairs.queries, prepend=-1))
     return rng.permutation(rng.integers(starts, np.append(starts[1:], len(pairs))))
+
+
+def _by_query(rows: Int64, pairs: Pairs, *, seed: int, epoch: int) -> Int64:
+    """The same rows, query after query in an order drawn anew, those of a query in their own; int64."""
+    queries = pairs.queries[rows]
+    rank = np.random.default_rng([seed, epoch, 1]).permutation(int(queries.max(initial=0)) + 1)
+    return rows[np.lexsort((rows, rank[queries]))]

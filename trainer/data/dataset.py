@@ -215,7 +215,7 @@ def load_dataset(
         test=pairs["test"],
         query_table=attributes,
         label_table=None if label_table is None else label_table.aligned(label_ids),
-        ordered=data.timestamp is not None or (data.split is not None and data.split.strategy == "leave_last_out"),
+        ordered=data.ordered,
         asked=asked,
         contexts=contexts,
         impressions=None if shown is None else impressions_of(shown, label_ids),

@@ -124,11 +124,12 @@ class Dropout(keras.layers.Layer):
     Args:
         rate: share of coordinates set to 0.
         width: D.
+        entries_of: the feature whose entries are its rows; None where the batch is.
     """
 
-    def __init__(self, rate: float, width: int, *, name: str) -> None:
+    def __init__(self, rate: float, width: int, *, name: str, entries_of: str | None = None) -> None:
         super().__init__(name=name, dtype="float32")
-        self.rate, self.width = rate, width
+        self.rate, self.width, self.entries_of = rate, width, entries_of
         self._mask: Tensor | None = None
 
     def draw(self, rows: Tensor, seed: keras.random.SeedGenerator) -> Tensor:

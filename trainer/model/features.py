@@ -17,6 +17,7 @@ from longtail.trainer.model.embedding import Table
 from longtail.trainer.model.measures import OrMissing, SignedLog
 from longtail.trainer.model.own_layers import own_part
 from longtail.trainer.model.pooling import Recency, WeightedBag
+from longtail.trainer.model.sequences import SequenceEncoder
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,14 @@ class FeatureParts:
         if feature.half_life is not None:
             weights = Recency(feature.half_life, name=f"{feature.name}_recency")(weights)
         table = self.tables[feature.table_name]
+        if feature.encoder is not None:
+            return SequenceEncoder(
+                table,
+                feature.encoder,
+                max_length=feature.max_length,
+                feature=feature.name,
+                precision=self.precision,
+            )(ids, weights)
         if feature.own is not None:
             return self._own(feature, feature.own, table(ids), weights)
         bag = WeightedBag(table, feature.combiner, name=f"{feature.name}_bag", damping=feature.damping)

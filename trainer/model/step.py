@@ -28,6 +28,7 @@ from longtail.trainer.losses.terms import log_terms
 from longtail.trainer.model.embedding import Dropout, InputKey, compact_rows, dropout_masks, read_distinct
 from longtail.trainer.model.objectives import by_objective
 from longtail.trainer.model.parts import Gradients, mean_gradients, parts_of
+from longtail.trainer.model.sequences import packed_histories
 from longtail.trainer.model.towers import dropouts
 from longtail.trainer.model.two_tower import LABEL_BIAS, TwoTower, untrained_variable
 from longtail.trainer.model.updates import Updates
@@ -184,7 +185,8 @@ class TrainStep:
         parts = self._recipe.training.accumulate
         made = []
         for part in parts_of(batch, parts) if parts > 1 else [batch]:
-            with by_objective(self._model.towers.query, part.get("_objective")):
+            tower = self._model.towers.query
+            with by_objective(tower, part.get("_objective")), packed_histories(tower, part):
                 made.append(self._gradients(part))
         mean = mean_gradients(self._model.tables, made)
         self.updates.apply(mean)
@@ -274,7 +276,10 @@ class TrainStep:
         towers = self._model.towers
         label_input = next(column for (side, name), column in inputs.items() if side == "label" and name != LABEL_BIAS)
         return {
-            layer: layer.draw(ops.shape(ids)[0], self._seed)
+            layer: layer.draw(
+                ops.shape(ids)[0] if layer.entries_of is None else ops.size(inputs["query", layer.entries_of]),
+                self._seed,
+            )
             for tower, ids in ((towers.query, positive_B), (towers.label, label_input))
             for layer in dropouts(tower)
         }

@@ -1,0 +1,233 @@
+"""Sequence towers: packed and padded histories, what an entry sees, training on every place, export."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pydantic import ValidationError
+
+from longtail.trainer.data.batches import epoch_batches
+from longtail.trainer.data.encode import Encoding
+from longtail.trainer.data.packing import pack
+from longtail.trainer.job import fit
+from longtail.trainer.model.sequences import packed_histories
+from tests.trainer import tiny
+
+ENCODERS = ["sasrec", "hstu"]
+LABELS = 9
+
+
+def history(name: str, *, dropout: float = 0.0, **more: Any) -> dict[str, Any]:
+    encoder = {"name": name, "layers": 2, "heads": 2, "dropout": dropout}
+    return {
+        "name": "history", "kind": "history", "table": "item_id", "dim": 4, "max_length": 6, "unknown_rate": 0,
+        "encoder": encoder, **more,
+    }  # fmt: skip
+
+
+def job(feature: dict[str, Any], *others: dict[str, Any], **sections: Any) -> Any:
+    sections = {"data": {"timestamp": "time"}, "loss": {"sampler": "full", "weight": "unit"}} | sections
+    return tiny.recipe(query={"features": [feature, *others], "combine": "sum"}, **sections)
+
+
+def data(*, lengths: tuple[int, ...] = (1, 4, 6, 2, 3)) -> Any:
+    rng = np.random.default_rng(0)
+    rows = [(query, int(label)) for query, n in enumerate(lengths) for label in rng.integers(0, LABELS, n)]
+    return tiny.dataset(tiny.pairs(*rows), queries=len(lengths), labels=LABELS, ordered=True)
+
+
+def shaken(model: Any) -> Any:
+    """The model with weights that make every part of it matter."""
+    rng = np.random.default_rng(1)
+    for variable in [*(table.table for table in model.tables.values()), *model.dense_variables]:
+        variable.assign(0.7 * rng.standard_normal(variable.shape).astype(np.float32))
+    return model
+
+
+def embedded(model: Any, batch: dict[str, np.ndarray]) -> np.ndarray:
+    with packed_histories(model.towers.query, batch):
+        return np.asarray(model.towers.query({name: batch[name] for name in model.towers.query.input}))
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_one_pass_over_packed_histories_is_a_pass_for_every_pair(name: str) -> None:
+    """Also of pairs in any order, of a part of a query's, and of queries without a history yet."""
+    recipe, dataset = job(history(name), tiny.USER), data()
+    model, encoding = shaken(tiny.model(recipe, dataset, batch_size=4)), Encoding.fit(recipe, dataset)
+
+    def of(rows: np.ndarray, *, packed: bool) -> np.ndarray:
+        return embedded(model, encoding.query.of_pairs(rows, np.random.default_rng(0), packed=packed))
+
+    for rows in (np.arange(16), np.array([9, 3, 15, 10, 0]), np.array([0, 1])):
+        one_by_one = np.concatenate([of(row[None], packed=False) for row in rows])
+        np.testing.assert_allclose(of(rows, packed=False), one_by_one, atol=2e-5)
+        np.testing.assert_allclose(of(rows, packed=True), one_by_one, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_an_entry_sees_what_came_before_it_alone(name: str) -> None:
+    recipe, dataset = job(history(name)), data()
+    model, encoding = shaken(tiny.model(recipe, dataset, batch_size=4)), Encoding.fit(recipe, dataset)
+    batch = encoding.query.of_pairs(np.arange(16), np.random.default_rng(0), packed=True)
+    before = embedded(model, batch)
+    place = int(batch["_history__place"][8])  # the third entry of query 2, pairs 5 to 10
+    changed = batch["history"].copy()
+    changed.flat[place] = 1 + changed.flat[place] % LABELS
+    moved = np.abs(embedded(model, batch | {"history": changed}) - before).max(axis=1) > 1e-4
+    np.testing.assert_array_equal(np.flatnonzero(moved), [8, 9, 10])
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_a_packed_step_is_a_step_of_padded_rows(name: str) -> None:
+    """The same loss and the same updates of tables and layers: every place is trained, each by its own pair."""
+    recipe, dataset = job(history(name), optimizer={"embeddings": "sgd", "dense": "sgd"}), data()
+    encoding, after = Encoding.fit(recipe, dataset), []
+    rows = np.array([5, 6, 7, 8, 12, 13, 14, 1])
+    for packed in (True, False):
+        model = shaken(tiny.model(recipe, dataset, batch_size=len(rows)))
+        batch = encoding.query.of_pairs(rows, np.random.default_rng(0), packed=packed)
+        labels = {"_positive": dataset.train.labels[rows], "_weight": np.ones(len(rows), np.float32)}
+        loss = float(model.train_step(batch | labels | {"_pair": rows.astype(np.int32)}))
+        after.append(
+            [loss, *(np.asarray(variable) for variable in [model.tables["item_id"].table, *model.dense_variables])]
+        )
+    for one, other in zip(*after, strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-5)
+
+
+def test_dropout_is_of_entries_and_of_training_alone() -> None:
+    dataset = data()
+    recipes = {rate: job(history("sasrec", dropout=rate)) for rate in (0.0, 0.5)}
+    models = {rate: shaken(tiny.model(recipe, dataset, batch_size=8)) for rate, recipe in recipes.items()}
+    encoding, rows = Encoding.fit(recipes[0.0], dataset), np.arange(5, 13)
+    batch = encoding.query.of_pairs(rows, np.random.default_rng(0), packed=True)
+    np.testing.assert_array_equal(embedded(models[0.5], batch), embedded(models[0.0], batch))
+    labels = {
+        "_positive": dataset.train.labels[rows],
+        "_weight": np.ones(8, np.float32),
+        "_pair": rows.astype(np.int32),
+    }
+    losses = {rate: float(model.train_step(batch | labels)) for rate, model in models.items()}
+    assert abs(losses[0.5] - losses[0.0]) > 0.01
+
+
+def test_packing_keeps_more_than_half_of_a_long_history_at_twice_the_entries_at_most() -> None:
+    rng = np.random.default_rng(0)
+    for length in (1, 2, 5, 8):
+        sizes = rng.integers(0, 40, 12)
+        offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        query = rng.integers(0, 12, 60)
+        firsts, ends = offsets[query], offsets[query] + rng.integers(0, sizes[query] + 1)
+        packing = pack(firsts, ends, length=length)
+        entries, positions = packing.entries_SP.ravel(), packing.positions_SP.ravel()
+        seen = ends - firsts
+        np.testing.assert_array_equal(packing.places_B < 0, seen == 0)
+        for row in np.flatnonzero(seen):
+            place = packing.places_B[row]
+            count = positions[place] + 1
+            assert min(seen[row], length // 2 + 1) <= count <= length
+            np.testing.assert_array_equal(
+                entries[place + 1 - count : place + 1], np.arange(ends[row] - count, ends[row])
+            )
+            assert len(set(packing.segments_SP.ravel()[place + 1 - count : place + 1])) == 1
+        every = pack(np.zeros(40, np.int64), np.arange(40), length=length)
+        assert (every.segments_SP > 0).sum() <= 2 * 39
+
+
+def test_an_epoch_visits_every_query_s_pairs_together_and_goes_on_where_it_was() -> None:
+    recipe, dataset = job(history("sasrec")), data(lengths=(3, 5, 2, 6, 4, 4))
+    encoding = Encoding.fit(recipe, dataset)
+
+    def batches(epoch: int, first: int) -> list[dict[str, np.ndarray]]:
+        arguments = {"batch_size": 6, "one_label_per_query": False, "seed": 3}
+        return [
+            batch for _, batch in epoch_batches(dataset.train, encoding.query, epoch=epoch, first=first, **arguments)
+        ]
+
+    whole = batches(0, 0)
+    order = np.concatenate([batch["_pair"] for batch in whole])
+    np.testing.assert_array_equal(np.sort(order), np.arange(24))
+    assert (np.diff(dataset.train.queries[order]) != 0).sum() == 5
+    for one, other in zip(whole[2:], batches(0, 2), strict=True):
+        assert one.keys() == other.keys()
+        assert all(np.array_equal(one[name], other[name]) for name in one)
+    assert not np.array_equal(order, np.concatenate([batch["_pair"] for batch in batches(1, 0)]))
+
+
+def walks(folder: Path) -> tuple[Path, np.ndarray]:
+    """Interactions of users whose next label is a function of the last one, but for a tenth; and that function."""
+    rng = np.random.default_rng(0)
+    order = rng.permutation(12)
+    following = np.empty(12, np.int64)
+    following[order] = np.roll(order, -1)
+    rows = []
+    for user in range(120):
+        label = int(rng.integers(12))
+        for time in range(int(rng.integers(4, 14))):
+            rows.append((f"u{user}", f"i{label:02}", time))
+            label = int(following[label] if rng.random() < 0.9 else rng.integers(12))
+    columns = zip(("user_id", "item_id", "time"), zip(*rows, strict=True), strict=True)
+    pq.write_table(pa.table(dict(columns)), folder / "walks.parquet")
+    return folder / "walks.parquet", following
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ENCODERS)
+def test_what_follows_what_is_learnt_exported_and_answered_at_any_length(tmp_path: Path, name: str) -> None:
+    """A pooled history cannot tell what was last: 12 labels in a cycle, of which the last decides the next."""
+    path, following = walks(tmp_path)
+    recipe = job(
+        history(name, dim=16, dropout=0.1),
+        data={"train": str(path), "timestamp": "time", "split": {"strategy": "leave_last_out"}},
+        label={"features": [{**tiny.ITEM, "dim": 16}]},
+        model={"dim": 16, "similarity": "dot", "temperature": 1.0},
+        optimizer={"embedding_learning_rate": 0.01, "dense_learning_rate": 0.01},
+        training={"epochs": 12, "batch_size": 64},
+        evaluation={"ks": [1], "metric": "recall@1", "exclude_seen": False, "baselines": []},
+    )
+    bundle = fit(recipe, tmp_path / "bundle")
+
+    tower = onnxruntime.InferenceSession(bundle.query_tower, providers=["CPUExecutionProvider"])
+    rows_L = bundle.vocabularies["item_id"].encode(pa.array([f"i{label:02}" for label in range(12)]))
+    names = bundle.labels.ids.to_pylist()
+    for before in (1, 3, 6):
+        last = np.arange(12)
+        walk = [last]
+        for _ in range(before - 1):
+            walk.insert(0, np.argsort(following)[walk[0]])
+        ids = rows_L[np.stack(walk, axis=1)]
+        u_BD = tower.run(None, {"history": ids, "history__weight": np.ones(ids.shape, np.float32)})[0]
+        nearest = [names[row] for row in (u_BD @ bundle.embeddings.T).argmax(axis=1)]
+        assert sum(name == f"i{label:02}" for name, label in zip(nearest, following, strict=True)) >= 11
+        padded = {"history": np.pad(ids, ((0, 0), (0, 2)))[:, :6]}
+        padded["history__weight"] = np.pad(np.ones(ids.shape, np.float32), ((0, 0), (0, 2)))[:, :6]
+        np.testing.assert_allclose(tower.run(None, padded)[0], u_BD, atol=1e-4)
+    nothing = tower.run(None, {"history": np.zeros((2, 3), np.int32), "history__weight": np.zeros((2, 3), np.float32)})[
+        0
+    ]
+    assert np.isfinite(nothing).all()
+
+
+def refused(match: str, **changes: Any) -> None:
+    feature = history("sasrec") | changes.pop("feature", {})
+    with pytest.raises(ValidationError, match=match):
+        job(feature, **changes)
+
+
+def test_what_a_sequence_cannot_be_is_refused() -> None:
+    refused(
+        r"expected data.timestamp, or data.split.strategy = 'leave_last_out', with an encoder", data={"timestamp": None}
+    )
+    refused(r"loss.hits: expected 'mask_known', or 'keep', with sampler 'in_batch'", loss={"sampler": "in_batch"})
+    refused(r"expected no combiner beside an encoder", feature={"combiner": "sum"})
+    refused(
+        r"expected a dim that encoder.heads divides, received 4 and 3",
+        feature={"encoder": {"name": "hstu", "heads": 3}},
+    )
+    refused(r"expected hidden with 'sasrec' only, received 'hstu'", feature={"encoder": {"name": "hstu", "hidden": 8}})
+    refused(r"expected encoder of kind 'history' only, received 'bag'", feature={"kind": "bag"})
+    refused(r"name\n.*'sasrec' or 'hstu'", feature={"encoder": "gru"})
