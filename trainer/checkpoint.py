@@ -22,7 +22,7 @@ _STATE = "state.json"
 _VERSION = 2
 """Raised when the same recipe and data make other tables: since 2 labels without training pairs have no row of their
 own."""
-_LATER = (("loss", "top_k"),)
+_LATER = (("loss", "top_k"), ("evaluation", "refine"))
 """Settings that came after version 2: a run without them is the one it was."""
 
 

@@ -246,7 +246,8 @@ def test_what_is_kept_is_in_checkpoints(tmp_path: Path) -> None:
 def test_a_run_without_it_is_the_one_it_was() -> None:
     """Checkpoints of recipes before `top_k` go on."""
     job = tiny.recipe()
-    settings = job.model_dump(mode="json", exclude={"name": True, "data": True, "loss": {"top_k"}})
+    later = {"loss": {"top_k"}, "evaluation": {"refine"}}
+    settings = job.model_dump(mode="json", exclude={"name": True, "data": True} | later)
     settings |= {"reduction": job.data.reduction, "version": 2}
     content = json.dumps(settings, sort_keys=True) + DATA.fingerprint()
 
