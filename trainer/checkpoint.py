@@ -22,7 +22,7 @@ _STATE = "state.json"
 _VERSION = 2
 """Raised when the same recipe and data make other tables: since 2 labels without training pairs have no row of their
 own."""
-_LATER = (("loss", "top_k"), ("evaluation", "refine"))
+_LATER = (("loss", "top_k"), ("loss", "label_smoothing"), ("evaluation", "refine"))
 """Settings that came after version 2: a run without them is the one it was."""
 
 
@@ -31,7 +31,7 @@ def identity_of(recipe: Recipe, dataset: Dataset, warm_start: str | None = None)
     rows of its own, the data, and the sha256 of the weights it starts from."""
     settings = recipe.model_dump(mode="json", exclude={"name": True, "data": True})
     for section, name in _LATER:
-        if settings[section][name] is None:
+        if not settings[section][name]:
             del settings[section][name]
     settings |= {"reduction": recipe.data.reduction, "version": _VERSION}
     if recipe.own_rows:

@@ -14,6 +14,7 @@ from longtail.trainer.choosing import check_choice
 from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.errors import DataError
 from longtail.trainer.evaluation.dial import Noise, Setting, best_dial, chosen_by, floors_of, lines
+from longtail.trainer.evaluation.target import FoundByLabel
 from longtail.trainer.evaluation.task import check_metric
 from tests.trainer import tiny
 
@@ -165,5 +166,6 @@ def test_a_job_serves_what_it_refined(tmp_path: Path) -> None:
     assert dial.chosen_by == "the floor tail >= 1 × its best and valid ndcg@5"
     expected = on_grid if dial.default in on_grid else [*on_grid, dial.default]
     assert [point.bias_removal for point in dial.curve] == expected
+    assert [*FoundByLabel.read(out).found] == [Setting(at) for at in expected], "what was tried beside is forgotten"
     again = evaluate(out, recipe, overrides=["evaluation.refine=0.02"])
     assert [Setting.of(point) for point in again.curve] == [Setting.of(point) for point in dial.curve]

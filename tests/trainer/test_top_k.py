@@ -24,6 +24,7 @@ from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.errors import DataError
 from longtail.trainer.losses import LOSSES, Objective, SampledLogits
+from longtail.trainer.losses.draws import stands_for
 from longtail.trainer.losses.hits import hits_of
 from longtail.trainer.losses.terms import log_terms
 from longtail.trainer.losses.top_k import QueryStates, TopK
@@ -92,17 +93,15 @@ def test_beta_goes_to_the_kth_highest_score(name: str, arguments: dict[str, Any]
             return ops.take(sampler.log_q_L, labels) if sampler.log_q is None else sampler.log_q(context, labels)
 
         negative_BM = ops.take(SCORES, candidates) + ops.zeros((ROWS, candidates.shape[-1]))
-        own_BM = hits_of(
-            "mask" if never else "keep", candidates, positive_B, in_batch=sampler.in_batch, known_BM=None
-        )  # fmt: skip
+        log_miss_B = None if sampler.log_miss is None else sampler.log_miss(log_q(positive_B))
+        hits = "keep" if log_miss_B is None else "mask"
+        own_BM = hits_of(hits, candidates, positive_B, in_batch=sampler.in_batch, known_BM=None)
+        m = candidates.shape[-1] - sampler.in_batch
+        stands_BM = stands_for(log_q(candidates), own_BM, m=m, log_miss_B=log_miss_B)
         after = []
         for (top_k, group_L), state_BS in zip(asked, batch["states"], strict=True):
             queries = QueryStates(state_BS, ops.take(group_L, positive_B), ops.take(group_L, candidates))
-            after.append(top_k.visited(
-                queries, ops.take(SCORES, positive_B), negative_BM, log_q(candidates), own_BM,
-                m=negative_BM.shape[1] - sampler.in_batch,
-                log_miss_B=None if sampler.log_miss is None else sampler.log_miss(log_q(positive_B)),
-            )[1])  # fmt: skip
+            after.append(top_k.visited(queries, ops.take(SCORES, positive_B), negative_BM, stands_BM, m=m)[1])
         return after
 
     compiled = backend.compile_step(visit, [seed.state, *sampler.variables])
@@ -246,7 +245,7 @@ def test_what_is_kept_is_in_checkpoints(tmp_path: Path) -> None:
 def test_a_run_without_it_is_the_one_it_was() -> None:
     """Checkpoints of recipes before `top_k` go on."""
     job = tiny.recipe()
-    later = {"loss": {"top_k"}, "evaluation": {"refine"}}
+    later = {"loss": {"top_k", "label_smoothing"}, "evaluation": {"refine"}}
     settings = job.model_dump(mode="json", exclude={"name": True, "data": True} | later)
     settings |= {"reduction": job.data.reduction, "version": 2}
     content = json.dumps(settings, sort_keys=True) + DATA.fingerprint()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from longtail.trainer.backend import Tensor, ops
+from longtail.trainer.losses.draws import stands_for
 from longtail.trainer.losses.hits import Hits, hits_of
 from longtail.trainer.losses.objective import Objective, SampledLogits
 from longtail.trainer.losses.top_k import QueryStates, TopK
@@ -96,6 +97,7 @@ class BatchLoss:
         hits: which candidates are masked.
         impressions: weight of a label that was shown and not chosen.
         top_k: weighs positives by the K-th highest scores of their queries; None weighs all alike.
+        smoothed: labels that a smoothed target is spread over, where the objective has one.
     """
 
     objective: Objective
@@ -104,6 +106,7 @@ class BatchLoss:
     hits: Hits = "mask"
     impressions: float = 0.0
     top_k: TopK | None = None
+    smoothed: int = 0
 
     def __call__(self, embedded: Embedded, batch: Candidates) -> tuple[Tensor, Visited]:
         """Mean weighted loss, float32 scalar, nats; and what is kept of the rows."""
@@ -137,6 +140,11 @@ class BatchLoss:
             groups_B=batch.groups_B,
         )
         logits = self._with_shown(logits, scaled_BD, embedded.labels_CD[end:], embedded.bias_C[end:], batch)
+        if self.objective.label_smoothing:
+            stands_BM = self._stands(logits, batch)
+            if batch.excluded is not None:
+                stands_BM = ops.where(batch.excluded, 0.0, stands_BM)
+            logits = logits._replace(share_BM=stands_BM / self.smoothed)
         logits, states_BS = self._with_beta(logits, batch)
         if batch.log_eta_B is None or batch.eta_rate is None:
             return ops.mean(batch.weight_B * self.objective(logits)), Visited(states_BS=states_BS)
@@ -147,18 +155,22 @@ class BatchLoss:
         """The logits with the K-th highest scores that positives are held to, and the states of their queries."""
         if self.top_k is None or batch.queries is None:
             return logits, None
-        # `popularity` may still draw a positive that it should not: no draw, for that is counted by itself.
-        hits: Hits = "mask" if self.top_k.never_the_positive else "keep"
         at_B, states_BS = self.top_k.visited(
             batch.queries,
             logits.positive_B,
             logits.negative_BM,
-            batch.log_q_candidates,
-            hits_of(hits, batch.candidates, batch.positive_B, in_batch=self.in_batch, known_BM=None),
+            self._stands(logits, batch),
             m=logits.negative_BM.shape[1] - self.in_batch,
-            log_miss_B=batch.log_miss_B,
         )
         return logits._replace(beta_B=self.top_k.beta(at_B)), states_BS
+
+    def _stands(self, logits: SampledLogits, batch: Candidates) -> Tensor:
+        """Labels that every candidate stands for, float32 [B, M], hits among them."""
+        # `popularity` may still draw a positive that it should not, which is no draw by q/(1 − q_y).
+        hits: Hits = "keep" if batch.log_miss_B is None else "mask"
+        own_BM = hits_of(hits, batch.candidates, batch.positive_B, in_batch=self.in_batch, known_BM=None)
+        m = logits.negative_BM.shape[1] - self.in_batch
+        return stands_for(batch.log_q_candidates, own_BM, m=m, log_miss_B=batch.log_miss_B)
 
     def _with_shown(
         self, logits: SampledLogits, scaled_BD: Tensor, labels_ND: Tensor, bias_N: Tensor, batch: Candidates

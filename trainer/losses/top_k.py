@@ -65,11 +65,9 @@ class TopK:
         queries: QueryStates,
         positive_B: Tensor,
         negative_BM: Tensor,
-        log_q: Tensor,
-        own_BM: Tensor,
+        stands_BM: Tensor,
         *,
         m: int,
-        log_miss_B: Tensor | None = None,
     ) -> tuple[QueryStates, Tensor]:
         """What β is of the rows in this step, and their states after it, float32 [B, S]; both without gradient.
 
@@ -83,16 +81,11 @@ class TopK:
             queries: states before, and groups.
             positive_B: logits of the positives, float32.
             negative_BM: logits of the candidates, float32; hits are labels like any other.
-            log_q: their log-probabilities, float32 [M] or [B, M].
-            own_BM: places that are no draws, bool.
+            stands_BM: labels that each of them stands for, float32, of `stands_for`.
             m: draws of every row.
-            log_miss_B: log(1 − q_y) where draws are of q/(1 − q_y), float32; None where they are of q.
         """
         positive_B, scores_BM = ops.stop_gradient(positive_B), ops.stop_gradient(negative_BM)
-        stands_BM = ops.where(own_BM, 0.0, ops.exp(-log_q) / m + ops.zeros_like(scores_BM))
         group_BM = queries.group_of_candidates + ops.zeros_like(scores_BM, dtype="int32")
-        if log_miss_B is not None:
-            stands_BM = stands_BM * ops.exp(log_miss_B)[:, None]
         if self.never_the_positive:
             stands_BM = ops.concatenate([stands_BM, ops.ones_like(positive_B[:, None])], axis=1)
             scores_BM = ops.concatenate([scores_BM, positive_B[:, None]], axis=1)

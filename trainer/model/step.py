@@ -111,6 +111,8 @@ class TrainStep:
         m = drawn + (batch_size - 1 if self.sampler.in_batch else 0)
         offset = balance(objective, log_pi_L, self.sampler.log_q_L, m=m)
         self._kept = Kept(recipe, pairs=pairs, labels=labels, steps_per_epoch=steps_per_epoch, askings=askings)
+        drawn_L = ~never_L if never or self.sampler.draw is None else np.ones(labels, bool)
+        self._smoothed = int(drawn_L.sum())
         self._batch_loss = backend.compile_loss(
             BatchLoss(
                 objective=replace(objective, offset=offset),
@@ -119,6 +121,7 @@ class TrainStep:
                 hits=recipe.loss.resolved_hits,
                 impressions=recipe.loss.impressions,
                 top_k=self._kept.top_k,
+                smoothed=self._smoothed,
             )
         )
         self._seed = keras.random.SeedGenerator(recipe.seed)
