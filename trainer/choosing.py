@@ -7,24 +7,32 @@ from pathlib import Path
 
 import numpy as np
 
-from longtail.bundle import BiasRemoval, CurvePoint, Popularity
+from longtail.bundle import BUCKET_NAMES, BiasRemoval, CurvePoint, Popularity
 from longtail.trainer.config import EvaluationConfig, Recipe
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.errors import DataError
-from longtail.trainer.evaluation.dial import Dial, Setting, best_dial
-from longtail.trainer.evaluation.ranking import Watch, bias_removal_curve, log_proposal_of
+from longtail.trainer.evaluation.dial import Dial, Setting, best_dial, chosen_by
+from longtail.trainer.evaluation.ranking import Watch, bias_removal_curve, buckets_for, log_proposal_of
 from longtail.trainer.evaluation.target import FoundByLabel, read_shares, settings_beyond
 from longtail.trainer.losses.implied_noise import removes_all
 from longtail.trainer.train import Trained
 
 
-def check_prior(recipe: Recipe, dataset: Dataset) -> None:
-    """Refuse a target prior that nothing can be chosen by, before training.
+def check_choice(recipe: Recipe, dataset: Dataset) -> None:
+    """Refuse a target prior, or a metric of a bucket, that nothing can be chosen by, before training.
 
     Raises:
-        DataError: there are no valid pairs to weigh, or as `read_shares`.
+        DataError: there are no valid pairs to weigh, or none of the bucket; or as `read_shares`.
     """
+    bucket = recipe.evaluation.metric.partition("/")[2]
+    if bucket and len(dataset.valid):
+        counts_L = dataset.label_counts()
+        of_valid = buckets_for(recipe.evaluation, counts_L).assign(counts_L)[dataset.valid.labels]
+        if not (of_valid == BUCKET_NAMES.index(bucket)).any():
+            raise DataError(
+                f"evaluation.metric: expected valid pairs of {bucket} labels for {recipe.evaluation.metric}, found none"
+            )
     prior = recipe.evaluation.target_prior
     if prior is not None and not len(dataset.valid):
         raise DataError(f"evaluation.target_prior: expected valid pairs to choose λ on for {prior}, found none")
@@ -36,7 +44,7 @@ def found_by_label(trained: Trained) -> FoundByLabel:
     """What `choose_dial` fills with what valid's lists find, at the k of the recipe's metric."""
     recipe, dataset = trained.recipe, trained.dataset
     labels = len(dataset.label_ids)
-    k = min(int(recipe.evaluation.metric.partition("@")[2]), labels)
+    k = min(int(recipe.evaluation.k), labels)
     return FoundByLabel(k, dataset.label_ids, np.exp(trained.log_visits()), labels, _theory(trained))
 
 
@@ -71,8 +79,7 @@ def choose_dial(trained: Trained, dataset: Dataset, found: FoundByLabel | None =
     config, noise = trained.recipe.evaluation, trained.noise()
     curve: list[CurvePoint] = []
     if len(dataset.valid):
-        floor = ", ".join(f"{bucket} >= {least:g}" for bucket, least in config.floor.items())
-        chosen_by = f"{f'the floor {floor} and ' if floor else ''}valid {config.metric}"
+        why = chosen_by(config)
 
         def measure(settings: list[Setting]) -> list[CurvePoint]:
             return curve_of(
@@ -80,21 +87,23 @@ def choose_dial(trained: Trained, dataset: Dataset, found: FoundByLabel | None =
             )
 
         best, curve = best_dial(measure, config, noise)
-        beyond = settings_beyond(list(found.found), apart=noise.apart)
+        of_curve = [Setting.of(point) for point in curve]
+        found.keep(of_curve)
+        beyond = settings_beyond(of_curve, apart=noise.apart)
         measured = measure(beyond) if beyond else []
         if config.target_prior is not None:
             best, _ = found.best(config.target_prior)
-            chosen_by = f"target prior {config.target_prior} and valid recall@{found.k}"
+            why = f"target prior {config.target_prior} and valid recall@{found.k}"
             curve += [point for point in measured if Setting.of(point) == best]
     elif config.default_bias_removal is not None:
-        chosen_by, best = "the recipe, for want of validation data", Setting(config.default_bias_removal)
+        why, best = "the recipe, for want of validation data", Setting(config.default_bias_removal)
     else:
-        chosen_by, best = "theory, for want of validation data", Setting(trained.theory_s_bias_removal())
+        why, best = "theory, for want of validation data", Setting(trained.theory_s_bias_removal())
     bias_removal = BiasRemoval(
         default=best.bias_removal,
         minimum=0.0 if trained.model.proposal is not None else -1.0,
         noise=noise.name,
-        chosen_by=chosen_by,
+        chosen_by=why,
         curve_split="valid" if curve else "none",
         curve=curve,
     )

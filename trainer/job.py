@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from longtail.bundle import Bundle, refuse_existing
-from longtail.trainer.choosing import check_prior, choose_dial, curve_of, found_by_label
+from longtail.trainer.choosing import check_choice, choose_dial, curve_of, found_by_label
 from longtail.trainer.config import Recipe, load_recipe
 from longtail.trainer.data.dataset import Dataset, read_dataset
 from longtail.trainer.errors import CheckpointError, RecipeError
@@ -89,7 +89,7 @@ def fit(
     try_own_layers(recipe)
     weights = _read_warm_start(warm_start, fresh_optimizer)
     dataset = read_dataset(recipe)
-    check_prior(recipe, dataset)
+    check_choice(recipe, dataset)
     _describe(recipe, dataset, reporter)
     if weights is not None:
         weights.warn_of_learnt(dataset, reporter)

@@ -45,6 +45,16 @@ RESERVED = frozenset((
 """Names of our metrics."""
 
 
+def k_of(metric: str) -> str:
+    """K of a metric's name, of a bucket's too.
+
+    Example:
+        >>> k_of("recall@20"), k_of("recall@20/tail")
+        ('20', '20')
+    """
+    return metric.partition("@")[2].partition("/")[0]
+
+
 def measured(name: str, metric: Metric, lists: Lists) -> tuple[Float64, Float64]:
     """Numerators and denominators of a registered metric, both float64 [N].
 

@@ -30,7 +30,6 @@ from longtail.trainer.errors import DataError
 from longtail.trainer.evaluation.dial import Noise
 from longtail.trainer.evaluation.ranking import LabelSide, bias_removal_curve, buckets_for, log_proposal_of
 from longtail.trainer.history import TrainingHistory, best_of, validations_within
-from longtail.trainer.losses import LOSSES
 from longtail.trainer.losses.implied_noise import (
     implied_noise,
     name_of_noise,
@@ -38,6 +37,7 @@ from longtail.trainer.losses.implied_noise import (
     power_of_q,
     removes_all,
 )
+from longtail.trainer.model.kept import Askings
 from longtail.trainer.model.step import TrainStep
 from longtail.trainer.model.two_tower import TwoTower
 from longtail.trainer.optimizer_state import carry_over_state
@@ -208,6 +208,7 @@ def prepare_run(
         batch_size=batch_size,
         total_steps=round(epochs * steps_per_epoch),
         pairs=len(dataset.train),
+        askings=Askings.of(recipe, dataset),
     )
     if warm_start is not None and carried is not None:
         carry_over_state(warm_start, model, train_step.updates, carried)
@@ -326,8 +327,9 @@ def train(
                 known=known,
                 impressions=dataset.impressions if recipe.loss.impressions else None,
                 replay=run.replay,
-                grouped=recipe.training.accumulate if LOSSES[recipe.loss.family.name].pooled else 0,
+                grouped=recipe.training.accumulate if recipe.loss.pools else 0,
                 packs=recipe.training.accumulate == 1,
+                numbered=recipe.loss.top_k is not None,
             )
             done, logs_of_epoch = first, dict[str, float]()
             for step, batch in batches:

@@ -9,7 +9,7 @@ from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.evaluation.baselines import Interactions
 from longtail.trainer.evaluation.comparison import Comparison, compare
-from longtail.trainer.evaluation.dial import Dial, Setting, against_floor, missed
+from longtail.trainer.evaluation.dial import Dial, Setting, floors_of, missed
 from longtail.trainer.evaluation.ranking import log_proposal_of, rank
 from longtail.trainer.evaluation.task import Task
 from longtail.trainer.progress import Reporter
@@ -83,11 +83,10 @@ def say_of_prior(trained: Trained, reporter: Reporter) -> None:
 def warn_of_floor(config: EvaluationConfig, dial: Dial, reporter: Reporter) -> None:
     """Say so where no point of the curve on valid reaches the recipe's floor."""
     chosen = next((point for point in dial.curve if Setting.of(point) == dial.default), None)
-    if chosen is None or not missed(chosen, config):
+    if chosen is None or not missed(chosen, floors := floors_of(dial.curve, config)):
         return
-    k = config.metric.partition("@")[2]
-    found = ", ".join(f"{name} {value:.4f} (floor {least:g})" for name, value, least in against_floor(chosen, config))
+    found = ", ".join(f"{name} {chosen.metrics[name].value:.4f} (floor {least:.4g})" for name, least in floors.items())
     reporter.say(
-        f"[bold red]No λ or μ reaches evaluation.floor on valid[/]: nearest is {dial.default}, recall@{k} of {found}, "
+        f"[bold red]No λ or μ reaches evaluation.floor on valid[/]: nearest is {dial.default}, {found}, "
         f"at {config.metric} {chosen.metrics[config.metric].value:.4f}"
     )

@@ -301,7 +301,22 @@ IMPOSSIBLE = {
     "dropout of everything": ({"query": feature() | {"dropout": 1}}, "query.dropout\n.*less than 1"),
     "input activation": ({"query": feature() | {"input_activation": "tanh"}}, "activation\n.*'linear' or 'relu'"),
     "reduction": ({"data": {"reduction": "largest"}}, "reduction\n.*'expand', 'sample' or 'smallest'"),
-    "metric of a bucket": ({"evaluation": {"metric": "recall@2/tail"}}, "metric: expected .*received 'recall@2/tail'"),
+    "metric of a bucket": ({"evaluation": {"metric": "ndcg@2/tail"}}, "metric: expected .*received 'ndcg@2/tail'"),
+    "metric of no bucket": ({"evaluation": {"metric": "recall@2/end"}}, "metric: expected .*received 'recall@2/end'"),
+    "floor of no metric": (
+        {"evaluation": {"floor": {"gini@2": 0.1}}}, "floor: expected buckets of head.*, or metrics .*, received gini@2",
+    ),
+    "floor of a bucket's nDCG": ({"evaluation": {"floor": {"ndcg@2/tail": 0.1}}}, "floor: .*, received ndcg@2/tail"),
+    "floor relative to no λ of the grid": (
+        {"evaluation": {"floor": {"tail": {"times": 1.5, "bias_removal": 0.33}}}},
+        r"floor: tail: expected one of bias_removal = \[0.0, .*\], received 0.33",
+    ),
+    "floor of a propensity score without propensity": (
+        {"evaluation": {"floor": {"psp@2": 0.1}}}, "expected evaluation.propensity beside 'psp@2', received none",
+    ),
+    "refined by a prior": (
+        {"evaluation": {"target_prior": "uniform", "refine": 0.01}}, "target_prior: expected no refine beside it",
+    ),
     "λ < 0 for a tree": (
         {
             "evaluation": {"bias_removal": [-0.5, 0]},

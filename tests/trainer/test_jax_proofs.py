@@ -9,7 +9,10 @@ from tests.trainer.test_backends import start, wait
 pytestmark = pytest.mark.process
 
 PROOFS = {
-    "losses": ("proofs_r21", "proofs_bm20", "objective", "hits", "pair_weights", "bilateral", "pairwise_softmax"),
+    "losses": (
+        "proofs_r21", "proofs_bm20", "objective", "hits", "pair_weights", "bilateral", "pairwise_softmax", "top_k",
+        "label_smoothing",
+    ),
     "sampling and steps": (
         "proofs_re19", "mining", "conditional", "frequencies", "optimizers", "optimizer_state", "average",
     ),

@@ -6,13 +6,15 @@ Legend: `N` ids, `U` distinct ids, `D` dimensions.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import keras
 
 from longtail.trainer.backend.tensors import Step, Tensor
+
+_Beside = TypeVar("_Beside")
 
 
 def gather(table: keras.Variable, ids: jax.Array) -> jax.Array:
@@ -37,8 +39,8 @@ def count(positions_N: jax.Array, distinct_U: jax.Array) -> jax.Array:
 
 
 def value_and_gradients(
-    loss: Callable[[list[Tensor]], tuple[Tensor, Tensor]], rows: list[Tensor], variables: Sequence[keras.Variable]
-) -> tuple[tuple[Tensor, Tensor], list[Tensor], list[Tensor]]:
+    loss: Callable[[list[Tensor]], tuple[Tensor, _Beside]], rows: list[Tensor], variables: Sequence[keras.Variable]
+) -> tuple[tuple[Tensor, _Beside], list[Tensor], list[Tensor]]:
     """The loss and what it returns beside it; its gradients with respect to `rows`, and to dense variables.
 
     Args:
@@ -47,7 +49,7 @@ def value_and_gradients(
         variables: dense variables that the loss reads.
     """
 
-    def pure(rows: list[Tensor], values: list[Tensor]) -> tuple[Tensor, Tensor]:
+    def pure(rows: list[Tensor], values: list[Tensor]) -> tuple[Tensor, _Beside]:
         with keras.StatelessScope(state_mapping=list(zip(variables, values, strict=True))):
             return loss(rows)
 

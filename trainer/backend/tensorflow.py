@@ -9,12 +9,14 @@ Legend: `N` ids, `U` distinct ids, `D` dimensions.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import keras
 import tensorflow as tf
 
 from longtail.trainer.backend.tensors import Step, Tensor
+
+_Beside = TypeVar("_Beside")
 
 
 def gather(table: keras.Variable, ids: Tensor) -> Tensor:
@@ -43,8 +45,8 @@ def count(positions_N: Tensor, distinct_U: Tensor) -> Tensor:
 
 
 def value_and_gradients(
-    loss: Callable[[list[Tensor]], tuple[Tensor, Tensor]], rows: list[Tensor], variables: Sequence[keras.Variable]
-) -> tuple[tuple[Tensor, Tensor], list[Tensor], list[Tensor]]:
+    loss: Callable[[list[Tensor]], tuple[Tensor, _Beside]], rows: list[Tensor], variables: Sequence[keras.Variable]
+) -> tuple[tuple[Tensor, _Beside], list[Tensor], list[Tensor]]:
     """The loss and what it returns beside it; its gradients with respect to `rows`, and to dense variables.
 
     Args:

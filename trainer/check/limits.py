@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from longtail.bundle import BUCKET_NAMES
+from longtail.bundle.arrays import Int8
 from longtail.trainer.config import Recipe
+from longtail.trainer.config.top_k import TopKConfig
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.errors import DataError
+from longtail.trainer.evaluation.ranking import buckets_for
 from longtail.trainer.evaluation.task import check_metric
 
 
@@ -13,7 +19,8 @@ def check_sizes(recipe: Recipe, dataset: Dataset) -> None:
 
     Raises:
         DataError: fewer than two pairs, or queries where an epoch visits these, for each part of a step; fewer than two
-            labels; a metric over more labels than there are; more negatives than labels.
+            labels; a metric over more labels than there are; more negatives than labels; a K of `top_k` beyond the
+            labels that it is among.
     """
     sampled, parts = recipe.data.reduction == "sample", recipe.training.accumulate
     visits = dataset.training_queries() if sampled else len(dataset.train)
@@ -24,6 +31,21 @@ def check_sizes(recipe: Recipe, dataset: Dataset) -> None:
     if len(dataset.valid) or len(dataset.test):
         check_metric(recipe.evaluation, labels=len(dataset.label_ids))
     check_negatives(recipe, labels=len(dataset.label_ids), batch_size=min(recipe.training.batch_size, visits) // parts)
+    if recipe.loss.top_k is not None:
+        counts_L = dataset.label_counts()
+        _check_top_k(recipe.loss.top_k, buckets_for(recipe.evaluation, counts_L).assign(counts_L))
+
+
+def _check_top_k(top_k: TopKConfig, buckets_L: Int8) -> None:
+    """Refuse a K-th highest score of fewer than K labels.
+
+    Raises:
+        DataError: says of which, and how many there are.
+    """
+    among = {f".{name}": (k, int(np.sum(buckets_L == BUCKET_NAMES.index(name)))) for name, k in top_k.by_bucket.items()}
+    for where, (k, labels) in (among or {"": (top_k.whole, len(buckets_L))}).items():
+        if k > labels:
+            raise DataError(f"loss.top_k.k{where}: expected at most {labels}, the labels there are, received {k}")
 
 
 def check_negatives(recipe: Recipe, *, labels: int, batch_size: int) -> None:

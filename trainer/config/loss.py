@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from longtail.trainer.config.base import Section
 from longtail.trainer.config.choice import Choice
+from longtail.trainer.config.top_k import TopKConfig
 from longtail.trainer.losses.families import LOSSES, Activation
 from longtail.trainer.losses.hits import Hits
 from longtail.trainer.losses.mining import Mining
@@ -188,6 +189,10 @@ class LossConfig(Section):
     """Draws that are positives of their row. `mask`: the row's positive is no negative. `keep`: every draw counts.
     `mask_known`: nor are other training positives of the row's query. By default the family's [METHODS §2.1]."""
     mining: MiningConfig | None = None
+    top_k: TopKConfig | None = None
+    """Weighs positives by how far they are above the K-th highest score of their query (SL@K) [METHODS §2.5]."""
+    label_smoothing: float = Field(default=0.0, ge=0, lt=1)
+    """ε: the target has 1 − ε on the positive and ε spread over all labels alike, of a cross-entropy [METHODS §2.6]."""
     impressions: float = Field(default=0.0, ge=0)
     """Weight of every label of `data.impressions` that was shown with a row and not chosen, a negative beside those
     drawn: as it stands, for no sampler drew it [METHODS §2.3]. The first 32 of a row count. 0 leaves them out."""
@@ -231,6 +236,16 @@ class LossConfig(Section):
                 f"impressions: expected 0 with family {self.family.name!r}, which tells data from noise that q draws, "
                 f"received {self.impressions}"
             )
+        if self.top_k is not None and not family.ranks and not self.family.pairwise:
+            raise ValueError(
+                f"top_k: expected none with family {self.family.name!r}, whose loss has every logit against 0 and does "
+                f"not grow with the rank of the positive, received {self.top_k}"
+            )
+        if self.label_smoothing and not family.cross_entropy:
+            raise ValueError(
+                f"label_smoothing: expected 0 with family {self.family.name!r}, which is no cross-entropy of a target, "
+                f"received {self.label_smoothing}"
+            )
         if family.stateful and self.mining is not None:
             raise ValueError(
                 f"mining: expected none with family {self.family.name!r}, whose bound needs an unbiased sum over "
@@ -259,6 +274,11 @@ class LossConfig(Section):
         return self
 
     @property
+    def pools(self) -> bool:
+        """Whether a query's positives in a batch share one term: as the family has it, unless each has a weight."""
+        return LOSSES[self.family.name].pooled and self.top_k is None
+
+    @property
     def resolved_hits(self) -> Hits:
         """`hits`, or the family's own: a pairwise form and a sampler that never draws the positive mask it."""
         if self.hits is not None:
@@ -281,6 +301,10 @@ class LossConfig(Section):
             return "mining weighs a negative by its rank"
         if self.impressions:
             return "impressions are negatives that no q draws"
+        if self.label_smoothing:
+            return f"with label_smoothing {self.label_smoothing:g} it converges to log[(1 − ε)·p(y|x) + ε/L]"
+        if self.top_k is not None:
+            return "top_k weighs pairs by their own scores"
         if self.weight.threshold:
             return "labels below the weight's threshold are no negatives"
         masks = family == "bilateral_softmax" or (family == "logistic" and not self.family.pairwise)
@@ -352,6 +376,8 @@ class LossConfig(Section):
             weight_arguments=self.weight.arguments,
             mining=None if self.mining is None else self.mining.mining(),
             regularizer=self.regularizer,
+            label_smoothing=self.label_smoothing,
+            tau=1.0 if self.top_k is None else self.top_k.temperature,
         )
 
     def __str__(self) -> str:
@@ -359,4 +385,6 @@ class LossConfig(Section):
         hits = "" if self.hits is None else f" · hits {self.hits}"
         reweighted = f" · reweight {self.reweight}" if self.reweight else ""
         shown = f" · impressions {self.impressions}" if self.impressions else ""
-        return f"{self.family} · {self.sampler} · {self.weight}{hits}{mined}{reweighted}{shown}"
+        smoothed = f" · label_smoothing {self.label_smoothing}" if self.label_smoothing else ""
+        held = "" if self.top_k is None else f" · {self.top_k}"
+        return f"{self.family} · {self.sampler} · {self.weight}{hits}{mined}{smoothed}{held}{reweighted}{shown}"

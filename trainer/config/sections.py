@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -12,8 +13,12 @@ from longtail.bundle import BUCKET_NAMES
 from longtail.trainer.config.base import Section, one_of
 from longtail.trainer.config.choice import Choice
 from longtail.trainer.config.rows import Condition, EventsConfig, Places, Since
-from longtail.trainer.lists import METRICS
+from longtail.trainer.lists import METRICS, k_of
 from longtail.trainer.optimizers import ROW_OPTIMIZERS
+
+_RATIOS = ("recall", "ndcg", "precision", "hit_rate", "mrr", "psp", "psndcg")
+_FLOORS = ("recall", "coverage", "exposure")
+"""Metrics of a bucket that are better higher."""
 
 
 class SplitConfig(Section):
@@ -255,12 +260,25 @@ class MetricConfig(Choice):
         return self
 
 
+class RelativeFloor(Section):
+    """A least value of a metric, as a share of what it is at another setting of λ."""
+
+    times: float = Field(gt=0)
+    """1.5: half as much again."""
+    bias_removal: DialValue | None = None
+    """λ of that setting, at μ = 0 and on the recipe's grid; the λ where the metric is highest if not given."""
+
+    def __str__(self) -> str:
+        at = "its best" if self.bias_removal is None else f"that at λ = {self.bias_removal:g}"
+        return f"{self.times:g} × {at}"
+
+
 class EvaluationConfig(Section):
     """The evaluation: metrics, the grids of λ and μ, and buckets, always over the full catalogue."""
 
     ks: list[int] = Field(default=[10, 20, 50, 100], min_length=1)
     metric: str = "recall@20"
-    """Chosen on valid: early stopping and the default λ go by it."""
+    """Chosen on valid: early stopping and the default λ go by it. Recall may be that of a bucket, `recall@20/tail`."""
     metrics: list[MetricConfig] = Field(default_factory=list)
     """Metrics of one's own to measure beside ours, by the names they were registered under."""
     bias_removal: list[DialValue] = Field(default=[0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0], min_length=1)
@@ -272,9 +290,14 @@ class EvaluationConfig(Section):
     default_bias_removal: DialValue | None = None
     """λ served by default when there is no valid split to choose it on. By default what undoes the training in theory:
     1, ½ for `exponential`, 0 where the loss leaves nothing that a λ could undo [METHODS §9]."""
-    floor: dict[str, Annotated[float, Field(ge=0, le=1)]] = Field(default_factory=dict)
-    """Least recall of a bucket on valid, at the k of `metric`: `{ tail = 0.02 }`. The default λ, then μ, is the best of
-    those that reach it; where none does, the nearest, with a warning."""
+    floor: dict[str, Annotated[float, Field(ge=0, le=1)] | RelativeFloor] = Field(default_factory=dict)
+    """Least recall of a bucket on valid, at the k of `metric`: `{ tail = 0.02 }`; or of any metric that is better
+    higher: `{ "ndcg@20" = 0.1, "exposure@20/tail" = 0.05 }`. Relative to another setting it is a table:
+    `{ tail = { times = 1.5, bias_removal = 1.0 } }`, of the best on the grid `{ "recall@20" = { times = 0.99 } }`. The
+    default λ, then μ, is the best of those that reach all floors; where none does, the nearest, with a warning."""
+    refine: float | None = Field(default=None, gt=0, le=0.5)
+    """Looks for a better λ, then μ, between the neighbours of the grid's best, to within this, such as 0.01: each costs
+    as much as 5 to 9 points of the grid. What is found joins the curve where it is better than the grid's best."""
     target_prior: Literal["train", "uniform"] | Path | None = None
     """Chooses λ and μ for pairs whose labels are drawn otherwise than valid's: `uniform`, every label alike, or a table
     of `label` and `share`, a path relative to the recipe. Valid's pairs then weigh π*_y / π_y; `train` weighs them
@@ -306,20 +329,48 @@ class EvaluationConfig(Section):
             raise ValueError(f"target_prior: expected no floor beside it, received {self.floor}")
         if any(k < 1 for k in self.ks):
             raise ValueError(f"ks: expected values >= 1, received {self.ks}")
-        if unknown := set(self.floor) - set(BUCKET_NAMES):
+        if self.target_prior is not None and self.refine is not None:
+            raise ValueError(f"target_prior: expected no refine beside it, received {self.refine}")
+        if unknown := [name for name in self.floor if name not in BUCKET_NAMES and not self._is_metric(name, _FLOORS)]:
             raise ValueError(
-                f"floor: expected buckets of {', '.join(BUCKET_NAMES)}, received {', '.join(sorted(unknown))}"
+                f"floor: expected buckets of {', '.join(BUCKET_NAMES)}, or metrics such as 'ndcg@{self.ks[0]}' and "
+                f"'exposure@{self.ks[0]}/tail', received {', '.join(sorted(unknown))}"
             )
+        for name, least in self.floor.items():
+            at = least.bias_removal if isinstance(least, RelativeFloor) else None
+            if at is not None and at not in self.bias_removal:
+                raise ValueError(f"floor: {name}: expected one of bias_removal = {self.bias_removal}, received {at}")
         if len(set(self.baselines)) < len(self.baselines):
             raise ValueError(f"baselines: expected distinct names, received {self.baselines}")
-        name, _, k = self.metric.partition("@")
-        names = ("recall", "ndcg", "precision", "hit_rate", "mrr", "psp", "psndcg")
         own = [metric.name for metric in self.metrics]
         if len(set(own)) != len(own):
             raise ValueError(f"metrics: expected distinct names, received {own}")
-        if name not in (*names, *own) or k not in map(str, self.ks):
-            known = "|".join((*names, *own))
-            raise ValueError(f"metric: expected {known} @ one of {self.ks}, received {self.metric!r}")
-        if name in ("psp", "psndcg") and self.propensity is None:
-            raise ValueError(f"metric: expected evaluation.propensity beside {self.metric!r}, received none")
+        if not self._is_metric(self.metric, ("recall",)):
+            known = "|".join((*_RATIOS, *own))
+            raise ValueError(
+                f"metric: expected {known} or recall of a bucket, @ one of {self.ks}, received {self.metric!r}"
+            )
+        for name in (self.metric, *self.floor):
+            if name.partition("@")[0] in ("psp", "psndcg") and self.propensity is None:
+                raise ValueError(f"metric: expected evaluation.propensity beside {name!r}, received none")
         return self
+
+    def _is_metric(self, metric: str, of_buckets: Sequence[str]) -> bool:
+        """Whether that is measured and better higher; `of_buckets` may be of a bucket."""
+        name, _, at = metric.partition("@")
+        k, bucketed, bucket = at.partition("/")
+        if k not in map(str, self.ks):
+            return False
+        if bucketed:
+            return name in of_buckets and bucket in BUCKET_NAMES
+        return name in (*_RATIOS, *(own.name for own in self.metrics)) or (name == "coverage" and name in of_buckets)
+
+    @property
+    def k(self) -> str:
+        """K of the metric that is chosen by."""
+        return k_of(self.metric)
+
+    @property
+    def floors(self) -> dict[str, float | RelativeFloor]:
+        """What is asked of every metric that has a floor, by its full name."""
+        return {f"recall@{self.k}/{name}" if name in BUCKET_NAMES else name: it for name, it in self.floor.items()}

@@ -245,14 +245,16 @@ def epoch_batches(
     replay: Replay | None = None,
     grouped: int = 0,
     packs: bool = True,
+    numbered: bool = False,
 ) -> Iterator[tuple[int, Inputs]]:
     """Shuffled batches of one epoch, numbered, from step `first` on; what is left over at the end is dropped.
 
     A batch holds the query tower's inputs by name, `_pair` int32 [B] (rows of `pairs`), `_positive` int32 [B]
     (label rows) and `_weight` float32 [B]. Where they are asked for, also known positives, `_known` and `_known_rows`,
     int32 [K] (`KnownPositives.of_queries`), impressions, `_shown`, int32 [B, S], filled up with the positive, and
-    groups, `_group`, int32 [B] (`_groups`); with objectives `_objective`, int32 [B]. With sequences it holds the pairs
-    of whole queries, but for the first and the last, and the sequences are packed.
+    groups, `_group`, int32 [B] (`_groups`), and numbers of what is asked, `_asking`, int32 [B]; with objectives
+    `_objective`, int32 [B]. With sequences it holds the pairs of whole queries, but for the first and the last, and the
+    sequences are packed.
     The same arguments give the same batches.
 
     Args:
@@ -268,12 +270,13 @@ def epoch_batches(
         replay: visit these in place of every pair.
         grouped: say which rows ask the same within each of so many parts of a batch, for a loss that pools them.
         packs: pack sequences; not where a batch is taken in parts.
+        numbered: say what every row asks (`Pairs.asked_for`), for a loss that keeps something of it.
     """
     order = _visits(pairs, replay, one_label_per_query=one_label_per_query, seed=seed, epoch=epoch)
     packed = packs and features.has_sequences
     if packed:
         order = _by_query(order, pairs, seed=seed, epoch=epoch)
-    owners = pairs.owners
+    owners, asked_for = pairs.owners, pairs.asked_for
     for step in range(first, len(order) // batch_size):
         rows_B = order[step * batch_size : (step + 1) * batch_size]
         batch = features.of_pairs(rows_B, np.random.default_rng([seed, epoch, step]), packed=packed)
@@ -285,17 +288,16 @@ def epoch_batches(
         if pairs.objectives is not None:
             batch["_objective"] = pairs.objectives[rows_B]
         if grouped:
-            batch["_group"] = _groups(pairs, rows_B, parts=grouped)
+            batch["_group"] = _groups(asked_for[rows_B], parts=grouped)
+        if numbered:
+            batch["_asking"] = asked_for[rows_B].astype(np.int32)
         if impressions is not None and pairs.shown is not None:
             batch["_shown"] = impressions.filled(pairs.shown[rows_B], batch["_positive"])
         yield step, batch
 
 
-def _groups(pairs: Pairs, rows_B: Int64, *, parts: int) -> Int32:
-    """Equal where rows of a part ask the same query for the same objective, from 0 in every part; int32 [B]."""
-    asked_B = pairs.askings[rows_B].astype(np.int64)
-    if pairs.objectives is not None:
-        asked_B = asked_B * (int(pairs.objectives.max()) + 1) + pairs.objectives[rows_B]
+def _groups(asked_B: Int64, *, parts: int) -> Int32:
+    """Equal where rows of a part ask the same, from 0 in every part; int32 [B]."""
     of_parts = [np.unique(part, return_inverse=True)[1] for part in np.split(asked_B, parts)]
     return np.concatenate(of_parts).astype(np.int32)
 

@@ -66,10 +66,18 @@ class Pairs:
     @property
     def owners(self) -> Int64:
         """Whose positive the label is: a number for each query, or for each query and objective, int64 [N]."""
-        queries = self.queries.astype(np.int64)
+        return self._of_objectives(self.queries)
+
+    @property
+    def asked_for(self) -> Int64:
+        """What is asked: a number for each of `askings`, or for each of them and objective, int64 [N]."""
+        return self._of_objectives(self.askings)
+
+    def _of_objectives(self, rows_N: Int32) -> Int64:
+        rows = rows_N.astype(np.int64)
         if self.objectives is None or not len(self):
-            return queries
-        return queries * (int(self.objectives.max()) + 1) + self.objectives
+            return rows
+        return rows * (int(self.objectives.max()) + 1) + self.objectives
 
     def take(self, rows: npt.NDArray[np.integer] | Bools | slice) -> Pairs:
         """The pairs of some rows: numbers int [n], a mask bool [N], or a slice."""

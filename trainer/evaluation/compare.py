@@ -15,6 +15,7 @@ from longtail.bundle import CurvePoint, Interval
 from longtail.bundle.integrity import read_manifest
 from longtail.bundle.manifest import Manifest, dial_words
 from longtail.trainer.errors import DataError
+from longtail.trainer.lists import k_of
 from longtail.trainer.trackers import flattened
 
 _RECIPE = "recipe.json"
@@ -160,7 +161,7 @@ def shown(comparison: Comparison, metric: str | None = None) -> list[str]:
         metric = f"recall@{20 if 20 in ks or not ks else max(ks)}"
     if metric not in comparison.metrics:
         raise DataError(f"--metric: expected one of {', '.join(comparison.metrics)}, received {metric!r}")
-    k = metric.partition("@")[2]
+    k = k_of(metric)
     buckets = [name for name in comparison.metrics if name.startswith(f"recall@{k}/")]
     return list(dict.fromkeys([metric, f"recall@{k}", f"ndcg@{k}", *buckets, f"coverage@{k}"]))
 

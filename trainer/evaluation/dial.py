@@ -6,15 +6,21 @@ over μ at the λ that is served.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from longtail.bundle import BiasRemoval, Bundle, CurvePoint, Popularity
 from longtail.bundle.manifest import dial_words
 from longtail.trainer.config import EvaluationConfig
+from longtail.trainer.config.sections import RelativeFloor
 from longtail.trainer.history import best_of
+
+_A_MISS = 1e3
+"""What a floor that is missed by 1 counts beside a metric: a miss by a thousandth outweighs any metric."""
+_TRIES = 20
+"""Points at most that are measured between those of a grid."""
 
 
 class Setting(NamedTuple):
@@ -89,8 +95,11 @@ class Noise(NamedTuple):
 
 
 def lines(config: EvaluationConfig, noise: Noise, bias_removal: float) -> list[Setting]:
-    """Both lines of a curve, the second at a given λ."""
-    return noise.first_line(config.bias_removal) + noise.second_line(_prior_grid(config), bias_removal)
+    """Both lines of a curve, the second at a given λ, which is on the first where the recipe refines."""
+    first = noise.first_line(config.bias_removal)
+    if config.refine and not noise.constant and Setting(bias_removal) not in first:
+        first.append(Setting(bias_removal))
+    return first + noise.second_line(_prior_grid(config), bias_removal)
 
 
 def with_default(settings: Sequence[Setting], default: Setting) -> list[Setting]:
@@ -98,40 +107,111 @@ def with_default(settings: Sequence[Setting], default: Setting) -> list[Setting]
     return [*settings, *([default] if default.popularity and default not in settings else [])]
 
 
-def best_dial(
-    measure: Callable[[list[Setting]], list[CurvePoint]], config: EvaluationConfig, noise: Noise
-) -> tuple[Setting, list[CurvePoint]]:
+Measure = Callable[[list[Setting]], list[CurvePoint]]
+"""The curve at some settings, on validation pairs."""
+
+
+def best_dial(measure: Measure, config: EvaluationConfig, noise: Noise) -> tuple[Setting, list[CurvePoint]]:
     """The λ of the best metric at μ = 0, then the μ of the best metric there; and both lines as measured.
 
-    Where the recipe has a floor, the best of the points that reach it; where none does, of those nearest to it.
+    Where the recipe has a floor, the best of the points that reach it; where none does, of those nearest to it. Where
+    it refines, each line has one point more if one between its best and the neighbours of that is better.
 
     Args:
         measure: the curve at some settings, on validation pairs.
-        config: its metric, its floor, and the grids of λ and μ.
+        config: its metric, its floor, the grids of λ and μ, and how near to the best they are refined.
         noise: what λ removes.
     """
     curve = measure(noise.first_line(config.bias_removal))
-    bias_removal = best_of(nearest_to_floor(curve, config), config.metric).bias_removal
+    floors = floors_of(curve, config)
+    curve += _between(curve, "bias_removal", measure, config, floors)
+    bias_removal = _best(curve, config, floors).bias_removal
     if second := noise.second_line(_prior_grid(config), bias_removal):
         curve = curve + measure(second)
-    return Setting.of(best_of(nearest_to_floor(curve, config), config.metric)), curve
+        line = [point for point in curve if point.bias_removal == bias_removal]
+        curve += _between(line, "popularity", measure, config, floors)
+    return Setting.of(_best(curve, config, floors)), curve
 
 
-def nearest_to_floor(curve: list[CurvePoint], config: EvaluationConfig) -> list[CurvePoint]:
-    """The points of a curve that miss the recipe's floor by least, in total: by nothing if any reaches it."""
-    missing = [missed(point, config) for point in curve]
-    return [point for point, total in zip(curve, missing, strict=True) if total <= min(missing) + 1e-12]
+def floors_of(curve: Sequence[CurvePoint], config: EvaluationConfig) -> dict[str, float]:
+    """The least value of every metric that the recipe has a floor for; of one that is relative, by the grid of λ.
+
+    Args:
+        curve: with the whole grid at μ = 0, or λ = 0 alone where ν is constant.
+        config: the recipe's.
+    """
+    line = [point for point in curve if not point.popularity and point.bias_removal in config.bias_removal] or curve
+
+    def least(metric: str, floor: float | RelativeFloor) -> float:
+        if not isinstance(floor, RelativeFloor):
+            return floor
+        there = [point for point in line if point.bias_removal == floor.bias_removal] or line
+        return floor.times * max(point.metrics[metric].value for point in there)
+
+    return {metric: least(metric, floor) for metric, floor in config.floors.items()}
 
 
-def missed(point: CurvePoint, config: EvaluationConfig) -> float:
-    """By how much recall of all buckets together a point misses the floor; 0 where it reaches it."""
-    return sum(max(0.0, least - found) for _, found, least in against_floor(point, config))
+def missed(point: CurvePoint, floors: Mapping[str, float]) -> float:
+    """By how much all metrics together of a point miss their floors; 0 where it reaches them."""
+    return sum(max(0.0, least - point.metrics[metric].value) for metric, least in floors.items())
 
 
-def against_floor(point: CurvePoint, config: EvaluationConfig) -> list[tuple[str, float, float]]:
-    """Bucket, its recall at the k of the metric, and the floor, of every bucket that has one."""
-    k = config.metric.partition("@")[2]
-    return [(bucket, point.metrics[f"recall@{k}/{bucket}"].value, least) for bucket, least in config.floor.items()]
+def chosen_by(config: EvaluationConfig) -> str:
+    """What λ and μ are chosen by, in words that end with the metric."""
+    floor = ", ".join(f"{name} >= {least}" for name, least in config.floor.items())
+    return f"{f'the floor {floor} and ' if floor else ''}valid {config.metric}"
+
+
+def _best(curve: Sequence[CurvePoint], config: EvaluationConfig, floors: Mapping[str, float]) -> CurvePoint:
+    """The best of the points that miss the floors by least, in total: by nothing if any reaches them."""
+    missing = [missed(point, floors) for point in curve]
+    nearest = [point for point, total in zip(curve, missing, strict=True) if total <= min(missing) + 1e-12]
+    return best_of(nearest, config.metric)
+
+
+def _between(
+    line: Sequence[CurvePoint],
+    dial: Literal["bias_removal", "popularity"],
+    measure: Measure,
+    config: EvaluationConfig,
+    floors: Mapping[str, float],
+) -> list[CurvePoint]:
+    """The best point between the neighbours of a line's best, where it is better than that; else nothing.
+
+    By Brent's method, golden section where a parabola does not fit: metrics are steps, and what is found is no more
+    than one of the points that were measured.
+
+    Args:
+        line: measured on the dial's grid.
+        dial: the one that moves.
+        measure: as `best_dial` takes it.
+        config: the metric, and how near.
+        floors: of `floors_of`.
+    """
+    if not config.refine:
+        return []
+    from scipy import optimize  # type: ignore[import-untyped]  # a recipe is read without it
+
+    best = _best(line, config, floors)
+    places, at = sorted({getattr(point, dial) for point in line}), getattr(best, dial)
+    low, high = (places[min(max(places.index(at) + step, 0), len(places) - 1)] for step in (-1, 1))
+    if high - low <= config.refine:
+        return []
+    tried: dict[float, CurvePoint] = {}
+
+    def badness(place: float) -> float:
+        place = round(float(place), 4)
+        if place not in tried:
+            (tried[place],) = measure([Setting.of(best)._replace(**{dial: place})])
+        point = tried[place]
+        return _A_MISS * missed(point, floors) - point.metrics[config.metric].value
+
+    optimize.minimize_scalar(
+        badness, bounds=(low, high), method="bounded", options={"xatol": config.refine, "maxiter": _TRIES}
+    )
+    found = _best([best, *tried.values()], config, floors)
+    gained = found.metrics[config.metric].value > best.metrics[config.metric].value
+    return [found] if gained or missed(found, floors) < missed(best, floors) - 1e-12 else []
 
 
 def _prior_grid(config: EvaluationConfig) -> list[float]:

@@ -24,6 +24,7 @@ from longtail.trainer.evaluation.dial import Dial, Setting
 from longtail.trainer.evaluation.tables import baselines_html, figure_cell, price_html
 from longtail.trainer.evaluation.target import FoundByLabel
 from longtail.trainer.history import TrainingHistory
+from longtail.trainer.lists import k_of
 
 _COLOURS = {"overall": "#334155", "head": "#2563eb", "torso": "#d97706", "tail": "#059669", "new": "#9333ea"}
 _POWER_OF_PI = re.compile(r"π(\^\d[\d.e-]*)?(, of all objectives' pairs)?")
@@ -37,7 +38,7 @@ _STYLE = {
 
 def shown_metrics(metric: str) -> list[str]:
     """The columns of an evaluation table at the k of the recipe's metric."""
-    k = metric.partition("@")[2]
+    k = k_of(metric)
     return [
         f"recall@{k}", f"ndcg@{k}", f"hit_rate@{k}", *(f"recall@{k}/{bucket}" for bucket in BUCKET_NAMES),
         f"balanced_error@{k}", f"coverage@{k}", f"gini@{k}", *(f"exposure@{k}/{bucket}" for bucket in BUCKET_NAMES),
@@ -46,7 +47,7 @@ def shown_metrics(metric: str) -> list[str]:
 
 def evaluation_table(title: str, dial: Dial, metric: str) -> Table:
     """A terminal table: one row per λ, and per μ where it is another dial; the default marked."""
-    k = metric.partition("@")[2]
+    k = k_of(metric)
     chosen_by = dial.bias_removal.chosen_by
     recall_of = "head, torso, tail, new: recall of pairs whose label is there"
     caption = f"▶ default λ, by {chosen_by}; {recall_of}"
@@ -95,7 +96,7 @@ def target_table(found: FoundByLabel, prior: str) -> Table:
 
 def evaluation_markdown(dial: Dial, metric: str) -> str:
     """The table as Markdown, with the metric's interval, and propensity scores and log-likelihood if measured."""
-    k = metric.partition("@")[2]
+    k = k_of(metric)
     measured = {name for point in dial.curve for name in point.metrics}
     names = shown_metrics(metric) + [name for name in (f"psp@{k}", f"psndcg@{k}", "log_likelihood") if name in measured]
     heads = [*_dials(dial), *names]
@@ -124,7 +125,7 @@ def html_report(
         compared: the baselines, if there are any.
     """
     metric = recipe.evaluation.metric
-    k = metric.partition("@")[2]
+    k = k_of(metric)
     with mpl.rc_context(_STYLE):  # type: ignore[arg-type]
         plots = [plot for line in _lines(dial) for plot in _line_plots(line, k)]
         plots += [_plot(lambda axes: _losses(axes, history, metric), "Training loss and validation metric by epoch")]
@@ -178,7 +179,7 @@ def _dials(dial: Dial) -> tuple[str, ...]:
 
 def _lines(dial: Dial) -> list[_Line]:
     """The lines of a curve that have more than one point."""
-    at_zero = [point for point in dial.curve if not point.popularity]
+    at_zero = sorted((point for point in dial.curve if not point.popularity), key=lambda point: point.bias_removal)
     prior = sorted(
         (point for point in dial.curve if point.bias_removal == dial.default.bias_removal),
         key=lambda point: point.popularity,

@@ -11,11 +11,12 @@ from rich.table import Table
 from longtail.bundle import BUCKET_NAMES, CurvePoint
 from longtail.trainer.evaluation.comparison import Comparison
 from longtail.trainer.evaluation.dial import Dial
+from longtail.trainer.lists import k_of
 
 
 def baseline_table(compared: Comparison) -> Table:
     """A terminal table: the model at its default, then every baseline, at the k of the recipe's metric."""
-    k = compared.metric.partition("@")[2]
+    k = k_of(compared.metric)
     table = Table(title=f"The model and its baselines, top {k}", title_justify="left")
     table.add_column("", no_wrap=True)
     for heading in ("recall", "nDCG", *BUCKET_NAMES):
@@ -97,7 +98,7 @@ def price_html(dial: Dial, k: str) -> str:
         rows += f"<tr{chosen}><th>{point.bias_removal:g}</th>{cells}{change}</tr>"
     words = (
         "The changes are from the λ above. A rate of −2: two points of recall for every point that the tail loses. "
-        "evaluation.floor holds the default λ to a least recall of a bucket."
+        "evaluation.floor holds the default λ to a least recall of a bucket, or to a share of what it is at another λ."
     )
     return f"<h2>What recall costs the tail</h2><p>{words}</p>{_scrolled(head, rows)}"
 

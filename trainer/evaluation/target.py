@@ -79,6 +79,10 @@ class FoundByLabel:
         self.pairs_L = np.bincount(positives.label_rows, minlength=positives.labels)
         self.found[setting] = np.bincount(top_NK[positives.hits(top_NK)], minlength=positives.labels)
 
+    def keep(self, settings: Sequence[Setting]) -> None:
+        """Forget what was found at other settings."""
+        self.found = {setting: found_L for setting, found_L in self.found.items() if setting in settings}
+
     def recall(self, prior: str | Path) -> tuple[list[TargetRecall], float]:
         """Recall under a prior at every setting, and the share of the prior that is on labels with held-out pairs.
 

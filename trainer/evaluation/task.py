@@ -18,7 +18,7 @@ from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.errors import DataError
 from longtail.trainer.evaluation.held_out import seen_pairs, to_find
 from longtail.trainer.evaluation.metrics import Bootstrap, Positives, metrics_of, ratios_of
-from longtail.trainer.lists import METRICS, Metric
+from longtail.trainer.lists import METRICS, Metric, k_of
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Task:
         self, metric: str, top_NK: Int32, *, buckets_L: Int8, counts_L: Int64, inverse_propensity_L: Float64 | None
     ) -> tuple[Float64, Float64]:
         """Numerator and denominator of one metric for every query, float64 [N] each."""
-        k = int(metric.partition("@")[2].partition("/")[0])
+        k = int(k_of(metric))
         return ratios_of(
             top_NK,
             self.positives,
@@ -140,11 +140,11 @@ class Seen:
 
 
 def check_metric(config: EvaluationConfig, *, labels: int) -> None:
-    """Refuse a metric over lists longer than the catalogue.
+    """Refuse a metric, or the floor of one, over lists longer than the catalogue.
 
     Raises:
         DataError: says how many labels there are.
     """
-    k = int(config.metric.partition("@")[2])
-    if k > labels:
-        raise DataError(f"evaluation.metric: expected a k of at most {labels}, all labels, received {config.metric}")
+    for where, metric in (("metric", config.metric), *(("floor", name) for name in config.floors)):
+        if int(k_of(metric)) > labels:
+            raise DataError(f"evaluation.{where}: expected a k of at most {labels}, all labels, received {metric}")

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from longtail.trainer.backend import Tensor, ops
+from longtail.trainer.losses.draws import stands_for
 from longtail.trainer.losses.hits import Hits, hits_of
 from longtail.trainer.losses.objective import Objective, SampledLogits
+from longtail.trainer.losses.top_k import QueryStates, TopK
 from longtail.trainer.losses.weights import MASKED
 
 
@@ -50,6 +52,7 @@ class Candidates(NamedTuple):
         excluded_shown_BS: which of them are no negatives, bool: as `excluded` and `known_BM`; None if there are none.
         ranks_BN: ranks of the candidates that count, int32, as `Mining.ranks` draws them; None unless it does.
         groups_B: rows of equal number ask the same query, int32, below B; None unless the family pools them.
+        queries: what is kept of the rows' queries; None without `top_k`.
     """
 
     positive_B: Tensor
@@ -68,6 +71,19 @@ class Candidates(NamedTuple):
     excluded_shown_BS: Tensor | None = None
     ranks_BN: Tensor | None = None
     groups_B: Tensor | None = None
+    queries: QueryStates | None = None
+
+
+class Visited(NamedTuple):
+    """What a step keeps of the rows that it has visited, without gradient.
+
+    Attributes:
+        log_eta_B: log η of the pairs, float32; None for a family without.
+        states_BS: what `TopK` keeps of the rows' queries, float32; None without.
+    """
+
+    log_eta_B: Tensor | None = None
+    states_BS: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -80,6 +96,8 @@ class BatchLoss:
         bfloat16: compute inner products in bfloat16.
         hits: which candidates are masked.
         impressions: weight of a label that was shown and not chosen.
+        top_k: weighs positives by the K-th highest scores of their queries; None weighs all alike.
+        smoothed: labels that a smoothed target is spread over, where the objective has one.
     """
 
     objective: Objective
@@ -87,9 +105,11 @@ class BatchLoss:
     bfloat16: bool
     hits: Hits = "mask"
     impressions: float = 0.0
+    top_k: TopK | None = None
+    smoothed: int = 0
 
-    def __call__(self, embedded: Embedded, batch: Candidates) -> tuple[Tensor, Tensor]:
-        """Mean weighted loss, float32 scalar, nats; and the rows' new log η, float32 [B], zeros without η."""
+    def __call__(self, embedded: Embedded, batch: Candidates) -> tuple[Tensor, Visited]:
+        """Mean weighted loss, float32 scalar, nats; and what is kept of the rows."""
         positives, candidates = batch.positive_B.shape[0], batch.candidates
         scaled_BD = embedded.queries_BD * embedded.scale
         positive_logits_B = (
@@ -120,10 +140,37 @@ class BatchLoss:
             groups_B=batch.groups_B,
         )
         logits = self._with_shown(logits, scaled_BD, embedded.labels_CD[end:], embedded.bias_C[end:], batch)
+        if self.objective.label_smoothing:
+            stands_BM = self._stands(logits, batch)
+            if batch.excluded is not None:
+                stands_BM = ops.where(batch.excluded, 0.0, stands_BM)
+            logits = logits._replace(share_BM=stands_BM / self.smoothed)
+        logits, states_BS = self._with_beta(logits, batch)
         if batch.log_eta_B is None or batch.eta_rate is None:
-            return ops.mean(batch.weight_B * self.objective(logits)), ops.zeros_like(batch.weight_B)
+            return ops.mean(batch.weight_B * self.objective(logits)), Visited(states_BS=states_BS)
         losses_B, log_eta_B = self.objective.with_eta(logits, log_eta_B=batch.log_eta_B, rate=batch.eta_rate)
-        return ops.mean(batch.weight_B * losses_B), log_eta_B
+        return ops.mean(batch.weight_B * losses_B), Visited(log_eta_B, states_BS)
+
+    def _with_beta(self, logits: SampledLogits, batch: Candidates) -> tuple[SampledLogits, Tensor | None]:
+        """The logits with the K-th highest scores that positives are held to, and the states of their queries."""
+        if self.top_k is None or batch.queries is None:
+            return logits, None
+        at_B, states_BS = self.top_k.visited(
+            batch.queries,
+            logits.positive_B,
+            logits.negative_BM,
+            self._stands(logits, batch),
+            m=logits.negative_BM.shape[1] - self.in_batch,
+        )
+        return logits._replace(beta_B=self.top_k.beta(at_B)), states_BS
+
+    def _stands(self, logits: SampledLogits, batch: Candidates) -> Tensor:
+        """Labels that every candidate stands for, float32 [B, M], hits among them."""
+        # `popularity` may still draw a positive that it should not, which is no draw by q/(1 − q_y).
+        hits: Hits = "keep" if batch.log_miss_B is None else "mask"
+        own_BM = hits_of(hits, batch.candidates, batch.positive_B, in_batch=self.in_batch, known_BM=None)
+        m = logits.negative_BM.shape[1] - self.in_batch
+        return stands_for(batch.log_q_candidates, own_BM, m=m, log_miss_B=batch.log_miss_B)
 
     def _with_shown(
         self, logits: SampledLogits, scaled_BD: Tensor, labels_ND: Tensor, bias_N: Tensor, batch: Candidates

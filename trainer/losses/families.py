@@ -66,8 +66,8 @@ def bilateral_softmax(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Te
 
     The positive stands in its own term alone. In training that is the query's: of rows of a batch that ask the same,
     the mean of exp(f_y) takes the place of each one's (`pooled`), so that a positive far below the others, which may be
-    noise, pulls less; a task of TensorFlow Recommenders is not told queries, and has each row's own. ρ is the ratio of
-    two temperatures, of positives and of negatives; above 1 it weighs the hardest negatives more.
+    noise, pulls less; with `top_k`, and in a task of TensorFlow Recommenders, which is not told queries, it is each
+    row's own. ρ is the ratio of two temperatures, of positives and of negatives; above 1 it weighs hard negatives more.
 
     A row whose negatives are all masked has the loss −f_y.
 
@@ -343,6 +343,9 @@ class Family:
             logits of 0 balance the two.
         stateful: keeps a number η per training pair.
         pooled: rows of a batch that ask the same query share one positive term, as `pooled` makes it.
+        cross_entropy: its positive term is −f_y beside a sum over all labels, so that its target may be smoothed.
+        ranks: a row's loss is of its positive against its negatives, so that it grows with the rank of the positive;
+            otherwise each of them is against 0, but for a pairwise form.
         hits: what a recipe that does not say gets.
         link: slope of the optimal logit in log(p(y|x)/ν) [METHODS §9]; None of a loss whose optimum is no such line.
     """
@@ -354,22 +357,24 @@ class Family:
     balanced: bool = False
     stateful: bool = False
     pooled: bool = False
+    cross_entropy: bool = False
+    ranks: bool = True
     hits: Hits = "mask"
     link: float | None = 1.0
 
 
 LOSSES: dict[str, Family] = {
-    "softmax": Family(softmax),
-    "bilateral_softmax": Family(bilateral_softmax, pooled=True, hits="keep"),
+    "softmax": Family(softmax, cross_entropy=True),
+    "bilateral_softmax": Family(bilateral_softmax, pooled=True, cross_entropy=True, hits="keep"),
     "pairwise_softmax": Family(pairwise_softmax, link=None),
-    "logistic": Family(logistic, balanced=True, hits="keep"),
-    "contrastive": Family(contrastive, cosine=True, link=None),
-    "hinge": Family(hinge, link=None),
-    "squared_hinge": Family(squared_hinge, link=None),
-    "exponential": Family(exponential, link=0.5),
-    "ramp": Family(ramp, link=None),
-    "nce": Family(nce, weights=("unit",), shifted=True, balanced=True, hits="keep"),
-    "augment_and_reduce": Family(augment_and_reduce, weights=("importance",), stateful=True),
+    "logistic": Family(logistic, balanced=True, ranks=False, hits="keep"),
+    "contrastive": Family(contrastive, cosine=True, ranks=False, link=None),
+    "hinge": Family(hinge, ranks=False, link=None),
+    "squared_hinge": Family(squared_hinge, ranks=False, link=None),
+    "exponential": Family(exponential, ranks=False, link=0.5),
+    "ramp": Family(ramp, ranks=False, link=None),
+    "nce": Family(nce, weights=("unit",), shifted=True, balanced=True, ranks=False, hits="keep"),
+    "augment_and_reduce": Family(augment_and_reduce, weights=("importance",), stateful=True, cross_entropy=True),
 }
 """Loss families by the name that a recipe's `[loss] family` calls them.
 

@@ -15,6 +15,7 @@ from longtail.bundle.arrays import Float32, Float64
 from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.losses.families import LOSSES, next_log_eta, pooled
 from longtail.trainer.losses.mining import Mining
+from longtail.trainer.losses.top_k import truncation
 from longtail.trainer.losses.weights import MASKED, WEIGHTS, LogProbabilities
 
 
@@ -36,6 +37,9 @@ class SampledLogits(NamedTuple):
         log_weight_shown_BS: float32, the log of their weight as it stands, `MASKED` where it is 0; None without.
         ranks_BN: what `Mining.ranks` drew, int32; None unless mining samples its ϑ.
         groups_B: int32, below B: rows of equal number ask the same query; None if the family pools none.
+        beta_B: float32, the K-th highest score of the row's query; None unless positives are held to it.
+        share_BM: float32, shares of the catalogue that the negatives stand for, 1 in total on average, masked ones too;
+            None unless targets are smoothed.
     """
 
     positive_B: Tensor
@@ -51,6 +55,8 @@ class SampledLogits(NamedTuple):
     log_weight_shown_BS: Tensor | None = None
     ranks_BN: Tensor | None = None
     groups_B: Tensor | None = None
+    beta_B: Tensor | None = None
+    share_BM: Tensor | None = None
 
     def in_float32(self) -> SampledLogits:
         """The same, logits as float32."""
@@ -75,6 +81,8 @@ class Objective:
         regularizer: strength of `(f + log q)²` on the positive and, on average, on its negatives [BM20 eq. 6]; of f²
             for a shifted family, whose f needs no log q to be a softmax's. f is without the offset.
         offset: a constant that is added to every logit, and to nothing that is regularised, ranked or exported.
+        label_smoothing: ε, the part of the target that is spread over the catalogue.
+        tau: temperature of the weight of positives that are held to the K-th highest score, in logits.
     """
 
     family: str = "softmax"
@@ -84,12 +92,14 @@ class Objective:
     mining: Mining | None = None
     regularizer: float = 0.0
     offset: float = 0.0
+    label_smoothing: float = 0.0
+    tau: float = 1.0
 
     def __call__(self, logits: SampledLogits) -> Tensor:
         """Loss of every row, float32 [B], nats."""
         logits = logits.in_float32()
         losses_B = LOSSES[self.family].loss(*self._weighted(logits), **self.family_arguments)
-        return losses_B + self._penalty(logits)
+        return self._of_target(losses_B, logits) + self._penalty(logits)
 
     def with_eta(self, logits: SampledLogits, *, log_eta_B: Tensor, rate: Tensor) -> tuple[Tensor, Tensor]:
         """As a call, for a family with a number η per training pair: losses and new log η, both float32 [B].
@@ -103,7 +113,15 @@ class Objective:
         weighted = self._weighted(logits)
         new_B = ops.stop_gradient(next_log_eta(*weighted, log_eta_B=log_eta_B, rate=rate))
         losses_B = LOSSES[self.family].loss(*weighted, **self.family_arguments, log_eta_B=new_B)
-        return losses_B + self._penalty(logits), new_B
+        return self._of_target(losses_B, logits) + self._penalty(logits), new_B
+
+    def _of_target(self, losses_B: Tensor, logits: SampledLogits) -> Tensor:
+        """The losses with ε of their target on all labels alike [METHODS §2.6], weighed by how far their positives are
+        above the K-th highest scores, where they are held to these [METHODS §2.5]."""
+        if logits.share_BM is not None:
+            gaps_BM = logits.positive_B[:, None] - logits.negative_BM
+            losses_B = losses_B + self.label_smoothing * ops.sum(logits.share_BM * gaps_BM, axis=1)
+        return losses_B if logits.beta_B is None else losses_B * truncation(logits.positive_B, logits.beta_B, self.tau)
 
     def _weighted(self, logits: SampledLogits) -> tuple[Tensor, Tensor, Tensor]:
         """Logits and log-weights as a family takes them."""

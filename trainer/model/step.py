@@ -23,9 +23,11 @@ from longtail.bundle.arrays import Float64
 from longtail.trainer import backend
 from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.check.limits import check_negatives
-from longtail.trainer.losses import LOSSES, BatchLoss, Candidates, Embedded, balance, known_among, pair_weights
+from longtail.trainer.losses import BatchLoss, Candidates, Embedded, balance, known_among, pair_weights
+from longtail.trainer.losses.batch_loss import Visited
 from longtail.trainer.losses.terms import log_terms
 from longtail.trainer.model.embedding import Dropout, InputKey, compact_rows, dropout_masks, read_distinct
+from longtail.trainer.model.kept import Askings, Kept
 from longtail.trainer.model.objectives import by_objective
 from longtail.trainer.model.parts import Gradients, mean_gradients, parts_of
 from longtail.trainer.model.sequences import packed_histories
@@ -50,6 +52,7 @@ class TrainStep:
         batch_size: B of every step.
         total_steps: where a falling learning rate ends.
         pairs: N; pair rows of batches are below it.
+        askings: queries that a K-th highest score is kept of; None where the loss has no `top_k`.
 
     Attributes:
         sampler: what draws the negatives.
@@ -68,6 +71,7 @@ class TrainStep:
         total_steps: int,
         pairs: int,
         weighted_L: Float64 | None = None,
+        askings: Askings | None = None,
     ) -> None:
         recipe, labels = model.recipe, len(visits_L)
         steps_per_epoch = max(pairs // batch_size, 1)
@@ -107,6 +111,9 @@ class TrainStep:
         drawn = recipe.loss.sampler.negatives or (0 if self.sampler.draw is None else labels)
         m = drawn + (batch_size - 1 if self.sampler.in_batch else 0)
         offset = balance(objective, log_pi_L, self.sampler.log_q_L, m=m)
+        self._kept = Kept(recipe, pairs=pairs, labels=labels, steps_per_epoch=steps_per_epoch, askings=askings)
+        drawn_L = ~never_L if never or self.sampler.draw is None else np.ones(labels, bool)
+        self._smoothed = int(drawn_L.sum())
         self._batch_loss = backend.compile_loss(
             BatchLoss(
                 objective=replace(objective, offset=offset),
@@ -114,13 +121,9 @@ class TrainStep:
                 bfloat16=recipe.training.precision == "mixed_bfloat16",
                 hits=recipe.loss.resolved_hits,
                 impressions=recipe.loss.impressions,
+                top_k=self._kept.top_k,
+                smoothed=self._smoothed,
             )
-        )
-        self._steps_per_epoch = steps_per_epoch
-        self._log_eta_N = (
-            keras.Variable(np.full(pairs, np.log(labels), np.float32), trainable=False, name="log_eta")
-            if LOSSES[recipe.loss.family.name].stateful
-            else None
         )
         self._seed = keras.random.SeedGenerator(recipe.seed)
         self.updates = Updates(model, recipe.optimizer, total_steps=total_steps)
@@ -133,11 +136,12 @@ class TrainStep:
             batch: query inputs by name; `_positive` int32 [B], label rows; `_weight` float32 [B]; `_pair`
                 int32 [B], rows of the training pairs; with hits `mask_known` also `_known` and `_known_rows`, int32
                 [K], as `known_among` takes them; with impressions `_shown` int32 [B, S], label rows; with objectives
-                `_objective` int32 [B], their places in the recipe; with a family that pools `_group` int32 [B].
+                `_objective` int32 [B], their places in the recipe; with a loss that pools `_group` int32 [B]; with
+                `top_k` `_asking` int32 [B].
 
         Raises:
-            ValueError: a batch without known positives, with hits `mask_known`, without objectives if there are any, or
-                without groups, with a family that pools.
+            ValueError: a batch without known positives, with hits `mask_known`, without objectives if there are any,
+                without groups, with a loss that pools, or without askings, with `top_k`.
         """
         return self._compiled(batch)
 
@@ -150,7 +154,7 @@ class TrainStep:
             *self._model.dense_variables,
             *self.updates.variables,
             *([] if self._streaming is None else self._streaming.variables),
-            *([] if self._log_eta_N is None else [self._log_eta_N]),
+            *self._kept.variables,
             *([] if self.sampler.refresh is None else [*self.sampler.variables, *self._label_rows]),
         ]
 
@@ -165,6 +169,7 @@ class TrainStep:
             *([] if self._log_q_L is None else [self._log_q_L]),
             *([] if self._pair_weight_L is None else [self._pair_weight_L]),
             *([] if self._never_L is None else [self._never_L]),
+            *self._kept.constants,
             *([] if learned else [self._model.log_temperature]),
             *([*self.sampler.variables, *self._label_rows] if self.sampler.refresh is None else []),
         ]
@@ -210,17 +215,16 @@ class TrainStep:
             candidates = candidates._replace(shown_BS=shown_BS, excluded_shown_BS=self._no_negatives(shown_BS, batch))
         masks = self._dropout_masks(positive_B, inputs)
 
-        def loss(rows: list[Tensor]) -> tuple[Tensor, Tensor]:
+        def loss(rows: list[Tensor]) -> tuple[Tensor, Visited]:
             with compact_rows(list(self._model.tables.values()), rows), dropout_masks(masks):
                 embedded = self._embedded(inputs, labels_C, read)
-            made: tuple[Tensor, Tensor] = self._batch_loss(embedded, candidates)
+            made: tuple[Tensor, Visited] = self._batch_loss(embedded, candidates)
             return made
 
         rows = [rows_UD for _, rows_UD in distinct]
         dense = self._model.dense_variables
-        (value, log_eta_B), row_gradients, gradients = backend.value_and_gradients(loss, rows, dense)
-        if self._log_eta_N is not None:
-            backend.scatter(self._log_eta_N, batch["_pair"], log_eta_B)
+        (value, visited), row_gradients, gradients = backend.value_and_gradients(loss, rows, dense)
+        self._kept.keep(batch, visited)
         return Gradients(value, distinct, row_gradients, gradients)
 
     def _draw_context(self, batch: dict[str, Tensor], positive_B: Tensor) -> DrawContext:
@@ -312,11 +316,7 @@ class TrainStep:
         else:
             candidates = ops.concatenate([positive_B, drawn]) if self.sampler.in_batch else drawn
         log_pi_positive_B, log_pi_candidates = self._log_pi(positive_B), self._log_pi(candidates)
-        log_eta_B = rate = None
-        if self._log_eta_N is not None:
-            epochs_done = self.updates.steps_done.value // self._steps_per_epoch
-            rate = ops.minimum(ops.power(1.0 + ops.cast(epochs_done, "float32"), -0.9), 1 - 1e-6)
-            log_eta_B = backend.gather(self._log_eta_N, batch["_pair"])
+        log_eta_B, rate = self._kept.eta(batch, self.updates.steps_done.value)
         log_q_positive_B = self._log_q(context, positive_B, log_pi_positive_B)
         weight_B = ops.convert_to_tensor(batch["_weight"])
         if self._pair_weight_L is not None:
@@ -336,6 +336,7 @@ class TrainStep:
             eta_rate=rate,
             ranks_BN=self._ranks(positive_B.shape[0], candidates.shape[-1]),
             groups_B=self._groups(batch),
+            queries=self._kept.queries(batch, candidates),
         )
 
     def _ranks(self, rows: int, negatives: int) -> Tensor | None:
@@ -344,8 +345,8 @@ class TrainStep:
         return None if mining is None or mining.draw is None else mining.mining().ranks(rows, negatives, self._seed)
 
     def _groups(self, batch: dict[str, Tensor]) -> Tensor | None:
-        """Which rows ask the same query, int32 [B]; None unless the family pools them."""
-        if not LOSSES[self._recipe.loss.family.name].pooled:
+        """Which rows ask the same query, int32 [B]; None unless the loss pools them."""
+        if not self._recipe.loss.pools:
             return None
         if "_group" not in batch:
             raise ValueError(

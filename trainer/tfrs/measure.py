@@ -19,7 +19,7 @@ from longtail.bundle.arrays import Float32, Int32
 from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.errors import ExportError
-from longtail.trainer.evaluation.dial import Dial, Noise, Setting, best_dial, lines
+from longtail.trainer.evaluation.dial import Dial, Noise, Setting, best_dial, chosen_by, lines
 from longtail.trainer.evaluation.held_out import HeldOut
 from longtail.trainer.evaluation.ranking import LabelSide, bias_removal_curve
 from longtail.trainer.tfrs.columns import Columns, Ids, strings
@@ -45,8 +45,8 @@ class Validation:
 
 def unmeasured(bias_removal: float | None, noise: Noise) -> Dial:
     """λ as the caller has it, or 0, and no curve."""
-    chosen_by = f"{_BY_THE_CALLER}; nothing was measured"
-    return Dial(BiasRemoval(default=bias_removal or 0.0, noise=noise.name, chosen_by=chosen_by))
+    why = f"{_BY_THE_CALLER}; nothing was measured"
+    return Dial(BiasRemoval(default=bias_removal or 0.0, noise=noise.name, chosen_by=why))
 
 
 def measured(
@@ -102,14 +102,13 @@ def measured(
         )  # fmt: skip
 
     if bias_removal is None:
-        floor = ", ".join(f"{bucket} >= {least:g}" for bucket, least in config.floor.items())
-        chosen_by = f"{f'the floor {floor} and ' if floor else ''}valid {config.metric}"
+        why = chosen_by(config)
         best, curve = best_dial(measure, config, noise)
     else:
-        chosen_by, best = _BY_THE_CALLER, Setting(bias_removal)
+        why, best = _BY_THE_CALLER, Setting(bias_removal)
         curve = measure(lines(config, noise, bias_removal))
     dial = Dial(
-        BiasRemoval(default=best.bias_removal, noise=noise.name, chosen_by=chosen_by, curve_split="valid", curve=curve),
+        BiasRemoval(default=best.bias_removal, noise=noise.name, chosen_by=why, curve_split="valid", curve=curve),
         Popularity(default=best.popularity),
     )
     found = HeldOut.of(held_out, known, labels=len(ids), exclude_seen=config.exclude_seen)

@@ -1,0 +1,317 @@
+"""SL@K: the weight by hand and its gradient, β against the true K-th highest score, and what a step keeps
+[METHODS §2.5]."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from longtail.bundle import Proposal
+from longtail.trainer import backend
+from longtail.trainer.check.limits import check_sizes
+from longtail.trainer.checkpoint import Checkpoints, identity_of
+from longtail.trainer.config import LossConfig
+from longtail.trainer.data.batches import epoch_batches
+from longtail.trainer.data.encode import Encoding
+from longtail.trainer.errors import DataError
+from longtail.trainer.losses import LOSSES, Objective, SampledLogits
+from longtail.trainer.losses.draws import stands_for
+from longtail.trainer.losses.hits import hits_of
+from longtail.trainer.losses.terms import log_terms
+from longtail.trainer.losses.top_k import QueryStates, TopK
+from longtail.trainer.model.kept import Askings
+from longtail.trainer.sampling import SAMPLERS, DrawContext, LabelTable, SamplerSetup
+from tests.trainer import tiny
+
+L, DIM, ROWS = 32, 4, 32
+PI = np.arange(L, 0, -1) ** -0.8 / (np.arange(L, 0, -1) ** -0.8).sum()
+RNG = np.random.default_rng(0)
+EMBEDDINGS = RNG.normal(0, 1, (L, DIM)).astype(np.float32)
+QUERY = RNG.normal(0, 1, DIM).astype(np.float32)
+SCORES = EMBEDDINGS @ QUERY
+BUCKET = np.int32(np.arange(L) // 12)
+"""Twelve labels in group 0, twelve in 1; the eight others in none, 2."""
+COUNT: dict[str, Any] = {"labels": L, "temperature": 1.0, "memory": 10**6}
+WHOLE = COUNT | {"k_G": (4,), "labels_G": (L,)}, np.zeros(L, np.int32)
+BY_BUCKET = COUNT | {"k_G": (2, 2), "labels_G": (12, 12)}, BUCKET
+VISITS = 300
+
+
+def tree() -> Proposal:
+    """A tree over the labels that looks at one number of the query."""
+    rng = np.random.default_rng(1)
+    weights, biases = rng.normal(0, 0.15, (L, 1)).astype(np.float32), rng.normal(0, 0.15, L).astype(np.float32)
+    return Proposal({"age": np.float32([[1.0]])}, np.float32([0.0]), weights, biases, np.arange(L, dtype=np.int32))
+
+
+SAMPLED: dict[str, tuple[str, dict[str, Any]]] = {
+    "in_batch": ("in_batch", {}),
+    "uniform": ("uniform", {"negatives": 12}),
+    "uniform, distinct": ("uniform", {"negatives": 12, "shared": False, "replace": False}),
+    "uniform, never the positive": ("uniform", {"negatives": 12, "exclude_positive": True}),
+    "popularity": ("popularity", {"negatives": 12, "alpha": 0.75}),
+    "popularity, never the positive": ("popularity", {"negatives": 12, "exclude_positive": True}),
+    "mixed": ("mixed", {"negatives": 6}),
+    "full": ("full", {}),
+    "model": ("model", {"negatives": 12}),
+    "adversarial": ("adversarial", {"negatives": 12}),
+    "minimum_variance": ("minimum_variance", {"negatives": 12, "uniform_share": 0.5}),
+}
+
+
+@pytest.mark.parametrize(("name", "arguments"), SAMPLED.values(), ids=SAMPLED)
+def test_beta_goes_to_the_kth_highest_score(name: str, arguments: dict[str, Any]) -> None:
+    """Of a fixed model, by what the sampler draws: 32 queries of equal scores, each with positives of its own, among
+    all labels and by bucket. Tolerance: a twelfth of the scores' spread, less than half of any gap to the next score.
+    """
+    loss = Objective("softmax", "importance")
+    terms = partial(log_terms, loss, ops.convert_to_tensor(np.log(PI).astype(np.float32)))
+    sampler = SAMPLERS[name](SamplerSetup(np.log(PI), ROWS, DIM, tree(), log_terms=terms), **arguments)
+    if sampler.refresh is not None:
+        sampler.refresh(LabelTable(EMBEDDINGS, None, 1.0))
+    never = name == "minimum_variance" or "exclude_positive" in arguments
+    asked = [(TopK(**counts, never_the_positive=never), group_L) for counts, group_L in (WHOLE, BY_BUCKET)]
+    seed, queries_BD = keras.random.SeedGenerator(1), ops.convert_to_tensor(np.tile(QUERY, (ROWS, 1)))
+
+    def visit(batch: dict[str, Any]) -> Any:
+        positive_B = ops.convert_to_tensor(batch["positive"])
+        context = DrawContext(positive_B, {"age": np.ones(ROWS, np.float32)}, queries_BD)
+        drawn = None if sampler.draw is None else sampler.draw(seed, context)
+        parts = [*([positive_B] if sampler.in_batch else []), *([] if drawn is None else [drawn])]
+        candidates = parts[0] if len(parts) == 1 else ops.concatenate(parts)
+
+        def log_q(labels: Any) -> Any:
+            return ops.take(sampler.log_q_L, labels) if sampler.log_q is None else sampler.log_q(context, labels)
+
+        negative_BM = ops.take(SCORES, candidates) + ops.zeros((ROWS, candidates.shape[-1]))
+        log_miss_B = None if sampler.log_miss is None else sampler.log_miss(log_q(positive_B))
+        hits = "keep" if log_miss_B is None else "mask"
+        own_BM = hits_of(hits, candidates, positive_B, in_batch=sampler.in_batch, known_BM=None)
+        m = candidates.shape[-1] - sampler.in_batch
+        stands_BM = stands_for(log_q(candidates), own_BM, m=m, log_miss_B=log_miss_B)
+        after = []
+        for (top_k, group_L), state_BS in zip(asked, batch["states"], strict=True):
+            queries = QueryStates(state_BS, ops.take(group_L, positive_B), ops.take(group_L, candidates))
+            after.append(top_k.visited(queries, ops.take(SCORES, positive_B), negative_BM, stands_BM, m=m)[1])
+        return after
+
+    compiled = backend.compile_step(visit, [seed.state, *sampler.variables])
+    states = [ops.zeros((ROWS, len(top_k.k_G) + 2)) for top_k, _ in asked]
+    for positive_B in RNG.choice(L, (VISITS, ROWS), p=PI).astype(np.int32):
+        states = compiled({"states": states, "positive": positive_B})
+
+    for (top_k, group_L), state_BS in zip(asked, states, strict=True):
+        for group, k in enumerate(top_k.k_G):
+            found_B = ops.convert_to_numpy(state_BS)[:, group]
+            true = np.sort(SCORES[group_L == group])[-k]
+            assert float(found_B.mean()) == pytest.approx(float(true), abs=float(SCORES.std()) / 12)
+
+
+@pytest.mark.parametrize("family", [name for name, family in LOSSES.items() if family.ranks])
+def test_a_loss_is_weighed_by_how_far_its_positive_is_above_beta(family: str) -> None:
+    """And its gradient goes through the weight, by central differences; mining and the regularizer stay as they are."""
+    positive_B, beta_B = np.float32([1.0, -0.5]), np.float32([0.4, 0.25])
+    logits = SampledLogits(
+        positive_B, np.float32([[0.5, -1.0], [0.0, 0.75]]), np.zeros((2, 2), bool),
+        *[np.float32([-1.0, -2.0])] * 4,
+    )  # fmt: skip
+    plain, held = (Objective(family, "importance", regularizer=0.1, tau=tau) for tau in (1.0, 0.5))
+
+    def losses(objective: Objective, of: SampledLogits) -> np.ndarray:
+        if LOSSES[family].stateful:
+            state = {"log_eta_B": ops.convert_to_tensor(np.float32([1.0, 2.0])), "rate": np.float32(0.5)}
+            return ops.convert_to_numpy(objective.with_eta(of, **state)[0]).astype(np.float64)
+        return ops.convert_to_numpy(objective(of)).astype(np.float64)
+
+    def by_hand(positive_B: np.ndarray) -> np.ndarray:
+        of = logits._replace(positive_B=positive_B)
+        penalty_B = losses(plain, of) - losses(replace(plain, regularizer=0.0), of)
+        weight_B = 1 / (1 + np.exp(-(positive_B - beta_B) / 0.5))
+        return weight_B * losses(replace(plain, regularizer=0.0), of) + penalty_B
+
+    np.testing.assert_allclose(losses(held, logits._replace(beta_B=beta_B)), by_hand(positive_B), rtol=1e-5)
+    if LOSSES[family].stateful:
+        return  # η moves with the positive, and has no gradient
+
+    def total(rows: list[Any]) -> tuple[Any, Any]:
+        losses_B = held(logits._replace(positive_B=rows[0], beta_B=ops.convert_to_tensor(beta_B)))
+        return ops.sum(losses_B), losses_B
+
+    _, (gradient_B,), _ = backend.value_and_gradients(total, [ops.convert_to_tensor(positive_B)], [])
+    step = np.float32(1 / 64)
+    slope_B = (by_hand(positive_B + step) - by_hand(positive_B - step)) / (2 * step)
+    np.testing.assert_allclose(ops.convert_to_numpy(gradient_B), slope_B, rtol=5e-3, atol=1e-4)
+
+
+TRAIN = tiny.pairs((0, 0), (0, 1), (0, 3), (1, 1), (1, 0), (2, 0))
+"""Label 0 in three pairs, 1 in two, 3 in one, 2, 4 and 5 in none: of head, torso, tail and new."""
+DATA = tiny.dataset(TRAIN, queries=4, labels=6)
+FULL = {"sampler": "full", "weight": "importance"}
+ASKED = np.int32([0, 0, 0, 1, 1, 2])
+
+
+def step_of(top_k: dict[str, Any], *, parts: int = 1) -> tuple[Any, np.ndarray]:
+    """A model, and the logits of its queries before any step, [3, 6]."""
+    job = tiny.recipe(
+        loss=FULL | {"top_k": top_k}, model={"dim": 4, "temperature": 0.5},
+        training={"batch_size": 6, "accumulate": parts},
+    )  # fmt: skip
+    model = tiny.model(job, DATA, batch_size=6)
+    return model, model.embed_queries({"user_id": np.int32([1, 2, 3])}) @ model.embed_labels().T / 0.5
+
+
+def states(model: Any) -> np.ndarray:
+    (found,) = (variable for variable in model.train_step.variables if variable.name == "top_k")
+    return np.asarray(ops.convert_to_numpy(found))
+
+
+def softmax(logits_L: np.ndarray, label: int) -> float:
+    return float(np.log(np.exp(logits_L).sum()) - logits_L[label])
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_step_by_hand(parts: int) -> None:
+    """Its first visit: the upper quantile of a normal distribution. Query 0 stands in both parts of two."""
+    model, logits_QL = step_of({"k": 2, "temperature": 0.7}, parts=parts)
+    with pytest.raises(ValueError, match="a step with top_k: expected _asking in its batch, received none"):
+        model.train_step(tiny.batch(TRAIN))
+    order = np.array([0, 3, 5, 1, 4, 2])
+    rows, asked = TRAIN.take(order), ASKED[order]
+    loss = float(model.train_step(tiny.batch(rows, _asking=asked)))
+
+    quantile = 0.6744897501960817  # Φ⁻¹(1 − 1½/6)
+    beta_Q = logits_QL.mean(axis=1) + quantile * logits_QL.std(axis=1)
+    moved_Q = np.array([beta + spread * np.clip(
+        (np.sum(row > beta) / 1.5 - 1) / (1 + 1 / 1.5), -1, 1
+    ) for beta, spread, row in zip(beta_Q, logits_QL.std(axis=1), logits_QL, strict=True)])  # fmt: skip
+    visits_Q = [2, 2, 1] if parts == 2 else [1, 1, 1]
+    by_hand = []
+    for at, (query, label) in enumerate(zip(rows.queries, rows.labels, strict=True)):
+        again = parts == 2 and at >= 3
+        above = logits_QL[query, label] - beta_Q[query]
+        by_hand.append(softmax(logits_QL[query], label) / (1 + np.exp(-above / 0.7)))
+        assert not again or query != 2
+    assert loss == pytest.approx(np.mean(by_hand), rel=1e-4)
+    expected_QS = np.stack(
+        [np.where(np.array(visits_Q) == 2, moved_Q, beta_Q), logits_QL.std(axis=1), visits_Q], axis=1
+    )
+    np.testing.assert_allclose(states(model), expected_QS, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("eager")
+def test_each_bucket_has_a_beta_of_its_own_and_others_count_in_full() -> None:
+    model, logits_QL = step_of({"k": {"tail": 1, "head": 1}, "temperature": 0.7})
+    loss = float(model.train_step(tiny.batch(TRAIN, _asking=ASKED)))
+
+    spread_Q = logits_QL.std(axis=1)
+    beta_Q = logits_QL.mean(axis=1)  # Φ⁻¹(1 − ½/1) = 0: one label in either
+    by_hand = []
+    for query, label in zip(TRAIN.queries, TRAIN.labels, strict=True):
+        above = logits_QL[query, label] - beta_Q[query]
+        weight = {0: 1 / (1 + np.exp(-above / 0.7)), 1: 1.0, 3: 1 / (1 + np.exp(-above / 0.7))}[int(label)]
+        by_hand.append(weight * softmax(logits_QL[query], label))
+    assert loss == pytest.approx(np.mean(by_hand), rel=1e-4)
+    for _ in range(2):
+        model.train_step(tiny.batch(TRAIN, _asking=ASKED))
+    head_Q, tail_Q = states(model)[:, 0], states(model)[:, 1]
+    assert (head_Q != tail_Q).any(), "each goes to the score of its own label"
+    assert states(model)[:, 3].tolist() == [3, 3, 3]
+    assert np.abs(states(model)[:, 2] - spread_Q).max() < 0.5
+
+
+@pytest.mark.usefixtures("eager")
+def test_what_is_kept_is_in_checkpoints(tmp_path: Path) -> None:
+    first, other = (step_of({"k": 2})[0] for _ in range(2))
+    batch = tiny.batch(TRAIN, _asking=ASKED)
+    for _ in range(2):
+        first.train_step(batch)
+    Checkpoints(tmp_path, "run").save("latest", first.variables, {})
+    Checkpoints(tmp_path, "run").load("latest", other.variables)
+
+    assert float(first.train_step(batch)) == float(other.train_step(batch))
+    np.testing.assert_array_equal(states(first), states(other))
+
+
+def test_a_run_without_it_is_the_one_it_was() -> None:
+    """Checkpoints of recipes before `top_k` go on."""
+    job = tiny.recipe()
+    later = {"loss": {"top_k", "label_smoothing"}, "evaluation": {"refine"}}
+    settings = job.model_dump(mode="json", exclude={"name": True, "data": True} | later)
+    settings |= {"reduction": job.data.reduction, "version": 2}
+    content = json.dumps(settings, sort_keys=True) + DATA.fingerprint()
+
+    assert identity_of(job, DATA) == hashlib.sha256(content.encode()).hexdigest()
+    assert identity_of(tiny.recipe(loss={"top_k": {"k": 2}}), DATA) != identity_of(job, DATA)
+
+
+def test_batches_say_what_is_asked() -> None:
+    """A number for every query, for every objective of its own."""
+    features = Encoding.fit(tiny.recipe(), DATA).query
+    settings: dict[str, Any] = {"batch_size": 6, "one_label_per_query": False, "seed": 0, "epoch": 0, "first": 0}
+    ((_, batch),) = epoch_batches(DATA.train, features, numbered=True, **settings)
+    several = replace(DATA.train, objectives=np.int32([0, 1, 0, 0, 1, 1]))
+    ((_, apart),) = epoch_batches(several, features, numbered=True, **settings)
+
+    np.testing.assert_array_equal(batch["_asking"], DATA.train.queries[batch["_pair"]])
+    np.testing.assert_array_equal(
+        apart["_asking"], 2 * several.queries[apart["_pair"]] + several.objectives[apart["_pair"]]
+    )
+    assert (batch["_asking"].dtype, apart["_asking"].dtype) == (np.int32, np.int32)
+    assert Askings.of(tiny.recipe(loss={"top_k": {"k": 2}}), replace(DATA, train=several)).number == 6
+    ((_, plain),) = epoch_batches(DATA.train, features, **settings)
+    assert "_asking" not in plain
+
+
+def test_the_bilateral_softmax_pools_none_of_its_positives_beside_it() -> None:
+    bilateral = {"family": "bilateral_softmax", "hits": "keep"}
+    assert LossConfig.model_validate(bilateral).pools
+    held = LossConfig.model_validate(bilateral | {"top_k": {"k": 20}})
+    assert not held.pools
+    assert held.uncalibrated() == "top_k weighs pairs by their own scores"
+    assert str(held).endswith(" · top 20 within 1")
+
+
+@pytest.mark.parametrize("family", ["logistic", "contrastive", "hinge", "squared_hinge", "exponential", "ramp", "nce"])
+def test_a_loss_that_knows_no_rank_is_refused(family: str) -> None:
+    """A pairwise form does know one."""
+    with pytest.raises(ValueError, match=f"top_k: expected none with family '{family}', whose loss has every logit"):
+        LossConfig.model_validate({"family": family, "top_k": {"k": 20}})
+    if family not in ("contrastive", "nce"):
+        LossConfig.model_validate({"family": {"name": family, "pairwise": True}, "top_k": {"k": 20}})
+
+
+@pytest.mark.parametrize(
+    ("top_k", "message"),
+    [
+        ({}, "k\n  Field required"),
+        ({"k": 0}, "greater than or equal to 1"),
+        ({"k": 20, "temperature": 0}, "greater than 0"),
+        ({"k": {"middle": 3}}, "expected buckets of head, torso, tail, received middle"),
+        ({"k": {}}, "at least 1 item"),
+    ],
+)
+def test_what_is_no_top_k_is_refused(top_k: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        LossConfig.model_validate({"top_k": top_k})
+
+
+@pytest.mark.parametrize(
+    ("k", "message"),
+    [
+        (7, r"loss.top_k.k: expected at most 6, the labels there are, received 7"),
+        ({"head": 1, "tail": 2}, r"loss.top_k.k.tail: expected at most 1, the labels there are, received 2"),
+    ],
+)
+def test_a_k_beyond_the_catalogue_is_refused(k: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        check_sizes(tiny.recipe(loss={"top_k": {"k": k}}), DATA)
