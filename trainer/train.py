@@ -327,6 +327,7 @@ def train(
                 impressions=dataset.impressions if recipe.loss.impressions else None,
                 replay=run.replay,
                 grouped=recipe.training.accumulate if LOSSES[recipe.loss.family.name].pooled else 0,
+                audience=trained.encoding.audience,
             )
             done, logs_of_epoch = first, dict[str, float]()
             for step, batch in batches:

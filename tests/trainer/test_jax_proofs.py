@@ -12,6 +12,7 @@ PROOFS = {
     "losses": ("proofs_r21", "proofs_bm20", "objective", "hits", "pair_weights", "bilateral", "pairwise_softmax"),
     "sampling and steps": (
         "proofs_re19", "mining", "conditional", "frequencies", "optimizers", "optimizer_state", "average",
+        "neighbours",
     ),
 }  # fmt: skip
 SLOW_ON_JAX = (

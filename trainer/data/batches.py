@@ -18,6 +18,7 @@ import numpy.typing as npt
 from longtail.bundle import Inputs
 from longtail.bundle.arrays import Int32, Int64
 from longtail.trainer.config import FeatureConfig
+from longtail.trainer.data.audience import Audience
 from longtail.trainer.data.columns import Bags, Encoded
 from longtail.trainer.data.known import KnownPositives
 from longtail.trainer.data.pairs import Asked, Pairs
@@ -103,6 +104,10 @@ class QueryFeatures:
             events=self._events,
         )
 
+    def chosen(self, feature: str) -> Int32:
+        """Label rows of all entries of a history, int32 [n]."""
+        return self._histories[feature].bags.ids
+
     def of_pairs(self, pairs_B: Int64, rng: np.random.Generator) -> Inputs:
         """Inputs of training pairs, [B] or [B, P] by name; the positive is in no history.
 
@@ -124,7 +129,11 @@ class QueryFeatures:
                 else:
                     spare_B = np.maximum(ends_B - starts_B - feature.max_length, 0)
                     starts_B = starts_B + rng.integers(0, spare_B + 1)
-                inputs |= self._history(feature, starts_B, ends_B, self._known.labels[pairs_B])
+                if feature.sample is None:
+                    inputs |= self._history(feature, starts_B, ends_B, self._known.labels[pairs_B])
+                else:
+                    ends_B = np.minimum(ends_B, starts_B + feature.max_length)
+                    inputs |= self._drawn(feature, starts_B, ends_B, pairs_B, rng)
             rate = _UNKNOWN_RATE if feature.unknown_rate is None else feature.unknown_rate
             if feature.unknown is not None and rate:
                 name, value = feature.unknown
@@ -178,6 +187,26 @@ class QueryFeatures:
         ids_BP = np.where(weights_BP > 0, self._history_ids[feature.name][labels_BP], np.int32(0))
         return {feature.name: ids_BP, f"{feature.name}__weight": weights_BP}
 
+    def _drawn(
+        self, feature: FeatureConfig, starts_B: Int64, ends_B: Int64, pairs_B: Int64, rng: np.random.Generator
+    ) -> Inputs:
+        """Of each history `starts:ends` without the pair itself, as many equal parts as are drawn, and of each an entry
+        that weighs as many as its part has [METHODS §10.1]."""
+        history, width, positives_B = self._histories[feature.name], feature.sample or 1, self._known.labels[pairs_B]
+        own_B, labels = history.before(pairs_B), history.bags.ids
+        there_B = (own_B >= starts_B) & (own_B < np.minimum(ends_B, len(labels)))
+        there_B[there_B] = labels[own_B[there_B]] == positives_B[there_B]
+        each_B1, more_B1 = (part[:, None] for part in np.divmod(ends_B - starts_B - there_B, width))
+        places_P = np.arange(width)
+        sizes_BP = each_B1 + (places_P < more_B1)
+        at_BP = starts_B[:, None] + places_P * each_B1 + np.minimum(places_P, more_B1)
+        at_BP += (rng.random(sizes_BP.shape) * sizes_BP).astype(np.int64)
+        at_BP += there_B[:, None] & (at_BP >= own_B[:, None])
+        labels_BP = labels[np.where(sizes_BP > 0, at_BP, 0)] if len(labels) else np.zeros(at_BP.shape, np.int32)
+        weights_BP = np.where(labels_BP == positives_B[:, None], 0, sizes_BP).astype(np.float32)
+        ids_BP = np.where(weights_BP > 0, self._history_ids[feature.name][labels_BP], np.int32(0))
+        return {feature.name: ids_BP, f"{feature.name}__weight": weights_BP}
+
 
 def take_rows(
     features: Sequence[FeatureConfig], encoded: Mapping[str, Encoded], rows_B: npt.NDArray[np.integer]
@@ -217,13 +246,15 @@ def epoch_batches(
     impressions: Bags | None = None,
     replay: Replay | None = None,
     grouped: int = 0,
+    audience: Audience | None = None,
 ) -> Iterator[tuple[int, Inputs]]:
     """Shuffled batches of one epoch, numbered, from step `first` on; what is left over at the end is dropped.
 
     A batch holds the query tower's inputs by name, `_pair` int32 [B] (rows of `pairs`), `_positive` int32 [B]
     (label rows) and `_weight` float32 [B]. Where they are asked for, also known positives, `_known` and `_known_rows`,
     int32 [K] (`KnownPositives.of_queries`), impressions, `_shown`, int32 [B, S], filled up with the positive, and
-    groups, `_group`, int32 [B] (`_groups`); with objectives `_objective`, int32 [B].
+    groups, `_group`, int32 [B] (`_groups`); with objectives `_objective`, int32 [B]; with audiences `_own`, int32
+    [B, 2] (`Audience.own`).
     The same arguments give the same batches.
 
     Args:
@@ -238,6 +269,7 @@ def epoch_batches(
         impressions: label rows of what was shown with the interactions, for a loss that weighs them.
         replay: visit these in place of every pair.
         grouped: say which rows ask the same within each of so many parts of a batch, for a loss that pools them.
+        audience: of the labels, for a label tower that reads it: say where a row's own query is in its positive's.
     """
     order = _visits(pairs, replay, one_label_per_query=one_label_per_query, seed=seed, epoch=epoch)
     owners = pairs.owners
@@ -253,6 +285,8 @@ def epoch_batches(
             batch["_objective"] = pairs.objectives[rows_B]
         if grouped:
             batch["_group"] = _groups(pairs, rows_B, parts=grouped)
+        if audience is not None:
+            batch["_own"] = audience.own[rows_B]
         if impressions is not None and pairs.shown is not None:
             batch["_shown"] = impressions.filled(pairs.shown[rows_B], batch["_positive"])
         yield step, batch
