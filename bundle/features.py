@@ -111,7 +111,7 @@ class FeatureReader:
 
     def _bags(self, feature: Feature, values_B: Sequence[JsonValue], width: int | None) -> tuple[Int32, Float32]:
         """Rows and weights of each value's last `max_length` entries, of a text with a vocabulary the first, [B, P]."""
-        kept = slice(-(feature.max_length or 1), None)
+        kept = slice(None) if feature.max_length is None else slice(-feature.max_length, None)
         ids: list[str] = []
         lengths: list[int] = []
         weighted: list[tuple[int, list[float]]] = []

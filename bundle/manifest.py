@@ -28,10 +28,11 @@ NAMED_NOISE = 3
 """From this version on log p_n is log ν of the training, and `bias_removal.noise` its name."""
 
 TextStandard = Literal["none", "lower", "strip_punctuation", "lower_and_strip_punctuation"]
-FeatureKind = Literal["id", "history", "bag", "text", "number", "vector", "date"]
+FeatureKind = Literal["id", "history", "audience", "bag", "text", "number", "vector", "date"]
 FEATURE_VALUE_TYPES = {
     "id": "an id (a string or an integer)",
     "history": "a list of ids (strings or integers), oldest first",
+    "audience": "a list of ids (strings or integers) of queries that chose the label",
     "bag": "a list of ids (strings or integers), or an object of id to weight",
     "text": "a string",
     "number": "a finite number",
@@ -54,6 +55,7 @@ class Feature(Record):
     |---|---|---|
     | `id` | a string or an integer | `name` int32 [B] |
     | `history` | ids, oldest first; the last `max_length` count | `name` int32, `name__weight` float32 [B, P] |
+    | `audience` | ids of queries that chose the label, all of which count | the same |
     | `bag` | a list of ids, or an object id → weight | the same |
     | `text` | a string, split at non-word characters, lower-cased, hashed | the same |
     | `text` with a vocabulary | a string, split at spaces after `standardize`, looked up | the same |
@@ -69,8 +71,8 @@ class Feature(Record):
     name: str = Field(pattern=r"^[A-Za-z][A-Za-z0-9_]*$")
     kind: FeatureKind
     vocabulary: str | None = None
-    """Name of the file in `vocabularies/`, without `.parquet`; of id, history and bag, and of a text without
-    `hash_rows`."""
+    """Name of the file in `vocabularies/`, without `.parquet`; of id, history, audience and bag, and of a text
+    without `hash_rows`."""
     max_length: int | None = Field(default=None, ge=1)
     """Longest history, bag or token list that is read; of longer ones the last entries count, of a text with a
     vocabulary the first."""
@@ -140,10 +142,10 @@ class Feature(Record):
                 f"feature {self.name!r} ({self.kind}): standardize belongs to text with a vocabulary, and only to it"
             )
         of_words = self.standardize is not None
-        if (self.kind in ("id", "history", "bag") or of_words) != (self.vocabulary is not None):
+        if (self.kind in ("id", "history", "audience", "bag") or of_words) != (self.vocabulary is not None):
             raise ValueError(
-                f"feature {self.name!r} ({self.kind}): a vocabulary belongs to id, history and bag, and only to them, "
-                "or to a text with standardize"
+                f"feature {self.name!r} ({self.kind}): a vocabulary belongs to id, history, audience and bag, and "
+                "only to them, or to a text with standardize"
             )
         if (self.kind == "text" and not of_words) != (self.hash_rows is not None):
             raise ValueError(

@@ -1,6 +1,6 @@
 """What towers and feature kinds of one's own are built from, and the tables of them. Loads no Keras.
 
-Legend: `B` batch, `P` positions of a bag, history or text.
+Legend: `B` batch, `P` positions of a bag, history, audience or text.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     import keras
 
 Side = Literal["query", "label"]
-Kind = Literal["id", "history", "bag", "text", "number", "vector", "date"]
+Kind = Literal["id", "history", "audience", "bag", "text", "number", "vector", "date"]
 """What a feature is read as, from columns and requests alike, and the name of our own way to embed it."""
 
-POOLED: tuple[Kind, ...] = ("history", "bag", "text")
+POOLED: tuple[Kind, ...] = ("history", "audience", "bag", "text")
 """Kinds of which a tower sees entries with weights."""
 
 
@@ -47,7 +47,7 @@ class FeatureSetup(NamedTuple):
     Attributes:
         name: the feature's; a prefix for names of layers.
         side: whose feature it is.
-        max_length: of a history, bag or text: P at most; else None.
+        max_length: of a history, audience, bag or text: P at most, of an audience in training; else None.
         mean, std: of a number: of its training values; else None.
     """
 
@@ -63,9 +63,9 @@ class FeatureKind(NamedTuple):
 
     Attributes:
         part: from tensors and a `FeatureSetup`, and keyword-only parameters, to [B, width]. The tensors are the
-            entries' embeddings [B, P, dim] and weights [B, P] of a history, bag or text, and one tensor of the other
-            kinds: the embedding [B, dim] of an id or a date, the numbers [B, dims] of a vector, the number itself,
-            not standardised, [B, 1].
+            entries' embeddings [B, P, dim] and weights [B, P] of a history, audience, bag or text, and one tensor of
+            the other kinds: the embedding [B, dim] of an id or a date, the numbers [B, dims] of a vector, the number
+            itself, not standardised, [B, 1].
         reads: the kind that columns, requests and bundles know it as.
     """
 

@@ -330,6 +330,7 @@ def train(
                 grouped=recipe.training.accumulate if recipe.loss.pools else 0,
                 packs=recipe.training.accumulate == 1,
                 numbered=recipe.loss.top_k is not None,
+                audience=trained.encoding.audience,
             )
             done, logs_of_epoch = first, dict[str, float]()
             for step, batch in batches:

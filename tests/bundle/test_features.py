@@ -52,6 +52,20 @@ def test_ids() -> None:
     assert read({"user": "east"}, {"user": "north"}, {"user": "west"}, {"user": 3})["user"] == [2, 1, 0, 0]
 
 
+def test_an_audience_is_read_whole() -> None:
+    features = [Feature(name="by", kind="audience", vocabulary="users")]
+    many = ["north", "east", *["nobody"] * 300]
+    inputs = FeatureReader(features, VOCABULARIES).read([{"by": many}, {}, {"by": ["east", 7]}], {})
+    assert inputs["by"].tolist() == [[1, 2, *[0] * 300], [0] * 302, [2, *[0] * 301]]
+    assert inputs["by__weight"].sum(axis=1).tolist() == [302, 0, 2]
+    with pytest.raises(FeatureError, match=r"expected a list of ids .* of queries that chose the label, received"):
+        FeatureReader(features, VOCABULARIES).read([{"by": {"north": 2}}], {})
+    with pytest.raises(ValueError, match="max_length belongs to history, bag and text"):
+        Feature(name="by", kind="audience", vocabulary="users", max_length=3)
+    with pytest.raises(ValueError, match="a vocabulary belongs to id, history, audience and bag"):
+        Feature(name="by", kind="audience")
+
+
 def test_a_history_keeps_its_last_entries_and_pads_with_weight_0() -> None:
     inputs = read({"seen": ["north"]}, {"seen": ["north", "east", "east"]}, {"seen": ["east", "nowhere"]})
     assert inputs["seen"] == [[1, 0], [2, 2], [2, 0]]

@@ -1,4 +1,4 @@
-"""Vectors, dates and numbers of every transform, in both towers and on both backends: Parquet → fit → index → HTTP.
+"""Vectors, dates, audiences and numbers of every transform, on both backends: Parquet → fit → index → HTTP.
 
 The reference encodes by the trainer's columns and multiplies in NumPy; the service reads the request's JSON.
 """
@@ -48,7 +48,7 @@ features = [
     { name = "visits", kind = "number", transform = "quantile", buckets = 4, dim = 4 },
     { name = "spent", kind = "number", transform = "log" },
     { name = "seen", kind = "history", table = "item_id", dim = 4, max_length = 4, half_life = 2, combiner = "sqrtn" },
-    { name = "bought", kind = "history", entries = "both", dim = 4, damping = 1, events = ["purchase"] },
+    { name = "bought", kind = "history", entries = "both", dim = 4, events = ["purchase"], weights = "symmetric" },
     { name = "again", kind = "bag", table = "item_id", dim = 4, column = "recent", combiner = "attention" },
 ]
 hidden = [8]
@@ -62,6 +62,7 @@ features = [
     { name = "released", kind = "date", dim = 4, parts = ["month", "age"] },
     { name = "price", kind = "number", missing = "flag" },
     { name = "stock", kind = "number", transform = "quantile", dim = 4 },
+    { name = "buyers", kind = "audience", dim = 4, max_length = 3, weights = "symmetric", min_count = 4 },
 ]
 hidden = [8]
 cross = 1
@@ -198,11 +199,21 @@ def test_a_label_that_is_added_by_value_scores_as_numpy_says(shop: Shop) -> None
     items = [3, 9, 11]
     names = shop.dataset.label_ids.to_pylist()
     rows = [names.index(str(item)) for item in items]
+    audience, train = shop.encoding.audience, shop.dataset.train
+    assert audience is not None
     inputs = {name: column[rows] for name, column in shop.encoding.label_inputs.items()}
+    inputs |= audience.inputs(np.int32(rows))
+    assert inputs["buyers__weight"].sum(axis=1).tolist() == [(train.labels == row).sum() for row in rows]
     assert inputs["image__missing"].tolist() == [0, 1, 0]
     unknown = inputs | {"item_id": np.zeros(3, np.int32)}
     labels_BD = ort.InferenceSession(shop.bundle.label_tower).run(None, unknown)[0]
-    features = [shop.values("items")[item] for item in items]
+    users = shop.dataset.query_ids.to_pylist()
+    features = [
+        shop.values("items")[item] | {"buyers": [users[query] for query in np.sort(train.queries[train.labels == row])]}
+        for item, row in zip(items, rows, strict=True)
+    ]
+    assert len(features[0]["buyers"]) > 3, "more than a training step draws"
+    inputs["buyers"][1, 0], features[1]["buyers"][0] = 0, "nobody that training knew"
     new = [{"id": f"new-{item}", "features": features[at]} for at, item in enumerate(items)]
 
     assert shop.http.post("/v1/labels", json={"labels": new}).status_code == 200

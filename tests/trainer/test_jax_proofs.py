@@ -15,6 +15,7 @@ PROOFS = {
     ),
     "sampling and steps": (
         "proofs_re19", "mining", "conditional", "frequencies", "optimizers", "optimizer_state", "average",
+        "neighbours",
     ),
 }  # fmt: skip
 SLOW_ON_JAX = (

@@ -74,7 +74,8 @@ def cost_of(recipe: Recipe, dataset: Dataset, encoding: Encoding) -> Cost:
         optimizer=int(4 * kept),
         data=sum(array.nbytes for array in arrays if array is not None)
         + sum(table.nbytes for table in stored)
-        + sum(column.nbytes for column in encoding.label_inputs.values()),
+        + sum(column.nbytes for column in encoding.label_inputs.values())
+        + (0 if encoding.audience is None else encoding.audience.nbytes),
         batch=4 * _COPIES * batch * negatives,
         products=3 * 2 * batch * negatives * recipe.model.dim,
     )

@@ -11,7 +11,7 @@ from longtail.trainer.config.base import Section
 from longtail.trainer.config.loss import LossConfig
 from longtail.trainer.config.objectives import ObjectiveConfig, check_objectives, shares_of, weighted_events
 from longtail.trainer.config.sections import DataConfig, EvaluationConfig, OptimizerConfig, TrainingConfig
-from longtail.trainer.config.towers import OWN_ID_UNKNOWN_RATE, FeatureConfig, ModelConfig, TowerConfig
+from longtail.trainer.config.towers import NEIGHBOURS, OWN_ID_UNKNOWN_RATE, FeatureConfig, ModelConfig, TowerConfig
 from longtail.trainer.losses.families import LOSSES
 
 
@@ -50,6 +50,8 @@ class Recipe(Section):
     def _consistent(self) -> Self:
         if any(feature.kind == "history" for feature in self.label.features):
             raise ValueError("label.features: expected kinds other than history, which belongs to queries")
+        if any(feature.kind == "audience" for feature in self.query.features):
+            raise ValueError("query.features: expected kinds other than audience, which belongs to labels")
         self._check_rows()
         self._check_label_vectors()
         self._check_events()
@@ -88,6 +90,12 @@ class Recipe(Section):
                 raise ValueError(
                     f"table {name!r}: expected texts of one hash_rows, "
                     f"received {other.name!r} ({other.hash_rows}) and {feature.name!r} ({feature.hash_rows})"
+                )
+            of_labels = {each.kind == "history" or each.name == self.data.label_id for each in (other, feature)}
+            if of_labels == {True, False} and "audience" in (other.kind, feature.kind):
+                raise ValueError(
+                    f"table {name!r}: expected ids of queries or of labels, received both: {other.name!r} "
+                    f"({other.kind}) and {feature.name!r} ({feature.kind})"
                 )
             if other.table_rows != feature.table_rows:
                 raise ValueError(
@@ -307,7 +315,7 @@ class Recipe(Section):
             columns[side] += [
                 each.source
                 for each in tower.features
-                if each.kind != "history" and each.name != own and each.origin == "table"
+                if each.kind not in NEIGHBOURS and each.name != own and each.origin == "table"
             ]
         return {side: list(dict.fromkeys(names)) for side, names in columns.items()}
 
@@ -342,5 +350,5 @@ class Recipe(Section):
         return [
             feature.source
             for feature in features
-            if feature.kind not in ("number", "history", "vector") or feature.of_label is not None
+            if feature.kind not in ("number", "vector", *NEIGHBOURS) or feature.of_label is not None
         ]

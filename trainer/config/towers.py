@@ -32,7 +32,8 @@ class FeatureConfig(Section):
     named as `data.label_id` the label's own."""
     kind: Kind
     """`id`: one id or category. `history`: ids of the labels the query interacted with before; never the
-    positive itself. `bag`: ids, or ids with weights. `text`: words, hashed. `number`: one, as `transform` says.
+    positive itself. `audience`: ids of the queries that chose the label; never the row's own. `bag`: ids, or ids with
+    weights. `text`: words, hashed. `number`: one, as `transform` says.
     `vector`: `dims` numbers, such as a pretrained embedding of a text or an image. `date`: a time, as its `parts`.
     A recipe may name a kind of one's own, with its parameters beside it; `kind` is then what it reads, and `own` the
     choice."""
@@ -47,17 +48,22 @@ class FeatureConfig(Section):
     """Width of its embedding; not used by `vector`, nor by a `number` but with `transform = "quantile"`."""
     table: str | None = Field(default=None, pattern=r"^[A-Za-z][A-Za-z0-9_]*$")
     """Features of one table share a vocabulary and an embedding, across both towers; by default a table is
-    named as its feature. A `history` shares the label id's with `table = "<label_id>"`."""
+    named as its feature. A `history` shares the label id's with `table = "<label_id>"`, an `audience` the query id's
+    with `table = "<query_id>"`."""
     max_length: int = Field(default=50, ge=1)
-    """Longest history, bag or text read; of longer ones the last entries count."""
+    """Longest history, bag or text read; of longer ones the last entries count. Of an `audience`: how many of a longer
+    one a training step draws, anew each; exported labels read all of it, as do labels that are added."""
     min_count: int = Field(default=1, ge=1)
-    """Ids in fewer training rows than this read the out-of-vocabulary row. Of a label's own id, and of a history, these
-    are training pairs; the own id's number holds for the histories that share its table."""
+    """Ids in fewer training rows than this read the out-of-vocabulary row. Of the own ids, and of a history or an
+    audience, these are training pairs; the own id's number holds for those that share its table."""
     hash_rows: int = Field(default=2**16, ge=2)
     """Rows of a `text` feature's table."""
     combiner: Literal["mean", "sum", "sqrtn", "attention"] = "mean"
-    """How a history, bag or text is pooled. `attention` is the mean by weights times exp(e·a), e an entry's embedding
-    and a a learned vector, 0 at first, of the feature's own."""
+    """How a history, audience, bag or text is pooled. `attention` is the mean by weights times exp(e·a), e an entry's
+    embedding and a a learned vector, 0 at first, of the feature's own."""
+    weights: Literal["equal", "symmetric"] = "equal"
+    """Of a `history` or an `audience`: what an entry weighs. `equal`: 1. `symmetric`: 1 / √(n·d), n the entries and d
+    the training pairs of the entry's label, or query (LightGCN, He et al. 2020)."""
     damping: float = Field(default=0.0, ge=0)
     """Entries of zeros that a `mean` is taken with, Σwe / (Σ|w| + damping): few entries say less than many. Where
     `similarity` is a cosine and nothing else is in the tower, it changes nothing."""
@@ -68,6 +74,9 @@ class FeatureConfig(Section):
     never does."""
     events: list[str] = Field(default_factory=list)
     """Of a `history`: only pairs of these types, of those that `data.events` gives a weight above 0; by default all."""
+    sample: int | None = Field(default=None, ge=1)
+    """Of a `history`: how many entries of a longer one training draws, anew each time; each weighs as many as it stands
+    for. By default all, up to `max_length`, as evaluation and the service read."""
     entries: Literal["table", "label_tower", "both"] = "table"
     """Of a `history`. `table`: an entry is its label's row of `table`. `label_tower`: what the label tower makes of its
     label, by all its features, with its gradient: `dim` is `model.dim`, and labels without a training pair are told
@@ -215,6 +224,21 @@ class FeatureConfig(Section):
     @model_validator(mode="after")
     def _of_its_kind(self) -> Self:
         changed = self._changed
+        if self.weights != "equal" and self.kind not in NEIGHBOURS:
+            raise ValueError(
+                f"feature {self.name!r}: expected weights of kinds {' and '.join(NEIGHBOURS)} only, "
+                f"received {self.kind!r}"
+            )
+        if (self.kind == "audience" or self.sample is not None) and self.combiner == "sqrtn":
+            raise ValueError(
+                f"feature {self.name!r}: expected another combiner where training draws entries that stand for all, "
+                "whose √Σw² is not that of all, received 'sqrtn'"
+            )
+        if self.sample is not None and self.half_life is not None:
+            raise ValueError(
+                f"feature {self.name!r}: expected no half_life with sample, which leaves open how many entries come "
+                f"after one, received {self.half_life:g}"
+            )
         for kind, names in _ONLY_OF.items():
             if self.kind != kind and (given := sorted(names & changed)):
                 raise ValueError(
@@ -235,7 +259,7 @@ class FeatureConfig(Section):
                 "every label and in no table"
             )
         if self.encoder is not None:
-            if given := sorted({"combiner", "damping", "half_life"} & changed):
+            if given := sorted({"combiner", "damping", "half_life", "sample", "weights"} & changed):
                 raise ValueError(
                     f"feature {self.name!r}: expected no {', '.join(given)} beside an encoder, which reads entries in "
                     "their order"
@@ -254,8 +278,11 @@ LABEL_ROWS = "label-rows"
 """What names of vocabularies of all labels begin with, whose rows are label embeddings; no table of a feature can be
 called so."""
 
+NEIGHBOURS = ("history", "audience")
+"""Kinds whose entries are the training pairs of the query, or of the label."""
+
 _ONLY_OF = {
-    "history": {"encoder", "entries", "events", "half_life"},
+    "history": {"encoder", "entries", "events", "half_life", "sample"},
     "number": {"transform", "buckets", "missing"},
     "vector": {"dims", "of_label", "projection", "normalise"},
     "date": {"parts"},

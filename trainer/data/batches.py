@@ -18,6 +18,7 @@ import numpy.typing as npt
 from longtail.bundle import Inputs
 from longtail.bundle.arrays import Int32, Int64
 from longtail.trainer.config import FeatureConfig
+from longtail.trainer.data.audience import Audience
 from longtail.trainer.data.columns import Bags, Encoded
 from longtail.trainer.data.known import KnownPositives
 from longtail.trainer.data.packing import PLACES, POSITIONS, SEGMENTS, pack
@@ -109,6 +110,10 @@ class QueryFeatures:
         """Whether a history is read as a sequence."""
         return any(feature.encoder is not None for feature in self._features)
 
+    def chosen(self, feature: str) -> Int32:
+        """Label rows of all entries of a history, int32 [n]."""
+        return self._histories[feature].bags.ids
+
     def of_pairs(self, pairs_B: Int64, rng: np.random.Generator, *, packed: bool = False) -> Inputs:
         """Inputs of training pairs, [B] or [B, P] by name; the positive is in no history.
 
@@ -119,22 +124,10 @@ class QueryFeatures:
             rng: draws what becomes unknown, and which part of a history that is too long is read.
             packed: lay sequences out as `model.sequences` packs them, [S, P], with columns that say where.
         """
-        queries_B = self._known.queries[pairs_B]
         inputs = self._static(self._known.askings[pairs_B])
         for feature in self._features:
             if feature.kind == "history":
-                history = self._histories[feature.name]
-                starts_B, ends_B = history.bags.offsets[queries_B], history.bags.offsets[queries_B + 1]
-                if feature.encoder is not None and packed:
-                    inputs |= self._packed_history(feature, starts_B, history.before(pairs_B))
-                elif self._ordered:
-                    ends_B = history.before(pairs_B)
-                    starts_B = np.maximum(starts_B, ends_B - feature.max_length)
-                    inputs |= self._history(feature, starts_B, ends_B, self._known.labels[pairs_B])
-                else:
-                    spare_B = np.maximum(ends_B - starts_B - feature.max_length, 0)
-                    starts_B = starts_B + rng.integers(0, spare_B + 1)
-                    inputs |= self._history(feature, starts_B, ends_B, self._known.labels[pairs_B])
+                inputs |= self._history_of_pairs(feature, pairs_B, rng, packed=packed)
             rate = _UNKNOWN_RATE if feature.unknown_rate is None else feature.unknown_rate
             if feature.unknown is not None and rate:
                 name, value = feature.unknown
@@ -189,6 +182,25 @@ class QueryFeatures:
         ids_BP = np.where(weights_BP > 0, self._history_ids[feature.name][labels_BP], np.int32(0))
         return {feature.name: ids_BP, f"{feature.name}__weight": weights_BP}
 
+    def _history_of_pairs(
+        self, feature: FeatureConfig, pairs_B: Int64, rng: np.random.Generator, *, packed: bool
+    ) -> Inputs:
+        """The histories that training pairs are asked with."""
+        history, queries_B = self._histories[feature.name], self._known.queries[pairs_B]
+        starts_B, ends_B = history.bags.offsets[queries_B], history.bags.offsets[queries_B + 1]
+        if feature.encoder is not None and packed:
+            return self._packed_history(feature, starts_B, history.before(pairs_B))
+        if self._ordered:
+            ends_B = history.before(pairs_B)
+            starts_B = np.maximum(starts_B, ends_B - feature.max_length)
+        else:
+            spare_B = np.maximum(ends_B - starts_B - feature.max_length, 0)
+            starts_B = starts_B + rng.integers(0, spare_B + 1)
+        if feature.sample is None:
+            return self._history(feature, starts_B, ends_B, self._known.labels[pairs_B])
+        ends_B = np.minimum(ends_B, starts_B + feature.max_length)
+        return self._drawn(feature, starts_B, ends_B, pairs_B, rng)
+
     def _packed_history(self, feature: FeatureConfig, firsts_B: Int64, ends_B: Int64) -> Inputs:
         """Histories in blocks, and where they are."""
         packing = pack(firsts_B, ends_B, length=feature.max_length)
@@ -204,6 +216,26 @@ class QueryFeatures:
             f"_{feature.name}{POSITIONS}": packing.positions_SP,
             f"_{feature.name}{PLACES}": packing.places_B,
         }
+
+    def _drawn(
+        self, feature: FeatureConfig, starts_B: Int64, ends_B: Int64, pairs_B: Int64, rng: np.random.Generator
+    ) -> Inputs:
+        """Of each history `starts:ends` without the pair itself, as many equal parts as are drawn, and of each an entry
+        that weighs as many as its part has [METHODS §10.1]."""
+        history, width, positives_B = self._histories[feature.name], feature.sample or 1, self._known.labels[pairs_B]
+        own_B, labels = history.before(pairs_B), history.bags.ids
+        there_B = (own_B >= starts_B) & (own_B < np.minimum(ends_B, len(labels)))
+        there_B[there_B] = labels[own_B[there_B]] == positives_B[there_B]
+        each_B1, more_B1 = (part[:, None] for part in np.divmod(ends_B - starts_B - there_B, width))
+        places_P = np.arange(width)
+        sizes_BP = each_B1 + (places_P < more_B1)
+        at_BP = starts_B[:, None] + places_P * each_B1 + np.minimum(places_P, more_B1)
+        at_BP += (rng.random(sizes_BP.shape) * sizes_BP).astype(np.int64)
+        at_BP += there_B[:, None] & (at_BP >= own_B[:, None])
+        labels_BP = labels[np.where(sizes_BP > 0, at_BP, 0)] if len(labels) else np.zeros(at_BP.shape, np.int32)
+        weights_BP = np.where(labels_BP == positives_B[:, None], 0, sizes_BP).astype(np.float32)
+        ids_BP = np.where(weights_BP > 0, self._history_ids[feature.name][labels_BP], np.int32(0))
+        return {feature.name: ids_BP, f"{feature.name}__weight": weights_BP}
 
 
 def take_rows(
@@ -246,6 +278,7 @@ def epoch_batches(
     grouped: int = 0,
     packs: bool = True,
     numbered: bool = False,
+    audience: Audience | None = None,
 ) -> Iterator[tuple[int, Inputs]]:
     """Shuffled batches of one epoch, numbered, from step `first` on; what is left over at the end is dropped.
 
@@ -253,8 +286,8 @@ def epoch_batches(
     (label rows) and `_weight` float32 [B]. Where they are asked for, also known positives, `_known` and `_known_rows`,
     int32 [K] (`KnownPositives.of_queries`), impressions, `_shown`, int32 [B, S], filled up with the positive, and
     groups, `_group`, int32 [B] (`_groups`), and numbers of what is asked, `_asking`, int32 [B]; with objectives
-    `_objective`, int32 [B]. With sequences it holds the pairs of whole queries, but for the first and the last, and the
-    sequences are packed.
+    `_objective`, int32 [B]; with audiences `_own`, int32 [B, 2] (`Audience.own`). With sequences it holds the pairs of
+    whole queries, but for the first and the last, and the sequences are packed.
     The same arguments give the same batches.
 
     Args:
@@ -271,6 +304,7 @@ def epoch_batches(
         grouped: say which rows ask the same within each of so many parts of a batch, for a loss that pools them.
         packs: pack sequences; not where a batch is taken in parts.
         numbered: say what every row asks (`Pairs.asked_for`), for a loss that keeps something of it.
+        audience: of the labels, for a label tower that reads it: say where a row's own query is in its positive's.
     """
     order = _visits(pairs, replay, one_label_per_query=one_label_per_query, seed=seed, epoch=epoch)
     packed = packs and features.has_sequences
@@ -291,6 +325,8 @@ def epoch_batches(
             batch["_group"] = _groups(asked_for[rows_B], parts=grouped)
         if numbered:
             batch["_asking"] = asked_for[rows_B].astype(np.int32)
+        if audience is not None:
+            batch["_own"] = audience.own[rows_B]
         if impressions is not None and pairs.shown is not None:
             batch["_shown"] = impressions.filled(pairs.shown[rows_B], batch["_positive"])
         yield step, batch

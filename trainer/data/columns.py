@@ -166,7 +166,7 @@ def encode_column(
     """One feature of every row of a table.
 
     Args:
-        feature: what to encode; any kind but `history`.
+        feature: what to encode; any kind but `history` and `audience`.
         source: the table.
         vocabularies: by table name.
         training_rows: rows that means, ranges and the latest date are taken of, int [n].

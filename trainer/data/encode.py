@@ -6,14 +6,15 @@ Legend: `L` labels.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from longtail.bundle import Feature, Inputs, Vocabulary
-from longtail.bundle.arrays import Int32
+from longtail.bundle.arrays import Float32, Int32
 from longtail.trainer.config import FeatureConfig, Recipe
 from longtail.trainer.config.rows import Places, shown
+from longtail.trainer.data.audience import Audience
 from longtail.trainer.data.batches import QueryFeatures, take_rows
 from longtail.trainer.data.columns import Bags, Encoded, FeatureTable, encode_column
 from longtail.trainer.data.dataset import Dataset
@@ -29,11 +30,14 @@ class Encoding:
     Attributes:
         vocabularies: by table name.
         query: encodes queries.
-        label_inputs: inputs of the whole catalogue, first axis L.
+        label_inputs: inputs of the whole catalogue but for audiences, first axis L.
         query_features, label_features: what the bundle says of them.
         numbers: mean and standard deviation of every `number` that is standardised, by feature name.
         entry_ids: rows of the embedding table that are added to label embeddings in histories, by the name of these,
             int32 [L] each.
+        audience: which queries chose every label; None where no label feature reads it.
+        pairs: training pairs of what every row of a table stands for, on average where it is several ids, by tower and
+            feature with symmetric weights, float32 [rows] each.
     """
 
     vocabularies: dict[str, Vocabulary]
@@ -43,11 +47,22 @@ class Encoding:
     label_features: list[Feature]
     numbers: dict[str, tuple[float, float]]
     entry_ids: dict[str, Int32]
+    audience: Audience | None = None
+    pairs: dict[tuple[str, str], Float32] = field(default_factory=dict)
 
     @property
     def vocabulary_rows(self) -> dict[str, int]:
         """Rows of every table of ids."""
         return {name: vocabulary.rows for name, vocabulary in self.vocabularies.items()}
+
+    def some_labels(self, limit: int) -> tuple[Int32, Inputs]:
+        """Rows of at most `limit` labels, from the first, and the label tower's inputs of them, audiences included."""
+        if self.audience is not None:
+            rows = self.audience.some(limit)
+        else:
+            rows = np.arange(min(limit, len(next(iter(self.label_inputs.values())))), dtype=np.int32)
+        inputs = {name: column[rows] for name, column in self.label_inputs.items()}
+        return rows, inputs if self.audience is None else inputs | self.audience.inputs(rows)
 
     @classmethod
     def fit(
@@ -83,7 +98,11 @@ class Encoding:
         )  # fmt: skip
         label = FeatureTable(dataset.label_ids, dataset.label_table, data.label_id, _path(data.labels), every_label)
         vocabularies = vocabularies or build_vocabularies(recipe, dataset, query, context, label)
-        encoded_labels = {f.name: encode_column(f, label, vocabularies, every_label) for f in recipe.label.features}
+        encoded_labels = {
+            f.name: encode_column(f, label, vocabularies, every_label)
+            for f in recipe.label.features
+            if f.kind != "audience"
+        }
         encoded_queries: dict[str, Encoded] = {}
         for feature in recipe.query.features:
             if feature.kind != "history":
@@ -102,28 +121,48 @@ class Encoding:
             for name, column in (encoded_queries | encoded_labels).items()
             if isinstance(column, Numbers)
         }
+        histories = {
+            feature.name: vocabularies[feature.table_name].encode(dataset.label_ids)
+            for feature in recipe.query.features
+            if feature.kind == "history"
+        }
+        audiences = {
+            feature.name: vocabularies[feature.table_name].encode(dataset.query_ids)
+            for feature in recipe.label.features
+            if feature.kind == "audience"
+        }
+        queries = QueryFeatures(
+            recipe.query.features,
+            encoded_queries,
+            histories,
+            train,
+            queries=len(dataset.query_ids),
+            ordered=dataset.ordered,
+            asked=asked,
+            query_id=data.query_id,
+            events=_event_codes(recipe),
+        )
+        pairs = {
+            ("query", feature.name): _by_row(
+                histories[feature.name], queries.chosen(feature.name), vocabularies[feature.table_name]
+            )
+            for feature in recipe.query.features
+            if feature.weights == "symmetric"
+        } | {
+            ("label", feature.name): _by_row(audiences[feature.name], train.queries, vocabularies[feature.table_name])
+            for feature in recipe.label.features
+            if feature.weights == "symmetric"
+        }
         return cls(
             vocabularies=vocabularies,
-            query=QueryFeatures(
-                recipe.query.features,
-                encoded_queries,
-                {
-                    feature.name: vocabularies[feature.table_name].encode(dataset.label_ids)
-                    for feature in recipe.query.features
-                    if feature.kind == "history"
-                },
-                train,
-                queries=len(dataset.query_ids),
-                ordered=dataset.ordered,
-                asked=asked,
-                query_id=data.query_id,
-                events=_event_codes(recipe),
-            ),
+            query=queries,
+            audience=Audience.of(train, audiences, labels=len(dataset.label_ids)) if audiences else None,
+            pairs=pairs,
             label_inputs=take_rows(recipe.label.features, encoded_labels, every_label),
             query_features=[
                 _described(feature, encoded_queries.get(feature.name)) for feature in recipe.query.features
             ],
-            label_features=[_described(feature, encoded_labels[feature.name]) for feature in recipe.label.features],
+            label_features=[_described(feature, encoded_labels.get(feature.name)) for feature in recipe.label.features],
             numbers=numbers,
             entry_ids={
                 feature.table_name: vocabularies[feature.entry_table].encode(dataset.label_ids)
@@ -131,6 +170,19 @@ class Encoding:
                 if feature.entry_table is not None
             },
         )
+
+
+def _by_row(rows: Int32, of_pairs_N: Int32, vocabulary: Vocabulary) -> Float32:
+    """Pairs of what every row of a vocabulary stands for, at least 1 and on average over its ids, float32 [rows].
+
+    Args:
+        rows: of every query or label, in the vocabulary.
+        of_pairs_N: the query or label of every pair.
+        vocabulary: whose rows.
+    """
+    pairs = np.bincount(of_pairs_N, minlength=len(rows))
+    ids, total = (np.bincount(rows, weights, minlength=vocabulary.rows) for weights in (None, pairs))
+    return np.maximum(total / np.maximum(ids, 1), 1).astype(np.float32)
 
 
 def _event_codes(recipe: Recipe) -> dict[str, list[int]]:
@@ -150,8 +202,8 @@ def _described(feature: FeatureConfig, column: Encoded | None) -> Feature:
     return Feature(
         name=feature.name,
         kind=feature.kind,
-        vocabulary=feature.table_name if feature.kind in ("id", "history", "bag") else None,
-        max_length=feature.max_length if feature.bagged else None,
+        vocabulary=feature.table_name if feature.kind in ("id", "history", "audience", "bag") else None,
+        max_length=feature.max_length if feature.bagged and feature.kind != "audience" else None,
         hash_rows=feature.hash_rows if feature.kind == "text" else None,
         of_label=feature.of_label,
         **measured,

@@ -21,7 +21,7 @@ def build_vocabularies(
     A table that holds the label's own id, or a history, holds the labels with at least `min_count` training pairs, by
     the own id's `min_count` where it is among them; that of histories of label embeddings holds all labels; any other,
     the ids that at least `min_count` of the training queries, of the training pairs (a context's), or of the labels,
-    have.
+    have. An `audience` counts queries as their own id does, whose `min_count` holds where they share a table.
 
     Args:
         recipe: names the features and their tables.
@@ -33,11 +33,17 @@ def build_vocabularies(
     """
     counted: dict[str, list[tuple[pa.Array, Int64, int]]] = {}
     of_labels: dict[str, int] = {}
+    of_queries: set[str] = set()
     pairs_per_query = np.bincount(dataset.train.queries, minlength=len(dataset.query_ids))
     for side, features in ((query, recipe.query.features), (label, recipe.label.features)):
         for feature in features:
             source = context if feature.origin == "row" else side
-            if feature.kind not in ("id", "history", "bag"):
+            if feature.kind not in ("id", "history", "audience", "bag"):
+                continue
+            if feature.kind == "audience":
+                if feature.table_name not in of_queries:
+                    kept = query.ids.filter(pa.array(pairs_per_query >= feature.min_count))
+                    counted.setdefault(feature.table_name, []).append((*_occurrences(kept), 1))
                 continue
             if feature.kind == "history" or feature.name == recipe.data.label_id:
                 least, name = feature.min_count, feature.table_name
@@ -50,6 +56,7 @@ def build_vocabularies(
                     least = min(of_labels.get(name, least), least)
                 of_labels[name] = least
             elif feature.name == recipe.data.query_id:
+                of_queries.add(feature.table_name)
                 kept = source.ids.filter(pa.array(pairs_per_query >= feature.min_count))
                 counted.setdefault(feature.table_name, []).append((*_occurrences(kept), 1))
             else:

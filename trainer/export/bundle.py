@@ -50,8 +50,8 @@ def to_bundle(trained: Trained, held_out_rows: Int32, dial: Dial, reports: dict[
     query_tower, label_tower = export_towers(trained)
     check_parity("query_tower.onnx", query_tower, inputs, queries_CD)
     if label_tower is not None:
-        sample = {name: column[:_CALIBRATION_QUERIES] for name, column in trained.encoding.label_inputs.items()}
-        check_parity("label_tower.onnx", label_tower, sample, label_side.embeddings[:_CALIBRATION_QUERIES])
+        rows_C, sample = trained.encoding.some_labels(_CALIBRATION_QUERIES)
+        check_parity("label_tower.onnx", label_tower, sample, label_side.embeddings[rows_C])
     buckets = buckets_for(recipe.evaluation, label_side.counts)
     display = recipe.data.display if dataset.label_table is not None else []
     empty = pa.table({})

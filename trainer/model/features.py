@@ -16,7 +16,7 @@ from longtail.trainer.layers import FeatureSetup, Side
 from longtail.trainer.model.embedding import Table
 from longtail.trainer.model.measures import OrMissing, SignedLog
 from longtail.trainer.model.own_layers import own_part
-from longtail.trainer.model.pooling import Recency, WeightedBag
+from longtail.trainer.model.pooling import Recency, Symmetric, WeightedBag
 from longtail.trainer.model.sequences import SequenceEncoder
 
 
@@ -29,6 +29,8 @@ class FeatureParts:
         tables: embedding tables by name.
         numbers: mean and standard deviation of `number` features that are not read by range, by name.
         precision: Keras' policy for what is trained.
+        pairs: training pairs of what the rows of a feature's table stand for, by feature name, where its weights are
+            symmetric.
         inputs: of the features so far, by name.
     """
 
@@ -36,6 +38,7 @@ class FeatureParts:
     tables: Mapping[str, Table]
     numbers: Mapping[str, tuple[float, float]]
     precision: str
+    pairs: Mapping[str, Table] = field(default_factory=dict)
     inputs: dict[str, keras.KerasTensor] = field(default_factory=dict)
 
     def of(self, feature: FeatureConfig) -> keras.KerasTensor:
@@ -58,9 +61,11 @@ class FeatureParts:
         return x if feature.own is None else self._own(feature, feature.own, x)
 
     def _pooled(self, feature: FeatureConfig) -> keras.KerasTensor:
-        """A history, bag or text."""
+        """A history, audience, bag or text."""
         ids = self._input(feature.name, (None,), "int32")
         weights = self._input(f"{feature.name}__weight", (None,), "float32")
+        if feature.weights == "symmetric":
+            weights = Symmetric(name=f"{feature.name}_symmetric")(weights, self.pairs[feature.name](ids))
         if feature.half_life is not None:
             weights = Recency(feature.half_life, name=f"{feature.name}_recency")(weights)
         table = self.tables[feature.table_name]

@@ -1,4 +1,4 @@
-"""Pooling of a history, bag or text: by its weights, by how recent an entry is, by learned attention.
+"""Pooling of a history, audience, bag or text: by weights, by how recent an entry is, by learned attention.
 
 Legend: `B` batch, `P` positions of a bag, `U` distinct rows, `D` dimensions.
 """
@@ -69,6 +69,27 @@ class WeightedBag(keras.layers.Layer):
     ) -> tuple[int | None, ...]:
         """[B, D]."""
         return (ids_BP_shape[0], self.table.dim)
+
+
+class Symmetric(keras.layers.Layer):
+    """Weights w / √(n·d), n = Σ|w| of all entries and d what is known of an entry's own pairs: the normalised adjacency
+    of LightGCN (He et al. 2020) [METHODS §10.1]."""
+
+    def __init__(self, *, name: str) -> None:
+        super().__init__(name=name, dtype="float32")
+
+    def call(self, weights_BP: Tensor, pairs_BP1: Tensor) -> Tensor:
+        """Weights, float32 [B, P]."""
+        entries_B1 = ops.sum(ops.abs(weights_BP), axis=1, keepdims=True)
+        return weights_BP / ops.sqrt(ops.maximum(entries_B1, 1.0) * ops.maximum(pairs_BP1[..., 0], 1.0))
+
+    def compute_output_shape(
+        self,
+        weights_BP_shape: tuple[int | None, ...],
+        pairs_BP1_shape: tuple[int | None, ...],  # noqa: ARG002
+    ) -> tuple[int | None, ...]:
+        """[B, P]."""
+        return weights_BP_shape
 
 
 class Recency(keras.layers.Layer):

@@ -31,7 +31,7 @@ from longtail.trainer.model.kept import Askings, Kept
 from longtail.trainer.model.objectives import by_objective
 from longtail.trainer.model.parts import Gradients, mean_gradients, parts_of
 from longtail.trainer.model.sequences import packed_histories
-from longtail.trainer.model.towers import dropouts
+from longtail.trainer.model.towers import draw_masks
 from longtail.trainer.model.two_tower import LABEL_BIAS, TwoTower, untrained_variable
 from longtail.trainer.model.updates import Updates
 from longtail.trainer.own_rows import check_family, check_sampler, check_weight
@@ -137,11 +137,11 @@ class TrainStep:
                 int32 [B], rows of the training pairs; with hits `mask_known` also `_known` and `_known_rows`, int32
                 [K], as `known_among` takes them; with impressions `_shown` int32 [B, S], label rows; with objectives
                 `_objective` int32 [B], their places in the recipe; with a loss that pools `_group` int32 [B]; with
-                `top_k` `_asking` int32 [B].
+                `top_k` `_asking` int32 [B]; with audiences `_own` int32 [B, 2], of `Audience.own`.
 
         Raises:
-            ValueError: a batch without known positives, with hits `mask_known`, without objectives if there are any,
-                without groups, with a loss that pools, or without askings, with `top_k`.
+            ValueError: a batch without known positives, with hits `mask_known`, without objectives or `_own` if there
+                are any, without groups, with a loss that pools, or without askings, with `top_k`.
         """
         return self._compiled(batch)
 
@@ -165,6 +165,8 @@ class TrainStep:
         return [
             *self._model.label_inputs.values(),
             *self._model.entry_ids.values(),
+            *(table.table for table in self._model.towers.pairs.values()),
+            *([] if self._model.drawn_audience is None else self._model.drawn_audience.variables),
             self._log_pi_L,
             *([] if self._log_q_L is None else [self._log_q_L]),
             *([] if self._pair_weight_L is None else [self._pair_weight_L]),
@@ -208,15 +210,18 @@ class TrainStep:
         more = [ops.reshape(labels, (-1,)) for labels in (drawn, shown_BS) if labels is not None]
         labels_C = ops.concatenate([positive_B, *more]) if more else positive_B
         inputs, read = self._distinct_of_histories(context.inputs)
-        inputs, readers = self._inputs(inputs, labels_C, read)
+        inputs, readers = self._inputs(inputs, labels_C, read, batch)
         inputs, distinct = read_distinct(self._model.tables, inputs, readers)
+        ids = dict(zip(self._model.tables, (ids_U for ids_U, _ in distinct), strict=True))
+        pairs = self._model.towers.pairs_of(ids | dict(read))
         candidates = self._candidates(context, drawn, batch)
         if shown_BS is not None:
             candidates = candidates._replace(shown_BS=shown_BS, excluded_shown_BS=self._no_negatives(shown_BS, batch))
         masks = self._dropout_masks(positive_B, inputs)
 
         def loss(rows: list[Tensor]) -> tuple[Tensor, Visited]:
-            with compact_rows(list(self._model.tables.values()), rows), dropout_masks(masks):
+            tables = [*self._model.tables.values(), *self._model.towers.pairs.values()]
+            with compact_rows(tables, [*rows, *pairs]), dropout_masks(masks):
                 embedded = self._embedded(inputs, labels_C, read)
             made: tuple[Tensor, Visited] = self._batch_loss(embedded, candidates)
             return made
@@ -242,13 +247,15 @@ class TrainStep:
         return inputs, {name: rows_R for name, (rows_R, _) in zip(label_rows, distinct, strict=True)}
 
     def _inputs(
-        self, query_inputs: dict[InputKey, Tensor], labels_C: Tensor, read: Read
+        self, query_inputs: dict[InputKey, Tensor], labels_C: Tensor, read: Read, batch: dict[str, Tensor]
     ) -> tuple[dict[InputKey, Tensor], dict[InputKey, str]]:
         """Inputs of both towers, and which of them hold ids, of which table; of the label tower C, then every R.
 
         Some ids of the C labels become unknown, each feature's at its `unknown_rate`.
         """
-        label_inputs = self._model.inputs_of_labels(labels_C)
+        if self._model.drawn_audience is not None and "_own" not in batch:
+            raise ValueError("a step with audiences: expected _own in its batch, received none")
+        label_inputs = self._model.inputs_of_labels(labels_C, self._seed, batch.get("_own"))
         for feature in self._recipe.label.features:
             rate = self._recipe.label_unknown_rate(feature)
             if feature.unknown is not None and rate:
@@ -260,7 +267,7 @@ class TrainStep:
         for key, rows_R in read.items():
             labels_R = ops.clip(rows_R - 1, 0, self._model.labels - 1)
             known_R = _are_labels(rows_R, self._model.labels)
-            for name, column in self._model.inputs_of_labels(labels_R).items():
+            for name, column in self._model.inputs_of_labels(labels_R, self._seed).items():
                 known = ops.reshape(known_R, (-1, *[1] * (len(column.shape) - 1)))
                 label_inputs[name] = ops.concatenate([label_inputs[name], ops.where(known, column, 0)])
             if key in self._model.entry_ids:
@@ -279,14 +286,8 @@ class TrainStep:
     def _dropout_masks(self, positive_B: Tensor, inputs: dict[InputKey, Tensor]) -> dict[Dropout, Tensor]:
         towers = self._model.towers
         label_input = next(column for (side, name), column in inputs.items() if side == "label" and name != LABEL_BIAS)
-        return {
-            layer: layer.draw(
-                ops.shape(ids)[0] if layer.entries_of is None else ops.size(inputs["query", layer.entries_of]),
-                self._seed,
-            )
-            for tower, ids in ((towers.query, positive_B), (towers.label, label_input))
-            for layer in dropouts(tower)
-        }
+        masks = draw_masks(towers.query, positive_B, _side(inputs, "query"), self._seed)
+        return masks | draw_masks(towers.label, label_input, _side(inputs, "label"), self._seed)
 
     def _embedded(self, inputs: dict[InputKey, Tensor], labels_C: Tensor, read: Read) -> Embedded:
         """What the model computes of its inputs."""

@@ -1,6 +1,6 @@
 """Builds the two towers: embeddings → combination → crosses → MLP → projection → maps of objectives → unit norm.
 
-Legend: `B` batch, `D` model dimensions.
+Legend: `B` batch, `S` blocks of histories, `P` places of a block, `D` model dimensions.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 import keras
 
+from longtail.trainer import backend
+from longtail.trainer.backend import Tensor
+from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.config import FeatureConfig, ModelConfig, Recipe, TowerConfig
 from longtail.trainer.errors import RecipeError
 from longtail.trainer.layers import Side, TowerSetup
@@ -33,6 +36,8 @@ class Towers:
         label_rows: what histories of label embeddings look up, by name, float32 [L + 1, D]. Not trained: what the label
             tower makes of every label, plus its row of an embedding table if entries are both, one row down; zeros in
             row 0.
+        pairs: training pairs of what the rows of a feature's table stand for, by tower and feature, float32 [rows, 1],
+            of features with symmetric weights. Not trained; the model fills it in.
     """
 
     query: keras.Model
@@ -40,11 +45,28 @@ class Towers:
     tables: dict[str, Table]
     readers: dict[InputKey, str]
     label_rows: dict[str, Table]
+    pairs: dict[InputKey, Table]
+
+    def pairs_of(self, ids: Mapping[str, Tensor]) -> list[Tensor]:
+        """Rows of every table in `pairs`, float32 [U, 1], of the distinct ids, int32 [U], that a step reads of every
+        table and of label rows, by name."""
+        return [backend.gather(table.table, ids[self.readers[key]]) for key, table in self.pairs.items()]
 
 
-def dropouts(tower: keras.Model) -> list[Dropout]:
-    """The dropout layers of a tower."""
-    return [layer for layer in layers_of(tower) if isinstance(layer, Dropout)]
+def draw_masks(
+    tower: keras.Model, rows: Tensor, inputs: Mapping[str, Tensor], seed: keras.random.SeedGenerator
+) -> dict[Dropout, Tensor]:
+    """A mask for every dropout layer of a tower: of its rows, or of the entries of a history.
+
+    Args:
+        tower: which.
+        rows: anything with the tower's rows as its first axis, [B, …].
+        inputs: of the tower, [B, …] or [S, P], by name.
+        seed: what they are drawn by.
+    """
+    layers = [layer for layer in layers_of(tower) if isinstance(layer, Dropout)]
+    sizes = [ops.shape(rows)[0] if layer.entries_of is None else ops.size(inputs[layer.entries_of]) for layer in layers]
+    return {layer: layer.draw(size, seed) for layer, size in zip(layers, sizes, strict=True)}
 
 
 @contextmanager
@@ -78,6 +100,7 @@ def build_towers(
     tables: dict[str, Table] = {}
     label_rows: dict[str, Table] = {}
     readers: dict[InputKey, str] = {}
+    pairs: dict[InputKey, Table] = {}
 
     def read(key: InputKey, name: str, feature: FeatureConfig) -> None:
         readers[key] = name
@@ -91,6 +114,9 @@ def build_towers(
             name = feature.table_name
             if not feature.has_table:
                 continue
+            if feature.weights == "symmetric":
+                table = Table(vocabulary_rows[name], 1, scale=0.0, seed=0, name=f"pairs_{side}_{feature.name}")
+                pairs[side, feature.name] = table
             if not feature.reads_label_tower:
                 read((side, feature.name), name, feature)
                 continue
@@ -103,12 +129,13 @@ def build_towers(
     read_by_queries = tables | label_rows
     return Towers(
         query=_build(
-            "query", recipe.query, recipe.model, read_by_queries, numbers, precision, shares=recipe.export_shares
+            "query", recipe.query, recipe.model, read_by_queries, pairs, numbers, precision, shares=recipe.export_shares
         ),
-        label=_build("label", recipe.label, recipe.model, tables, numbers, precision),
+        label=_build("label", recipe.label, recipe.model, tables, pairs, numbers, precision),
         tables=tables,
         readers=readers,
         label_rows=label_rows,
+        pairs=pairs,
     )
 
 
@@ -117,13 +144,15 @@ def _build(
     tower: TowerConfig,
     model: ModelConfig,
     tables: dict[str, Table],
+    pairs: Mapping[InputKey, Table],
     numbers: Mapping[str, tuple[float, float]],
     precision: str,
     *,
     shares: Mapping[str, float] | None = None,
 ) -> keras.Model:
     name = f"{side}_tower"
-    features = FeatureParts(side, tables, numbers, precision)
+    own_pairs = {name: table for (of, name), table in pairs.items() if of == side}
+    features = FeatureParts(side, tables, numbers, precision, own_pairs)
     parts = [features.of(feature) for feature in tower.features]
     widths = [part.shape[-1] for part in parts]
     if tower.combine == "sum" and len(set(widths)) > 1:  # a recipe knows the widths of our kinds alone

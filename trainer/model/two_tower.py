@@ -5,15 +5,18 @@ Legend: `B` queries, `C` some labels, `D` dimensions, `L` labels.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import keras
 import numpy as np
 
 from longtail.bundle import Inputs, Proposal
-from longtail.bundle.arrays import Array, Float32
+from longtail.bundle.arrays import Array, Float32, Int32
 from longtail.trainer import backend
 from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.encode import Encoding
+from longtail.trainer.model.audience import DrawnAudience
 from longtail.trainer.model.embedding import Table
 from longtail.trainer.model.towers import build_towers, in_float32
 
@@ -36,7 +39,8 @@ class TwoTower:
         recipe: the job.
         towers: the towers and what they read.
         tables: every embedding table by name, the label biases under `LABEL_BIAS`.
-        label_inputs: inputs of the label tower for the whole catalogue, first axis L.
+        label_inputs: inputs of the label tower for the whole catalogue but for audiences, first axis L.
+        drawn_audience: what a training step sees of audiences; None without such a feature.
         entry_ids: rows of the embedding table that are added to label embeddings in histories, by the name of these,
             int32 [L] each.
         log_temperature: log T.
@@ -51,6 +55,11 @@ class TwoTower:
         self.entry_ids = {
             name: untrained_variable(ids_L, f"entries_{name}") for name, ids_L in encoding.entry_ids.items()
         }
+        for key, pairs in encoding.pairs.items():
+            self.towers.pairs[key].table.assign(pairs[:, None])
+        limits = {each.name: each.max_length for each in recipe.label.features if each.kind == "audience"}
+        self._audience = encoding.audience
+        self.drawn_audience = None if encoding.audience is None else DrawnAudience(encoding.audience, limits)
         self._label_rows_filled = not self.towers.label_rows
         self._query, self._label = (backend.compile_tower(tower) for tower in (self.towers.query, self.towers.label))
         self.label_inputs = {name: untrained_variable(column, name) for name, column in encoding.label_inputs.items()}
@@ -73,9 +82,32 @@ class TwoTower:
             *([self.log_temperature] if self.recipe.model.learn_temperature else []),
         ]
 
-    def inputs_of_labels(self, rows_C: Tensor) -> dict[str, Tensor]:
-        """Inputs of the label tower for label rows, int32 [C]."""
+    def inputs_of_labels(
+        self, rows_C: Tensor, seed: keras.random.SeedGenerator, own_B2: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """Inputs of the label tower for label rows, int32 [C], in a training step.
+
+        Args:
+            rows_C: label rows.
+            seed: of what is drawn of audiences.
+            own_B2: what is left out of the audiences of the first B, as `DrawnAudience.draw` takes it.
+        """
+        inputs = self._static_inputs(rows_C)
+        return inputs if self.drawn_audience is None else inputs | self.drawn_audience.draw(rows_C, seed, own_B2)
+
+    def _static_inputs(self, rows_C: Tensor) -> dict[str, Tensor]:
         return {name: backend.gather(column, rows_C) for name, column in self.label_inputs.items()}
+
+    def _blocks(self) -> Iterator[tuple[Int32, dict[str, Tensor]]]:
+        """All label rows, some at a time, with their whole inputs."""
+        if self._audience is not None:
+            for rows_C in self._audience.blocks():
+                whole = {name: ops.convert_to_tensor(x) for name, x in self._audience.inputs(rows_C).items()}
+                yield rows_C, self._static_inputs(rows_C) | whole
+            return
+        for start in range(0, self.labels, _BLOCK):
+            rows_C = np.arange(start, min(start + _BLOCK, self.labels), dtype=np.int32)
+            yield rows_C, self._static_inputs(rows_C)
 
     def embed_queries(self, inputs: Inputs) -> Float32:
         """Query tower outputs, float32 [B, D]; of labels in their histories, what the last `embed_labels` gave."""
@@ -86,14 +118,12 @@ class TwoTower:
         return embedded
 
     def embed_labels(self) -> Float32:
-        """Label tower outputs of the whole catalogue, float32 [L, D]; histories of label embeddings read these from now
-        on, outside of training steps."""
-        parts = []
+        """Label tower outputs of the whole catalogue, by whole audiences, float32 [L, D]; histories of label embeddings
+        read these from now on, outside of training steps."""
+        embeddings_LD = np.empty((self.labels, self.recipe.model.dim), np.float32)
         with in_float32(self.towers.label):
-            for start in range(0, self.labels, _BLOCK):
-                rows_C = np.arange(start, min(start + _BLOCK, self.labels), dtype=np.int32)
-                parts.append(ops.convert_to_numpy(self._label(self.inputs_of_labels(rows_C))))
-        embeddings_LD = np.concatenate(parts)
+            for rows_C, inputs in self._blocks():
+                embeddings_LD[rows_C] = ops.convert_to_numpy(self._label(inputs))
         for name, label_rows in self.towers.label_rows.items():
             rows_LD = embeddings_LD
             if name in self.entry_ids:

@@ -1,0 +1,310 @@
+"""Labels by who chose them, queries by what they chose: one layer of LightGCN, and no leak of the pair to predict."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from keras import ops, random
+from pydantic import ValidationError
+from rich.console import Console
+
+from longtail.trainer import train as loop
+from longtail.trainer.config import Recipe
+from longtail.trainer.data.audience import Audience
+from longtail.trainer.data.batches import epoch_batches
+from longtail.trainer.data.encode import Encoding
+from longtail.trainer.model.audience import DrawnAudience
+from longtail.trainer.model.two_tower import TwoTower
+from longtail.trainer.progress import Reporter
+from tests.trainer import tiny
+
+QUERIES, LABELS, DIM = 9, 7, 4
+ROWS = sorted(
+    {(int(query), int(label)) for query, label in np.random.default_rng(3).integers(0, (QUERIES, LABELS - 1), (40, 2))}
+)
+"""The last label has no pair."""
+
+SEEN = {"name": "seen", "kind": "history", "table": "item_id", "dim": DIM, "combiner": "sum", "unknown_rate": 0}
+BY = {"name": "by", "kind": "audience", "table": "user_id", "dim": DIM, "combiner": "sum"}
+ITEM = {**tiny.ITEM, "unknown_rate": 0}
+
+
+def job(seen: dict[str, Any] | None = None, by: dict[str, Any] | None = None, **sections: Any) -> Recipe:
+    """Ids, the query's labels and the label's queries, added up."""
+    return tiny.recipe(
+        query={"features": [tiny.USER, SEEN | (seen or {})], "combine": "sum"},
+        label={"features": [ITEM, BY | (by or {})], "combine": "sum"},
+        **sections,
+    )
+
+
+def data(rows: list[tuple[int, int]] = ROWS, **more: Any) -> Any:
+    return tiny.dataset(tiny.pairs(*rows), queries=QUERIES, labels=LABELS, **more)
+
+
+def built(recipe: Recipe, dataset: Any, *, batch_size: int = 4) -> tuple[TwoTower, Encoding]:
+    """A model whose tables are larger than those of fresh ones."""
+    model = tiny.model(recipe, dataset, batch_size=batch_size)
+    for seed, table in enumerate(model.tables.values()):
+        table.table.assign(np.random.default_rng(seed).standard_normal(table.table.shape).astype(np.float32))
+    return model, Encoding.fit(recipe, dataset)
+
+
+def table_of(model: TwoTower, name: str) -> np.ndarray:
+    """Rows of an embedding table without the out-of-vocabulary row."""
+    return ops.convert_to_numpy(model.tables[name].table)[1:].copy()
+
+
+def adjacency(rows: list[tuple[int, int]]) -> np.ndarray:
+    """A_xy / √(d_x·d_y), [Q, L]; a pair that came twice counts twice."""
+    a_QL = np.zeros((QUERIES, LABELS))
+    np.add.at(a_QL, tuple(np.transpose(rows)), 1)
+    return a_QL / np.sqrt(np.maximum(a_QL.sum(axis=1), 1)[:, None] * np.maximum(a_QL.sum(axis=0), 1))
+
+
+@pytest.mark.parametrize("similarity", ["dot", "cosine"])
+@pytest.mark.parametrize("rows", [ROWS, [*ROWS, ROWS[3]]], ids=["once", "a pair twice"])
+def test_with_symmetric_weights_they_are_one_layer_of_lightgcn(similarity: str, rows: list[tuple[int, int]]) -> None:
+    """½(E + ÃE) (He et al. 2020) by a dense matrix, on both sides, whatever training draws."""
+    symmetric = {"weights": "symmetric"}
+    model, encoding = built(
+        job(symmetric, symmetric | {"max_length": 2}, model={"similarity": similarity}), data(sorted(rows))
+    )
+    a_QL, labels = adjacency(rows), np.append(table_of(model, "item_id"), [model_row(model, "item_id", 0)], axis=0)
+    queries = table_of(model, "user_id")
+    expected_QD, expected_LD = (queries + a_QL @ labels) / 2, (labels + a_QL.T @ queries) / 2
+    found_QD, found_LD = (
+        model.embed_queries(encoding.query.of_queries(np.arange(QUERIES))) / 2,
+        model.embed_labels() / 2,
+    )
+    if similarity == "cosine":
+        expected_QD, expected_LD = (
+            x / np.linalg.norm(x, axis=1, keepdims=True) / 2 for x in (expected_QD, expected_LD)
+        )
+    np.testing.assert_allclose(found_QD, expected_QD, atol=1e-5)
+    np.testing.assert_allclose(found_LD, expected_LD, atol=1e-5)
+
+
+def model_row(model: TwoTower, name: str, row: int) -> np.ndarray:
+    return ops.convert_to_numpy(model.tables[name].table)[row]
+
+
+def test_a_mean_is_that_of_the_whole_audience() -> None:
+    """Label 6, that nobody chose, has its id alone."""
+    model, _ = built(job(by={"combiner": "mean", "max_length": 1}, model={"similarity": "dot"}), data())
+    a_QL = np.zeros((QUERIES, LABELS))
+    a_QL[tuple(np.transpose(ROWS))] = 1
+    means_LD = a_QL.T @ table_of(model, "user_id") / np.maximum(a_QL.sum(axis=0), 1)[:, None]
+    labels = np.append(table_of(model, "item_id"), [model_row(model, "item_id", 0)], axis=0)
+    np.testing.assert_allclose(model.embed_labels(), labels + means_LD, atol=1e-5)
+
+
+def test_whole_audiences_come_in_blocks_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, dataset = job(model={"similarity": "dot"}), data()
+    model, encoding = built(recipe, dataset)
+    expected_LD = model.embed_labels()
+    monkeypatch.setattr("longtail.trainer.data.audience._ENTRIES", 16)
+    sizes = [encoding.audience.inputs(rows)["by"].shape for rows in encoding.audience.blocks()]
+    assert max(rows * width for rows, width in sizes) <= 16
+    assert len(sizes) > 2
+    np.testing.assert_allclose(model.embed_labels(), expected_LD, rtol=1e-6)
+    assert len(encoding.audience.some(100)) == 1, "of as many labels as a block holds"
+
+
+def test_what_is_drawn_stands_for_all_of_them() -> None:
+    """Of 11 entries 4 are drawn, of parts of 3, 3, 3 and 2: every one has weight 1 in the mean over draws, and the
+    weights' sum is 11 in each. Without the query's own two it is 9, and 0 in the mean for these."""
+    queries = np.int32([0, 1, 2, 3, 3, 4, 5, 6, 7, 8, 9])
+    pairs = tiny.pairs(*((int(query), 0) for query in queries), (0, 1), (4, 1)).sorted()
+    audience = Audience.of(pairs, {"by": np.arange(10, dtype=np.int32) + 1}, labels=3)
+    drawn, draws, seed = DrawnAudience(audience, {"by": 4}), 20_000, random.SeedGenerator(0)
+
+    def mean_weights(own: list[int] | None) -> np.ndarray:
+        labels_C = ops.convert_to_tensor(np.zeros(draws, np.int32))
+        own_C2 = None if own is None else ops.convert_to_tensor(np.tile(np.int32(own), (draws, 1)))
+        inputs = {name: ops.convert_to_numpy(x) for name, x in drawn.draw(labels_C, seed, own_C2).items()}
+        assert (inputs["by__weight"].sum(axis=1) == 11 - (own or [0, 0])[1]).all()
+        assert all(len(set(ids)) >= 3 for ids in inputs["by"][:50]), "no entry is drawn twice"
+        return np.bincount(inputs["by"].ravel(), inputs["by__weight"].ravel(), minlength=11) / draws
+
+    of_3 = int(np.flatnonzero((pairs.queries == 3) & (pairs.labels == 0))[0])
+    assert audience.own[of_3].tolist() == [3, 2]
+    np.testing.assert_allclose(mean_weights(None), [0, 1, 1, 1, 2, 1, 1, 1, 1, 1, 1], atol=0.05)
+    np.testing.assert_allclose(mean_weights([3, 2]), [0, 1, 1, 1, 0, 1, 1, 1, 1, 1, 1], atol=0.05)
+    others = drawn.draw(ops.convert_to_tensor(np.int32([1, 2, 1])), seed, ops.convert_to_tensor(np.int32([[1, 1]])))
+    assert ops.convert_to_numpy(others["by"]).tolist() == [[1, 0, 0, 0], [0, 0, 0, 0], [1, 5, 0, 0]]
+    assert ops.convert_to_numpy(others["by__weight"]).tolist() == [[1, 0, 0, 0], [0, 0, 0, 0], [1, 1, 0, 0]]
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_sample_of_a_history_stands_for_all_of_it(ordered: bool) -> None:
+    """Query 0 chose labels 0 to 4, and 2 once more. Of the pair of label 3 the history is the other five, in time the
+    three before it; of a pair of label 2 it is the four of other labels."""
+    rows = [(0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (0, 2), (1, 5), (2, 5)]
+    dataset = tiny.dataset(tiny.pairs(*rows), queries=3, labels=6, ordered=ordered)
+    recipe = tiny.recipe(query={"features": [{**SEEN, "sample": 2}]})
+    features, draws, rng = Encoding.fit(recipe, dataset).query, 20_000, np.random.default_rng(0)
+
+    def mean_weights(row: int) -> list[float]:
+        inputs = features.of_pairs(np.full(draws, row), rng)
+        assert inputs["seen"].shape == (draws, 2)
+        assert row == 2 or set(inputs["seen__weight"].sum(axis=1)) == {3 if ordered else 5}
+        return np.bincount(inputs["seen"].ravel(), inputs["seen__weight"].ravel(), minlength=7) / draws
+
+    np.testing.assert_allclose(mean_weights(3), [0, 1, 1, 1, 0, 0, 0] if ordered else [0, 1, 1, 2, 0, 1, 0], atol=0.05)
+    np.testing.assert_allclose(mean_weights(2), [0, 1, 1, 0, 0, 0, 0] if ordered else [0, 1, 1, 0, 1, 1, 0], atol=0.05)
+    alone = features.of_pairs(np.array([6, 7]), rng)
+    assert (alone["seen"].tolist(), alone["seen__weight"].tolist()) == ([[0, 0]] * 2, [[0, 0]] * 2)
+    served = features.of_queries(np.array([0], np.int32))
+    assert served["seen__weight"].sum() == 6, "evaluation and the service read all of it"
+
+
+def moved_by(batch_rows: list[int], recipe: Recipe, dataset: Any, *, times: int = 1) -> list[bool]:
+    """Which queries' embeddings some training steps on these pairs move."""
+    model, encoding = built(recipe, dataset, batch_size=len(batch_rows))
+    before = table_of(model, "user_id")
+    features, chosen = encoding.query, np.array(batch_rows)
+    for step in range(times):
+        batch = features.of_pairs(chosen, np.random.default_rng(step))
+        batch |= {"_positive": dataset.train.labels[chosen], "_weight": np.ones(len(chosen), np.float32)}
+        batch |= {"_own": encoding.audience.own[chosen], "_pair": chosen.astype(np.int32)}
+        model.train_step({name: ops.convert_to_tensor(column) for name, column in batch.items()})
+    return (table_of(model, "user_id") != before).any(axis=1).tolist()
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize(("limit", "accumulate"), [(50, 1), (2, 2)])
+def test_a_query_is_never_in_the_audience_of_its_own_positive(limit: int, accumulate: int) -> None:
+    """Queries that read their histories alone learn through the audiences of their batch: those of labels 0 and 1,
+    without query 0 in the first, which has it twice, and without query 3 in the second; query 6 is in neither."""
+    rows = [(0, 0), (0, 0), (1, 0), (2, 0), (3, 1), (4, 1), (5, 1), (6, 2), (0, 2), (3, 2), (0, 3), (3, 3), (6, 3)]
+    dataset = data(rows)
+    recipe = tiny.recipe(
+        query={"features": [SEEN]},
+        label={"features": [ITEM, {**BY, "max_length": limit}], "combine": "sum"},
+        training={"accumulate": accumulate},
+    )
+    train = dataset.train
+    at = {pair: row for row, pair in enumerate(zip(train.queries.tolist(), train.labels.tolist(), strict=True))}
+    moved = moved_by([at[0, 0], at[3, 1]] * accumulate, recipe, dataset, times=8)
+    assert moved == [False, True, True, False, True, True, False]
+
+
+def test_a_step_needs_to_know_where_the_rows_own_queries_are() -> None:
+    dataset = data()
+    model, encoding = built(job(), dataset)
+    batch = encoding.query.of_pairs(np.arange(4), np.random.default_rng(0))
+    batch |= {"_positive": dataset.train.labels[:4], "_weight": np.ones(4, np.float32)}
+    inputs = {("query", name): column for name, column in batch.items() if name[0] != "_"}
+    with pytest.raises(ValueError, match=r"audiences: expected _own in its batch, received none"):
+        model.train_step._inputs(inputs, batch["_positive"], {}, batch)
+    settings = {"batch_size": 4, "one_label_per_query": False, "seed": 0, "epoch": 0, "first": 0}
+    ((_, made), *_) = epoch_batches(dataset.train, encoding.query, audience=encoding.audience, **settings)
+    assert made["_own"].tolist() == encoding.audience.own[made["_pair"]].tolist()
+    starts = encoding.audience.offsets[made["_positive"]] + made["_own"][:, 0]
+    assert encoding.audience.ids["by"][starts].tolist() == (dataset.train.queries[made["_pair"]] + 1).tolist()
+
+
+def test_two_layers_nest_from_the_query_s_side() -> None:
+    """A history of what the label tower makes of its labels, which then holds their audiences; labels of no pair have
+    the out-of-vocabulary row. The gradient reaches the queries of the labels of the history."""
+    nested = {"entries": "label_tower", "weights": "symmetric", "table": None}
+    recipe = job(nested, {"weights": "symmetric"}, model={"similarity": "dot"})
+    model, encoding = built(recipe, data())
+    a_QL, queries = adjacency(ROWS), table_of(model, "user_id")
+    labels = np.append(table_of(model, "item_id"), [model_row(model, "item_id", 0)], axis=0)
+    expected_QD = queries + a_QL @ (labels + a_QL.T @ queries)
+    found_QD = model.embed_queries(encoding.query.of_queries(np.arange(QUERIES)))
+    np.testing.assert_allclose(found_QD, expected_QD, atol=1e-5)
+
+
+@pytest.mark.usefixtures("eager")
+def test_their_gradient_reaches_the_second_layer() -> None:
+    """Query 0's history is label 1, whose queries are 0, 1 and 2; the batch's positives have 3 and 5 beside its own."""
+    rows = [(0, 0), (0, 1), (1, 1), (2, 1), (3, 0), (4, 2), (5, 2)]
+    nested = {"entries": "label_tower", "table": None, "weights": "symmetric"}
+    recipe = tiny.recipe(
+        query={"features": [SEEN | nested]}, label={"features": [ITEM, BY | {"weights": "symmetric"}], "combine": "sum"}
+    )
+    assert moved_by([0, 5], recipe, data(rows)) == [True, True, True, True, False, True]
+
+
+def test_the_rows_of_queries_are_those_of_their_own_id() -> None:
+    """Query 8 has one pair: below the own id's min_count it reads the out-of-vocabulary row, wherever it stands. Where
+    an audience has a table of its own, its own min_count holds."""
+    rows = [(0, 0), (0, 1), (8, 1), (3, 1), (3, 2)]
+    shared = tiny.recipe(query={"features": [{**tiny.USER, "min_count": 2}]}, label={"features": [ITEM, BY]})
+    encoding = Encoding.fit(shared, data(rows))
+    assert encoding.vocabularies["user_id"].ids.to_pylist() == ["u0", "u3"]
+    assert encoding.audience.ids["by"].tolist() == [1, 1, 2, 0, 2]
+    apart = tiny.recipe(label={"features": [ITEM, {**BY, "table": "fans", "min_count": 2}]})
+    encoding = Encoding.fit(apart, data(rows))
+    assert encoding.vocabularies["fans"].ids.to_pylist() == ["u0", "u3"]
+    assert encoding.vocabularies["user_id"].ids.to_pylist() == ["u0", "u3", "u8"]
+    (feature,) = [each for each in encoding.label_features if each.name == "by"]
+    assert (feature.kind, feature.vocabulary, feature.max_length) == ("audience", "fans", None)
+
+
+def test_a_row_of_several_ids_has_their_mean_of_pairs() -> None:
+    """Labels 0 to 3 have 1, 3, 3 and 1 pairs; with the first and the last three without any read row 0: 2/5, so 1."""
+    rows = [(0, 0), (0, 1), (8, 1), (3, 1), (3, 2)]
+    recipe = tiny.recipe(
+        query={"features": [{**SEEN, "weights": "symmetric", "min_count": 2}]},
+        label={"features": [{**ITEM, "min_count": 2}]},
+    )
+    encoding = Encoding.fit(recipe, data([*rows, (4, 2), (5, 2), (6, 3)]))
+    assert encoding.vocabularies["item_id"].ids.to_pylist() == ["i1", "i2"]
+    assert encoding.pairs["query", "seen"].tolist() == [1, 3, 3]
+
+
+def run(work: Path, seed: int = 0) -> loop.Trained:
+    recipe = job({"weights": "symmetric"}, {"weights": "symmetric", "max_length": 2}, seed=seed,
+                 training={"batch_size": 8, "checkpoint_steps": 2}, loss={"hits": "mask_known"})  # fmt: skip
+    reporter = Reporter(Console(file=io.StringIO()))
+    return loop.train(recipe, data(), epochs=2, work=work, logs=work / "logs", reporter=reporter)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_from_its_checkpoint_with_the_draws_it_would_have_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, batches = run(tmp_path / "whole"), loop.epoch_batches
+    left = iter(range(len(whole.dataset.train) // 8 + 1))
+
+    def dying(*arguments: Any, **more: Any) -> Any:
+        for batch in batches(*arguments, **more):
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+            yield batch
+
+    monkeypatch.setattr(loop, "epoch_batches", dying)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "killed")
+    monkeypatch.setattr(loop, "epoch_batches", batches)
+    resumed = run(tmp_path / "killed")
+    assert resumed.history == whole.history
+    for one, other in zip(whole.step.variables, resumed.step.variables, strict=True):
+        np.testing.assert_array_equal(ops.convert_to_numpy(one), ops.convert_to_numpy(other))
+
+
+@pytest.mark.parametrize(
+    ("query", "label", "message"),
+    [
+        ([BY], [ITEM], "query.features: expected kinds other than audience, which belongs to labels"),
+        ([tiny.USER], [SEEN], "label.features: expected kinds other than history, which belongs to queries"),
+        ([tiny.USER], [{**BY, "combiner": "sqrtn"}], "expected another combiner where training draws"),
+        ([{**SEEN, "sample": 2, "combiner": "sqrtn"}], [ITEM], "expected another combiner where training draws"),
+        ([{**SEEN, "sample": 2, "half_life": 2}], [ITEM], "expected no half_life with sample"),
+        ([tiny.USER], [{**BY, "sample": 2}], "expected sample of kind 'history' only"),
+        ([tiny.USER], [{**ITEM, "weights": "symmetric"}], "expected weights of kinds history and audience only"),
+        ([tiny.USER], [{**BY, "entries": "label_tower"}], "expected entries of kind 'history' only"),
+        ([tiny.USER], [ITEM, {**BY, "table": "item_id"}], "expected ids of queries or of labels, received both"),
+        ([SEEN], [{**BY, "table": "item_id"}], "expected ids of queries or of labels, received both"),
+        ([tiny.USER], [ITEM, {**BY, "dim": 8}], "expected features of one width"),
+    ],
+)
+def test_neighbours_that_cannot_be(query: list[Any], label: list[Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        tiny.recipe(query={"features": query}, label={"features": label})

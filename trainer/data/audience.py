@@ -1,0 +1,102 @@
+"""Which queries chose a label: what label features of kind `audience` read.
+
+Legend: `N` training pairs, `L` labels, `Q` queries, `B` some labels, `P` positions of a padded audience.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from longtail.bundle import Inputs
+from longtail.bundle.arrays import Int32
+from longtail.trainer.data.pairs import Pairs
+
+_BLOCK = 4096
+"""Labels of a block, at most."""
+_ENTRIES = 1 << 18
+"""Entries of a block, padding included; one label's may be more."""
+
+
+@dataclass(frozen=True)
+class Audience:
+    """The training pairs by label: label y has the entries `offsets[y]:offsets[y + 1]`, in the order of query rows.
+
+    Attributes:
+        offsets: int32 [L + 1].
+        ids: vocabulary rows of the entries' queries by feature name, int32 [N] each.
+        own: of each pair, by its place in the training pairs: where its query's entries begin within its label's, and
+            how many they are, int32 [N, 2].
+    """
+
+    offsets: Int32
+    ids: dict[str, Int32]
+    own: Int32
+
+    @classmethod
+    def of(cls, pairs: Pairs, rows: Mapping[str, Int32], *, labels: int) -> Audience:
+        """From the training pairs.
+
+        Args:
+            pairs: sorted by query.
+            rows: vocabulary rows of every query, int32 [Q], by feature name.
+            labels: L.
+        """
+        order = np.argsort(pairs.labels, kind="stable")
+        queries_N, labels_N = pairs.queries[order], pairs.labels[order]
+        offsets = np.concatenate([[0], np.cumsum(np.bincount(labels_N, minlength=labels))])
+        begins_N = np.ones(len(order), bool)
+        begins_N[1:] = (np.diff(labels_N) != 0) | (np.diff(queries_N) != 0)
+        begins = np.flatnonzero(begins_N)
+        of_run_N = np.cumsum(begins_N) - 1
+        own = np.empty((len(order), 2), np.int32)
+        own[order, 0] = begins[of_run_N] - offsets[labels_N]
+        own[order, 1] = np.diff(np.append(begins, len(order)))[of_run_N]
+        return cls(offsets.astype(np.int32), {name: rows_Q[queries_N] for name, rows_Q in rows.items()}, own)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all of it."""
+        return self.offsets.nbytes + self.own.nbytes + sum(ids.nbytes for ids in self.ids.values())
+
+    @property
+    def longest(self) -> int:
+        """Entries of the longest audience; 1 where all are empty."""
+        return max(int(np.diff(self.offsets).max(initial=0)), 1)
+
+    def inputs(self, rows_B: Int32) -> Inputs:
+        """The label tower's inputs of whole audiences: `name` int32 [B, P] and `name__weight` float32 [B, P] of each
+        feature. P is that of the longest, rounded up to a power of two so that few shapes occur."""
+        starts_B, sizes_B = self.offsets[rows_B], np.diff(self.offsets)[rows_B]
+        places_P = np.arange(_width(sizes_B))
+        inside_BP = places_P < sizes_B[:, None]
+        at_BP = np.where(inside_BP, starts_B[:, None] + places_P, 0)
+        inputs: Inputs = {}
+        for name, ids_N in self.ids.items():
+            inputs[name] = np.where(inside_BP, ids_N[at_BP], np.int32(0))
+            inputs[f"{name}__weight"] = inside_BP.astype(np.float32)
+        return inputs
+
+    def blocks(self) -> Iterator[Int32]:
+        """All labels in blocks of bounded size, those with long audiences first; a last one is filled up with its last
+        label, so that few shapes occur."""
+        sizes_L = np.diff(self.offsets)
+        order, at = np.argsort(-sizes_L, kind="stable").astype(np.int32), 0
+        while at < len(order):
+            count = min(max(_ENTRIES // _width(sizes_L[order[at : at + 1]]), 1), _BLOCK, len(order))
+            rows = order[at : at + count]
+            yield np.pad(rows, (0, count - len(rows)), mode="edge")
+            at += count
+
+    def some(self, limit: int) -> Int32:
+        """Rows of the first labels, at most `limit`, fewer where their audiences are more than a block."""
+        rows = np.arange(min(limit, len(self.offsets) - 1), dtype=np.int32)
+        while len(rows) > 1 and len(rows) * _width(np.diff(self.offsets)[rows]) > _ENTRIES:
+            rows = rows[: len(rows) // 2]
+        return rows
+
+
+def _width(sizes_B: Int32) -> int:
+    return 1 << int(max(int(sizes_B.max(initial=1)), 1) - 1).bit_length()

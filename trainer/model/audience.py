@@ -1,0 +1,73 @@
+"""Audiences of labels in a training step: a few of each label's queries, drawn anew, that stand for all of them.
+
+Legend: `B` batch, `C` labels, `P` entries drawn of a label, `N` training pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import keras
+
+from longtail.trainer import backend
+from longtail.trainer.backend import Tensor, ops
+from longtail.trainer.data.audience import Audience
+
+
+class DrawnAudience:
+    """Draws from the audiences of labels, on the device.
+
+    An audience of n entries is cut into P parts of n // P or one more, and one entry is drawn of each, which weighs as
+    many as its part has. So each entry's expected weight is 1, the weights' sum is n whatever is drawn, and an audience
+    of at most P entries is whole. Draws are of a step: an epoch's would show a popular label, which many steps read,
+    the same few queries all along.
+
+    Args:
+        audience: of all labels.
+        limits: P at most, by feature name.
+    """
+
+    def __init__(self, audience: Audience, limits: Mapping[str, int]) -> None:
+        def kept(column: object, name: str) -> keras.Variable:
+            return keras.Variable(column, dtype="int32", trainable=False, name=name)
+
+        self._widths = {name: min(limit, audience.longest) for name, limit in limits.items()}
+        self._offsets = kept(audience.offsets, "audience")
+        self._ids = {name: kept(audience.ids[name], name) for name in limits}
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """What it draws from."""
+        return [self._offsets, *self._ids.values()]
+
+    def draw(
+        self, labels_C: Tensor, seed: keras.random.SeedGenerator, own_B2: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """The label tower's inputs: `name` int32 [C, P] and `name__weight` float32 [C, P] of each feature.
+
+        Args:
+            labels_C: label rows.
+            seed: of the draws.
+            own_B2: of the first B labels: entries that are left out, where they begin and how many they are, int32.
+        """
+        start_C1 = backend.gather(self._offsets, labels_C)[:, None]
+        size_C1 = backend.gather(self._offsets, labels_C + 1)[:, None] - start_C1
+        first_C1 = own_C1 = ops.zeros_like(size_C1)
+        if own_B2 is not None:
+            own_C2 = ops.pad(own_B2, [[0, labels_C.shape[0] - own_B2.shape[0]], [0, 0]])
+            first_C1, own_C1 = own_C2[:, :1], own_C2[:, 1:]
+        drawn: dict[str, Tensor] = {}
+        for name, width in self._widths.items():
+            places_1P = ops.arange(width, dtype="int32")[None]
+            each_C1 = (size_C1 - own_C1) // width
+            more_C1 = size_C1 - own_C1 - each_C1 * width
+            part_CP = each_C1 + ops.cast(places_1P < more_C1, "int32")
+            random_CP = keras.random.uniform((ops.shape(labels_C)[0], width), seed=seed)
+            within_CP = ops.minimum(ops.cast(random_CP * ops.cast(part_CP, "float32"), "int32"), part_CP - 1)
+            at_CP = places_1P * each_C1 + ops.minimum(places_1P, more_C1) + within_CP
+            at_CP = start_C1 + at_CP + ops.where(at_CP >= first_C1, own_C1, 0)
+            there_CP = part_CP > 0
+            ids_CP = backend.gather(self._ids[name], ops.where(there_CP, at_CP, 0))
+            drawn[name] = ops.where(there_CP, ids_CP, 0)
+            drawn[f"{name}__weight"] = ops.cast(part_CP, "float32")
+        return drawn
