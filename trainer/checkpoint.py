@@ -27,7 +27,7 @@ own."""
 def identity_of(recipe: Recipe, dataset: Dataset, warm_start: str | None = None) -> str:
     """Hex sha256 of all that a run's course depends on: the recipe without its paths, the source of
     rows of its own, the data, and the sha256 of the weights it starts from."""
-    settings = recipe.model_dump(mode="json", exclude={"name": True, "data": True})
+    settings = recipe.model_dump(mode="json", exclude={"name": True, "data": True, "tune": True})
     settings |= {"reduction": recipe.data.reduction, "version": _VERSION}
     if recipe.own_rows:
         settings["own_rows"] = recipe.own_rows
