@@ -9,7 +9,7 @@ from functools import partial
 from itertools import accumulate
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator
 
 from longtail.trainer.config.tune import maximised, objectives_of
 from longtail.trainer.evaluation.page import AMBER, BLUE, GREEN, INK, SOFT, page, plot, scrolled
@@ -17,7 +17,7 @@ from longtail.trainer.tuning.ranges import Ranges
 from longtail.trainer.tuning.result import Trial, TuneResult, figures_in_words, value_in_words
 from longtail.trainer.tuning.study import Study, optuna_module
 
-_FEW = 4
+_FEW = 10
 """Complete trials below which an importance would say nothing."""
 
 
@@ -142,7 +142,10 @@ def _slice(axes: Axes, result: TuneResult, ranges: Ranges, key: str, metric: str
     values, complete = ranges.tune.ranges[key], [trial for trial in result.trials if trial.found is not None]
     if values.choices is None:
         x = {trial.number: float(trial.values[key]) for trial in complete}
-        axes.set_xscale("log" if values.log else "linear")
+        if values.log:
+            axes.set_xscale("log")
+            axes.xaxis.set(major_locator=LogLocator(subs=(1, 2, 5)), major_formatter="{x:g}")
+            axes.xaxis.set_minor_formatter("")
     else:
         x = {trial.number: float(values.choices.index(trial.values[key])) for trial in complete}
         names = [value_in_words(value) for value in values.choices]
