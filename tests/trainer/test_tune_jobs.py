@@ -118,7 +118,7 @@ def test_a_study_killed_in_its_second_trial_ends_as_if_nothing_had_happened(tmp_
     killed = start(recipe, out, 14 + 10)
     killed.communicate(timeout=240)
     assert killed.returncode == -signal.SIGKILL
-    left = [trial.state.name for trial in optuna.load_study(None, f"sqlite:///{out / FILE}").trials]
+    left = [trial.state.name for trial in optuna.load_study(study_name=None, storage=f"sqlite:///{out / FILE}").trials]
     assert left == ["COMPLETE", "RUNNING"]
     assert [path.name for path in (out / "work" / "0002").iterdir()] != []
     resumed = start(recipe, out, 0)
@@ -134,5 +134,7 @@ def test_a_study_killed_in_its_second_trial_ends_as_if_nothing_had_happened(tmp_
     assert len(rows_of(out)) == 3
     assert rows_of(out) == rows_of(tmp_path / "whole")
     assert (out / "best.toml").read_text() == (tmp_path / "whole" / "best.toml").read_text()
-    states = [trial.state.name for trial in optuna.load_study(None, f"sqlite:///{out / FILE}").trials]
+    states = [
+        trial.state.name for trial in optuna.load_study(study_name=None, storage=f"sqlite:///{out / FILE}").trials
+    ]
     assert states == ["COMPLETE", "FAIL", "COMPLETE", "COMPLETE"]
