@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from longtail.trainer.losses import LOSSES, WEIGHTS
     from longtail.trainer.progress import Reporter
     from longtail.trainer.sampling import SAMPLERS
+    from longtail.trainer.tuning.result import TuneResult
+    from longtail.trainer.tuning.run import tune
 
 __all__ = [
     "LOSSES",
@@ -38,10 +40,12 @@ __all__ = [
     "RecipeError",
     "Reporter",
     "TrainerError",
+    "TuneResult",
     "evaluate",
     "fit",
     "load_recipe",
     "register",
+    "tune",
 ]
 
 _HOMES = {
@@ -51,9 +55,11 @@ _HOMES = {
     "EvaluationResult": "evaluation.bundle",
     "Recipe": "config",
     "Reporter": "progress",
+    "TuneResult": "tuning.result",
     "evaluate": "evaluation.bundle",
     "fit": "job",
     "load_recipe": "config",
+    "tune": "tuning.run",
 }
 """Modules of the names that are loaded when they are first used."""
 

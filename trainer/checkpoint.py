@@ -23,16 +23,21 @@ _VERSION = 2
 """Raised when the same recipe and data make other tables: since 2 labels without training pairs have no row of their
 own."""
 _LATER = (("loss", "top_k"), ("loss", "label_smoothing"), ("evaluation", "refine"))
+_LATER_OF_FEATURES = {"encoder": None, "sample": None, "weights": "equal"}
 """Settings that came after version 2: a run without them is the one it was."""
 
 
 def identity_of(recipe: Recipe, dataset: Dataset, warm_start: str | None = None) -> str:
     """Hex sha256 of all that a run's course depends on: the recipe without its paths, the source of
     rows of its own, the data, and the sha256 of the weights it starts from."""
-    settings = recipe.model_dump(mode="json", exclude={"name": True, "data": True})
+    settings = recipe.model_dump(mode="json", exclude={"name": True, "data": True, "tune": True})
     for section, name in _LATER:
         if not settings[section][name]:
             del settings[section][name]
+    for feature in (*settings["query"]["features"], *settings["label"]["features"]):
+        for name, before in _LATER_OF_FEATURES.items():
+            if feature[name] == before:
+                del feature[name]
     settings |= {"reduction": recipe.data.reduction, "version": _VERSION}
     if recipe.own_rows:
         settings["own_rows"] = recipe.own_rows

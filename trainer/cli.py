@@ -1,4 +1,4 @@
-"""`longtail-train`: prepare data, fit recipes, evaluate and compare bundles, export checkpoints."""
+"""`longtail-train`: prepare data, fit and tune recipes, evaluate and compare bundles, export checkpoints."""
 
 from __future__ import annotations
 
@@ -102,6 +102,30 @@ def fit(
     from longtail.trainer.progress import Reporter
 
     job.fit(checked, out, Reporter(), warm_start=warm_start, fresh_optimizer=fresh_optimizer, track=track or [])
+
+
+@app.command()
+def tune(
+    recipe: _RecipeFile,
+    out: Annotated[Path, typer.Option("--out", help="Directory of the study: new, or one to go on with.")],
+    trials: Annotated[
+        int | None, typer.Option("--trials", min=1, help="How many, earlier ones included (tune.trials).")
+    ] = None,
+    set_: _Set = None,
+) -> None:
+    """Try values from the ranges in [tune] on valid, and write the best recipe. Run again to go on."""
+    from longtail.trainer.config import load_recipe
+    from longtail.trainer.tuning.ranges import Ranges
+
+    checked = load_recipe(recipe, set_ or [])
+    Ranges(checked)  # before anything slow is loaded
+    from longtail.trainer.progress import Reporter
+    from longtail.trainer.tuning import run
+
+    try:
+        run.tune(checked, out, Reporter(), trials=trials)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None  # what has been found is written and said
 
 
 @app.command()

@@ -229,7 +229,7 @@ def finish(
         "metrics.json": _figures(dial, measured, compared, objectives),
         "history.json": json.dumps(asdict(history), indent=1).encode(),
         "recipe.json": recipe.model_dump_json(
-            indent=1, by_alias=True, exclude={"data": {"train", "valid", "test", "queries", "labels"}}
+            indent=1, by_alias=True, exclude={"data": {"train", "valid", "test", "queries", "labels"}, "tune": True}
         ).encode(),
     }
     if by_label is not None and by_label.found:

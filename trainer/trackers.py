@@ -130,8 +130,8 @@ def tracker_module(name: str) -> Any:
 
 
 def flat_settings(recipe: Recipe) -> dict[str, str]:
-    """The values of a recipe by dotted key (`training.epochs`), as JSON."""
-    return dict(flattened(recipe.model_dump(mode="json")))
+    """The values of a recipe by dotted key (`training.epochs`), as JSON; not what `tune` would try."""
+    return dict(flattened(recipe.model_dump(mode="json", exclude={"tune"})))
 
 
 def flattened(tree: Any, key: str = "") -> list[tuple[str, str]]:

@@ -6,7 +6,7 @@ Legend: `B` batch, `N` training pairs.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -237,6 +237,7 @@ def train(
     warm_start: WarmStart | None = None,
     callbacks: Sequence[keras.callbacks.Callback] = (),
     track: Sequence[str] = (),
+    judge: Callable[[TrainingHistory], None] | None = None,
 ) -> Trained:
     """Train, going on from the newest checkpoint in `work` if there is one.
 
@@ -253,6 +254,7 @@ def train(
         warm_start: weights, and the optimisers' state, to begin with.
         callbacks: of Keras, as `Callbacks` calls them.
         track: trackers beside TensorBoard, by name.
+        judge: told of the history, also of what a checkpoint says, before each epoch; what it raises ends the run.
 
     Raises:
         DataError: as `prepare_run`, or the loss is no longer finite.
@@ -309,6 +311,8 @@ def train(
         for epoch in range(run.epoch, math.ceil(epochs)):
             if history.out_of_patience(recipe.resolved_patience):
                 break
+            if judge is not None:
+                judge(history)
             first, total = (run.step, run.loss) if epoch == run.epoch else (0, 0.0)
             progress.epoch(epoch, done=first * batch_size)
             watching.epoch_begins(epoch)

@@ -29,6 +29,7 @@ SURFACE = {
         "--timestamp",
         "--event",
     ],
+    "tune": ["RECIPE", "--out", "--trials", "--set"],
 }
 
 
@@ -81,6 +82,10 @@ def job(tmp_path: Path) -> Path:
 
 
 ERRORS = {
+    "nothing to tune": ("tune RECIPE --out OUT", "expected a section [tune] with ranges in the recipe, found none"),
+    "unknown range": (
+        "tune RECIPE --out OUT --set tune.ranges={'model.dmi'={low=1,high=2}}", "model.dmi: expected one of dim,"
+    ),
     "no recipe": ("fit nowhere.toml --out OUT", "nowhere.toml: expected a recipe: No such file or directory"),
     "unknown key": ("fit RECIPE --out OUT --set mdoel.dim=3", "mdoel: expected one of name, seed, data, query,"),
     "missing data": ("fit RECIPE --out OUT --set data.train=gone.csv", "gone.csv: expected a csv file, found none"),

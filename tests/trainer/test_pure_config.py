@@ -17,6 +17,7 @@ import sys, time
 
 BLOCKED = (
     "keras", "tensorflow", "tensorboard", "jax", "jaxlib", "scipy", "matplotlib", "onnx", "onnxruntime", "tf2onnx",
+    "optuna",
 )
 
 class Block:
@@ -81,6 +82,12 @@ def test_a_wrong_recipe_is_refused_before_anything_slow_is_loaded(tmp_path: Path
     recipe = tiny.write_job(tmp_path)
 
     child(_COMMAND + "assert code == 2", "fit", recipe, "--out", tmp_path / "out", "--set", "model.size=3")
+
+
+def test_so_is_a_wrong_range(tmp_path: Path) -> None:
+    recipe = tiny.write_job(tmp_path, recipe=f'{tiny.RECIPE}\n[tune.ranges]\n"model.size" = {{ choices = [3] }}\n')
+
+    child(_COMMAND + "assert code == 2", "tune", recipe, "--out", tmp_path / "out")
 
 
 def test_a_recipe_is_checked_without_a_training_framework(tmp_path: Path) -> None:

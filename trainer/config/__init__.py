@@ -18,8 +18,10 @@ from longtail.trainer.config.sections import (
     TrainingConfig,
 )
 from longtail.trainer.config.towers import FeatureConfig, ModelConfig, TowerConfig
+from longtail.trainer.config.tune import BoundConfig, RangeConfig, TuneConfig
 
 __all__ = [
+    "BoundConfig",
     "DataConfig",
     "EvaluationConfig",
     "EventsConfig",
@@ -29,9 +31,11 @@ __all__ = [
     "ObjectiveConfig",
     "OptimizerConfig",
     "PropensityConfig",
+    "RangeConfig",
     "Recipe",
     "SplitConfig",
     "TowerConfig",
     "TrainingConfig",
+    "TuneConfig",
     "load_recipe",
 ]

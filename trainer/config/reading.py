@@ -42,8 +42,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     try:
         recipe = Recipe.model_validate(tree)
     except ValidationError as error:
-        problems = "; ".join(_problem(problem) for problem in error.errors())
-        raise RecipeError(f"{path}: {problems}") from error
+        raise RecipeError(f"{path}: {in_words(error.errors())}") from error
     paths = {
         key: beside(value, path.parent)
         for key in ("train", "valid", "test", "queries", "labels")
@@ -53,6 +52,11 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     if isinstance(evaluation.target_prior, Path):
         evaluation = evaluation.model_copy(update={"target_prior": path.parent / evaluation.target_prior})
     return recipe.model_copy(update={"data": recipe.data.model_copy(update=paths), "evaluation": evaluation})
+
+
+def in_words(problems: Sequence[ErrorDetails]) -> str:
+    """Validation errors of a recipe: where, what was expected, what was received."""
+    return "; ".join(_problem(problem) for problem in problems)
 
 
 def _problem(problem: ErrorDetails) -> str:
@@ -85,6 +89,18 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text
+    try:
+        set_value(tree, key, value)
+    except RecipeError as error:
+        raise RecipeError(f"--set {error}") from error
+
+
+def set_value(tree: dict[str, Any], key: str, value: Any) -> None:
+    """Set one dotted key of a recipe's tree, `query.features.0.dim`; tables on the way are made.
+
+    Raises:
+        RecipeError: a value stands where the key needs a table, or a list is not that long.
+    """
     *parents, last = key.split(".")
     node: Any = tree
     for part in parents:
@@ -99,11 +115,11 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
 
 def _section(node: Any, part: str, key: str) -> dict[str, Any]:
     if not isinstance(node, dict):
-        raise RecipeError(f"--set {key}: expected a section before {part!r}, found {node!r}")
+        raise RecipeError(f"{key}: expected a section before {part!r}, found {node!r}")
     return node
 
 
 def _index(node: list[Any], part: str, key: str) -> int:
     if not part.isdigit() or int(part) >= len(node):
-        raise RecipeError(f"--set {key}: expected an index below {len(node)}, received {part!r}")
+        raise RecipeError(f"{key}: expected an index below {len(node)}, received {part!r}")
     return int(part)

@@ -12,6 +12,7 @@ from longtail.trainer.config.loss import LossConfig
 from longtail.trainer.config.objectives import ObjectiveConfig, check_objectives, shares_of, weighted_events
 from longtail.trainer.config.sections import DataConfig, EvaluationConfig, OptimizerConfig, TrainingConfig
 from longtail.trainer.config.towers import NEIGHBOURS, OWN_ID_UNKNOWN_RATE, FeatureConfig, ModelConfig, TowerConfig
+from longtail.trainer.config.tune import TuneConfig, check_tune
 from longtail.trainer.losses.families import LOSSES
 
 
@@ -45,6 +46,8 @@ class Recipe(Section):
     optimizer: OptimizerConfig = OptimizerConfig()
     training: TrainingConfig = TrainingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    tune: TuneConfig | None = None
+    """What `longtail-train tune` tries; no other command reads it."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -61,6 +64,8 @@ class Recipe(Section):
         self._check_cosine()
         self._check_tree_s_dial()
         self._check_likelihood()
+        if self.tune is not None:
+            check_tune(self.tune, self.evaluation)
         if self.training.accumulate > 1 and self.loss.resolved_hits == "mask_known":
             raise ValueError(
                 "training.accumulate: expected 1 with loss.hits 'mask_known', whose positives are of the whole batch, "

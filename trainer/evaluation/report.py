@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 import html
-import io
 import re
-from collections.abc import Callable
-from importlib.resources import files
-from string import Template
 from typing import NamedTuple
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from rich.table import Table
 
@@ -21,19 +14,15 @@ from longtail.bundle import BUCKET_NAMES, CurvePoint
 from longtail.trainer.config import Recipe
 from longtail.trainer.evaluation.comparison import Comparison
 from longtail.trainer.evaluation.dial import Dial, Setting
+from longtail.trainer.evaluation.page import AMBER, BLUE, GREEN, INK, SOFT, page, plot, scrolled
 from longtail.trainer.evaluation.tables import baselines_html, figure_cell, price_html
 from longtail.trainer.evaluation.target import FoundByLabel
 from longtail.trainer.history import TrainingHistory
 from longtail.trainer.lists import k_of
 
-_COLOURS = {"overall": "#334155", "head": "#2563eb", "torso": "#d97706", "tail": "#059669", "new": "#9333ea"}
+_COLOURS = {"overall": INK, "head": BLUE, "torso": AMBER, "tail": GREEN, "new": "#9333ea"}
 _POWER_OF_PI = re.compile(r"π(\^\d[\d.e-]*)?(, of all objectives' pairs)?")
 """Noises that frequent labels have more of: λ, as μ, goes from the tail to the head."""
-_STYLE = {
-    "font.family": "sans-serif", "font.size": 10, "axes.spines.top": False, "axes.spines.right": False,
-    "axes.grid": True, "grid.alpha": 0.25, "axes.titleweight": "bold", "axes.titlelocation": "left",
-    "legend.frameon": False, "svg.hashsalt": "longtail",
-}  # fmt: skip
 
 
 def shown_metrics(metric: str) -> list[str]:
@@ -126,35 +115,21 @@ def html_report(
     """
     metric = recipe.evaluation.metric
     k = k_of(metric)
-    with mpl.rc_context(_STYLE):  # type: ignore[arg-type]
-        plots = [plot for line in _lines(dial) for plot in _line_plots(line, k)]
-        plots += [_plot(lambda axes: _losses(axes, history, metric), "Training loss and validation metric by epoch")]
+    plots = [made for line in _lines(dial) for made in _line_plots(line, k)]
+    plots += [plot(lambda axes: _losses(axes, history, metric), "Training loss and validation metric by epoch")]
     names = shown_metrics(metric)
     head = "".join(f"<th>{html.escape(name)}</th>" for name in [*_dials(dial), *names])
     rows = "".join(_row(dial, point, names) for point in dial.curve)
-    cards = "".join(
-        f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd></div>" for name, value in facts.items()
+    split, chosen_by = html.escape(dial.bias_removal.curve_split), html.escape(dial.bias_removal.chosen_by)
+    intro = (
+        f"Two-tower retrieval, evaluated over the full catalogue on {split}. {_default_in_words(dial)}, "
+        f"chosen by {chosen_by}."
     )
-    page = _page().substitute(
-        title=html.escape(recipe.name), cards=cards, plots="".join(plots), head=head, rows=rows,
-        split=html.escape(dial.bias_removal.curve_split), default=_default_in_words(dial),
-        chosen_by=html.escape(dial.bias_removal.chosen_by), every=" and ".join(_dials(dial)),
-        baselines=baselines_html(compared, names), price=price_html(dial, k),
-    )  # fmt: skip
-    return page.encode()
-
-
-def _page() -> Template:
-    return Template((files("longtail.trainer.evaluation") / "report_page.html").read_text(encoding="utf-8"))
-
-
-def _plot(draw: Callable[[Axes], None], description: str) -> str:
-    figure = Figure(figsize=(6.2, 3.7), layout="constrained")
-    draw(figure.subplots())
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None})
-    image = base64.b64encode(buffer.getvalue()).decode()
-    return f'<figure><img alt="{html.escape(description)}" src="data:image/svg+xml;base64,{image}"></figure>'
+    body = (
+        f"{baselines_html(compared, names)}{price_html(dial, k)}\n"
+        f"<h2>Every {' and '.join(_dials(dial))}</h2>{scrolled(head, rows)}"
+    )
+    return page(recipe.name, intro, facts, plots, body)
 
 
 class _Line(NamedTuple):
@@ -201,11 +176,11 @@ def _lines(dial: Dial) -> list[_Line]:
 
 def _line_plots(line: _Line, k: str) -> list[str]:
     return [
-        _plot(
+        plot(
             lambda axes: _recall(axes, line, k),
             f"Recall@{k} over all pairs' queries and per bucket, against the dial {line.symbol}",
         ),
-        _plot(
+        plot(
             lambda axes: _exposure(axes, line, k),
             f"Share of the top {k} given to head, torso, tail and new, against {line.symbol}",
         ),
@@ -240,7 +215,7 @@ def _recall(axes: Axes, line: _Line, k: str) -> None:
         low = [figure.value if figure.low is None else figure.low for figure in figures]
         high = [figure.value if figure.high is None else figure.high for figure in figures]
         axes.fill_between(grid, low, high, color=colour, alpha=0.15, linewidth=0)
-    axes.axvline(line.default, color="#94a3b8", linestyle="--", linewidth=1)
+    axes.axvline(line.default, color=SOFT, linestyle="--", linewidth=1)
     axes.set(title=f"Recall@{k} by bucket", xlabel=f"{line.words}{line.ends}", ylim=(0, None))
     axes.legend(ncols=5, loc="upper center", bbox_to_anchor=(0.5, -0.18))
 

@@ -11,6 +11,7 @@ from rich.table import Table
 from longtail.bundle import BUCKET_NAMES, CurvePoint
 from longtail.trainer.evaluation.comparison import Comparison
 from longtail.trainer.evaluation.dial import Dial
+from longtail.trainer.evaluation.page import scrolled
 from longtail.trainer.lists import k_of
 
 
@@ -42,7 +43,7 @@ def baselines_html(compared: Comparison | None, names: list[str]) -> str:
         mark = " class=chosen" if metrics is compared.model else ""
         rows += f"<tr{mark}><th>{html.escape(name)}<small>{html.escape(settings)}</small></th>{cells}</tr>"
     words = " ".join([compared.sentence, *compared.notes])
-    return f"<h2>Beside baselines</h2><p>{html.escape(words)}</p>{_scrolled(head, rows)}"
+    return f"<h2>Beside baselines</h2><p>{html.escape(words)}</p>{scrolled(head, rows)}"
 
 
 class Step(NamedTuple):
@@ -100,14 +101,10 @@ def price_html(dial: Dial, k: str) -> str:
         "The changes are from the λ above. A rate of −2: two points of recall for every point that the tail loses. "
         "evaluation.floor holds the default λ to a least recall of a bucket, or to a share of what it is at another λ."
     )
-    return f"<h2>What recall costs the tail</h2><p>{words}</p>{_scrolled(head, rows)}"
+    return f"<h2>What recall costs the tail</h2><p>{words}</p>{scrolled(head, rows)}"
 
 
 def figure_cell(value: float, low: float | None, high: float | None) -> str:
     """A figure, with its interval if it has one."""
     interval = "" if low is None or high is None else f"<small>{low:.4f}–{high:.4f}</small>"
     return f"<td>{value:.4f}{interval}</td>"
-
-
-def _scrolled(head: str, rows: str) -> str:
-    return f"<div class=scroll><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"

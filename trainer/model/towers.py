@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import keras
 
 from longtail.trainer import backend
-from longtail.trainer.backend import Tensor
 from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.config import FeatureConfig, ModelConfig, Recipe, TowerConfig
 from longtail.trainer.errors import RecipeError

@@ -1,0 +1,181 @@
+"""What `[tune]` may say, which recipe given values make, and recipes as files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longtail.trainer import Recipe, RecipeError, load_recipe
+from longtail.trainer.config import BoundConfig
+from longtail.trainer.config.tune import maximised, measured_metrics
+from longtail.trainer.tuning.ranges import Ranges
+from longtail.trainer.tuning.toml import recipe_toml
+from tests.trainer import tiny
+from tests.trainer.conftest import Finished
+
+RECIPES = sorted((Path(__file__).parents[2] / "trainer/recipes").glob("*.toml"))
+
+
+def ranges(given: dict[str, Any], **sections: Any) -> Ranges:
+    return Ranges(tiny.recipe(tune={"ranges": given}, **sections))
+
+
+def test_values_are_set_by_key_a_table_before_what_is_in_it() -> None:
+    of = ranges({"loss.sampler.negatives": {"low": 4, "high": 64}, "loss.sampler": {"choices": [{"name": "uniform"}]},
+                 "query.features.0.dim": {"low": 4, "high": 8}})  # fmt: skip
+
+    made = of.recipe_of({"loss.sampler.negatives": 9, "loss.sampler": {"name": "uniform"}, "query.features.0.dim": 4})
+
+    assert str(made.loss.sampler) == "uniform(negatives = 9)"
+    assert made.query.features[0].dim == 4
+    assert made.tune is None
+    assert made.data == of.recipe.data
+
+
+def test_what_a_combination_refuses_is_said_of_that_combination_alone() -> None:
+    of = ranges({"loss.sampler": {"choices": ["in_batch", "full"]}, "loss.hits": {"choices": ["mask", "mask_known"]},
+                 "training.accumulate": {"choices": [1, 2]}})  # fmt: skip
+
+    assert of.recipe_of({"loss.hits": "mask", "training.accumulate": 2}).training.accumulate == 2
+    with pytest.raises(RecipeError, match=r"training\.accumulate: expected 1 with loss\.hits 'mask_known'"):
+        of.recipe_of({"loss.hits": "mask_known", "training.accumulate": 2})
+
+
+def test_the_recipe_s_own_values_are_known_where_they_lie_within() -> None:
+    sampler = {"choices": ["in_batch", {"name": "uniform", "negatives": 8}]}
+    given = {"model.temperature": {"low": 0.05, "high": 0.5}, "model.dim": {"low": 4, "high": 12, "step": 4},
+             "loss.sampler": sampler}  # fmt: skip
+    uniform = '{"name": "uniform", "negatives": 8}'
+
+    assert ranges(given).own == {"model.temperature": 0.1, "model.dim": 4, "loss.sampler": "in_batch"}
+    own = ranges(given, loss={"sampler": {"negatives": 8, "name": "uniform"}}).own
+    assert own == {"model.temperature": 0.1, "model.dim": 4, "loss.sampler": '{"name": "uniform", "negatives": 8}'}
+    assert ranges(given).choices("loss.sampler") == {"in_batch": "in_batch", uniform: sampler["choices"][1]}
+    assert ranges(given, model={"temperature": 0.6}).own is None, "above"
+    assert ranges({"model.dim": {"low": 2, "high": 8, "step": 3}}).own is None, "between two steps"
+    assert ranges({"optimizer.embedding_learning_rate": {"low": 0.005, "high": 0.05, "step": 0.005}}).own == {
+        "optimizer.embedding_learning_rate": 0.01
+    }
+
+
+REFUSED = {
+    "unknown key": ({"model.temprature": {"low": 0.1, "high": 1}}, r"model\.temprature: expected one of dim, "),
+    "unknown section": ({"mdoel.dim": {"low": 1, "high": 2}}, r"mdoel: expected one of name, seed, .*unknown key"),
+    "type": ({"model.dim": {"low": 1.5, "high": 2}}, r"model\.dim = 1\.5: model\.dim: Input should be a valid integer"),
+    "impossible high": ({"optimizer.momentum": {"low": 0.5, "high": 1.5}}, r"momentum = 1\.5: .*less than 1"),
+    "unknown choice": ({"loss.sampler": {"choices": ["in_bach"]}}, r"expected one of in_batch, .* received 'in_bach'"),
+    "lacking": ({"loss.sampler": {"choices": ["uniform"]}}, r"'uniform': expected a value for 'negatives'"),
+    "no such feature": ({"query.features.7.dim": {"low": 4, "high": 8}}, r"expected an index below 1, received '7'"),
+    "metric": ({"evaluation.metric": {"choices": ["recall@2"]}}, r"leave alone what is measured, .*'evaluation\.m"),
+    "split": ({"data.split.valid": {"low": 0.1, "high": 0.2}}, r"received 'data\.split\.valid'"),
+    "seed": ({"seed": {"low": 0, "high": 9}}, r"received 'seed'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "message"), REFUSED.values(), ids=REFUSED)
+def test_a_range_that_no_other_key_could_mend_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecipeError, match=message) as refused:
+        ranges(given)
+    assert "\n" not in str(refused.value)
+
+
+MALFORMED = {
+    "order": ({"low": 2, "high": 1}, "expected low < high, received 2 and 1"),
+    "half": ({"low": 2}, "expected choices, or low and high, received low"),
+    "nothing": ({}, "expected choices, or low and high, received none of them"),
+    "both": ({"low": 1, "choices": [1]}, "expected choices alone, or low and high, received choices beside low"),
+    "twice": ({"choices": [1, 2, 1]}, r"choices: expected distinct values, received \[1, 2, 1\]"),
+    "log of 0": ({"low": 0.0, "high": 1.0, "log": True}, "log: expected no step and low > 0 beside it"),
+    "log and step": ({"low": 1, "high": 9, "log": True, "step": 2}, "log: expected no step and low > 0 beside it"),
+    "past high": ({"low": 0.1, "high": 0.4, "step": 0.2}, r"step: expected one that leads from 0\.1 to 0\.4"),
+    "half steps": ({"low": 1, "high": 2, "step": 0.5}, r"step: expected a whole number .*received 0\.5"),
+    "unknown": ({"lo": 1}, "expected one of low, high, step, log, choices, received an unknown key"),
+}
+
+
+@pytest.mark.parametrize(("given", "message"), MALFORMED.values(), ids=MALFORMED)
+def test_a_malformed_range_is_refused_with_its_key(tmp_path: Path, given: dict[str, Any], message: str) -> None:
+    lines = ", ".join(f"{name} = {str(value).lower()}" for name, value in given.items())
+    recipe = tiny.write_job(tmp_path, recipe=f'{tiny.RECIPE}\n[tune.ranges]\n"model.dim" = {{ {lines} }}\n')
+    with pytest.raises(RecipeError, match=rf"tune\.ranges\.model\.dim(\.\w+)?: {message}"):
+        load_recipe(recipe)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"objectives": ["recal@2"]}, r"tune\.objectives: expected recall\|.* @ one of \[2\], .*received 'recal@2'"),
+        ({"objectives": ["recall@3"]}, r"received 'recall@3'"),
+        ({"constraints": {"recall@2/tial": {"at_least": 0.1}}}, r"tune\.constraints: .*received 'recall@2/tial'"),
+        ({"constraints": {"recall@2": {}}}, r"expected at_least or at_most, received neither"),
+        ({"objectives": ["recall@2", "recall@2"]}, "expected distinct metrics"),
+        (
+            {"objectives": ["ndcg@2"], "pruner": "median"},
+            r"tune\.pruner: expected none, or the objective recall@2 alone",
+        ),
+    ],
+)
+def test_metrics_that_are_not_measured_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        tiny.recipe(tune={"ranges": {"model.dim": {"choices": [4]}}, **given})
+
+
+def test_the_metrics_it_knows_are_those_that_are_measured(finished: Finished) -> None:
+    (point, *_) = tiny.curve_of_metrics(finished.out).curve
+    assert set(measured_metrics(load_recipe(finished.recipe).evaluation)) == set(point.metrics)
+
+
+def test_directions_and_bounds() -> None:
+    names = ("recall@2", "coverage@2/tail", "gini@2", "balanced_error@2/tail", "popularity@2")
+    assert [maximised(name) for name in names] == [True, True, False, False, False]
+    between = BoundConfig(at_least=0.25, at_most=0.5)
+    assert [between.missed(value) for value in (0.125, 0.25, 0.4, 0.5, 1.5)] == [0.125, 0, 0, 0, 1.0]
+    assert str(between) == "≥ 0.25 and ≤ 0.5"
+
+
+def test_a_recipe_without_tune_cannot_be_tuned() -> None:
+    with pytest.raises(RecipeError, match=r"tune: expected a section \[tune\] with ranges in the recipe, found none"):
+        Ranges(tiny.recipe())
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_is_the_same_once_written(path: Path, tmp_path: Path) -> None:
+    recipe = load_recipe(path)
+    (tmp_path / "again.toml").write_text(recipe_toml(recipe, tmp_path))
+
+    again = load_recipe(tmp_path / "again.toml")
+
+    assert again.model_copy(update={"data": recipe.data}) == recipe
+    assert again.data.train.resolve() == recipe.data.train.resolve()  # type: ignore[union-attr]
+
+
+def test_what_toml_must_quote_is_quoted(tmp_path: Path) -> None:
+    odd = 'a "b" \\ ü\n\x7f'
+    recipe = tiny.recipe(data={
+        "train": ["a.parquet", "s3://bucket/b/*.parquet"], "timestamp": "time", "placeholders": [odd, ""],
+        "filter": [["bot", "=", False], ["country", "in", ["DE"]]], "since": "30d",
+        "events": {"column": "event", "weights": {"add to cart": 3, "view": 0.5}},
+    })  # fmt: skip
+    (tmp_path / "again.toml").write_text(recipe_toml(recipe, tmp_path))
+
+    again = load_recipe(tmp_path / "again.toml")
+
+    assert again.model_dump(exclude={"data": {"train"}}) == recipe.model_dump(exclude={"data": {"train"}})
+    local, remote = again.data.train  # type: ignore[misc]
+    assert (Path(local).resolve(), remote) == (Path("a.parquet").resolve(), "s3://bucket/b/*.parquet")
+    assert isinstance(again, Recipe)
+
+
+def test_no_other_command_minds_the_section() -> None:
+    """A checkpoint, and what a bundle says of its recipe, are the same with it and without."""
+    from longtail.trainer.checkpoint import identity_of
+    from longtail.trainer.trackers import flat_settings
+    from tests.trainer.test_train import data
+
+    without, beside = tiny.recipe(), tiny.recipe(tune={"ranges": {"model.dim": {"choices": [4]}}})
+
+    assert beside != without
+    assert identity_of(beside, data()) == identity_of(without, data())
+    assert flat_settings(beside) == flat_settings(without)

@@ -1,0 +1,57 @@
+"""Pages that need no network: cards of facts, plots, tables, one look."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from collections.abc import Callable, Mapping, Sequence
+from importlib.resources import files
+from string import Template
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+INK, SOFT, BLUE, AMBER, GREEN = "#334155", "#94a3b8", "#2563eb", "#d97706", "#059669"
+
+_STYLE = {
+    "font.family": "sans-serif", "font.size": 10, "axes.spines.top": False, "axes.spines.right": False,
+    "axes.grid": True, "grid.alpha": 0.25, "axes.titleweight": "bold", "axes.titlelocation": "left",
+    "legend.frameon": False, "svg.hashsalt": "longtail",
+}  # fmt: skip
+
+
+def page(title: str, intro: str, cards: Mapping[str, str], plots: Sequence[str], body: str) -> bytes:
+    """One file of HTML.
+
+    Args:
+        title: plain text.
+        intro: HTML.
+        cards: name → value, plain text.
+        plots: of `plot`.
+        body: HTML below the plots.
+    """
+    template = Template((files("longtail.trainer.evaluation") / "page.html").read_text(encoding="utf-8"))
+    made = "".join(
+        f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd></div>" for name, value in cards.items()
+    )
+    return template.substitute(
+        title=html.escape(title), intro=intro, cards=made, plots="".join(plots), body=body
+    ).encode()  # fmt: skip
+
+
+def plot(draw: Callable[[Axes], None], description: str) -> str:
+    """A figure of one pair of axes, with words for those who cannot see it."""
+    with mpl.rc_context(_STYLE):  # type: ignore[arg-type]
+        figure = Figure(figsize=(6.2, 3.7), layout="constrained")
+        draw(figure.subplots())
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    image = base64.b64encode(buffer.getvalue()).decode()
+    return f'<figure><img alt="{html.escape(description)}" src="data:image/svg+xml;base64,{image}"></figure>'
+
+
+def scrolled(head: str, rows: str) -> str:
+    """A table that is as wide as it has to be, of cells in HTML."""
+    return f"<div class=scroll><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
