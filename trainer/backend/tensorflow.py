@@ -58,7 +58,8 @@ def value_and_gradients(
         tape.watch(rows)
         value, auxiliary = loss(rows)
     gradients = tape.gradient(value, (rows, [variable.value for variable in variables]), unconnected_gradients="zero")
-    return (value, auxiliary), [tf.convert_to_tensor(gradient) for gradient in gradients[0]], gradients[1]
+    of_rows, of_variables = ([tf.convert_to_tensor(gradient) for gradient in part] for part in gradients)
+    return (value, auxiliary), of_rows, of_variables
 
 
 def compile_loss(function: Callable[..., Any]) -> Callable[..., Any]:
