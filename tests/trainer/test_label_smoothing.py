@@ -21,12 +21,13 @@ from longtail.trainer.sampling import SAMPLERS, DrawContext, LabelTable, Sampler
 from tests.trainer import tiny, toy
 from tests.trainer.test_top_k import tree
 
-L, DIM, ROWS, Y = 32, 4, 10_000, 5
+L, DIM, ROWS = 32, 4, 10_000
 PI = np.arange(L, 0, -1) ** -0.8 / (np.arange(L, 0, -1) ** -0.8).sum()
 RNG = np.random.default_rng(0)
 EMBEDDINGS = RNG.normal(0, 1, (L, DIM)).astype(np.float32)
 QUERY = RNG.normal(0, 1, DIM).astype(np.float32)
 SCORES = (EMBEDDINGS @ QUERY).astype(np.float64)
+Y = int(SCORES.argmax())
 SAMPLED: dict[str, tuple[str, dict[str, Any]]] = {
     "uniform": ("uniform", {"negatives": 3, "shared": False}),
     "uniform, distinct": ("uniform", {"negatives": 3, "shared": False, "replace": False}),
@@ -127,7 +128,9 @@ def test_the_optimum_is_the_smoothed_target_over_the_noise(family: str, weight: 
 
 
 TRAIN = tiny.pairs((0, 0), (0, 1), (1, 2), (1, 1), (2, 1), (2, 3))
-FEATURES = {"features": [tiny.ITEM, {"name": "genres", "kind": "bag", "separator": "|", "dim": 4}]}
+FEATURES = {
+    "features": [tiny.ITEM | {"unknown_rate": 0.0}, {"name": "genres", "kind": "bag", "separator": "|", "dim": 4}]
+}
 
 
 @pytest.mark.usefixtures("eager")
@@ -154,6 +157,7 @@ def test_a_step_by_hand(sampler: str) -> None:
     assert losses[1] - losses[0] == pytest.approx(0.25 * np.mean(more), rel=1e-4)
 
 
+@pytest.mark.usefixtures("eager")
 def test_labels_that_are_no_negatives_get_none_of_it() -> None:
     """Of a catalogue whose labels have features beside their id, those in no pair."""
     table = pa.table({"item_id": [f"i{row}" for row in range(6)], "genres": ["a", "b", "a|b", "b", "a", "b"]})
@@ -164,6 +168,15 @@ def test_labels_that_are_no_negatives_get_none_of_it() -> None:
     ]
 
     assert [model.train_step._smoothed for model in steps] == [4, 4, 6]
+    losses = []
+    for epsilon in (0.0, 0.25):
+        model = tiny.model(
+            tiny.recipe(loss={"sampler": "full", "label_smoothing": epsilon}, label=FEATURES), data, batch_size=6
+        )  # fmt: skip
+        logits_BL = model.embed_queries({"user_id": TRAIN.queries + 1}) @ model.embed_labels().T / model.temperature
+        losses.append(float(model.train_step(tiny.batch(TRAIN))))
+    more_B = [logits_BL[row, label] - logits_BL[row, :4].mean() for row, label in enumerate(TRAIN.labels)]
+    assert losses[1] - losses[0] == pytest.approx(0.25 * np.mean(more_B), rel=1e-3)
 
 
 @pytest.mark.parametrize("family", [name for name, family in LOSSES.items() if not family.cross_entropy])

@@ -106,7 +106,9 @@ def test_beta_goes_to_the_kth_highest_score(name: str, arguments: dict[str, Any]
 
     compiled = backend.compile_step(visit, [seed.state, *sampler.variables])
     states = [ops.zeros((ROWS, len(top_k.k_G) + 2)) for top_k, _ in asked]
-    for positive_B in RNG.choice(L, (VISITS, ROWS), p=PI).astype(np.int32):
+    # A sampler that never draws the positive is asked about the highest label: one that is not counted is missed then.
+    positives = np.full((VISITS, ROWS), SCORES.argmax()) if never else RNG.choice(L, (VISITS, ROWS), p=PI)
+    for positive_B in positives.astype(np.int32):
         states = compiled({"states": states, "positive": positive_B})
 
     for (top_k, group_L), state_BS in zip(asked, states, strict=True):
@@ -206,6 +208,24 @@ def test_a_step_by_hand(parts: int) -> None:
         [np.where(np.array(visits_Q) == 2, moved_Q, beta_Q), logits_QL.std(axis=1), visits_Q], axis=1
     )
     np.testing.assert_allclose(states(model), expected_QS, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("eager")
+def test_other_rows_of_a_batch_are_draws_and_the_row_s_own_place_is_none() -> None:
+    job = tiny.recipe(loss={"top_k": {"k": 2}}, model={"dim": 4, "temperature": 0.5})
+    model = tiny.model(job, DATA, batch_size=6)
+    logits_BL = model.embed_queries({"user_id": TRAIN.queries + 1}) @ model.embed_labels().T / 0.5
+    model.train_step(tiny.batch(TRAIN, _asking=np.arange(6, dtype=np.int32) // 2))
+
+    count_L, quantile = np.array([3, 2, 0, 1, 0, 0]), 0.6744897501960817  # Φ⁻¹(1 − 1½/6)
+    expected_BS = []
+    for row, label in enumerate(TRAIN.labels):
+        others_L = count_L - (np.arange(6) == label)
+        stands_L = others_L / (5 * np.maximum(count_L / 6, 1e-9))
+        mean = stands_L @ logits_BL[row] / stands_L.sum()
+        spread = np.sqrt(stands_L @ (logits_BL[row] - mean) ** 2 / stands_L.sum())
+        expected_BS.append([mean + quantile * spread, spread, 1])
+    np.testing.assert_allclose(states(model), np.reshape(expected_BS, (3, 2, 3)).mean(axis=1), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.usefixtures("eager")
