@@ -20,7 +20,7 @@ PROOFS = {
 }  # fmt: skip
 SLOW_ON_JAX = (
     "a_model or central_differences or error_of_rare or many_hits or learn or checkpoint or one_over_m or eta_goes "
-    "or popularity or two_epochs"
+    "or popularity or two_epochs or second_layer"
 )
 """Steps of whole models, which `test_backends` runs compiled; Monte Carlo of many shapes, each one compiled; one
 sampler more of the same tables."""

@@ -99,6 +99,22 @@ def test_a_packed_step_is_a_step_of_padded_rows(name: str) -> None:
         np.testing.assert_allclose(one, other, atol=2e-5)
 
 
+@pytest.mark.parametrize("name", ENCODERS)
+def test_a_batch_in_parts_is_a_step_of_the_whole(name: str) -> None:
+    """Parts are not packed; gradients of positions and distances, which a part reads some of, add up."""
+    dataset, after, rows = data(), [], np.array([5, 6, 7, 8, 12, 13, 14, 1])
+    for parts in (1, 2):
+        training = {"accumulate": parts, "batch_size": 8}
+        recipe = job(history(name), training=training, optimizer={"embeddings": "sgd", "dense": "sgd", "l2": 0.01})
+        encoding, model = Encoding.fit(recipe, dataset), shaken(tiny.model(recipe, dataset, batch_size=8))
+        batch = encoding.query.of_pairs(rows, np.random.default_rng(0), packed=parts == 1)
+        labels = {"_positive": dataset.train.labels[rows], "_weight": np.ones(8, np.float32)}
+        model.train_step(batch | labels | {"_pair": rows.astype(np.int32)})
+        after.append([np.asarray(variable) for variable in [model.tables["item_id"].table, *model.dense_variables]])
+    for one, other in zip(*after, strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-5)
+
+
 def test_dropout_is_of_entries_and_of_training_alone() -> None:
     dataset = data()
     recipes = {rate: job(history("sasrec", dropout=rate)) for rate in (0.0, 0.5)}
