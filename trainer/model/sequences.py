@@ -3,7 +3,7 @@
 In a training step the histories of a batch lie one after another in blocks, so that what a query's pairs share of its
 history is computed once, and nothing is padded: one pass serves as many positives as it has entries. A history is no
 longer than a block, so an entry finds all before it in its own block and the one before. Elsewhere each row has its
-own block. Both compute the same.
+own block. Both compute the same [METHODS §10.2].
 
 Legend: `S` blocks, or rows, `P` places of a block, `W` places that a block sees, `H` heads, `C` dimensions of a head,
 `D` dimensions, `B` batch.
