@@ -54,14 +54,14 @@ class Script:
     def __call__(self, recipe: Recipe, dataset: Dataset, work: Path, logs: Path, reporter: Any, judge: Any) -> Found:  # noqa: ARG002
         self.recipes.append(recipe)
         self.datasets.append(dataset)
+        if error := self.at.get(len(self.recipes)):
+            raise error
         metrics = dict.fromkeys(measured_metrics(recipe.evaluation), 0.0) | self.figures(recipe)
         validated = [metrics["recall@5"] * share for share in (0.5, 0.75, 1.0)]
         history = TrainingHistory()
         for epoch in range(3):
             judge(history)
             history.metrics[epoch + 1] = validated[epoch]
-        if error := self.at.get(len(self.recipes)):
-            raise error
         return Found(metrics, 0.5, 0.0, 3, 1.0, validated)
 
 
