@@ -308,6 +308,7 @@ def test_ctrl_c_is_exit_code_130(tmp_path: Path, script: Script, capsys: pytest.
     second = command(capsys, "tune", recipe, "--out", tmp_path / "out", "--trials", 3)
 
     assert (first[0], second[0]) == (130, 130)
+    assert [made.model.temperature for made in script.recipes[:2]] == [0.1, 0.1], "the recipe's own values, again"
     assert "Stopped after 0 of 3 trials" in first[1]
     assert "Stopped after 2 of 3 trials" in second[1]
     assert not any(errors for _, _, errors in (first, second))
