@@ -205,8 +205,6 @@ def test_a_label_that_is_added_by_value_scores_as_numpy_says(shop: Shop) -> None
     inputs |= audience.inputs(np.int32(rows))
     assert inputs["buyers__weight"].sum(axis=1).tolist() == [(train.labels == row).sum() for row in rows]
     assert inputs["image__missing"].tolist() == [0, 1, 0]
-    unknown = inputs | {"item_id": np.zeros(3, np.int32)}
-    labels_BD = ort.InferenceSession(shop.bundle.label_tower).run(None, unknown)[0]
     users = shop.dataset.query_ids.to_pylist()
     features = [
         shop.values("items")[item] | {"buyers": [users[query] for query in np.sort(train.queries[train.labels == row])]}
@@ -214,6 +212,8 @@ def test_a_label_that_is_added_by_value_scores_as_numpy_says(shop: Shop) -> None
     ]
     assert len(features[0]["buyers"]) > 3, "more than a training step draws"
     inputs["buyers"][1, 0], features[1]["buyers"][0] = 0, "nobody that training knew"
+    unknown = inputs | {"item_id": np.zeros(3, np.int32)}
+    labels_BD = ort.InferenceSession(shop.bundle.label_tower).run(None, unknown)[0]
     new = [{"id": f"new-{item}", "features": features[at]} for at, item in enumerate(items)]
 
     assert shop.http.post("/v1/labels", json={"labels": new}).status_code == 200
