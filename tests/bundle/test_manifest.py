@@ -29,8 +29,8 @@ def test_every_kind_of_feature_survives_json(feature: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("feature", "message"),
     [
-        ({"name": "a", "kind": "id"}, "a vocabulary belongs to id, history and bag, and only to them"),
-        ({"name": "a", "kind": "number", "vocabulary": "v"}, "a vocabulary belongs to id, history and bag"),
+        ({"name": "a", "kind": "id"}, "a vocabulary belongs to id, history, audience and bag, and only to them"),
+        ({"name": "a", "kind": "number", "vocabulary": "v"}, "a vocabulary belongs to id, history, audience and bag"),
         ({"name": "a", "kind": "text", "max_length": 3}, "hash_rows belongs to text, and only to it"),
         ({"name": "a", "kind": "id", "vocabulary": "v", "hash_rows": 9}, "hash_rows belongs to text"),
         ({"name": "a", "kind": "bag", "vocabulary": "v"}, "max_length belongs to history, bag and text"),
@@ -46,7 +46,10 @@ def test_every_kind_of_feature_survives_json(feature: dict[str, Any]) -> None:
         ),
         (HISTORY | {"max_length": 0}, "greater than or equal to 1"),
         (HISTORY | {"name": "no spaces"}, "String should match pattern"),
-        (HISTORY | {"kind": "image"}, "Input should be 'id', 'history', 'bag', 'text', 'number', 'vector' or 'date'"),
+        (
+            HISTORY | {"kind": "image"},
+            "Input should be 'id', 'history', 'audience', 'bag', 'text', 'number', 'vector' or 'date'",
+        ),
         (HISTORY | {"unknown": 1}, "Extra inputs are not permitted"),
     ],
 )

@@ -52,6 +52,11 @@ class Towers:
         return [backend.gather(table.table, ids[self.readers[key]]) for key, table in self.pairs.items()]
 
 
+def dropouts(tower: keras.Model) -> list[Dropout]:
+    """The dropout layers of a tower."""
+    return [layer for layer in layers_of(tower) if isinstance(layer, Dropout)]
+
+
 def draw_masks(
     tower: keras.Model, rows: Tensor, inputs: Mapping[str, Tensor], seed: keras.random.SeedGenerator
 ) -> dict[Dropout, Tensor]:
@@ -63,7 +68,7 @@ def draw_masks(
         inputs: of the tower, [B, …] or [S, P], by name.
         seed: what they are drawn by.
     """
-    layers = [layer for layer in layers_of(tower) if isinstance(layer, Dropout)]
+    layers = dropouts(tower)
     sizes = [ops.shape(rows)[0] if layer.entries_of is None else ops.size(inputs[layer.entries_of]) for layer in layers]
     return {layer: layer.draw(size, seed) for layer, size in zip(layers, sizes, strict=True)}
 
