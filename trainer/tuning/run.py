@@ -15,6 +15,7 @@ from longtail.trainer.config import Recipe, load_recipe
 from longtail.trainer.config.tune import objectives_of, prunes
 from longtail.trainer.errors import DataError, TrainerError
 from longtail.trainer.history import TrainingHistory
+from longtail.trainer.lists import k_of
 from longtail.trainer.progress import Reporter
 from longtail.trainer.tuning.ranges import Ranges, tuned
 from longtail.trainer.tuning.result import TuneResult, figures_in_words, read_result, value_in_words
@@ -165,7 +166,7 @@ def _twin_of(trial: optuna.Trial, study: Study) -> Found | None:
 def _check_lengths(ranges: Ranges, labels: int) -> None:
     """Refuse metrics of longer lists than there are labels, which an evaluation leaves out."""
     for name in (*objectives_of(ranges.tune, ranges.recipe.evaluation), *ranges.tune.constraints):
-        if int(name.partition("@")[2].partition("/")[0]) > labels:
+        if int(k_of(name)) > labels:
             raise DataError(f"tune: expected metrics at a k of at most {labels}, all labels, received {name}")
 
 
