@@ -116,6 +116,29 @@ def test_random_cuts_by_seed_and_loses_nothing(tmp_path: Path) -> None:
     assert named(one, one.test) != named(other, other.test)
 
 
+def test_random_per_query_cuts_every_query_by_itself_and_by_seed(tmp_path: Path) -> None:
+    sizes = {"a": 20, "b": 10, "c": 8, "d": 2, "e": 1}
+    users = [user for user, size in sizes.items() for _ in range(size)]
+    users = list(np.random.default_rng(3).permutation(users))
+    path = write(tmp_path, "train", user=users, item=[f"i{n}" for n in range(len(users))])
+    split = {"strategy": "random_per_query", "valid": 0.1, "test": 0.2}
+    one, again, other = (load(path, split=split, seed=seed) for seed in (1, 1, 2))
+
+    def by_query(part: Pairs) -> dict[str, int]:
+        counts = np.bincount(part.queries, minlength=len(sizes))
+        return dict(zip(one.query_ids.to_pylist(), counts.tolist(), strict=True))
+
+    assert by_query(one.test) == {"a": 4, "b": 2, "c": 2, "d": 0, "e": 0}
+    assert by_query(one.valid) == {"a": 2, "b": 1, "c": 1, "d": 0, "e": 0}
+    assert by_query(one.train.followed_by(one.valid).followed_by(one.test)) == sizes
+    assert len(set(named(one, one.train.followed_by(one.valid).followed_by(one.test)))) == len(users)
+    assert named(one, one.test) == named(again, again.test)
+    assert named(one, one.test) != named(other, other.test)
+    given = load(path, test=path, split=split)
+    assert by_query(given.valid) == by_query(one.valid)
+    assert len(given.train) + len(given.valid) == len(given.test) == len(users)
+
+
 def test_a_given_test_file_is_left_whole(train: Path) -> None:
     test = write(train.parent, "test", user=["a", "new"], item=["z", "w"])
     dataset = load(train, test=test, split={"strategy": "random", "valid": 0.5, "test": 0.4})

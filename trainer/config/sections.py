@@ -24,11 +24,12 @@ _FLOORS = ("recall", "coverage", "exposure")
 class SplitConfig(Section):
     """How to cut interactions when `valid` or `test` files are not given."""
 
-    strategy: Literal["random", "temporal", "leave_last_out"]
-    """`random`: pairs by seed. `temporal`: the latest pairs of all. `leave_last_out`: per query, its last
-    pair is test and the one before is valid; file order stands in for time where there is no timestamp."""
+    strategy: Literal["random", "random_per_query", "temporal", "leave_last_out"]
+    """`random`: pairs by seed. `random_per_query`: so many of every query's pairs, by seed. `temporal`: the latest
+    pairs of all. `leave_last_out`: per query, its last pair is test and the one before is valid; file order stands in
+    for time where there is no timestamp."""
     valid: float = Field(default=0.1, ge=0, lt=1)
-    """Share of all pairs; not used by `leave_last_out`."""
+    """Share of all pairs, or of each query's, rounded; not used by `leave_last_out`."""
     test: float = Field(default=0.1, ge=0, lt=1)
     """Share of all pairs; not used when there is a test file (nor `valid`, when there is a valid file)."""
 

@@ -39,6 +39,18 @@ def _random(pairs: Pairs, split: SplitConfig, given: set[str], seed: int) -> dic
     return _in_order(pairs, order, split, given)
 
 
+def _random_per_query(pairs: Pairs, split: SplitConfig, given: set[str], seed: int) -> dict[str, Pairs]:
+    shuffled = pairs.take(np.random.default_rng(seed).permutation(len(pairs)))
+    by_query = shuffled.take(np.argsort(shuffled.queries, kind="stable"))
+    counts = np.bincount(by_query.queries)
+    place = np.arange(len(by_query)) - (np.cumsum(counts) - counts)[by_query.queries]
+    tests = 0 if "test" in given else np.rint(counts * split.test)[by_query.queries]
+    valids = 0 if "valid" in given else np.rint(counts * split.valid)[by_query.queries]
+    test = place < tests
+    valid = ~test & (place < tests + valids)
+    return {"test": by_query.take(test), "valid": by_query.take(valid), "train": by_query.take(~test & ~valid)}
+
+
 def _temporal(pairs: Pairs, split: SplitConfig, given: set[str], seed: int) -> dict[str, Pairs]:  # noqa: ARG001
     if pairs.times is None:
         raise DataError("data.split: expected data.timestamp for strategy 'temporal', received none")
@@ -71,6 +83,7 @@ def _leave_last_out(pairs: Pairs, split: SplitConfig, given: set[str], seed: int
 
 _STRATEGIES: dict[str, Callable[[Pairs, SplitConfig, set[str], int], dict[str, Pairs]]] = {
     "random": _random,
+    "random_per_query": _random_per_query,
     "temporal": _temporal,
     "leave_last_out": _leave_last_out,
 }
