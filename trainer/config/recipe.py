@@ -192,8 +192,8 @@ class Recipe(Section):
         sequences = [feature.name for feature in self.query.features if feature.encoder is not None]
         if sequences and not self.data.ordered:
             raise ValueError(
-                f"query feature {sequences[0]!r}: expected data.timestamp, or data.split.strategy = 'leave_last_out', "
-                "with an encoder, which reads a history in its order, received neither"
+                f"query feature {sequences[0]!r}: expected data.timestamp, or data.split.strategy = 'leave_last_out' "
+                "or 'temporal_per_query', with an encoder, which reads a history in its order, received neither"
             )
         if (
             sequences
