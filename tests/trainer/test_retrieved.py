@@ -40,8 +40,7 @@ FOUND = np.int32([[6, 5], [0, 2], [4, 6], [1, 1]])
 
 
 @pytest.mark.usefixtures("eager")
-@pytest.mark.parametrize("shown", [False, True])
-@pytest.mark.parametrize(("family", "sampler"), [("softmax", "in_batch"), ("logistic", "full")])
+@pytest.mark.parametrize(("family", "sampler", "shown"), [("softmax", "in_batch", False), ("logistic", "full", True)])
 def test_the_loss_of_a_step_is_the_formula_s(family: str, sampler: str, shown: bool) -> None:
     """METHODS §3.1, label by label in NumPy: each retrieved label weighs what the recipe says, beside impressions."""
     loss: dict[str, Any] = {"family": family, "sampler": sampler, "hits": "mask"}
