@@ -91,7 +91,7 @@ def test_so_does_one_with_layers_of_ones_own_and_negatives_of_its_own_lists(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_package(tmp_path / "site")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"), prepend=os.pathsep)
     text = tiny.RECIPE.replace(
         'kind = "history", table = "item_id"', 'kind = "self_attention", entries = "label_tower"'
     )
