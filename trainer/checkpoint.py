@@ -11,6 +11,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import numpy.typing as npt
 
 from longtail.bundle import atomic_directory
 from longtail.trainer.backend import ops
@@ -22,7 +23,12 @@ _STATE = "state.json"
 _VERSION = 2
 """Raised when the same recipe and data make other tables: since 2 labels without training pairs have no row of their
 own."""
-_LATER = (("loss", "top_k"), ("loss", "label_smoothing"), ("evaluation", "refine"))
+_LATER = (
+    ("loss", "top_k"),
+    ("loss", "label_smoothing"),
+    ("loss", "retrieved_negatives"),
+    ("evaluation", "refine"),
+)
 _LATER_OF_FEATURES = {"encoder": None, "sample": None, "weights": "equal"}
 """Settings that came after version 2: a run without them is the one it was."""
 
@@ -61,8 +67,9 @@ class Checkpoints:
     def __init__(self, root: Path, identity: str) -> None:
         self.root, self.identity = root, identity
 
-    def save(self, kind: str, variables: Sequence[keras.Variable], state: dict[str, Any]) -> None:
-        """Write variables and `state` as the newest checkpoint of its kind (`latest`, `best`)."""
+    def save(self, kind: str, variables: Sequence[keras.Variable | npt.NDArray[Any]], state: dict[str, Any]) -> None:
+        """Write variables, of any shape, and `state` as the newest checkpoint of its kind (`latest`, `best`,
+        `retrieved`)."""
         old = self._numbered(kind)
         number = old[-1][0] + 1 if old else 0
         with atomic_directory(self.root / f"{kind}-{number}") as working:
@@ -78,6 +85,30 @@ class Checkpoints:
         Raises:
             CheckpointError: it is of another recipe or other data; it is left as it is.
         """
+        if (found := self._newest(kind)) is None:
+            return None
+        path, state = found
+        for at, variable in enumerate(variables):
+            variable.assign(np.load(path / f"{at}.npy", allow_pickle=False))
+        return state
+
+    def read(self, kind: str) -> tuple[npt.NDArray[Any], dict[str, Any]] | None:
+        """The one array that is kept under a kind, with its state; None if there is none.
+
+        Raises:
+            CheckpointError: as `load`.
+        """
+        if (found := self._newest(kind)) is None:
+            return None
+        path, state = found
+        return np.load(path / "0.npy", allow_pickle=False), state
+
+    def _newest(self, kind: str) -> tuple[Path, dict[str, Any]] | None:
+        """The newest checkpoint of a kind, and its state.
+
+        Raises:
+            CheckpointError: as `load`.
+        """
         found = self._numbered(kind)
         if not found:
             return None
@@ -88,10 +119,7 @@ class Checkpoints:
                 f"{path}: expected a checkpoint of this recipe and data ({self.identity[:12]}), "
                 f"found one of another ({content['identity'][:12]}): choose another --out, or remove {self.root}"
             )
-        for at, variable in enumerate(variables):
-            variable.assign(np.load(path / f"{at}.npy", allow_pickle=False))
-        state: dict[str, Any] = content["state"]
-        return state
+        return path, content["state"]
 
     def _numbered(self, kind: str) -> list[tuple[int, Path]]:
         paths = self.root.glob(f"{kind}-*")

@@ -18,7 +18,7 @@ from longtail.bundle import CurvePoint, log_frequencies
 from longtail.bundle.arrays import Float32, Float64, Int32
 from longtail.trainer import backend
 from longtail.trainer.callbacks import Callbacks
-from longtail.trainer.check.limits import check_sizes
+from longtail.trainer.check.limits import check_sizes, check_threshold
 from longtail.trainer.checkpoint import Checkpoints, identity_of
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.batches import epoch_batches
@@ -43,6 +43,7 @@ from longtail.trainer.model.two_tower import TwoTower
 from longtail.trainer.optimizer_state import carry_over_state
 from longtail.trainer.own_rows import check_link
 from longtail.trainer.progress import Reporter
+from longtail.trainer.retrieving import Retrieval
 from longtail.trainer.trackers import Trackers
 from longtail.trainer.tree import tree_of
 from longtail.trainer.warm_start import CarriedOver, WarmStart
@@ -107,15 +108,14 @@ class Trained:
     def noise(self) -> Noise:
         """What the λ of this model removes."""
         loss, log_pi = self.recipe.loss, self._log_pi
-        shown = " of the draws, not of the impressions" if loss.impressions else ""
         shared = ", of all objectives' pairs" if self.recipe.objectives else ""
         if self.model.proposal is not None:
             named = name_of_tree_noise(loss.objective(), log_pi, reweight=loss.reweight)
-            return Noise(named + shown + shared, constant=False, apart=True)
+            return Noise(named + loss.beside_noise + shared, constant=False, apart=True)
         log_nu = self.log_noise()
         apart = not np.array_equal(log_nu, log_pi)
         constant = apart and bool(np.ptp(log_nu) == 0)
-        named = name_of_noise(log_nu, log_pi, reweight=loss.reweight) + shown
+        named = name_of_noise(log_nu, log_pi, reweight=loss.reweight) + loss.beside_noise
         return Noise(named if constant else named + shared, constant=constant, apart=apart)
 
     @property
@@ -189,13 +189,7 @@ def prepare_run(
     check_sizes(recipe, dataset)
     check_link(recipe, validating=len(dataset.valid) > 0)
     encoding = Encoding.fit(recipe, dataset)
-    threshold = recipe.loss.weight.threshold or 0.0
-    highest_frequency = float(np.exp(_log_frequencies(recipe, dataset).max()))
-    if threshold > highest_frequency:
-        raise DataError(
-            f"loss.weight.threshold: expected at most {highest_frequency:.3g}, the frequency of the most frequent "
-            f"label, beyond which there are no negatives, received {threshold}"
-        )
+    check_threshold(recipe, _log_frequencies(recipe, dataset))
     steps_per_epoch = visits // batch_size
     identity = identity_of(recipe, dataset, None if warm_start is None else warm_start.sha256)
     tree = tree_of(recipe, dataset, encoding, work / f"proposal-{identity[:16]}.npz")
@@ -265,6 +259,7 @@ def train(
     trained, checkpoints, batch_size, steps = run.trained, run.checkpoints, run.batch_size, run.steps_per_epoch
     train_step, history, validating = trained.step, trained.history, len(dataset.valid) > 0
     known = KnownPositives.of(dataset.train) if recipe.loss.resolved_hits == "mask_known" else None
+    retrieval = Retrieval(recipe, dataset, run.replay, checkpoints) if recipe.loss.retrieved_negatives else None
     last_steps = round(epochs * steps)
     every = recipe.training.evaluate_every
 
@@ -318,6 +313,9 @@ def train(
             watching.epoch_begins(epoch)
             if first == 0:
                 train_step.begin_epoch()
+            retrieved = None
+            if retrieval is not None:
+                retrieved = retrieval.of_epoch(epoch, trained.embed_queries, trained.label_side, within=first > 0)
             end = min(steps, last_steps - epoch * steps)
             within = validations_within(every, steps) if validating else frozenset()
             batches = epoch_batches(
@@ -330,6 +328,7 @@ def train(
                 first=first,
                 known=known,
                 impressions=dataset.impressions if recipe.loss.impressions else None,
+                retrieved=retrieved,
                 replay=run.replay,
                 grouped=recipe.training.accumulate if recipe.loss.pools else 0,
                 packs=recipe.training.accumulate == 1,

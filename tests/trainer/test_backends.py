@@ -44,7 +44,7 @@ for name, sampler, weight, optimizer in [
 ]:
     data = tiny.dataset(tiny.pairs(*rows), queries=4, labels=6, ordered=name in encoders)
     read = of_labels if name == "label tower" else encoders.get(name, history)
-    shown = {"impressions": 0.5} if name == "impressions" else {}
+    shown = {"impressions": 0.5, "retrieved_negatives": {"negatives": 1, "depth": 2}} if name == "impressions" else {}
     several = {"click": {"events": ["c"]}, "purchase": {"events": ["p"], "weight": 3}} if name == "objectives" else {}
     recipe = tiny.recipe(
         data={"impressions": "shown", "events": {"column": "event", "weights": {"c": 1, "p": 1}}, "timestamp": "time"},

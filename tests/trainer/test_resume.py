@@ -87,20 +87,23 @@ def test_a_job_killed_twice_ends_as_if_nothing_had_happened(tmp_path: Path) -> N
     assert [path.name for path in work.iterdir()] == ["logs"], "checkpoints go once the bundle is written"
 
 
-def test_so_does_one_with_layers_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_so_does_one_with_layers_of_ones_own_and_negatives_of_its_own_lists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_package(tmp_path / "site")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"), prepend=os.pathsep)
     text = tiny.RECIPE.replace(
         'kind = "history", table = "item_id"', 'kind = "self_attention", entries = "label_tower"'
     )
     text = text.replace("[query]", '[query]\ntower = "gated"')
     recipe, killed, whole = tiny.write_job(tmp_path, recipe=text), tmp_path / "killed", tmp_path / "whole"
-    once = "training.refit=false"
-    uninterrupted = start(recipe, whole, "never", 0, once)
+    more = "training.refit=false", "loss.retrieved_negatives={negatives=2, depth=4, warm_up=0}"
+    uninterrupted = start(recipe, whole, "never", 0, *more)
 
-    assert exit_of(start(recipe, killed, "batch", 6, once)) == -signal.SIGKILL
-    assert [path.name for path in (tmp_path / "killed.work" / "select").iterdir()] == ["latest-0"]
-    assert exit_of(start(recipe, killed, "never", 0, once)) == 0
+    assert exit_of(start(recipe, killed, "batch", 6, *more)) == -signal.SIGKILL
+    kept = (tmp_path / "killed.work" / "select").iterdir()
+    assert sorted(path.name for path in kept) == ["latest-0", "retrieved-0"]
+    assert exit_of(start(recipe, killed, "never", 0, *more)) == 0
     assert exit_of(uninterrupted) == 0
 
     for name in SAME:

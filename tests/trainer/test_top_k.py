@@ -265,7 +265,7 @@ def test_what_is_kept_is_in_checkpoints(tmp_path: Path) -> None:
 def test_a_run_without_it_is_the_one_it_was() -> None:
     """Checkpoints of recipes before `top_k` go on."""
     job = tiny.recipe()
-    later = {"loss": {"top_k", "label_smoothing"}, "evaluation": {"refine"}, "tune": True}
+    later = {"loss": {"top_k", "label_smoothing", "retrieved_negatives"}, "evaluation": {"refine"}, "tune": True}
     settings = job.model_dump(mode="json", exclude={"name": True, "data": True} | later)
     for feature in (*settings["query"]["features"], *settings["label"]["features"]):
         for name in ("encoder", "sample", "weights"):

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
@@ -26,7 +28,7 @@ class Cost:
         steps: of all epochs, at most.
         tables: bytes of embedding tables.
         optimizer: bytes of what the optimiser keeps for them.
-        data: bytes of pairs, feature tables and the labels' inputs.
+        data: bytes of pairs, feature tables, the labels' inputs, and lists of retrieved negatives.
         batch: bytes of a step's logits.
         products: multiplications and additions of a step's logits and of their gradients.
     """
@@ -53,6 +55,8 @@ def cost_of(recipe: Recipe, dataset: Dataset, encoding: Encoding) -> Cost:
     batch = min(recipe.training.batch_size, visits)
     sampler, labels = recipe.loss.sampler, len(dataset.label_ids)
     drawn = labels if sampler.name == "full" else sampler.negatives or 0
+    retrieved = recipe.loss.retrieved_negatives
+    drawn += 0 if retrieved is None else retrieved.negatives
     negatives = drawn + (batch if sampler.of_the_batch else 0)
     tables = _tables(recipe, encoding, labels)
     numbers = sum(rows * width for rows, width in tables.values())
@@ -75,7 +79,8 @@ def cost_of(recipe: Recipe, dataset: Dataset, encoding: Encoding) -> Cost:
         data=sum(array.nbytes for array in arrays if array is not None)
         + sum(table.nbytes for table in stored)
         + sum(column.nbytes for column in encoding.label_inputs.values())
-        + (0 if encoding.audience is None else encoding.audience.nbytes),
+        + (0 if encoding.audience is None else encoding.audience.nbytes)
+        + (0 if retrieved is None else 4 * retrieved.depth * len(np.unique(dataset.train.askings))),
         batch=4 * _COPIES * batch * negatives,
         products=3 * 2 * batch * negatives * recipe.model.dim,
     )

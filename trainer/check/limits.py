@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from longtail.bundle import BUCKET_NAMES
-from longtail.bundle.arrays import Int8
+from longtail.bundle.arrays import Float64, Int8
 from longtail.trainer.config import Recipe
 from longtail.trainer.config.top_k import TopKConfig
 from longtail.trainer.data.dataset import Dataset
@@ -19,8 +19,8 @@ def check_sizes(recipe: Recipe, dataset: Dataset) -> None:
 
     Raises:
         DataError: fewer than two pairs, or queries where an epoch visits these, for each part of a step; fewer than two
-            labels; a metric over more labels than there are; more negatives than labels; a K of `top_k` beyond the
-            labels that it is among.
+            labels; a metric over more labels than there are; more negatives, or longer lists of retrieved ones, than
+            labels; a K of `top_k` beyond the labels that it is among.
     """
     sampled, parts = recipe.data.reduction == "sample", recipe.training.accumulate
     visits = dataset.training_queries() if sampled else len(dataset.train)
@@ -31,9 +31,29 @@ def check_sizes(recipe: Recipe, dataset: Dataset) -> None:
     if len(dataset.valid) or len(dataset.test):
         check_metric(recipe.evaluation, labels=len(dataset.label_ids))
     check_negatives(recipe, labels=len(dataset.label_ids), batch_size=min(recipe.training.batch_size, visits) // parts)
+    retrieved = recipe.loss.retrieved_negatives
+    if retrieved is not None and retrieved.depth > len(dataset.label_ids):
+        raise DataError(
+            f"loss.retrieved_negatives.depth: expected at most {len(dataset.label_ids)}, the labels there are, "
+            f"received {retrieved.depth}"
+        )
     if recipe.loss.top_k is not None:
         counts_L = dataset.label_counts()
         _check_top_k(recipe.loss.top_k, buckets_for(recipe.evaluation, counts_L).assign(counts_L))
+
+
+def check_threshold(recipe: Recipe, log_pi_L: Float64) -> None:
+    """Refuse a weight's threshold above all label frequencies, given as logs.
+
+    Raises:
+        DataError: says which is the highest.
+    """
+    threshold, highest = recipe.loss.weight.threshold or 0.0, float(np.exp(log_pi_L.max()))
+    if threshold > highest:
+        raise DataError(
+            f"loss.weight.threshold: expected at most {highest:.3g}, the frequency of the most frequent "
+            f"label, beyond which there are no negatives, received {threshold}"
+        )
 
 
 def _check_top_k(top_k: TopKConfig, buckets_L: Int8) -> None:

@@ -6,15 +6,16 @@ import math
 import warnings
 from typing import Annotated, Literal, Self
 
-import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from longtail.trainer.config.base import Section
 from longtail.trainer.config.choice import Choice
+from longtail.trainer.config.mining import MiningConfig
+from longtail.trainer.config.retrieved import RetrievedConfig
 from longtail.trainer.config.top_k import TopKConfig
+from longtail.trainer.losses.batch_loss import RetrievedNegatives
 from longtail.trainer.losses.families import LOSSES, Activation
 from longtail.trainer.losses.hits import Hits
-from longtail.trainer.losses.mining import Mining
 from longtail.trainer.losses.objective import Objective
 from longtail.trainer.losses.weights import MARGINS, WEIGHTS
 from longtail.trainer.sampling import SAMPLERS
@@ -138,54 +139,6 @@ class SamplerConfig(Choice):
         return bool(self.exclude_positive) or self.name == "minimum_variance"
 
 
-class MiningConfig(Section):
-    """Hard negative mining: of a row's negatives, the highest-scored count [METHODS §3]."""
-
-    keep: int | None = Field(default=None, ge=1)
-    """Negatives kept, the highest-scored."""
-    power: float = Field(default=0.0, ge=0)
-    """Weighs the j-th highest-scored by j^−power; 0 weighs what is kept equally."""
-    theta: tuple[Annotated[float, Field(ge=0)], ...] | None = Field(default=None, min_length=1)
-    """ϑ of the highest-scored, the second and so on, non-increasing, as it stands; in place of keep and power, which
-    sum to 1. With weight importance and uniform negatives, [Re19]'s ϑ is (L − 1)/m times this."""
-    epsilon: float = Field(default=0.0, ge=0)
-    """ϑ of every rank beyond those; above 0 the mined loss stays calibrated [Re19 footnote 2]."""
-    draw: int | None = Field(default=None, ge=1)
-    """Samples ϑ: as many ranks, drawn in proportion to it with replacement, each weighing its sum by their number; the
-    loss is computed of these alone. All that ϑ weighs if not given [Re19 §3.1]."""
-
-    @model_validator(mode="after")
-    def _something(self) -> Self:
-        if self.theta is not None and (self.keep is not None or self.power):
-            raise ValueError(
-                f"mining: expected theta alone or keep and power, received theta = {list(self.theta)}, "
-                f"keep = {self.keep}, power = {self.power}"
-            )
-        if self.theta is None and self.keep is None and self.power == 0:
-            raise ValueError("mining: expected keep, power, both or theta, received none")
-        if self.epsilon and self.theta is None and self.keep is None:
-            raise ValueError(f"mining: expected keep or theta, beyond which epsilon is, received {self}")
-        if self.theta is not None or self.epsilon:
-            ranks = self.mining().theta_of((self.mining().named or 0) + 1)
-            if ranks[0] == 0 or (np.diff(ranks) > 0).any():
-                raise ValueError(
-                    f"mining: expected a non-increasing ϑ that begins above 0, received {ranks.round(6).tolist()}"
-                )
-        return self
-
-    def mining(self) -> Mining:
-        """What this section describes."""
-        return Mining(self.keep, self.power, self.theta, self.epsilon, self.draw)
-
-    def __str__(self) -> str:
-        given = {
-            name: value for name, value in self.model_dump().items() if value != type(self).model_fields[name].default
-        }
-        return ", ".join(
-            f"{name} = {list(value) if isinstance(value, tuple) else value}" for name, value in given.items()
-        )
-
-
 class LossConfig(Section):
     """Independent choices: sampler × weight × family, and mining between them [METHODS §2, §3]."""
 
@@ -203,6 +156,9 @@ class LossConfig(Section):
     impressions: float = Field(default=0.0, ge=0)
     """Weight of every label of `data.impressions` that was shown with a row and not chosen, a negative beside those
     drawn: as it stands, for no sampler drew it [METHODS §2.3]. The first 32 of a row count. 0 leaves them out."""
+    retrieved_negatives: RetrievedConfig | None = None
+    """Labels that the model itself ranked high for a row's query at the beginning of the epoch, negatives beside those
+    drawn (ANCE) [METHODS §3.1]."""
     regularizer: float = Field(default=0.0, ge=0)
     """Strength of (f + log q)² on positives and negatives [BM20 eq. 6]; with family `nce` of f² before −log L is
     added to f."""
@@ -243,6 +199,17 @@ class LossConfig(Section):
                 f"impressions: expected 0 with family {self.family.name!r}, which tells data from noise that q draws, "
                 f"received {self.impressions}"
             )
+        if self.retrieved_negatives is not None:
+            if family.shifted:
+                raise ValueError(
+                    f"retrieved_negatives: expected none with family {self.family.name!r}, which tells data from noise "
+                    f"that q draws, received {self.retrieved_negatives}"
+                )
+            if self.sampler.name == "adversarial" and self.retrieved_negatives.bias_removal:
+                raise ValueError(
+                    "retrieved_negatives: expected bias_removal = 0 with sampler 'adversarial', whose noise is of the "
+                    f"query, received {self.retrieved_negatives.bias_removal:g}"
+                )
         if self.top_k is not None and not family.ranks and not self.family.pairwise:
             raise ValueError(
                 f"top_k: expected none with family {self.family.name!r}, whose loss has every logit against 0 and does "
@@ -308,6 +275,8 @@ class LossConfig(Section):
             return "mining weighs a negative by its rank"
         if self.impressions:
             return "impressions are negatives that no q draws"
+        if self.retrieved_negatives is not None:
+            return "retrieved_negatives follow the model's own scores, and no q draws them"
         if self.label_smoothing:
             return f"with label_smoothing {self.label_smoothing:g} it converges to log[(1 − ε)·p(y|x) + ε/L]"
         if self.top_k is not None:
@@ -374,6 +343,24 @@ class LossConfig(Section):
         of_q, of_pi = powers.get(self.weight.name, (math.nan, math.nan))
         return of_q, of_pi + self.reweight
 
+    @property
+    def comes_with_rows(self) -> bool:
+        """Whether rows of a batch bring negatives of their own: impressions, retrieved ones, or both."""
+        return bool(self.impressions) or self.retrieved_negatives is not None
+
+    @property
+    def retrieved(self) -> RetrievedNegatives | None:
+        """Number and weight of retrieved negatives; None without."""
+        config = self.retrieved_negatives
+        return None if config is None else RetrievedNegatives(config.negatives, config.weight)
+
+    @property
+    def beside_noise(self) -> str:
+        """What a manifest adds to the name of ν where rows bring negatives of their own, which are not in it."""
+        named = {"impressions": self.impressions, "retrieved negatives": self.retrieved_negatives}
+        there = " and ".join(name for name, setting in named.items() if setting)
+        return f" of the draws, not of the {there}" if there else ""
+
     def objective(self) -> Objective:
         """The loss function that this section describes."""
         return Objective(
@@ -394,4 +381,5 @@ class LossConfig(Section):
         shown = f" · impressions {self.impressions}" if self.impressions else ""
         smoothed = f" · label_smoothing {self.label_smoothing}" if self.label_smoothing else ""
         held = "" if self.top_k is None else f" · {self.top_k}"
-        return f"{self.family} · {self.sampler} · {self.weight}{hits}{mined}{smoothed}{held}{reweighted}{shown}"
+        beside = "" if self.retrieved_negatives is None else f" · {self.retrieved_negatives}"
+        return f"{self.family} · {self.sampler} · {self.weight}{hits}{mined}{smoothed}{held}{reweighted}{shown}{beside}"

@@ -3,7 +3,7 @@
 Tower inputs are named as `bundle.Feature` says: `name` int32 [B] or [B, P], `name__weight` float32
 [B, P] for histories, bags and texts, `name` float32 [B] for numbers, [B, D] for vectors.
 
-Legend: `B` batch, `P` positions of a padded bag, `L` labels, `S` impressions of a row.
+Legend: `B` batch, `P` positions of a padded bag, `L` labels, `S` impressions of a row, then its retrieved negatives.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from longtail.trainer.data.known import KnownPositives
 from longtail.trainer.data.packing import PLACES, POSITIONS, SEGMENTS, pack
 from longtail.trainer.data.pairs import Asked, Pairs
 from longtail.trainer.data.replay import Replay
+from longtail.trainer.data.retrieved import Retrieved
 
 _UNKNOWN_RATE = 0.01
 """Of query features, unless the recipe says otherwise."""
@@ -274,6 +275,7 @@ def epoch_batches(
     first: int,
     known: KnownPositives | None = None,
     impressions: Bags | None = None,
+    retrieved: Retrieved | None = None,
     replay: Replay | None = None,
     grouped: int = 0,
     packs: bool = True,
@@ -284,10 +286,10 @@ def epoch_batches(
 
     A batch holds the query tower's inputs by name, `_pair` int32 [B] (rows of `pairs`), `_positive` int32 [B]
     (label rows) and `_weight` float32 [B]. Where they are asked for, also known positives, `_known` and `_known_rows`,
-    int32 [K] (`KnownPositives.of_queries`), impressions, `_shown`, int32 [B, S], filled up with the positive, and
-    groups, `_group`, int32 [B] (`_groups`), and numbers of what is asked, `_asking`, int32 [B]; with objectives
-    `_objective`, int32 [B]; with audiences `_own`, int32 [B, 2] (`Audience.own`). With sequences it holds the pairs of
-    whole queries, but for the first and the last, and the sequences are packed.
+    int32 [K] (`KnownPositives.of_queries`), impressions and after them what is drawn of retrieved labels, `_shown`,
+    int32 [B, S], filled up with the positive, groups, `_group`, int32 [B] (`_groups`), and numbers of what is asked,
+    `_asking`, int32 [B]; with objectives `_objective`, int32 [B]; with audiences `_own`, int32 [B, 2] (`Audience.own`).
+    With sequences it holds the pairs of whole queries, but for the first and the last, and the sequences are packed.
     The same arguments give the same batches.
 
     Args:
@@ -300,6 +302,7 @@ def epoch_batches(
         first: step to begin with, from 0.
         known: positives of every query, for a loss that masks them.
         impressions: label rows of what was shown with the interactions, for a loss that weighs them.
+        retrieved: lists of the queries' best labels, for a loss that takes negatives of them.
         replay: visit these in place of every pair.
         grouped: say which rows ask the same within each of so many parts of a batch, for a loss that pools them.
         packs: pack sequences; not where a batch is taken in parts.
@@ -329,6 +332,9 @@ def epoch_batches(
             batch["_own"] = audience.own[rows_B]
         if impressions is not None and pairs.shown is not None:
             batch["_shown"] = impressions.filled(pairs.shown[rows_B], batch["_positive"])
+        if retrieved is not None:
+            drawn_BS = retrieved.draw(rows_B, batch["_positive"], np.random.default_rng([seed, epoch, step, 1]))
+            batch["_shown"] = np.concatenate([batch["_shown"], drawn_BS], axis=1) if "_shown" in batch else drawn_BS
         yield step, batch
 
 

@@ -9,7 +9,7 @@ Legend: `N` queries, `B` a block of them, `L` labels, `E` augmented dimensions, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -76,6 +76,15 @@ class LabelSide:
         return cls(
             embeddings, labels.log_pn, labels.bias, labels.counts, training_queries, labels.buckets, augmentation,
             labels.log_popularity,
+        )  # fmt: skip
+
+    def among(self, rows: Int32) -> LabelSide:
+        """Some of the labels, by their rows, int32 [n], with the same constants."""
+        bias = None if self.bias is None else self.bias[rows]
+        popularity = None if self.log_popularity is None else self.log_popularity[rows]
+        return replace(
+            self, embeddings=self.embeddings[rows], log_pn=self.log_pn[rows], bias=bias, counts=self.counts[rows],
+            buckets=self.buckets[rows], log_popularity=popularity,
         )  # fmt: skip
 
     def rows(self) -> Float32:

@@ -1,7 +1,7 @@
 """The logits of one batch and their mean loss, compiled as one kernel of a step.
 
-Legend: `B` batch, `M` candidates per row, `S` impressions of a row, `C` embedded labels (the B positives, then what was
-drawn, then the impressions), `D` dimensions.
+Legend: `B` batch, `M` candidates per row, `S` impressions of a row, then its retrieved negatives, `C` embedded labels
+(the B positives, then what was drawn, then all S of every row), `D` dimensions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Embedded(NamedTuple):
 
     Attributes:
         queries_BD: query embeddings, float32.
-        labels_CD: embeddings of the positives, then of the drawn labels, then of the impressions, float32.
+        labels_CD: embeddings of the positives, then of the drawn labels, then of `shown_BS`, float32.
         bias_C: their biases, float32, in logits.
         scale: 1/T, float32 scalar.
     """
@@ -54,7 +54,8 @@ class Candidates(NamedTuple):
         known_BM: candidates that are known positives of the row's query, bool; None unless hits are `mask_known`.
         log_eta_B: log η of the pairs, float32; None for a family without.
         eta_rate: step size of η, float32 scalar; None for a family without.
-        shown_BS: label rows of the impressions, int32, the row's positive where it has fewer; None without.
+        shown_BS: label rows of the impressions, then of the retrieved negatives, int32, the row's positive where it has
+            fewer; None without.
         excluded_shown_BS: which of them are no negatives, bool: as `excluded` and `known_BM`; None if there are none.
         ranks_BN: ranks of the candidates that count, int32, as `Mining.ranks` draws them; None unless it does.
         groups_B: rows of equal number ask the same query, int32, below B; None unless the family pools them.
@@ -80,6 +81,18 @@ class Candidates(NamedTuple):
     queries: QueryStates | None = None
 
 
+class RetrievedNegatives(NamedTuple):
+    """The last of what a row brings with it, which the model itself has retrieved.
+
+    Attributes:
+        number: of every row.
+        weight: of each as a negative.
+    """
+
+    number: int
+    weight: float
+
+
 class Visited(NamedTuple):
     """What a step keeps of the rows that it has visited, without gradient.
 
@@ -102,6 +115,7 @@ class BatchLoss:
         bfloat16: compute inner products in bfloat16.
         hits: which candidates are masked.
         impressions: weight of a label that was shown and not chosen.
+        retrieved: number and weight of the negatives that come after the impressions; None without.
         top_k: weighs positives by the K-th highest scores of their queries; None weighs all alike.
         smoothed: labels that a smoothed target is spread over, where the objective has one.
     """
@@ -111,6 +125,7 @@ class BatchLoss:
     bfloat16: bool
     hits: Hits = "mask"
     impressions: float = 0.0
+    retrieved: RetrievedNegatives | None = None
     top_k: TopK | None = None
     smoothed: int = 0
 
@@ -187,7 +202,10 @@ class BatchLoss:
         labels_BSD = ops.reshape(labels_ND, (*shown_BS.shape, labels_ND.shape[1]))
         logits_BS = self._product("bd,bsd->bs", scaled_BD, labels_BSD) + ops.reshape(bias_N, shown_BS.shape)
         masked_BS = hits_of("mask", shown_BS, batch.positive_B, in_batch=False, known_BM=batch.excluded_shown_BS)
-        log_weight_BS = ops.where(masked_BS, MASKED, math.log(self.impressions))
+        number, weight = (0, 1.0) if self.retrieved is None else self.retrieved
+        weights = [self.impressions] * (shown_BS.shape[1] - number) + [weight] * number
+        log_weight_S = ops.convert_to_tensor([math.log(weight) for weight in weights], "float32")
+        log_weight_BS = ops.where(masked_BS, MASKED, log_weight_S)
         return logits._replace(shown_BS=logits_BS, log_weight_shown_BS=log_weight_BS)
 
     def _product(self, equation: str, queries_BD: Tensor, labels: Tensor) -> Tensor:

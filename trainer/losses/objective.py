@@ -32,8 +32,8 @@ class SampledLogits(NamedTuple):
         log_q_negative: the same of the negatives, float32 [M] or [B, M].
         m_B: float32, how many draws a row's negatives are, masked or not; None if all M of them are.
         log_miss_B: float32, log(1 − q_y) of a sampler that never draws the positive; None if it may.
-        shown_BS: logits of the row's impressions, any float type; None without. No sampler drew them: they are in no m,
-            take no mining and no regularizer.
+        shown_BS: logits of the row's impressions and retrieved negatives, any float type; None without. No sampler drew
+            them: they are in no m, take no mining and no regularizer.
         log_weight_shown_BS: float32, the log of their weight as it stands, `MASKED` where it is 0; None without.
         ranks_BN: what `Mining.ranks` drew, int32; None unless mining samples its ϑ.
         groups_B: int32, below B: rows of equal number ask the same query; None if the family pools none.

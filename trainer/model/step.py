@@ -3,9 +3,9 @@
 Any sampler × weight × family takes the same path: draw candidates, embed what is touched, mask those that are no
 negatives, weigh the others, update the touched rows.
 
-Legend: `B` batch, `M` candidates, `S` impressions of a row, `C` labels embedded in a step (the B positives, then what
-was drawn, then the impressions), `R` distinct labels in the histories of a step, `U` distinct rows of a table, `D`
-dimensions, `L` labels, `N` training pairs.
+Legend: `B` batch, `M` candidates, `S` impressions of a row, then its retrieved negatives, `C` labels embedded in a step
+(the B positives, then what was drawn, then all S of every row), `R` distinct labels in the histories of a step, `U`
+distinct rows of a table, `D` dimensions, `L` labels, `N` training pairs.
 """
 
 from __future__ import annotations
@@ -119,6 +119,7 @@ class TrainStep:
                 bfloat16=recipe.training.precision == "mixed_bfloat16",
                 hits=recipe.loss.resolved_hits,
                 impressions=recipe.loss.impressions,
+                retrieved=recipe.loss.retrieved,
                 top_k=self._kept.top_k,
                 smoothed=self._smoothed,
             )
@@ -133,9 +134,9 @@ class TrainStep:
         Args:
             batch: query inputs by name; `_positive` int32 [B], label rows; `_weight` float32 [B]; `_pair`
                 int32 [B], rows of the training pairs; with hits `mask_known` also `_known` and `_known_rows`, int32
-                [K], as `known_among` takes them; with impressions `_shown` int32 [B, S], label rows; with objectives
-                `_objective` int32 [B], their places in the recipe; with a loss that pools `_group` int32 [B]; with
-                `top_k` `_asking` int32 [B]; with audiences `_own` int32 [B, 2], of `Audience.own`.
+                [K], as `known_among` takes them; with impressions or retrieved negatives `_shown` int32 [B, S]; with
+                objectives `_objective` int32 [B], their places in the recipe; with a loss that pools `_group` int32
+                [B]; with `top_k` `_asking` int32 [B]; with audiences `_own` int32 [B, 2], of `Audience.own`.
 
         Raises:
             ValueError: a batch without known positives, with hits `mask_known`, without objectives or `_own` if there
@@ -202,7 +203,7 @@ class TrainStep:
         context = self._draw_context(batch, positive_B)
         drawn = None if self.sampler.draw is None else self.sampler.draw(self._seed, context)
         self._frequencies.update(positive_B)
-        shown_BS = ops.convert_to_tensor(batch["_shown"]) if self._recipe.loss.impressions else None
+        shown_BS = ops.convert_to_tensor(batch["_shown"]) if self._recipe.loss.comes_with_rows else None
         recalled = None if self.sampler.recall is None else self.sampler.recall()
         embedded_now = (drawn if recalled is None else None, shown_BS)
         more = [ops.reshape(labels, (-1,)) for labels in embedded_now if labels is not None]

@@ -1,0 +1,324 @@
+"""Negatives from the model's own lists: what is searched, drawn, weighed and resumed, and what it is good for."""
+
+from __future__ import annotations
+
+import io
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from rich.console import Console
+
+from longtail.bundle import Inputs
+from longtail.trainer.check.cost import cost_of
+from longtail.trainer.checkpoint import Checkpoints, identity_of
+from longtail.trainer.config import LossConfig, Recipe
+from longtail.trainer.data.batches import epoch_batches
+from longtail.trainer.data.dataset import Dataset
+from longtail.trainer.data.encode import Encoding
+from longtail.trainer.data.pairs import Asked
+from longtail.trainer.data.replay import Replay
+from longtail.trainer.data.retrieved import Retrieved
+from longtail.trainer.errors import CheckpointError, DataError
+from longtail.trainer.evaluation.ranking import LabelSide, buckets_for
+from longtail.trainer.model.step import TrainStep
+from longtail.trainer.progress import Reporter
+from longtail.trainer.retrieving import Retrieval
+from longtail.trainer.train import Trained, train
+from tests.trainer import tiny
+
+L, B, GAMMA, WEIGHT = 7, 4, 0.25, 3.0
+TRAIN = tiny.pairs((0, 0), (0, 1), (1, 2), (1, 1), (2, 3), (2, 4), (3, 5), (3, 0))
+BATCH = tiny.pairs((0, 0), (1, 2), (2, 3), (3, 0), weights=[1, 2, 0.5, 1])
+SHOWN = np.int32([[1, 0], [2, 2], [4, 5], [6, 1]])
+FOUND = np.int32([[6, 5], [0, 2], [4, 6], [1, 1]])
+"""Retrieved negatives of the same rows; row 1 has but one, and its positive in the other's place."""
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize(("family", "sampler", "shown"), [("softmax", "in_batch", False), ("logistic", "full", True)])
+def test_the_loss_of_a_step_is_the_formula_s(family: str, sampler: str, shown: bool) -> None:
+    """METHODS §3.1, label by label in NumPy: each retrieved label weighs what the recipe says, beside impressions."""
+    loss: dict[str, Any] = {"family": family, "sampler": sampler, "hits": "mask"}
+    loss |= {"retrieved_negatives": {"negatives": 2, "depth": 2, "weight": WEIGHT}}
+    job = tiny.recipe(
+        data={"impressions": "shown"}, model={"label_bias": True, "temperature": 0.5},
+        loss=loss | ({"impressions": GAMMA} if shown else {}),
+    )  # fmt: skip
+    model = tiny.model(job, tiny.dataset(TRAIN, queries=4, labels=L), batch_size=B)
+    biases = np.linspace(-0.5, 0.5, L).astype(np.float32)
+    model.tables["label bias"].table.assign(np.concatenate([[0], biases])[:, None])
+    logits_BL = model.embed_queries({"user_id": BATCH.queries + 1}) @ model.embed_labels().T / 0.5 + biases
+
+    expected = 0.0
+    for row, (label, weigh) in enumerate(zip(BATCH.labels, BATCH.weights, strict=True)):
+        drawn = BATCH.labels if sampler == "in_batch" else np.arange(L)
+        terms = [(other, 1.0) for other in drawn] + [(other, WEIGHT) for other in FOUND[row]]
+        terms = [(other, each) for other, each in terms + [(other, GAMMA) for other in SHOWN[row] if shown]
+                 if other != label]  # fmt: skip
+        own = logits_BL[row, label]
+        if family == "softmax":
+            of_row = np.log1p(sum(each * np.exp(logits_BL[row, other] - own) for other, each in terms))
+        else:
+            shift = -np.log(L)  # of `full` with unit weights: each of L labels once [METHODS §2]
+            of_row = np.log1p(np.exp(-own - shift))
+            of_row += sum(each * np.log1p(np.exp(logits_BL[row, other] + shift)) for other, each in terms)
+        expected += weigh * of_row / B
+
+    there = np.concatenate([SHOWN, FOUND], axis=1) if shown else FOUND
+    batch = tiny.batch(BATCH, _shown=there, _pair=np.arange(B, dtype=np.int32))
+    assert float(model.train_step(batch)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_every_entry_of_a_list_is_drawn_alike_often() -> None:
+    """Of ten labels each with chance 4/10, best first."""
+    found = Retrieved(np.arange(20, dtype=np.int32).reshape(2, 10), np.int32([1, 0, 1]), negatives=4)
+    rows = np.zeros(20_000, np.int64)
+    drawn = found.draw(rows, np.full(len(rows), 99, np.int32), np.random.default_rng(0))
+    counts = np.bincount(drawn.ravel(), minlength=20)
+    assert not counts[:10].any(), "pair 0 has list 1"
+    deviation = 4 * np.sqrt(20_000 * 0.4 * 0.6)
+    np.testing.assert_allclose(counts[10:], 8000, atol=deviation)
+    assert np.all(np.diff(drawn, axis=1) >= 0)
+    assert np.all(drawn[:, 0] <= 12), "the first is of the best quarter, which ends within the third"
+
+
+def test_a_short_list_is_taken_whole_and_filled_with_the_positive() -> None:
+    found = Retrieved(np.int32([[5, 3, -1, -1], [8, 2, 1, -1], [-1, -1, -1, -1]]), np.int32([0, 1, 2]), negatives=3)
+    for seed in range(20):
+        drawn = found.draw(np.arange(3), np.int32([7, 7, 4]), np.random.default_rng(seed))
+        assert drawn.tolist() == [[5, 3, 7], [8, 2, 1], [4, 4, 4]]
+    nothing = Retrieved.nothing(3, negatives=2)
+    assert nothing.draw(np.arange(3), np.int32([7, 6, 5]), np.random.default_rng(0)).tolist() == [
+        [7] * 2,
+        [6] * 2,
+        [5] * 2,
+    ]
+
+
+CHOSEN = np.array([np.random.default_rng(query).permutation(12)[:5] for query in range(10)])
+"""Every label is somebody's: those that nobody chose would read one row, and be equally good."""
+DATA = tiny.dataset(
+    tiny.pairs(*[(query, label) for query, row in enumerate(CHOSEN) for label in row]), queries=10, labels=12
+)
+LISTS = {"negatives": 2, "depth": 4, "bias_removal": 1.0}
+
+
+def job(**retrieved: Any) -> Recipe:
+    return tiny.recipe(
+        loss={"retrieved_negatives": LISTS | retrieved}, training={"batch_size": 10, "checkpoint_steps": 2},
+        optimizer={"embedding_learning_rate": 0.1}, model={"label_bias": True},
+    )  # fmt: skip
+
+
+def run(recipe: Recipe, work: Path, *, epochs: int, data: Dataset = DATA) -> Trained:
+    reporter = Reporter(Console(file=io.StringIO()))
+    return train(recipe, data, epochs=epochs, work=work, logs=work / "logs", reporter=reporter)
+
+
+def best(model: Any, depth: int, bias_removal: float) -> list[list[int]]:
+    """The labels that every query likes best by the weights of now, its training labels left out; NumPy."""
+    counts = np.bincount(DATA.train.labels, minlength=12)
+    log_pi = np.log((counts + 0.5) / (counts.sum() + 6))
+    scores = model.embed_queries({"user_id": np.arange(1, 11, dtype=np.int32)}) @ model.embed_labels().T
+    scores = scores / model.temperature + model.label_biases() + bias_removal * log_pi
+    scores[DATA.train.queries, DATA.train.labels] = -np.inf
+    return np.argsort(-scores, axis=1)[:, :depth].tolist()
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("negatives", [2, 4])
+def test_batches_hold_the_best_labels_by_the_weights_of_their_epoch_s_beginning(
+    negatives: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two epochs of lists after one of none; a search every two epochs leaves the fourth with the third's."""
+    models: list[Any] = []
+    lists: list[list[list[int]]] = []
+    steps: list[int] = []
+
+    class Watched(TrainStep):
+        def __init__(self, model: Any, *arguments: Any, **more: Any) -> None:
+            models.append(model)
+            super().__init__(model, *arguments, **more)
+
+    def watched(*arguments: Any, **more: Any) -> Iterator[tuple[int, Inputs]]:
+        epoch = len(lists)
+        lists.append(best(models[0], 4, 1.0))
+        of_epoch = lists[2 if epoch == 3 else epoch]
+        for step, batch in epoch_batches(*arguments, **more):
+            for query, positive, row in zip(batch["user_id"] - 1, batch["_positive"], batch["_shown"], strict=True):
+                assert len(row) == negatives
+                if epoch < 2:
+                    assert set(row) == {positive}
+                else:
+                    assert set(row) <= set(of_epoch[query])
+                    assert len(set(row)) == negatives
+            steps.append(step)
+            yield step, batch
+
+    monkeypatch.setattr("longtail.trainer.train.TrainStep", Watched)
+    monkeypatch.setattr("longtail.trainer.train.epoch_batches", watched)
+    run(job(warm_up=2, every=2, negatives=negatives), tmp_path, epochs=4)
+    assert steps == 4 * [*range(5)]
+    assert lists[3] != lists[2] != lists[0], "the weights have moved on"
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_run_that_was_killed_draws_from_the_lists_of_its_epoch_s_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed within the epoch that was searched before, and in the next, which has the same lists."""
+
+    class KilledError(Exception):
+        pass
+
+    def until(stop: int) -> None:
+        """Run up to that batch of all."""
+
+        def dying(*arguments: Any, **more: Any) -> Iterator[tuple[int, Inputs]]:
+            for step, batch in epoch_batches(*arguments, **more):
+                if more["epoch"] * 5 + step == stop:
+                    raise KilledError
+                yield step, batch
+
+        with monkeypatch.context() as patched:
+            patched.setattr("longtail.trainer.train.epoch_batches", dying)
+            with pytest.raises(KilledError):
+                run(recipe, killed, epochs=4)
+
+    recipe, killed = job(warm_up=2, every=2), tmp_path / "killed"
+    whole = run(recipe, tmp_path / "whole", epochs=4)
+    until(13)
+    without = shutil.copytree(killed, tmp_path / "without", ignore=lambda *_: ["retrieved-0"])
+    until(18)
+    assert sorted(path.name.partition("-")[0] for path in killed.iterdir()) == ["latest", "logs", "retrieved"]
+    again = run(recipe, killed, epochs=4)
+
+    assert again.history == whole.history
+    np.testing.assert_array_equal(again.model.embed_labels(), whole.model.embed_labels())
+    with pytest.raises(CheckpointError, match="expected the lists of retrieved negatives from before epoch 3"):
+        run(recipe, Path(without), epochs=4)
+
+
+def lists_of(recipe: Recipe, data: Dataset, folder: Path, replay: Replay | None = None) -> Retrieved:
+    """A search of an untrained model, whose λ is of label counts."""
+    model, counts = tiny.model(recipe, data, batch_size=2), data.label_counts()
+    log_pn = np.log((counts + 0.5) / (counts.sum() + 0.5 * len(counts))).astype(np.float32)
+
+    def label_side() -> LabelSide:
+        return LabelSide.of(
+            model.embed_labels(), model.label_biases(), counts, training_queries=data.training_queries(),
+            temperature=model.temperature, log_pn=log_pn, buckets=buckets_for(recipe.evaluation, counts),
+        )  # fmt: skip
+
+    query = Encoding.fit(recipe, data).query
+    retrieval = Retrieval(recipe, data, replay, Checkpoints(folder, "run"))
+    return retrieval.of_epoch(1, lambda rows: model.embed_queries(query.of_queries(rows)), label_side, within=False)
+
+
+def sets_of(found: Retrieved, pairs: list[int]) -> list[set[int]]:
+    return [set(found.lists_AK[found.list_of_N[pair]].tolist()) - {-1} for pair in pairs]
+
+
+def test_labels_that_are_no_negatives_are_in_no_list(tmp_path: Path) -> None:
+    """Labels 6 and 7 have no pair: beside other features they are no negatives [METHODS §9], with an id alone they
+    are."""
+    every = {"retrieved_negatives": {"negatives": 1, "depth": 8}}
+    plain = tiny.dataset(TRAIN, queries=4, labels=8)
+    others = [set(range(8)) - {0, 1}, set(range(8)) - {1, 2}, set(range(8)) - {3, 4}, set(range(8)) - {0, 5}]
+    assert sets_of(lists_of(tiny.recipe(loss=every), plain, tmp_path / "plain"), [0, 2, 4, 6]) == others
+
+    described = tiny.recipe(
+        label={"features": [tiny.ITEM, {"name": "kind", "kind": "id", "dim": 4}], "combine": "sum"}, loss=every
+    )
+    data = tiny.dataset(TRAIN, queries=4, labels=8, label_table=pa.table({"kind": list("abcdefgh")}))
+    chosen = [each - {6, 7} for each in others]
+    assert sets_of(lists_of(described, data, tmp_path / "described"), [0, 2, 4, 6]) == chosen
+
+
+def test_a_query_has_a_list_for_every_way_in_which_it_is_asked(tmp_path: Path) -> None:
+    """Query 0 is asked in two ways, and has chosen the same labels in both."""
+    asked = tiny.pairs((0, 0), (0, 1), (1, 2), (1, 1)).take(slice(None))
+    asked = type(asked)(asked.queries, asked.labels, asked=np.int32([0, 1, 2, 2]))
+    data = tiny.dataset(asked, queries=2, labels=5, asked=Asked(np.int32([0, 0, 1])))
+    found = lists_of(tiny.recipe(loss={"retrieved_negatives": {"negatives": 1, "depth": 5}}), data, tmp_path)
+    assert found.list_of_N.tolist() == [0, 1, 2, 2]
+    assert sets_of(found, [0, 1, 2]) == [{2, 3, 4}, {2, 3, 4}, {0, 3, 4}]
+
+
+def test_after_a_warm_start_only_queries_that_epochs_visit_are_searched_for(tmp_path: Path) -> None:
+    """Pairs 2 to 4 are new; what query 1 chose before is no negative of it all the same."""
+    train = tiny.pairs((0, 0), (1, 2), (1, 1), (2, 3), (2, 4))
+    data, recipe = tiny.dataset(train, queries=3, labels=5), tiny.recipe(loss={"retrieved_negatives": {"depth": 5}})
+    new = lists_of(recipe, data, tmp_path / "new", Replay(np.arange(2, 5), np.arange(2), drawn=0))
+    assert len(new.lists_AK) == 2
+    assert sets_of(new, [2, 3]) == [{0, 3, 4}, {0, 1, 2}]
+    some = lists_of(recipe, data, tmp_path / "some", Replay(np.arange(2, 5), np.arange(2), drawn=1))
+    assert sets_of(some, [0, 2, 3]) == [{1, 2, 3, 4}, {0, 3, 4}, {0, 1, 2}]
+
+
+@pytest.mark.usefixtures("no_xla")
+def test_a_model_learns_more_of_its_own_mistakes_than_of_uniform_draws(tmp_path: Path) -> None:
+    """Eighty groups of four labels; a query chooses three of one, and the fourth is to be found. Eight negatives a row
+    for as many steps, all drawn uniformly, or half of them retrieved: the mean reciprocal rank of what is held out."""
+    rng = np.random.default_rng(0)
+    labels_QP = rng.integers(0, 80, 400)[:, None] * 4 + np.array([rng.permutation(4) for _ in range(400)])
+    queries = np.arange(400)
+    data = tiny.dataset(
+        tiny.pairs(*[(query, label) for query in queries for label in labels_QP[query, :3]]), queries=400, labels=320
+    )
+
+    def found(name: str, loss: dict[str, Any]) -> float:
+        wide = {"dim": 8}
+        recipe = tiny.recipe(
+            query={"features": [tiny.USER | wide]}, label={"features": [tiny.ITEM | wide]},
+            model={"dim": 8, "temperature": 0.1}, loss={"weight": "importance"} | loss,
+            training={"batch_size": 60}, optimizer={"embedding_learning_rate": 0.05},
+        )  # fmt: skip
+        trained = run(recipe, tmp_path / name, epochs=8, data=data)
+        scores = trained.embed_queries(queries.astype(np.int32)) @ trained.model.embed_labels().T
+        np.put_along_axis(scores, labels_QP[:, :3], -np.inf, axis=1)
+        own = np.take_along_axis(scores, labels_QP[:, 3:], axis=1)
+        return float(np.mean(1 / (1 + (scores > own).sum(axis=1))))
+
+    uniform = found("uniform", {"sampler": {"name": "uniform", "negatives": 8, "shared": False}})
+    four = {"name": "uniform", "negatives": 4, "shared": False}
+    retrieved = found("retrieved", {"sampler": four, "retrieved_negatives": {"negatives": 4, "depth": 20}})
+    assert retrieved > uniform + 0.03
+
+
+def test_what_it_costs_is_counted() -> None:
+    without, there = (
+        cost_of(recipe, DATA, Encoding.fit(recipe, DATA)) for recipe in (tiny.recipe(), tiny.recipe(loss={
+            "retrieved_negatives": LISTS})))  # fmt: skip
+    assert there.negatives == without.negatives + 2
+    assert there.data == without.data + 10 * 4 * 4, "ten queries, lists of four, int32"
+
+
+def test_jobs_that_take_none(tmp_path: Path) -> None:
+    def loss(**settings: Any) -> LossConfig:
+        return LossConfig.model_validate({"retrieved_negatives": settings.pop("retrieved", {})} | settings)
+
+    with pytest.raises(ValueError, match="retrieved_negatives: expected none with family 'nce'"):
+        loss(family="nce")
+    with pytest.raises(ValueError, match=r"expected bias_removal = 0 with sampler 'adversarial', .* received 1"):
+        loss(sampler={"name": "adversarial", "negatives": 4}, retrieved={"bias_removal": 1})
+    with pytest.raises(ValueError, match="depth: expected at least negatives = 9, received 8"):
+        loss(retrieved={"negatives": 9, "depth": 8})
+    with pytest.raises(DataError, match=r"retrieved_negatives.depth: expected at most 12, the labels there are, .* 13"):
+        run(job(depth=13), tmp_path, epochs=1)
+
+    some = loss(weight="importance")
+    assert some.uncalibrated() == "retrieved_negatives follow the model's own scores, and no q draws them"
+    assert str(some) == "softmax · in_batch · importance · 4 of 200 retrieved, each 1"
+    assert some.beside_noise == " of the draws, not of the retrieved negatives"
+    assert loss(impressions=0.5).beside_noise == " of the draws, not of the impressions and retrieved negatives"
+    assert loss(retrieved=None).beside_noise == ""
+
+
+def test_a_run_is_another_with_lists() -> None:
+    assert len({identity_of(recipe, DATA) for recipe in (tiny.recipe(), job(), job(depth=5))}) == 3
