@@ -51,7 +51,7 @@ def test_a_shipped_recipe_is_valid_and_says_how_to_run_it(name: str) -> None:
 
 def test_what_can_be_chosen() -> None:
     assert list(SAMPLERS) == [
-        "in_batch", "uniform", "popularity", "mixed", "full", "adversarial", "model", "minimum_variance",
+        "in_batch", "uniform", "popularity", "mixed", "cross_batch", "full", "adversarial", "model", "minimum_variance",
     ]  # fmt: skip
     assert list(WEIGHTS) == [
         "unit", "constant", "importance", "relative", "tail", "logit_adjusted", "equalised", "adaptive",
