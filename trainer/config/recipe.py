@@ -195,6 +195,12 @@ class Recipe(Section):
                 f"query feature {sequences[0]!r}: expected data.timestamp, or data.split.strategy = 'leave_last_out', "
                 "with an encoder, which reads a history in its order, received neither"
             )
+        timed = [feature.name for feature in self.query.features if feature.reads_times]
+        if timed and self.data.timestamp is None:
+            raise ValueError(
+                f"query feature {timed[0]!r}: expected data.timestamp with encoder.time_buckets, which tell apart how "
+                "long ago entries were, received none"
+            )
         in_batch = self.loss.sampler.name in ("in_batch", "mixed")
         if sequences and in_batch and self.training.accumulate == 1 and self.loss.resolved_hits == "mask":
             raise ValueError(
