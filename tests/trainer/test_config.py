@@ -339,7 +339,7 @@ IMPOSSIBLE = {
         {"data": {"split": {"strategy": "random", "valid": 0.5, "test": 0.5}}},
         r"split: expected valid \+ test < 1, received 0.5 \+ 0.5",
     ),
-    "split": ({"data": {"split": {"strategy": "by name"}}}, "'random', 'temporal' or 'leave_last_out'"),
+    "split": ({"data": {"split": {"strategy": "by name"}}}, "'temporal', 'temporal_per_query' or 'leave_last_out'"),
     "format": ({"data": {"format": "excel"}}, "data.format\n"),
 }  # fmt: skip
 

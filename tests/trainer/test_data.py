@@ -139,6 +139,22 @@ def test_random_per_query_cuts_every_query_by_itself_and_by_seed(tmp_path: Path)
     assert len(given.train) + len(given.valid) == len(given.test) == len(users)
 
 
+def test_temporal_per_query_cuts_the_latest_of_every_query(tmp_path: Path) -> None:
+    users, when = ["a"] * 10 + ["b"] * 3 + ["c"], [*range(10, 0, -1), 1, 2, 3, 1]
+    path = write(tmp_path, "train", user=users, item=[f"i{n}" for n in range(14)], when=when)
+    split = {"strategy": "temporal_per_query", "valid": 0.2, "test": 0.1}
+
+    timed, by_file = load(path, timestamp="when", split=split), load(path, split=split)
+
+    assert named(timed, timed.test) == ["a-i0"]
+    assert named(timed, timed.valid) == ["a-i2", "a-i1", "b-i12"]
+    assert named(timed, timed.train) == [f"a-i{n}" for n in range(9, 2, -1)] + ["b-i10", "b-i11", "c-i13"]
+    assert named(by_file, by_file.test) == ["a-i9"]
+    assert named(by_file, by_file.valid) == ["a-i7", "a-i8", "b-i12"]
+    assert timed.ordered
+    assert by_file.ordered
+
+
 def test_a_given_test_file_is_left_whole(train: Path) -> None:
     test = write(train.parent, "test", user=["a", "new"], item=["z", "w"])
     dataset = load(train, test=test, split={"strategy": "random", "valid": 0.5, "test": 0.4})

@@ -123,13 +123,13 @@ def test_movielens_1m_from_a_published_split_has_movielens_ids(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("with_valid", [True, False])
-def test_gowalla_trains_on_train_and_valid(tmp_path: Path, with_valid: bool) -> None:
+def test_gowalla_trains_on_valid_then_train(tmp_path: Path, with_valid: bool) -> None:
     files: Files = {"train.txt": "0 7 8\n1 9\n", "test.txt": "1 7\n"} | ({"valid.txt": "0 9\n"} if with_valid else {})
     tables = lists.read_gowalla(write(tmp_path, files))
 
     users, items = (["0", "0", "1"], ["7", "8", "9"])
     extra = ["0"] if with_valid else []
-    assert columns(tables["train"]) == {"user_id": users + extra, "item_id": items + ["9"] * with_valid}
+    assert columns(tables["train"]) == {"user_id": extra + users, "item_id": ["9"] * with_valid + items}
     assert columns(tables["test"]) == {"user_id": ["1"], "item_id": ["7"]}
 
 

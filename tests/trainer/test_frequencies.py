@@ -178,7 +178,7 @@ def test_a_model_weighs_by_the_stream(sampler: dict[str, Any]) -> None:
         )  # fmt: skip
         assert loss == pytest.approx(float(np.mean(np.asarray(expected))), rel=1e-5)
     np.testing.assert_allclose(
-        np.exp(np.asarray(model.train_step._log_pi(np.arange(5, dtype=np.int32)))), pi_L, rtol=1e-6
+        np.exp(np.asarray(model.train_step._frequencies.log_pi(np.arange(5, dtype=np.int32)))), pi_L, rtol=1e-6
     )
     q = np.exp(np.asarray(model.sampler.q_of_pi(ops.log(ops.convert_to_tensor(pi_L.astype(np.float32))))))
     np.testing.assert_allclose(q, pi_L if sampler["name"] == "in_batch" else (5 * pi_L + 3 / 5) / 8, rtol=1e-6)
@@ -203,6 +203,7 @@ def test_the_stream_survives_a_checkpoint(tmp_path: Path) -> None:
 
     labels = np.arange(5, dtype=np.int32)
     np.testing.assert_array_equal(
-        np.asarray(other.train_step._log_pi(labels)), np.asarray(model.train_step._log_pi(labels))
+        np.asarray(other.train_step._frequencies.log_pi(labels)),
+        np.asarray(model.train_step._frequencies.log_pi(labels)),
     )
     assert float(other.train_step(tiny.batch(TRAIN))) == float(model.train_step(tiny.batch(TRAIN)))

@@ -28,6 +28,7 @@ WITH_EXAMPLES = {
     "losses.mining": {"Mining.__call__"},
     "losses.ranks": {"theta_of_all"},
     "losses.weights": {weight.__name__ for weight in WEIGHTS.values()},
+    "sampling.memory": {"cross_batch"},
     "tuning.run": {"tune"},
     "sampling.independent": {"in_batch", "uniform", "popularity", "mixed", "full", "distinct"},
 }

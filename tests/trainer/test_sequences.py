@@ -236,7 +236,8 @@ def refused(match: str, **changes: Any) -> None:
 
 def test_what_a_sequence_cannot_be_is_refused() -> None:
     refused(
-        r"expected data.timestamp, or data.split.strategy = 'leave_last_out', with an encoder", data={"timestamp": None}
+        r"expected data.timestamp, or data.split.strategy = 'leave_last_out' or 'temporal_per_query', with",
+        data={"timestamp": None},
     )
     refused(r"loss.hits: expected 'mask_known', or 'keep', with sampler 'in_batch'", loss={"sampler": "in_batch"})
     refused(r"expected no combiner beside an encoder", feature={"combiner": "sum"})

@@ -53,7 +53,7 @@ def cost_of(recipe: Recipe, dataset: Dataset, encoding: Encoding) -> Cost:
     batch = min(recipe.training.batch_size, visits)
     sampler, labels = recipe.loss.sampler, len(dataset.label_ids)
     drawn = labels if sampler.name == "full" else sampler.negatives or 0
-    negatives = drawn + (batch if sampler.name in ("in_batch", "mixed") else 0)
+    negatives = drawn + (batch if sampler.of_the_batch else 0)
     tables = _tables(recipe, encoding, labels)
     numbers = sum(rows * width for rows, width in tables.values())
     slots = {"adam": 2.0, "adagrad_elementwise": 1.0, "sgd": 1.0 if any(recipe.optimizer.row_arguments.values()) else 0}

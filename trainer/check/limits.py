@@ -56,12 +56,12 @@ def check_negatives(recipe: Recipe, *, labels: int, batch_size: int) -> None:
     """
     sampler, mining = recipe.loss.sampler, recipe.loss.mining
     others = labels - bool(sampler.exclude_positive)
-    if (sampler.negatives or 0) > others:
+    if (sampler.negatives or 0) > others and sampler.name != "cross_batch":
         raise DataError(
             f"loss.sampler.negatives: expected at most {others}, the labels there are to draw, "
             f"received {sampler.negatives}"
         )
-    own = batch_size if sampler.name in ("in_batch", "mixed") else labels if sampler.name == "full" else 0
+    own = batch_size if sampler.of_the_batch else labels if sampler.name == "full" else 0
     ranks = 0 if mining is None else mining.mining().named or 0
     if mining is not None and ranks > own + (sampler.negatives or 0):
         raise DataError(

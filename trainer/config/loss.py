@@ -109,6 +109,8 @@ class SamplerConfig(Choice):
     nearer uniform. With features 2 if not given."""
     uniform_share: float | None = Field(default=None, ge=0, le=1)
     """Of `minimum_variance`: share of uniform draws."""
+    gradients: bool | None = None
+    """Of `cross_batch`: embeds remembered labels anew in every step, so that they learn as negatives too."""
 
     @model_validator(mode="after")
     def _defined(self) -> Self:
@@ -124,6 +126,11 @@ class SamplerConfig(Choice):
                 f"features = {self.features}"
             )
         return self
+
+    @property
+    def of_the_batch(self) -> bool:
+        """Whether the batch's labels are negatives of every row."""
+        return self.name in ("in_batch", "mixed", "cross_batch")
 
     @property
     def never_the_positive(self) -> bool:

@@ -192,8 +192,8 @@ class Recipe(Section):
         sequences = [feature.name for feature in self.query.features if feature.encoder is not None]
         if sequences and not self.data.ordered:
             raise ValueError(
-                f"query feature {sequences[0]!r}: expected data.timestamp, or data.split.strategy = 'leave_last_out', "
-                "with an encoder, which reads a history in its order, received neither"
+                f"query feature {sequences[0]!r}: expected data.timestamp, or data.split.strategy = 'leave_last_out' "
+                "or 'temporal_per_query', with an encoder, which reads a history in its order, received neither"
             )
         timed = [feature.name for feature in self.query.features if feature.reads_times]
         if timed and self.data.timestamp is None:
@@ -201,8 +201,12 @@ class Recipe(Section):
                 f"query feature {timed[0]!r}: expected data.timestamp with encoder.time_buckets, which tell apart how "
                 "long ago entries were, received none"
             )
-        in_batch = self.loss.sampler.name in ("in_batch", "mixed")
-        if sequences and in_batch and self.training.accumulate == 1 and self.loss.resolved_hits == "mask":
+        if (
+            sequences
+            and self.loss.sampler.of_the_batch
+            and self.training.accumulate == 1
+            and self.loss.resolved_hits == "mask"
+        ):
             raise ValueError(
                 f"loss.hits: expected 'mask_known', or 'keep', with sampler {self.loss.sampler.name!r} and a sequence, "
                 f"{sequences[0]!r}: a batch then holds all pairs of a query, which would be negatives of each other, "

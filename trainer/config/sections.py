@@ -24,10 +24,10 @@ _FLOORS = ("recall", "coverage", "exposure")
 class SplitConfig(Section):
     """How to cut interactions when `valid` or `test` files are not given."""
 
-    strategy: Literal["random", "random_per_query", "temporal", "leave_last_out"]
+    strategy: Literal["random", "random_per_query", "temporal", "temporal_per_query", "leave_last_out"]
     """`random`: pairs by seed. `random_per_query`: so many of every query's pairs, by seed. `temporal`: the latest
-    pairs of all. `leave_last_out`: per query, its last pair is test and the one before is valid; file order stands in
-    for time where there is no timestamp."""
+    pairs of all. `temporal_per_query`: the latest of every query's pairs. `leave_last_out`: per query, its last pair is
+    test and the one before is valid. In the last two file order stands in for time where there is no timestamp."""
     valid: float = Field(default=0.1, ge=0, lt=1)
     """Share of all pairs, or of each query's, rounded; not used by `leave_last_out`."""
     test: float = Field(default=0.1, ge=0, lt=1)
@@ -105,7 +105,8 @@ class DataConfig(Section):
     @property
     def ordered(self) -> bool:
         """Whether a query's pairs are in time order, so that a history is what came before."""
-        return self.timestamp is not None or (self.split is not None and self.split.strategy == "leave_last_out")
+        by_file = ("temporal_per_query", "leave_last_out")
+        return self.timestamp is not None or (self.split is not None and self.split.strategy in by_file)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

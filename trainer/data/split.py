@@ -39,18 +39,6 @@ def _random(pairs: Pairs, split: SplitConfig, given: set[str], seed: int) -> dic
     return _in_order(pairs, order, split, given)
 
 
-def _random_per_query(pairs: Pairs, split: SplitConfig, given: set[str], seed: int) -> dict[str, Pairs]:
-    shuffled = pairs.take(np.random.default_rng(seed).permutation(len(pairs)))
-    by_query = shuffled.take(np.argsort(shuffled.queries, kind="stable"))
-    counts = np.bincount(by_query.queries)
-    place = np.arange(len(by_query)) - (np.cumsum(counts) - counts)[by_query.queries]
-    tests = 0 if "test" in given else np.rint(counts * split.test)[by_query.queries]
-    valids = 0 if "valid" in given else np.rint(counts * split.valid)[by_query.queries]
-    test = place < tests
-    valid = ~test & (place < tests + valids)
-    return {"test": by_query.take(test), "valid": by_query.take(valid), "train": by_query.take(~test & ~valid)}
-
-
 def _temporal(pairs: Pairs, split: SplitConfig, given: set[str], seed: int) -> dict[str, Pairs]:  # noqa: ARG001
     if pairs.times is None:
         raise DataError("data.split: expected data.timestamp for strategy 'temporal', received none")
@@ -66,6 +54,28 @@ def _in_order(pairs: Pairs, order: Int64, split: SplitConfig, given: set[str]) -
         "valid": pairs.take(order[tests : tests + valids]),
         "train": pairs.take(order[tests + valids :]),
     }
+
+
+def _random_per_query(pairs: Pairs, split: SplitConfig, given: set[str], seed: int) -> dict[str, Pairs]:
+    shuffled = pairs.take(np.random.default_rng(seed).permutation(len(pairs)))
+    return _last_of_each(shuffled.take(np.argsort(shuffled.queries, kind="stable")), split, given)
+
+
+def _temporal_per_query(pairs: Pairs, split: SplitConfig, given: set[str], seed: int) -> dict[str, Pairs]:  # noqa: ARG001
+    return _last_of_each(pairs.sorted(), split, given)
+
+
+def _last_of_each(by_query: Pairs, split: SplitConfig, given: set[str]) -> dict[str, Pairs]:
+    """The last pairs of every query are test, those before them valid, the rest train."""
+    counts = np.bincount(by_query.queries)
+    from_end = np.cumsum(counts)[by_query.queries] - np.arange(len(by_query))
+    tests, valids = (
+        np.zeros_like(from_end) if name in given else np.rint(counts * share)[by_query.queries]
+        for name, share in (("test", split.test), ("valid", split.valid))
+    )
+    test = from_end <= tests
+    valid = ~test & (from_end <= tests + valids)
+    return {"test": by_query.take(test), "valid": by_query.take(valid), "train": by_query.take(~test & ~valid)}
 
 
 def _leave_last_out(pairs: Pairs, split: SplitConfig, given: set[str], seed: int) -> dict[str, Pairs]:  # noqa: ARG001
@@ -85,6 +95,7 @@ _STRATEGIES: dict[str, Callable[[Pairs, SplitConfig, set[str], int], dict[str, P
     "random": _random,
     "random_per_query": _random_per_query,
     "temporal": _temporal,
+    "temporal_per_query": _temporal_per_query,
     "leave_last_out": _leave_last_out,
 }
 

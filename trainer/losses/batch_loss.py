@@ -33,6 +33,12 @@ class Embedded(NamedTuple):
     bias_C: Tensor
     scale: Tensor
 
+    def with_recalled(self, labels_MD: Tensor, bias_M: Tensor, *, after: int) -> Embedded:
+        """Labels that were embedded before, where drawn ones stand: after the positives, `after` of them."""
+        labels = [self.labels_CD[:after], labels_MD, self.labels_CD[after:]]
+        bias = [self.bias_C[:after], bias_M, self.bias_C[after:]]
+        return self._replace(labels_CD=ops.concatenate(labels), bias_C=ops.concatenate(bias))
+
 
 class Candidates(NamedTuple):
     """The labels that a batch's positives are contrasted with, and their log-probabilities; constant in a step.

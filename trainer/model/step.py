@@ -27,6 +27,7 @@ from longtail.trainer.losses import BatchLoss, Candidates, Embedded, balance, kn
 from longtail.trainer.losses.batch_loss import Visited
 from longtail.trainer.losses.terms import log_terms
 from longtail.trainer.model.embedding import Dropout, InputKey, compact_rows, dropout_masks, read_distinct
+from longtail.trainer.model.frequencies import Frequencies
 from longtail.trainer.model.kept import Askings, Kept
 from longtail.trainer.model.objectives import by_objective
 from longtail.trainer.model.parts import Gradients, mean_gradients, parts_of
@@ -95,24 +96,21 @@ class TrainStep:
             **recipe.loss.sampler.arguments,
         )
         check_sampler(recipe.loss.sampler.name, self.sampler, objective, labels=labels)
-        self._log_pi_L = untrained_variable(log_pi_L.astype(np.float32), "log_pi")
-        self._log_q_L = None if self.sampler.log_q_L is None else untrained_variable(self.sampler.log_q_L, "log_q")
         self._pair_weight_L = (
             untrained_variable(pair_weights(log_pi_L, share_L, reweight=recipe.loss.reweight), "pair_weight")
             if recipe.loss.reweight
             else None
         )
         self._never_L = untrained_variable(never_L, "never_chosen") if never else None
-        self._streaming = (
-            StreamingFrequencies(labels, hashes=1, initial_gap=2.0 * pairs)
-            if recipe.loss.frequencies == "streaming"
-            else None
-        )
+        streamed = recipe.loss.frequencies == "streaming"
+        streaming = StreamingFrequencies(labels, hashes=1, initial_gap=2.0 * pairs) if streamed else None
+        self._frequencies = Frequencies(log_pi_L, self.sampler, streaming)
         drawn = recipe.loss.sampler.negatives or (0 if self.sampler.draw is None else labels)
         m = drawn + (batch_size - 1 if self.sampler.in_batch else 0)
         offset = balance(objective, log_pi_L, self.sampler.log_q_L, m=m)
         self._kept = Kept(recipe, pairs=pairs, labels=labels, steps_per_epoch=steps_per_epoch, askings=askings)
-        drawn_L = ~never_L if never or self.sampler.draw is None else np.ones(labels, bool)
+        of_batches = self.sampler.draw is None or self.sampler.remember is not None
+        drawn_L = ~never_L if never or of_batches else np.ones(labels, bool)
         self._smoothed = int(drawn_L.sum())
         self._batch_loss = backend.compile_loss(
             BatchLoss(
@@ -153,9 +151,9 @@ class TrainStep:
             *(table.table for table in self._model.tables.values()),
             *self._model.dense_variables,
             *self.updates.variables,
-            *([] if self._streaming is None else self._streaming.variables),
+            *self._frequencies.variables,
             *self._kept.variables,
-            *([] if self.sampler.refresh is None else [*self.sampler.variables, *self._label_rows]),
+            *([*self.sampler.variables, *self._label_rows] if self.sampler.changes else []),
         ]
 
     @property
@@ -167,13 +165,12 @@ class TrainStep:
             *self._model.entry_ids.values(),
             *(table.table for table in self._model.towers.pairs.values()),
             *([] if self._model.drawn_audience is None else self._model.drawn_audience.variables),
-            self._log_pi_L,
-            *([] if self._log_q_L is None else [self._log_q_L]),
+            *self._frequencies.constants,
             *([] if self._pair_weight_L is None else [self._pair_weight_L]),
             *([] if self._never_L is None else [self._never_L]),
             *self._kept.constants,
             *([] if learned else [self._model.log_temperature]),
-            *([*self.sampler.variables, *self._label_rows] if self.sampler.refresh is None else []),
+            *([] if self.sampler.changes else [*self.sampler.variables, *self._label_rows]),
         ]
 
     @property
@@ -204,10 +201,11 @@ class TrainStep:
         positive_B = ops.convert_to_tensor(batch["_positive"])
         context = self._draw_context(batch, positive_B)
         drawn = None if self.sampler.draw is None else self.sampler.draw(self._seed, context)
-        if self._streaming is not None:
-            self._streaming.update(positive_B)
+        self._frequencies.update(positive_B)
         shown_BS = ops.convert_to_tensor(batch["_shown"]) if self._recipe.loss.impressions else None
-        more = [ops.reshape(labels, (-1,)) for labels in (drawn, shown_BS) if labels is not None]
+        recalled = None if self.sampler.recall is None else self.sampler.recall()
+        embedded_now = (drawn if recalled is None else None, shown_BS)
+        more = [ops.reshape(labels, (-1,)) for labels in embedded_now if labels is not None]
         labels_C = ops.concatenate([positive_B, *more]) if more else positive_B
         inputs, read = self._distinct_of_histories(context.inputs)
         inputs, readers = self._inputs(inputs, labels_C, read, batch)
@@ -219,17 +217,22 @@ class TrainStep:
             candidates = candidates._replace(shown_BS=shown_BS, excluded_shown_BS=self._no_negatives(shown_BS, batch))
         masks = self._dropout_masks(positive_B, inputs)
 
-        def loss(rows: list[Tensor]) -> tuple[Tensor, Visited]:
+        def loss(rows: list[Tensor]) -> tuple[Tensor, tuple[Visited, Embedded]]:
             tables = [*self._model.tables.values(), *self._model.towers.pairs.values()]
             with compact_rows(tables, [*rows, *pairs]), dropout_masks(masks):
                 embedded = self._embedded(inputs, labels_C, read)
-            made: tuple[Tensor, Visited] = self._batch_loss(embedded, candidates)
-            return made
+            if recalled is not None:
+                embedded = embedded.with_recalled(*recalled, after=positive_B.shape[0])
+            value, visited = self._batch_loss(embedded, candidates)
+            return value, (visited, embedded)
 
         rows = [rows_UD for _, rows_UD in distinct]
         dense = self._model.dense_variables
-        (value, visited), row_gradients, gradients = backend.value_and_gradients(loss, rows, dense)
+        (value, (visited, embedded)), row_gradients, gradients = backend.value_and_gradients(loss, rows, dense)
         self._kept.keep(batch, visited)
+        if self.sampler.remember is not None:
+            start = positive_B.shape[0]
+            self.sampler.remember(positive_B, embedded.labels_CD[:start], embedded.bias_C[:start])
         return Gradients(value, distinct, row_gradients, gradients)
 
     def _draw_context(self, batch: dict[str, Tensor], positive_B: Tensor) -> DrawContext:
@@ -316,9 +319,10 @@ class TrainStep:
             candidates = positive_B
         else:
             candidates = ops.concatenate([positive_B, drawn]) if self.sampler.in_batch else drawn
-        log_pi_positive_B, log_pi_candidates = self._log_pi(positive_B), self._log_pi(candidates)
+        log_pi, log_q = self._frequencies.log_pi, self._frequencies.log_q
+        log_pi_positive_B, log_pi_candidates = log_pi(positive_B), log_pi(candidates)
         log_eta_B, rate = self._kept.eta(batch, self.updates.steps_done.value)
-        log_q_positive_B = self._log_q(context, positive_B, log_pi_positive_B)
+        log_q_positive_B = log_q(context, positive_B, log_pi_positive_B)
         weight_B = ops.convert_to_tensor(batch["_weight"])
         if self._pair_weight_L is not None:
             weight_B = weight_B * backend.gather(self._pair_weight_L, positive_B)
@@ -328,7 +332,7 @@ class TrainStep:
             log_pi_positive_B=log_pi_positive_B,
             log_pi_candidates=log_pi_candidates,
             log_q_positive_B=log_q_positive_B,
-            log_q_candidates=self._log_q(context, candidates, log_pi_candidates),
+            log_q_candidates=log_q(context, candidates, log_pi_candidates),
             weight_B=weight_B,
             log_miss_B=None if self.sampler.log_miss is None else self.sampler.log_miss(log_q_positive_B),
             excluded=None if self._never_L is None else backend.gather(self._never_L, candidates),
@@ -373,20 +377,6 @@ class TrainStep:
             return known_BS
         never_BS = backend.gather(self._never_L, shown_BS)
         return never_BS if known_BS is None else ops.logical_or(known_BS, never_BS)
-
-    def _log_pi(self, labels: Tensor) -> Tensor:
-        """Log label frequencies, counted or streamed."""
-        if self._streaming is not None:
-            return self._streaming.log_frequencies(labels)
-        return backend.gather(self._log_pi_L, labels)
-
-    def _log_q(self, context: DrawContext, labels: Tensor, log_pi: Tensor) -> Tensor:
-        """Log-probabilities that the sampler draws these labels for their rows."""
-        if self.sampler.log_q is not None:
-            return self.sampler.log_q(context, labels)
-        if self._streaming is not None and self.sampler.q_of_pi is not None:
-            return self.sampler.q_of_pi(log_pi)
-        return backend.gather(self._log_q_L, labels)
 
 
 def _are_labels(rows_R: Tensor, labels: int) -> Tensor:

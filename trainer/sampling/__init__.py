@@ -1,8 +1,8 @@
 """Where negatives come from [METHODS §2.1].
 
-`independent.py`, `conditional.py` and `model_based.py` have the samplers, `walk.py` the trees that the last two walk;
-`proposal.py`, with `projection.py` and `tree_fit.py`, fits the tree that `adversarial` draws from; `streaming.py`
-estimates label frequencies while training.
+`independent.py`, `memory.py`, `conditional.py` and `model_based.py` have the samplers, `walk.py` the trees that the
+last two walk; `proposal.py`, with `projection.py` and `tree_fit.py`, fits the tree that `adversarial` draws from;
+`streaming.py` estimates label frequencies while training.
 """
 
 from collections.abc import Callable
@@ -10,6 +10,7 @@ from collections.abc import Callable
 from longtail.trainer.sampling.base import DrawContext, LabelTable, Sampler, SamplerSetup
 from longtail.trainer.sampling.conditional import adversarial
 from longtail.trainer.sampling.independent import full, in_batch, mixed, popularity, uniform
+from longtail.trainer.sampling.memory import cross_batch
 from longtail.trainer.sampling.model_based import minimum_variance, model
 
 __all__ = ["SAMPLERS", "DrawContext", "LabelTable", "Sampler", "SamplerSetup"]
@@ -19,6 +20,7 @@ SAMPLERS: dict[str, Callable[..., Sampler]] = {
     "uniform": uniform,
     "popularity": popularity,
     "mixed": mixed,
+    "cross_batch": cross_batch,
     "full": full,
     "adversarial": adversarial,
     "model": model,

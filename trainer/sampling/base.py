@@ -87,6 +87,10 @@ class Sampler:
             labels being of q/(1 − q_y); None if it draws by q whatever the positive is.
         sees_embeddings: draws by query embeddings.
         refresh: called before every epoch.
+        remember: called after every step with its positives' label rows, int32 [B], embeddings, float32 [B, D], and
+            biases, float32 [B], as that step embedded them.
+        recall: embeddings, float32 [M, D], and biases, float32 [M], of what is drawn, which is then not embedded; None
+            if it is.
         variables: constants and state on the device.
     """
 
@@ -98,4 +102,11 @@ class Sampler:
     log_miss: Callable[[Tensor], Tensor] | None = None
     sees_embeddings: bool = False
     refresh: Callable[[LabelTable], None] | None = None
+    remember: Callable[[Tensor, Tensor, Tensor], None] | None = None
+    recall: Callable[[], tuple[Tensor, Tensor]] | None = None
     variables: tuple[keras.Variable, ...] = ()
+
+    @property
+    def changes(self) -> bool:
+        """Whether training changes its variables."""
+        return self.refresh is not None or self.remember is not None

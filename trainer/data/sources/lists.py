@@ -42,13 +42,16 @@ SOURCES_BEAUTY = (
 
 
 def read_gowalla(folder: Path) -> dict[str, pa.Table]:
-    """`train`, `test` (`user_id`, `item_id`) of the NGCF / LightGCN split; a separate `valid.txt` joins train.
+    """`train`, `test` (`user_id`, `item_id`) of the NGCF / LightGCN split.
+
+    A user's list is in the order of time, and test is what comes after it. Pairs of a separate `valid.txt`, which were
+    taken out of the lists, nobody knows where, stand before them.
 
     Raises:
         DataError: `train.txt` or `test.txt` is missing, or not lists of ids.
     """
     train = [
-        read_lists(path) for name in ("train", "valid") if (path := folder / f"{name}.txt").is_file() or name == "train"
+        read_lists(path) for name in ("valid", "train") if (path := folder / f"{name}.txt").is_file() or name == "train"
     ]
     return {"train": _pairs(*train), "test": _pairs(read_lists(folder / "test.txt"))}
 

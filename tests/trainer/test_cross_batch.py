@@ -1,0 +1,150 @@
+"""Negatives of earlier batches against NumPy: what the memory holds, what it costs a row, and what moves.
+
+Legend: `B` batch, `M` remembered labels, `L` labels, `D` dimensions.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from keras import ops
+
+from longtail.trainer.checkpoint import Checkpoints
+from longtail.trainer.errors import RecipeError
+from longtail.trainer.model.two_tower import TwoTower
+from longtail.trainer.sampling import SAMPLERS, LabelTable, SamplerSetup
+from tests.trainer import tiny
+
+L, B, M, T = 7, 3, 5, 0.1
+TRAIN = tiny.pairs(*[(query, label) for query, label in enumerate([0, 0, 0, 0, 1, 1, 2, 2, 3, 3, 4, 5])])
+COUNTS = np.bincount(TRAIN.labels, minlength=L)
+pytestmark = pytest.mark.usefixtures("eager")
+
+
+def made(*, gradients: bool, size: int = B, negatives: int = M, rate: float = 0.5, **loss: Any) -> TwoTower:
+    sampler = {"name": "cross_batch", "negatives": negatives} | ({"gradients": True} if gradients else {})
+    recipe = tiny.recipe(
+        label={"features": [{**tiny.ITEM, "unknown_rate": 0}]},
+        model={"dim": 4, "label_bias": True, "temperature": T},
+        optimizer={"embedding_learning_rate": rate},
+        loss={"sampler": sampler, **loss},
+    )
+    model = tiny.model(recipe, tiny.dataset(TRAIN, queries=12, labels=L), batch_size=size)
+    rng = np.random.default_rng(2)
+    for table in model.tables.values():
+        table.table.assign(rng.standard_normal(table.table.shape))
+    model.begin_epoch()
+    return model
+
+
+def remembered(model: TwoTower) -> np.ndarray:
+    return ops.convert_to_numpy(model.sampler.variables[0])
+
+
+@pytest.mark.parametrize("gradients", [False, True], ids=["as they were", "as they are"])
+def test_losses_of_steps_by_hand(gradients: bool) -> None:
+    """Against the batch and the five labels before it: embedded in their own step, or in this one."""
+    model = made(gradients=gradients)
+    memory_M = remembered(model)
+    rows_MD, bias_M = model.embed_labels()[memory_M], model.label_biases()[memory_M]
+    for rows in ([0, 4, 6], [1, 10, 8], [5, 2, 3], [7, 11, 9]):
+        batch = TRAIN.take(np.array(rows))
+        rows_LD, bias_L = model.embed_labels(), model.label_biases()
+        users_BD = model.embed_queries({"user_id": batch.queries + 1})
+        if gradients:
+            rows_MD, bias_M = rows_LD[memory_M], bias_L[memory_M]
+        labels = np.concatenate([batch.labels, memory_M])
+        logits = users_BD @ np.concatenate([rows_LD[batch.labels], rows_MD]).T / T
+        logits += np.concatenate([bias_L[batch.labels], bias_M])
+        expected = [
+            np.log1p(
+                sum(np.exp(logits[row, at] - logits[row, row]) for at in range(B + M) if labels[at] != labels[row])
+            )
+            for row in range(B)
+        ]
+        assert float(model.train_step(tiny.batch(batch))) == pytest.approx(np.mean(expected), rel=1e-5)
+        memory_M = labels_after = np.concatenate([memory_M, batch.labels])[-M:]
+        rows_MD = np.concatenate([rows_MD, rows_LD[batch.labels]])[-M:]
+        bias_M = np.concatenate([bias_M, bias_L[batch.labels]])[-M:]
+        assert remembered(model).tolist() == labels_after.tolist()
+
+
+@pytest.mark.parametrize("gradients", [False, True], ids=["as they were", "as they are"])
+def test_only_with_gradients_labels_of_earlier_batches_move(gradients: bool) -> None:
+    model = made(gradients=gradients)
+    before = ops.convert_to_numpy(model.tables["item_id"].table)[1:].copy()
+    batch = TRAIN.take(np.array([0, 4, 6]))
+    memory, own = set(remembered(model)), set(batch.labels)
+    assert memory - own
+
+    model.train_step(tiny.batch(batch))
+
+    moved = np.flatnonzero((ops.convert_to_numpy(model.tables["item_id"].table)[1:] != before).any(axis=1))
+    assert set(moved) == (own | memory if gradients else own)
+
+
+def test_a_memory_shorter_than_a_batch_holds_its_last_labels() -> None:
+    sampler = SAMPLERS["cross_batch"](SamplerSetup(np.log(np.full(9, 1 / 9)), 4, 2), negatives=3)
+    rows_BD = np.arange(8, dtype=np.float32).reshape(4, 2)
+
+    sampler.remember(*map(ops.convert_to_tensor, (np.int32([5, 6, 7, 8]), rows_BD, np.float32([1, 2, 3, 4]))))
+
+    assert ops.convert_to_numpy(sampler.draw(None, None)).tolist() == [6, 7, 8]
+    recalled, bias = map(ops.convert_to_numpy, sampler.recall())
+    np.testing.assert_array_equal(recalled, rows_BD[1:])
+    np.testing.assert_array_equal(bias, [2, 3, 4])
+
+
+def test_before_the_first_step_it_holds_draws_from_the_data_and_an_epoch_embeds_it_anew() -> None:
+    share = np.array([0.5, 0.3, 0.2, 0.0])
+    with np.errstate(divide="ignore"):
+        setup = SamplerSetup(np.log([0.4, 0.3, 0.2, 0.1]), 4, 2, log_share_L=np.log(share))
+    sampler = SAMPLERS["cross_batch"](setup, negatives=20_000)
+    labels = ops.convert_to_numpy(sampler.draw(None, None))
+
+    np.testing.assert_allclose(np.bincount(labels, minlength=4) / 20_000, share, atol=0.02)
+    np.testing.assert_allclose(np.exp(sampler.log_q_L), [0.5, 0.3, 0.2, 0.1], rtol=1e-6)
+    rows_LD, bias_L = np.arange(8, dtype=np.float32).reshape(4, 2), np.float32([4, 5, 6, 7])
+    for bias, expected in ((bias_L, bias_L[labels]), (None, np.zeros(20_000))):
+        sampler.refresh(LabelTable(rows_LD, bias, T))
+        recalled, biases = map(ops.convert_to_numpy, sampler.recall())
+        np.testing.assert_array_equal(recalled, rows_LD[labels])
+        np.testing.assert_array_equal(biases, expected)
+
+
+@pytest.mark.parametrize("gradients", [False, True], ids=["as they were", "as they are"])
+def test_the_memory_survives_a_checkpoint(tmp_path: Path, gradients: bool) -> None:
+    model, other = made(gradients=gradients), made(gradients=gradients)
+    for rows in ([0, 4, 6], [1, 10, 8]):
+        model.train_step(tiny.batch(TRAIN.take(np.array(rows))))
+    Checkpoints(tmp_path, "run").save("latest", model.variables, {})
+    Checkpoints(tmp_path, "run").load("latest", other.variables)
+
+    batch = tiny.batch(TRAIN.take(np.array([5, 2, 3])))
+    assert float(other.train_step(batch)) == float(model.train_step(batch))
+    assert remembered(other).tolist() == remembered(model).tolist()
+
+
+def test_with_importance_weights_it_is_the_loss_of_the_whole_catalogue_on_average() -> None:
+    """Where labels stand still: q is right for the batch and for the memory [R21 eq. 10]."""
+    model = made(
+        gradients=False, size=64, negatives=64, rate=1e-9, family={"name": "logistic", "pairwise": True},
+        weight="importance",
+    )  # fmt: skip
+    rng, losses, expected = np.random.default_rng(5), [], []
+    logits_QL = model.embed_queries({"user_id": np.arange(12, dtype=np.int32) + 1}) @ model.embed_labels().T / T
+    logits_QL += model.label_biases()
+    for _ in range(30):
+        batch = TRAIN.take(rng.integers(0, len(TRAIN), 64))
+        logits_BL = logits_QL[batch.queries]
+        gaps_BL = logits_BL - np.take_along_axis(logits_BL, batch.labels[:, None], axis=1)
+        others_BL = (np.arange(L) != batch.labels[:, None]) & (COUNTS > 0)
+        expected.append(np.mean(np.sum(np.logaddexp(0, gaps_BL), axis=1, where=others_BL)))
+        losses.append(float(model.train_step(tiny.batch(batch))))
+    np.testing.assert_allclose(np.mean(losses), np.mean(expected), rtol=0.03)
+
+
+def test_gradients_belong_to_no_other_sampler() -> None:
+    with pytest.raises((RecipeError, ValueError), match="gradients"):
+        tiny.recipe(loss={"sampler": {"name": "in_batch", "gradients": True}})

@@ -1,0 +1,89 @@
+"""Negatives of earlier batches: `cross_batch` (Wang, Zhu and He 2021; for metric learning Wang et al. 2020).
+
+Legend: `B` batch size, `M` remembered labels, `L` labels, `D` model dimensions.
+
+The example is of a catalogue of four labels with frequencies ½, ¼, ⅛ and ⅛, and batches of 8:
+
+    >>> setup = SamplerSetup(np.log([0.5, 0.25, 0.125, 0.125]), batch_size=8, dim=3)
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from longtail.bundle.arrays import Float32
+from longtail.trainer.backend import Tensor, keras, ops
+from longtail.trainer.sampling.base import DrawContext, LabelTable, Sampler, SamplerSetup
+from longtail.trainer.sampling.independent import in_batch
+
+if TYPE_CHECKING:
+    from keras.random import SeedGenerator
+
+
+def cross_batch(setup: SamplerSetup, *, negatives: int, gradients: bool = False) -> Sampler:
+    """The batch's labels and the last M positives before them, as they were embedded then; q = π in expectation.
+
+    Batches hold labels in proportion to π whenever they come, so the memory's draws are of the q of `in_batch`, and
+    B − 1 + M draws a row cost the embedding of B. Embeddings of the memory are as old as it is long, M/B steps, and no
+    gradient passes them: a label moves by the batches that hold it. They are made anew when an epoch begins; before the
+    first step the memory holds M draws from π.
+
+    Args:
+        setup: label frequencies and D.
+        negatives: M, shared by the batch.
+        gradients: the memory holds labels alone. They are embedded with the batch, and move.
+
+    Relations: `in_batch` with larger batches, whose positives are no more.
+
+    Example:
+        >>> sampler = cross_batch(setup, negatives=100)
+        >>> np.exp(sampler.log_q_L)
+        array([0.5  , 0.25 , 0.125, 0.125], dtype=float32)
+        >>> sampler.draw(None, None).shape[0]
+        100
+    """
+    batch = in_batch(setup)
+    share_L = np.exp(setup.log_pi_L if setup.log_share_L is None else setup.log_share_L)
+    first_M = np.random.default_rng(0).choice(len(share_L), negatives, p=share_L / share_L.sum())
+    labels_M = _kept(first_M.astype(np.int32), "memory_labels")
+
+    def draw(_seed: SeedGenerator, _context: DrawContext) -> Tensor:
+        return ops.copy(labels_M)
+
+    if gradients:
+
+        def remember_labels(positive_B: Tensor, _labels_BD: Tensor, _bias_B: Tensor) -> None:
+            _push(labels_M, positive_B)
+
+        return replace(batch, draw=draw, remember=remember_labels, variables=(labels_M,))
+
+    rows_MD = _kept(np.zeros((negatives, setup.dim), np.float32), "memory_embeddings")
+    bias_M = _kept(np.zeros(negatives, np.float32), "memory_biases")
+
+    def remember(positive_B: Tensor, labels_BD: Tensor, bias_B: Tensor) -> None:
+        _push(labels_M, positive_B)
+        _push(rows_MD, labels_BD)
+        _push(bias_M, bias_B)
+
+    def recall() -> tuple[Tensor, Tensor]:
+        return ops.copy(rows_MD), ops.copy(bias_M)
+
+    def refresh(table: LabelTable) -> None:
+        labels = ops.convert_to_numpy(labels_M)
+        rows_MD.assign(table.embeddings_LD[labels])
+        bias_M.assign(np.zeros(negatives, np.float32) if table.bias_L is None else table.bias_L[labels])
+
+    variables = (labels_M, rows_MD, bias_M)
+    return replace(batch, draw=draw, recall=recall, remember=remember, refresh=refresh, variables=variables)
+
+
+def _push(memory: keras.Variable, newest: Tensor) -> None:
+    """The newest go in at the end, and as many of the oldest go."""
+    memory.assign(ops.concatenate([ops.copy(memory), newest])[-memory.shape[0] :])
+
+
+def _kept(values: Float32 | np.ndarray, name: str) -> keras.Variable:
+    return keras.Variable(values, dtype=values.dtype.name, trainable=False, name=name)
