@@ -15,6 +15,7 @@ from pydantic import (
 )
 
 from longtail.bundle.dates import DatePart
+from longtail.bundle.elapsed import TimeUnit
 from longtail.bundle.frequency import Buckets
 
 SCHEMA_VERSION = 4
@@ -40,6 +41,15 @@ FEATURE_VALUE_TYPES = {
     "date": 'a date or time in ISO 8601, such as "2026-11-22T08:30:00Z"',
 }
 """What a request may give for a feature, in words, by `Feature.kind`."""
+TIME_VALUE_TYPES: dict[TimeUnit, str] = {
+    "date": FEATURE_VALUE_TYPES["date"],
+    "seconds": "a number of seconds since 1970",
+    "milliseconds": "a number of milliseconds since 1970",
+    "microseconds": "a number of microseconds since 1970",
+    "nanoseconds": "a number of nanoseconds since 1970",
+    "number": "a number, in the unit of the training data's times",
+}
+"""What a request may give for a time of a history, in words, by `Feature.times`."""
 
 
 class Record(BaseModel):
@@ -55,6 +65,7 @@ class Feature(Record):
     |---|---|---|
     | `id` | a string or an integer | `name` int32 [B] |
     | `history` | ids, oldest first; the last `max_length` count | `name` int32, `name__weight` float32 [B, P] |
+    | `history` with `times` | the same, or an object of `ids`, `times` and `now` | `name__time` int32 [B, P] besides |
     | `audience` | ids of queries that chose the label, all of which count | the same |
     | `bag` | a list of ids, or an object id → weight | the same |
     | `text` | a string, split at non-word characters, lower-cased, hashed | the same |
@@ -94,6 +105,9 @@ class Feature(Record):
     """What a date is read as, in this order; `bundle/dates.py` has the rows."""
     reference: datetime | None = None
     """The time that a date's `age` is counted from, UTC."""
+    times: TimeUnit | None = None
+    """Of a history whose tower reads when its entries were: what times are given in; `bundle/elapsed.py` has the ticks
+    that the tower gets."""
 
     @property
     def inputs(self) -> dict[str, tuple[str, tuple[int | None, ...]]]:
@@ -107,19 +121,24 @@ class Feature(Record):
                 self.name: ("float32", (None,) if self.kind == "number" else (None, self.dims))
             }
             return inputs | ({f"{self.name}__missing": ("float32", (None,))} if self.missing is None else {})
-        return {self.name: ("int32", (None, None)), f"{self.name}__weight": ("float32", (None, None))}
+        bag: dict[str, tuple[str, tuple[int | None, ...]]] = {
+            self.name: ("int32", (None, None)), f"{self.name}__weight": ("float32", (None, None)),
+        }  # fmt: skip
+        return bag | ({} if self.times is None else {f"{self.name}__time": ("int32", (None, None))})
 
     @model_serializer(mode="wrap")
     def _without_what_it_has_not(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without the keys of other kinds that came later, so that versions before them read what they know."""
         written: dict[str, Any] = serialise(self)
-        later = ("boundaries", "dims", "of_label", "parts", "reference", "standardize")
+        later = ("boundaries", "dims", "of_label", "parts", "reference", "standardize", "times")
         return {name: value for name, value in written.items() if name not in later or value is not None}
 
     @property
     def expects(self) -> str:
         """What a request may give for it, in words."""
         value = FEATURE_VALUE_TYPES[self.kind].replace("finite numbers", f"{self.dims} finite numbers")
+        if self.times is not None:
+            value += f", or an object of such ids, as many times, each {TIME_VALUE_TYPES[self.times]}, and now"
         return value if self.of_label is None else f"{value}, or a label's id (a string or an integer)"
 
     @model_validator(mode="after")
@@ -129,6 +148,8 @@ class Feature(Record):
                 raise ValueError(f"feature {self.name!r} ({self.kind}): {name} belongs to {kind}, and only to it")
         if self.of_label is not None and self.kind != "vector":
             raise ValueError(f"feature {self.name!r} ({self.kind}): of_label belongs to vector, and only to it")
+        if self.times is not None and self.kind != "history":
+            raise ValueError(f"feature {self.name!r} ({self.kind}): times belong to history, and only to it")
         if self.boundaries is not None and self.kind != "number":
             raise ValueError(f"feature {self.name!r} ({self.kind}): boundaries belong to number, and only to it")
         if (self.kind == "vector") > (self.missing is None) or (self.missing is None) > (

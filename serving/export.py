@@ -175,6 +175,7 @@ def _feature_kinds(rows: Iterator[_Found]) -> dict[str, pa.DataType]:
 
 def _kinds(value: Any) -> set[_Kind]:
     """The type of a value, and of what is in a list."""
+    value = _without_times(value)
     if value is None:
         return set()
     if isinstance(value, list):
@@ -235,6 +236,7 @@ def _record(row: FeedbackRow, features: Mapping[str, Any], columns: _Columns) ->
 
 def _value(value: Any, kind: pa.DataType) -> Any:
     """A feature's value as its column holds it; ids are strings."""
+    value = _without_times(value)
     if value is None:
         return None
     if pa.types.is_map(kind) and isinstance(value, dict):
@@ -245,6 +247,11 @@ def _value(value: Any, kind: pa.DataType) -> Any:
         ids = [str(id_) for id_ in (value if isinstance(value, list) else [value])]
         return [(id_, 1.0) for id_ in ids] if pa.types.is_map(kind) else ids
     return str(value) if pa.types.is_string(kind) else value
+
+
+def _without_times(value: Any) -> Any:
+    """The ids alone of a history that came with times, which no bag has under such a name: its weights are numbers."""
+    return value["ids"] if isinstance(value, dict) and isinstance(value.get("ids"), list) else value
 
 
 def _seconds(option: str, text: str, now: float) -> float:

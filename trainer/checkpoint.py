@@ -30,6 +30,7 @@ _LATER = (
     ("evaluation", "refine"),
 )
 _LATER_OF_FEATURES = {"encoder": None, "sample": None, "weights": "equal"}
+_LATER_OF_ENCODERS = ("time_buckets", "without_times")
 """Settings that came after version 2: a run without them is the one it was."""
 
 
@@ -44,6 +45,9 @@ def identity_of(recipe: Recipe, dataset: Dataset, warm_start: str | None = None)
         for name, before in _LATER_OF_FEATURES.items():
             if feature[name] == before:
                 del feature[name]
+        if feature.get("encoder") and feature["encoder"]["time_buckets"] is None:
+            for name in _LATER_OF_ENCODERS:
+                del feature["encoder"][name]
     settings |= {"reduction": recipe.data.reduction, "version": _VERSION}
     if recipe.own_rows:
         settings["own_rows"] = recipe.own_rows

@@ -132,7 +132,7 @@ def curve_of(
     Raises:
         DataError: no held-out pair is left to find, or a metric over more labels than there are.
     """
-    features = trained.encoding.query.with_history(known)
+    features = trained.encoding.query.with_history(known, held_out)
     return bias_removal_curve(
         held_out,
         known,

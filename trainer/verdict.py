@@ -50,7 +50,7 @@ def compare_with_baselines(
         )  # fmt: skip
         tuning = task, learnt_from(dataset.train, dataset.train)
     task = Task.of(held_out, known, config, labels=labels, seed=seed, askers=dataset.askers)
-    features, label_side = trained.encoding.query.with_history(known), trained.label_side()
+    features, label_side = trained.encoding.query.with_history(known, held_out), trained.label_side()
     (ours_NK,), _ = rank(
         task.rows_N,
         lambda rows_B: trained.model.embed_queries(features.of_queries(rows_B)),

@@ -162,4 +162,5 @@ def compare_releases(
 def _accepted(feature: Feature) -> set[str]:
     if feature.of_label is not None:
         return _JSON_TYPES["id"] | {feature.model_copy(update={"of_label": None}).expects}
-    return _JSON_TYPES.get(feature.kind, {feature.expects})
+    taken = _JSON_TYPES.get(feature.kind, {feature.expects})
+    return taken if feature.times is None else taken | {f"times: {feature.times}"}

@@ -130,6 +130,8 @@ def _read_by_a_recipe(out: Path) -> tuple[int, set[str]]:
         ([[0, 0.5], [1, 0]], pa.list_(pa.float64()), [[0, 0.5], [1, 0]]),
         ([[1, 2], 3, "x"], pa.list_(pa.string()), [["1", "2"], ["3"], ["x"]]),
         ([["a"], {"b": 0.5}], pa.map_(pa.string(), pa.float64()), [[("a", 1)], [("b", 0.5)]]),
+        ([{"ids": ["a", 2], "times": [3, 4]}, ["b"]], pa.list_(pa.string()), [["a", "2"], ["b"]]),
+        ([{"ids": 0.5, "a": 2}], pa.map_(pa.string(), pa.float64()), [[("ids", 0.5), ("a", 2)]]),
         ([1, 2.5], pa.float64(), [1, 2.5]),
         ([1, 2**70], pa.string(), ["1", str(2**70)]),
     ],

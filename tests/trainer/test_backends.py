@@ -22,13 +22,16 @@ pytestmark = pytest.mark.process
 
 STEPS = """
 import sys
+from dataclasses import replace
 import numpy as np
 from tests.trainer import tiny
 from longtail.trainer.data.encode import Encoding
 
 history = {"name": "seen", "kind": "history", "table": "item_id", "dim": 4, "unknown_rate": 0}
+of_times = {"time_buckets": 20, "without_times": 0}
 of_labels = {"name": "seen", "kind": "history", "entries": "both", "dim": 4, "damping": 2}
 encoders = {name: history | {"encoder": {"name": name, "heads": 2, "dropout": 0}} for name in ("sasrec", "hstu")}
+encoders["hstu"]["encoder"] |= of_times
 rows = [(0, 0), (0, 1), (1, 2), (1, 1), (2, 1), (2, 3), (3, 4), (3, 5)]
 results = {}
 descent = {"embeddings": "sgd", "dense": "sgd", "momentum": 0.9, "schedule": "cosine", "l2": 0.01}
@@ -42,7 +45,8 @@ for name, sampler, weight, optimizer in [
     ("sasrec", "full", "unit", {"embeddings": "adam"}),
     ("hstu", "full", "unit", {"embeddings": "adam"}),
 ]:
-    data = tiny.dataset(tiny.pairs(*rows), queries=4, labels=6, ordered=name in encoders)
+    pairs = replace(tiny.pairs(*rows), times=np.cumsum(7.0 ** np.arange(8)))
+    data = tiny.dataset(pairs, queries=4, labels=6, ordered=name in encoders)
     read = of_labels if name == "label tower" else encoders.get(name, history)
     shown = {"impressions": 0.5, "retrieved_negatives": {"negatives": 1, "depth": 2}} if name == "impressions" else {}
     several = {"click": {"events": ["c"]}, "purchase": {"events": ["p"], "weight": 3}} if name == "objectives" else {}

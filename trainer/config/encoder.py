@@ -25,6 +25,14 @@ class EncoderConfig(Section):
     """Width of the feed-forward layers of `sasrec`; 4·`dim` unless given."""
     dropout: float = Field(default=0.2, ge=0, lt=1)
     """Share of the coordinates of entries, and of what each layer adds to them, set to 0 in training."""
+    time_buckets: int | None = Field(default=None, ge=2, le=512)
+    """Ranges of elapsed time, equally wide in its logarithm up to 68 years in seconds, that the layers tell apart; by
+    default they know the order alone. `hstu`: a bias of the time from an entry to what follows the one that attends,
+    the request after the last. `sasrec`: an embedding of the time from an entry to what follows it. Needs
+    `data.timestamp`; requests may then give times."""
+    without_times: float = Field(default=0.05, ge=0, lt=1)
+    """Share of histories that a step reads without times, with `time_buckets`, so that requests may give ids alone; 0
+    where all give times."""
 
     @model_validator(mode="before")
     @classmethod
@@ -35,4 +43,8 @@ class EncoderConfig(Section):
     def _of_its_name(self) -> EncoderConfig:
         if self.hidden is not None and self.name != "sasrec":
             raise ValueError(f"encoder: expected hidden with 'sasrec' only, received {self.name!r}")
+        if self.time_buckets is None and "without_times" in self.model_fields_set:
+            raise ValueError(
+                f"encoder: expected without_times beside time_buckets only, received {self.without_times:g}"
+            )
         return self

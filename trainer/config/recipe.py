@@ -195,6 +195,12 @@ class Recipe(Section):
                 f"query feature {sequences[0]!r}: expected data.timestamp, or data.split.strategy = 'leave_last_out' "
                 "or 'temporal_per_query', with an encoder, which reads a history in its order, received neither"
             )
+        timed = [feature.name for feature in self.query.features if feature.reads_times]
+        if timed and self.data.timestamp is None:
+            raise ValueError(
+                f"query feature {timed[0]!r}: expected data.timestamp with encoder.time_buckets, which tell apart how "
+                "long ago entries were, received none"
+            )
         if (
             sequences
             and self.loss.sampler.of_the_batch

@@ -175,6 +175,11 @@ class FeatureConfig(Section):
         return (self.name, 0) if self.has_table else None
 
     @property
+    def reads_times(self) -> bool:
+        """Whether a tower sees when its entries were."""
+        return self.encoder is not None and self.encoder.time_buckets is not None
+
+    @property
     def in_tree(self) -> bool:
         """Whether the tree of sampler `adversarial` reads it: not vectors, dates, ranges, numbers with a flag, nor
         histories with an encoder."""

@@ -1,7 +1,8 @@
 """Tower inputs of queries, and the batches of an epoch.
 
 Tower inputs are named as `bundle.Feature` says: `name` int32 [B] or [B, P], `name__weight` float32
-[B, P] for histories, bags and texts, `name` float32 [B] for numbers, [B, D] for vectors.
+[B, P] for histories, bags and texts, `name__time` int32 [B, P] for histories that tell times, `name` float32 [B] for
+numbers, [B, D] for vectors.
 
 Legend: `B` batch, `P` positions of a padded bag, `L` labels, `S` impressions of a row, then its retrieved negatives.
 """
@@ -9,7 +10,6 @@ Legend: `B` batch, `P` positions of a padded bag, `L` labels, `S` impressions of
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
@@ -17,10 +17,13 @@ import numpy.typing as npt
 
 from longtail.bundle import Inputs
 from longtail.bundle.arrays import Int32, Int64
+from longtail.bundle.elapsed import NO_TIME
 from longtail.trainer.config import FeatureConfig
 from longtail.trainer.data.audience import Audience
 from longtail.trainer.data.columns import Bags, Encoded
+from longtail.trainer.data.histories import Histories
 from longtail.trainer.data.known import KnownPositives
+from longtail.trainer.data.moments import Moments
 from longtail.trainer.data.packing import PLACES, POSITIONS, SEGMENTS, pack
 from longtail.trainer.data.pairs import Asked, Pairs
 from longtail.trainer.data.replay import Replay
@@ -28,33 +31,6 @@ from longtail.trainer.data.retrieved import Retrieved
 
 _UNKNOWN_RATE = 0.01
 """Of query features, unless the recipe says otherwise."""
-
-
-@dataclass(frozen=True)
-class _Histories:
-    """The pairs that a history is made of, by query.
-
-    Attributes:
-        bags: an entry for each of them, a row for each query.
-        earlier: how many of them come before each of the known pairs, int64 [N]; None where they are all of these.
-    """
-
-    bags: Bags
-    earlier: Int64 | None
-
-    @classmethod
-    def of(cls, known: Pairs, offsets: Int64, events: Sequence[int] | None) -> _Histories:
-        """Of the known pairs, or of those of some event types; entries are label rows."""
-        labels = known.labels
-        if events is None or known.events is None:
-            return cls(Bags(offsets, labels, np.ones(len(labels), np.float32)), None)
-        chosen = np.isin(known.events, list(events))
-        earlier = np.concatenate([[0], np.cumsum(chosen)]).astype(np.int64)
-        return cls(Bags(earlier[offsets], labels[chosen], np.ones(int(earlier[-1]), np.float32)), earlier[:-1])
-
-    def before(self, pairs_B: Int64) -> Int64:
-        """How many of the entries come before some known pairs, int64 [B]."""
-        return pairs_B if self.earlier is None else self.earlier[pairs_B]
 
 
 class QueryFeatures:
@@ -71,6 +47,7 @@ class QueryFeatures:
         asked: the ways in which queries are asked; None where there is one of each.
         query_id: name of the feature that is the query's own id, which is by query row whatever the version.
         events: codes of the pairs that a history is made of, by feature name; a history without is made of all.
+        moments: of the known pairs and of requests; None where no feature reads times.
     """
 
     def __init__(
@@ -85,15 +62,16 @@ class QueryFeatures:
         asked: Asked | None = None,
         query_id: str = "",
         events: Mapping[str, Sequence[int]] = MappingProxyType({}),
+        moments: Moments | None = None,
     ) -> None:
         self._features, self._encoded, self._history_ids = features, encoded, history_ids
         self._known, self._ordered, self._events = known, ordered, events
-        self._asked, self._query_id = asked, query_id
-        self._offsets = known.offsets(queries)
-        self._histories = {name: _Histories.of(known, self._offsets, events.get(name)) for name in history_ids}
+        self._asked, self._query_id, self._moments = asked, query_id, moments
+        self._offsets, ticks = known.offsets(queries), None if moments is None else moments.of_pairs
+        self._histories = {name: Histories.of(known, self._offsets, events.get(name), ticks) for name in history_ids}
 
-    def with_history(self, known: Pairs) -> QueryFeatures:
-        """These features with histories read from other pairs."""
+    def with_history(self, known: Pairs, held_out: Pairs | None = None) -> QueryFeatures:
+        """These features with histories read from other pairs, of queries that are asked for some held-out pairs."""
         return QueryFeatures(
             self._features,
             self._encoded,
@@ -104,6 +82,7 @@ class QueryFeatures:
             asked=self._asked,
             query_id=self._query_id,
             events=self._events,
+            moments=None if self._moments is None else Moments.of(known, self._moments.unit, held_out),
         )
 
     @property
@@ -150,6 +129,9 @@ class QueryFeatures:
                 ends_B = offsets[queries_B + 1]
                 starts_B = np.maximum(offsets[queries_B], ends_B - feature.max_length)
                 inputs |= self._history(feature, starts_B, ends_B, None)
+                if self._moments is not None and feature.reads_times:
+                    there_BP, now_B = inputs[f"{feature.name}__weight"] > 0, self._moments.of_requests(askings_B)
+                    inputs[f"{feature.name}__time"] = self._histories[feature.name].ages(starts_B, there_BP, now_B)
         return inputs
 
     def _static(self, askings_B: Int32) -> Inputs:
@@ -189,8 +171,10 @@ class QueryFeatures:
         """The histories that training pairs are asked with."""
         history, queries_B = self._histories[feature.name], self._known.queries[pairs_B]
         starts_B, ends_B = history.bags.offsets[queries_B], history.bags.offsets[queries_B + 1]
-        if feature.encoder is not None and packed:
-            return self._packed_history(feature, starts_B, history.before(pairs_B))
+        moments, encoder = self._moments, feature.encoder
+        # A place that several pairs share, since none of them is in the history, cannot be asked for at several times.
+        if encoder is not None and packed and not (feature.reads_times and history.earlier is not None):
+            return self._packed_history(feature, starts_B, history.before(pairs_B), pairs_B, rng)
         if self._ordered:
             ends_B = history.before(pairs_B)
             starts_B = np.maximum(starts_B, ends_B - feature.max_length)
@@ -198,11 +182,18 @@ class QueryFeatures:
             spare_B = np.maximum(ends_B - starts_B - feature.max_length, 0)
             starts_B = starts_B + rng.integers(0, spare_B + 1)
         if feature.sample is None:
-            return self._history(feature, starts_B, ends_B, self._known.labels[pairs_B])
+            inputs = self._history(feature, starts_B, ends_B, self._known.labels[pairs_B])
+            if encoder is None or not feature.reads_times or moments is None:
+                return inputs
+            there_BP, known_B = inputs[f"{feature.name}__weight"] > 0, rng.random(len(pairs_B)) >= encoder.without_times
+            ages_BP = history.ages(starts_B, there_BP, moments.of_pairs[pairs_B], known_B)
+            return inputs | {f"{feature.name}__time": ages_BP}
         ends_B = np.minimum(ends_B, starts_B + feature.max_length)
         return self._drawn(feature, starts_B, ends_B, pairs_B, rng)
 
-    def _packed_history(self, feature: FeatureConfig, firsts_B: Int64, ends_B: Int64) -> Inputs:
+    def _packed_history(
+        self, feature: FeatureConfig, firsts_B: Int64, ends_B: Int64, pairs_B: Int64, rng: np.random.Generator
+    ) -> Inputs:
         """Histories in blocks, and where they are."""
         packing = pack(firsts_B, ends_B, length=feature.max_length)
         labels = self._histories[feature.name].bags.ids
@@ -210,7 +201,13 @@ class QueryFeatures:
         ids_SP = (
             np.where(there_SP, ids_L[labels[packing.entries_SP]], np.int32(0)) if len(labels) else packing.segments_SP
         )
-        return {
+        times: Inputs = {}
+        if feature.encoder is not None and feature.reads_times and self._moments is not None:
+            ages_SP = packing.ages(self._moments.of_pairs, pairs_B)
+            known_G = rng.random(int(packing.segments_SP.max(initial=0)) + 1) >= feature.encoder.without_times
+            ages_SP = np.where(known_G[packing.segments_SP], ages_SP, np.int32(NO_TIME))
+            times = {f"{feature.name}__time": np.where(there_SP, ages_SP, np.int32(0))}
+        return times | {
             feature.name: ids_SP,
             f"{feature.name}__weight": there_SP.astype(np.float32),
             f"_{feature.name}{SEGMENTS}": packing.segments_SP,

@@ -10,13 +10,14 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from longtail.bundle.arrays import Float64, Int32, Int64
+from longtail.bundle.elapsed import TimeUnit
 from longtail.trainer.config import DataConfig, Recipe
 from longtail.trainer.data.askings import ask, impressions_of, versions_of
 from longtail.trainer.data.columns import Bags
@@ -108,6 +109,13 @@ class Dataset:
     def training_queries(self) -> int:
         """Distinct queries with training pairs."""
         return len(np.unique(self.train.queries))
+
+    @property
+    def time_unit(self) -> TimeUnit:
+        """What the times of the pairs are in, as a bundle says it."""
+        if self.report.dates:
+            return "date"
+        return "number" if self.report.unit is None else cast("TimeUnit", self.report.unit)
 
     def fingerprint(self) -> str:
         """Hex sha256 of ids, pairs and feature tables: of all that training may depend on."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from longtail.bundle import Feature, Inputs, Vocabulary
 from longtail.bundle.arrays import Float32, Int32
+from longtail.bundle.elapsed import TimeUnit
 from longtail.trainer.config import FeatureConfig, Recipe
 from longtail.trainer.config.rows import Places, shown
 from longtail.trainer.data.audience import Audience
@@ -20,6 +21,7 @@ from longtail.trainer.data.columns import Bags, Encoded, FeatureTable, encode_co
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.label_vectors import encode_by_label
 from longtail.trainer.data.measures import Numbers, Vectors
+from longtail.trainer.data.moments import Moments
 from longtail.trainer.data.vocabularies import build_vocabularies
 
 
@@ -141,6 +143,11 @@ class Encoding:
             asked=asked,
             query_id=data.query_id,
             events=_event_codes(recipe),
+            moments=(
+                Moments.of(train, dataset.time_unit)
+                if any(feature.reads_times for feature in recipe.query.features)
+                else None
+            ),
         )
         pairs = {
             ("query", feature.name): _by_row(
@@ -160,9 +167,13 @@ class Encoding:
             pairs=pairs,
             label_inputs=take_rows(recipe.label.features, encoded_labels, every_label),
             query_features=[
-                _described(feature, encoded_queries.get(feature.name)) for feature in recipe.query.features
+                _described(feature, encoded_queries.get(feature.name), dataset.time_unit)
+                for feature in recipe.query.features
             ],
-            label_features=[_described(feature, encoded_labels.get(feature.name)) for feature in recipe.label.features],
+            label_features=[
+                _described(feature, encoded_labels.get(feature.name), dataset.time_unit)
+                for feature in recipe.label.features
+            ],
             numbers=numbers,
             entry_ids={
                 feature.table_name: vocabularies[feature.entry_table].encode(dataset.label_ids)
@@ -196,7 +207,7 @@ def _path(places: Places | None) -> str | None:
     return None if places is None else shown(places)
 
 
-def _described(feature: FeatureConfig, column: Encoded | None) -> Feature:
+def _described(feature: FeatureConfig, column: Encoded | None, unit: TimeUnit) -> Feature:
     """What a bundle's manifest says of a feature."""
     measured = {} if column is None or isinstance(column, np.ndarray | Bags) else column.described()
     return Feature(
@@ -206,5 +217,6 @@ def _described(feature: FeatureConfig, column: Encoded | None) -> Feature:
         max_length=feature.max_length if feature.bagged and feature.kind != "audience" else None,
         hash_rows=feature.hash_rows if feature.kind == "text" else None,
         of_label=feature.of_label,
+        times=unit if feature.reads_times else None,
         **measured,
     )

@@ -202,6 +202,7 @@ def _checked(part: _Part, data: DataConfig, report: RowReport, newest: float | N
     if weights_N is not None and kept_N.any() and not weights_N[kept_N].any():
         raise part.file.wrong(data.weight or "weight", "some weight > 0", "only zeros")
     dates = data.timestamp is not None and part.times_N is not None and are_dates(part.table[data.timestamp])
+    report.dates |= dates
     return pa.table(columns).replace_schema_metadata({TIMESTAMPS: b"\xc2\xb5s"} if dates else None)
 
 

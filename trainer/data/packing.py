@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from longtail.bundle.arrays import Int32, Int64
+from longtail.bundle.elapsed import ages_of
 
 PLACES, SEGMENTS, POSITIONS = "__place", "__segment", "__position"
 """What names of a batch's columns end with that say where packed histories lie, after `_` and the feature's name."""
@@ -29,6 +30,20 @@ class Packing(NamedTuple):
     segments_SP: Int32
     positions_SP: Int32
     places_B: Int32
+
+    def ages(self, ticks_N: Int64, pairs_B: Int64) -> Int32:
+        """How long before the last of the rows that end in a history its entries were, int32 [S, P].
+
+        Args:
+            ticks_N: when the pairs were that are entries, int64.
+            pairs_B: that of each row, which is asked for then.
+        """
+        if not len(ticks_N):
+            return self.segments_SP
+        now_G = np.zeros(int(self.segments_SP.max(initial=0)) + 1, np.int64)
+        rows = self.places_B >= 0
+        np.maximum.at(now_G, self.segments_SP.ravel()[self.places_B[rows]], ticks_N[pairs_B[rows]])
+        return ages_of(now_G[self.segments_SP], ticks_N[self.entries_SP])
 
 
 def pack(firsts_B: Int64, ends_B: Int64, *, length: int) -> Packing:

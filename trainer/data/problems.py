@@ -72,6 +72,7 @@ class RowReport:
         unlisted: of the interactions' `queries` and `labels`, how many their feature table has no row for, and how
             many there are; only where some have none.
         problems: everything wrong, dropped or not.
+        dates: whether times are timestamps, dates or ISO 8601, which are read in microseconds.
         unit: of the times: seconds, milliseconds, microseconds or nanoseconds; None where there are none, or they are
             only an order.
     """
@@ -84,6 +85,7 @@ class RowReport:
     repeats: int = 0
     unlisted: dict[str, tuple[int, int]] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
+    dates: bool = False
     unit: str | None = None
 
     def lines(self) -> list[str]:

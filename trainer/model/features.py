@@ -70,13 +70,16 @@ class FeatureParts:
             weights = Recency(feature.half_life, name=f"{feature.name}_recency")(weights)
         table = self.tables[feature.table_name]
         if feature.encoder is not None:
-            return SequenceEncoder(
+            encoder = SequenceEncoder(
                 table,
                 feature.encoder,
                 max_length=feature.max_length,
                 feature=feature.name,
                 precision=self.precision,
-            )(ids, weights)
+            )
+            if not feature.reads_times:
+                return encoder(ids, weights)
+            return encoder(ids, weights, self._input(f"{feature.name}__time", (None,), "int32"))
         if feature.own is not None:
             return self._own(feature, feature.own, table(ids), weights)
         bag = WeightedBag(table, feature.combiner, name=f"{feature.name}_bag", damping=feature.damping)

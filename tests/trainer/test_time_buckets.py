@@ -1,0 +1,218 @@
+"""Histories that tell times: what training, the bundle's reader and both layouts make of them, and what is learnt."""
+
+import hashlib
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from longtail.trainer.checkpoint import identity_of
+from longtail.trainer.data.encode import Encoding
+from longtail.trainer.data.pairs import Pairs
+from longtail.trainer.errors import DataError
+from longtail.trainer.export.trial import _check_entries, _inputs
+from longtail.trainer.model.sequences import TimeTable
+from longtail.trainer.model.towers import build_towers
+from tests.trainer import tiny
+from tests.trainer.test_sequences import ENCODERS, LABELS, embedded, job, shaken
+
+LENGTHS = (1, 4, 6, 2, 3)
+
+
+def history(name: str, **more: Any) -> dict[str, Any]:
+    encoder = {"name": name, "heads": 2, "dropout": 0, "time_buckets": 40, "without_times": 0} | more
+    return {"name": "history", "kind": "history", "table": "item_id", "dim": 4, "max_length": 6, "unknown_rate": 0,
+            "encoder": encoder}  # fmt: skip
+
+
+def data(**more: Any) -> Any:
+    """Queries whose pairs are seconds to months apart."""
+    rng = np.random.default_rng(0)
+    rows = [(query, int(label)) for query, n in enumerate(LENGTHS) for label in rng.integers(0, LABELS, n)]
+    times = np.cumsum(np.exp(rng.uniform(0, 16, len(rows))))
+    pairs = replace(tiny.pairs(*rows), times=times, **more)
+    return tiny.dataset(pairs, queries=len(LENGTHS), labels=LABELS, ordered=True)
+
+
+def of(encoding: Encoding, rows: np.ndarray, *, packed: bool) -> dict[str, np.ndarray]:
+    return encoding.query.of_pairs(rows, np.random.default_rng(0), packed=packed)
+
+
+def test_ages_are_counted_from_the_pair_that_is_asked_for() -> None:
+    """Whole seconds; of packed histories from the last pair, since a place is asked for when the next entry was."""
+    train = replace(tiny.pairs((0, 1), (0, 2), (0, 3), (1, 4)), times=np.array([10.9, 20.0, 99.9, 5.0]))
+    dataset = tiny.dataset(train, queries=3, labels=LABELS, ordered=True)
+    encoding = Encoding.fit(job(history("hstu")), dataset)
+
+    padded, packed = (of(encoding, np.arange(4), packed=packed) for packed in (False, True))
+    assert padded["history__time"].tolist() == [[0, 0], [10, 0], [89, 79], [0, 0]]
+    assert packed["history__time"].tolist() == [[89, 79, 0, 0, 0, 0]]
+    assert encoding.query_features[0].times == "number"
+    asked = np.int32([0, 1, 2])
+    assert encoding.query.of_queries(asked)["history__time"].tolist() == [[89, 79, 0, 0], [94, 0, 0, 0], [0] * 4]
+    later = replace(tiny.pairs((0, 5), (0, 6), (2, 2)), times=np.array([300.0, 200.0, 1.0]))
+    found = encoding.query.with_history(train, later).of_queries(asked)["history__time"]
+    assert found.tolist() == [[190, 180, 101, 0], [94, 0, 0, 0], [0] * 4], "when the first held-out pair was chosen"
+    early = replace(tiny.pairs((0, 5)), times=np.array([15.0]))
+    found = encoding.query.with_history(train, early).of_queries(asked)["history__time"]
+    assert found.tolist() == [[5, 0, 0, 0], [94, 0, 0, 0], [0] * 4], "nothing lies in the future"
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_one_pass_over_packed_histories_is_a_pass_for_every_pair(name: str) -> None:
+    recipe, dataset = job(history(name), tiny.USER), data()
+    model, encoding = shaken(tiny.model(recipe, dataset, batch_size=4)), Encoding.fit(recipe, dataset)
+    for rows in (np.array([0, 1]), np.array([9, 3, 15, 10, 0]), np.arange(16)):
+        one_by_one = np.concatenate([embedded(model, of(encoding, row[None], packed=False)) for row in rows])
+        packed = of(encoding, rows, packed=True)
+        np.testing.assert_allclose(embedded(model, of(encoding, rows, packed=False)), one_by_one, atol=2e-5)
+        np.testing.assert_allclose(embedded(model, packed), one_by_one, atol=2e-5)
+    nothing_known = embedded(model, packed | {"history__time": np.full_like(packed["history__time"], -1)})
+    assert np.abs(nothing_known - embedded(model, packed)).max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_a_step_moves_the_rows_of_times_alike_in_both_layouts(name: str) -> None:
+    recipe, dataset = job(history(name), optimizer={"embeddings": "sgd", "dense": "sgd"}), data()
+    encoding, after, rows = Encoding.fit(recipe, dataset), [], np.array([5, 6, 7, 8, 12, 13, 14, 1])
+    for packed in (True, False):
+        model = shaken(tiny.model(recipe, dataset, batch_size=len(rows)))
+        before = {each.path: np.asarray(each) for each in model.dense_variables}
+        labels = {"_positive": dataset.train.labels[rows], "_weight": np.ones(len(rows), np.float32)}
+        model.train_step(of(encoding, rows, packed=packed) | labels | {"_pair": rows.astype(np.int32)})
+        after.append({each.path: np.asarray(each) for each in model.dense_variables})
+        timed = [path for path in before if "gaps" in path or "time_bias" in path]
+        assert len(timed) == {"sasrec": 1, "hstu": 2}[name]
+        assert all((after[-1][path] != before[path]).any() for path in timed)
+        assert all((after[-1][path][0] == before[path][0]).all() for path in timed), "no history was without times"
+    for one, other in zip(*(each.values() for each in after), strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-5)
+
+
+def test_some_histories_are_read_without_times() -> None:
+    """Whole ones, in both layouts, and at the rate that is asked for."""
+    count = 4000
+    rows = [(query, label) for query in range(count) for label in (1, 2, 3)]
+    train = replace(tiny.pairs(*rows), times=np.arange(3.0 * count))
+    encoding = Encoding.fit(job(history("hstu", without_times=0.25)), tiny.dataset(
+        train, queries=count, labels=LABELS, ordered=True))  # fmt: skip
+    last = np.arange(2, 3 * count, 3)
+    padded = of(encoding, last, packed=False)["history__time"]
+    assert set(map(tuple, padded.tolist())) == {(-1, -1), (2, 1)}
+    packed = of(encoding, last, packed=True)
+    ages = packed["history__time"][packed["_history__segment"] > 0].reshape(-1, 2)
+    assert set(map(tuple, ages.tolist())) == {(-1, -1), (2, 1)}
+    for found in (padded, ages):
+        assert abs((found[:, 0] < 0).mean() - 0.25) < 0.03
+
+
+def test_a_history_of_some_events_is_asked_for_at_every_pair_s_own_time() -> None:
+    """Views between two purchases share the history of purchases, each at a time of its own: nothing is packed."""
+    events = {"column": "event", "weights": {"view": 1, "buy": 1}}
+    feature = history("hstu") | {"events": ["buy"]}
+    recipe = job(feature, data={"timestamp": "time", "events": events})
+    train = replace(
+        tiny.pairs((0, 1), (0, 2), (0, 3), (0, 4)), times=np.array([0.0, 10.0, 200.0, 3000.0]),
+        events=np.int32([1, 0, 0, 1]),
+    )  # fmt: skip
+    encoding = Encoding.fit(recipe, tiny.dataset(train, queries=1, labels=LABELS, ordered=True))
+    batch = of(encoding, np.arange(4), packed=True)
+    assert batch["history__time"].tolist() == [[0], [10], [200], [3000]]
+    assert "_history__segment" not in batch
+
+
+def test_the_rows_of_elapsed_times() -> None:
+    """31 ranges are those of powers of two; ½ is added, so that 1 is with 0 and 2^k and what follows are together."""
+    table = TimeTable(31, 1, name="table")
+    table.rows.assign(np.arange(32, dtype=np.float32)[:, None])
+    ages = np.int32([-1, 0, 1, 2, 3, 4, 7, 8, 1023, 1024, 2**31 - 1])
+    rows = np.asarray(table(ages, np.zeros_like(ages)))[:, 0]
+    assert rows.tolist() == [0, 1, 1, 2, 2, 3, 3, 4, 10, 11, 31]
+    assert np.asarray(table(np.int32([8, 5]), np.int32([6, 9])))[:, 0].tolist() == [2, 1]
+
+
+def test_a_tower_of_one_s_own_is_tried_with_times() -> None:
+    """Padding, whose age is 0, changes nothing there either."""
+    recipe = job(history("hstu"))
+    tower = build_towers(recipe, {"item_id": 7}, {}).query
+    few, many = (_inputs(tower, recipe.query, longest) for longest in (1, 5))
+    assert many["history__time"].shape == (3, 5)
+    assert len(_check_entries("tower", tower, few, many)) == 3
+
+
+def shop() -> tuple[Pairs, Pairs]:
+    """Users who choose label 0, then, within the minute, 1, or after a day or more, 2: which of the two is a matter of
+    elapsed time alone. All but the last pair of every user, and those."""
+    rng, rows = np.random.default_rng(0), []
+    for user in range(60):
+        time = int(rng.integers(10**9, 2 * 10**9))
+        for _ in range(int(rng.integers(1, 4))):
+            soon = rng.random() < 0.5
+            rows.append((user, 0, time))
+            time += int(rng.integers(5, 60) if soon else rng.integers(10**5, 10**6))
+            rows.append((user, 1 if soon else 2, time))
+            time += int(rng.integers(3000, 6000))
+    query, label, times = np.array(rows).T
+    pairs = Pairs(query.astype(np.int32), label.astype(np.int32), times=times.astype(float))
+    last = np.append(query[1:] != query[:-1], True)
+    return pairs.take(~last), pairs.take(last)
+
+
+@pytest.mark.parametrize(("name", "steps"), [("sasrec", 100), ("hstu", 300)])
+def test_what_elapsed_time_alone_tells_is_learnt(name: str, steps: int) -> None:
+    """An embedding says at once what a bias of attention, under a normalisation, takes longer to."""
+    train, test = shop()
+    dataset = tiny.dataset(train, queries=60, labels=3, ordered=True)
+    found: dict[int | None, float] = {}
+    for buckets in (32, None):
+        encoder = {"name": name, "heads": 2, "dropout": 0, "time_buckets": buckets}
+        recipe = job(
+            history(name) | {"encoder": encoder}, model={"similarity": "dot", "temperature": 1.0},
+            optimizer={"embedding_learning_rate": 0.03, "dense_learning_rate": 0.03},
+        )  # fmt: skip
+        encoding, model = Encoding.fit(recipe, dataset), tiny.model(recipe, dataset, batch_size=len(train))
+        batch = of(encoding, np.arange(len(train)), packed=True)
+        batch |= {"_positive": train.labels, "_weight": np.ones(len(train), np.float32)}
+        for _ in range(steps):
+            model.train_step(batch | {"_pair": np.arange(len(train), dtype=np.int32)})
+        inputs = encoding.query.with_history(train, test).of_queries(test.queries)
+        answers = (model.embed_queries(inputs) @ model.embed_labels().T).argmax(axis=1)
+        found[buckets] = (answers == test.labels).mean()
+        assert [name for name in inputs if name.endswith("__time")] == (["history__time"] if buckets else [])
+    assert found[32] > 0.9
+    assert found[None] < 0.7, "a coin"
+
+
+def test_a_run_without_times_is_the_one_it_was() -> None:
+    """Checkpoints of recipes with an encoder from before there were times go on."""
+    dataset, recipe = data(), job(history("hstu", time_buckets=None) | {"encoder": {"name": "hstu"}})
+    settings = recipe.model_dump(mode="json", exclude={"name": True, "data": True, "tune": True})
+    for section, name in (("loss", "top_k"), ("loss", "label_smoothing"), ("evaluation", "refine")):
+        del settings[section][name]
+    for feature in (*settings["query"]["features"], *settings["label"]["features"]):
+        del feature["sample"], feature["weights"]
+        if feature["encoder"] is None:
+            del feature["encoder"]
+    (seen,) = settings["query"]["features"]
+    seen["encoder"] = {"name": "hstu", "layers": 2, "heads": 2, "hidden": None, "dropout": 0.2}
+    settings |= {"reduction": recipe.data.reduction, "version": 2}
+    content = json.dumps(settings, sort_keys=True) + dataset.fingerprint()
+
+    assert identity_of(recipe, dataset) == hashlib.sha256(content.encode()).hexdigest()
+    assert identity_of(job(history("hstu")), dataset) != identity_of(job(history("hstu", time_buckets=41)), dataset)
+
+
+def test_what_times_cannot_be_is_refused() -> None:
+    def refused(match: str, *, timestamp: str | None = "time", **encoder: Any) -> None:
+        with pytest.raises(ValidationError, match=match):
+            job(history("hstu", **encoder), data={"timestamp": timestamp, "split": {"strategy": "leave_last_out"}})
+
+    refused(r"expected data.timestamp with encoder.time_buckets, .* received none", timestamp=None)
+    refused(r"expected without_times beside time_buckets only, received 0.1", time_buckets=None, without_times=0.1)
+    refused(r"time_buckets\n.*greater than or equal to 2", time_buckets=1)
+    untimed = tiny.dataset(tiny.pairs((0, 1), (0, 2)), queries=1, labels=LABELS, ordered=True)
+    with pytest.raises(DataError, match=r"data.timestamp: expected times of all pairs .* found none"):
+        Encoding.fit(job(history("hstu")), untimed)
