@@ -6,6 +6,8 @@ import hashlib
 import json
 import shutil
 from collections.abc import Sequence
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ _LATER = (
     ("loss", "top_k"),
     ("loss", "label_smoothing"),
     ("loss", "retrieved_negatives"),
+    ("loss", "sampler", "gradients"),
     ("evaluation", "refine"),
 )
 _LATER_OF_FEATURES = {"encoder": None, "sample": None, "weights": "equal"}
@@ -38,9 +41,10 @@ def identity_of(recipe: Recipe, dataset: Dataset, warm_start: str | None = None)
     """Hex sha256 of all that a run's course depends on: the recipe without its paths, the source of
     rows of its own, the data, and the sha256 of the weights it starts from."""
     settings = recipe.model_dump(mode="json", exclude={"name": True, "data": True, "tune": True})
-    for section, name in _LATER:
-        if not settings[section][name]:
-            del settings[section][name]
+    for *sections, name in _LATER:
+        section = reduce(getitem, sections, settings)
+        if not section[name]:
+            del section[name]
     for feature in (*settings["query"]["features"], *settings["label"]["features"]):
         for name, before in _LATER_OF_FEATURES.items():
             if feature[name] == before:

@@ -1,7 +1,5 @@
 """Histories that tell times: what training, the bundle's reader and both layouts make of them, and what is learnt."""
 
-import hashlib
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +7,6 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from longtail.trainer.checkpoint import identity_of
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.errors import DataError
@@ -184,25 +181,6 @@ def test_what_elapsed_time_alone_tells_is_learnt(name: str, steps: int) -> None:
         assert [name for name in inputs if name.endswith("__time")] == (["history__time"] if buckets else [])
     assert found[32] > 0.9
     assert found[None] < 0.7, "a coin"
-
-
-def test_a_run_without_times_is_the_one_it_was() -> None:
-    """Checkpoints of recipes with an encoder from before there were times go on."""
-    dataset, recipe = data(), job(history("hstu", time_buckets=None) | {"encoder": {"name": "hstu"}})
-    settings = recipe.model_dump(mode="json", exclude={"name": True, "data": True, "tune": True})
-    for section, name in (("loss", "top_k"), ("loss", "label_smoothing"), ("evaluation", "refine")):
-        del settings[section][name]
-    for feature in (*settings["query"]["features"], *settings["label"]["features"]):
-        del feature["sample"], feature["weights"]
-        if feature["encoder"] is None:
-            del feature["encoder"]
-    (seen,) = settings["query"]["features"]
-    seen["encoder"] = {"name": "hstu", "layers": 2, "heads": 2, "hidden": None, "dropout": 0.2}
-    settings |= {"reduction": recipe.data.reduction, "version": 2}
-    content = json.dumps(settings, sort_keys=True) + dataset.fingerprint()
-
-    assert identity_of(recipe, dataset) == hashlib.sha256(content.encode()).hexdigest()
-    assert identity_of(job(history("hstu")), dataset) != identity_of(job(history("hstu", time_buckets=41)), dataset)
 
 
 def test_what_times_cannot_be_is_refused() -> None:

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +16,7 @@ from keras import ops
 from longtail.bundle import Proposal
 from longtail.trainer import backend
 from longtail.trainer.check.limits import check_sizes
-from longtail.trainer.checkpoint import Checkpoints, identity_of
+from longtail.trainer.checkpoint import Checkpoints
 from longtail.trainer.config import LossConfig
 from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.encode import Encoding
@@ -260,21 +258,6 @@ def test_what_is_kept_is_in_checkpoints(tmp_path: Path) -> None:
 
     assert float(first.train_step(batch)) == float(other.train_step(batch))
     np.testing.assert_array_equal(states(first), states(other))
-
-
-def test_a_run_without_it_is_the_one_it_was() -> None:
-    """Checkpoints of recipes before `top_k` go on."""
-    job = tiny.recipe()
-    later = {"loss": {"top_k", "label_smoothing", "retrieved_negatives"}, "evaluation": {"refine"}, "tune": True}
-    settings = job.model_dump(mode="json", exclude={"name": True, "data": True} | later)
-    for feature in (*settings["query"]["features"], *settings["label"]["features"]):
-        for name in ("encoder", "sample", "weights"):
-            del feature[name]
-    settings |= {"reduction": job.data.reduction, "version": 2}
-    content = json.dumps(settings, sort_keys=True) + DATA.fingerprint()
-
-    assert identity_of(job, DATA) == hashlib.sha256(content.encode()).hexdigest()
-    assert identity_of(tiny.recipe(loss={"top_k": {"k": 2}}), DATA) != identity_of(job, DATA)
 
 
 def test_batches_say_what_is_asked() -> None:
