@@ -137,13 +137,13 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "queries alone": ({"sides": ["query"]}, {}),
     "labels alone": ({"sides": ["label"]}, {"model": {"dim": 4, "label_bias": True}}),
     "histories": ({}, {"query": {"features": [tiny.USER, SEEN]}}),
-    "logistic": (
+    "beside_logistic": (
         {},
         {"loss": {"family": "logistic", "sampler": {"name": "uniform", "negatives": 3, "shared": False}}},
     ),
-    "of memory": ({}, {"loss": {"sampler": {"name": "cross_batch", "negatives": 3}}}),
-    "bilateral": ({}, {"loss": {"family": {"name": "bilateral_softmax", "power": 1.2}, "sampler": "full"}}),
-    "reweighted": ({}, {"loss": {"reweight": 1.0}}),
+    "beside_memory": ({}, {"loss": {"sampler": {"name": "cross_batch", "negatives": 3}}}),
+    "beside_bilateral": ({}, {"loss": {"family": {"name": "bilateral_softmax", "power": 1.2}, "sampler": "full"}}),
+    "beside_reweight": ({}, {"loss": {"reweight": 1.0}}),
 }
 
 
