@@ -225,7 +225,8 @@ def test_an_embedding_of_length_0_has_a_gradient() -> None:
         return NeighbourLoss(T, 1.0)(*rows, ids_B, near_BK, ops.ones((3,))), None
 
     _, gradients, _ = backend.value_and_gradients(loss, rows_BD, [])
-    assert all(np.isfinite(ops.convert_to_numpy(each)).all() for each in gradients)
+    largest = [float(np.abs(ops.convert_to_numpy(each)).max()) for each in gradients]
+    assert 0 < max(largest) < 2 / T, "of a mean of three"
 
 
 def test_a_step_says_what_it_lacks() -> None:
@@ -249,13 +250,15 @@ def test_a_run_that_was_killed_goes_on_with_the_same_neighbours(
     class KilledError(Exception):
         pass
 
-    drawn: list[list[int]] = []
+    drawn: list[set[int]] = [set() for _ in range(3)]
 
     def dying(*arguments: Any, **more: Any) -> Iterator[tuple[int, Inputs]]:
         for step, batch in epoch_batches(*arguments, **more):
             if (more["epoch"], step) == (2, 2):
                 raise KilledError
-            drawn.append([*batch["_neighbour"], *batch["_neighbour user_id"]])
+            for row, (neighbour, near) in enumerate(zip(batch["_neighbour"], batch["_near_label"], strict=True)):
+                if near[-1] >= 0:
+                    drawn[row].add(near.tolist().index(neighbour))
             yield step, batch
 
     dropping = {"features": [tiny.USER], "dropout": 0.2}
@@ -264,8 +267,7 @@ def test_a_run_that_was_killed_goes_on_with_the_same_neighbours(
         patched.setattr("longtail.trainer.train.epoch_batches", dying)
         with pytest.raises(KilledError):
             run(recipe, tmp_path / "killed", epochs=4)
-    assert len(drawn) == 2 * 3 + 2
-    assert len(set(map(tuple, drawn))) > 6, "drawn anew in every step"
+    assert {0, 1} in drawn, "anew in every step"
     again, whole = (run(recipe, tmp_path / name, epochs=4) for name in ("killed", "whole"))
     assert again.history == whole.history
     for mine, other in zip(again.step.variables, whole.step.variables, strict=True):

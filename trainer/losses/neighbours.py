@@ -48,5 +48,6 @@ class NeighbourLoss:
 
 
 def _unit(x_BD: Tensor) -> Tensor:
-    """Rows divided by their norm, float32 [B, D]; a zero row stays one, and has a gradient."""
-    return x_BD * ops.rsqrt(ops.maximum(ops.sum(ops.square(x_BD), axis=1, keepdims=True), 1e-12))
+    """Rows divided by their norm, float32 [B, D]; a zero row stays one, and its gradient is as if its norm were 1."""
+    squares_B1 = ops.sum(ops.square(x_BD), axis=1, keepdims=True)
+    return x_BD * ops.rsqrt(ops.where(squares_B1 > 0, squares_B1, 1.0))
