@@ -29,6 +29,7 @@ _LATER = (
     ("loss", "top_k"),
     ("loss", "label_smoothing"),
     ("loss", "retrieved_negatives"),
+    ("loss", "neighbours"),
     ("loss", "sampler", "gradients"),
     ("evaluation", "refine"),
 )

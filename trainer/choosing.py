@@ -16,7 +16,7 @@ from longtail.trainer.evaluation.dial import Dial, Setting, best_dial, chosen_by
 from longtail.trainer.evaluation.ranking import Watch, bias_removal_curve, buckets_for, log_proposal_of
 from longtail.trainer.evaluation.target import FoundByLabel, read_shares, settings_beyond
 from longtail.trainer.losses.implied_noise import removes_all
-from longtail.trainer.train import Trained
+from longtail.trainer.trained import Trained
 
 
 def check_choice(recipe: Recipe, dataset: Dataset) -> None:

@@ -30,7 +30,8 @@ from longtail.trainer.export.trial import try_own_layers
 from longtail.trainer.history import TrainingHistory
 from longtail.trainer.progress import Reporter
 from longtail.trainer.trackers import tracker_module
-from longtail.trainer.train import Trained, prepare_run, train
+from longtail.trainer.train import prepare_run, train
+from longtail.trainer.trained import Trained
 from longtail.trainer.verdict import before_test, compare_with_baselines, say_of_prior, warn_of_floor
 from longtail.trainer.warm_start import WarmStart
 

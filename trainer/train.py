@@ -8,14 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
 from pathlib import Path
 
 import keras
 import numpy as np
 
-from longtail.bundle import CurvePoint, log_frequencies
-from longtail.bundle.arrays import Float32, Float64, Int32
+from longtail.bundle import CurvePoint
 from longtail.trainer import backend
 from longtail.trainer.callbacks import Callbacks
 from longtail.trainer.check.limits import check_sizes, check_threshold
@@ -25,18 +23,11 @@ from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.known import KnownPositives
+from longtail.trainer.data.nearest import Nearest
 from longtail.trainer.data.replay import Replay
 from longtail.trainer.errors import DataError
-from longtail.trainer.evaluation.dial import Noise
-from longtail.trainer.evaluation.ranking import LabelSide, bias_removal_curve, buckets_for, log_proposal_of
+from longtail.trainer.evaluation.ranking import bias_removal_curve, log_proposal_of
 from longtail.trainer.history import TrainingHistory, best_of, validations_within
-from longtail.trainer.losses.implied_noise import (
-    implied_noise,
-    name_of_noise,
-    name_of_tree_noise,
-    power_of_q,
-    removes_all,
-)
 from longtail.trainer.model.kept import Askings
 from longtail.trainer.model.step import TrainStep
 from longtail.trainer.model.two_tower import TwoTower
@@ -45,94 +36,9 @@ from longtail.trainer.own_rows import check_link
 from longtail.trainer.progress import Reporter
 from longtail.trainer.retrieving import Retrieval
 from longtail.trainer.trackers import Trackers
+from longtail.trainer.trained import Trained, log_frequencies_of
 from longtail.trainer.tree import tree_of
 from longtail.trainer.warm_start import CarriedOver, WarmStart
-
-
-@dataclass(frozen=True)
-class Trained:
-    """A trained model with what is needed to evaluate and export it.
-
-    Attributes:
-        recipe: the job.
-        dataset: what it was trained on.
-        encoding: the dataset's features as tower inputs.
-        model: towers and tables.
-        step: the optimisers' state, and what draws negatives.
-        history: losses and validation metrics of the run.
-    """
-
-    recipe: Recipe
-    dataset: Dataset
-    encoding: Encoding
-    model: TwoTower
-    step: TrainStep
-    history: TrainingHistory
-
-    @cached_property
-    def _log_pi(self) -> Float64:
-        return _log_frequencies(self.recipe, self.dataset)
-
-    def label_side(self) -> LabelSide:
-        """Embeddings, biases, log ν, log π and buckets of all labels, as the bundle will hold them."""
-        counts = self.dataset.label_counts()
-        log_pi, log_nu = self._log_pi, self.log_noise()
-        return LabelSide.of(
-            self.model.embed_labels(),
-            self.model.label_biases(),
-            counts,
-            training_queries=self.dataset.training_queries(),
-            temperature=self.model.temperature,
-            log_pn=log_nu.astype(np.float32),
-            buckets=buckets_for(self.recipe.evaluation, counts),
-            log_popularity=None if np.array_equal(log_nu, log_pi) else log_pi.astype(np.float32),
-        )
-
-    def log_visits(self) -> Float64:
-        """log π of pairs as such, whatever they weigh, float64 [L], nats."""
-        return _log_frequencies(self.recipe, self.dataset, weighted=False)
-
-    def log_noise(self) -> Float64:
-        """log ν of every label, float64 [L], nats [METHODS §9]; log π beside a tree, which is the noise itself."""
-        log_pi, sampler = self._log_pi, self.step.sampler
-        if self.model.proposal is not None:
-            return log_pi
-        log_q = sampler.log_q_L
-        if sampler.q_of_pi is not None:  # of what batches hold, pairs as such, smoothed
-            log_q = keras.ops.convert_to_numpy(sampler.q_of_pi(self.log_visits()))
-        loss, log_miss = self.recipe.loss, None
-        if sampler.log_miss is not None:
-            log_miss = keras.ops.convert_to_numpy(sampler.log_miss(keras.ops.convert_to_tensor(log_q)))
-        return implied_noise(loss.objective(), log_pi, log_q, log_miss, reweight=loss.reweight)
-
-    def noise(self) -> Noise:
-        """What the λ of this model removes."""
-        loss, log_pi = self.recipe.loss, self._log_pi
-        shared = ", of all objectives' pairs" if self.recipe.objectives else ""
-        if self.model.proposal is not None:
-            named = name_of_tree_noise(loss.objective(), log_pi, reweight=loss.reweight)
-            return Noise(named + loss.beside_noise + shared, constant=False, apart=True)
-        log_nu = self.log_noise()
-        apart = not np.array_equal(log_nu, log_pi)
-        constant = apart and bool(np.ptp(log_nu) == 0)
-        named = name_of_noise(log_nu, log_pi, reweight=loss.reweight) + loss.beside_noise
-        return Noise(named if constant else named + shared, constant=constant, apart=apart)
-
-    @property
-    def calibrated_at(self) -> float:
-        """The λ of the recipe's calibrated scores; 0 where ν is constant in numbers, whatever the names say."""
-        return 0.0 if self.noise().constant else self.recipe.loss.calibrated_at
-
-    def theory_s_bias_removal(self) -> float:
-        """The λ that undoes the training where nothing was held out to choose one by [METHODS §9]."""
-        objective = self.recipe.loss.objective()
-        if self.model.proposal is not None:
-            return max(removes_all(objective) * power_of_q(objective), 0.0)
-        return 0.0 if self.noise().constant else removes_all(objective)
-
-    def embed_queries(self, rows_B: Int32) -> Float32:
-        """Embeddings of queries by `Pairs.askings`, int32 [B]; float32 [B, D]."""
-        return self.model.embed_queries(self.encoding.query.of_queries(rows_B))
 
 
 @dataclass(frozen=True)
@@ -189,7 +95,7 @@ def prepare_run(
     check_sizes(recipe, dataset)
     check_link(recipe, validating=len(dataset.valid) > 0)
     encoding = Encoding.fit(recipe, dataset)
-    check_threshold(recipe, _log_frequencies(recipe, dataset))
+    check_threshold(recipe, log_frequencies_of(recipe, dataset))
     steps_per_epoch = visits // batch_size
     identity = identity_of(recipe, dataset, None if warm_start is None else warm_start.sha256)
     tree = tree_of(recipe, dataset, encoding, work / f"proposal-{identity[:16]}.npz")
@@ -260,6 +166,8 @@ def train(
     train_step, history, validating = trained.step, trained.history, len(dataset.valid) > 0
     known = KnownPositives.of(dataset.train) if recipe.loss.resolved_hits == "mask_known" else None
     retrieval = Retrieval(recipe, dataset, run.replay, checkpoints) if recipe.loss.retrieved_negatives else None
+    near, sizes = recipe.loss.neighbours, {"queries": len(dataset.query_ids), "labels": len(dataset.label_ids)}
+    nearest = None if near is None else Nearest.of(near, dataset.train, **sizes)
     last_steps = round(epochs * steps)
     every = recipe.training.evaluate_every
 
@@ -334,6 +242,7 @@ def train(
                 packs=recipe.training.accumulate == 1,
                 numbered=recipe.loss.top_k is not None,
                 audience=trained.encoding.audience,
+                nearest=nearest,
             )
             done, logs_of_epoch = first, dict[str, float]()
             for step, batch in batches:
@@ -390,10 +299,3 @@ def _validate(trained: Trained) -> list[CurvePoint]:
         calibrated_at=trained.calibrated_at,
         described=trained.recipe.describes_labels,
     )
-
-
-def _log_frequencies(recipe: Recipe, dataset: Dataset, *, weighted: bool = True) -> Float64:
-    """log π of what training visits, by what its pairs weigh or by their number, float64 [L], nats."""
-    sampled = recipe.data.reduction == "sample"
-    visits_L = dataset.label_visits(one_label_per_query=sampled, weighted=weighted)
-    return log_frequencies(visits_L, smoothing=recipe.loss.smoothing)

@@ -13,7 +13,7 @@ from longtail.trainer.evaluation.dial import Dial, Setting, floors_of, missed
 from longtail.trainer.evaluation.ranking import log_proposal_of, rank
 from longtail.trainer.evaluation.task import Task
 from longtail.trainer.progress import Reporter
-from longtail.trainer.train import Trained
+from longtail.trainer.trained import Trained
 
 
 def compare_with_baselines(

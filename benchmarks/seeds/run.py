@@ -25,7 +25,8 @@ from longtail.trainer.data.dataset import Dataset, load_dataset
 from longtail.trainer.data.known import KnownPositives
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.evaluation.ranking import log_proposal_of
-from longtail.trainer.train import Run, Trained, prepare_run
+from longtail.trainer.train import Run, prepare_run
+from longtail.trainer.trained import Trained
 
 _VALID_QUERIES, _MOMENTS = 2_000, 4
 _HELD_OUT_ROWS = 0.1

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 if TYPE_CHECKING:
-    from longtail.trainer.train import Trained
+    from longtail.trainer.trained import Trained
 
 os.environ["KERAS_BACKEND"] = os.environ.get("LONGTAIL_TEST_BACKEND", "tensorflow")
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"

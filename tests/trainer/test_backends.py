@@ -26,6 +26,7 @@ from dataclasses import replace
 import numpy as np
 from tests.trainer import tiny
 from longtail.trainer.data.encode import Encoding
+from longtail.trainer.data.nearest import Nearest
 
 history = {"name": "seen", "kind": "history", "table": "item_id", "dim": 4, "unknown_rate": 0}
 of_times = {"time_buckets": 20, "without_times": 0}
@@ -49,13 +50,14 @@ for name, sampler, weight, optimizer in [
     data = tiny.dataset(pairs, queries=4, labels=6, ordered=name in encoders)
     read = of_labels if name == "label tower" else encoders.get(name, history)
     shown = {"impressions": 0.5, "retrieved_negatives": {"negatives": 1, "depth": 2}} if name == "impressions" else {}
+    near = {"neighbours": {"k": 2, "weight": 0.5}} if name == "label tower" else {}
     several = {"click": {"events": ["c"]}, "purchase": {"events": ["p"], "weight": 3}} if name == "objectives" else {}
     recipe = tiny.recipe(
         data={"impressions": "shown", "events": {"column": "event", "weights": {"c": 1, "p": 1}}, "timestamp": "time"},
         objectives=several,
         query={"features": [tiny.USER, read], "hidden": [8]},
         model={"dim": 4, "label_bias": True, "learn_temperature": True},
-        loss={"sampler": {"name": sampler}, "weight": weight} | shown,
+        loss={"sampler": {"name": sampler}, "weight": weight} | shown | near,
         optimizer={"clip_norm": 0.5, "schedule": "linear"} | optimizer,
     )
     model = tiny.model(recipe, data, batch_size=4, total_steps=10)
@@ -69,6 +71,9 @@ for name, sampler, weight, optimizer in [
         batch |= {"_positive": data.train.labels[chosen], "_weight": np.float32([1, 2, 0.5, 1])}
         batch |= {"_shown": np.int32([[1, 3], [0, 0], [5, 4], [2, 2]])} if shown else {}
         batch |= {"_objective": np.int32([0, 1, 1, 0])} if several else {}
+        if recipe.loss.neighbours is not None:
+            nearest = Nearest.of(recipe.loss.neighbours, data.train, queries=4, labels=6)
+            batch |= nearest.columns(data.train, chosen, query.of_queries, rng)
         results[f"{name}: loss {step}"] = float(model.train_step(batch))
     results[f"{name}: labels"] = model.embed_labels()
     results[f"{name}: queries"] = model.embed_queries(query.of_queries(np.arange(4, dtype=np.int32)))

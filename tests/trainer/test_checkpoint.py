@@ -178,6 +178,7 @@ LATER: dict[str, dict[str, Any]] = {
     "top_k": {"loss": {"top_k": {"k": 2}}},
     "label_smoothing": {"loss": {"label_smoothing": 0.1}},
     "retrieved_negatives": {"loss": {"retrieved_negatives": {"depth": 4}}},
+    "neighbours": {"loss": {"neighbours": {"k": 4}}},
     "gradients": {"loss": {"sampler": {"name": "cross_batch", "negatives": 2, "gradients": True}}},
     "refine": {"evaluation": {"refine": 0.01}},
     "time_buckets": {

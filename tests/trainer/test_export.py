@@ -21,7 +21,8 @@ from longtail.trainer.export.bundle import to_bundle
 from longtail.trainer.export.onnx import export_towers
 from longtail.trainer.history import TrainingHistory
 from longtail.trainer.progress import Reporter
-from longtail.trainer.train import Trained, train
+from longtail.trainer.train import train
+from longtail.trainer.trained import Trained
 from tests.bundles import onnx_query_tower
 from tests.trainer import tiny
 from tests.trainer.conftest import Finished

@@ -69,7 +69,7 @@ def test_frequencies_of_weighted_pairs_are_those_of_repeated_ones() -> None:
 def test_in_batch_noise_is_of_the_pairs_that_batches_hold() -> None:
     """A batch holds a pair once whatever it weighs: λ removes π of pairs, and π of weights is the other dial."""
     from longtail.trainer.history import TrainingHistory
-    from longtail.trainer.train import Trained
+    from longtail.trainer.trained import Trained
 
     recipe = tiny.recipe(loss={"sampler": {"name": "in_batch"}, "weight": "unit"})
 

@@ -28,7 +28,8 @@ from longtail.trainer.evaluation.ranking import LabelSide, buckets_for
 from longtail.trainer.model.step import TrainStep
 from longtail.trainer.progress import Reporter
 from longtail.trainer.retrieving import Retrieval
-from longtail.trainer.train import Trained, train
+from longtail.trainer.train import train
+from longtail.trainer.trained import Trained
 from tests.trainer import tiny
 
 L, B, GAMMA, WEIGHT = 7, 4, 0.25, 3.0

@@ -9,7 +9,8 @@ from longtail.bundle import CurvePoint, Interval
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.errors import DataError
 from longtail.trainer.progress import Reporter
-from longtail.trainer.train import Trained, train
+from longtail.trainer.train import train
+from longtail.trainer.trained import Trained
 from tests.trainer import tiny
 
 TABLE = tiny.clustered(users=12, items=8, each=6, seed=0)

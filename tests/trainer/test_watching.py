@@ -15,7 +15,8 @@ from longtail.trainer import RecipeError
 from longtail.trainer.callbacks import Callbacks
 from longtail.trainer.progress import Reporter
 from longtail.trainer.trackers import Trackers, flattened
-from longtail.trainer.train import Trained, train
+from longtail.trainer.train import train
+from longtail.trainer.trained import Trained
 from tests.trainer import tiny
 from tests.trainer.test_train import data, scripted_point
 

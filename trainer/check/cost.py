@@ -28,9 +28,9 @@ class Cost:
         steps: of all epochs, at most.
         tables: bytes of embedding tables.
         optimizer: bytes of what the optimiser keeps for them.
-        data: bytes of pairs, feature tables, the labels' inputs, and lists of retrieved negatives.
-        batch: bytes of a step's logits.
-        products: multiplications and additions of a step's logits and of their gradients.
+        data: bytes of pairs, feature tables, the labels' inputs, and lists of retrieved negatives and of neighbours.
+        batch: bytes of a step's logits, and of the cosines that neighbours are contrasted in.
+        products: multiplications and additions of these and of their gradients.
     """
 
     batch_size: int
@@ -58,6 +58,10 @@ def cost_of(recipe: Recipe, dataset: Dataset, encoding: Encoding) -> Cost:
     retrieved = recipe.loss.retrieved_negatives
     drawn += 0 if retrieved is None else retrieved.negatives
     negatives = drawn + (batch if sampler.of_the_batch else 0)
+    near = recipe.loss.neighbours
+    sides = () if near is None else near.sides
+    rows = {"query": len(dataset.query_ids), "label": labels}
+    contrasted = negatives + batch * len(sides)
     tables = _tables(recipe, encoding, labels)
     numbers = sum(rows * width for rows, width in tables.values())
     slots = {"adam": 2.0, "adagrad_elementwise": 1.0, "sgd": 1.0 if any(recipe.optimizer.row_arguments.values()) else 0}
@@ -80,9 +84,10 @@ def cost_of(recipe: Recipe, dataset: Dataset, encoding: Encoding) -> Cost:
         + sum(table.nbytes for table in stored)
         + sum(column.nbytes for column in encoding.label_inputs.values())
         + (0 if encoding.audience is None else encoding.audience.nbytes)
-        + (0 if retrieved is None else 4 * retrieved.depth * len(np.unique(dataset.train.askings))),
-        batch=4 * _COPIES * batch * negatives,
-        products=3 * 2 * batch * negatives * recipe.model.dim,
+        + (0 if retrieved is None else 4 * retrieved.depth * len(np.unique(dataset.train.askings)))
+        + (0 if near is None else 4 * near.k * sum(rows[side] for side in sides)),
+        batch=4 * _COPIES * batch * contrasted,
+        products=3 * 2 * batch * contrasted * recipe.model.dim,
     )
 
 

@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from longtail.trainer.config.base import Section
 from longtail.trainer.config.choice import Choice
 from longtail.trainer.config.mining import MiningConfig
+from longtail.trainer.config.nearest import NeighboursConfig
 from longtail.trainer.config.retrieved import RetrievedConfig
 from longtail.trainer.config.top_k import TopKConfig
 from longtail.trainer.losses.batch_loss import RetrievedNegatives
@@ -159,6 +160,8 @@ class LossConfig(Section):
     retrieved_negatives: RetrievedConfig | None = None
     """Labels that the model itself ranked high for a row's query at the beginning of the epoch, negatives beside those
     drawn (ANCE) [METHODS §3.1]."""
+    neighbours: NeighboursConfig | None = None
+    """Holds queries and labels to their nearest neighbours in the training pairs (NESCL) [METHODS §10.3]."""
     regularizer: float = Field(default=0.0, ge=0)
     """Strength of (f + log q)² on positives and negatives [BM20 eq. 6]; with family `nce` of f² before −log L is
     added to f."""
@@ -170,6 +173,11 @@ class LossConfig(Section):
     """Where weights take frequencies from: counted before training, or estimated from the gaps between a
     label's occurrences while it runs [Yi19 Algorithm 2], whatever its pairs weigh. log ν and log π of the bundle are
     always counted."""
+
+    @field_validator("neighbours")
+    @classmethod
+    def _or_none(cls, neighbours: NeighboursConfig | None) -> NeighboursConfig | None:
+        return neighbours if neighbours is not None and neighbours.weight else None
 
     @model_validator(mode="after")
     def _defined(self) -> Self:
@@ -277,6 +285,8 @@ class LossConfig(Section):
             return "impressions are negatives that no q draws"
         if self.retrieved_negatives is not None:
             return "retrieved_negatives follow the model's own scores, and no q draws them"
+        if self.neighbours is not None:
+            return "neighbours draw embeddings together whatever p(y|x) is"
         if self.label_smoothing:
             return f"with label_smoothing {self.label_smoothing:g} it converges to log[(1 − ε)·p(y|x) + ε/L]"
         if self.top_k is not None:
@@ -382,4 +392,6 @@ class LossConfig(Section):
         smoothed = f" · label_smoothing {self.label_smoothing}" if self.label_smoothing else ""
         held = "" if self.top_k is None else f" · {self.top_k}"
         beside = "" if self.retrieved_negatives is None else f" · {self.retrieved_negatives}"
-        return f"{self.family} · {self.sampler} · {self.weight}{hits}{mined}{smoothed}{held}{reweighted}{shown}{beside}"
+        near = "" if self.neighbours is None else f" · {self.neighbours}"
+        choices = f"{self.family} · {self.sampler} · {self.weight}"
+        return f"{choices}{hits}{mined}{smoothed}{held}{reweighted}{shown}{beside}{near}"

@@ -78,6 +78,7 @@ class Recipe(Section):
         if both := sorted(numbers[0] & numbers[1]):
             raise ValueError(f"number features: expected names of one tower each, received {', '.join(both)} in both")
         self._check_label_rows()
+        self._check_neighbours()
         tables: dict[str, FeatureConfig] = {}
         for feature in (*self.query.features, *self.label.features):
             name = feature.entry_table if feature.reads_label_tower else feature.table_name
@@ -117,6 +118,18 @@ class Recipe(Section):
                     f"query feature {feature.name!r}: expected dim = {self.model.dim}, as of model.dim, with entries = "
                     f"{feature.entries!r}, received {feature.dim}"
                 )
+
+    def _check_neighbours(self) -> None:
+        """Refuse neighbours of queries that are another in every row, as a neighbour is no row."""
+        if self.loss.neighbours is None or "query" not in self.loss.neighbours.sides:
+            return
+        of_rows = [each.name for each in self.query.features if each.origin == "row" or each.encoder is not None]
+        if of_rows or self.data.valid_from:
+            beside = f"query feature {of_rows[0]!r}" if of_rows else f"data.valid_from = {self.data.valid_from!r}"
+            raise ValueError(
+                "loss.neighbours: expected sides = ['label'] with features of from = 'row', encoders or versions, as a "
+                f"neighbour is no row that these could be read of, received 'query' beside {beside}"
+            )
 
     def _check_rows(self) -> None:
         """Refuse features, attributes and impressions that the interactions cannot give."""

@@ -24,6 +24,7 @@ from longtail.trainer.data.columns import Bags, Encoded
 from longtail.trainer.data.histories import Histories
 from longtail.trainer.data.known import KnownPositives
 from longtail.trainer.data.moments import Moments
+from longtail.trainer.data.nearest import Nearest
 from longtail.trainer.data.packing import PLACES, POSITIONS, SEGMENTS, pack
 from longtail.trainer.data.pairs import Asked, Pairs
 from longtail.trainer.data.replay import Replay
@@ -278,6 +279,7 @@ def epoch_batches(
     packs: bool = True,
     numbered: bool = False,
     audience: Audience | None = None,
+    nearest: Nearest | None = None,
 ) -> Iterator[tuple[int, Inputs]]:
     """Shuffled batches of one epoch, numbered, from step `first` on; what is left over at the end is dropped.
 
@@ -285,7 +287,8 @@ def epoch_batches(
     (label rows) and `_weight` float32 [B]. Where they are asked for, also known positives, `_known` and `_known_rows`,
     int32 [K] (`KnownPositives.of_queries`), impressions and after them what is drawn of retrieved labels, `_shown`,
     int32 [B, S], filled up with the positive, groups, `_group`, int32 [B] (`_groups`), and numbers of what is asked,
-    `_asking`, int32 [B]; with objectives `_objective`, int32 [B]; with audiences `_own`, int32 [B, 2] (`Audience.own`).
+    `_asking`, int32 [B]; with objectives `_objective`, int32 [B]; with audiences `_own`, int32 [B, 2] (`Audience.own`);
+    with neighbours what `Nearest.columns` says.
     With sequences it holds the pairs of whole queries, but for the first and the last, and the sequences are packed.
     The same arguments give the same batches.
 
@@ -305,6 +308,7 @@ def epoch_batches(
         packs: pack sequences; not where a batch is taken in parts.
         numbered: say what every row asks (`Pairs.asked_for`), for a loss that keeps something of it.
         audience: of the labels, for a label tower that reads it: say where a row's own query is in its positive's.
+        nearest: neighbours of queries and labels, for a loss that holds them to these.
     """
     order = _visits(pairs, replay, one_label_per_query=one_label_per_query, seed=seed, epoch=epoch)
     packed = packs and features.has_sequences
@@ -332,6 +336,8 @@ def epoch_batches(
         if retrieved is not None:
             drawn_BS = retrieved.draw(rows_B, batch["_positive"], np.random.default_rng([seed, epoch, step, 1]))
             batch["_shown"] = np.concatenate([batch["_shown"], drawn_BS], axis=1) if "_shown" in batch else drawn_BS
+        if nearest is not None:
+            batch |= nearest.columns(pairs, rows_B, features.of_queries, np.random.default_rng([seed, epoch, step, 2]))
         yield step, batch
 
 

@@ -21,7 +21,7 @@ from longtail.trainer.evaluation.dial import Dial
 from longtail.trainer.evaluation.ranking import buckets_for
 from longtail.trainer.export.onnx import check_parity, export_towers
 from longtail.trainer.optimizer_state import optimizer_state_of
-from longtail.trainer.train import Trained
+from longtail.trainer.trained import Trained
 from longtail.trainer.warm_start import NEWEST, OPTIMIZER_FILE, WEIGHTS_FILE, weights_of
 
 _CALIBRATION_QUERIES = 1000

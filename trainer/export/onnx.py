@@ -28,7 +28,7 @@ from longtail.trainer.errors import ExportError
 from longtail.trainer.model.towers import Towers, build_towers, in_float32
 
 if TYPE_CHECKING:
-    from longtail.trainer.train import Trained
+    from longtail.trainer.trained import Trained
 
 ONNX_LIMIT = 2**31 - 2**24
 """Bytes of weights that one ONNX model can hold, with room for the rest of it."""

@@ -4,14 +4,11 @@ Any sampler × weight × family takes the same path: draw candidates, embed what
 negatives, weigh the others, update the touched rows.
 
 Legend: `B` batch, `M` candidates, `S` impressions of a row, then its retrieved negatives, `C` labels embedded in a step
-(the B positives, then what was drawn, then all S of every row), `R` distinct labels in the histories of a step, `U`
-distinct rows of a table, `D` dimensions, `L` labels, `N` training pairs.
+(the B positives, then what was drawn, then all S of every row), `D` dimensions, `L` labels, `N` training pairs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
@@ -23,24 +20,22 @@ from longtail.bundle.arrays import Float64
 from longtail.trainer import backend
 from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.check.limits import check_negatives
+from longtail.trainer.config.nearest import NeighboursConfig
 from longtail.trainer.losses import BatchLoss, Candidates, Embedded, balance, known_among, pair_weights
 from longtail.trainer.losses.batch_loss import Visited
+from longtail.trainer.losses.neighbours import NeighbourLoss
 from longtail.trainer.losses.terms import log_terms
-from longtail.trainer.model.embedding import Dropout, InputKey, compact_rows, dropout_masks, read_distinct
+from longtail.trainer.model.forward import Forward
 from longtail.trainer.model.frequencies import Frequencies
 from longtail.trainer.model.kept import Askings, Kept
 from longtail.trainer.model.objectives import by_objective
 from longtail.trainer.model.parts import Gradients, mean_gradients, parts_of
 from longtail.trainer.model.sequences import packed_histories
-from longtail.trainer.model.towers import draw_masks
-from longtail.trainer.model.two_tower import LABEL_BIAS, TwoTower, untrained_variable
+from longtail.trainer.model.two_tower import TwoTower, untrained_variable
 from longtail.trainer.model.updates import Updates
 from longtail.trainer.own_rows import check_family, check_sampler, check_weight
 from longtail.trainer.sampling import SAMPLERS, DrawContext, LabelTable, SamplerSetup
 from longtail.trainer.sampling.streaming import StreamingFrequencies
-
-Read = Mapping[str, Tensor]
-"""Distinct rows of label embeddings that histories of a batch read, by the name of these, int32 [R] each."""
 
 
 class TrainStep:
@@ -124,7 +119,10 @@ class TrainStep:
                 smoothed=self._smoothed,
             )
         )
+        near = recipe.loss.neighbours or NeighboursConfig()
+        self._neighbour_loss = backend.compile_loss(NeighbourLoss(near.temperature, near.weight))
         self._seed = keras.random.SeedGenerator(recipe.seed)
+        self._forward = Forward(model, self._seed)
         self.updates = Updates(model, recipe.optimizer, total_steps=total_steps)
         self._compiled = backend.compile_step(self._update, [*self.variables, *self._constants])
 
@@ -136,11 +134,13 @@ class TrainStep:
                 int32 [B], rows of the training pairs; with hits `mask_known` also `_known` and `_known_rows`, int32
                 [K], as `known_among` takes them; with impressions or retrieved negatives `_shown` int32 [B, S]; with
                 objectives `_objective` int32 [B], their places in the recipe; with a loss that pools `_group` int32
-                [B]; with `top_k` `_asking` int32 [B]; with audiences `_own` int32 [B, 2], of `Audience.own`.
+                [B]; with `top_k` `_asking` int32 [B]; with audiences `_own` int32 [B, 2], of `Audience.own`; with
+                neighbours what `Nearest.columns` makes of the batch.
 
         Raises:
             ValueError: a batch without known positives, with hits `mask_known`, without objectives or `_own` if there
-                are any, without groups, with a loss that pools, or without askings, with `top_k`.
+                are any, without groups, with a loss that pools, without askings, with `top_k`, or without
+                neighbours, with a loss that has these.
         """
         return self._compiled(batch)
 
@@ -208,110 +208,46 @@ class TrainStep:
         embedded_now = (drawn if recalled is None else None, shown_BS)
         more = [ops.reshape(labels, (-1,)) for labels in embedded_now if labels is not None]
         labels_C = ops.concatenate([positive_B, *more]) if more else positive_B
-        inputs, read = self._distinct_of_histories(context.inputs)
-        inputs, readers = self._inputs(inputs, labels_C, read, batch)
-        inputs, distinct = read_distinct(self._model.tables, inputs, readers)
-        ids = dict(zip(self._model.tables, (ids_U for ids_U, _ in distinct), strict=True))
-        pairs = self._model.towers.pairs_of(ids | dict(read))
+        reading = self._forward.read(batch, labels_C)
         candidates = self._candidates(context, drawn, batch)
         if shown_BS is not None:
             candidates = candidates._replace(shown_BS=shown_BS, excluded_shown_BS=self._no_negatives(shown_BS, batch))
-        masks = self._dropout_masks(positive_B, inputs)
+        masks = self._forward.draw_masks(reading)
 
         def loss(rows: list[Tensor]) -> tuple[Tensor, tuple[Visited, Embedded]]:
-            tables = [*self._model.tables.values(), *self._model.towers.pairs.values()]
-            with compact_rows(tables, [*rows, *pairs]), dropout_masks(masks):
-                embedded = self._embedded(inputs, labels_C, read)
+            embedded, neighbours = self._forward.embed(reading, rows, masks)
             if recalled is not None:
                 embedded = embedded.with_recalled(*recalled, after=positive_B.shape[0])
             value, visited = self._batch_loss(embedded, candidates)
+            for side, neighbours_BD in neighbours.items():
+                value = value + self._of_neighbours(side, neighbours_BD, embedded, candidates, batch)
             return value, (visited, embedded)
 
-        rows = [rows_UD for _, rows_UD in distinct]
+        rows = [rows_UD for _, rows_UD in reading.distinct]
         dense = self._model.dense_variables
         (value, (visited, embedded)), row_gradients, gradients = backend.value_and_gradients(loss, rows, dense)
         self._kept.keep(batch, visited)
         if self.sampler.remember is not None:
             start = positive_B.shape[0]
             self.sampler.remember(positive_B, embedded.labels_CD[:start], embedded.bias_C[:start])
-        return Gradients(value, distinct, row_gradients, gradients)
+        return Gradients(value, reading.distinct, row_gradients, gradients)
+
+    def _of_neighbours(
+        self, side: str, neighbours_BD: Tensor, embedded: Embedded, candidates: Candidates, batch: dict[str, Tensor]
+    ) -> Tensor:
+        """What the neighbours of one side add to the loss, float32 scalar."""
+        positive_B = candidates.positive_B
+        anchors_BD = embedded.queries_BD if side == "query" else embedded.labels_CD[: positive_B.shape[0]]
+        ids_B = ops.convert_to_tensor(batch["_query"]) if side == "query" else positive_B
+        near_BK = ops.convert_to_tensor(batch[f"_near_{side}"])
+        value: Tensor = self._neighbour_loss(anchors_BD, neighbours_BD, ids_B, near_BK, candidates.weight_B)
+        return value
 
     def _draw_context(self, batch: dict[str, Tensor], positive_B: Tensor) -> DrawContext:
         """What the sampler may look at."""
         inputs = {name: column for name, column in batch.items() if not name.startswith("_")}
         sees = self.sampler.sees_embeddings
         return DrawContext(positive_B, inputs, ops.stop_gradient(self._model.towers.query(inputs)) if sees else None)
-
-    def _distinct_of_histories(self, query_inputs: dict[str, Tensor]) -> tuple[dict[InputKey, Tensor], Read]:
-        """The queries' inputs, and the distinct rows of label embeddings that their histories read, which these then
-        have positions among."""
-        inputs = {("query", name): column for name, column in query_inputs.items()}
-        label_rows = self._model.towers.label_rows
-        inputs, distinct = read_distinct(label_rows, inputs, self._model.towers.readers)
-        return inputs, {name: rows_R for name, (rows_R, _) in zip(label_rows, distinct, strict=True)}
-
-    def _inputs(
-        self, query_inputs: dict[InputKey, Tensor], labels_C: Tensor, read: Read, batch: dict[str, Tensor]
-    ) -> tuple[dict[InputKey, Tensor], dict[InputKey, str]]:
-        """Inputs of both towers, and which of them hold ids, of which table; of the label tower C, then every R.
-
-        Some ids of the C labels become unknown, each feature's at its `unknown_rate`.
-        """
-        if self._model.drawn_audience is not None and "_own" not in batch:
-            raise ValueError("a step with audiences: expected _own in its batch, received none")
-        label_inputs = self._model.inputs_of_labels(labels_C, self._seed, batch.get("_own"))
-        for feature in self._recipe.label.features:
-            rate = self._recipe.label_unknown_rate(feature)
-            if feature.unknown is not None and rate:
-                name, value = feature.unknown
-                known = label_inputs[name]
-                unknown = keras.random.uniform(ops.shape(known), seed=self._seed) < rate
-                label_inputs[name] = ops.where(unknown, ops.full_like(known, value), known)
-        entries: dict[InputKey, Tensor] = {}
-        for key, rows_R in read.items():
-            labels_R = ops.clip(rows_R - 1, 0, self._model.labels - 1)
-            known_R = _are_labels(rows_R, self._model.labels)
-            for name, column in self._model.inputs_of_labels(labels_R, self._seed).items():
-                known = ops.reshape(known_R, (-1, *[1] * (len(column.shape) - 1)))
-                label_inputs[name] = ops.concatenate([label_inputs[name], ops.where(known, column, 0)])
-            if key in self._model.entry_ids:
-                ids_R = backend.gather(self._model.entry_ids[key], labels_R)
-                entries["entry", key] = ops.where(known_R, ids_R, 0)
-        inputs: dict[InputKey, Tensor] = {
-            **query_inputs,
-            **entries,
-            **{("label", name): column for name, column in label_inputs.items()},
-        }
-        readers = dict(self._model.towers.readers)
-        if LABEL_BIAS in self._model.tables:
-            inputs["label", LABEL_BIAS], readers["label", LABEL_BIAS] = labels_C + 1, LABEL_BIAS
-        return inputs, readers
-
-    def _dropout_masks(self, positive_B: Tensor, inputs: dict[InputKey, Tensor]) -> dict[Dropout, Tensor]:
-        towers = self._model.towers
-        label_input = next(column for (side, name), column in inputs.items() if side == "label" and name != LABEL_BIAS)
-        masks = draw_masks(towers.query, positive_B, _side(inputs, "query"), self._seed)
-        return masks | draw_masks(towers.label, label_input, _side(inputs, "label"), self._seed)
-
-    def _embedded(self, inputs: dict[InputKey, Tensor], labels_C: Tensor, read: Read) -> Embedded:
-        """What the model computes of its inputs."""
-        towers, tables, label_side = self._model.towers, self._model.tables, _side(inputs, "label")
-        bias_ids = label_side.pop(LABEL_BIAS, None)
-        embedded_D = towers.label(label_side)
-        start = ops.shape(labels_C)[0]
-        # Its shape is lost in the concatenation with labels whose number is not known beforehand.
-        labels_CD = ops.reshape(embedded_D[:start], (start, self._recipe.model.dim)) if read else embedded_D
-        with ExitStack() as histories:
-            for name, rows_R in read.items():
-                end = start + ops.shape(rows_R)[0]
-                read_RD, start = embedded_D[start:end], end
-                if ("entry", name) in inputs:
-                    read_RD = read_RD + tables[towers.readers["entry", name]](inputs["entry", name])
-                read_RD = ops.where(_are_labels(rows_R, self._model.labels)[:, None], read_RD, 0.0)
-                histories.enter_context(compact_rows([towers.label_rows[name]], [read_RD]))
-            queries_BD = towers.query(_side(inputs, "query"))
-        bias_C = ops.zeros_like(labels_CD[:, 0]) if bias_ids is None else tables[LABEL_BIAS](bias_ids)[:, 0]
-        return Embedded(queries_BD, labels_CD, bias_C, ops.exp(-self._model.log_temperature.value))
 
     def _candidates(self, context: DrawContext, drawn: Tensor | None, batch: dict[str, Tensor]) -> Candidates:
         """The labels that positives are contrasted with, and what their weights depend on."""
@@ -378,12 +314,3 @@ class TrainStep:
             return known_BS
         never_BS = backend.gather(self._never_L, shown_BS)
         return never_BS if known_BS is None else ops.logical_or(known_BS, never_BS)
-
-
-def _are_labels(rows_R: Tensor, labels: int) -> Tensor:
-    """Whether rows of label embeddings are of labels: neither of padding, row 0, nor past the end; bool [R]."""
-    return ops.logical_and(ops.greater(rows_R, 0), ops.less_equal(rows_R, labels))
-
-
-def _side(inputs: dict[InputKey, Tensor], side: str) -> dict[str, Tensor]:
-    return {name: column for (of, name), column in inputs.items() if of == side}

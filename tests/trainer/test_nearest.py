@@ -1,0 +1,372 @@
+"""Held to nearest neighbours: who they are, what a step's loss is with them, and what it is good for.
+
+Legend: `B` batch, `K` neighbours.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from keras import ops
+from pydantic import ValidationError
+from rich.console import Console
+
+from longtail.bundle import Inputs
+from longtail.trainer import backend
+from longtail.trainer.check.cost import cost_of
+from longtail.trainer.checkpoint import identity_of
+from longtail.trainer.config import LossConfig, Recipe
+from longtail.trainer.config.nearest import NeighboursConfig
+from longtail.trainer.data.batches import epoch_batches
+from longtail.trainer.data.dataset import Dataset
+from longtail.trainer.data.encode import Encoding
+from longtail.trainer.data.nearest import Nearest, nearest_rows
+from longtail.trainer.losses.neighbours import NeighbourLoss
+from longtail.trainer.model.two_tower import TwoTower
+from longtail.trainer.progress import Reporter
+from longtail.trainer.train import train
+from longtail.trainer.trained import Trained
+from tests.trainer import tiny
+
+T, WEIGHT, B = 0.2, 0.5, 6
+ROWS = [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (2, 1), (2, 2), (3, 3), (4, 3), (4, 4), (5, 5)]
+"""Queries 0 to 2 and labels 0 to 2 are near each other, 3 and 4 as well; query 5 and label 5 have nobody."""
+DATA = tiny.dataset(tiny.pairs(*ROWS), queries=7, labels=7)
+NEAR = {"k": 2, "temperature": T, "weight": WEIGHT}
+BATCH = np.array([0, 3, 5, 7, 10, 2])
+"""Pairs (0, 0), (1, 1), (2, 1), (3, 3), (5, 5) and (1, 0): label 0, label 1 and query 1 come twice."""
+
+
+def near_of(rows: np.ndarray, columns: np.ndarray, *, shape: tuple[int, int], k: int) -> list[list[int]]:
+    """The dense matrix of cosines, sorted; NumPy."""
+    ones = np.zeros(shape)
+    ones[rows, columns] = 1
+    norms = np.maximum(np.linalg.norm(ones, axis=1), 1)
+    cosines = ones @ ones.T / norms / norms[:, None]
+    np.fill_diagonal(cosines, 0)
+    return [[int(at) for at in np.argsort(-row, kind="stable")[:k] if row[at] > 0] for row in cosines]
+
+
+def test_the_nearest_are_those_of_the_dense_matrix() -> None:
+    """Up to the order of equal cosines."""
+    rng = np.random.default_rng(1)
+    rows, columns = (rng.integers(0, size, 400).astype(np.int32) ** 2 // size for size in (60, 40))
+    found = nearest_rows(rows, columns, shape=(61, 40), k=5)
+    ones = np.zeros((61, 40))
+    ones[rows, columns] = 1
+    norms = np.maximum(np.linalg.norm(ones, axis=1), 1)
+    cosines = ones @ ones.T / norms / norms[:, None]
+    assert found.shape == (61, 5)
+    for row, (mine, theirs) in enumerate(zip(found, near_of(rows, columns, shape=(61, 40), k=5), strict=True)):
+        there = mine[mine >= 0]
+        assert len(there) == len(theirs) == len(set(there))
+        assert row not in there
+        np.testing.assert_allclose(cosines[row, there], cosines[row, theirs], atol=1e-6)
+    assert (found[60] == -1).all(), "no pair"
+    assert (nearest_rows(rows, columns, shape=(61, 40), k=5) == found).all()
+
+
+def test_the_nearest_are_of_the_training_pairs_alone() -> None:
+    held_out = tiny.dataset(tiny.pairs(*ROWS), queries=7, labels=7, valid=tiny.pairs((5, 0), (6, 6)))
+    found = Nearest.of(NeighboursConfig(k=2), held_out.train, queries=7, labels=7)
+    assert found.queries_QK.tolist() == near_padded(DATA.train.queries, DATA.train.labels)
+    assert found.labels_LK.tolist() == near_padded(DATA.train.labels, DATA.train.queries)
+    assert found.labels_LK[:4].tolist() == [[1, 2], [0, 2], [1, 0], [4, -1]]
+    assert Nearest.of(NeighboursConfig(sides=("label",)), DATA.train, queries=7, labels=7).queries_QK is None
+
+
+def near_padded(rows: np.ndarray, columns: np.ndarray) -> list[list[int]]:
+    return [[*each, -1, -1][:2] for each in near_of(rows, columns, shape=(7, 7), k=2)]
+
+
+def test_every_neighbour_that_there_is_is_drawn_alike_often() -> None:
+    nearest = Nearest.of(NeighboursConfig(k=2), DATA.train, queries=7, labels=7)
+    rows = np.repeat([0, 7, 10], 4000)
+    drawn = nearest.columns(DATA.train, rows, lambda rows_B: {"row": rows_B}, np.random.default_rng(0))
+    for column, expected in (("_neighbour", [{1, 2}, {4}, {5}]), ("_neighbour row", [{1, 2}, {4}, {5}])):
+        for at, among in enumerate(expected):
+            values, counts = np.unique(drawn[column][at * 4000 : (at + 1) * 4000], return_counts=True)
+            assert set(values) == among, "those there are, or oneself"
+            np.testing.assert_allclose(counts, 4000 / len(among), atol=4 * np.sqrt(1000))
+
+
+def job(near: dict[str, Any] | None = NEAR, **sections: Any) -> Recipe:
+    loss = {} if near is None else {"neighbours": near}
+    return tiny.recipe(**{"training": {"batch_size": B}} | sections | {"loss": sections.get("loss", {}) | loss})
+
+
+def built(recipe: Recipe, data: Dataset = DATA) -> TwoTower:
+    """A model whose tables are larger than those of fresh ones."""
+    model = tiny.model(recipe, data, batch_size=B)
+    for seed, table in enumerate(model.tables.values()):
+        table.table.assign(np.random.default_rng(seed).standard_normal(table.table.shape).astype(np.float32))
+    return model
+
+
+def batch_of(recipe: Recipe, data: Dataset = DATA, *, seed: int = 0) -> Inputs:
+    """The pairs of `BATCH`, with weights of their own, and what is drawn of their neighbours."""
+    query = Encoding.fit(recipe, data).query
+    batch = query.of_pairs(BATCH, np.random.default_rng(0))
+    batch |= {"_positive": data.train.labels[BATCH], "_weight": np.float32([1, 2, 0.5, 1, 3, 1])}
+    if recipe.loss.neighbours is not None:
+        nearest = Nearest.of(recipe.loss.neighbours, data.train, queries=7, labels=7)
+        batch |= nearest.columns(data.train, BATCH, query.of_queries, np.random.default_rng(seed))
+    return batch
+
+
+def term(anchors: np.ndarray, neighbours: np.ndarray, ids: np.ndarray, near: list[list[int]]) -> list[float]:
+    """METHODS §10.3, row by row."""
+    anchors, neighbours = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (anchors, neighbours))
+    losses = []
+    for own, anchor, neighbour in zip(ids, anchors, neighbours, strict=True):
+        others = [at for at, other in enumerate(ids) if other != own and other not in near[own]]
+        total = np.exp(anchor @ neighbour / T) + sum(np.exp(anchor @ anchors[at] / T) for at in others)
+        losses.append(-anchor @ neighbour / T + np.log(total) if near[own] else 0.0)
+    return losses
+
+
+SEEN = {"name": "seen", "kind": "history", "entries": "both", "dim": 4, "damping": 2, "unknown_rate": 0}
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "cosines": ({}, {}),
+    "inner products": ({}, {"model": {"dim": 4, "similarity": "dot", "temperature": 0.5}}),
+    "queries alone": ({"sides": ["query"]}, {}),
+    "labels alone": ({"sides": ["label"]}, {"model": {"dim": 4, "label_bias": True}}),
+    "histories": ({}, {"query": {"features": [tiny.USER, SEEN]}}),
+    "beside_logistic": (
+        {},
+        {"loss": {"family": "logistic", "sampler": {"name": "uniform", "negatives": 3, "shared": False}}},
+    ),
+    "beside_memory": ({}, {"loss": {"sampler": {"name": "cross_batch", "negatives": 3}}}),
+    "beside_bilateral": ({}, {"loss": {"family": {"name": "bilateral_softmax", "power": 1.2}, "sampler": "full"}}),
+    "beside_reweight": ({}, {"loss": {"reweight": 1.0}}),
+}
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize(("near", "sections"), CASES.values(), ids=CASES)
+def test_a_step_s_loss_is_the_formula_s(near: dict[str, Any], sections: dict[str, Any]) -> None:
+    """What is added to the same job's without, in NumPy. Two labels of the batch and a query come twice."""
+    losses = []
+    for recipe in (job(None, **sections), job(NEAR | near, **sections)):
+        model, batch = built(recipe), batch_of(recipe)
+        labels = model.embed_labels()
+        query = Encoding.fit(recipe, DATA).query
+        anchors = model.embed_queries({name: column for name, column in batch.items() if name[0] != "_"})
+        drawn = batch.get("_neighbour user_id", np.int32([1] * B)) - 1
+        neighbours = model.embed_queries(query.of_queries(drawn))
+        columns = batch | {"_group": np.int32([0, 1, 2, 3, 4, 1])}
+        losses.append(float(model.train_step({name: ops.convert_to_tensor(each) for name, each in columns.items()})))
+    pairs, expected = DATA.train.take(BATCH), np.zeros(B)
+    assert recipe.loss.neighbours is not None
+    if "query" in recipe.loss.neighbours.sides:
+        of_query = near_of(DATA.train.queries, DATA.train.labels, shape=(7, 7), k=2)
+        assert {int(each) in of_query[own] for own, each in zip(pairs.queries, drawn, strict=True)} == {True, False}
+        expected += term(anchors, neighbours, pairs.queries, of_query)
+    if "label" in recipe.loss.neighbours.sides:
+        of_label = near_of(DATA.train.labels, DATA.train.queries, shape=(7, 7), k=2)
+        expected += term(labels[pairs.labels], labels[batch["_neighbour"]], pairs.labels, of_label)
+    weights = batch["_weight"].astype(np.float64)
+    if recipe.loss.reweight:
+        share = np.bincount(DATA.train.labels, minlength=7)
+        pi = (share + 0.5) / (share + 0.5).sum()
+        weights *= 1 / pi[pairs.labels] / np.sum(share / share.sum() / pi)
+    assert losses[1] - losses[0] == pytest.approx(WEIGHT * np.mean(weights * expected), rel=2e-4)
+
+
+@pytest.mark.usefixtures("eager")
+def test_gradients_reach_the_neighbours_and_no_one_else_outside_of_the_batch() -> None:
+    """Beside negatives that are drawn of the batch alone: what moves is the batch and its neighbours."""
+    for side, table in (("query", "user_id"), ("label", "item_id")):
+        moved = []
+        for near in (None, NEAR | {"sides": [side]}):
+            recipe = job(near, label={"features": [{**tiny.ITEM, "unknown_rate": 0}]})
+            model = built(recipe)
+            chosen = np.array([0, 10])
+            nearest = Nearest.of(recipe.loss.neighbours or NeighboursConfig(), DATA.train, queries=7, labels=7)
+            query = Encoding.fit(recipe, DATA).query
+            batch = tiny.batch(DATA.train.take(chosen))
+            batch |= nearest.columns(DATA.train, chosen, query.of_queries, np.random.default_rng(0)) if near else {}
+            before = ops.convert_to_numpy(model.tables[table].table).copy()
+            model.train_step(batch)
+            after = ops.convert_to_numpy(model.tables[table].table)
+            moved.append(set(np.flatnonzero((after != before).any(axis=1)) - 1))
+        assert moved[0] == {0, 5}
+        drawn = int(batch["_neighbour user_id"][0] - 1 if side == "query" else batch["_neighbour"][0])
+        assert drawn in {1, 2}
+        assert moved[1] == {0, 5, drawn}
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_batch_in_parts_is_a_step_of_each_part() -> None:
+    """Rows of a part are contrasted with those of the same part; no draw of a step depends on the device's seed."""
+    recipe = job(loss={"sampler": "full"})
+    parts = job(loss={"sampler": "full"}, training={"batch_size": B, "accumulate": 2})
+    batch = batch_of(recipe)
+    halves = [{name: column[at : at + 3] for name, column in batch.items()} for at in (0, 3)]
+    expected = [float(tiny_step(recipe, half)) for half in halves]
+    assert float(tiny_step(parts, batch)) == pytest.approx(np.mean(expected), rel=1e-5)
+
+
+def tiny_step(recipe: Recipe, batch: Inputs) -> Any:
+    return built(recipe).train_step(batch)
+
+
+def test_an_embedding_of_length_0_has_a_gradient() -> None:
+    both = ([[0, 0], [3, 4], [1, 0]], [[1, 0], [0, 1], [0, 0]])
+    rows_BD = [ops.convert_to_tensor(np.float32(rows)) for rows in both]
+    ids_B, near_BK = ops.convert_to_tensor(np.int32([0, 1, 2])), ops.convert_to_tensor(np.int32([[1], [2], [0]]))
+
+    def loss(rows: list[Any]) -> tuple[Any, None]:
+        return NeighbourLoss(T, 1.0)(*rows, ids_B, near_BK, ops.ones((3,))), None
+
+    _, gradients, _ = backend.value_and_gradients(loss, rows_BD, [])
+    largest = [float(np.abs(ops.convert_to_numpy(each)).max()) for each in gradients]
+    assert 0 < max(largest) < 2 / T, "of a mean of three"
+
+
+def test_a_step_says_what_it_lacks() -> None:
+    recipe = job()
+    batch = batch_of(recipe)
+    for side in ("query", "label"):
+        lacking = {name: column for name, column in batch.items() if name != f"_near_{side}"}
+        with pytest.raises(ValueError, match=f"a step with neighbours: expected _near_{side} in its batch"):
+            built(recipe).train_step(lacking)
+
+
+def run(recipe: Recipe, work: Path, *, epochs: int, data: Dataset = DATA) -> Trained:
+    reporter = Reporter(Console(file=io.StringIO()))
+    return train(recipe, data, epochs=epochs, work=work, logs=work / "logs", reporter=reporter)
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_run_that_was_killed_goes_on_with_the_same_neighbours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class KilledError(Exception):
+        pass
+
+    drawn: list[set[int]] = [set() for _ in range(3)]
+
+    def dying(*arguments: Any, **more: Any) -> Iterator[tuple[int, Inputs]]:
+        for step, batch in epoch_batches(*arguments, **more):
+            if (more["epoch"], step) == (2, 2):
+                raise KilledError
+            for row, (neighbour, near) in enumerate(zip(batch["_neighbour"], batch["_near_label"], strict=True)):
+                if near[-1] >= 0:
+                    drawn[row].add(near.tolist().index(neighbour))
+            yield step, batch
+
+    dropping = {"features": [tiny.USER], "dropout": 0.2}
+    recipe = job(query=dropping, training={"batch_size": 3, "checkpoint_steps": 1})
+    with monkeypatch.context() as patched:
+        patched.setattr("longtail.trainer.train.epoch_batches", dying)
+        with pytest.raises(KilledError):
+            run(recipe, tmp_path / "killed", epochs=4)
+    assert {0, 1} in drawn, "anew in every step"
+    again, whole = (run(recipe, tmp_path / name, epochs=4) for name in ("killed", "whole"))
+    assert again.history == whole.history
+    for mine, other in zip(again.step.variables, whole.step.variables, strict=True):
+        np.testing.assert_array_equal(ops.convert_to_numpy(mine), ops.convert_to_numpy(other))
+
+
+@pytest.mark.usefixtures("no_xla")
+def test_a_model_of_few_pairs_learns_of_neighbours(tmp_path: Path) -> None:
+    """Sixty groups of four labels; a query chooses two of one, and another of it is to be found: the mean reciprocal
+    rank of one that is held out."""
+    rng = np.random.default_rng(0)
+    labels_QP = rng.integers(0, 60, 300)[:, None] * 4 + np.array([rng.permutation(4) for _ in range(300)])
+    queries = np.arange(300)
+    data = tiny.dataset(
+        tiny.pairs(*[(query, label) for query in queries for label in labels_QP[query, :2]]), queries=300, labels=240
+    )
+
+    def found(name: str, loss: dict[str, Any]) -> float:
+        wide = {"dim": 8}
+        recipe = tiny.recipe(
+            query={"features": [tiny.USER | wide]}, label={"features": [tiny.ITEM | wide]},
+            model={"dim": 8, "temperature": 0.1}, loss=loss, training={"batch_size": 60},
+            optimizer={"embedding_learning_rate": 0.05},
+        )  # fmt: skip
+        trained = run(recipe, tmp_path / name, epochs=8, data=data)
+        scores = trained.embed_queries(queries.astype(np.int32)) @ trained.model.embed_labels().T
+        np.put_along_axis(scores, labels_QP[:, :2], -np.inf, axis=1)
+        own = np.take_along_axis(scores, labels_QP[:, 2:3], axis=1)
+        return float(np.mean(1 / (1 + (scores > own).sum(axis=1))))
+
+    without, there = found("without", {}), found("there", {"neighbours": {"weight": 1.0}})
+    assert there > without + 0.2
+
+
+def test_without_weight_it_is_the_run_without() -> None:
+    plain = tiny.recipe()
+    assert identity_of(tiny.recipe(loss={"neighbours": {"weight": 0}}), DATA) == identity_of(plain, DATA)
+    others = [tiny.recipe(loss={"neighbours": near}) for near in ({}, {"k": 4}, {"sides": ["label"]}, {"weight": 1})]
+    assert len({identity_of(recipe, DATA) for recipe in (plain, *others)}) == 5
+
+
+def test_what_it_costs_is_counted() -> None:
+    without, there, labels = (
+        cost_of(recipe, DATA, Encoding.fit(recipe, DATA))
+        for recipe in (job(None), job(), job(NEAR | {"sides": ["label"]}))
+    )
+    assert there.data == without.data + 2 * 7 * 2 * 4, "seven queries and seven labels, two neighbours each, int32"
+    assert labels.data == without.data + 7 * 2 * 4
+    assert (there.batch, there.products) == (3 * without.batch, 3 * without.products), "B² thrice"
+    assert (labels.batch, labels.products) == (2 * without.batch, 2 * without.products)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "k": ({"k": 0}, "k"),
+    "temperature": ({"temperature": 0}, "temperature"),
+    "weight": ({"weight": -1}, "weight"),
+    "sides": ({"sides": []}, "sides"),
+    "a side": ({"sides": ["item"]}, "'query' or 'label'"),
+    "twice": ({"sides": ["label", "label"]}, "expected each side once, received label, label"),
+    "a key": ({"neighbors": 3}, "neighbors"),
+}
+
+
+@pytest.mark.parametrize(("near", "expected"), REFUSED.values(), ids=REFUSED)
+def test_settings_that_are_refused(near: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ValidationError, match=expected):
+        LossConfig.model_validate({"neighbours": near})
+
+
+ENCODED = {"name": "seen", "kind": "history", "table": "item_id", "dim": 4, "encoder": {"name": "sasrec"}}
+OF_ROWS: dict[str, tuple[dict[str, Any], str]] = {
+    "context": (
+        {"query": {"features": [tiny.USER, {"name": "hour", "kind": "id", "dim": 4, "from": "row"}]}},
+        "query feature 'hour'",
+    ),
+    "a sequence": (
+        {
+            "query": {"features": [tiny.USER, ENCODED]},
+            "data": {"timestamp": "time"},
+            "loss": {"sampler": {"name": "uniform", "negatives": 2}},
+        },
+        "query feature 'seen'",
+    ),
+    "versions": (
+        {"data": {"queries": "users.parquet", "valid_from": "since", "timestamp": "time"}},
+        "data.valid_from = 'since'",
+    ),
+}
+
+
+@pytest.mark.parametrize(("sections", "received"), OF_ROWS.values(), ids=OF_ROWS)
+def test_queries_that_are_another_in_every_row_have_no_neighbours(sections: dict[str, Any], received: str) -> None:
+    with pytest.raises(ValidationError, match=rf"expected sides = \['label'\] .* received 'query' beside {received}"):
+        job(**sections)
+    job(NEAR | {"sides": ["label"]}, **sections)
+
+
+def test_what_a_loss_says_of_it() -> None:
+    loss = LossConfig.model_validate({"neighbours": {"sides": ["label"]}, "weight": "importance"})
+    assert loss.uncalibrated() == "neighbours draw embeddings together whatever p(y|x) is"
+    assert str(loss) == "softmax · in_batch · importance · 5 neighbours of label, 0.1 within 0.1"
+    assert "0.1 within" not in str(LossConfig.model_validate({"neighbours": {"weight": 0}}))
