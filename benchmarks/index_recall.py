@@ -2,6 +2,7 @@
 
     python -m benchmarks.index_recall                       # 300,000 labels: recall, and recall under filters
     python -m benchmarks.index_recall --labels 1000000      # build and open times, and the banded row
+    python -m benchmarks.index_recall --spread 1            # labels further from their centres: harder to find
     python -m benchmarks.index_recall --priors              # three priors: which labels the exact head should hold
 
 Data: unit vectors of 64 dimensions around random centres, Zipf label frequencies assigned at random, T = 0.1,
@@ -35,8 +36,6 @@ from tests.bundles import make_bundle
 
 DIM = 64
 TEMPERATURE = 0.1
-SPREAD = 0.6
-"""Length of the noise around a centre of length 1."""
 LABELS_PER_CENTRE = 300
 SINGLE_PROBES = 16
 SINGLE_EF_SEARCH = 128
@@ -47,10 +46,11 @@ def main() -> None:
     """Print the table for the asked number of labels."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--labels", type=int, default=300_000)
+    parser.add_argument("--spread", type=float, default=0.6, help="length of the noise around a centre of length 1")
     parser.add_argument("--priors", action="store_true")
     arguments = parser.parse_args()
     labels: int = arguments.labels
-    bundle = synthetic_bundle(labels)
+    bundle = synthetic_bundle(labels, spread=arguments.spread)
     print(f"\n{labels:,} labels, {os.cpu_count()} cores, faiss {faiss.__version__}\n")
     if arguments.priors:
         print_prior_table(bundle)
@@ -60,13 +60,13 @@ def main() -> None:
         print_recall_table(bundle)
 
 
-def synthetic_bundle(labels: int, *, dim: int = DIM, seed: int = 0) -> Bundle:
+def synthetic_bundle(labels: int, *, dim: int = DIM, spread: float = 0.6, seed: int = 0) -> Bundle:
     """A valid bundle of clustered unit vectors and Zipf frequencies, not yet written."""
     rng = np.random.default_rng(seed)
     centres = _unit(rng.standard_normal((max(1, labels // LABELS_PER_CENTRE), dim), dtype=np.float32))
 
     def vectors(count: int) -> np.ndarray:
-        noise = rng.standard_normal((count, dim), dtype=np.float32) * np.float32(SPREAD / np.sqrt(dim))
+        noise = rng.standard_normal((count, dim), dtype=np.float32) * np.float32(spread / np.sqrt(dim))
         return _unit(centres[rng.integers(0, len(centres), count)] + noise)
 
     embeddings = vectors(labels)
@@ -110,11 +110,27 @@ def print_recall_table(bundle: Bundle) -> None:
         built = tune_index(bundle, IndexSpec(text, recall_floor=0), "cpu", lambda _: None)
         effort = built.chosen.effort
         setting = f"head {built.chosen.head}, probes {effort.probes}, refine {effort.refine}"
-        searcher = Searcher(bundle, built.bands, effort)
+        searcher = built.searcher(bundle)
         _print_row(f"banded {text}", setting, built.seconds, calibration, searcher)
         if text == "ivf_flat":
-            banded = searcher
+            banded, everywhere = searcher, Searcher(bundle, built.bands, effort)
+    print_effort_table(calibration, banded, everywhere)
     print_filter_table(bundle, banded)
+
+
+def print_effort_table(calibration: Calibration, own: Searcher, everywhere: Searcher) -> None:
+    """Every place on the dials with the effort that it takes, and with the one that suffices everywhere."""
+    print("\n| banded, at | k | probes | recall | one by one | of all | recall | one by one |")
+    print("|---|---:|---:|---:|---:|---:|---:|---:|")
+    queries = np.split(calibration.queries_QE, len(calibration.places))
+    for k in calibration.depths:
+        recalls = [calibration.measure(searcher, k)[0] for searcher in (own, everywhere)]
+        for place, queries_CE in enumerate(queries):
+            figures = []
+            for searcher, recall in zip((own, everywhere), recalls, strict=True):
+                probes = searcher.efforts.of(queries_CE[0], k).probes
+                figures.append(f"{probes} | {recall[place].recall:.3f} | {_singly(searcher, queries_CE, k):,.0f}")
+            print(f"| {recalls[0][place].where} | {k} | {figures[0]} | {figures[1]} |", flush=True)
 
 
 def print_prior_table(bundle: Bundle) -> None:
@@ -200,22 +216,28 @@ def print_release_times(bundle: Bundle) -> None:
         print("\nbuild and open, every checksum verified:\n\n| step | seconds |\n|---|---:|")
         print(f"| build ({manifest.kind}) | {built:.1f} |\n| open | {opened:.2f} |\n")
         calibration = Calibration(release.bundle, release.bundle.rows())
-        effort = release.searcher.effort
+        effort = release.index.effort
         head = "".join(f" {dial_words(*place[:2])} |" for place in calibration.places)
         print(f"| index | setting | build s |{head} queries/s | one by one |")
         print("|---|---|---:|" + "---:|" * (len(calibration.places) + 2))
         _print_row(f"banded {manifest.kind}", f"probes {effort.probes}", built, calibration, release.searcher)
+        print_effort_table(calibration, release.searcher, Searcher(release.bundle, release.searcher.bands, effort))
 
 
 def _print_row(name: str, setting: str, seconds: float, calibration: Calibration, searcher: Searcher) -> None:
     recalls, rate = calibration.measure(searcher)
     queries = calibration.queries_QE[np.linspace(0, len(calibration.queries_QE) - 1, TIMED_SINGLY).astype(int)]
-    started = time.perf_counter()
-    for query in range(len(queries)):
-        searcher.search(queries[query : query + 1], 100)
-    singly = len(queries) / (time.perf_counter() - started)
+    singly = _singly(searcher, queries, 100)
     figures = "".join(f" {at.recall:.3f} |" for at in recalls)
     print(f"| {name} | {setting} | {seconds:.1f} |{figures} {rate:,.0f} | {singly:,.0f} |", flush=True)
+
+
+def _singly(searcher: Searcher, queries_CE: np.ndarray, k: int) -> float:
+    """Queries per second, one after another."""
+    started = time.perf_counter()
+    for query in range(len(queries_CE)):
+        searcher.search(queries_CE[query : query + 1], k)
+    return len(queries_CE) / (time.perf_counter() - started)
 
 
 def _unit(vectors: np.ndarray) -> np.ndarray:

@@ -11,10 +11,10 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 from longtail.bundle import FileRecord, Prior
 from longtail.bundle.manifest import Record, dial_words
 
-SCHEMA_VERSION = 3
-READ_VERSIONS = (1, 2, SCHEMA_VERSION)
+SCHEMA_VERSION = 4
+READ_VERSIONS = (1, 2, 3, SCHEMA_VERSION)
 """Version 1 knows no μ: recall was measured at λ alone, of bundles whose one coordinate holds both. Version 2 knows no
-priors."""
+priors. Up to version 3 one effort serves every place on the dials."""
 
 Kind = Literal["flat", "ivf_flat", "ivf_pq", "hnsw", "factory"]
 Device = Literal["cpu", "gpu"]
@@ -49,6 +49,13 @@ class RecallAt(Record):
     def _without_zero(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         fields: dict[str, Any] = serialize(self)
         return {name: value for name, value in fields.items() if value or name not in ("popularity", "priors")}
+
+
+class EffortAt(RecallAt):
+    """The least effort that suffices at one λ, μ and weights of the priors for the k best, and the recall it has."""
+
+    k: int = Field(ge=1)
+    effort: Effort
 
 
 class Trial(Record):
@@ -141,11 +148,14 @@ class IndexManifest(Record):
     """Their values stand in `priors.npy` beside the manifest, float32 [L, P]."""
     bands: list[BandRecord]
     effort: Effort
+    """What suffices at every place on the dials, and under filters."""
+    efforts: list[EffortAt] = Field(default=[])
+    """What suffices at each place and depth; empty where no effort is less than `effort`."""
     recall_k: int = Field(ge=1)
     recall_queries: int = Field(ge=1)
     recall_floor: float
     recall: list[RecallAt]
-    """Measured with `effort`, against exact search, on the bundle's calibration queries."""
+    """Measured with the effort of each place, against exact search, on the bundle's calibration queries."""
     trials: list[Trial]
     device: Device
     build_seconds: float

@@ -22,6 +22,8 @@ from longtail.index.search.searcher import Searcher
 Progress = Callable[[str], None]
 """Told what is being done, one line at a time."""
 _QUERIES = 200
+_FEW = 10
+"""Results of a short list, which takes less effort to find."""
 _ALL_CORNERS_UP_TO = 3
 """Priors of which every combination of limits is measured; of more, each alone and all together."""
 Place = tuple[float, float, tuple[float, ...]]
@@ -54,22 +56,28 @@ class Calibration:
         queries_CD = np.asarray(available[picked])
         self.queries = len(queries_CD)
         self.k = min(MEASURED_DEPTH, len(rows_LE))
+        self.depths = sorted({min(_FEW, self.k), self.k})
         self._exact = ExactRows(bundle)
         self._names = [] if bundle.priors is None else bundle.priors.names
         self.queries_QE = np.concatenate([bundle.augmentation.queries(queries_CD, *place) for place in self.places])
         scores_QK, _ = faiss.knn(self.queries_QE, rows_LE, self.k, metric=faiss.METRIC_INNER_PRODUCT)
         tolerance_Q = TOLERANCE * np.abs(scores_QK).max(axis=1)
-        self._least_Q = scores_QK[:, -1] - tolerance_Q
+        self._least = {k: scores_QK[:, k - 1] - tolerance_Q for k in self.depths}
 
-    def measure(self, searcher: Searcher) -> tuple[list[RecallAt], float]:
+    def measure(self, searcher: Searcher, k: int | None = None) -> tuple[list[RecallAt], float]:
         """Recall@k at every place on the dials, and queries per second in one batch.
 
         A returned label counts when its exact score reaches the exact k-th best: ties count.
+
+        Args:
+            searcher: over the rows that the exact answers are of.
+            k: one of `depths`; None: the largest.
         """
+        k = self.k if k is None else k
         started = time.perf_counter()
-        _, rows_QK = searcher.search(self.queries_QE, self.k)
+        _, rows_QK = searcher.search(self.queries_QE, k)
         rate = len(self.queries_QE) / (time.perf_counter() - started)
-        hits_QK = self._exact.rescore(self.queries_QE, rows_QK) >= self._least_Q[:, None]
+        hits_QK = self._exact.rescore(self.queries_QE, rows_QK) >= self._least[k][:, None]
         recalls = hits_QK.reshape(len(self.places), -1).mean(axis=1)
         return [
             RecallAt(

@@ -25,7 +25,7 @@ from longtail.index.construct.filtered import tune_filtered
 from longtail.index.construct.recall import Calibration, Progress
 from longtail.index.construct.spec import IndexSpec
 from longtail.index.errors import RecallFloorError, SpecError
-from longtail.index.manifests import Device, Effort, FilteredSearch, Kind, RecallAt, Trial
+from longtail.index.manifests import Device, Effort, EffortAt, FilteredSearch, Kind, RecallAt, Trial
 from longtail.index.search.band import Band, pad, probes_name
 from longtail.index.search.gpu import check_device
 from longtail.index.search.searcher import Searcher
@@ -48,7 +48,8 @@ class TunedIndex:
         kind: kind of the index, or of its tail band.
         dim: coordinates of an augmented row.
         bands: the bands of the chosen setting.
-        chosen: the setting that is served.
+        chosen: the setting that suffices everywhere.
+        efforts: the least effort of every place on the dials and depth; empty where there is none less.
         trials: every setting that was tried, in order.
         recall_k: results per query that recall was measured at.
         recall_queries: calibration queries that it was measured with.
@@ -60,11 +61,23 @@ class TunedIndex:
     dim: int
     bands: list[Band]
     chosen: Trial
+    efforts: list[EffortAt]
     trials: list[Trial]
     recall_k: int
     recall_queries: int
     seconds: float
     filtered: FilteredSearch | None = None
+
+    @property
+    def recall(self) -> list[RecallAt]:
+        """Recall of what is served, at every place on the dials and the largest depth."""
+        served = [at for at in self.efforts if at.k == self.recall_k]
+        return [RecallAt(**at.model_dump(exclude={"k", "effort"})) for at in served] or self.chosen.recall
+
+    def searcher(self, bundle: Bundle) -> Searcher:
+        """A searcher as a release of this index has it."""
+        filtered = self.filtered.efforts if self.filtered else ()
+        return Searcher(bundle, self.bands, self.chosen.effort, filtered, self.efforts)
 
 
 def tune_index(bundle: Bundle, spec: IndexSpec, device: Device, progress: Progress) -> TunedIndex:
@@ -96,10 +109,11 @@ def tune_index(bundle: Bundle, spec: IndexSpec, device: Device, progress: Progre
         if tried[0].lowest.recall > chosen.lowest.recall:
             chosen, bands = tried
     _check_floor(chosen.lowest, spec, calibration, len(trials), "Use --spec flat")
+    efforts = _efforts_at(bundle, bands, chosen.effort, calibration, progress)
     filtered = None if kind == "flat" else tune_filtered(bundle, rows_LE, bands, chosen.effort, spec, progress)
     seconds = time.perf_counter() - started
     return TunedIndex(
-        kind, rows_LE.shape[1], bands, chosen, trials, calibration.k, calibration.queries, seconds, filtered
+        kind, rows_LE.shape[1], bands, chosen, efforts, trials, calibration.k, calibration.queries, seconds, filtered
     )
 
 
@@ -167,6 +181,7 @@ def refill_index(
             break
     chosen = max(trials, key=lambda trial: trial.lowest.recall)
     _check_floor(chosen.lowest, spec, calibration, len(trials), "build the index again")
+    efforts_at = _efforts_at(bundle, bands, chosen.effort, calibration, progress)
     kind = spec.kind(len(rows_LE))
     filtered = None if kind == "flat" else tune_filtered(bundle, rows_LE, bands, chosen.effort, spec, progress)
     seconds = time.perf_counter() - started
@@ -175,6 +190,7 @@ def refill_index(
         rows_LE.shape[1],
         list(bands),
         chosen,
+        efforts_at,
         trials,
         calibration.k,
         calibration.queries,
@@ -228,6 +244,29 @@ def _efforts(band: Band) -> Iterator[Effort]:
     for refine in _REFINE.get(band.kind, (1,)):
         for probes in depths:
             yield Effort(probes=probes, refine=refine)
+
+
+def _efforts_at(
+    bundle: Bundle, bands: Sequence[Band], chosen: Effort, calibration: Calibration, progress: Progress
+) -> list[EffortAt]:
+    """The least effort of each place and depth that reaches the target there, or as much as the chosen one does."""
+    if bands[-1].kind == "factory":  # its wrappers take no effort per search
+        return []
+    lesser = [
+        effort
+        for effort in _efforts(bands[-1])
+        if effort.probes <= chosen.probes and effort.refine <= chosen.refine and effort != chosen
+    ]
+    efforts: list[EffortAt] = []
+    for k in calibration.depths if lesser else ():
+        measured = {effort: calibration.measure(Searcher(bundle, bands, effort), k)[0] for effort in (*lesser, chosen)}
+        for place, enough in enumerate(measured[chosen]):
+            target = min(_TARGET, enough.recall)
+            least = next(effort for effort, recalls in measured.items() if recalls[place].recall >= target)
+            efforts.append(EffortAt(**dict(measured[least][place]), k=k, effort=least))
+        probes = ", ".join(f"{at.effort.probes} at {at.where}" for at in efforts if at.k == k)
+        progress(f"probes for the best {k}: {probes}")
+    return efforts
 
 
 def by_reach(bundle: Bundle, rows_LE: Float32, calibration: Calibration) -> Int64:

@@ -75,7 +75,8 @@ def open_release(path: Path, *, device: Device = "cpu", mapped: bool = True, tow
         raise _mismatch(path / INDEX_MANIFEST, index.bundle_sha256, manifest.bundle_sha256)
     bundle = replace(bundle, priors=read_priors(path, index))
     bands = read_bands(path, index, bundle, device=device, mapped=mapped)
-    searcher = Searcher(bundle, bands, index.effort, index.filtered.efforts if index.filtered else ())
+    filtered = index.filtered.efforts if index.filtered else ()
+    searcher = Searcher(bundle, bands, index.effort, filtered, index.efforts)
     return Release(path.name, path, manifest.created_at, bundle, searcher, manifest, index)
 
 

@@ -1,7 +1,7 @@
 """Answer queries from the bands of an index: search band by band, merge by score, filter, fill up.
 
-Legend: `L` labels, `B` queries, `b` some of them, `C` candidates, `K` results, `R` label rows, `E` coordinates of an
-augmented row.
+Legend: `L` labels, `B` queries, `b` and `g` some of them, `C` candidates, `K` results, `R` label rows, `E` coordinates
+of an augmented row.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ import numpy as np
 from longtail.bundle import BUCKET_NAMES, Bundle
 from longtail.bundle.arrays import Bools, Float32, Int64
 from longtail.index.errors import QueryError
-from longtail.index.manifests import Effort, FilteredEffort
+from longtail.index.manifests import Effort, EffortAt, FilteredEffort
 from longtail.index.search.band import NEARLY_WHOLE, Band
 from longtail.index.search.candidates import no_results, top_k
+from longtail.index.search.efforts import DialEfforts
 from longtail.index.search.eligible import EligibleLabels
 from longtail.index.search.exact import ExactRows
 from longtail.index.search.filters import Filter, Selection, check_rows, without_rows
@@ -42,11 +43,13 @@ class Searcher:
     Args:
         bundle: the labels' rows, popularity and buckets.
         bands: every label row stands in exactly one.
-        effort: how hard approximate bands are searched.
+        effort: how hard approximate bands are searched, wherever the dials stand.
         filtered: how much harder, where only a share of the labels may be answered.
+        efforts: the less that suffices at each place on the dials, where nearly all labels may be answered.
 
     Attributes:
         labels: L.
+        efforts: how hard a query is searched for.
 
     Example:
         An opened release has one; every query may have a λ and a filter of its own.
@@ -68,11 +71,17 @@ class Searcher:
     """
 
     def __init__(
-        self, bundle: Bundle, bands: Sequence[Band], effort: Effort, filtered: Sequence[FilteredEffort] = ()
+        self,
+        bundle: Bundle,
+        bands: Sequence[Band],
+        effort: Effort,
+        filtered: Sequence[FilteredEffort] = (),
+        efforts: Sequence[EffortAt] = (),
     ) -> None:
         self.labels = len(bundle.embeddings)
         self.bands = list(bands)
         self.effort = effort
+        self.efforts = DialEfforts(bundle, effort, efforts)
         self.filtered = sorted(filtered, key=lambda effort: effort.selectivity)
         self._exact = ExactRows(bundle)
         self._buckets_L = bundle.labels.buckets
@@ -169,7 +178,7 @@ class Searcher:
             scores_bC, rows_bC = self._exact.top(queries_bE, eligible.rows, min(k + excluded, eligible.count))
         else:
             boost = max((effort.boost for effort in measured), default=1.0)
-            scores_bC, rows_bC = self._candidates(queries_bE, k + excluded, eligible, boost)
+            scores_bC, rows_bC = self._by_effort(queries_bE, k + excluded, eligible, boost)
         if excludes is not None:
             scores_bC[self._is_excluded(rows_bC, excludes)] = -np.inf
         scores_bK, rows_bK = top_k([scores_bC], [rows_bC], k)
@@ -189,12 +198,27 @@ class Searcher:
         place = bisect_left(self.filtered, share, key=lambda effort: effort.selectivity)
         return self.filtered[max(0, place - 1) : place + 1]
 
-    def _candidates(self, queries_bE: Float32, k: int, eligible: EligibleLabels, boost: float) -> tuple[Float32, Int64]:
+    def _by_effort(self, queries_bE: Float32, k: int, eligible: EligibleLabels, boost: float) -> tuple[Float32, Int64]:
+        """The best k or more of every query with exact scores, each searched for as hard as its place takes."""
+        if eligible.count < NEARLY_WHOLE * self.labels:
+            return self._candidates(queries_bE, k, self.effort, eligible, boost)
+        groups = self.efforts.groups(queries_bE, k)
+        if len(groups) == 1:
+            return self._candidates(queries_bE, k, groups[0][0], eligible, boost)
+        scores_bK, rows_bK = no_results(len(queries_bE), k)
+        for effort, queries in groups:
+            scores_gC, rows_gC = self._candidates(queries_bE[queries], k, effort, eligible, boost)
+            scores_bK[queries], rows_bK[queries] = top_k([scores_gC], [rows_gC], k)
+        return scores_bK, rows_bK
+
+    def _candidates(
+        self, queries_bE: Float32, k: int, effort: Effort, eligible: EligibleLabels, boost: float
+    ) -> tuple[Float32, Int64]:
         """Every band's best k with exact scores, side by side: [b, C]."""
         scores, rows = [], []
         for place, ids in eligible.parts:
             band = self.bands[place]
-            scores_bC, rows_bC = band.search(queries_bE, k, self.effort, ids, boost)
+            scores_bC, rows_bC = band.search(queries_bE, k, effort, ids, boost)
             scores.append(self._exact.rescore(queries_bE, rows_bC) if band.lossy else scores_bC)
             rows.append(rows_bC)
         if len(rows) == 1:

@@ -30,7 +30,6 @@ def test_the_recipes_that_are_shipped_are_those_of_the_known_data_sets() -> None
         "delicious.toml",
         "eurlex-4k.toml",
         "gowalla-popularity.toml",
-        "gowalla-sequences.toml",
         "gowalla.toml",
         "movielens-100k.toml",
         "movielens-1m.toml",

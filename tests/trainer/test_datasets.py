@@ -233,7 +233,6 @@ def test_published_counts() -> None:
         "movielens-100k": (943, 1682, 100_000),
         "movielens-1m": (6040, 3706, 1_000_209),
         "gowalla": (29_858, 40_981, 1_027_370),
-        "gowalla-sequences": (29_858, 40_981, 1_027_370),
         "gowalla-popularity": (29_858, 40_988, 1_027_464),
         "amazon-beauty": (22_363, 12_101, 198_502),
         "delicious": (16_091, 983, 306_317),

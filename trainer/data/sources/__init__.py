@@ -46,9 +46,6 @@ DATASETS: dict[str, KnownDataset] = {
     ),
     "movielens-1m": KnownDataset(movielens.SOURCES_1M, movielens.read_1m, ("train", "test"), (6_040, 3_706, 1_000_209)),
     "gowalla": KnownDataset(lists.SOURCES_GOWALLA, lists.read_gowalla, ("train", "test"), (29_858, 40_981, 1_027_370)),
-    "gowalla-sequences": KnownDataset(
-        lists.SOURCES_GOWALLA, lists.read_gowalla, ("train", "test"), (29_858, 40_981, 1_027_370)
-    ),
     "gowalla-popularity": KnownDataset(
         lists.SOURCES_GOWALLA_POPULARITY,
         lists.read_gowalla_popularity,

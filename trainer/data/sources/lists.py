@@ -44,9 +44,9 @@ SOURCES_BEAUTY = (
 def read_gowalla(folder: Path) -> dict[str, pa.Table]:
     """`train`, `test` (`user_id`, `item_id`) of the NGCF / LightGCN split.
 
-    A user's list keeps its order, of which nothing is published and which looks like time's: the frequent items' share
-    grows along the lists, and into test. Pairs of a separate `valid.txt`, taken out of them nobody knows where, come
-    first.
+    A user's list keeps its order, of which nothing is published. It is no accident: what comes before tells what comes
+    after. Test is not what comes after the lists (benchmarks/RESULTS.md). Pairs of a separate `valid.txt`, taken out of
+    them nobody knows where, come first.
 
     Raises:
         DataError: `train.txt` or `test.txt` is missing, or not lists of ids.

@@ -1,0 +1,96 @@
+"""How hard to search for each query: what its own λ, μ and weights of priors take, at its own k.
+
+How many cells hold the best depends on how much of the score the added coordinates decide. So a build measures the
+least effort of every place on the dials, and a query takes the hardest of the places around its own: the corners of the
+smallest box of measured places that holds it. Where one was not measured, it takes the effort that suffices everywhere.
+
+Legend: `P` places on the dials, `X` added coordinates of an augmented row, `B` queries, `E` its coordinates.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from longtail.bundle import Bundle
+from longtail.bundle.arrays import Float32, Int64
+from longtail.index.manifests import Effort, EffortAt
+
+_REMEMBERED = 4_096
+"""Places of requests whose effort is known without looking at the box around them."""
+
+
+class DialEfforts:
+    """The effort of every query. Thread-safe.
+
+    Args:
+        bundle: knows the coordinates of a place on the dials.
+        hardest: what suffices at every place, and at all depths that were measured.
+        measured: the least effort of each place and depth; none: `hardest` for all.
+    """
+
+    def __init__(self, bundle: Bundle, hardest: Effort, measured: Sequence[EffortAt] = ()) -> None:
+        self._hardest = hardest
+        self._dim = bundle.embeddings.shape[1]
+        self._depths = sorted({at.k for at in measured})
+        self._of_depth = {depth: _Places(bundle, [at for at in measured if at.k == depth]) for depth in self._depths}
+        self._at = lru_cache(_REMEMBERED)(self._look_up)
+
+    def of(self, query_E: Float32, k: int) -> Effort:
+        """The effort of one augmented query for k results."""
+        if not self._depths:
+            return self._hardest
+        depth = next((depth for depth in self._depths if depth >= k), self._depths[-1])
+        return self._at(query_E[self._dim :].tobytes(), depth)
+
+    def groups(self, queries_BE: Float32, k: int) -> list[tuple[Effort, Int64]]:
+        """Places of the queries that share an effort, int64, all of them once; one group if there are no queries."""
+        if not self._depths or not len(queries_BE):
+            return [(self._hardest, np.arange(len(queries_BE)))]
+        groups: dict[Effort, list[int]] = defaultdict(list)
+        for place, query_E in enumerate(queries_BE):
+            groups[self.of(query_E, k)].append(place)
+        return [(effort, np.asarray(places)) for effort, places in groups.items()]
+
+    def _look_up(self, added: bytes, depth: int) -> Effort:
+        return self._of_depth[depth].around(np.frombuffer(added, np.float32)) or self._hardest
+
+
+class _Places:
+    """The efforts of one depth, by the added coordinates of their places."""
+
+    def __init__(self, bundle: Bundle, measured: Sequence[EffortAt]) -> None:
+        nowhere = np.zeros((1, bundle.embeddings.shape[1]), np.float32)
+        self._efforts: dict[bytes, Effort] = {}
+        for at in measured:
+            place_1E = bundle.augmentation.queries(nowhere, at.bias_removal, at.popularity, list(at.priors.values()))
+            place = place_1E[0, nowhere.shape[1] :].tobytes()
+            # Where ν is π, several pairs of λ and μ are one place.
+            self._efforts[place] = _harder(self._efforts.get(place, at.effort), at.effort)
+        self._places_PX = np.array([np.frombuffer(place, np.float32) for place in self._efforts])
+        self._values = [np.unique(values_P) for values_P in self._places_PX.T]
+
+    def around(self, own_X: Float32) -> Effort | None:
+        """The hardest of the corners around a query; None where one of them was not measured."""
+        inside_P, corners = np.ones(len(self._places_PX), np.bool_), 1
+        for values, places_P, own in zip(self._values, self._places_PX.T, own_X, strict=True):
+            above = int(np.searchsorted(values, own))
+            if above == len(values) or (above == 0 and values[0] != own):
+                return None
+            least, most = values[above if values[above] == own else above - 1], values[above]
+            inside_P &= (places_P >= least) & (places_P <= most)
+            corners *= 1 + (least != most)
+        if np.count_nonzero(inside_P) < corners:
+            return None
+        hardest = Effort()
+        for place_X in self._places_PX[inside_P]:
+            hardest = _harder(hardest, self._efforts[place_X.tobytes()])
+        return hardest
+
+
+def _harder(one: Effort, other: Effort) -> Effort:
+    """What finds as much as either."""
+    return Effort(probes=max(one.probes, other.probes), refine=max(one.refine, other.refine))

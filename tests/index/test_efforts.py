@@ -1,0 +1,146 @@
+"""How hard a query is searched for: what the places around its own take, and no less than they need."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from longtail.bundle import Bundle
+from longtail.bundle.arrays import Float32, Int64
+from longtail.index import Filter, IndexSpec, Release, Releases, Searcher, build
+from longtail.index.construct.recall import Calibration
+from longtail.index.construct.tuning import tune_index
+from longtail.index.manifests import Effort, EffortAt
+from longtail.index.search.band import Band
+from longtail.index.search.efforts import DialEfforts
+from tests.bundles import make_bundle
+
+HARDEST = Effort(probes=500, refine=9)
+
+
+def at(bias_removal: float, popularity: float, probes: int, *, k: int = 100, refine: int = 1) -> EffortAt:
+    effort = Effort(probes=probes, refine=refine)
+    return EffortAt(bias_removal=bias_removal, popularity=popularity, recall=1.0, k=k, effort=effort)
+
+
+def effort_of(bundle: Bundle, measured: list[EffortAt], bias_removal: float, popularity: float, k: int = 100) -> Effort:
+    query_1E = bundle.augmentation.queries(bundle.calibration_queries[:1], bias_removal, popularity)
+    return DialEfforts(bundle, HARDEST, measured).of(query_1E[0], k)
+
+
+@pytest.mark.parametrize(
+    ("bias_removal", "popularity", "expected"),
+    [(0, 0, 1), (0.5, 0, 2), (0.2, 0, 2), (0.5001, 0, 7), (0.3, 0.2, 2), (0.9, -0.9, 1), (0, 1, 7)],
+)
+def test_where_one_coordinate_holds_both_dials_their_sum_decides(
+    bias_removal: float, popularity: float, expected: int
+) -> None:
+    measured = [at(0, 0, 1), at(0.5, 0, 2), at(1, 0, 7), at(0, 1, 5)]
+    assert effort_of(make_bundle(), measured, bias_removal, popularity) == Effort(probes=expected)
+
+
+@pytest.mark.parametrize(
+    ("bias_removal", "popularity", "expected"),
+    [
+        (0, 0, Effort(probes=1)),
+        (0.5, 0, Effort(probes=2)),
+        (0.5, 1, Effort(probes=8, refine=4)),
+        (0.7, 0, Effort(probes=3, refine=2)),
+        (0.2, 0.1, Effort(probes=16, refine=4)),  # all four corners of the box
+        (0.7, 0.1, HARDEST),  # λ = 1, μ = 1 was not measured
+        (-0.1, 0, HARDEST),  # beyond what was measured
+        (1.1, 0, HARDEST),
+        (0, 1.1, HARDEST),
+    ],
+)
+def test_a_query_takes_the_hardest_of_the_corners_around_it(
+    bias_removal: float, popularity: float, expected: Effort
+) -> None:
+    measured = [
+        at(0, 0, 1), at(0.5, 0, 2), at(1, 0, 3, refine=2), at(0, 1, 16), at(0.5, 1, 8, refine=4),
+    ]  # fmt: skip
+    assert effort_of(make_bundle(popularity=True), measured, bias_removal, popularity) == expected
+
+
+@pytest.mark.parametrize(("k", "expected"), [(1, 1), (10, 1), (11, 4), (100, 4), (1_000, 4)])
+def test_a_short_list_takes_the_effort_of_short_lists(k: int, expected: int) -> None:
+    measured = [at(0, 0, 1, k=10), at(0, 0, 4, k=100)]
+    assert effort_of(make_bundle(), measured, 0, 0, k).probes == expected
+
+
+def test_without_measurements_every_query_takes_the_hardest() -> None:
+    assert effort_of(make_bundle(), [], 0, 0) == HARDEST
+
+
+@pytest.fixture(scope="module")
+def bundle() -> Bundle:
+    return make_bundle(labels=6000, dim=16)
+
+
+@pytest.fixture(scope="module")
+def release(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Release:
+    root: Path = tmp_path_factory.mktemp("efforts")
+    bundle.write(root / "bundle")
+    build(root / "bundle", root / "releases", name="one", spec=IndexSpec("ivf_flat"))
+    return Releases(root / "releases").open("one")
+
+
+def test_a_release_finds_at_every_place_and_depth_what_was_promised_with_no_more_effort_than_it_takes(
+    release: Release,
+) -> None:
+    calibration, efforts = Calibration(release.bundle, release.bundle.rows()), release.index.efforts
+    assert [(at.k, at.bias_removal) for at in efforts] == [
+        (k, bias_removal) for k in (10, 100) for bias_removal in (-1.0, 0.0, 0.5, 1.0, 2.0)
+    ]
+    for k in (10, 100):
+        found, _ = calibration.measure(release.searcher, k)
+        assert [at.recall for at in found] == [at.recall for at in efforts if at.k == k]
+    assert [at.recall for at in release.index.recall] == [at.recall for at in efforts if at.k == 100]
+    assert min(at.recall for at in efforts) >= 0.99
+    assert max(at.effort.probes for at in efforts) == release.index.effort.probes
+    assert min(at.effort.probes for at in efforts) < release.index.effort.probes
+    bands = release.searcher.bands
+    for probes in {at.effort.probes for at in efforts} - {8}:
+        less = {
+            k: calibration.measure(Searcher(release.bundle, bands, Effort(probes=probes // 2)), k)[0] for k in (10, 100)
+        }
+        for place, at_place in enumerate(efforts):
+            if at_place.effort.probes == probes:
+                assert less[at_place.k][place % 5].recall < 0.99
+
+
+def test_queries_of_one_batch_are_answered_as_each_alone(release: Release) -> None:
+    bundle = release.bundle
+    queries = np.concatenate([bundle.augmentation.queries(bundle.calibration_queries[:7], at) for at in (-1, 0.2, 2)])
+    order = np.random.default_rng(0).permutation(len(queries))
+    scores, rows = release.searcher.search(queries[order], 10)
+    assert len(release.searcher.efforts.groups(queries, 10)) > 1
+    for place, query in enumerate(order):
+        alone = release.searcher.search(queries[query : query + 1], 10)
+        np.testing.assert_array_equal(rows[place], alone[1][0])
+        np.testing.assert_allclose(scores[place], alone[0][0], rtol=1e-5)
+
+
+def test_under_a_filter_the_effort_is_what_filters_were_measured_with(
+    release: Release, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    search = Band.search
+
+    def recorded(band: Band, queries: Float32, k: int, effort: Effort, *rest: Any) -> tuple[Float32, Int64]:
+        seen.append(effort.probes)
+        return search(band, queries, k, effort, *rest)
+
+    monkeypatch.setattr(Band, "search", recorded)
+    query = release.bundle.augmentation.queries(release.bundle.calibration_queries[:1], 2.0)
+    release.searcher.search(query, 10)
+    release.searcher.search(query, 10, [Filter(buckets=frozenset({2}))])
+    assert (set(seen[:2]), set(seen[2:])) == ({8}, {release.index.effort.probes})
+
+
+def test_where_no_effort_is_less_none_is_recorded(bundle: Bundle) -> None:
+    assert tune_index(bundle, IndexSpec("flat"), "cpu", lambda _: None).efforts == []
+    assert tune_index(bundle, IndexSpec("IVF64,Flat", recall_floor=0), "cpu", lambda _: None).efforts == []
