@@ -4,6 +4,8 @@ TFRS_VENV := .venv-tfrs
 TOOLS_VENV := .venv-tools
 DOCS_VENV := .venv-docs
 PORT ?= 8000
+# Environments are installed side by side, and the code is checked meanwhile.
+MAKEFLAGS += --jobs=3
 # Whole files to a core each, long ones first (tests/conftest.py); at most four, as each may hold TensorFlow.
 PYTEST := $(VENV)/bin/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 

@@ -6,10 +6,17 @@ an unmarked test that starts one fails, so that the mark cannot be forgotten. `s
 
 from __future__ import annotations
 
+import gc
+import os
 import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+# What fails in tf2onnx is not passed over, so it copies no graph before each of its optimisers to go back to.
+os.environ["TF2ONNX_CATCH_ERRORS"] = "FALSE"
 
 HERE = Path(__file__).parent
 PROCESS_FOLDERS = tuple(HERE / folder for folder in ("docker", "end_to_end", "examples", "serving/dashboard", "tfrs"))
@@ -29,6 +36,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.process)
     rank = {HERE / name: place for place, name in enumerate(LONG_FILES)}
     items.sort(key=lambda item: rank.get(item.path, len(rank)))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _what_is_imported_stays() -> Iterator[None]:
+    """The garbage collector passes over TensorFlow and thousands of tests, half a million objects. A service has it
+    look at all there are whenever it loads a release; where tests load hundreds in this process, it does not."""
+    gc.collect()
+    gc.freeze()
+    with pytest.MonkeyPatch.context() as patched:
+        if follower := sys.modules.get("longtail.serving.core.follower"):
+            patched.setattr(follower, "_freeze", lambda: None)
+        yield
 
 
 @pytest.fixture(autouse=True)
