@@ -4,8 +4,6 @@ TFRS_VENV := .venv-tfrs
 TOOLS_VENV := .venv-tools
 DOCS_VENV := .venv-docs
 PORT ?= 8000
-# Environments are installed side by side, and the code is checked meanwhile.
-MAKEFLAGS += --jobs=3
 # Whole files to a core each, long ones first (tests/conftest.py); at most four, as each may hold TensorFlow.
 PYTEST := $(VENV)/bin/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
@@ -14,7 +12,8 @@ PYTEST := $(VENV)/bin/python -m pytest --numprocesses logical --maxprocesses 4 -
 demo: $(VENV)/.installed  ## Train, index and serve MovieLens 100K; ONESHOT=1 stops after the first query.
 	$(VENV)/bin/python demo.py --port $(PORT) $(if $(ONESHOT),--oneshot)
 
-test: $(VENV)/.installed $(TFRS_VENV)/.installed $(TOOLS_VENV)/.installed check  ## Everything: lint, types, the whole suite.
+test:  ## Everything: lint, types, the whole suite.
+	$(MAKE) --jobs=3 check $(TFRS_VENV)/.installed $(TOOLS_VENV)/.installed
 	PATH="$$PATH:$(CURDIR)/$(TOOLS_VENV)/bin" LONGTAIL_TFRS_PYTHON=$(TFRS_VENV)/bin/python $(PYTEST)
 
 quick: $(VENV)/.installed  ## The tests that need no other process, no browser and no TFRS.
