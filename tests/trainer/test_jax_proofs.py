@@ -22,7 +22,7 @@ SLOW_ON_JAX = (
     "a_model or central_differences or error_of_rare or many_hits or learn or checkpoint or one_over_m or eta_goes "
     "or popularity or two_epochs or second_layer or get_none_of_it or is_the_smoothed_target or signal_is_clearest "
     "or (weight_of_2 and importance) or of_the_whole_catalogue_on_average "
-    "or was_killed or best_labels or beside_ or of_each_part"
+    "or was_killed or best_labels or beside_ or of_each_part or serves_its_average or histories or 50-1"
 )
 """Steps of whole models, which `test_backends` runs compiled; Monte Carlo of many shapes, each one compiled; one
 sampler more of the same tables."""

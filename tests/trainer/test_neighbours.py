@@ -197,9 +197,8 @@ def test_a_step_needs_to_know_where_the_rows_own_queries_are() -> None:
     model, encoding = built(job(), dataset)
     batch = encoding.query.of_pairs(np.arange(4), np.random.default_rng(0))
     batch |= {"_positive": dataset.train.labels[:4], "_weight": np.ones(4, np.float32)}
-    inputs = {("query", name): column for name, column in batch.items() if name[0] != "_"}
     with pytest.raises(ValueError, match=r"audiences: expected _own in its batch, received none"):
-        model.train_step._inputs(inputs, batch["_positive"], {}, batch)
+        model.train_step(batch)
     settings = {"batch_size": 4, "one_label_per_query": False, "seed": 0, "epoch": 0, "first": 0}
     ((_, made), *_) = epoch_batches(dataset.train, encoding.query, audience=encoding.audience, **settings)
     assert made["_own"].tolist() == encoding.audience.own[made["_pair"]].tolist()

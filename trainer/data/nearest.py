@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
-from scipy.sparse import csr_matrix  # type: ignore[import-untyped]
 
 from longtail.bundle import Inputs
 from longtail.bundle.arrays import Int32, Int64
@@ -97,7 +96,9 @@ def nearest_rows(rows_N: Int32, columns_N: Int32, *, shape: tuple[int, int], k: 
                [ 0,  1],
                [-1, -1]], dtype=int32)
     """
+    # Neither has to be there where a recipe is only checked, or a model of TFRS exported.
     from implicit.nearest_neighbours import CosineRecommender
+    from scipy.sparse import csr_matrix  # type: ignore[import-untyped]
 
     entries = csr_matrix((np.ones(len(rows_N), np.float32), (columns_N, rows_N)), shape=shape[::-1])
     entries.data[:] = 1  # what came twice was added up
