@@ -109,7 +109,7 @@ def tune_index(bundle: Bundle, spec: IndexSpec, device: Device, progress: Progre
         if tried[0].lowest.recall > chosen.lowest.recall:
             chosen, bands = tried
     _check_floor(chosen.lowest, spec, calibration, len(trials), "Use --spec flat")
-    efforts = _efforts_at(bundle, bands, chosen.effort, calibration, progress)
+    efforts = _efforts_at(bundle, bands, chosen, trials, calibration, progress)
     filtered = None if kind == "flat" else tune_filtered(bundle, rows_LE, bands, chosen.effort, spec, progress)
     seconds = time.perf_counter() - started
     return TunedIndex(
@@ -181,7 +181,7 @@ def refill_index(
             break
     chosen = max(trials, key=lambda trial: trial.lowest.recall)
     _check_floor(chosen.lowest, spec, calibration, len(trials), "build the index again")
-    efforts_at = _efforts_at(bundle, bands, chosen.effort, calibration, progress)
+    efforts_at = _efforts_at(bundle, bands, chosen, trials, calibration, progress)
     kind = spec.kind(len(rows_LE))
     filtered = None if kind == "flat" else tune_filtered(bundle, rows_LE, bands, chosen.effort, spec, progress)
     seconds = time.perf_counter() - started
@@ -247,20 +247,30 @@ def _efforts(band: Band) -> Iterator[Effort]:
 
 
 def _efforts_at(
-    bundle: Bundle, bands: Sequence[Band], chosen: Effort, calibration: Calibration, progress: Progress
+    bundle: Bundle,
+    bands: Sequence[Band],
+    chosen: Trial,
+    trials: Sequence[Trial],
+    calibration: Calibration,
+    progress: Progress,
 ) -> list[EffortAt]:
     """The least effort of each place and depth that reaches the target there, or as much as the chosen one does."""
     if bands[-1].kind == "factory":  # its wrappers take no effort per search
         return []
+    most = chosen.effort
     lesser = [
         effort
         for effort in _efforts(bands[-1])
-        if effort.probes <= chosen.probes and effort.refine <= chosen.refine and effort != chosen
+        if effort.probes <= most.probes and effort.refine <= most.refine and effort != most
     ]
+    tried = {(trial.effort, calibration.k): trial.recall for trial in trials if trial.head == chosen.head}
     efforts: list[EffortAt] = []
     for k in calibration.depths if lesser else ():
-        measured = {effort: calibration.measure(Searcher(bundle, bands, effort), k)[0] for effort in (*lesser, chosen)}
-        for place, enough in enumerate(measured[chosen]):
+        measured = {
+            effort: tried.get((effort, k)) or calibration.measure(Searcher(bundle, bands, effort), k)[0]
+            for effort in (*lesser, most)
+        }
+        for place, enough in enumerate(measured[most]):
             target = min(_TARGET, enough.recall)
             least = next(effort for effort, recalls in measured.items() if recalls[place].recall >= target)
             efforts.append(EffortAt(**dict(measured[least][place]), k=k, effort=least))

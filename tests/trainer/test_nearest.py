@@ -32,6 +32,7 @@ from longtail.trainer.progress import Reporter
 from longtail.trainer.train import train
 from longtail.trainer.trained import Trained
 from tests.trainer import tiny
+from tests.trainer.groups import found_of_groups
 
 T, WEIGHT, B = 0.2, 0.5, 6
 ROWS = [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (2, 1), (2, 2), (3, 3), (4, 3), (4, 4), (5, 5)]
@@ -276,27 +277,10 @@ def test_a_run_that_was_killed_goes_on_with_the_same_neighbours(
 
 @pytest.mark.usefixtures("no_xla")
 def test_a_model_of_few_pairs_learns_of_neighbours(tmp_path: Path) -> None:
-    """Sixty groups of four labels; a query chooses two of one, and another of it is to be found: the mean reciprocal
-    rank of one that is held out."""
-    rng = np.random.default_rng(0)
-    labels_QP = rng.integers(0, 60, 300)[:, None] * 4 + np.array([rng.permutation(4) for _ in range(300)])
-    queries = np.arange(300)
-    data = tiny.dataset(
-        tiny.pairs(*[(query, label) for query in queries for label in labels_QP[query, :2]]), queries=300, labels=240
-    )
+    """Sixty groups, and two labels of each chosen."""
 
     def found(name: str, loss: dict[str, Any]) -> float:
-        wide = {"dim": 8}
-        recipe = tiny.recipe(
-            query={"features": [tiny.USER | wide]}, label={"features": [tiny.ITEM | wide]},
-            model={"dim": 8, "temperature": 0.1}, loss=loss, training={"batch_size": 60},
-            optimizer={"embedding_learning_rate": 0.05},
-        )  # fmt: skip
-        trained = run(recipe, tmp_path / name, epochs=8, data=data)
-        scores = trained.embed_queries(queries.astype(np.int32)) @ trained.model.embed_labels().T
-        np.put_along_axis(scores, labels_QP[:, :2], -np.inf, axis=1)
-        own = np.take_along_axis(scores, labels_QP[:, 2:3], axis=1)
-        return float(np.mean(1 / (1 + (scores > own).sum(axis=1))))
+        return found_of_groups(tmp_path / name, loss, groups=60, queries=300, chosen=2)
 
     without, there = found("without", {}), found("there", {"neighbours": {"weight": 1.0}})
     assert there > without + 0.2

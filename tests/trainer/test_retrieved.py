@@ -31,6 +31,7 @@ from longtail.trainer.retrieving import Retrieval
 from longtail.trainer.train import train
 from longtail.trainer.trained import Trained
 from tests.trainer import tiny
+from tests.trainer.groups import found_of_groups
 
 L, B, GAMMA, WEIGHT = 7, 4, 0.25, 3.0
 TRAIN = tiny.pairs((0, 0), (0, 1), (1, 2), (1, 1), (2, 3), (2, 4), (3, 5), (3, 0))
@@ -264,27 +265,12 @@ def test_after_a_warm_start_only_queries_that_epochs_visit_are_searched_for(tmp_
 
 @pytest.mark.usefixtures("no_xla")
 def test_a_model_learns_more_of_its_own_mistakes_than_of_uniform_draws(tmp_path: Path) -> None:
-    """Eighty groups of four labels; a query chooses three of one, and the fourth is to be found. Eight negatives a row
-    for as many steps, all drawn uniformly, or half of them retrieved: the mean reciprocal rank of what is held out."""
-    rng = np.random.default_rng(0)
-    labels_QP = rng.integers(0, 80, 400)[:, None] * 4 + np.array([rng.permutation(4) for _ in range(400)])
-    queries = np.arange(400)
-    data = tiny.dataset(
-        tiny.pairs(*[(query, label) for query in queries for label in labels_QP[query, :3]]), queries=400, labels=320
-    )
+    """Eighty groups, and three labels of each chosen. Eight negatives a row for as many steps, all drawn uniformly, or
+    half of them retrieved."""
 
     def found(name: str, loss: dict[str, Any]) -> float:
-        wide = {"dim": 8}
-        recipe = tiny.recipe(
-            query={"features": [tiny.USER | wide]}, label={"features": [tiny.ITEM | wide]},
-            model={"dim": 8, "temperature": 0.1}, loss={"weight": "importance"} | loss,
-            training={"batch_size": 60}, optimizer={"embedding_learning_rate": 0.05},
-        )  # fmt: skip
-        trained = run(recipe, tmp_path / name, epochs=8, data=data)
-        scores = trained.embed_queries(queries.astype(np.int32)) @ trained.model.embed_labels().T
-        np.put_along_axis(scores, labels_QP[:, :3], -np.inf, axis=1)
-        own = np.take_along_axis(scores, labels_QP[:, 3:], axis=1)
-        return float(np.mean(1 / (1 + (scores > own).sum(axis=1))))
+        loss = {"weight": "importance"} | loss
+        return found_of_groups(tmp_path / name, loss, groups=80, queries=400, chosen=3)
 
     uniform = found("uniform", {"sampler": {"name": "uniform", "negatives": 8, "shared": False}})
     four = {"name": "uniform", "negatives": 4, "shared": False}
