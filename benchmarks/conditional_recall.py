@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from longtail.bundle import Bundle
 from longtail.index import Searcher
-from longtail.index.construct.tuning import train_index
+from longtail.index.construct.bands import train_index
 from longtail.index.manifests import Effort
 from longtail.index.search.band import Band
 from longtail.serving import Encoder

@@ -28,8 +28,9 @@ from longtail.bundle import Augmentation, Buckets, Bundle, log_frequencies
 from longtail.bundle.arrays import Int64
 from longtail.bundle.manifest import dial_words
 from longtail.index import ExactRows, Filter, IndexSpec, PriorTable, Releases, Searcher, build
+from longtail.index.construct.bands import by_reach, make_bands, train_index
 from longtail.index.construct.recall import Calibration
-from longtail.index.construct.tuning import by_reach, make_bands, train_index, tune_index
+from longtail.index.construct.tuning import tune_index
 from longtail.index.manifests import Effort, Kind
 from longtail.index.search.band import Band
 from tests.bundles import make_bundle

@@ -16,7 +16,7 @@ READ_VERSIONS = (1, 2, 3, SCHEMA_VERSION)
 """Version 1 knows no μ: recall was measured at λ alone, of bundles whose one coordinate holds both. Version 2 knows no
 priors. Up to version 3 one effort serves every place on the dials."""
 
-Kind = Literal["flat", "ivf_flat", "ivf_pq", "hnsw", "factory"]
+Kind = Literal["flat", "ivf_flat", "ivf_sq", "ivf_fastscan", "ivf_pq", "hnsw", "factory"]
 Device = Literal["cpu", "gpu"]
 
 
@@ -26,7 +26,8 @@ class Effort(Record):
     probes: int = Field(default=1, ge=1)
     """Cells an IVF visits (nprobe), candidates an HNSW keeps (efSearch); 1 where neither exists."""
     refine: int = Field(default=1, ge=1)
-    """Candidates fetched per result and scored again exactly, for indexes that compress rows."""
+    """Candidates fetched per result and scored again exactly, for indexes that compress rows; of `ivf_sq` and
+    `ivf_fastscan` for a hundred results at the least."""
 
 
 class RecallAt(Record):

@@ -13,6 +13,7 @@ from typing import get_args
 from longtail.index.errors import SpecError
 from longtail.index.manifests import Kind
 
+CHOICES = "auto, flat, ivf_flat, ivf_sq, ivf_fastscan, ivf_pq, hnsw or a FAISS factory string"
 FLAT_UP_TO = 50_000
 """Catalogues for which `auto` stays exact: scanning 50,000 rows of 64 floats takes about half a
 millisecond on one core, and exact search needs no tuning and answers every filter exactly."""
@@ -22,6 +23,12 @@ _POINTS_PER_CELL = 39
 _PQ_CODES = 256
 _PQ_LEAST_LABELS = _POINTS_PER_CELL * _PQ_CODES
 _PQ_DIMS_PER_BYTE = 4
+_FASTSCAN_CODES = 16
+_FASTSCAN_LEAST_LABELS = _POINTS_PER_CELL * _FASTSCAN_CODES
+_FASTSCAN_DIMS = 2
+"""Coordinates that share a code of four bits."""
+_SQ_STEP = 16
+"""FAISS reads scalar codes several at a time only where they are a multiple of these; else at a sixth of the speed."""
 _HNSW_LINKS = 32
 
 
@@ -30,7 +37,7 @@ class IndexSpec:
     """What index to build, and the recall that it must reach.
 
     Args:
-        text: `auto`, `flat`, `ivf_flat`, `ivf_pq`, `hnsw`, or any FAISS factory string.
+        text: `auto`, `flat`, `ivf_flat`, `ivf_sq`, `ivf_fastscan`, `ivf_pq`, `hnsw`, or any FAISS factory string.
         recall_floor: least recall@100 against exact search at every measured λ and μ; a build below it fails.
 
     Raises:
@@ -42,7 +49,7 @@ class IndexSpec:
 
     def __post_init__(self) -> None:
         if not self.text.strip():
-            raise SpecError(f"index spec: expected {_choices()}, received {self.text!r}")
+            raise SpecError(f"index spec: expected {CHOICES}, received {self.text!r}")
         if not 0 <= self.recall_floor <= 1:
             raise SpecError(f"recall floor: expected 0 <= floor <= 1, received {self.recall_floor}")
 
@@ -61,7 +68,7 @@ class IndexSpec:
         A width beyond `dim` means rows and queries are padded with zeros, which changes no score.
 
         Raises:
-            SpecError: ivf_pq with too few labels to train its codes.
+            SpecError: ivf_fastscan or ivf_pq with too few labels to train its codes.
         """
         cells = max(1, min(round(4 * math.sqrt(labels)), labels // _POINTS_PER_CELL))
         match self.kind(labels):
@@ -71,12 +78,15 @@ class IndexSpec:
                 return f"IVF{cells},Flat", dim
             case "hnsw":
                 return f"HNSW{_HNSW_LINKS},Flat", dim
+            case "ivf_sq":
+                return f"IVF{cells},SQ8", _SQ_STEP * math.ceil(dim / _SQ_STEP)
+            case "ivf_fastscan":
+                _check_labels("ivf_fastscan", labels, _FASTSCAN_LEAST_LABELS)
+                codes = math.ceil(dim / _FASTSCAN_DIMS)
+                # "r": codes are of what a row adds to its cell's centroid.
+                return f"IVF{cells},PQ{codes}x4fsr", codes * _FASTSCAN_DIMS
             case "ivf_pq":
-                if labels < _PQ_LEAST_LABELS:
-                    raise SpecError(
-                        f"ivf_pq: expected at least {_PQ_LEAST_LABELS:,} labels outside the head to train its codes, "
-                        f"received {labels:,}; use --spec auto"
-                    )
+                _check_labels("ivf_pq", labels, _PQ_LEAST_LABELS)
                 # GPUs take code sizes that are multiples of four bytes.
                 code_bytes = 4 * math.ceil(dim / (4 * _PQ_DIMS_PER_BYTE))
                 # "np" skips polysemous training, which takes minutes and which no search here makes use of.
@@ -85,5 +95,9 @@ class IndexSpec:
                 return self.text, dim
 
 
-def _choices() -> str:
-    return "auto, flat, ivf_flat, ivf_pq, hnsw or a FAISS factory string"
+def _check_labels(kind: Kind, labels: int, least: int) -> None:
+    if labels < least:
+        raise SpecError(
+            f"{kind}: expected at least {least:,} labels outside the head to train its codes, received {labels:,}; "
+            "use --spec auto"
+        )

@@ -14,30 +14,32 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import faiss
-import numpy as np
 
 from longtail.bundle import Bundle
-from longtail.bundle.arrays import Float32, Int64
+from longtail.bundle.arrays import Float32
+from longtail.index.construct.bands import by_reach, make_bands
 from longtail.index.construct.filtered import tune_filtered
 from longtail.index.construct.recall import Calibration, Progress
 from longtail.index.construct.spec import IndexSpec
-from longtail.index.errors import RecallFloorError, SpecError
+from longtail.index.errors import RecallFloorError
 from longtail.index.manifests import Device, Effort, EffortAt, FilteredSearch, Kind, RecallAt, Trial
-from longtail.index.search.band import Band, pad, probes_name
+from longtail.index.search.band import CODED, Band, pad, probes_name
 from longtail.index.search.gpu import check_device
 from longtail.index.search.searcher import Searcher
 
-_TRAINING_ROWS_PER_CELL = 64
-"""k-means sample: enough for stable cells, and a million labels train in seconds."""
 _TARGET = 0.99
 """Recall at which the build stops looking for better settings; a floor above it becomes the target."""
 _HEAD_SHARES = (0.003, 0.01, 0.04, 0.16)
 _HEAD_LEAST = 1_000
 _PROBES: dict[str, tuple[int, ...]] = {"nprobe": (8, 16, 32, 64, 128, 256), "efSearch": (64, 128, 256, 512), "": (1,)}
-_REFINE: dict[Kind, tuple[int, ...]] = {"ivf_pq": (4, 16), "factory": (1, 4, 16)}
+_REFINE: dict[Kind, tuple[int, ...]] = {
+    "ivf_sq": (1, 2),
+    "ivf_fastscan": (1, 2, 4, 8),
+    "ivf_pq": (4, 16),
+    "factory": (1, 4, 16),
+}
 
 
 @dataclass(frozen=True)
@@ -117,39 +119,10 @@ def tune_index(bundle: Bundle, spec: IndexSpec, device: Device, progress: Progre
     )
 
 
-def train_index(factory: str, width: int, rows_LE: Float32, device: Device) -> Any:
-    """A trained FAISS index on the CPU with id i = row i of `rows_LE`, metric inner product.
-
-    Args:
-        factory: FAISS factory string.
-        width: coordinates the index takes; rows are padded with zeros up to it.
-        rows_LE: float32 [L, E], E <= width.
-        device: where to train and add; a GPU's index comes back to the CPU, which serves it.
-
-    Raises:
-        SpecError: FAISS refuses the string, the rows, or the device.
-    """
-    try:
-        index = faiss.index_factory(width, factory, faiss.METRIC_INNER_PRODUCT)
-        if index.metric_type != faiss.METRIC_INNER_PRODUCT:
-            raise SpecError(
-                f"index spec {factory!r}: expected an index that searches by inner product, received another"
-            )
-        if isinstance(index, faiss.IndexIVF):
-            index.cp.max_points_per_centroid = _TRAINING_ROWS_PER_CELL
-        return _fill(index, pad(rows_LE, width), device)
-    except RuntimeError as error:
-        raise SpecError(
-            f"index spec {factory!r}: expected auto, flat, ivf_flat, ivf_pq, hnsw or a factory string that FAISS "
-            f"{faiss.__version__} builds on {device} for {len(rows_LE):,} rows of {width} coordinates; "
-            f"it answered: {_reason(error)}"
-        ) from error
-
-
 def refill_index(
     bundle: Bundle, spec: IndexSpec, bands: Sequence[Band], effort: Effort, head: int, progress: Progress
 ) -> TunedIndex:
-    """The same index over new rows: what was trained stays, every label goes to where its row belongs now.
+    """The same index over new rows: cells stay, every label goes to where its row belongs now.
 
     Effort begins where the index stands, and grows until recall reaches the floor.
 
@@ -170,9 +143,13 @@ def refill_index(
     calibration = Calibration(bundle, rows_LE)
     for band in bands:
         progress(f"fill {band.name}")
+        rows_NE = pad(rows_LE[band.rows_N], band.index.d)
         band.index.reset()
-        band.index.add(pad(rows_LE[band.rows_N], band.index.d))
-    efforts = [effort, *(more for more in _efforts(bands[-1]) if more.probes > effort.probes)]
+        if band.kind in CODED:
+            # Within what old rows spanned, codes would cut off those that moved most: the ones that a new prior lifts.
+            band.index.train(rows_NE)
+        band.index.add(rows_NE)
+    efforts = [effort, *(more for more in _efforts(bands[-1]) if more != effort and _at_least(more, effort))]
     trials = []
     for tried in efforts:
         recall, rate = calibration.measure(Searcher(bundle, bands, tried))
@@ -237,13 +214,16 @@ def _heads(kind: Kind, labels: int) -> list[int]:
 
 
 def _efforts(band: Band) -> Iterator[Effort]:
-    """Efforts to try on the approximate band, cheapest first; none beyond looking everywhere."""
+    """Efforts to try on the approximate band, about cheapest first; none beyond looking everywhere."""
     name = probes_name(band.index)
     everywhere = faiss.try_extract_index_ivf(band.index).nlist if name == "nprobe" else len(band.rows_N)
     depths = sorted({min(probes, everywhere) for probes in _PROBES[name]})
-    for refine in _REFINE.get(band.kind, (1,)):
-        for probes in depths:
-            yield Effort(probes=probes, refine=refine)
+    efforts = [Effort(probes=probes, refine=refine) for refine in _REFINE.get(band.kind, (1,)) for probes in depths]
+    yield from sorted(efforts, key=lambda effort: effort.probes * effort.refine)
+
+
+def _at_least(more: Effort, effort: Effort) -> bool:
+    return more.probes >= effort.probes and more.refine >= effort.refine
 
 
 def _efforts_at(
@@ -258,11 +238,7 @@ def _efforts_at(
     if bands[-1].kind == "factory":  # its wrappers take no effort per search
         return []
     most = chosen.effort
-    lesser = [
-        effort
-        for effort in _efforts(bands[-1])
-        if effort.probes <= most.probes and effort.refine <= most.refine and effort != most
-    ]
+    lesser = [effort for effort in _efforts(bands[-1]) if _at_least(most, effort) and effort != most]
     tried = {(trial.effort, calibration.k): trial.recall for trial in trials if trial.head == chosen.head}
     efforts: list[EffortAt] = []
     for k in calibration.depths if lesser else ():
@@ -277,69 +253,3 @@ def _efforts_at(
         probes = ", ".join(f"{at.effort.probes} at {at.where}" for at in efforts if at.k == k)
         progress(f"probes for the best {k}: {probes}")
     return efforts
-
-
-def by_reach(bundle: Bundle, rows_LE: Float32, calibration: Calibration) -> Int64:
-    """Label rows, those first that may be answered whatever the query, int64 [L].
-
-    That is the most frequent ones, and with priors, in turn, those that each place on the dials lifts most.
-
-    Args:
-        bundle: whose labels are ordered.
-        rows_LE: float32 [L, E], its augmented rows.
-        calibration: knows the places.
-    """
-    by_popularity_L = np.argsort(-bundle.labels.log_pi, kind="stable")
-    if bundle.priors is None:
-        return by_popularity_L
-    ranks = [by_popularity_L]
-    for place in calibration.places:
-        added_E = bundle.augmentation.queries(np.zeros((1, bundle.manifest.dim), np.float32), *place)[0]
-        lift_L = rows_LE @ added_E
-        if any(place[2]) and np.ptp(lift_L) > 0:
-            ranks.append(np.argsort(-lift_L, kind="stable"))
-    best_L = np.full(len(rows_LE), len(rows_LE))
-    for order_L in ranks:
-        best_L[order_L] = np.minimum(best_L[order_L], np.arange(len(order_L)))
-    return np.argsort(best_L, kind="stable")
-
-
-def make_bands(spec: IndexSpec, rows_LE: Float32, by_reach_L: Int64, head: int, device: Device) -> list[Band]:
-    """The exact head, if any, and the rest as the spec asks; label rows ascend within a band.
-
-    Args:
-        spec: kind of the rest.
-        rows_LE: float32 [L, E], augmented rows.
-        by_reach_L: int64 [L], label rows, those of the head first.
-        head: how many they are.
-        device: where FAISS trains.
-    """
-    labels = len(rows_LE)
-
-    def band(name: str, spec: IndexSpec, rows_N: Int64) -> Band:
-        factory, width = spec.factory(len(rows_N), rows_LE.shape[1])
-        kind = spec.kind(labels)
-        return Band(name, kind, factory, train_index(factory, width, rows_LE[rows_N], device), rows_N)
-
-    if not head:
-        return [band("all", spec, np.arange(labels, dtype=np.int64))]
-    # An approximate `auto` keeps its kind when its tail alone would be small enough for flat.
-    tail_spec = IndexSpec(spec.kind(labels), spec.recall_floor)
-    return [
-        band("head", IndexSpec("flat"), np.sort(by_reach_L[:head])),
-        band("tail", tail_spec, np.sort(by_reach_L[head:])),
-    ]
-
-
-def _fill(index: Any, rows_LE: Float32, device: Device) -> Any:
-    if device == "gpu":
-        resources = faiss.StandardGpuResources()
-        index = faiss.index_cpu_to_gpu(resources, 0, index)
-    index.train(rows_LE)
-    index.add(rows_LE)
-    return faiss.index_gpu_to_cpu(index) if device == "gpu" else index
-
-
-def _reason(error: RuntimeError) -> str:
-    """FAISS's own sentence, without its C++ signature and source path."""
-    return " ".join(str(error).split("Error: ", 1)[-1].split(" at /", 1)[-1].split())

@@ -29,9 +29,14 @@ _MARGIN = 100
 """Results fetched beyond the share's, where what is ruled out is dropped afterwards: a few hidden labels are a
 share of nothing, but may all be the best of one query."""
 
-_LOSSY: tuple[Kind, ...] = ("ivf_pq", "factory")
+_CELLS: tuple[Kind, ...] = ("ivf_flat", "ivf_sq", "ivf_fastscan", "ivf_pq")
+"""Kinds that are an inverted file."""
+CODED: tuple[Kind, ...] = ("ivf_sq", "ivf_fastscan")
+"""Kinds whose short lists have as many candidates as lists of `MEASURED_DEPTH` results: codes confuse the ten best with
+more others than the factor counts."""
+_LOSSY: tuple[Kind, ...] = ("ivf_sq", "ivf_fastscan", "ivf_pq", "factory")
 ON_GPU: tuple[Kind, ...] = ("flat", "ivf_flat", "ivf_pq")
-"""Kinds that FAISS's GPU backend has."""
+"""Kinds that are searched on a GPU."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +91,8 @@ class Band:
         """
         filtered = ids.share < NEARLY_WHOLE
         refine = math.ceil(effort.refine * boost) if filtered and self.lossy else effort.refine
-        fetch = min(k * refine, len(self.rows_N))
+        wanted = max(k, MEASURED_DEPTH) if self.kind in CODED else k
+        fetch = min(wanted * refine, len(self.rows_N))
         depth = max(1.0, k / (MEASURED_DEPTH * ids.share))
         probes = math.ceil(effort.probes * depth**PROBES_PER_DEPTH)
         queries_BE = pad(queries_BE, self.index.d)
@@ -95,7 +101,7 @@ class Band:
         elif self.kind == "factory" and not ids.whole:
             scores_BC, ids_BC = self.index.search(queries_BE, self._overfetch(fetch, ids))
             ids_BC[~ids.contains(ids_BC)] = NO_ROW
-        elif self.kind in ("ivf_flat", "ivf_pq") and filtered:
+        elif self.kind in _CELLS and filtered:
             near = self.cells.nearest(queries_BE, k, effort.probes, ids, boost)
             scores_BC, ids_BC = self.cells.search(queries_BE, fetch, near, ids)
         elif self.kind == "hnsw" and filtered:
@@ -114,12 +120,12 @@ class Band:
     def _search_cpu(self, queries_BE: Float32, fetch: int, probes: int, ids: IdSet) -> tuple[Float32, Int64]:
         parameters = None
         match self.kind:
-            case "ivf_flat" | "ivf_pq":
-                parameters = ids.parameters(faiss.SearchParametersIVF, nprobe=min(probes, self.index.nlist))
-            case "hnsw":
-                parameters = ids.parameters(faiss.SearchParametersHNSW, efSearch=min(probes, len(self.rows_N)))
             case "flat":
                 parameters = ids.parameters(faiss.SearchParameters)
+            case "hnsw":
+                parameters = ids.parameters(faiss.SearchParametersHNSW, efSearch=min(probes, len(self.rows_N)))
+            case kind if kind in _CELLS:
+                parameters = ids.parameters(faiss.SearchParametersIVF, nprobe=min(probes, self.index.nlist))
         scores_BC, ids_BC = self.index.search(queries_BE, fetch, params=parameters)
         return scores_BC, ids_BC
 

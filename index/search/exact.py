@@ -42,7 +42,7 @@ class ExactRows:
         for start in range(0, len(rows_BC), step):
             rows_bC = rows_BC[start : start + step]
             candidates_bCE = self.gather(np.maximum(rows_bC, 0).ravel()).reshape(*rows_bC.shape, self.dim)
-            scores_BC[start : start + step] = np.einsum("bce,be->bc", candidates_bCE, queries_BE[start : start + step])
+            scores_BC[start : start + step] = (candidates_bCE @ queries_BE[start : start + step, :, None])[..., 0]
         scores_BC[rows_BC == NO_ROW] = -np.inf
         return scores_BC
 

@@ -20,6 +20,8 @@ KINDS = {
     "hnsw": SMALL,
     "IVF16,Flat": SMALL,
     "PCA8,IVF16,SQ8": SMALL,
+    "ivf_sq": SMALL,
+    "ivf_fastscan": LARGE,
     "ivf_pq": LARGE,
 }
 """Spec → labels of the catalogue it is tried on."""

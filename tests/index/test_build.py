@@ -10,8 +10,9 @@ import pytest
 
 from longtail.bundle import BiasRemoval, Bundle, Popularity
 from longtail.index import IndexSpec, LongtailIndexError, RecallFloorError, Releases, Searcher, build
+from longtail.index.construct.bands import train_index
 from longtail.index.construct.recall import Calibration
-from longtail.index.construct.tuning import train_index, tune_index
+from longtail.index.construct.tuning import tune_index
 from longtail.index.manifests import Effort
 from longtail.index.search.band import Band
 from tests.bundles import make_bundle

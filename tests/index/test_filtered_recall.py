@@ -11,7 +11,8 @@ import pytest
 
 from longtail.bundle import Augmentation, Bundle
 from longtail.index import Filter, IndexSpec, Releases, Searcher, Selection, build
-from longtail.index.construct.tuning import TunedIndex, train_index, tune_index
+from longtail.index.construct.bands import train_index
+from longtail.index.construct.tuning import TunedIndex, tune_index
 from longtail.index.manifests import Effort, FilteredEffort, IndexManifest
 from longtail.index.search.band import Band
 from longtail.index.search.cells import Cells

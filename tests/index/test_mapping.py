@@ -47,7 +47,7 @@ def search(release: Release) -> np.ndarray:
 
 @pytest.mark.process
 @pytest.mark.skipif(not SMAPS.exists(), reason="reads /proc/PID/smaps")
-@pytest.mark.parametrize("spec", ["ivf_pq", "hnsw"])
+@pytest.mark.parametrize("spec", ["ivf_sq", "ivf_pq", "hnsw"])
 def test_two_processes_share_the_pages(spec: str, opened: Callable[[str], Release]) -> None:
     path = opened(spec).path
     command = [sys.executable, "-c", SEARCHING, str(path.parent), path.name]
@@ -91,17 +91,17 @@ def test_a_pruned_release_goes_on_answering(spec: str, bundle_path: Path, tmp_pa
     assert np.array_equal(search(old), expected)
 
 
+@pytest.mark.parametrize("spec", ["ivf_flat", "ivf_sq", "ivf_fastscan"])
 def test_a_file_that_ends_too_early_is_not_published_even_when_checksums_agree(
-    bundle_path: Path, tmp_path: Path
+    spec: str, opened: Callable[[str], Release], tmp_path: Path
 ) -> None:
     """FAISS's mapping reader may read beyond the end of such a file; the copying one refuses it."""
-    build(bundle_path, tmp_path, spec=IndexSpec("ivf_flat"), name="cut")
-    file = tmp_path / "cut" / "index" / "tail.faiss"
-    content = file.read_bytes()
+    release, file = opened(spec), tmp_path / "tail.faiss"
+    content = (release.path / "index" / "tail.faiss").read_bytes()
     for size in range(0, len(content), len(content) // 40):
         file.write_bytes(content[:size])
         with pytest.raises(ReleaseCorruptError, match="cannot read this index"):
-            index_files._read_faiss(file, 600, mapped=False)
+            index_files._read_faiss(file, release.searcher.labels, mapped=False)
 
 
 def test_publishing_reads_a_copy(bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

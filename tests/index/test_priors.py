@@ -144,13 +144,13 @@ def test_limits_out_of_order_are_refused() -> None:
         Limits.parse("recent=1:2")
 
 
-@pytest.mark.parametrize("spec", ["flat", "ivf_flat", "hnsw", "IVF8,Flat"])
+@pytest.mark.parametrize("spec", ["flat", "ivf_flat", "ivf_sq", "ivf_fastscan", "hnsw", "IVF8,Flat"])
 def test_a_release_scores_by_formula_before_and_after_a_refresh(spec: str, tmp_path: Path) -> None:
-    bundle = make_bundle(labels=600, bias=True, popularity=True).write(tmp_path / "model")
+    bundle = make_bundle(labels=700, bias=True, popularity=True).write(tmp_path / "model")
     rng = np.random.default_rng(1)
 
     def table(name: str) -> tuple[Path, np.ndarray]:
-        values = np.stack([rng.normal(0, 2, 600), rng.lognormal(1, 1, 600)], 1).astype(np.float32)
+        values = np.stack([rng.normal(0, 2, 700), rng.lognormal(1, 1, 700)], 1).astype(np.float32)
         return write(tmp_path / name, bundle, recent=values[:, 0], margin=values[:, 1]), values
 
     (path, values), (later, values_later) = table("t.parquet"), table("u.csv")
@@ -181,7 +181,11 @@ def test_a_release_scores_by_formula_before_and_after_a_refresh(spec: str, tmp_p
         )
         found = np.take_along_axis(formula, rows, 1)
         np.testing.assert_allclose(scores / bundle.manifest.temperature, found, rtol=1e-4, atol=1e-4)
-        np.testing.assert_allclose(found, -np.sort(-formula, 1)[:, :10], rtol=1e-4, atol=1e-4)
+        best = -np.sort(-formula, 1)[:, :10]
+        if spec in ("ivf_sq", "ivf_fastscan"):
+            assert (found >= best[:, -1:] - 1e-4).mean() >= 0.95
+        else:
+            np.testing.assert_allclose(found, best, rtol=1e-4, atol=1e-4)
     assert (tmp_path / "r/first/bundle/embeddings.npy").samefile(tmp_path / "r/second/bundle/embeddings.npy")
 
 

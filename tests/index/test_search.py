@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from longtail.bundle import Augmentation, Bundle
 from longtail.index import Filter, QueryError, Release, Searcher
-from longtail.index.construct.tuning import train_index
+from longtail.index.construct.bands import train_index
 from longtail.index.manifests import Effort
 from longtail.index.search.band import Band
 from tests.bundles import make_bundle
@@ -107,7 +107,7 @@ def test_k_beyond_the_catalogue_returns_every_label_once(spec: str, opened: Call
         assert scores[query][labels:].tolist() == [-np.inf] * 3
 
 
-@pytest.mark.parametrize("spec", ["ivf_flat", "hnsw"])
+@pytest.mark.parametrize("spec", ["ivf_flat", "hnsw", "ivf_sq"])
 def test_one_query_equals_its_place_in_a_batch(spec: str, opened: Callable[[str], Release]) -> None:
     release = opened(spec)
     queries = release.bundle.augmentation.queries(release.bundle.calibration_queries, 1.0)

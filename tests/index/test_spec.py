@@ -35,6 +35,8 @@ def test_kind(text: str, labels: int, kind: str) -> None:
         ("ivf_flat", 5, 65, ("IVF1,Flat", 65)),
         ("hnsw", 600, 9, ("HNSW32,Flat", 9)),
         ("ivf_pq", 1_000_000, 65, ("IVF4000,PQ20np", 80)),  # 17 bytes of 4 coordinates, rounded up to 4 bytes
+        ("ivf_sq", 1_000_000, 65, ("IVF4000,SQ8", 80)),  # 16 codes at a time
+        ("ivf_fastscan", 1_000_000, 65, ("IVF4000,PQ33x4fsr", 66)),  # 33 codes of 2 coordinates
         ("PCA8,Flat", 600, 9, ("PCA8,Flat", 9)),
     ],
 )
@@ -49,6 +51,7 @@ def test_factory(text: str, labels: int, dim: int, expected: tuple[str, int]) ->
         ("IVF8,PQ3", ["600 rows of 10 coordinates", "multiple of"]),
         ("LSH", ["LSH"]),
         ("ivf_pq", ["9,984 labels", "received 540"]),
+        ("ivf_fastscan", ["624 labels", "received 540"]),
     ],
 )
 def test_refused_specs_say_why(spec: str, words: list[str], bundle_path: Path, tmp_path: Path) -> None:

@@ -1,0 +1,117 @@
+"""Make the bands of an index: which labels each holds, and a trained and filled FAISS index over their rows.
+
+Legend: `L` labels, `N` labels of a band, `E` coordinates of an augmented row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import faiss
+import numpy as np
+
+from longtail.bundle import Bundle
+from longtail.bundle.arrays import Float32, Int64
+from longtail.index.construct.recall import Calibration
+from longtail.index.construct.spec import CHOICES, IndexSpec
+from longtail.index.errors import SpecError
+from longtail.index.manifests import Device
+from longtail.index.search.band import Band, pad
+
+_TRAINING_ROWS_PER_CELL = 64
+"""k-means sample: enough for stable cells, and a million labels train in seconds."""
+
+
+def by_reach(bundle: Bundle, rows_LE: Float32, calibration: Calibration) -> Int64:
+    """Label rows, those first that may be answered whatever the query, int64 [L].
+
+    That is the most frequent ones, and with priors, in turn, those that each place on the dials lifts most.
+
+    Args:
+        bundle: whose labels are ordered.
+        rows_LE: float32 [L, E], its augmented rows.
+        calibration: knows the places.
+    """
+    by_popularity_L = np.argsort(-bundle.labels.log_pi, kind="stable")
+    if bundle.priors is None:
+        return by_popularity_L
+    ranks = [by_popularity_L]
+    for place in calibration.places:
+        added_E = bundle.augmentation.queries(np.zeros((1, bundle.manifest.dim), np.float32), *place)[0]
+        lift_L = rows_LE @ added_E
+        if any(place[2]) and np.ptp(lift_L) > 0:
+            ranks.append(np.argsort(-lift_L, kind="stable"))
+    best_L = np.full(len(rows_LE), len(rows_LE))
+    for order_L in ranks:
+        best_L[order_L] = np.minimum(best_L[order_L], np.arange(len(order_L)))
+    return np.argsort(best_L, kind="stable")
+
+
+def make_bands(spec: IndexSpec, rows_LE: Float32, by_reach_L: Int64, head: int, device: Device) -> list[Band]:
+    """The exact head, if any, and the rest as the spec asks; label rows ascend within a band.
+
+    Args:
+        spec: kind of the rest.
+        rows_LE: float32 [L, E], augmented rows.
+        by_reach_L: int64 [L], label rows, those of the head first.
+        head: how many they are.
+        device: where FAISS trains.
+    """
+    labels = len(rows_LE)
+
+    def band(name: str, spec: IndexSpec, rows_N: Int64) -> Band:
+        factory, width = spec.factory(len(rows_N), rows_LE.shape[1])
+        kind = spec.kind(labels)
+        return Band(name, kind, factory, train_index(factory, width, rows_LE[rows_N], device), rows_N)
+
+    if not head:
+        return [band("all", spec, np.arange(labels, dtype=np.int64))]
+    # An approximate `auto` keeps its kind when its tail alone would be small enough for flat.
+    tail_spec = IndexSpec(spec.kind(labels), spec.recall_floor)
+    return [
+        band("head", IndexSpec("flat"), np.sort(by_reach_L[:head])),
+        band("tail", tail_spec, np.sort(by_reach_L[head:])),
+    ]
+
+
+def train_index(factory: str, width: int, rows_LE: Float32, device: Device) -> Any:
+    """A trained FAISS index on the CPU with id i = row i of `rows_LE`, metric inner product.
+
+    Args:
+        factory: FAISS factory string.
+        width: coordinates the index takes; rows are padded with zeros up to it.
+        rows_LE: float32 [L, E], E <= width.
+        device: where to train and add; a GPU's index comes back to the CPU, which serves it.
+
+    Raises:
+        SpecError: FAISS refuses the string, the rows, or the device.
+    """
+    try:
+        index = faiss.index_factory(width, factory, faiss.METRIC_INNER_PRODUCT)
+        if index.metric_type != faiss.METRIC_INNER_PRODUCT:
+            raise SpecError(
+                f"index spec {factory!r}: expected an index that searches by inner product, received another"
+            )
+        if isinstance(index, faiss.IndexIVF):
+            index.cp.max_points_per_centroid = _TRAINING_ROWS_PER_CELL
+        return _fill(index, pad(rows_LE, width), device)
+    except RuntimeError as error:
+        raise SpecError(
+            f"index spec {factory!r}: expected {CHOICES} that FAISS "
+            f"{faiss.__version__} builds on {device} for {len(rows_LE):,} rows of {width} coordinates; "
+            f"it answered: {_reason(error)}"
+        ) from error
+
+
+def _fill(index: Any, rows_LE: Float32, device: Device) -> Any:
+    if device == "gpu":
+        resources = faiss.StandardGpuResources()
+        index = faiss.index_cpu_to_gpu(resources, 0, index)
+    index.train(rows_LE)
+    index.add(rows_LE)
+    return faiss.index_gpu_to_cpu(index) if device == "gpu" else index
+
+
+def _reason(error: RuntimeError) -> str:
+    """FAISS's own sentence, without its C++ signature and source path."""
+    return " ".join(str(error).split("Error: ", 1)[-1].split(" at /", 1)[-1].split())

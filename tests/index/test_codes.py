@@ -1,0 +1,65 @@
+"""Kinds that keep rows as codes: small files, candidates by code, answers by the rows themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from longtail.index import Filter, Release, Searcher
+from longtail.index.construct.recall import Calibration
+from longtail.index.manifests import Effort
+from tests.index.conftest import brute_force
+
+CODES = ("ivf_sq", "ivf_fastscan")
+
+
+@pytest.mark.parametrize(("spec", "most"), [("ivf_sq", 16), ("ivf_fastscan", 6)])
+def test_a_code_takes_a_byte_or_half_of_one_for_two_coordinates(
+    spec: str, most: int, opened: Callable[[str], Release]
+) -> None:
+    """Of 10 coordinates and 6 of zeros, and of 9 and one of zeros."""
+    tail = opened(spec).searcher.bands[-1]
+    assert (tail.name, tail.kind) == ("tail", spec)
+    assert tail.index.code_size <= most
+
+
+@pytest.mark.parametrize("spec", CODES)
+@pytest.mark.parametrize("filter_", [None, Filter(buckets=frozenset({1, 2})), Filter(exclude=np.arange(0, 400, 3))])
+def test_answers_have_the_scores_of_the_rows_not_of_the_codes(
+    spec: str, filter_: Filter | None, opened: Callable[[str], Release]
+) -> None:
+    release = opened(spec)
+    bundle, tail = release.bundle, release.searcher.bands[-1]
+    for bias_removal in (-1.0, 0.0, 0.5, 1.0, 2.0):
+        queries = bundle.augmentation.queries(bundle.calibration_queries, bias_removal)
+        exact = np.stack([brute_force(bundle, query_D, bias_removal) for query_D in bundle.calibration_queries])
+        scores, rows = release.searcher.search(queries, 30, [filter_] * len(queries))
+        np.testing.assert_allclose(scores, np.take_along_axis(exact, rows, 1), atol=1e-5)
+        _, ids = next(part for part in release.searcher._every.parts if release.searcher.bands[part[0]] is tail)
+        of_codes, found = tail.search(queries, 30, release.index.effort, ids)
+        assert np.abs(of_codes - np.take_along_axis(exact, found, 1)).max() > 1e-4
+
+
+def test_more_candidates_find_what_codes_of_four_bits_confuse(opened: Callable[[str], Release]) -> None:
+    release = opened("ivf_fastscan")
+    calibration = Calibration(release.bundle, release.bundle.rows())
+    probes = release.searcher.bands[-1].index.nlist
+    lowest = []
+    for refine in (1, 2, 8):
+        searcher = Searcher(release.bundle, release.searcher.bands, Effort(probes=probes, refine=refine))
+        lowest.append(min(at.recall for at in calibration.measure(searcher)[0]))
+    assert lowest[0] < lowest[1] <= lowest[2]
+    assert lowest[0] < 0.95
+    assert lowest[2] > 0.99
+
+
+def test_a_short_list_has_the_candidates_of_a_long_one(opened: Callable[[str], Release]) -> None:
+    release = opened("ivf_fastscan")
+    assert min(at.recall for at in release.index.efforts) >= 0.99
+    assert {at.k for at in release.index.efforts} == {10, 100}
+    tail, ids = release.searcher.bands[-1], release.searcher._every.parts[-1][1]
+    queries = release.bundle.augmentation.queries(release.bundle.calibration_queries, 1.0)
+    found = [tail.search(queries, k, Effort(probes=16, refine=2), ids)[1].shape for k in (1, 100, 150)]
+    assert found == [(50, 200), (50, 200), (50, 300)]
