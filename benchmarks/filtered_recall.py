@@ -24,7 +24,7 @@ from longtail.index.construct.filtered import FilteredTrial
 from longtail.index.construct.tuning import TunedIndex, tune_index
 from longtail.index.search.eligible import IdSet
 
-SPECS = ("ivf_flat", "ivf_pq", "hnsw")
+SPECS = ("ivf_flat", "ivf_sq", "ivf_fastscan", "ivf_pq", "hnsw")
 
 
 class SelectorAlone(Searcher):

@@ -3,11 +3,15 @@
     python -m benchmarks.index_recall                       # 300,000 labels: recall, and recall under filters
     python -m benchmarks.index_recall --labels 1000000      # build and open times, and the banded row
     python -m benchmarks.index_recall --spread 1            # labels further from their centres: harder to find
+    python -m benchmarks.index_recall --codes               # what `auto` has to choose from, by CPU seconds
     python -m benchmarks.index_recall --priors              # three priors: which labels the exact head should hold
 
 Data: unit vectors of 64 dimensions around random centres, Zipf label frequencies assigned at random, T = 0.1,
 queries from the same centres; seed 0. Recall is against exact search over 200 queries at each λ. Queries per
-second are for k = 100, in one batch on every thread, and one query at a time.
+second are for k = 100, in one batch on every thread, and one query at a time. Bytes per label are of the file that
+FAISS writes of the index, of the tail where there are bands; codes are scored again from the embeddings' own file.
+"Raw" rows are FAISS's own search, without bands and filters; of RFlat, which keeps all rows beside the codes, with four
+candidates a result. SQ8 is as wide as FAISS is quick at, with columns of zeros.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import os
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import faiss
 import numpy as np
@@ -25,14 +30,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from longtail.bundle import Augmentation, Buckets, Bundle, log_frequencies
-from longtail.bundle.arrays import Int64
+from longtail.bundle.arrays import Float32, Int64
 from longtail.bundle.manifest import dial_words
 from longtail.index import ExactRows, Filter, IndexSpec, PriorTable, Releases, Searcher, build
-from longtail.index.construct.bands import by_reach, make_bands, train_index
+from longtail.index.construct.bands import by_reach, bytes_per_label, make_bands, train_index
+from longtail.index.construct.choice import rates
 from longtail.index.construct.recall import Calibration
 from longtail.index.construct.tuning import tune_index
-from longtail.index.manifests import Effort, Kind
-from longtail.index.search.band import Band
+from longtail.index.manifests import Effort, Kind, RecallAt
+from longtail.index.search.band import Band, pad
 from tests.bundles import make_bundle
 
 DIM = 64
@@ -49,12 +55,15 @@ def main() -> None:
     parser.add_argument("--labels", type=int, default=300_000)
     parser.add_argument("--spread", type=float, default=0.6, help="length of the noise around a centre of length 1")
     parser.add_argument("--priors", action="store_true")
+    parser.add_argument("--codes", action="store_true")
     arguments = parser.parse_args()
     labels: int = arguments.labels
     bundle = synthetic_bundle(labels, spread=arguments.spread)
     print(f"\n{labels:,} labels, {os.cpu_count()} cores, faiss {faiss.__version__}\n")
     if arguments.priors:
         print_prior_table(bundle)
+    elif arguments.codes:
+        print_code_table(bundle)
     elif labels >= 1_000_000:
         print_release_times(bundle)
     else:
@@ -92,8 +101,8 @@ def print_recall_table(bundle: Bundle) -> None:
     rows = bundle.rows()
     calibration = Calibration(bundle, rows)
     head = "".join(f" {dial_words(*place[:2])} |" for place in calibration.places)
-    print(f"| index | setting | build s |{head} queries/s | one by one |")
-    print("|---|---|---:|" + "---:|" * (len(calibration.places) + 2))
+    print(f"| index | setting | bytes per label | build s |{head} queries/s | one by one |")
+    print("|---|---|---:|---:|" + "---:|" * (len(calibration.places) + 2))
 
     cells = round(4 * np.sqrt(len(rows)))
     singles: list[tuple[str, Kind, str, int]] = [
@@ -106,17 +115,78 @@ def print_recall_table(bundle: Bundle) -> None:
         index = train_index(factory, rows.shape[1], rows, "cpu")
         seconds = time.perf_counter() - started
         band = Band("all", kind, factory, index, np.arange(len(rows)))
-        _print_row(name, f"probes {probes}", seconds, calibration, Searcher(bundle, [band], Effort(probes=probes)))
-    for text in ("ivf_flat", "ivf_pq"):
+        searcher = Searcher(bundle, [band], Effort(probes=probes))
+        _print_row(name, f"probes {probes}", bytes_per_label(band), seconds, calibration, searcher)
+    for factory, width in raw_kinds(cells)[1:]:
+        started = time.perf_counter()
+        raw = RawFaiss(train_index(factory, width, rows, "cpu"), len(rows))
+        seconds = time.perf_counter() - started
+        for raw.probes in (SINGLE_PROBES, 16 * SINGLE_PROBES):
+            _print_row(f"raw {factory}", f"probes {raw.probes}", raw.bytes_per_label, seconds, calibration, raw)
+    for text in ("ivf_flat", "ivf_sq", "ivf_fastscan", "ivf_pq"):
         built = tune_index(bundle, IndexSpec(text, recall_floor=0), "cpu", lambda _: None)
         effort = built.chosen.effort
         setting = f"head {built.chosen.head}, probes {effort.probes}, refine {effort.refine}"
         searcher = built.searcher(bundle)
-        _print_row(f"banded {text}", setting, built.seconds, calibration, searcher)
+        _print_row(f"banded {text}", setting, built.bytes_per_label, built.seconds, calibration, searcher)
         if text == "ivf_flat":
             banded, everywhere = searcher, Searcher(bundle, built.bands, effort)
     print_effort_table(calibration, banded, everywhere)
     print_filter_table(bundle, banded)
+
+
+class RawFaiss:
+    """FAISS's own search of one index, as `Searcher.search` without filters.
+
+    Args:
+        index: over all label rows; at `RFlat`, four candidates a result are scored again.
+        labels: how many they are.
+    """
+
+    def __init__(self, index: Any, labels: int) -> None:
+        self._index = index
+        self.probes = 1
+        band = Band("all", "factory", "", index, np.arange(labels))
+        self.bytes_per_label = bytes_per_label(band)
+
+    def search(self, queries_BE: Float32, k: int) -> tuple[Float32, Int64]:
+        """The k best, best first."""
+        faiss.extract_index_ivf(self._index).nprobe = self.probes
+        if isinstance(self._index, faiss.IndexRefine):
+            self._index.k_factor = 4
+        scores_BK, rows_BK = self._index.search(pad(queries_BE, self._index.d), k)
+        return scores_BK, rows_BK
+
+
+def raw_kinds(cells: int) -> list[tuple[str, int]]:
+    """Factory strings of FAISS alone, and how wide their rows are."""
+    return [(f"IVF{cells},Flat", 65), (f"IVF{cells},SQ8", 80), (f"IVF{cells},PQ33x4fs,RFlat", 66)]
+
+
+def print_code_table(bundle: Bundle) -> None:
+    """The kinds that `auto` measures, each at the setting that suffices everywhere, and FAISS alone."""
+    rows = bundle.rows()
+    calibration = Calibration(bundle, rows)
+    head = "".join(f" {dial_words(*place[:2])} |" for place in calibration.places)
+    print(f"| index | setting | bytes per label |{head} queries per CPU second, one by one |")
+    print("|---|---|---:|" + "---:|" * (len(calibration.places) + 1))
+
+    def row(name: str, setting: str, size: float, recall: list[RecallAt], rate: float) -> None:
+        figures = "".join(f" {at.recall:.3f} |" for at in recall)
+        print(f"| {name} | {setting} | {size:.1f} |{figures} {rate:,.0f} |", flush=True)
+
+    built = tune_index(bundle, IndexSpec("auto"), "cpu", lambda _: None)
+    for trial in built.kinds:
+        setting = f"head {trial.head}, probes {trial.effort.probes}, refine {trial.effort.refine}"
+        chosen = ", chosen" if trial.kind == built.kind else ""
+        speed = trial.queries_per_second or 0
+        row(f"banded {trial.kind}{chosen}", setting, trial.bytes_per_label, trial.recall, speed)
+    for factory, width in raw_kinds(round(4 * np.sqrt(len(rows)))):
+        raw = RawFaiss(train_index(factory, width, rows, "cpu"), len(rows))
+        for raw.probes in (SINGLE_PROBES, 16 * SINGLE_PROBES):
+            recall, _ = calibration.measure(raw)  # type: ignore[arg-type]  # it searches
+            speed = rates([raw], calibration)[0]  # type: ignore[list-item]
+            row(f"raw {factory}", f"probes {raw.probes}", raw.bytes_per_label, recall, speed)
 
 
 def print_effort_table(calibration: Calibration, own: Searcher, everywhere: Searcher) -> None:
@@ -219,21 +289,27 @@ def print_release_times(bundle: Bundle) -> None:
         calibration = Calibration(release.bundle, release.bundle.rows())
         effort = release.index.effort
         head = "".join(f" {dial_words(*place[:2])} |" for place in calibration.places)
-        print(f"| index | setting | build s |{head} queries/s | one by one |")
-        print("|---|---|---:|" + "---:|" * (len(calibration.places) + 2))
-        _print_row(f"banded {manifest.kind}", f"probes {effort.probes}", built, calibration, release.searcher)
+        print(f"| index | setting | bytes per label | build s |{head} queries/s | one by one |")
+        print("|---|---|---:|---:|" + "---:|" * (len(calibration.places) + 2))
+        setting = f"probes {effort.probes}, refine {effort.refine}"
+        size = release.index.bytes_per_label or 0
+        _print_row(f"banded {manifest.kind}", setting, size, built, calibration, release.searcher)
+        for trial in release.index.kinds:
+            print(trial.model_dump_json(exclude={"recall"}), f"lowest recall {trial.lowest.recall:.4f}")
         print_effort_table(calibration, release.searcher, Searcher(release.bundle, release.searcher.bands, effort))
 
 
-def _print_row(name: str, setting: str, seconds: float, calibration: Calibration, searcher: Searcher) -> None:
-    recalls, rate = calibration.measure(searcher)
+def _print_row(
+    name: str, setting: str, size: float, seconds: float, calibration: Calibration, searcher: Searcher | RawFaiss
+) -> None:
+    recalls, rate = calibration.measure(searcher)  # type: ignore[arg-type]  # it searches
     queries = calibration.queries_QE[np.linspace(0, len(calibration.queries_QE) - 1, TIMED_SINGLY).astype(int)]
     singly = _singly(searcher, queries, 100)
     figures = "".join(f" {at.recall:.3f} |" for at in recalls)
-    print(f"| {name} | {setting} | {seconds:.1f} |{figures} {rate:,.0f} | {singly:,.0f} |", flush=True)
+    print(f"| {name} | {setting} | {size:.1f} | {seconds:.1f} |{figures} {rate:,.0f} | {singly:,.0f} |", flush=True)
 
 
-def _singly(searcher: Searcher, queries_CE: np.ndarray, k: int) -> float:
+def _singly(searcher: Searcher | RawFaiss, queries_CE: np.ndarray, k: int) -> float:
     """Queries per second, one after another."""
     started = time.perf_counter()
     for query in range(len(queries_CE)):

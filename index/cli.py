@@ -62,7 +62,9 @@ MissingOption = Annotated[
 def build(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="Directory that a training run exported.")],
     releases: Annotated[Path, typer.Option(help="Directory of releases; made if missing.")],
-    spec: Annotated[str, typer.Option(help="auto, flat, ivf_flat, ivf_pq, hnsw, or a FAISS factory string.")] = "auto",
+    spec: Annotated[
+        str, typer.Option(help="auto, flat, ivf_flat, ivf_sq, ivf_fastscan, ivf_pq, hnsw, or a FAISS factory string.")
+    ] = "auto",
     name: Annotated[str | None, typer.Option(help="Release name; UTC time and bundle name if not given.")] = None,
     publish: Annotated[bool, typer.Option("--publish", help="Point CURRENT at the new release.")] = False,
     device: Annotated[str, typer.Option(help="cpu or gpu: where FAISS trains.")] = "cpu",
@@ -79,6 +81,10 @@ def build(
             help="Display columns that requests may filter by, with commas between them; all that filters are for, but "
             "strings of more than 65,536 values, if not given, none if empty.",
         ),
+    ] = None,
+    bytes_per_label: Annotated[
+        float | None,
+        typer.Option(metavar="N", help="Most bytes of the approximate band's index file per label [default: any]."),
     ] = None,
     floor: FloorOption = None,
     max_drop: MaxDropOption = None,
@@ -97,7 +103,7 @@ def build(
         manifest = building.build(
             bundle,
             releases,
-            spec=IndexSpec(spec, recall_floor),
+            spec=IndexSpec(spec, recall_floor, bytes_per_label),
             name=name,
             device=checked,
             priors=None if priors is None else _prior_table(priors, prior, missing),
@@ -297,7 +303,14 @@ def _report(releases: Path, manifest: ReleaseManifest, notes: list[str]) -> None
     for note in notes:
         print(note)
     print(f"recall@{manifest.recall_k} at λ: {_recalls(manifest.recall)}")
-    filtered = read_index_manifest(releases / manifest.name).filtered
+    index = read_index_manifest(releases / manifest.name)
+    for trial in index.kinds:
+        rate = "not timed" if trial.queries_per_second is None else f"{trial.queries_per_second:,.0f} queries/s"
+        print(
+            f"{'*' if trial.kind == index.kind else ' '} {trial.kind}: recall {trial.lowest.recall:.3f} or more, "
+            f"{rate}, {trial.bytes_per_label:.1f} bytes per label"
+        )
+    filtered = index.filtered
     if filtered is not None:
         lowest = [f"{selectivity:.1%} of the labels: {recall:.3f}" for selectivity, recall in filtered.lowest().items()]
         print(f"lowest recall under filters: {', '.join(lowest)}")

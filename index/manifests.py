@@ -11,10 +11,11 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 from longtail.bundle import FileRecord, Prior
 from longtail.bundle.manifest import Record, dial_words
 
-SCHEMA_VERSION = 4
-READ_VERSIONS = (1, 2, 3, SCHEMA_VERSION)
+SCHEMA_VERSION = 5
+READ_VERSIONS = (1, 2, 3, 4, SCHEMA_VERSION)
 """Version 1 knows no μ: recall was measured at λ alone, of bundles whose one coordinate holds both. Version 2 knows no
-priors. Up to version 3 one effort serves every place on the dials."""
+priors. Up to version 3 one effort serves every place on the dials. Version 4 knows neither `ivf_sq` nor
+`ivf_fastscan`."""
 
 Kind = Literal["flat", "ivf_flat", "ivf_sq", "ivf_fastscan", "ivf_pq", "hnsw", "factory"]
 Device = Literal["cpu", "gpu"]
@@ -62,6 +63,8 @@ class EffortAt(RecallAt):
 class Trial(Record):
     """One setting that was measured while the index was built."""
 
+    kind: Kind | None = None
+    """None before version 5: the release's own."""
     head: int = Field(ge=0)
     """Labels in the exact head band."""
     effort: Effort
@@ -72,6 +75,26 @@ class Trial(Record):
     @property
     def lowest(self) -> RecallAt:
         """The λ, μ and weights that this setting serves worst."""
+        return min(self.recall, key=lambda at: at.recall)
+
+
+class KindTrial(Record):
+    """One kind that `auto` measured, with the setting of it that suffices at every place on the dials."""
+
+    kind: Kind
+    head: int = Field(ge=0)
+    """Labels in the exact head band."""
+    effort: Effort
+    recall: list[RecallAt]
+    queries_per_second: float | None
+    """Per second of CPU time, one query at a time, all places on the dials alike, timed in turns with the other kinds;
+    None where recall falls short."""
+    bytes_per_label: float
+    """As of `IndexManifest`."""
+
+    @property
+    def lowest(self) -> RecallAt:
+        """The λ, μ and weights that this kind serves worst."""
         return min(self.recall, key=lambda at: at.recall)
 
 
@@ -155,6 +178,12 @@ class IndexManifest(Record):
     recall_k: int = Field(ge=1)
     recall_queries: int = Field(ge=1)
     recall_floor: float
+    bytes_per_label: float | None = None
+    """Bytes of the approximate band's index file per label of it, or of the one index; None before version 5."""
+    bytes_per_label_limit: float | None = None
+    """What it was to be at most."""
+    kinds: list[KindTrial] = Field(default=[])
+    """What `auto` had to choose from; empty where it had no choice."""
     recall: list[RecallAt]
     """Measured with the effort of each place, against exact search, on the bundle's calibration queries."""
     trials: list[Trial]

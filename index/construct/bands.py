@@ -47,7 +47,14 @@ def by_reach(bundle: Bundle, rows_LE: Float32, calibration: Calibration) -> Int6
     return np.argsort(best_L, kind="stable")
 
 
-def make_bands(spec: IndexSpec, rows_LE: Float32, by_reach_L: Int64, head: int, device: Device) -> list[Band]:
+def make_bands(
+    spec: IndexSpec,
+    rows_LE: Float32,
+    by_reach_L: Int64,
+    head: int,
+    device: Device,
+    centroids_CE: Float32 | None = None,
+) -> list[Band]:
     """The exact head, if any, and the rest as the spec asks; label rows ascend within a band.
 
     Args:
@@ -56,13 +63,14 @@ def make_bands(spec: IndexSpec, rows_LE: Float32, by_reach_L: Int64, head: int, 
         by_reach_L: int64 [L], label rows, those of the head first.
         head: how many they are.
         device: where FAISS trains.
+        centroids_CE: float32, of the cells, from an inverted file over the same rest; None: they are trained.
     """
     labels = len(rows_LE)
 
-    def band(name: str, spec: IndexSpec, rows_N: Int64) -> Band:
+    def band(name: str, spec: IndexSpec, rows_N: Int64, centroids_CE: Float32 | None = None) -> Band:
         factory, width = spec.factory(len(rows_N), rows_LE.shape[1])
         kind = spec.kind(labels)
-        return Band(name, kind, factory, train_index(factory, width, rows_LE[rows_N], device), rows_N)
+        return Band(name, kind, factory, train_index(factory, width, rows_LE[rows_N], device, centroids_CE), rows_N)
 
     if not head:
         return [band("all", spec, np.arange(labels, dtype=np.int64))]
@@ -70,11 +78,32 @@ def make_bands(spec: IndexSpec, rows_LE: Float32, by_reach_L: Int64, head: int, 
     tail_spec = IndexSpec(spec.kind(labels), spec.recall_floor)
     return [
         band("head", IndexSpec("flat"), np.sort(by_reach_L[:head])),
-        band("tail", tail_spec, np.sort(by_reach_L[head:])),
+        band("tail", tail_spec, np.sort(by_reach_L[head:]), centroids_CE),
     ]
 
 
-def train_index(factory: str, width: int, rows_LE: Float32, device: Device) -> Any:
+def centroids_of(band: Band) -> Float32 | None:
+    """Centroids of an inverted file's cells, float32 [C, width]; None of other kinds."""
+    if not isinstance(band.index, faiss.IndexIVF):
+        return None
+    centroids_CE: Float32 = band.index.quantizer.reconstruct_n(0, band.index.nlist)
+    return centroids_CE
+
+
+def bytes_per_label(band: Band) -> float:
+    """Bytes of the file that FAISS writes of a band's index, per label."""
+    written = 0
+
+    def count(block: bytes) -> int:
+        nonlocal written
+        written += len(block)
+        return len(block)
+
+    faiss.write_index(band.index, faiss.PyCallbackIOWriter(count))
+    return round(written / len(band.rows_N), 2)
+
+
+def train_index(factory: str, width: int, rows_LE: Float32, device: Device, centroids_CE: Float32 | None = None) -> Any:
     """A trained FAISS index on the CPU with id i = row i of `rows_LE`, metric inner product.
 
     Args:
@@ -82,6 +111,7 @@ def train_index(factory: str, width: int, rows_LE: Float32, device: Device) -> A
         width: coordinates the index takes; rows are padded with zeros up to it.
         rows_LE: float32 [L, E], E <= width.
         device: where to train and add; a GPU's index comes back to the CPU, which serves it.
+        centroids_CE: float32, of an inverted file's cells; None: they are trained.
 
     Raises:
         SpecError: FAISS refuses the string, the rows, or the device.
@@ -94,6 +124,8 @@ def train_index(factory: str, width: int, rows_LE: Float32, device: Device) -> A
             )
         if isinstance(index, faiss.IndexIVF):
             index.cp.max_points_per_centroid = _TRAINING_ROWS_PER_CELL
+            if centroids_CE is not None:
+                index.quantizer.add(pad(centroids_CE, width))
         return _fill(index, pad(rows_LE, width), device)
     except RuntimeError as error:
         raise SpecError(

@@ -7,11 +7,11 @@ popularity (band.py); a factory string is taken literally, over all rows.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args
 
 from longtail.index.errors import SpecError
-from longtail.index.manifests import Kind
+from longtail.index.manifests import Device, Kind
 
 CHOICES = "auto, flat, ivf_flat, ivf_sq, ivf_fastscan, ivf_pq, hnsw or a FAISS factory string"
 FLAT_UP_TO = 50_000
@@ -30,6 +30,8 @@ _FASTSCAN_DIMS = 2
 _SQ_STEP = 16
 """FAISS reads scalar codes several at a time only where they are a multiple of these; else at a sixth of the speed."""
 _HNSW_LINKS = 32
+_ID_BYTES = 8
+"""Of a label in an inverted file."""
 
 
 @dataclass(frozen=True)
@@ -39,28 +41,64 @@ class IndexSpec:
     Args:
         text: `auto`, `flat`, `ivf_flat`, `ivf_sq`, `ivf_fastscan`, `ivf_pq`, `hnsw`, or any FAISS factory string.
         recall_floor: least recall@100 against exact search at every measured λ and μ; a build below it fails.
+        bytes_per_label: most bytes that the approximate band's index file, or the one index's, may take for each of its
+            labels; None: any. What is searched exactly again, the embeddings, is a file of its own.
 
     Raises:
-        SpecError: an empty text or a floor outside 0..1.
+        SpecError: an empty text, a floor outside 0..1, or no bytes.
     """
 
     text: str = "auto"
     recall_floor: float = 0.95
+    bytes_per_label: float | None = None
 
     def __post_init__(self) -> None:
         if not self.text.strip():
             raise SpecError(f"index spec: expected {CHOICES}, received {self.text!r}")
         if not 0 <= self.recall_floor <= 1:
             raise SpecError(f"recall floor: expected 0 <= floor <= 1, received {self.recall_floor}")
+        if self.bytes_per_label is not None and not self.bytes_per_label > 0:
+            raise SpecError(f"bytes per label: expected more than 0, received {self.bytes_per_label:g}")
 
     def kind(self, labels: int) -> Kind:
-        """The kind that this spec comes to for a catalogue of `labels`."""
+        """The kind that this spec comes to for a catalogue of `labels`, the plainest of those that `auto` measures."""
         if self.text == "auto":
             return "flat" if labels <= FLAT_UP_TO else "ivf_flat"
         for kind in get_args(Kind):
             if self.text == kind and kind != "factory":
                 return kind  # type: ignore[no-any-return]
         return "factory"
+
+    def candidates(self, labels: int, device: Device) -> list[IndexSpec]:
+        """What may be built: for an `auto` that has a choice the kinds that it measures, the plainest first."""
+        if self.text != "auto":
+            return [self]
+        kinds: list[Kind] = ["ivf_flat"]
+        if device == "cpu":
+            kinds.append("ivf_sq")
+            if labels >= 2 * _FASTSCAN_LEAST_LABELS:
+                kinds.append("ivf_fastscan")
+        if labels <= FLAT_UP_TO:
+            kinds = ["flat"] if self.bytes_per_label is None else ["flat", *kinds]
+        return [replace(self, text=kind) for kind in kinds]
+
+    def least_bytes(self, labels: int, dim: int) -> int:
+        """Bytes of a label's code, links and id, without those that all labels share; 0 of a factory string."""
+        match self.kind(labels):
+            case "flat":
+                return 4 * dim
+            case "ivf_flat":
+                return 4 * dim + _ID_BYTES
+            case "hnsw":
+                return 4 * (dim + 2 * _HNSW_LINKS)
+            case "ivf_sq":
+                return _SQ_STEP * math.ceil(dim / _SQ_STEP) + _ID_BYTES
+            case "ivf_fastscan":
+                return math.ceil(dim / (2 * _FASTSCAN_DIMS)) + _ID_BYTES
+            case "ivf_pq":
+                return _pq_bytes(dim) + _ID_BYTES
+            case "factory":
+                return 0
 
     def factory(self, labels: int, dim: int) -> tuple[str, int]:
         """FAISS factory string for a band of `labels` rows of `dim` coordinates, and the width it takes.
@@ -87,12 +125,16 @@ class IndexSpec:
                 return f"IVF{cells},PQ{codes}x4fsr", codes * _FASTSCAN_DIMS
             case "ivf_pq":
                 _check_labels("ivf_pq", labels, _PQ_LEAST_LABELS)
-                # GPUs take code sizes that are multiples of four bytes.
-                code_bytes = 4 * math.ceil(dim / (4 * _PQ_DIMS_PER_BYTE))
+                code_bytes = _pq_bytes(dim)
                 # "np" skips polysemous training, which takes minutes and which no search here makes use of.
                 return f"IVF{cells},PQ{code_bytes}np", code_bytes * _PQ_DIMS_PER_BYTE
             case "factory":
                 return self.text, dim
+
+
+def _pq_bytes(dim: int) -> int:
+    """GPUs take code sizes that are multiples of four bytes."""
+    return 4 * math.ceil(dim / (4 * _PQ_DIMS_PER_BYTE))
 
 
 def _check_labels(kind: Kind, labels: int, least: int) -> None:

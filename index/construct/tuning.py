@@ -12,19 +12,20 @@ Legend: `L` labels, `E` coordinates of an augmented row.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import faiss
 
 from longtail.bundle import Bundle
-from longtail.bundle.arrays import Float32
-from longtail.index.construct.bands import by_reach, make_bands
+from longtail.bundle.arrays import Float32, Int64
+from longtail.index.construct.bands import by_reach, bytes_per_label, centroids_of, make_bands
+from longtail.index.construct.choice import choose, rates
 from longtail.index.construct.filtered import tune_filtered
 from longtail.index.construct.recall import Calibration, Progress
 from longtail.index.construct.spec import IndexSpec
-from longtail.index.errors import RecallFloorError
-from longtail.index.manifests import Device, Effort, EffortAt, FilteredSearch, Kind, RecallAt, Trial
+from longtail.index.errors import RecallFloorError, SpecError
+from longtail.index.manifests import Device, Effort, EffortAt, FilteredSearch, Kind, KindTrial, RecallAt, Trial
 from longtail.index.search.band import CODED, Band, pad, probes_name
 from longtail.index.search.gpu import check_device
 from longtail.index.search.searcher import Searcher
@@ -56,6 +57,8 @@ class TunedIndex:
         recall_k: results per query that recall was measured at.
         recall_queries: calibration queries that it was measured with.
         seconds: duration of the whole build.
+        bytes_per_label: of the last band's index file.
+        kinds: what `auto` had to choose from; empty where it had no choice.
         filtered: what search under filters takes and recalls; None of an exact index.
     """
 
@@ -68,6 +71,8 @@ class TunedIndex:
     recall_k: int
     recall_queries: int
     seconds: float
+    bytes_per_label: float
+    kinds: list[KindTrial] = field(default_factory=list)
     filtered: FilteredSearch | None = None
 
     @property
@@ -85,37 +90,53 @@ class TunedIndex:
 def tune_index(bundle: Bundle, spec: IndexSpec, device: Device, progress: Progress) -> TunedIndex:
     """Build an index over a bundle's labels, cheapest setting first, until its recall suffices at every λ and μ.
 
+    An `auto` that has a choice builds every kind that fits, over the same cells, and takes the quickest.
+
     Args:
         bundle: whose augmented rows are indexed.
-        spec: the kind and the recall floor.
+        spec: the kind, the recall floor and the memory.
         device: where FAISS trains and adds.
         progress: told what is being done, one line at a time.
 
     Raises:
-        SpecError: the spec does not fit the catalogue, or FAISS refuses it.
+        SpecError: the spec does not fit the catalogue, FAISS refuses it, or every kind takes too many bytes.
         DeviceError: the device is not there.
         RecallFloorError: the best setting stays below the floor.
     """
     check_device(device)
     started = time.perf_counter()
     rows_LE = bundle.rows()
-    kind = spec.kind(len(rows_LE))
-    progress(f"exact answers for the recall of {kind} over {len(rows_LE):,} labels")
+    candidates = _fitting(spec, device, *rows_LE.shape)
+    names = ", ".join(candidate.kind(len(rows_LE)) for candidate in candidates)
+    progress(f"exact answers for the recall of {names} over {len(rows_LE):,} labels")
     calibration = Calibration(bundle, rows_LE)
-    settings = _settings(bundle, spec, rows_LE, calibration, device, progress)
-    chosen, bands = next(settings)
-    trials = [chosen]
-    target = max(_TARGET, spec.recall_floor)
-    while chosen.lowest.recall < target and (tried := next(settings, None)):
-        trials.append(tried[0])
-        if tried[0].lowest.recall > chosen.lowest.recall:
-            chosen, bands = tried
-    _check_floor(chosen.lowest, spec, calibration, len(trials), "Use --spec flat")
-    efforts = _efforts_at(bundle, bands, chosen, trials, calibration, progress)
-    filtered = None if kind == "flat" else tune_filtered(bundle, rows_LE, bands, chosen.effort, spec, progress)
-    seconds = time.perf_counter() - started
+    site = _Site(bundle, rows_LE, by_reach(bundle, rows_LE, calibration), calibration, device, progress)
+    tried: list[_Tuned] = []
+    for candidate in candidates:
+        tried += _tune(site, candidate, tried[0] if tried else None)
+    if not tried:
+        raise _too_large(spec, site.bytes)
+    _check_floor(tried[0].chosen.lowest, spec, calibration, len(tried[0].trials), "Use --spec flat")
+    kinds = _timed(site, spec, tried) if len(tried) > 1 else []
+    taken = tried[choose(kinds) if kinds else 0]
+    trials = [trial for each in tried for trial in each.trials]
+    efforts = _efforts_at(bundle, taken.bands, taken.chosen, trials, calibration, progress)
+    filtered = None
+    if taken.kind != "flat":
+        filtered = tune_filtered(bundle, rows_LE, taken.bands, taken.chosen.effort, spec, progress)
     return TunedIndex(
-        kind, rows_LE.shape[1], bands, chosen, efforts, trials, calibration.k, calibration.queries, seconds, filtered
+        kind=taken.kind,
+        dim=rows_LE.shape[1],
+        bands=taken.bands,
+        chosen=taken.chosen,
+        efforts=efforts,
+        trials=trials,
+        recall_k=calibration.k,
+        recall_queries=calibration.queries,
+        seconds=time.perf_counter() - started,
+        bytes_per_label=site.bytes[taken.kind],
+        kinds=kinds,
+        filtered=filtered,
     )
 
 
@@ -152,27 +173,26 @@ def refill_index(
     efforts = [effort, *(more for more in _efforts(bands[-1]) if more != effort and _at_least(more, effort))]
     trials = []
     for tried in efforts:
-        recall, rate = calibration.measure(Searcher(bundle, bands, tried))
-        trials.append(Trial(head=head, effort=tried, recall=recall, queries_per_second=round(rate, 1)))
+        trials.append(_trial(bundle, calibration, bands, tried, head))
         if trials[-1].lowest.recall >= spec.recall_floor:
             break
     chosen = max(trials, key=lambda trial: trial.lowest.recall)
     _check_floor(chosen.lowest, spec, calibration, len(trials), "build the index again")
     efforts_at = _efforts_at(bundle, bands, chosen, trials, calibration, progress)
-    kind = spec.kind(len(rows_LE))
+    kind = bands[-1].kind
     filtered = None if kind == "flat" else tune_filtered(bundle, rows_LE, bands, chosen.effort, spec, progress)
-    seconds = time.perf_counter() - started
     return TunedIndex(
-        kind,
-        rows_LE.shape[1],
-        list(bands),
-        chosen,
-        efforts_at,
-        trials,
-        calibration.k,
-        calibration.queries,
-        seconds,
-        filtered,
+        kind=kind,
+        dim=rows_LE.shape[1],
+        bands=list(bands),
+        chosen=chosen,
+        efforts=efforts_at,
+        trials=trials,
+        recall_k=calibration.k,
+        recall_queries=calibration.queries,
+        seconds=time.perf_counter() - started,
+        bytes_per_label=bytes_per_label(bands[-1]),
+        filtered=filtered,
     )
 
 
@@ -189,20 +209,125 @@ def _check_floor(lowest: RecallAt, spec: IndexSpec, calibration: Calibration, tr
         )
 
 
-def _settings(
-    bundle: Bundle, spec: IndexSpec, rows_LE: Float32, calibration: Calibration, device: Device, progress: Progress
-) -> Iterator[tuple[Trial, list[Band]]]:
-    """Measured settings and their bands, cheapest first."""
-    kind = spec.kind(len(rows_LE))
-    by_reach_L = by_reach(bundle, rows_LE, calibration)
-    for head in _heads(kind, len(rows_LE)):
-        progress(f"train and fill {kind}" + (f", exact head of {head:,} labels" if head else ""))
-        bands = make_bands(spec, rows_LE, by_reach_L, head, device)
+@dataclass(frozen=True)
+class _Site:
+    """What all settings of one build share.
+
+    Attributes:
+        bundle: whose labels are indexed.
+        rows_LE: float32, their augmented rows.
+        by_reach_L: int64, label rows, those of the head first.
+        calibration: measures recall.
+        device: where FAISS trains.
+        progress: told what is being done.
+        centroids: of the cells of every head's rest that was trained.
+        bytes: bytes per label of every kind that was built.
+    """
+
+    bundle: Bundle
+    rows_LE: Float32
+    by_reach_L: Int64
+    calibration: Calibration
+    device: Device
+    progress: Progress
+    centroids: dict[int, Float32] = field(default_factory=dict)
+    bytes: dict[Kind, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Tuned:
+    """A kind at the setting of it that recalls best, or enough."""
+
+    kind: Kind
+    bands: list[Band]
+    chosen: Trial
+    trials: list[Trial]
+
+
+def _tune(site: _Site, spec: IndexSpec, plainer: _Tuned | None) -> list[_Tuned]:
+    """The kind of a spec, at its cheapest setting that recalls enough; none if it takes too many bytes.
+
+    Codes find no more than the plainer kind did with as large a head and as many probes: they begin there.
+    """
+    target = max(_TARGET, spec.recall_floor)
+    if plainer is not None:
+        target = min(target, plainer.chosen.lowest.recall)
+    best: tuple[Trial, list[Band]] | None = None
+    trials = []
+    for trial, bands in _settings(site, spec, plainer.chosen if plainer else None):
+        trials.append(trial)
+        if best is None or trial.lowest.recall > best[0].lowest.recall:
+            best = trial, bands
+        if trial.lowest.recall >= target:
+            break
+    return [] if best is None else [_Tuned(spec.kind(len(site.rows_LE)), best[1], best[0], trials)]
+
+
+def _settings(site: _Site, spec: IndexSpec, least: Trial | None) -> Iterator[tuple[Trial, list[Band]]]:
+    """Measured settings and their bands, cheapest first; none of a kind that takes too many bytes."""
+    kind = spec.kind(len(site.rows_LE))
+    for head in _heads(kind, len(site.rows_LE)) if least is None else [least.head]:
+        site.progress(f"train and fill {kind}" + (f", exact head of {head:,} labels" if head else ""))
+        bands = make_bands(spec, site.rows_LE, site.by_reach_L, head, site.device, site.centroids.get(head))
+        site.bytes[kind] = bytes_per_label(bands[-1])
+        if spec.bytes_per_label is not None and site.bytes[kind] > spec.bytes_per_label:
+            return
+        if (centroids_CE := centroids_of(bands[-1])) is not None:
+            site.centroids.setdefault(head, centroids_CE[:, : site.rows_LE.shape[1]])
         for effort in _efforts(bands[-1]):
-            recall, rate = calibration.measure(Searcher(bundle, bands, effort))
-            trial = Trial(head=head, effort=effort, recall=recall, queries_per_second=round(rate, 1))
-            progress(f"probes {effort.probes}, refine {effort.refine}: lowest recall {trial.lowest.recall:.4f}")
+            if least is not None and effort.probes < least.effort.probes:
+                continue
+            trial = _trial(site.bundle, site.calibration, bands, effort, head)
+            site.progress(f"probes {effort.probes}, refine {effort.refine}: lowest recall {trial.lowest.recall:.4f}")
             yield trial, bands
+
+
+def _trial(bundle: Bundle, calibration: Calibration, bands: Sequence[Band], effort: Effort, head: int) -> Trial:
+    recall, rate = calibration.measure(Searcher(bundle, bands, effort))
+    return Trial(kind=bands[-1].kind, head=head, effort=effort, recall=recall, queries_per_second=round(rate, 1))
+
+
+def _timed(site: _Site, spec: IndexSpec, tried: Sequence[_Tuned]) -> list[KindTrial]:
+    """The kinds that were tried, those timed that recall as much as is looked for, or as the plainest does."""
+    least = min(max(_TARGET, spec.recall_floor), tried[0].chosen.lowest.recall)
+    enough = [tuned for tuned in tried if tuned.chosen.lowest.recall >= least]
+    site.progress(f"queries per second of {', '.join(tuned.kind for tuned in enough)}")
+    searchers = [Searcher(site.bundle, tuned.bands, tuned.chosen.effort) for tuned in enough]
+    speeds = dict(zip([tuned.kind for tuned in enough], rates(searchers, site.calibration), strict=True))
+    return [
+        KindTrial(
+            kind=tuned.kind,
+            head=tuned.chosen.head,
+            effort=tuned.chosen.effort,
+            recall=tuned.chosen.recall,
+            queries_per_second=round(speeds[tuned.kind], 1) if tuned.kind in speeds else None,
+            bytes_per_label=site.bytes[tuned.kind],
+        )
+        for tuned in tried
+    ]
+
+
+def _fitting(spec: IndexSpec, device: Device, labels: int, dim: int) -> list[IndexSpec]:
+    """The candidates that may fit; an exact index alone where it does.
+
+    Raises:
+        SpecError: none does.
+    """
+    candidates = spec.candidates(labels, device)
+    if spec.bytes_per_label is not None:
+        least = {candidate.kind(labels): candidate.least_bytes(labels, dim) for candidate in candidates}
+        candidates = [candidate for candidate in candidates if least[candidate.kind(labels)] <= spec.bytes_per_label]
+        if not candidates:
+            raise _too_large(spec, least)
+    return candidates[:1] if candidates[0].kind(labels) == "flat" else candidates
+
+
+def _too_large(spec: IndexSpec, found: Mapping[Kind, float]) -> SpecError:
+    taken = ", ".join(f"{kind} {size:g} or more" for kind, size in found.items())
+    return SpecError(
+        f"index spec {spec.text!r}: expected at most {spec.bytes_per_label:g} bytes per label, received a catalogue of "
+        f"which an index takes: {taken}"
+    )
 
 
 def _heads(kind: Kind, labels: int) -> list[int]:
@@ -239,7 +364,11 @@ def _efforts_at(
         return []
     most = chosen.effort
     lesser = [effort for effort in _efforts(bands[-1]) if _at_least(most, effort) and effort != most]
-    tried = {(trial.effort, calibration.k): trial.recall for trial in trials if trial.head == chosen.head}
+    tried = {
+        (trial.effort, calibration.k): trial.recall
+        for trial in trials
+        if (trial.kind, trial.head) == (chosen.kind, chosen.head)
+    }
     efforts: list[EffortAt] = []
     for k in calibration.depths if lesser else ():
         measured = {

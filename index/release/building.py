@@ -39,6 +39,7 @@ def build(
     priors: PriorTable | str | Path | None = None,
     progress: Progress = lambda _: None,
     filterable: Sequence[str] | None = None,
+    bytes_per_label: float | None = None,
 ) -> ReleaseManifest:
     """Build an index over a bundle's labels, measure its recall, and write both as a new release; publishes nothing.
 
@@ -52,6 +53,7 @@ def build(
         progress: told what is being done, one line at a time.
         filterable: display columns that requests may filter by, of any number of values, and no others; None: all that
             filters are for, but strings of very many values.
+        bytes_per_label: as of `IndexSpec`, which may say it itself.
 
     Returns:
         What release.json says: the name, the kind of index, its recall at every measured λ.
@@ -82,6 +84,8 @@ def build(
     path, releases = _path(bundle), Path(releases)
     if not isinstance(spec, IndexSpec):
         spec = IndexSpec() if spec is None else IndexSpec(spec)
+    if bytes_per_label is not None:
+        spec = replace(spec, bytes_per_label=bytes_per_label)
     source = Bundle.load(path)
     created_at = datetime.now(UTC)
     name = _unused_name(releases, created_at, source.manifest.name) if name is None else check_name(name)
@@ -131,7 +135,7 @@ def refresh_priors(
     refuse_existing(releases / name)
     table = priors if isinstance(priors, PriorTable) else PriorTable(Path(priors))
     bundle = replace(before.bundle, priors=table.read(before.bundle, like=before.bundle.priors, progress=progress))
-    spec = IndexSpec(before.index.spec, before.index.recall_floor)
+    spec = IndexSpec(before.index.spec, before.index.recall_floor, before.index.bytes_per_label_limit)
     head = next((len(band.rows_N) for band in before.searcher.bands if band.name == "head"), 0)
     tuned = refill_index(bundle, spec, before.searcher.bands, before.index.effort, head, progress)
     progress(f"write {releases / name}")

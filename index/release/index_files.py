@@ -37,8 +37,9 @@ _Manifest = TypeVar("_Manifest", bound=BaseModel)
 _DERIVED_BYTES = 1 << 31
 """FAISS's own bound on the tables it computes from an index while reading it."""
 _MAP: int = getattr(faiss, "IO_FLAG_MMAP_IFC", 0)
-"""Every kind of index then stays in the page cache, and searches as fast as a copy of it; `IO_FLAG_MMAP` maps
-inverted lists alone, and searches them at a third of the speed. A FAISS without the flag reads a copy."""
+"""Nearly every kind of index then stays in the page cache, and searches as fast as a copy of it; `IO_FLAG_MMAP` maps
+inverted lists alone, and searches them at a third of the speed. The lists of `ivf_fastscan`, which lie in blocks, are
+read into memory of the process by either (1.15). A FAISS without the flag reads a copy."""
 
 _reading = threading.Lock()
 
@@ -92,6 +93,9 @@ def write_index(
         recall_k=tuned.recall_k,
         recall_queries=tuned.recall_queries,
         recall_floor=spec.recall_floor,
+        bytes_per_label=tuned.bytes_per_label,
+        bytes_per_label_limit=spec.bytes_per_label,
+        kinds=tuned.kinds,
         recall=tuned.recall,
         trials=tuned.trials,
         device=device,

@@ -17,6 +17,7 @@ SURFACE = {
     "build": {
         *("bundle", "--releases", "--spec", "--name", "--publish", "--device", "--recall-floor"),
         *("--floor", "--max-drop", "--force", "--state", "--priors", "--prior", "--missing", "--filterable"),
+        "--bytes-per-label",
     },
     "priors": {"releases", "table", "--from", "--name", "--prior", "--missing", "--publish"},
     "publish": {"releases", "name", "--floor", "--max-drop", "--force", "--state"},

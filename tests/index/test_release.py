@@ -156,8 +156,10 @@ def test_an_index_of_another_bundle_is_refused_even_when_release_json_agrees(rel
 
 
 def test_a_newer_version_is_refused_with_what_to_do(release: Path) -> None:
-    rewrite(release, schema_version=5)
-    with pytest.raises(ReleaseVersionError, match="schema version 5, this installation reads 1, 2, 3 and 4: upgrade"):
+    rewrite(release, schema_version=6)
+    with pytest.raises(
+        ReleaseVersionError, match="schema version 6, this installation reads 1, 2, 3, 4 and 5: upgrade"
+    ):
         reopen(release)
 
 

@@ -1,0 +1,196 @@
+"""What `auto` builds where it has a choice: by recall, rates and bytes, whatever the machine's own speed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from longtail.bundle import Bundle
+from longtail.index import IndexManifest, IndexSpec, Releases, Searcher, SpecError, build
+from longtail.index.cli import main
+from longtail.index.construct import choice, spec, tuning
+from longtail.index.construct.recall import Calibration
+from longtail.index.construct.tuning import TunedIndex, tune_index
+from longtail.index.manifests import Effort, KindTrial, RecallAt
+from tests.bundles import make_bundle
+
+KINDS = ("ivf_flat", "ivf_sq", "ivf_fastscan")
+LABELS = 3_000
+
+
+@pytest.mark.parametrize(
+    ("rates", "expected"),
+    [
+        ([100, 124, None], 0),  # quicker, but not by a quarter
+        ([100, 126, 110], 1),
+        ([100, 130, 150], 2),
+        ([100, None, None], 0),
+        ([100, None, 125], 2),
+        ([100, 60, 50], 0),
+    ],
+)
+def test_another_kind_is_taken_where_it_is_quicker_by_a_quarter(rates: list[float | None], expected: int) -> None:
+    trials = [
+        KindTrial(kind=kind, head=1, effort=Effort(), recall=[], queries_per_second=rate, bytes_per_label=1)
+        for kind, rate in zip(KINDS, rates, strict=True)
+    ]
+    assert choice.choose(trials) == expected
+
+
+def test_searchers_take_turns_and_every_query_counts_with_its_quickest() -> None:
+    now, turns = 0.0, []
+
+    def searcher(name: str, seconds: dict[int, list[float]]) -> Searcher:
+        def search(queries: np.ndarray, k: int) -> None:
+            nonlocal now
+            query = int(queries[0, 0])
+            turns.append((name, query, k))
+            now += seconds[query].pop(0)
+
+        return SimpleNamespace(search=search)  # type: ignore[return-value]
+
+    # Disturbed in the first round, or in the third; 0.1 s and 0.3 s else.
+    quick = searcher("quick", {0: [9, 0.1, 0.1, 0.1, 0.1], 1: [0.3, 0.3, 9, 0.3, 0.3]})
+    slow = searcher("slow", {0: [0.5] * 5, 1: [0.5] * 5})
+    calibration = SimpleNamespace(queries_QE=np.array([[0.0], [1.0]]), k=7)
+    found = choice.rates([quick, slow], calibration, lambda: now)  # type: ignore[arg-type]
+    assert found == pytest.approx([2 / 0.4, 2 / 1.0])
+    assert turns[:4] == [("quick", 0, 7), ("quick", 1, 7), ("slow", 0, 7), ("slow", 1, 7)]
+
+
+@pytest.fixture(scope="module")
+def bundle() -> Bundle:
+    return make_bundle(labels=LABELS, dim=16)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catalogues of these tests are too large for a flat index."""
+    monkeypatch.setattr(spec, "FLAT_UP_TO", 1_000)
+
+
+def tuned_at(rates: dict[str, float], bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> TunedIndex:
+    def told(searchers: Sequence[Searcher], _: Calibration) -> list[float]:
+        return [rates[searcher.bands[-1].kind] for searcher in searchers]
+
+    monkeypatch.setattr(tuning, "rates", told)
+    return tune_index(bundle, IndexSpec(), "cpu", lambda _: None)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(
+    ("quick", "expected"), [("ivf_fastscan", "ivf_fastscan"), ("ivf_sq", "ivf_sq"), (None, "ivf_flat")]
+)
+def test_auto_takes_the_quickest_of_the_kinds_it_measured(
+    quick: str | None, expected: str, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = tuned_at({kind: 300 if kind == quick else 100 for kind in KINDS}, bundle, monkeypatch)
+    assert (built.kind, built.bands[-1].kind, built.chosen.kind) == (expected, expected, expected)
+    assert tuple(trial.kind for trial in built.kinds) == KINDS
+    assert {trial.kind for trial in built.trials} == set(KINDS)
+    assert [trial.queries_per_second for trial in built.kinds] == [300 if kind == quick else 100 for kind in KINDS]
+    flat, sq, fastscan = (trial.bytes_per_label for trial in built.kinds)
+    # Of 2,700 labels, 17 coordinates and 69 cells: codes (of scalars 32, with zeros), ids of 8 bytes, and 2 bytes of
+    # centroids, 3 for scalars.
+    assert 4 * 17 + 8 < flat < 4 * 17 + 8 + 3
+    assert 32 + 8 < sq < 32 + 8 + 4
+    assert 5 + 8 < fastscan < sq
+    assert built.bytes_per_label == built.kinds[KINDS.index(expected)].bytes_per_label
+    assert len({trial.head for trial in built.kinds}) == 1
+    assert all(trial.effort.probes >= built.kinds[0].effort.probes for trial in built.kinds)
+    assert built.chosen.lowest.recall >= 0.99
+
+
+@pytest.mark.usefixtures("small")
+def test_a_kind_that_recalls_too_little_is_not_timed(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure = Calibration.measure
+
+    def worse(self: Calibration, searcher: Searcher, k: int | None = None) -> tuple[list[RecallAt], float]:
+        recall, rate = measure(self, searcher, k)
+        lost = 0.9 if searcher.bands[-1].kind == "ivf_fastscan" else 1
+        # At one place on the dials only.
+        return [recall[0].model_copy(update={"recall": recall[0].recall * lost}), *recall[1:]], rate
+
+    monkeypatch.setattr(Calibration, "measure", worse)
+    built = tuned_at({"ivf_flat": 100, "ivf_sq": 100, "ivf_fastscan": 900}, bundle, monkeypatch)
+    assert built.kind == "ivf_flat"
+    assert [trial.queries_per_second for trial in built.kinds] == [100, 100, None]
+    assert built.kinds[2].lowest.recall <= 0.9
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(("limit", "kinds"), [(80, KINDS), (50, KINDS[1:]), (30, ("ivf_fastscan",))])
+def test_only_kinds_within_the_limit_are_built(limit: float, kinds: tuple[str, ...], bundle: Bundle) -> None:
+    built = tune_index(bundle, IndexSpec(bytes_per_label=limit), "cpu", lambda _: None)
+    assert {trial.kind for trial in built.trials} == set(kinds)
+    assert built.bytes_per_label <= limit
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(
+    ("text", "limit", "message"),
+    [
+        ("auto", 10, "ivf_flat 76 or more, ivf_sq 40 or more, ivf_fastscan 13 or more"),
+        ("auto", 14, r"ivf_fastscan \d\d\.\d+ or more"),  # with centroids, and blocks of 32 that are not full
+        ("ivf_sq", 20, "ivf_sq 40 or more"),
+        ("flat", 60, "flat 68 or more"),
+        ("hnsw", 70, "hnsw 324 or more"),
+    ],
+)
+def test_nothing_within_the_limit_is_refused_with_what_it_takes(
+    text: str, limit: float, message: str, bundle: Bundle, tmp_path: Path
+) -> None:
+    bundle.write(tmp_path / "bundle")
+    expected = f"index spec '{text}': expected at most {limit} bytes per label, .*which an index takes: {message}$"
+    with pytest.raises(SpecError, match=expected):
+        build(tmp_path / "bundle", tmp_path / "releases", spec=text, bytes_per_label=limit)
+    assert not (tmp_path / "releases").exists()
+
+
+def test_a_small_catalogue_stays_exact_where_the_limit_allows_it() -> None:
+    bundle = make_bundle(labels=700, dim=16)
+    assert tune_index(bundle, IndexSpec(bytes_per_label=100), "cpu", lambda _: None).kind == "flat"
+    assert tune_index(bundle, IndexSpec(bytes_per_label=60), "cpu", lambda _: None).kind == "ivf_sq"
+    with pytest.raises(SpecError, match=re.escape("bytes per label: expected more than 0, received -1")):
+        IndexSpec(bytes_per_label=-1)
+
+
+@pytest.mark.usefixtures("small")
+def test_the_release_says_what_was_measured_and_the_command_prints_it(
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tuning, "rates", lambda *_: [100.0, 400.0])
+    bundle.write(tmp_path / "bundle")
+    arguments = ["build", str(tmp_path / "bundle"), "--releases", str(tmp_path / "r"), "--name", "one"]
+    with pytest.raises(SystemExit) as ended:
+        main([*arguments, "--bytes-per-label", "60"])
+    assert not ended.value.code
+    printed = capsys.readouterr().out
+    assert re.search(r"^  ivf_sq: recall [01]\.\d{3} or more, 100 queries/s, 4\d\.\d bytes per label$", printed, re.M)
+    assert re.search(r"^\* ivf_fastscan: recall .*, 400 queries/s, \d\d\.\d bytes per label$", printed, re.M)
+    index = Releases(tmp_path / "r").open("one").index
+    assert (index.schema_version, index.spec, index.kind, index.bytes_per_label_limit) == (
+        5,
+        "auto",
+        "ivf_fastscan",
+        60,
+    )
+    assert [trial.kind for trial in index.kinds] == ["ivf_sq", "ivf_fastscan"]
+    assert index.bytes_per_label == index.kinds[1].bytes_per_label
+    assert {trial.kind for trial in index.trials} == {"ivf_sq", "ivf_fastscan"}
+
+
+def test_a_manifest_of_version_4_is_read(tmp_path: Path) -> None:
+    make_bundle(labels=60).write(tmp_path / "bundle")
+    build(tmp_path / "bundle", tmp_path / "r", name="one")
+    now = Releases(tmp_path / "r").open("one").index.model_dump()
+    new = {"bytes_per_label", "bytes_per_label_limit", "kinds"}
+    before = {name: value for name, value in now.items() if name not in new} | {"schema_version": 4}
+    before["trials"] = [{name: value for name, value in trial.items() if name != "kind"} for trial in now["trials"]]
+    read = IndexManifest.model_validate(before)
+    assert (read.bytes_per_label, read.kinds, read.trials[0].kind) == (None, [], None)
