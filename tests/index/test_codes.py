@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from longtail.index import Filter, Release, Searcher
+from longtail.bundle import Priors
+from longtail.index import Filter, IndexSpec, PriorTable, Release, Searcher
 from longtail.index.construct.recall import Calibration
+from longtail.index.construct.tuning import refill_index, tune_index
 from longtail.index.manifests import Effort
+from tests.bundles import make_bundle
 from tests.index.conftest import brute_force
 
 CODES = ("ivf_sq", "ivf_fastscan")
@@ -63,3 +68,19 @@ def test_a_short_list_has_the_candidates_of_a_long_one(opened: Callable[[str], R
     queries = release.bundle.augmentation.queries(release.bundle.calibration_queries, 1.0)
     found = [tail.search(queries, k, Effort(probes=16, refine=2), ids)[1].shape for k in (1, 100, 150)]
     assert found == [(50, 200), (50, 200), (50, 300)]
+
+
+@pytest.mark.parametrize(("spec", "share"), [("ivf_sq", 0.01), ("ivf_fastscan", 0.4)])
+def test_codes_are_fitted_to_the_rows_of_a_new_prior(spec: str, share: float) -> None:
+    """A prior ten times as wide as before: within the old range, its largest values would all be one code."""
+    bundle = make_bundle(labels=700)
+    values_LP = np.random.default_rng(0).normal(0, 1, (700, 1)).astype(np.float32)
+    recent = PriorTable(Path("-"))._setting("recent", values_LP[:, 0], 0.0, bundle, None)
+    before, after = (replace(bundle, priors=Priors((recent,), factor * values_LP)) for factor in (1, 10))
+    spec_ = IndexSpec(spec, recall_floor=0)
+    built = tune_index(before, spec_, "cpu", lambda _: None)
+    filled = refill_index(after, spec_, built.bands, built.chosen.effort, built.chosen.head, lambda _: None)
+    tail = filled.bands[-1]
+    column = after.rows()[tail.rows_N, -1]
+    decoded = tail.index.reconstruct_n(0, len(column))[:, after.rows().shape[1] - 1]
+    assert np.abs(decoded - column).max() < share * np.ptp(column)
