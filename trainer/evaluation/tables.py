@@ -16,7 +16,7 @@ from longtail.trainer.lists import k_of
 
 
 def baseline_table(compared: Comparison) -> Table:
-    """A terminal table: the model at its default, then every baseline and its seconds, at the k of the recipe's metric."""
+    """A terminal table, at the k of the recipe's metric: the model at its default, every baseline, its seconds."""
     k = k_of(compared.metric)
     table = Table(title=f"The model and its baselines, top {k}", title_justify="left")
     table.add_column("", no_wrap=True)
