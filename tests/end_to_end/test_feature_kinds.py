@@ -25,6 +25,7 @@ from longtail.bundle import Bundle
 from longtail.trainer.config import Recipe, load_recipe
 from longtail.trainer.data.dataset import Dataset, load_dataset
 from longtail.trainer.data.encode import Encoding
+from tests.backends import environment
 from tests.serving.process import server
 
 USERS, ITEMS, DIMS = 40, 24, 6
@@ -149,8 +150,8 @@ def shop(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     write_shop(root)
 
     def longtail(room: str, *words: object) -> None:
-        environment = os.environ | {"KERAS_BACKEND": request.param, "JAX_PLATFORMS": "cpu"}
-        subprocess.run([sys.executable, "-m", f"longtail.{room}", *map(str, words)], check=True, env=environment)
+        command = [sys.executable, "-m", f"longtail.{room}", *map(str, words)]
+        subprocess.run(command, check=True, env=os.environ | environment(request.param))
 
     longtail("trainer", "fit", root / "recipe.toml", "--out", root / "model")
     longtail("index", "build", root / "model", "--releases", root / "releases", "--publish")

@@ -22,6 +22,7 @@ from longtail.trainer.data.dataset import read_dataset
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.model.two_tower import TwoTower
 from longtail.trainer.warm_start import WarmStart
+from tests.backends import environment
 from tests.end_to_end.commands import fitted_and_published, served
 from tests.trainer.conftest import KERAS_VARIABLES_PREDATE_NUMPY_2
 from tests.trainer.page import registered, tables_as_they_are, write_package
@@ -121,8 +122,8 @@ def shop(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     precision = "mixed_bfloat16" if request.param == "jax" else "float32"
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("PYTHONPATH", str(root / "site"))
-        patched.setenv("KERAS_BACKEND", request.param)
-        patched.setenv("JAX_PLATFORMS", "cpu")
+        for name, value in environment(request.param).items():
+            patched.setenv(name, value)
         fitted_and_published(root, "--set", f"training.precision={precision}")
     with tables_as_they_are():
         registered()

@@ -15,6 +15,7 @@ from longtail.trainer import backend
 from longtail.trainer.evaluation.bundle import evaluate
 from longtail.trainer.evaluation.dial import Dial
 from longtail.trainer.evaluation.report import evaluation_markdown
+from tests.backends import environment
 from tests.trainer import tiny
 from tests.trainer.conftest import Finished
 
@@ -89,7 +90,7 @@ _HANGS_SECONDS = 1200
 def start(backend: str, *arguments: object) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         [sys.executable, *map(str, arguments)],
-        env=os.environ | {"KERAS_BACKEND": backend, "LONGTAIL_TEST_BACKEND": backend, "JAX_PLATFORMS": "cpu"},
+        env=os.environ | environment(backend) | {"LONGTAIL_TEST_BACKEND": backend},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
 

@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from longtail.bundle import Buckets, CurvePoint, Interval
+from longtail.bundle import Augmentation, Buckets, CurvePoint, Interval
 from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.errors import DataError
 from longtail.trainer.evaluation.dial import Noise, Setting, best_dial, lines
@@ -212,6 +212,38 @@ def point(setting: Setting, recall: float) -> CurvePoint:
 def measure(settings: list[Setting]) -> list[CurvePoint]:
     """Best at λ = ¾, μ = ¼; at μ = 0 the best λ of the grid is 0.7."""
     return [point(at, -((at.bias_removal - 0.75) ** 2) - (at.popularity - 0.25) ** 2) for at in settings]
+
+
+@pytest.mark.parametrize("tree", [False, True], ids=["frequencies", "tree"])
+@pytest.mark.parametrize("block_bytes", [1 << 20, 4 * 700 * 5], ids=["one block", "blocks of 5"])
+def test_lists_of_two_lines_are_those_of_a_sort_to_the_last_tie(
+    tree: bool, block_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers of few bits: every score is exact in float32, in any order of its sum, and many are equal."""
+    monkeypatch.setattr("longtail.trainer.evaluation.ranking._BLOCK_BYTES", block_bytes)
+    labels, k, few = 700, 8, np.random.default_rng(9)
+    users, items = few.integers(-2, 3, (QUERIES, D)) / 2, few.integers(-2, 3, (labels, D)) / 2
+    bias, log_nu, log_pi = few.integers(-4, 5, (3, labels)) / 4
+    of_queries = few.integers(-4, 5, (QUERIES, labels)) / 4
+    side = LabelSide(
+        np.float32(items), np.float32(log_pi if tree else log_nu), np.float32(bias), np.ones(labels, np.int64), 100,
+        np.zeros(labels, np.int8), Augmentation(0.5, 2.0, 0.25, None if tree else 4.0),
+        None if tree else np.float32(log_pi),
+    )  # fmt: skip
+    first_line, second_line = map(Setting, (-0.5, 0, 0.25, 1)), [Setting(0.25, at) for at in (-1, 0.5)]
+    settings = [*first_line, *second_line, Setting(0, 2), Setting(-64, 32)]
+    seen = few.random((QUERIES, labels)) < 0.1
+
+    top, _ = rank(
+        np.arange(QUERIES, dtype=np.int32), lambda rows: np.float32(users[rows]), side, np.flatnonzero(seen), settings,
+        k=k, queries=QUERIES, log_proposal=(lambda rows: np.float32(of_queries[rows])) if tree else None,
+    )  # fmt: skip
+
+    for at, (bias_removal, popularity) in enumerate(settings):
+        noise = of_queries if tree else log_nu
+        scores = np.where(seen, -np.inf, users @ items.T / 0.5 + bias + bias_removal * noise + popularity * log_pi)
+        assert len(np.unique(scores[0])) < 500, "ties"
+        np.testing.assert_array_equal(top[at], np.argsort(-scores, axis=1, kind="stable")[:, :k])
 
 
 def test_the_prior_is_chosen_after_the_noise_and_only_where_they_differ() -> None:

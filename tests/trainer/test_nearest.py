@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from keras import ops
+from keras import ops, random
 from pydantic import ValidationError
 from rich.console import Console
 
@@ -111,9 +111,12 @@ def built(recipe: Recipe, data: Dataset = DATA) -> TwoTower:
 
 def batch_of(recipe: Recipe, data: Dataset = DATA, *, seed: int = 0) -> Inputs:
     """The pairs of `BATCH`, with weights of their own, and what is drawn of their neighbours."""
-    query = Encoding.fit(recipe, data).query
+    encoding = Encoding.fit(recipe, data)
+    query = encoding.query
     batch = query.of_pairs(BATCH, np.random.default_rng(0))
     batch |= {"_positive": data.train.labels[BATCH], "_weight": np.float32([1, 2, 0.5, 1, 3, 1])}
+    if encoding.audience is not None:
+        batch["_own"] = encoding.audience.own[BATCH]
     if recipe.loss.neighbours is not None:
         nearest = Nearest.of(recipe.loss.neighbours, data.train, queries=7, labels=7)
         batch |= nearest.columns(data.train, BATCH, query.of_queries, np.random.default_rng(seed))
@@ -132,12 +135,14 @@ def term(anchors: np.ndarray, neighbours: np.ndarray, ids: np.ndarray, near: lis
 
 
 SEEN = {"name": "seen", "kind": "history", "entries": "both", "dim": 4, "damping": 2, "unknown_rate": 0}
+BY = {"name": "by", "kind": "audience", "table": "user_id", "dim": 4}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "cosines": ({}, {}),
     "inner products": ({}, {"model": {"dim": 4, "similarity": "dot", "temperature": 0.5}}),
     "queries alone": ({"sides": ["query"]}, {}),
     "labels alone": ({"sides": ["label"]}, {"model": {"dim": 4, "label_bias": True}}),
     "histories": ({}, {"query": {"features": [tiny.USER, SEEN]}}),
+    "beside_audiences": ({}, {"label": {"features": [{**tiny.ITEM, "unknown_rate": 0}, BY], "combine": "sum"}}),
     "beside_logistic": (
         {},
         {"loss": {"family": "logistic", "sampler": {"name": "uniform", "negatives": 3, "shared": False}}},
@@ -151,11 +156,14 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize(("near", "sections"), CASES.values(), ids=CASES)
 def test_a_step_s_loss_is_the_formula_s(near: dict[str, Any], sections: dict[str, Any]) -> None:
-    """What is added to the same job's without, in NumPy. Two labels of the batch and a query come twice."""
+    """What is added to the same job's without, in NumPy. Two labels of the batch and a query come twice; audiences of
+    the batch's labels are without the query that a label is to be found for, those of the neighbours are whole."""
     losses = []
     for recipe in (job(None, **sections), job(NEAR | near, **sections)):
         model, batch = built(recipe), batch_of(recipe)
         labels = model.embed_labels()
+        inputs = model.inputs_of_labels(batch["_positive"], random.SeedGenerator(0), batch.get("_own"))
+        positives = ops.convert_to_numpy(model.towers.label(inputs))
         query = Encoding.fit(recipe, DATA).query
         anchors = model.embed_queries({name: column for name, column in batch.items() if name[0] != "_"})
         drawn = batch.get("_neighbour user_id", np.int32([1] * B)) - 1
@@ -170,7 +178,7 @@ def test_a_step_s_loss_is_the_formula_s(near: dict[str, Any], sections: dict[str
         expected += term(anchors, neighbours, pairs.queries, of_query)
     if "label" in recipe.loss.neighbours.sides:
         of_label = near_of(DATA.train.labels, DATA.train.queries, shape=(7, 7), k=2)
-        expected += term(labels[pairs.labels], labels[batch["_neighbour"]], pairs.labels, of_label)
+        expected += term(positives, labels[batch["_neighbour"]], pairs.labels, of_label)
     weights = batch["_weight"].astype(np.float64)
     if recipe.loss.reweight:
         share = np.bincount(DATA.train.labels, minlength=7)

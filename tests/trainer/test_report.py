@@ -141,7 +141,7 @@ def test_the_axis_of_bias_removal_names_its_ends_where_the_noise_rises_with_freq
 COMPARED = Comparison(
     metric="recall@2", queries=7, model=point(0.5, 0.25).metrics,
     baselines={"iALS": point(0, 0.5).metrics, "popularity": point(0, 0.125).metrics},
-    settings={"iALS": {"confidence": 5}, "popularity": {}}, best="iALS",
+    settings={"iALS": {"confidence": 5}, "popularity": {}}, seconds={"iALS": 1234.5, "popularity": 0.2}, best="iALS",
     difference=Interval(value=-0.25, low=-0.375, high=-0.125), notes=["item-kNN was left out: <too large>."],
 )  # fmt: skip
 
@@ -160,7 +160,7 @@ def test_baselines_stand_beside_the_model_with_the_verdict() -> None:
     ]  # fmt: skip
     screen = io.StringIO()
     Console(file=screen, width=140).print(baseline_table(COMPARED))
-    assert re.search(r"iALS +\S? ?0\.5000", screen.getvalue())
+    assert re.search(r"iALS +\S? ?0\.5000 .* 1,234 ", screen.getvalue())
 
 
 def test_the_report_says_what_recall_costs_the_tail() -> None:

@@ -8,6 +8,7 @@ import onnxruntime
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from keras import ops
 from pydantic import ValidationError
 
 from longtail.trainer.data.batches import epoch_batches
@@ -48,6 +49,11 @@ def shaken(model: Any) -> Any:
     return model
 
 
+def tensors(*columns: dict[str, np.ndarray]) -> dict[str, Any]:
+    """What a compiled step makes of a batch, and one that is not would not."""
+    return {name: ops.convert_to_tensor(values) for each in columns for name, values in each.items()}
+
+
 def embedded(model: Any, batch: dict[str, np.ndarray]) -> np.ndarray:
     with packed_histories(model.towers.query, batch):
         return np.asarray(model.towers.query({name: batch[name] for name in model.towers.query.input}))
@@ -81,6 +87,7 @@ def test_an_entry_sees_what_came_before_it_alone(name: str) -> None:
     np.testing.assert_array_equal(np.flatnonzero(moved), [8, 9, 10])
 
 
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("name", ENCODERS)
 def test_a_packed_step_is_a_step_of_padded_rows(name: str) -> None:
     """The same loss and the same updates of tables and layers: every place is trained, each by its own pair."""
@@ -91,7 +98,7 @@ def test_a_packed_step_is_a_step_of_padded_rows(name: str) -> None:
         model = shaken(tiny.model(recipe, dataset, batch_size=len(rows)))
         batch = encoding.query.of_pairs(rows, np.random.default_rng(0), packed=packed)
         labels = {"_positive": dataset.train.labels[rows], "_weight": np.ones(len(rows), np.float32)}
-        loss = float(model.train_step(batch | labels | {"_pair": rows.astype(np.int32)}))
+        loss = float(model.train_step(tensors(batch, labels, {"_pair": rows.astype(np.int32)})))
         after.append(
             [loss, *(np.asarray(variable) for variable in [model.tables["item_id"].table, *model.dense_variables])]
         )
@@ -99,6 +106,7 @@ def test_a_packed_step_is_a_step_of_padded_rows(name: str) -> None:
         np.testing.assert_allclose(one, other, atol=2e-5)
 
 
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("name", ENCODERS)
 def test_a_batch_in_parts_is_a_step_of_the_whole(name: str) -> None:
     """Parts are not packed; gradients of positions and distances, which a part reads some of, add up."""
@@ -109,12 +117,13 @@ def test_a_batch_in_parts_is_a_step_of_the_whole(name: str) -> None:
         encoding, model = Encoding.fit(recipe, dataset), shaken(tiny.model(recipe, dataset, batch_size=8))
         batch = encoding.query.of_pairs(rows, np.random.default_rng(0), packed=parts == 1)
         labels = {"_positive": dataset.train.labels[rows], "_weight": np.ones(8, np.float32)}
-        model.train_step(batch | labels | {"_pair": rows.astype(np.int32)})
+        model.train_step(tensors(batch, labels, {"_pair": rows.astype(np.int32)}))
         after.append([np.asarray(variable) for variable in [model.tables["item_id"].table, *model.dense_variables]])
     for one, other in zip(*after, strict=True):
         np.testing.assert_allclose(one, other, atol=2e-5)
 
 
+@pytest.mark.usefixtures("eager")
 def test_dropout_is_of_entries_and_of_training_alone() -> None:
     dataset = data()
     recipes = {rate: job(history("sasrec", dropout=rate)) for rate in (0.0, 0.5)}
@@ -127,7 +136,7 @@ def test_dropout_is_of_entries_and_of_training_alone() -> None:
         "_weight": np.ones(8, np.float32),
         "_pair": rows.astype(np.int32),
     }
-    losses = {rate: float(model.train_step(batch | labels)) for rate, model in models.items()}
+    losses = {rate: float(model.train_step(tensors(batch, labels))) for rate, model in models.items()}
     assert abs(losses[0.5] - losses[0.0]) > 0.01
 
 

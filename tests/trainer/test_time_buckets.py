@@ -14,7 +14,7 @@ from longtail.trainer.export.trial import _check_entries, _inputs
 from longtail.trainer.model.sequences import TimeTable
 from longtail.trainer.model.towers import build_towers
 from tests.trainer import tiny
-from tests.trainer.test_sequences import ENCODERS, LABELS, embedded, job, shaken
+from tests.trainer.test_sequences import ENCODERS, LABELS, embedded, job, shaken, tensors
 
 LENGTHS = (1, 4, 6, 2, 3)
 
@@ -71,6 +71,7 @@ def test_one_pass_over_packed_histories_is_a_pass_for_every_pair(name: str) -> N
     assert np.abs(nothing_known - embedded(model, packed)).max() > 1e-3
 
 
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("name", ENCODERS)
 def test_a_step_moves_the_rows_of_times_alike_in_both_layouts(name: str) -> None:
     recipe, dataset = job(history(name), optimizer={"embeddings": "sgd", "dense": "sgd"}), data()
@@ -79,7 +80,7 @@ def test_a_step_moves_the_rows_of_times_alike_in_both_layouts(name: str) -> None
         model = shaken(tiny.model(recipe, dataset, batch_size=len(rows)))
         before = {each.path: np.asarray(each) for each in model.dense_variables}
         labels = {"_positive": dataset.train.labels[rows], "_weight": np.ones(len(rows), np.float32)}
-        model.train_step(of(encoding, rows, packed=packed) | labels | {"_pair": rows.astype(np.int32)})
+        model.train_step(tensors(of(encoding, rows, packed=packed), labels, {"_pair": rows.astype(np.int32)}))
         after.append({each.path: np.asarray(each) for each in model.dense_variables})
         timed = [path for path in before if "gaps" in path or "time_bias" in path]
         assert len(timed) == {"sasrec": 1, "hstu": 2}[name]
@@ -159,6 +160,7 @@ def shop() -> tuple[Pairs, Pairs]:
 
 
 @pytest.mark.parametrize(("name", "steps"), [("sasrec", 100), ("hstu", 300)])
+@pytest.mark.usefixtures("no_xla")
 def test_what_elapsed_time_alone_tells_is_learnt(name: str, steps: int) -> None:
     """An embedding says at once what a bias of attention, under a normalisation, takes longer to."""
     train, test = shop()

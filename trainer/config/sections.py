@@ -298,8 +298,9 @@ class EvaluationConfig(Section):
     `{ tail = { times = 1.5, bias_removal = 1.0 } }`, of the best on the grid `{ "recall@20" = { times = 0.99 } }`. The
     default λ, then μ, is the best of those that reach all floors; where none does, the nearest, with a warning."""
     refine: float | None = Field(default=None, gt=0, le=0.5)
-    """Looks for a better λ, then μ, between the neighbours of the grid's best, to within this, such as 0.01: each costs
-    as much as 5 to 9 points of the grid. What is found joins the curve where it is better than the grid's best."""
+    """Looks for a better λ, then μ, between the neighbours of the grid's best, to within this, such as 0.01: each in 5
+    to 9 passes over all labels, where the grid takes one. What is found joins the curve where it is better than the
+    grid's best."""
     target_prior: Literal["train", "uniform"] | Path | None = None
     """Chooses λ and μ for pairs whose labels are drawn otherwise than valid's: `uniform`, every label alike, or a table
     of `label` and `share`, a path relative to the recipe. Valid's pairs then weigh π*_y / π_y; `train` weighs them

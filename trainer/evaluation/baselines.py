@@ -19,9 +19,10 @@ import numpy as np
 from scipy.sparse import csr_matrix  # type: ignore[import-untyped]
 from threadpoolctl import threadpool_limits
 
-from longtail.bundle.arrays import Float32, Float64, Int32
+from longtail.bundle.arrays import Float32, Float64, Int32, Int64
 from longtail.trainer.data.pairs import Pairs
-from longtail.trainer.evaluation.ranking import block_of, top_rows, without
+from longtail.trainer.evaluation.ranking import block_of
+from longtail.trainer.evaluation.selection import Selection, Write
 from longtail.trainer.evaluation.task import Seen, Task
 
 Settings = dict[str, float]
@@ -199,14 +200,23 @@ def top_labels(task: Task, data: Interactions, scores: Scores) -> Int32:
     keys = np.sort(task.seen_keys // data.labels * data.labels + place_L[task.seen_keys % data.labels])
     seen = Seen(keys, queries=data.queries, labels=data.labels)
     newcomer_Q = np.diff(data.pairs_known.indptr) == 0
+    selection = Selection(np.zeros((data.labels, 1)), np.zeros((1, 1)), task.k)
     top_NK, block = np.empty((len(task.rows_N), task.k), np.int32), block_of(data.labels, matrices=2)
     for start in range(0, len(task.rows_N), block):
         rows_B = task.askers_N[start : start + block]
         scores_BL = scores(rows_B)
         scores_BL[newcomer_Q[rows_B]] = data.popularity
-        places_BK = top_rows(without(np.ascontiguousarray(scores_BL[:, popular_L]), seen.places(rows_B)), task.k)
+        write = _writer(scores_BL, popular_L[selection.order])
+        (places_BK,) = selection.lists(selection.values(len(rows_B), write, seen.places(rows_B)))
         top_NK[start : start + block] = np.where(places_BK < 0, -1, popular_L[places_BK])
     return top_NK
+
+
+def _writer(scores_BL: Float32, label_P: Int64) -> Write:
+    def write(places: slice, values: Float32) -> None:
+        values[:] = scores_BL[:, label_P[places]].T
+
+    return write
 
 
 def _counts(pairs: Pairs, labels: int) -> Float64:

@@ -5,6 +5,7 @@ Legend: `N` queries, `K` list length.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,7 @@ class Comparison:
         model: every metric of the model.
         baselines: every metric of each.
         settings: what each was run with.
+        seconds: how long each took to learn and to answer with these settings; no part of a bundle, whose bytes repeat.
         best: the baseline of the highest `metric`.
         difference: the model's metric less that of the best, paired by query.
         notes: sentences on what was left out, and on queries without history.
@@ -36,6 +38,7 @@ class Comparison:
     model: dict[str, Interval]
     baselines: dict[str, dict[str, Interval]]
     settings: dict[str, Settings]
+    seconds: dict[str, float]
     best: str
     difference: Interval
     notes: list[str]
@@ -104,6 +107,7 @@ def compare(
     notes: list[str] = []
     metrics: dict[str, dict[str, Interval]] = {}
     used: dict[str, Settings] = {}
+    seconds: dict[str, float] = {}
     lists: dict[str, Int32] = {}
     for name in config.baselines:
         if reason := skipped(name, data):
@@ -116,7 +120,9 @@ def compare(
                 notes.append(f"{name} was not tuned, for want of validation data.")
             else:
                 settings = tuned(baseline, *tuning, config.metric, side)
+        began = time.monotonic()
         lists[name] = top_labels(task, data, baseline.fit(data, settings))
+        seconds[name] = time.monotonic() - began
         metrics[name], used[name] = task.metrics(lists[name], **side), settings
     if not metrics:
         return None
@@ -131,7 +137,7 @@ def compare(
     )
     difference = task.bootstrap.interval(ours_N - theirs_N, denominator_N)
     model = task.metrics(ours_NK, **side)
-    return Comparison(config.metric, len(task.rows_N), model, metrics, used, best, difference, notes)
+    return Comparison(config.metric, len(task.rows_N), model, metrics, used, seconds, best, difference, notes)
 
 
 def tuned(baseline: Baseline, task: Task, data: Interactions, metric: str, side: dict[str, Any]) -> Settings:

@@ -8,20 +8,19 @@ Legend: `N` queries, `B` a block of them, `L` labels, `E` augmented dimensions, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from longtail.bundle import Augmentation, Buckets, CurvePoint, Labels, Proposal
 from longtail.bundle.arrays import Bools, Float32, Float64, Int8, Int32, Int64
-from longtail.trainer.backend import ops
 from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.data.batches import QueryFeatures
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.evaluation.metrics import Positives, inverse_propensity
+from longtail.trainer.evaluation.selection import Selection, Values, Write
 from longtail.trainer.evaluation.task import Seen, Task
 
 EmbedQueries = Callable[[Int32], Float32]
@@ -168,6 +167,7 @@ def bias_removal_curve(
         askers=askers,
         log_proposal=log_proposal,
         likely=likely,
+        likely_at=[Setting(calibrated_at)],
         never_L=never_L,
     )
     for setting, top_NK in zip(settings, ranked[0], strict=True):
@@ -186,7 +186,7 @@ def bias_removal_curve(
             )
             | (
                 {}
-                if log_p_N is None or likely is None or setting != Setting(calibrated_at)
+                if log_p_N is None or likely is None
                 else {"log_likelihood": task.bootstrap.interval(log_p_N, likely.per_query)}
             ),
         )
@@ -206,12 +206,13 @@ def rank(
     askers: Int32 | None = None,
     log_proposal: LogProposal | None = None,
     likely: Positives | None = None,
+    likely_at: Collection[Setting] | None = None,
     never_L: Bools | None = None,
 ) -> tuple[Int32, list[Float64 | None]]:
     """Exact top-k label rows for every setting, int32 [G, N, K]; −1 where fewer labels are left.
 
     And for every setting the log-likelihood of each query's positives, `Σ_y log softmax(s)_y` over the labels that may
-    be ranked, float64 [N], nats; None unless `likely` names the positives.
+    be ranked, float64 [N], nats; None unless `likely` names the positives, and at settings where it is not asked for.
 
     Args:
         rows_N: rows of queries as they are asked.
@@ -224,48 +225,45 @@ def rank(
         askers: as `bias_removal_curve` takes them.
         log_proposal: log p_n(y|x) in place of the labels' log ν.
         likely: positives of the N queries whose log-likelihood is asked for.
+        likely_at: the settings that it is asked for at; None for all.
         never_L: labels that the likelihood is not over, none of them in `likely`, bool [L]; None for none.
     """
-    labels_EL = ops.convert_to_tensor(label_side.rows().T.copy())
-    labels = labels_EL.shape[1]
-    seen = Seen(seen_keys, queries=queries, labels=labels)
-    block = block_of(labels, matrices=1 if log_proposal is None else 4)
+    augmentation, rows_LE = label_side.augmentation, label_side.rows()
+    # beside a tree the labels' one column is log π, and λ multiplies what the tree says of each query
+    of_labels = settings if log_proposal is None else [Setting(0.0, popularity) for _, popularity in settings]
+    nobody_BD = np.zeros((1, label_side.embeddings.shape[1]), np.float32)
+    weights_GE = np.concatenate([augmentation.queries(nobody_BD, *setting) for setting in of_labels])
+    weights_GE = weights_GE.astype(np.float64) - augmentation.queries(nobody_BD, 0.0)
+    moved = np.flatnonzero(weights_GE.any(axis=0)) if weights_GE.any() else [nobody_BD.shape[1]]
+    selection = Selection(rows_LE[:, moved].astype(np.float64), weights_GE[:, moved], k)
+    rows_PE = rows_LE[selection.order]
+    seen = Seen(seen_keys, queries=queries, labels=len(rows_LE))
+    block = block_of(len(rows_LE), matrices=1 if log_proposal is None else 4)
+    passes = [range(len(settings))] if log_proposal is None else [range(at, at + 1) for at in range(len(settings))]
     top_GNK = np.empty((len(settings), len(rows_N), k), np.int32)
-    log_p_GN = np.zeros((len(settings), len(rows_N)))
+    log_p_GN: list[Float64 | None] = [
+        np.zeros(len(rows_N)) if likely is not None and (likely_at is None or setting in likely_at) else None
+        for setting in settings
+    ]
     for start in range(0, len(rows_N), block):
         rows_B = rows_N[start : start + block]
-        embedded_BD = embed_queries(rows_B)
+        queries_EB = augmentation.queries(embed_queries(rows_B), 0.0).T
         places = seen.places(rows_B if askers is None else askers[rows_B])
+        noise_PB: Float32 | None = None
         if log_proposal is not None:
-            scaled_BL = ops.convert_to_tensor(label_side.augmentation.temperature * log_proposal(rows_B))
-        for at, (bias_removal, popularity) in enumerate(settings):
-            of_labels = bias_removal if log_proposal is None else 0.0
-            scores_BL = ops.matmul(label_side.augmentation.queries(embedded_BD, of_labels, popularity), labels_EL)
-            if log_proposal is not None:
-                scores_BL = scores_BL + bias_removal * scaled_BL
-            scores_BL = without(scores_BL, places)
-            top_GNK[at, start : start + block] = top_rows(scores_BL, k)
-            if likely is not None:
-                wanted = likely.between(start, start + len(rows_B))
-                over_BL = scores_BL if never_L is None else ops.where(never_L, -np.inf, scores_BL)
-                log_p_GN[at, start : start + block] = _log_likelihood(
-                    over_BL / label_side.augmentation.temperature, wanted
-                )
-    return top_GNK, list(log_p_GN) if likely is not None else [None] * len(settings)
-
-
-def without(scores_BL: Any, places: Int64) -> Any:
-    """Scores with −inf at (row, label) places int [n, 2]."""
-    if not len(places):
-        return scores_BL
-    return ops.scatter_update(scores_BL, places, np.full(len(places), -np.inf, np.float32))
-
-
-def top_rows(scores_BL: Any, k: int) -> Int32:
-    """Labels of the k highest scores, best first, equal ones by row, int32 [B, K]; −1 where only −inf is left."""
-    values, indices = ops.top_k(scores_BL, k)
-    top_BK: Int32 = np.where(np.isneginf(ops.convert_to_numpy(values)), -1, ops.convert_to_numpy(indices))
-    return top_BK
+            noise_PB = (np.float32(augmentation.temperature) * log_proposal(rows_B)).T[selection.order]
+        for among in passes:
+            write = _writer(rows_PE, queries_EB, noise_PB, settings[among[0]].bias_removal)
+            values = selection.values(len(rows_B), write, places)
+            which = slice(among.start, among.stop)
+            top_GNK[which, start : start + block] = selection.lists(values, which)
+            for at in among:
+                if likely is not None and (log_p_N := log_p_GN[at]) is not None:
+                    wanted = likely.between(start, start + len(rows_B))
+                    log_p_N[start : start + block] = _log_likelihood(
+                        selection, values, at, wanted, never_L, augmentation.temperature
+                    )
+    return top_GNK, log_p_GN
 
 
 def block_of(labels: int, *, matrices: int = 1) -> int:
@@ -273,10 +271,25 @@ def block_of(labels: int, *, matrices: int = 1) -> int:
     return int(np.clip(_BLOCK_BYTES // (4 * labels * matrices), 1, _EMBED_BLOCK))
 
 
-def _log_likelihood(scores_BL: Any, positives: Positives) -> Float64:
-    """`Σ_y log softmax(s)_y` over each query's positives, float64 [B]."""
-    places = np.stack([positives.query_rows, positives.label_rows], axis=1).astype(np.int32)
-    log_z_B = ops.convert_to_numpy(ops.logsumexp(scores_BL, axis=1))
-    flat = ops.take(ops.reshape(scores_BL, (-1,)), places[:, 0] * positives.labels + places[:, 1])
-    log_p = ops.convert_to_numpy(flat) - log_z_B[places[:, 0]]
-    return np.bincount(places[:, 0], weights=log_p, minlength=positives.queries).astype(np.float64)
+def _writer(rows_PE: Float32, queries_EB: Float32, noise_PB: Float32 | None, bias_removal: float) -> Write:
+    """T · f of labels and queries, and λ of what a tree says of each."""
+
+    def write(places: slice, values: Float32) -> None:
+        np.matmul(rows_PE[places], queries_EB, out=values)
+        if noise_PB is not None:
+            values += np.float32(bias_removal) * noise_PB[places]
+
+    return write
+
+
+def _log_likelihood(
+    selection: Selection, values: Values, at: int, positives: Positives, never_L: Bools | None, temperature: float
+) -> Float64:
+    """`Σ_y log softmax(s)_y` over each query's positives at a setting, float64 [B]."""
+    gain_P = selection.gain(at)
+    if never_L is not None:
+        gain_P[never_L[selection.order]] = -np.inf
+    places, queries = selection.places(positives.label_rows), positives.query_rows
+    log_z_B = selection.log_sum_exp(values, gain_P, temperature)
+    log_p = (values.of_labels_PB[places, queries] + gain_P[places]) / temperature - log_z_B[queries]
+    return np.bincount(queries, weights=log_p, minlength=positives.queries).astype(np.float64)

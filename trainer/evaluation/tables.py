@@ -16,16 +16,17 @@ from longtail.trainer.lists import k_of
 
 
 def baseline_table(compared: Comparison) -> Table:
-    """A terminal table: the model at its default, then every baseline, at the k of the recipe's metric."""
+    """A terminal table, at the k of the recipe's metric: the model at its default, every baseline, its seconds."""
     k = k_of(compared.metric)
     table = Table(title=f"The model and its baselines, top {k}", title_justify="left")
     table.add_column("", no_wrap=True)
-    for heading in ("recall", "nDCG", *BUCKET_NAMES):
+    for heading in ("recall", "nDCG", *BUCKET_NAMES, "seconds"):
         table.add_column(heading, justify="right")
     names = [f"recall@{k}", f"ndcg@{k}", *(f"recall@{k}/{bucket}" for bucket in BUCKET_NAMES)]
     for name, metrics in {"the model": compared.model, **compared.baselines}.items():
         style = "bold" if metrics is compared.model else None
-        table.add_row(name, *(f"{metrics[metric].value:.4f}" for metric in names), style=style)
+        took = f"{compared.seconds[name]:,.0f}" if name in compared.seconds else ""
+        table.add_row(name, *(f"{metrics[metric].value:.4f}" for metric in names), took, style=style)
     return table
 
 
