@@ -16,17 +16,20 @@ from longtail.trainer.lists import k_of
 
 
 def baseline_table(compared: Comparison) -> Table:
-    """A terminal table, at the k of the recipe's metric: the model at its default, every baseline, its seconds."""
+    """A terminal table, at the k of the recipe's metric: the model at its default, every baseline, their seconds."""
     k = k_of(compared.metric)
-    table = Table(title=f"The model and its baselines, top {k}", title_justify="left")
+    took = ", ".join(f"{name} {seconds:,.0f} s" for name, seconds in compared.seconds.items())
+    table = Table(
+        title=f"The model and its baselines, top {k}", title_justify="left",
+        caption=f"to learn and answer: {took}", caption_justify="left",
+    )  # fmt: skip
     table.add_column("", no_wrap=True)
-    for heading in ("recall", "nDCG", *BUCKET_NAMES, "seconds"):
+    for heading in ("recall", "nDCG", *BUCKET_NAMES):
         table.add_column(heading, justify="right")
     names = [f"recall@{k}", f"ndcg@{k}", *(f"recall@{k}/{bucket}" for bucket in BUCKET_NAMES)]
     for name, metrics in {"the model": compared.model, **compared.baselines}.items():
         style = "bold" if metrics is compared.model else None
-        took = f"{compared.seconds[name]:,.0f}" if name in compared.seconds else ""
-        table.add_row(name, *(f"{metrics[metric].value:.4f}" for metric in names), took, style=style)
+        table.add_row(name, *(f"{metrics[metric].value:.4f}" for metric in names), style=style)
     return table
 
 
