@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,19 +33,32 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps that are not compiled: the same arithmetic without seconds of tracing; `test_model` compares the two."""
+    """Steps that are not compiled: the same arithmetic without seconds of tracing; `test_compiled` compares the two."""
     from longtail.trainer import backend
 
     monkeypatch.setattr(backend, "compile_step", lambda step, _: step)
     monkeypatch.setattr(backend, "compile_loss", lambda function: function)
 
 
-@pytest.fixture
-def no_xla(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps of TensorFlow's graph alone, whose losses wait for no compiler: for many steps, or many jobs of a few."""
-    from longtail.trainer import backend
+@pytest.fixture(autouse=True)
+def _jobs_wait_for_no_compiler_and_no_ink(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Losses run in TensorFlow's graph, and plots are drawn but not rendered: half of what a tiny job takes. All is as
+    users have it in tests that ask for `xla` or `ink`, in fixtures that tests share, and in processes."""
+    backend = sys.modules.get("longtail.trainer.backend")
+    if backend and os.environ["KERAS_BACKEND"] == "tensorflow" and "xla" not in request.fixturenames:
+        monkeypatch.setattr(backend, "compile_loss", lambda function: function)
+    if "matplotlib.figure" in sys.modules and "ink" not in request.fixturenames:
+        monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda _, file, **__: file.write(b"<svg/>"))
 
-    monkeypatch.setattr(backend, "compile_loss", lambda function: function)
+
+@pytest.fixture
+def xla() -> None:
+    """Losses are compiled as users have them."""
+
+
+@pytest.fixture
+def ink() -> None:
+    """Plots of reports are rendered."""
 
 
 @pytest.fixture

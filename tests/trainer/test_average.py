@@ -76,7 +76,6 @@ def test_a_model_has_the_average_of_all_its_weights_inside_the_block(optimizer: 
 
 
 @pytest.mark.process
-@pytest.mark.usefixtures("no_xla")
 def test_a_job_serves_its_average(tmp_path: Path) -> None:
     """With a weight of next to nothing for earlier steps it is the last one's, without it too."""
     recipe = tiny.write_job(tmp_path)

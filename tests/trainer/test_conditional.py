@@ -366,7 +366,6 @@ def test_importance_weights_bound_the_full_softmax(sampler: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_xla")
 @pytest.mark.parametrize(
     ("family", "sampler"),
     [

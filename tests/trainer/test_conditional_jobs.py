@@ -35,7 +35,6 @@ def run(folder: Path, settings: list[str], name: str = "out") -> Bundle:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_xla")
 @pytest.mark.parametrize("settings", JOBS.values(), ids=JOBS)
 def test_an_interrupted_job_ends_as_if_nothing_had_happened(
     tmp_path: Path, settings: list[str], monkeypatch: pytest.MonkeyPatch

@@ -89,7 +89,6 @@ def centred(scores_XL: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_xla")
 @pytest.mark.parametrize("cell", CELLS)
 def test_the_default_puts_the_probabilities_back_and_the_prior_takes_popularity_out(cell: str, tmp_path: Path) -> None:
     loss, name, noise_L, off = CELLS[cell]
@@ -108,7 +107,6 @@ def test_the_default_puts_the_probabilities_back_and_the_prior_takes_popularity_
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_xla")
 def test_one_lambda_is_exact_for_all_objectives(tmp_path: Path) -> None:
     """Clicks and purchases prefer different labels, but share a batch, and so its noise [METHODS §2.4].
 

@@ -29,7 +29,6 @@ sampler more of the same tables."""
 
 
 @pytest.mark.parametrize("proofs", PROOFS.values(), ids=PROOFS)
-def test_the_proofs_hold_on_jax(proofs: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # compiling takes longer than what is compiled
+def test_the_proofs_hold_on_jax(proofs: tuple[str, ...]) -> None:
     files = [Path(__file__).with_name(f"test_{name}.py") for name in proofs]
     wait(start("jax", "-m", "pytest", "-p", "no:cacheprovider", "-k", f"not ({SLOW_ON_JAX})", *files))

@@ -395,23 +395,6 @@ def test_mixed_precision_trains_like_full_precision_and_keeps_float32() -> None:
     assert half.embed_queries({"user_id": np.int32([1])}).dtype == np.float32
 
 
-@pytest.mark.slow
-def test_a_compiled_step_is_the_eager_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = hidden("float32")
-    compiled = made(recipe)
-    monkeypatch.setattr(backend, "compile_step", lambda step, _: step)
-    monkeypatch.setattr(backend, "compile_loss", lambda function: function)
-    eager = made(recipe)
-
-    for _ in range(2):
-        losses = [float(model.train_step(tiny.batch(BATCH))) for model in (compiled, eager)]
-        assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-    for one, other in zip(compiled.variables, eager.variables, strict=True):
-        np.testing.assert_allclose(
-            ops.convert_to_numpy(one), ops.convert_to_numpy(other), rtol=1e-3, atol=1e-4, err_msg=one.path
-        )
-
-
 @pytest.mark.usefixtures("eager")
 def test_eta_s_step_size_outlives_two_thousand_million_pairs() -> None:
     """B times the step count is past int32; the count itself is not."""

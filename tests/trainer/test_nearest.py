@@ -283,7 +283,6 @@ def test_a_run_that_was_killed_goes_on_with_the_same_neighbours(
         np.testing.assert_array_equal(ops.convert_to_numpy(mine), ops.convert_to_numpy(other))
 
 
-@pytest.mark.usefixtures("no_xla")
 def test_a_model_of_few_pairs_learns_of_neighbours(tmp_path: Path) -> None:
     """Sixty groups, and two labels of each chosen."""
 

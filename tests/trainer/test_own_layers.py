@@ -111,7 +111,7 @@ def test_dense_weights_of_layers_inside_layers_have_names_of_their_own() -> None
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("page", "no_xla")
+@pytest.mark.usefixtures("page")
 def test_a_job_with_towers_of_ones_own_starts_warm_from_its_bundle(tmp_path: Path) -> None:
     recipe = tiny.write_job(tmp_path)
     overrides = [

@@ -102,7 +102,6 @@ def test_nothing_new_and_nothing_to_tell_it_by_are_refused() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_xla")
 def test_a_daily_job_visits_the_day_and_says_what_it_has_learnt_before(tmp_path: Path) -> None:
     """Yesterday's job, then today's: the second steps over new pairs and a tenth of the old, killed or not."""
     recipe = tiny.write_job(tmp_path)

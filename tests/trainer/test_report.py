@@ -65,6 +65,7 @@ def test_the_page_escapes_what_it_is_told(page: str) -> None:
     assert "$" not in page
 
 
+@pytest.mark.usefixtures("ink")
 def test_the_page_is_the_same_every_time(page: str) -> None:
     history = TrainingHistory([2.0, 1.0], {1: 0.1, 2: 0.2}, 2)
 

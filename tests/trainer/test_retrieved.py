@@ -263,7 +263,6 @@ def test_after_a_warm_start_only_queries_that_epochs_visit_are_searched_for(tmp_
     assert sets_of(some, [0, 2, 3]) == [{1, 2, 3, 4}, {0, 3, 4}, {0, 1, 2}]
 
 
-@pytest.mark.usefixtures("no_xla")
 def test_a_model_learns_more_of_its_own_mistakes_than_of_uniform_draws(tmp_path: Path) -> None:
     """Eighty groups, and three labels of each chosen. Eight negatives a row for as many steps, all drawn uniformly, or
     half of them retrieved."""

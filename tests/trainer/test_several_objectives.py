@@ -104,6 +104,7 @@ def test_a_mixed_batch_costs_the_sum_of_each_objective_s_loss_by_its_map(
     assert float(model.train_step(batch)) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.usefixtures("xla")  # whose losses are equal to the last bit
 @pytest.mark.parametrize("similarity", ["dot", "cosine"])
 def test_objectives_begin_as_the_plain_model(similarity: str) -> None:
     """Their maps are the identity: embeddings and loss to the bit, and a step moves the tables alike."""

@@ -160,7 +160,6 @@ def shop() -> tuple[Pairs, Pairs]:
 
 
 @pytest.mark.parametrize(("name", "steps"), [("sasrec", 100), ("hstu", 300)])
-@pytest.mark.usefixtures("no_xla")
 def test_what_elapsed_time_alone_tells_is_learnt(name: str, steps: int) -> None:
     """An embedding says at once what a bias of attention, under a normalisation, takes longer to."""
     train, test = shop()

@@ -445,6 +445,7 @@ def test_without_validation_pairs_there_is_nothing_to_choose_by(tmp_path: Path, 
     assert script.recipes == []
 
 
+@pytest.mark.usefixtures("ink")
 def test_the_report_needs_nothing_else_and_shows_every_trial(
     tmp_path: Path, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,50 @@
+"""Losses as users have them, compiled by XLA: other tests' run in TensorFlow's graph, which accepts more."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from keras import ops
+
+from longtail.trainer import backend
+from longtail.trainer.model.two_tower import TwoTower
+from tests.trainer import tiny
+from tests.trainer.test_model import BATCH, FAMILIES, SAMPLES, B, hidden, made
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("xla")]
+
+LOSSES: dict[str, dict[str, Any]] = FAMILIES | {
+    "top_k": {"top_k": {"k": 2}, "weight": "importance"},
+    "label_smoothing": {"label_smoothing": 0.1},
+    "hits kept": {"hits": "keep"},
+    "known positives masked": {"hits": "mask_known"},
+    "kept from batch to batch": {"sampler": {"name": "cross_batch", "negatives": 4}},
+}  # fmt: skip
+
+
+def same(one: TwoTower, other: TwoTower, batch: Any) -> None:
+    for _ in range(2):
+        losses = [float(model.train_step(batch)) for model in (one, other)]
+        assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    for variable, of_other in zip(one.variables, other.variables, strict=True):
+        found, expected = (ops.convert_to_numpy(each) for each in (variable, of_other))
+        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4, err_msg=variable.path)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_loss_is_what_it_is_without_a_compiler(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings: dict[str, Any] = {"sampler": SAMPLES["in_batch"]} | LOSSES[loss]
+    recipe = tiny.recipe(loss=settings, model={"dim": 4, "temperature": 1.0})
+    compiled = made(recipe)
+    monkeypatch.setattr(backend, "compile_loss", lambda function: function)
+    each_B = np.arange(B, dtype=np.int32)
+    asked = {"_pair": each_B, "_group": each_B, "_asking": BATCH.queries}
+    known = {"_known": np.int32([1, 1, 2, 4]), "_known_rows": np.int32([0, 1, 1, 3])}
+    same(compiled, made(recipe), tiny.batch(BATCH, **asked, **known))
+
+
+def test_a_step_is_what_it_is_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = made(hidden("float32"))
+    monkeypatch.setattr(backend, "compile_step", lambda step, _: step)
+    monkeypatch.setattr(backend, "compile_loss", lambda function: function)
+    same(compiled, made(hidden("float32")), tiny.batch(BATCH))
