@@ -42,7 +42,7 @@ from longtail.index.search.exact import ExactRows
 from longtail.index.search.filters import Filter, Selection, without_rows
 
 if TYPE_CHECKING:
-    from longtail.index.release.building import build, refresh_priors
+    from longtail.index.release.building import build, refresh_priors, update
     from longtail.index.release.publishing import publish
     from longtail.index.release.release import Release
     from longtail.index.release.releases import Releases
@@ -55,6 +55,7 @@ _NEED_FAISS = {
     "build": "release.building",
     "publish": "release.publishing",
     "refresh_priors": "release.building",
+    "update": "release.building",
 }
 
 __all__ = [
@@ -102,6 +103,7 @@ __all__ = [
     "refused_features",
     "refused_priors",
     "top_k",
+    "update",
     "without_rows",
 ]
 

@@ -17,6 +17,18 @@ from longtail.index.construct.recall import Progress
 from longtail.index.construct.spec import IndexSpec
 from longtail.index.errors import LongtailIndexError
 from longtail.index.manifests import Device, RecallAt, ReleaseManifest
+from longtail.index.options import (
+    FloorOption,
+    ForceOption,
+    MaxDropOption,
+    MissingOption,
+    NameArgument,
+    NameOption,
+    PriorOption,
+    ReleasesArgument,
+    SourceOption,
+    StateOption,
+)
 from longtail.index.release import building
 from longtail.index.release.bucket_floors import BucketFloors
 from longtail.index.release.merge import merge_labels
@@ -32,31 +44,6 @@ app = typer.Typer(
 
 _PIPED_WIDTH = 160
 
-ReleasesArgument = Annotated[Path, typer.Argument(metavar="RELEASES", help="Directory of releases.")]
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A release in it.")]
-FloorOption = Annotated[
-    list[str] | None,
-    typer.Option(metavar="BUCKET=VALUE", help="Least offline recall of head, torso, tail or new; over promise.toml's."),
-]
-MaxDropOption = Annotated[
-    str | None, typer.Option(metavar="SHARE", help="Most of CURRENT's recall that a bucket may lose, such as 10%.")
-]
-ForceOption = Annotated[
-    bool, typer.Option("--force", help="Publish although a bucket is below its floor, or clients lose something.")
-]
-StateOption = Annotated[
-    Path | None,
-    typer.Option(envvar="LONGTAIL_STATE", help="The service's state: labels added to it [default: RELEASES/.state]."),
-]
-PriorOption = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAME=MIN:MAX[:DEFAULT]", help="Weights that requests may give a prior, such as recent=0:2."),
-]
-MissingOption = Annotated[
-    str | None,
-    typer.Option(metavar="min|median|NUMBER", help="Prior of labels that the table lacks [default: refuse the table]."),
-]
-
 
 @app.command()
 def build(
@@ -65,7 +52,7 @@ def build(
     spec: Annotated[
         str, typer.Option(help="auto, flat, ivf_flat, ivf_sq, ivf_fastscan, ivf_pq, hnsw, or a FAISS factory string.")
     ] = "auto",
-    name: Annotated[str | None, typer.Option(help="Release name; UTC time and bundle name if not given.")] = None,
+    name: NameOption = None,
     publish: Annotated[bool, typer.Option("--publish", help="Point CURRENT at the new release.")] = False,
     device: Annotated[str, typer.Option(help="cpu or gpu: where FAISS trains.")] = "cpu",
     recall_floor: Annotated[float, typer.Option(help="Least recall@100 at every measured λ and μ.")] = 0.95,
@@ -93,12 +80,9 @@ def build(
 ) -> None:
     """Index a bundle, measure recall against exact search, write a release."""
     checked = _device(device)
-    if not publish and (floor or max_drop or force):
-        raise LongtailIndexError("--floor, --max-drop and --force: expected --publish with them, received none")
-    if priors is None and (prior or missing is not None):
-        raise LongtailIndexError("--prior and --missing: expected --priors TABLE with them, received none")
+    floors = _floors(releases, publish, floor, max_drop, force)
+    table = _table_of(priors, prior, missing)
     notes: list[str] = []
-    floors = BucketFloors.read(releases, floors=floor or (), max_drop=max_drop) if publish else None
     with Console(stderr=True).status("load and verify the bundle") as status:
         manifest = building.build(
             bundle,
@@ -106,7 +90,7 @@ def build(
             spec=IndexSpec(spec, recall_floor, bytes_per_label),
             name=name,
             device=checked,
-            priors=None if priors is None else _prior_table(priors, prior, missing),
+            priors=table,
             progress=_progress(status, notes),
             filterable=None
             if filterable is None
@@ -118,11 +102,50 @@ def build(
 
 
 @app.command()
+def update(
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="What to index, such as a merge has written.")],
+    releases: Annotated[Path, typer.Option(help="Directory of releases.")],
+    source: SourceOption = None,
+    name: NameOption = None,
+    log: Annotated[
+        Path | None,
+        typer.Option(metavar="LOG", help="The label log that was merged: labels get the priors that they came with."),
+    ] = None,
+    priors: Annotated[
+        Path | None, typer.Option(metavar="TABLE", help="The priors of all labels [default: as they were].")
+    ] = None,
+    prior: PriorOption = None,
+    missing: MissingOption = None,
+    publish: Annotated[bool, typer.Option("--publish", help="Point CURRENT at the new release.")] = False,
+    floor: FloorOption = None,
+    max_drop: MaxDropOption = None,
+    force: ForceOption = False,
+    state: StateOption = None,
+) -> None:
+    """Write a release of a bundle over the cells of one before, for labels that came, went or changed."""
+    floors = _floors(releases, publish, floor, max_drop, force)
+    notes: list[str] = []
+    with Console(stderr=True).status("load and verify the bundle and the release") as status:
+        manifest = building.update(
+            bundle,
+            releases,
+            source=source,
+            name=name,
+            priors=_table_of(priors, prior, missing),
+            log=log,
+            progress=_progress(status, notes),
+        )
+    _report(releases, manifest, notes)
+    if floors is not None:
+        _publish(releases, manifest.name, floors, force=force, state=state)
+
+
+@app.command()
 def priors(
     releases: ReleasesArgument,
     table: Annotated[Path, typer.Argument(metavar="TABLE", help="Parquet or CSV with the priors of the release.")],
-    source: Annotated[str | None, typer.Option("--from", help="The release to begin with [default: CURRENT].")] = None,
-    name: Annotated[str | None, typer.Option(help="Release name; UTC time and bundle name if not given.")] = None,
+    source: SourceOption = None,
+    name: NameOption = None,
     prior: PriorOption = None,
     missing: MissingOption = None,
     publish: Annotated[bool, typer.Option("--publish", help="Point CURRENT at the new release.")] = False,
@@ -276,6 +299,25 @@ def _publish(releases: Path, name: str, floors: BucketFloors, *, force: bool, st
     print(f"published: {name}")
 
 
+def _floors(
+    releases: Path, publish: bool, floor: list[str] | None, max_drop: str | None, force: bool
+) -> BucketFloors | None:
+    """The floors to publish by; None where nothing is published."""
+    if publish:
+        return BucketFloors.read(releases, floors=floor or (), max_drop=max_drop)
+    if floor or max_drop or force:
+        raise LongtailIndexError("--floor, --max-drop and --force: expected --publish with them, received none")
+    return None
+
+
+def _table_of(path: Path | None, priors: list[str] | None, missing: str | None) -> PriorTable | None:
+    if path is not None:
+        return _prior_table(path, priors, missing)
+    if priors or missing is not None:
+        raise LongtailIndexError("--prior and --missing: expected --priors TABLE with them, received none")
+    return None
+
+
 def _prior_table(path: Path, priors: list[str] | None, missing: str | None) -> PriorTable:
     words: dict[str, Literal["min", "median"]] = {"min": "min", "median": "median"}
     fill: float | Literal["min", "median"] | None = words.get(missing or "")
@@ -292,7 +334,7 @@ def _progress(status: Status, notes: list[str]) -> Progress:
 
     def tell(line: str) -> None:
         status.update(line)
-        if line.startswith("priors: "):
+        if line.startswith(("priors: ", "cells of ")):
             notes.append(line)
 
     return tell
@@ -309,6 +351,11 @@ def _report(releases: Path, manifest: ReleaseManifest, notes: list[str]) -> None
         print(
             f"{'*' if trial.kind == index.kind else ' '} {trial.kind}: recall {trial.lowest.recall:.3f} or more, "
             f"{rate}, {trial.bytes_per_label:.1f} bytes per label"
+        )
+    if (cells := index.partition) is not None:
+        print(
+            f"cells trained by {cells.trained_by}: {cells.newer:,} labels came or were embedded anew since, "
+            f"imbalance {cells.imbalance:.2f}, {cells.imbalance_trained:.2f} then"
         )
     filtered = index.filtered
     if filtered is not None:

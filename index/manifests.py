@@ -11,11 +11,11 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 from longtail.bundle import FileRecord, Prior
 from longtail.bundle.manifest import Record, dial_words
 
-SCHEMA_VERSION = 5
-READ_VERSIONS = (1, 2, 3, 4, SCHEMA_VERSION)
+SCHEMA_VERSION = 6
+READ_VERSIONS = (1, 2, 3, 4, 5, SCHEMA_VERSION)
 """Version 1 knows no μ: recall was measured at λ alone, of bundles whose one coordinate holds both. Version 2 knows no
 priors. Up to version 3 one effort serves every place on the dials. Version 4 knows neither `ivf_sq` nor
-`ivf_fastscan`."""
+`ivf_fastscan`, version 5 no cells of another release."""
 
 Kind = Literal["flat", "ivf_flat", "ivf_sq", "ivf_fastscan", "ivf_pq", "hnsw", "factory"]
 Device = Literal["cpu", "gpu"]
@@ -143,6 +143,19 @@ class FilteredSearch(Record):
         }
 
 
+class Partition(Record):
+    """Cells that the build of another release trained, and how far the labels have changed since."""
+
+    trained_by: str
+    """That release."""
+    newer: int = Field(ge=0)
+    """Labels that came, or were embedded anew, since then; one that did twice counts twice."""
+    imbalance: float
+    """C·Σ (n / N)² over C cells of n labels, of N: 1 where all hold alike."""
+    imbalance_trained: float
+    """The same when they were trained."""
+
+
 class BandRecord(Record):
     """One popularity band: a FAISS file and the label row of each of its index ids."""
 
@@ -192,6 +205,8 @@ class IndexManifest(Record):
     faiss: str
     filtered: FilteredSearch | None = None
     """None of an exact index, and of one from before this was measured."""
+    partition: Partition | None = None
+    """None of an index that was trained for these labels, or has no cells."""
     filterable: list[str] | None = None
     """Display columns that requests may filter by; None: whatever the service makes of them."""
 

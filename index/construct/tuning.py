@@ -25,8 +25,18 @@ from longtail.index.construct.filtered import tune_filtered
 from longtail.index.construct.recall import Calibration, Progress
 from longtail.index.construct.spec import IndexSpec
 from longtail.index.errors import RecallFloorError, SpecError
-from longtail.index.manifests import Device, Effort, EffortAt, FilteredSearch, Kind, KindTrial, RecallAt, Trial
-from longtail.index.search.band import CODED, Band, pad, probes_name
+from longtail.index.manifests import (
+    Device,
+    Effort,
+    EffortAt,
+    FilteredSearch,
+    Kind,
+    KindTrial,
+    Partition,
+    RecallAt,
+    Trial,
+)
+from longtail.index.search.band import Band, probes_name
 from longtail.index.search.gpu import check_device
 from longtail.index.search.searcher import Searcher
 
@@ -60,6 +70,7 @@ class TunedIndex:
         bytes_per_label: of the last band's index file.
         kinds: what `auto` had to choose from; empty where it had no choice.
         filtered: what search under filters takes and recalls; None of an exact index.
+        partition: where the cells come from; None if this build trained them, or there are none.
     """
 
     kind: Kind
@@ -74,6 +85,7 @@ class TunedIndex:
     bytes_per_label: float
     kinds: list[KindTrial] = field(default_factory=list)
     filtered: FilteredSearch | None = None
+    partition: Partition | None = None
 
     @property
     def recall(self) -> list[RecallAt]:
@@ -116,11 +128,11 @@ def tune_index(bundle: Bundle, spec: IndexSpec, device: Device, progress: Progre
         tried += _tune(site, candidate, tried[0] if tried else None)
     if not tried:
         raise _too_large(spec, site.bytes)
-    _check_floor(tried[0].chosen.lowest, spec, calibration, len(tried[0].trials), "Use --spec flat")
+    check_floor(tried[0].chosen.lowest, spec, calibration, len(tried[0].trials), "Use --spec flat")
     kinds = _timed(site, spec, tried) if len(tried) > 1 else []
     taken = tried[choose(kinds) if kinds else 0]
     trials = [trial for each in tried for trial in each.trials]
-    efforts = _efforts_at(bundle, taken.bands, taken.chosen, trials, calibration, progress)
+    efforts = efforts_at(bundle, taken.bands, taken.chosen, trials, calibration, progress)
     filtered = None
     if taken.kind != "flat":
         filtered = tune_filtered(bundle, rows_LE, taken.bands, taken.chosen.effort, spec, progress)
@@ -140,63 +152,12 @@ def tune_index(bundle: Bundle, spec: IndexSpec, device: Device, progress: Progre
     )
 
 
-def refill_index(
-    bundle: Bundle, spec: IndexSpec, bands: Sequence[Band], effort: Effort, head: int, progress: Progress
-) -> TunedIndex:
-    """The same index over new rows: cells stay, every label goes to where its row belongs now.
-
-    Effort begins where the index stands, and grows until recall reaches the floor.
-
-    Args:
-        bundle: whose augmented rows are indexed; coordinates as before.
-        spec: what the index was built to, with its recall floor.
-        bands: of the index, read into memory of their own; their content is replaced.
-        effort: the index's.
-        head: labels in its exact head.
-        progress: told what is being done, one line at a time.
+def check_floor(lowest: RecallAt, spec: IndexSpec, calibration: Calibration, trials: int, remedy: str) -> None:
+    """Refuse the best of some settings where its recall is below the spec's floor.
 
     Raises:
-        RecallFloorError: the best effort stays below the floor.
+        RecallFloorError: it is.
     """
-    started = time.perf_counter()
-    rows_LE = bundle.rows()
-    progress(f"exact answers for the recall over {len(rows_LE):,} labels")
-    calibration = Calibration(bundle, rows_LE)
-    for band in bands:
-        progress(f"fill {band.name}")
-        rows_NE = pad(rows_LE[band.rows_N], band.index.d)
-        band.index.reset()
-        if band.kind in CODED:
-            # Within what old rows spanned, codes would cut off those that moved most: the ones that a new prior lifts.
-            band.index.train(rows_NE)
-        band.index.add(rows_NE)
-    efforts = [effort, *(more for more in _efforts(bands[-1]) if more != effort and _at_least(more, effort))]
-    trials = []
-    for tried in efforts:
-        trials.append(_trial(bundle, calibration, bands, tried, head))
-        if trials[-1].lowest.recall >= spec.recall_floor:
-            break
-    chosen = max(trials, key=lambda trial: trial.lowest.recall)
-    _check_floor(chosen.lowest, spec, calibration, len(trials), "build the index again")
-    efforts_at = _efforts_at(bundle, bands, chosen, trials, calibration, progress)
-    kind = bands[-1].kind
-    filtered = None if kind == "flat" else tune_filtered(bundle, rows_LE, bands, chosen.effort, spec, progress)
-    return TunedIndex(
-        kind=kind,
-        dim=rows_LE.shape[1],
-        bands=list(bands),
-        chosen=chosen,
-        efforts=efforts_at,
-        trials=trials,
-        recall_k=calibration.k,
-        recall_queries=calibration.queries,
-        seconds=time.perf_counter() - started,
-        bytes_per_label=bytes_per_label(bands[-1]),
-        filtered=filtered,
-    )
-
-
-def _check_floor(lowest: RecallAt, spec: IndexSpec, calibration: Calibration, trials: int, remedy: str) -> None:
     if lowest.recall < spec.recall_floor:
         raise RecallFloorError(
             f"index spec {spec.text!r}: expected recall@{calibration.k} >= {spec.recall_floor} against exact search at "
@@ -274,15 +235,16 @@ def _settings(site: _Site, spec: IndexSpec, least: Trial | None) -> Iterator[tup
             return
         if (centroids_CE := centroids_of(bands[-1])) is not None:
             site.centroids.setdefault(head, centroids_CE[:, : site.rows_LE.shape[1]])
-        for effort in _efforts(bands[-1]):
+        for effort in efforts_of(bands[-1]):
             if least is not None and effort.probes < least.effort.probes:
                 continue
-            trial = _trial(site.bundle, site.calibration, bands, effort, head)
+            trial = trial_at(site.bundle, site.calibration, bands, effort, head)
             site.progress(f"probes {effort.probes}, refine {effort.refine}: lowest recall {trial.lowest.recall:.4f}")
             yield trial, bands
 
 
-def _trial(bundle: Bundle, calibration: Calibration, bands: Sequence[Band], effort: Effort, head: int) -> Trial:
+def trial_at(bundle: Bundle, calibration: Calibration, bands: Sequence[Band], effort: Effort, head: int) -> Trial:
+    """A setting, measured: bands at an effort, and how many labels their exact head has."""
     recall, rate = calibration.measure(Searcher(bundle, bands, effort))
     return Trial(kind=bands[-1].kind, head=head, effort=effort, recall=recall, queries_per_second=round(rate, 1))
 
@@ -338,7 +300,7 @@ def _heads(kind: Kind, labels: int) -> list[int]:
     return sorted({max(least, int(labels * share)) for share in _HEAD_SHARES})
 
 
-def _efforts(band: Band) -> Iterator[Effort]:
+def efforts_of(band: Band) -> Iterator[Effort]:
     """Efforts to try on the approximate band, about cheapest first; none beyond looking everywhere."""
     name = probes_name(band.index)
     everywhere = faiss.try_extract_index_ivf(band.index).nlist if name == "nprobe" else len(band.rows_N)
@@ -347,11 +309,12 @@ def _efforts(band: Band) -> Iterator[Effort]:
     yield from sorted(efforts, key=lambda effort: effort.probes * effort.refine)
 
 
-def _at_least(more: Effort, effort: Effort) -> bool:
+def at_least(more: Effort, effort: Effort) -> bool:
+    """Whether one effort finds all that another finds."""
     return more.probes >= effort.probes and more.refine >= effort.refine
 
 
-def _efforts_at(
+def efforts_at(
     bundle: Bundle,
     bands: Sequence[Band],
     chosen: Trial,
@@ -363,7 +326,7 @@ def _efforts_at(
     if bands[-1].kind == "factory":  # its wrappers take no effort per search
         return []
     most = chosen.effort
-    lesser = [effort for effort in _efforts(bands[-1]) if _at_least(most, effort) and effort != most]
+    lesser = [effort for effort in efforts_of(bands[-1]) if at_least(most, effort) and effort != most]
     tried = {
         (trial.effort, calibration.k): trial.recall
         for trial in trials

@@ -16,16 +16,17 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from longtail.bundle import Bundle, atomic_directory, refuse_existing, sha256_of
+from longtail.bundle import Bundle, LabelLog, Priors, atomic_directory, refuse_existing, replay, sha256_of
 from longtail.bundle.filterable import check_filterable
 from longtail.index.construct.priors import PriorTable
 from longtail.index.construct.recall import Progress
+from longtail.index.construct.refill import Changes, imbalance_of, refill_index
 from longtail.index.construct.spec import IndexSpec
-from longtail.index.construct.tuning import TunedIndex, refill_index, tune_index
+from longtail.index.construct.tuning import TunedIndex, tune_index
 from longtail.index.errors import LongtailIndexError, PriorsError, ReleaseNotFoundError
-from longtail.index.manifests import Device, ReleaseManifest
+from longtail.index.manifests import Device, Partition, ReleaseManifest
 from longtail.index.release.index_files import manifest_bytes, write_file, write_index
-from longtail.index.release.release import BUNDLE, BUNDLE_MANIFEST, RELEASE_MANIFEST, check_name
+from longtail.index.release.release import BUNDLE, BUNDLE_MANIFEST, RELEASE_MANIFEST, Release, check_name
 from longtail.index.release.releases import Releases
 
 
@@ -135,10 +136,138 @@ def refresh_priors(
     refuse_existing(releases / name)
     table = priors if isinstance(priors, PriorTable) else PriorTable(Path(priors))
     bundle = replace(before.bundle, priors=table.read(before.bundle, like=before.bundle.priors, progress=progress))
+    tuned = replace(_refilled(before, bundle, None, progress), partition=before.index.partition)
+    return _write_like(before, releases, name, created_at, bundle, tuned, progress)
+
+
+def update(
+    bundle: Bundle | str | Path,
+    releases: str | Path,
+    *,
+    source: str | None = None,
+    name: str | None = None,
+    priors: PriorTable | str | Path | None = None,
+    log: str | Path | None = None,
+    progress: Progress = lambda _: None,
+) -> ReleaseManifest:
+    """A new release of a bundle over the cells of one before, where labels came, went or changed; publishes nothing.
+
+    Nothing is clustered: a label whose embedding is what it was stays in its cell, others go to the nearest. The exact
+    head keeps its labels. Recall is measured again, held to the release's floor, and effort grows where it has to.
+
+    Args:
+        bundle: what to index, such as `merge_labels` or a further epoch of training writes it; read and verified.
+        releases: directory of releases.
+        source: the release whose cells are kept; CURRENT when None.
+        name: the new release's name; UTC time and the bundle's name when None.
+        priors: a table with the priors of the release, or what to make of one. None: labels keep their values, and new
+            ones get each prior's `missing`.
+        log: the label log that was merged into the bundle; without a table, labels get the priors that they came with.
+        progress: told what is being done, one line at a time.
+
+    Returns:
+        What release.json says.
+
+    Raises:
+        LongtailIndexError: no such release, rows of another width, a band without a label left, the priors, or a recall
+            below the release's floor; nothing is left behind.
+        BundleError: the bundle, the release's or the log is not intact, the new release exists, or the bundle lacks a
+            column that requests filter by.
+        OSError: the disk is full or not writable; nothing is left behind.
+
+    Example:
+        >>> from longtail.index import build, publish, update
+        >>> _ = build("runs/model", "releases", spec="ivf_flat", name="first")
+        >>> _ = publish("releases", "first")
+        >>> update("runs/model", "releases", name="again").labels
+        60
+    """
+    path, releases = _path(bundle), Path(releases)
+    taken = Bundle.load(path)
+    before = Releases(releases).verify(source or _current(releases))
+    created_at = datetime.now(UTC)
+    name = _unused_name(releases, created_at, taken.manifest.name) if name is None else check_name(name)
+    refuse_existing(releases / name)
+    if _width(taken) != _width(before.bundle):
+        asked, given = (
+            "{} dimensions and {} more coordinates".format(*_width(each)) for each in (before.bundle, taken)
+        )
+        raise LongtailIndexError(
+            f"update: expected embeddings of {asked}, for λ, μ and label biases, as {before.name} has them, received "
+            f"{given}: build a release of their own"
+        )
+    if before.index.filterable is not None:
+        check_filterable(taken.labels.display, before.index.filterable)
+    changes = Changes.between(before.bundle, taken)
+    taken = replace(taken, priors=_priors_after(before, taken, changes, priors, log, progress))
+    progress(
+        f"cells of {before.name}: {changes.added:,} labels added, {changes.moved:,} embedded anew, "
+        f"{changes.removed:,} removed"
+    )
+    trained = imbalance_of(before.searcher.bands[-1])
+    tuned = _refilled(before, taken, changes, progress)
+    now = imbalance_of(tuned.bands[-1])
+    if trained is not None and now is not None:
+        kept = before.index.partition or Partition(
+            trained_by=before.name, newer=0, imbalance=trained, imbalance_trained=trained
+        )
+        newer = kept.newer + changes.added + changes.moved
+        tuned = replace(tuned, partition=kept.model_copy(update={"newer": newer, "imbalance": round(now, 3)}))
+    return _write_like(before, releases, name, created_at, taken, tuned, progress)
+
+
+def _width(bundle: Bundle) -> tuple[int, int]:
+    """Coordinates of a row without priors: of the embedding, and beside it."""
+    return bundle.embeddings.shape[1], replace(bundle, priors=None).augmentation.extra_dims
+
+
+def _refilled(before: Release, bundle: Bundle, changes: Changes | None, progress: Progress) -> TunedIndex:
+    """The index of a release over the labels of a bundle."""
     spec = IndexSpec(before.index.spec, before.index.recall_floor, before.index.bytes_per_label_limit)
     head = next((len(band.rows_N) for band in before.searcher.bands if band.name == "head"), 0)
-    tuned = refill_index(bundle, spec, before.searcher.bands, before.index.effort, head, progress)
+    return refill_index(bundle, spec, before.searcher.bands, before.index.effort, head, progress, changes)
+
+
+def _priors_after(
+    before: Release,
+    bundle: Bundle,
+    changes: Changes,
+    table: PriorTable | str | Path | None,
+    log: str | Path | None,
+    progress: Progress,
+) -> Priors | None:
+    """The priors of a release for another bundle's labels.
+
+    Raises:
+        PriorsError: a table for a release without priors, one that does not have its priors, or no such log.
+    """
+    had = before.bundle.priors
+    if had is None:
+        if table is not None:
+            raise PriorsError(f"{before.name}: expected a release that was built with priors, found one without any")
+        return None
+    if table is not None:
+        table = table if isinstance(table, PriorTable) else PriorTable(Path(table))
+        return table.read(bundle, like=had, progress=progress)
+    if log is not None and not Path(log).is_file():
+        raise PriorsError(f"{log}: expected a label log, found none")
+    came = {} if log is None else replay(LabelLog(Path(log)).read_from().records).upserts
+    given = [came[id_].priors if id_ in came else {} for id_ in bundle.labels.ids.to_pylist()]
+    return Priors(had.settings, had.of_added(changes.before_L, given))
+
+
+def _write_like(
+    before: Release,
+    releases: Path,
+    name: str,
+    created_at: datetime,
+    bundle: Bundle,
+    tuned: TunedIndex,
+    progress: Progress,
+) -> ReleaseManifest:
+    """Write a release as one before was asked for."""
     progress(f"write {releases / name}")
+    spec = IndexSpec(before.index.spec, before.index.recall_floor, before.index.bytes_per_label_limit)
     return write_release(
         releases, name, created_at, bundle, tuned, spec=spec, device="cpu", filterable=before.index.filterable
     )

@@ -102,6 +102,7 @@ def write_index(
         build_seconds=round(tuned.seconds, 2),
         faiss=faiss.__version__,
         filtered=tuned.filtered,
+        partition=tuned.partition,
         filterable=None if filterable is None else list(filterable),
     )
     files[INDEX_MANIFEST] = write_file(root / INDEX_MANIFEST, manifest_bytes(manifest))

@@ -44,8 +44,8 @@ class Cells:
         return centroids_CE
 
     @cached_property
-    def _cell_of_id(self) -> Int32:
-        """The cell of every id; four bytes a label."""
+    def of_ids(self) -> Int32:
+        """The cell of every id, int32 [N]."""
         cells_N = np.empty(self._index.ntotal, np.int32)
         lists = self._index.invlists
         for cell in range(self._index.nlist):
@@ -57,7 +57,7 @@ class Cells:
     @cached_property
     def _sizes(self) -> Int64:
         """Labels of every cell, int64 [C]."""
-        return np.bincount(self._cell_of_id, minlength=self._index.nlist)
+        return np.bincount(self.of_ids, minlength=self._index.nlist)
 
     def nearest(self, queries_BE: Float32, k: int, probes: int, ids: IdSet, boost: float) -> tuple[Int64, Float32]:
         """The cells that each query visits, nearest first, int64 [B, P], and their products, float32 [B, P]; −1 beyond.
@@ -69,7 +69,7 @@ class Cells:
             ids: those that may be found.
             boost: how many times as many eligible labels to see as the depth asks for.
         """
-        counts_C = ids.counted(self._cell_of_id, self._index.nlist)
+        counts_C = ids.counted(self.of_ids, self._index.nlist)
         products_BC = queries_BE @ self._centroids.T
         order_BC = np.argsort(-products_BC, axis=1)
         counts_BC = counts_C[order_BC]

@@ -19,6 +19,10 @@ SURFACE = {
         *("--floor", "--max-drop", "--force", "--state", "--priors", "--prior", "--missing", "--filterable"),
         "--bytes-per-label",
     },
+    "update": {
+        *("bundle", "--releases", "--from", "--name", "--log", "--priors", "--prior", "--missing", "--publish"),
+        *("--floor", "--max-drop", "--force", "--state"),
+    },
     "priors": {"releases", "table", "--from", "--name", "--prior", "--missing", "--publish"},
     "publish": {"releases", "name", "--floor", "--max-drop", "--force", "--state"},
     "stage": {"releases", "name"},

@@ -12,7 +12,8 @@ import pytest
 from longtail.bundle import Priors
 from longtail.index import Filter, IndexSpec, PriorTable, Release, Searcher
 from longtail.index.construct.recall import Calibration
-from longtail.index.construct.tuning import refill_index, tune_index
+from longtail.index.construct.refill import refill_index
+from longtail.index.construct.tuning import tune_index
 from longtail.index.manifests import Effort
 from tests.bundles import make_bundle
 from tests.index.conftest import brute_force

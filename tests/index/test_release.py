@@ -156,9 +156,9 @@ def test_an_index_of_another_bundle_is_refused_even_when_release_json_agrees(rel
 
 
 def test_a_newer_version_is_refused_with_what_to_do(release: Path) -> None:
-    rewrite(release, schema_version=6)
+    rewrite(release, schema_version=7)
     with pytest.raises(
-        ReleaseVersionError, match="schema version 6, this installation reads 1, 2, 3, 4 and 5: upgrade"
+        ReleaseVersionError, match="schema version 7, this installation reads 1, 2, 3, 4, 5 and 6: upgrade"
     ):
         reopen(release)
 

@@ -21,10 +21,13 @@ pytestmark = pytest.mark.process
 
 
 @pytest.mark.parametrize("batch", [None, 20], ids=["finished", "killed"])
-def test_nothing_is_left_in_the_temporary_folder(tmp_path: Path, batch: int | None) -> None:
+def test_nothing_is_left_in_the_temporary_folder(
+    tmp_path: Path, batch: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recipe, folder = tiny.write_job(tmp_path / "job"), tmp_path / "temporary"
     folder.mkdir()
     died = ["batch", str(batch)] if batch else ["never", "0"]
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     process = subprocess.run(
         [sys.executable, "-c", FIT, *died, "fit", str(recipe), "--out", str(tmp_path / "out")],
         env=os.environ | {"KERAS_BACKEND": "tensorflow", "TMPDIR": str(folder)}, capture_output=True, check=False,

@@ -11,7 +11,8 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,10 +106,20 @@ def write_onnx(towers: Towers, sides: list[str], folder: Path) -> None:
                 for name, spec in tower.input.items()
             }
         )
-        with in_float32(tower), warnings.catch_warnings():
+        with in_float32(tower), _temporary_files_in(folder), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # Keras' exporter asks NumPy for a name it has dropped
             export = backend.without_autograph(tower.export)
             export(str(folder / f"{side}.onnx"), format="onnx", verbose=False)
+
+
+@contextmanager
+def _temporary_files_in(folder: Path) -> Iterator[None]:
+    """Keras' exporter has AutoGraph rewrite a function to a temporary file, beside which Python keeps its bytecode."""
+    before, tempfile.tempdir = tempfile.tempdir, str(folder)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
 
 
 def _export_in_child(job: dict[str, Any], towers: Towers, folder: Path) -> None:

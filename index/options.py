@@ -1,0 +1,38 @@
+"""What several commands of `longtail-index` are told alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+ReleasesArgument = Annotated[Path, typer.Argument(metavar="RELEASES", help="Directory of releases.")]
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A release in it.")]
+FloorOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="BUCKET=VALUE", help="Least offline recall of head, torso, tail or new; over promise.toml's."),
+]
+MaxDropOption = Annotated[
+    str | None, typer.Option(metavar="SHARE", help="Most of CURRENT's recall that a bucket may lose, such as 10%.")
+]
+ForceOption = Annotated[
+    bool, typer.Option("--force", help="Publish although a bucket is below its floor, or clients lose something.")
+]
+StateOption = Annotated[
+    Path | None,
+    typer.Option(envvar="LONGTAIL_STATE", help="The service's state: labels added to it [default: RELEASES/.state]."),
+]
+PriorOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=MIN:MAX[:DEFAULT]", help="Weights that requests may give a prior, such as recent=0:2."),
+]
+MissingOption = Annotated[
+    str | None,
+    typer.Option(metavar="min|median|NUMBER", help="Prior of labels that the table lacks [default: refuse the table]."),
+]
+
+SourceOption = Annotated[
+    str | None, typer.Option("--from", metavar="NAME", help="The release to begin with [default: CURRENT].")
+]
+NameOption = Annotated[str | None, typer.Option(help="Release name; UTC time and bundle name if not given.")]
