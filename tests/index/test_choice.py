@@ -175,12 +175,7 @@ def test_the_release_says_what_was_measured_and_the_command_prints_it(
     assert re.search(r"^  ivf_sq: recall [01]\.\d{3} or more, 100 queries/s, 4\d\.\d bytes per label$", printed, re.M)
     assert re.search(r"^\* ivf_fastscan: recall .*, 400 queries/s, \d\d\.\d bytes per label$", printed, re.M)
     index = Releases(tmp_path / "r").open("one").index
-    assert (index.schema_version, index.spec, index.kind, index.bytes_per_label_limit) == (
-        5,
-        "auto",
-        "ivf_fastscan",
-        60,
-    )
+    assert (index.spec, index.kind, index.bytes_per_label_limit) == ("auto", "ivf_fastscan", 60)
     assert [trial.kind for trial in index.kinds] == ["ivf_sq", "ivf_fastscan"]
     assert index.bytes_per_label == index.kinds[1].bytes_per_label
     assert {trial.kind for trial in index.trials} == {"ivf_sq", "ivf_fastscan"}
@@ -190,7 +185,7 @@ def test_a_manifest_of_version_4_is_read(tmp_path: Path) -> None:
     make_bundle(labels=60).write(tmp_path / "bundle")
     build(tmp_path / "bundle", tmp_path / "r", name="one")
     now = Releases(tmp_path / "r").open("one").index.model_dump()
-    new = {"bytes_per_label", "bytes_per_label_limit", "kinds"}
+    new = {"bytes_per_label", "bytes_per_label_limit", "kinds", "partition"}
     before = {name: value for name, value in now.items() if name not in new} | {"schema_version": 4}
     before["trials"] = [{name: value for name, value in trial.items() if name != "kind"} for trial in now["trials"]]
     read = IndexManifest.model_validate(before)

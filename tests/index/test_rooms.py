@@ -18,7 +18,8 @@ MAY_IMPORT = {
     "search": FLOOR | {"search"},
     "construct": FLOOR | {"search", "construct"},
     "release": FLOOR | {"search", "construct", "release"},
-    "cli": FLOOR | {"construct", "release"},
+    "options": set(),
+    "cli": FLOOR | {"construct", "options", "release"},
     "__init__": FLOOR | {"search", "construct", "release"},
     "__main__": {"cli"},
 }
