@@ -80,7 +80,7 @@ def changed(bundle: Bundle, other: Bundle) -> Bundle:
     source = bundle.labels
     ids = [*source.ids.take(pa.array(kept)).to_pylist(), *(f"new-{row}" for row in range(added))]
     counts = source.counts[at]
-    counts[len(kept) :] = 0
+    counts[len(kept) :] = source.counts.min()  # as a merge gives them the rarest label's
     table = dataclasses.replace(
         source,
         ids=pa.array(ids),

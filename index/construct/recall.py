@@ -45,14 +45,15 @@ class Calibration:
     the default and the largest λ.
 
     Args:
-        bundle: at most 200 of its calibration queries are used, evenly spaced.
+        bundle: has the queries.
         rows_LE: float32 [L, E], its augmented rows.
+        queries: most of the bundle's calibration queries that are used, evenly spaced.
     """
 
-    def __init__(self, bundle: Bundle, rows_LE: Float32) -> None:
+    def __init__(self, bundle: Bundle, rows_LE: Float32, queries: int = _QUERIES) -> None:
         self.places = _places(bundle)
         available = bundle.calibration_queries
-        picked = np.unique(np.linspace(0, len(available) - 1, min(_QUERIES, len(available))).astype(np.int64))
+        picked = np.unique(np.linspace(0, len(available) - 1, min(queries, len(available))).astype(np.int64))
         queries_CD = np.asarray(available[picked])
         self.queries = len(queries_CD)
         self.k = min(MEASURED_DEPTH, len(rows_LE))
