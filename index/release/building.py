@@ -223,9 +223,8 @@ def _width(bundle: Bundle) -> tuple[int, int]:
 
 def _refilled(before: Release, bundle: Bundle, changes: Changes | None, progress: Progress) -> TunedIndex:
     """The index of a release over the labels of a bundle."""
-    spec = IndexSpec(before.index.spec, before.index.recall_floor, before.index.bytes_per_label_limit)
     head = next((len(band.rows_N) for band in before.searcher.bands if band.name == "head"), 0)
-    return refill_index(bundle, spec, before.searcher.bands, before.index.effort, head, progress, changes)
+    return refill_index(bundle, _spec_of(before), before.searcher.bands, before.index.effort, head, progress, changes)
 
 
 def _priors_after(
@@ -267,10 +266,21 @@ def _write_like(
 ) -> ReleaseManifest:
     """Write a release as one before was asked for."""
     progress(f"write {releases / name}")
-    spec = IndexSpec(before.index.spec, before.index.recall_floor, before.index.bytes_per_label_limit)
     return write_release(
-        releases, name, created_at, bundle, tuned, spec=spec, device="cpu", filterable=before.index.filterable
+        releases,
+        name,
+        created_at,
+        bundle,
+        tuned,
+        spec=_spec_of(before),
+        device="cpu",
+        filterable=before.index.filterable,
     )
+
+
+def _spec_of(release: Release) -> IndexSpec:
+    """What a release's index was built to."""
+    return IndexSpec(release.index.spec, release.index.recall_floor, release.index.bytes_per_label_limit)
 
 
 def write_release(

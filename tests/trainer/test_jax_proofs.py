@@ -21,11 +21,11 @@ PROOFS = {
 SLOW_ON_JAX = (
     "a_model or central_differences or error_of_rare or many_hits or learn or checkpoint or one_over_m or eta_goes "
     "or popularity or two_epochs or second_layer or get_none_of_it or is_the_smoothed_target or signal_is_clearest "
-    "or of_the_whole_catalogue_on_average or step_by_hand or steps_by_hand or loss_of_a_step or step_s_loss "
-    "or outside_of_the_batch or audience_of_its_own or draws_by_the_loss or to_the_last_bit or the_pair_twice "
-    "or was_killed or best_labels or beside_ or of_each_part or serves_its_average or histories or 50-1"
+    "or of_the_whole_catalogue_on_average or ((test_hits or test_top_k) and step_by_hand) or the_pair_twice "
+    "or was_killed or best_labels or beside_ or of_each_part or serves_its_average or histories or 50-1 "
+    "or (test_retrieved and loss_of_a_step) or (test_nearest and step_s_loss)"
 )
-"""Steps of whole models, which `test_backends` compares with TensorFlow's, whose own are proved; Monte Carlo of many
+"""Steps of whole models whose like `test_backends` compares with TensorFlow's, which are proved; Monte Carlo of many
 shapes, each one compiled; one sampler more of the same tables."""
 
 
