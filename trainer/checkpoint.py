@@ -26,6 +26,7 @@ _VERSION = 2
 """Raised when the same recipe and data make other tables: since 2 labels without training pairs have no row of their
 own."""
 _LATER = (
+    ("loss", "negatives_per"),
     ("loss", "top_k"),
     ("loss", "label_smoothing"),
     ("loss", "retrieved_negatives"),
@@ -44,7 +45,7 @@ def identity_of(recipe: Recipe, dataset: Dataset, warm_start: str | None = None)
     settings = recipe.model_dump(mode="json", exclude={"name": True, "data": True, "tune": True})
     for *sections, name in _LATER:
         section = reduce(getitem, sections, settings)
-        if not section[name]:
+        if section[name] in (None, 0, "pair"):
             del section[name]
     for feature in (*settings["query"]["features"], *settings["label"]["features"]):
         for name, before in _LATER_OF_FEATURES.items():

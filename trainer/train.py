@@ -24,6 +24,7 @@ from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.known import KnownPositives
 from longtail.trainer.data.nearest import Nearest
+from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.replay import Replay
 from longtail.trainer.errors import DataError
 from longtail.trainer.evaluation.ranking import bias_removal_curve, log_proposal_of
@@ -108,6 +109,7 @@ def prepare_run(
         batch_size=batch_size,
         total_steps=round(epochs * steps_per_epoch),
         pairs=len(dataset.train),
+        pairs_per_query=_pairs_per_query(dataset.train) if recipe.loss.negatives_per == "query" else 1.0,
         askings=Askings.of(recipe, dataset),
     )
     if warm_start is not None and carried is not None:
@@ -239,6 +241,7 @@ def train(
                 retrieved=retrieved,
                 replay=run.replay,
                 grouped=recipe.training.accumulate if recipe.loss.pools else 0,
+                sized=recipe.loss.negatives_per == "query",
                 packs=recipe.training.accumulate == 1,
                 numbered=recipe.loss.top_k is not None,
                 audience=trained.encoding.audience,
@@ -279,6 +282,12 @@ def train(
         history.best_epoch = min(len(history.losses), epochs)
     train_step.updates.take_averages()
     return trained
+
+
+def _pairs_per_query(train: Pairs) -> float:
+    """Pairs that share one set of negatives: their weight over the number of such sets."""
+    weight_N = np.ones(len(train)) if train.weights is None else train.weights
+    return float(weight_N.sum() / (weight_N / train.weight_of_owners()).sum())
 
 
 def _validate(trained: Trained) -> list[CurvePoint]:

@@ -175,6 +175,7 @@ def test_runs_of_an_earlier_version_go_on(sections: dict[str, Any], identity: st
 
 
 LATER: dict[str, dict[str, Any]] = {
+    "negatives_per": {"loss": {"family": "hinge", "negatives_per": "query"}},
     "top_k": {"loss": {"top_k": {"k": 2}}},
     "label_smoothing": {"loss": {"label_smoothing": 0.1}},
     "retrieved_negatives": {"loss": {"retrieved_negatives": {"depth": 4}}},

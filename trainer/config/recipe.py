@@ -71,6 +71,11 @@ class Recipe(Section):
                 "training.accumulate: expected 1 with loss.hits 'mask_known', whose positives are of the whole batch, "
                 f"received {self.training.accumulate}"
             )
+        if self.loss.negatives_per == "query" and self.data.reduction == "sample":
+            raise ValueError(
+                "loss.negatives_per: expected 'pair' with data.reduction = 'sample', which visits one pair of every "
+                "query as it is, received 'query'"
+            )
         numbers = [
             {f.name for f in tower.features if f.kind == "number" and not f.has_table}
             for tower in (self.query, self.label)

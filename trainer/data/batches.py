@@ -276,6 +276,7 @@ def epoch_batches(
     retrieved: Retrieved | None = None,
     replay: Replay | None = None,
     grouped: int = 0,
+    sized: bool = False,
     packs: bool = True,
     numbered: bool = False,
     audience: Audience | None = None,
@@ -286,9 +287,9 @@ def epoch_batches(
     A batch holds the query tower's inputs by name, `_pair` int32 [B] (rows of `pairs`), `_positive` int32 [B]
     (label rows) and `_weight` float32 [B]. Where they are asked for, also known positives, `_known` and `_known_rows`,
     int32 [K] (`KnownPositives.of_queries`), impressions and after them what is drawn of retrieved labels, `_shown`,
-    int32 [B, S], filled up with the positive, groups, `_group`, int32 [B] (`_groups`), and numbers of what is asked,
-    `_asking`, int32 [B]; with objectives `_objective`, int32 [B]; with audiences `_own`, int32 [B, 2] (`Audience.own`);
-    with neighbours what `Nearest.columns` says.
+    int32 [B, S], filled up with the positive, groups, `_group`, int32 [B] (`_groups`), what the pairs of a row's query
+    weigh, `_pairs`, float32 [B], and numbers of what is asked, `_asking`, int32 [B]; with objectives `_objective`,
+    int32 [B]; with audiences `_own`, int32 [B, 2] (`Audience.own`); with neighbours what `Nearest.columns` says.
     With sequences it holds the pairs of whole queries, but for the first and the last, and the sequences are packed.
     The same arguments give the same batches.
 
@@ -305,6 +306,7 @@ def epoch_batches(
         retrieved: lists of the queries' best labels, for a loss that takes negatives of them.
         replay: visit these in place of every pair.
         grouped: say which rows ask the same within each of so many parts of a batch, for a loss that pools them.
+        sized: say what the pairs of every row's query weigh together, for a loss whose negatives they share.
         packs: pack sequences; not where a batch is taken in parts.
         numbered: say what every row asks (`Pairs.asked_for`), for a loss that keeps something of it.
         audience: of the labels, for a label tower that reads it: say where a row's own query is in its positive's.
@@ -315,6 +317,7 @@ def epoch_batches(
     if packed:
         order = _by_query(order, pairs, seed=seed, epoch=epoch)
     owners, asked_for = pairs.owners, pairs.asked_for
+    weight_N = pairs.weight_of_owners() if sized else None
     for step in range(first, len(order) // batch_size):
         rows_B = order[step * batch_size : (step + 1) * batch_size]
         batch = features.of_pairs(rows_B, np.random.default_rng([seed, epoch, step]), packed=packed)
@@ -327,6 +330,8 @@ def epoch_batches(
             batch["_objective"] = pairs.objectives[rows_B]
         if grouped:
             batch["_group"] = _groups(asked_for[rows_B], parts=grouped)
+        if weight_N is not None:
+            batch["_pairs"] = weight_N[rows_B]
         if numbered:
             batch["_asking"] = asked_for[rows_B].astype(np.int32)
         if audience is not None:

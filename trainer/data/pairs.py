@@ -73,6 +73,12 @@ class Pairs:
         """What is asked: a number for each of `askings`, or for each of them and objective, int64 [N]."""
         return self._of_objectives(self.askings)
 
+    def weight_of_owners(self) -> Float32:
+        """What the pairs of each pair's owner weigh together, float32 [N]; 1 where that is nothing."""
+        owners = self.owners
+        weight_N = np.bincount(owners, self.weights)[owners]
+        return np.where(weight_N > 0, weight_N, 1).astype(np.float32)
+
     def _of_objectives(self, rows_N: Int32) -> Int64:
         rows = rows_N.astype(np.int64)
         if self.objectives is None or not len(self):

@@ -59,6 +59,7 @@ class Candidates(NamedTuple):
         excluded_shown_BS: which of them are no negatives, bool: as `excluded` and `known_BM`; None if there are none.
         ranks_BN: ranks of the candidates that count, int32, as `Mining.ranks` draws them; None unless it does.
         groups_B: rows of equal number ask the same query, int32, below B; None unless the family pools them.
+        log_pairs_B: log n, what the pairs of the rows' queries weigh, float32; None unless they share negatives.
         queries: what is kept of the rows' queries; None without `top_k`.
     """
 
@@ -78,6 +79,7 @@ class Candidates(NamedTuple):
     excluded_shown_BS: Tensor | None = None
     ranks_BN: Tensor | None = None
     groups_B: Tensor | None = None
+    log_pairs_B: Tensor | None = None
     queries: QueryStates | None = None
 
 
@@ -159,6 +161,7 @@ class BatchLoss:
             log_miss_B=batch.log_miss_B,
             ranks_BN=batch.ranks_BN,
             groups_B=batch.groups_B,
+            log_pairs_B=batch.log_pairs_B,
         )
         logits = self._with_shown(logits, scaled_BD, embedded.labels_CD[end:], embedded.bias_C[end:], batch)
         if self.objective.label_smoothing:

@@ -37,6 +37,8 @@ class SampledLogits(NamedTuple):
         log_weight_shown_BS: float32, the log of their weight as it stands, `MASKED` where it is 0; None without.
         ranks_BN: what `Mining.ranks` drew, int32; None unless mining samples its ϑ.
         groups_B: int32, below B: rows of equal number ask the same query; None if the family pools none.
+        log_pairs_B: float32, log n of the row's query, whose pairs weigh n and share their negatives, 1/n with each;
+            None where every pair has its own.
         beta_B: float32, the K-th highest score of the row's query; None unless positives are held to it.
         share_BM: float32, shares of the catalogue that the negatives stand for, 1 in total on average, masked ones too;
             None unless targets are smoothed.
@@ -55,6 +57,7 @@ class SampledLogits(NamedTuple):
     log_weight_shown_BS: Tensor | None = None
     ranks_BN: Tensor | None = None
     groups_B: Tensor | None = None
+    log_pairs_B: Tensor | None = None
     beta_B: Tensor | None = None
     share_BM: Tensor | None = None
 
@@ -138,6 +141,8 @@ class Objective:
             m=log_m_B,
         )
         weight = WEIGHTS[self.weight](log, **self.weight_arguments)
+        if logits.log_pairs_B is not None:
+            weight = weight._replace(row=weight.row - logits.log_pairs_B)
         log_weight_BM = ops.where(logits.hits_BM, MASKED, weight.matrix())
         if self.offset:
             positive_B, negative_BM = positive_B + self.offset, negative_BM + self.offset
@@ -166,7 +171,9 @@ class Objective:
         return self.regularizer * (ops.square(positive_B) + negatives_B)
 
 
-def balance(objective: Objective, log_pi_L: Float64, log_q_L: Float32 | None, *, m: int) -> float:
+def balance(
+    objective: Objective, log_pi_L: Float64, log_q_L: Float32 | None, *, m: int, pairs_per_query: float = 1.0
+) -> float:
     """The offset at which logits of 0 stand: one positive balances its negatives, so that training need not first
     push every logit down to where log-odds of one label among many are.
 
@@ -180,6 +187,7 @@ def balance(objective: Objective, log_pi_L: Float64, log_q_L: Float32 | None, *,
         log_pi_L: log label frequencies.
         log_q_L: log sampling probabilities; None where they depend on the query, and 1/L stands for them.
         m: draws of a row.
+        pairs_per_query: how many share one set of negatives, on average.
 
     Example:
         >>> log_pi_L = np.log([0.5, 0.25, 0.25])
@@ -197,4 +205,5 @@ def balance(objective: Objective, log_pi_L: Float64, log_q_L: Float32 | None, *,
     log = LogProbabilities(log_pi_L, log_pi_L, log_q_L, log_q_L, miss=nothing_L, m=nothing_L + np.float32(np.log(m)))
     weight = WEIGHTS[objective.weight](log, **objective.weight_arguments)
     row_L, col_L = (ops.convert_to_numpy(part).astype(np.float64) for part in weight)
-    return -float(np.log(m) + np.logaddexp.reduce(log_pi_L + row_L) + np.logaddexp.reduce(log_q_L + col_L))
+    log_total = np.log(m) + np.logaddexp.reduce(log_pi_L + row_L) + np.logaddexp.reduce(log_q_L + col_L)
+    return float(np.log(pairs_per_query) - log_total)

@@ -48,6 +48,7 @@ class TrainStep:
         batch_size: B of every step.
         total_steps: where a falling learning rate ends.
         pairs: N; pair rows of batches are below it.
+        pairs_per_query: how many share one set of negatives, on average.
         askings: queries that a K-th highest score is kept of; None where the loss has no `top_k`.
 
     Attributes:
@@ -66,6 +67,7 @@ class TrainStep:
         batch_size: int,
         total_steps: int,
         pairs: int,
+        pairs_per_query: float = 1.0,
         weighted_L: Float64 | None = None,
         askings: Askings | None = None,
     ) -> None:
@@ -84,7 +86,7 @@ class TrainStep:
         never_L = (visits_L if weighted_L is None else weighted_L) == 0
         never = recipe.describes_labels and bool(never_L.any())
         # A margin's balance is Σ ρ of a row, whatever q and m are.
-        trained_by = replace(objective, offset=balance(objective, log_pi_L, None, m=1))
+        trained_by = replace(objective, offset=balance(objective, log_pi_L, None, m=1, pairs_per_query=pairs_per_query))
         terms = partial(log_terms, trained_by, log_pi_L.astype(np.float32), never_L=never_L if never else None)
         self.sampler = SAMPLERS[recipe.loss.sampler.name](
             SamplerSetup(log_pi_L, batch_size, recipe.model.dim, model.proposal, log_share_L, terms),
@@ -102,7 +104,7 @@ class TrainStep:
         self._frequencies = Frequencies(log_pi_L, self.sampler, streaming)
         drawn = recipe.loss.sampler.negatives or (0 if self.sampler.draw is None else labels)
         m = drawn + (batch_size - 1 if self.sampler.in_batch else 0)
-        offset = balance(objective, log_pi_L, self.sampler.log_q_L, m=m)
+        offset = balance(objective, log_pi_L, self.sampler.log_q_L, m=m, pairs_per_query=pairs_per_query)
         self._kept = Kept(recipe, pairs=pairs, labels=labels, steps_per_epoch=steps_per_epoch, askings=askings)
         of_batches = self.sampler.draw is None or self.sampler.remember is not None
         drawn_L = ~never_L if never or of_batches else np.ones(labels, bool)
@@ -134,13 +136,14 @@ class TrainStep:
                 int32 [B], rows of the training pairs; with hits `mask_known` also `_known` and `_known_rows`, int32
                 [K], as `known_among` takes them; with impressions or retrieved negatives `_shown` int32 [B, S]; with
                 objectives `_objective` int32 [B], their places in the recipe; with a loss that pools `_group` int32
-                [B]; with `top_k` `_asking` int32 [B]; with audiences `_own` int32 [B, 2], of `Audience.own`; with
-                neighbours what `Nearest.columns` makes of the batch.
+                [B]; with negatives per query `_pairs` float32 [B], what the pairs of the row's query weigh; with
+                `top_k` `_asking` int32 [B]; with audiences `_own` int32 [B, 2], of `Audience.own`; with neighbours
+                what `Nearest.columns` makes of the batch.
 
         Raises:
             ValueError: a batch without known positives, with hits `mask_known`, without objectives or `_own` if there
-                are any, without groups, with a loss that pools, without askings, with `top_k`, or without
-                neighbours, with a loss that has these.
+                are any, without groups, with a loss that pools, without `_pairs`, with negatives per query, without
+                askings, with `top_k`, or without neighbours, with a loss that has these.
         """
         return self._compiled(batch)
 
@@ -278,6 +281,7 @@ class TrainStep:
             eta_rate=rate,
             ranks_BN=self._ranks(positive_B.shape[0], candidates.shape[-1]),
             groups_B=self._groups(batch),
+            log_pairs_B=self._log_pairs(batch),
             queries=self._kept.queries(batch, candidates),
         )
 
@@ -295,6 +299,14 @@ class TrainStep:
                 f"a step with family {self._recipe.loss.family.name!r}: expected _group in its batch, received none"
             )
         return ops.convert_to_tensor(batch["_group"])
+
+    def _log_pairs(self, batch: dict[str, Tensor]) -> Tensor | None:
+        """log n, what the training pairs of the rows' queries weigh, float32 [B]; None where these share nothing."""
+        if self._recipe.loss.negatives_per == "pair":
+            return None
+        if "_pairs" not in batch:
+            raise ValueError("a step with negatives per query: expected _pairs in its batch, received none")
+        return ops.log(ops.convert_to_tensor(batch["_pairs"]))
 
     def _known(self, candidates: Tensor, batch: dict[str, Tensor]) -> Tensor | None:
         """Candidates that are known positives of the row's query, bool [B, M]; None unless these are masked."""
