@@ -51,6 +51,7 @@ bench: $(VENV)/.installed $(TFRS_VENV)/.installed  ## The tables of benchmarks/R
 	$(VENV)/bin/python -m benchmarks.tree_fit
 	$(VENV)/bin/python -m benchmarks.evaluation_cost
 	$(VENV)/bin/python -m benchmarks.index_update
+	$(VENV)/bin/python -m benchmarks.added_labels
 
 bench-seeds: $(VENV)/.installed  ## The papers' findings, resumable; what is measured is kept; QUICK=1 prints a small version.
 	for name in delicious $(if $(QUICK),,movielens-1m amazon-beauty gowalla); do \

@@ -42,6 +42,7 @@ from longtail.index.search.exact import ExactRows
 from longtail.index.search.filters import Filter, Selection, without_rows
 
 if TYPE_CHECKING:
+    from longtail.index.construct.added import index_in_memory
     from longtail.index.release.building import build, refresh_priors, update
     from longtail.index.release.publishing import publish
     from longtail.index.release.release import Release
@@ -53,6 +54,7 @@ _NEED_FAISS = {
     "Releases": "release.releases",
     "Searcher": "search.searcher",
     "build": "release.building",
+    "index_in_memory": "construct.added",
     "publish": "release.publishing",
     "refresh_priors": "release.building",
     "update": "release.building",
@@ -96,6 +98,7 @@ __all__ = [
     "StagedFloors",
     "StagedReport",
     "build",
+    "index_in_memory",
     "merge_labels",
     "no_results",
     "publish",

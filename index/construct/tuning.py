@@ -40,7 +40,7 @@ from longtail.index.search.band import Band, probes_name
 from longtail.index.search.gpu import check_device
 from longtail.index.search.searcher import Searcher
 
-_TARGET = 0.99
+TARGET = 0.99
 """Recall at which the build stops looking for better settings; a floor above it becomes the target."""
 _HEAD_SHARES = (0.003, 0.01, 0.04, 0.16)
 _HEAD_LEAST = 1_000
@@ -210,7 +210,7 @@ def _tune(site: _Site, spec: IndexSpec, plainer: _Tuned | None) -> list[_Tuned]:
 
     Codes find no more than the plainer kind did with as large a head and as many probes: they begin there.
     """
-    target = max(_TARGET, spec.recall_floor)
+    target = max(TARGET, spec.recall_floor)
     if plainer is not None:
         target = min(target, plainer.chosen.lowest.recall)
     best: tuple[Trial, list[Band]] | None = None
@@ -251,7 +251,7 @@ def trial_at(bundle: Bundle, calibration: Calibration, bands: Sequence[Band], ef
 
 def _timed(site: _Site, spec: IndexSpec, tried: Sequence[_Tuned]) -> list[KindTrial]:
     """The kinds that were tried, those timed that recall as much as is looked for, or as the plainest does."""
-    least = min(max(_TARGET, spec.recall_floor), tried[0].chosen.lowest.recall)
+    least = min(max(TARGET, spec.recall_floor), tried[0].chosen.lowest.recall)
     enough = [tuned for tuned in tried if tuned.chosen.lowest.recall >= least]
     site.progress(f"queries per second of {', '.join(tuned.kind for tuned in enough)}")
     searchers = [Searcher(site.bundle, tuned.bands, tuned.chosen.effort) for tuned in enough]
@@ -339,7 +339,7 @@ def efforts_at(
             for effort in (*lesser, most)
         }
         for place, enough in enumerate(measured[most]):
-            target = min(_TARGET, enough.recall)
+            target = min(TARGET, enough.recall)
             least = next(effort for effort, recalls in measured.items() if recalls[place].recall >= target)
             efforts.append(EffortAt(**dict(measured[least][place]), k=k, effort=least))
         probes = ", ".join(f"{at.effort.probes} at {at.where}" for at in efforts if at.k == k)

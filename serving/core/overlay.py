@@ -1,10 +1,9 @@
-"""Labels that changed after a release was built: added ones are scored exactly beside the index, hidden ones kept out.
+"""Labels that changed after a release was built: added ones are searched beside the index, hidden ones kept out.
 
 Rows of a label are 0 … L − 1 in the catalogue and L … L + M − 1 in an overlay. A label of the catalogue that was
 embedded anew is answered from its overlay row; its catalogue row is out of the search.
 
-Legend: `L` labels of the release, `M` rows of the overlay, `B` queries, `b` some of them, `E` coordinates of an
-augmented row, `K` results, `R` catalogue rows.
+Legend: `L` labels of the release, `M` rows of the overlay, `E` coordinates of an augmented row, `R` catalogue rows.
 """
 
 from __future__ import annotations
@@ -13,29 +12,22 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
-from longtail.bundle import Augmentation, Bundle, FixedLabelsError, LabelChanges, LabelRecord, Upsert
+from longtail.bundle import Bundle, FixedLabelsError, LabelChanges, LabelRecord, Upsert
 from longtail.bundle.added_labels import NEW_LABEL, AddedLabels, LabelAdder
-from longtail.bundle.arrays import Float32, Int8, Int64
-from longtail.index import Filter, top_k
+from longtail.bundle.arrays import Float32, Int64
+from longtail.index import index_in_memory
 from longtail.serving.core.encoder import serving_errors
-from longtail.serving.core.ranking import NO_ROWS, LabelSearcher
+from longtail.serving.core.overlaid import IndexedRows, OverlaidSearcher
+from longtail.serving.core.ranking import NO_ROWS, HidingSearcher, LabelSearcher
 from longtail.serving.errors import InvalidRequestError, NoLabelTowerError
 
 logger = logging.getLogger(__name__)
 
-_SCORES_AT_ONCE = 1 << 22
-"""Exact scores held at a time, at most: 16 MiB."""
-
-
-class HidingSearcher(LabelSearcher, Protocol):
-    """A searcher that can be told to find all but some labels; `index.Searcher` is one."""
-
-    def without(self, rows_R: Int64) -> LabelSearcher:
-        """A searcher of the same labels and rows that never finds these, int64 [R]."""
+_SCANNED_UP_TO = 10_000
+"""Added rows that are scored one by one, at most: they take as long as a search of millions by their index."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +47,7 @@ class Overlay:
         merged: ids whose change the release has taken in: it has the label, and was made later.
         skipped: why a change is not served with this release, by id.
         searcher: finds rows of all L + M that are neither hidden nor replaced.
+        indexed: the first of the M rows, in an index of their own; None while all are scored one by one.
     """
 
     base: int
@@ -68,6 +61,7 @@ class Overlay:
     merged: frozenset[str]
     skipped: Mapping[str, str]
     searcher: LabelSearcher
+    indexed: IndexedRows | None
     _visible: LabelSearcher
     _release: _BuiltRelease
 
@@ -87,7 +81,7 @@ class Overlay:
             BundleInvariantError: a display column that JSON cannot hold.
         """
         adder = LabelAdder(bundle, rows)
-        release = _BuiltRelease(adder, rows, bundle.augmentation, searcher, max_new_labels)
+        release = _BuiltRelease(adder, rows, bundle, searcher, max_new_labels)
         added, _ = adder.add([])
         return cls(
             base=bundle.manifest.labels,
@@ -101,6 +95,7 @@ class Overlay:
             merged=frozenset(),
             skipped={},
             searcher=searcher,
+            indexed=None,
             _visible=searcher,
             _release=release,
         )
@@ -174,6 +169,7 @@ class Overlay:
         places = range(self.base + len(added) - len(ids), self.base + len(added))
         row_of = ({} if gone else dict(self.row_of)) | dict(zip(ids, places, strict=True))
         rows_ME = np.concatenate([self.rows_ME[kept] if gone else self.rows_ME, release.augmented(more)])
+        indexed = release.indexed(self.indexed and self.indexed.without(gone), added)
         hidden = np.union1d(
             np.setdiff1d(self.hidden, release.catalogue_rows(touched)),
             release.catalogue_rows(id_ for id_ in touched if id_ in changes.hidden),
@@ -193,88 +189,11 @@ class Overlay:
             masked=masked,
             merged=(self.merged - touched.keys()) | merged,
             skipped={id_: why for id_, why in self.skipped.items() if id_ not in touched} | refused,
-            searcher=OverlaidSearcher(visible, self.base, rows_ME, added.buckets) if len(added) else visible,
+            searcher=OverlaidSearcher(visible, self.base, rows_ME, added.buckets, indexed) if len(added) else visible,
+            indexed=indexed,
             _visible=visible,
             _release=release,
         )
-
-
-class OverlaidSearcher:
-    """Searches an index and scores the rows of an overlay one by one; best first, whichever they come from.
-
-    Args:
-        base: finds rows 0 … first − 1.
-        first: number of labels L in the index; row of the first overlay label.
-        rows_ME: float32, augmented rows of the labels first, first + 1, …
-        buckets_M: int8, the bucket of each of those labels.
-    """
-
-    def __init__(self, base: LabelSearcher, first: int, rows_ME: Float32, buckets_M: Int8) -> None:
-        self.labels = first + len(rows_ME)
-        self._base = base
-        self._first = first
-        self._rows_ME = rows_ME
-        self._buckets_M = buckets_M
-
-    def search(
-        self, queries_BE: Float32, k: int, filters: Sequence[Filter | None] | None = None
-    ) -> tuple[Float32, Int64]:
-        """As `index.Searcher.search`, over the rows of both.
-
-        Args:
-            queries_BE: float32, augmented queries.
-            k: K.
-            filters: one or None for each query; None leaves all labels eligible.
-
-        Returns:
-            Scores float32 [B, K], descending, and rows int64 [B, K]; −inf and −1 where too few are eligible.
-
-        Raises:
-            QueryError: names the query and the row or bucket that does not exist.
-        """
-        below: list[Filter | None] | None = None
-        above: Sequence[Filter | None] = [None] * len(queries_BE)
-        if filters is not None:
-            for query, filter_ in enumerate(filters):
-                if filter_ is not None:
-                    filter_.check(self.labels, query)
-            below, above = [self._filter_of_base(filter_) for filter_ in filters], filters
-        found = self._base.search(queries_BE, min(k, self._first), below)
-        scores_BM, rows_BM = self._search_added(queries_BE, k, above)
-        return top_k([found[0], scores_BM], [found[1], rows_BM], k)
-
-    def _search_added(self, queries_BE: Float32, k: int, filters: Sequence[Filter | None]) -> tuple[Float32, Int64]:
-        """The best k rows of the overlay, or all M if they are fewer."""
-        rows_M = np.arange(self._first, self.labels)
-        step = max(1, _SCORES_AT_ONCE // len(rows_M))
-        parts = []
-        for start in range(0, len(queries_BE), step):
-            scores_bM = queries_BE[start : start + step] @ self._rows_ME.T
-            for scores_M, filter_ in zip(scores_bM, filters[start : start + step], strict=True):
-                if filter_ is not None:
-                    scores_M[~self._filter_of_added(filter_).mask(self._buckets_M)] = -np.inf
-            parts.append(top_k([scores_bM], [np.broadcast_to(rows_M, scores_bM.shape)], min(k, len(rows_M))))
-        return np.concatenate([scores for scores, _ in parts]), np.concatenate([rows for _, rows in parts])
-
-    def _filter_of_base(self, filter_: Filter | None) -> Filter | None:
-        """The part of a filter that concerns labels of the index; None if it leaves them all in."""
-        if filter_ is None:
-            return None
-        exclude, allow = (
-            None if rows is None else rows[rows < self._first] for rows in (filter_.exclude, filter_.allow)
-        )
-        rules_out = allow is not None or filter_.buckets is not None or filter_.selection is not None
-        if not rules_out and (exclude is None or not exclude.size):
-            return None
-        return Filter(exclude, allow, filter_.buckets, filter_.selection)
-
-    def _filter_of_added(self, filter_: Filter) -> Filter:
-        """The part of a filter that concerns labels of the overlay, its rows counted from the overlay's first."""
-        exclude, allow = (
-            None if rows is None else rows[rows >= self._first] - self._first
-            for rows in (filter_.exclude, filter_.allow)
-        )
-        return Filter(exclude, allow, filter_.buckets, filter_.beyond)
 
 
 @dataclass(frozen=True)
@@ -283,13 +202,21 @@ class _BuiltRelease:
 
     adder: LabelAdder
     rows: Mapping[str, int]
-    augmentation: Augmentation
+    bundle: Bundle
     searcher: HidingSearcher
     max_new_labels: int
 
     def augmented(self, added: AddedLabels) -> Float32:
         """Augmented rows, float32 [M, E]."""
-        return self.augmentation.rows(added.embeddings, added.log_pn, added.bias, added.log_popularity, added.priors)
+        return self.bundle.augmentation.rows(
+            added.embeddings, added.log_pn, added.bias, added.log_popularity, added.priors
+        )
+
+    def indexed(self, before: IndexedRows | None, added: AddedLabels) -> IndexedRows | None:
+        """The index of the first added rows: as before, or of all of them where it leaves out too many."""
+        if len(added) - (0 if before is None else len(before)) > _SCANNED_UP_TO:
+            return IndexedRows.of(index_in_memory(added.alone(self.bundle)))
+        return before or None
 
     def catalogue_rows(self, ids: Iterable[str]) -> Int64:
         """The rows of those ids that the catalogue has, int64."""

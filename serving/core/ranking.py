@@ -86,6 +86,13 @@ class LabelSearcher(Protocol):
         """Inner products, descending, and label rows, both [B, k]; −inf and −1 where too few are eligible."""
 
 
+class HidingSearcher(LabelSearcher, Protocol):
+    """A searcher that can be told to find all but some labels; `index.Searcher` is one."""
+
+    def without(self, rows_R: Int64) -> LabelSearcher:
+        """A searcher of the same labels and rows that never finds these, int64 [R]."""
+
+
 class IndexRanker:
     """Ranks by one inner product per label, all dials included: ν, π and priors are the same for every query
     [METHODS §6].

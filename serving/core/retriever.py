@@ -30,9 +30,9 @@ from longtail.serving.core.exploration import explore_each, slots_of
 from longtail.serving.core.label_vectors import read_by_label
 from longtail.serving.core.listing import LabelListing, Page, list_labels
 from longtail.serving.core.lottery import Draws
-from longtail.serving.core.overlay import HidingSearcher, Overlay
+from longtail.serving.core.overlay import Overlay
 from longtail.serving.core.queries import Query, ResolvedQuery, SearchOptions, SimilarQuery
-from longtail.serving.core.ranking import Batch, IndexRanker, Ranker, rank_each
+from longtail.serving.core.ranking import Batch, HidingSearcher, IndexRanker, Ranker, rank_each
 from longtail.serving.core.tree_ranking import TreeRanker
 from longtail.serving.errors import InvalidRequestError, UnservableReleaseError
 from longtail.serving.monitoring import Baseline

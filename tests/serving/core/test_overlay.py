@@ -15,7 +15,8 @@ import pytest
 from longtail.bundle import Bundle, Hide, LabelRecord, Restore, Tower, Upsert, replay
 from longtail.index import Filter, IndexSpec, QueryError, Searcher
 from longtail.index.construct.tuning import tune_index
-from longtail.serving.core.overlay import OverlaidSearcher, Overlay
+from longtail.serving.core.overlaid import OverlaidSearcher
+from longtail.serving.core.overlay import Overlay
 from longtail.serving.core.ranking import Batch, IndexRanker, LabelSearcher
 from longtail.serving.core.tree_ranking import TreeRanker
 from longtail.serving.errors import InvalidRequestError, NoLabelTowerError
@@ -131,12 +132,19 @@ def some_filter(rng: np.random.Generator, labels: int) -> Filter | None:
     "variant",
     [{}, {"cosine": False}, {"cosine": False, "bias": True}, {"bias": True}, {"popularity": True, "bias": True}],
 )
-def test_answers_are_the_best_by_formula_whatever_the_filter(variant: dict[str, bool]) -> None:
+@pytest.mark.parametrize("scanned", [10_000, 7], ids=["scanned", "indexed"])
+def test_answers_are_the_best_by_formula_whatever_the_filter(
+    variant: dict[str, bool], scanned: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that are indexed, too: in as few cells as here, all of them are visited."""
+    monkeypatch.setattr("longtail.serving.core.overlay._SCANNED_UP_TO", scanned)
     bundle = make_bundle(labels=L, label_tower=True, **variant)
     rng = np.random.default_rng(1)
     records = some_records(rng, 60)
-    overlay = overlay_of(bundle, *records)
+    overlay = overlay_of(bundle, *records[:50]).with_changes(records[50:])
     assert 10 < len(overlay.added) < overlay.labels - L + 1
+    assert 0 < len(overlay.added) - len(overlay.indexed or ()) <= (scanned if overlay.indexed else 60)
+    assert (overlay.indexed is None) == (scanned > 60)
     assert len(overlay.hidden) > 3
     ids = bundle.labels.ids.to_pylist() + overlay.added.ids
     dials, priors = rng.choice([0.0, 0.5, 1.0, -1.0], (2, 40)).astype(np.float32)
@@ -172,7 +180,7 @@ def test_large_batches_are_scored_in_parts(monkeypatch: pytest.MonkeyPatch) -> N
     queries = bundle.augmentation.queries(bundle.calibration_queries, 0.5)
     filters = [Filter(exclude=np.array([query, L + 1])) for query in range(50)]
     whole = overlay.searcher.search(queries, 9, filters)
-    monkeypatch.setattr("longtail.serving.core.overlay._SCORES_AT_ONCE", 3 * len(overlay.added))
+    monkeypatch.setattr("longtail.serving.core.overlaid._SCORES_AT_ONCE", 3 * len(overlay.added))
     parts = overlay.searcher.search(queries, 9, filters)
     np.testing.assert_array_equal(whole[1], parts[1])
     np.testing.assert_allclose(whole[0], parts[0], rtol=1e-5, atol=1e-7)
@@ -213,8 +221,12 @@ def test_only_what_is_new_is_embedded(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_array_equal(more.rows_ME[:4], overlay.rows_ME[1:])
 
 
+@pytest.mark.parametrize("scanned", [10_000, 7], ids=["scanned", "indexed"])
 @pytest.mark.parametrize("seed", range(5))
-def test_change_by_change_it_becomes_what_it_is_when_built_at_once(seed: int) -> None:
+def test_change_by_change_it_becomes_what_it_is_when_built_at_once(
+    seed: int, scanned: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("longtail.serving.core.overlay._SCANNED_UP_TO", scanned)
     bundle = make_bundle(labels=L, label_tower=True, bias=True)
     rng = np.random.default_rng(seed)
     records = some_records(rng, 80)
@@ -234,6 +246,9 @@ def test_change_by_change_it_becomes_what_it_is_when_built_at_once(seed: int) ->
         assert taken.display == overlay.added.display
         for name in ("catalogue_rows", "counts", "log_pn", "log_popularity", "buckets", "bias"):
             np.testing.assert_array_equal(getattr(taken, name), getattr(overlay.added, name))
+        of_queries = bundle.augmentation.queries(bundle.calibration_queries, 0.5)
+        scores = [each.searcher.search(of_queries, 30)[0] for each in (overlay, stepwise)]
+        np.testing.assert_allclose(scores[0], scores[1], atol=1e-5)
     assert [stepwise.row_of[id_] for id_ in stepwise.added.ids] == list(range(L, stepwise.labels))
 
 
