@@ -44,7 +44,11 @@ TARGET = 0.99
 """Recall at which the build stops looking for better settings; a floor above it becomes the target."""
 _HEAD_SHARES = (0.003, 0.01, 0.04, 0.16)
 _HEAD_LEAST = 1_000
-_PROBES: dict[str, tuple[int, ...]] = {"nprobe": (8, 16, 32, 64, 128, 256), "efSearch": (64, 128, 256, 512), "": (1,)}
+_PROBES: dict[str, tuple[int, ...]] = {
+    "nprobe": (4, 8, 16, 32, 64, 128, 256),
+    "efSearch": (64, 128, 256, 512),
+    "": (1,),
+}
 _REFINE: dict[Kind, tuple[int, ...]] = {
     "ivf_sq": (1, 2),
     "ivf_fastscan": (1, 2, 4, 8),

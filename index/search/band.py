@@ -15,7 +15,7 @@ import numpy as np
 
 from longtail.bundle.arrays import Float32, Int64
 from longtail.index.manifests import Effort, Kind
-from longtail.index.search.candidates import NO_ROW
+from longtail.index.search.candidates import NO_ROW, no_results
 from longtail.index.search.cells import MEASURED_DEPTH, PROBES_PER_DEPTH, Cells
 from longtail.index.search.eligible import IdSet
 from longtail.index.search.gpu import GPU_MAX_RESULTS, GpuIndex
@@ -28,6 +28,9 @@ _SCANNED_PER_CANDIDATE, _SCANNED_PER_LABEL = 133, 2_000
 _MARGIN = 100
 """Results fetched beyond the share's, where what is ruled out is dropped afterwards: a few hidden labels are a
 share of nothing, but may all be the best of one query."""
+
+_SCORES_AT_ONCE = 1 << 20
+"""Exact scores held at a time, at most: 4 MiB."""
 
 _CELLS: tuple[Kind, ...] = ("ivf_flat", "ivf_sq", "ivf_fastscan", "ivf_pq")
 """Kinds that are an inverted file."""
@@ -116,6 +119,41 @@ class Band:
             rows_BC[missing_BC] = NO_ROW
             scores_BC[missing_BC] = -np.inf
         return scores_BC, rows_BC
+
+    @cached_property
+    def _vectors(self) -> Float32:
+        """What a flat index holds, float32 [N, E]: a view."""
+        vectors: Float32 = faiss.rev_swig_ptr(self.index.get_xb(), self.index.ntotal * self.index.d)
+        return vectors.reshape(self.index.ntotal, self.index.d)
+
+    def above(self, queries_BE: Float32, least_B: Float32, ids: IdSet) -> tuple[Float32, Int64]:
+        """All of an exact band's labels that beat the best of others, as `search` has them, C the most of a query.
+
+        Takes half the time of a search for a hundred, most of which would fall to the others' candidates.
+
+        Args:
+            queries_BE: float32, augmented queries; few enough for every score to be held, `Band.few`.
+            least_B: float32, what each has to beat.
+            ids: those that may be found.
+        """
+        scores_BN = pad(queries_BE, self.index.d) @ self._vectors.T
+        if len(queries_BE) == 1:
+            at_C = np.flatnonzero(scores_BN[0] > least_B[0])
+            at_C = at_C if ids.whole else at_C[ids.contains(at_C)]
+            return scores_BN[:, at_C], self.rows_N[at_C][None]
+        at_B, at_N = np.nonzero(scores_BN > least_B[:, None])
+        if not ids.whole:
+            kept = ids.contains(at_N)
+            at_B, at_N = at_B[kept], at_N[kept]
+        counts_B = np.bincount(at_B, minlength=len(queries_BE))
+        places = np.arange(len(at_B)) - np.repeat(np.cumsum(counts_B) - counts_B, counts_B)
+        scores_BC, rows_BC = no_results(len(queries_BE), int(counts_B.max()))
+        scores_BC[at_B, places], rows_BC[at_B, places] = scores_BN[at_B, at_N], self.rows_N[at_N]
+        return scores_BC, rows_BC
+
+    def few(self, queries: int) -> bool:
+        """Whether every score of an exact band is held at once for so many queries."""
+        return self.kind == "flat" and self.gpu is None and queries * len(self.rows_N) <= _SCORES_AT_ONCE
 
     def _search_cpu(self, queries_BE: Float32, fetch: int, probes: int, ids: IdSet) -> tuple[Float32, Int64]:
         parameters = None

@@ -45,6 +45,16 @@ def top_k(scores: list[Float32], rows: list[Int64], k: int) -> tuple[Float32, In
     return scores_BK, rows_BK
 
 
+def kth_best(scores_BC: Float32, k: int) -> Float32:
+    """The k-th highest score of each query, float32 [B]; −inf where there are fewer candidates."""
+    candidates = scores_BC.shape[1]
+    if candidates < k:
+        return np.full(len(scores_BC), -np.inf, np.float32)
+    least_B: Float32
+    least_B = scores_BC.min(axis=1) if candidates == k else np.partition(scores_BC, -k, axis=1)[:, -k]
+    return least_B
+
+
 def _offsets(rows: int, columns: int) -> Int64:
     """Where each row of a [rows, columns] array begins in its flat view, int64 [rows, 1]."""
     return np.arange(0, rows * columns, columns)[:, None]

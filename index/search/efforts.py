@@ -50,6 +50,8 @@ class DialEfforts:
         """Places of the queries that share an effort, int64, all of them once; one group if there are no queries."""
         if not self._depths or not len(queries_BE):
             return [(self._hardest, np.arange(len(queries_BE)))]
+        if len(queries_BE) == 1:
+            return [(self.of(queries_BE[0], k), np.zeros(1, np.int64))]
         groups: dict[Effort, list[int]] = defaultdict(list)
         for place, query_E in enumerate(queries_BE):
             groups[self.of(query_E, k)].append(place)

@@ -19,7 +19,7 @@ from longtail.bundle.arrays import Bools, Float32, Int64
 from longtail.index.errors import QueryError
 from longtail.index.manifests import Effort, EffortAt, FilteredEffort
 from longtail.index.search.band import NEARLY_WHOLE, Band
-from longtail.index.search.candidates import no_results, top_k
+from longtail.index.search.candidates import kth_best, no_results, top_k
 from longtail.index.search.efforts import DialEfforts
 from longtail.index.search.eligible import EligibleLabels
 from longtail.index.search.exact import ExactRows
@@ -214,12 +214,22 @@ class Searcher:
     def _candidates(
         self, queries_bE: Float32, k: int, effort: Effort, eligible: EligibleLabels, boost: float
     ) -> tuple[Float32, Int64]:
-        """Every band's best k with exact scores, side by side: [b, C]."""
+        """Every band's best k with exact scores, side by side: [b, C]; of an exact one beside others, those that are
+        among the best k of all."""
         scores, rows = [], []
+        beside = [part for part in eligible.parts if self.bands[part[0]].few(len(queries_bE))]
+        if len(beside) == len(eligible.parts):
+            beside = []
         for place, ids in eligible.parts:
+            if (place, ids) in beside:
+                continue
             band = self.bands[place]
             scores_bC, rows_bC = band.search(queries_bE, k, effort, ids, boost)
             scores.append(self._exact.rescore(queries_bE, rows_bC) if band.lossy else scores_bC)
+            rows.append(rows_bC)
+        for place, ids in beside:
+            scores_bC, rows_bC = self.bands[place].above(queries_bE, kth_best(scores[0], k), ids)
+            scores.append(scores_bC)
             rows.append(rows_bC)
         if len(rows) == 1:
             return scores[0], rows[0]

@@ -130,6 +130,29 @@ def test_one_query_equals_its_place_in_a_batch(spec: str, opened: Callable[[str]
         assert alone[1][0].tolist() == rows[query].tolist()
 
 
+@pytest.mark.parametrize("k", [1, 20, 590])
+@pytest.mark.parametrize("queries", [1, 50])
+def test_a_head_that_is_scored_whole_adds_what_a_search_of_it_would(
+    queries: int, k: int, opened: Callable[[str], Release], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With labels hidden and filtered, too; `few` says when every score is held at once."""
+    release = opened("ivf_flat")
+    assert [band.few(queries) for band in release.searcher.bands] == [True, False]
+    at_one = release.bundle.augmentation.queries(release.bundle.calibration_queries[:queries], 1.0)
+    best = release.searcher.search(at_one, 5)[1].ravel()
+    filters = [None, Filter(exclude=best), Filter(buckets=frozenset({0, 3})), Filter(allow=np.arange(0, 600, 2))]
+
+    def answers() -> list[tuple[np.ndarray, np.ndarray]]:
+        searchers = release.searcher, release.searcher.without(best[::2])
+        return [each.search(at_one, k, [filter_] * queries) for each in searchers for filter_ in filters]
+
+    whole = answers()
+    monkeypatch.setattr("longtail.index.search.band._SCORES_AT_ONCE", 0)
+    for (scores, rows), (expected_scores, expected_rows) in zip(whole, answers(), strict=True):
+        np.testing.assert_allclose(scores, expected_scores, rtol=1e-5, atol=1e-6)
+        assert (rows == expected_rows).mean() > 0.99  # ties
+
+
 def test_an_empty_batch_has_an_empty_answer(opened: Callable[[str], Release]) -> None:
     scores, rows = opened("flat").searcher.search(np.empty((0, 10), np.float32), 5)
     assert scores.shape == rows.shape == (0, 5)

@@ -1,0 +1,303 @@
+"""One index for every λ beside the libraries that search vectors: what each takes for the same recall, on one core.
+
+    make bench-peers                                         # 100,000 labels, in an environment of its own
+    python -m benchmarks.index_peers --labels 1000000
+    python -m benchmarks.index_peers --bundle runs/gowalla   # the embeddings of a trained model
+
+Data: as of index_recall, or a bundle's. All index the same augmented rows by inner product; one query at a time. Of
+every λ and k the cheapest setting is taken that recalls the floor on the calibration queries, and timed: queries per
+CPU second of the process, each query's quickest of three turns. Where none does, the best is shown in brackets.
+Longtail's own indexes are as `longtail-index build` makes them, and choose the setting of a query by themselves. Builds
+use all cores, their seconds are the clock's; bytes are of what a library writes, of SVS what its vectors and edges are.
+What is not installed is left out and named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.metadata
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+
+from benchmarks.index_recall import synthetic_bundle
+from longtail.bundle import Bundle
+from longtail.bundle.arrays import Float32, Int64
+from longtail.index import ExactRows, IndexSpec
+from longtail.index.construct.bands import train_index
+from longtail.index.construct.tuning import tune_index
+from longtail.index.search.band import pad
+
+LAMBDAS, KS = (0.0, 0.5, 1.0), (10, 100)
+TIMED, TURNS = 60, 3
+CORES = os.cpu_count() or 1
+PROBES = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+CANDIDATES = (16, 32, 64, 128, 256, 512, 1024, 2048)
+"""Of a graph: how many are kept while it is walked."""
+
+Search = Callable[[Float32, int], Int64]
+"""Label rows of the k best of one query, float32 [1, E]."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """An index of some library.
+
+    Attributes:
+        at: a search at each of `settings`.
+        settings: cheapest first, in words.
+        size: bytes that it writes.
+    """
+
+    at: Callable[[int], Search]
+    settings: Sequence[str]
+    size: int
+
+
+def main() -> None:
+    """Print a table for each k."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--labels", type=int, default=100_000)
+    parser.add_argument("--bundle", type=Path, help="in place of generated vectors")
+    parser.add_argument("--floor", type=float, default=0.99, help="recall that a setting must reach")
+    parser.add_argument("--only", nargs="+", choices=list(PEERS), default=list(PEERS))
+    arguments = parser.parse_args()
+    bundle = Bundle.load(arguments.bundle) if arguments.bundle else synthetic_bundle(arguments.labels)
+    print(f"\n{len(bundle.embeddings):,} labels × {bundle.manifest.dim}, recall ≥ {arguments.floor}, {CORES} cores\n")
+    truth = Truth(bundle)
+    rows: dict[int, list[str]] = {k: [] for k in KS}
+    for name in arguments.only:
+        try:
+            started = time.perf_counter()
+            built = PEERS[name](bundle, truth.rows_LE)
+        except ImportError as error:
+            print(f"{name} was left out: {error}", flush=True)
+            continue
+        begins = f"| {name} | {time.perf_counter() - started:.1f} | {built.size / len(truth.rows_LE):.0f} |"
+        faiss.omp_set_num_threads(1)
+        for k in KS:
+            cells = [truth.cell(built, bias_removal, k, arguments.floor) for bias_removal in LAMBDAS]
+            rows[k].append(begins + "".join(f" {cell} |" for cell in cells))
+            print(rows[k][-1], flush=True)
+        faiss.omp_set_num_threads(CORES)
+    for k in KS:
+        print(f"\nrecall@{k}: queries per CPU second, × flat, at which setting\n")
+        print("| index | build s | bytes per label |" + "".join(f" λ = {value:g} |" for value in LAMBDAS))
+        print("|---|---:|---:|" + "---:|" * len(LAMBDAS))
+        print("\n".join(rows[k]))
+
+
+class Truth:
+    """Exact answers, and what an index makes of them.
+
+    Args:
+        bundle: its rows are the database, its calibration queries the queries.
+    """
+
+    def __init__(self, bundle: Bundle) -> None:
+        self.rows_LE = np.ascontiguousarray(bundle.rows())
+        self._exact = ExactRows(bundle)
+        self._queries = {value: bundle.augmentation.queries(bundle.calibration_queries, value) for value in LAMBDAS}
+        self._least: dict[tuple[float, int], Float32] = {}
+        self._flat: dict[tuple[float, int], float] = {}
+        for value, queries_CE in self._queries.items():
+            scores_CK, _ = faiss.knn(queries_CE, self.rows_LE, max(KS), metric=faiss.METRIC_INNER_PRODUCT)
+            for k in KS:
+                self._least[value, k] = scores_CK[:, k - 1] - 1e-5 * np.abs(scores_CK).max(axis=1)
+
+    def cell(self, built: Built, bias_removal: float, k: int, floor: float) -> str:
+        """The cheapest setting that reaches the floor, timed; the best in brackets."""
+        recalls = []
+        for setting in range(len(built.settings)):
+            recalls.append(self.recall(built.at(setting), bias_removal, k))
+            if recalls[-1] >= floor:
+                break
+        best = int(np.argmax(recalls))
+        rate = self.rate(built.at(best), bias_removal, k)
+        flat = self._flat.setdefault((bias_removal, k), rate)  # the first of the table
+        words = f"{rate:,.0f} ({rate / flat:.1f}×, {built.settings[best]})".replace(", )", ")")
+        return words if recalls[best] >= floor else f"[{recalls[best]:.3f}: {words}]"
+
+    def recall(self, search: Search, bias_removal: float, k: int) -> float:
+        """The share of answers that score as the k-th best or higher; ties count."""
+        queries_CE = self._queries[bias_removal]
+        rows_CK = np.concatenate([_filled(search(query[None], k), k) for query in queries_CE])
+        return float((self._exact.rescore(queries_CE, rows_CK) >= self._least[bias_removal, k][:, None]).mean())
+
+    def rate(self, search: Search, bias_removal: float, k: int) -> float:
+        """Queries per CPU second."""
+        queries_CE = self._queries[bias_removal][:TIMED]
+        seconds_C = np.full(len(queries_CE), np.inf)
+        for _ in range(TURNS):
+            for place, query_E in enumerate(queries_CE):
+                started = time.process_time()
+                search(query_E[None], k)
+                seconds_C[place] = min(seconds_C[place], time.process_time() - started)
+        return len(queries_CE) / float(seconds_C.sum())
+
+
+def _filled(rows_1K: Int64, k: int) -> Int64:
+    found = np.full((1, k), -1, np.int64)
+    rows = np.asarray(rows_1K).reshape(-1)[:k]
+    found[0, : len(rows)] = rows.astype(np.int64)
+    return found
+
+
+def _size(save: Callable[[str], Any], *, folder: bool = False) -> int:
+    """Bytes that a library writes to a path, which is a folder's or a file's."""
+    with tempfile.TemporaryDirectory() as root:
+        path = Path(root) / "index"
+        if folder:
+            path.mkdir()
+        save(str(path))
+        return sum(file.stat().st_size for file in Path(root).rglob("*") if file.is_file())
+
+
+def of_faiss(factory: str, width: int | None = None) -> Callable[[Bundle, Float32], Built]:
+    """FAISS alone: its own string, `{cells}` about four for each square root of the labels."""
+
+    def build(_: Bundle, rows_LE: Float32) -> Built:
+        text = factory.format(cells=round(4 * np.sqrt(len(rows_LE))))
+        index = train_index(text, width or rows_LE.shape[1], rows_LE, "cpu")
+        if isinstance(index, faiss.IndexRefine):
+            index.k_factor = 4
+        cells = faiss.try_extract_index_ivf(index)
+        graph = isinstance(index, faiss.IndexHNSW)
+        settings = (
+            [setting for setting in PROBES if setting <= cells.nlist] if cells else list(CANDIDATES * graph) or [0]
+        )
+
+        def at(place: int) -> Search:
+            if cells:
+                cells.nprobe = settings[place]
+            elif graph:
+                index.hnsw.efSearch = settings[place]
+            return lambda query_1E, k: index.search(pad(query_1E, index.d), k)[1]
+
+        return Built(
+            at,
+            _words("probes" if cells else "ef" if graph else "", settings),
+            _size(lambda path: faiss.write_index(index, path)),
+        )
+
+    return build
+
+
+def of_longtail(spec: str) -> Callable[[Bundle, Float32], Built]:
+    """A release's index, tuned as a build does; the effort of a query is its own."""
+
+    def build(bundle: Bundle, _: Float32) -> Built:
+        tuned = tune_index(bundle, IndexSpec(spec), "cpu", lambda _: None)
+        searcher = tuned.searcher(bundle)
+        size = sum(_size(lambda path, band=band: faiss.write_index(band.index, path)) for band in tuned.bands)
+        return Built(lambda _: lambda query_1E, k: searcher.search(query_1E, k)[1], [tuned.kind], size)
+
+    return build
+
+
+def of_hnswlib(_: Bundle, rows_LE: Float32) -> Built:
+    """hnswlib: M = 32, 200 candidates while building."""
+    index = importlib.import_module("hnswlib").Index(space="ip", dim=rows_LE.shape[1])
+    index.init_index(max_elements=len(rows_LE), ef_construction=200, M=32)
+    index.add_items(rows_LE, num_threads=CORES)
+    index.set_num_threads(1)
+
+    def at(place: int) -> Search:
+        def search(query_1E: Float32, k: int) -> Int64:
+            index.set_ef(max(CANDIDATES[place], k))
+            return index.knn_query(query_1E, k)[0]
+
+        return search
+
+    return Built(at, _words("ef", CANDIDATES), _size(index.save_index))
+
+
+def of_usearch(_: Bundle, rows_LE: Float32) -> Built:
+    """USearch: connectivity 32, 200 candidates while building."""
+    index = importlib.import_module("usearch.index").Index(
+        ndim=rows_LE.shape[1], metric="ip", dtype="f32", connectivity=32, expansion_add=200
+    )
+    index.add(np.arange(len(rows_LE)), rows_LE, threads=CORES)
+
+    def at(place: int) -> Search:
+        def search(query_1E: Float32, k: int) -> Int64:
+            index.expansion_search = max(CANDIDATES[place], k)
+            return index.search(query_1E[0], k, threads=1).keys
+
+        return search
+
+    return Built(at, _words("ef", CANDIDATES), _size(index.save))
+
+
+def of_scann(_: Bundle, rows_LE: Float32) -> Built:
+    """ScaNN: anisotropic codes of two coordinates each, about two leaves for a square root, candidates scored again."""
+    scann = importlib.import_module("scann").scann_ops_pybind
+    leaves = round(2 * np.sqrt(len(rows_LE)))
+    index = (
+        scann.builder(rows_LE, 10, "dot_product")
+        .tree(num_leaves=leaves, num_leaves_to_search=leaves, training_sample_size=min(len(rows_LE), 250_000))
+        .score_ah(2, anisotropic_quantization_threshold=0.2)
+        .reorder(100)
+        .build()
+    )
+    settings = [(probes, depth) for probes in PROBES if probes <= leaves for depth in (3, 10)]
+
+    def at(place: int) -> Search:
+        probes, depth = settings[place]
+        return lambda query_1E, k: index.search(
+            query_1E[0], final_num_neighbors=k, pre_reorder_num_neighbors=depth * k, leaves_to_search=probes
+        )[0]
+
+    words = [f"{probes} leaves, {depth} candidates a result" for probes, depth in settings]
+    return Built(at, words, _size(index.serialize, folder=True))
+
+
+def of_svs(_: Bundle, rows_LE: Float32) -> Built:
+    """SVS: Vamana of degree 64, float32."""
+    svs = importlib.import_module("svs")
+    parameters = svs.VamanaBuildParameters(graph_max_degree=64, window_size=128, alpha=0.95)
+    index = svs.Vamana.build(parameters, rows_LE, svs.DistanceType.MIP, num_threads=CORES)
+    index.num_threads = 1
+
+    def at(place: int) -> Search:
+        def search(query_1E: Float32, k: int) -> Int64:
+            index.search_window_size = max(CANDIDATES[place], k)
+            return index.search(query_1E, k)[0].astype(np.int64)
+
+        return search
+
+    return Built(at, _words("window", CANDIDATES), len(rows_LE) * 4 * (64 + 1 + rows_LE.shape[1]))
+
+
+def _words(name: str, settings: Sequence[int]) -> list[str]:
+    return [f"{name} {setting}" if name else "" for setting in settings]
+
+
+PEERS: dict[str, Callable[[Bundle, Float32], Built]] = {
+    "FAISS Flat": of_faiss("Flat"),
+    "Longtail auto": of_longtail("auto"),
+    "Longtail ivf_flat": of_longtail("ivf_flat"),
+    "Longtail ivf_sq": of_longtail("ivf_sq"),
+    "Longtail ivf_fastscan": of_longtail("ivf_fastscan"),
+    "FAISS IVF,Flat": of_faiss("IVF{cells},Flat"),
+    "FAISS IVF,SQ8": of_faiss("IVF{cells},SQ8", 80),
+    "FAISS IVF,PQ4fs,RFlat": of_faiss("IVF{cells},PQ33x4fs,RFlat", 66),
+    "FAISS HNSW32": of_faiss("HNSW32,Flat"),
+    "hnswlib": of_hnswlib,
+    "USearch": of_usearch,
+    "ScaNN": of_scann,
+    "SVS Vamana": of_svs,
+}
+"""The table's rows, flat search first."""
+
+
+if __name__ == "__main__":
+    main()
