@@ -162,7 +162,7 @@ def update(
         name: the new release's name; UTC time and the bundle's name when None.
         priors: a table with the priors of the release, or what to make of one. None: labels keep their values, and new
             ones get each prior's `missing`.
-        log: the label log that was merged into the bundle; without a table, labels get the priors that they came with.
+        log: the label log that was merged into the bundle, in place of a table: labels get the priors they came with.
         progress: told what is being done, one line at a time.
 
     Returns:
@@ -238,9 +238,16 @@ def _priors_after(
     """The priors of a release for another bundle's labels.
 
     Raises:
-        PriorsError: a table for a release without priors, one that does not have its priors, or no such log.
+        PriorsError: a table for a release without priors, one that does not have its priors, a table and a log, or no
+            such log.
     """
     had = before.bundle.priors
+    if log is not None and not Path(log).is_file():
+        raise PriorsError(f"{log}: expected a label log, found none")
+    if table is not None and log is not None:
+        raise PriorsError(
+            "update: expected the priors of all labels in a table, or those of labels that came in a log, received both"
+        )
     if had is None:
         if table is not None:
             raise PriorsError(f"{before.name}: expected a release that was built with priors, found one without any")
@@ -248,8 +255,6 @@ def _priors_after(
     if table is not None:
         table = table if isinstance(table, PriorTable) else PriorTable(Path(table))
         return table.read(bundle, like=had, progress=progress)
-    if log is not None and not Path(log).is_file():
-        raise PriorsError(f"{log}: expected a label log, found none")
     came = {} if log is None else replay(LabelLog(Path(log)).read_from().records).upserts
     given = [came[id_].priors if id_ in came else {} for id_ in bundle.labels.ids.to_pylist()]
     return Priors(had.settings, had.of_added(changes.before_L, given))
