@@ -30,6 +30,20 @@ from longtail.trainer.trained import Trained
 
 _VALID_QUERIES, _MOMENTS = 2_000, 4
 _HELD_OUT_ROWS = 0.1
+AS_MEASURED: dict[str, dict[str, str]] = {
+    "delicious": {"loss": '{ sampler = "full" }'},
+    "amazon-beauty": {
+        "query": '{ combine = "sum", features = [{ name = "user_id", kind = "id" }, '
+        '{ name = "history", kind = "history", table = "item_id", max_length = 20 }] }',
+        "model": "{ temperature = 0.1 }",
+        "loss": "{}",
+        "optimizer": "{ embedding_learning_rate = 0.01 }",
+        "training": "{ batch_size = 1024 }",
+        "evaluation": "{}",
+    },
+}
+"""Sections of recipes as they were when studies of their data were measured; the recipes have gone on since. No part of
+a protocol, which is of what a study itself says."""
 
 
 class OutOfTimeError(Exception):
@@ -57,8 +71,14 @@ class Bench:
     console: Console
 
     def recipe(self, method: Method, choice: dict[str, float], seed: int) -> Recipe:
-        """The data set's recipe as this run changes it."""
-        settings = {**self.study.settings, **method.settings, **{key: f"{value:g}" for key, value in choice.items()}}
+        """The data set's recipe, as it was measured, as this run changes it."""
+        before = AS_MEASURED.get(self.study.data, {})
+        settings = {
+            **before,
+            **self.study.settings,
+            **method.settings,
+            **{key: f"{value:g}" for key, value in choice.items()},
+        }
         recipe = load_recipe(
             self.data / self.study.data / "recipe.toml", [f"{key}={value}" for key, value in settings.items()]
         )

@@ -1,21 +1,28 @@
 """The studies' arithmetic: intervals, the rule of verdicts, metrics per query, the search on validation, protocols."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from benchmarks.seeds.findings import Estimate, Finding, estimate_of, findings, learns, paired, verdict
 from benchmarks.seeds.measure import contributions, popularity_side
 from benchmarks.seeds.papers_data import papers_data
-from benchmarks.seeds.run import climb
+from benchmarks.seeds.run import Bench, climb
 from benchmarks.seeds.store import Record, Store, pack_values, protocol_of, unpack_values
 from benchmarks.seeds.studies import studies
-from benchmarks.seeds.study import FULL, POPULARITY, SEEDS, Ladder, Method
+from benchmarks.seeds.study import FULL, POPULARITY, SEEDS, Ladder, Method, Study
 from longtail.bundle import Augmentation
+from longtail.trainer import recipes
 from longtail.trainer.evaluation.metrics import Bootstrap, Positives, metrics_of
 from longtail.trainer.evaluation.ranking import LabelSide
+
+RECIPES = Path(recipes.__path__[0])
+OF_RECIPES = [study for study in studies() if (RECIPES / f"{study.data}.toml").exists()]
+"""Of data that the trainer has recipes for; the others are generated with recipes of their own."""
 
 
 @pytest.mark.parametrize(
@@ -189,6 +196,22 @@ def test_findings_name_what_the_studies_measure() -> None:
         names = [method.name for method in study.methods]
         assert {finding.better, finding.worse} <= set(names), finding
         assert finding.metric in study.compare, finding
+
+
+@pytest.mark.parametrize("study", OF_RECIPES, ids=lambda study: study.name)
+def test_studies_train_what_they_were_measured_with(study: Study, tmp_path: Path) -> None:
+    """Whatever the recipes of their data say today: an id and a pooled history, a bag, and each method's own loss."""
+    (tmp_path / study.data).mkdir()
+    shutil.copy(RECIPES / f"{study.data}.toml", tmp_path / study.data / "recipe.toml")
+    bench = Bench(study, tmp_path, Store(tmp_path, tmp_path), tmp_path, 0.0, Console(quiet=True))
+    for method in study.methods:
+        made = bench.recipe(method, {}, 0)
+        assert all(feature.encoder is None for feature in made.query.features)
+        assert made.loss.negatives_per == "pair"
+        if "loss.family" not in {**study.settings, **method.settings}:
+            assert made.loss.family.name == "softmax"
+        if "loss.hits" not in {**study.settings, **method.settings}:
+            assert made.loss.hits is None
 
 
 def test_mined_and_unmined_negatives_weigh_the_same_in_all() -> None:
