@@ -91,5 +91,5 @@ $(DOCS_VENV)/.installed: pyproject.toml setup.py
 # ScaNN does not load beside another TensorFlow than its own.
 $(PEERS_VENV)/.installed: pyproject.toml setup.py
 	$(PYTHON) -m venv $(PEERS_VENV)
-	$(PEERS_VENV)/bin/python $(PIP_INSTALL) --editable '.[index]' onnx hnswlib usearch scann scalable-vs
+	$(PEERS_VENV)/bin/python $(PIP_INSTALL) --editable '.[index,serve]' onnx hnswlib usearch scann scalable-vs
 	touch $@

@@ -4,7 +4,8 @@
     python -m benchmarks.added_labels --labels 1000000
 
 Data: as of index_recall; added labels lie near the release's and are as rare as its rarest. One query at a time on one
-thread, 100 results, λ 0, ½ and 1 in turn; seconds are of the thread. The index in memory is made on one thread, too.
+thread, 100 results, λ 0, ½ and 1 in turn; seconds are of the thread. The index in memory is made on one
+thread, too; its labels have one ν, as new ones do.
 """
 
 from __future__ import annotations
@@ -77,6 +78,8 @@ def alike(bundle: Bundle, added: int) -> Bundle:
         counts=labels.counts[rarest],
         log_pn=labels.log_pn[rarest],
         buckets=labels.buckets[rarest],
+        bias=None if labels.bias is None else labels.bias[rarest],
+        log_popularity=None if labels.log_popularity is None else labels.log_popularity[rarest],
         display=labels.display.take(pa.array(rarest)),
     )
     return replace(bundle, labels=table, embeddings=embeddings.astype(np.float32))

@@ -27,6 +27,7 @@ from typing import Any
 
 import faiss
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from benchmarks.index_recall import synthetic_bundle
 from longtail.bundle import Bundle
@@ -82,11 +83,12 @@ def main() -> None:
             print(f"{name} was left out: {error}", flush=True)
             continue
         begins = f"| {name} | {time.perf_counter() - started:.1f} | {built.size / len(truth.rows_LE):.0f} |"
-        faiss.omp_set_num_threads(1)
-        for k in KS:
-            cells = [truth.cell(built, bias_removal, k, arguments.floor) for bias_removal in LAMBDAS]
-            rows[k].append(begins + "".join(f" {cell} |" for cell in cells))
-            print(rows[k][-1], flush=True)
+        with threadpool_limits(1):
+            faiss.omp_set_num_threads(1)
+            for k in KS:
+                cells = [truth.cell(built, bias_removal, k, arguments.floor) for bias_removal in LAMBDAS]
+                rows[k].append(begins + "".join(f" {cell} |" for cell in cells))
+                print(rows[k][-1], flush=True)
         faiss.omp_set_num_threads(CORES)
     for k in KS:
         print(f"\nrecall@{k}: queries per CPU second, × flat, at which setting\n")
@@ -161,12 +163,14 @@ def _size(save: Callable[[str], Any], *, folder: bool = False) -> int:
         return sum(file.stat().st_size for file in Path(root).rglob("*") if file.is_file())
 
 
-def of_faiss(factory: str, width: int | None = None) -> Callable[[Bundle, Float32], Built]:
-    """FAISS alone: its own string, `{cells}` about four for each square root of the labels."""
+def of_faiss(factory: str, multiple: int = 1) -> Callable[[Bundle, Float32], Built]:
+    """FAISS alone: its own string, `{cells}` about four for each square root of the labels, `{pairs}` of coordinates;
+    rows are filled up with zeros to a multiple of some width."""
 
     def build(_: Bundle, rows_LE: Float32) -> Built:
-        text = factory.format(cells=round(4 * np.sqrt(len(rows_LE))))
-        index = train_index(text, width or rows_LE.shape[1], rows_LE, "cpu")
+        width = -(-rows_LE.shape[1] // multiple) * multiple
+        text = factory.format(cells=round(4 * np.sqrt(len(rows_LE))), pairs=width // 2)
+        index = train_index(text, width, rows_LE, "cpu")
         if isinstance(index, faiss.IndexRefine):
             index.k_factor = 4
         cells = faiss.try_extract_index_ivf(index)
@@ -288,8 +292,8 @@ PEERS: dict[str, Callable[[Bundle, Float32], Built]] = {
     "Longtail ivf_sq": of_longtail("ivf_sq"),
     "Longtail ivf_fastscan": of_longtail("ivf_fastscan"),
     "FAISS IVF,Flat": of_faiss("IVF{cells},Flat"),
-    "FAISS IVF,SQ8": of_faiss("IVF{cells},SQ8", 80),
-    "FAISS IVF,PQ4fs,RFlat": of_faiss("IVF{cells},PQ33x4fs,RFlat", 66),
+    "FAISS IVF,SQ8": of_faiss("IVF{cells},SQ8", 16),
+    "FAISS IVF,PQ4fs,RFlat": of_faiss("IVF{cells},PQ{pairs}x4fs,RFlat", 2),
     "FAISS HNSW32": of_faiss("HNSW32,Flat"),
     "hnswlib": of_hnswlib,
     "USearch": of_usearch,

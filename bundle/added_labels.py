@@ -101,14 +101,19 @@ class AddedLabels:
         )
 
     def alone(self, bundle: Bundle) -> Bundle:
-        """These labels as a bundle in memory, of the model that they were added to, for an index of them."""
+        """These labels with the model that they were added to, for an index of them: not to be written, for the
+        manifest is the model's."""
+        priors = bundle.priors
+        if priors is not None and self.priors is not None:
+            priors = replace(priors, values_LP=self.priors)
         ids, nothing_shown = pa.array(self.ids, pa.string()), pa.table({})
         return replace(
             bundle,
             labels=Labels(ids, self.counts, self.log_pn, self.buckets, self.bias, nothing_shown, self.log_popularity),
             embeddings=self.embeddings,
             label_vectors={},
-            priors=None if self.priors is None else bundle.priors and replace(bundle.priors, values_LP=self.priors),
+            priors=priors,
+            path=None,
         )
 
 

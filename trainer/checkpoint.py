@@ -25,15 +25,15 @@ _STATE = "state.json"
 _VERSION = 2
 """Raised when the same recipe and data make other tables: since 2 labels without training pairs have no row of their
 own."""
-_LATER = (
-    ("loss", "negatives_per"),
-    ("loss", "top_k"),
-    ("loss", "label_smoothing"),
-    ("loss", "retrieved_negatives"),
-    ("loss", "neighbours"),
-    ("loss", "sampler", "gradients"),
-    ("evaluation", "refine"),
-)
+_LATER = {
+    ("loss", "negatives_per"): "pair",
+    ("loss", "top_k"): None,
+    ("loss", "label_smoothing"): 0.0,
+    ("loss", "retrieved_negatives"): None,
+    ("loss", "neighbours"): None,
+    ("loss", "sampler", "gradients"): None,
+    ("evaluation", "refine"): None,
+}
 _LATER_OF_FEATURES = {"encoder": None, "sample": None, "weights": "equal"}
 _LATER_OF_ENCODERS = ("time_buckets", "without_times")
 """Settings that came after version 2: a run without them is the one it was."""
@@ -43,9 +43,9 @@ def identity_of(recipe: Recipe, dataset: Dataset, warm_start: str | None = None)
     """Hex sha256 of all that a run's course depends on: the recipe without its paths, the source of
     rows of its own, the data, and the sha256 of the weights it starts from."""
     settings = recipe.model_dump(mode="json", exclude={"name": True, "data": True, "tune": True})
-    for *sections, name in _LATER:
+    for (*sections, name), before in _LATER.items():
         section = reduce(getitem, sections, settings)
-        if section[name] in (None, 0, "pair"):
+        if not section[name] or section[name] == before:
             del section[name]
     for feature in (*settings["query"]["features"], *settings["label"]["features"]):
         for name, before in _LATER_OF_FEATURES.items():

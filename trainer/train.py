@@ -14,6 +14,7 @@ import keras
 import numpy as np
 
 from longtail.bundle import CurvePoint
+from longtail.bundle.arrays import Float64
 from longtail.trainer import backend
 from longtail.trainer.callbacks import Callbacks
 from longtail.trainer.check.limits import check_sizes, check_threshold
@@ -90,6 +91,7 @@ def prepare_run(
     backend.make_deterministic()
     sampled = recipe.data.reduction == "sample"
     replay = None if warm_start is None else warm_start.replay(recipe, dataset.train)
+    chances_N = None if replay is None else replay.chances()
     visits = dataset.training_queries() if sampled else len(dataset.train) if replay is None else replay.visits
     parts = recipe.training.accumulate
     batch_size = min(recipe.training.batch_size, visits) // parts * parts
@@ -104,12 +106,12 @@ def prepare_run(
     carried = None if warm_start is None else warm_start.carry_over(model, encoding.vocabularies, dataset.label_ids)
     train_step = TrainStep(
         model,
-        dataset.label_visits(one_label_per_query=sampled, chances_N=None if replay is None else replay.chances()),
+        dataset.label_visits(one_label_per_query=sampled, chances_N=chances_N),
         weighted_L=dataset.label_visits(one_label_per_query=sampled, weighted=True),
         batch_size=batch_size,
         total_steps=round(epochs * steps_per_epoch),
         pairs=len(dataset.train),
-        pairs_per_query=_pairs_per_query(dataset.train) if recipe.loss.negatives_per == "query" else 1.0,
+        pairs_per_query=_pairs_per_query(dataset.train, chances_N) if recipe.loss.negatives_per == "query" else 1.0,
         askings=Askings.of(recipe, dataset),
     )
     if warm_start is not None and carried is not None:
@@ -284,10 +286,11 @@ def train(
     return trained
 
 
-def _pairs_per_query(train: Pairs) -> float:
-    """Pairs that share one set of negatives: their weight over the number of such sets."""
+def _pairs_per_query(train: Pairs, chances_N: Float64 | None) -> float:
+    """Pairs that share one set of negatives in an epoch: their weight over the number of such sets."""
     weight_N = np.ones(len(train)) if train.weights is None else train.weights
-    return float(weight_N.sum() / (weight_N / train.weight_of_owners()).sum())
+    weight_N = weight_N if chances_N is None else weight_N * chances_N
+    return float(weight_N.sum() / (weight_N / train.weight_of_owners(chances_N)).sum())
 
 
 def _validate(trained: Trained) -> list[CurvePoint]:

@@ -31,6 +31,8 @@ share of nothing, but may all be the best of one query."""
 
 _SCORES_AT_ONCE = 1 << 20
 """Exact scores held at a time, at most: 4 MiB."""
+_SCORED_WHOLE = 0.5
+"""Share of an exact band's ids from which on all are scored: of fewer, FAISS passes over the others."""
 
 _CELLS: tuple[Kind, ...] = ("ivf_flat", "ivf_sq", "ivf_fastscan", "ivf_pq")
 """Kinds that are an inverted file."""
@@ -127,21 +129,24 @@ class Band:
         return vectors.reshape(self.index.ntotal, self.index.d)
 
     def above(self, queries_BE: Float32, least_B: Float32, ids: IdSet) -> tuple[Float32, Int64]:
-        """All of an exact band's labels that beat the best of others, as `search` has them, C the most of a query.
+        """All of an exact band's labels that score as the others' k-th best or higher, C the most of a query.
 
         Takes half the time of a search for a hundred, most of which would fall to the others' candidates.
 
         Args:
             queries_BE: float32, augmented queries; few enough for every score to be held, `Band.few`.
-            least_B: float32, what each has to beat.
+            least_B: float32 [B], the others' k-th best score of each.
             ids: those that may be found.
+
+        Returns:
+            Scores float32 [B, C], in no order, and label rows int64 [B, C]; −inf and −1 where a query has fewer.
         """
         scores_BN = pad(queries_BE, self.index.d) @ self._vectors.T
         if len(queries_BE) == 1:
-            at_C = np.flatnonzero(scores_BN[0] > least_B[0])
+            at_C = np.flatnonzero(scores_BN[0] >= least_B[0])
             at_C = at_C if ids.whole else at_C[ids.contains(at_C)]
             return scores_BN[:, at_C], self.rows_N[at_C][None]
-        at_B, at_N = np.nonzero(scores_BN > least_B[:, None])
+        at_B, at_N = np.nonzero(scores_BN >= least_B[:, None])
         if not ids.whole:
             kept = ids.contains(at_N)
             at_B, at_N = at_B[kept], at_N[kept]
@@ -151,9 +156,10 @@ class Band:
         scores_BC[at_B, places], rows_BC[at_B, places] = scores_BN[at_B, at_N], self.rows_N[at_N]
         return scores_BC, rows_BC
 
-    def few(self, queries: int) -> bool:
-        """Whether every score of an exact band is held at once for so many queries."""
-        return self.kind == "flat" and self.gpu is None and queries * len(self.rows_N) <= _SCORES_AT_ONCE
+    def few(self, queries: int, ids: IdSet) -> bool:
+        """Whether an exact band is scored whole for so many queries: most of it may be found, all scores be held."""
+        held = queries * len(self.rows_N) <= _SCORES_AT_ONCE and ids.share >= _SCORED_WHOLE
+        return self.kind == "flat" and self.gpu is None and held
 
     def _search_cpu(self, queries_BE: Float32, fetch: int, probes: int, ids: IdSet) -> tuple[Float32, Int64]:
         parameters = None

@@ -38,7 +38,8 @@ _OfSelection = WeakKeyDictionary[Selection, dict[frozenset[int], EligibleLabels]
 class Searcher:
     """Top k labels for augmented queries [METHODS §6], whatever the index and the filter.
 
-    Concurrent searches are safe. A batch of one runs on the calling thread; larger batches use OpenMP's.
+    Concurrent searches are safe. A batch of one runs on the calling thread, as far as NumPy's BLAS does; larger
+    batches use OpenMP's.
 
     Args:
         bundle: the labels' rows, popularity and buckets.
@@ -216,21 +217,21 @@ class Searcher:
     ) -> tuple[Float32, Int64]:
         """Every band's best k with exact scores, side by side: [b, C]; of an exact one beside others, those that are
         among the best k of all."""
+        whole = [part for part in eligible.parts if self.bands[part[0]].few(len(queries_bE), part[1])]
+        others = [part for part in eligible.parts if part not in whole]
+        if not others:
+            whole, others = [], whole
         scores, rows = [], []
-        beside = [part for part in eligible.parts if self.bands[part[0]].few(len(queries_bE))]
-        if len(beside) == len(eligible.parts):
-            beside = []
-        for place, ids in eligible.parts:
-            if (place, ids) in beside:
-                continue
+        for place, ids in others:
             band = self.bands[place]
             scores_bC, rows_bC = band.search(queries_bE, k, effort, ids, boost)
             scores.append(self._exact.rescore(queries_bE, rows_bC) if band.lossy else scores_bC)
             rows.append(rows_bC)
-        for place, ids in beside:
-            scores_bC, rows_bC = self.bands[place].above(queries_bE, kth_best(scores[0], k), ids)
-            scores.append(scores_bC)
-            rows.append(rows_bC)
+        for place, ids in whole:
+            # Of equal scores the head's come first, as its band does.
+            scores_bC, rows_bC = self.bands[place].above(queries_bE, kth_best(scores[-1], k), ids)
+            scores.insert(0, scores_bC)
+            rows.insert(0, rows_bC)
         if len(rows) == 1:
             return scores[0], rows[0]
         return np.concatenate(scores, axis=1), np.concatenate(rows, axis=1)

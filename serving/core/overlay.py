@@ -18,7 +18,7 @@ import numpy as np
 from longtail.bundle import Bundle, FixedLabelsError, LabelChanges, LabelRecord, Upsert
 from longtail.bundle.added_labels import NEW_LABEL, AddedLabels, LabelAdder
 from longtail.bundle.arrays import Float32, Int64
-from longtail.index import index_in_memory
+from longtail.index import LongtailIndexError, index_in_memory
 from longtail.serving.core.encoder import serving_errors
 from longtail.serving.core.overlaid import IndexedRows, OverlaidSearcher
 from longtail.serving.core.ranking import NO_ROWS, HidingSearcher, LabelSearcher
@@ -213,9 +213,15 @@ class _BuiltRelease:
         )
 
     def indexed(self, before: IndexedRows | None, added: AddedLabels) -> IndexedRows | None:
-        """The index of the first added rows: as before, or of all of them where it leaves out too many."""
+        """The index of the first added rows: as before, or of all of them where it leaves out too many.
+
+        Where none can be made, the rows are scanned: slower, and as right.
+        """
         if len(added) - (0 if before is None else len(before)) > _SCANNED_UP_TO:
-            return IndexedRows.of(index_in_memory(added.alone(self.bundle)))
+            try:
+                return IndexedRows.of(index_in_memory(added.alone(self.bundle)))
+            except (LongtailIndexError, MemoryError) as error:
+                logger.warning("%d added labels are scored one by one: %s", len(added), error)
         return before or None
 
     def catalogue_rows(self, ids: Iterable[str]) -> Int64:

@@ -138,7 +138,8 @@ def test_under_a_filter_the_effort_is_what_filters_were_measured_with(
     query = release.bundle.augmentation.queries(release.bundle.calibration_queries[:1], 2.0)
     release.searcher.search(query, 10)
     release.searcher.search(query, 10, [Filter(buckets=frozenset({2}))])
-    assert seen == [4, release.index.effort.probes]  # the exact head takes no effort
+    assert seen[0] == 4  # the exact head is scored whole, but where little of it may be found
+    assert set(seen[1:]) == {release.index.effort.probes}
 
 
 def test_where_no_effort_is_less_none_is_recorded(bundle: Bundle) -> None:

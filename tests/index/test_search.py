@@ -132,12 +132,14 @@ def test_one_query_equals_its_place_in_a_batch(spec: str, opened: Callable[[str]
 
 @pytest.mark.parametrize("k", [1, 20, 590])
 @pytest.mark.parametrize("queries", [1, 50])
+@pytest.mark.parametrize("spec", ["ivf_flat", "ivf_sq"])
 def test_a_head_that_is_scored_whole_adds_what_a_search_of_it_would(
-    queries: int, k: int, opened: Callable[[str], Release], monkeypatch: pytest.MonkeyPatch
+    spec: str, queries: int, k: int, opened: Callable[[str], Release], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With labels hidden and filtered, too; `few` says when every score is held at once."""
-    release = opened("ivf_flat")
-    assert [band.few(queries) for band in release.searcher.bands] == [True, False]
+    """With labels hidden and filtered, too; `few` says when all are scored."""
+    release = opened(spec)
+    parts = release.searcher._every.parts
+    assert [release.searcher.bands[place].few(queries, ids) for place, ids in parts] == [True, False]
     at_one = release.bundle.augmentation.queries(release.bundle.calibration_queries[:queries], 1.0)
     best = release.searcher.search(at_one, 5)[1].ravel()
     filters = [None, Filter(exclude=best), Filter(buckets=frozenset({0, 3})), Filter(allow=np.arange(0, 600, 2))]

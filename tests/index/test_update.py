@@ -223,10 +223,13 @@ def test_a_log_that_is_not_there_is_refused(bundle: Bundle, tmp_path: Path) -> N
     build(bundle, tmp_path / "r", spec="flat", name="first", priors=table)
     with pytest.raises(PriorsError, match=r"labels.log: expected a label log, found none"):
         update(bundle, tmp_path / "r", source="first", log=tmp_path / "labels.log")
+    build(bundle, tmp_path / "r", spec="flat", name="plain")
+    with pytest.raises(PriorsError, match=r"labels.log: expected a label log, found none"):
+        update(bundle, tmp_path / "r", source="plain", log=tmp_path / "labels.log")
     (tmp_path / "labels.log").touch()
     with pytest.raises(PriorsError, match="in a table, or those of labels that came in a log, received both"):
         update(bundle, tmp_path / "r", source="first", priors=tmp_path / "t.parquet", log=tmp_path / "labels.log")
-    assert Releases(tmp_path / "r").names() == ["first"]
+    assert Releases(tmp_path / "r").names() == ["first", "plain"]
 
 
 def test_a_recall_below_the_floor_asks_for_a_build(

@@ -71,6 +71,12 @@ def test_a_weight_of_2_is_the_pair_twice() -> None:
     assert of_weighted == pytest.approx(of_twice, rel=1e-5)
 
 
+def test_what_an_epoch_visits_more_rarely_weighs_less() -> None:
+    pairs = tiny.pairs((0, 0), (0, 2), (1, 1), weights=[2, 1, 1])
+
+    assert pairs.weight_of_owners(np.array([0.25, 1, 0.5])).tolist() == [1.5, 1.5, 0.5]
+
+
 def test_pairs_without_weight_divide_by_nothing() -> None:
     assert tiny.pairs((0, 0), (0, 2), (1, 1), weights=[0, 0, 3]).weight_of_owners().tolist() == [1, 1, 3]
 

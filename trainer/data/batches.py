@@ -317,7 +317,7 @@ def epoch_batches(
     if packed:
         order = _by_query(order, pairs, seed=seed, epoch=epoch)
     owners, asked_for = pairs.owners, pairs.asked_for
-    weight_N = pairs.weight_of_owners() if sized else None
+    weight_N = pairs.weight_of_owners(None if replay is None else replay.chances()) if sized else None
     for step in range(first, len(order) // batch_size):
         rows_B = order[step * batch_size : (step + 1) * batch_size]
         batch = features.of_pairs(rows_B, np.random.default_rng([seed, epoch, step]), packed=packed)

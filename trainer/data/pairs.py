@@ -73,11 +73,16 @@ class Pairs:
         """What is asked: a number for each of `askings`, or for each of them and objective, int64 [N]."""
         return self._of_objectives(self.askings)
 
-    def weight_of_owners(self) -> Float32:
-        """What the pairs of each pair's owner weigh together, float32 [N]; 1 where that is nothing."""
+    def weight_of_owners(self, chances_N: Float64 | None = None) -> Float32:
+        """What the pairs of each pair's owner weigh together in an epoch, float32 [N]; 1 where that is nothing.
+
+        Args:
+            chances_N: float64, how often an epoch visits each pair; None: once.
+        """
         owners = self.owners
-        weight_N = np.bincount(owners, self.weights)[owners]
-        return np.where(weight_N > 0, weight_N, 1).astype(np.float32)
+        weight_N = np.ones(len(self)) if self.weights is None else self.weights.astype(np.float64)
+        total_N = np.bincount(owners, weight_N if chances_N is None else weight_N * chances_N)[owners]
+        return np.where(total_N > 0, total_N, 1).astype(np.float32)
 
     def _of_objectives(self, rows_N: Int32) -> Int64:
         rows = rows_N.astype(np.int64)
