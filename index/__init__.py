@@ -37,7 +37,7 @@ from longtail.index.release.bucket_floors import BucketFloors, FloorsReport
 from longtail.index.release.compatibility import Compatibility, refused_features, refused_priors
 from longtail.index.release.merge import MergeReport, merge_labels
 from longtail.index.release.staged import StagedCounts, StagedFloors, StagedReport
-from longtail.index.search.candidates import NO_ROW, no_results, top_k
+from longtail.index.search.candidates import NO_ROW, kth_best, no_results, top_k
 from longtail.index.search.exact import ExactRows
 from longtail.index.search.filters import Filter, Selection, without_rows
 
@@ -99,6 +99,7 @@ __all__ = [
     "StagedReport",
     "build",
     "index_in_memory",
+    "kth_best",
     "merge_labels",
     "no_results",
     "publish",

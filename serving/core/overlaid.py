@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from longtail.bundle.arrays import Float32, Int8, Int64
-from longtail.index import NO_ROW, Filter, Searcher, Selection, top_k
+from longtail.index import NO_ROW, Filter, Searcher, Selection, kth_best, no_results, top_k
 from longtail.serving.core.ranking import LabelSearcher
 
 _SCORES_AT_ONCE = 1 << 22
@@ -126,25 +126,32 @@ class OverlaidSearcher:
             scores_BK, rows_BK = self._indexed.search(queries_BE, k, above)
             found.append((scores_BK, np.where(rows_BK == NO_ROW, NO_ROW, rows_BK + self._first)))
         if indexed < len(self._rows_ME):
-            found.append(self._scan(queries_BE, k, above, indexed))
+            found.append(self._scan(queries_BE, kth_best(found[0][0], k), above, indexed))
         return top_k([scores for scores, _ in found], [rows for _, rows in found], k)
 
-    def _scan(self, queries_BE: Float32, k: int, filters: Sequence[Filter | None], start: int) -> tuple[Float32, Int64]:
-        """The best k of the rows from `start` on, or all N if they are fewer; filters are of all M."""
+    def _scan(
+        self, queries_BE: Float32, least_B: Float32, filters: Sequence[Filter | None], start: int
+    ) -> tuple[Float32, Int64]:
+        """The rows from `start` on, N of them, that score as `least_B` or higher; filters are of all M."""
         rows_NE, buckets_N = self._rows_ME[start:], self._buckets_M[start:]
-        rows_N = np.arange(self.labels - len(rows_NE), self.labels)
-        step = max(1, _SCORES_AT_ONCE // len(rows_N))
-        parts = []
+        step = max(1, _SCORES_AT_ONCE // len(rows_NE))
+        scores, places = [], []
         for first in range(0, len(queries_BE), step):
             scores_bN = queries_BE[first : first + step] @ rows_NE.T
-            for scores_N, filter_ in zip(scores_bN, filters[first : first + step], strict=True):
-                if filter_ is not None:
+            for query, scores_N in enumerate(scores_bN, start=first):
+                places_C = np.flatnonzero(scores_N >= least_B[query])
+                if (filter_ := filters[query]) is not None:
                     mask_N = Filter(*_rows_from(start, filter_), filter_.buckets).mask(buckets_N)
                     if filter_.selection is not None:
                         mask_N &= filter_.selection.mask[start:]
-                    scores_N[~mask_N] = -np.inf
-            parts.append(top_k([scores_bN], [np.broadcast_to(rows_N, scores_bN.shape)], min(k, len(rows_N))))
-        return np.concatenate([scores for scores, _ in parts]), np.concatenate([rows for _, rows in parts])
+                    places_C = places_C[mask_N[places_C]]
+                scores.append(scores_N[places_C])
+                places.append(places_C)
+        scores_BC, rows_BC = no_results(len(queries_BE), max(map(len, places), default=0))
+        for query, places_C in enumerate(places):
+            scores_BC[query, : len(places_C)] = scores[query]
+            rows_BC[query, : len(places_C)] = places_C + (self._first + start)
+        return scores_BC, rows_BC
 
     def _filter_of_base(self, filter_: Filter | None) -> Filter | None:
         """The part of a filter that concerns labels of the index; None if it leaves them all in."""

@@ -122,3 +122,11 @@ def test_an_index_of_which_nothing_is_left_goes(builds: list[int]) -> None:
     again = emptied.with_changes([upsert("new-7", year=1)])
     assert again.searcher.search(bundle.augmentation.queries(bundle.calibration_queries[:1], 0.5), L + 1)[1].max() == L
     assert builds == [1_001]
+
+
+@pytest.mark.usefixtures("builds")
+def test_an_empty_batch_has_an_empty_answer() -> None:
+    overlay = some_overlay(make_bundle(labels=L, label_tower=True))
+    scores, rows = overlay.searcher.search(np.empty((0, overlay.rows_ME.shape[1]), np.float32), 5)
+
+    assert scores.shape == rows.shape == (0, 5)
