@@ -135,8 +135,8 @@ def _private_mb() -> float:
 
 
 def _thread_cpu() -> float:
-    """CPU seconds of the background thread so far."""
-    (thread,) = (thread for thread in threading.enumerate() if thread.name == "live-figures")
+    """CPU seconds of the background thread so far: the newest, where a process has had others."""
+    *_, thread = (thread for thread in threading.enumerate() if thread.name == "live-figures")
     return time.clock_gettime(time.pthread_getcpuclockid(thread.ident or 0))
 
 
