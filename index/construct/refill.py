@@ -97,7 +97,8 @@ def refill_index(
     """
     started = time.perf_counter()
     rows_LE = bundle.rows()
-    held = [(band, None) for band in bands] if changes is None else _carried(bands, changes)
+    # Copies, for a band remembers what it has read of its index.
+    held = [(replace(band), None) for band in bands] if changes is None else _carried(bands, changes)
     bands = [band for band, _ in held]
     progress(f"exact answers for the recall over {len(rows_LE):,} labels")
     calibration = Calibration(bundle, rows_LE) if changes is None else Calibration(bundle, rows_LE, _QUERIES)
