@@ -44,6 +44,8 @@ from tests.bundles import make_bundle
 DIM = 64
 TEMPERATURE = 0.1
 LABELS_PER_CENTRE = 300
+HISTORY_LABELS = 1_000_000
+"""Rows of the query tower's table of labels, at most: an ONNX file ends at 2 GB."""
 SINGLE_PROBES = 16
 SINGLE_EF_SEARCH = 128
 TIMED_SINGLY = 300
@@ -83,15 +85,28 @@ def synthetic_bundle(labels: int, *, dim: int = DIM, spread: float = 0.6, seed: 
     counts = (1e7 / (1 + rng.permutation(labels))).astype(np.int64)
     log_pn = log_frequencies(counts).astype(np.float32)
     buckets = Buckets.by_quantile(counts)
-    plain = make_bundle(labels=labels, dim=dim)
+    plain = make_bundle(labels=min(labels, HISTORY_LABELS), dim=dim)
+    ids = pa.array([f"item-{row}" for row in range(labels)])
     augmentation = Augmentation.fitted(TEMPERATURE, embeddings, log_pn, None)
     return dataclasses.replace(
         plain,
         embeddings=embeddings,
         calibration_queries=vectors(200),
-        labels=dataclasses.replace(plain.labels, counts=counts, log_pn=log_pn, buckets=buckets.assign(counts)),
+        labels=dataclasses.replace(
+            plain.labels,
+            ids=ids,
+            counts=counts,
+            log_pn=log_pn,
+            buckets=buckets.assign(counts),
+            display=pa.table({"title": [f"Title {row}" for row in range(labels)]}),
+        ),
         manifest=plain.manifest.model_copy(
-            update={"temperature": TEMPERATURE, "kappa": augmentation.kappa, "buckets": buckets}
+            update={
+                "labels": labels,
+                "temperature": TEMPERATURE,
+                "kappa": augmentation.kappa,
+                "buckets": buckets,
+            }
         ),
     )
 

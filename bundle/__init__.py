@@ -46,6 +46,7 @@ from longtail.bundle.manifest import (
     Manifest,
     Popularity,
 )
+from longtail.bundle.mapped_tables import MappedTables
 from longtail.bundle.priors import MAX_PRIORS, Prior, Priors
 from longtail.bundle.proposal import Proposal
 from longtail.bundle.store import atomic_directory, refuse_existing, remove_stale, replace_file, sha256_of
@@ -95,6 +96,7 @@ __all__ = [
     "LogRead",
     "Loss",
     "Manifest",
+    "MappedTables",
     "Popularity",
     "Prior",
     "Priors",

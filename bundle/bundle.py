@@ -19,6 +19,7 @@ from longtail.bundle.invariants import check_invariants
 from longtail.bundle.label_vectors import check_label_vectors
 from longtail.bundle.labels import Labels
 from longtail.bundle.manifest import SCHEMA_VERSION, FileRecord, Manifest
+from longtail.bundle.mapped_tables import MappedTables
 from longtail.bundle.priors import Priors
 from longtail.bundle.proposal import Proposal
 from longtail.bundle.store import atomic_directory, sha256_of
@@ -145,14 +146,18 @@ class Bundle:
         return Bundle(**{**self.__dict__, "manifest": manifest, "path": target})
 
     @classmethod
-    def load(cls, path: Path, *, towers: bool = True, labels: Path | None = None) -> Bundle:
+    def load(
+        cls, path: Path, *, towers: bool = True, tables: MappedTables | None = None, verify: bool = True
+    ) -> Bundle:
         """Read and check a bundle; embeddings and label vectors stay on disk, memory-mapped.
 
         Args:
             path: its directory.
             towers: whether to read the towers; else they are b"" and None, and `query_model` and `label_model` are
                 their files, which a `Tower` maps.
-            labels: the label table as `Labels.write_mappable` wrote it, to be mapped; labels.parquet when None.
+            tables: the label table and vocabularies as a release keeps them, to be mapped; None: read.
+            verify: whether to read every byte and check every invariant; False of files that were so, and were not
+                written since. Their sizes are looked at all the same.
 
         Raises:
             BundleCorruptError: not a bundle, a file missing, or a checksum that differs.
@@ -160,23 +165,30 @@ class Bundle:
             BundleInvariantError: intact files that contradict the contract.
         """
         manifest = read_manifest(path)
-        verify_files(path, manifest.files)
+        verify_files(path, manifest.files, content=verify)
         for name in _REQUIRED:
             if name not in manifest.files:
                 raise BundleCorruptError(
                     f"{path / MANIFEST}: expected {name!r} among its files, found {sorted(manifest.files)}"
                 )
-        table = Labels.map(labels, manifest.display) if labels else Labels.read(path / LABELS, manifest.display)
+        labels = (
+            tables.labels(manifest.display, verify=verify) if tables else Labels.read(path / LABELS, manifest.display)
+        )
+
+        def vocabulary(name: str) -> Vocabulary:
+            kept = tables.vocabulary(name, labels, verify=verify) if tables else None
+            # Queries are often histories of labels.
+            return kept or Vocabulary.read(path / VOCABULARIES / f"{name}.parquet").sharing(labels)
+
         bundle = cls(
             manifest=manifest,
-            labels=table,
+            labels=labels,
             embeddings=_load_array(path / EMBEDDINGS),
             calibration_queries=_load_array(path / CALIBRATION_QUERIES),
             query_tower=(path / QUERY_TOWER).read_bytes() if towers else b"",
             label_tower=(path / LABEL_TOWER).read_bytes() if towers and LABEL_TOWER in manifest.files else None,
             vocabularies={
-                # Queries are often histories of labels.
-                Path(name).stem: Vocabulary.read(path / name).sharing(table)
+                Path(name).stem: vocabulary(Path(name).stem)
                 for name in manifest.files
                 if name.startswith(f"{VOCABULARIES}/")
             },
@@ -188,7 +200,8 @@ class Bundle:
             },
             path=path,
         )
-        bundle.validate()
+        if verify:
+            bundle.validate()
         return bundle
 
     def validate(self) -> None:

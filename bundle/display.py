@@ -12,7 +12,7 @@ import pyarrow as pa
 from pydantic import JsonValue
 
 from longtail.bundle.errors import BundleInvariantError, DisplayError, describe
-from longtail.bundle.labels import in_one_piece
+from longtail.bundle.mapped_table import in_one_piece
 
 Display = Mapping[str, JsonValue]
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-import pyarrow.compute as pc
 
 from longtail.bundle.arrays import Float32
 from longtail.bundle.errors import BundleInvariantError, require
@@ -129,7 +128,7 @@ def _check_proposal(
 def _check_labels(manifest: Manifest, labels: Labels) -> None:
     count = manifest.labels
     require("labels.parquet has a row per label", len(labels.ids) == count, f"{count} rows", f"{len(labels.ids)} rows")
-    distinct = pc.count_distinct(labels.ids).as_py()
+    distinct = labels.lookup.distinct
     require("label ids are distinct", distinct == count, f"{count} distinct", f"{distinct} distinct")
     require("counts are >= 0", bool((labels.counts >= 0).all()), ">= 0", labels.counts.min())
     _require_distribution("log_pn", labels.log_pn)

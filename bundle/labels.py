@@ -15,8 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from longtail.bundle.arrays import Array, Float32, Int8, Int64
-from longtail.bundle.errors import BundleCorruptError, BundleInvariantError
+from longtail.bundle.errors import BundleInvariantError
 from longtail.bundle.id_rows import IdRows
+from longtail.bundle.lookup import Lookup
+from longtail.bundle.mapped_table import in_one_piece, map_table, write_table
 
 _COLUMNS = {
     "label_id": pa.string(),
@@ -51,9 +53,14 @@ class Labels:
     log_popularity: Float32 | None = None
 
     @cached_property
+    def lookup(self) -> Lookup:
+        """What finds labels by id."""
+        return Lookup(self.ids)
+
+    @property
     def row_of(self) -> IdRows:
         """Row of every label, by id."""
-        return IdRows(self.ids)
+        return self.lookup.row_of
 
     @property
     def log_pi(self) -> Float32:
@@ -66,9 +73,7 @@ class Labels:
 
     def write_mappable(self, path: Path) -> None:
         """Write as an Arrow file, for `map`; raises ValueError as `write`."""
-        table = self._table().combine_chunks()
-        with path.open("wb") as file, pa.ipc.new_file(file, table.schema) as written:
-            written.write_table(table)
+        write_table(path, self._table())
 
     def _table(self) -> pa.Table:
         columns: dict[str, pa.Array | Array] = {
@@ -102,23 +107,26 @@ class Labels:
         return cls._of(pq.read_table(path, use_threads=False), display, path.name)
 
     @classmethod
-    def map(cls, path: Path, display: Collection[str] = ()) -> Labels:
+    def map(
+        cls, path: Path, display: Collection[str] = (), *, lookup: Path | None = None, verify: bool = True
+    ) -> Labels:
         """Map what `write_mappable` wrote: its pages are shared with every process that does so.
 
         Args:
             path: labels.arrow.
             display: as of `read`.
+            lookup: lookup.arrow of the same labels, as `Lookup.write` wrote it, to be mapped.
+            verify: whether to read all of it, and see that no text ends beyond the file.
 
         Raises:
             BundleCorruptError: no Arrow file, or one whose columns point beyond it.
-            BundleInvariantError: as `read`.
+            BundleInvariantError: as `read`, or as `Lookup.map`.
         """
-        try:
-            table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
-            table.validate(full=True)
-        except (pa.ArrowException, ValueError) as error:
-            raise BundleCorruptError(f"{path}: expected an Arrow file: {error}") from error
-        return cls._of(table, display, path.name)
+        labels = cls._of(map_table(path, verify=verify), display, path.name)
+        if lookup is not None:
+            # What the property would make; a table that is made of this one with other labels makes its own.
+            vars(labels)["lookup"] = Lookup.map(lookup, labels.ids, verify=verify)
+        return labels
 
     @classmethod
     def _of(cls, table: pa.Table, display: Collection[str], file: str) -> Labels:
@@ -145,8 +153,3 @@ class Labels:
             display=table.drop_columns([*_COLUMNS, *optional]).combine_chunks(),
             log_popularity=numbers.get("log_popularity"),
         )
-
-
-def in_one_piece(column: pa.ChunkedArray) -> pa.Array:
-    """A column [n] as one array [n]; Arrow's own `combine_chunks` copies one that is in one piece already."""
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()

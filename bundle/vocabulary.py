@@ -16,8 +16,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from longtail.bundle.arrays import Int32
-from longtail.bundle.errors import BundleInvariantError
-from longtail.bundle.id_rows import IdRows
+from longtail.bundle.errors import BundleInvariantError, require
+from longtail.bundle.id_rows import IdHashes, IdRows
+from longtail.bundle.mapped_table import in_one_piece, map_table, write_table
 
 if TYPE_CHECKING:
     from longtail.bundle.labels import Labels
@@ -52,9 +53,12 @@ class Vocabulary:
 
     def sharing(self, labels: Labels) -> Vocabulary:
         """The same vocabulary; if it is all labels in their order, in the memory of theirs."""
-        if not self.ids.equals(labels.ids):
-            return self
-        shared = Vocabulary(labels.ids)
+        return Vocabulary.of_labels(labels) if self.ids.equals(labels.ids) else self
+
+    @classmethod
+    def of_labels(cls, labels: Labels) -> Vocabulary:
+        """All labels in their order, in the memory of theirs."""
+        shared = cls(labels.ids)
         shared._rows_of = lambda: labels.row_of
         return shared
 
@@ -67,6 +71,33 @@ class Vocabulary:
     def write(self, path: Path) -> None:
         """Write as Parquet with one string column `id`."""
         pq.write_table(pa.table({"id": self.ids}), path)
+
+    def write_mappable(self, path: Path) -> None:
+        """Write as an Arrow file, with what finds the rows, for `map`."""
+        write_table(path, self._rows_of().hashes.table().append_column("id", self.ids))
+
+    @classmethod
+    def map(cls, path: Path, *, verify: bool = True) -> Vocabulary:
+        """Map what `write_mappable` wrote: its pages are shared with every process that does so.
+
+        Args:
+            path: NAME.arrow.
+            verify: whether to look at all of it.
+
+        Raises:
+            BundleCorruptError: no Arrow file.
+            BundleInvariantError: columns that are not those of `write_mappable`.
+        """
+        table = map_table(path, verify=verify)
+        found = table.schema.field("id").type if "id" in table.column_names else "no such column"
+        require(f"{path.name} holds ids", found == pa.string(), pa.string(), found)
+        ids = in_one_piece(table["id"])
+        hashes = IdHashes.from_table(table, len(ids))
+        if verify:
+            hashes.check(path.name)
+        mapped = cls(ids)
+        mapped._rows_of = cache(lambda: IdRows(ids, hashes))
+        return mapped
 
     @classmethod
     def read(cls, path: Path) -> Vocabulary:

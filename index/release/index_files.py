@@ -1,4 +1,4 @@
-"""The files of an index/: one FAISS index and one array of label rows per band, the label table, and manifest.json.
+"""The files of an index/: one FAISS index and one array of label rows per band, the bundle's tables, and manifest.json.
 
 Legend: `N` labels of a band, `L` labels.
 """
@@ -17,7 +17,7 @@ import faiss
 import numpy as np
 from pydantic import BaseModel
 
-from longtail.bundle import Bundle, FileRecord, Priors, sha256_of
+from longtail.bundle import Bundle, FileRecord, MappedTables, Priors, sha256_of
 from longtail.bundle.arrays import Array, Int64
 from longtail.bundle.integrity import read_versioned_json
 from longtail.index.construct.spec import IndexSpec
@@ -30,8 +30,6 @@ from longtail.index.search.gpu import GpuIndex
 INDEX = "index"
 INDEX_MANIFEST = f"{INDEX}/manifest.json"
 PRIORS = f"{INDEX}/priors.npy"
-LABELS = f"{INDEX}/labels.arrow"
-"""The bundle's labels.parquet as it is used: what serves a release maps it. Releases from before have none."""
 
 _Manifest = TypeVar("_Manifest", bound=BaseModel)
 _DERIVED_BYTES = 1 << 31
@@ -78,8 +76,9 @@ def write_index(
     priors = bundle.priors
     if priors is not None:
         files[PRIORS] = _write_array(root / PRIORS, priors.values_LP)
-    bundle.labels.write_mappable(root / LABELS)
-    files[LABELS] = FileRecord(sha256=sha256_of(root / LABELS), bytes=(root / LABELS).stat().st_size)
+    for name in MappedTables.write(root / INDEX, bundle.labels, bundle.vocabularies).names:
+        file = root / INDEX / name
+        files[f"{INDEX}/{name}"] = FileRecord(sha256=sha256_of(file), bytes=file.stat().st_size)
     manifest = IndexManifest(
         bundle_sha256=bundle_sha256,
         spec=spec.text,
@@ -150,8 +149,13 @@ def read_bands(
     return bands
 
 
-def read_priors(root: Path, manifest: IndexManifest) -> Priors | None:
+def read_priors(root: Path, manifest: IndexManifest, *, verify: bool = True) -> Priors | None:
     """The priors of a release whose files were verified; their values stay on disk, memory-mapped.
+
+    Args:
+        root: the release.
+        manifest: the manifest of the release's index.
+        verify: whether to look at every value.
 
     Raises:
         ReleaseCorruptError: values of another shape or type than the manifest says, or not finite.
@@ -160,7 +164,8 @@ def read_priors(root: Path, manifest: IndexManifest) -> Priors | None:
         return None
     values_LP = _read_array(root / PRIORS)
     expected = (manifest.labels, len(manifest.priors))
-    if values_LP.dtype != np.float32 or values_LP.shape != expected or not np.isfinite(values_LP).all():
+    finite = not verify or bool(np.isfinite(values_LP).all())
+    if values_LP.dtype != np.float32 or values_LP.shape != expected or not finite:
         raise ReleaseCorruptError(
             f"{root / PRIORS}: expected finite float32 {list(expected)}, "
             f"found {values_LP.dtype} {list(values_LP.shape)}"

@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
-from longtail.bundle import Bundle, BundleCorruptError, FileRecord, Manifest, read_manifest, sha256_of, verify_files
-from longtail.index.errors import ReleaseCorruptError, ReleaseMismatchError, ReleaseNameError
+from longtail.bundle import (
+    Bundle,
+    BundleCorruptError,
+    BundleError,
+    Manifest,
+    MappedTables,
+    read_manifest,
+    sha256_of,
+    verify_files,
+)
+from longtail.index.errors import (
+    LongtailIndexError,
+    ReleaseCorruptError,
+    ReleaseMismatchError,
+    ReleaseNameError,
+    ReleaseNotFoundError,
+)
 from longtail.index.manifests import Device, IndexManifest, ReleaseManifest
-from longtail.index.release.index_files import INDEX_MANIFEST, LABELS, read_bands, read_manifest_file, read_priors
+from longtail.index.release.index_files import INDEX, INDEX_MANIFEST, read_bands, read_manifest_file, read_priors
+from longtail.index.release.verified import Verified
 from longtail.index.search.gpu import check_device
 from longtail.index.search.searcher import Searcher
 
@@ -45,7 +62,9 @@ class Release:
     index: IndexManifest
 
 
-def open_release(path: Path, *, device: Device = "cpu", mapped: bool = True, towers: bool = True) -> Release:
+def open_release(
+    path: Path, *, device: Device = "cpu", mapped: bool = True, towers: bool = True, state: Path | None = None
+) -> Release:
     """Verify every file of a release and load it.
 
     Args:
@@ -53,6 +72,8 @@ def open_release(path: Path, *, device: Device = "cpu", mapped: bool = True, tow
         device: where it searches.
         mapped: whether its index is mapped and shared with other processes, or read into memory.
         towers: as of `Bundle.load`.
+        state: directory of a service that keeps a record of what it verified; what was not written since is then
+            compared by the files' sizes alone. None: every byte is read.
 
     Raises:
         DeviceError: the device is not there, or too small.
@@ -62,22 +83,65 @@ def open_release(path: Path, *, device: Device = "cpu", mapped: bool = True, tow
         BundleError: the bundle inside is not intact.
     """
     check_device(device)
+    if state is None:
+        return _open(path, device, mapped=mapped, towers=towers, verify=True)
+    verified = Verified(path, state)
+    if not verified.holds():
+        # Of several workers one verifies, and the others wait for its record.
+        with verified.alone(wait=True):
+            if not verified.holds():
+                stamps = verified.stamps()
+                _open(path, "cpu", mapped=mapped, towers=towers, verify=True)
+                verified.note(stamps)
+    # Mapped anew: of what was read to verify it, no page counts as this process' any more.
+    return _open(path, device, mapped=mapped, towers=towers, verify=False)
+
+
+def _open(path: Path, device: Device, *, mapped: bool, towers: bool, verify: bool) -> Release:
     manifest = read_release_manifest(path)
-    table = {name: record for name, record in manifest.files.items() if name == LABELS}
-    others = {name: record for name, record in manifest.files.items() if name != LABELS}
-    _verify_index(path, table)
+    tables = _tables_in(path, manifest)
+    mapped_files = {f"{INDEX}/{name}" for name in tables.names} if tables else set()
+    _verify_index(path, manifest, mapped_files, content=verify)
     with ThreadPoolExecutor(1) as pool:
-        index_files = pool.submit(_verify_index, path, others)
-        bundle = Bundle.load(path / BUNDLE, towers=towers, labels=path / LABELS if table else None)
-        index_files.result()
+        others = pool.submit(_verify_index, path, manifest, manifest.files.keys() - mapped_files, content=verify)
+        bundle = Bundle.load(path / BUNDLE, towers=towers, tables=tables, verify=verify)
+        others.result()
     index = read_index_manifest(path)
     if index.bundle_sha256 != manifest.bundle_sha256:
         raise _mismatch(path / INDEX_MANIFEST, index.bundle_sha256, manifest.bundle_sha256)
-    bundle = replace(bundle, priors=read_priors(path, index))
+    bundle = replace(bundle, priors=read_priors(path, index, verify=verify))
     bands = read_bands(path, index, bundle, device=device, mapped=mapped)
     filtered = index.filtered.efforts if index.filtered else ()
     searcher = Searcher(bundle, bands, index.effort, filtered, index.efforts)
     return Release(path.name, path, manifest.created_at, bundle, searcher, manifest, index)
+
+
+def read_again(path: Path, state: Path) -> None:
+    """Compare every byte of a release with what was written, as `Releases.read_again`.
+
+    Args:
+        path: the release's directory.
+        state: as of `open_release`.
+
+    Raises:
+        LongtailIndexError, BundleError: as `open_release`.
+        ReleaseNotFoundError: it was deleted meanwhile.
+    """
+    verified = Verified(path, state)
+    with verified.alone() as alone:
+        if not alone or not verified.due:
+            return
+        stamps = verified.stamps()
+        try:
+            manifest = read_release_manifest(path)
+            _verify_index(path, manifest, manifest.files.keys())
+            verify_files(path / BUNDLE, read_bundle_manifest(path).files)
+        except (LongtailIndexError, BundleError) as error:
+            if not path.is_dir():
+                raise ReleaseNotFoundError(f"{path}: deleted while it was read") from error
+            verified.note_damage(str(error))
+            raise
+        verified.note(stamps)
 
 
 def read_bundle_manifest(path: Path) -> Manifest:
@@ -136,9 +200,18 @@ def check_name(name: str) -> str:
     return name
 
 
-def _verify_index(path: Path, files: dict[str, FileRecord]) -> None:
+def _tables_in(path: Path, manifest: ReleaseManifest) -> MappedTables | None:
+    """The bundle's tables that a release keeps; None of one from before it kept any."""
+    inside = f"{INDEX}/"
+    names = {
+        name.removeprefix(inside) for name in manifest.files if name.startswith(inside) and name.endswith(".arrow")
+    }
+    return MappedTables(path / INDEX, frozenset(names)) if names else None
+
+
+def _verify_index(path: Path, manifest: ReleaseManifest, names: Collection[str], *, content: bool = True) -> None:
     try:
-        verify_files(path, files)
+        verify_files(path, {name: manifest.files[name] for name in names}, content=content)
     except BundleCorruptError as error:
         raise ReleaseCorruptError(str(error)) from error
 

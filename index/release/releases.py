@@ -34,11 +34,13 @@ from longtail.index.release.release import (
     Release,
     check_name,
     open_release,
+    read_again,
     read_bundle_manifest,
     read_prior_names,
     read_release_manifest,
 )
 from longtail.index.release.staged import StagedCounts, StagedReport
+from longtail.index.release.verified import Verified
 
 CURRENT = "CURRENT"
 HISTORY = "HISTORY"
@@ -75,20 +77,21 @@ class Releases:
             return None
         return check_name(content.decode("utf-8", "replace").strip())
 
-    def open(self, name: str, *, device: Device = "cpu", towers: bool = True) -> Release:
+    def open(self, name: str, *, device: Device = "cpu", towers: bool = True, state: Path | None = None) -> Release:
         """Verify every file of a release and load it, ready to search.
 
         Args:
             name: the release's name.
             device: `gpu` searches flat and IVF bands on the first visible GPU, one caller at a time.
             towers: as of `Bundle.load`.
+            state: a service's state directory, whose record of what was verified before is trusted, and kept.
 
         Raises:
             DeviceError: the device is not there, or too small.
             ReleaseNameError, ReleaseNotFoundError: no such release.
             ReleaseCorruptError, ReleaseVersionError, ReleaseMismatchError, BundleError: it is not what was built.
         """
-        return open_release(self._existing(name), device=device, towers=towers)
+        return open_release(self._existing(name), device=device, towers=towers, state=state)
 
     def manifest(self, name: str) -> ReleaseManifest:
         """release.json of one release, checked, without reading the other files.
@@ -98,6 +101,20 @@ class Releases:
             ReleaseCorruptError, ReleaseVersionError, ReleaseMismatchError: it is not what was written.
         """
         return read_release_manifest(self._existing(name))
+
+    def read_again(self, name: str, state: Path) -> None:
+        """Read every byte of a release that was opened by the record in `state`, if that is an hour old and no other
+        process is at it; what it finds is known to all that ask for `damage`.
+
+        Raises:
+            LongtailIndexError, BundleError: as `open`.
+            ReleaseNotFoundError: it was deleted meanwhile.
+        """
+        read_again(self._existing(name), state)
+
+    def damage(self, name: str, state: Path) -> str | None:
+        """What `read_again` found wrong with a release; None: nothing."""
+        return Verified(self.root / check_name(name), state).damage
 
     def verify(self, name: str) -> Release:
         """`open`, but into memory of its own: every byte is read and compared, and FAISS parses the index whole.

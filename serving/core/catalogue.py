@@ -24,15 +24,14 @@ from longtail.bundle.added_labels import AddedLabels
 from longtail.bundle.arrays import Bools, Float32, Int8, Int64
 from longtail.bundle.display import json_ready
 from longtail.bundle.errors import describe
+from longtail.bundle.lookup import fingerprints
 from longtail.index import without_rows
 from longtail.serving.core.attributes import LabelAttributes
 from longtail.serving.core.label_texts import LabelTexts
 from longtail.serving.core.overlay import Overlay
 from longtail.serving.core.ranking import NO_ROWS
 from longtail.serving.errors import UnknownLabelError
-from longtail.serving.monitoring import fingerprints
 
-_CHUNK = 1 << 16
 _LABEL_BYTES, _PUNCTUATION = 80, 6
 """Of a label's JSON without columns; of a column, beside its name and value."""
 _SCORE = b',"score":'
@@ -78,12 +77,9 @@ class Catalogue:
         self._json_of_row: dict[int, bytes] = {}
         self._overlay: Overlay | None = None
         self._ids = labels.ids
+        self._lookup = labels.lookup
         self.row_of = labels.row_of
-        # In chunks, so that a release loading beside a live one never holds the interpreter for long.
-        self._fingerprints_L = np.empty(len(labels.ids), np.uint32)
-        for start in range(0, len(labels.ids), _CHUNK):
-            ids = labels.ids[start : start + _CHUNK].to_pylist()
-            self._fingerprints_L[start : start + len(ids)] = fingerprints(ids)
+        self._fingerprints_L = labels.lookup.fingerprints
 
     def __len__(self) -> int:
         return len(self._ids) if self._overlay is None else self._overlay.labels
@@ -120,8 +116,8 @@ class Catalogue:
 
     @property
     def rows_by_id(self) -> npt.NDArray[np.int32]:
-        """Rows of the release in the order of their labels' ids, int32 [L]; sorted when first asked for."""
-        return self._texts.rows_by_id
+        """Rows of the release in the order of their labels' ids, int32 [L]."""
+        return self._lookup.rows_by_id
 
     def id_of(self, row: int) -> str:
         """The id of a row's label."""

@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from time import monotonic
 
-from longtail.bundle import LabelLogCorruptError, LabelLogVersionError
-from longtail.index import Releases
+from longtail.bundle import BundleError, LabelLogCorruptError, LabelLogVersionError
+from longtail.index import LongtailIndexError, ReleaseNotFoundError, Releases
 from longtail.serving.allocator import give_back_memory
 from longtail.serving.core.executor import one_openmp_thread
 from longtail.serving.core.experiment_follower import ExperimentFollower
@@ -64,8 +64,12 @@ class ReleaseFollower:
     ) -> None:
         self._releases = Releases(root)
         self._service = service
+        self._state = service.settings.state_directory
         self._load = load or partial(
-            load_release, device=service.settings.device, max_new_labels=service.settings.max_new_labels
+            load_release,
+            device=service.settings.device,
+            max_new_labels=service.settings.max_new_labels,
+            state=service.settings.state_directory,
         )
         self._clock = clock
         self.experiments = ExperimentFollower(root, service, self._load_beside, clock)
@@ -117,8 +121,8 @@ class ReleaseFollower:
             name = self._releases.current()
             if name is None or name == self._served:
                 self._failure = None
-                if self._service.refused is not None:
-                    self._service.refuse(None)
+                damaged = name is not None and self._releases.damage(name, self._state) is not None
+                self._set_problem(f"{name}, is damaged since it was loaded" if damaged else None)
                 return
             if self._too_early(name):
                 return
@@ -134,6 +138,15 @@ class ReleaseFollower:
         _freeze()
         give_back_memory()
         logger.info("serving release %s, loaded and verified in %.1f s", name, self._clock() - started)
+        threading.Thread(target=self._read_again, args=(name,), name="release-reader", daemon=True).start()
+
+    def _read_again(self, name: str) -> None:
+        try:
+            self._releases.read_again(name, self._state)
+        except ReleaseNotFoundError:
+            logger.info("release %s is served, and its directory gone", name)
+        except (LongtailIndexError, BundleError) as error:
+            logger.error("release %s, which is served, is damaged: %s", name, error)
 
     def _check_staged(self) -> None:
         """Load what STAGED names; what cannot be loaded is tried again when it names another, or CURRENT changes."""
@@ -167,11 +180,18 @@ class ReleaseFollower:
         wait = min(_FIRST_RETRY_SECONDS * 2 ** (attempts - 1), _LONGEST_RETRY_SECONDS)
         self._failure = _Failure(name, message, attempts, self._clock() + wait)
         self._service.monitoring.metrics.count_load_failure()
-        self._service.refuse(name or "a CURRENT that names none")
+        self._set_problem(
+            f"{name or 'a CURRENT that names none'}, could not be loaded, "
+            f"{'none' if self._served is None else 'the one before'} is served"
+        )
         if before is None or before.message != message:
             logger.error(
                 "release %s refused, %s stays in service: %s", name or "in CURRENT", self._served or "nothing", message
             )
+
+    def _set_problem(self, problem: str | None) -> None:
+        if problem != self._service.release_problem:
+            self._service.set_release_problem(problem)
 
     def _follow(self) -> None:
         one_openmp_thread()

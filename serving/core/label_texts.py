@@ -1,15 +1,13 @@
-"""The ids and texts of a label table, to look through: in the order of the ids, and for what holds a text.
+"""The ids and texts of a label table, to look through for what holds a text.
 
-Legend: `L` labels, `N` some of them.
+Legend: `N` some labels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -17,7 +15,7 @@ from longtail.bundle.arrays import Bools, Int64
 
 
 class LabelTexts:
-    """Ids and display columns of labels. Arrow sorts and searches them, which leaves the interpreter to others.
+    """Ids and display columns of labels. Arrow searches them, which leaves the interpreter to others.
 
     Args:
         ids: string [L], distinct.
@@ -25,14 +23,7 @@ class LabelTexts:
     """
 
     def __init__(self, ids: pa.Array, columns: Iterable[pa.Array]) -> None:
-        self._ids = ids
         self._columns = [ids, *(column for column in columns if _is_searched(column.type))]
-
-    @cached_property
-    def rows_by_id(self) -> npt.NDArray[np.int32]:
-        """All rows in the order of their ids, by code points, int32 [L]; sorted when first asked for."""
-        rows_L: npt.NDArray[np.int32] = pc.sort_indices(self._ids).to_numpy().astype(np.int32)
-        return rows_L
 
     def containing(self, text: str, rows_N: Int64) -> Bools:
         """Whether the id or a column of each of these labels holds a text, in upper case or lower, bool [N]."""

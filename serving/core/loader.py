@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -16,14 +17,25 @@ _BASELINE_K = 20
 
 
 def load_release(
-    releases: Releases, name: str, *, device: Literal["cpu", "gpu"] = "cpu", max_new_labels: int = 0
+    releases: Releases,
+    name: str,
+    *,
+    device: Literal["cpu", "gpu"] = "cpu",
+    max_new_labels: int = 0,
+    state: Path | None = None,
 ) -> Retriever:
     """Open a release, verify every file, answer a first query from it and measure its baseline.
+
+    Args:
+        releases: where it is.
+        name: the release's.
+        device, state: as of `Releases.open`.
+        max_new_labels: labels that may be added beside the index.
 
     Raises:
         BundleError, UnservableReleaseError, OSError, LongtailIndexError: what is wrong with it.
     """
-    release = releases.open(name, device=device, towers=False)
+    release = releases.open(name, device=device, towers=False, state=state)
     bundle = release.bundle
     manifest = bundle.manifest
     encoder = Encoder(bundle.query_model, manifest.query_features, bundle.vocabularies, manifest.dim)

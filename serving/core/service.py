@@ -63,8 +63,8 @@ class Service:
         self.settings = settings
         self.monitoring = monitoring
         self.draining = False
-        self.refused: str | None = None
-        """The release that CURRENT names and that could not be loaded."""
+        self.release_problem: str | None = None
+        """What is wrong with the release that CURRENT names; None: it is served as it was published."""
         self.trial: Trial | None = None
         """The experiment that runs, if one does."""
         self._current: Retriever | None = None
@@ -117,9 +117,8 @@ class Service:
         """Why no new requests should come here, or which published release is not the one that answers them."""
         if self.draining:
             return "the service is shutting down"
-        if self.refused is not None:
-            before = "none" if self._current is None else "the one before"
-            return f"the published release, {self.refused}, could not be loaded, {before} is served; the log says why"
+        if self.release_problem is not None:
+            return f"the published release, {self.release_problem}; the log says why"
         return None if self._current is not None else "no release is loaded yet; see longtail-index publish"
 
     @property
@@ -136,10 +135,8 @@ class Service:
         """
         current = self._current
         if current is None:
-            if self.refused is not None:
-                raise NotReadyError(
-                    f"expected a release that can be served, found {self.refused}; the log says why not"
-                )
+            if self.release_problem is not None:
+                raise NotReadyError(f"expected a release that can be served: {self.problem}")
             raise NotReadyError("expected a published release, found none loaded yet; see longtail-index publish")
         if name is None or name == current.name:
             return current
@@ -178,7 +175,7 @@ class Service:
             # Few ask a release that another has followed: what is only there to be quick again is not kept for them.
             for other in others.keys() - self._beside:
                 others[other].catalogue.forget()
-            self.refuse(None)
+            self.set_release_problem(None)
             self._count_labels()
             self.mirror.use(self.mirror.staged, self._current)
         self.monitoring.set_ready(True)
@@ -197,11 +194,11 @@ class Service:
             if retriever is not None:
                 self.mirror.use(self._changes.apply_to(retriever), self._current)
 
-    def refuse(self, name: str | None) -> None:
-        """CURRENT names a release that could not be loaded; None: it names one that is served."""
-        self.refused = name
-        told = f"The published release, {name}, could not be loaded: the one before serves on. The log says why."
-        self.monitoring.figures.set_trouble("refused_release", name and told)
+    def set_release_problem(self, problem: str | None) -> None:
+        """Say what is wrong with the release that CURRENT names, beginning with its name; None: nothing."""
+        self.release_problem = problem
+        told = f"The published release, {problem}. The log says why."
+        self.monitoring.figures.set_trouble("refused_release", problem and told)
 
     def set_unreadable(self, unreadable: bool) -> None:
         """Say whether the changes that other workers make of labels can be read."""

@@ -24,7 +24,6 @@ from longtail.serving.monitoring.records import (
     ArmAnswer,
     LeftOut,
     ShadowPair,
-    fingerprints,
     join_batches,
 )
 
@@ -43,7 +42,6 @@ __all__ = [
     "ShadowPair",
     "experiments_json",
     "feedback_of",
-    "fingerprints",
     "join_batches",
     "measure_baseline",
 ]

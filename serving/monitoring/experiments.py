@@ -11,7 +11,6 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.arrays import Array
-from longtail.bundle.exposure import coverage, coverage_by_bucket
 from longtail.serving.monitoring.arm_counts import ArmCounts
 from longtail.serving.monitoring.release_figures import ReleaseFigures
 from longtail.serving.monitoring.sequential import (
@@ -97,8 +96,8 @@ def _arm_json(counts: ArmCounts, shown: tuple[ReleaseFigures, Array] | None) -> 
     exposed = sum(counts.counts[bucket] for bucket in BUCKET_NAMES)
     coverages: list[float] | None = None
     if shown is not None:
-        figures, exposures_L = shown
-        coverages = coverage_by_bucket(exposures_L, figures.buckets_L, figures.bucket_sizes)
+        figures, exposures_S = shown
+        coverages = figures.counted.coverage_by_bucket(exposures_S)
     hits = counts.hits_per_answer
     recall = {name: counts.recall(bucket) for bucket, name in enumerate(BUCKET_NAMES)} | {"all": counts.recall()}
     return {
@@ -113,7 +112,7 @@ def _arm_json(counts: ArmCounts, shown: tuple[ReleaseFigures, Array] | None) -> 
             }
             for bucket, name in enumerate(BUCKET_NAMES)
         },
-        "coverage": None if shown is None else coverage(shown[1]),
+        "coverage": None if shown is None else shown[0].counted.coverage(shown[1]),
         "hits_per_answer": {"hits": int(hits.hits), **_interval_json(rate_interval(hits))},
         "recall": {name: _recall_json(rate) for name, rate in recall.items()},
     }

@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from longtail.bundle.lookup import fingerprints
 from longtail.serving.monitoring.arm_counts import add_positives
 from longtail.serving.monitoring.database import transaction
 from longtail.serving.monitoring.feedback_counts import AMBIGUOUS, FEEDBACK, UNMATCHED, add_recall, add_to_total
-from longtail.serving.monitoring.records import fingerprints
 
 _AT_ONCE = 5000
 """Labels chosen that are joined in one transaction, or those of one key."""

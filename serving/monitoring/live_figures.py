@@ -307,7 +307,7 @@ class LiveFigures:
             windows=report["windows"],
             baseline=report["baseline"],
             offline=self._offline,
-            bucket_sizes=current.bucket_sizes.tolist(),
+            bucket_sizes=current.counted.sizes.tolist(),
             added=self._labels[0],
             troubles=broken,
             shadow_k=self._shadow_k,

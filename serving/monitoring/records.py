@@ -5,9 +5,8 @@ Legend: `B` queries, `N` answered labels of all queries, `L` labels of the relea
 
 from __future__ import annotations
 
-import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, repeat
@@ -185,10 +184,3 @@ class ShadowPair:
     event: str = "click"
     weight: float = 1.0
     idempotency_key: str | None = None
-
-
-def fingerprints(ids: Iterable[str]) -> npt.NDArray[np.uint32]:
-    """CRC-32 of every id, uint32 [N]: a label that is not among 20 answered ones passes for one of them once in
-    2·10^8.
-    """
-    return np.array([zlib.crc32(id_.encode("utf-8", "replace")) for id_ in ids], np.uint32)

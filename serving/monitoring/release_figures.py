@@ -1,6 +1,6 @@
 """The rings of one release in one worker: by minute what was answered and asked, by label how often it was shown.
 
-Legend: `B` queries, `N` answered labels, `L` labels of the release.
+Legend: `B` queries, `N` answered labels, `L` labels of the release, `S` those of them that are counted one by one.
 
 At most 24 hours are kept, and a window never reaches further back than its name says: the 24-hour window of the
 minute figures covers 1,439 to 1,440 minutes, and of the per-label counts 21 to 24 hours.
@@ -18,6 +18,7 @@ import numpy as np
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.arrays import Array, Int8
 from longtail.serving.monitoring.baseline import DECILES, Baseline, decile_of
+from longtail.serving.monitoring.counted_labels import CountedLabels
 from longtail.serving.monitoring.dial_bins import DIAL_BINS, dial_bins
 from longtail.serving.monitoring.latency_bins import LATENCY_BINS, latency_bin
 from longtail.serving.monitoring.likeness import PAIRS, pairs_of
@@ -89,7 +90,7 @@ WINDOWS = (TimeWindow("5m", 300, 60), TimeWindow("1h", 3600, 600), TimeWindow("2
 
 
 class ReleaseFigures:
-    """Counts one release's answers and requests. Thread-safe; takes 76·L + 1,720,000 bytes of disk.
+    """Counts one release's answers and requests. Thread-safe; takes 76·S + 1,720,000 bytes of disk.
 
     Args:
         directory: existing directory of the release's rings.
@@ -101,7 +102,7 @@ class ReleaseFigures:
     def __init__(self, directory: Path, worker: int, buckets_L: Int8, baseline: Baseline | None) -> None:
         self.directory = directory
         self.buckets_L = buckets_L
-        self.bucket_sizes = np.bincount(buckets_L, minlength=BUCKETS)
+        self.counted = CountedLabels(buckets_L)
         self.baseline = baseline
         self.release = directory.name
         self.labels = len(buckets_L)
@@ -112,7 +113,7 @@ class ReleaseFigures:
         self._dials = Ring(directory, DIALS, worker)
         self._likeness = Ring(directory, LIKENESS, worker)
         self._dropped = Ring(directory, DROPPED, worker)
-        self._tiles = [Ring(directory, window.tiles(self.labels), worker) for window in WINDOWS]
+        self._tiles = [Ring(directory, window.tiles(len(self.counted)), worker) for window in WINDOWS]
         self._traffic = Ring(directory, TRAFFIC, worker)
         self._worker = worker
         self._arms: dict[tuple[str, str], Ring] = {}
@@ -133,6 +134,7 @@ class ReleaseFigures:
         rows_N = answered.rows_N
         if len(rows_N) and rows_N.max() >= self.labels:
             rows_N = rows_N[rows_N < self.labels]
+        places_N = self.counted.places(rows_N)
         pairs = pairs_of(answered.buckets_N, answered.ends_B)
         dials = dial_bins(answered.bias_removal_B, answered.popularity_B)
         with self._answers_lock:
@@ -146,7 +148,7 @@ class ReleaseFigures:
             likeness += pairs
             np.add.at(self._dials.counts_at(DIALS.period(now)), dials, _ONE)
             for ring in self._tiles:
-                np.add.at(ring.counts_at(ring.layout.period(now)), rows_N, _ONE)
+                np.add.at(ring.counts_at(ring.layout.period(now)), places_N, _ONE)
             if answered.arms_B is not None:
                 self._count_arms(answered, answered.arms_B)
 
@@ -195,7 +197,7 @@ class ReleaseFigures:
         return self._total(self._traffic, window, now, since)
 
     def exposures_in(self, window: TimeWindow, now: float) -> Array:
-        """How often each label was answered by all workers, uint32 [L]."""
+        """How often each counted label was answered by all workers, uint32 [S]."""
         own = self._tiles[WINDOWS.index(window)]
         return total(worker_arrays(self.directory, own.layout, own), own.layout, now, own.layout.rows, since=0)
 
@@ -204,8 +206,8 @@ class ReleaseFigures:
         return total(worker_arrays(self.directory, own.layout, own), own.layout, now, window.minutes, since=since)
 
     def exposures_of(self, run: str, arm: str) -> Array:
-        """How often each label was answered in an arm by all workers, uint32 [L]."""
-        layout, own = _of_arm(run, arm, self.labels), self._arms.get((run, arm))
+        """How often each counted label was answered in an arm by all workers, uint32 [S]."""
+        layout, own = _of_arm(run, arm, len(self.counted)), self._arms.get((run, arm))
         return total(worker_arrays(self.directory, layout, own), layout, 0, 1, since=0)
 
     def _count_arms(self, answered: AnsweredBatch, arms_B: Sequence[ArmAnswer | None]) -> None:
@@ -214,9 +216,10 @@ class ReleaseFigures:
             if arm is not None and arm.left_out is None:
                 name = arm.run, arm.arm
                 if name not in self._arms:
-                    self._arms[name] = Ring(self.directory, _of_arm(*name, self.labels), self._worker)
+                    self._arms[name] = Ring(self.directory, _of_arm(*name, len(self.counted)), self._worker)
                 rows = answered.rows_N[start:end]
-                np.add.at(self._arms[name].counts_at(0), rows[rows < self.labels], _ONE)
+                places = self.counted.places(rows[rows < self.labels])
+                np.add.at(self._arms[name].counts_at(0), places, _ONE)
             start = end
 
     def forget_arms(self, run: str | None) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.arrays import Array
-from longtail.bundle.exposure import coverage, coverage_by_bucket, gini, psi
+from longtail.bundle.exposure import psi
 from longtail.bundle.frequency import TAIL
 from longtail.serving.monitoring.baseline import Baseline
 from longtail.serving.monitoring.dial_bins import dial_json
@@ -146,9 +146,9 @@ def _proportion(positives: int, hits: int) -> dict[str, Any]:
 
 
 def _catalogue(
-    exposures: Array, figures: ReleaseFigures, exposures_L: Array, telling_: Sequence[float]
+    exposures: Array, figures: ReleaseFigures, exposures_S: Array, telling_: Sequence[float]
 ) -> dict[str, Any]:
-    coverages = coverage_by_bucket(exposures_L, figures.buckets_L, figures.bucket_sizes)
+    coverages = figures.counted.coverage_by_bucket(exposures_S)
     return {
         "exposures": {
             name: {
@@ -159,8 +159,8 @@ def _catalogue(
             }
             for bucket, name in enumerate(BUCKET_NAMES)
         },
-        "coverage": coverage(exposures_L),
-        "gini": gini(exposures_L),
+        "coverage": figures.counted.coverage(exposures_S),
+        "gini": figures.counted.gini(exposures_S),
     }
 
 

@@ -67,6 +67,8 @@ def test_it_holds_what_it_says(bundle_path: Path, release: Path) -> None:
         "index/head.faiss",
         "index/head.rows.npy",
         "index/labels.arrow",
+        "index/lookup.arrow",
+        "index/vocabularies",
         "index/tail.faiss",
         "index/tail.rows.npy",
     }

@@ -208,3 +208,21 @@ def test_swaps_amid_requests_fail_none_and_every_answer_is_of_one_release(tmp_pa
         assert ids == [f"{answer['release']}-{id_}" for id_ in ("a", "c/é", "b", "4")] * 3
     assert seen == {"one", "two"}
     service.close()
+
+
+def test_damage_that_is_found_while_a_release_is_served_is_told_and_serving_goes_on(
+    tmp_path: Path, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_bundle().write(tmp_path / "bundle")
+    build(tmp_path / "bundle", tmp_path, spec=IndexSpec("flat"), name="good")
+    point_to(tmp_path, "good")
+    follower = ReleaseFollower(tmp_path, service)
+    follower.check()
+    assert service.problem is None
+    monkeypatch.setattr(Releases, "damage", lambda *_: "embeddings.npy: expected sha256 aa, found bb")
+    follower.check()
+    assert service.problem == "the published release, good, is damaged since it was loaded; the log says why"
+    assert service.retriever().name == "good"
+    monkeypatch.undo()
+    follower.check()
+    assert service.problem is None

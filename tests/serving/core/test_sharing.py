@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from longtail.bundle.lookup import fingerprints
 from longtail.serving import create_app
 from longtail.serving.core.batcher import Batcher, Part
 from longtail.serving.core.fair_queue import MOST_TENANTS, FairQueue, Lane
 from longtail.serving.core.queries import Mmr, Query, SimilarQuery
 from longtail.serving.core.searches import Search
 from longtail.serving.errors import InvalidRequestError, QueueFullError
-from longtail.serving.monitoring import fingerprints, join_batches
+from longtail.serving.monitoring import join_batches
 from tests.serving.client import client_of
 from tests.serving.core.test_batcher import Gate, busy, run
 from tests.serving.monitoring.shop import answered

@@ -258,7 +258,7 @@ def test_readiness_of_all_and_of_each(tmp_path: Path) -> None:
         assert series(client)['longtail_worker_ready{worker="0"}'] == 0
         listed = client.get("/v1/models").json()["models"][1]
         assert (listed["release"], listed["ready"]) == (None, False)
-        app.models["books"].state.service.refuse("broken")
+        app.models["books"].state.service.set_release_problem("broken, could not be loaded, none is served")
         listed = client.get("/v1/models").json()["models"][1]["problem"]
         assert listed == "the published release, broken, could not be loaded, none is served; the log says why"
         app.models["books"].state.service.serve(plane_retriever("books-1", "b/"))

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from longtail.serving.monitoring import AnsweredBatch, Baseline, LiveFigures, fingerprints
+from longtail.bundle.lookup import fingerprints
+from longtail.serving.monitoring import AnsweredBatch, Baseline, LiveFigures
 
 # Rows 0–3 head with 100 training pairs, 4–7 torso with 10, 8–11 tail with 1.
 BUCKETS = np.repeat(np.arange(3, dtype=np.int8), 4)

@@ -1,0 +1,65 @@
+"""What a release keeps of its bundle's tables as they are used: mapped by all that serve it, read by none of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from longtail.bundle.labels import Labels
+from longtail.bundle.vocabulary import Vocabulary
+
+LABELS, LOOKUP, VOCABULARIES = "labels.arrow", "lookup.arrow", "vocabularies"
+
+
+@dataclass(frozen=True)
+class MappedTables:
+    """The files below a directory that `write` made. Releases from before each of them was kept lack it.
+
+    Attributes:
+        directory: the directory.
+        names: of the files that are there, and were verified, relative to it.
+    """
+
+    directory: Path
+    names: frozenset[str]
+
+    @classmethod
+    def write(cls, directory: Path, labels: Labels, vocabularies: Mapping[str, Vocabulary]) -> MappedTables:
+        """Write the tables of a bundle; a vocabulary that is all labels in their order needs no file of its own.
+
+        Raises:
+            OSError: the disk is full or not writable.
+        """
+        labels.write_mappable(directory / LABELS)
+        labels.lookup.write(directory / LOOKUP)
+        names = [LABELS, LOOKUP]
+        (directory / VOCABULARIES).mkdir()
+        for name, vocabulary in vocabularies.items():
+            if not vocabulary.ids.equals(labels.ids):
+                names.append(_vocabulary(name))
+                vocabulary.write_mappable(directory / names[-1])
+        return cls(directory, frozenset(names))
+
+    def labels(self, display: Collection[str], *, verify: bool) -> Labels:
+        """The label table; raises as `Labels.map`."""
+        lookup = self.directory / LOOKUP if LOOKUP in self.names else None
+        return Labels.map(self.directory / LABELS, display, lookup=lookup, verify=verify)
+
+    def vocabulary(self, name: str, labels: Labels, *, verify: bool) -> Vocabulary | None:
+        """A vocabulary of the bundle, or None where the release does not keep it; raises as `Vocabulary.map`.
+
+        Args:
+            name: the vocabulary's.
+            labels: of `labels`.
+            verify: whether to look at all of it.
+        """
+        if LOOKUP not in self.names:
+            return None
+        if _vocabulary(name) not in self.names:
+            return Vocabulary.of_labels(labels)
+        return Vocabulary.map(self.directory / _vocabulary(name), verify=verify)
+
+
+def _vocabulary(name: str) -> str:
+    return f"{VOCABULARIES}/{name}.arrow"
