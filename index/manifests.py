@@ -166,6 +166,8 @@ class BandRecord(Record):
     labels: int = Field(ge=1)
     index_file: str
     rows_file: str
+    cells_file: str | None = None
+    """The cell of each of its index ids, int32 [N], of an inverted file; None: to be read from the index."""
 
 
 class IndexManifest(Record):
@@ -184,6 +186,8 @@ class IndexManifest(Record):
     priors: list[Prior] = Field(default=[])
     """Their values stand in `priors.npy` beside the manifest, float32 [L, P]."""
     bands: list[BandRecord]
+    positions_file: str | None = None
+    """Every label's index id, counted on from one band to the next, int32 [L]; None: to be made of the bands' rows."""
     effort: Effort
     """What suffices at every place on the dials, and under filters."""
     efforts: list[EffortAt] = Field(default=[])

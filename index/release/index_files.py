@@ -18,18 +18,20 @@ import numpy as np
 from pydantic import BaseModel
 
 from longtail.bundle import Bundle, FileRecord, MappedTables, Priors, sha256_of
-from longtail.bundle.arrays import Array, Int64
+from longtail.bundle.arrays import Array, Int32, Int64
 from longtail.bundle.integrity import read_versioned_json
 from longtail.index.construct.spec import IndexSpec
 from longtail.index.construct.tuning import TunedIndex
 from longtail.index.errors import ReleaseCorruptError, ReleaseVersionError, SpecError
 from longtail.index.manifests import READ_VERSIONS, BandRecord, Device, IndexManifest
 from longtail.index.search.band import ON_GPU, Band
+from longtail.index.search.eligible import positions_of
 from longtail.index.search.gpu import GpuIndex
 
 INDEX = "index"
 INDEX_MANIFEST = f"{INDEX}/manifest.json"
 PRIORS = f"{INDEX}/priors.npy"
+POSITIONS = f"{INDEX}/positions.npy"
 
 _Manifest = TypeVar("_Manifest", bound=BaseModel)
 _DERIVED_BYTES = 1 << 31
@@ -69,10 +71,14 @@ def write_index(
             labels=len(band.rows_N),
             index_file=f"{INDEX}/{band.name}.faiss",
             rows_file=f"{INDEX}/{band.name}.rows.npy",
+            cells_file=f"{INDEX}/{band.name}.cells.npy" if band.has_cells else None,
         )
         bands.append(record)
         files[record.index_file] = _write_faiss(root / record.index_file, band.index)
         files[record.rows_file] = _write_array(root / record.rows_file, band.rows_N)
+        if record.cells_file is not None:
+            files[record.cells_file] = _write_array(root / record.cells_file, band.cells.of_ids)
+    files[POSITIONS] = _write_array(root / POSITIONS, positions_of([band.rows_N for band in tuned.bands]))
     priors = bundle.priors
     if priors is not None:
         files[PRIORS] = _write_array(root / PRIORS, priors.values_LP)
@@ -87,6 +93,7 @@ def write_index(
         dim=tuned.dim,
         priors=[] if priors is None else list(priors.settings),
         bands=bands,
+        positions_file=POSITIONS,
         effort=tuned.chosen.effort,
         efforts=tuned.efforts,
         recall_k=tuned.recall_k,
@@ -140,13 +147,28 @@ def read_bands(
             raise ReleaseCorruptError(f"{root / record.rows_file}: expected rows of no other band, found some")
         seen_L[rows_N] = True
         gpu = GpuIndex(index) if device == "gpu" and record.kind in ON_GPU else None
-        bands.append(Band(record.name, record.kind, record.factory, index, rows_N, gpu))
+        band = Band(record.name, record.kind, record.factory, index, rows_N, gpu)
+        if record.cells_file is not None:
+            band = band.with_cells(_read_int32(root / record.cells_file, len(rows_N), index.nlist))
+        bands.append(band)
     if len(seen_L) != len(bundle.embeddings) or not seen_L.all():
         raise ReleaseCorruptError(
             f"{root / INDEX_MANIFEST}: expected bands that cover {len(bundle.embeddings)} labels, "
             f"found {int(seen_L.sum())}"
         )
     return bands
+
+
+def read_positions(root: Path, manifest: IndexManifest) -> Int32 | None:
+    """Every label's id among the bands of a release whose files were verified, int32 [L], memory-mapped; None of one
+    that does not keep them.
+
+    Raises:
+        ReleaseCorruptError: values of another shape, type or range.
+    """
+    if manifest.positions_file is None:
+        return None
+    return _read_int32(root / manifest.positions_file, manifest.labels, manifest.labels)
 
 
 def read_priors(root: Path, manifest: IndexManifest, *, verify: bool = True) -> Priors | None:
@@ -259,6 +281,15 @@ def _read_rows(path: Path, labels: int) -> Int64:
     if rows_N.min() < 0 or rows_N.max() >= labels:
         raise ReleaseCorruptError(f"{path}: expected label rows 0..{labels - 1}, found {rows_N.min()}..{rows_N.max()}")
     return rows_N
+
+
+def _read_int32(path: Path, length: int, limit: int) -> Int32:
+    numbers: Int32 = _read_array(path)
+    if numbers.dtype != np.int32 or numbers.shape != (length,) or numbers.min() < 0 or numbers.max() >= limit:
+        raise ReleaseCorruptError(
+            f"{path}: expected int32 [{length}] of 0..{limit - 1}, found {numbers.dtype} {list(numbers.shape)}"
+        )
+    return numbers
 
 
 def _read_array(path: Path) -> Any:

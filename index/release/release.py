@@ -27,7 +27,14 @@ from longtail.index.errors import (
     ReleaseNotFoundError,
 )
 from longtail.index.manifests import Device, IndexManifest, ReleaseManifest
-from longtail.index.release.index_files import INDEX, INDEX_MANIFEST, read_bands, read_manifest_file, read_priors
+from longtail.index.release.index_files import (
+    INDEX,
+    INDEX_MANIFEST,
+    read_bands,
+    read_manifest_file,
+    read_positions,
+    read_priors,
+)
 from longtail.index.release.verified import Verified
 from longtail.index.search.gpu import check_device
 from longtail.index.search.searcher import Searcher
@@ -112,7 +119,7 @@ def _open(path: Path, device: Device, *, mapped: bool, towers: bool, verify: boo
     bundle = replace(bundle, priors=read_priors(path, index, verify=verify))
     bands = read_bands(path, index, bundle, device=device, mapped=mapped)
     filtered = index.filtered.efforts if index.filtered else ()
-    searcher = Searcher(bundle, bands, index.effort, filtered, index.efforts)
+    searcher = Searcher(bundle, bands, index.effort, filtered, index.efforts, read_positions(path, index))
     return Release(path.name, path, manifest.created_at, bundle, searcher, manifest, index)
 
 

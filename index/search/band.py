@@ -6,14 +6,14 @@ Legend: `N` labels of the band, `L` rows, `B` queries, `C` candidates, `E` coord
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import faiss
 import numpy as np
 
-from longtail.bundle.arrays import Float32, Int64
+from longtail.bundle.arrays import Float32, Int32, Int64
 from longtail.index.manifests import Effort, Kind
 from longtail.index.search.candidates import NO_ROW, no_results
 from longtail.index.search.cells import MEASURED_DEPTH, PROBES_PER_DEPTH, Cells
@@ -78,6 +78,17 @@ class Band:
     def cells(self) -> Cells:
         """Of an inverted file."""
         return Cells(self.index)
+
+    def with_cells(self, cells_N: Int32) -> Band:
+        """The same band, whose ids are known to stand in these cells, int32 [N]; a copy of other rows reads its own."""
+        band = replace(self)
+        vars(band)["cells"] = Cells(self.index, cells_N)
+        return band
+
+    @property
+    def has_cells(self) -> bool:
+        """Whether it is an inverted file."""
+        return self.kind in _CELLS
 
     def search(
         self, queries_BE: Float32, k: int, effort: Effort, ids: IdSet, boost: float = 1.0

@@ -32,10 +32,12 @@ class Cells:
 
     Args:
         index: of FAISS, an `IndexIVF`.
+        of_ids: the cell of every id, int32 [N]; None: read from the index.
     """
 
-    def __init__(self, index: Any) -> None:
+    def __init__(self, index: Any, of_ids: Int32 | None = None) -> None:
         self._index = index
+        self._of_ids = of_ids
 
     @cached_property
     def _centroids(self) -> Float32:
@@ -46,6 +48,8 @@ class Cells:
     @cached_property
     def of_ids(self) -> Int32:
         """The cell of every id, int32 [N]."""
+        if self._of_ids is not None:
+            return self._of_ids
         cells_N = np.empty(self._index.ntotal, np.int32)
         lists = self._index.invlists
         for cell in range(self._index.nlist):

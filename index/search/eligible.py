@@ -125,15 +125,16 @@ class EligibleLabels:
         self._positions = positions
 
     @classmethod
-    def every(cls, band_rows: Sequence[Int64]) -> EligibleLabels:
+    def every(cls, band_rows: Sequence[Int64], positions_L: Int32 | None = None) -> EligibleLabels:
         """All labels of an index.
 
         Args:
             band_rows: label rows of every band, int64 [N] each.
+            positions_L: of `positions_of` the same; None: made when they are first asked for.
         """
         id_sets = [IdSet.from_mask(np.ones(len(rows_N), np.bool_)) for rows_N in band_rows]
         # Four bytes a label, so only when asked for, and once for all the sets of an index.
-        return cls(band_rows, id_sets, cache(lambda: _positions(band_rows)))
+        return cls(band_rows, id_sets, cache(lambda: positions_of(band_rows) if positions_L is None else positions_L))
 
     def where(self, mask_L: Bools) -> EligibleLabels:
         """Those of them where the mask, bool [L], is true."""
@@ -168,7 +169,12 @@ class EligibleLabels:
         return np.sort(np.concatenate(found)) if found else np.empty(0, np.int64)
 
 
-def _positions(band_rows: Sequence[Int64]) -> Int32:
+def positions_of(band_rows: Sequence[Int64]) -> Int32:
+    """Every label's id, int32 [L], counted on from one band to the next.
+
+    Args:
+        band_rows: label rows of every band, int64 [N] each.
+    """
     positions_L = np.empty(sum(len(rows_N) for rows_N in band_rows), np.int32)
     start = 0
     for rows_N in band_rows:

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from longtail.bundle import BUCKET_NAMES, Bundle
-from longtail.bundle.arrays import Bools, Float32, Int64
+from longtail.bundle.arrays import Bools, Float32, Int32, Int64
 from longtail.index.errors import QueryError
 from longtail.index.manifests import Effort, EffortAt, FilteredEffort
 from longtail.index.search.band import NEARLY_WHOLE, Band
@@ -47,6 +47,7 @@ class Searcher:
         effort: how hard approximate bands are searched, wherever the dials stand.
         filtered: how much harder, where only a share of the labels may be answered.
         efforts: the less that suffices at each place on the dials, where nearly all labels may be answered.
+        positions_L: of `eligible.positions_of` the bands' rows; None: made when they are first asked for.
 
     Attributes:
         labels: L.
@@ -78,6 +79,7 @@ class Searcher:
         effort: Effort,
         filtered: Sequence[FilteredEffort] = (),
         efforts: Sequence[EffortAt] = (),
+        positions_L: Int32 | None = None,
     ) -> None:
         self.labels = len(bundle.embeddings)
         self.bands = list(bands)
@@ -86,7 +88,7 @@ class Searcher:
         self.filtered = sorted(filtered, key=lambda effort: effort.selectivity)
         self._exact = ExactRows(bundle)
         self._buckets_L = bundle.labels.buckets
-        self._every = EligibleLabels.every([band.rows_N for band in self.bands])
+        self._every = EligibleLabels.every([band.rows_N for band in self.bands], positions_L)
         self._hidden_R: Int64 = np.empty(0, np.int64)
         self._of_buckets: dict[frozenset[int], EligibleLabels] = {}
         self._visible_of_buckets: dict[frozenset[int], EligibleLabels] = {}

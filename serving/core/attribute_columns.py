@@ -1,7 +1,7 @@
-"""One column of labels as sets of rows: by value, or in order of a number.
+"""One column of labels that conditions ask: strings by value, numbers as they are.
 
-Sets are roaring bitmaps. A column of few values keeps one for each, a column of many the rows in order of value, from
-which a bitmap is made when it is asked for.
+A column of few strings keeps a roaring bitmap for each, a column of many the rows in order of value, from which a
+bitmap is made when it is asked for.
 
 Legend: `L` labels, `V` distinct values, `R` rows that have a value, in order of it.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import array
 from bisect import bisect_left
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +19,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import AbstractBitMap, BitMap, FrozenBitMap
 
-from longtail.bundle.arrays import Int64
+from longtail.bundle.arrays import Bools
 from longtail.bundle.filterable import FilterKind
+from longtail.bundle.mapped_table import in_one_piece
 
 Rows = npt.NDArray[np.uint32]
+Side = Literal["left", "right"]
 _BITMAPS_UPTO = 4_096
 """Values of a column up to which each has a bitmap of its own."""
 
@@ -30,11 +32,12 @@ _BITMAPS_UPTO = 4_096
 class Column(Protocol):
     """What conditions on one column ask of it."""
 
-    present: AbstractBitMap
-    """Rows that have a value."""
+    @property
+    def present(self) -> Bools:
+        """Labels that have a value, bool [L]."""
 
-    def having(self, values: Iterable[Any]) -> BitMap:
-        """Rows that have one of these values."""
+    def having(self, values: Iterable[Any]) -> Bools:
+        """Labels that have one of these values, bool [L]."""
 
 
 def bitmap(rows_R: Rows) -> BitMap:
@@ -48,12 +51,10 @@ class ValueColumn:
 
     Args:
         column: string, boolean or list of strings, [L]; null for a label without a value.
-
-    Attributes:
-        present: rows that have a value.
     """
 
     def __init__(self, column: pa.ChunkedArray) -> None:
+        self._labels = len(column)
         whole = _decoded(column)
         if pa.types.is_list(whole.type) or pa.types.is_large_list(whole.type):
             rows = pc.list_parent_indices(whole).to_numpy(zero_copy_only=False)
@@ -71,34 +72,44 @@ class ValueColumn:
         codes = ranks[encoded.indices.to_numpy(zero_copy_only=False)]
         rows_R = rows[known].astype(np.uint32)[np.argsort(codes, kind="stable")]
         ends_V = np.cumsum(np.bincount(codes, minlength=len(order)))
-        self.present: AbstractBitMap = FrozenBitMap(bitmap(rows_R))
+        self._present = FrozenBitMap(bitmap(rows_R))
         self._bitmaps: list[FrozenBitMap] | None = None
         self._rows_R, self._ends_V = rows_R, ends_V
         if len(order) <= _BITMAPS_UPTO:
             self._bitmaps = [FrozenBitMap(self._slice(code)) for code in range(len(order))]
             self._rows_R, self._ends_V = rows_R[:0], ends_V[:0]
 
-    def having(self, values: Iterable[str]) -> BitMap:
-        """Rows that have one of these values; of lists, among others."""
+    @property
+    def present(self) -> Bools:
+        """Labels that have a value, bool [L]."""
+        return self._mask(self._present)
+
+    def having(self, values: Iterable[str]) -> Bools:
+        """Labels that have one of these values, of lists among others, bool [L]."""
         found = BitMap()
         for value in values:
             code = bisect_left(self._values, value, key=_text)
             if code < len(self._values) and _text(self._values[code]) == value:
                 found |= self._slice(code) if self._bitmaps is None else self._bitmaps[code]
-        return found
+        return self._mask(found)
+
+    def _mask(self, rows: AbstractBitMap) -> Bools:
+        mask_L: Bools = np.zeros(self._labels, np.bool_)
+        mask_L[np.frombuffer(rows.to_array(), np.uint32)] = True
+        return mask_L
 
     def _slice(self, code: int) -> BitMap:
         return bitmap(self._rows_R[self._ends_V[code - 1] if code else 0 : self._ends_V[code]])
 
 
 class NumberColumn:
-    """Numbers, or dates as microseconds since 1970.
+    """Numbers, or dates as microseconds since 1970: compared as they lie in the label table, which takes a hundredth of
+    a second of ten million, and no memory beside it.
 
     Args:
         column: integers, floats, decimals, dates or times, [L]; null or NaN for a label without a value.
 
     Attributes:
-        present: rows that have a value.
         type: in which values are compared.
     """
 
@@ -109,48 +120,57 @@ class NumberColumn:
         elif pa.types.is_decimal(whole.type):
             # By way of their digits: 3.30 is then the float that JSON's 3.3 is, which Arrow's own cast may miss.
             whole = pc.cast(pc.cast(whole, pa.string()), pa.float64())
-        known = pc.is_valid(whole).to_numpy(zero_copy_only=False)
-        values = whole.filter(pa.array(known)).to_numpy(zero_copy_only=False)
-        rows = np.flatnonzero(known).astype(np.uint32)
-        if values.dtype.kind == "f":
-            number = ~np.isnan(values)
-            values, rows = values[number], rows[number]
-        order = np.argsort(values, kind="stable")
-        self._values_R, self._rows_R = values[order], rows[order]
-        self.type: np.dtype[Any] = values.dtype
-        self.present: AbstractBitMap = FrozenBitMap(bitmap(self._rows_R))
+        self._whole = whole
+        self._values_L = _values_of(whole)
+        self.type: np.dtype[Any] = self._values_L.dtype
 
-    def having(self, values: Iterable[float]) -> BitMap:
-        """Rows whose number is one of these."""
-        found = BitMap()
+    @property
+    def present(self) -> Bools:
+        """Labels that have a value, bool [L]."""
+        known_L: Bools = ~np.isnan(self._values_L) if self.type.kind == "f" else np.ones(len(self._values_L), np.bool_)
+        if self._whole.null_count:
+            known_L &= pc.is_valid(self._whole).to_numpy(zero_copy_only=False)
+        return known_L
+
+    def having(self, values: Iterable[float]) -> Bools:
+        """Labels whose number is one of these, bool [L]."""
+        found_L: Bools = np.zeros(len(self._values_L), np.bool_)
         for value in values:
-            found |= self.between(value, "left", value, "right")
-        return found
+            found_L |= self.between(value, "left", value, "right")
+        return found_L
 
-    def between(self, low: float | None, low_side: str, high: float | None, high_side: str) -> BitMap:
-        """Rows from one number to another.
+    def between(self, low: float | None, low_side: Side, high: float | None, high_side: Side) -> Bools:
+        """Labels from one number to another, bool [L].
 
         Args:
             low: where they begin; None: with the least.
-            low_side: `left` with rows of that number, `right` after them.
+            low_side: `left` with labels of that number, `right` after them.
             high: where they end; None: with the greatest.
-            high_side: `left` before rows of that number, `right` with them.
+            high_side: `left` before labels of that number, `right` with them.
         """
-        start = 0 if low is None else self._place(low, low_side)
-        end = len(self._rows_R) if high is None else self._place(high, high_side)
-        return bitmap(self._rows_R[start:end])
+        found_L = self.present
+        if low is not None:
+            found_L &= ~self._before(low, low_side)
+        if high is not None:
+            found_L &= self._before(high, high_side)
+        return found_L
 
-    def _place(self, value: float, side: Any) -> int:
+    def _before(self, value: float, side: Side) -> Bools:
+        """Labels whose number stands left or right of the place before, or after, those that are the value."""
+        limit: Any = value
         if self.type.kind == "f":
             with np.errstate(over="ignore"):
-                return int(np.searchsorted(self._values_R, _float(value, self.type), side))
-        # Integers are compared as such: a float has not room for all of them.
-        whole, limits = int(value // 1), np.iinfo(self.type)
-        if whole != value:
-            whole, side = whole + 1, "left"
-        if not limits.min <= whole <= limits.max:
-            return 0 if whole < limits.min else len(self._values_R)
-        return int(np.searchsorted(self._values_R, self.type.type(whole), side))
+                limit = _float(value, self.type)
+        else:
+            # Integers are compared as such: a float has not room for all of them.
+            whole, limits = int(value // 1), np.iinfo(self.type)
+            if whole != value:
+                whole, side = whole + 1, "left"
+            if not limits.min <= whole <= limits.max:
+                return np.full(len(self._values_L), whole > limits.max)
+            limit = self.type.type(whole)
+        before_L: Bools = self._values_L < limit if side == "left" else self._values_L <= limit
+        return before_L
 
 
 def column_of(kind: FilterKind, column: pa.ChunkedArray) -> ValueColumn | NumberColumn:
@@ -163,13 +183,17 @@ def column_of(kind: FilterKind, column: pa.ChunkedArray) -> ValueColumn | Number
     return NumberColumn(column) if kind in ("number", "date") else ValueColumn(column)
 
 
-def rows_of(found: AbstractBitMap) -> Int64:
-    """The rows of a set, int64, ascending."""
-    return np.frombuffer(found.to_array(), np.uint32).astype(np.int64)
+def _values_of(whole: pa.Array) -> npt.NDArray[Any]:
+    """The numbers of a column as they lie in its memory, [L]; any where it is null."""
+    if pa.types.is_integer(whole.type) or pa.types.is_floating(whole.type):
+        type_ = np.dtype(whole.type.to_pandas_dtype())
+        return np.frombuffer(whole.buffers()[1] or b"", type_)[whole.offset :][: len(whole)]
+    values: npt.NDArray[Any] = whole.to_numpy(zero_copy_only=False)
+    return values
 
 
 def _decoded(column: pa.ChunkedArray) -> pa.Array:
-    whole = column.combine_chunks()
+    whole = in_one_piece(column)
     return whole.dictionary_decode() if pa.types.is_dictionary(whole.type) else whole
 
 

@@ -24,7 +24,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import JsonValue
-from pyroaring import AbstractBitMap, BitMap
 
 from longtail.bundle.added_labels import AddedLabels
 from longtail.bundle.arrays import Bools
@@ -32,7 +31,7 @@ from longtail.bundle.display import DisplayColumns
 from longtail.bundle.errors import describe
 from longtail.bundle.filterable import FilterKind, filter_kind
 from longtail.index import Selection
-from longtail.serving.core.attribute_columns import Column, NumberColumn, column_of, rows_of
+from longtail.serving.core.attribute_columns import Column, NumberColumn, column_of
 from longtail.serving.errors import InvalidRequestError
 
 _DISTINCT = 1 << 16
@@ -87,13 +86,9 @@ class Attributes:
 
     def mask(self, conditions: Sequence[Condition]) -> Bools:
         """The labels that meet all conditions, bool."""
-        rows: AbstractBitMap | None = None
+        mask = np.ones(self._labels, np.bool_)
         for condition in conditions:
-            found = self._meeting(condition)
-            rows = found if rows is None else rows & found
-        mask = np.ones(self._labels, np.bool_) if rows is None else np.zeros(self._labels, np.bool_)
-        if rows is not None:
-            mask[rows_of(rows)] = True
+            mask &= self._meeting(condition)
         return mask
 
     def column(self, name: str) -> Column:
@@ -111,15 +106,15 @@ class Attributes:
         with self._reading:
             self._read = {}
 
-    def _meeting(self, condition: Condition) -> AbstractBitMap:
+    def _meeting(self, condition: Condition) -> Bools:
         column, values = self.column(condition.column), condition.values
         match condition.operator:
             case "eq" | "in":
                 return column.having(values)
             case "ne" | "not_in":
-                return self._others(column.having(values))
+                return ~column.having(values)
             case "exists":
-                return column.present if values[0] else self._others(column.present)
+                return column.present if values[0] else ~column.present
         assert isinstance(column, NumberColumn)
         match condition.operator:
             case "lt":
@@ -129,9 +124,6 @@ class Attributes:
             case "gt":
                 return column.between(values[0], "right", None, "right")
         return column.between(values[0], "left", None, "right")
-
-    def _others(self, rows: AbstractBitMap) -> BitMap:
-        return BitMap(range(self._labels)) - rows
 
 
 class LabelAttributes:

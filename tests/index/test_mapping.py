@@ -6,13 +6,17 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from longtail.index import IndexSpec, Release, ReleaseCorruptError, Releases, build
+from longtail.bundle import FileRecord, sha256_of
+from longtail.index import IndexSpec, Release, ReleaseCorruptError, ReleaseManifest, Releases, build
 from longtail.index.release import index_files
+from longtail.index.search.cells import Cells
+from longtail.index.search.eligible import positions_of
 from tests.index.conftest import KINDS
 
 ROOT = Path(__file__).parents[2]
@@ -137,3 +141,46 @@ def test_a_label_table_of_another_content_is_refused(opened: Callable[[str], Rel
     file.write_bytes(file.read_bytes().replace(b"item-7", b"item-X", 1))
     with pytest.raises(ReleaseCorruptError, match=r"labels.arrow: expected sha256"):
         Releases(tmp_path / "releases").open(release.name)
+
+
+@pytest.mark.parametrize("spec", [spec for spec in KINDS if spec != "hnsw"])
+def test_what_a_filter_asks_of_an_index_is_mapped_and_what_would_be_made(
+    spec: str, opened: Callable[[str], Release]
+) -> None:
+    release = opened(spec)
+    every = release.searcher._every
+    assert isinstance(every._positions(), np.ndarray)
+    assert not every._positions().flags.owndata
+    assert np.array_equal(every._positions(), positions_of([band.rows_N for band in release.searcher.bands]))
+    for band in release.searcher.bands:
+        if band.has_cells:
+            assert not band.cells.of_ids.flags.owndata
+            assert np.array_equal(band.cells.of_ids, Cells(band.index).of_ids)
+
+
+@pytest.mark.parametrize("file", ["index/positions.npy", "index/tail.cells.npy"])
+@pytest.mark.parametrize("change", ["beyond", "below", "shorter", "another type"])
+def test_numbers_that_would_lead_astray_are_refused(file: str, change: str, bundle_path: Path, tmp_path: Path) -> None:
+    build(bundle_path, tmp_path, spec=IndexSpec("ivf_flat"), name="good")
+    path = tmp_path / "good" / file
+    numbers = np.load(path)
+    if change == "another type":
+        numbers = numbers.astype(np.int64)
+    elif change == "shorter":
+        numbers = numbers[:-1]
+    else:
+        numbers[7] = -1 if change == "below" else 600
+    np.save(path, numbers)
+    manifest = ReleaseManifest.model_validate_json((tmp_path / "good" / "release.json").read_bytes())
+    record = FileRecord(sha256=sha256_of(path), bytes=path.stat().st_size)
+    sealed = manifest.model_copy(update={"files": {**manifest.files, file: record}}).sealed()
+    (tmp_path / "good" / "release.json").write_text(sealed.model_dump_json())
+    with pytest.raises(ReleaseCorruptError, match=rf"{file}: expected int32 \["):
+        Releases(tmp_path).open("good")
+
+
+def test_a_band_of_other_rows_reads_its_own_cells(opened: Callable[[str], Release]) -> None:
+    band = opened("ivf_flat").searcher.bands[-1]
+    wrong = band.with_cells(np.zeros(len(band.rows_N), np.int32))
+    assert not wrong.cells.of_ids.any()
+    assert np.array_equal(replace(wrong).cells.of_ids, Cells(band.index).of_ids)

@@ -68,6 +68,8 @@ def test_it_holds_what_it_says(bundle_path: Path, release: Path) -> None:
         "index/head.rows.npy",
         "index/labels.arrow",
         "index/lookup.arrow",
+        "index/positions.npy",
+        "index/tail.cells.npy",
         "index/vocabularies",
         "index/tail.faiss",
         "index/tail.rows.npy",

@@ -14,7 +14,7 @@ from longtail.bundle import BundleInvariantError, Hide, Upsert
 from longtail.bundle.display import DisplayColumns
 from longtail.index import IndexSpec, Releases, build
 from longtail.serving import Retriever
-from longtail.serving.core.attribute_columns import ValueColumn
+from longtail.serving.core.attribute_columns import NumberColumn, ValueColumn
 from longtail.serving.core.attributes import LabelAttributes
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import Query, SimilarQuery
@@ -51,8 +51,45 @@ def test_a_column_of_many_values_is_searched_in_order(monkeypatch: pytest.Monkey
     many = ValueColumn(columns["tags"]), ValueColumn(columns["title"])
     for values in (["t1"], ["t0", "all"], ["Title 0", "Title 399", "Title 4"], ["", "zz", "none"]):
         for one, other in zip(few, many, strict=True):
-            assert one.having(values) == other.having(values)
-    assert few[1].having(["Title 0", "Title 399", "x"]).to_array().tolist() == [0, 399]
+            assert one.having(values).tolist() == other.having(values).tolist()
+    assert np.flatnonzero(few[1].having(["Title 0", "Title 399", "x"])).tolist() == [0, 399]
+
+
+LARGE = 2**60
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.chunked_array([[7, None, LARGE + 1, LARGE, -3]]),
+        pa.chunked_array([[7, None], [LARGE + 1, LARGE, -3]]),
+        pa.chunked_array([pa.array([0, 7, None, LARGE + 1, LARGE, -3, 0]).slice(1, 5)]),
+    ],
+    ids=["whole", "in pieces", "sliced"],
+)
+def test_numbers_are_compared_as_they_lie_in_the_table(column: pa.ChunkedArray) -> None:
+    numbers = NumberColumn(column)
+    assert numbers.present.tolist() == [True, False, True, True, True]
+    assert np.flatnonzero(numbers.having([LARGE, 7, 0])).tolist() == [0, 3]
+    assert np.flatnonzero(numbers.between(LARGE, "right", None, "right")).tolist() == [2]
+    assert np.flatnonzero(numbers.between(None, "left", 6.5, "right")).tolist() == [4]
+    assert np.flatnonzero(numbers.between(-3, "left", 7, "left")).tolist() == [4]
+    assert np.flatnonzero(numbers.between(2**70, "left", None, "right")).tolist() == []
+    assert np.flatnonzero(numbers.between(None, "left", 2**70, "left")).tolist() == [0, 2, 3, 4]
+
+
+@pytest.mark.parametrize("type_", [pa.int32(), pa.float64(), pa.date32(), pa.decimal128(5, 2)], ids=str)
+@pytest.mark.parametrize("labels", [0, 3])
+def test_a_column_without_any_value(type_: pa.DataType, labels: int) -> None:
+    numbers = NumberColumn(pa.chunked_array([pa.nulls(labels, type_)], type_))
+    for found in (numbers.present, numbers.having([0]), numbers.between(None, "left", 1, "right")):
+        assert found.tolist() == [False] * labels
+
+
+def test_numbers_of_a_table_take_no_memory_of_their_own() -> None:
+    column = pa.chunked_array([np.arange(100_000.0)])
+    numbers = NumberColumn(column)
+    assert np.shares_memory(numbers._values_L, column.chunk(0).to_numpy())
 
 
 def test_the_same_filter_is_the_same_selection_however_it_is_written() -> None:
