@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import faiss
 import numpy as np
 import pytest
 
@@ -26,6 +27,7 @@ TABLE = "index/labels.arrow"
 SEARCHING = """
 import sys
 from pathlib import Path
+import faiss
 import numpy as np
 from longtail.index import Releases
 release = Releases(Path(sys.argv[1])).open(sys.argv[2])
@@ -184,3 +186,12 @@ def test_a_band_of_other_rows_reads_its_own_cells(opened: Callable[[str], Releas
     wrong = band.with_cells(np.zeros(len(band.rows_N), np.int32))
     assert not wrong.cells.of_ids.any()
     assert np.array_equal(replace(wrong).cells.of_ids, Cells(band.index).of_ids)
+
+
+def test_the_exact_head_of_a_mapped_release_is_multiplied_as_it_lies(bundle_path: Path, tmp_path: Path) -> None:
+    """A file of FAISS's begins its numbers at any byte, and NumPy copies what is not aligned for every product."""
+    build(bundle_path, tmp_path, spec=IndexSpec("ivf_flat"), name="good")
+    head = Releases(tmp_path).open("good").searcher.bands[0]
+    held = faiss.rev_swig_ptr(head.index.get_xb(), head.index.ntotal * head.index.d)
+    assert head._vectors.flags.aligned
+    assert np.array_equal(head._vectors.ravel(), held)
