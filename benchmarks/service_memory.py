@@ -1,13 +1,13 @@
 """What a worker of the service holds in memory of its own: at start, after load, and after ever more swaps.
 
     python -m benchmarks.service_memory [--labels 1000000] [--dim 64] [--columns 2] [--spec ivf_flat]
-        [--swaps 10] [--requests 1000] [--dir DIR]
+        [--swaps 10] [--requests 1000] [--load] [--dir DIR]
     python -m benchmarks.service_memory --shapes        # six catalogues one after the other
 
 Private is what no file backs (`longtail_worker_private_bytes`, RssAnon of /proc): the index, the embeddings, the label
 table and the query tower's tables are mapped, and shared by all workers. One worker of the real service answers
 requests over histories and excluded labels drawn from the whole catalogue, and loads two releases in turn, a second
-apart.
+apart; with `--load` another client asks all the while, and what it got and how long it waited is told.
 
 Of 40 swaps and more it says how many bytes each leaves behind: the slope from the tenth on, with its 95 % interval from
 the means of ten swaps each. Beside what is measured stands the sizing rule of README.md ("In production"); the command
@@ -20,7 +20,10 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import tempfile
+import threading
 import time
+from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -46,6 +49,8 @@ PROCESS_BYTES = 92e6
 """Of the sizing rule: a worker without a release."""
 LABEL_BYTES = 3
 """Of the sizing rule: a label of one release, whatever its id and its display columns hold."""
+LATELY_BYTES = 40e6
+"""Of the sizing rule, under steady load: labels shown and ids asked for lately, some ten thousands of each release."""
 RULE_ERROR = 0.1
 """Share of the rule that README.md says it may be off by."""
 _SHAPES = (
@@ -71,17 +76,20 @@ def main(
     requests: int = 1000,
     spec: str = "",
     shapes: bool = False,
+    load: bool = False,
     dir: Annotated[Path, typer.Option(help="Where the releases are kept.")] = _KEPT,
 ) -> None:
     """Build two releases if they are not there, then serve them in turn; `spec` is flat below 100,000 labels."""
     asked = (labels, dim, columns)
-    errors = [_measure(dir, shape, swaps, requests, spec) for shape in (_SHAPES if shapes else (asked,))]
+    errors = [_measure(dir, shape, swaps, requests, spec, load=load) for shape in (_SHAPES if shapes else (asked,))]
     if max(map(abs, errors)) > RULE_ERROR:
         print(f"expected the sizing rule to be off by at most {RULE_ERROR:.0%}")
         raise typer.Exit(1)
 
 
-def _measure(directory: Path, shape: tuple[int, int, int], swaps: int, requests: int, spec: str) -> float:
+def _measure(
+    directory: Path, shape: tuple[int, int, int], swaps: int, requests: int, spec: str, *, load: bool
+) -> float:
     """How far the rule is off, as a share of it."""
     labels, dim, columns = shape
     kind = spec or ("flat" if labels < _FLAT_BELOW else "ivf_flat")
@@ -90,18 +98,51 @@ def _measure(directory: Path, shape: tuple[int, int, int], swaps: int, requests:
     print(f"{'when':>22}{'private MB':>12}{'resident MB':>13}")
     with server(releases, directory / "memory.log", poll_seconds=0.05, drain_seconds=0) as process:
         process.wait_until_ready(300)
-        held = _swap(process, releases, labels, swaps, requests)
+        with _Asking(process.url, labels) if load else nullcontext():
+            held = _swap(process, releases, labels, swaps, requests)
         process.terminate()
     if swaps >= _SETTLED + 3 * _BLOCK:
         print(f"each swap from the {_SETTLED}th on leaves {_slope(held[_SETTLED:])}")
-    rule = PROCESS_BYTES + _LOADED * labels * LABEL_BYTES
+    process_bytes = PROCESS_BYTES + LATELY_BYTES * load
+    rule = process_bytes + _LOADED * labels * LABEL_BYTES
     error = held[-1] / rule - 1
     print(
-        f"sizing rule: {PROCESS_BYTES / _MB:.0f} MB + {_LOADED} releases x {labels:,} labels x {LABEL_BYTES} bytes "
+        f"sizing rule: {process_bytes / _MB:.0f} MB + {_LOADED} releases x {labels:,} labels x {LABEL_BYTES} bytes "
         f"= {rule / _MB:,.0f} MB; measured {error:+.1%}\n",
         flush=True,
     )
     return error
+
+
+class _Asking:
+    """A client that asks, one request after the other, until the block ends; then tells how long it waited."""
+
+    def __init__(self, url: str, labels: int) -> None:
+        self._url, self._labels = url, labels
+        self._seconds: list[float] = []
+        self._statuses: Counter[int] = Counter()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._ask)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._thread.join()
+        p50, p99, p999, longest = (np.quantile(self._seconds, (0.5, 0.99, 0.999, 1)) * 1e3).tolist()
+        statuses = ", ".join(f"{count:,} with {status}" for status, count in sorted(self._statuses.items()))
+        print(
+            f"asked all the while: {statuses}; ms {p50:.1f} (p50), {p99:.1f}, {p999:.1f} (p99.9), {longest:.0f} at most"
+        )
+
+    def _ask(self) -> None:
+        rng = np.random.default_rng(1)
+        with httpx.Client(base_url=self._url, timeout=60) as client:
+            while not self._stopping.is_set():
+                started = time.perf_counter()
+                self._statuses[client.post("/v1/retrieve", json=_request(rng, self._labels)).status_code] += 1
+                self._seconds.append(time.perf_counter() - started)
 
 
 def _swap(process: ServerProcess, releases: Path, labels: int, swaps: int, requests: int) -> list[int]:
