@@ -20,14 +20,8 @@ from pathlib import Path
 import numpy as np
 import typer
 
-from longtail.serving.monitoring import (
-    AnsweredBatch,
-    AnswerFeedback,
-    Baseline,
-    LiveFigures,
-    fingerprints,
-    measure_baseline,
-)
+from longtail.bundle.lookup import fingerprints
+from longtail.serving.monitoring import AnsweredBatch, AnswerFeedback, Baseline, LiveFigures, measure_baseline
 
 _DRAWN = 200
 

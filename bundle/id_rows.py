@@ -24,8 +24,6 @@ from longtail.bundle.arrays import Int32, Int64
 from longtail.bundle.errors import require
 from longtail.bundle.mapped_table import check_rows, numbers_of
 
-ABSENT = -1
-"""Row of an id that the table does not have."""
 _MAX_KEPT = 1 << 16
 """Ids kept as Python strings, at most; then all are forgotten and those asked for found again."""
 _CHUNK = 1 << 16

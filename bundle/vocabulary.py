@@ -92,6 +92,7 @@ class Vocabulary:
         found = table.schema.field("id").type if "id" in table.column_names else "no such column"
         require(f"{path.name} holds ids", found == pa.string(), pa.string(), found)
         ids = in_one_piece(table["id"])
+        require(f"{path.name} holds no nulls", ids.null_count == 0, "no nulls", f"{ids.null_count}")
         hashes = IdHashes.from_table(table, len(ids))
         if verify:
             hashes.check(path.name)

@@ -168,6 +168,8 @@ class BandRecord(Record):
     rows_file: str
     cells_file: str | None = None
     """The cell of each of its index ids, int32 [N], of an inverted file; None: to be read from the index."""
+    vectors_file: str | None = None
+    """What an exact head's index holds, float32 [N, width], aligned; None: to be copied from the index."""
 
 
 class IndexManifest(Record):

@@ -2,7 +2,8 @@
 
 NAME/
   bundle/         every file of the bundle, hard-linked where the disk allows it
-  index/          manifest.json, labels.arrow, per band NAME.faiss and NAME.rows.npy, with priors priors.npy
+  index/          manifest.json; per band NAME.faiss and NAME.rows.npy; with priors priors.npy; what is made once, to be
+                  mapped: NAME.cells.npy, NAME.vectors.npy, positions.npy, labels.arrow, lookup.arrow, vocabularies/
   release.json    which bundle, which index, the sha256 of every file of index/
 """
 

@@ -18,7 +18,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from longtail.bundle import Bundle, FileRecord, MappedTables, Priors, sha256_of
-from longtail.bundle.arrays import Array, Int32, Int64
+from longtail.bundle.arrays import Array, Float32, Int32, Int64
 from longtail.bundle.integrity import read_versioned_json
 from longtail.index.construct.spec import IndexSpec
 from longtail.index.construct.tuning import TunedIndex
@@ -72,12 +72,15 @@ def write_index(
             index_file=f"{INDEX}/{band.name}.faiss",
             rows_file=f"{INDEX}/{band.name}.rows.npy",
             cells_file=f"{INDEX}/{band.name}.cells.npy" if band.has_cells else None,
+            vectors_file=f"{INDEX}/{band.name}.vectors.npy" if band.kind == "flat" and len(tuned.bands) > 1 else None,
         )
         bands.append(record)
         files[record.index_file] = _write_faiss(root / record.index_file, band.index)
         files[record.rows_file] = _write_array(root / record.rows_file, band.rows_N)
         if record.cells_file is not None:
             files[record.cells_file] = _write_array(root / record.cells_file, band.cells.of_ids)
+        if record.vectors_file is not None:
+            files[record.vectors_file] = _write_array(root / record.vectors_file, band.vectors)
     files[POSITIONS] = _write_array(root / POSITIONS, positions_of([band.rows_N for band in tuned.bands]))
     priors = bundle.priors
     if priors is not None:
@@ -149,7 +152,9 @@ def read_bands(
         gpu = GpuIndex(index) if device == "gpu" and record.kind in ON_GPU else None
         band = Band(record.name, record.kind, record.factory, index, rows_N, gpu)
         if record.cells_file is not None:
-            band = band.with_cells(_read_int32(root / record.cells_file, len(rows_N), index.nlist))
+            band = band.knowing(cells_N=_read_int32(root / record.cells_file, len(rows_N), index.nlist))
+        if record.vectors_file is not None:
+            band = band.knowing(vectors_NE=_read_vectors(root / record.vectors_file, len(rows_N), index.d))
         bands.append(band)
     if len(seen_L) != len(bundle.embeddings) or not seen_L.all():
         raise ReleaseCorruptError(
@@ -281,6 +286,15 @@ def _read_rows(path: Path, labels: int) -> Int64:
     if rows_N.min() < 0 or rows_N.max() >= labels:
         raise ReleaseCorruptError(f"{path}: expected label rows 0..{labels - 1}, found {rows_N.min()}..{rows_N.max()}")
     return rows_N
+
+
+def _read_vectors(path: Path, length: int, width: int) -> Float32:
+    vectors_NE: Float32 = _read_array(path)
+    if vectors_NE.dtype != np.float32 or vectors_NE.shape != (length, width):
+        raise ReleaseCorruptError(
+            f"{path}: expected float32 [{length}, {width}], found {vectors_NE.dtype} {list(vectors_NE.shape)}"
+        )
+    return vectors_NE
 
 
 def _read_int32(path: Path, length: int, limit: int) -> Int32:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -97,20 +98,26 @@ def open_release(
         # Of several workers one verifies, and the others wait for its record.
         with verified.alone(wait=True):
             if not verified.holds():
-                stamps = verified.stamps()
+                began, stamps = time.time(), verified.stamps()
                 _open(path, "cpu", mapped=mapped, towers=towers, verify=True)
-                verified.note(stamps)
+                verified.note(stamps, began)
     # Mapped anew: of what was read to verify it, no page counts as this process' any more.
-    return _open(path, device, mapped=mapped, towers=towers, verify=False)
+    try:
+        return _open(path, device, mapped=mapped, towers=towers, verify=False)
+    except (LongtailIndexError, BundleError):
+        # Its files are not what they were: reading all of them says which.
+        verified.forget()
+        return _open(path, device, mapped=mapped, towers=towers, verify=True)
 
 
 def _open(path: Path, device: Device, *, mapped: bool, towers: bool, verify: bool) -> Release:
     manifest = read_release_manifest(path)
     tables = _tables_in(path, manifest)
-    mapped_files = {f"{INDEX}/{name}" for name in tables.names} if tables else set()
+    mapped_files = sorted(f"{INDEX}/{name}" for name in tables.names) if tables else []
     _verify_index(path, manifest, mapped_files, content=verify)
     with ThreadPoolExecutor(1) as pool:
-        others = pool.submit(_verify_index, path, manifest, manifest.files.keys() - mapped_files, content=verify)
+        rest = [name for name in manifest.files if name not in mapped_files]
+        others = pool.submit(_verify_index, path, manifest, rest, content=verify)
         bundle = Bundle.load(path / BUNDLE, towers=towers, tables=tables, verify=verify)
         others.result()
     index = read_index_manifest(path)
@@ -132,23 +139,25 @@ def read_again(path: Path, state: Path) -> None:
 
     Raises:
         LongtailIndexError, BundleError: as `open_release`.
+        OSError: the disk cannot read it.
         ReleaseNotFoundError: it was deleted meanwhile.
     """
     verified = Verified(path, state)
     with verified.alone() as alone:
         if not alone or not verified.due:
             return
-        stamps = verified.stamps()
+        began = time.time()
         try:
+            stamps = verified.stamps()
             manifest = read_release_manifest(path)
             _verify_index(path, manifest, manifest.files.keys())
             verify_files(path / BUNDLE, read_bundle_manifest(path).files)
-        except (LongtailIndexError, BundleError) as error:
+        except (LongtailIndexError, BundleError, OSError) as error:
             if not path.is_dir():
                 raise ReleaseNotFoundError(f"{path}: deleted while it was read") from error
             verified.note_damage(str(error))
             raise
-        verified.note(stamps)
+        verified.note(stamps, began)
 
 
 def read_bundle_manifest(path: Path) -> Manifest:

@@ -104,17 +104,17 @@ class Releases:
 
     def read_again(self, name: str, state: Path) -> None:
         """Read every byte of a release that was opened by the record in `state`, if that is an hour old and no other
-        process is at it; what it finds is known to all that ask for `damage`.
+        process is at it; what it finds is known to all that ask `verified`.
 
         Raises:
-            LongtailIndexError, BundleError: as `open`.
+            LongtailIndexError, BundleError, OSError: as `open`.
             ReleaseNotFoundError: it was deleted meanwhile.
         """
         read_again(self._existing(name), state)
 
-    def damage(self, name: str, state: Path) -> str | None:
-        """What `read_again` found wrong with a release; None: nothing."""
-        return Verified(self.root / check_name(name), state).damage
+    def verified(self, name: str, state: Path) -> Verified:
+        """What a service with this state directory knows of a release: whether it is damaged, or to be read again."""
+        return Verified(self.root / check_name(name), state)
 
     def verify(self, name: str) -> Release:
         """`open`, but into memory of its own: every byte is read and compared, and FAISS parses the index whole.

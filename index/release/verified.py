@@ -9,16 +9,19 @@ change with every link that comes or goes.
 from __future__ import annotations
 
 import fcntl
+import glob
 import json
+import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
-from longtail.bundle import replace_file
+from longtail.bundle import remove_stale, replace_file
 
-_DIRECTORY = "verified"
+_DIRECTORY, _OPENING = "verified", ".opening"
 _VERSION = 1
 _SETTLED_SECONDS = 1.0
 """Age of the newest file from which on another write would show in its times."""
@@ -41,55 +44,97 @@ class Verified:
 
     def stamps(self) -> Stamps:
         """Size, inode and time of modification in ns of every file, by path below the release."""
-        files = {path: path.stat() for path in sorted(self._release.rglob("*")) if path.is_file()}
-        return {
-            path.relative_to(self._release).as_posix(): [status.st_size, status.st_ino, status.st_mtime_ns]
-            for path, status in files.items()
-        }
+        found = {}
+        for folder, _, names in os.walk(self._release, followlinks=True):
+            for path in (Path(folder, name) for name in names):
+                status = path.stat()
+                place = path.relative_to(self._release).as_posix()
+                found[place] = [status.st_size, status.st_ino, status.st_mtime_ns]
+        return found
 
     def holds(self) -> bool:
-        """Whether the release was verified as it lies there now."""
+        """Whether the release was verified as it lies there now, and no process has ended while it opened it so."""
         known = self._read()
-        return known.get("version") == _VERSION and bool(known.get("files")) and known["files"] == self.stamps()
+        if known.get("version") != _VERSION or not known.get("files"):
+            return False
+        if self._ended_while_opening():
+            self.forget()
+            return False
+        return bool(known["files"] == self.stamps())
 
     @property
     def due(self) -> bool:
-        """Whether it was read so long ago that a service should read it again."""
-        return not 0 <= time.time() - self._read().get("read_at", 0.0) < _READ_AGAIN_SECONDS
+        """Whether the release is trusted by a record so old that a service should read it again."""
+        read_at = self._read().get("read_at")
+        return read_at is not None and not 0 <= time.time() - read_at < _READ_AGAIN_SECONDS
 
     @property
     def damage(self) -> str | None:
         """What `note_damage` said."""
         return self._read().get("damage")
 
-    def note(self, stamps: Stamps) -> None:
-        """The release was verified whole after it had these stamps."""
-        now, newest = time.time(), max((written for _, _, written in stamps.values()), default=0)
-        if now - newest / 1e9 >= _SETTLED_SECONDS:
-            self._write({"version": _VERSION, "read_at": now, "files": stamps})
+    def note(self, stamps: Stamps, began: float) -> None:
+        """The release was verified whole.
+
+        Args:
+            stamps: of before.
+            began: when they were taken, seconds since 1970.
+        """
+        newest = max((written for _, _, written in stamps.values()), default=0) / 1e9
+        # Whatever is written from now on has another time than one in the future.
+        if newest > began or began - newest >= _SETTLED_SECONDS:
+            self._write({"version": _VERSION, "read_at": began, "files": stamps})
         else:
-            self._file.unlink(missing_ok=True)
+            self.forget()
 
     def note_damage(self, message: str) -> None:
         """The release is not what was verified."""
+        self.forget()
         self._write({"version": _VERSION, "damage": message})
+
+    def forget(self) -> None:
+        """Nothing is known of the release."""
+        with suppress(OSError):
+            self._file.unlink(missing_ok=True)
+
+    @contextmanager
+    def opening(self) -> Iterator[None]:
+        """What ends the process in here, as a damaged file that is mapped may, ends the trust in the record, too."""
+        with ExitStack() as stack:
+            with suppress(OSError):
+                mark = self._file.with_name(f".{self._release.name}.{uuid4().hex}{_OPENING}")
+                stack.callback(mark.unlink, missing_ok=True)
+                # The lock goes with the process, however it ends.
+                fcntl.flock(stack.enter_context(mark.open("w")), fcntl.LOCK_EX)
+            yield
 
     @contextmanager
     def alone(self, *, wait: bool = False) -> Iterator[bool]:
-        """Whether no other process is in here for this release.
+        """Whether no other process is in here for this release; where the directory takes no lock, nobody can tell.
 
         Args:
-            wait: until it is so; False only where the directory takes no file.
+            wait: until it is so.
         """
         with ExitStack() as stack:
+            alone = True
             try:
                 self._file.parent.mkdir(exist_ok=True)
                 lock = stack.enter_context(self._file.with_suffix(".lock").open("w"))
                 fcntl.flock(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-                alone = True
-            except OSError:
+            except BlockingIOError:
                 alone = False
+            except OSError:
+                pass
             yield alone
+
+    def _ended_while_opening(self) -> bool:
+        ended = False
+        for path in self._file.parent.glob(f".{glob.escape(self._release.name)}.*{_OPENING}"):
+            with suppress(OSError), path.open() as mark:
+                fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink(missing_ok=True)
+                ended = True
+        return ended
 
     def _read(self) -> dict[str, Any]:
         try:
@@ -99,9 +144,10 @@ class Verified:
         return known if isinstance(known, dict) else {}
 
     def _write(self, known: Mapping[str, Any]) -> None:
-        # On a full disk there is no record: the release is then verified at every start.
+        # On a full disk the record is not written: the release is then verified at every start.
         with suppress(OSError):
             self._file.parent.mkdir(exist_ok=True)
+            remove_stale(self._file.parent)
             replace_file(self._file, json.dumps(known).encode())
             for other in self._file.parent.iterdir():
                 if not other.name.startswith(".") and not (self._release.parent / other.stem).is_dir():

@@ -79,10 +79,18 @@ class Band:
         """Of an inverted file."""
         return Cells(self.index)
 
-    def with_cells(self, cells_N: Int32) -> Band:
-        """The same band, whose ids are known to stand in these cells, int32 [N]; a copy of other rows reads its own."""
+    def knowing(self, *, cells_N: Int32 | None = None, vectors_NE: Float32 | None = None) -> Band:
+        """The same band, of whose index this is known; a copy of other rows asks its own.
+
+        Args:
+            cells_N: the cell of every id, int32.
+            vectors_NE: what a flat index holds, float32.
+        """
         band = replace(self)
-        vars(band)["cells"] = Cells(self.index, cells_N)
+        if cells_N is not None:
+            vars(band)["cells"] = Cells(self.index, cells_N)
+        if vectors_NE is not None:
+            vars(band)["vectors"] = vectors_NE
         return band
 
     @property
@@ -134,7 +142,7 @@ class Band:
         return scores_BC, rows_BC
 
     @cached_property
-    def _vectors(self) -> Float32:
+    def vectors(self) -> Float32:
         """What a flat index holds, float32 [N, E]: a view. A copy of a mapped one, which lies in its file at any byte:
         NumPy would copy it for every product, which takes eight times as long as the product."""
         vectors: Float32 = faiss.rev_swig_ptr(self.index.get_xb(), self.index.ntotal * self.index.d)
@@ -153,7 +161,7 @@ class Band:
         Returns:
             Scores float32 [B, C], in no order, and label rows int64 [B, C]; −inf and −1 where a query has fewer.
         """
-        scores_BN = pad(queries_BE, self.index.d) @ self._vectors.T
+        scores_BN = pad(queries_BE, self.index.d) @ self.vectors.T
         if len(queries_BE) == 1:
             at_C = np.flatnonzero(scores_BN[0] >= least_B[0])
             at_C = at_C if ids.whole else at_C[ids.contains(at_C)]

@@ -103,8 +103,8 @@ class ValueColumn:
 
 
 class NumberColumn:
-    """Numbers, or dates as microseconds since 1970: compared as they lie in the label table, which takes a hundredth of
-    a second of ten million, and no memory beside it.
+    """Numbers, or dates as microseconds since 1970: compared as they lie in the label table, which takes hundredths of
+    a second of ten million, and no memory beside it; decimals, dates and times take 8 bytes a label.
 
     Args:
         column: integers, floats, decimals, dates or times, [L]; null or NaN for a label without a value.
@@ -134,10 +134,21 @@ class NumberColumn:
 
     def having(self, values: Iterable[float]) -> Bools:
         """Labels whose number is one of these, bool [L]."""
-        found_L: Bools = np.zeros(len(self._values_L), np.bool_)
-        for value in values:
-            found_L |= self.between(value, "left", value, "right")
+        with np.errstate(over="ignore"):
+            asked = {self._as_held(value) for value in values} - {None}
+        if not asked or not len(self._values_L):
+            return np.zeros(len(self._values_L), np.bool_)
+        asked_V = np.sort(np.array([*asked], self.type))
+        nearest_L = asked_V[np.minimum(np.searchsorted(asked_V, self._values_L), len(asked_V) - 1)]
+        found_L: Bools = (nearest_L == self._values_L) & self.present
         return found_L
+
+    def _as_held(self, value: float) -> Any:
+        """A number as the column's type has it; None of one that no integer is."""
+        if self.type.kind == "f":
+            return _float(value, self.type)
+        whole, limits = int(value // 1), np.iinfo(self.type)
+        return whole if whole == value and limits.min <= whole <= limits.max else None
 
     def between(self, low: float | None, low_side: Side, high: float | None, high_side: Side) -> Bools:
         """Labels from one number to another, bool [L].

@@ -163,7 +163,7 @@ class Catalogue:
         return without_rows(np.array(known, np.int64), NO_ROWS), len(rows) - len(known)
 
     def fingerprints(self, rows_N: Int64) -> npt.NDArray[np.uint32]:
-        """`monitoring.fingerprints` of the rows' ids, uint32 [N]."""
+        """`bundle.lookup.fingerprints` of the rows' ids, uint32 [N]."""
         return self._gather(
             self._fingerprints_L, lambda added, places: fingerprints(added.ids[place] for place in places), rows_N
         )

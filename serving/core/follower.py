@@ -77,6 +77,9 @@ class ReleaseFollower:
         self._staged: tuple[str | None, str | None] = None, None
         """What STAGED named when it was last looked at, and the release that served then."""
         self._failure: _Failure | None = None
+        self._damaged: str | None = None
+        """The release in which this worker itself found damage."""
+        self._reader: threading.Thread | None = None
         self._trouble: str | None = None
         self._checking = threading.Lock()
         self._stopping = threading.Event()
@@ -107,7 +110,8 @@ class ReleaseFollower:
         """
         with self._checking:
             before, self._failure = self._served, None
-            self._check()
+            # One that was damaged may have been mended: it is verified whole.
+            self._check(anew=self._is_damaged(before))
             if self._failure is not None:
                 raise RefusedReleaseError(
                     f"expected CURRENT to name a release that can be served, found {self._failure.name or 'none'}; "
@@ -115,14 +119,14 @@ class ReleaseFollower:
                 )
             return self._served != before
 
-    def _check(self) -> None:
+    def _check(self, *, anew: bool = False) -> None:
         name: str | None = None
         try:
             name = self._releases.current()
-            if name is None or name == self._served:
+            if name is None or (name == self._served and not anew):
                 self._failure = None
-                damaged = name is not None and self._releases.damage(name, self._state) is not None
-                self._set_problem(f"{name}, is damaged since it was loaded" if damaged else None)
+                self._set_problem(f"{name}, is damaged since it was loaded" if self._is_damaged(name) else None)
+                self._read_again_if_due(name)
                 return
             if self._too_early(name):
                 return
@@ -134,18 +138,32 @@ class ReleaseFollower:
             if not self._too_early(name):
                 self._refuse(name, f"{type(error).__name__}: {error}")
             return
-        self._served, self._failure = name, None
+        self._served, self._failure, self._damaged = name, None, None
         _freeze()
         give_back_memory()
-        logger.info("serving release %s, loaded and verified in %.1f s", name, self._clock() - started)
-        threading.Thread(target=self._read_again, args=(name,), name="release-reader", daemon=True).start()
+        logger.info("serving release %s, loaded in %.1f s", name, self._clock() - started)
+
+    def _is_damaged(self, name: str | None) -> bool:
+        # By this worker's own reading, too: a full disk keeps no record of it.
+        return name is not None and (
+            self._damaged == name or self._releases.verified(name, self._state).damage is not None
+        )
+
+    def _read_again_if_due(self, name: str | None) -> None:
+        """Read the files of the release in service again, in a thread of its own, if they were opened by a record."""
+        reading = self._reader is not None and self._reader.is_alive()
+        if name is None or reading or name == self._damaged or not self._releases.verified(name, self._state).due:
+            return
+        self._reader = threading.Thread(target=self._read_again, args=(name,), name="release-reader", daemon=True)
+        self._reader.start()
 
     def _read_again(self, name: str) -> None:
         try:
             self._releases.read_again(name, self._state)
         except ReleaseNotFoundError:
             logger.info("release %s is served, and its directory gone", name)
-        except (LongtailIndexError, BundleError) as error:
+        except (LongtailIndexError, BundleError, OSError) as error:
+            self._damaged = name
             logger.error("release %s, which is served, is damaged: %s", name, error)
 
     def _check_staged(self) -> None:

@@ -29,19 +29,21 @@ class CountedLabels:
 
     Attributes:
         sizes: labels of each bucket, int64.
+        counted: those of them that are counted, int64.
         rows_S: the rows counted, int64, ascending; None: all.
     """
 
     def __init__(self, buckets_L: Int8) -> None:
         self.sizes: Int64 = np.bincount(buckets_L, minlength=_BUCKETS)
+        self.counted = self.sizes
         self.rows_S: Int64 | None = None
         self._buckets_S: Int8 = buckets_L
         self._each_S: Float64 | None = None
         if len(buckets_L) > _MOST:
             self.rows_S = _evenly(buckets_L, _quotas(self.sizes, _MOST))
             self._buckets_S = buckets_L[self.rows_S]
-            counted = np.bincount(self._buckets_S, minlength=_BUCKETS)
-            self._each_S = (self.sizes / np.maximum(counted, 1))[self._buckets_S]
+            self.counted = np.bincount(self._buckets_S, minlength=_BUCKETS)
+            self._each_S = (self.sizes / np.maximum(self.counted, 1))[self._buckets_S]
 
     def __len__(self) -> int:
         return len(self._buckets_S)
@@ -56,8 +58,7 @@ class CountedLabels:
 
     def coverage_by_bucket(self, exposures_S: Array) -> list[float]:
         """Share of each bucket's labels that were shown at least once, or an estimate of it."""
-        counted = self.sizes if self._each_S is None else np.bincount(self._buckets_S, minlength=_BUCKETS)
-        return coverage_by_bucket(exposures_S, self._buckets_S, counted)
+        return coverage_by_bucket(exposures_S, self._buckets_S, self.counted)
 
     def coverage(self, exposures_S: Array) -> float:
         """Share of all labels that were shown at least once, or an estimate of it."""

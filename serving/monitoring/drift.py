@@ -127,15 +127,19 @@ def _stability(evidence: Evidence, baseline: Baseline, signal: Signal, of: str, 
 
 def _coverage(evidence: Evidence, baseline: Baseline, bucket: str, window: str) -> Finding | None:
     """Coverage only grows with answers, so it is lost where more of them cover less than the baseline did."""
-    figures, size = evidence.windows[window], evidence.bucket_sizes[BUCKET_NAMES.index(bucket)]
+    figures, place = evidence.windows[window], BUCKET_NAMES.index(bucket)
+    size = evidence.bucket_sizes[place]
+    each = 1.0 if evidence.counted is None else size / max(evidence.counted[place], 1)
     labels = sum(of["count"] for of in figures["exposures"].values())
     if not baseline["coverage"] or labels < baseline["queries"] * baseline["k"]:
         return None
     covered, promised = figures["exposures"][bucket]["coverage"], baseline["coverage"][bucket]
     if not promised:
         return None
-    # Counts of labels covered, Poisson at most.
-    off = (promised - covered) * size > Z * math.sqrt((promised + covered) * size)
+    # Counts of labels covered, Poisson at most; of a part that stands for all, as many times as wide, and of the
+    # promise's width, for a part may have found none.
+    spread = promised + (covered if each == 1 else each * max(promised, covered))
+    off = (promised - covered) * size > Z * math.sqrt(spread * size)
     ratio = covered / promised
     severity: Severity = "act" if off and ratio <= HALF else "watch" if off and ratio <= LESS else "steady"
     words = "where as many" if severity != "steady" else "as many"

@@ -71,6 +71,7 @@ class Evidence:
         baseline: of the report.
         offline: of the release in service.
         bucket_sizes: labels of each bucket.
+        counted: those of them whose exposures are counted; None: all.
         added: labels added since the release was built.
         troubles: sentences on what is broken now, by signal.
         shadow_k: labels retrieved for an organic interaction.
@@ -82,6 +83,7 @@ class Evidence:
     baseline: Mapping[str, Any] | None
     offline: OfflineFigures
     bucket_sizes: Sequence[int]
+    counted: Sequence[int] | None = None
     added: int = 0
     troubles: Mapping[Signal, str] = field(default_factory=dict)
     shadow_k: int = 20

@@ -308,6 +308,7 @@ class LiveFigures:
             baseline=report["baseline"],
             offline=self._offline,
             bucket_sizes=current.counted.sizes.tolist(),
+            counted=current.counted.counted.tolist(),
             added=self._labels[0],
             troubles=broken,
             shadow_k=self._shadow_k,

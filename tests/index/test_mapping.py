@@ -183,7 +183,7 @@ def test_numbers_that_would_lead_astray_are_refused(file: str, change: str, bund
 
 def test_a_band_of_other_rows_reads_its_own_cells(opened: Callable[[str], Release]) -> None:
     band = opened("ivf_flat").searcher.bands[-1]
-    wrong = band.with_cells(np.zeros(len(band.rows_N), np.int32))
+    wrong = band.knowing(cells_N=np.zeros(len(band.rows_N), np.int32))
     assert not wrong.cells.of_ids.any()
     assert np.array_equal(replace(wrong).cells.of_ids, Cells(band.index).of_ids)
 
@@ -193,5 +193,7 @@ def test_the_exact_head_of_a_mapped_release_is_multiplied_as_it_lies(bundle_path
     build(bundle_path, tmp_path, spec=IndexSpec("ivf_flat"), name="good")
     head = Releases(tmp_path).open("good").searcher.bands[0]
     held = faiss.rev_swig_ptr(head.index.get_xb(), head.index.ntotal * head.index.d)
-    assert head._vectors.flags.aligned
-    assert np.array_equal(head._vectors.ravel(), held)
+    for band in (head, replace(head)):
+        assert band.vectors.flags.aligned
+        assert np.array_equal(band.vectors.ravel(), held)
+    assert not head.vectors.flags.owndata

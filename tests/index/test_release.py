@@ -66,6 +66,7 @@ def test_it_holds_what_it_says(bundle_path: Path, release: Path) -> None:
         "index/manifest.json",
         "index/head.faiss",
         "index/head.rows.npy",
+        "index/head.vectors.npy",
         "index/labels.arrow",
         "index/lookup.arrow",
         "index/positions.npy",

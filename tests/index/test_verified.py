@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -152,10 +154,10 @@ def test_a_release_written_just_now_is_not_taken_for_settled(releases: Releases)
 def test_rot_is_found_by_reading_again_and_then_by_every_start(releases: Releases, file: str) -> None:
     rot(releases, file)
     reopen(releases)
-    assert releases.damage("first", state_of(releases)) is None
+    assert releases.verified("first", state_of(releases)).damage is None
     with pytest.raises((BundleCorruptError, LongtailIndexError), match="expected sha256"):
         releases.read_again("first", state_of(releases))
-    damage = releases.damage("first", state_of(releases))
+    damage = releases.verified("first", state_of(releases)).damage
     assert damage is not None
     assert file in damage
     with pytest.raises((BundleCorruptError, LongtailIndexError), match="expected sha256"):
@@ -190,7 +192,7 @@ def test_a_release_that_is_deleted_while_it_is_read_is_not_damaged(
     monkeypatch.setattr("longtail.index.release.release.verify_files", deleted)
     with pytest.raises(ReleaseNotFoundError, match="deleted while it was read"):
         releases.read_again("first", state_of(releases))
-    assert releases.damage("first", state_of(releases)) is None
+    assert releases.verified("first", state_of(releases)).damage is None
 
 
 def test_without_a_record_every_byte_is_read(releases: Releases, hashed: list[str]) -> None:
@@ -205,12 +207,84 @@ def test_without_a_record_every_byte_is_read(releases: Releases, hashed: list[st
 @pytest.mark.parametrize("content", ["", "[]", '{"version": 2}', '{"version": 1, "files": 3}'])
 def test_a_record_that_cannot_be_read_says_nothing(releases: Releases, hashed: list[str], content: str) -> None:
     record_of(releases).write_text(content)
-    assert releases.damage("first", state_of(releases)) is None
+    assert releases.verified("first", state_of(releases)).damage is None
     reopen(releases)
     assert "embeddings.npy" in hashed
     hashed.clear()
     reopen(releases)
     assert hashed == ["manifest.json"]
+
+
+@pytest.mark.process
+def test_what_ends_the_process_while_it_opens_by_the_record_ends_the_trust_in_it(
+    releases: Releases, hashed: list[str]
+) -> None:
+    """As a damaged file that is mapped may, which no exception tells of."""
+    opening = "from longtail.index import Releases; import os, sys; from pathlib import Path\n"
+    opening += "with Releases(sys.argv[1]).verified('first', Path(sys.argv[2])).opening(): os.kill(os.getpid(), 9)"
+    ended = subprocess.run([sys.executable, "-c", opening, str(releases.root), str(state_of(releases))])
+    assert ended.returncode == -9
+    reopen(releases)
+    assert "embeddings.npy" in hashed
+    hashed.clear()
+    with releases.verified("first", state_of(releases)).opening():
+        reopen(releases)  # of another worker, which is well
+    assert hashed == ["manifest.json"]
+
+
+def test_a_record_of_what_cannot_be_opened_is_dropped_and_the_file_is_named(releases: Releases) -> None:
+    index = releases.root / "first" / "index" / "all.faiss"
+    with index.open("r+b") as file:
+        file.write(b"no index")
+    os.utime(index, (LONG_AGO, LONG_AGO))
+    with pytest.raises(LongtailIndexError, match=r"all.faiss: expected sha256"):
+        reopen(releases)
+    assert not record_of(releases).exists()
+
+
+def test_a_disk_that_cannot_read_is_damage(releases: Releases, monkeypatch: pytest.MonkeyPatch) -> None:
+    rot(releases, "index/all.faiss")
+
+    def failing(*_: object, **__: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("longtail.index.release.release.verify_files", failing)
+    with pytest.raises(OSError, match="Input/output error"):
+        releases.read_again("first", state_of(releases))
+    assert "Input/output error" in str(releases.verified("first", state_of(releases)).damage)
+
+
+def test_damage_that_a_full_disk_cannot_keep_ends_the_trust_all_the_same(
+    releases: Releases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rot(releases, "bundle/embeddings.npy")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(verified, "replace_file", full)
+    for read in (lambda: releases.read_again("first", state_of(releases)), lambda: reopen(releases)):
+        with pytest.raises(BundleCorruptError, match=r"embeddings.npy: expected sha256"):
+            read()
+
+
+def test_files_behind_a_link_are_looked_at_too(releases: Releases, hashed: list[str]) -> None:
+    bundle = releases.root / "first" / "bundle"
+    shutil.move(bundle, releases.root.parent / "elsewhere")
+    bundle.symlink_to(releases.root.parent / "elsewhere")
+    reopen(releases)
+    hashed.clear()
+    shutil.copy(bundle / "embeddings.npy", bundle / "other")
+    (bundle / "other").replace(bundle / "embeddings.npy")
+    reopen(releases)
+    assert "embeddings.npy" in hashed
+
+
+def test_times_in_the_future_are_settled(releases: Releases) -> None:
+    record_of(releases).unlink()
+    os.utime(releases.root / "first" / "index" / "all.faiss", (2 * LONG_AGO, 2 * LONG_AGO))
+    reopen(releases)
+    assert record_of(releases).exists()
 
 
 def test_records_of_releases_that_are_gone_go(releases: Releases, bundle_path: Path) -> None:

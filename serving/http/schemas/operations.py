@@ -139,7 +139,9 @@ class ModelAnswer(BaseModel):
     release: str | None = Field(description="The one being served; null before the first.")
     labels: int | None = Field(description="Of that release.")
     ready: bool = Field(description="Whether this process takes requests for it.")
-    problem: str | None = Field(description="Why not, or why the published release is not the one being served.")
+    problem: str | None = Field(
+        description="Why not, why the published release is not the one being served, or that it is damaged."
+    )
 
 
 class ModelsAnswer(BaseModel):

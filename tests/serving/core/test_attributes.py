@@ -78,6 +78,19 @@ def test_numbers_are_compared_as_they_lie_in_the_table(column: pa.ChunkedArray) 
     assert np.flatnonzero(numbers.between(None, "left", 2**70, "left")).tolist() == [0, 2, 3, 4]
 
 
+@pytest.mark.parametrize("type_", [np.float64, np.float32, np.int64, np.uint8])
+def test_one_of_many_numbers_is_any_of_them(type_: type[np.generic]) -> None:
+    rng = np.random.default_rng(0)
+    values_L = rng.integers(0, 200, 1000).astype(type_) / (1 if np.issubdtype(type_, np.integer) else 3)
+    numbers = NumberColumn(pa.chunked_array([values_L.astype(type_)]))
+    asked = [*rng.choice(values_L, 300).tolist(), 0.5, -1, 2**70, 1e300]
+    expected_L = np.zeros(1000, np.bool_)
+    for value in asked:
+        expected_L |= numbers.between(value, "left", value, "right")
+    assert numbers.having(asked).tolist() == expected_L.tolist()
+    assert 100 < expected_L.sum() < 1000
+
+
 @pytest.mark.parametrize("type_", [pa.int32(), pa.float64(), pa.date32(), pa.decimal128(5, 2)], ids=str)
 @pytest.mark.parametrize("labels", [0, 3])
 def test_a_column_without_any_value(type_: pa.DataType, labels: int) -> None:

@@ -16,6 +16,7 @@ from longtail.serving import Retriever, create_app
 from longtail.serving.core.follower import ReleaseFollower
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.service import Service
+from longtail.serving.errors import RefusedReleaseError
 from longtail.serving.monitoring import LiveFigures, Monitoring
 from longtail.serving.monitoring.prometheus import Metrics
 from tests.bundles import make_bundle
@@ -211,7 +212,7 @@ def test_swaps_amid_requests_fail_none_and_every_answer_is_of_one_release(tmp_pa
 
 
 def test_damage_that_is_found_while_a_release_is_served_is_told_and_serving_goes_on(
-    tmp_path: Path, service: Service, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, service: Service
 ) -> None:
     make_bundle().write(tmp_path / "bundle")
     build(tmp_path / "bundle", tmp_path, spec=IndexSpec("flat"), name="good")
@@ -219,10 +220,17 @@ def test_damage_that_is_found_while_a_release_is_served_is_told_and_serving_goes
     follower = ReleaseFollower(tmp_path, service)
     follower.check()
     assert service.problem is None
-    monkeypatch.setattr(Releases, "damage", lambda *_: "embeddings.npy: expected sha256 aa, found bb")
+    Releases(tmp_path).verified("good", tmp_path / ".state").note_damage("embeddings.npy: expected sha256 aa, found bb")
     follower.check()
     assert service.problem == "the published release, good, is damaged since it was loaded; the log says why"
     assert service.retriever().name == "good"
-    monkeypatch.undo()
-    follower.check()
+    assert follower.reload() is False
     assert service.problem is None
+    Releases(tmp_path).verified("good", tmp_path / ".state").note_damage("embeddings.npy: expected sha256 aa, found bb")
+    embeddings = tmp_path / "good" / "bundle" / "embeddings.npy"
+    embeddings.write_bytes(embeddings.read_bytes()[:-1] + b"?")
+    with pytest.raises(RefusedReleaseError):
+        follower.reload()
+    refused = "the published release, good, could not be loaded, the one before is served; the log says why"
+    assert service.problem == refused
+    assert service.retriever().name == "good"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.exposure import psi
-from longtail.serving.monitoring import Baseline, LiveFigures, OfflineFigures
+from longtail.serving.monitoring import Baseline, LiveFigures, OfflineFigures, drift
 from longtail.serving.monitoring.findings import Evidence
 from longtail.serving.monitoring.likeness import pairs_of, telling
 from longtail.serving.monitoring.offline import OfflineRecall
@@ -354,3 +355,25 @@ def test_a_baseline_of_before_is_taken_as_exact() -> None:
     verdict = judge(evidence(window(2000, {"head": 0.5, "torso": 0.25, "tail": 0.25, "new": 0.0}), baseline=held))
     assert not [bucket for signal, bucket in findings(verdict) if signal == "share_drift" and bucket]
     assert not math.isnan(verdict["findings"][0]["observed"])
+
+
+def test_a_part_of_the_labels_that_stands_for_all_raises_no_alarm_by_chance() -> None:
+    """Of eight million labels of the tail half a million are counted, and as many are shown as the promise says."""
+    rng, size, part = np.random.default_rng(0), 8_000_000, 500_000
+    promise = {**baseline(), "coverage": {"tail": 100 / size}, "queries": 1, "k": 1}
+    severities: Counter[str] = Counter()
+    for _ in range(300):
+        shown = window()
+        shown["exposures"]["tail"]["coverage"] = rng.binomial(part, 100 / size) / part
+        given = evidence(
+            shown, baseline=promise, bucket_sizes=[1000, 1000, size, 0], counted=[1000, 1000, part, 0]
+        )  # fmt: skip
+        found = drift._coverage(given, promise, "tail", "1h")
+        severities[found.severity if found else "none"] += 1
+    assert severities == {"steady": 300}
+    shown["exposures"]["tail"]["coverage"] = 0.0
+    lost = {**promise, "coverage": {"tail": 2000 / size}}
+    given = evidence(shown, baseline=lost, bucket_sizes=[1000, 1000, size, 0], counted=[1000, 1000, part, 0])
+    found = drift._coverage(given, lost, "tail", "1h")
+    assert found is not None
+    assert found.severity == "act"
