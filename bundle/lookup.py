@@ -57,7 +57,7 @@ class Lookup:
         """How many different ids there are: as many as labels, where each stands once."""
         return len(self._ids) if self._table is not None and self._ascending else pc.count_distinct(self._ids).as_py()
 
-    @property
+    @cached_property
     def _ascending(self) -> bool:
         """Whether the ids in the order of `rows_by_id` are strictly ascending: a twentieth of the work of counting."""
         rows_L = self.rows_by_id

@@ -104,7 +104,7 @@ def open_release(
     # Mapped anew: of what was read to verify it, no page counts as this process' any more.
     try:
         return _open(path, device, mapped=mapped, towers=towers, verify=False)
-    except (LongtailIndexError, BundleError):
+    except (ReleaseCorruptError, ReleaseMismatchError, BundleError):
         # Its files are not what they were: reading all of them says which.
         verified.forget()
         return _open(path, device, mapped=mapped, towers=towers, verify=True)

@@ -47,7 +47,8 @@ class Verified:
         found = {}
         for folder, _, names in os.walk(self._release, followlinks=True):
             for path in (Path(folder, name) for name in names):
-                status = path.stat()
+                # Of a link to nowhere, what there is.
+                status = path.stat() if path.exists() else path.lstat()
                 place = path.relative_to(self._release).as_posix()
                 found[place] = [status.st_size, status.st_ino, status.st_mtime_ns]
         return found
@@ -129,7 +130,8 @@ class Verified:
 
     def _ended_while_opening(self) -> bool:
         ended = False
-        for path in self._file.parent.glob(f".{glob.escape(self._release.name)}.*{_OPENING}"):
+        # Of so many digits: another release's name may begin with this one's and a dot.
+        for path in self._file.parent.glob(f".{glob.escape(self._release.name)}.{'?' * 32}{_OPENING}"):
             with suppress(OSError), path.open() as mark:
                 fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink(missing_ok=True)

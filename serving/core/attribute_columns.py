@@ -195,12 +195,9 @@ def column_of(kind: FilterKind, column: pa.ChunkedArray) -> ValueColumn | Number
 
 
 def _values_of(whole: pa.Array) -> npt.NDArray[Any]:
-    """The numbers of a column as they lie in its memory, [L]; any where it is null."""
-    if pa.types.is_integer(whole.type) or pa.types.is_floating(whole.type):
-        type_ = np.dtype(whole.type.to_pandas_dtype())
-        return np.frombuffer(whole.buffers()[1] or b"", type_)[whole.offset :][: len(whole)]
-    values: npt.NDArray[Any] = whole.to_numpy(zero_copy_only=False)
-    return values
+    """The numbers of a column of integers or floats as they lie in its memory, [L]; any where it is null."""
+    type_ = np.dtype(whole.type.to_pandas_dtype())
+    return np.frombuffer(whole.buffers()[1] or b"", type_)[whole.offset :][: len(whole)]
 
 
 def _decoded(column: pa.ChunkedArray) -> pa.Array:

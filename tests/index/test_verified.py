@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from longtail.bundle import BundleCorruptError
-from longtail.index import LongtailIndexError, Release, ReleaseNotFoundError, Releases, build
+from longtail.index import DeviceError, LongtailIndexError, Release, ReleaseNotFoundError, Releases, build
 from longtail.index.release import verified
 
 FILES = ("bundle/embeddings.npy", "bundle/labels.parquet", "index/all.faiss", "index/lookup.arrow", "release.json")
@@ -230,6 +230,35 @@ def test_what_ends_the_process_while_it_opens_by_the_record_ends_the_trust_in_it
     with releases.verified("first", state_of(releases)).opening():
         reopen(releases)  # of another worker, which is well
     assert hashed == ["manifest.json"]
+
+
+@pytest.mark.process
+def test_the_trust_of_a_release_whose_name_begins_alike_stays(releases: Releases, hashed: list[str]) -> None:
+    other = releases.verified("first.2", state_of(releases))
+    opening = "from longtail.index import Releases; import os, sys; from pathlib import Path\n"
+    opening += "with Releases(sys.argv[1]).verified('first.2', Path(sys.argv[2])).opening(): os.kill(os.getpid(), 9)"
+    subprocess.run([sys.executable, "-c", opening, str(releases.root), str(state_of(releases))])
+    reopen(releases)
+    assert hashed == ["manifest.json"]
+    assert other._ended_while_opening()
+
+
+def test_a_device_that_is_not_there_is_no_damage(
+    releases: Releases, hashed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(*_: object, **__: object) -> None:
+        raise DeviceError("expected a GPU, found none")
+
+    monkeypatch.setattr("longtail.index.release.release.read_bands", missing)
+    with pytest.raises(DeviceError):
+        reopen(releases)
+    assert hashed == ["manifest.json"]
+    assert record_of(releases).exists()
+
+
+def test_a_link_to_nowhere_beside_the_files_is_no_matter(releases: Releases) -> None:
+    (releases.root / "first" / "note").symlink_to("nowhere")
+    reopen(releases)
 
 
 def test_a_record_of_what_cannot_be_opened_is_dropped_and_the_file_is_named(releases: Releases) -> None:
