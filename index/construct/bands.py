@@ -20,6 +20,9 @@ from longtail.index.search.band import Band, pad
 
 _TRAINING_ROWS_PER_CELL = 64
 """k-means sample: enough for stable cells, and a million labels train in seconds."""
+_COMPARED_EXACTLY = 4
+"""Times as many centroids as cells are wanted that codes choose: of 3,994 cells the nearest was the nearest for 50,000
+rows of 50,000, and of the nearest two 997 in a thousand were found."""
 
 
 def by_reach(bundle: Bundle, rows_LE: Float32, calibration: Calibration) -> Int64:
@@ -68,7 +71,7 @@ def make_bands(
     labels = len(rows_LE)
 
     def band(name: str, spec: IndexSpec, rows_N: Int64, centroids_CE: Float32 | None = None) -> Band:
-        factory, width = spec.factory(len(rows_N), rows_LE.shape[1])
+        factory, width = spec.factory(len(rows_N), rows_LE.shape[1], device)
         kind = spec.kind(labels)
         return Band(name, kind, factory, train_index(factory, width, rows_LE[rows_N], device, centroids_CE), rows_N)
 
@@ -124,8 +127,12 @@ def train_index(factory: str, width: int, rows_LE: Float32, device: Device, cent
             )
         if isinstance(index, faiss.IndexIVF):
             index.cp.max_points_per_centroid = _TRAINING_ROWS_PER_CELL
+            cells = faiss.downcast_index(index.quantizer)
+            if isinstance(cells, faiss.IndexRefine):
+                cells.k_factor = _COMPARED_EXACTLY
             if centroids_CE is not None:
-                index.quantizer.add(pad(centroids_CE, width))
+                cells.train(pad(centroids_CE, width))
+                cells.add(pad(centroids_CE, width))
         return _fill(index, pad(rows_LE, width), device)
     except RuntimeError as error:
         raise SpecError(
@@ -139,9 +146,21 @@ def _fill(index: Any, rows_LE: Float32, device: Device) -> Any:
     if device == "gpu":
         resources = faiss.StandardGpuResources()
         index = faiss.index_cpu_to_gpu(resources, 0, index)
-    index.train(rows_LE)
+    _train(index, rows_LE)
     index.add(rows_LE)
     return faiss.index_gpu_to_cpu(index) if device == "gpu" else index
+
+
+def _train(index: Any, rows_LE: Float32) -> None:
+    """Train an index; where its centroids have codes, k-means looks for the nearest by codes too."""
+    cells = faiss.downcast_index(index.quantizer) if isinstance(index, faiss.IndexIVF) else None
+    if isinstance(cells, faiss.IndexRefine) and not cells.ntotal:
+        nearest = faiss.clone_index(cells)
+        index.clustering_index, index.cp.update_index = nearest, True
+        index.train(rows_LE)
+        index.clustering_index = None
+    else:
+        index.train(rows_LE)
 
 
 def _reason(error: RuntimeError) -> str:

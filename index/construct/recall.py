@@ -68,7 +68,8 @@ class Calibration:
     def measure(self, searcher: Searcher, k: int | None = None) -> tuple[list[RecallAt], float]:
         """Recall@k at every place on the dials, and queries per second in one batch.
 
-        A returned label counts when its exact score reaches the exact k-th best: ties count.
+        A label that is found counts when its exact score reaches the exact k-th best: ties count. What a search fills
+        up exactly does not: where the cells hold fewer than k labels, recall would be 1 at k and low below it.
 
         Args:
             searcher: over the rows that the exact answers are of.
@@ -76,7 +77,7 @@ class Calibration:
         """
         k = self.k if k is None else k
         started = time.perf_counter()
-        _, rows_QK = searcher.search(self.queries_QE, k)
+        _, rows_QK = searcher.found(self.queries_QE, k)
         rate = len(self.queries_QE) / (time.perf_counter() - started)
         hits_QK = self._exact.rescore(self.queries_QE, rows_QK) >= self._least[k][:, None]
         recalls = hits_QK.reshape(len(self.places), -1).mean(axis=1)

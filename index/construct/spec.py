@@ -20,6 +20,9 @@ millisecond on one core, and exact search needs no tuning and answers every filt
 
 _POINTS_PER_CELL = 39
 """FAISS wants at least this many training rows per k-means centroid."""
+_CODED_CELLS = 1_000
+"""Cells from which on centroids are found by codes of four bits a coordinate, of which the best few are compared
+exactly: the same cells in half the time of four thousand, for a query as for the row that a build assigns."""
 _PQ_CODES = 256
 _PQ_LEAST_LABELS = _POINTS_PER_CELL * _PQ_CODES
 _PQ_DIMS_PER_BYTE = 4
@@ -100,34 +103,46 @@ class IndexSpec:
             case "factory":
                 return 0
 
-    def factory(self, labels: int, dim: int) -> tuple[str, int]:
+    def factory(self, labels: int, dim: int, device: Device = "cpu") -> tuple[str, int]:
         """FAISS factory string for a band of `labels` rows of `dim` coordinates, and the width it takes.
 
         A width beyond `dim` means rows and queries are padded with zeros, which changes no score.
 
+        Args:
+            labels: rows of the band.
+            dim: coordinates of a row.
+            device: which trains it; a GPU takes no codes of centroids.
+
         Raises:
             SpecError: ivf_fastscan or ivf_pq with too few labels to train its codes.
         """
-        cells = max(1, min(round(4 * math.sqrt(labels)), labels // _POINTS_PER_CELL))
+        count = max(1, min(round(4 * math.sqrt(labels)), labels // _POINTS_PER_CELL))
+
+        def cells(width: int) -> str:
+            return f"IVF{count}" + (f"(PQ{width}x4fs,RFlat)" if count >= _CODED_CELLS and device == "cpu" else "")
+
         match self.kind(labels):
             case "flat":
                 return "Flat", dim
             case "ivf_flat":
-                return f"IVF{cells},Flat", dim
+                return f"{cells(dim)},Flat", dim
             case "hnsw":
                 return f"HNSW{_HNSW_LINKS},Flat", dim
             case "ivf_sq":
-                return f"IVF{cells},SQ8", _SQ_STEP * math.ceil(dim / _SQ_STEP)
+                width = _SQ_STEP * math.ceil(dim / _SQ_STEP)
+                return f"{cells(width)},SQ8", width
             case "ivf_fastscan":
                 _check_labels("ivf_fastscan", labels, _FASTSCAN_LEAST_LABELS)
                 codes = math.ceil(dim / _FASTSCAN_DIMS)
                 # "r": codes are of what a row adds to its cell's centroid.
-                return f"IVF{cells},PQ{codes}x4fsr", codes * _FASTSCAN_DIMS
+                width = codes * _FASTSCAN_DIMS
+                return f"{cells(width)},PQ{codes}x4fsr", width
             case "ivf_pq":
                 _check_labels("ivf_pq", labels, _PQ_LEAST_LABELS)
                 code_bytes = _pq_bytes(dim)
                 # "np" skips polysemous training, which takes minutes and which no search here makes use of.
-                return f"IVF{cells},PQ{code_bytes}np", code_bytes * _PQ_DIMS_PER_BYTE
+                width = code_bytes * _PQ_DIMS_PER_BYTE
+                return f"{cells(width)},PQ{code_bytes}np", width
             case "factory":
                 return self.text, dim
 

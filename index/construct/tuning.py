@@ -45,7 +45,7 @@ TARGET = 0.99
 _HEAD_SHARES = (0.003, 0.01, 0.04, 0.16)
 _HEAD_LEAST = 1_000
 _PROBES: dict[str, tuple[int, ...]] = {
-    "nprobe": (4, 8, 16, 32, 64, 128, 256),
+    "nprobe": (2, 4, 8, 16, 32, 64, 128, 256),
     "efSearch": (64, 128, 256, 512),
     "": (1,),
 }

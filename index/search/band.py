@@ -69,6 +69,11 @@ class Band:
         """Whether the index's scores are approximations, to be scored again exactly."""
         return self.kind in _LOSSY
 
+    @property
+    def ordered(self) -> bool:
+        """Whether candidates come best first: of the others, scores change or some are dropped afterwards."""
+        return not self.lossy and self.gpu is None
+
     def prepare(self, effort: Effort) -> None:
         """Set the effort of a factory index, whose wrappers take no parameters per search."""
         if self.kind == "factory" and probes_name(self.index):
@@ -103,8 +108,7 @@ class Band:
     ) -> tuple[Float32, Int64]:
         """The band's best candidates: scores float32 [B, C] and label rows int64 [B, C], C >= min(k, N).
 
-        Missing candidates are −inf / −1. An approximate index may miss some of the best k. Where candidates that
-        are ruled out were dropped, the rest need not be in order.
+        Missing candidates are −inf / −1. An approximate index may miss some of the best k. Best first where `ordered`.
 
         Args:
             queries_BE: float32, augmented queries.

@@ -36,8 +36,8 @@ def top_k(scores: list[Float32], rows: list[Int64], k: int) -> tuple[Float32, In
         blank_scores, blank_rows = no_results(len(scores_BC), k - scores_BC.shape[1])
         scores_BC, rows_BC = np.append(scores_BC, blank_scores, axis=1), np.append(rows_BC, blank_rows, axis=1)
     if scores_BC.shape[1] > 4 * k:
-        kept_BK = np.argpartition(scores_BC, -k, axis=1)[:, -k:]
-        scores_BC, rows_BC = np.take_along_axis(scores_BC, kept_BK, 1), np.take_along_axis(rows_BC, kept_BK, 1)
+        kept_BK = np.argpartition(scores_BC, -k, axis=1)[:, -k:] + _offsets(*scores_BC.shape)
+        scores_BC, rows_BC = scores_BC.take(kept_BK), rows_BC.take(kept_BK)
     places_BK = np.argsort(-scores_BC, axis=1, kind="stable")[:, :k] + _offsets(*scores_BC.shape)
     scores_BK, rows_BK = scores_BC.take(places_BK), rows_BC.take(places_BK)
     if (scores_BK[:, -1] == -np.inf).any():

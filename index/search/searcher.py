@@ -152,6 +152,15 @@ class Searcher:
             )
         return scores_BK, rows_BK
 
+    def found(self, queries_BE: Float32, k: int) -> tuple[Float32, Int64]:
+        """What the index finds by itself: as `search`, but a query that ends up short is not answered again exactly.
+
+        Args:
+            queries_BE: float32 [B, E], B >= 1.
+            k: results per query, >= 1.
+        """
+        return self._by_effort(queries_BE, k, self._bucket_labels(_EVERYTHING), 1.0)
+
     def _search_alone(self, query_1E: Float32, k: int, filter_: Filter) -> tuple[Float32, Int64]:
         """One query whose eligible labels are its own."""
         if filter_.allow is None:
@@ -178,13 +187,13 @@ class Searcher:
         measured = self._measured_about(share)
         exactly = share <= _SCORE_EXACTLY_SHARE or any(effort.exact for effort in measured)
         if exactly and not self._is_exact(eligible):
-            scores_bC, rows_bC = self._exact.top(queries_bE, eligible.rows, min(k + excluded, eligible.count))
+            scores_bK, rows_bK = self._exact.top(queries_bE, eligible.rows, k + excluded)
         else:
             boost = max((effort.boost for effort in measured), default=1.0)
-            scores_bC, rows_bC = self._by_effort(queries_bE, k + excluded, eligible, boost)
+            scores_bK, rows_bK = self._by_effort(queries_bE, k + excluded, eligible, boost)
         if excludes is not None:
-            scores_bC[self._is_excluded(rows_bC, excludes)] = -np.inf
-        scores_bK, rows_bK = top_k([scores_bC], [rows_bC], k)
+            scores_bK[self._is_excluded(rows_bK, excludes)] = -np.inf
+            scores_bK, rows_bK = top_k([scores_bK], [rows_bK], k)
         short_b = rows_bK[:, min(k, eligible.count) - 1] < 0
         if short_b.any():
             for query in np.flatnonzero(short_b).tolist():
@@ -202,7 +211,7 @@ class Searcher:
         return self.filtered[max(0, place - 1) : place + 1]
 
     def _by_effort(self, queries_bE: Float32, k: int, eligible: EligibleLabels, boost: float) -> tuple[Float32, Int64]:
-        """The best k or more of every query with exact scores, each searched for as hard as its place takes."""
+        """The best k of every query with exact scores, each searched for as hard as its place takes."""
         if eligible.count < NEARLY_WHOLE * self.labels:
             return self._candidates(queries_bE, k, self.effort, eligible, boost)
         groups = self.efforts.groups(queries_bE, k)
@@ -210,15 +219,13 @@ class Searcher:
             return self._candidates(queries_bE, k, groups[0][0], eligible, boost)
         scores_bK, rows_bK = no_results(len(queries_bE), k)
         for effort, queries in groups:
-            scores_gC, rows_gC = self._candidates(queries_bE[queries], k, effort, eligible, boost)
-            scores_bK[queries], rows_bK[queries] = top_k([scores_gC], [rows_gC], k)
+            scores_bK[queries], rows_bK[queries] = self._candidates(queries_bE[queries], k, effort, eligible, boost)
         return scores_bK, rows_bK
 
     def _candidates(
         self, queries_bE: Float32, k: int, effort: Effort, eligible: EligibleLabels, boost: float
     ) -> tuple[Float32, Int64]:
-        """Every band's best k with exact scores, side by side: [b, C]; of an exact one beside others, those that are
-        among the best k of all."""
+        """The best k of all bands with exact scores; −inf and −1 beyond what they find."""
         whole = [part for part in eligible.parts if self.bands[part[0]].few(len(queries_bE), part[1])]
         others = [part for part in eligible.parts if part not in whole]
         if not others:
@@ -229,14 +236,16 @@ class Searcher:
             scores_bC, rows_bC = band.search(queries_bE, k, effort, ids, boost)
             scores.append(self._exact.rescore(queries_bE, rows_bC) if band.lossy else scores_bC)
             rows.append(rows_bC)
+        ordered = len(others) == 1 and self.bands[others[0][0]].ordered
         for place, ids in whole:
             # Of equal scores the head's come first, as its band does.
             scores_bC, rows_bC = self.bands[place].above(queries_bE, kth_best(scores[-1], k), ids)
-            scores.insert(0, scores_bC)
-            rows.insert(0, rows_bC)
-        if len(rows) == 1:
+            if rows_bC.size:
+                scores.insert(0, scores_bC)
+                rows.insert(0, rows_bC)
+        if ordered and len(rows) == 1 and rows[0].shape[1] == k:
             return scores[0], rows[0]
-        return np.concatenate(scores, axis=1), np.concatenate(rows, axis=1)
+        return top_k(scores, rows, k)
 
     def _is_exact(self, eligible: EligibleLabels) -> bool:
         """Whether every band that holds some of the labels is searched exactly."""

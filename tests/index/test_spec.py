@@ -30,13 +30,19 @@ def test_kind(text: str, labels: int, kind: str) -> None:
     ("text", "labels", "dim", "expected"),
     [
         ("flat", 600, 9, ("Flat", 9)),
-        ("ivf_flat", 1_000_000, 65, ("IVF4000,Flat", 65)),
+        ("ivf_flat", 1_000_000, 65, ("IVF4000(PQ65x4fs,RFlat),Flat", 65)),
+        ("ivf_flat", 62_000, 65, ("IVF996,Flat", 65)),  # few enough cells to look at all
         ("ivf_flat", 390, 65, ("IVF10,Flat", 65)),  # 39 rows a cell
         ("ivf_flat", 5, 65, ("IVF1,Flat", 65)),
         ("hnsw", 600, 9, ("HNSW32,Flat", 9)),
-        ("ivf_pq", 1_000_000, 65, ("IVF4000,PQ20np", 80)),  # 17 bytes of 4 coordinates, rounded up to 4 bytes
-        ("ivf_sq", 1_000_000, 65, ("IVF4000,SQ8", 80)),  # 16 codes at a time
-        ("ivf_fastscan", 1_000_000, 65, ("IVF4000,PQ33x4fsr", 66)),  # 33 codes of 2 coordinates
+        (
+            "ivf_pq",
+            1_000_000,
+            65,
+            ("IVF4000(PQ80x4fs,RFlat),PQ20np", 80),
+        ),  # 17 bytes of 4 coordinates, rounded up to 4 bytes
+        ("ivf_sq", 1_000_000, 65, ("IVF4000(PQ80x4fs,RFlat),SQ8", 80)),  # 16 codes at a time
+        ("ivf_fastscan", 1_000_000, 65, ("IVF4000(PQ66x4fs,RFlat),PQ33x4fsr", 66)),  # 33 codes of 2 coordinates
         ("PCA8,Flat", 600, 9, ("PCA8,Flat", 9)),
     ],
 )

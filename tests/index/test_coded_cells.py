@@ -1,0 +1,104 @@
+"""Cells whose centroids are found by codes: the same cells, in every kind, through files, updates and a GPU's copy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pytest
+
+from longtail.bundle import Bundle
+from longtail.index import Filter, IndexSpec, Releases, build
+from longtail.index.construct import spec as specs
+from longtail.index.construct.bands import train_index
+from longtail.index.construct.recall import Calibration
+from longtail.index.search.gpu import GpuIndex
+from tests.bundles import make_bundle
+from tests.index.conftest import brute_force
+
+LABELS = 12_000
+KINDS = ("ivf_flat", "ivf_sq", "ivf_fastscan", "ivf_pq")
+
+
+@pytest.fixture(autouse=True)
+def _coded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(specs, "_CODED_CELLS", 100)
+
+
+@pytest.fixture(scope="module")
+def bundle() -> Bundle:
+    return make_bundle(labels=LABELS, dim=8)
+
+
+def trained(kind: str, rows_LE: np.ndarray, centroids_CE: np.ndarray | None = None) -> faiss.IndexIVF:
+    factory, width = IndexSpec(kind).factory(*rows_LE.shape)
+    return train_index(factory, width, rows_LE, "cpu", centroids_CE)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_stand_in_the_cell_that_is_nearest_by_all_coordinates(kind: str, bundle: Bundle) -> None:
+    rows_LE = bundle.rows()
+    index = trained(kind, rows_LE)
+    cells = faiss.downcast_index(index.quantizer)
+    assert isinstance(cells, faiss.IndexRefine)
+    assert isinstance(faiss.downcast_index(cells.base_index), faiss.IndexPQFastScan)
+    centroids_CE = index.quantizer.reconstruct_n(0, index.nlist)
+    products_LC = np.pad(rows_LE, ((0, 0), (0, index.d - rows_LE.shape[1]))) @ centroids_CE.T
+    held_L = np.empty(LABELS, np.int64)
+    for cell in range(index.nlist):
+        if size := index.invlists.list_size(cell):
+            held_L[faiss.rev_swig_ptr(index.invlists.get_ids(cell), size)] = cell
+    best_L = products_LC.max(axis=1)
+    assert np.mean(products_LC[np.arange(LABELS), held_L] >= best_L - 1e-5) > 0.95
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_cells_that_are_given_stay(kind: str, bundle: Bundle) -> None:
+    rows_LE = bundle.rows()
+    plain = trained("ivf_flat", rows_LE)
+    given_CE = plain.quantizer.reconstruct_n()
+    index = trained(kind, rows_LE, given_CE)
+    held_CE = index.quantizer.reconstruct_n()
+    np.testing.assert_array_equal(held_CE[:, : given_CE.shape[1]], given_CE)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_release_finds_what_its_build_measured(kind: str, bundle: Bundle, tmp_path: Path) -> None:
+    bundle.write(tmp_path / "bundle")
+    build(tmp_path / "bundle", tmp_path / "releases", name="one", spec=IndexSpec(kind))
+    release = Releases(tmp_path / "releases").open("one")
+    assert "x4fs,RFlat)" in release.index.bands[-1].factory
+    assert release.searcher.bands[-1].index.quantizer.reconstruct_n().shape[0] >= 100
+    found, _ = Calibration(bundle, bundle.rows()).measure(release.searcher)
+    assert [at.recall for at in found] == [at.recall for at in release.index.recall]
+    assert min(at.recall for at in found) >= 0.95
+    query_D = bundle.calibration_queries[0]
+    queries_BE = bundle.augmentation.queries(query_D[None], 1.0)
+    exact_L = brute_force(bundle, query_D, 1.0)
+    hidden = np.argsort(-exact_L)[:50]
+    scores_BK, rows_BK = release.searcher.search(queries_BE, 20, [Filter(exclude=hidden)])
+    assert not set(rows_BK[0]) & set(hidden)
+    np.testing.assert_allclose(scores_BK[0], exact_L[rows_BK[0]], atol=1e-4)
+
+
+def test_a_gpu_has_the_same_centroids_without_codes(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    index, moved = trained("ivf_flat", bundle.rows()), []
+    before_CE = index.quantizer.reconstruct_n()
+
+    def move(_resources: object, _device: int, index: faiss.IndexIVF) -> faiss.IndexIVF:
+        cells = faiss.downcast_index(index.quantizer)
+        moved.append((type(cells), cells.reconstruct_n()))
+        return index
+
+    monkeypatch.setattr(faiss, "StandardGpuResources", object, raising=False)
+    monkeypatch.setattr(faiss, "index_cpu_to_gpu", move, raising=False)
+    GpuIndex(index)
+    assert [kind for kind, _ in moved] == [faiss.IndexFlat]
+    np.testing.assert_array_equal(moved[0][1], before_CE)
+    assert isinstance(faiss.downcast_index(index.quantizer), faiss.IndexRefine)
+
+
+def test_a_gpu_trains_cells_without_codes() -> None:
+    assert IndexSpec("ivf_flat").factory(LABELS, 9, "gpu") == ("IVF307,Flat", 9)
+    assert IndexSpec("ivf_flat").factory(LABELS, 9) == ("IVF307(PQ9x4fs,RFlat),Flat", 9)
