@@ -11,7 +11,7 @@ from importlib import import_module
 __all__ = ["index", "serving", "trainer"]
 
 # Modules that another extra than the command's own brings.
-_OTHERS = {"faiss": "index", "jax": "jax"}
+_OTHERS = {"faiss": "index", "jax": "jax", "matplotlib": "report"}
 
 
 def trainer() -> None:

@@ -16,7 +16,7 @@ from longtail.index.construct.priors import Limits, PriorTable
 from longtail.index.construct.recall import Progress
 from longtail.index.construct.spec import IndexSpec
 from longtail.index.errors import LongtailIndexError
-from longtail.index.manifests import Device, RecallAt, ReleaseManifest
+from longtail.index.manifests import Device, ReleaseManifest
 from longtail.index.options import (
     FloorOption,
     ForceOption,
@@ -34,6 +34,7 @@ from longtail.index.release.bucket_floors import BucketFloors
 from longtail.index.release.merge import merge_labels
 from longtail.index.release.release import read_index_manifest
 from longtail.index.release.releases import Releases
+from longtail.index.release.summary import recalls_in_words, summary
 
 app = typer.Typer(
     help="Build FAISS indexes over bundles and decide which release serves.",
@@ -228,7 +229,7 @@ def list_(releases: ReleasesArgument) -> None:
         spec = manifest.spec if manifest.spec == manifest.kind else f"{manifest.spec} ({manifest.kind})"
         created = f"{manifest.created_at:%Y-%m-%d %H:%M:%S}"
         size = f"{shelf.bytes(name) / 1e6:.1f} MB"
-        table.add_row(mark, name, created, f"{manifest.labels:,}", spec, _recalls(manifest.recall), size)
+        table.add_row(mark, name, created, f"{manifest.labels:,}", spec, recalls_in_words(manifest.recall), size)
     console = Console()
     if not console.is_terminal:
         console = Console(width=_PIPED_WIDTH)
@@ -258,6 +259,21 @@ def verify(releases: ReleasesArgument, name: NameArgument) -> None:
     release = Releases(releases).verify(name)
     files = len(release.manifest.files) + len(release.bundle.manifest.files) + 2
     print(f"intact: {name}, {files} files, {release.searcher.labels:,} labels")
+
+
+@app.command()
+def report(
+    releases: ReleasesArgument,
+    name: NameArgument,
+    out: Annotated[Path, typer.Option(help="File of HTML to write, which needs no network.")],
+) -> None:
+    """Draw what the build of a release measured: recall, speed and memory, along the dials and under filters."""
+    from longtail.index.release.report import release_report  # its plots are of another extra
+
+    page = release_report(Releases(releases).manifest(name), read_index_manifest(releases / name))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_bytes(page)
+    print(f"written: {out}")
 
 
 @app.command()
@@ -344,23 +360,8 @@ def _report(releases: Path, manifest: ReleaseManifest, notes: list[str]) -> None
     print(f"{manifest.name}: {manifest.kind} over {manifest.labels:,} labels")
     for note in notes:
         print(note)
-    print(f"recall@{manifest.recall_k} at λ: {_recalls(manifest.recall)}")
-    index = read_index_manifest(releases / manifest.name)
-    for trial in index.kinds:
-        rate = "not timed" if trial.queries_per_second is None else f"{trial.queries_per_second:,.0f} queries/s"
-        print(
-            f"{'*' if trial.kind == index.kind else ' '} {trial.kind}: recall {trial.lowest.recall:.3f} or more, "
-            f"{rate}, {trial.bytes_per_label:.1f} bytes per label"
-        )
-    if (cells := index.partition) is not None:
-        print(
-            f"cells trained by {cells.trained_by}: {cells.newer:,} labels came or were embedded anew since, "
-            f"imbalance {cells.imbalance:.2f}, {cells.imbalance_trained:.2f} then"
-        )
-    filtered = index.filtered
-    if filtered is not None:
-        lowest = [f"{selectivity:.1%} of the labels: {recall:.3f}" for selectivity, recall in filtered.lowest().items()]
-        print(f"lowest recall under filters: {', '.join(lowest)}")
+    for line in summary(read_index_manifest(releases / manifest.name)):
+        print(line)
     print(f"written: {releases / manifest.name}")
 
 
@@ -368,16 +369,3 @@ def _device(text: str) -> Device:
     if text not in ("cpu", "gpu"):
         raise LongtailIndexError(f"--device: expected cpu or gpu, received {text!r}")
     return "gpu" if text == "gpu" else "cpu"
-
-
-def _recalls(recall: list[RecallAt]) -> str:
-    """Recall along λ and μ at the priors' default weights, and the lowest of the other weights."""
-    default = recall[0].priors
-    along = [at for at in recall if at.priors == default]
-    shown = [
-        f"{at.bias_removal:g}{f' (μ {at.popularity:g})' if at.popularity else ''}: {at.recall:.3f}" for at in along
-    ]
-    if others := [at for at in recall if at.priors != default]:
-        lowest = min(others, key=lambda at: at.recall)
-        shown.append(f"at {len(others)} corners of the priors' weights {lowest.recall:.3f} or more ({lowest.where})")
-    return ", ".join(shown)

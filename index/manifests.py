@@ -79,7 +79,7 @@ class Trial(Record):
 
 
 class KindTrial(Record):
-    """One kind that `auto` measured, with the setting of it that suffices at every place on the dials."""
+    """One kind at one setting: what it recalls, how quick it is and what it takes."""
 
     kind: Kind
     head: int = Field(ge=0)
@@ -202,7 +202,9 @@ class IndexManifest(Record):
     bytes_per_label_limit: float | None = None
     """What it was to be at most."""
     kinds: list[KindTrial] = Field(default=[])
-    """What `auto` had to choose from; empty where it had no choice."""
+    """What `auto` had to choose from, at settings that suffice everywhere; empty where it had no choice."""
+    curve: list[KindTrial] = Field(default=[])
+    """What less and more effort recalls and costs, of every kind that was built; empty before version 6."""
     recall: list[RecallAt]
     """Measured with the effort of each place, against exact search, on the bundle's calibration queries."""
     trials: list[Trial]

@@ -20,7 +20,15 @@ from longtail.index.construct.bands import bytes_per_label
 from longtail.index.construct.filtered import tune_filtered
 from longtail.index.construct.recall import Calibration, Progress
 from longtail.index.construct.spec import IndexSpec
-from longtail.index.construct.tuning import TunedIndex, at_least, check_floor, efforts_at, efforts_of, trial_at
+from longtail.index.construct.tuning import (
+    TunedIndex,
+    at_least,
+    check_floor,
+    curve_of,
+    efforts_at,
+    efforts_of,
+    trial_at,
+)
 from longtail.index.errors import LongtailIndexError
 from longtail.index.manifests import Effort, Kind
 from longtail.index.search.band import CODED, Band, pad
@@ -115,7 +123,7 @@ def refill_index(
             break
     chosen = max(trials, key=lambda trial: trial.lowest.recall)
     check_floor(chosen.lowest, spec, calibration, len(trials), "build the index again")
-    kind = bands[-1].kind
+    kind, size = bands[-1].kind, bytes_per_label(bands[-1])
     return TunedIndex(
         kind=kind,
         dim=rows_LE.shape[1],
@@ -126,7 +134,8 @@ def refill_index(
         recall_k=calibration.k,
         recall_queries=calibration.queries,
         seconds=time.perf_counter() - started,
-        bytes_per_label=bytes_per_label(bands[-1]),
+        bytes_per_label=size,
+        curve=curve_of(bundle, bands, chosen, trials, calibration, size),
         filtered=None if kind == "flat" else tune_filtered(bundle, rows_LE, bands, chosen.effort, spec, progress),
     )
 

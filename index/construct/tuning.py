@@ -49,6 +49,8 @@ _PROBES: dict[str, tuple[int, ...]] = {
     "efSearch": (64, 128, 256, 512),
     "": (1,),
 }
+_MORE = 2
+"""Efforts beyond the one that suffices, of which a curve tells what there is still to gain."""
 _REFINE: dict[Kind, tuple[int, ...]] = {
     "ivf_sq": (1, 2),
     "ivf_fastscan": (1, 2, 4, 8),
@@ -73,6 +75,7 @@ class TunedIndex:
         seconds: duration of the whole build.
         bytes_per_label: of the last band's index file.
         kinds: what `auto` had to choose from; empty where it had no choice.
+        curve: what less and more effort recalls and how quick it is, of every kind that was built.
         filtered: what search under filters takes and recalls; None of an exact index.
         partition: where the cells come from; None if this build trained them, or there are none.
     """
@@ -88,6 +91,7 @@ class TunedIndex:
     seconds: float
     bytes_per_label: float
     kinds: list[KindTrial] = field(default_factory=list)
+    curve: list[KindTrial] = field(default_factory=list)
     filtered: FilteredSearch | None = None
     partition: Partition | None = None
 
@@ -137,6 +141,9 @@ def tune_index(bundle: Bundle, spec: IndexSpec, device: Device, progress: Progre
     taken = tried[choose(kinds) if kinds else 0]
     trials = [trial for each in tried for trial in each.trials]
     efforts = efforts_at(bundle, taken.bands, taken.chosen, trials, calibration, progress)
+    curve = []
+    for each in tried:
+        curve += curve_of(bundle, each.bands, each.chosen, trials, calibration, site.bytes[each.kind])
     filtered = None
     if taken.kind != "flat":
         filtered = tune_filtered(bundle, rows_LE, taken.bands, taken.chosen.effort, spec, progress)
@@ -152,6 +159,7 @@ def tune_index(bundle: Bundle, spec: IndexSpec, device: Device, progress: Progre
         seconds=time.perf_counter() - started,
         bytes_per_label=site.bytes[taken.kind],
         kinds=kinds,
+        curve=curve,
         filtered=filtered,
     )
 
@@ -251,6 +259,45 @@ def trial_at(bundle: Bundle, calibration: Calibration, bands: Sequence[Band], ef
     """A setting, measured: bands at an effort, and how many labels their exact head has."""
     recall, rate = calibration.measure(Searcher(bundle, bands, effort))
     return Trial(kind=bands[-1].kind, head=head, effort=effort, recall=recall, queries_per_second=round(rate, 1))
+
+
+def curve_of(
+    bundle: Bundle,
+    bands: Sequence[Band],
+    chosen: Trial,
+    trials: Sequence[Trial],
+    calibration: Calibration,
+    bytes_per_label: float,
+) -> list[KindTrial]:
+    """What every effort that was tried with the chosen head recalls and how quick it is, and the next two beyond.
+
+    Args:
+        bundle: whose labels are indexed.
+        bands: of the chosen setting.
+        chosen: that setting.
+        trials: every setting that was tried, of any kind.
+        calibration: measures recall, and has the queries that are timed.
+        bytes_per_label: of the kind.
+    """
+    tried = [trial for trial in trials if (trial.kind, trial.head) == (chosen.kind, chosen.head)]
+    if chosen.kind == "factory":  # its wrappers have one effort at a time
+        tried = [chosen]
+    else:
+        known = {trial.effort for trial in tried}
+        beyond = [effort for effort in efforts_of(bands[-1]) if at_least(effort, chosen.effort) and effort not in known]
+        tried += [trial_at(bundle, calibration, bands, effort, chosen.head) for effort in beyond[:_MORE]]
+    speeds = rates([Searcher(bundle, bands, trial.effort) for trial in tried], calibration)
+    return [
+        KindTrial(
+            kind=bands[-1].kind,
+            head=trial.head,
+            effort=trial.effort,
+            recall=trial.recall,
+            queries_per_second=round(speed, 1),
+            bytes_per_label=bytes_per_label,
+        )
+        for trial, speed in zip(tried, speeds, strict=True)
+    ]
 
 
 def _timed(site: _Site, spec: IndexSpec, tried: Sequence[_Tuned]) -> list[KindTrial]:

@@ -105,6 +105,7 @@ def write_index(
         bytes_per_label=tuned.bytes_per_label,
         bytes_per_label_limit=spec.bytes_per_label,
         kinds=tuned.kinds,
+        curve=tuned.curve,
         recall=tuned.recall,
         trials=tuned.trials,
         device=device,

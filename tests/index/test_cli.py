@@ -32,6 +32,7 @@ SURFACE = {
     "merge": {"bundle", "log", "--out"},
     "list": {"releases"},
     "verify": {"releases", "name"},
+    "report": {"releases", "name", "--out"},
     "prune": {"releases", "--keep"},
 }
 
@@ -103,6 +104,7 @@ def test_from_build_to_prune(bundle_path: Path, tmp_path: Path, capsys: pytest.C
         (["publish", "R", "x"], "expected a directory of releases"),
         (["rollback", "R"], "expected a directory of releases"),
         (["verify", "R", "x"], "expected one of its releases [], received 'x'"),
+        (["report", "R", "x", "--out", "page.html"], "expected one of its releases [], received 'x'"),
         (["prune", "R", "--keep", "0"], "--keep: expected at least 1"),
     ],
 )

@@ -11,10 +11,10 @@ from matplotlib.ticker import MaxNLocator
 from rich.table import Table
 
 from longtail.bundle import BUCKET_NAMES, CurvePoint
+from longtail.bundle.page import AMBER, BLUE, GREEN, INK, SOFT, page, plot, scrolled
 from longtail.trainer.config import Recipe
 from longtail.trainer.evaluation.comparison import Comparison
 from longtail.trainer.evaluation.dial import Dial, Setting
-from longtail.trainer.evaluation.page import AMBER, BLUE, GREEN, INK, SOFT, page, plot, scrolled
 from longtail.trainer.evaluation.tables import baselines_html, figure_cell, price_html
 from longtail.trainer.evaluation.target import FoundByLabel
 from longtail.trainer.history import TrainingHistory

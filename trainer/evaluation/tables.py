@@ -9,9 +9,9 @@ from typing import NamedTuple
 from rich.table import Table
 
 from longtail.bundle import BUCKET_NAMES, CurvePoint
+from longtail.bundle.page import scrolled
 from longtail.trainer.evaluation.comparison import Comparison
 from longtail.trainer.evaluation.dial import Dial
-from longtail.trainer.evaluation.page import scrolled
 from longtail.trainer.lists import k_of
 
 

@@ -11,8 +11,8 @@ from itertools import accumulate
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, MaxNLocator
 
+from longtail.bundle.page import AMBER, BLUE, GREEN, INK, SOFT, page, plot, scrolled
 from longtail.trainer.config.tune import maximised, objectives_of
-from longtail.trainer.evaluation.page import AMBER, BLUE, GREEN, INK, SOFT, page, plot, scrolled
 from longtail.trainer.tuning.ranges import Ranges
 from longtail.trainer.tuning.result import Trial, TuneResult, figures_in_words, value_in_words
 from longtail.trainer.tuning.study import Study, optuna_module

@@ -32,7 +32,7 @@ def page(title: str, intro: str, cards: Mapping[str, str], plots: Sequence[str],
         plots: of `plot`.
         body: HTML below the plots.
     """
-    template = Template((files("longtail.trainer.evaluation") / "page.html").read_text(encoding="utf-8"))
+    template = Template((files("longtail.bundle") / "page.html").read_text(encoding="utf-8"))
     made = "".join(
         f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd></div>" for name, value in cards.items()
     )

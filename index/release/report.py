@@ -1,0 +1,163 @@
+"""The page of a release: what its build measured of recall, speed and memory, to choose a kind or a floor by."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from functools import partial
+
+from matplotlib.axes import Axes
+
+from longtail.bundle.page import AMBER, BLUE, GREEN, INK, SOFT, page, plot, scrolled
+from longtail.index.manifests import Effort, IndexManifest, KindTrial, RecallAt, ReleaseManifest
+
+_COLOURS = (BLUE, AMBER, GREEN, INK)
+_SELECTIONS = {"random": "of random labels", "near": "near one query", "rare": "of the least popular"}
+
+
+def release_report(release: ReleaseManifest, index: IndexManifest) -> bytes:
+    """One file of HTML that needs no network.
+
+    Args:
+        release: says what was indexed.
+        index: what was measured of it.
+    """
+    points = index.curve
+    plots, body = [], ""
+    if points:
+        plots.append(plot(partial(_speed, index=index), "Lowest recall against queries per second, of every kind"))
+        body += _curve_table(index)
+    if len([point for point in points if point.kind == index.kind]) > 1:
+        plots.append(plot(partial(_dials, index=index), "Recall of every effort along the dials"))
+    if index.filtered is not None:
+        plots.append(plot(partial(_filters, index=index), "Lowest recall under filters, by the share of the labels"))
+    if index.efforts:
+        body += _efforts_table(index)
+    return page(f"{release.name}: index", _intro(index), _facts(release, index), plots, body)
+
+
+def _intro(index: IndexManifest) -> str:
+    words = (
+        f"Recall@{index.recall_k} is of {index.recall_queries} calibration queries against exact search, at every "
+        "place on the dials. Queries per second are of one core, one query at a time, all places alike."
+    )
+    if not index.curve:
+        words += " This release is from before builds kept the curve; build it again to see it."
+    return html.escape(words)
+
+
+def _facts(release: ReleaseManifest, index: IndexManifest) -> dict[str, str]:
+    lowest = min(index.recall, key=lambda at: at.recall)
+    served = next((point for point in index.curve if _is_served(point, index)), None)
+    head = next((band.labels for band in index.bands if band.name == "head"), 0)
+    facts = {
+        "Bundle": release.bundle,
+        "Labels": f"{index.labels:,} × {index.dim} coordinates",
+        "Index": index.kind if index.kind == index.spec else f"{index.kind}, of {index.spec}",
+        "Exact head": f"{head:,} labels" if head else "",
+        "Effort at the most": _effort(index.effort),
+        f"Lowest recall@{index.recall_k}": f"{lowest.recall:.4f} at {lowest.where}",
+        "Recall floor": f"{index.recall_floor:g}",
+        "Queries per second": f"{served.queries_per_second:,.0f}" if served and served.queries_per_second else "",
+        "Bytes per label": "" if index.bytes_per_label is None else f"{index.bytes_per_label:g}",
+        "Built in": f"{index.build_seconds:,.0f} s on the {index.device.upper()}, FAISS {index.faiss}",
+        "Cells trained by": index.partition.trained_by if index.partition else "",
+    }
+    return {name: value for name, value in facts.items() if value}
+
+
+def _is_served(point: KindTrial, index: IndexManifest) -> bool:
+    return (point.kind, point.effort) == (index.kind, index.effort)
+
+
+def _effort(effort: Effort) -> str:
+    return f"{effort.probes} probes" + (f", {effort.refine} candidates a result" if effort.refine > 1 else "")
+
+
+def _speed(axes: Axes, index: IndexManifest) -> None:
+    kinds = list(dict.fromkeys(point.kind for point in index.curve))
+    for colour, kind in zip(_COLOURS, kinds, strict=False):
+        points = [point for point in index.curve if point.kind == kind]
+        axes.scatter(*_recall_and_speed(points), color=colour, s=22)
+        best = _undominated(points)
+        axes.plot(*_recall_and_speed(best), color=colour, label=f"{kind}, {points[0].bytes_per_label:g} bytes a label")
+    served = [point for point in index.curve if _is_served(point, index)]
+    axes.plot(*_recall_and_speed(served), "o", color=INK, markersize=13, fillstyle="none", label="served")
+    axes.axvline(index.recall_floor, color=SOFT, linestyle="--", linewidth=1, label="floor")
+    axes.set(title="What recall costs", xlabel=f"lowest recall@{index.recall_k}", ylabel="queries per second")
+    axes.set_ylim(bottom=0)
+    axes.legend(fontsize=8)
+
+
+def _recall_and_speed(points: Sequence[KindTrial]) -> tuple[list[float], list[float]]:
+    return [point.lowest.recall for point in points], [point.queries_per_second or 0.0 for point in points]
+
+
+def _undominated(points: Sequence[KindTrial]) -> list[KindTrial]:
+    """Those that no other beats in both recall and speed, by recall."""
+    best: list[KindTrial] = []
+    for point in sorted(points, key=lambda point: (point.lowest.recall, point.queries_per_second or 0.0), reverse=True):
+        if not best or (point.queries_per_second or 0.0) > (best[-1].queries_per_second or 0.0):
+            best.append(point)
+    return best[::-1]
+
+
+def _dials(axes: Axes, index: IndexManifest) -> None:
+    points = [point for point in index.curve if point.kind == index.kind]
+    names = [_place(at) for at in points[0].recall]
+    for shade, point in enumerate(points, start=1):
+        colour = INK if _is_served(point, index) else BLUE
+        recalls = [at.recall for at in point.recall]
+        axes.plot(
+            names, recalls, "o-", color=colour, alpha=0.25 + 0.75 * shade / len(points), label=_effort(point.effort)
+        )
+    axes.axhline(index.recall_floor, color=SOFT, linestyle="--", linewidth=1)
+    axes.set(title=f"{index.kind} along the dials", ylabel=f"recall@{index.recall_k}")
+    axes.tick_params(axis="x", labelrotation=30 if len(names) > 5 else 0)
+    axes.legend(fontsize=8)
+
+
+def _place(at: RecallAt) -> str:
+    return at.where.replace(", ", "\n")
+
+
+def _filters(axes: Axes, index: IndexManifest) -> None:
+    measured = index.filtered.recall if index.filtered else []
+    for colour, (selection, words) in zip(_COLOURS, _SELECTIONS.items(), strict=False):
+        lowest: dict[float, float] = {}
+        for at in measured:
+            if at.selection == selection:
+                lowest[at.selectivity] = min(at.lowest, lowest.get(at.selectivity, 1.0))
+        axes.plot(list(lowest), list(lowest.values()), "o-", color=colour, label=words)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(lambda share, _: f"{100 * share:g} %")
+    axes.axhline(index.recall_floor, color=SOFT, linestyle="--", linewidth=1)
+    axes.set(
+        title="Under filters", xlabel="share of the labels that may be answered", ylabel="lowest recall, any bucket"
+    )
+    axes.legend(fontsize=8)
+
+
+def _curve_table(index: IndexManifest) -> str:
+    places = index.curve[0].recall
+    head = "".join(
+        f"<th>{html.escape(name)}</th>"
+        for name in ("kind", "effort", "queries/s", "bytes a label", *(at.where for at in places))
+    )
+    rows = ""
+    for point in index.curve:
+        rate = "" if point.queries_per_second is None else f"{point.queries_per_second:,.0f}"
+        cells = (point.kind, _effort(point.effort), rate, f"{point.bytes_per_label:g}")
+        recalls = "".join(f"<td>{at.recall:.4f}</td>" for at in point.recall)
+        chosen = " class=chosen" if _is_served(point, index) else ""
+        rows += f"<tr{chosen}>{''.join(f'<td>{html.escape(cell)}</td>' for cell in cells)}{recalls}</tr>"
+    return f"<h2>Every setting, recall@{index.recall_k}</h2>{scrolled(head, rows)}"
+
+
+def _efforts_table(index: IndexManifest) -> str:
+    head = "".join(f"<th>{name}</th>" for name in ("place on the dials", "the best", "effort", "recall"))
+    rows = "".join(
+        f"<tr><td>{html.escape(at.where)}</td><td>{at.k}</td><td>{_effort(at.effort)}</td><td>{at.recall:.4f}</td></tr>"
+        for at in index.efforts
+    )
+    return f"<h2>What a query pays, where nearly all labels may be answered</h2>{scrolled(head, rows)}"
