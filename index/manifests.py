@@ -11,24 +11,36 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 from longtail.bundle import FileRecord, Prior
 from longtail.bundle.manifest import Record, dial_words
 
-SCHEMA_VERSION = 6
-READ_VERSIONS = (1, 2, 3, 4, 5, SCHEMA_VERSION)
+SCHEMA_VERSION = 7
+READ_VERSIONS = (1, 2, 3, 4, 5, 6, SCHEMA_VERSION)
 """Version 1 knows no μ: recall was measured at λ alone, of bundles whose one coordinate holds both. Version 2 knows no
 priors. Up to version 3 one effort serves every place on the dials. Version 4 knows neither `ivf_sq` nor
-`ivf_fastscan`, version 5 no cells of another release."""
+`ivf_fastscan`, version 5 no cells of another release. Up to version 6 every effort scores the whole exact head."""
 
 Kind = Literal["flat", "ivf_flat", "ivf_sq", "ivf_fastscan", "ivf_pq", "hnsw", "factory"]
 Device = Literal["cpu", "gpu"]
 
 
 class Effort(Record):
-    """Search effort: the two settings that trade speed for recall."""
+    """Search effort: the settings that trade speed for recall."""
 
     probes: int = Field(default=1, ge=1)
     """Cells an IVF visits (nprobe), candidates an HNSW keeps (efSearch); 1 where neither exists."""
     refine: int = Field(default=1, ge=1)
     """Candidates fetched per result and scored again exactly, for indexes that compress rows; of `ivf_sq` and
     `ivf_fastscan` for a hundred results at the least."""
+    head: int | None = Field(default=None, ge=0)
+    """Most frequent labels of the exact head that are scored whatever the query, where `ivf_flat` finds the others in
+    its cells; None, and left out of the JSON: the whole head."""
+
+    @model_serializer(mode="wrap")
+    def _without_none(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in serialize(self).items() if value is not None}
+
+    def harder(self, other: Effort) -> Effort:
+        """What finds as much as either."""
+        heads = None if self.head is None or other.head is None else max(self.head, other.head)
+        return Effort(probes=max(self.probes, other.probes), refine=max(self.refine, other.refine), head=heads)
 
 
 class RecallAt(Record):

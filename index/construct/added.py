@@ -9,7 +9,7 @@ import numpy as np
 from longtail.bundle import Bundle
 from longtail.index.construct.bands import train_index
 from longtail.index.construct.recall import Calibration
-from longtail.index.construct.tuning import TARGET, efforts_at, efforts_of, trial_at
+from longtail.index.construct.settings import TARGET, efforts_at, efforts_of, trial_at
 from longtail.index.manifests import Effort
 from longtail.index.search.band import Band
 from longtail.index.search.searcher import Searcher

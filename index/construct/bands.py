@@ -66,12 +66,13 @@ def make_bands(
         by_reach_L: int64 [L], label rows, those of the head first.
         head: how many they are.
         device: where FAISS trains.
-        centroids_CE: float32, of the cells, from an inverted file over the same rest; None: they are trained.
+        centroids_CE: float32, of the cells, from an inverted file over about the same rest; None: they are trained.
     """
     labels = len(rows_LE)
 
     def band(name: str, spec: IndexSpec, rows_N: Int64, centroids_CE: Float32 | None = None) -> Band:
-        factory, width = spec.factory(len(rows_N), rows_LE.shape[1], device)
+        known = None if centroids_CE is None else len(centroids_CE)
+        factory, width = spec.factory(len(rows_N), rows_LE.shape[1], device, known)
         kind = spec.kind(labels)
         return Band(name, kind, factory, train_index(factory, width, rows_LE[rows_N], device, centroids_CE), rows_N)
 

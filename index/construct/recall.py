@@ -13,7 +13,7 @@ import faiss
 import numpy as np
 
 from longtail.bundle import Bundle, Prior
-from longtail.bundle.arrays import Float32
+from longtail.bundle.arrays import Bools, Float32, Int64
 from longtail.index.manifests import RecallAt
 from longtail.index.search.cells import MEASURED_DEPTH
 from longtail.index.search.exact import ExactRows
@@ -24,6 +24,8 @@ Progress = Callable[[str], None]
 _QUERIES = 200
 _FEW = 10
 """Results of a short list, which takes less effort to find."""
+_ENOUGH = 20
+"""Labels among the exact answers of a place from which on their recall is told."""
 _ALL_CORNERS_UP_TO = 3
 """Priors of which every combination of limits is measured; of more, each alone and all together."""
 Place = tuple[float, float, tuple[float, ...]]
@@ -48,6 +50,9 @@ class Calibration:
         bundle: has the queries.
         rows_LE: float32 [L, E], its augmented rows.
         queries: most of the bundle's calibration queries that are used, evenly spaced.
+
+    Attributes:
+        best_QK: label rows of the exact answers, int64 [Q, K], of the largest depth.
     """
 
     def __init__(self, bundle: Bundle, rows_LE: Float32, queries: int = _QUERIES) -> None:
@@ -61,7 +66,7 @@ class Calibration:
         self._exact = ExactRows(bundle)
         self._names = [] if bundle.priors is None else bundle.priors.names
         self.queries_QE = np.concatenate([bundle.augmentation.queries(queries_CD, *place) for place in self.places])
-        scores_QK, _ = faiss.knn(self.queries_QE, rows_LE, self.k, metric=faiss.METRIC_INNER_PRODUCT)
+        scores_QK, self.best_QK = faiss.knn(self.queries_QE, rows_LE, self.k, metric=faiss.METRIC_INNER_PRODUCT)
         tolerance_Q = TOLERANCE * np.abs(scores_QK).max(axis=1)
         self._least = {k: scores_QK[:, k - 1] - tolerance_Q for k in self.depths}
 
@@ -77,9 +82,8 @@ class Calibration:
         """
         k = self.k if k is None else k
         started = time.perf_counter()
-        _, rows_QK = searcher.found(self.queries_QE, k)
+        _, hits_QK = self.found(searcher, k)
         rate = len(self.queries_QE) / (time.perf_counter() - started)
-        hits_QK = self._exact.rescore(self.queries_QE, rows_QK) >= self._least[k][:, None]
         recalls = hits_QK.reshape(len(self.places), -1).mean(axis=1)
         return [
             RecallAt(
@@ -90,6 +94,27 @@ class Calibration:
             )
             for (bias_removal, popularity, weights), recall in zip(self.places, recalls, strict=True)
         ], rate
+
+    def found(self, searcher: Searcher, k: int) -> tuple[Int64, Bools]:
+        """What a search of every query finds: label rows int64 [Q, k], and which of them count, bool [Q, k]."""
+        _, rows_QK = searcher.found(self.queries_QE, k)
+        hits_QK: Bools = self._exact.rescore(self.queries_QE, rows_QK) >= self._least[k][:, None]
+        return rows_QK, hits_QK
+
+    def recall_of(self, labels_L: Bools, searcher: Searcher, k: int) -> list[float]:
+        """The recall that some labels have of their own at every place; 1 where they are too few among the answers.
+
+        Args:
+            labels_L: bool [L], which.
+            searcher: over the rows that the exact answers are of.
+            k: one of `depths`.
+        """
+        rows_QK, hits_QK = self.found(searcher, k)
+        expected_Q = np.count_nonzero(labels_L[self.best_QK[:, :k]], axis=1)
+        found_Q = np.minimum(np.count_nonzero(hits_QK & labels_L[rows_QK], axis=1), expected_Q)
+        shape = len(self.places), -1
+        expected, found = expected_Q.reshape(shape).sum(axis=1), found_Q.reshape(shape).sum(axis=1)
+        return np.where(expected < _ENOUGH, 1.0, found / np.maximum(expected, 1)).tolist()  # type: ignore[no-any-return]
 
 
 def _places(bundle: Bundle) -> list[Place]:

@@ -19,16 +19,9 @@ from longtail.bundle.arrays import Array, Float32, Int64
 from longtail.index.construct.bands import bytes_per_label
 from longtail.index.construct.filtered import tune_filtered
 from longtail.index.construct.recall import Calibration, Progress
+from longtail.index.construct.settings import at_least, curve_of, efforts_at, efforts_of, trial_at
 from longtail.index.construct.spec import IndexSpec
-from longtail.index.construct.tuning import (
-    TunedIndex,
-    at_least,
-    check_floor,
-    curve_of,
-    efforts_at,
-    efforts_of,
-    trial_at,
-)
+from longtail.index.construct.tuning import TunedIndex, check_floor
 from longtail.index.errors import LongtailIndexError
 from longtail.index.manifests import Effort, Kind
 from longtail.index.search.band import CODED, Band, pad

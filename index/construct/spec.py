@@ -103,7 +103,11 @@ class IndexSpec:
             case "factory":
                 return 0
 
-    def factory(self, labels: int, dim: int, device: Device = "cpu") -> tuple[str, int]:
+    def least_labels(self) -> int:
+        """Labels outside the head that its codes are trained with, at the least."""
+        return {"ivf_fastscan": _FASTSCAN_LEAST_LABELS, "ivf_pq": _PQ_LEAST_LABELS}.get(self.text, 1)
+
+    def factory(self, labels: int, dim: int, device: Device = "cpu", cells_known: int | None = None) -> tuple[str, int]:
         """FAISS factory string for a band of `labels` rows of `dim` coordinates, and the width it takes.
 
         A width beyond `dim` means rows and queries are padded with zeros, which changes no score.
@@ -112,11 +116,12 @@ class IndexSpec:
             labels: rows of the band.
             dim: coordinates of a row.
             device: which trains it; a GPU takes no codes of centroids.
+            cells_known: of an inverted file; None: as many as befit the labels.
 
         Raises:
             SpecError: ivf_fastscan or ivf_pq with too few labels to train its codes.
         """
-        count = max(1, min(round(4 * math.sqrt(labels)), labels // _POINTS_PER_CELL))
+        count = cells_known or max(1, min(round(4 * math.sqrt(labels)), labels // _POINTS_PER_CELL))
 
         def cells(width: int) -> str:
             return f"IVF{count}" + (f"(PQ{width}x4fs,RFlat)" if count >= _CODED_CELLS and device == "cpu" else "")
@@ -132,13 +137,13 @@ class IndexSpec:
                 width = _SQ_STEP * math.ceil(dim / _SQ_STEP)
                 return f"{cells(width)},SQ8", width
             case "ivf_fastscan":
-                _check_labels("ivf_fastscan", labels, _FASTSCAN_LEAST_LABELS)
+                _check_labels("ivf_fastscan", labels, self.least_labels())
                 codes = math.ceil(dim / _FASTSCAN_DIMS)
                 # "r": codes are of what a row adds to its cell's centroid.
                 width = codes * _FASTSCAN_DIMS
                 return f"{cells(width)},PQ{codes}x4fsr", width
             case "ivf_pq":
-                _check_labels("ivf_pq", labels, _PQ_LEAST_LABELS)
+                _check_labels("ivf_pq", labels, self.least_labels())
                 code_bytes = _pq_bytes(dim)
                 # "np" skips polysemous training, which takes minutes and which no search here makes use of.
                 width = code_bytes * _PQ_DIMS_PER_BYTE

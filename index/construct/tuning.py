@@ -3,8 +3,8 @@
 One approximate index over all rows loses recall as λ and μ grow, because log ν and log π change the rows' norms.
 Within a band of similar popularity they vary little, so the most frequent labels go to an exact head and the rest to
 an approximate tail; every query searches both. With priors the head holds what any corner of their weights lifts most.
-The build starts with the cheapest setting, looks harder, then widens the head, until recall reaches the target
-everywhere.
+The build chooses the head whose queries score the fewest rows, starts with the cheapest effort, looks harder, then
+widens the head, until recall reaches the target everywhere.
 
 Legend: `L` labels, `E` coordinates of an augmented row.
 """
@@ -15,19 +15,18 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import faiss
-
 from longtail.bundle import Bundle
 from longtail.bundle.arrays import Float32, Int64
 from longtail.index.construct.bands import by_reach, bytes_per_label, centroids_of, make_bands
 from longtail.index.construct.choice import choose, rates
 from longtail.index.construct.filtered import tune_filtered
+from longtail.index.construct.head import choose_head, head_sizes
 from longtail.index.construct.recall import Calibration, Progress
+from longtail.index.construct.settings import TARGET, curve_of, efforts_at, efforts_of, trial_at
 from longtail.index.construct.spec import IndexSpec
 from longtail.index.errors import RecallFloorError, SpecError
 from longtail.index.manifests import (
     Device,
-    Effort,
     EffortAt,
     FilteredSearch,
     Kind,
@@ -36,27 +35,9 @@ from longtail.index.manifests import (
     RecallAt,
     Trial,
 )
-from longtail.index.search.band import Band, probes_name
+from longtail.index.search.band import Band
 from longtail.index.search.gpu import check_device
 from longtail.index.search.searcher import Searcher
-
-TARGET = 0.99
-"""Recall at which the build stops looking for better settings; a floor above it becomes the target."""
-_HEAD_SHARES = (0.003, 0.01, 0.04, 0.16)
-_HEAD_LEAST = 1_000
-_PROBES: dict[str, tuple[int, ...]] = {
-    "nprobe": (2, 4, 8, 16, 32, 64, 128, 256),
-    "efSearch": (64, 128, 256, 512),
-    "": (1,),
-}
-_MORE = 2
-"""Efforts beyond the one that suffices, of which a curve tells what there is still to gain."""
-_REFINE: dict[Kind, tuple[int, ...]] = {
-    "ivf_sq": (1, 2),
-    "ivf_fastscan": (1, 2, 4, 8),
-    "ivf_pq": (4, 16),
-    "factory": (1, 4, 16),
-}
 
 
 @dataclass(frozen=True)
@@ -193,7 +174,7 @@ class _Site:
         calibration: measures recall.
         device: where FAISS trains.
         progress: told what is being done.
-        centroids: of the cells of every head's rest that was trained.
+        centroids: of the cells, once they were trained.
         bytes: bytes per label of every kind that was built.
     """
 
@@ -203,7 +184,7 @@ class _Site:
     calibration: Calibration
     device: Device
     progress: Progress
-    centroids: dict[int, Float32] = field(default_factory=dict)
+    centroids: list[Float32] = field(default_factory=list)
     bytes: dict[Kind, float] = field(default_factory=dict)
 
 
@@ -227,7 +208,7 @@ def _tune(site: _Site, spec: IndexSpec, plainer: _Tuned | None) -> list[_Tuned]:
         target = min(target, plainer.chosen.lowest.recall)
     best: tuple[Trial, list[Band]] | None = None
     trials = []
-    for trial, bands in _settings(site, spec, plainer.chosen if plainer else None):
+    for trial, bands in _settings(site, spec, target, plainer.chosen if plainer else None):
         trials.append(trial)
         if best is None or trial.lowest.recall > best[0].lowest.recall:
             best = trial, bands
@@ -236,17 +217,24 @@ def _tune(site: _Site, spec: IndexSpec, plainer: _Tuned | None) -> list[_Tuned]:
     return [] if best is None else [_Tuned(spec.kind(len(site.rows_LE)), best[1], best[0], trials)]
 
 
-def _settings(site: _Site, spec: IndexSpec, least: Trial | None) -> Iterator[tuple[Trial, list[Band]]]:
+def _settings(site: _Site, spec: IndexSpec, target: float, least: Trial | None) -> Iterator[tuple[Trial, list[Band]]]:
     """Measured settings and their bands, cheapest first; none of a kind that takes too many bytes."""
     kind = spec.kind(len(site.rows_LE))
-    for head in _heads(kind, len(site.rows_LE)) if least is None else [least.head]:
-        site.progress(f"train and fill {kind}" + (f", exact head of {head:,} labels" if head else ""))
-        bands = make_bands(spec, site.rows_LE, site.by_reach_L, head, site.device, site.centroids.get(head))
-        site.bytes[kind] = bytes_per_label(bands[-1])
-        if spec.bytes_per_label is not None and site.bytes[kind] > spec.bytes_per_label:
-            return
-        if (centroids_CE := centroids_of(bands[-1])) is not None:
-            site.centroids.setdefault(head, centroids_CE[:, : site.rows_LE.shape[1]])
+    if least is not None:
+        heads = [least.head]
+    elif kind in ("flat", "factory"):
+        heads = [0]
+    else:
+        heads = head_sizes(len(site.rows_LE), spec.least_labels())
+    filled, bands = heads[0], _filled(site, spec, heads[0])
+    if spec.bytes_per_label is not None and site.bytes[kind] > spec.bytes_per_label:
+        return
+    if len(heads) > 1:
+        enough = choose_head(site.bundle, bands, heads, site.by_reach_L, site.calibration, target)
+        heads = [head for head in heads if head >= enough]
+    for head in heads:
+        if head != filled:
+            filled, bands = head, _filled(site, spec, head)
         for effort in efforts_of(bands[-1]):
             if least is not None and effort.probes < least.effort.probes:
                 continue
@@ -255,49 +243,16 @@ def _settings(site: _Site, spec: IndexSpec, least: Trial | None) -> Iterator[tup
             yield trial, bands
 
 
-def trial_at(bundle: Bundle, calibration: Calibration, bands: Sequence[Band], effort: Effort, head: int) -> Trial:
-    """A setting, measured: bands at an effort, and how many labels their exact head has."""
-    recall, rate = calibration.measure(Searcher(bundle, bands, effort))
-    return Trial(kind=bands[-1].kind, head=head, effort=effort, recall=recall, queries_per_second=round(rate, 1))
-
-
-def curve_of(
-    bundle: Bundle,
-    bands: Sequence[Band],
-    chosen: Trial,
-    trials: Sequence[Trial],
-    calibration: Calibration,
-    bytes_per_label: float,
-) -> list[KindTrial]:
-    """What every effort that was tried with the chosen head recalls and how quick it is, and the next two beyond.
-
-    Args:
-        bundle: whose labels are indexed.
-        bands: of the chosen setting.
-        chosen: that setting.
-        trials: every setting that was tried, of any kind.
-        calibration: measures recall, and has the queries that are timed.
-        bytes_per_label: of the kind.
-    """
-    tried = [trial for trial in trials if (trial.kind, trial.head) == (chosen.kind, chosen.head)]
-    if chosen.kind == "factory":  # its wrappers have one effort at a time
-        tried = [chosen]
-    else:
-        known = {trial.effort for trial in tried}
-        beyond = [effort for effort in efforts_of(bands[-1]) if at_least(effort, chosen.effort) and effort not in known]
-        tried += [trial_at(bundle, calibration, bands, effort, chosen.head) for effort in beyond[:_MORE]]
-    speeds = rates([Searcher(bundle, bands, trial.effort) for trial in tried], calibration)
-    return [
-        KindTrial(
-            kind=bands[-1].kind,
-            head=trial.head,
-            effort=trial.effort,
-            recall=trial.recall,
-            queries_per_second=round(speed, 1),
-            bytes_per_label=bytes_per_label,
-        )
-        for trial, speed in zip(tried, speeds, strict=True)
-    ]
+def _filled(site: _Site, spec: IndexSpec, head: int) -> list[Band]:
+    """The bands of a head, over cells that were trained for another head or kind if there are any."""
+    kind = spec.kind(len(site.rows_LE))
+    site.progress(f"train and fill {kind}" + (f", exact head of {head:,} labels" if head else ""))
+    known_CE = site.centroids[0] if site.centroids else None
+    bands = make_bands(spec, site.rows_LE, site.by_reach_L, head, site.device, known_CE)
+    site.bytes[kind] = bytes_per_label(bands[-1])
+    if known_CE is None and (trained_CE := centroids_of(bands[-1])) is not None:
+        site.centroids.append(trained_CE[:, : site.rows_LE.shape[1]])
+    return bands
 
 
 def _timed(site: _Site, spec: IndexSpec, tried: Sequence[_Tuned]) -> list[KindTrial]:
@@ -341,58 +296,3 @@ def _too_large(spec: IndexSpec, found: Mapping[Kind, float]) -> SpecError:
         f"index spec {spec.text!r}: expected at most {spec.bytes_per_label:g} bytes per label, received a catalogue of "
         f"which an index takes: {taken}"
     )
-
-
-def _heads(kind: Kind, labels: int) -> list[int]:
-    """Head sizes to try, smallest first; 0 where all labels share one index."""
-    if kind in ("flat", "factory"):
-        return [0]
-    least = min(_HEAD_LEAST, labels // 10)
-    return sorted({max(least, int(labels * share)) for share in _HEAD_SHARES})
-
-
-def efforts_of(band: Band) -> Iterator[Effort]:
-    """Efforts to try on the approximate band, about cheapest first; none beyond looking everywhere."""
-    name = probes_name(band.index)
-    everywhere = faiss.try_extract_index_ivf(band.index).nlist if name == "nprobe" else len(band.rows_N)
-    depths = sorted({min(probes, everywhere) for probes in _PROBES[name]})
-    efforts = [Effort(probes=probes, refine=refine) for refine in _REFINE.get(band.kind, (1,)) for probes in depths]
-    yield from sorted(efforts, key=lambda effort: effort.probes * effort.refine)
-
-
-def at_least(more: Effort, effort: Effort) -> bool:
-    """Whether one effort finds all that another finds."""
-    return more.probes >= effort.probes and more.refine >= effort.refine
-
-
-def efforts_at(
-    bundle: Bundle,
-    bands: Sequence[Band],
-    chosen: Trial,
-    trials: Sequence[Trial],
-    calibration: Calibration,
-    progress: Progress,
-) -> list[EffortAt]:
-    """The least effort of each place and depth that reaches the target there, or as much as the chosen one does."""
-    if bands[-1].kind == "factory":  # its wrappers take no effort per search
-        return []
-    most = chosen.effort
-    lesser = [effort for effort in efforts_of(bands[-1]) if at_least(most, effort) and effort != most]
-    tried = {
-        (trial.effort, calibration.k): trial.recall
-        for trial in trials
-        if (trial.kind, trial.head) == (chosen.kind, chosen.head)
-    }
-    efforts: list[EffortAt] = []
-    for k in calibration.depths if lesser else ():
-        measured = {
-            effort: tried.get((effort, k)) or calibration.measure(Searcher(bundle, bands, effort), k)[0]
-            for effort in (*lesser, most)
-        }
-        for place, enough in enumerate(measured[most]):
-            target = min(TARGET, enough.recall)
-            least = next(effort for effort, recalls in measured.items() if recalls[place].recall >= target)
-            efforts.append(EffortAt(**dict(measured[least][place]), k=k, effort=least))
-        probes = ", ".join(f"{at.effort.probes} at {at.where}" for at in efforts if at.k == k)
-        progress(f"probes for the best {k}: {probes}")
-    return efforts

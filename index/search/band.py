@@ -23,7 +23,7 @@ from longtail.index.search.gpu import GPU_MAX_RESULTS, GpuIndex
 NEARLY_WHOLE = 0.98
 """Share of the ids from which on a search is one of all ids, and the few others, hidden labels above all, are passed
 over."""
-_SCANNED_PER_CANDIDATE, _SCANNED_PER_LABEL = 133, 2_000
+SCANNED_PER_CANDIDATE, _SCANNED_PER_LABEL = 133, 2_000
 """Of an HNSW graph: eligible rows, and ruled out ones, that are scanned in the time that it takes for a candidate."""
 _MARGIN = 100
 """Results fetched beyond the share's, where what is ruled out is dropped afterwards: a few hidden labels are a
@@ -121,8 +121,7 @@ class Band:
         refine = math.ceil(effort.refine * boost) if filtered and self.lossy else effort.refine
         wanted = max(k, MEASURED_DEPTH) if self.kind in CODED else k
         fetch = min(wanted * refine, len(self.rows_N))
-        depth = max(1.0, k / (MEASURED_DEPTH * ids.share))
-        probes = math.ceil(effort.probes * depth**PROBES_PER_DEPTH)
+        probes = probes_for(effort, k, ids.share)
         queries_BE = pad(queries_BE, self.index.d)
         if self.gpu is not None and self._overfetch(fetch, ids) <= GPU_MAX_RESULTS:
             scores_BC, ids_BC = self._search_gpu(self.gpu, queries_BE, fetch, probes, ids)
@@ -199,7 +198,7 @@ class Band:
 
     def _search_graph(self, queries_BE: Float32, fetch: int, candidates: int, ids: IdSet) -> tuple[Float32, Int64]:
         """By the graph, or row by row where that costs less."""
-        scan = ids.count / _SCANNED_PER_CANDIDATE + len(self.rows_N) / _SCANNED_PER_LABEL
+        scan = ids.count / SCANNED_PER_CANDIDATE + len(self.rows_N) / _SCANNED_PER_LABEL
         if candidates < scan:
             return self._search_cpu(queries_BE, fetch, candidates, ids)
         rows = faiss.downcast_index(self.index.storage)
@@ -228,6 +227,13 @@ class Band:
             return fetch
         ruled_out = len(self.rows_N) - ids.count
         return min(math.ceil(fetch / ids.share) + min(ruled_out, _MARGIN), len(self.rows_N))
+
+
+def probes_for(effort: Effort, k: int, share: float) -> int:
+    """Cells, or candidates of a graph, that a search for k of a share of the labels visits."""
+    depth = max(1.0, k / (MEASURED_DEPTH * share))
+    probes: int = math.ceil(effort.probes * depth**PROBES_PER_DEPTH)
+    return probes
 
 
 def pad(rows_LE: Float32, width: int) -> Float32:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from functools import lru_cache
+from copy import copy
+from functools import lru_cache, reduce
 
 import numpy as np
 
@@ -38,6 +39,12 @@ class DialEfforts:
         self._depths = sorted({at.k for at in measured})
         self._of_depth = {depth: _Places(bundle, [at for at in measured if at.k == depth]) for depth in self._depths}
         self._at = lru_cache(_REMEMBERED)(self._look_up)
+
+    def all_at(self, effort: Effort) -> DialEfforts:
+        """The same effort for every query."""
+        efforts = copy(self)
+        efforts._hardest, efforts._depths = effort, []
+        return efforts
 
     def of(self, query_E: Float32, k: int) -> Effort:
         """The effort of one augmented query for k results."""
@@ -71,7 +78,7 @@ class _Places:
             place_1E = bundle.augmentation.queries(nowhere, at.bias_removal, at.popularity, list(at.priors.values()))
             place = place_1E[0, nowhere.shape[1] :].tobytes()
             # Where ν is π, several pairs of λ and μ are one place.
-            self._efforts[place] = _harder(self._efforts.get(place, at.effort), at.effort)
+            self._efforts[place] = self._efforts.get(place, at.effort).harder(at.effort)
         self._places_PX = np.array([np.frombuffer(place, np.float32) for place in self._efforts])
         self._values = [np.unique(values_P) for values_P in self._places_PX.T]
 
@@ -87,12 +94,4 @@ class _Places:
             corners *= 1 + (least != most)
         if np.count_nonzero(inside_P) < corners:
             return None
-        hardest = Effort()
-        for place_X in self._places_PX[inside_P]:
-            hardest = _harder(hardest, self._efforts[place_X.tobytes()])
-        return hardest
-
-
-def _harder(one: Effort, other: Effort) -> Effort:
-    """What finds as much as either."""
-    return Effort(probes=max(one.probes, other.probes), refine=max(one.refine, other.refine))
+        return reduce(Effort.harder, [self._efforts[place_X.tobytes()] for place_X in self._places_PX[inside_P]])

@@ -57,6 +57,16 @@ class IdSet:
         np.bitwise_and.at(bits, ids_I >> 3, ~_BITS[ids_I & 7])
         return IdSet(bits, self._size)
 
+    def followed_by(self, other: IdSet) -> IdSet:
+        """The ids of both, the other's counted on from the first multiple of eight that is N or more.
+
+        Ids between N and there, of which an index has none, are in the set where every other of this one is.
+        """
+        bits = self._bits.copy()
+        if self.whole and self._size % 8:
+            bits[-1] = 0xFF
+        return IdSet(np.concatenate([bits, other._bits]), 8 * len(bits) + other._size)
+
     def contains(self, ids: Int64) -> Bools:
         """Whether each id, in an array of any shape, is in the set; −1 never is."""
         held: Bools = (self._bits[ids >> 3] & _BITS[ids & 7]) != 0
@@ -161,6 +171,12 @@ class EligibleLabels:
     def parts(self) -> list[tuple[int, IdSet]]:
         """The bands that hold some of them, by place, and which ids."""
         return [(band, ids) for band, ids in enumerate(self._id_sets) if ids.count]
+
+    @cached_property
+    def joined(self) -> IdSet:
+        """The ids of two bands in one set: the second's, followed by the first's."""
+        first, second = self._id_sets
+        return second.followed_by(first)
 
     @cached_property
     def rows(self) -> Int64:

@@ -18,12 +18,13 @@ from longtail.bundle import BUCKET_NAMES, Bundle
 from longtail.bundle.arrays import Bools, Float32, Int32, Int64
 from longtail.index.errors import QueryError
 from longtail.index.manifests import Effort, EffortAt, FilteredEffort
-from longtail.index.search.band import NEARLY_WHOLE, Band
+from longtail.index.search.band import NEARLY_WHOLE, Band, probes_for
 from longtail.index.search.candidates import kth_best, no_results, top_k
 from longtail.index.search.efforts import DialEfforts
 from longtail.index.search.eligible import EligibleLabels
 from longtail.index.search.exact import ExactRows
 from longtail.index.search.filters import Filter, Selection, check_rows, without_rows
+from longtail.index.search.joined import JoinedBands
 
 _SCORE_EXACTLY_SHARE = 0.02
 """Share of the labels below which the eligible ones are scored one by one: quicker than a search that skips
@@ -48,6 +49,7 @@ class Searcher:
         filtered: how much harder, where only a share of the labels may be answered.
         efforts: the less that suffices at each place on the dials, where nearly all labels may be answered.
         positions_L: of `eligible.positions_of` the bands' rows; None: made when they are first asked for.
+        heads: how much of an exact head searches `at` an effort may have scored, besides those of `efforts`.
 
     Attributes:
         labels: L.
@@ -80,6 +82,7 @@ class Searcher:
         filtered: Sequence[FilteredEffort] = (),
         efforts: Sequence[EffortAt] = (),
         positions_L: Int32 | None = None,
+        heads: Sequence[int] = (),
     ) -> None:
         self.labels = len(bundle.embeddings)
         self.bands = list(bands)
@@ -93,8 +96,19 @@ class Searcher:
         self._of_buckets: dict[frozenset[int], EligibleLabels] = {}
         self._visible_of_buckets: dict[frozenset[int], EligibleLabels] = {}
         self._visible_of_selection: _OfSelection = WeakKeyDictionary()
+        self._joined: JoinedBands | None = None
+        if JoinedBands.fits(self.bands):
+            by_popularity_N = np.argsort(-bundle.labels.log_pi[self.bands[0].rows_N], kind="stable")
+            known = [at.effort.head for at in efforts if at.effort.head is not None]
+            self._joined = JoinedBands(self.bands, by_popularity_N, [*heads, *known])
         for band in self.bands:
             band.prepare(effort)
+
+    def at(self, effort: Effort) -> Searcher:
+        """A searcher over the same bands that searches for every query as hard, where nearly all may be answered."""
+        searcher = copy.copy(self)
+        searcher.effort, searcher.efforts = effort, self.efforts.all_at(effort)
+        return searcher
 
     def without(self, rows_R: Int64) -> Searcher:
         """A searcher over the same bands that never answers some label rows, nor those that this one hides.
@@ -226,6 +240,9 @@ class Searcher:
         self, queries_bE: Float32, k: int, effort: Effort, eligible: EligibleLabels, boost: float
     ) -> tuple[Float32, Int64]:
         """The best k of all bands with exact scores; −inf and −1 beyond what they find."""
+        if self._joined is not None and eligible.count >= NEARLY_WHOLE * self.labels:
+            probes = probes_for(effort, k, eligible.count / self.labels)
+            return self._joined.search(queries_bE, k, probes, eligible.joined, effort.head)
         whole = [part for part in eligible.parts if self.bands[part[0]].few(len(queries_bE), part[1])]
         others = [part for part in eligible.parts if part not in whole]
         if not others:

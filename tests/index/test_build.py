@@ -36,7 +36,8 @@ def test_every_trial_is_recorded_cheapest_first_and_the_first_good_one_is_chosen
     built = tune_index(bundle, IndexSpec("ivf_flat"), "cpu", lambda _: None)
     costs = [(trial.head, trial.effort.probes) for trial in built.trials]
     assert costs == sorted(costs)
-    assert costs[0] == (600, 2)
+    assert costs[0] == (built.chosen.head, 2)
+    assert built.chosen.head in (600, 960)
     assert built.chosen == built.trials[-1]
     assert built.chosen.lowest.recall >= 0.99
     assert all(trial.lowest.recall < 0.99 for trial in built.trials[:-1])

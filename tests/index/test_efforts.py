@@ -16,6 +16,7 @@ from longtail.index.construct.tuning import tune_index
 from longtail.index.manifests import Effort, EffortAt
 from longtail.index.search.band import Band
 from longtail.index.search.efforts import DialEfforts
+from longtail.index.search.joined import JoinedBands
 from tests.bundles import make_bundle
 
 HARDEST = Effort(probes=500, refine=9)
@@ -69,6 +70,22 @@ def test_a_query_takes_the_hardest_of_the_corners_around_it(
 def test_a_short_list_takes_the_effort_of_short_lists(k: int, expected: int) -> None:
     measured = [at(0, 0, 1, k=10), at(0, 0, 4, k=100)]
     assert effort_of(make_bundle(), measured, 0, 0, k).probes == expected
+
+
+@pytest.mark.parametrize(("heads", "expected"), [((0, 300), 300), ((300, 0), 300), ((0, None), None), ((0, 0), 0)])
+def test_between_two_places_as_much_of_the_head_is_scored_as_either_takes(
+    heads: tuple[int | None, int | None], expected: int | None
+) -> None:
+    measured = [
+        at(value, 0, 2).model_copy(update={"effort": Effort(probes=2, head=head)})
+        for value, head in zip((0, 1), heads, strict=True)
+    ]
+    assert effort_of(make_bundle(), measured, 0.5, 0) == Effort(probes=2, head=expected)
+
+
+def test_the_whole_head_is_left_out_of_the_json() -> None:
+    assert Effort(probes=3).model_dump() == {"probes": 3, "refine": 1}
+    assert Effort(probes=3, head=0).model_dump() == {"probes": 3, "refine": 1, "head": 0}
 
 
 def test_without_measurements_every_query_takes_the_hardest() -> None:
@@ -127,21 +144,28 @@ def test_queries_of_one_batch_are_answered_as_each_alone(release: Release) -> No
 def test_under_a_filter_the_effort_is_what_filters_were_measured_with(
     release: Release, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[int] = []
-    search = Band.search
+    joined: list[tuple[int, int | None]] = []
+    filtered: list[Effort] = []
+    search_joined, search_band = JoinedBands.search, Band.search
+
+    def recorded_joined(bands: JoinedBands, queries: Float32, k: int, probes: int, *rest: Any) -> Any:
+        joined.append((probes, rest[1]))
+        return search_joined(bands, queries, k, probes, *rest)
 
     def recorded(band: Band, queries: Float32, k: int, effort: Effort, *rest: Any) -> tuple[Float32, Int64]:
-        seen.append(effort.probes)
-        return search(band, queries, k, effort, *rest)
+        filtered.append(effort)
+        return search_band(band, queries, k, effort, *rest)
 
+    monkeypatch.setattr(JoinedBands, "search", recorded_joined)
     monkeypatch.setattr(Band, "search", recorded)
     query = release.bundle.augmentation.queries(release.bundle.calibration_queries[:1], 2.0)
     release.searcher.search(query, 10)
+    own = release.searcher.efforts.of(query[0], 10)
+    assert (joined, filtered) == ([(own.probes, own.head)], [])
+    assert own.probes < release.index.effort.probes
     release.searcher.search(query, 10, [Filter(buckets=frozenset({2}))])
-    assert (
-        seen[0] == release.searcher.efforts.of(query[0], 10).probes < release.index.effort.probes
-    )  # the exact head is scored whole, but where little of it may be found
-    assert set(seen[1:]) == {release.index.effort.probes}
+    assert len(joined) == 1
+    assert set(filtered) == {release.index.effort}
 
 
 def test_where_no_effort_is_less_none_is_recorded(bundle: Bundle) -> None:

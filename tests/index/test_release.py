@@ -161,9 +161,9 @@ def test_an_index_of_another_bundle_is_refused_even_when_release_json_agrees(rel
 
 
 def test_a_newer_version_is_refused_with_what_to_do(release: Path) -> None:
-    rewrite(release, schema_version=7)
+    rewrite(release, schema_version=8)
     with pytest.raises(
-        ReleaseVersionError, match="schema version 7, this installation reads 1, 2, 3, 4, 5 and 6: upgrade"
+        ReleaseVersionError, match="schema version 8, this installation reads 1, 2, 3, 4, 5, 6 and 7: upgrade"
     ):
         reopen(release)
 

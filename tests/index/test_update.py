@@ -263,4 +263,4 @@ def test_effort_grows_until_recall_is_enough(bundle: Bundle, tmp_path: Path, mon
     monkeypatch.setattr(refill, "trial_at", watched)
     update(changed(bundle, tmp_path), tmp_path / "r", source="first", name="second")
     assert tried == [least, Releases(tmp_path / "r").open("second").index.effort]
-    assert tried[1].refine > tried[0].refine
+    assert tried[1].probes * tried[1].refine > tried[0].probes * tried[0].refine
