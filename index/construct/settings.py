@@ -21,10 +21,12 @@ from longtail.index.search.searcher import Searcher
 TARGET = 0.99
 """Recall at which the build stops looking for better settings; a floor above it becomes the target."""
 _PROBES: dict[str, tuple[int, ...]] = {
-    "nprobe": (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256),
+    "nprobe": (2, 4, 8, 16, 32, 64, 128, 256),
     "efSearch": (64, 128, 256, 512),
     "": (1,),
 }
+_BETWEEN = (3, 6, 12, 24, 48, 96, 192)
+"""Further cells to visit, where there is nothing else to choose."""
 _HEAD_PER_TAIL = 3
 """Rows of a head in the time that it takes for one of a cell: 5 ns and 15 of 65 coordinates."""
 _LEAST_HEAD, _STEP = 100, 10**0.5
@@ -50,7 +52,8 @@ def efforts_of(band: Band) -> Iterator[Effort]:
     """Efforts to try on the approximate band, about cheapest first; none beyond looking everywhere."""
     name = probes_name(band.index)
     everywhere = faiss.try_extract_index_ivf(band.index).nlist if name == "nprobe" else len(band.rows_N)
-    depths = sorted({min(probes, everywhere) for probes in _PROBES[name]})
+    probes_tried = _PROBES[name] + (_BETWEEN if band.kind == "ivf_flat" else ())
+    depths = sorted({min(probes, everywhere) for probes in probes_tried})
     efforts = [Effort(probes=probes, refine=refine) for refine in _REFINE.get(band.kind, (1,)) for probes in depths]
     yield from sorted(efforts, key=lambda effort: effort.probes * effort.refine)
 

@@ -238,9 +238,11 @@ def probes_for(effort: Effort, k: int, share: float) -> int:
 
 def pad(rows_LE: Float32, width: int) -> Float32:
     """Contiguous float32 [L, width]: the rows, and zeros in the coordinates beyond them."""
-    missing = width - rows_LE.shape[1]
-    padded = np.pad(rows_LE, ((0, 0), (0, missing))) if missing else rows_LE
-    return np.ascontiguousarray(padded, np.float32)
+    if rows_LE.shape[1] == width:
+        return np.ascontiguousarray(rows_LE, np.float32)
+    padded = np.zeros((len(rows_LE), width), np.float32)
+    padded[:, : rows_LE.shape[1]] = rows_LE
+    return padded
 
 
 def probes_name(index: Any) -> str:
