@@ -5,19 +5,23 @@ Legend: `L` labels, `N` labels of a band, `E` coordinates of an augmented row.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
 
 import faiss
 import numpy as np
 
 from longtail.bundle import Bundle
-from longtail.bundle.arrays import Float32, Int64
+from longtail.bundle.arrays import Float32, Int32, Int64
 from longtail.index.construct.recall import Calibration
 from longtail.index.construct.spec import CHOICES, IndexSpec
 from longtail.index.errors import SpecError
-from longtail.index.manifests import Device
+from longtail.index.manifests import Device, Kind
 from longtail.index.search.band import Band, pad
 
+TOLD_CELLS: tuple[Kind, ...] = ("ivf_flat", "ivf_sq", "ivf_pq")
+"""Kinds that FAISS (1.15) fills by cells it is told; the blocks of `ivf_fastscan` it assigns by itself alone."""
 _TRAINING_ROWS_PER_CELL = 64
 """k-means sample: enough for stable cells, and a million labels train in seconds."""
 _COMPARED_EXACTLY = 4
@@ -50,13 +54,36 @@ def by_reach(bundle: Bundle, rows_LE: Float32, calibration: Calibration) -> Int6
     return np.argsort(best_L, kind="stable")
 
 
+@dataclass(frozen=True)
+class KnownCells:
+    """Cells that an inverted file over about the same rows has trained and filled.
+
+    Attributes:
+        centroids_CE: float32.
+        of_labels_L: the cell of every label, int32; −1 of those of the head.
+    """
+
+    centroids_CE: Float32
+    of_labels_L: Int32
+
+    @classmethod
+    def of(cls, bands: Sequence[Band], dim: int) -> Self | None:
+        """Those of the last band, whose first `dim` coordinates are a row's; None of kinds without cells."""
+        band = bands[-1]
+        if not isinstance(band.index, faiss.IndexIVF):
+            return None
+        of_labels_L = np.full(sum(len(each.rows_N) for each in bands), -1, np.int32)
+        of_labels_L[band.rows_N] = band.cells.of_ids
+        return cls(band.index.quantizer.reconstruct_n(0, band.index.nlist)[:, :dim], of_labels_L)
+
+
 def make_bands(
     spec: IndexSpec,
     rows_LE: Float32,
     by_reach_L: Int64,
     head: int,
     device: Device,
-    centroids_CE: Float32 | None = None,
+    known: KnownCells | None = None,
 ) -> list[Band]:
     """The exact head, if any, and the rest as the spec asks; label rows ascend within a band.
 
@@ -66,15 +93,18 @@ def make_bands(
         by_reach_L: int64 [L], label rows, those of the head first.
         head: how many they are.
         device: where FAISS trains.
-        centroids_CE: float32, of the cells, from an inverted file over about the same rest; None: they are trained.
+        known: the cells of bands with a head that is not larger; None: they are trained.
     """
     labels = len(rows_LE)
 
-    def band(name: str, spec: IndexSpec, rows_N: Int64, centroids_CE: Float32 | None = None) -> Band:
-        known = None if centroids_CE is None else len(centroids_CE)
-        factory, width = spec.factory(len(rows_N), rows_LE.shape[1], device, known)
+    def band(name: str, spec: IndexSpec, rows_N: Int64, known: KnownCells | None = None) -> Band:
+        cells = None if known is None else len(known.centroids_CE)
+        factory, width = spec.factory(len(rows_N), rows_LE.shape[1], device, cells)
         kind = spec.kind(labels)
-        return Band(name, kind, factory, train_index(factory, width, rows_LE[rows_N], device, centroids_CE), rows_N)
+        centroids_CE = None if known is None else known.centroids_CE
+        cells_N = known.of_labels_L[rows_N] if known is not None and kind in TOLD_CELLS else None
+        index = train_index(factory, width, rows_LE[rows_N], device, centroids_CE, cells_N)
+        return Band(name, kind, factory, index, rows_N)
 
     if not head:
         return [band("all", spec, np.arange(labels, dtype=np.int64))]
@@ -82,16 +112,8 @@ def make_bands(
     tail_spec = IndexSpec(spec.kind(labels), spec.recall_floor)
     return [
         band("head", IndexSpec("flat"), np.sort(by_reach_L[:head])),
-        band("tail", tail_spec, np.sort(by_reach_L[head:]), centroids_CE),
+        band("tail", tail_spec, np.sort(by_reach_L[head:]), known),
     ]
-
-
-def centroids_of(band: Band) -> Float32 | None:
-    """Centroids of an inverted file's cells, float32 [C, width]; None of other kinds."""
-    if not isinstance(band.index, faiss.IndexIVF):
-        return None
-    centroids_CE: Float32 = band.index.quantizer.reconstruct_n(0, band.index.nlist)
-    return centroids_CE
 
 
 def bytes_per_label(band: Band) -> float:
@@ -107,7 +129,14 @@ def bytes_per_label(band: Band) -> float:
     return round(written / len(band.rows_N), 2)
 
 
-def train_index(factory: str, width: int, rows_LE: Float32, device: Device, centroids_CE: Float32 | None = None) -> Any:
+def train_index(
+    factory: str,
+    width: int,
+    rows_LE: Float32,
+    device: Device,
+    centroids_CE: Float32 | None = None,
+    cells_L: Int32 | None = None,
+) -> Any:
     """A trained FAISS index on the CPU with id i = row i of `rows_LE`, metric inner product.
 
     Args:
@@ -116,6 +145,7 @@ def train_index(factory: str, width: int, rows_LE: Float32, device: Device, cent
         rows_LE: float32 [L, E], E <= width.
         device: where to train and add; a GPU's index comes back to the CPU, which serves it.
         centroids_CE: float32, of an inverted file's cells; None: they are trained.
+        cells_L: int32, the cell of every row, of kinds in `TOLD_CELLS`; None: the nearest.
 
     Raises:
         SpecError: FAISS refuses the string, the rows, or the device.
@@ -134,7 +164,7 @@ def train_index(factory: str, width: int, rows_LE: Float32, device: Device, cent
             if centroids_CE is not None:
                 cells.train(pad(centroids_CE, width))
                 cells.add(pad(centroids_CE, width))
-        return _fill(index, pad(rows_LE, width), device)
+        return _fill(index, pad(rows_LE, width), device, cells_L)
     except RuntimeError as error:
         raise SpecError(
             f"index spec {factory!r}: expected {CHOICES} that FAISS "
@@ -143,12 +173,21 @@ def train_index(factory: str, width: int, rows_LE: Float32, device: Device, cent
         ) from error
 
 
-def _fill(index: Any, rows_LE: Float32, device: Device) -> Any:
+def add_to_cells(index: Any, rows_LE: Float32, cells_L: Int32 | Int64) -> None:
+    """Add rows to cells that are known, of an index whose kind is one of `TOLD_CELLS`."""
+    ids_L, told_L = np.arange(len(rows_LE), dtype=np.int64), np.ascontiguousarray(cells_L, np.int64)
+    index.add_core(len(rows_LE), faiss.swig_ptr(rows_LE), faiss.swig_ptr(ids_L), faiss.swig_ptr(told_L))
+
+
+def _fill(index: Any, rows_LE: Float32, device: Device, cells_L: Int32 | None) -> Any:
     if device == "gpu":
         resources = faiss.StandardGpuResources()
         index = faiss.index_cpu_to_gpu(resources, 0, index)
     _train(index, rows_LE)
-    index.add(rows_LE)
+    if cells_L is None or device == "gpu":
+        index.add(rows_LE)
+    else:
+        add_to_cells(index, rows_LE, cells_L)
     return faiss.index_gpu_to_cpu(index) if device == "gpu" else index
 
 

@@ -16,22 +16,20 @@ import pyarrow.compute as pc
 
 from longtail.bundle import Bundle
 from longtail.bundle.arrays import Array, Float32, Int64
-from longtail.index.construct.bands import bytes_per_label
+from longtail.index.construct.bands import TOLD_CELLS, add_to_cells, bytes_per_label
 from longtail.index.construct.filtered import tune_filtered
 from longtail.index.construct.recall import Calibration, Progress
 from longtail.index.construct.settings import at_least, curve_of, efforts_at, efforts_of, trial_at
 from longtail.index.construct.spec import IndexSpec
 from longtail.index.construct.tuning import TunedIndex, check_floor
 from longtail.index.errors import LongtailIndexError
-from longtail.index.manifests import Effort, Kind
+from longtail.index.manifests import Effort
 from longtail.index.search.band import CODED, Band, pad
 
 NEW = -1
 """Row before of a label that was not there."""
 _QUERIES = 50
 """Of an update, whose time goes into measuring: a quarter of a build's, 5,000 results at each place on the dials."""
-_TOLD_CELLS: tuple[Kind, ...] = ("ivf_flat", "ivf_sq", "ivf_pq")
-"""Kinds that FAISS (1.15) fills by cells it is told; the blocks of `ivf_fastscan` it assigns by itself alone."""
 
 
 @dataclass(frozen=True)
@@ -177,11 +175,10 @@ def _fill(band: Band, rows_NE: Float32, cells_N: Int64 | None) -> None:
     if band.kind in CODED:
         # Within what old rows spanned, codes would cut off those that moved most: the ones that a new prior lifts.
         index.train(rows_NE)
-    if cells_N is None or band.kind not in _TOLD_CELLS:
+    if cells_N is None or band.kind not in TOLD_CELLS:
         index.add(rows_NE)
         return
     sought_N = np.flatnonzero(cells_N == NEW)
     if sought_N.size:
         cells_N[sought_N] = index.quantizer.search(rows_NE[sought_N], 1)[1][:, 0]
-    ids_N = np.arange(len(rows_NE), dtype=np.int64)
-    index.add_core(len(rows_NE), faiss.swig_ptr(rows_NE), faiss.swig_ptr(ids_N), faiss.swig_ptr(cells_N))
+    add_to_cells(index, rows_NE, cells_N)

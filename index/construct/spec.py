@@ -20,6 +20,7 @@ millisecond on one core, and exact search needs no tuning and answers every filt
 
 _POINTS_PER_CELL = 39
 """FAISS wants at least this many training rows per k-means centroid."""
+_LABELS_PER_CELL = 250
 _CODED_CELLS = 1_000
 """Cells from which on centroids are found by codes of four bits a coordinate, of which the best few are compared
 exactly: the same cells in half the time of four thousand, for a query as for the row that a build assigns."""
@@ -121,7 +122,7 @@ class IndexSpec:
         Raises:
             SpecError: ivf_fastscan or ivf_pq with too few labels to train its codes.
         """
-        count = cells_known or max(1, min(round(4 * math.sqrt(labels)), labels // _POINTS_PER_CELL))
+        count = cells_known or max(1, min(_cells(labels), labels // _POINTS_PER_CELL))
 
         def cells(width: int) -> str:
             return f"IVF{count}" + (f"(PQ{width}x4fs,RFlat)" if count >= _CODED_CELLS and device == "cpu" else "")
@@ -150,6 +151,12 @@ class IndexSpec:
                 return f"{cells(width)},PQ{code_bytes}np", width
             case "factory":
                 return self.text, dim
+
+
+def _cells(labels: int) -> int:
+    """Four times √N; beyond a million labels one for 250, up to eight times √N: codes of centroids are quickly read."""
+    root = math.sqrt(labels)
+    return round(min(max(4 * root, labels / _LABELS_PER_CELL), 8 * root))
 
 
 def _pq_bytes(dim: int) -> int:

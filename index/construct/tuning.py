@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from longtail.bundle import Bundle
 from longtail.bundle.arrays import Float32, Int64
-from longtail.index.construct.bands import by_reach, bytes_per_label, centroids_of, make_bands
+from longtail.index.construct.bands import KnownCells, by_reach, bytes_per_label, make_bands
 from longtail.index.construct.choice import choose, rates
 from longtail.index.construct.filtered import tune_filtered
 from longtail.index.construct.head import choose_head, head_sizes
@@ -174,7 +174,7 @@ class _Site:
         calibration: measures recall.
         device: where FAISS trains.
         progress: told what is being done.
-        centroids: of the cells, once they were trained.
+        cells: once they were trained.
         bytes: bytes per label of every kind that was built.
     """
 
@@ -184,7 +184,7 @@ class _Site:
     calibration: Calibration
     device: Device
     progress: Progress
-    centroids: list[Float32] = field(default_factory=list)
+    cells: list[KnownCells] = field(default_factory=list)
     bytes: dict[Kind, float] = field(default_factory=dict)
 
 
@@ -247,11 +247,11 @@ def _filled(site: _Site, spec: IndexSpec, head: int) -> list[Band]:
     """The bands of a head, over cells that were trained for another head or kind if there are any."""
     kind = spec.kind(len(site.rows_LE))
     site.progress(f"train and fill {kind}" + (f", exact head of {head:,} labels" if head else ""))
-    known_CE = site.centroids[0] if site.centroids else None
-    bands = make_bands(spec, site.rows_LE, site.by_reach_L, head, site.device, known_CE)
+    known = site.cells[0] if site.cells else None
+    bands = make_bands(spec, site.rows_LE, site.by_reach_L, head, site.device, known)
     site.bytes[kind] = bytes_per_label(bands[-1])
-    if known_CE is None and (trained_CE := centroids_of(bands[-1])) is not None:
-        site.centroids.append(trained_CE[:, : site.rows_LE.shape[1]])
+    if known is None and (trained := KnownCells.of(bands, site.rows_LE.shape[1])) is not None:
+        site.cells.append(trained)
     return bands
 
 

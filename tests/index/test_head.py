@@ -7,10 +7,11 @@ import pytest
 
 from longtail.bundle import Bundle
 from longtail.index import IndexSpec, Searcher
-from longtail.index.construct.bands import by_reach, centroids_of, make_bands
+from longtail.index.construct.bands import KnownCells, by_reach, make_bands
 from longtail.index.construct.head import choose_head, head_sizes
 from longtail.index.construct.recall import Calibration
 from longtail.index.manifests import Effort
+from longtail.index.search.band import pad
 from longtail.index.search.joined import JoinedBands
 from tests.bundles import make_bundle
 
@@ -40,9 +41,11 @@ def test_the_size_is_taken_whose_queries_score_the_fewest_rows(
     order_L = by_reach(bundle, rows_LE, calibration)
     smallest = make_bands(spec, rows_LE, order_L, sizes[0], "cpu")
     cells = smallest[-1].index.nlist
+    known = KnownCells.of(smallest, rows_LE.shape[1])
+    assert known is not None
     cost = np.full((len(sizes), len(calibration.places)), np.inf)
     for place, size in enumerate(sizes):
-        bands = make_bands(spec, rows_LE, order_L, size, "cpu", centroids_of(smallest[-1]))
+        bands = make_bands(spec, rows_LE, order_L, size, "cpu", known)
         for probes in (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128):
             recall, _ = calibration.measure(Searcher(bundle, bands, Effort(probes=probes)))
             for at, measured in enumerate(recall):
@@ -53,6 +56,21 @@ def test_the_size_is_taken_whose_queries_score_the_fewest_rows(
     # Where an effort may leave a part of the head to the cells, the head is what the neediest place asks for.
     own = max(cost.argmin(axis=0)) if joined else cost.mean(axis=1).argmin()
     assert chosen == sizes[int(own)]
+
+
+@pytest.mark.parametrize("kind", ["ivf_flat", "ivf_sq", "ivf_fastscan"])
+def test_a_larger_head_takes_its_labels_out_of_cells_that_stay(bundle: Bundle, kind: str) -> None:
+    rows_LE, spec = bundle.rows(), IndexSpec(kind)
+    order_L = by_reach(bundle, rows_LE, Calibration(bundle, rows_LE))
+    smaller = make_bands(spec, rows_LE, order_L, 100, "cpu")
+    known = KnownCells.of(smaller, rows_LE.shape[1])
+    assert known is not None
+    larger = make_bands(spec, rows_LE, order_L, 700, "cpu", known)[-1]
+    assert np.array_equal(larger.rows_N, np.sort(order_L[700:]))
+    assert np.array_equal(larger.cells.of_ids, known.of_labels_L[larger.rows_N])
+    nearest = larger.index.quantizer.search(pad(rows_LE[larger.rows_N], larger.index.d), 1)[1][:, 0]
+    assert np.array_equal(larger.cells.of_ids, nearest)
+    assert KnownCells.of(smaller[:1], rows_LE.shape[1]) is None
 
 
 def test_codes_have_enough_labels_to_train_them() -> None:

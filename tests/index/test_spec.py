@@ -31,6 +31,8 @@ def test_kind(text: str, labels: int, kind: str) -> None:
     [
         ("flat", 600, 9, ("Flat", 9)),
         ("ivf_flat", 1_000_000, 65, ("IVF4000(PQ65x4fs,RFlat),Flat", 65)),
+        ("ivf_flat", 3_000_000, 65, ("IVF12000(PQ65x4fs,RFlat),Flat", 65)),
+        ("ivf_flat", 10_000_000, 65, ("IVF25298(PQ65x4fs,RFlat),Flat", 65)),
         ("ivf_flat", 62_000, 65, ("IVF996,Flat", 65)),  # few enough cells to look at all
         ("ivf_flat", 390, 65, ("IVF10,Flat", 65)),  # 39 rows a cell
         ("ivf_flat", 5, 65, ("IVF1,Flat", 65)),
