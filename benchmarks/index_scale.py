@@ -6,11 +6,12 @@
 
 Data: as of index_recall. `rows` is `--spec ivf_flat`, `codes` is `--bytes-per-label 40`. Builds are the command's, on
 every core: seconds of the clock, of all cores, and the most memory that was resident, mapped files included. Then a
-fresh process opens the release and asks it 20,000 queries near as many labels, one at a time on one thread, a third
-at each λ, for 100 results each; queries per second are by the clock and per CPU second. Own is memory that no file
-backs; mapped is what was touched of the release's files, which the kernel may drop. With `--within-gb` the process
-and the pages of all files it reads share so much memory (a control group), and none of them are there to begin with.
-Growth is the exponent between the first and the last row: 1 grows as the labels do.
+fresh process opens the release, which another has verified, as a service does, and asks it 20,000 queries near as
+many labels, one at a time on one thread, a third at each λ, for 100 results each; queries per second are by the clock
+and per CPU second. Own is memory that no file backs; mapped is what was touched of the release's files, which the
+kernel may drop. With `--within-gb` the process and the pages of all files it reads share so much memory (a control
+group), and none of them are there to begin with. Growth is the exponent between the first and the last row: 1 grows
+as the labels do.
 """
 
 from __future__ import annotations
@@ -108,6 +109,8 @@ def grown(folder: Path, index: str, labels: int, within_gb: float | None) -> Gro
         seconds, cpu = time.perf_counter() - started, usage.ru_utime + usage.ru_stime
         peak = usage.ru_maxrss * 1024 / 1e9
     with context.Pool(1) as pool:
+        pool.apply(_verified, (folder / "releases", name))
+    with context.Pool(1) as pool:
         searched = pool.apply(_searched, (folder / "releases", name, within_gb))
     return Grown(seconds, cpu, peak, *searched)
 
@@ -116,13 +119,17 @@ def _make(path: Path, labels: int) -> None:
     synthetic_bundle(labels).write(path)
 
 
+def _verified(releases: Path, name: str) -> None:
+    Releases(releases).open(name, towers=False, state=releases.parent / "state")
+
+
 def _searched(releases: Path, name: str, within_gb: float | None) -> tuple[float, ...]:
     if within_gb is not None:
         _confine(releases / name, within_gb)
     with threadpool_limits(1):
         faiss.omp_set_num_threads(1)
         started = time.perf_counter()
-        release = Releases(releases).open(name)
+        release = Releases(releases).open(name, towers=False, state=releases.parent / "state")
         opened = time.perf_counter() - started
         bundle, searcher = release.bundle, release.searcher
         rng = np.random.default_rng(7)

@@ -17,11 +17,10 @@ from longtail.bundle.arrays import Float32, Int32, Int64
 from longtail.index.construct.recall import Calibration
 from longtail.index.construct.spec import CHOICES, IndexSpec
 from longtail.index.errors import SpecError
-from longtail.index.manifests import Device, Kind
+from longtail.index.manifests import Device
 from longtail.index.search.band import Band, pad
+from longtail.index.search.cells import TOLD_CELLS, add_to_cells
 
-TOLD_CELLS: tuple[Kind, ...] = ("ivf_flat", "ivf_sq", "ivf_pq")
-"""Kinds that FAISS (1.15) fills by cells it is told; the blocks of `ivf_fastscan` it assigns by itself alone."""
 _TRAINING_ROWS_PER_CELL = 64
 """k-means sample: enough for stable cells, and a million labels train in seconds."""
 _COMPARED_EXACTLY = 4
@@ -171,12 +170,6 @@ def train_index(
             f"{faiss.__version__} builds on {device} for {len(rows_LE):,} rows of {width} coordinates; "
             f"it answered: {_reason(error)}"
         ) from error
-
-
-def add_to_cells(index: Any, rows_LE: Float32, cells_L: Int32 | Int64) -> None:
-    """Add rows to cells that are known, of an index whose kind is one of `TOLD_CELLS`."""
-    ids_L, told_L = np.arange(len(rows_LE), dtype=np.int64), np.ascontiguousarray(cells_L, np.int64)
-    index.add_core(len(rows_LE), faiss.swig_ptr(rows_LE), faiss.swig_ptr(ids_L), faiss.swig_ptr(told_L))
 
 
 def _fill(index: Any, rows_LE: Float32, device: Device, cells_L: Int32 | None) -> Any:

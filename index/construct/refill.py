@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from longtail.bundle import Bundle
 from longtail.bundle.arrays import Array, Float32, Int64
-from longtail.index.construct.bands import TOLD_CELLS, add_to_cells, bytes_per_label
+from longtail.index.construct.bands import bytes_per_label
 from longtail.index.construct.filtered import tune_filtered
 from longtail.index.construct.recall import Calibration, Progress
 from longtail.index.construct.settings import at_least, curve_of, efforts_at, efforts_of, trial_at
@@ -25,6 +25,7 @@ from longtail.index.construct.tuning import TunedIndex, check_floor
 from longtail.index.errors import LongtailIndexError
 from longtail.index.manifests import Effort
 from longtail.index.search.band import CODED, Band, pad
+from longtail.index.search.cells import TOLD_CELLS, add_to_cells
 
 NEW = -1
 """Row before of a label that was not there."""

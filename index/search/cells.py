@@ -18,6 +18,7 @@ import faiss
 import numpy as np
 
 from longtail.bundle.arrays import Float32, Int32, Int64
+from longtail.index.manifests import Kind
 from longtail.index.search.eligible import IdSet
 
 MEASURED_DEPTH = 100
@@ -25,6 +26,9 @@ MEASURED_DEPTH = 100
 PROBES_PER_DEPTH = 1.5
 """The k best of a share of the labels lie among about the k / share best of all, and those further out lie in ever more
 cells: the second table of benchmarks/index_recall.py shows what the exponent buys."""
+
+TOLD_CELLS: tuple[Kind, ...] = ("ivf_flat", "ivf_sq", "ivf_pq")
+"""Kinds that FAISS (1.15) fills by cells it is told; the blocks of `ivf_fastscan` it assigns by itself alone."""
 
 
 class Cells:
@@ -114,6 +118,20 @@ class Cells:
             ids.parameters(faiss.SearchParametersIVF, nprobe=cells_BP.shape[1]),
         )  # fmt: skip
         return scores, found
+
+
+def add_to_cells(index: Any, rows_NE: Float32, cells_N: Int32 | Int64, ids_N: Int64 | None = None) -> None:
+    """Add rows to cells that are known, of an index whose kind is one of `TOLD_CELLS`.
+
+    Args:
+        index: of FAISS, an `IndexIVF`, trained.
+        rows_NE: float32, as wide as the index, contiguous.
+        cells_N: the cell of each.
+        ids_N: of each, int64; None: 0 … N − 1.
+    """
+    ids_N = np.arange(len(rows_NE), dtype=np.int64) if ids_N is None else ids_N
+    told_N = np.ascontiguousarray(cells_N, np.int64)
+    index.add_core(len(rows_NE), faiss.swig_ptr(rows_NE), faiss.swig_ptr(ids_N), faiss.swig_ptr(told_N))
 
 
 def _at(values_BC: Int64, eligible_BC: Int64, seen: float) -> Int64:

@@ -22,6 +22,7 @@ import numpy as np
 from longtail.bundle.arrays import Float32, Int64
 from longtail.index.search.band import Band, pad
 from longtail.index.search.candidates import NO_ROW
+from longtail.index.search.cells import add_to_cells
 from longtail.index.search.eligible import IdSet
 
 _HEAD_UP_TO = 1 << 16
@@ -47,11 +48,12 @@ class JoinedBands:
         self._wholes, self._spreads = faiss.ArrayInvertedLists(len(self._sizes), index.code_size), []
         ids_N = by_popularity_N + self._head_from
         rows_NE = np.ascontiguousarray(pad(self._head.vectors, index.d)[by_popularity_N])
+        cells_N = self._cells.search(rows_NE, 1)[1][:, 0] if len(self._sizes) > 1 else None
         for place, size in enumerate(self._sizes):
             codes = rows_NE[:size].view(np.uint8)
             self._wholes.add_entries(place, size, faiss.swig_ptr(ids_N), faiss.swig_ptr(codes))
-            if size < labels:
-                self._spreads.append(_spread(index, rows_NE[size:], ids_N[size:]))
+            if cells_N is not None and size < labels:
+                self._spreads.append(_spread(index, rows_NE[size:], cells_N[size:], ids_N[size:]))
         parts = faiss.InvertedListsPtrVector()
         for part in (index.invlists, self._wholes, *(spread.invlists for spread in self._spreads)):
             parts.push_back(part)
@@ -118,9 +120,9 @@ class JoinedBands:
         return visited_BV
 
 
-def _spread(index: Any, rows_NE: Float32, ids_N: Int64) -> Any:
+def _spread(index: Any, rows_NE: Float32, cells_N: Int64, ids_N: Int64) -> Any:
     """An inverted file of some rows over the cells of another."""
     spread = faiss.IndexIVFFlat(index.quantizer, index.d, index.nlist, faiss.METRIC_INNER_PRODUCT)
     spread.is_trained = True
-    spread.add_with_ids(rows_NE, ids_N)
+    add_to_cells(spread, rows_NE, cells_N, ids_N)
     return spread
