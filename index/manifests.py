@@ -37,6 +37,12 @@ class Effort(Record):
     def _without_none(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         return {name: value for name, value in serialize(self).items() if value is not None}
 
+    @property
+    def words(self) -> str:
+        """Such as `4 probes, 316 of the head, 2 candidates a result`."""
+        head = "" if self.head is None else f", {self.head:,} of the head"
+        return f"{self.probes} probes{head}" + (f", {self.refine} candidates a result" if self.refine > 1 else "")
+
     def harder(self, other: Effort) -> Effort:
         """What finds as much as either."""
         heads = None if self.head is None or other.head is None else max(self.head, other.head)

@@ -132,13 +132,8 @@ def efforts_at(
             if len(least) == len(enough):
                 break
         efforts += [least[place] for place in range(len(enough))]
-        progress(f"for the best {k}: " + ", ".join(f"{_words(at.effort)} at {at.where}" for at in efforts if at.k == k))
+        progress(f"for the best {k}: " + "; ".join(f"{at.effort.words} at {at.where}" for at in efforts if at.k == k))
     return efforts
-
-
-def _words(effort: Effort) -> str:
-    head = "" if effort.head is None else f" and {effort.head:,} of the head"
-    return f"{effort.probes} probes{head}"
 
 
 def curve_of(

@@ -9,7 +9,7 @@ from functools import partial
 from matplotlib.axes import Axes
 
 from longtail.bundle.page import AMBER, BLUE, GREEN, INK, SOFT, page, plot, scrolled
-from longtail.index.manifests import Effort, IndexManifest, KindTrial, RecallAt, ReleaseManifest
+from longtail.index.manifests import IndexManifest, KindTrial, RecallAt, ReleaseManifest
 
 _COLOURS = (BLUE, AMBER, GREEN, INK)
 _SELECTIONS = {"random": "of random labels", "near": "near one query", "rare": "of the least popular"}
@@ -55,7 +55,7 @@ def _facts(release: ReleaseManifest, index: IndexManifest) -> dict[str, str]:
         "Labels": f"{index.labels:,} × {index.dim} coordinates",
         "Index": index.kind if index.kind == index.spec else f"{index.kind}, of {index.spec}",
         "Exact head": f"{head:,} labels" if head else "",
-        "Effort at the most": _effort(index.effort),
+        "Effort at the most": index.effort.words,
         f"Lowest recall@{index.recall_k}": f"{lowest.recall:.4f} at {lowest.where}",
         "Recall floor": f"{index.recall_floor:g}",
         "Queries per second": f"{served.queries_per_second:,.0f}" if served and served.queries_per_second else "",
@@ -68,10 +68,6 @@ def _facts(release: ReleaseManifest, index: IndexManifest) -> dict[str, str]:
 
 def _is_served(point: KindTrial, index: IndexManifest) -> bool:
     return (point.kind, point.effort) == (index.kind, index.effort)
-
-
-def _effort(effort: Effort) -> str:
-    return f"{effort.probes} probes" + (f", {effort.refine} candidates a result" if effort.refine > 1 else "")
 
 
 def _speed(axes: Axes, index: IndexManifest) -> None:
@@ -108,9 +104,7 @@ def _dials(axes: Axes, index: IndexManifest) -> None:
     for shade, point in enumerate(points, start=1):
         colour = INK if _is_served(point, index) else BLUE
         recalls = [at.recall for at in point.recall]
-        axes.plot(
-            names, recalls, "o-", color=colour, alpha=0.25 + 0.75 * shade / len(points), label=_effort(point.effort)
-        )
+        axes.plot(names, recalls, "o-", color=colour, alpha=0.25 + 0.75 * shade / len(points), label=point.effort.words)
     axes.axhline(index.recall_floor, color=SOFT, linestyle="--", linewidth=1)
     axes.set(title=f"{index.kind} along the dials", ylabel=f"recall@{index.recall_k}")
     axes.tick_params(axis="x", labelrotation=30 if len(names) > 5 else 0)
@@ -147,7 +141,7 @@ def _curve_table(index: IndexManifest) -> str:
     rows = ""
     for point in index.curve:
         rate = "" if point.queries_per_second is None else f"{point.queries_per_second:,.0f}"
-        cells = (point.kind, _effort(point.effort), rate, f"{point.bytes_per_label:g}")
+        cells = (point.kind, point.effort.words, rate, f"{point.bytes_per_label:g}")
         recalls = "".join(f"<td>{at.recall:.4f}</td>" for at in point.recall)
         chosen = " class=chosen" if _is_served(point, index) else ""
         rows += f"<tr{chosen}>{''.join(f'<td>{html.escape(cell)}</td>' for cell in cells)}{recalls}</tr>"
@@ -157,7 +151,7 @@ def _curve_table(index: IndexManifest) -> str:
 def _efforts_table(index: IndexManifest) -> str:
     head = "".join(f"<th>{name}</th>" for name in ("place on the dials", "the best", "effort", "recall"))
     rows = "".join(
-        f"<tr><td>{html.escape(at.where)}</td><td>{at.k}</td><td>{_effort(at.effort)}</td><td>{at.recall:.4f}</td></tr>"
+        f"<tr><td>{html.escape(at.where)}</td><td>{at.k}</td><td>{at.effort.words}</td><td>{at.recall:.4f}</td></tr>"
         for at in index.efforts
     )
     return f"<h2>What a query pays, where nearly all labels may be answered</h2>{scrolled(head, rows)}"
