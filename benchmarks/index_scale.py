@@ -24,6 +24,7 @@ import shutil
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -159,15 +160,16 @@ def _searched(releases: Path, name: str, within_gb: float | None) -> tuple[float
 def _confine(release: Path, gigabytes: float) -> None:
     """Let this process and the pages that it reads have so much memory, and none of the release's to begin with."""
     for root, limit in _GROUPS:
-        group = root / f"longtail-{os.getpid()}"
+        group = root / "longtail"
         if root.is_dir():
             try:
-                group.mkdir()
+                group.mkdir(exist_ok=True)
                 (group / limit).write_text(str(int(gigabytes * 1e9)))
                 (group / "cgroup.procs").write_text(str(os.getpid()))
                 break
             except OSError:
-                continue
+                with suppress(OSError):
+                    group.rmdir()
     else:
         raise SystemExit("--within-gb: expected control groups of memory that this user may make, found none")
     os.sync()

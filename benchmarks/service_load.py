@@ -175,7 +175,7 @@ def _raw(releases: Path, labels: int, k: int) -> tuple[float, float]:
     inputs = [encoder.read([_query(rng, labels, k)["features"]]) for _ in range(_BODIES)]
     onnx = _seconds(lambda turn: encoder.embed(inputs[turn]))
     queries = [bundle.augmentation.queries(encoder.embed(each), 0.5) for each in inputs]
-    effort = faiss.SearchParametersIVF(nprobe=searcher.efforts.of(queries[0][0], k).probes)
+    effort = faiss.SearchParametersIVF(nprobe=searcher.effort.probes)
     indexes = [(band.index, effort if band.kind == "ivf_flat" else None) for band in searcher.bands]
     search = _seconds(lambda turn: [index.search(queries[turn], k, params=params) for index, params in indexes])
     return onnx, search

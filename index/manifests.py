@@ -222,7 +222,7 @@ class IndexManifest(Record):
     kinds: list[KindTrial] = Field(default=[])
     """What `auto` had to choose from, at settings that suffice everywhere; empty where it had no choice."""
     curve: list[KindTrial] = Field(default=[])
-    """What less and more effort recalls and costs, of every kind that was built; empty before version 6."""
+    """What less and more effort recalls and costs, of every kind that was built; empty before version 7."""
     recall: list[RecallAt]
     """Measured with the effort of each place, against exact search, on the bundle's calibration queries."""
     trials: list[Trial]

@@ -192,6 +192,7 @@ def _train(index: Any, rows_LE: Float32) -> None:
         index.clustering_index, index.cp.update_index = nearest, True
         index.train(rows_LE)
         index.clustering_index = None
+        nearest.this.own(True)  # which FAISS had taken from Python, and would not free
     else:
         index.train(rows_LE)
 

@@ -21,7 +21,7 @@ from longtail.index.construct.recall import Calibration
 from longtail.index.construct.settings import efforts_of, rows_scored
 from longtail.index.manifests import Effort
 from longtail.index.search.band import Band
-from longtail.index.search.joined import JoinedBands
+from longtail.index.search.joined import HEAD_UP_TO, JoinedBands
 from longtail.index.search.searcher import Searcher
 
 _LEAST = 1_000
@@ -45,7 +45,9 @@ def choose_head(
     calibration: Calibration,
     target: float,
 ) -> int:
-    """The size whose queries score the fewest rows where each place on the dials reaches a recall; else the smallest.
+    """The size whose queries score the fewest rows where each place on the dials reaches a recall.
+
+    Where none does at some place, the others decide, or the smallest is taken.
 
     Args:
         bundle: whose labels are indexed.
@@ -71,5 +73,7 @@ def choose_head(
             least_rows[place, recalls >= target] = np.minimum(least_rows[place, recalls >= target], rows)
         if np.isfinite(least_rows).all():
             break
-    own = least_rows.argmin(axis=0)  # of a place where none suffices, the smallest
-    return sizes[int(own.max() if JoinedBands.fits(bands) else least_rows.mean(axis=1).argmin())]
+    own = sizes[int(least_rows.argmin(axis=0).max())]  # of a place where none suffices, the smallest
+    if JoinedBands.fits(bands) and own <= HEAD_UP_TO:
+        return own
+    return sizes[int(least_rows.mean(axis=1).argmin())]

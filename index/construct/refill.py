@@ -19,7 +19,7 @@ from longtail.bundle.arrays import Array, Float32, Int64
 from longtail.index.construct.bands import bytes_per_label
 from longtail.index.construct.filtered import tune_filtered
 from longtail.index.construct.recall import Calibration, Progress
-from longtail.index.construct.settings import at_least, curve_of, efforts_at, efforts_of, trial_at
+from longtail.index.construct.settings import TARGET, at_least, curve_of, efforts_at, efforts_of, trial_at
 from longtail.index.construct.spec import IndexSpec
 from longtail.index.construct.tuning import TunedIndex, check_floor
 from longtail.index.errors import LongtailIndexError
@@ -73,7 +73,6 @@ def refill_index(
     spec: IndexSpec,
     bands: Sequence[Band],
     effort: Effort,
-    head: int,
     progress: Progress,
     changes: Changes | None = None,
 ) -> TunedIndex:
@@ -86,7 +85,6 @@ def refill_index(
         spec: what the index was built to, with its recall floor.
         bands: of the index, read into memory of their own; their content is replaced.
         effort: the index's.
-        head: labels in its exact head.
         progress: told what is being done, one line at a time.
         changes: which labels differ from the index's; others stay in their cells, and new ones go to the last band.
             None: the labels are the same, and every cell is found anew.
@@ -100,6 +98,7 @@ def refill_index(
     # Copies, for a band remembers what it has read of its index.
     held = [(replace(band), None) for band in bands] if changes is None else _carried(bands, changes)
     bands = [band for band, _ in held]
+    head = sum(len(band.rows_N) for band in bands[:-1])
     progress(f"exact answers for the recall over {len(rows_LE):,} labels")
     calibration = Calibration(bundle, rows_LE) if changes is None else Calibration(bundle, rows_LE, _QUERIES)
     for band, cells_N in held:
@@ -121,7 +120,7 @@ def refill_index(
         dim=rows_LE.shape[1],
         bands=bands,
         chosen=chosen,
-        efforts=efforts_at(bundle, bands, chosen, trials, calibration, progress),
+        efforts=efforts_at(bundle, bands, chosen, trials, calibration, progress, max(TARGET, spec.recall_floor)),
         trials=trials,
         recall_k=calibration.k,
         recall_queries=calibration.queries,

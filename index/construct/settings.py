@@ -63,8 +63,9 @@ def rows_scored(bands: Sequence[Band], effort: Effort) -> float:
     tail, head = bands[-1], sum(len(band.rows_N) for band in bands[:-1])
     if not tail.has_cells:
         return head + _HEAD_PER_TAIL * SCANNED_PER_CANDIDATE * effort.probes
-    in_cells = effort.probes * effort.refine * len(tail.rows_N) / float(tail.index.nlist)
-    return (head if effort.head is None else effort.head) + _HEAD_PER_TAIL * in_cells
+    scored = head if effort.head is None else effort.head
+    in_cells = effort.probes * effort.refine * (len(tail.rows_N) + head - scored) / float(tail.index.nlist)
+    return scored + _HEAD_PER_TAIL * in_cells
 
 
 def _lesser(bands: Sequence[Band], most: Effort) -> list[Effort]:
@@ -82,7 +83,7 @@ def _lesser(bands: Sequence[Band], most: Effort) -> list[Effort]:
 
 
 def at_least(more: Effort, effort: Effort) -> bool:
-    """Whether one effort finds all that another finds."""
+    """Whether one effort with the whole head finds all that another finds."""
     return more.probes >= effort.probes and more.refine >= effort.refine
 
 
@@ -99,10 +100,12 @@ def efforts_at(
     trials: Sequence[Trial],
     calibration: Calibration,
     progress: Progress,
+    target: float = TARGET,
 ) -> list[EffortAt]:
     """The least effort of each place and depth that reaches the target there, or as much as the chosen one does.
 
-    With less than the whole head, the head's own labels reach it, too: what is saved is not their recall.
+    With less than the whole head, the head's own labels reach it, too, where enough of them are among the answers:
+    what is saved is not their recall.
     """
     if bands[-1].kind == "factory":  # its wrappers take no effort per search
         return []
@@ -126,8 +129,7 @@ def efforts_at(
             recalls = enough if effort == most else tried.get((effort, k)) or calibration.measure(at_effort, k)[0]
             of_head = [1.0] * len(recalls) if effort.head is None else calibration.recall_of(in_head_L, at_effort, k)
             for place, recall in enumerate(recalls):
-                target = min(TARGET, enough[place].recall)
-                if place not in least and min(recall.recall, of_head[place]) >= target:
+                if place not in least and min(recall.recall, of_head[place]) >= min(target, enough[place].recall):
                     least[place] = EffortAt(**dict(recall), k=k, effort=effort)
             if len(least) == len(enough):
                 break

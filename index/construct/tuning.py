@@ -121,7 +121,9 @@ def tune_index(bundle: Bundle, spec: IndexSpec, device: Device, progress: Progre
     kinds = _timed(site, spec, tried) if len(tried) > 1 else []
     taken = tried[choose(kinds) if kinds else 0]
     trials = [trial for each in tried for trial in each.trials]
-    efforts = efforts_at(bundle, taken.bands, taken.chosen, trials, calibration, progress)
+    efforts = efforts_at(
+        bundle, taken.bands, taken.chosen, trials, calibration, progress, max(TARGET, spec.recall_floor)
+    )
     curve = []
     for each in tried:
         curve += curve_of(bundle, each.bands, each.chosen, trials, calibration, site.bytes[each.kind])

@@ -224,8 +224,7 @@ def _width(bundle: Bundle) -> tuple[int, int]:
 
 def _refilled(before: Release, bundle: Bundle, changes: Changes | None, progress: Progress) -> TunedIndex:
     """The index of a release over the labels of a bundle."""
-    head = next((len(band.rows_N) for band in before.searcher.bands if band.name == "head"), 0)
-    return refill_index(bundle, _spec_of(before), before.searcher.bands, before.index.effort, head, progress, changes)
+    return refill_index(bundle, _spec_of(before), before.searcher.bands, before.index.effort, progress, changes)
 
 
 def _priors_after(

@@ -58,7 +58,9 @@ def _facts(release: ReleaseManifest, index: IndexManifest) -> dict[str, str]:
         "Effort at the most": index.effort.words,
         f"Lowest recall@{index.recall_k}": f"{lowest.recall:.4f} at {lowest.where}",
         "Recall floor": f"{index.recall_floor:g}",
-        "Queries per second": f"{served.queries_per_second:,.0f}" if served and served.queries_per_second else "",
+        "Queries per second at that effort": f"{served.queries_per_second:,.0f}"
+        if served and served.queries_per_second
+        else "",
         "Bytes per label": "" if index.bytes_per_label is None else f"{index.bytes_per_label:g}",
         "Built in": f"{index.build_seconds:,.0f} s on the {index.device.upper()}, FAISS {index.faiss}",
         "Cells trained by": index.partition.trained_by if index.partition else "",

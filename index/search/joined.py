@@ -25,8 +25,9 @@ from longtail.index.search.candidates import NO_ROW
 from longtail.index.search.cells import add_to_cells
 from longtail.index.search.eligible import IdSet
 
-_HEAD_UP_TO = 1 << 16
-"""Labels of a head that is copied to be a cell, 17 MB of 65 coordinates: of a larger one the scan is the search."""
+HEAD_UP_TO = 1 << 16
+"""Labels of a head that is copied to be a cell, 17 MB of 65 coordinates for each size that is searched: of a larger one
+the scan is the search."""
 
 
 class JoinedBands:
@@ -69,7 +70,7 @@ class JoinedBands:
             [band.kind for band in bands] == ["flat", "ivf_flat"]
             and all(band.gpu is None for band in bands)
             and bands[0].index.d == bands[1].index.d
-            and len(bands[0].rows_N) <= _HEAD_UP_TO
+            and len(bands[0].rows_N) <= HEAD_UP_TO
         )
 
     def search(
@@ -112,10 +113,12 @@ class JoinedBands:
         last = len(self._sizes) - 1
         place = last if head is None else min(bisect_left(self._sizes, head), last)
         visited_BV = np.empty((len(queries_BE), probes * (1 + (place < last)) + 1), np.int64)
-        visited_BV[:, :probes] = self._cells.search(queries_BE, probes)[1]
+        cells_BP = self._cells.search(queries_BE, probes)[1]
+        visited_BV[:, :probes] = cells_BP
         if place < last:
             start = self._tail_lists * (1 + place) + len(self._sizes)
-            np.add(visited_BV[:, :probes], start, out=visited_BV[:, probes:-1])
+            # Codes find fewer cells for a query of zeros, which has no nearest: −1, which no search visits.
+            visited_BV[:, probes:-1] = np.where(cells_BP < 0, -1, cells_BP + start)
         visited_BV[:, -1] = self._tail_lists + place
         return visited_BV
 

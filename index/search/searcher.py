@@ -1,4 +1,4 @@
-"""Answer queries from the bands of an index: search band by band, merge by score, filter, fill up.
+"""Answer queries from the bands of an index: search them in one call or one by one, merge by score, filter, fill up.
 
 Legend: `L` labels, `B` queries, `b` and `g` some of them, `C` candidates, `K` results, `R` label rows, `E` coordinates
 of an augmented row.
@@ -105,9 +105,12 @@ class Searcher:
             band.prepare(effort)
 
     def at(self, effort: Effort) -> Searcher:
-        """A searcher over the same bands that searches for every query as hard, where nearly all may be answered."""
+        """A searcher over the same bands that searches for every query as hard, where nearly all may be answered.
+
+        A factory string's index takes no effort per search: it stays as it is.
+        """
         searcher = copy.copy(self)
-        searcher.effort, searcher.efforts = effort, self.efforts.all_at(effort)
+        searcher.efforts = self.efforts.all_at(effort)
         return searcher
 
     def without(self, rows_R: Int64) -> Searcher:

@@ -80,7 +80,7 @@ def test_codes_are_fitted_to_the_rows_of_a_new_prior(spec: str, share: float) ->
     before, after = (replace(bundle, priors=Priors((recent,), factor * values_LP)) for factor in (1, 10))
     spec_ = IndexSpec(spec, recall_floor=0)
     built = tune_index(before, spec_, "cpu", lambda _: None)
-    filled = refill_index(after, spec_, built.bands, built.chosen.effort, built.chosen.head, lambda _: None)
+    filled = refill_index(after, spec_, built.bands, built.chosen.effort, lambda _: None)
     tail = filled.bands[-1]
     column = after.rows()[tail.rows_N, -1]
     decoded = tail.index.reconstruct_n(0, len(column))[:, after.rows().shape[1] - 1]

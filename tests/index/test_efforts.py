@@ -171,3 +171,9 @@ def test_under_a_filter_the_effort_is_what_filters_were_measured_with(
 def test_where_no_effort_is_less_none_is_recorded(bundle: Bundle) -> None:
     assert tune_index(bundle, IndexSpec("flat"), "cpu", lambda _: None).efforts == []
     assert tune_index(bundle, IndexSpec("IVF64,Flat", recall_floor=0), "cpu", lambda _: None).efforts == []
+
+
+def test_a_floor_above_what_builds_look_for_holds_at_every_place(bundle: Bundle) -> None:
+    built = tune_index(bundle, IndexSpec("ivf_flat", recall_floor=0.998), "cpu", lambda _: None)
+    assert min(at.recall for at in built.efforts) >= 0.998
+    assert min(at.recall for at in built.recall) >= 0.998

@@ -5,17 +5,19 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 
+import faiss
 import numpy as np
 import pytest
 
 from longtail.bundle import Bundle
-from longtail.bundle.arrays import Float32, Int64
+from longtail.bundle.arrays import Bools, Float32, Int64
 from longtail.index import Filter, IndexSpec, Searcher
-from longtail.index.construct.bands import by_reach, make_bands
+from longtail.index.construct.bands import KnownCells, by_reach, make_bands, train_index
 from longtail.index.construct.recall import Calibration
 from longtail.index.construct.tuning import tune_index
 from longtail.index.manifests import Effort
 from longtail.index.search.band import Band
+from longtail.index.search.cells import Cells
 from longtail.index.search.joined import JoinedBands
 from tests.bundles import make_bundle
 
@@ -98,10 +100,32 @@ def test_bands_that_are_not_joined_answer_the_same(
     assert (joined[1] == apart[1]).mean() > 0.999
 
 
-def test_filters_ask_the_bands_themselves(bundle: Bundle, bands: list[Band], queries: Float32) -> None:
-    searcher = Searcher(bundle, bands, Effort(probes=2, head=0), heads=[0])
-    head_only = searcher.search(queries, 5, [Filter(buckets=frozenset({0}))] * len(queries))
-    assert (bundle.labels.buckets[head_only[1]] == 0).all()
+def test_filters_ask_the_bands_themselves(
+    bundle: Bundle, bands: list[Band], queries: Float32, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searcher = Searcher(bundle, bands, Effort(probes=2), heads=[0]).at(Effort(probes=2, head=0))
+    monkeypatch.setattr(JoinedBands, "search", lambda *_: pytest.fail("asked under a filter"))
+    found = searcher.search(queries, 5, [Filter(buckets=frozenset({0}))] * len(queries))
+    assert (bundle.labels.buckets[found[1]] == 0).all()
+    for scores, rows, query in zip(*found, queries, strict=True):
+        of_bucket = np.where(bundle.labels.buckets == 0, bundle.rows() @ query, -np.inf)
+        np.testing.assert_allclose(scores, of_bucket[rows], rtol=1e-5, atol=1e-6)
+
+
+def test_what_has_no_nearest_cell_finds_no_label_twice() -> None:
+    """A query of zeros, which codes of centroids find no cell for."""
+    bundle = make_bundle(labels=42_000, dim=4)
+    rows_LE = bundle.rows()
+    order_L = np.argsort(-bundle.labels.log_pi, kind="stable")
+    bands = make_bands(IndexSpec("ivf_flat"), rows_LE, order_L, 400, "cpu", coded_cells(rows_LE))
+    assert isinstance(faiss.downcast_index(bands[1].index.quantizer), faiss.IndexRefine)
+    queries = np.zeros((2, rows_LE.shape[1]), np.float32)
+    queries[1, -1] = 1.0
+    assert (bands[1].index.quantizer.search(queries, 4)[1][0] == -1).all()
+    for head in (0, 100, None):
+        searcher = Searcher(bundle, bands, Effort(), heads=[0, 100]).at(Effort(probes=4, head=head))
+        for rows_K in searcher.search(queries, 50)[1]:
+            assert len(set(rows_K.tolist())) == 50
 
 
 def test_only_a_head_and_rows_in_cells_on_a_cpu_are_joined(bands: list[Band]) -> None:
@@ -129,7 +153,14 @@ def test_searches_of_several_threads_do_not_meet(bundle: Bundle, bands: list[Ban
     assert differing == []
 
 
-def test_what_is_saved_is_not_the_recall_of_the_head(bundle: Bundle) -> None:
+def coded_cells(rows_LE: Float32) -> KnownCells:
+    """A thousand cells, as many as have codes, around rows."""
+    centroids_CE = rows_LE[np.random.default_rng(0).choice(len(rows_LE), 1_000, replace=False)]
+    index = train_index("IVF1000(PQ5x4fs,RFlat),Flat", rows_LE.shape[1], rows_LE, "cpu", centroids_CE)
+    return KnownCells(centroids_CE, Cells(index).of_ids)
+
+
+def test_what_is_saved_is_not_the_recall_of_the_head(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where an effort leaves some of the head to the cells, its labels are found as the others are."""
     built = tune_index(bundle, IndexSpec("ivf_flat"), "cpu", lambda _: None)
     lesser = [at for at in built.efforts if at.effort.head is not None]
@@ -144,3 +175,14 @@ def test_what_is_saved_is_not_the_recall_of_the_head(bundle: Bundle) -> None:
         assert [at.recall for at in calibration.measure(searcher, k)[0]] == [
             at.recall for at in built.efforts if at.k == k
         ]
+
+    least = min(at.effort.head for at in lesser if at.effort.head is not None)
+
+    def poor_with_so_few(_: Calibration, labels_L: Bools, searcher: Searcher, k: int) -> list[float]:
+        assert np.array_equal(labels_L, in_head_L)
+        effort = searcher.efforts.of(calibration.queries_QE[0], k)
+        return [0.5 if effort.head is not None and effort.head <= least else 1.0] * len(calibration.places)
+
+    monkeypatch.setattr(Calibration, "recall_of", poor_with_so_few)
+    again = tune_index(bundle, IndexSpec("ivf_flat"), "cpu", lambda _: None).efforts
+    assert all(at.effort.head is None or at.effort.head > least for at in again)
