@@ -7,11 +7,11 @@
 Data: as of index_recall. `rows` is `--spec ivf_flat`, `codes` is `--bytes-per-label 40`. Builds are the command's, on
 every core: seconds of the clock, of all cores, and the most memory that was resident, mapped files included. Then a
 fresh process opens the release, which another has verified, as a service does, and asks it 20,000 queries near as
-many labels, one at a time on one thread, a third at each λ, for 100 results each; queries per second are by the clock
-and per CPU second. Own is memory that no file backs; mapped is what was touched of the release's files, which the
-kernel may drop. With `--within-gb` the process and the pages of all files it reads share so much memory (a control
-group), and none of them are there to begin with. Growth is the exponent between the first and the last row: 1 grows
-as the labels do.
+many labels, one at a time on one thread, a third at each λ, for 100 results each, twice; queries per second are of
+the second time, by the clock and per CPU second. Own is memory that no file backs; mapped is what was touched of the
+release's files, which the kernel may drop. With `--within-gb` the process and the pages of all files it reads share
+so much memory (a control group), and none of them are there to begin with. Growth is the exponent between the first
+and the last row: 1 grows as the labels do.
 """
 
 from __future__ import annotations
@@ -139,14 +139,18 @@ def _searched(releases: Path, name: str, within_gb: float | None) -> tuple[float
             0.6 / math.sqrt(len(near_QD[0]))
         )
         queries_QD = rng.permutation(near_QD / np.linalg.norm(near_QD, axis=1, keepdims=True))
-        clocks, cpus = [], []
-        for place, part_QD in enumerate(np.array_split(queries_QD, len(LAMBDAS))):
-            queries_QE = bundle.augmentation.queries(part_QD, LAMBDAS[place])
-            started, since = time.perf_counter(), time.process_time()
-            for query in range(len(queries_QE)):
-                searcher.search(queries_QE[query : query + 1], K)
-            clocks.append(time.perf_counter() - started)
-            cpus.append(len(queries_QE) / (time.process_time() - since))
+        parts = [
+            bundle.augmentation.queries(part_QD, value)
+            for value, part_QD in zip(LAMBDAS, np.array_split(queries_QD, len(LAMBDAS)), strict=True)
+        ]
+        for _ in ("pages", "figures"):
+            clocks, cpus = [], []
+            for queries_QE in parts:
+                started, since = time.perf_counter(), time.process_time()
+                for query in range(len(queries_QE)):
+                    searcher.search(queries_QE[query : query + 1], K)
+                clocks.append(time.perf_counter() - started)
+                cpus.append(len(queries_QE) / (time.process_time() - since))
     index = release.index
     lowest = min(at.recall for at in index.recall)
     status = Path("/proc/self/status").read_text().splitlines()
