@@ -32,6 +32,8 @@ the other 98 in a hundred, and exact."""
 _EXCLUDE_BY_OVERFETCH_UP_TO = 256
 """Excluded labels that are fetched and dropped, in one FAISS call for many queries; longer lists become a set
 of eligible labels of their own, which costs less than to fetch so many."""
+_HARDER = 8
+"""Times as many cells, where those of a query hold too few labels."""
 _EVERYTHING = frozenset(range(len(BUCKET_NAMES)))
 _OfSelection = WeakKeyDictionary[Selection, dict[frozenset[int], EligibleLabels]]
 
@@ -216,9 +218,21 @@ class Searcher:
             for query in np.flatnonzero(short_b).tolist():
                 own = eligible if excludes is None else eligible.without(excludes[query])
                 if own.count > np.count_nonzero(rows_bK[query] >= 0):
-                    found = self._exact.top(queries_bE[query : query + 1], own.rows, k)
+                    found = self._filled(queries_bE[query : query + 1], k, own)
                     scores_bK[query], rows_bK[query] = found[0][0], found[1][0]
         return scores_bK, rows_bK
+
+    def _filled(self, query_1E: Float32, k: int, eligible: EligibleLabels) -> tuple[Float32, Int64]:
+        """A query whose cells hold fewer than k: by ever more cells and the whole head, by every label if need be."""
+        band = self.bands[-1]
+        if band.has_cells and eligible.count >= NEARLY_WHOLE * self.labels:
+            effort = self.effort
+            while effort.probes < band.index.nlist:
+                effort = Effort(probes=_HARDER * effort.probes, refine=effort.refine)
+                scores_1K, rows_1K = self._candidates(query_1E, k, effort, eligible, 1.0)
+                if rows_1K[0, min(k, eligible.count) - 1] >= 0:
+                    return scores_1K, rows_1K
+        return self._exact.top(query_1E, eligible.rows, k)
 
     def _measured_about(self, share: float) -> list[FilteredEffort]:
         """The efforts of the shares next to this one, above and below; none where nearly all labels are eligible."""

@@ -11,7 +11,7 @@ import pytest
 
 from longtail.bundle import Bundle
 from longtail.bundle.arrays import Bools, Float32, Int64
-from longtail.index import Filter, IndexSpec, Searcher
+from longtail.index import ExactRows, Filter, IndexSpec, Searcher
 from longtail.index.construct.bands import KnownCells, by_reach, make_bands, train_index
 from longtail.index.construct.recall import Calibration
 from longtail.index.construct.tuning import tune_index
@@ -110,6 +110,19 @@ def test_filters_ask_the_bands_themselves(
     for scores, rows, query in zip(*found, queries, strict=True):
         of_bucket = np.where(bundle.labels.buckets == 0, bundle.rows() @ query, -np.inf)
         np.testing.assert_allclose(scores, of_bucket[rows], rtol=1e-5, atol=1e-6)
+
+
+def test_where_cells_hold_too_few_more_are_searched_and_not_every_label(
+    bundle: Bundle, bands: list[Band], queries: Float32, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searcher = Searcher(bundle, bands, Effort(probes=1), heads=[0]).at(Effort(probes=1, head=0))
+    short = (searcher.found(queries, 100)[1] < 0).any(axis=1)
+    assert short.any()
+    monkeypatch.setattr(ExactRows, "top", lambda *_: pytest.fail("scored every label"))
+    scores, rows = searcher.search(queries, 100)
+    harder = searcher.at(Effort(probes=8)).found(queries, 100)
+    np.testing.assert_array_equal(rows[short], harder[1][short])
+    np.testing.assert_array_equal(scores[short], harder[0][short])
 
 
 def test_what_has_no_nearest_cell_finds_no_label_twice() -> None:
