@@ -121,6 +121,7 @@ def _make(path: Path, labels: int) -> None:
 
 
 def _verified(releases: Path, name: str) -> None:
+    (releases.parent / "state").mkdir(exist_ok=True)
     Releases(releases).open(name, towers=False, state=releases.parent / "state")
 
 
