@@ -2,7 +2,7 @@
 
     python -m benchmarks.index_scale                                        # 1, 3 and 10 million, rows and codes
     python -m benchmarks.index_scale --labels 10000000 --index codes
-    python -m benchmarks.index_scale --labels 10000000 --index codes --within-gb 1   # as root
+    python -m benchmarks.index_scale --labels 10000000 --index codes --within-gb 1 --queries 150   # as root
 
 Data: as of index_recall. `rows` is `--spec ivf_flat`, `codes` is `--bytes-per-label 40`. Builds are the command's, on
 every core: seconds of the clock, of all cores, and the most memory that was resident, mapped files included. Then a
@@ -35,13 +35,14 @@ from threadpoolctl import threadpool_limits
 from benchmarks.index_recall import synthetic_bundle
 from longtail.index import Releases
 
-LAMBDAS, K, QUERIES = (0.0, 0.5, 1.0), 100, 20_000
+LAMBDAS, K = (0.0, 0.5, 1.0), 100
 SPECS = {"rows": ["--spec", "ivf_flat"], "codes": ["--bytes-per-label", "40"]}
 _GROUPS = (
     (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
     (Path("/sys/fs/cgroup"), "memory.max"),
 )
 """Where control groups of memory are, in their first version and in the second, and the file of their limit."""
+_GROUP = "longtail-index-scale"
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ def main() -> None:
     parser.add_argument("--labels", type=int, nargs="+", default=[1_000_000, 3_000_000, 10_000_000])
     parser.add_argument("--index", choices=list(SPECS), nargs="+", default=list(SPECS))
     parser.add_argument("--within-gb", type=float)
+    parser.add_argument("--queries", type=int, default=20_000)
     parser.add_argument("--dir", type=Path, help="where bundles and releases are kept; a temporary folder if left out")
     arguments = parser.parse_args()
     folder: Path = arguments.dir or Path(tempfile.mkdtemp())
@@ -78,7 +80,7 @@ def main() -> None:
             print("|---:" * (1 + len(names)) + "|")
             rows = []
             for labels in arguments.labels:
-                rows.append(grown(folder, index, labels, arguments.within_gb))
+                rows.append(grown(folder, index, labels, arguments.queries, arguments.within_gb))
                 print(f"| {labels:,} | {' | '.join(_shown(value) for value in _values(rows[-1]))} |", flush=True)
             if len(rows) > 1:
                 times = math.log(arguments.labels[-1] / arguments.labels[0])
@@ -92,7 +94,7 @@ def main() -> None:
             shutil.rmtree(folder)
 
 
-def grown(folder: Path, index: str, labels: int, within_gb: float | None) -> Grown:
+def grown(folder: Path, index: str, labels: int, queries: int, within_gb: float | None) -> Grown:
     """Build a release if it is not there, and search it in a process of its own."""
     bundle, name = folder / f"bundle-{labels}", f"{index}-{labels}"
     context = multiprocessing.get_context("spawn")
@@ -112,7 +114,8 @@ def grown(folder: Path, index: str, labels: int, within_gb: float | None) -> Gro
     with context.Pool(1) as pool:
         pool.apply(_verified, (folder / "releases", name))
     with context.Pool(1) as pool:
-        searched = pool.apply(_searched, (folder / "releases", name, within_gb))
+        searched = pool.apply(_searched, (folder / "releases", name, queries, within_gb))
+    _set_free()
     return Grown(seconds, cpu, peak, *searched)
 
 
@@ -125,7 +128,7 @@ def _verified(releases: Path, name: str) -> None:
     Releases(releases).open(name, towers=False, state=releases.parent / "state")
 
 
-def _searched(releases: Path, name: str, within_gb: float | None) -> tuple[float, ...]:
+def _searched(releases: Path, name: str, queries: int, within_gb: float | None) -> tuple[float, ...]:
     if within_gb is not None:
         _confine(releases / name, within_gb)
     with threadpool_limits(1):
@@ -135,7 +138,7 @@ def _searched(releases: Path, name: str, within_gb: float | None) -> tuple[float
         opened = time.perf_counter() - started
         bundle, searcher = release.bundle, release.searcher
         rng = np.random.default_rng(7)
-        near_QD = np.asarray(bundle.embeddings[np.sort(rng.integers(0, len(bundle.embeddings), QUERIES))])
+        near_QD = np.asarray(bundle.embeddings[np.sort(rng.integers(0, len(bundle.embeddings), queries))])
         near_QD = near_QD + rng.standard_normal(near_QD.shape, np.float32) * np.float32(
             0.6 / math.sqrt(len(near_QD[0]))
         )
@@ -158,14 +161,14 @@ def _searched(releases: Path, name: str, within_gb: float | None) -> tuple[float
     resident = {line.split(":")[0]: int(line.split()[1]) / 1e3 for line in status if line.startswith("Rss")}
     return (
         index.bytes_per_label or math.nan, opened, resident["RssAnon"], resident["RssFile"],
-        QUERIES / sum(clocks), *cpus, lowest,
+        queries / sum(clocks), *cpus, lowest,
     )  # fmt: skip
 
 
 def _confine(release: Path, gigabytes: float) -> None:
     """Let this process and the pages that it reads have so much memory, and none of the release's to begin with."""
     for root, limit in _GROUPS:
-        group = root / "longtail"
+        group = root / _GROUP
         if root.is_dir():
             try:
                 group.mkdir(exist_ok=True)
@@ -182,6 +185,13 @@ def _confine(release: Path, gigabytes: float) -> None:
         if file.is_file():
             with file.open("rb") as opened:
                 os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _set_free() -> None:
+    """Remove the group of a process that has ended."""
+    for root, _ in _GROUPS:
+        with suppress(OSError):
+            (root / _GROUP).rmdir()
 
 
 def _values(row: Grown) -> list[float]:

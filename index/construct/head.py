@@ -18,22 +18,20 @@ import numpy as np
 from longtail.bundle import Bundle
 from longtail.bundle.arrays import Int64
 from longtail.index.construct.recall import Calibration
-from longtail.index.construct.settings import efforts_of, rows_scored
+from longtail.index.construct.settings import efforts_of, half_decades, rows_scored
 from longtail.index.manifests import Effort
 from longtail.index.search.band import Band
 from longtail.index.search.joined import HEAD_UP_TO, JoinedBands
 from longtail.index.search.searcher import Searcher
 
 _LEAST = 1_000
-_STEP = 10**0.5
 _MOST_SHARE = 0.16
 
 
 def head_sizes(labels: int, rest: int = 1) -> list[int]:
     """Sizes of a head to choose from, smallest first; all but the first leave at least `rest` labels out."""
-    sizes, most = [min(_LEAST, labels // 10)], min(int(labels * _MOST_SHARE), labels - rest)
-    while (larger := round(_LEAST * _STEP ** len(sizes))) < most:
-        sizes.append(larger)
+    smallest, most = min(_LEAST, labels // 10), min(int(labels * _MOST_SHARE), labels - rest)
+    sizes = [smallest, *half_decades(_LEAST, most)[1:]]
     return [*sizes, most] if most > sizes[-1] else sizes
 
 

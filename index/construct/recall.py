@@ -80,10 +80,13 @@ class Calibration:
             searcher: over the rows that the exact answers are of.
             k: one of `depths`; None: the largest.
         """
-        k = self.k if k is None else k
         started = time.perf_counter()
-        _, hits_QK = self.found(searcher, k)
+        _, hits_QK = self.found(searcher, self.k if k is None else k)
         rate = len(self.queries_QE) / (time.perf_counter() - started)
+        return self.recall(hits_QK), rate
+
+    def recall(self, hits_QK: Bools) -> list[RecallAt]:
+        """The share that counts at every place, of what `found` found."""
         recalls = hits_QK.reshape(len(self.places), -1).mean(axis=1)
         return [
             RecallAt(
@@ -93,7 +96,7 @@ class Calibration:
                 recall=float(recall),
             )
             for (bias_removal, popularity, weights), recall in zip(self.places, recalls, strict=True)
-        ], rate
+        ]
 
     def found(self, searcher: Searcher, k: int) -> tuple[Int64, Bools]:
         """What a search of every query finds: label rows int64 [Q, k], and which of them count, bool [Q, k]."""
@@ -101,16 +104,14 @@ class Calibration:
         hits_QK: Bools = self._exact.rescore(self.queries_QE, rows_QK) >= self._least[k][:, None]
         return rows_QK, hits_QK
 
-    def recall_of(self, labels_L: Bools, searcher: Searcher, k: int) -> list[float]:
+    def recall_of(self, labels_L: Bools, rows_QK: Int64, hits_QK: Bools) -> list[float]:
         """The recall that some labels have of their own at every place; 1 where they are too few among the answers.
 
         Args:
             labels_L: bool [L], which.
-            searcher: over the rows that the exact answers are of.
-            k: one of `depths`.
+            rows_QK, hits_QK: what `found` found.
         """
-        rows_QK, hits_QK = self.found(searcher, k)
-        expected_Q = np.count_nonzero(labels_L[self.best_QK[:, :k]], axis=1)
+        expected_Q = np.count_nonzero(labels_L[self.best_QK[:, : rows_QK.shape[1]]], axis=1)
         found_Q = np.minimum(np.count_nonzero(hits_QK & labels_L[rows_QK], axis=1), expected_Q)
         shape = len(self.places), -1
         expected, found = expected_Q.reshape(shape).sum(axis=1), found_Q.reshape(shape).sum(axis=1)

@@ -29,7 +29,7 @@ _BETWEEN = (3, 6, 12, 24, 48, 96, 192)
 """Further cells to visit, where there is nothing else to choose."""
 _HEAD_PER_TAIL = 3
 """Rows of a head in the time that it takes for one of a cell: 5 ns and 15 of 65 coordinates."""
-_LEAST_HEAD, _STEP = 100, 10**0.5
+_LEAST_HEAD = 100
 _MORE = 2
 """Efforts beyond the one that suffices, of which a curve tells what there is still to gain."""
 _REFINE: dict[Kind, tuple[int, ...]] = {
@@ -40,12 +40,17 @@ _REFINE: dict[Kind, tuple[int, ...]] = {
 }
 
 
+def half_decades(least: int, below: int) -> list[int]:
+    """Sizes below a bound, each √10 times the one before, smallest first."""
+    sizes: list[int] = []
+    while (size := round(least * 10 ** (len(sizes) / 2))) < below:
+        sizes.append(size)
+    return sizes
+
+
 def inner_heads(labels: int) -> list[int]:
     """How much of an exact head of so many labels an effort may have scored, besides all, smallest first."""
-    heads = [0]
-    while (larger := round(_LEAST_HEAD * _STEP ** (len(heads) - 1))) < labels:
-        heads.append(larger)
-    return heads
+    return [0, *half_decades(_LEAST_HEAD, labels)]
 
 
 def efforts_of(band: Band) -> Iterator[Effort]:
@@ -125,9 +130,13 @@ def efforts_at(
         enough = tried.get((most, k)) or calibration.measure(searcher.at(most), k)[0]
         least: dict[int, EffortAt] = {}
         for effort in (*lesser, most):
-            at_effort = searcher.at(effort)
-            recalls = enough if effort == most else tried.get((effort, k)) or calibration.measure(at_effort, k)[0]
-            of_head = [1.0] * len(recalls) if effort.head is None else calibration.recall_of(in_head_L, at_effort, k)
+            recalls = enough if effort == most else tried.get((effort, k))
+            of_head = [1.0] * len(enough)
+            if recalls is None:
+                rows_QK, hits_QK = calibration.found(searcher.at(effort), k)
+                recalls = calibration.recall(hits_QK)
+                if effort.head is not None:
+                    of_head = calibration.recall_of(in_head_L, rows_QK, hits_QK)
             for place, recall in enumerate(recalls):
                 if place not in least and min(recall.recall, of_head[place]) >= min(target, enough[place].recall):
                     least[place] = EffortAt(**dict(recall), k=k, effort=effort)
@@ -163,7 +172,8 @@ def curve_of(
         known = {trial.effort for trial in tried}
         beyond = [effort for effort in efforts_of(bands[-1]) if at_least(effort, chosen.effort) and effort not in known]
         tried += [trial_at(bundle, calibration, bands, effort, chosen.head) for effort in beyond[:_MORE]]
-    speeds = rates([Searcher(bundle, bands, trial.effort) for trial in tried], calibration)
+    searcher = Searcher(bundle, bands, chosen.effort)
+    speeds = rates([searcher.at(trial.effort) for trial in tried], calibration)
     return [
         KindTrial(
             kind=bands[-1].kind,

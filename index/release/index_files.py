@@ -141,7 +141,9 @@ def read_bands(
     seen_L = np.zeros(manifest.labels, np.bool_)
     for record in manifest.bands:
         rows_N = _read_rows(root / record.rows_file, manifest.labels)
-        index = _read_faiss(root / record.index_file, manifest.labels, mapped=mapped)
+        # FAISS (1.15) copies the blocks of `ivf_fastscan`: from mapped pages a disk gives them one by one.
+        maps = mapped and record.kind != "ivf_fastscan"
+        index = _read_faiss(root / record.index_file, manifest.labels, mapped=maps)
         if index.ntotal != len(rows_N) or index.d < dim or index.metric_type != faiss.METRIC_INNER_PRODUCT:
             raise ReleaseCorruptError(
                 f"{root / record.index_file}: expected {len(rows_N)} rows of at least {dim} coordinates under the "

@@ -108,16 +108,30 @@ class Cells:
             near: the cells, as of `nearest`.
             ids: those that may be found.
         """
-        cells_BP, near_BP = near
-        queries_BE = np.ascontiguousarray(queries_BE)
-        scores, found = np.empty((len(queries_BE), fetch), np.float32), np.empty((len(queries_BE), fetch), np.int64)
-        # FAISS's Python method of this name takes no parameters, and so no selector.
-        self._index.search_preassigned_c(
-            len(queries_BE), faiss.swig_ptr(queries_BE), fetch, faiss.swig_ptr(cells_BP), faiss.swig_ptr(near_BP),
-            faiss.swig_ptr(scores), faiss.swig_ptr(found), False,
-            ids.parameters(faiss.SearchParametersIVF, nprobe=cells_BP.shape[1]),
-        )  # fmt: skip
-        return scores, found
+        return search_cells(self._index, np.ascontiguousarray(queries_BE), fetch, *near, ids)
+
+
+def search_cells(
+    index: Any, queries_BE: Float32, fetch: int, cells_BP: Int64, near_BP: Float32, ids: IdSet
+) -> tuple[Float32, Int64]:
+    """The best in some cells: scores float32 [B, fetch], descending, and ids int64 [B, fetch]; −1 beyond.
+
+    Args:
+        index: of FAISS, an `IndexIVF`.
+        queries_BE: float32, as wide as the index, contiguous.
+        fetch: results of each.
+        cells_BP: int64, those that each query visits; −1: none.
+        near_BP: float32, their products with the query.
+        ids: those that may be found.
+    """
+    scores, found = np.empty((len(queries_BE), fetch), np.float32), np.empty((len(queries_BE), fetch), np.int64)
+    # FAISS's Python method of this name takes no parameters, and so no selector.
+    index.search_preassigned_c(
+        len(queries_BE), faiss.swig_ptr(queries_BE), fetch, faiss.swig_ptr(cells_BP), faiss.swig_ptr(near_BP),
+        faiss.swig_ptr(scores), faiss.swig_ptr(found), False,
+        ids.parameters(faiss.SearchParametersIVF, nprobe=cells_BP.shape[1]),
+    )  # fmt: skip
+    return scores, found
 
 
 def add_to_cells(index: Any, rows_NE: Float32, cells_N: Int32 | Int64, ids_N: Int64 | None = None) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 from longtail.bundle.arrays import Float32, Int64
 from longtail.index.search.band import Band, pad
 from longtail.index.search.candidates import NO_ROW
-from longtail.index.search.cells import add_to_cells
+from longtail.index.search.cells import add_to_cells, search_cells
 from longtail.index.search.eligible import IdSet
 
 HEAD_UP_TO = 1 << 16
@@ -92,13 +92,7 @@ class JoinedBands:
         queries_BE = pad(queries_BE, self._index.d)
         visited_BV = self._visited(queries_BE, min(probes, self._tail_lists), head)
         products_BV = np.zeros(visited_BV.shape, np.float32)  # of which scores of whole rows make no use
-        scores_BK, ids_BK = np.empty((len(queries_BE), k), np.float32), np.empty((len(queries_BE), k), np.int64)
-        # FAISS's Python method of this name takes no parameters, and so no selector.
-        self._index.search_preassigned_c(
-            len(queries_BE), faiss.swig_ptr(queries_BE), k, faiss.swig_ptr(visited_BV), faiss.swig_ptr(products_BV),
-            faiss.swig_ptr(scores_BK), faiss.swig_ptr(ids_BK), False,
-            ids.parameters(faiss.SearchParametersIVF, nprobe=visited_BV.shape[1]),
-        )  # fmt: skip
+        scores_BK, ids_BK = search_cells(self._index, queries_BE, k, visited_BV, products_BV, ids)
         rows_BK = self._tail.rows_N.take(ids_BK, mode="clip")
         in_head = np.flatnonzero(ids_BK >= self._head_from)
         if in_head.size:

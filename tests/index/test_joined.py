@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from typing import Any
 
 import faiss
 import numpy as np
@@ -183,7 +184,7 @@ def test_what_is_saved_is_not_the_recall_of_the_head(bundle: Bundle, monkeypatch
     in_head_L[built.bands[0].rows_N] = True
     searcher = built.searcher(bundle)
     for k in (10, 100):
-        of_head = calibration.recall_of(in_head_L, searcher, k)
+        of_head = calibration.recall_of(in_head_L, *calibration.found(searcher, k))
         assert min(of_head) >= 0.99
         assert [at.recall for at in calibration.measure(searcher, k)[0]] == [
             at.recall for at in built.efforts if at.k == k
@@ -191,11 +192,18 @@ def test_what_is_saved_is_not_the_recall_of_the_head(bundle: Bundle, monkeypatch
 
     least = min(at.effort.head for at in lesser if at.effort.head is not None)
 
-    def poor_with_so_few(_: Calibration, labels_L: Bools, searcher: Searcher, k: int) -> list[float]:
-        assert np.array_equal(labels_L, in_head_L)
-        effort = searcher.efforts.of(calibration.queries_QE[0], k)
-        return [0.5 if effort.head is not None and effort.head <= least else 1.0] * len(calibration.places)
+    sought: list[int] = []
+    found = Calibration.found
 
+    def watched(self: Calibration, searcher: Searcher, k: int) -> tuple[Int64, Bools]:
+        sought.append(searcher.efforts.of(self.queries_QE[0], k).head or 0)
+        return found(self, searcher, k)
+
+    def poor_with_so_few(_: Calibration, labels_L: Bools, *__: Any) -> list[float]:
+        assert np.array_equal(labels_L, in_head_L)
+        return [0.5 if sought[-1] <= least else 1.0] * len(calibration.places)
+
+    monkeypatch.setattr(Calibration, "found", watched)
     monkeypatch.setattr(Calibration, "recall_of", poor_with_so_few)
     again = tune_index(bundle, IndexSpec("ivf_flat"), "cpu", lambda _: None).efforts
     assert all(at.effort.head is None or at.effort.head > least for at in again)
