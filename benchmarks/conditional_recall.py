@@ -48,7 +48,7 @@ def main() -> None:
     searcher = Searcher(bundle, [flat], Effort())
     index = IndexRanker(searcher, bundle.augmentation)
     union = TreeRanker(searcher, index, bundle, bundle.proposal)
-    encoder = Encoder(bundle.query_tower, bundle.manifest.query_features, bundle.vocabularies, bundle.manifest.dim)
+    encoder = Encoder(bundle.query_model, bundle.manifest.query_features, bundle.vocabularies, bundle.manifest.dim)
     inputs = encoder.read(histories(options.interactions))
     queries = encoder.embed(inputs)
     f = queries @ bundle.embeddings.T / bundle.manifest.temperature

@@ -169,7 +169,7 @@ def _raw(releases: Path, labels: int, k: int) -> tuple[float, float]:
     name = Releases(releases).current() or ""
     release = Releases(releases).open(name)
     bundle, searcher = release.bundle, release.searcher
-    encoder = Encoder(bundle.query_tower, bundle.manifest.query_features, bundle.vocabularies, bundle.manifest.dim)
+    encoder = Encoder(bundle.query_model, bundle.manifest.query_features, bundle.vocabularies, bundle.manifest.dim)
     faiss.omp_set_num_threads(1)
     rng = np.random.default_rng(0)
     inputs = [encoder.read([_query(rng, labels, k)["features"]]) for _ in range(_BODIES)]

@@ -49,7 +49,14 @@ from longtail.bundle.manifest import (
 from longtail.bundle.mapped_tables import MappedTables
 from longtail.bundle.priors import MAX_PRIORS, Prior, Priors
 from longtail.bundle.proposal import Proposal
-from longtail.bundle.store import atomic_directory, refuse_existing, remove_stale, replace_file, sha256_of
+from longtail.bundle.store import (
+    atomic_directory,
+    refuse_existing,
+    remove_stale,
+    replace_file,
+    sha256_of,
+    working_directory,
+)
 from longtail.bundle.tower import Tower, onnx_session
 from longtail.bundle.values import bucket_rows
 from longtail.bundle.vocabulary import OUT_OF_VOCABULARY, Vocabulary, hash_token, tokenize
@@ -121,4 +128,5 @@ __all__ = [
     "sha256_of",
     "tokenize",
     "verify_files",
+    "working_directory",
 ]

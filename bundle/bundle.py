@@ -23,6 +23,7 @@ from longtail.bundle.mapped_tables import MappedTables
 from longtail.bundle.priors import Priors
 from longtail.bundle.proposal import Proposal
 from longtail.bundle.store import atomic_directory, sha256_of
+from longtail.bundle.tower_tables import check_tables, link_tables, read_table
 from longtail.bundle.vocabulary import Vocabulary
 
 LABELS = "labels.parquet"
@@ -33,9 +34,10 @@ LABEL_TOWER = "label_tower.onnx"
 PROPOSAL = "proposal.npz"
 VOCABULARIES = "vocabularies"
 LABEL_VECTORS = "label_vectors"
+TABLES = "tables"
 _REQUIRED = (LABELS, EMBEDDINGS, CALIBRATION_QUERIES, QUERY_TOWER)
 CONTRACT_FILES = (*_REQUIRED, LABEL_TOWER, PROPOSAL)
-"""Beside manifest, vocabularies and label vectors; any other file is a report."""
+"""Beside manifest, vocabularies, tables and label vectors; any other file is a report."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,11 @@ class Bundle:
         embeddings: float32 [L, D]; row i belongs to label row i.
         calibration_queries: float32 [C, D], query tower outputs of held-out queries; index builds measure
             their recall on them.
-        query_tower: ONNX model, named inputs (`manifest.query_features`) → float32 [B, D].
+        query_tower: ONNX model, named inputs (`manifest.query_features`) → float32 [B, D]. Whoever runs it takes
+            `query_model`, beside which its tables are.
         label_tower: ONNX model for labels' features, or None.
+        tables: files of the embedding tables that are not in the towers, float32 [rows, dims] each, by name; towers
+            refer to them as `tables/NAME.npy`.
         vocabularies: by name.
         proposal: the tree p_n(y|x) of a model trained against adversarial negatives, or None.
         label_vectors: float32 [L, dims] of the label features that queries give by label id, by name; NaN of a label
@@ -65,6 +70,7 @@ class Bundle:
     calibration_queries: Float32
     query_tower: bytes
     label_tower: bytes | None = None
+    tables: Mapping[str, Path] = field(default_factory=dict)
     vocabularies: Mapping[str, Vocabulary] = field(default_factory=dict)
     proposal: Proposal | None = None
     label_vectors: Mapping[str, Float32] = field(default_factory=dict)
@@ -86,13 +92,15 @@ class Bundle:
 
     @property
     def query_model(self) -> bytes | Path:
-        """The query tower, or its file if that was not read."""
-        return self.query_tower if self.query_tower or self.path is None else self.path / QUERY_TOWER
+        """The query tower, or its file if that was not read or has tables beside it."""
+        whole = self.query_tower and not self.tables
+        return self.query_tower if whole or self.path is None else self.path / QUERY_TOWER
 
     @property
     def label_model(self) -> bytes | Path | None:
-        """The label tower, or its file if that was not read; None if there is none."""
-        if self.label_tower is not None or self.path is None or LABEL_TOWER not in self.manifest.files:
+        """The label tower, or its file if that was not read or has tables beside it; None if there is none."""
+        whole = self.label_tower is not None and not self.tables
+        if whole or self.path is None or LABEL_TOWER not in self.manifest.files:
             return self.label_tower
         return self.path / LABEL_TOWER
 
@@ -123,6 +131,7 @@ class Bundle:
             (working / QUERY_TOWER).write_bytes(self.query_tower)
             if self.label_tower is not None:
                 (working / LABEL_TOWER).write_bytes(self.label_tower)
+            link_tables(self.tables, working / TABLES)
             if self.proposal is not None:
                 self.proposal.write(working / PROPOSAL)
             if self.vocabularies:
@@ -143,7 +152,8 @@ class Bundle:
             manifest = self.manifest.model_copy(update={"files": files, "schema_version": SCHEMA_VERSION})
             (working / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
             (working / MANIFEST_SHA256).write_text(sha256_of(working / MANIFEST) + "\n", encoding="utf-8")
-        return Bundle(**{**self.__dict__, "manifest": manifest, "path": target})
+        tables = {name: target / TABLES / f"{name}.npy" for name in self.tables}
+        return Bundle(**{**self.__dict__, "manifest": manifest, "tables": tables, "path": target})
 
     @classmethod
     def load(
@@ -183,21 +193,14 @@ class Bundle:
         bundle = cls(
             manifest=manifest,
             labels=labels,
-            embeddings=_load_array(path / EMBEDDINGS),
-            calibration_queries=_load_array(path / CALIBRATION_QUERIES),
+            embeddings=read_table(path / EMBEDDINGS),
+            calibration_queries=read_table(path / CALIBRATION_QUERIES),
             query_tower=(path / QUERY_TOWER).read_bytes() if towers else b"",
             label_tower=(path / LABEL_TOWER).read_bytes() if towers and LABEL_TOWER in manifest.files else None,
-            vocabularies={
-                Path(name).stem: vocabulary(Path(name).stem)
-                for name in manifest.files
-                if name.startswith(f"{VOCABULARIES}/")
-            },
+            tables={name: path / file for name, file in _in(TABLES, manifest)},
+            vocabularies={name: vocabulary(name) for name, _ in _in(VOCABULARIES, manifest)},
             proposal=Proposal.read(path / PROPOSAL) if PROPOSAL in manifest.files else None,
-            label_vectors={
-                Path(name).stem: _load_array(path / name)
-                for name in manifest.files
-                if name.startswith(f"{LABEL_VECTORS}/")
-            },
+            label_vectors={name: read_table(path / file) for name, file in _in(LABEL_VECTORS, manifest)},
             path=path,
         )
         if verify:
@@ -219,11 +222,9 @@ class Bundle:
             self.proposal,
         )
         check_label_vectors(self.manifest, self.label_vectors)
+        check_tables(self.tables, self.vocabularies)
 
 
-def _load_array(path: Path) -> Float32:
-    try:
-        array: Float32 = np.load(path, mmap_mode="r", allow_pickle=False)
-    except ValueError as error:
-        raise BundleCorruptError(f"{path}: expected a NumPy array file: {error}") from error
-    return array
+def _in(folder: str, manifest: Manifest) -> list[tuple[str, str]]:
+    """Names and files of a folder of the bundle."""
+    return [(Path(file).stem, file) for file in manifest.files if file.startswith(f"{folder}/")]

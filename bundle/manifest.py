@@ -18,8 +18,8 @@ from longtail.bundle.dates import DatePart
 from longtail.bundle.elapsed import TimeUnit
 from longtail.bundle.frequency import Buckets
 
-SCHEMA_VERSION = 4
-READ_VERSIONS = (1, 2, 3, SCHEMA_VERSION)
+SCHEMA_VERSION = 5
+READ_VERSIONS = (1, 2, 3, 4, SCHEMA_VERSION)
 """In versions 1 and 2 log p_n is the label frequency log π, whatever noise the model was trained with; before version 4
 labels without training pairs are tail."""
 _TREE_VERSION = 2

@@ -32,11 +32,7 @@ def atomic_directory(target: Path) -> Iterator[Path]:
         OSError: the disk is full or not writable; `target` stays absent.
     """
     refuse_existing(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    remove_stale(target.parent, f".{glob.escape(target.name)}.*.tmp")
-    working = Path(tempfile.mkdtemp(prefix=f".{target.name}.{os.getpid()}.", suffix=".tmp", dir=target.parent))
-    working.chmod(0o755)
-    try:
+    with working_directory(target) as working:
         yield working
         _fsync_tree(working)
         try:
@@ -46,6 +42,21 @@ def atomic_directory(target: Path) -> Iterator[Path]:
                 refuse_existing(target)
             raise
         fsync_path(target.parent)
+
+
+@contextmanager
+def working_directory(target: Path) -> Iterator[Path]:
+    """Yield an empty hidden sibling of `target`, removed at the end, and after a crash by the next of its kind.
+
+    Args:
+        target: missing parents are made.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    remove_stale(target.parent, f".{glob.escape(target.name)}.*.tmp")
+    working = Path(tempfile.mkdtemp(prefix=f".{target.name}.{os.getpid()}.", suffix=".tmp", dir=target.parent))
+    working.chmod(0o755)
+    try:
+        yield working
     finally:
         with suppress(FileNotFoundError):
             shutil.rmtree(working)

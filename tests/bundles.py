@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -107,6 +109,26 @@ def onnx_label_tower(own: np.ndarray, genres: np.ndarray, *, cosine: bool) -> by
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     onnx.checker.check_model(model)
     return model.SerializeToString()
+
+
+def tables_apart(bundle: Bundle, folder: Path) -> Bundle:
+    """The bundle with the embedding tables of its towers in files, as exports leave large ones."""
+    names = {"users": "users", "items": "items", "own": "own", "genres_table": "genres"}
+    models, files = [], {}
+    (folder / "tables").mkdir()
+    for content in (bundle.query_tower, bundle.label_tower):
+        model = None if content is None else onnx.load_from_string(content)
+        for tensor in [] if model is None else model.graph.initializer:
+            if tensor.name in names:
+                file = files[names[tensor.name]] = folder / "tables" / f"{names[tensor.name]}.npy"
+                np.save(file, numpy_helper.to_array(tensor))
+                where = {"location": f"tables/{file.name}", "offset": 128, "length": len(tensor.raw_data)}
+                tensor.ClearField("raw_data")
+                tensor.data_location = TensorProto.EXTERNAL
+                for key, value in where.items():
+                    tensor.external_data.add(key=key, value=str(value))
+        models.append(None if model is None else model.SerializeToString())
+    return replace(bundle, query_tower=models[0], label_tower=models[1], tables=files)
 
 
 def label_features(row: int) -> dict[str, JsonValue]:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from longtail.bundle import atomic_directory
-from longtail.trainer.backend import ops
+from longtail.trainer.arrays import write_array
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.errors import CheckpointError
@@ -84,7 +84,7 @@ class Checkpoints:
         number = old[-1][0] + 1 if old else 0
         with atomic_directory(self.root / f"{kind}-{number}") as working:
             for at, variable in enumerate(variables):
-                np.save(working / f"{at}.npy", ops.convert_to_numpy(variable), allow_pickle=False)
+                write_array(working / f"{at}.npy", variable)
             (working / _STATE).write_text(json.dumps({"identity": self.identity, "state": state}), encoding="utf-8")
         for _, path in old:
             shutil.rmtree(path)

@@ -14,7 +14,7 @@ import numpy as np
 from rich.console import Console
 from rich.markup import escape
 
-from longtail.bundle import Bundle, refuse_existing
+from longtail.bundle import Bundle, refuse_existing, working_directory
 from longtail.trainer.choosing import check_choice, choose_dial, curve_of, found_by_label
 from longtail.trainer.config import Recipe, load_recipe
 from longtail.trainer.data.dataset import Dataset, read_dataset
@@ -123,7 +123,8 @@ def fit(
             reporter=reporter,
             warm_start=weights,
         )
-    bundle = finish(trained, dataset, dial, selection, reporter, compared, found).write(out)
+    with working_directory(out) as folder:
+        bundle = finish(trained, dataset, dial, selection, reporter, folder, compared, found).write(out)
     for stage in ("select", "refit"):
         shutil.rmtree(work / stage, ignore_errors=True)
     reporter.say(f"[bold]Bundle[/] {out}  ·  report {out / 'report.html'}  ·  logs {work / 'logs'}")
@@ -161,7 +162,8 @@ def export_checkpoint(
     found = found_by_label(trained)
     dial = choose_dial(trained, dataset, found)
     compared = None if len(dataset.test) else compare_with_baselines(trained, dataset, dial, "valid", reporter)
-    return finish(trained, dataset, dial, trained.history, reporter, compared, found).write(out)
+    with working_directory(out) as folder:
+        return finish(trained, dataset, dial, trained.history, reporter, folder, compared, found).write(out)
 
 
 def _read_warm_start(bundle: Path | str | None, fresh_optimizer: bool) -> WarmStart | None:
@@ -173,7 +175,7 @@ def _read_warm_start(bundle: Path | str | None, fresh_optimizer: bool) -> WarmSt
 
 
 def finish(
-    trained: Trained, dataset: Dataset, dial: Dial, history: TrainingHistory, reporter: Reporter,
+    trained: Trained, dataset: Dataset, dial: Dial, history: TrainingHistory, reporter: Reporter, folder: Path,
     compared: Comparison | None = None, by_label: FoundByLabel | None = None,
 ) -> Bundle:  # fmt: skip
     """Evaluate on test where there is one, print the tables, make the bundle (not yet written).
@@ -184,6 +186,7 @@ def finish(
         dial: λ and μ as chosen on valid.
         history: of the run that was validated, for the report.
         reporter: where to print.
+        folder: where the towers are written, and tables that are the bundle's once it is.
         compared: the validated model beside its baselines, where there is no test.
         by_label: what the validated model found of every label on valid.
 
@@ -238,7 +241,7 @@ def finish(
         facts |= by_label.facts()
     if dial.curve:
         reports["report.html"] = html_report(recipe, dial, history, facts, compared)
-    return to_bundle(trained, np.unique(held_out.askings), dial, reports)
+    return to_bundle(trained, np.unique(held_out.askings), dial, reports, folder)
 
 
 def work_directory(out: Path) -> Path:

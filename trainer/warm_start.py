@@ -2,7 +2,8 @@
 
 A bundle's ONNX towers cannot be trained further, so it keeps their weights beside them, as `weights.npz`: every
 embedding table as `tables/NAME`, whose row of an id is that of `vocabularies/NAME.parquet`, the label biases, and the
-towers' dense weights as `query/PLACE` and `label/PLACE`. The optimisers' state may be kept too (`optimizer_state.py`).
+towers' dense weights as `query/PLACE` and `label/PLACE`. Large tables are beside the towers already, as
+`tables/NAME.npy`. The optimisers' state may be kept too (`optimizer_state.py`).
 
 Legend: `D` dimensions, `L` labels.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +23,8 @@ import pyarrow.compute as pc
 
 from longtail.bundle import Bundle, Vocabulary
 from longtail.bundle.arrays import Array, Float32, Int64
+from longtail.bundle.bundle import TABLES
+from longtail.bundle.tower_tables import read_table
 from longtail.trainer.backend import ops
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.dataset import Dataset
@@ -117,7 +120,10 @@ class WarmStart:
         }
         said = bundle.manifest.training_data.get(NEWEST)
         newest = None if said is None else float(said)
-        weights, sha256 = _arrays(path / WEIGHTS_FILE), bundle.manifest.files[WEIGHTS_FILE].sha256
+        files = [WEIGHTS_FILE, *(f"{TABLES}/{name}.npy" for name in sorted(bundle.tables))]
+        sha256 = " ".join(bundle.manifest.files[name].sha256 for name in files)
+        weights = _arrays(path / WEIGHTS_FILE)
+        weights |= {f"tables/{name}": read_table(file) for name, file in bundle.tables.items()}
         if not optimizer:
             return cls(sha256, weights, ids, no_slots="as asked (--fresh-optimizer)", newest=newest)
         if OPTIMIZER_FILE not in bundle.manifest.files:
@@ -214,9 +220,13 @@ def _arrays(path: Path) -> dict[str, Array]:
         raise CheckpointError(f"{path}: expected arrays of weights: {error}") from error
 
 
-def weights_of(model: TwoTower) -> bytes:
-    """All that training a model further needs, as the file `weights.npz`."""
-    arrays = {f"tables/{name}": ops.convert_to_numpy(table.table) for name, table in model.tables.items()}
+def weights_of(model: TwoTower, *, without: Collection[str] = ()) -> bytes:
+    """All that training a model further needs, but for some tables, as the file `weights.npz`."""
+    arrays = {
+        f"tables/{name}": ops.convert_to_numpy(table.table)
+        for name, table in model.tables.items()
+        if name not in without
+    }
     arrays |= {name: ops.convert_to_numpy(variable) for name, variable in dense_weights(model).items()}
     file = io.BytesIO()
     np.savez(file, allow_pickle=False, **arrays)

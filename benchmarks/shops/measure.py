@@ -78,7 +78,7 @@ class Measurement:
         manifest = self.bundle.manifest
         encoding = Encoding.fit(self.recipe, self.dataset, dict(self.bundle.vocabularies), manifest.query_features)
         features = encoding.query.with_history(self._known, self.dataset.test)
-        session = onnx_session(self.bundle.query_tower, "query_tower.onnx")
+        session = onnx_session(self.bundle.query_model, "query_tower.onnx")
         dial = Setting(manifest.bias_removal.default, manifest.popularity.default)
         (top_NK,), _ = rank(
             self.task.rows_N,

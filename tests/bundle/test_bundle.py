@@ -292,18 +292,18 @@ def test_files_outside_the_directory_are_refused(written: Path, name: str) -> No
 
 def test_every_bundle_is_written_as_the_newest_version_which_older_readers_would_misread(tmp_path: Path) -> None:
     for name, source in (("plain", make_bundle()), ("tree", make_bundle(proposal=True)), ("old", Bundle.load(FIXTURE))):
-        assert source.write(tmp_path / name).manifest.schema_version == 4
-        assert json.loads((tmp_path / name / "manifest.json").read_text())["schema_version"] == 4
+        assert source.write(tmp_path / name).manifest.schema_version == 5
+        assert json.loads((tmp_path / name / "manifest.json").read_text())["schema_version"] == 5
     assert Bundle.load(tmp_path / "tree").proposal is not None
     assert Bundle.load(tmp_path / "old").manifest.bias_removal.noise == "π"
 
 
 def test_a_newer_version_says_what_to_do(written: Path) -> None:
-    edit_manifest(written, lambda content: content.update(schema_version=5, something_new=True))
+    edit_manifest(written, lambda content: content.update(schema_version=6, something_new=True))
 
     with pytest.raises(
         BundleVersionError,
-        match="schema version 5, this installation reads 1, 2, 3 and 4: upgrade Longtail, or export the model again",
+        match="schema version 6, this installation reads 1, 2, 3, 4 and 5: upgrade Longtail, or export the model again",
     ):
         Bundle.load(written)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from longtail.bundle import Bundle, LabelLog, Manifest, replay
+from longtail.bundle import Bundle, LabelLog, Manifest, Tower, replay
 from tests.bundles import log_p_n
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
@@ -67,6 +67,23 @@ def test_a_bundle_of_format_4_loads_forever() -> None:
     assert labels.buckets.tolist() == [0, 0, 3, 2, 1, 2, 3, 0, 1]
     pi = np.array([1000.5, 500.5, 0.5, 111.5, 142.5, 125.5, 0.5, 200.5, 166.5]) / 2248.5
     np.testing.assert_allclose(labels.log_pn, np.log(pi), rtol=1e-6)
+
+
+def test_a_bundle_of_format_5_loads_and_runs_forever() -> None:
+    bundle = Bundle.load(FIXTURES / "bundle_v5")
+    manifest = bundle.manifest
+    assert (manifest.schema_version, manifest.labels, sorted(bundle.tables)) == (
+        5,
+        9,
+        ["genres", "items", "own", "users"],
+    )
+    query = Tower(bundle.query_model, manifest.query_features, bundle.vocabularies, 4, file="query_tower.onnx")
+    found = query.embed(query.read([{"user_id": "u2", "history": ["item-3", "item-8"]}]))
+    np.testing.assert_allclose(found, [[0.6008105, -0.7563448, -0.06851379, -0.24954946]], rtol=1e-5)
+    assert bundle.label_model is not None
+    label = Tower(bundle.label_model, manifest.label_features, bundle.vocabularies, 4, file="label_tower.onnx")
+    found = label.embed(label.read([{"item_id": "item-4", "genres": ["g4"], "year": 0}]))
+    np.testing.assert_allclose(found, bundle.embeddings[4:5], rtol=1e-5)
 
 
 def test_labels_without_pairs_are_tail_in_older_bundles() -> None:

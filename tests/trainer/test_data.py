@@ -322,3 +322,13 @@ def test_more_bad_files(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "pairs.csv").write_text(content)
     with pytest.raises(DataError, match=message):
         load_dataset(DataConfig(train=tmp_path / "pairs.csv", weight="w" if "w" in content else None), seed=0)
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3, 5, 1000])
+def test_a_fingerprint_is_the_same_however_many_ids_it_reads_at_once(
+    monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    """Checkpoints and proposals of earlier versions are found by it."""
+    monkeypatch.setattr("longtail.trainer.data.dataset._IDS_AT_ONCE", at_once)
+    found = tiny.dataset(tiny.pairs((0, 0), (1, 1), (2, 2)), queries=5, labels=3).fingerprint()
+    assert found == "cd2878303865225f163d0e86f9b8559ad493cedf8cb4a6b0b6b80a7a8bdb1d3d"

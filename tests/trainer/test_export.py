@@ -18,7 +18,7 @@ from longtail.trainer.evaluation.bundle import evaluate
 from longtail.trainer.evaluation.dial import Dial
 from longtail.trainer.evaluation.report import evaluation_markdown, evaluation_table
 from longtail.trainer.export.bundle import to_bundle
-from longtail.trainer.export.onnx import export_towers
+from longtail.trainer.export.onnx import ExportedTowers, export_towers
 from longtail.trainer.history import TrainingHistory
 from longtail.trainer.progress import Reporter
 from longtail.trainer.train import train
@@ -151,10 +151,10 @@ def id_towers(tmp_path: Path, **sections: Any) -> Trained:
 
 @pytest.mark.slow
 def test_a_label_tower_of_ids_alone_is_not_exported(tmp_path: Path) -> None:
-    query, label = export_towers(id_towers(tmp_path))
+    towers = export_towers(id_towers(tmp_path), tmp_path)
 
-    assert run(query, {"user_id": np.int32([1, 0])}).shape == (2, 4)
-    assert label is None
+    assert run(towers.models["query"], {"user_id": np.int32([1, 0])}).shape == (2, 4)
+    assert list(towers.models) == ["query"]
 
 
 @pytest.mark.slow
@@ -162,7 +162,7 @@ def test_a_model_trained_in_mixed_precision_is_exported_in_full(tmp_path: Path) 
     training, query = {"precision": "mixed_bfloat16", "batch_size": 3}, {"features": [tiny.USER], "hidden": [8]}
     trained = id_towers(tmp_path, training=training, query=query)
 
-    bundle = to_bundle(trained, np.arange(3), Dial(BiasRemoval(default=0)), {})
+    bundle = to_bundle(trained, np.arange(3), Dial(BiasRemoval(default=0)), {}, tmp_path)
     inputs = {"user_id": np.int32([0, 1, 2, 3])}
     np.testing.assert_allclose(run(bundle.query_tower, inputs), trained.model.embed_queries(inputs), atol=1e-5)
 
@@ -210,7 +210,7 @@ def test_every_kind_of_feature_reaches_the_bundle(tmp_path: Path) -> None:
     dataset = tiny.dataset(pairs, queries=4, labels=3, query_table=queries, label_table=labels)
     trained = train(recipe, dataset, epochs=2, work=tmp_path, logs=tmp_path / "logs", reporter=silent())
 
-    to_bundle(trained, np.arange(4), Dial(BiasRemoval(default=0)), {}).write(tmp_path / "bundle")
+    to_bundle(trained, np.arange(4), Dial(BiasRemoval(default=0)), {}, tmp_path).write(tmp_path / "bundle")
 
     bundle = Bundle.load(tmp_path / "bundle")
     assert [feature.kind for feature in bundle.manifest.query_features] == [
@@ -239,23 +239,26 @@ def test_a_tower_that_computes_something_else_is_not_exported(
     bundle: Bundle,
     alter: Callable[[bytes, bytes], tuple[bytes, bytes]],
     message: str,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(
-        "longtail.trainer.export.bundle.export_towers", lambda _: alter(bundle.query_tower, bundle.label_tower)
-    )
+    assert bundle.label_tower is not None
+    altered = dict(zip(("query", "label"), alter(bundle.query_tower, bundle.label_tower), strict=True))
+    monkeypatch.setattr("longtail.trainer.export.bundle.export_towers", lambda *_: ExportedTowers(altered, {}))
+    for side, model in altered.items():
+        (tmp_path / f"{side}_tower.onnx").write_bytes(model)
 
     with pytest.raises(ExportError, match=message):
-        to_bundle(finished.trained, np.arange(40), Dial(BiasRemoval(default=0)), {})
+        to_bundle(finished.trained, np.arange(40), Dial(BiasRemoval(default=0)), {}, tmp_path)
 
 
-def test_a_tower_too_large_for_onnx_says_what_to_lower(finished: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tower_too_large_for_onnx_says_what_to_lower(
+    finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("longtail.trainer.export.onnx.ONNX_LIMIT", 900)
 
-    with pytest.raises(
-        ExportError, match=r"query tower: expected at most 900 bytes .*, found 928: raise min_count or lower"
-    ):
-        export_towers(finished.trained)
+    with pytest.raises(ExportError, match=r"query tower: expected at most 900 bytes .*, found 928: make its layers"):
+        export_towers(finished.trained, tmp_path)
 
 
 @pytest.mark.slow

@@ -190,11 +190,10 @@ def test_it_is_refused_before_the_data_is_read_and_by_check_too(
 
 @pytest.mark.process
 def test_another_backend_s_export_needs_a_module_to_import(tmp_path: Path) -> None:
-    towers = build_towers(tiny.recipe(), {"item_id": 3, "user_id": 3}, {})
     with pytest.raises(ExportError, match=r"expected towers of one's own in a module.*received some of __main__"):
-        _export_in_child({"modules": ["__main__", "shop"]}, towers, tmp_path)
+        _export_in_child({"modules": ["__main__", "shop"]}, [], tmp_path)
     with pytest.raises(ExportError, match=r"(?s)found 1: .*No module named 'nowhere'"):
-        _export_in_child({"modules": ["nowhere"]}, towers, tmp_path)
+        _export_in_child({"modules": ["nowhere"]}, [], tmp_path)
 
 
 WRONG = {

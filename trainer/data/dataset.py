@@ -29,6 +29,8 @@ from longtail.trainer.data.split import cut, keep_smallest_label, without_repeat
 from longtail.trainer.data.tables import IdTable
 from longtail.trainer.errors import DataError
 
+_IDS_AT_ONCE = 1 << 20
+
 
 class _DigestWriter(io.RawIOBase):
     """A file that keeps only the digest of what is written to it."""
@@ -121,7 +123,9 @@ class Dataset:
         """Hex sha256 of ids, pairs and feature tables: of all that training may depend on."""
         digest = hashlib.sha256(f"ordered {self.ordered}\n".encode())
         for ids in (self.query_ids, self.label_ids):
-            digest.update("\n".join(ids.to_pylist()).encode())
+            for start in range(0, len(ids), _IDS_AT_ONCE):
+                lines = "\n".join(ids.slice(start, _IDS_AT_ONCE).to_pylist())
+                digest.update(f"\n{lines}".encode() if start else lines.encode())
         for pairs in (self.train, self.valid, self.test):
             digest.update(f"\npairs {len(pairs)}\n".encode())
             for array in (pairs.queries, pairs.labels, pairs.weights, pairs.times):

@@ -6,8 +6,10 @@ Legend: `C` calibration queries, `D` dimensions.
 from __future__ import annotations
 
 import platform
+from collections.abc import Collection
 from datetime import UTC, datetime
 from importlib.metadata import version
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -15,6 +17,7 @@ import pyarrow as pa
 
 from longtail.bundle import SCHEMA_VERSION, Bundle, Labels, Loss, Manifest
 from longtail.bundle.arrays import Int32
+from longtail.bundle.bundle import LABEL_TOWER, QUERY_TOWER
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.label_vectors import kept_vectors
 from longtail.trainer.evaluation.dial import Dial
@@ -28,7 +31,7 @@ _CALIBRATION_QUERIES = 1000
 _SOFTWARE = ("longtail", "keras", "numpy", "pyarrow", "onnxruntime")
 
 
-def to_bundle(trained: Trained, held_out_rows: Int32, dial: Dial, reports: dict[str, bytes]) -> Bundle:
+def to_bundle(trained: Trained, held_out_rows: Int32, dial: Dial, reports: dict[str, bytes], folder: Path) -> Bundle:
     """The bundle of a trained model, not yet written.
 
     Args:
@@ -36,6 +39,7 @@ def to_bundle(trained: Trained, held_out_rows: Int32, dial: Dial, reports: dict[
         held_out_rows: rows of queries, as `Pairs.askings` has them, to draw calibration queries from, int32 [n].
         dial: λ and μ, with their curve.
         reports: files to keep with the model.
+        folder: where the towers are written, and the tables that the bundle's are links to.
 
     Raises:
         ExportError: a tower is too large for ONNX, or computes something else there.
@@ -47,11 +51,11 @@ def to_bundle(trained: Trained, held_out_rows: Int32, dial: Dial, reports: dict[
     inputs = trained.encoding.query.of_queries(rows_C)
     queries_CD = model.embed_queries(inputs)
     embedded = np.linalg.norm(queries_CD, axis=1) > 0
-    query_tower, label_tower = export_towers(trained)
-    check_parity("query_tower.onnx", query_tower, inputs, queries_CD)
-    if label_tower is not None:
+    towers = export_towers(trained, folder)
+    check_parity(QUERY_TOWER, folder / QUERY_TOWER, inputs, queries_CD)
+    if "label" in towers.models:
         rows_C, sample = trained.encoding.some_labels(_CALIBRATION_QUERIES)
-        check_parity("label_tower.onnx", label_tower, sample, label_side.embeddings[rows_C])
+        check_parity(LABEL_TOWER, folder / LABEL_TOWER, sample, label_side.embeddings[rows_C])
     buckets = buckets_for(recipe.evaluation, label_side.counts)
     display = recipe.data.display if dataset.label_table is not None else []
     empty = pa.table({})
@@ -106,12 +110,13 @@ def to_bundle(trained: Trained, held_out_rows: Int32, dial: Dial, reports: dict[
         ),
         embeddings=label_side.embeddings,
         calibration_queries=queries_CD[embedded],
-        query_tower=query_tower,
-        label_tower=label_tower,
+        query_tower=towers.models["query"],
+        label_tower=towers.models.get("label"),
+        tables=towers.tables,
         vocabularies=trained.encoding.vocabularies,
         proposal=model.proposal,
         label_vectors=kept_vectors(recipe.query.features, trained.encoding.label_inputs),
-        reports=reports | _for_the_next_training(trained),
+        reports=reports | _for_the_next_training(trained, towers.tables),
     )
 
 
@@ -124,9 +129,9 @@ def _newest(dataset: Dataset) -> dict[str, str | int]:
     return {NEWEST: int(newest) if newest.is_integer() else repr(newest)}
 
 
-def _for_the_next_training(trained: Trained) -> dict[str, bytes]:
-    """Files that a warm start reads, as far as the recipe keeps them."""
+def _for_the_next_training(trained: Trained, tables: Collection[str]) -> dict[str, bytes]:
+    """Files that a warm start reads beside tables, as far as the recipe keeps them."""
     training, model = trained.recipe.training, trained.model
-    weights = {WEIGHTS_FILE: weights_of(model)} if training.keep_weights else {}
+    weights = {WEIGHTS_FILE: weights_of(model, without=tables)} if training.keep_weights else {}
     state = {OPTIMIZER_FILE: optimizer_state_of(model, trained.step.updates)} if training.keep_optimizer else {}
     return weights | state

@@ -11,11 +11,12 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import keras
 import numpy as np
@@ -26,6 +27,14 @@ from longtail.trainer import backend, register
 from longtail.trainer.backend import ops
 from longtail.trainer.config import Recipe
 from longtail.trainer.errors import ExportError
+from longtail.trainer.export.tables import (
+    STAND_IN_ROWS,
+    large_tables,
+    refuse_missing,
+    stand_ins,
+    with_tables,
+    write_tables,
+)
 from longtail.trainer.model.towers import Towers, build_towers, in_float32
 
 if TYPE_CHECKING:
@@ -38,24 +47,50 @@ _OF_TOWERS = {"name", "seed", "data", "query", "label", "model", "objectives", "
 """Sections of a recipe that say what its towers are; a loss of one's own may be unknown to a child process."""
 
 
-def export_towers(trained: Trained) -> tuple[bytes, bytes | None]:
-    """ONNX models of the query tower and, if labels have features beside their id, the label tower.
+class ExportedTowers(NamedTuple):
+    """Attributes:
+    models: ONNX, by side: `query`, and `label` if labels have features beside their id.
+    tables: files of the tables that they refer to, and of those that training goes on from, by name.
+    """
+
+    models: dict[str, bytes]
+    tables: dict[str, Path]
+
+
+def export_towers(trained: Trained, folder: Path) -> ExportedTowers:
+    """Write `query_tower.onnx`, `label_tower.onnx` and the tables beside them.
+
+    Args:
+        trained: the model.
+        folder: where to.
 
     Raises:
-        ExportError: a tower is larger than ONNX allows (2 GiB), or the child process failed.
+        ExportError: a tower has more weights beside its large tables than ONNX allows (2 GiB), or the child process
+            failed.
     """
     recipe, towers = trained.recipe, trained.model.towers
+    large = large_tables(towers)
+    apart = {id(table.table): name for name, (_, table) in large.items()}
+    read = {}
     for side, tower in exported(recipe, towers).items():
-        size = sum(
-            weight.shape[0] * int(np.prod(weight.shape[1:])) * 4 for weight in tower.weights if len(weight.shape)
-        )
+        read[side] = {apart[id(weight)] for weight in tower.weights if id(weight) in apart}
+        size = sum(int(np.prod(weight.shape)) * 4 for weight in tower.weights if id(weight) not in apart)
         if size > ONNX_LIMIT:
             raise ExportError(
-                f"{side} tower: expected at most {ONNX_LIMIT} bytes of weights, ONNX's limit, found {size}: "
-                "raise min_count or lower dim of its largest feature"
+                f"{side} tower: expected at most {ONNX_LIMIT} bytes of weights beside its tables, ONNX's limit, found "
+                f"{size}: make its layers narrower"
             )
-    models = onnx_models(recipe, towers, trained.encoding.vocabulary_rows, trained.encoding.numbers)
-    return models["query"], models.get("label")
+    kept = set(towers.tables) if recipe.training.keep_weights else set()
+    wanted = kept.union(*read.values())
+    files = write_tables({name: table for name, (_, table) in large.items() if name in wanted}, folder)
+    stand_in = stand_ins({name: table for name, (_, table) in large.items()})
+    rows = dict(trained.encoding.vocabulary_rows) | {rows: STAND_IN_ROWS for rows, _ in large.values()}
+    models = onnx_models(recipe, towers, rows, trained.encoding.numbers, {id_: stand_in[apart[id_]] for id_ in apart})
+    for side, model in models.items():
+        models[side], found = with_tables(model, stand_in, files)
+        refuse_missing(side, read[side], found)
+        (folder / f"{side}_tower.onnx").write_bytes(models[side])
+    return ExportedTowers(models, files)
 
 
 def exported(recipe: Recipe, towers: Towers) -> dict[str, keras.Model]:
@@ -64,36 +99,51 @@ def exported(recipe: Recipe, towers: Towers) -> dict[str, keras.Model]:
 
 
 def onnx_models(
-    recipe: Recipe, towers: Towers, vocabulary_rows: Mapping[str, int], numbers: Mapping[str, tuple[float, float]]
-) -> dict[str, bytes]:
+    recipe: Recipe, towers: Towers, vocabulary_rows: Mapping[str, int], numbers: Mapping[str, tuple[float, float]],
+    instead: Mapping[int, Float32] = MappingProxyType({}),
+) -> dict[str, bytes]:  # fmt: skip
     """ONNX models of the towers that a bundle has, by side.
 
-    Keras exports to ONNX from TensorFlow; towers of another backend are rebuilt and exported by a child process that
-    runs TensorFlow.
+    The towers are rebuilt and exported from TensorFlow, as Keras does; by a child process, where another backend runs.
 
     Args:
         recipe: what the towers were built by.
         towers: with their weights.
-        vocabulary_rows, numbers: what they were built by, too.
+        vocabulary_rows, numbers: what they are built by again, `vocabulary_rows` of as many rows as `instead` has.
+        instead: values of weights in place of their own, by the weight's `id`.
 
     Raises:
         ExportError: the child process failed.
     """
     sides = list(exported(recipe, towers))
+    job = {
+        "recipe": recipe.model_dump(mode="json", by_alias=True, include=_OF_TOWERS),
+        "vocabulary_rows": vocabulary_rows,
+        "numbers": numbers,
+        "sides": sides,
+        "modules": register.modules_of(recipe.own_layers),
+    }
+    values = [
+        instead[id(weight)] if id(weight) in instead else ops.convert_to_numpy(weight) for weight in _weights(towers)
+    ]
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         if keras.backend.backend() == "tensorflow":
-            write_onnx(towers, sides, work)
+            write_onnx(_rebuilt(recipe, job, values), sides, work)
         else:
-            job = {
-                "recipe": recipe.model_dump(mode="json", by_alias=True, include=_OF_TOWERS),
-                "vocabulary_rows": vocabulary_rows,
-                "numbers": numbers,
-                "sides": sides,
-                "modules": register.modules_of(recipe.own_layers),
-            }
-            _export_in_child(job, towers, work)
+            _export_in_child(job, values, work)
         return {side: (work / f"{side}.onnx").read_bytes() for side in sides}
+
+
+def _weights(towers: Towers) -> list[keras.Variable]:
+    return [*towers.query.weights, *towers.label.weights]
+
+
+def _rebuilt(recipe: Recipe, job: Mapping[str, Any], values: Sequence[Array]) -> Towers:
+    towers = build_towers(recipe, job["vocabulary_rows"], job["numbers"])
+    for weight, value in zip(_weights(towers), values, strict=True):
+        weight.assign(value)
+    return towers
 
 
 def write_onnx(towers: Towers, sides: list[str], folder: Path) -> None:
@@ -122,15 +172,15 @@ def _temporary_files_in(folder: Path) -> Iterator[None]:
         tempfile.tempdir = before
 
 
-def _export_in_child(job: dict[str, Any], towers: Towers, folder: Path) -> None:
+def _export_in_child(job: dict[str, Any], values: Sequence[Array], folder: Path) -> None:
     if "__main__" in job["modules"]:
         raise ExportError(
             f"export on the TensorFlow backend: expected towers of one's own in a module that a child process "
             f"imports, since towers are trained on {keras.backend.backend()}, received some of __main__"
         )
     (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
-    for at, weight in enumerate([*towers.query.weights, *towers.label.weights]):
-        np.save(folder / f"{at}.npy", ops.convert_to_numpy(weight), allow_pickle=False)
+    for at, value in enumerate(values):
+        np.save(folder / f"{at}.npy", value, allow_pickle=False)
     path = os.pathsep.join(place for place in sys.path if place)
     child = subprocess.run(
         [sys.executable, "-c", f"from longtail.trainer.export.onnx import export_job; export_job({str(folder)!r})"],
@@ -149,18 +199,17 @@ def export_job(folder: str) -> None:
     job = json.loads((work / "job.json").read_text(encoding="utf-8"))
     for module in job["modules"]:
         import_module(module)
-    towers = build_towers(Recipe.model_validate(job["recipe"]), job["vocabulary_rows"], job["numbers"])
-    for at, weight in enumerate([*towers.query.weights, *towers.label.weights]):
-        weight.assign(np.load(work / f"{at}.npy", allow_pickle=False))
-    write_onnx(towers, job["sides"], work)
+    recipe = Recipe.model_validate(job["recipe"])
+    values = [np.load(work / f"{at}.npy", allow_pickle=False) for at in range(len(list(work.glob("*.npy"))))]
+    write_onnx(_rebuilt(recipe, job, values), job["sides"], work)
 
 
-def check_parity(name: str, model: bytes, inputs: Mapping[str, Array], expected_BD: Float32) -> None:
+def check_parity(name: str, model: bytes | Path, inputs: Mapping[str, Array], expected_BD: Float32) -> None:
     """Refuse a tower that ONNX Runtime computes otherwise than the training framework.
 
     Args:
         name: name of the tower, for the error.
-        model: ONNX.
+        model: ONNX, or its file, beside which its tables are.
         inputs: by name, [B] or [B, P].
         expected_BD: embeddings by the training framework.
 

@@ -1,0 +1,71 @@
+"""Embedding tables beside the ONNX towers that read them, which refer to them as external data [FORMAT.md].
+
+A model that holds its tables ends at protobuf's 2 GiB, and is parsed and copied whole; a file of rows is neither.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from longtail.bundle.arrays import Float32
+from longtail.bundle.errors import BundleCorruptError, require
+from longtail.bundle.vocabulary import Vocabulary
+
+
+def read_table(path: Path) -> Float32:
+    """Rows of a table, float32 [rows, dims], memory-mapped.
+
+    Raises:
+        BundleCorruptError: not an array file of NumPy.
+    """
+    try:
+        array: Float32 = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise BundleCorruptError(f"{path}: expected a NumPy array file: {error}") from error
+    return array
+
+
+def check_tables(tables: Mapping[str, Path], vocabularies: Mapping[str, Vocabulary]) -> None:
+    """Compare tables with the vocabularies that say what their rows are.
+
+    Args:
+        tables: files by name; where a vocabulary is called so, its rows are the table's.
+        vocabularies: by name.
+
+    Raises:
+        BundleInvariantError: names the invariant, what it expects and what was found.
+    """
+    for name, path in tables.items():
+        array = read_table(path)
+        plain = array.dtype == np.float32 and array.ndim == 2 and array.flags.c_contiguous
+        require(
+            f"tables/{name}.npy is float32 [rows, dims], row after row",
+            plain,
+            "float32 [rows, dims]",
+            f"{array.dtype} {list(array.shape)}" + ("" if array.flags.c_contiguous else ", column after column"),
+        )
+        if name in vocabularies:
+            rows = vocabularies[name].rows
+            require(
+                f"tables/{name}.npy has a row for each id of its vocabulary, and row 0",
+                len(array) == rows,
+                f"{rows} rows",
+                f"{len(array)} rows",
+            )
+
+
+def link_tables(tables: Mapping[str, Path], folder: Path) -> None:
+    """Give files a second name in a folder, or copy them where the file system cannot link."""
+    for name, path in tables.items():
+        folder.mkdir(exist_ok=True)
+        target = folder / f"{name}.npy"
+        with suppress(OSError):
+            os.link(path.resolve(), target)
+            continue
+        shutil.copyfile(path, target)

@@ -1,0 +1,120 @@
+"""Embedding tables in files beside the towers that read them."""
+
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from longtail.bundle import Bundle, BundleCorruptError, BundleInvariantError, Tower, TowerError
+from tests.bundles import make_bundle, tables_apart
+
+QUERIES = [{"user_id": "u3", "history": ["item-1", "item-59"]}, {"user_id": "nobody"}]
+LABELS = [{"item_id": "item-7", "genres": ["g1"], "year": 2}, {"genres": ["g0", "g3"]}]
+
+
+@pytest.fixture(scope="module")
+def whole() -> Bundle:
+    return make_bundle(label_tower=True)
+
+
+@pytest.fixture
+def apart(whole: Bundle, tmp_path: Path) -> Bundle:
+    (tmp_path / "export").mkdir()
+    return tables_apart(whole, tmp_path / "export")
+
+
+def embedded(bundle: Bundle, query: bytes | Path, label: bytes | Path) -> list[np.ndarray]:
+    manifest, found = bundle.manifest, []
+    for model, features, given, file in (
+        (query, manifest.query_features, QUERIES, "query_tower.onnx"),
+        (label, manifest.label_features, LABELS, "label_tower.onnx"),
+    ):
+        tower = Tower(model, features, bundle.vocabularies, manifest.dim, file=file)
+        found.append(tower.embed(tower.read(given)))
+    return found
+
+
+def models(bundle: Bundle) -> tuple[bytes | Path, bytes | Path]:
+    assert bundle.label_model is not None
+    return bundle.query_model, bundle.label_model
+
+
+@pytest.mark.parametrize("towers", [True, False], ids=["read", "mapped"])
+def test_towers_with_tables_beside_them_compute_the_same(
+    whole: Bundle, apart: Bundle, tmp_path: Path, towers: bool
+) -> None:
+    written = apart.write(tmp_path / "bundle")
+    shutil.rmtree(tmp_path / "export")
+    expected = embedded(whole, *models(whole))
+    for bundle in (written, Bundle.load(tmp_path / "bundle", towers=towers)):
+        assert sorted(bundle.tables) == ["genres", "items", "own", "users"]
+        assert set(bundle.tables.values()) == set((tmp_path / "bundle" / "tables").iterdir())
+        for found, same in zip(embedded(bundle, *models(bundle)), expected, strict=True):
+            assert np.array_equal(found, same)
+    tables = sum(np.load(written.tables[name]).nbytes for name in ("users", "items"))
+    assert (tmp_path / "bundle" / "query_tower.onnx").stat().st_size < len(whole.query_tower) - tables / 2
+
+
+def test_tables_are_linked_and_copied_where_they_cannot_be(
+    apart: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    linked = apart.write(tmp_path / "linked")
+    assert os.stat(linked.tables["users"]).st_ino == os.stat(apart.tables["users"]).st_ino
+
+    def other_file_system(*_: object) -> None:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    monkeypatch.setattr(os, "link", other_file_system)
+    copied = Bundle.load(apart.write(tmp_path / "copied").path or tmp_path)
+    assert os.stat(copied.tables["users"]).st_nlink == 1
+    assert copied.tables["users"].read_bytes() == apart.tables["users"].read_bytes()
+
+
+def test_a_bundle_that_is_not_written_has_no_tables_to_run_with(apart: Bundle) -> None:
+    with pytest.raises(TowerError, match=r"query_tower\.onnx: expected a model that ONNX Runtime loads"):
+        embedded(apart, *models(apart))
+
+
+def test_a_damaged_or_missing_table_is_named(apart: Bundle, tmp_path: Path) -> None:
+    table = apart.write(tmp_path / "bundle").tables["items"]
+    shutil.rmtree(tmp_path / "export")
+    content = bytearray(table.read_bytes())
+    content[-1] ^= 1
+    table.write_bytes(content)
+    with pytest.raises(BundleCorruptError, match=r"tables/items\.npy.*sha256"):
+        Bundle.load(tmp_path / "bundle")
+    table.unlink()
+    with pytest.raises(BundleCorruptError, match=r"tables/items\.npy"):
+        Bundle.load(tmp_path / "bundle", verify=False)
+
+
+WRONG: dict[str, tuple[Callable[[np.ndarray], Any], str]] = {
+    "other numbers": (
+        lambda table: table.astype(np.float64),
+        r"tables/items\.npy is float32 \[rows, dims\].*float64 \[61, 8\]",
+    ),
+    "columns": (np.asfortranarray, r"tables/items\.npy is float32.*column after column"),
+    "no table": (np.ravel, r"tables/items\.npy is float32.*float32 \[488\]"),
+    "rows missing": (lambda table: table[:-1], r"tables/items\.npy has a row for each id.*61 rows.*60 rows"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), WRONG.values(), ids=WRONG)
+def test_a_table_that_is_not_its_vocabulary_s_is_refused(
+    apart: Bundle, tmp_path: Path, change: Callable[[np.ndarray], Any], message: str
+) -> None:
+    np.save(apart.tables["items"], change(np.load(apart.tables["items"])))
+    with pytest.raises(BundleInvariantError, match=message):
+        apart.write(tmp_path / "bundle")
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_what_is_no_array_is_refused(apart: Bundle, tmp_path: Path) -> None:
+    apart.tables["items"].write_bytes(b"rows")
+    with pytest.raises(BundleCorruptError, match=r"items\.npy: expected a NumPy array file"):
+        apart.write(tmp_path / "bundle")

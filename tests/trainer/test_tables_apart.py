@@ -1,0 +1,133 @@
+"""Exports whose embedding tables are in files beside the towers: as of large tables, here of every one."""
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from rich.console import Console
+
+from longtail.bundle import BiasRemoval, Bundle, onnx_session
+from longtail.trainer import evaluate
+from longtail.trainer.config import load_recipe
+from longtail.trainer.errors import ExportError
+from longtail.trainer.evaluation.dial import Dial
+from longtail.trainer.export import tables as tables_module
+from longtail.trainer.export.bundle import to_bundle
+from longtail.trainer.export.onnx import export_towers
+from longtail.trainer.export.tables import with_tables
+from longtail.trainer.job import fit
+from longtail.trainer.progress import Reporter
+from longtail.trainer.train import train
+from longtail.trainer.trained import Trained
+from longtail.trainer.warm_start import WarmStart
+from tests.trainer import tiny
+from tests.trainer.conftest import Finished
+
+
+@pytest.fixture
+def every_table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as patched:
+        patched.setattr(tables_module, "LEAST_BYTES", 0)
+        yield
+
+
+def trained_on(tmp_path: Path, **sections: Any) -> Trained:
+    pairs = tiny.pairs((0, 0), (1, 1), (2, 2), (3, 0), (0, 1), (2, 0))
+    recipe, dataset = tiny.recipe(**sections), tiny.dataset(pairs, queries=4, labels=3, ordered=True)
+    silent = Reporter(Console(file=io.StringIO()))
+    return train(recipe, dataset, epochs=1, work=tmp_path / "work", logs=tmp_path / "logs", reporter=silent)
+
+
+def rows_of(trained: Trained, name: str) -> np.ndarray:
+    return np.asarray(trained.model.tables[name].table)
+
+
+HISTORY = {"name": "seen", "kind": "history", "table": "item_id", "dim": 4}
+QUERIES = {
+    "a history of labels": ([tiny.USER, HISTORY | {"weights": "symmetric"}], "item_id pairs_query_seen user_id"),
+    "what the label tower makes of them": (
+        [tiny.USER, {"name": "seen", "kind": "history", "dim": 4, "entries": "label_tower"}],
+        "label-rows user_id",
+    ),
+    "both": ([tiny.USER, HISTORY | {"entries": "both"}], "label-rows-item_id user_id"),
+    "sasrec": ([HISTORY | {"encoder": {"name": "sasrec", "heads": 2}}], "item_id"),
+}
+"""Ways in which a query tower reads tables, and which."""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("every_table")
+@pytest.mark.parametrize(("features", "read"), QUERIES.values(), ids=QUERIES)
+def test_whatever_reads_a_table_finds_its_rows(tmp_path: Path, features: list[dict[str, Any]], read: str) -> None:
+    trained = trained_on(
+        tmp_path, query={"features": features, "hidden": [5]}, data={"timestamp": "time"}, loss={"hits": "keep"}
+    )
+    bundle = to_bundle(trained, np.arange(4), Dial(BiasRemoval(default=0)), {}, tmp_path).write(tmp_path / "bundle")
+
+    for name in trained.model.towers.tables:
+        assert np.array_equal(np.load(bundle.tables[name]), rows_of(trained, name))
+    tensors = onnx.load_from_string(bundle.query_tower).graph.initializer
+    entries = [entry for tensor in tensors for entry in tensor.external_data if entry.key == "location"]
+    assert {entry.value for entry in entries} == {f"tables/{name}.npy" for name in read.split()}
+    inputs = trained.encoding.query.of_queries(np.arange(4, dtype=np.int32))
+    found = onnx_session(bundle.query_model, "query_tower.onnx").run(None, inputs)[0]
+    np.testing.assert_allclose(found, trained.model.embed_queries(inputs), atol=1e-5)
+
+
+@pytest.mark.usefixtures("every_table")
+def test_a_job_s_bundle_holds_each_table_once(finished: Finished, tmp_path: Path) -> None:
+    bundle = fit(load_recipe(finished.recipe), tmp_path / "bundle")
+    assert sorted(bundle.tables) == ["genres", "item_id", "user_id"]
+    assert not [path.name for path in tmp_path.iterdir() if path.name.endswith(".tmp")]
+    with np.load(tmp_path / "bundle" / "weights.npz") as weights:
+        assert weights.files == ["tables/label bias"]
+    assert all(path.stat().st_nlink == 1 for path in bundle.tables.values())
+    before = Bundle.load(finished.out)
+    assert not before.tables
+    assert bundle.manifest.bias_removal.curve == before.manifest.bias_removal.curve
+    again = evaluate(tmp_path / "bundle", finished.recipe)
+    assert again.value("recall@5", bias_removal=0.5) == evaluate(finished.out).value("recall@5", bias_removal=0.5)
+
+    one, other = WarmStart.read(tmp_path / "bundle"), WarmStart.read(finished.out)
+    assert sorted(one.weights) == sorted(other.weights)
+    for name, weight in other.weights.items():
+        np.testing.assert_allclose(one.weights[name], weight, atol=1e-6, err_msg=name)
+    files = json.loads((tmp_path / "bundle" / "manifest.json").read_text())["files"]
+    assert all(files[f"tables/{name}.npy"]["sha256"] in one.sha256 for name in bundle.tables)
+    assert other.sha256 == before.manifest.files["weights.npz"].sha256
+
+
+@pytest.mark.usefixtures("every_table")
+def test_without_weights_only_what_towers_read_is_written(tmp_path: Path) -> None:
+    trained = trained_on(tmp_path, training={"keep_weights": False})
+    assert sorted(export_towers(trained, tmp_path).tables) == ["user_id"]
+
+
+def test_a_table_is_apart_from_a_mebibyte_on_and_its_pairs_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = trained_on(tmp_path, query={"features": [tiny.USER, HISTORY | {"weights": "symmetric"}]})
+    item = trained.model.towers.tables["item_id"]
+    assert not export_towers(trained, tmp_path).tables
+    monkeypatch.setattr(tables_module, "LEAST_BYTES", item.rows * item.dim * 4)
+    found = export_towers(trained, tmp_path).tables
+    assert sorted(found) == ["item_id", "pairs_query_seen", "user_id"]
+    monkeypatch.setattr(tables_module, "LEAST_BYTES", (item.rows + 1) * item.dim * 4)
+    assert sorted(export_towers(trained, tmp_path / "work").tables) == ["user_id"]
+
+
+@pytest.mark.usefixtures("every_table")
+def test_a_tower_without_the_rows_of_a_table_is_refused(
+    finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without(model: bytes, stand_in: dict[str, np.ndarray], files: dict[str, Path]) -> tuple[bytes, set[str]]:
+        return with_tables(model, {name: rows + 1 for name, rows in stand_in.items()}, files)
+
+    monkeypatch.setattr("longtail.trainer.export.onnx.with_tables", without)
+    with pytest.raises(ExportError, match="query tower: expected a model that looks rows of item_id, user_id up"):
+        export_towers(finished.trained, tmp_path)
