@@ -1,7 +1,11 @@
-"""Variables as files of arrays, a block of rows at a time: what a backend gives of a whole table is a copy of it."""
+"""Variables to and from files of arrays, a block of rows at a time: as a whole a backend gives and takes copies.
+
+Legend: `N` rows of a block.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +21,44 @@ _BLOCK_BYTES = 1 << 26
 
 def write_array(path: Path, values: keras.Variable | npt.NDArray[Any]) -> None:
     """Write a variable or an array, of any shape, as `.npy`."""
-    size = int(np.prod(values.shape)) * np.dtype(values.dtype).itemsize
-    if not isinstance(values, keras.Variable) or size <= _BLOCK_BYTES:
+    if not isinstance(values, keras.Variable) or not is_large(values):
         np.save(path, ops.convert_to_numpy(values), allow_pickle=False)
         return
-    rows = values.shape[0]
     header = {"descr": np.dtype(values.dtype).str, "fortran_order": False, "shape": tuple(values.shape)}
-    step = max(1, _BLOCK_BYTES * rows // size)
     with path.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, header)
-        for start in range(0, rows, step):
-            ids_N = np.arange(start, min(start + step, rows), dtype=np.int32)
-            file.write(np.ascontiguousarray(ops.convert_to_numpy(backend.gather(values, ids_N))).data)
+        for start, end in blocks_of(values):
+            rows_N = ops.convert_to_numpy(backend.gather(values, np.arange(start, end, dtype=np.int32)))
+            file.write(np.ascontiguousarray(rows_N).data)
+
+
+def read_array(path: Path, variable: keras.Variable) -> None:
+    """Give a variable the values of a file.
+
+    Raises:
+        ValueError: they are of another shape.
+    """
+    values = np.load(path, mmap_mode="r" if is_large(variable) else None, allow_pickle=False)
+    if values.shape != tuple(variable.shape):
+        raise ValueError(f"{path}: expected an array of shape {tuple(variable.shape)}, found {values.shape}")
+    if not is_large(variable):
+        variable.assign(values)
+        return
+    backend.fill(variable, (np.array(values[start:end]) for start, end in blocks_of(variable)))
+
+
+def is_large(values: keras.Variable) -> bool:
+    """Whether a variable is more than one block."""
+    return _bytes(values) > _BLOCK_BYTES
+
+
+def blocks_of(values: keras.Variable) -> Iterator[tuple[int, int]]:
+    """Where blocks of rows start and end."""
+    rows = values.shape[0]
+    step = max(1, _BLOCK_BYTES * rows // _bytes(values))
+    for start in range(0, rows, step):
+        yield start, min(start + step, rows)
+
+
+def _bytes(values: keras.Variable) -> int:
+    return int(np.prod(values.shape)) * int(np.dtype(values.dtype).itemsize)

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from longtail.bundle import atomic_directory
-from longtail.trainer.arrays import write_array
+from longtail.trainer.arrays import read_array, write_array
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.errors import CheckpointError
@@ -99,7 +99,7 @@ class Checkpoints:
             return None
         path, state = found
         for at, variable in enumerate(variables):
-            variable.assign(np.load(path / f"{at}.npy", allow_pickle=False))
+            read_array(path / f"{at}.npy", variable)
         return state
 
     def read(self, kind: str) -> tuple[npt.NDArray[Any], dict[str, Any]] | None:

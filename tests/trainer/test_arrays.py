@@ -1,5 +1,6 @@
 """Variables written block by block, and whole."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import keras
@@ -7,7 +8,8 @@ import numpy as np
 import pytest
 
 from longtail.trainer import arrays
-from longtail.trainer.arrays import write_array
+from longtail.trainer.arrays import read_array, write_array
+from longtail.trainer.model.embedding import Table
 
 SHAPES = {"a table": (11, 4), "a column": (11, 1), "of three axes": (5, 2, 3), "a vector": (11,), "one row": (1, 9)}
 
@@ -26,6 +28,10 @@ def test_blocks_make_what_is_written_whole(
     content = (tmp_path / "numpy.npy").read_bytes()
     assert (tmp_path / "whole.npy").read_bytes() == (tmp_path / "blocks.npy").read_bytes() == content
 
+    again = keras.Variable(np.zeros(shape, dtype), dtype=dtype)
+    read_array(tmp_path / "blocks.npy", again)
+    assert np.array_equal(keras.ops.convert_to_numpy(again), values)
+
 
 def test_numbers_and_arrays_are_written_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrays, "_BLOCK_BYTES", 1)
@@ -34,3 +40,31 @@ def test_numbers_and_arrays_are_written_too(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(arrays, "_BLOCK_BYTES", 64)
     write_array(tmp_path / "number.npy", keras.Variable(3.5, dtype="float32"))
     assert np.load(tmp_path / "number.npy") == np.float32(3.5)
+
+
+def test_an_array_of_another_shape_is_refused_and_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.save(tmp_path / "array.npy", np.ones((5, 4), np.float32))
+    for block in (1, 1000):
+        monkeypatch.setattr(arrays, "_BLOCK_BYTES", block)
+        variable = keras.Variable(np.zeros((6, 4), np.float32))
+        with pytest.raises(ValueError, match=r"expected an array of shape \(6, 4\), found \(5, 4\)"):
+            read_array(tmp_path / "array.npy", variable)
+        assert not keras.ops.convert_to_numpy(variable).any()
+
+
+def test_a_table_drawn_in_blocks_is_normal_and_its_seed_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("longtail.trainer.model.embedding._DRAWN_WHOLE", 4 * 4000)
+    monkeypatch.setattr(arrays, "_BLOCK_BYTES", 4 * 1200)
+
+    def drawn(seed: int) -> np.ndarray:
+        return np.array(keras.ops.convert_to_numpy(Table(1001, 4, scale=0.05, seed=seed, name="table").table))
+
+    table = drawn(3)
+    assert abs(table.mean()) < 0.003
+    assert table.std() == pytest.approx(0.05, rel=0.05)
+    blocks = [table[start : start + 300] for start in range(0, 900, 300)]
+    assert not any(np.array_equal(one, other) for one, other in pairwise(blocks))
+    assert np.array_equal(table, drawn(3))
+    assert not np.array_equal(table, drawn(4))

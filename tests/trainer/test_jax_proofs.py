@@ -15,7 +15,7 @@ PROOFS = {
     ),
     "sampling and steps": (
         "proofs_re19", "mining", "conditional", "frequencies", "optimizers", "optimizer_state", "average",
-        "neighbours", "nearest", "cross_batch", "retrieved",
+        "neighbours", "nearest", "cross_batch", "retrieved", "arrays",
     ),
 }  # fmt: skip
 SLOW_ON_JAX = (

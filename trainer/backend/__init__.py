@@ -8,6 +8,7 @@ What Keras lacks is sparse access to tables and compiled steps; `tensorflow.py` 
 
 - `gather(table, ids)`: rows of a variable without reading the rest of it, [*ids.shape, D].
 - `scatter(table, ids_U, rows_UD)`: replace rows of a variable.
+- `fill(table, blocks)`: replace all rows of a variable by blocks of them, in order.
 - `unique(ids_N, limit)`: distinct ids [U] and the position of every id among them [N].
 - `count(positions_N, distinct_U)`: how often every distinct id came, float32 [U].
 - `value_and_gradients(loss, rows, variables)`: a loss, and its gradients with respect to rows and variables.
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
         compile_step,
         compile_tower,
         count,
+        fill,
         gather,
         make_deterministic,
         scatter,
@@ -49,6 +51,7 @@ __all__ = [
     "compile_step",
     "compile_tower",
     "count",
+    "fill",
     "gather",
     "keras",
     "make_deterministic",

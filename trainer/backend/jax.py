@@ -5,13 +5,15 @@ Legend: `N` ids, `U` distinct ids, `D` dimensions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import keras
+import numpy as np
 
+from longtail.bundle.arrays import Array
 from longtail.trainer.backend.tensors import Step, Tensor
 
 _Beside = TypeVar("_Beside")
@@ -25,6 +27,15 @@ def gather(table: keras.Variable, ids: jax.Array) -> jax.Array:
 def scatter(table: keras.Variable, ids_U: jax.Array, rows_UD: jax.Array) -> None:
     """Replace rows of a variable; ids past its end are dropped."""
     table.assign(table.value.at[ids_U].set(rows_UD, mode="drop"))
+
+
+def fill(table: keras.Variable, blocks: Iterable[Array]) -> None:
+    """Replace all rows by blocks of them, in order."""
+    rows, start = np.empty(tuple(table.shape), table.dtype), 0
+    for rows_ND in blocks:
+        rows[start : start + len(rows_ND)] = rows_ND
+        start += len(rows_ND)
+    table.assign(rows)
 
 
 def unique(ids_N: jax.Array, limit: int) -> tuple[jax.Array, jax.Array]:

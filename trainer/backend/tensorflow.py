@@ -8,12 +8,13 @@ Legend: `N` ids, `U` distinct ids, `D` dimensions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import keras
 import tensorflow as tf
 
+from longtail.bundle.arrays import Array
 from longtail.trainer.backend.tensors import Step, Tensor
 
 _Beside = TypeVar("_Beside")
@@ -28,6 +29,14 @@ def gather(table: keras.Variable, ids: Tensor) -> Tensor:
 def scatter(table: keras.Variable, ids_U: Tensor, rows_UD: Tensor) -> None:
     """Replace rows of a variable in place."""
     table.value.scatter_update(tf.IndexedSlices(rows_UD, ids_U))
+
+
+def fill(table: keras.Variable, blocks: Iterable[Array]) -> None:
+    """Replace all rows by blocks of them, in order and in place."""
+    start = 0
+    for rows_ND in blocks:
+        scatter(table, tf.range(start, start + len(rows_ND)), rows_ND)
+        start += len(rows_ND)
 
 
 def unique(ids_N: Tensor, limit: int) -> tuple[Tensor, Tensor]:  # noqa: ARG001 (JAX needs the limit)

@@ -15,15 +15,33 @@ from contextlib import contextmanager
 import keras
 import numpy as np
 
+from longtail.bundle.arrays import Float32
 from longtail.trainer import backend
+from longtail.trainer.arrays import blocks_of
 from longtail.trainer.backend import Tensor, ops
+
+_DRAWN_WHOLE = 1 << 30
+"""Bytes of a table that is drawn by one seed."""
 
 InputKey = tuple[str, str]
 """An input of a tower: `("query", "history")`."""
 
 
+def _normal(scale: float, seed: int) -> keras.initializers.Initializer:
+    return keras.initializers.RandomNormal(stddev=scale, seed=seed)
+
+
+def _drawn_blocks(table: keras.Variable, scale: float, seed: int) -> Iterator[Float32]:
+    seeds = np.random.SeedSequence(seed)
+    for start, end in blocks_of(table):
+        of_block = int(seeds.spawn(1)[0].generate_state(1)[0])
+        yield ops.convert_to_numpy(_normal(scale, of_block)((end - start, table.shape[1])))
+
+
 class Table(keras.layers.Layer):
     """An embedding table, float32 [rows, dim]; row 0 is the out-of-vocabulary row.
+
+    A table beyond a gibibyte is drawn in blocks of rows, of a seed each: drawn whole it takes four times its memory.
 
     Args:
         rows: rows of the table.
@@ -35,8 +53,11 @@ class Table(keras.layers.Layer):
     def __init__(self, rows: int, dim: int, *, scale: float, seed: int, name: str) -> None:
         super().__init__(name=name, dtype="float32")
         self.rows, self.dim = rows, dim
-        initializer = keras.initializers.RandomNormal(stddev=scale, seed=seed) if scale else "zeros"
+        drawn_whole = rows * dim * 4 <= _DRAWN_WHOLE
+        initializer = _normal(scale, seed) if scale and drawn_whole else "zeros"
         self.table = self.add_weight(shape=(rows, dim), initializer=initializer, trainable=False, name="table")
+        if scale and not drawn_whole:
+            backend.fill(self.table, _drawn_blocks(self.table, scale, seed))
         self.built = True
         self.compact: Tensor | None = None
         """Rows [U, D] that stand in for the table inside `compact_rows`."""
