@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from longtail.bundle import Bundle, refuse_existing, working_directory
+from longtail.bundle.sets import distinct
 from longtail.trainer.choosing import check_choice, choose_dial, curve_of, found_by_label
 from longtail.trainer.config import Recipe, load_recipe
 from longtail.trainer.data.dataset import Dataset, read_dataset
@@ -241,7 +242,7 @@ def finish(
         facts |= by_label.facts()
     if dial.curve:
         reports["report.html"] = html_report(recipe, dial, history, facts, compared)
-    return to_bundle(trained, np.unique(held_out.askings), dial, reports, folder)
+    return to_bundle(trained, distinct(held_out.askings), dial, reports, folder)
 
 
 def work_directory(out: Path) -> Path:
@@ -321,7 +322,7 @@ def _describe(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> None:
             f"{len(dataset.impressions.ids):,} impressions, of weight {recipe.loss.impressions:g} if not chosen"
         )
     paired = [pairs.queries for pairs in (dataset.train, dataset.valid, dataset.test)]
-    if unpaired := len(dataset.query_ids) - len(np.unique(np.concatenate(paired))):
+    if unpaired := len(dataset.query_ids) - len(distinct(np.concatenate(paired))):
         reporter.say(f"{unpaired:,} of the queries have no label: nothing is learned from them or measured on them")
     for line in dataset.report.lines():
         reporter.say(escape(line))

@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from longtail.bundle.arrays import Int32
+from longtail.bundle.sets import distinct
 from longtail.trainer.checkpoint import Checkpoints
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.dataset import Dataset
@@ -47,7 +48,7 @@ class Retrieval:
             raise ValueError("a retrieval: expected a recipe with loss.retrieved_negatives, received none")
         self._config, self._dataset, self._checkpoints = recipe.loss.retrieved_negatives, dataset, checkpoints
         visited = dataset.train if replay is None or replay.drawn else dataset.train.take(replay.new)
-        self._rows_A = np.unique(visited.askings)
+        self._rows_A = distinct(visited.askings)
         # Of pairs that are not visited: any.
         rows_N = np.searchsorted(self._rows_A, dataset.train.askings).clip(max=len(self._rows_A) - 1)
         self._list_of_N = rows_N.astype(np.int32)

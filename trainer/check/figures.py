@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from longtail.bundle import BUCKET_NAMES, Inputs
+from longtail.bundle.sets import distinct
 from longtail.trainer.check.cost import Cost, cost_of
 from longtail.trainer.check.limits import check_sizes
 from longtail.trainer.config import FeatureConfig, Recipe, load_recipe
@@ -146,12 +147,12 @@ def _splits(recipe: Recipe, dataset: Dataset) -> dict[str, SplitFigures]:
             continue
         label_new_L, query_new_Q = np.ones(labels, bool), np.ones(len(dataset.query_ids), bool)
         label_new_L[dataset.train.labels] = query_new_Q[dataset.train.queries] = False
-        queries, of_labels = np.unique(pairs.queries), np.unique(pairs.labels)
-        distinct = len(to_find(pairs, seen_pairs(known, labels=labels, exclude_seen=False), labels=labels))
+        queries, of_labels = distinct(pairs.queries), distinct(pairs.labels)
+        once = len(to_find(pairs, seen_pairs(known, labels=labels, exclude_seen=False), labels=labels))
         times = pairs.times
         made[name] = SplitFigures(
             pairs=len(pairs),
-            distinct=distinct,
+            distinct=once,
             queries=len(queries),
             labels=len(of_labels),
             new_queries=int(query_new_Q[queries].sum()),
@@ -182,7 +183,7 @@ def _buckets(recipe: Recipe, dataset: Dataset) -> dict[str, dict[str, int]]:
 
 def _features(recipe: Recipe, dataset: Dataset, encoding: Encoding) -> list[FeatureFigures]:
     """Both towers' features; queries with training pairs are looked at, evenly, at most some thousands."""
-    rows = np.unique(dataset.train.askings)
+    rows = distinct(dataset.train.askings)
     looked = rows[:: max(len(rows) // _QUERIES_LOOKED_AT, 1)].astype(np.int32)
     sides = (
         ("query", recipe.query.features, encoding.query.of_queries(looked), dataset.query_table),

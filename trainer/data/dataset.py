@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from longtail.bundle.arrays import Float64, Int32, Int64
 from longtail.bundle.elapsed import TimeUnit
+from longtail.bundle.sets import distinct
 from longtail.trainer.config import DataConfig, Recipe
 from longtail.trainer.data.askings import ask, impressions_of, versions_of
 from longtail.trainer.data.columns import Bags
@@ -110,7 +111,7 @@ class Dataset:
 
     def training_queries(self) -> int:
         """Distinct queries with training pairs."""
-        return len(np.unique(self.train.queries))
+        return len(distinct(self.train.queries))
 
     @property
     def time_unit(self) -> TimeUnit:

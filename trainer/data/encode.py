@@ -13,6 +13,7 @@ import numpy as np
 from longtail.bundle import Feature, Inputs, Vocabulary
 from longtail.bundle.arrays import Float32, Int32
 from longtail.bundle.elapsed import TimeUnit
+from longtail.bundle.sets import distinct
 from longtail.trainer.config import FeatureConfig, Recipe
 from longtail.trainer.config.rows import Places, shown
 from longtail.trainer.data.audience import Audience
@@ -92,7 +93,7 @@ class Encoding:
         contexts_N = None if asked is None or asked.contexts is None else asked.contexts[train.askings]
         query = FeatureTable(
             dataset.query_ids, dataset.query_table, data.query_id, _path(data.queries),
-            np.unique(train.queries if versions_N is None else versions_N), by_id=versions_N is None,
+            distinct(train.queries if versions_N is None else versions_N), by_id=versions_N is None,
         )  # fmt: skip
         context = FeatureTable(
             dataset.query_ids, dataset.contexts, "", _path(data.train),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from longtail.bundle.arrays import Int32, Int64
+from longtail.bundle.sets import distinct
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.losses.hits import KNOWN_LIMIT
 
@@ -37,7 +38,7 @@ class KnownPositives:
         """
         size = int(train.labels.max()) + 1
         owners = train.owners
-        keys = np.unique(owners * size + train.labels)
+        keys = distinct(owners * size + train.labels)
         queries, labels = keys // size, keys % size
         by_frequency = np.lexsort((-np.bincount(train.labels)[labels], queries))
         rank = np.empty(len(keys), np.int64)

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from longtail.bundle.arrays import Bools, Float64
 from longtail.bundle.labels import RESERVED_COLUMNS
+from longtail.bundle.sets import distinct
 from longtail.trainer.config import load_recipe
 from longtail.trainer.data.ids import like_placeholders
 from longtail.trainer.data.times import UNITS, as_times, implausible, in_words, unit_of
@@ -98,10 +99,10 @@ def _sizes(log: pa.Table, clicks: Path, roles: Roles) -> Sizes:
     if not len(kept):
         raise DataError(f"{clicks}: expected rows with both {roles.query_id!r} and {roles.label_id!r}, found none")
     rows_Q, rows_L = (column.combine_chunks().dictionary_encode().indices.to_numpy() for column in kept.columns)
-    pairs = np.unique(rows_Q.astype(np.int64) * (int(rows_L.max(initial=0)) + 1) + rows_L)
+    pairs = distinct(rows_Q.astype(np.int64) * (int(rows_L.max(initial=0)) + 1) + rows_L)
     each = np.bincount(rows_Q)
     bad = len(log) - len(kept)
-    return Sizes(len(log), len(each), len(np.unique(rows_L)), len(pairs), float(np.median(each[each > 0])), bad)
+    return Sizes(len(log), len(each), len(distinct(rows_L)), len(pairs), float(np.median(each[each > 0])), bad)
 
 
 def _recipe(

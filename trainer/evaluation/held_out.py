@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from longtail.bundle.arrays import Int32, Int64
+from longtail.bundle.sets import distinct, is_among
 from longtail.trainer.data.pairs import Pairs
 
 
@@ -46,9 +47,9 @@ class HeldOut:
         """
         seen = seen_pairs(known, labels=labels, exclude_seen=exclude_seen)
         keys_P = to_find(held_out, seen, labels=labels, askers=askers)
-        distinct = len(to_find(held_out, seen[:0], labels=labels, askers=askers))
-        queries = len(np.unique(keys_P // labels))
-        return cls(len(held_out), distinct, distinct - len(keys_P), len(keys_P), queries)
+        once = len(to_find(held_out, seen[:0], labels=labels, askers=askers))
+        queries = len(distinct(keys_P // labels))
+        return cls(len(held_out), once, once - len(keys_P), len(keys_P), queries)
 
     def __str__(self) -> str:
         repeats = f", {self.pairs - self.distinct:,} repeats" if self.pairs > self.distinct else ""
@@ -64,7 +65,7 @@ def seen_pairs(known: Pairs, *, labels: int, exclude_seen: bool) -> Int64:
         labels: L.
         exclude_seen: whether it is left out.
     """
-    return np.unique(_keys(known, labels)) if exclude_seen else np.zeros(0, np.int64)
+    return distinct(_keys(known, labels)) if exclude_seen else np.zeros(0, np.int64)
 
 
 def to_find(held_out: Pairs, seen: Int64, *, labels: int, askers: Int32 | None = None) -> Int64:
@@ -79,10 +80,10 @@ def to_find(held_out: Pairs, seen: Int64, *, labels: int, askers: Int32 | None =
         askers: query row of every way to ask, int32 [A]; None where it is one of each.
     """
     if askers is None:
-        keys: Int64 = np.setdiff1d(_keys(held_out, labels), seen)
-        return keys
-    keys = np.unique(held_out.askings.astype(np.int64) * labels + held_out.labels)
-    return keys[~np.isin(askers[keys // labels].astype(np.int64) * labels + keys % labels, seen)]
+        keys = distinct(_keys(held_out, labels))
+        return keys[~is_among(keys, seen)]
+    keys = distinct(held_out.askings.astype(np.int64) * labels + held_out.labels)
+    return keys[~is_among(askers[keys // labels].astype(np.int64) * labels + keys % labels, seen)]
 
 
 def _keys(pairs: Pairs, labels: int) -> Int64:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from longtail.bundle import BUCKET_NAMES, Interval
 from longtail.bundle.arrays import Bools, Float64, Int8, Int32, Int64
 from longtail.bundle.exposure import coverage, coverage_by_bucket, gini
+from longtail.bundle.sets import distinct
 from longtail.trainer.lists import Lists, Metric, measured
 
 _INTERVAL = (2.5, 97.5)
@@ -41,7 +42,7 @@ class Positives:
         cls, query_rows: npt.NDArray[np.integer], label_rows: npt.NDArray[np.integer], *, queries: int, labels: int
     ) -> Positives:
         """From pairs, query and label rows both int [n]; pairs that stand twice count once."""
-        return cls(np.unique(query_rows.astype(np.int64) * labels + label_rows), queries, labels)
+        return cls(distinct(query_rows.astype(np.int64) * labels + label_rows), queries, labels)
 
     @property
     def label_rows(self) -> Int64:

@@ -13,6 +13,7 @@ import numpy as np
 
 from longtail.bundle import Interval
 from longtail.bundle.arrays import Float64, Int8, Int32, Int64
+from longtail.bundle.sets import distinct, is_among
 from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.errors import DataError
@@ -67,12 +68,12 @@ class Task:
         check_metric(config, labels=labels)
         seen_keys = seen_pairs(known, labels=labels, exclude_seen=config.exclude_seen)
         keys = to_find(held_out, seen_keys, labels=labels, askers=askers)
-        rows_N = np.unique(keys // labels).astype(np.int32)
+        rows_N = distinct(keys // labels).astype(np.int32)
         if len(rows_N) == 0:
             raise DataError("evaluation: expected held-out pairs that are not in training, found none")
         if max_queries is not None and len(rows_N) > max_queries:
             rows_N = np.sort(np.random.default_rng(seed).choice(rows_N, max_queries, replace=False))
-            keys = keys[np.isin(keys // labels, rows_N)]
+            keys = keys[is_among(keys // labels, rows_N)]
         positives = Positives.of(
             np.searchsorted(rows_N, keys // labels), keys % labels, queries=len(rows_N), labels=labels
         )

@@ -1,0 +1,20 @@
+"""Sets as rising arrays, beside NumPy's."""
+
+import numpy as np
+import pytest
+
+from longtail.bundle.sets import distinct, is_among
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.float32])
+@pytest.mark.parametrize("size", [0, 1, 7, 5000])
+def test_they_are_numpy_s(dtype: type, size: int) -> None:
+    rng = np.random.default_rng(size)
+    values, others = (rng.integers(-9, size // 2 + 1, count).astype(dtype) for count in (size, 3 * size))
+    found = distinct(values)
+    assert found.dtype == dtype
+    assert np.array_equal(found, np.unique(values))
+    assert np.array_equal(distinct(values.reshape(1, -1)), found)
+    for members in (distinct(others), distinct(others[:0])):
+        assert np.array_equal(is_among(values, members), np.isin(values, members))
+        assert np.array_equal(found[~is_among(found, members)], np.setdiff1d(values, members))
