@@ -49,9 +49,9 @@ def longtail_step(labels: int, optimizer: str) -> Callable[[np.ndarray, np.ndarr
     pairs = Pairs(np.arange(QUERIES, dtype=np.int32), np.arange(QUERIES, dtype=np.int32) % labels)
     nothing = pairs.take(slice(0))
     dataset = Dataset(query_ids, label_ids, pairs, nothing, nothing, None, None, ordered=False)
-    log_pi = np.full(labels, -np.log(labels))
+    visits_L = np.full(labels, QUERIES / labels)
     model = TwoTower(recipe, Encoding.fit(recipe, dataset), labels)
-    train_step = TrainStep(model, log_pi, batch_size=BATCH, total_steps=1, pairs=len(dataset.train))
+    train_step = TrainStep(model, visits_L, batch_size=BATCH, total_steps=1, pairs=len(dataset.train))
     weight = np.ones(BATCH, np.float32)
 
     def step(queries: np.ndarray, positives: np.ndarray) -> object:

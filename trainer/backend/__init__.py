@@ -12,6 +12,8 @@ What Keras lacks is sparse access to tables and compiled steps; `tensorflow.py` 
 - `unique(ids_N, limit)`: distinct ids [U] and the position of every id among them [N].
 - `count(positions_N, distinct_U)`: how often every distinct id came, float32 [U].
 - `value_and_gradients(loss, rows, variables)`: a loss, and its gradients with respect to rows and variables.
+- `sum_of_blocks(loss, shared, rows, fixed, blocks=)`: a loss over blocks of rows, with its gradient.
+- `on_cpu()`: whether tensors are in this machine's memory.
 - `compile_loss(function)`: a pure function of fixed shapes, compiled with XLA.
 - `compile_step(step, variables)`: a function that assigns to variables, compiled.
 - `compile_tower(tower)`: a tower's outputs outside of training, compiled.
@@ -38,7 +40,9 @@ if TYPE_CHECKING:
         fill,
         gather,
         make_deterministic,
+        on_cpu,
         scatter,
+        sum_of_blocks,
         unique,
         value_and_gradients,
         without_autograph,
@@ -55,8 +59,10 @@ __all__ = [
     "gather",
     "keras",
     "make_deterministic",
+    "on_cpu",
     "ops",
     "scatter",
+    "sum_of_blocks",
     "unique",
     "value_and_gradients",
     "without_autograph",

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 
 from longtail.bundle.arrays import Array
-from longtail.trainer.backend.tensors import Step, Tensor
+from longtail.trainer.backend.tensors import BlockLoss, Step, Tensor, Tensors
 
 _Beside = TypeVar("_Beside")
 
@@ -67,6 +67,52 @@ def value_and_gradients(
     values = [variable.value for variable in variables]
     value, (row_gradients, gradients) = jax.value_and_grad(pure, argnums=(0, 1), has_aux=True)(rows, values)
     return value, row_gradients, gradients
+
+
+def sum_of_blocks(
+    loss: BlockLoss, shared: Tensors, rows: Tensors, fixed: Tensors, *, blocks: int
+) -> tuple[Tensor, Tensors]:
+    """The sum of a loss over blocks of rows, differentiated block by block as it is computed.
+
+    Args:
+        loss: of `shared` and of a block of `rows` and `fixed`: its sum, and what is kept of every row.
+        shared: float tensors that every block sees whole.
+        rows: float tensors, the first axis a multiple of `blocks`.
+        fixed: the same of any type; without gradient.
+        blocks: how many.
+
+    Returns:
+        The sum; and what is kept of all rows, without gradient.
+    """
+
+    def summed(shared: Tensors, rows: Tensors, fixed: Tensors) -> tuple[Any, Any]:
+        cut = jax.tree.map(lambda column: column.reshape(blocks, -1, *column.shape[1:]), (rows, fixed))
+
+        def add(sums: Any, block: Any) -> tuple[Any, Any]:
+            of_block = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
+            (value, kept), (of_shared, of_rows) = of_block(shared, *block)
+            return jax.tree.map(jnp.add, sums, (value, of_shared)), (of_rows, kept)
+
+        nothing = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, shared))
+        (value, of_shared), columns = jax.lax.scan(add, nothing, cut)
+        of_rows, kept = jax.tree.map(lambda column: column.reshape(-1, *column.shape[2:]), columns)
+        return (value, kept), (of_shared, of_rows)
+
+    @jax.custom_vjp
+    def total(shared: Tensors, rows: Tensors, fixed: Tensors) -> Any:
+        return summed(shared, rows, fixed)[0]
+
+    def backward(gradients: Any, upstream: Any) -> tuple[Any, Any, None]:
+        return (*jax.tree.map(lambda gradient: upstream[0] * gradient, gradients), None)
+
+    total.defvjp(summed, backward)
+    value, kept = total(shared, rows, fixed)
+    return value, jax.lax.stop_gradient(kept)
+
+
+def on_cpu() -> bool:
+    """Whether tensors are in this machine's memory."""
+    return jax.default_backend() == "cpu"
 
 
 def compile_loss(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from longtail.bundle.arrays import Array
-from longtail.trainer.backend.tensors import Step, Tensor
+from longtail.trainer.backend.tensors import BlockLoss, Step, Tensor, Tensors
 
 _Beside = TypeVar("_Beside")
 
@@ -69,6 +69,68 @@ def value_and_gradients(
     gradients = tape.gradient(value, (rows, [variable.value for variable in variables]), unconnected_gradients="zero")
     of_rows, of_variables = ([tf.convert_to_tensor(gradient) for gradient in part] for part in gradients)
     return (value, auxiliary), of_rows, of_variables
+
+
+def sum_of_blocks(
+    loss: BlockLoss, shared: Tensors, rows: Tensors, fixed: Tensors, *, blocks: int
+) -> tuple[Tensor, Tensors]:
+    """The sum of a loss over blocks of rows, differentiated block by block as it is computed.
+
+    Args:
+        loss: of `shared` and of a block of `rows` and `fixed`: its sum, and what is kept of every row.
+        shared: float tensors that every block sees whole.
+        rows: float tensors, the first axis a multiple of `blocks`.
+        fixed: the same of any type; without gradient.
+        blocks: how many.
+
+    Returns:
+        The sum; and what is kept of all rows, without gradient.
+    """
+    fixed_blocks = {name: _in_blocks(column, blocks) for name, column in fixed.items()}
+
+    def total(*values: Tensor) -> tuple[tuple[Tensor, Tensors], Callable[..., list[Tensor]]]:
+        given = dict(zip((*shared, *rows), values, strict=True))
+        whole = {name: given[name] for name in shared}
+        row_blocks = {name: _in_blocks(given[name], blocks) for name in rows}
+
+        def block_at(at: Tensor) -> tuple[list[Tensor], list[Tensor], Tensors]:
+            here = {name: column[at] for name, column in row_blocks.items()}
+            with tf.GradientTape() as tape:
+                tape.watch([whole, here])
+                value, kept = loss(whole, here, {name: column[at] for name, column in fixed_blocks.items()})
+            of_whole, of_here = tape.gradient(value, (whole, here), unconnected_gradients="zero")
+            sums = [value, *(tf.convert_to_tensor(of_whole[name]) for name in whole)]
+            return sums, [tf.convert_to_tensor(of_here[name]) for name in here], kept
+
+        def add(at: Tensor, sums: list[Tensor], arrays: list[Any]) -> tuple[Tensor, list[Tensor], list[Any]]:
+            more, columns, kept = block_at(at)
+            both = [*columns, *kept.values()]
+            arrays = [array.write(at, column) for array, column in zip(arrays, both, strict=True)]
+            return at + 1, [one + other for one, other in zip(sums, more, strict=True)], arrays
+
+        first = tf.constant(0)
+        sums, columns, kept = block_at(first)
+        both = [*columns, *kept.values()]
+        arrays = [tf.TensorArray(each.dtype, blocks, element_shape=each.shape).write(first, each) for each in both]
+        _, sums, arrays = tf.while_loop(lambda at, *_: at < blocks, add, (tf.constant(1), sums, arrays))
+        stacked = [array.stack() for array in arrays]
+        both = [tf.reshape(each, (-1, *each.shape[2:])) for each in stacked]
+        gradients = [*sums[1:], *both[: len(columns)]]
+        of_all = dict(zip(kept, both[len(columns) :], strict=True))
+        return (sums[0], of_all), lambda upstream, *_: [upstream * each for each in gradients]
+
+    value, kept = tf.custom_gradient(total)(*shared.values(), *rows.values())
+    return value, {name: tf.stop_gradient(column) for name, column in kept.items()}
+
+
+def _in_blocks(column: Tensor, blocks: int) -> Tensor:
+    parted: Tensor = tf.reshape(column, (blocks, -1, *column.shape[1:]))
+    return parted
+
+
+def on_cpu() -> bool:
+    """Whether tensors are in this machine's memory."""
+    return not tf.config.list_logical_devices("GPU")
 
 
 def compile_loss(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -57,3 +57,7 @@ class Operations(Protocol):
 
 Step = Callable[[dict[str, Any]], Tensor]
 """One update of a model by a batch, tensors by name; returns the mean loss."""
+
+Tensors = dict[str, Tensor]
+BlockLoss = Callable[[Tensors, Tensors, Tensors], tuple[Tensor, Tensors]]
+"""A loss of some rows, of tensors by name: what all rows see, what is differentiated by row, what is not."""

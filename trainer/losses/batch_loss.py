@@ -10,12 +10,20 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from longtail.trainer import backend
 from longtail.trainer.backend import Tensor, ops
+from longtail.trainer.backend.tensors import Tensors
 from longtail.trainer.losses.draws import stands_for
 from longtail.trainer.losses.hits import Hits, hits_of
 from longtail.trainer.losses.objective import Objective, SampledLogits
 from longtail.trainer.losses.top_k import QueryStates, TopK
 from longtail.trainer.losses.weights import MASKED
+
+_CACHED_BYTES, _DEVICE_BYTES = 1 << 23, 1 << 30
+"""Of logits that are computed at a time: what stays in a processor's cache, and what fills an accelerator."""
+_LEAST_ROWS = 128
+"""Of a block: the gradient by the candidates is read and written for each."""
+_OF_CANDIDATES = ("candidates", "log_pi_candidates", "log_q_candidates", "excluded", "group_of_candidates")
 
 
 class Embedded(NamedTuple):
@@ -61,6 +69,7 @@ class Candidates(NamedTuple):
         groups_B: rows of equal number ask the same query, int32, below B; None unless the family pools them.
         log_pairs_B: log n, what the pairs of the rows' queries weigh, float32; None unless they share negatives.
         queries: what is kept of the rows' queries; None without `top_k`.
+        places_B: the rows' places in the batch, int32; None where all B are there.
     """
 
     positive_B: Tensor
@@ -81,6 +90,26 @@ class Candidates(NamedTuple):
     groups_B: Tensor | None = None
     log_pairs_B: Tensor | None = None
     queries: QueryStates | None = None
+    places_B: Tensor | None = None
+
+    def by_rows(self) -> Tensors:
+        """What every row has of its own, first axis B, by name, their places among them."""
+        columns = self._asdict() | ({} if self.queries is None else self.queries._asdict())
+        return {"places_B": ops.arange(self.positive_B.shape[0])} | {
+            name: column
+            for name, column in columns.items()
+            if column is not None
+            and (name.split("_")[-1][0] == "B" or (name in _OF_CANDIDATES and len(column.shape) == 2))
+        }
+
+    def at(self, columns: Tensors) -> Candidates:
+        """Some rows, by their part of `by_rows`."""
+        own, of_queries = (
+            {name: column for name, column in columns.items() if name in kind._fields}
+            for kind in (Candidates, QueryStates)
+        )
+        queries = None if self.queries is None else self.queries._replace(**of_queries)
+        return self._replace(**own, queries=queries)
 
 
 class RetrievedNegatives(NamedTuple):
@@ -133,20 +162,57 @@ class BatchLoss:
 
     def __call__(self, embedded: Embedded, batch: Candidates) -> tuple[Tensor, Visited]:
         """Mean weighted loss, float32 scalar, nats; and what is kept of the rows."""
-        positives, candidates = batch.positive_B.shape[0], batch.candidates
-        scaled_BD = embedded.queries_BD * embedded.scale
-        positive_logits_B = (
-            self._product("bd,bd->b", scaled_BD, embedded.labels_CD[:positives]) + embedded.bias_C[:positives]
-        )
-        start = 0 if self.in_batch else positives
+        rows, blocks = batch.positive_B.shape[0], _blocks(batch)
+        shared, of_rows = self._parts(embedded, batch)
+        if blocks == 1:
+            losses_B, visited = self._of_rows(shared | of_rows, batch)
+            return ops.mean(losses_B), visited
+
+        def loss(shared: Tensors, of_rows: Tensors, fixed: Tensors) -> tuple[Tensor, Tensors]:
+            losses_B, visited = self._of_rows(shared | of_rows, batch.at(fixed))
+            kept = {name: column for name, column in visited._asdict().items() if column is not None}
+            return ops.sum(losses_B), kept
+
+        fixed = batch.by_rows()
+        if rows % blocks:  # the last row again, of weight 0
+            more = -(-rows // blocks) * blocks
+            places = ops.minimum(ops.arange(more), rows - 1)
+            of_rows, fixed = (
+                {name: ops.take(x, places, axis=0) for name, x in part.items()} for part in (of_rows, fixed)
+            )
+            fixed["weight_B"] = ops.where(ops.arange(more) < rows, fixed["weight_B"], 0.0)
+        value, kept = backend.sum_of_blocks(loss, shared, of_rows, fixed, blocks=blocks)
+        return value / rows, Visited(**{name: column[:rows] for name, column in kept.items()})
+
+    def _parts(self, embedded: Embedded, batch: Candidates) -> tuple[Tensors, Tensors]:
+        """What is embedded, by name: what all rows see, and what every row has of its own."""
+        rows, candidates = batch.positive_B.shape[0], batch.candidates
+        labels_CD, bias_C = embedded.labels_CD, embedded.bias_C
+        start = 0 if self.in_batch else rows
         end = start + math.prod(candidates.shape)
-        labels, bias = embedded.labels_CD[start:end], embedded.bias_C[start:end]
+        dim = labels_CD.shape[1]
+        shared = {"scale": embedded.scale}
+        of_rows = {"queries": embedded.queries_BD, "positives": labels_CD[:rows], "positive_bias": bias_C[:rows]}
+        sampled = {
+            "labels": ops.reshape(labels_CD[start:end], (*candidates.shape, dim)),
+            "bias": ops.reshape(bias_C[start:end], candidates.shape),
+        }
         if len(candidates.shape) == 2:
-            labels = ops.reshape(labels, (*candidates.shape, embedded.labels_CD.shape[1]))
-            logits_BM = self._product("bd,bmd->bm", scaled_BD, labels) + ops.reshape(bias, candidates.shape)
+            of_rows |= sampled
         else:
-            logits_BM = self._product("bd,md->bm", scaled_BD, labels) + bias
-        masked_BM = hits_of(self.hits, candidates, batch.positive_B, in_batch=self.in_batch, known_BM=batch.known_BM)
+            shared |= sampled
+        if batch.shown_BS is not None:
+            of_rows["shown"] = ops.reshape(labels_CD[end:], (*batch.shown_BS.shape, dim))
+            of_rows["shown_bias"] = ops.reshape(bias_C[end:], batch.shown_BS.shape)
+        return shared, of_rows
+
+    def _of_rows(self, parts: Tensors, batch: Candidates) -> tuple[Tensor, Visited]:
+        """Weighted losses of some rows, float32 [B], and what is kept of them."""
+        candidates, scaled_BD = batch.candidates, parts["queries"] * parts["scale"]
+        positive_logits_B = self._product("bd,bd->b", scaled_BD, parts["positives"]) + parts["positive_bias"]
+        equation = "bd,bmd->bm" if len(candidates.shape) == 2 else "bd,md->bm"
+        logits_BM = self._product(equation, scaled_BD, parts["labels"]) + parts["bias"]
+        masked_BM = self._hits(self.hits, batch, known_BM=batch.known_BM)
         if batch.excluded is not None:
             masked_BM = ops.logical_or(masked_BM, batch.excluded)
         logits = SampledLogits(
@@ -163,7 +229,8 @@ class BatchLoss:
             groups_B=batch.groups_B,
             log_pairs_B=batch.log_pairs_B,
         )
-        logits = self._with_shown(logits, scaled_BD, embedded.labels_CD[end:], embedded.bias_C[end:], batch)
+        if batch.shown_BS is not None:
+            logits = self._with_shown(logits, scaled_BD, parts, batch.shown_BS, batch)
         if self.objective.label_smoothing:
             stands_BM = self._stands(logits, batch)
             if batch.excluded is not None:
@@ -171,9 +238,9 @@ class BatchLoss:
             logits = logits._replace(share_BM=stands_BM / self.smoothed)
         logits, states_BS = self._with_beta(logits, batch)
         if batch.log_eta_B is None or batch.eta_rate is None:
-            return ops.mean(batch.weight_B * self.objective(logits)), Visited(states_BS=states_BS)
+            return batch.weight_B * self.objective(logits), Visited(states_BS=states_BS)
         losses_B, log_eta_B = self.objective.with_eta(logits, log_eta_B=batch.log_eta_B, rate=batch.eta_rate)
-        return ops.mean(batch.weight_B * losses_B), Visited(log_eta_B, states_BS)
+        return batch.weight_B * losses_B, Visited(log_eta_B, states_BS)
 
     def _with_beta(self, logits: SampledLogits, batch: Candidates) -> tuple[SampledLogits, Tensor | None]:
         """The logits with the K-th highest scores that positives are held to, and the states of their queries."""
@@ -192,18 +259,21 @@ class BatchLoss:
         """Labels that every candidate stands for, float32 [B, M], hits among them."""
         # `popularity` may still draw a positive that it should not, which is no draw by q/(1 − q_y).
         hits: Hits = "keep" if batch.log_miss_B is None else "mask"
-        own_BM = hits_of(hits, batch.candidates, batch.positive_B, in_batch=self.in_batch, known_BM=None)
+        own_BM = self._hits(hits, batch, known_BM=None)
         m = logits.negative_BM.shape[1] - self.in_batch
         return stands_for(batch.log_q_candidates, own_BM, m=m, log_miss_B=batch.log_miss_B)
 
+    def _hits(self, hits: Hits, batch: Candidates, known_BM: Tensor | None) -> Tensor:
+        """Candidates that are positives of their rows, bool [B, M]."""
+        return hits_of(
+            hits, batch.candidates, batch.positive_B, in_batch=self.in_batch, known_BM=known_BM, places_B=batch.places_B
+        )
+
     def _with_shown(
-        self, logits: SampledLogits, scaled_BD: Tensor, labels_ND: Tensor, bias_N: Tensor, batch: Candidates
+        self, logits: SampledLogits, scaled_BD: Tensor, parts: Tensors, shown_BS: Tensor, batch: Candidates
     ) -> SampledLogits:
-        """The logits with those of the impressions, N = B·S of them; the row's positive is no negative among them."""
-        if (shown_BS := batch.shown_BS) is None:
-            return logits
-        labels_BSD = ops.reshape(labels_ND, (*shown_BS.shape, labels_ND.shape[1]))
-        logits_BS = self._product("bd,bsd->bs", scaled_BD, labels_BSD) + ops.reshape(bias_N, shown_BS.shape)
+        """The logits with those of the impressions; the row's positive is no negative among them."""
+        logits_BS = self._product("bd,bsd->bs", scaled_BD, parts["shown"]) + parts["shown_bias"]
         masked_BS = hits_of("mask", shown_BS, batch.positive_B, in_batch=False, known_BM=batch.excluded_shown_BS)
         number, weight = (0, 1.0) if self.retrieved is None else self.retrieved
         weights = [self.impressions] * (shown_BS.shape[1] - number) + [weight] * number
@@ -219,3 +289,14 @@ class BatchLoss:
         else:
             products = ops.einsum(equation, queries_BD, labels)
         return products
+
+
+def _blocks(batch: Candidates) -> int:
+    """How many blocks of rows have their logits computed one after the other: [B, M] is never whole where it is large.
+    Rows that share a positive term are not parted."""
+    if batch.groups_B is not None:
+        return 1
+    logits = (_CACHED_BYTES if backend.on_cpu() else _DEVICE_BYTES) // 4
+    rows_at_once = max(_LEAST_ROWS, logits // batch.candidates.shape[-1])
+    blocks: int = -(-batch.positive_B.shape[0] // rows_at_once)
+    return blocks

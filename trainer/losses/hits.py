@@ -18,20 +18,25 @@ KNOWN_LIMIT = 1024
 """Known positives per query, at most; a power of two. The most frequent labels of a longer list are known."""
 
 
-def hits_of(hits: Hits, candidates: Tensor, positive_B: Tensor, *, in_batch: bool, known_BM: Tensor | None) -> Tensor:
+def hits_of(
+    hits: Hits, candidates: Tensor, positive_B: Tensor, *, in_batch: bool, known_BM: Tensor | None,
+    places_B: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Candidates to mask, bool [B, M].
 
     Args:
         hits: which.
         candidates: label rows, int32 [M] shared by all rows, or [B, M].
         positive_B: label rows of the positives, int32.
-        in_batch: the first B candidates are the batch's positives.
+        in_batch: the first candidates are the batch's positives.
         known_BM: of `known_among`, for `mask_known`; None otherwise.
+        places_B: the rows' own places among these, int32; None where they are the whole batch, in order.
     """
     masked_BM: Tensor
     if hits == "keep":
-        places_M, rows_B = ops.arange(candidates.shape[-1]), ops.arange(positive_B.shape[0])
-        masked_BM = ops.logical_and(ops.equal(places_M, rows_B[:, None]), in_batch)
+        places_M = ops.arange(candidates.shape[-1])
+        own_B = ops.arange(positive_B.shape[0]) if places_B is None else places_B
+        masked_BM = ops.logical_and(ops.equal(places_M, own_B[:, None]), in_batch)
     else:
         masked_BM = ops.equal(candidates, positive_B[:, None])
     return masked_BM if known_BM is None else ops.logical_or(masked_BM, known_BM)

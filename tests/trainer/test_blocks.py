@@ -1,0 +1,79 @@
+"""Losses whose rows are computed in blocks, so that [B, M] is never whole, beside those of the whole batch."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from keras import ops
+
+from longtail.trainer.losses import batch_loss
+from longtail.trainer.model.two_tower import TwoTower
+from tests.trainer import tiny
+from tests.trainer.test_compiled import LOSSES
+from tests.trainer.test_model import BATCH, SAMPLES, B, made
+
+EACH_B = np.arange(B, dtype=np.int32)
+OF_ROWS = {"_pair": EACH_B, "_group": EACH_B, "_asking": BATCH.queries, "_pairs": np.float32(EACH_B + 1)}
+KNOWN = {"_known": np.int32([1, 1, 2, 4, 6]), "_known_rows": np.int32([0, 1, 1, 3, 5])}
+SHOWN = {"_shown": np.int32([[1, 3], [0, 1], [5, 4], [4, 2], [0, 6], [6, 6]])}
+
+JOBS: dict[str, dict[str, Any]] = {
+    **{f"{name}, softmax": {"sampler": sampler, "weight": "importance"} for name, sampler in SAMPLES.items()},
+    **{name: {"sampler": SAMPLES["in_batch"]} | loss for name, loss in LOSSES.items()},
+    "top_k of draws per row": {"sampler": SAMPLES["uniform per row"], "top_k": {"k": 2}, "weight": "importance"},
+    "hits kept of draws": {"sampler": SAMPLES["mixed"], "hits": "keep", "label_smoothing": 0.1},
+    "impressions": {"sampler": SAMPLES["in_batch"], "impressions": 0.5},
+    "impressions beside draws": {"sampler": SAMPLES["mixed"], "impressions": 0.5, "hits": "mask_known"},
+    "mining by chance": {"sampler": SAMPLES["full"], "mining": {"keep": 2, "draw": 3}},
+}
+
+
+def stepped(model: TwoTower) -> tuple[list[float], list[np.ndarray]]:
+    shown = SHOWN if model.recipe.loss.impressions else {}
+    batch = tiny.batch(BATCH, **OF_ROWS, **KNOWN, **shown)
+    losses = [float(model.train_step(batch)) for _ in range(2)]
+    return losses, [np.array(ops.convert_to_numpy(variable)) for variable in model.variables]
+
+
+@pytest.mark.parametrize("rows", [2, 4], ids=["thirds", "a block and a part of one"])
+@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.usefixtures("eager")
+def test_blocks_of_rows_make_the_step_of_the_whole(job: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    bare = "contrastive" in str(JOBS[job].get("family"))  # it is defined on cosines as they are
+    more = {} if bare else {"label_bias": True, "learn_temperature": True}
+    recipe = tiny.recipe(
+        data={"impressions": "shown"},
+        loss=JOBS[job],
+        model={"dim": 4, "temperature": 1.0} | more,
+        query={"features": [tiny.USER], "hidden": [5]},
+        optimizer={"embeddings": "sgd", "dense": "sgd"},
+    )
+    losses, variables = stepped(made(recipe))
+    monkeypatch.setattr(batch_loss, "_CACHED_BYTES", 0)
+    monkeypatch.setattr(batch_loss, "_LEAST_ROWS", rows)
+    in_blocks, others = stepped(made(recipe))
+    assert in_blocks == pytest.approx(losses, rel=1e-6)
+    for found, expected in zip(others, variables, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("rows", "labels", "blocks"), [(128, 1 << 20, 1), (129, 1 << 20, 2), (4096, 4096, 8), (1024, 100, 1)]
+)
+def test_a_block_fills_the_cache_and_no_fewer_rows_than_pay(rows: int, labels: int, blocks: int) -> None:
+    positive_B, candidates = np.zeros(rows, np.int32), np.zeros(labels, np.int32)
+    batch = batch_loss.Candidates(positive_B, candidates, *[None] * 5)  # type: ignore[arg-type]
+    assert batch_loss._blocks(batch) == blocks
+    assert batch_loss._blocks(batch._replace(groups_B=positive_B)) == 1
+
+
+@pytest.mark.usefixtures("xla")
+def test_the_step_is_compiled_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = tiny.recipe(loss={"sampler": SAMPLES["in_batch"], "weight": "tail"}, model={"dim": 4, "temperature": 1.0})
+    losses, variables = stepped(made(recipe))
+    monkeypatch.setattr(batch_loss, "_CACHED_BYTES", 0)
+    monkeypatch.setattr(batch_loss, "_LEAST_ROWS", 4)
+    in_blocks, others = stepped(made(recipe))
+    assert in_blocks == pytest.approx(losses, rel=1e-6)
+    for found, expected in zip(others, variables, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
