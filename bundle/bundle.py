@@ -92,7 +92,8 @@ class Bundle:
 
     @property
     def query_model(self) -> bytes | Path:
-        """The query tower, or its file if that was not read or has tables beside it."""
+        """The query tower, or its file if that was not read or has tables beside it: of a bundle with other towers and
+        the `path` of one that it was made of, the file's."""
         whole = self.query_tower and not self.tables
         return self.query_tower if whole or self.path is None else self.path / QUERY_TOWER
 
@@ -120,6 +121,7 @@ class Bundle:
 
         Raises:
             BundleInvariantError: the bundle contradicts its contract; nothing is written.
+        BundleCorruptError: a file of its tables is gone, or no array.
             BundleExistsError: `target` is there already; nothing is changed.
             OSError: the disk is full or not writable; `target` stays absent.
         """

@@ -13,7 +13,7 @@ _Number = TypeVar("_Number", bound=np.generic)
 
 
 def distinct(values: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
-    """Every value once, rising, of an array of any shape."""
+    """Every value once, rising, of an array of any shape without NaN."""
     rising = np.sort(values, axis=None)
     return rising[np.append(True, rising[1:] != rising[:-1])] if rising.size else rising
 

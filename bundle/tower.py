@@ -142,4 +142,10 @@ def onnx_session(model: bytes | Path, file: str) -> Any:
         return session(model)
     # ONNX Runtime's own exceptions share no base but Exception.
     except Exception as error:
-        raise TowerError(f"{file}: expected a model that ONNX Runtime loads: {error}") from error
+        hint = ""
+        if "external data" in str(error).lower():
+            hint = (
+                "its tables must lie beside it, in tables/, and be files of that folder: a bundle of links into other "
+                "folders is copied with its links followed (cp -rL). "
+            )
+        raise TowerError(f"{file}: expected a model that ONNX Runtime loads: {hint}{error}") from error

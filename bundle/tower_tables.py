@@ -22,10 +22,12 @@ def read_table(path: Path) -> Float32:
     """Rows of a table, float32 [rows, dims], memory-mapped.
 
     Raises:
-        BundleCorruptError: not an array file of NumPy.
+        BundleCorruptError: no file, or not an array file of NumPy.
     """
     try:
         array: Float32 = np.load(path, mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError as error:
+        raise BundleCorruptError(f"{path}: expected a NumPy array file, found none") from error
     except (ValueError, EOFError) as error:
         raise BundleCorruptError(f"{path}: expected a NumPy array file: {error}") from error
     return array

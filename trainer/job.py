@@ -124,8 +124,7 @@ def fit(
             reporter=reporter,
             warm_start=weights,
         )
-    with working_directory(out) as folder:
-        bundle = finish(trained, dataset, dial, selection, reporter, folder, compared, found).write(out)
+    bundle = finish(trained, dataset, dial, selection, reporter, out, compared, found)
     for stage in ("select", "refit"):
         shutil.rmtree(work / stage, ignore_errors=True)
     reporter.say(f"[bold]Bundle[/] {out}  ·  report {out / 'report.html'}  ·  logs {work / 'logs'}")
@@ -163,8 +162,7 @@ def export_checkpoint(
     found = found_by_label(trained)
     dial = choose_dial(trained, dataset, found)
     compared = None if len(dataset.test) else compare_with_baselines(trained, dataset, dial, "valid", reporter)
-    with working_directory(out) as folder:
-        return finish(trained, dataset, dial, trained.history, reporter, folder, compared, found).write(out)
+    return finish(trained, dataset, dial, trained.history, reporter, out, compared, found)
 
 
 def _read_warm_start(bundle: Path | str | None, fresh_optimizer: bool) -> WarmStart | None:
@@ -176,10 +174,10 @@ def _read_warm_start(bundle: Path | str | None, fresh_optimizer: bool) -> WarmSt
 
 
 def finish(
-    trained: Trained, dataset: Dataset, dial: Dial, history: TrainingHistory, reporter: Reporter, folder: Path,
+    trained: Trained, dataset: Dataset, dial: Dial, history: TrainingHistory, reporter: Reporter, out: Path,
     compared: Comparison | None = None, by_label: FoundByLabel | None = None,
 ) -> Bundle:  # fmt: skip
-    """Evaluate on test where there is one, print the tables, make the bundle (not yet written).
+    """Evaluate on test where there is one, print the tables, write the bundle.
 
     Args:
         trained: the final model.
@@ -187,13 +185,14 @@ def finish(
         dial: λ and μ as chosen on valid.
         history: of the run that was validated, for the report.
         reporter: where to print.
-        folder: where the towers are written, and tables that are the bundle's once it is.
+        out: directory to write; must not exist.
         compared: the validated model beside its baselines, where there is no test.
         by_label: what the validated model found of every label on valid.
 
     Raises:
         DataError: as `curve_of`.
         ExportError: a tower is too large for ONNX, or computes something else there.
+        BundleExistsError: `out` is there.
     """
     recipe = trained.recipe
     if len(dataset.test):
@@ -242,7 +241,8 @@ def finish(
         facts |= by_label.facts()
     if dial.curve:
         reports["report.html"] = html_report(recipe, dial, history, facts, compared)
-    return to_bundle(trained, distinct(held_out.askings), dial, reports, folder)
+    with working_directory(out) as folder:
+        return to_bundle(trained, distinct(held_out.askings), dial, reports, folder).write(out)
 
 
 def work_directory(out: Path) -> Path:

@@ -1,6 +1,6 @@
 """The optimisers' state that a bundle may keep for the next training, and what of it a new job takes over.
 
-`optimizer.npz` has an array per slot, `WEIGHT/OPTIMIZER.SLOT` of a weight in `weights.npz`, such as
+`optimizer.npz` has an array per slot, `WEIGHT/OPTIMIZER.SLOT` of a weight in `weights.npz` or `tables/`, such as
 `tables/item_id/adam.mean`: float32, its rows those of the table. Beside Adam's moments stands how many steps they saw,
 for its bias correction goes on by them: `tables/NAME/adam.steps` and `dense/steps`. Where a penalty or a decay waits
 for a row's next touch, `l2.touched` and `decay.touched` are counted back from the end: −3 is three steps before it.

@@ -75,9 +75,41 @@ def test_tables_are_linked_and_copied_where_they_cannot_be(
     assert copied.tables["users"].read_bytes() == apart.tables["users"].read_bytes()
 
 
-def test_a_bundle_that_is_not_written_has_no_tables_to_run_with(apart: Bundle) -> None:
-    with pytest.raises(TowerError, match=r"query_tower\.onnx: expected a model that ONNX Runtime loads"):
+def test_a_bundle_that_is_not_written_has_no_tables_to_run_with(
+    apart: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TowerError, match=r"query_tower\.onnx: expected a model .*: its tables must lie beside it"):
         embedded(apart, *models(apart))
+
+
+def test_a_folder_of_links_runs_and_links_into_other_folders_say_what_to_do(apart: Bundle, tmp_path: Path) -> None:
+    apart.write(tmp_path / "bundle")
+    (tmp_path / "linked").symlink_to(tmp_path / "bundle")
+    embedded(apart, *models(Bundle.load(tmp_path / "linked")))
+    cache, links = tmp_path / "cache", tmp_path / "links"
+    for at, file in enumerate(sorted(path for path in (tmp_path / "bundle").rglob("*") if path.is_file())):
+        stored, link = cache / f"{at:02}" / "content", links / file.relative_to(tmp_path / "bundle")
+        stored.parent.mkdir(parents=True)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, stored)
+        link.symlink_to(stored)
+    bundle = Bundle.load(links)
+    with pytest.raises(TowerError, match=r"query_tower\.onnx: .*copied with its links followed \(cp -rL\)"):
+        embedded(bundle, *models(bundle))
+    shutil.copytree(links, tmp_path / "followed", symlinks=False)
+    copied = Bundle.load(tmp_path / "followed")
+    for found, same in zip(
+        embedded(copied, *models(copied)), embedded(apart, *models(make_bundle(label_tower=True))), strict=True
+    ):
+        assert np.array_equal(found, same)
+
+
+def test_a_bundle_whose_folder_is_gone_is_not_written(apart: Bundle, tmp_path: Path) -> None:
+    bundle = Bundle.load(apart.write(tmp_path / "bundle").path or tmp_path)
+    shutil.rmtree(tmp_path / "bundle" / "tables")
+    with pytest.raises(BundleCorruptError, match=r"tables/\w+\.npy: expected a NumPy array file, found none"):
+        bundle.write(tmp_path / "again")
 
 
 def test_a_damaged_or_missing_table_is_named(apart: Bundle, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from longtail.trainer.history import TrainingHistory
 from longtail.trainer.progress import Reporter
 from longtail.trainer.train import train
 from longtail.trainer.trained import Trained
+from longtail.trainer.warm_start import WarmStart
 from tests.bundles import onnx_query_tower
 from tests.trainer import tiny
 from tests.trainer.conftest import Finished
@@ -168,8 +169,12 @@ def test_a_model_trained_in_mixed_precision_is_exported_in_full(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_every_kind_of_feature_reaches_the_bundle(tmp_path: Path) -> None:
+@pytest.mark.parametrize("least", [0, 1 << 20], ids=["tables apart", "inside"])
+def test_every_kind_of_feature_reaches_the_bundle_and_the_next_training(
+    tmp_path: Path, least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The export itself checks both towers against Keras."""
+    monkeypatch.setattr("longtail.trainer.export.tables.LEAST_BYTES", least)
     queries = pa.table(
         {
             "job": ["cook", None, "pilot", "cook"],
@@ -217,6 +222,15 @@ def test_every_kind_of_feature_reaches_the_bundle(tmp_path: Path) -> None:
         "id", "history", "id", "number", "bag", "text"
     ]  # fmt: skip
     assert sorted(bundle.vocabularies) == ["genres", "item_id", "job", "user_id", "words"]
+    assert sorted(bundle.tables) == ([] if least else [*sorted(["about", *bundle.vocabularies])])
+    weights = WarmStart.read(tmp_path / "bundle")
+    places = {"work": tmp_path / "again", "logs": tmp_path / "logs"}
+    again = train(recipe, dataset, epochs=1, **places, reporter=silent(), warm_start=weights)
+    carried = weights.carry_over(again.model, again.encoding.vocabularies, dataset.label_ids)
+    assert sorted(carried.tables) == sorted(["about", *bundle.vocabularies])
+    for name, table in trained.model.tables.items():
+        np.testing.assert_array_equal(np.asarray(again.model.tables[name].table), np.asarray(table.table))
+    assert Bundle.load(tmp_path / "bundle").manifest == bundle.manifest  # which training left as it was
     assert bundle.manifest.temperature != 0.1
     assert bundle.manifest.loss.sampler == "popularity(negatives = 3, alpha = 0.75, shared = False)"
 
@@ -265,6 +279,7 @@ def test_a_tower_too_large_for_onnx_says_what_to_lower(
 def test_an_unfinished_job_is_exported_from_its_newest_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("longtail.trainer.export.tables.LEAST_BYTES", 0)
     path = tiny.write_job(tmp_path)
     recipe = load_recipe(path, ["training.epochs=2"])
 
@@ -284,6 +299,8 @@ def test_an_unfinished_job_is_exported_from_its_newest_checkpoint(
     job.export_checkpoint(recipe, tmp_path / "bundle.work", tmp_path / "exported", silent())
     exported = Bundle.load(tmp_path / "exported")
     assert exported.manifest.training_data["epochs"] == 2
+    assert sorted(exported.tables) == ["genres", "item_id", "user_id"]
+    assert not [path for path in tmp_path.iterdir() if path.suffix == ".tmp"]
     assert not (tmp_path / "bundle").exists()
     with pytest.raises(BundleExistsError):
         job.export_checkpoint(recipe, tmp_path / "bundle.work", tmp_path / "exported", silent())

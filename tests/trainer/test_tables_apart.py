@@ -49,7 +49,7 @@ def rows_of(trained: Trained, name: str) -> np.ndarray:
 
 HISTORY = {"name": "seen", "kind": "history", "table": "item_id", "dim": 4}
 QUERIES = {
-    "a history of labels": ([tiny.USER, HISTORY | {"weights": "symmetric"}], "item_id pairs_query_seen user_id"),
+    "a history of labels": ([tiny.USER, HISTORY | {"weights": "symmetric"}], "item_id pairs-query-seen user_id"),
     "what the label tower makes of them": (
         [tiny.USER, {"name": "seen", "kind": "history", "dim": 4, "entries": "label_tower"}],
         "label-rows user_id",
@@ -116,7 +116,7 @@ def test_a_table_is_apart_from_a_mebibyte_on_and_its_pairs_with_it(
     assert not export_towers(trained, tmp_path).tables
     monkeypatch.setattr(tables_module, "LEAST_BYTES", item.rows * item.dim * 4)
     found = export_towers(trained, tmp_path).tables
-    assert sorted(found) == ["item_id", "pairs_query_seen", "user_id"]
+    assert sorted(found) == ["item_id", "pairs-query-seen", "user_id"]
     monkeypatch.setattr(tables_module, "LEAST_BYTES", (item.rows + 1) * item.dim * 4)
     assert sorted(export_towers(trained, tmp_path / "work").tables) == ["user_id"]
 

@@ -30,7 +30,7 @@ def scatter(table: keras.Variable, ids_U: jax.Array, rows_UD: jax.Array) -> None
 
 
 def fill(table: keras.Variable, blocks: Iterable[Array]) -> None:
-    """Replace all rows by blocks of them, in order."""
+    """Replace all rows by blocks of them, [N, D] each, in order."""
     rows, start = np.empty(tuple(table.shape), table.dtype), 0
     for rows_ND in blocks:
         rows[start : start + len(rows_ND)] = rows_ND

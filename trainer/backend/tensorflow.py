@@ -32,7 +32,7 @@ def scatter(table: keras.Variable, ids_U: Tensor, rows_UD: Tensor) -> None:
 
 
 def fill(table: keras.Variable, blocks: Iterable[Array]) -> None:
-    """Replace all rows by blocks of them, in order and in place."""
+    """Replace all rows by blocks of them, [N, D] each, in order and in place."""
     start = 0
     for rows_ND in blocks:
         scatter(table, tf.range(start, start + len(rows_ND)), rows_ND)

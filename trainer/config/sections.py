@@ -209,8 +209,9 @@ class TrainingConfig(Section):
     checkpoint_steps: int = Field(default=1000, ge=1)
     """Steps between checkpoints; one more is written after every epoch."""
     keep_weights: bool = True
-    """Keep the tables and dense weights in the bundle, `weights.npz`, so that the next training can start from them
-    (`longtail-train fit --warm-start BUNDLE`). ONNX towers cannot be trained further."""
+    """Keep the tables and dense weights in the bundle, `weights.npz` and `tables/`, so that the next training can start
+    from them (`longtail-train fit --warm-start BUNDLE`). ONNX towers cannot be trained further. Large tables that they
+    read are in `tables/` in any case."""
     keep_optimizer: bool = False
     """Keep the optimisers' state beside the weights, `optimizer.npz`, so that a warm start goes on with it: twice the
     weights' size for Adam, once for `adagrad_elementwise` and momentum, one number a row for `adagrad`."""

@@ -110,7 +110,7 @@ def onnx_models(
         recipe: what the towers were built by.
         towers: with their weights.
         vocabulary_rows, numbers: what they are built by again, `vocabulary_rows` of as many rows as `instead` has.
-        instead: values of weights in place of their own, by the weight's `id`.
+        instead: values of weights in place of their own, of the same shape but for rows, by the weight's `id`.
 
     Raises:
         ExportError: the child process failed.

@@ -29,7 +29,7 @@ def tables_of(towers: Towers) -> dict[str, tuple[str, Table]]:
     """Every table that a tower reads, and the name of what its rows stand for, by the name of its file."""
     plain = {name: (name, table) for name, table in (towers.tables | towers.label_rows).items()}
     pairs = {
-        f"pairs_{side}_{name}": (towers.readers[side, name], table) for (side, name), table in towers.pairs.items()
+        f"pairs-{side}-{name}": (towers.readers[side, name], table) for (side, name), table in towers.pairs.items()
     }
     return plain | pairs
 
