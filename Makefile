@@ -4,6 +4,7 @@ TFRS_VENV := .venv-tfrs
 TOOLS_VENV := .venv-tools
 DOCS_VENV := .venv-docs
 PEERS_VENV := .venv-peers
+GPU_VENV := .venv-gpu
 PORT ?= 8000
 # Python compiles what is imported, 5,000 of the 13,000 files that are installed; then it is kept, even in images that
 # say otherwise: hundreds of processes start.
@@ -12,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Whole files to a core each, long ones first (tests/conftest.py); at most four, as each may hold TensorFlow.
 PYTEST := $(VENV)/bin/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test quick check format docs audit bench bench-peers bench-seeds clean
+.PHONY: demo test quick check format docs audit bench bench-peers bench-gpu bench-seeds clean
 
 demo: $(VENV)/.installed  ## Train, index and serve MovieLens 100K; ONESHOT=1 stops after the first query.
 	$(VENV)/bin/python demo.py --port $(PORT) $(if $(ONESHOT),--oneshot)
@@ -57,6 +58,13 @@ bench: $(VENV)/.installed $(TFRS_VENV)/.installed  ## The tables of benchmarks/R
 bench-peers: $(PEERS_VENV)/.installed  ## The index beside other libraries of vector search; LABELS=300000.
 	$(PEERS_VENV)/bin/python -m benchmarks.index_peers --labels $(or $(LABELS),100000)
 
+bench-gpu: $(GPU_VENV)/.installed  ## One CUDA 12 GPU beside the CPU: steps, tables, indexes, two recipes; FROM=DIR has their downloads.
+	$(GPU_VENV)/bin/python -m benchmarks.gpu
+	for name in movielens-100k gowalla; do \
+		test -d data/$$name || $(GPU_VENV)/bin/longtail-train data $$name --out data/$$name $(if $(FROM),--from $(FROM)/$$name) || exit; \
+		KERAS_BACKEND=jax $(GPU_VENV)/bin/longtail-train fit data/$$name/recipe.toml --out runs/gpu-$$name || exit; \
+	done
+
 bench-seeds: $(VENV)/.installed  ## The papers' findings, resumable; what is measured is kept; QUICK=1 prints a small version.
 	for name in delicious $(if $(QUICK),,movielens-1m amazon-beauty gowalla); do \
 		test -d data/$$name || $(VENV)/bin/longtail-train data $$name --out data/$$name $(if $(FROM),--from $(FROM)/$$name) || exit; \
@@ -64,7 +72,7 @@ bench-seeds: $(VENV)/.installed  ## The papers' findings, resumable; what is mea
 	$(VENV)/bin/python -m benchmarks.seeds --data data $(if $(QUICK),--quick)
 
 clean:
-	rm -rf $(VENV) $(TFRS_VENV) $(TOOLS_VENV) $(DOCS_VENV) $(PEERS_VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TFRS_VENV) $(TOOLS_VENV) $(DOCS_VENV) $(PEERS_VENV) $(GPU_VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(VENV)/.installed: pyproject.toml setup.py
 	$(PYTHON) -m venv $(VENV)
@@ -86,6 +94,12 @@ $(TOOLS_VENV)/.installed: docker/tools.txt
 $(DOCS_VENV)/.installed: pyproject.toml setup.py
 	$(PYTHON) -m venv $(DOCS_VENV)
 	$(DOCS_VENV)/bin/python $(PIP_INSTALL) --editable '.[docs]'
+	touch $@
+
+# faiss-gpu and faiss-cpu are one module; PyTorch is compared where it is installed as well.
+$(GPU_VENV)/.installed: pyproject.toml setup.py
+	$(PYTHON) -m venv $(GPU_VENV)
+	$(GPU_VENV)/bin/python $(PIP_INSTALL) --editable '.[train,gpu]'
 	touch $@
 
 # ScaNN does not load beside another TensorFlow than its own.

@@ -41,7 +41,8 @@ class Effort(Record):
     def words(self) -> str:
         """Such as `4 probes, 316 of the head, 2 candidates a result`."""
         head = "" if self.head is None else f", {self.head:,} of the head"
-        return f"{self.probes} probes{head}" + (f", {self.refine} candidates a result" if self.refine > 1 else "")
+        probes = "1 probe" if self.probes == 1 else f"{self.probes} probes"
+        return f"{probes}{head}" + (f", {self.refine} candidates a result" if self.refine > 1 else "")
 
     def harder(self, other: Effort) -> Effort:
         """What finds as much as either."""

@@ -84,6 +84,8 @@ def _speed(axes: Axes, index: IndexManifest) -> None:
     axes.axvline(index.recall_floor, color=SOFT, linestyle="--", linewidth=1, label="floor")
     axes.set(title="What recall costs", xlabel=f"lowest recall@{index.recall_k}", ylabel="queries per second")
     axes.set_ylim(bottom=0)
+    left, _ = axes.get_xlim()
+    axes.set_xlim(left, 1 + (1 - left) / 20)
     axes.legend(fontsize=8)
 
 

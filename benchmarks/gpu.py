@@ -1,0 +1,227 @@
+"""One GPU: steps, tables and indexes, each beside what the device could do at best and beside the CPU.
+
+    make bench-gpu                                            # on a machine with a CUDA 12 GPU; two recipes as well
+    python -m benchmarks.gpu --only steps index
+    python -m benchmarks.gpu --device cpu --batch 1024 --rows 100000 --labels 20000       # that it runs, not how fast
+
+`steps`: in-batch softmax on JAX, d = 128, id towers, Adagrad, in bfloat16 and float32: examples/s, and the share of the
+time that the three matrix products of the same sizes in bfloat16 take alone. `torch` is a plain in-batch softmax of
+PyTorch with sparse embeddings and SGD, in bfloat16, compiled, where PyTorch is there. `tables`: the same step with so
+many queries, and what the device holds. `index`: releases built on the device and searched on it and on the CPU, for
+100 results at λ 0, ½ and 1, by batches of 1, 64 and 4,096, and with a tenth of the labels excluded: queries/s, the
+share of the CPU's answers that the device gives, and how far scores of the same label are apart. Data: as of
+index_recall. Medians of five, after two that compile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+PARTS = ("steps", "tables", "index")
+DIM, K, LAMBDAS, SEARCHED = 128, 100, (0.0, 0.5, 1.0), (1, 64, 4096)
+SPECS = ("flat", "ivf_flat", "ivf_pq")
+_PRODUCT_ROWS = 4096
+
+
+def main() -> None:
+    """Print the tables that are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=PARTS, nargs="+", default=list(PARTS))
+    parser.add_argument("--device", choices=["gpu", "cpu"], default="gpu")
+    parser.add_argument("--batch", type=int, nargs="+", default=[4096, 16_384, 65_536, 131_072])
+    parser.add_argument("--rows", type=int, default=100_000_000, help="queries of `tables`")
+    parser.add_argument("--labels", type=int, default=1_000_000, help="of `index`")
+    arguments = parser.parse_args()
+    os.environ["KERAS_BACKEND"] = "jax"
+    if arguments.device == "cpu":
+        os.environ["JAX_PLATFORMS"] = "cpu"
+    if "steps" in arguments.only:
+        steps(arguments.batch)
+    if "tables" in arguments.only:
+        tables(arguments.rows, arguments.batch[0])
+    if "index" in arguments.only:
+        index(arguments.labels, arguments.device)
+
+
+def steps(batches: list[int]) -> None:
+    """Steps beside products and beside PyTorch, for each batch and precision."""
+    print(f"\n{_device()}; a step of a batch, d = {DIM}\n")
+    print("| batch | precision | products ms | step ms | products ÷ step | examples/s | torch: examples/s | × torch |")
+    print("|---:|---|---:|---:|---:|---:|---:|---:|", flush=True)
+    for batch in batches:
+        products, torch = _products(batch), _torch_step(batch)
+        of_torch = batch / _seconds(torch) if torch else float("nan")
+        for precision in ("mixed_bfloat16", "float32"):
+            seconds = _seconds(_step(100_000, batch, precision))
+            rate = batch / seconds
+            print(
+                f"| {batch:,} | {precision} | {1e3 * products:,.2f} | {1e3 * seconds:,.2f} | {products / seconds:.2f} "
+                f"| {rate:,.0f} | {of_torch:,.0f} | {rate / of_torch:.2f} |",
+                flush=True,
+            )
+
+
+def tables(rows: int, batch: int) -> None:
+    """A step with a table of many rows."""
+    import jax
+
+    seconds = _seconds(_step(rows, batch, "mixed_bfloat16"))
+    held = (jax.devices()[0].memory_stats() or {}).get("bytes_in_use", float("nan"))
+    print(
+        f"\n{rows:,} queries × {DIM}: {1e3 * seconds:,.2f} ms a step of {batch:,}, {held / 1e9:,.1f} GB on the device\n"
+    )
+
+
+def index(labels: int, device: Any) -> None:
+    """Releases of three kinds, searched on the device and on the CPU."""
+    from benchmarks.index_recall import synthetic_bundle
+    from longtail.index import Filter, Releases, build
+
+    print(f"\n{labels:,} labels × 64, {K} results\n")
+    print("| index | build s | searched on | λ | batch | queries/s | a tenth excluded | same answers | scores apart |")
+    print("|---|---:|---|---:|---:|---:|---:|---:|---:|", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        bundle = synthetic_bundle(labels).write(Path(folder) / "bundle")
+        without = Filter(exclude=np.arange(0, labels, 10))
+        queries_QD = np.asarray(bundle.calibration_queries)
+        for spec in SPECS:
+            began = time.perf_counter()
+            build(bundle, Path(folder) / "releases", spec=spec, name=spec, device=device)
+            built = time.perf_counter() - began
+            releases = Releases(Path(folder) / "releases")
+            searchers = {where: releases.open(spec, device=where).searcher for where in ("cpu", device)}
+            for value in LAMBDAS:
+                queries_QE = bundle.augmentation.queries(queries_QD, value)
+                expected_QK, rows_QK = searchers["cpu"].search(queries_QE, K)
+                for where, searcher in searchers.items():
+                    found_QK, others_QK = searcher.search(queries_QE, K)
+                    same = np.mean([len(np.intersect1d(a, b)) / K for a, b in zip(rows_QK, others_QK, strict=True)])
+                    apart = float(np.abs(found_QK - expected_QK)[rows_QK == others_QK].max(initial=0))
+                    for size in SEARCHED:
+                        batch_BE = np.resize(queries_QE, (size, queries_QE.shape[1]))
+                        plain = size / _seconds(lambda s=searcher, b=batch_BE: s.search(b, K))
+                        filters = [without] * size
+                        filtered = size / _seconds(lambda s=searcher, b=batch_BE, f=filters: s.search(b, K, f))
+                        cells = (spec, f"{built:,.1f}", where, f"{value:g}", f"{size:,}", f"{plain:,.0f}")
+                        cells += (f"{filtered:,.0f}", f"{same:.4f}", f"{apart:.1e}")
+                        print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    times = []
+    for _ in range(7):
+        began = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - began)
+    return float(np.median(times[2:]))
+
+
+def _device() -> str:
+    import jax
+
+    return str(jax.devices()[0].device_kind)
+
+
+def _products(batch: int) -> float:
+    """Seconds of a step's three products in bfloat16, some rows at a time as [B, B] may not fit."""
+    import jax
+    import jax.numpy as jnp
+
+    labels_BD = jax.random.normal(jax.random.key(0), (batch, DIM), jnp.bfloat16)
+    some = min(batch, _PRODUCT_ROWS)
+
+    @jax.jit
+    def products(labels_BD: Any) -> Any:
+        def add(total_BD: Any, rows_ND: Any) -> Any:
+            logits_NB = rows_ND @ labels_BD.T
+            return total_BD + logits_NB.T @ rows_ND, logits_NB @ labels_BD
+
+        return jax.lax.scan(add, jnp.zeros_like(labels_BD), labels_BD.reshape(-1, some, DIM))
+
+    return _seconds(lambda: jax.block_until_ready(products(labels_BD)))
+
+
+def _step(queries: int, batch: int, precision: str) -> Callable[[], object]:
+    """A compiled training step of a fresh model, on batches of uniform ids."""
+    import pyarrow as pa
+
+    from longtail.trainer.config import Recipe
+    from longtail.trainer.data.dataset import Dataset
+    from longtail.trainer.data.encode import Encoding
+    from longtail.trainer.data.pairs import Pairs
+    from longtail.trainer.model.step import TrainStep
+    from longtail.trainer.model.two_tower import TwoTower
+
+    labels, rng = 100_000, np.random.default_rng(0)
+    recipe = Recipe.model_validate(
+        {
+            "name": "gpu",
+            "data": {"train": "unused", "query_id": "query", "label_id": "label"},
+            "query": {"features": [{"name": "query", "kind": "id", "dim": DIM}]},
+            "label": {"features": [{"name": "label", "kind": "id", "dim": DIM}]},
+            "model": {"dim": DIM},
+            "optimizer": {"embeddings": "adagrad"},
+            "training": {"precision": precision},
+        }
+    )
+    rows = np.arange(queries, dtype=np.int32)
+    pairs = Pairs(rows, rows % labels)
+    nothing = pairs.take(slice(0))
+    ids = [pa.array(np.arange(count)).cast(pa.string()) for count in (queries, labels)]
+    dataset = Dataset(*ids, pairs, nothing, nothing, None, None, ordered=False)
+    model = TwoTower(recipe, Encoding.fit(recipe, dataset), labels)
+    visits_L = np.full(labels, queries / labels)
+    step = TrainStep(model, visits_L, batch_size=batch, total_steps=1, pairs=queries)
+    weight_B = np.ones(batch, np.float32)
+
+    def run() -> object:
+        query_B, label_B = (rng.integers(0, size, batch).astype(np.int32) for size in (queries, labels))
+        return float(step({"query": query_B + 1, "_positive": label_B, "_weight": weight_B}))
+
+    return run
+
+
+def _torch_step(batch: int) -> Callable[[], object] | None:
+    """The same loss as PyTorch's users write it; None without PyTorch or without the memory for [B, B]."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    device, rng = "cuda" if torch.cuda.is_available() else "cpu", np.random.default_rng(0)
+    towers = [torch.nn.Embedding(100_000, DIM, sparse=True, device=device) for _ in range(2)]
+    optimizer = torch.optim.SGD([tower.weight for tower in towers], lr=0.01)
+
+    def loss_of(query_BD: Any, label_BD: Any, label_B: Any) -> Any:
+        normal = [torch.nn.functional.normalize(side, dim=1).bfloat16() for side in (query_BD, label_BD)]
+        logits_BB = (normal[0] @ normal[1].T).float() / 0.1
+        own = torch.eye(len(label_B), dtype=torch.bool, device=device)
+        logits_BB = logits_BB.masked_fill((label_B[:, None] == label_B[None]) & ~own, -1e30)
+        return torch.nn.functional.cross_entropy(logits_BB, torch.arange(len(label_B), device=device))
+
+    compiled = torch.compile(loss_of)
+
+    def run() -> object:
+        query_B, label_B = (torch.as_tensor(rng.integers(0, 100_000, batch), device=device) for _ in range(2))
+        optimizer.zero_grad()
+        loss = compiled(towers[0](query_B), towers[1](label_B), label_B)
+        loss.backward()
+        optimizer.step()
+        return float(loss.detach())
+
+    try:
+        run()
+    except torch.cuda.OutOfMemoryError:
+        return None
+    return run
+
+
+if __name__ == "__main__":
+    main()
