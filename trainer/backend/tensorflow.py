@@ -86,12 +86,16 @@ def sum_of_blocks(
     Returns:
         The sum; and what is kept of all rows, without gradient.
     """
-    fixed_blocks = {name: _in_blocks(column, blocks) for name, column in fixed.items()}
+
+    def parted(columns: Tensors) -> Tensors:
+        return {name: tf.reshape(column, (blocks, -1, *column.shape[1:])) for name, column in columns.items()}
+
+    fixed_blocks = parted(fixed)
 
     def total(*values: Tensor) -> tuple[tuple[Tensor, Tensors], Callable[..., list[Tensor]]]:
         given = dict(zip((*shared, *rows), values, strict=True))
         whole = {name: given[name] for name in shared}
-        row_blocks = {name: _in_blocks(given[name], blocks) for name in rows}
+        row_blocks = parted({name: given[name] for name in rows})
 
         def block_at(at: Tensor) -> tuple[list[Tensor], list[Tensor], Tensors]:
             here = {name: column[at] for name, column in row_blocks.items()}
@@ -121,11 +125,6 @@ def sum_of_blocks(
 
     value, kept = tf.custom_gradient(total)(*shared.values(), *rows.values())
     return value, {name: tf.stop_gradient(column) for name, column in kept.items()}
-
-
-def _in_blocks(column: Tensor, blocks: int) -> Tensor:
-    parted: Tensor = tf.reshape(column, (blocks, -1, *column.shape[1:]))
-    return parted
 
 
 def on_cpu() -> bool:

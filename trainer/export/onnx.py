@@ -104,7 +104,8 @@ def onnx_models(
 ) -> dict[str, bytes]:  # fmt: skip
     """ONNX models of the towers that a bundle has, by side.
 
-    The towers are rebuilt and exported from TensorFlow, as Keras does; by a child process, where another backend runs.
+    Keras exports to ONNX from TensorFlow. Towers of other values than their own are rebuilt for it; those of another
+    backend by a child process that runs TensorFlow.
 
     Args:
         recipe: what the towers were built by.
@@ -129,7 +130,7 @@ def onnx_models(
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         if keras.backend.backend() == "tensorflow":
-            write_onnx(_rebuilt(recipe, job, values), sides, work)
+            write_onnx(_rebuilt(recipe, job, values) if instead else towers, sides, work)
         else:
             _export_in_child(job, values, work)
         return {side: (work / f"{side}.onnx").read_bytes() for side in sides}
