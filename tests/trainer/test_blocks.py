@@ -54,7 +54,7 @@ def test_blocks_of_rows_make_the_step_of_the_whole(job: str, rows: int, monkeypa
     in_blocks, others = stepped(made(recipe))
     assert in_blocks == pytest.approx(losses, rel=1e-6)
     for found, expected in zip(others, variables, strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -76,4 +76,4 @@ def test_the_step_is_compiled_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None
     in_blocks, others = stepped(made(recipe))
     assert in_blocks == pytest.approx(losses, rel=1e-6)
     for found, expected in zip(others, variables, strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
