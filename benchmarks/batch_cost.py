@@ -18,7 +18,6 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import step_cost
 from benchmarks.step_cost import DIM, QUERIES, longtail_step
 
 ROUNDS = 5
@@ -60,8 +59,7 @@ def _measured(batch: int, labels: int, whole: bool) -> tuple[float, float, float
 
     if whole:
         batch_loss._LEAST_ROWS = batch
-    step_cost.BATCH = batch
-    step = longtail_step(labels, "adagrad")
+    step = longtail_step(labels, "adagrad", batch=batch)
     rng = np.random.default_rng(0)
     queries_BD, labels_BD = (tf.constant(rng.standard_normal((batch, DIM), np.float32)) for _ in range(2))
     some = min(batch, _ROWS_AT_ONCE)
@@ -71,7 +69,7 @@ def _measured(batch: int, labels: int, whole: bool) -> tuple[float, float, float
         logits_NB = tf.matmul(rows_ND, labels_BD, transpose_b=True)
         return tf.matmul(logits_NB, labels_BD), tf.matmul(logits_NB, rows_ND, transpose_a=True)
 
-    before = _gigabytes("VmRSS")
+    before = gigabytes("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the most that was resident begins anew
     of_steps, of_products, most = [], [], 0.0
     for turn in range(ROUNDS + 1):
@@ -79,7 +77,7 @@ def _measured(batch: int, labels: int, whole: bool) -> tuple[float, float, float
         began = time.perf_counter()
         step(*ids)
         of_steps.append(1000 * (time.perf_counter() - began))
-        most = max(most, _gigabytes("VmHWM") - before)
+        most = max(most, gigabytes("VmHWM") - before)
         began = time.perf_counter()
         for start in range(0, batch, some):
             float(products(queries_BD[start : start + some])[0][0, 0])
@@ -90,7 +88,8 @@ def _measured(batch: int, labels: int, whole: bool) -> tuple[float, float, float
     return float(np.median(of_products)), float(np.median(of_steps)), most
 
 
-def _gigabytes(name: str) -> float:
+def gigabytes(name: str) -> float:
+    """What /proc says of this process under a name, such as `VmHWM`."""
     (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{name}:")]
     return int(line.split()[1]) * 1024 / 1e9
 

@@ -25,8 +25,11 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.step_cost import longtail_step
+
 PARTS = ("steps", "tables", "index")
 DIM, K, LAMBDAS, SEARCHED = 128, 100, (0.0, 0.5, 1.0), (1, 64, 4096)
+LABELS = 100_000
 SPECS = ("flat", "ivf_flat", "ivf_pq")
 _PRODUCT_ROWS = 4096
 
@@ -60,7 +63,7 @@ def steps(batches: list[int]) -> None:
         products, torch = _products(batch), _torch_step(batch)
         of_torch = batch / _seconds(torch) if torch else float("nan")
         for precision in ("mixed_bfloat16", "float32"):
-            seconds = _seconds(_step(100_000, batch, precision))
+            seconds = _seconds(_step(LABELS, batch, precision))
             rate = batch / seconds
             print(
                 f"| {batch:,} | {precision} | {1e3 * products:,.2f} | {1e3 * seconds:,.2f} | {products / seconds:.2f} "
@@ -150,43 +153,13 @@ def _products(batch: int) -> float:
 
 
 def _step(queries: int, batch: int, precision: str) -> Callable[[], object]:
-    """A compiled training step of a fresh model, on batches of uniform ids."""
-    import pyarrow as pa
+    """A step on batches of uniform ids."""
+    step, rng = longtail_step(LABELS, "adagrad", batch=batch, dim=DIM, queries=queries, precision=precision), _rng()
+    return lambda: step(*(rng.integers(0, size, batch).astype(np.int32) for size in (queries, LABELS)))
 
-    from longtail.trainer.config import Recipe
-    from longtail.trainer.data.dataset import Dataset
-    from longtail.trainer.data.encode import Encoding
-    from longtail.trainer.data.pairs import Pairs
-    from longtail.trainer.model.step import TrainStep
-    from longtail.trainer.model.two_tower import TwoTower
 
-    labels, rng = 100_000, np.random.default_rng(0)
-    recipe = Recipe.model_validate(
-        {
-            "name": "gpu",
-            "data": {"train": "unused", "query_id": "query", "label_id": "label"},
-            "query": {"features": [{"name": "query", "kind": "id", "dim": DIM}]},
-            "label": {"features": [{"name": "label", "kind": "id", "dim": DIM}]},
-            "model": {"dim": DIM},
-            "optimizer": {"embeddings": "adagrad"},
-            "training": {"precision": precision},
-        }
-    )
-    rows = np.arange(queries, dtype=np.int32)
-    pairs = Pairs(rows, rows % labels)
-    nothing = pairs.take(slice(0))
-    ids = [pa.array(np.arange(count)).cast(pa.string()) for count in (queries, labels)]
-    dataset = Dataset(*ids, pairs, nothing, nothing, None, None, ordered=False)
-    model = TwoTower(recipe, Encoding.fit(recipe, dataset), labels)
-    visits_L = np.full(labels, queries / labels)
-    step = TrainStep(model, visits_L, batch_size=batch, total_steps=1, pairs=queries)
-    weight_B = np.ones(batch, np.float32)
-
-    def run() -> object:
-        query_B, label_B = (rng.integers(0, size, batch).astype(np.int32) for size in (queries, labels))
-        return float(step({"query": query_B + 1, "_positive": label_B, "_weight": weight_B}))
-
-    return run
+def _rng() -> np.random.Generator:
+    return np.random.default_rng(0)
 
 
 def _torch_step(batch: int) -> Callable[[], object] | None:
@@ -195,8 +168,8 @@ def _torch_step(batch: int) -> Callable[[], object] | None:
         import torch
     except ImportError:
         return None
-    device, rng = "cuda" if torch.cuda.is_available() else "cpu", np.random.default_rng(0)
-    towers = [torch.nn.Embedding(100_000, DIM, sparse=True, device=device) for _ in range(2)]
+    device, rng = "cuda" if torch.cuda.is_available() else "cpu", _rng()
+    towers = [torch.nn.Embedding(LABELS, DIM, sparse=True, device=device) for _ in range(2)]
     optimizer = torch.optim.SGD([tower.weight for tower in towers], lr=0.01)
 
     def loss_of(query_BD: Any, label_BD: Any, label_B: Any) -> Any:
@@ -209,7 +182,7 @@ def _torch_step(batch: int) -> Callable[[], object] | None:
     compiled = torch.compile(loss_of)
 
     def run() -> object:
-        query_B, label_B = (torch.as_tensor(rng.integers(0, 100_000, batch), device=device) for _ in range(2))
+        query_B, label_B = (torch.as_tensor(rng.integers(0, LABELS, batch), device=device) for _ in range(2))
         optimizer.zero_grad()
         loss = compiled(towers[0](query_B), towers[1](label_B), label_B)
         loss.backward()

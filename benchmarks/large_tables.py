@@ -28,6 +28,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmarks.batch_cost import gigabytes
 from benchmarks.service_memory import bytes_of
 from longtail.bundle import BiasRemoval, Bundle
 from longtail.index import Releases, build
@@ -94,23 +95,23 @@ def _exported(work: Path, users: int) -> list[float]:
     started = time.perf_counter()
     recipe = load_recipe(work / "recipe.toml")
     trained = prepare_run(recipe, read_dataset(recipe), epochs=1, work=work / "run").trained
-    read, peak = time.perf_counter() - started, _gigabytes("VmHWM")
+    read, peak = time.perf_counter() - started, gigabytes("VmHWM")
     Path("/proc/self/clear_refs").write_text("5")  # the most that was resident begins anew
-    before = _gigabytes("VmRSS")
+    before = gigabytes("VmRSS")
     started = time.perf_counter()
     (work / "export").mkdir()
     dial = Dial(BiasRemoval(default=0))
     to_bundle(trained, np.arange(1000), dial, {}, work / "export").write(work / "bundle")
     seconds = time.perf_counter() - started
     shutil.rmtree(work / "export")
-    return [read, peak, before, seconds, _gigabytes("VmHWM"), _size(work / "bundle")]
+    return [read, peak, before, seconds, gigabytes("VmHWM"), _size(work / "bundle")]
 
 
 def _indexed(work: Path) -> list[float]:
     started = time.perf_counter()
     build(work / "bundle", work / "releases", spec="flat", name="first")
     Releases(work / "releases").publish("first")
-    return [time.perf_counter() - started, _gigabytes("VmHWM")]
+    return [time.perf_counter() - started, gigabytes("VmHWM")]
 
 
 def _served(work: Path) -> list[float]:
@@ -141,11 +142,6 @@ def _served(work: Path) -> list[float]:
         for row in rows
     )
     return [answered, private / 1e6, (resident - private) / 1e6, 1e3 * float(np.median(seconds)), wrong]
-
-
-def _gigabytes(name: str) -> float:
-    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{name}:")]
-    return int(line.split()[1]) * 1024 / 1e9
 
 
 def _size(folder: Path) -> float:

@@ -23,8 +23,11 @@ BATCH, DIM, QUERIES = 4096, 64, 100_000
 ROUNDS, STEPS = 5, 4
 
 
-def longtail_step(labels: int, optimizer: str) -> Callable[[np.ndarray, np.ndarray], object]:
-    """One compiled training step of a fresh model."""
+def longtail_step(
+    labels: int, optimizer: str, *, batch: int = BATCH, dim: int = DIM, queries: int = QUERIES,
+    precision: str = "float32",
+) -> Callable[[np.ndarray, np.ndarray], object]:  # fmt: skip
+    """One compiled training step of a fresh model, by rows of queries and of labels."""
     import pyarrow as pa
 
     from longtail.trainer.config import Recipe
@@ -38,21 +41,23 @@ def longtail_step(labels: int, optimizer: str) -> Callable[[np.ndarray, np.ndarr
         {
             "name": "step-cost",
             "data": {"train": "unused", "query_id": "query", "label_id": "label"},
-            "query": {"features": [{"name": "query", "kind": "id", "dim": DIM}]},
-            "label": {"features": [{"name": "label", "kind": "id", "dim": DIM}]},
-            "model": {"dim": DIM},
+            "query": {"features": [{"name": "query", "kind": "id", "dim": dim}]},
+            "label": {"features": [{"name": "label", "kind": "id", "dim": dim}]},
+            "model": {"dim": dim},
+            "training": {"precision": precision},
             "optimizer": {"embeddings": optimizer},
         }
     )
-    query_ids = pa.array(np.arange(QUERIES)).cast(pa.string())
+    query_ids = pa.array(np.arange(queries)).cast(pa.string())
     label_ids = pa.array(np.arange(labels)).cast(pa.string())
-    pairs = Pairs(np.arange(QUERIES, dtype=np.int32), np.arange(QUERIES, dtype=np.int32) % labels)
+    rows = np.arange(queries, dtype=np.int32)
+    pairs = Pairs(rows, rows % labels)
     nothing = pairs.take(slice(0))
     dataset = Dataset(query_ids, label_ids, pairs, nothing, nothing, None, None, ordered=False)
-    visits_L = np.full(labels, QUERIES / labels)
+    visits_L = np.full(labels, queries / labels)
     model = TwoTower(recipe, Encoding.fit(recipe, dataset), labels)
-    train_step = TrainStep(model, visits_L, batch_size=BATCH, total_steps=1, pairs=len(dataset.train))
-    weight = np.ones(BATCH, np.float32)
+    train_step = TrainStep(model, visits_L, batch_size=batch, total_steps=1, pairs=len(dataset.train))
+    weight = np.ones(batch, np.float32)
 
     def step(queries: np.ndarray, positives: np.ndarray) -> object:
         return float(train_step({"query": queries + 1, "_positive": positives, "_weight": weight}))

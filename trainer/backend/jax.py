@@ -72,18 +72,7 @@ def value_and_gradients(
 def sum_of_blocks(
     loss: BlockLoss, shared: Tensors, rows: Tensors, fixed: Tensors, *, blocks: int
 ) -> tuple[Tensor, Tensors]:
-    """The sum of a loss over blocks of rows, differentiated block by block as it is computed.
-
-    Args:
-        loss: of `shared` and of a block of `rows` and `fixed`: its sum, and what is kept of every row.
-        shared: float tensors that every block sees whole.
-        rows: float tensors, the first axis a multiple of `blocks`.
-        fixed: the same of any type; without gradient.
-        blocks: how many.
-
-    Returns:
-        The sum; and what is kept of all rows, without gradient.
-    """
+    """The sum of a loss over blocks of rows, differentiated block by block: as TensorFlow's."""
 
     def summed(shared: Tensors, rows: Tensors, fixed: Tensors) -> tuple[Any, Any]:
         cut = jax.tree.map(lambda column: column.reshape(blocks, -1, *column.shape[1:]), (rows, fixed))
