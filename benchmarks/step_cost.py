@@ -25,7 +25,7 @@ ROUNDS, STEPS = 5, 4
 
 def longtail_step(
     labels: int, optimizer: str, *, batch: int = BATCH, dim: int = DIM, queries: int = QUERIES,
-    precision: str = "float32",
+    precision: str = "float32", devices: str = "one",
 ) -> Callable[[np.ndarray, np.ndarray], object]:  # fmt: skip
     """One compiled training step of a fresh model, by rows of queries and of labels."""
     import pyarrow as pa
@@ -34,6 +34,7 @@ def longtail_step(
     from longtail.trainer.data.dataset import Dataset
     from longtail.trainer.data.encode import Encoding
     from longtail.trainer.data.pairs import Pairs
+    from longtail.trainer.devices import use_devices
     from longtail.trainer.model.step import TrainStep
     from longtail.trainer.model.two_tower import TwoTower
 
@@ -44,7 +45,7 @@ def longtail_step(
             "query": {"features": [{"name": "query", "kind": "id", "dim": dim}]},
             "label": {"features": [{"name": "label", "kind": "id", "dim": dim}]},
             "model": {"dim": dim},
-            "training": {"precision": precision},
+            "training": {"precision": precision, "devices": devices, "batch_size": batch},
             "optimizer": {"embeddings": optimizer},
         }
     )
@@ -55,6 +56,7 @@ def longtail_step(
     nothing = pairs.take(slice(0))
     dataset = Dataset(query_ids, label_ids, pairs, nothing, nothing, None, None, ordered=False)
     visits_L = np.full(labels, queries / labels)
+    use_devices(recipe)
     model = TwoTower(recipe, Encoding.fit(recipe, dataset), labels)
     train_step = TrainStep(model, visits_L, batch_size=batch, total_steps=1, pairs=len(dataset.train))
     weight = np.ones(batch, np.float32)

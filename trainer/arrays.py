@@ -19,17 +19,31 @@ from longtail.trainer.backend import ops
 _BLOCK_BYTES = 1 << 26
 
 
+def values_of(values: keras.Variable | npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A variable or an array, of any shape, in the memory of the host; of one that lies on devices by rows all rows."""
+    if not hasattr(values, "rows"):
+        return ops.convert_to_numpy(values)
+    return np.concatenate([_rows(values, start, end) for start, end in blocks_of(values)])
+
+
+def assign(variable: keras.Variable, values: npt.NDArray[Any]) -> None:
+    """Give a variable, of any shape, values of the shape that `values_of` gives."""
+    if hasattr(variable, "rows"):
+        backend.fill(variable, [values])
+    else:
+        variable.assign(values)
+
+
 def write_array(path: Path, values: keras.Variable | npt.NDArray[Any]) -> None:
     """Write a variable or an array, of any shape, as `.npy`."""
     if not isinstance(values, keras.Variable) or not is_large(values):
-        np.save(path, ops.convert_to_numpy(values), allow_pickle=False)
+        np.save(path, values_of(values), allow_pickle=False)
         return
-    header = {"descr": np.dtype(values.dtype).str, "fortran_order": False, "shape": tuple(values.shape)}
+    header = {"descr": np.dtype(values.dtype).str, "fortran_order": False, "shape": _shape(values)}
     with path.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, header)
         for start, end in blocks_of(values):
-            rows_N = ops.convert_to_numpy(backend.gather(values, np.arange(start, end, dtype=np.int32)))
-            file.write(np.ascontiguousarray(rows_N).data)
+            file.write(_rows(values, start, end).data)
 
 
 def read_array(path: Path, variable: keras.Variable) -> None:
@@ -39,10 +53,10 @@ def read_array(path: Path, variable: keras.Variable) -> None:
         ValueError: they are of another shape.
     """
     values = np.load(path, mmap_mode="r" if is_large(variable) else None, allow_pickle=False)
-    if values.shape != tuple(variable.shape):
-        raise ValueError(f"{path}: expected an array of shape {tuple(variable.shape)}, found {values.shape}")
+    if values.shape != _shape(variable):
+        raise ValueError(f"{path}: expected an array of shape {_shape(variable)}, found {values.shape}")
     if not is_large(variable):
-        variable.assign(values)
+        assign(variable, values)
         return
     backend.fill(variable, (np.array(values[start:end]) for start, end in blocks_of(variable)))
 
@@ -54,11 +68,22 @@ def is_large(values: keras.Variable) -> bool:
 
 def blocks_of(values: keras.Variable) -> Iterator[tuple[int, int]]:
     """Where blocks of rows start and end."""
-    rows = values.shape[0]
-    step = max(1, _BLOCK_BYTES * rows // _bytes(values))
+    rows = _shape(values)[0]
+    step = max(1, _BLOCK_BYTES * rows // max(_bytes(values), 1))
     for start in range(0, rows, step):
         yield start, min(start + step, rows)
 
 
+def _rows(values: keras.Variable, start: int, end: int) -> npt.NDArray[Any]:
+    rows = ops.convert_to_numpy(backend.gather(values, np.arange(start, end, dtype=np.int32)))
+    return np.ascontiguousarray(rows)
+
+
+def _shape(values: keras.Variable) -> tuple[int, ...]:
+    """Without the rows that only make the parts on devices equal."""
+    shape = tuple(values.shape)
+    return (values.rows, *shape[1:]) if hasattr(values, "rows") else shape
+
+
 def _bytes(values: keras.Variable) -> int:
-    return int(np.prod(values.shape)) * int(np.dtype(values.dtype).itemsize)
+    return int(np.prod(_shape(values))) * int(np.dtype(values.dtype).itemsize)

@@ -54,6 +54,8 @@ def identity_of(recipe: Recipe, dataset: Dataset, warm_start: str | None = None)
         if feature.get("encoder") and feature["encoder"]["time_buckets"] is None:
             for name in _LATER_OF_ENCODERS:
                 del feature["encoder"][name]
+    for name in ("devices", "processes"):
+        del settings["training"][name]
     settings |= {"reduction": recipe.data.reduction, "version": _VERSION}
     if recipe.own_rows:
         settings["own_rows"] = recipe.own_rows
@@ -93,9 +95,14 @@ class Checkpoints:
         """Restore variables from the newest checkpoint of a kind; returns its state, None if there is none.
 
         Raises:
-            CheckpointError: it is of another recipe or other data; it is left as it is.
+            CheckpointError: it is of another recipe or other data, or of several devices; it is left as it is.
         """
         if (found := self._newest(kind)) is None:
+            if any(path.name.isdigit() for path in (self.root / kind).glob("*")):
+                raise CheckpointError(
+                    f'{self.root / kind}: expected training.devices = "all", as the checkpoint was written by, found '
+                    '"one": set it again, or choose another --out'
+                )
             return None
         path, state = found
         for at, variable in enumerate(variables):
@@ -113,6 +120,9 @@ class Checkpoints:
         path, state = found
         return np.load(path / "0.npy", allow_pickle=False), state
 
+    def finish(self) -> None:
+        """Return when all is written."""
+
     def _newest(self, kind: str) -> tuple[Path, dict[str, Any]] | None:
         """The newest checkpoint of a kind, and its state.
 
@@ -124,12 +134,15 @@ class Checkpoints:
             return None
         path = found[-1][1]
         content = json.loads((path / _STATE).read_text(encoding="utf-8"))
-        if content["identity"] != self.identity:
+        self._check(path, content["identity"])
+        return path, content["state"]
+
+    def _check(self, path: Path, identity: str) -> None:
+        if identity != self.identity:
             raise CheckpointError(
                 f"{path}: expected a checkpoint of this recipe and data ({self.identity[:12]}), "
-                f"found one of another ({content['identity'][:12]}): choose another --out, or remove {self.root}"
+                f"found one of another ({identity[:12]}): choose another --out, or remove {self.root}"
             )
-        return path, content["state"]
 
     def _numbered(self, kind: str) -> list[tuple[int, Path]]:
         paths = self.root.glob(f"{kind}-*")

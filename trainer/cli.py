@@ -7,10 +7,13 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+
+if TYPE_CHECKING:
+    from longtail.trainer.config import Recipe
 
 app = typer.Typer(
     help="Train two-tower retrieval models and write bundles.",
@@ -92,16 +95,36 @@ def fit(
     track: Annotated[
         list[str] | None, typer.Option("--track", help="mlflow or wandb: keep settings and figures there too.")
     ] = None,
+    coordinator: Annotated[
+        str | None,
+        typer.Option(
+            "--coordinator",
+            metavar="HOST:PORT",
+            help="Of several processes: where process 0 listens [default: SLURM's].",
+        ),
+    ] = None,
+    process: Annotated[
+        int | None, typer.Option("--process", min=0, help="Of several processes: which one this is, from 0.")
+    ] = None,
+    processes: Annotated[
+        int | None, typer.Option("--processes", min=1, help="How many train together, on all devices of each.")
+    ] = None,
     set_: _Set = None,
 ) -> None:
     """Train a recipe, choose λ on valid, evaluate on test, write a bundle. Run again to resume."""
     from longtail.trainer.config import load_recipe
 
-    checked = load_recipe(recipe, _overrides(set_, since))  # before anything slow is loaded
+    several = [] if processes is None else [f"training.processes={processes}", 'training.devices="all"']
+    checked = load_recipe(recipe, [*_overrides(set_, since), *several])  # before anything slow is loaded
+    _choose_backend(checked)
     from longtail.trainer import job
+    from longtail.trainer.devices import Cluster
     from longtail.trainer.progress import Reporter
 
-    job.fit(checked, out, Reporter(), warm_start=warm_start, fresh_optimizer=fresh_optimizer, track=track or [])
+    job.fit(
+        checked, out, Reporter(), warm_start=warm_start, fresh_optimizer=fresh_optimizer, track=track or [],
+        cluster=Cluster(coordinator, process),
+    )  # fmt: skip
 
 
 @app.command()
@@ -119,6 +142,7 @@ def tune(
 
     checked = load_recipe(recipe, set_ or [])
     Ranges(checked)  # before anything slow is loaded
+    _choose_backend(checked)
     from longtail.trainer.progress import Reporter
     from longtail.trainer.tuning import run
 
@@ -231,10 +255,20 @@ def export(
     from longtail.trainer.config import load_recipe
 
     checked = load_recipe(recipe, set_ or [])
+    _choose_backend(checked)
     from longtail.trainer import job
     from longtail.trainer.progress import Reporter
 
     job.export_checkpoint(checked, work, out, Reporter(), warm_start=warm_start, fresh_optimizer=fresh_optimizer)
+
+
+def _choose_backend(recipe: Recipe) -> None:
+    """Several devices are JAX's; whoever names another backend is told so later."""
+    if recipe.training.devices == "all":
+        from longtail.trainer.devices import check_installed
+
+        check_installed()
+        os.environ.setdefault("KERAS_BACKEND", "jax")
 
 
 def _overrides(set_: list[str] | None, since: str | None) -> list[str]:
@@ -242,8 +276,10 @@ def _overrides(set_: list[str] | None, since: str | None) -> list[str]:
 
 
 def main() -> None:
-    """Run the command; a TrainerError, BundleError or OSError is one line on stderr and exit code 2."""
+    """Run the command; a TrainerError, BundleError or OSError is one line on stderr and exit code 2, and the loss of
+    another process exit code 3."""
     from longtail.bundle import BundleError
+    from longtail.trainer.devices import number_of_processes, of_lost_process
     from longtail.trainer.errors import TrainerError
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -252,5 +288,12 @@ def main() -> None:
     try:
         app()
     except (TrainerError, BundleError, OSError) as error:
-        print(f"longtail-train: {error}", file=sys.stderr)
+        print(f"longtail-train: {error}", file=sys.stderr, flush=True)
+        if number_of_processes() > 1:
+            os._exit(2)  # at once: the others wait for this process, and it would wait for them
         sys.exit(2)
+    except Exception as error:
+        if (line := of_lost_process(error)) is None:
+            raise
+        print(f"longtail-train: {line}", file=sys.stderr, flush=True)
+        os._exit(3)

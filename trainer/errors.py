@@ -17,5 +17,9 @@ class CheckpointError(TrainerError):
     """A checkpoint is of another recipe or other data."""
 
 
+class DeviceError(TrainerError):
+    """Devices or other processes of the job are not there."""
+
+
 class ExportError(TrainerError):
     """The exported tower does not compute what the trained one does."""

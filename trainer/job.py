@@ -14,11 +14,12 @@ import numpy as np
 from rich.console import Console
 from rich.markup import escape
 
-from longtail.bundle import Bundle, refuse_existing, working_directory
+from longtail.bundle import Bundle, refuse_existing
 from longtail.bundle.sets import distinct
 from longtail.trainer.choosing import check_choice, choose_dial, curve_of, found_by_label
 from longtail.trainer.config import Recipe, load_recipe
 from longtail.trainer.data.dataset import Dataset, read_dataset
+from longtail.trainer.devices import Cluster, first_before_others, folder_beside, is_first, take_part, wait_for_all
 from longtail.trainer.errors import CheckpointError, RecipeError
 from longtail.trainer.evaluation.comparison import Comparison
 from longtail.trainer.evaluation.dial import Dial, lines, with_default
@@ -47,6 +48,7 @@ def fit(
     fresh_optimizer: bool = False,
     callbacks: Sequence[keras.callbacks.Callback] = (),
     track: Sequence[str] = (),
+    cluster: Cluster = Cluster(),  # noqa: B008 (frozen)
 ) -> Bundle:
     """Run a recipe: train, choose λ and μ on valid, evaluate on test, and write the bundle to `out`.
 
@@ -68,6 +70,8 @@ def fit(
             are called. `callback.model` is a `keras.Model` of both towers, `model.query` and `model.label`; to set its
             `stop_training` stops. They are not told what happened before a killed job went on.
         track: `mlflow`, `wandb`: keep settings and figures there too, of the run that is validated.
+        cluster: where the processes of `training.processes` find each other. Each is called alike, reads the same data,
+            and has the folder of `out` before it, where the first writes.
 
     Returns:
         The bundle as written; `evaluate` gives its figures.
@@ -75,7 +79,7 @@ def fit(
     Raises:
         BundleExistsError: `out` is already there; raised before any work.
         TrainerError: what is wrong with the recipe, the data, a checkpoint or the export; `warm_start` keeps no
-            weights; a tracker is unknown or not installed.
+            weights; a tracker is unknown or not installed; other processes are not there.
 
     Example:
         >>> bundle = fit("recipe.toml", "runs/tiny", overrides=["training.epochs=1"])
@@ -86,6 +90,9 @@ def fit(
     if not isinstance(recipe, Recipe):
         recipe = load_recipe(recipe, overrides)
     refuse_existing(out)
+    take_part(recipe, cluster)
+    if not is_first():
+        reporter = Reporter(Console(quiet=True))
     for name in track:
         tracker_module(name)
     try_own_layers(recipe)
@@ -125,8 +132,9 @@ def fit(
             warm_start=weights,
         )
     bundle = finish(trained, dataset, dial, selection, reporter, out, compared, found)
-    for stage in ("select", "refit"):
+    for stage in ("select", "refit") if is_first() else ():
         shutil.rmtree(work / stage, ignore_errors=True)
+    wait_for_all("the end")
     reporter.say(f"[bold]Bundle[/] {out}  ·  report {out / 'report.html'}  ·  logs {work / 'logs'}")
     return bundle
 
@@ -233,7 +241,9 @@ def finish(
         "metrics.json": _figures(dial, measured, compared, objectives),
         "history.json": json.dumps(asdict(history), indent=1).encode(),
         "recipe.json": recipe.model_dump_json(
-            indent=1, by_alias=True, exclude={"data": {"train", "valid", "test", "queries", "labels"}, "tune": True}
+            indent=1,
+            by_alias=True,
+            exclude={"data": {"train", "valid", "test", "queries", "labels"}, "tune": True},
         ).encode(),
     }
     if by_label is not None and by_label.found:
@@ -241,8 +251,10 @@ def finish(
         facts |= by_label.facts()
     if dial.curve:
         reports["report.html"] = html_report(recipe, dial, history, facts, compared)
-    with working_directory(out) as folder:
-        return to_bundle(trained, distinct(held_out.askings), dial, reports, folder).write(out)
+    with folder_beside(out) as folder:
+        made = to_bundle(trained, distinct(held_out.askings), dial, reports, folder)
+        with first_before_others("the bundle"):
+            return made.write(out) if is_first() else Bundle.load(out)
 
 
 def work_directory(out: Path) -> Path:

@@ -16,6 +16,7 @@ import keras
 import numpy as np
 
 from longtail.bundle.arrays import Array
+from longtail.trainer.arrays import assign, values_of
 from longtail.trainer.backend import ops
 from longtail.trainer.model.two_tower import TwoTower
 from longtail.trainer.model.updates import Updates
@@ -34,7 +35,7 @@ def optimizer_state_of(model: TwoTower, updates: Updates) -> bytes:
         for group, slots in groups.items():
             for slot, variable in slots.items():
                 ago = done if slot == _TOUCHED else -done if slot == STEPS else 0
-                arrays[f"tables/{table}/{group}.{slot}"] = ops.convert_to_numpy(variable) - np.float32(ago)
+                arrays[f"tables/{table}/{group}.{slot}"] = values_of(variable) - np.float32(ago)
     for weight, slots in _dense_slots(model, updates).items():
         arrays |= {f"{weight}/{slot}": ops.convert_to_numpy(variable) for slot, variable in slots.items()}
     if updates.config.dense == "adam" and model.dense_variables:
@@ -77,9 +78,9 @@ def _carry_rows(
         if slot == STEPS:
             variable.assign(old)
             continue
-        rows = ops.convert_to_numpy(variable).copy()
+        rows = values_of(variable).copy()
         rows[places >= 0] = old[places[places >= 0]]
-        variable.assign(rows)
+        assign(variable, rows)
     carried.state.append(f"{weight}/{group}")
 
 

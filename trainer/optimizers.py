@@ -53,9 +53,7 @@ class RowwiseAdagrad:
 
     def __init__(self, table: Table, *, epsilon: float = 1e-7) -> None:
         self.table, self.epsilon = table, epsilon
-        self.accumulator = keras.Variable(
-            "zeros", shape=(table.rows, 1), dtype="float32", trainable=False, name=f"{table.name}_accumulator"
-        )
+        self.accumulator = backend.rows_variable(table.rows, 1, name=f"{table.name}_accumulator")
 
     @property
     def slots(self) -> dict[str, keras.Variable]:
@@ -156,8 +154,7 @@ class LazySGD:
 
 def _slot(table: Table, kind: str) -> keras.Variable:
     """Zeros [rows, D] beside a table."""
-    shape = (table.rows, table.dim)
-    return keras.Variable("zeros", shape=shape, dtype="float32", trainable=False, name=f"{table.name}_{kind}")
+    return backend.rows_variable(table.rows, table.dim, name=f"{table.name}_{kind}")
 
 
 ROW_OPTIMIZERS: dict[str, Callable[..., RowOptimizer]] = {
@@ -202,9 +199,7 @@ class LazyL2:
 
     def __init__(self, table: Table, l2: float) -> None:
         self.table, self.l2 = table, l2
-        self.touched = keras.Variable(
-            "zeros", shape=(table.rows, 1), dtype="float32", trainable=False, name=f"{table.name}_touched"
-        )
+        self.touched = backend.rows_variable(table.rows, 1, name=f"{table.name}_touched")
         """Step of the last touch, [rows, 1]; exact below 2^24 steps."""
 
     def gradients(self, ids_U: Tensor, rows_UD: Tensor, *, rate: Tensor, step: Tensor) -> Tensor:
@@ -234,9 +229,7 @@ class LazyDecay:
 
     def __init__(self, table: Table, weight_decay: float) -> None:
         self.table, self.weight_decay = table, weight_decay
-        self.touched = keras.Variable(
-            "zeros", shape=(table.rows, 1), dtype="float32", trainable=False, name=f"{table.name}_decayed"
-        )
+        self.touched = backend.rows_variable(table.rows, 1, name=f"{table.name}_decayed")
         """Step of the last touch, [rows, 1]; exact below 2^24 steps."""
 
     def decayed(self, ids_U: Tensor, rows_UD: Tensor, *, rate: Tensor, step: Tensor) -> Tensor:
@@ -264,9 +257,7 @@ class LazyAverage:
     def __init__(self, table: Table, decay: float) -> None:
         self.table, self.decay = table, decay
         self.sum = _slot(table, "average")
-        self.touched = keras.Variable(
-            "zeros", shape=(table.rows, 1), dtype="float32", trainable=False, name=f"{table.name}_averaged"
-        )
+        self.touched = backend.rows_variable(table.rows, 1, name=f"{table.name}_averaged")
         """Step of the last touch, [rows, 1]; exact below 2^24 steps."""
 
     def touch(self, ids_U: Tensor, rows_UD: Tensor, *, step: Tensor) -> None:

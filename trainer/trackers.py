@@ -75,7 +75,7 @@ class Trackers(AbstractContextManager["Trackers"]):
     """All trackers of one run; those that are named, and TensorBoard.
 
     Args:
-        logs: directory of TensorBoard's logs.
+        logs: directory of TensorBoard's logs; None keeps nothing anywhere.
         recipe: the job, whose settings the others keep.
         names: some of `TRACKERS`.
 
@@ -83,8 +83,10 @@ class Trackers(AbstractContextManager["Trackers"]):
         RecipeError: a tracker is unknown, or its package is not installed.
     """
 
-    def __init__(self, logs: Path, recipe: Recipe, names: Sequence[str] = ()) -> None:
+    def __init__(self, logs: Path | None, recipe: Recipe, names: Sequence[str] = ()) -> None:
         self._trackers: list[Tracker] = []
+        if logs is None:
+            return
         modules = {name: tracker_module(name) for name in dict.fromkeys(names)}
         with ExitStack() as undo:
             undo.callback(self.close, failed=True)

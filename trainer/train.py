@@ -27,6 +27,7 @@ from longtail.trainer.data.known import KnownPositives
 from longtail.trainer.data.nearest import Nearest
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.replay import Replay
+from longtail.trainer.devices import first_before_others, is_first, number_of_processes, use_devices
 from longtail.trainer.errors import DataError
 from longtail.trainer.evaluation.ranking import bias_removal_curve, log_proposal_of
 from longtail.trainer.history import TrainingHistory, best_of, validations_within
@@ -83,10 +84,12 @@ def prepare_run(
         warm_start: weights, and the optimisers' state, to begin with where there is no checkpoint.
 
     Raises:
+        RecipeError: as `use_devices`.
         DataError: too few training pairs, a metric over more labels than there are, or a feature's column that
             is missing or unreadable.
         CheckpointError: `work` holds checkpoints of another recipe or other data.
     """
+    use_devices(recipe)
     keras.utils.set_random_seed(recipe.seed)
     backend.make_deterministic()
     sampled = recipe.data.reduction == "sample"
@@ -101,7 +104,8 @@ def prepare_run(
     check_threshold(recipe, log_frequencies_of(recipe, dataset))
     steps_per_epoch = visits // batch_size
     identity = identity_of(recipe, dataset, None if warm_start is None else warm_start.sha256)
-    tree = tree_of(recipe, dataset, encoding, work / f"proposal-{identity[:16]}.npz")
+    with first_before_others("proposal"):
+        tree = tree_of(recipe, dataset, encoding, work / f"proposal-{identity[:16]}.npz")
     model = TwoTower(recipe, encoding, len(dataset.label_ids), None if tree is None else tree.proposal)
     carried = None if warm_start is None else warm_start.carry_over(model, encoding.vocabularies, dataset.label_ids)
     train_step = TrainStep(
@@ -118,7 +122,7 @@ def prepare_run(
         carry_over_state(warm_start, model, train_step.updates, carried)
     held_out = {} if tree is None else tree.held_out
     trained = Trained(recipe, dataset, encoding, model, train_step, TrainingHistory(tree_penalties=held_out))
-    checkpoints = Checkpoints(work, f"{identity}-{epochs}")
+    checkpoints = _checkpoints_of(recipe, work, f"{identity}-{epochs}")
     state = checkpoints.load("latest", train_step.variables)
     if state is None:
         return Run(trained, checkpoints, batch_size, steps_per_epoch, 0, 0, 0.0, replay, carried)
@@ -163,7 +167,7 @@ def train(
     Raises:
         DataError: as `prepare_run`, or the loss is no longer finite.
         CheckpointError: as `prepare_run`.
-        RecipeError: a tracker is unknown or not installed.
+        RecipeError: a tracker is unknown or not installed; or as `use_devices`.
     """
     run = prepare_run(recipe, dataset, epochs=epochs, work=work, warm_start=warm_start)
     trained, checkpoints, batch_size, steps = run.trained, run.checkpoints, run.batch_size, run.steps_per_epoch
@@ -175,6 +179,10 @@ def train(
     last_steps = round(epochs * steps)
     every = recipe.training.evaluate_every
 
+    if backend.devices() > 1:
+        processes = number_of_processes()
+        each = "" if processes == 1 else f", {backend.devices() // processes} of each of {processes} processes"
+        reporter.say(f"On {backend.devices()} devices{each}")
     for line in [] if run.carried is None else run.carried.lines():
         reporter.say(f"Warm start: {line}")
     if run.replay is not None:
@@ -211,7 +219,7 @@ def train(
 
     watching = Callbacks(callbacks, trained.model, epochs=math.ceil(epochs), steps=steps)
     with (
-        Trackers(logs, recipe, track) as trackers,
+        Trackers(logs if is_first() else None, recipe, track) as trackers,
         reporter.training(recipe.name, math.ceil(epochs), steps * batch_size) as progress,
     ):
         watching.begin()
@@ -278,12 +286,21 @@ def train(
             if watching.epoch_ends(epoch, logs_of_epoch):
                 break
         watching.end()
+    checkpoints.finish()
     if validating:
         checkpoints.load("best", train_step.variables)
     else:
         history.best_epoch = min(len(history.losses), epochs)
     train_step.updates.take_averages()
     return trained
+
+
+def _checkpoints_of(recipe: Recipe, work: Path, identity: str) -> Checkpoints:
+    if recipe.training.devices == "one":
+        return Checkpoints(work, identity)
+    from longtail.trainer.sharded_checkpoints import ShardedCheckpoints  # Orbax comes with JAX alone
+
+    return ShardedCheckpoints(work, identity)
 
 
 def _pairs_per_query(train: Pairs, chances_N: Float64 | None) -> float:

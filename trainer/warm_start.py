@@ -25,6 +25,7 @@ from longtail.bundle import Bundle, Vocabulary
 from longtail.bundle.arrays import Array, Float32, Int64
 from longtail.bundle.bundle import TABLES
 from longtail.bundle.tower_tables import read_table
+from longtail.trainer.arrays import assign, values_of
 from longtail.trainer.backend import ops
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.dataset import Dataset
@@ -195,7 +196,7 @@ class WarmStart:
             if len(old) != table.rows:
                 carried.left[key] = f"expected {table.rows} rows of hashed words, found {len(old)}"
                 return
-            table.table.assign(old)
+            assign(table.table, old)
             carried.tables[name] = (len(old), 0, 0)
             carried.places[name] = np.arange(len(old)), len(old)
             return
@@ -204,9 +205,9 @@ class WarmStart:
             return
         found = np.asarray(pc.fill_null(pc.index_in(new_ids, value_set=old_ids), -1), np.int64)
         places = np.concatenate([[0], np.where(found < 0, -1, found + 1)])
-        rows = ops.convert_to_numpy(table.table).copy()
+        rows = values_of(table.table).copy()
         rows[places >= 0] = old[places[places >= 0]]
-        table.table.assign(rows)
+        assign(table.table, rows)
         kept = int((found >= 0).sum())
         carried.tables[name] = (kept + 1, len(found) - kept, len(old_ids) - kept)
         carried.places[name] = places, len(old)
@@ -222,11 +223,7 @@ def _arrays(path: Path) -> dict[str, Array]:
 
 def weights_of(model: TwoTower, *, without: Collection[str] = ()) -> bytes:
     """All that training a model further needs, but for some tables, as the file `weights.npz`."""
-    arrays = {
-        f"tables/{name}": ops.convert_to_numpy(table.table)
-        for name, table in model.tables.items()
-        if name not in without
-    }
+    arrays = {f"tables/{name}": values_of(table.table) for name, table in model.tables.items() if name not in without}
     arrays |= {name: ops.convert_to_numpy(variable) for name, variable in dense_weights(model).items()}
     file = io.BytesIO()
     np.savez(file, allow_pickle=False, **arrays)

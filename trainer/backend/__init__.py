@@ -6,6 +6,8 @@ without loading Keras. Modules that build Keras layers import Keras themselves.
 
 What Keras lacks is sparse access to tables and compiled steps; `tensorflow.py` and `jax.py` have both:
 
+- `devices()`: how many compute together.
+- `rows_variable(rows, width, name=, initializer=)`: a variable that is read and written by rows, on all of them.
 - `gather(table, ids)`: rows of a variable without reading the rest of it, [*ids.shape, D].
 - `scatter(table, ids_U, rows_UD)`: replace rows of a variable.
 - `fill(table, blocks)`: replace all rows of a variable by blocks of them, in order.
@@ -37,10 +39,12 @@ if TYPE_CHECKING:
         compile_step,
         compile_tower,
         count,
+        devices,
         fill,
         gather,
         make_deterministic,
         on_cpu,
+        rows_variable,
         scatter,
         sum_of_blocks,
         unique,
@@ -55,12 +59,14 @@ __all__ = [
     "compile_step",
     "compile_tower",
     "count",
+    "devices",
     "fill",
     "gather",
     "keras",
     "make_deterministic",
     "on_cpu",
     "ops",
+    "rows_variable",
     "scatter",
     "sum_of_blocks",
     "unique",

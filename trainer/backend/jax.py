@@ -1,41 +1,105 @@
 """JAX: a step is a pure function of all variables, compiled with donated buffers, which XLA updates in place.
 
-Legend: `N` ids, `U` distinct ids, `D` dimensions.
+On several devices a mesh of one axis has them all, of all processes. Variables of `rows_variable` lie on it in equal
+parts of rows, every other variable whole on each device; what a step and a tower take lies on it by its first axis.
+Programs say nothing of it but where rows are read and written, so that they compute what they do on one device.
+
+Legend: `N` ids, `U` distinct ids, `D` dimensions, `R` rows of a device's part.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from longtail.bundle.arrays import Array
+from longtail.trainer.backend.mesh import AXIS, by_rows, devices, mesh_in_use
 from longtail.trainer.backend.tensors import BlockLoss, Step, Tensor, Tensors
 
 _Beside = TypeVar("_Beside")
 
 
+def rows_variable(rows: int, width: int, *, name: str, initializer: Any = "zeros") -> keras.Variable:
+    """A variable that is read and written by rows, float32 [rows, width], in equal parts on all devices; some rows more
+    where they cannot be equal. Its attribute `rows` is the number that was asked for."""
+    shards, placed = devices(), {}
+    if (distribution := keras.distribution.distribution()) is not None:
+        placed = {"layout": keras.distribution.TensorLayout((AXIS, None), distribution.device_mesh)}
+    shape = (-(-rows // shards) * shards, width)
+    variable = keras.Variable(initializer, shape=shape, dtype="float32", trainable=False, name=name, **placed)
+    variable.rows = rows
+    return variable
+
+
 def gather(table: keras.Variable, ids: jax.Array) -> jax.Array:
     """Rows of a variable, shape [*ids.shape, D]."""
+    if (mesh := mesh_in_use()) is not None and hasattr(table, "rows"):
+        rows: jax.Array = _gather_of(mesh)(table.value, ids)
+        return rows
     return jnp.take(table.value, ids, axis=0, mode="clip")
 
 
 def scatter(table: keras.Variable, ids_U: jax.Array, rows_UD: jax.Array) -> None:
     """Replace rows of a variable; ids past its end are dropped."""
+    if (mesh := mesh_in_use()) is not None and hasattr(table, "rows"):
+        table.assign(_scatter_of(mesh)(table.value, ids_U, rows_UD))
+        return
     table.assign(table.value.at[ids_U].set(rows_UD, mode="drop"))
 
 
+@cache
+def _gather_of(mesh: Mesh) -> Callable[..., jax.Array]:
+    """Every device gives the rows that it has, and their sum is all of them: no device sees another's part."""
+
+    def rows_of(part_RD: jax.Array, ids: jax.Array) -> jax.Array:
+        places = ids - jax.lax.axis_index(AXIS) * part_RD.shape[0]
+        own = (places >= 0) & (places < part_RD.shape[0])
+        rows = jnp.take(part_RD, places, axis=0, mode="clip")
+        of_all: jax.Array = jax.lax.psum(jnp.where(own[..., None], rows, 0), AXIS)
+        return of_all
+
+    parts, whole = PartitionSpec(AXIS), PartitionSpec()
+    return jax.jit(jax.shard_map(rows_of, mesh=mesh, in_specs=(parts, whole), out_specs=whole))
+
+
+@cache
+def _scatter_of(mesh: Mesh) -> Callable[..., jax.Array]:
+    """Every device writes the rows that it has."""
+
+    def written(part_RD: jax.Array, ids_U: jax.Array, rows_UD: jax.Array) -> jax.Array:
+        places_U = ids_U - jax.lax.axis_index(AXIS) * part_RD.shape[0]
+        places_U = jnp.where(places_U < 0, part_RD.shape[0], places_U)
+        return part_RD.at[places_U].set(rows_UD, mode="drop")
+
+    parts, whole = PartitionSpec(AXIS), PartitionSpec()
+    return jax.jit(jax.shard_map(written, mesh=mesh, in_specs=(parts, whole, whole), out_specs=parts))
+
+
 def fill(table: keras.Variable, blocks: Iterable[Array]) -> None:
-    """Replace all rows by blocks of them, [N, D] each, in order."""
-    rows, start = np.empty(tuple(table.shape), table.dtype), 0
+    """Replace all rows by blocks of them, [N, D] each, in order; rows past the last become 0."""
+    shape, sharding = tuple(table.shape), table.value.sharding
+    own = [part[0].indices(shape[0])[:2] for part in sharding.addressable_devices_indices_map(shape).values()]
+    first, last = min(start for start, _ in own), max(end for _, end in own)
+    rows, start = np.zeros((last - first, *shape[1:]), table.dtype), 0
     for rows_ND in blocks:
-        rows[start : start + len(rows_ND)] = rows_ND
+        low, high = max(start, first), min(start + len(rows_ND), last)
+        if low < high:
+            rows[low - first : high - first] = rows_ND[low - start : high - start]
         start += len(rows_ND)
-    table.assign(rows)
+
+    def part(index: tuple[slice, ...] | None) -> Array:
+        low, high, _ = (index or (slice(None),))[0].indices(shape[0])
+        of_device: Array = rows[low - first : high - first]
+        return of_device
+
+    table.assign(jax.make_array_from_callback(shape, sharding, part))
 
 
 def unique(ids_N: jax.Array, limit: int) -> tuple[jax.Array, jax.Array]:
@@ -74,8 +138,18 @@ def sum_of_blocks(
 ) -> tuple[Tensor, Tensors]:
     """The sum of a loss over blocks of rows, differentiated block by block: as TensorFlow's."""
 
+    spread = devices() > 1  # then every block has rows of every device
+
+    def cut(column: jax.Array) -> jax.Array:
+        if spread:
+            return column.reshape(-1, blocks, *column.shape[1:]).swapaxes(0, 1)
+        return column.reshape(blocks, -1, *column.shape[1:])
+
+    def whole(column: jax.Array) -> jax.Array:
+        ordered = column.swapaxes(0, 1) if spread else column
+        return ordered.reshape(-1, *column.shape[2:])
+
     def summed(shared: Tensors, rows: Tensors, fixed: Tensors) -> tuple[Any, Any]:
-        cut = jax.tree.map(lambda column: column.reshape(blocks, -1, *column.shape[1:]), (rows, fixed))
 
         def add(sums: Any, block: Any) -> tuple[Any, Any]:
             of_block = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
@@ -83,8 +157,8 @@ def sum_of_blocks(
             return jax.tree.map(jnp.add, sums, (value, of_shared)), (of_rows, kept)
 
         nothing = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, shared))
-        (value, of_shared), columns = jax.lax.scan(add, nothing, cut)
-        of_rows, kept = jax.tree.map(lambda column: column.reshape(-1, *column.shape[2:]), columns)
+        (value, of_shared), columns = jax.lax.scan(add, nothing, jax.tree.map(cut, (rows, fixed)))
+        of_rows, kept = jax.tree.map(whole, columns)
         return (value, kept), (of_shared, of_rows)
 
     @jax.custom_vjp
@@ -117,10 +191,13 @@ def compile_step(step: Step, variables: Sequence[keras.Variable]) -> Step:
             result = step(batch)
         return result, [scope.get_current_value(variable) for variable in variables]
 
-    compiled = jax.jit(pure, donate_argnums=0)
+    placed = None
+    if (mesh := mesh_in_use()) is not None:
+        placed = (NamedSharding(mesh, PartitionSpec()), [variable.value.sharding for variable in variables])
+    compiled = jax.jit(pure, donate_argnums=0, out_shardings=placed)
 
     def run(batch: dict[str, Any]) -> Any:
-        result, values = compiled([variable.value for variable in variables], batch)
+        result, values = compiled([variable.value for variable in variables], by_rows(batch))
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
         return result
@@ -138,10 +215,11 @@ def compile_tower(tower: keras.Model) -> Callable[[Mapping[str, Any]], jax.Array
             outputs: jax.Array = tower(inputs)
             return outputs
 
-    compiled = jax.jit(pure)
+    mesh = mesh_in_use()
+    compiled = jax.jit(pure, out_shardings=None if mesh is None else NamedSharding(mesh, PartitionSpec()))
 
     def run(inputs: Mapping[str, Any]) -> jax.Array:
-        embedded: jax.Array = compiled([variable.value for variable in variables], dict(inputs))
+        embedded: jax.Array = compiled([variable.value for variable in variables], by_rows(inputs))
         return embedded
 
     return run

@@ -20,6 +20,18 @@ from longtail.trainer.backend.tensors import BlockLoss, Step, Tensor, Tensors
 _Beside = TypeVar("_Beside")
 
 
+def devices() -> int:
+    """How many devices compute together."""
+    return 1
+
+
+def rows_variable(rows: int, width: int, *, name: str, initializer: Any = "zeros") -> keras.Variable:
+    """A variable that is read and written by rows, float32 [rows, width]. Its attribute `rows` is their number."""
+    variable = keras.Variable(initializer, shape=(rows, width), dtype="float32", trainable=False, name=name)
+    variable.rows = rows
+    return variable
+
+
 def gather(table: keras.Variable, ids: Tensor) -> Tensor:
     """Rows of a variable without reading the rest of it, shape [*ids.shape, D]."""
     rows: Tensor = tf.gather(table.value, ids)

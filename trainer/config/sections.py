@@ -216,6 +216,14 @@ class TrainingConfig(Section):
     """Keep the optimisers' state beside the weights, `optimizer.npz`, so that a warm start goes on with it: twice the
     weights' size for Adam, once for `adagrad_elementwise` and momentum, one number a row for `adagrad`."""
 
+    devices: Literal["one", "all"] = "one"
+    """`all` computes a step on every device that JAX finds: each takes an equal part of a batch and keeps an equal part
+    of every table's rows with its optimiser's. Negatives are those of the whole batch, figures those of one device but
+    for the order of sums. Needs the JAX backend, which `longtail-train` then chooses. A run may go on with another
+    number of devices."""
+    processes: int = Field(default=1, ge=1)
+    """Processes that train together, one on each host, started alike (`longtail-train fit --coordinator`)."""
+
     replay: float = Field(default=1.0, ge=0, le=1)
     """After a warm start: share of the pairs that the bundle has learnt from which an epoch visits, drawn anew each
     epoch; it visits every pair that is newer. Needs `data.timestamp`. Histories, frequencies and what a query has seen
@@ -228,6 +236,8 @@ class TrainingConfig(Section):
                 f"accumulate: expected equal parts of batch_size = {self.batch_size}, of at least 2 pairs, "
                 f"received {self.accumulate}"
             )
+        if self.processes > 1 and self.devices == "one":
+            raise ValueError(f'processes: expected devices = "all" beside {self.processes}, received devices = "one"')
         if self.keep_optimizer and not self.keep_weights:
             raise ValueError("keep_optimizer: expected keep_weights = true, whose state it is, received false")
         if self.evaluate_every > 1 and self.evaluate_every % 1:

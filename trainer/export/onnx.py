@@ -24,6 +24,7 @@ import numpy as np
 from longtail.bundle import onnx_session
 from longtail.bundle.arrays import Array, Float32
 from longtail.trainer import backend, register
+from longtail.trainer.arrays import assign, values_of
 from longtail.trainer.backend import ops
 from longtail.trainer.config import Recipe
 from longtail.trainer.errors import ExportError
@@ -124,9 +125,7 @@ def onnx_models(
         "sides": sides,
         "modules": register.modules_of(recipe.own_layers),
     }
-    values = [
-        instead[id(weight)] if id(weight) in instead else ops.convert_to_numpy(weight) for weight in _weights(towers)
-    ]
+    values = [instead[id(weight)] if id(weight) in instead else values_of(weight) for weight in _weights(towers)]
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         if keras.backend.backend() == "tensorflow":
@@ -143,7 +142,7 @@ def _weights(towers: Towers) -> list[keras.Variable]:
 def _rebuilt(recipe: Recipe, job: Mapping[str, Any], values: Sequence[Array]) -> Towers:
     towers = build_towers(recipe, job["vocabulary_rows"], job["numbers"])
     for weight, value in zip(_weights(towers), values, strict=True):
-        weight.assign(value)
+        assign(weight, value)
     return towers
 
 

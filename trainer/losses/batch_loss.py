@@ -20,7 +20,7 @@ from longtail.trainer.losses.top_k import QueryStates, TopK
 from longtail.trainer.losses.weights import MASKED
 
 _CACHED_BYTES, _DEVICE_BYTES = 1 << 23, 1 << 30
-"""Of logits that are computed at a time: what stays in a processor's cache, and what fills an accelerator."""
+"""Of logits that a device computes at a time: what stays in a processor's cache, and what fills an accelerator."""
 _LEAST_ROWS = 128
 """Of a block: the gradient by the candidates is read and written for each."""
 _OF_CANDIDATES = ("candidates", "log_pi_candidates", "log_q_candidates", "excluded", "group_of_candidates")
@@ -297,6 +297,6 @@ def _blocks(batch: Candidates) -> int:
     if batch.groups_B is not None:
         return 1
     logits = (_CACHED_BYTES if backend.on_cpu() else _DEVICE_BYTES) // 4
-    rows_at_once = max(_LEAST_ROWS, logits // batch.candidates.shape[-1])
+    rows_at_once = max(_LEAST_ROWS, logits // batch.candidates.shape[-1]) * backend.devices()
     blocks: int = -(-batch.positive_B.shape[0] // rows_at_once)
     return blocks

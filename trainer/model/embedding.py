@@ -55,7 +55,7 @@ class Table(keras.layers.Layer):
         self.rows, self.dim = rows, dim
         drawn_whole = rows * dim * 4 <= _DRAWN_WHOLE
         initializer = _normal(scale, seed) if scale and drawn_whole else "zeros"
-        self.table = self.add_weight(shape=(rows, dim), initializer=initializer, trainable=False, name="table")
+        self.table = backend.rows_variable(rows, dim, name=f"{name}_rows", initializer=initializer)
         if scale and not drawn_whole:
             backend.fill(self.table, _drawn_blocks(self.table, scale, seed))
         self.built = True

@@ -13,6 +13,7 @@ import numpy as np
 from longtail.bundle import Inputs, Proposal
 from longtail.bundle.arrays import Array, Float32, Int32
 from longtail.trainer import backend
+from longtail.trainer.arrays import assign, values_of
 from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.encode import Encoding
@@ -56,7 +57,7 @@ class TwoTower:
             name: untrained_variable(ids_L, f"entries_{name}") for name, ids_L in encoding.entry_ids.items()
         }
         for key, pairs in encoding.pairs.items():
-            self.towers.pairs[key].table.assign(pairs[:, None])
+            assign(self.towers.pairs[key].table, pairs[:, None])
         limits = {each.name: each.max_length for each in recipe.label.features if each.kind == "audience"}
         self._audience = encoding.audience
         self.drawn_audience = None if encoding.audience is None else DrawnAudience(encoding.audience, limits)
@@ -129,7 +130,7 @@ class TwoTower:
             if name in self.entry_ids:
                 added = self.tables[self.towers.readers["entry", name]](self.entry_ids[name].value)
                 rows_LD = rows_LD + ops.convert_to_numpy(added)
-            label_rows.table.assign(np.concatenate([np.zeros_like(rows_LD[:1]), rows_LD]))
+            assign(label_rows.table, np.concatenate([np.zeros_like(rows_LD[:1]), rows_LD]))
         self._label_rows_filled = True
         return embeddings_LD
 
@@ -137,7 +138,7 @@ class TwoTower:
         """b_y in logits, float32 [L]; None for a model without."""
         if LABEL_BIAS not in self.tables:
             return None
-        biases: Float32 = ops.convert_to_numpy(self.tables[LABEL_BIAS].table)[1:, 0]
+        biases: Float32 = values_of(self.tables[LABEL_BIAS].table)[1:, 0]
         return biases
 
 

@@ -93,7 +93,7 @@ class Updates:
         average = config.average
         self.averages = {name: LazyAverage(table, average) for name, table in tables.items()} if average else {}
         self._dense_sums = [
-            keras.Variable(ops.zeros_like(variable), trainable=False, name=f"dense_average_{at}")
+            keras.Variable("zeros", shape=variable.shape, trainable=False, name=f"dense_average_{at}")
             for at, variable in enumerate(self._dense if average else [])
         ]
         if decay and model.recipe.model.learn_temperature:

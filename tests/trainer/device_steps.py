@@ -1,0 +1,111 @@
+"""What `test_devices` runs in processes of its own: `device_steps FOLDER NAME [COORDINATOR PROCESS]`.
+
+Steps of a few jobs, whose losses and models go to FOLDER/NAME.npz. Half way each job is kept as a checkpoint, from
+which NAME `resumed` goes on: that of `processes`.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from longtail.trainer import devices
+from longtail.trainer.arrays import values_of
+from longtail.trainer.backend import mesh
+from longtail.trainer.data.batches import epoch_batches
+from longtail.trainer.data.encode import Encoding
+from longtail.trainer.data.known import KnownPositives
+from longtail.trainer.losses import batch_loss
+from longtail.trainer.sharded_checkpoints import ShardedCheckpoints
+from tests.trainer import tiny
+
+QUERIES, LABELS, PAIRS, BATCH = 37, 23, 640, 24  # tables of rows that no number of devices divides
+HISTORY = {"name": "seen", "kind": "history", "table": "item_id", "dim": 4}
+STEPS = {"remembered": 50, "sequences": 16}
+"""Of jobs that are not 200 long: the last doubles what differs in the last bit every few steps."""
+JOBS: dict[str, dict[str, Any]] = {
+    "in batch": {
+        "loss": {"sampler": "in_batch", "weight": "importance"},
+        "optimizer": {"embeddings": "adam", "clip_norm": 5},
+    },
+    "remembered": {
+        "loss": {"sampler": {"name": "cross_batch", "negatives": 8}, "weight": "tail", "top_k": {"k": 2}},
+        "optimizer": {"embeddings": "adagrad", "l2": 0.001, "average": 0.9},
+        "training": {"accumulate": 2},
+    },
+    "sequences": {
+        "model": {"dim": 4, "similarity": "dot", "temperature": 1.0, "init_scale": 0.5},
+        "query": {"features": [HISTORY | {"encoder": {"name": "sasrec", "heads": 2, "dropout": 0.1}}]},
+        "loss": {"sampler": "in_batch", "frequencies": "streaming", "hits": "mask_known"},
+        "optimizer": {"embeddings": "sgd", "dense": "sgd", "weight_decay": 0.01},
+    },
+}
+"""What differs from the recipe of all."""
+
+
+def job_of(sections: dict[str, Any]) -> Any:
+    """A recipe on all devices."""
+    every: dict[str, Any] = {
+        "data": {"timestamp": "time"},
+        "query": {"features": [tiny.USER | {"unknown_rate": 0.01}, HISTORY], "hidden": [8]},
+        "model": {"dim": 4, "label_bias": True, "learn_temperature": True},
+    }
+    training = {"batch_size": BATCH, "devices": "all"} | sections.get("training", {})
+    return tiny.recipe(**(every | sections | {"training": training}))
+
+
+def run(name: str, checkpoints: Path, results: dict[str, Any], restored: bool) -> None:
+    """Take a job's steps; `restored`, those of its second half."""
+    job, steps, rng = job_of(JOBS[name]), STEPS.get(name, 200), np.random.default_rng(0)
+    labels = np.minimum(rng.geometric(0.15, PAIRS) - 1, LABELS - 1)
+    pairs = tiny.pairs(*zip(rng.integers(0, QUERIES, PAIRS).tolist(), labels.tolist(), strict=True))
+    pairs = replace(pairs, times=np.arange(float(PAIRS)))
+    data = tiny.dataset(pairs, queries=QUERIES, labels=LABELS, ordered=name == "sequences")
+    devices.use_devices(job)
+    keras.utils.set_random_seed(0)
+    model, query = tiny.model(job, data, batch_size=BATCH, total_steps=steps), Encoding.fit(job, data).query
+    kept = ShardedCheckpoints(checkpoints / name, name)
+    done, losses = 0, []
+    if restored:
+        state = kept.load("latest", model.variables)
+        assert state is not None
+        done = state["step"]
+    known = KnownPositives.of(data.train) if job.loss.resolved_hits == "mask_known" else None
+    each = PAIRS // BATCH
+    for epoch in range(done // each, -(-steps // each)):
+        for step, batch in epoch_batches(
+            data.train, query, batch_size=BATCH, one_label_per_query=False, seed=1, epoch=epoch, first=done % each,
+            known=known, packs=job.training.accumulate == 1, numbered=job.loss.top_k is not None,
+        ):  # fmt: skip
+            losses.append(float(model.train_step(batch)))
+            done = epoch * each + step + 1
+            if done == steps // 2 and not restored:
+                kept.save("latest", model.variables, {"step": done})  # written while the next steps are taken
+            if done == steps:
+                break
+    kept.finish()
+    results[f"{name}: losses"] = np.array(losses)
+    results[f"{name}: labels"] = model.embed_labels()
+    results[f"{name}: queries"] = model.embed_queries(query.of_queries(np.arange(QUERIES, dtype=np.int32)))
+    results[f"{name}: tables"] = np.concatenate([values_of(table.table).ravel() for table in model.tables.values()])
+
+
+def main(folder: Path, name: str, coordinator: str | None = None, process: int | None = None) -> None:
+    """As the head of this file says."""
+    batch_loss._CACHED_BYTES, batch_loss._LEAST_ROWS = 1, 2  # blocks of two rows a device
+    if coordinator is not None:
+        mesh.join(coordinator, 2, process)
+    results: dict[str, Any] = {}
+    for job in JOBS:
+        run(job, folder / ("processes" if name == "resumed" else name), results, restored=name == "resumed")
+    if devices.is_first():
+        np.savez(folder / f"{name}.npz", **results)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], *sys.argv[3:4], *map(int, sys.argv[4:5]))

@@ -1,0 +1,214 @@
+"""Several devices, and several processes, compute what one does; JAX makes devices of one processor."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from longtail.trainer import devices
+from longtail.trainer.checkpoint import Checkpoints, identity_of
+from longtail.trainer.devices import Cluster, folder_beside, is_first, number_of_processes, of_lost_process, take_part
+from longtail.trainer.errors import CheckpointError, RecipeError
+from tests.backends import environment
+from tests.trainer import tiny
+from tests.trainer.test_backends import wait
+
+_HANGS_SECONDS = 600
+
+
+def start(*arguments: object, on: int) -> "subprocess.Popen[str]":
+    """Python on JAX with so many devices; output goes to a pipe."""
+    jax = environment("jax")
+    flags = f"{jax.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={on}"
+    return subprocess.Popen(
+        [sys.executable, *map(str, arguments)], env=os.environ | jax | {"XLA_FLAGS": flags},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+def coordinator() -> str:
+    """Where no other process listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+def steps(folder: Path, name: str, on: int, *more: object) -> "subprocess.Popen[str]":
+    return start("-m", "tests.trainer.device_steps", folder, name, *more, on=on)
+
+
+@pytest.fixture(scope="module")
+def taken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of what steps gave, by how many devices took them."""
+    folder = tmp_path_factory.mktemp("devices")
+    for two in ((1, 2), (4,)):
+        for process in [steps(folder, str(number), number) for number in two]:
+            wait(process)
+    where = coordinator()
+    for process in [steps(folder, "processes", 2, where, number) for number in (0, 1)]:
+        wait(process)
+    wait(steps(folder, "resumed", 3))
+    return folder
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["2", "4", "processes", "resumed"])
+def test_losses_and_models_of_several_devices_are_those_of_one(taken: Path, name: str) -> None:
+    """Tables and optimisers by parts of rows, negatives of the whole batch; `resumed` took its second half on three
+    devices, from what two processes of two had written while they went on."""
+    one, several = np.load(taken / "1.npz"), np.load(taken / f"{name}.npz")
+    assert len(one.files) == len(several.files) == 3 * 4
+    for key in one.files:
+        expected = one[key]
+        if key.endswith("losses"):
+            assert expected[0] != expected[-1]
+            np.testing.assert_allclose(several[key], expected[-len(several[key]) :], atol=1e-5, err_msg=key)
+        else:
+            np.testing.assert_allclose(several[key], expected, atol=1e-4, err_msg=key)
+
+
+def fit(folder: Path, out: str, where: str, number: int) -> "subprocess.Popen[str]":
+    """One of two processes of a job of `tiny.RECIPE`, two devices each."""
+    settings = ["training.epochs=8", "training.patience=0", "training.checkpoint_steps=2"]
+    return start(
+        "-m", "longtail.trainer", "fit", folder / "recipe.toml", "--out", folder / out, "--processes", 2,
+        "--coordinator", where, "--process", number, *(part for each in settings for part in ("--set", each)),
+        on=2,
+    )  # fmt: skip
+
+
+def finished(folder: Path, out: str) -> Path:
+    """The bundle of two processes that end by themselves."""
+    where = coordinator()
+    for process in [fit(folder, out, where, number) for number in (0, 1)]:
+        wait(process)
+    return folder / out
+
+
+def killed(folder: Path, out: str, victim: int, *, later_than: int) -> tuple[int, str]:
+    """Kill one of two processes when checkpoints are numbered higher; the other's exit code, and what it said."""
+    where = coordinator()
+    both = [fit(folder, out, where, number) for number in (0, 1)]
+    latest = folder / f"{out}.work" / "select" / "latest"
+    until = time.monotonic() + _HANGS_SECONDS
+    while not [path for path in latest.glob("*") if path.name.isdigit() and int(path.name) > later_than]:
+        assert time.monotonic() < until
+        assert both[0].poll() is None, both[0].communicate()
+        time.sleep(0.05)
+    both[victim].kill()
+    output, _ = both[1 - victim].communicate(timeout=_HANGS_SECONDS)
+    both[victim].communicate()
+    return both[1 - victim].returncode, output
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_the_loss_of_a_process_ends_the_other_and_loses_nothing(tmp_path: Path) -> None:
+    tiny.write_job(tmp_path)
+    whole = finished(tmp_path, "whole")
+
+    code, output = killed(tmp_path, "cut", 0, later_than=4)
+    if code != -signal.SIGABRT:  # JAX itself ends those that have lost process 0, and may be the first to see it
+        assert said(output) == LOST.format(1)
+    code, output = killed(tmp_path, "cut", 1, later_than=15)
+    assert code == 3
+    assert said(output) == LOST.format(0)
+    assert not (tmp_path / "cut").exists()
+
+    cut = finished(tmp_path, "cut")
+    for name in ("metrics.json", "history.json", "embeddings.npy"):
+        assert (cut / name).read_bytes() == (whole / name).read_bytes()
+    assert len(json.loads((cut / "history.json").read_text())["losses"]) == 8
+
+
+LOST = (
+    "longtail-train: process {} of 2: another one has stopped (…); start all of them again to go on from the last "
+    "checkpoint"
+)
+
+
+def said(output: str) -> str:
+    """The one line of the command itself, without what JAX calls the error."""
+    (line,) = [line for line in output.splitlines() if line.startswith("longtail-train: ")]
+    return re.sub(r"\(.*\)", "(…)", line)
+
+
+BAD = {
+    "two processes by themselves": (
+        {"processes": 2, "devices": "all"}, Cluster("127.0.0.1:1"),
+        "--coordinator and --process: expected both or neither, received one of them",
+    ),
+    "a third of two": (
+        {"processes": 2, "devices": "all"}, Cluster("127.0.0.1:1", 2), "--process: expected 0 … 1 of 2, received 2",
+    ),
+    "a cluster of one": (
+        {}, Cluster("127.0.0.1:1", 0),
+        "--coordinator and --process: expected training.processes above 1, found 1",
+    ),
+    "another backend": (
+        {"processes": 2, "devices": "all"}, Cluster("127.0.0.1:1", 0),
+        'training.devices = "all": expected Keras on JAX (KERAS_BACKEND=jax), found tensorflow',
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("training", "cluster", "message"), BAD.values(), ids=BAD)
+def test_a_cluster_that_cannot_be_is_refused(training: dict[str, object], cluster: Cluster, message: str) -> None:
+    with pytest.raises(RecipeError, match=re.escape(message)):
+        take_part(tiny.recipe(training=training), cluster)
+
+
+def test_what_several_devices_need_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "find_spec", lambda name: None if name == "orbax" else name)
+    with pytest.raises(RecipeError, match=r"expected orbax to be installed: pip install 'longtail\[jax\]'"):
+        devices.check_installed()
+
+
+def test_several_processes_are_refused_on_one_device_each() -> None:
+    with pytest.raises(ValidationError, match='processes: expected devices = "all" beside 2, received devices = "one"'):
+        tiny.recipe(training={"processes": 2})
+
+
+def test_a_run_is_the_same_on_any_number_of_devices() -> None:
+    data = tiny.dataset(tiny.pairs((0, 0), (1, 1)), queries=2, labels=2)
+    identities = {
+        identity_of(tiny.recipe(training=training), data)
+        for training in ({}, {"devices": "all"}, {"devices": "all", "processes": 8})
+    }
+    assert len(identities) == 1
+
+
+def test_a_checkpoint_of_several_devices_is_not_overlooked_on_one(tmp_path: Path) -> None:
+    (tmp_path / "latest" / "7").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match=r'latest: expected training\.devices = "all", as the checkpoint was'):
+        Checkpoints(tmp_path, "it").load("latest", [])
+
+
+def test_of_one_process_every_error_is_its_own(tmp_path: Path) -> None:
+    assert number_of_processes() == 1
+    assert is_first()
+    assert of_lost_process(type("JaxRuntimeError", (Exception,), {})("Connection closed")) is None
+    with folder_beside(tmp_path / "out") as folder:
+        assert folder.parent == tmp_path
+    assert not folder.exists()
+
+
+@pytest.mark.process
+def test_a_batch_that_devices_cannot_share_is_one_line(tmp_path: Path) -> None:
+    recipe = tiny.write_job(tmp_path)
+    arguments = ["-m", "longtail.trainer", "fit", recipe, "--out", tmp_path / "out"]
+    shares = start(*arguments, "--set", "training.devices=all", on=3)
+    unsaid, _ = shares.communicate(timeout=_HANGS_SECONDS)
+    assert shares.returncode == 2
+    line = "longtail-train: training.batch_size: expected a multiple of 3 devices, received 32 pairs a part"
+    assert unsaid.splitlines()[-1] == line

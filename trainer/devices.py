@@ -1,0 +1,160 @@
+"""A job on several devices and in several processes: who takes part, who writes, and what ends when one is lost.
+
+All processes run the same program on the same data and meet wherever a variable is computed or read. What a job writes,
+the first process writes.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from longtail.bundle import working_directory
+from longtail.trainer import backend
+from longtail.trainer.backend import keras
+from longtail.trainer.config import Recipe
+from longtail.trainer.errors import DeviceError, RecipeError
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Where the processes of a job find each other.
+
+    Attributes:
+        coordinator: HOST:PORT that the first of them listens on; by default what SLURM or MPI say.
+        process: which one this is, from 0; by default the same.
+    """
+
+    coordinator: str | None = None
+    process: int | None = None
+
+
+def take_part(recipe: Recipe, cluster: Cluster) -> None:
+    """Join the other processes of a job that has several; before anything is computed.
+
+    Raises:
+        RecipeError: a cluster is named for a job of one process, or half of one.
+        DeviceError: the other processes are not there.
+    """
+    processes = recipe.training.processes
+    if processes == 1:
+        if cluster != Cluster():
+            raise RecipeError(f"--coordinator and --process: expected training.processes above 1, found {processes}")
+        return
+    if (cluster.coordinator is None) != (cluster.process is None):
+        raise RecipeError("--coordinator and --process: expected both or neither, received one of them")
+    if cluster.process is not None and not 0 <= cluster.process < processes:
+        raise RecipeError(f"--process: expected 0 … {processes - 1} of {processes}, received {cluster.process}")
+    if processes == number_of_processes():
+        return
+    _check_backend()
+    from longtail.trainer.backend import mesh
+
+    try:
+        mesh.join(cluster.coordinator, processes, cluster.process)
+    except (RuntimeError, ValueError) as error:
+        where = cluster.coordinator or "what SLURM or MPI say"
+        raise DeviceError(f"expected {processes} processes by {where}, found: {_first_line(error)}") from error
+
+
+def use_devices(recipe: Recipe) -> None:
+    """Let what is built from now on compute on the devices that a recipe asks for.
+
+    Raises:
+        RecipeError: several, of a backend that has one; or a batch that they cannot share equally.
+    """
+    everywhere = recipe.training.devices == "all"
+    if everywhere:
+        _check_backend()
+    if keras.backend.backend() != "jax":
+        return
+    from longtail.trainer.backend import mesh
+
+    mesh.spread(everywhere)
+    size, devices = recipe.training.batch_size // recipe.training.accumulate, backend.devices()
+    if size % devices:
+        raise RecipeError(
+            f"training.batch_size: expected a multiple of {devices} devices, received {size} pairs a part"
+        )
+
+
+def number_of_processes() -> int:
+    """How many processes compute together."""
+    jax = sys.modules.get("jax")  # asked for its processes, it would open its devices
+    return int(jax.process_count()) if jax is not None and jax.distributed.is_initialized() else 1
+
+
+def process() -> int:
+    """Which of them this one is, from 0."""
+    return 0 if number_of_processes() == 1 else int(sys.modules["jax"].process_index())
+
+
+def is_first() -> bool:
+    """Whether this process is the one that writes."""
+    return process() == 0
+
+
+def wait_for_all(where: str) -> None:
+    """Return when every process has come to the same place."""
+    if number_of_processes() > 1:
+        from longtail.trainer.backend import mesh
+
+        mesh.wait_for_all(where)
+
+
+@contextmanager
+def first_before_others(where: str) -> Iterator[None]:
+    """The block is done by the first process, then by the others, which find what it has written."""
+    if not is_first():
+        wait_for_all(where)
+    yield
+    if is_first():
+        wait_for_all(where)
+
+
+@contextmanager
+def folder_beside(target: Path) -> Iterator[Path]:
+    """A folder to make `target` in, removed at the end: beside it, of the first process; a temporary one of others."""
+    if is_first():
+        with working_directory(target) as folder:
+            yield folder
+        return
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+def of_lost_process(error: BaseException) -> str | None:
+    """One line to say of an error that comes of another process' end; None if it is another."""
+    if type(error).__name__ != "JaxRuntimeError" or number_of_processes() == 1:
+        return None
+    return (
+        f"process {process()} of {number_of_processes()}: another one has stopped ({_first_line(error)}); start all of "
+        "them again to go on from the last checkpoint"
+    )
+
+
+def check_installed() -> None:
+    """Refuse what several devices need and is not there; before Keras is loaded.
+
+    Raises:
+        RecipeError: JAX or Orbax is not installed.
+    """
+    if missing := [name for name in ("jax", "orbax") if find_spec(name) is None]:
+        raise RecipeError(
+            f"training.devices = \"all\": expected {' and '.join(missing)} to be installed: pip install 'longtail[jax]'"
+        )
+
+
+def _check_backend() -> None:
+    check_installed()
+    if (found := keras.backend.backend()) != "jax":
+        raise RecipeError(f'training.devices = "all": expected Keras on JAX (KERAS_BACKEND=jax), found {found}')
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), "")[:200]
