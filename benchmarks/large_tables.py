@@ -83,7 +83,7 @@ def _apart(stage: Callable[..., list[float]], *arguments: Any) -> list[float]:
 def _exported(work: Path, users: int) -> list[float]:
     """Seconds and GB of reading; what is held; seconds and GB of the export, and GB of the bundle."""
     from longtail.trainer.config import load_recipe
-    from longtail.trainer.data.dataset import read_dataset
+    from longtail.trainer.data.prepared import read_dataset
     from longtail.trainer.evaluation.dial import Dial
     from longtail.trainer.export.bundle import to_bundle
     from longtail.trainer.train import prepare_run

@@ -86,6 +86,21 @@ def init(
 
 
 @app.command()
+def prepare(recipe: _RecipeFile, since: _Since = None, set_: _Set = None) -> None:
+    """Read a recipe's data once and keep it in data.prepared, which every later job maps."""
+    from longtail.trainer.config import load_recipe
+
+    checked = load_recipe(recipe, _overrides(set_, since))
+    from longtail.trainer import job
+    from longtail.trainer.data.prepared import prepare
+    from longtail.trainer.progress import Reporter
+
+    dataset, folder = prepare(checked)
+    job.describe(checked, dataset, Reporter(Console(stderr=True)))
+    typer.echo(folder)
+
+
+@app.command()
 def fit(
     recipe: _RecipeFile,
     out: _Out,

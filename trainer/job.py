@@ -18,7 +18,8 @@ from longtail.bundle import Bundle, refuse_existing
 from longtail.bundle.sets import distinct
 from longtail.trainer.choosing import check_choice, choose_dial, curve_of, found_by_label
 from longtail.trainer.config import Recipe, load_recipe
-from longtail.trainer.data.dataset import Dataset, read_dataset
+from longtail.trainer.data.dataset import Dataset
+from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.devices import Cluster, first_before_others, folder_beside, is_first, take_part, wait_for_all
 from longtail.trainer.errors import CheckpointError, RecipeError
 from longtail.trainer.evaluation.comparison import Comparison
@@ -36,6 +37,9 @@ from longtail.trainer.train import prepare_run, train
 from longtail.trainer.trained import Trained
 from longtail.trainer.verdict import before_test, compare_with_baselines, say_of_prior, warn_of_floor
 from longtail.trainer.warm_start import WarmStart
+
+_PLACES = {"train", "valid", "test", "queries", "labels", "prepared"}
+"""What a bundle's recipe leaves out of `data`: where they are on the machine that trained."""
 
 
 def fit(
@@ -99,7 +103,7 @@ def fit(
     weights = _read_warm_start(warm_start, fresh_optimizer)
     dataset = read_dataset(recipe)
     check_choice(recipe, dataset)
-    _describe(recipe, dataset, reporter)
+    describe(recipe, dataset, reporter)
     if weights is not None:
         weights.warn_of_learnt(dataset, reporter)
     work = work_directory(out)
@@ -243,7 +247,7 @@ def finish(
         "recipe.json": recipe.model_dump_json(
             indent=1,
             by_alias=True,
-            exclude={"data": {"train", "valid", "test", "queries", "labels"}, "tune": True},
+            exclude={"data": _PLACES, "tune": True},
         ).encode(),
     }
     if by_label is not None and by_label.found:
@@ -315,7 +319,8 @@ def _figures(
     return json.dumps(content, indent=1, ensure_ascii=False).encode()
 
 
-def _describe(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> None:
+def describe(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> None:
+    """Say what there is to train on, what of it was left out, and what there is to find."""
     reporter.say(
         f"[bold]{recipe.name}[/]: {len(dataset.query_ids):,} queries × {len(dataset.label_ids):,} labels; "
         f"{len(dataset.train):,} training, {len(dataset.valid):,} validation, {len(dataset.test):,} test pairs; "

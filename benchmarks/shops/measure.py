@@ -19,9 +19,10 @@ import pyarrow.parquet as pq
 from longtail.bundle import Bundle, Interval, onnx_session
 from longtail.bundle.arrays import Float32, Float64, Int32
 from longtail.trainer import Recipe
-from longtail.trainer.data.dataset import Dataset, read_dataset
+from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.pairs import Pairs
+from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.evaluation.baselines import BASELINES, Interactions, skipped, top_labels
 from longtail.trainer.evaluation.comparison import tuned
 from longtail.trainer.evaluation.dial import Setting

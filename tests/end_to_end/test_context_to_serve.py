@@ -18,8 +18,9 @@ import pytest
 
 from longtail.bundle import Bundle
 from longtail.trainer.config import load_recipe
-from longtail.trainer.data.dataset import Dataset, read_dataset
+from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
+from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.evaluation.bundle import evaluate
 from tests.end_to_end.commands import fitted_and_published, served
 

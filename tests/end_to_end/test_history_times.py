@@ -19,8 +19,9 @@ import pytest
 
 from longtail.bundle import Bundle
 from longtail.trainer.config import load_recipe
-from longtail.trainer.data.dataset import Dataset, read_dataset
+from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
+from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.evaluation.bundle import evaluate
 from tests.serving.process import server
 

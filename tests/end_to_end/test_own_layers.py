@@ -18,8 +18,8 @@ import pytest
 
 from longtail.bundle import Bundle
 from longtail.trainer.config import load_recipe
-from longtail.trainer.data.dataset import read_dataset
 from longtail.trainer.data.encode import Encoding
+from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.model.two_tower import TwoTower
 from longtail.trainer.warm_start import WarmStart
 from tests.backends import environment

@@ -40,6 +40,7 @@ SURFACE = {
         "--timestamp",
         "--event",
     ],
+    "prepare": ["RECIPE", "--since", "--set"],
     "tune": ["RECIPE", "--out", "--trials", "--set"],
 }
 

@@ -15,9 +15,10 @@ from longtail.bundle import Buckets
 from longtail.trainer.config import EvaluationConfig, load_recipe
 from longtail.trainer.data.askings import Versions, distinct_rows
 from longtail.trainer.data.batches import epoch_batches
-from longtail.trainer.data.dataset import Dataset, read_dataset
+from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.pairs import Pairs
+from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.errors import DataError, RecipeError
 from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.evaluation.ranking import LabelSide, bias_removal_curve

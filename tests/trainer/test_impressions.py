@@ -13,9 +13,9 @@ import pytest
 from longtail.trainer.config import LossConfig
 from longtail.trainer.data.askings import impressions_of
 from longtail.trainer.data.batches import epoch_batches
-from longtail.trainer.data.dataset import read_dataset
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.known import KnownPositives
+from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.errors import DataError
 from tests.trainer import tiny
 

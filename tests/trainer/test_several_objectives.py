@@ -22,10 +22,10 @@ from longtail.trainer import RecipeError, Reporter, fit, load_recipe
 from longtail.trainer.checkpoint import Checkpoints, identity_of
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.batches import epoch_batches
-from longtail.trainer.data.dataset import read_dataset
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.known import KnownPositives
 from longtail.trainer.data.pairs import Pairs
+from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.data.split import without_repeats
 from longtail.trainer.model.objectives import ObjectiveMaps
 from longtail.trainer.model.two_tower import TwoTower

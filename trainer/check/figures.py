@@ -18,9 +18,10 @@ from longtail.bundle.sets import distinct
 from longtail.trainer.check.cost import Cost, cost_of
 from longtail.trainer.check.limits import check_sizes
 from longtail.trainer.config import FeatureConfig, Recipe, load_recipe
-from longtail.trainer.data.dataset import Dataset, read_dataset
+from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.pairs import Pairs
+from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.data.times import in_words
 from longtail.trainer.errors import TrainerError
 from longtail.trainer.evaluation.held_out import HeldOut, seen_pairs, to_find

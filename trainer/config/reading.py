@@ -45,7 +45,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
         raise RecipeError(f"{path}: {in_words(error.errors())}") from error
     paths = {
         key: beside(value, path.parent)
-        for key in ("train", "valid", "test", "queries", "labels")
+        for key in ("train", "valid", "test", "queries", "labels", "prepared")
         if (value := getattr(recipe.data, key)) is not None
     }
     evaluation = recipe.evaluation

@@ -101,6 +101,10 @@ class DataConfig(Section):
     smallest label id alone, in every file, before a split is cut: by number if all label ids are integers, else by
     text; labels that are nobody's smallest leave the catalogue unless `labels` lists them [BM20 A.2]."""
     split: SplitConfig | None = None
+    prepared: Path | None = None
+    """Folder where the data set is kept as it was read: `longtail-train prepare`, or the first job, writes it, and
+    every job after maps it in place of reading, until a file or a setting of reading is another one. May be removed at
+    any time."""
 
     @property
     def ordered(self) -> bool:

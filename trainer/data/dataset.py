@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from longtail.bundle.arrays import Float64, Int32, Int64
 from longtail.bundle.elapsed import TimeUnit
 from longtail.bundle.sets import distinct
-from longtail.trainer.config import DataConfig, Recipe
+from longtail.trainer.config import DataConfig
 from longtail.trainer.data.askings import ask, impressions_of, versions_of
 from longtail.trainer.data.columns import Bags
 from longtail.trainer.data.interactions import CONTEXT
@@ -64,6 +64,7 @@ class Dataset:
         read_at: when the files were read, UTC.
         repeats: `drop` where a split holds every pair once, and so does what splits are put together to.
         report: what was left out of the files' rows, and what is wrong with them.
+        known_fingerprint: what `fingerprint` gives, where it was kept with the data set.
     """
 
     query_ids: pa.Array
@@ -80,6 +81,7 @@ class Dataset:
     read_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     repeats: str = "keep"
     report: RowReport = field(default_factory=RowReport)
+    known_fingerprint: str | None = None
 
     def label_counts(self) -> Int64:
         """Training pairs of every label, whatever they weigh, int64 [L]."""
@@ -122,6 +124,8 @@ class Dataset:
 
     def fingerprint(self) -> str:
         """Hex sha256 of ids, pairs and feature tables: of all that training may depend on."""
+        if self.known_fingerprint is not None:
+            return self.known_fingerprint
         digest = hashlib.sha256(f"ordered {self.ordered}\n".encode())
         for ids in (self.query_ids, self.label_ids):
             for start in range(0, len(ids), _IDS_AT_ONCE):
@@ -148,23 +152,7 @@ class Dataset:
         """This data set with valid moved into train."""
         train = self.train.followed_by(self.valid)
         train = without_repeats(train) if self.repeats == "drop" else train
-        return replace(self, train=train, valid=self.valid.take(slice(0)))
-
-
-def read_dataset(recipe: Recipe) -> Dataset:
-    """The data of a recipe, with the columns that its features are read from.
-
-    Raises:
-        DataError: as `load_dataset`.
-    """
-    return load_dataset(
-        recipe.weighted_data,
-        seed=recipe.seed,
-        strings=recipe.string_columns,
-        columns=recipe.table_columns,
-        context=recipe.context_columns,
-        objectives=recipe.objective_of_type,
-    )
+        return replace(self, train=train, valid=self.valid.take(slice(0)), known_fingerprint=None)
 
 
 def load_dataset(

@@ -14,9 +14,9 @@ from longtail.bundle import BiasRemoval, Bundle, CurvePoint, Loss, Popularity, o
 from longtail.bundle.arrays import Int32
 from longtail.bundle.manifest import NAMED_NOISE
 from longtail.trainer.config import EvaluationConfig, Recipe, load_recipe
-from longtail.trainer.data.dataset import read_dataset
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.pairs import Pairs
+from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.errors import DataError, RecipeError
 from longtail.trainer.evaluation.dial import Dial, Noise, Setting, lines, with_default
 from longtail.trainer.evaluation.ranking import LabelSide, bias_removal_curve, log_proposal_of

@@ -14,7 +14,8 @@ import numpy as np
 
 from longtail.trainer.choosing import check_choice, choose_dial
 from longtail.trainer.config import Recipe
-from longtail.trainer.data.dataset import Dataset, read_dataset
+from longtail.trainer.data.dataset import Dataset
+from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.errors import DataError
 from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.export.trial import try_own_layers

@@ -1,0 +1,203 @@
+"""A data set that is kept as mapped files is the one that was read."""
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from longtail.trainer.config import Recipe, load_recipe
+from longtail.trainer.data import prepared
+from longtail.trainer.data.dataset import Dataset
+from longtail.trainer.data.prepared import prepare, read_dataset
+from longtail.trainer.errors import DataError
+from longtail.trainer.job import fit
+from tests.trainer import tiny
+from tests.trainer.test_cli import run
+
+RICH = """
+name = "rich"
+
+[data]
+train = "log.parquet"
+query_id = "user"
+label_id = "item"
+timestamp = "time"
+events = { column = "event", weights = { click = 1, buy = 3, glance = 0 } }
+impressions = "shown"
+on_bad_row = "drop"
+max_bad_rows = 5
+queries = "users.parquet"
+valid_from = "since"
+labels = "items.parquet"
+display = ["title"]
+split = { strategy = "temporal", valid = 0.1, test = 0.1 }
+
+[query]
+features = [
+    { name = "user", kind = "id", dim = 4 },
+    { name = "device", kind = "id", dim = 4, from = "row" },
+    { name = "country", kind = "id", dim = 4 },
+]
+
+[label]
+features = [{ name = "item", kind = "id", dim = 4 }]
+
+[objectives]
+click = { events = ["click"] }
+buy = { events = ["buy"], weight = 2 }
+"""
+
+
+def write_rich(folder: Path) -> Path:
+    """A recipe with all that a data set can have."""
+    rng, rows = np.random.default_rng(0), 400
+    log = {
+        "user": [f"u{user}" for user in rng.integers(0, 30, rows)],
+        "item": [None if row == 7 else f"i{item}" for row, item in enumerate(rng.integers(0, 20, rows))],
+        "time": np.arange(rows) + 1_700_000_000,
+        "event": rng.choice(["click", "buy", "glance"], rows),
+        "device": rng.choice(["phone", "desk"], rows),
+        "shown": [[f"i{item}" for item in rng.integers(0, 20, 3)] for _ in range(rows)],
+    }
+    pq.write_table(pa.table(log), folder / "log.parquet")
+    users = {
+        "user": [f"u{user}" for user in range(30) for _ in range(2)],
+        "since": [1_600_000_000, 1_700_000_200] * 30,
+        "country": rng.choice(["de", "fr"], 60),
+    }
+    pq.write_table(pa.table(users), folder / "users.parquet")
+    items = {"item": [f"i{item}" for item in range(25)], "title": [f"Title {item}" for item in range(25)]}
+    pq.write_table(pa.table(items), folder / "items.parquet")
+    (folder / "recipe.toml").write_text(RICH)
+    return folder / "recipe.toml"
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether data sets, or parts of them, hold the same."""
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other)
+    if dataclasses.is_dataclass(one):
+        return type(one) is type(other) and all(
+            same(getattr(one, field.name), getattr(other, field.name))
+            for field in dataclasses.fields(one)
+            if field.name not in ("read_at", "known_fingerprint")
+        )
+    if isinstance(one, pa.Table | pa.Array | pa.ChunkedArray):
+        return bool(one.equals(other))
+    return bool(one == other)
+
+
+def kept(recipe: Path, folder: str = "kept") -> Recipe:
+    return load_recipe(recipe, [f"data.prepared={folder}"])
+
+
+@pytest.fixture
+def rich(tmp_path: Path) -> Path:
+    return write_rich(tmp_path)
+
+
+def test_what_is_mapped_is_what_was_read(rich: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepared, "_MAPPED", 100)
+    read = read_dataset(load_recipe(rich))
+    assert read.asked is not None
+    assert read.impressions is not None
+    assert read.report.dropped
+    assert read.report.unweighted
+
+    first, folder = prepare(kept(rich))
+    again, there = prepare(kept(rich))
+    assert folder == there
+    assert folder.parent == rich.parent / "kept"
+    assert sorted(path.name for path in folder.parent.iterdir()) == [folder.name]
+    for dataset in (first, again):
+        assert same(read, dataset)
+        assert dataset.fingerprint() == read.fingerprint()
+        assert dataset.report.lines() == read.report.lines()
+        assert isinstance(dataset.train.queries.base, np.memmap)
+    assert again.read_at == first.read_at
+    refit = dataclasses.replace(again, valid=again.valid).refit()
+    assert refit.fingerprint() == read.refit().fingerprint() != read.fingerprint()
+
+
+def test_jobs_after_the_first_read_no_interactions(rich: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare(kept(rich))
+    monkeypatch.setattr(prepared, "load_dataset", lambda *_, **__: pytest.fail("read again"))
+    assert len(read_dataset(kept(rich)).train)
+
+
+CHANGES = {
+    "a seed": lambda recipe: recipe.model_copy(update={"seed": 5}),
+    "a filter": lambda recipe: recipe.model_copy(
+        update={"data": recipe.data.model_copy(update={"filter": [("device", "=", "phone")]})}
+    ),
+    "no objectives": lambda recipe: recipe.model_copy(update={"objectives": {}}),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_another_way_of_reading_is_another_data_set_beside_it(rich: Path, change: str) -> None:
+    before, after = kept(rich), CHANGES[change](kept(rich))
+    folders = {prepare(recipe)[1] for recipe in (before, after)}
+    assert len(folders) == 2
+    assert all(folder.is_dir() for folder in folders)
+    assert same(prepare(after)[0], read_dataset(CHANGES[change](load_recipe(rich))))
+
+
+def test_a_file_that_changes_is_read_again_and_what_was_made_of_it_is_removed(rich: Path) -> None:
+    before, folder = prepare(kept(rich))
+    log = pq.read_table(rich.parent / "log.parquet")
+    pq.write_table(log.slice(0, 300), rich.parent / "log.parquet")
+    after, now = prepare(kept(rich))
+    assert now != folder
+    assert not folder.exists()
+    assert len(after.train) < len(before.train)
+    assert int(before.train.labels.max()) >= 0  # what was mapped of the old one can still be read
+
+    os.utime(rich.parent / "items.parquet", ns=(1, 1))
+    assert prepare(kept(rich))[1] != now
+
+
+@pytest.mark.parametrize("damage", ["shorter", "gone", "no manifest"])
+def test_damage_is_said_with_what_to_do(rich: Path, damage: str) -> None:
+    folder = prepare(kept(rich))[1]
+    file = folder / ("prepared.json" if damage == "no manifest" else "train.labels.npy")
+    if damage == "shorter":
+        file.write_bytes(file.read_bytes()[:-4])
+    else:
+        file.unlink()
+    with pytest.raises(DataError, match=f"{folder}.*remove the folder"):
+        prepare(kept(rich))
+
+
+def test_the_command_prints_the_folder_and_what_is_there(rich: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, errors = run(capsys, "prepare", rich, "--set", "data.prepared=kept")
+    assert code == 0
+    assert (Path(out.strip()) / "prepared.json").exists()
+    assert "30 queries × 25 labels" in errors
+    assert "Left out, of 400 rows read" in errors
+
+    code, _, errors = run(capsys, "prepare", rich)
+    assert code == 2
+    assert errors == "longtail-train: data.prepared: expected a folder for the prepared data set, received none\n"
+
+
+def test_a_job_gives_the_same_bundle_and_names_no_folder(tmp_path: Path) -> None:
+    recipe = tiny.write_job(tmp_path)
+    read = fit(recipe, tmp_path / "read", overrides=["training.epochs=1"])
+    mapped = fit(recipe, tmp_path / "mapped", overrides=["training.epochs=1", "data.prepared=kept"])
+    assert np.array_equal(read.embeddings, mapped.embeddings)
+    facts = [bundle.manifest.training_data["fingerprint"] for bundle in (read, mapped)]
+    assert facts[0] == facts[1]
+    assert "prepared" not in json.loads((tmp_path / "mapped" / "recipe.json").read_text())["data"]
+
+
+def test_a_data_set_by_itself_hashes_what_it_holds() -> None:
+    data: Dataset = tiny.dataset(tiny.pairs((0, 0)), queries=1, labels=1)
+    assert data.known_fingerprint is None
+    assert data.fingerprint() != tiny.dataset(tiny.pairs((0, 1)), queries=1, labels=2).fingerprint()

@@ -1,0 +1,193 @@
+"""A recipe's data set as files that are mapped: read once from what the recipe names, and there for every job after it.
+
+A folder `data.prepared/KEY/` holds `prepared.json`, an `.npy` for each array, and an Arrow file for each table; KEY is
+of all that reading depends on. It is there whole or not at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, fields
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from longtail.bundle import atomic_directory
+from longtail.bundle.arrays import Array
+from longtail.trainer.config import Recipe
+from longtail.trainer.data.columns import Bags
+from longtail.trainer.data.dataset import Dataset, load_dataset
+from longtail.trainer.data.files import find_files
+from longtail.trainer.data.pairs import Asked, Pairs
+from longtail.trainer.data.problems import Problem, RowReport
+from longtail.trainer.devices import first_before_others
+from longtail.trainer.errors import DataError
+
+_FORMAT = 1
+_MANIFEST = "prepared.json"
+_SPLITS = ("train", "valid", "test")
+_TABLES = ("query_table", "label_table", "contexts")
+_IDS = ("query_ids", "label_ids")
+_MAPPED = 1 << 16
+"""Bytes from which an array is mapped and not read."""
+
+
+def read_dataset(recipe: Recipe) -> Dataset:
+    """The data of a recipe, with the columns that its features are read from; as `prepare` where it names a folder.
+
+    Raises:
+        DataError: as `load_dataset`.
+    """
+    return _load(recipe) if recipe.data.prepared is None else prepare(recipe)[0]
+
+
+def prepare(recipe: Recipe) -> tuple[Dataset, Path]:
+    """The data of a recipe as mapped files in `data.prepared`, which are written where there are none of these settings
+    and files; those of files that have changed since are removed.
+
+    Returns:
+        The data set, and the folder that it is in.
+
+    Raises:
+        DataError: as `load_dataset`; the recipe names no folder; files there that are damaged, or cannot be written.
+    """
+    root = recipe.data.prepared
+    if root is None:
+        raise DataError("data.prepared: expected a folder for the prepared data set, received none")
+    files = _files(recipe)
+    content = json.dumps({"format": _FORMAT, "files": files, "read": _settings(recipe)}, sort_keys=True)
+    folder = root / hashlib.sha256(content.encode()).hexdigest()[:16]
+    with first_before_others("the prepared data set"):
+        if not folder.exists():
+            dataset = _load(recipe)
+            with atomic_directory(folder) as working:
+                _write(dataset, working, files)
+            _remove_stale(root, kept=folder)
+        return _read(folder), folder
+
+
+def _load(recipe: Recipe) -> Dataset:
+    return load_dataset(recipe.weighted_data, **_read_by(recipe))
+
+
+def _read_by(recipe: Recipe) -> dict[str, Any]:
+    """How `load_dataset` reads, beside the section."""
+    return {
+        "seed": recipe.seed,
+        "strings": recipe.string_columns,
+        "columns": recipe.table_columns,
+        "context": recipe.context_columns,
+        "objectives": recipe.objective_of_type,
+    }
+
+
+def _settings(recipe: Recipe) -> dict[str, Any]:
+    return {"data": recipe.weighted_data.model_dump(mode="json", exclude={"prepared"})} | _read_by(recipe)
+
+
+def _files(recipe: Recipe) -> list[tuple[str, int, int]]:
+    """Name, size and time of change of every file that a recipe names, ns."""
+    data, found = recipe.data, []
+    tables = [(places, "table") for places in (data.queries, data.labels)]
+    for places, kind in [*((getattr(data, split), data.format) for split in _SPLITS), *tables]:
+        for file in [] if places is None else find_files(places, kind):
+            about = file.filesystem.get_file_info(file.path)
+            found.append((file.name, about.size or 0, about.mtime_ns or 0))
+    return found
+
+
+def _arrays_of(dataset: Dataset) -> Iterator[tuple[str, Array]]:
+    """Arrays by the names of their files; those that the data set lacks are left out."""
+    parts: dict[str, Pairs | Asked | Bags | None] = {split: getattr(dataset, split) for split in _SPLITS}
+    for part, values in (parts | {"asked": dataset.asked, "impressions": dataset.impressions}).items():
+        for field in fields(values) if values is not None else ():
+            if (array := getattr(values, field.name)) is not None:
+                yield f"{part}.{field.name}.npy", array
+
+
+def _write(dataset: Dataset, folder: Path, files: list[tuple[str, int, int]]) -> None:
+    for name, array in _arrays_of(dataset):
+        np.save(folder / name, array, allow_pickle=False)
+    for name in (*_IDS, *_TABLES):
+        table = getattr(dataset, name)
+        if table is not None:
+            table = pa.table({"id": table}) if name in _IDS else table
+            with pa.ipc.new_file(folder / f"{name}.arrow", table.schema) as file:
+                file.write_table(table.combine_chunks())
+    manifest = {
+        "files": files,
+        "ordered": dataset.ordered,
+        "repeats": dataset.repeats,
+        "read_at": dataset.read_at.isoformat(),
+        "report": asdict(dataset.report),
+        "fingerprint": dataset.fingerprint(),
+        "sizes": {path.name: path.stat().st_size for path in folder.iterdir()},
+    }
+    (folder / _MANIFEST).write_text(json.dumps(manifest, ensure_ascii=False), encoding="utf-8")
+
+
+def _read(folder: Path) -> Dataset:
+    """The data set of a folder, mapped.
+
+    Raises:
+        DataError: a file is missing, or of another size than when it was written.
+    """
+    try:
+        manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+        for name, size in manifest["sizes"].items():
+            if (found := (folder / name).stat().st_size) != size:
+                raise DataError(f"{folder / name}: expected {size} bytes, found {found}: remove the folder")
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"{folder}: expected a prepared data set: {error}: remove the folder") from error
+    there = manifest["sizes"]
+
+    def part(kind: type[Any], name: str) -> Any:
+        names = {field.name: f"{name}.{field.name}.npy" for field in fields(kind)}
+        arrays = {field: _array(folder / file) for field, file in names.items() if file in there}
+        return kind(**arrays) if arrays else None
+
+    tables: dict[str, Any] = {
+        name: _table(folder / f"{name}.arrow") if f"{name}.arrow" in there else None for name in _TABLES
+    }
+    query_ids, label_ids = (_table(folder / f"{name}.arrow")["id"].combine_chunks() for name in _IDS)
+    report = RowReport(**manifest["report"])
+    report.problems = [Problem(**problem) for problem in manifest["report"]["problems"]]
+    report.unlisted = {side: (without, every) for side, (without, every) in report.unlisted.items()}
+    return Dataset(
+        query_ids=query_ids,
+        label_ids=label_ids,
+        ordered=manifest["ordered"],
+        asked=part(Asked, "asked"),
+        impressions=part(Bags, "impressions"),
+        read_at=datetime.fromisoformat(manifest["read_at"]),
+        repeats=manifest["repeats"],
+        report=report,
+        known_fingerprint=manifest["fingerprint"],
+        **{split: part(Pairs, split) for split in _SPLITS},
+        **tables,
+    )
+
+
+def _array(path: Path) -> Array:
+    mapped = np.load(path, mmap_mode="r" if path.stat().st_size > _MAPPED else None, allow_pickle=False)
+    array: Array = mapped.view(np.ndarray)  # without what makes every part of a map another map
+    return array
+
+
+def _table(path: Path) -> pa.Table:
+    return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+
+
+def _remove_stale(root: Path, *, kept: Path) -> None:
+    """Remove data sets of files that `kept` was read from when they were others."""
+    files = {name: about for name, *about in json.loads((kept / _MANIFEST).read_text(encoding="utf-8"))["files"]}
+    for path in root.glob(f"*/{_MANIFEST}"):
+        others = {name: about for name, *about in json.loads(path.read_text(encoding="utf-8"))["files"]}
+        if any(files.get(name, about) != about for name, about in others.items()):
+            shutil.rmtree(path.parent)
