@@ -121,6 +121,8 @@ def ask(
     Raises:
         DataError: contexts of one name and of types that do not go together.
     """
+    if versions is None and not any(part.num_columns for part in contexts.values()):
+        return dict(pairs), None, None
     queries_N = np.concatenate([part.queries for part in pairs.values()])
     codes_N = queries_N.astype(np.int64)
     table, contexts_N, attributes_N = None, None, None
@@ -134,8 +136,6 @@ def ask(
     if versions is not None:
         attributes_N = np.concatenate([versions.as_of(part.queries, _times(part)) for part in pairs.values()])
         codes_N = _combined(codes_N, attributes_N)
-    if contexts_N is None and attributes_N is None:
-        return dict(pairs), None, None
     _, first, askings_N = np.unique(codes_N, return_index=True, return_inverse=True)
     asked = Asked(
         queries_N[first],

@@ -184,10 +184,11 @@ def load_dataset(
         raise DataError("data.split: expected at most one of valid and test as a file beside it, received both")
     report = RowReport()
     raw, tables = read_files(data, places, report, strings=strings, columns=columns, now=read_at, context=context)
+    pa.default_memory_pool().release_unused()
     query_table, label_table = tables["query"], tables["label"]
-    query_ids = _union(raw, "query", query_table, report)
-    label_ids = _union(raw, "label", label_table, report)
-    pairs = {name: _pairs(table, query_ids, label_ids, objectives) for name, table in raw.items()}
+    query_ids, queries = _ids_of(raw, "query", query_table, report)
+    label_ids, labels = _ids_of(raw, "label", label_table, report)
+    pairs = {name: _pairs(table, queries.pop(name), labels.pop(name), objectives) for name, table in raw.items()}
     pairs, shown = _with_shown(pairs, raw)
     versions, attributes = None, None
     if query_table is not None:
@@ -195,6 +196,8 @@ def load_dataset(
         if data.valid_from:
             attributes, versions = versions_of(data, query_table, query_ids, list(raw.values()))
     pairs, asked, contexts = ask(pairs, {name: _contexts(table, context) for name, table in raw.items()}, versions)
+    del raw
+    pa.default_memory_pool().release_unused()  # what it keeps of the files is more than all that is left of them
     if data.reduction == "smallest":
         listed = None if label_table is None else label_table.ids
         pairs, label_ids = keep_smallest_label(pairs, label_ids, listed)
@@ -203,7 +206,8 @@ def load_dataset(
             name: given for name, given in pairs.items() if name != "train"
         }
     nothing = pairs["train"].take(slice(0))
-    pairs = {name: pairs.get(name, nothing).sorted() for name in ("train", "valid", "test")}
+    for name in ("train", "valid", "test"):
+        pairs[name] = pairs.pop(name, nothing).sorted()  # one after the other, that no more than one is there twice
     if data.repeats == "drop":
         before = sum(map(len, pairs.values()))
         pairs = {name: without_repeats(split) for name, split in pairs.items()}
@@ -226,27 +230,32 @@ def load_dataset(
     )
 
 
-def _union(raw: dict[str, pa.Table], side: str, table: IdTable | None, report: RowReport) -> pa.Array:
-    """Every id of some interactions and of a feature table, once; notes those that the table has no row for."""
-    ids = pc.unique(pa.concat_arrays([chunk.dictionary for each in raw.values() for chunk in each[side].chunks]))
+def _ids_of(
+    raw: dict[str, pa.Table], side: str, table: IdTable | None, report: RowReport
+) -> tuple[pa.Array, dict[str, Int32]]:
+    """Every id of some interactions and of a feature table, once; and the rows of them that the interactions of each
+    split name, int32 [N]. Notes ids that the table has no row for."""
+    chunks = [chunk for each in raw.values() for chunk in each[side].chunks]
+    encoded = pa.concat_arrays([chunk.dictionary for chunk in chunks]).dictionary_encode()
+    ids, row_n = encoded.dictionary, encoded.indices.to_numpy()
+    ends = np.cumsum([len(chunk.dictionary) for chunk in chunks])
+    of_chunks = iter([row_n[end - len(chunk.dictionary) : end] for chunk, end in zip(chunks, ends, strict=True)])
+    rows = {
+        name: np.concatenate([next(of_chunks)[chunk.indices.to_numpy()] for chunk in each[side].chunks])
+        for name, each in raw.items()
+    }
     if table is None:
-        return ids
+        return ids, rows
     if without := len(ids) - pc.sum(pc.is_in(ids, value_set=table.ids)).as_py():
         report.unlisted["queries" if side == "query" else "labels"] = without, len(ids)
-    return pc.unique(pa.concat_arrays([ids, table.ids]))
+    return pc.unique(pa.concat_arrays([ids, table.ids])), rows
 
 
-def _pairs(table: pa.Table, query_ids: pa.Array, label_ids: pa.Array, objectives: Sequence[int] | None) -> Pairs:
-    def rows(name: str, ids: pa.Array) -> Int32:
-        column = table[name].combine_chunks()
-        found = np.asarray(pc.index_in(column.dictionary, value_set=ids), np.int32)
-        mapped: Int32 = found[column.indices.to_numpy()]
-        return mapped
-
+def _pairs(table: pa.Table, queries_N: Int32, labels_N: Int32, objectives: Sequence[int] | None) -> Pairs:
     events = table["event"].to_numpy() if "event" in table.column_names else None
     return Pairs(
-        rows("query", query_ids),
-        rows("label", label_ids),
+        queries_N,
+        labels_N,
         table["weight"].to_numpy() if "weight" in table.column_names else None,
         table["time"].to_numpy() if "time" in table.column_names else None,
         events,

@@ -36,8 +36,9 @@ class Interactions:
     """Interactions by split.
 
     Attributes:
-        tables: `query` and `label`, dictionary-encoded strings, one chunk; `time` float64 and `weight` float32 where
-            the recipe asks for them, `shown` lists of strings, and a context's columns under `context:NAME`.
+        tables: `query` and `label`, dictionary-encoded strings, a dictionary for each chunk; `time` float64 and
+            `weight` float32 where the recipe asks for them, `shown` lists of strings, and a context's columns under
+            `context:NAME`.
         id_types: `integers` or `strings` by id column, then by Parquet file.
         errors: what is wrong with whole files.
     """
@@ -89,8 +90,10 @@ def read_interactions(files: dict[str, list[DataFile]], data: DataConfig, report
     times = [part.times_N for part in parts if part.times_N is not None]
     report.unit = unit_of(times, now=now) if times else None
     newest = _newest(times, report.unit, now)
+    del times
     by_split: dict[str, list[pa.Table]] = {split: [] for split in files}
-    for part in parts:
+    for _ in range(len(parts)):
+        part = parts.pop(0)  # that it is held no longer than it takes
         try:
             if data.since is not None:
                 part = _since(part, data.since, newest, report)
@@ -104,7 +107,7 @@ def read_interactions(files: dict[str, list[DataFile]], data: DataConfig, report
             except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
                 made.errors.append(f"data.{split}: expected context columns of one type in all files: {error}")
                 continue
-            made.tables[split] = whole.unify_dictionaries().combine_chunks()
+            made.tables[split] = whole
         elif not made.errors and not any(problem.fatal for problem in report.problems):
             made.errors.append(nothing_in(files[split], report))
     return made
@@ -141,12 +144,21 @@ def _read(split: str, file: DataFile, data: DataConfig, made: Interactions, repo
     if data.filter:
         part = part.kept(rows_that_meet(data.filter, table, file))
         report.filtered += table.num_rows - part.table.num_rows
+    part = replace(part, table=_encoded(part.table, (data.query_id, data.label_id), file))
     if data.timestamp is None:
         return part
     times_N = as_times(part.table[data.timestamp])
     if times_N is None:
         raise file.wrong(data.timestamp, "numbers or timestamps", part.table[data.timestamp].type)
     return replace(part, times_N=times_N)
+
+
+def _encoded(table: pa.Table, ids: Sequence[str], file: DataFile) -> pa.Table:
+    """The table with its ids as numbers of distinct strings, which take a part of the memory."""
+    for name in ids:
+        encoded = encode_ids(table[name], name, file)
+        table = table.set_column(table.column_names.index(name), name, encoded)
+    return table
 
 
 def _newest(times: list[Float64], unit: str | None, now: datetime) -> float | None:
@@ -177,6 +189,8 @@ def _checked(part: _Part, data: DataConfig, report: RowReport, newest: float | N
     checks = RowChecks(part.file.name, part.rows_N)
     ids = {"query": data.query_id, "label": data.label_id}
     columns: dict[str, pa.Array] = {key: encode_ids(part.table[name], name, part.file) for key, name in ids.items()}
+    if data.since is not None:
+        columns = {key: in_use(column) for key, column in columns.items()}
     for key, name in ids.items():
         check_ids(checks, name, columns[key], data.placeholders)
     if part.times_N is not None and data.timestamp is not None:
