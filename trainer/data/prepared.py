@@ -155,7 +155,10 @@ def _read(folder: Path) -> Dataset:
     tables: dict[str, Any] = {
         name: _table(folder / f"{name}.arrow") if f"{name}.arrow" in there else None for name in _TABLES
     }
-    query_ids, label_ids = (_table(folder / f"{name}.arrow")["id"].combine_chunks() for name in _IDS)
+    columns = [_table(folder / f"{name}.arrow")["id"] for name in _IDS]
+    query_ids, label_ids = (  # to combine one chunk is to copy it
+        column.chunk(0) if column.num_chunks == 1 else column.combine_chunks() for column in columns
+    )
     report = RowReport(**manifest["report"])
     report.problems = [Problem(**problem) for problem in manifest["report"]["problems"]]
     report.unlisted = {side: (without, every) for side, (without, every) in report.unlisted.items()}
