@@ -20,7 +20,8 @@ _BLOCK_BYTES = 1 << 26
 
 
 def values_of(values: keras.Variable | npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """A variable or an array, of any shape, in the memory of the host; of one that lies on devices by rows all rows."""
+    """A variable or an array, of any shape, in the memory of the host; of a `backend.rows_variable` a copy of all rows
+    that were asked for."""
     if not hasattr(values, "rows"):
         return ops.convert_to_numpy(values)
     return np.concatenate([_rows(values, start, end) for start, end in blocks_of(values)])

@@ -78,7 +78,7 @@ def _carry_rows(
         if slot == STEPS:
             variable.assign(old)
             continue
-        rows = values_of(variable).copy()
+        rows = values_of(variable)
         rows[places >= 0] = old[places[places >= 0]]
         assign(variable, rows)
     carried.state.append(f"{weight}/{group}")

@@ -205,7 +205,7 @@ class WarmStart:
             return
         found = np.asarray(pc.fill_null(pc.index_in(new_ids, value_set=old_ids), -1), np.int64)
         places = np.concatenate([[0], np.where(found < 0, -1, found + 1)])
-        rows = values_of(table.table).copy()
+        rows = values_of(table.table)
         rows[places >= 0] = old[places[places >= 0]]
         assign(table.table, rows)
         kept = int((found >= 0).sum())

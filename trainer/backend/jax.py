@@ -94,6 +94,10 @@ def fill(table: keras.Variable, blocks: Iterable[Array]) -> None:
             rows[low - first : high - first] = rows_ND[low - start : high - start]
         start += len(rows_ND)
 
+    if mesh_in_use() is None:
+        table.assign(rows)
+        return
+
     def part(index: tuple[slice, ...] | None) -> Array:
         low, high, _ = (index or (slice(None),))[0].indices(shape[0])
         of_device: Array = rows[low - first : high - first]
@@ -113,6 +117,16 @@ def count(positions_N: jax.Array, distinct_U: jax.Array) -> jax.Array:
     return jnp.zeros(distinct_U.shape).at[positions_N].add(1.0)
 
 
+class _Within(keras.StatelessScope):  # type: ignore[misc]  # Keras is untyped
+    """Has values for some variables; all others have those of the scope around it. By itself Keras' has what they held
+    when the step was traced: a constant of the program, gone with the buffers that the step was given."""
+
+    def get_current_value(self, variable: keras.Variable) -> Any:
+        """The variable's value here, or around."""
+        value, around = super().get_current_value(variable), self.original_scope
+        return around.get_current_value(variable) if value is None and around is not None else value
+
+
 def value_and_gradients(
     loss: Callable[[list[Tensor]], tuple[Tensor, _Beside]], rows: list[Tensor], variables: Sequence[keras.Variable]
 ) -> tuple[tuple[Tensor, _Beside], list[Tensor], list[Tensor]]:
@@ -125,7 +139,7 @@ def value_and_gradients(
     """
 
     def pure(rows: list[Tensor], values: list[Tensor]) -> tuple[Tensor, _Beside]:
-        with keras.StatelessScope(state_mapping=list(zip(variables, values, strict=True))):
+        with _Within(state_mapping=list(zip(variables, values, strict=True))):
             return loss(rows)
 
     values = [variable.value for variable in variables]
