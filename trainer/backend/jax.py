@@ -4,26 +4,31 @@ On several devices a mesh of one axis has them all, of all processes. Variables 
 parts of rows, every other variable whole on each device; what a step and a tower take lies on it by its first axis.
 Programs say nothing of it but where rows are read and written, so that they compute what they do on one device.
 
-Legend: `N` ids, `U` distinct ids, `D` dimensions, `R` rows of a device's part.
+Legend: `N` ids, `U` distinct ids, `D` dimensions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from longtail.bundle.arrays import Array
-from longtail.trainer.backend.mesh import AXIS, by_rows, devices, mesh_in_use
+from longtail.trainer.backend.mesh import AXIS, by_rows, gather_of, mesh_in_use, scatter_of
 from longtail.trainer.backend.tensors import BlockLoss, Step, Tensor, Tensors
 
 _Beside = TypeVar("_Beside")
+
+
+def devices() -> int:
+    """How many devices compute together."""
+    mesh = mesh_in_use()
+    return 1 if mesh is None else int(mesh.size)
 
 
 def rows_variable(rows: int, width: int, *, name: str, initializer: Any = "zeros") -> keras.Variable:
@@ -41,7 +46,7 @@ def rows_variable(rows: int, width: int, *, name: str, initializer: Any = "zeros
 def gather(table: keras.Variable, ids: jax.Array) -> jax.Array:
     """Rows of a variable, shape [*ids.shape, D]."""
     if (mesh := mesh_in_use()) is not None and hasattr(table, "rows"):
-        rows: jax.Array = _gather_of(mesh)(table.value, ids)
+        rows: jax.Array = gather_of(mesh)(table.value, ids)
         return rows
     return jnp.take(table.value, ids, axis=0, mode="clip")
 
@@ -49,37 +54,9 @@ def gather(table: keras.Variable, ids: jax.Array) -> jax.Array:
 def scatter(table: keras.Variable, ids_U: jax.Array, rows_UD: jax.Array) -> None:
     """Replace rows of a variable; ids past its end are dropped."""
     if (mesh := mesh_in_use()) is not None and hasattr(table, "rows"):
-        table.assign(_scatter_of(mesh)(table.value, ids_U, rows_UD))
+        table.assign(scatter_of(mesh)(table.value, ids_U, rows_UD))
         return
     table.assign(table.value.at[ids_U].set(rows_UD, mode="drop"))
-
-
-@cache
-def _gather_of(mesh: Mesh) -> Callable[..., jax.Array]:
-    """Every device gives the rows that it has, and their sum is all of them: no device sees another's part."""
-
-    def rows_of(part_RD: jax.Array, ids: jax.Array) -> jax.Array:
-        places = ids - jax.lax.axis_index(AXIS) * part_RD.shape[0]
-        own = (places >= 0) & (places < part_RD.shape[0])
-        rows = jnp.take(part_RD, places, axis=0, mode="clip")
-        of_all: jax.Array = jax.lax.psum(jnp.where(own[..., None], rows, 0), AXIS)
-        return of_all
-
-    parts, whole = PartitionSpec(AXIS), PartitionSpec()
-    return jax.jit(jax.shard_map(rows_of, mesh=mesh, in_specs=(parts, whole), out_specs=whole))
-
-
-@cache
-def _scatter_of(mesh: Mesh) -> Callable[..., jax.Array]:
-    """Every device writes the rows that it has."""
-
-    def written(part_RD: jax.Array, ids_U: jax.Array, rows_UD: jax.Array) -> jax.Array:
-        places_U = ids_U - jax.lax.axis_index(AXIS) * part_RD.shape[0]
-        places_U = jnp.where(places_U < 0, part_RD.shape[0], places_U)
-        return part_RD.at[places_U].set(rows_UD, mode="drop")
-
-    parts, whole = PartitionSpec(AXIS), PartitionSpec()
-    return jax.jit(jax.shard_map(written, mesh=mesh, in_specs=(parts, whole, whole), out_specs=parts))
 
 
 def fill(table: keras.Variable, blocks: Iterable[Array]) -> None:

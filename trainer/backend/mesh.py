@@ -1,14 +1,18 @@
 """The devices that JAX computes on together: a mesh of one axis, of all processes.
 
 JAX alone has it; `trainer.devices` is where the rest of the trainer asks for it.
+
+Legend: `U` distinct ids, `D` dimensions, `R` rows of a device's part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import keras
 import numpy as np
 from jax.experimental import multihost_utils
@@ -53,12 +57,6 @@ def mesh_in_use() -> Mesh | None:
     return None if distribution is None else distribution.device_mesh.backend_mesh
 
 
-def devices() -> int:
-    """How many devices compute together."""
-    mesh = mesh_in_use()
-    return 1 if mesh is None else int(mesh.size)
-
-
 def by_rows(columns: Mapping[str, Any]) -> dict[str, Any]:
     """Columns in equal parts of their first axis on all devices; whole on each where they cannot be equal."""
     if (mesh := mesh_in_use()) is None:
@@ -72,3 +70,31 @@ def by_rows(columns: Mapping[str, Any]) -> dict[str, Any]:
         return jax.make_array_from_callback(values.shape, NamedSharding(mesh, parts), values.__getitem__)
 
     return {name: placed(column) for name, column in columns.items()}
+
+
+@cache
+def gather_of(mesh: Mesh) -> Callable[..., jax.Array]:
+    """Every device gives the rows that it has, and their sum is all of them: no device sees another's part."""
+
+    def rows_of(part_RD: jax.Array, ids: jax.Array) -> jax.Array:
+        places = ids - jax.lax.axis_index(AXIS) * part_RD.shape[0]
+        own = (places >= 0) & (places < part_RD.shape[0])
+        rows = jnp.take(part_RD, places, axis=0, mode="clip")
+        of_all: jax.Array = jax.lax.psum(jnp.where(own[..., None], rows, 0), AXIS)
+        return of_all
+
+    parts, whole = PartitionSpec(AXIS), PartitionSpec()
+    return jax.jit(jax.shard_map(rows_of, mesh=mesh, in_specs=(parts, whole), out_specs=whole))
+
+
+@cache
+def scatter_of(mesh: Mesh) -> Callable[..., jax.Array]:
+    """Every device writes the rows that it has."""
+
+    def written(part_RD: jax.Array, ids_U: jax.Array, rows_UD: jax.Array) -> jax.Array:
+        places_U = ids_U - jax.lax.axis_index(AXIS) * part_RD.shape[0]
+        places_U = jnp.where(places_U < 0, part_RD.shape[0], places_U)
+        return part_RD.at[places_U].set(rows_UD, mode="drop")
+
+    parts, whole = PartitionSpec(AXIS), PartitionSpec()
+    return jax.jit(jax.shard_map(written, mesh=mesh, in_specs=(parts, whole, whole), out_specs=parts))
