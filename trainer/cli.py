@@ -292,7 +292,7 @@ def _overrides(set_: list[str] | None, since: str | None) -> list[str]:
 
 def main() -> None:
     """Run the command; a TrainerError, BundleError or OSError is one line on stderr and exit code 2, and the loss of
-    another process exit code 3."""
+    another process exit code 3, unless JAX has ended this one before."""
     from longtail.bundle import BundleError
     from longtail.trainer.devices import number_of_processes, of_lost_process
     from longtail.trainer.errors import TrainerError
