@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -86,7 +87,7 @@ def same(one: Any, other: Any) -> bool:
         return type(one) is type(other) and all(
             same(getattr(one, field.name), getattr(other, field.name))
             for field in dataclasses.fields(one)
-            if field.name not in ("read_at", "known_fingerprint")
+            if field.name != "read_at"
         )
     if isinstance(one, pa.Table | pa.Array | pa.ChunkedArray):
         return bool(one.equals(other))
@@ -121,8 +122,9 @@ def test_what_is_mapped_is_what_was_read(rich: Path, monkeypatch: pytest.MonkeyP
         assert dataset.report.lines() == read.report.lines()
         assert isinstance(dataset.train.queries.base, np.memmap)
     assert again.read_at == first.read_at
-    refit = dataclasses.replace(again, valid=again.valid).refit()
-    assert refit.fingerprint() == read.refit().fingerprint() != read.fingerprint()
+    assert again.refit().fingerprint() == read.refit().fingerprint() != read.fingerprint()
+    untested = [dataclasses.replace(each, test=each.test.take(slice(0))).fingerprint() for each in (read, again)]
+    assert untested[0] == untested[1] != read.fingerprint()
 
 
 def test_jobs_after_the_first_read_no_interactions(rich: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +199,27 @@ def test_a_job_gives_the_same_bundle_and_names_no_folder(tmp_path: Path) -> None
     assert "prepared" not in json.loads((tmp_path / "mapped" / "recipe.json").read_text())["data"]
 
 
-def test_a_data_set_by_itself_hashes_what_it_holds() -> None:
-    data: Dataset = tiny.dataset(tiny.pairs((0, 0)), queries=1, labels=1)
-    assert data.known_fingerprint is None
-    assert data.fingerprint() != tiny.dataset(tiny.pairs((0, 1)), queries=1, labels=2).fingerprint()
+def test_a_job_that_comes_second_takes_what_the_first_has_written(rich: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load = prepared.load_dataset
+
+    def meanwhile(*arguments: Any, **more: Any) -> Dataset:
+        monkeypatch.setattr(prepared, "load_dataset", load)
+        prepare(kept(rich))
+        return load(*arguments, **more)
+
+    monkeypatch.setattr(prepared, "load_dataset", meanwhile)
+    assert same(prepare(kept(rich))[0], read_dataset(load_recipe(rich)))
+
+
+def test_a_remote_file_of_the_same_size_is_read_again_where_it_is_another(tmp_path: Path) -> None:
+    store = fsspec.filesystem("memory")
+    recipe = tiny.write_job(tmp_path)
+    remote = load_recipe(recipe, ["data.train=memory://kept/log.csv", "data.prepared=kept", "data.timestamp=time"])
+    labels = []
+    for label in ("3", "4"):
+        rows = "".join(f"u{user},{label},{user}\n" for user in range(9))
+        store.pipe("/kept/log.csv", f"user_id,item_id,time\n{rows}".encode())
+        data = prepare(remote)[0]
+        assert prepare(remote)[1] == prepare(remote)[1]
+        labels.append(data.label_ids[int(data.train.labels[0])].as_py())
+    assert labels == ["3", "4"]

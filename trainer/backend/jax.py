@@ -141,7 +141,6 @@ def sum_of_blocks(
         return ordered.reshape(-1, *column.shape[2:])
 
     def summed(shared: Tensors, rows: Tensors, fixed: Tensors) -> tuple[Any, Any]:
-
         def add(sums: Any, block: Any) -> tuple[Any, Any]:
             of_block = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
             (value, kept), (of_shared, of_rows) = of_block(shared, *block)

@@ -316,8 +316,9 @@ def epoch_batches(
     packed = packs and features.has_sequences
     if packed:
         order = _by_query(order, pairs, seed=seed, epoch=epoch)
-    owners = None if known is None else pairs.owners
-    asked_for = pairs.asked_for if grouped or numbered else None
+    unasked = np.empty(0, np.int64)  # the numbers of all pairs are made where a loss asks for them
+    owners = unasked if known is None else pairs.owners
+    asked_for = pairs.asked_for if grouped or numbered else unasked
     weight_N = pairs.weight_of_owners(None if replay is None else replay.chances()) if sized else None
     for step in range(first, len(order) // batch_size):
         rows_B = order[step * batch_size : (step + 1) * batch_size]
@@ -325,15 +326,15 @@ def epoch_batches(
         batch["_pair"] = rows_B.astype(np.int32)
         batch["_positive"] = pairs.labels[rows_B]
         batch["_weight"] = np.ones(batch_size, np.float32) if pairs.weights is None else pairs.weights[rows_B]
-        if known is not None and owners is not None:
+        if known is not None:
             batch["_known"], batch["_known_rows"] = known.of_queries(owners[rows_B])
         if pairs.objectives is not None:
             batch["_objective"] = pairs.objectives[rows_B]
-        if grouped and asked_for is not None:
+        if grouped:
             batch["_group"] = _groups(asked_for[rows_B], parts=grouped)
         if weight_N is not None:
             batch["_pairs"] = weight_N[rows_B]
-        if numbered and asked_for is not None:
+        if numbered:
             batch["_asking"] = asked_for[rows_B].astype(np.int32)
         if audience is not None:
             batch["_own"] = audience.own[rows_B]

@@ -10,6 +10,7 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -64,7 +65,6 @@ class Dataset:
         read_at: when the files were read, UTC.
         repeats: `drop` where a split holds every pair once, and so does what splits are put together to.
         report: what was left out of the files' rows, and what is wrong with them.
-        known_fingerprint: what `fingerprint` gives, where it was kept with the data set.
     """
 
     query_ids: pa.Array
@@ -81,7 +81,6 @@ class Dataset:
     read_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     repeats: str = "keep"
     report: RowReport = field(default_factory=RowReport)
-    known_fingerprint: str | None = None
 
     def label_counts(self) -> Int64:
         """Training pairs of every label, whatever they weigh, int64 [L]."""
@@ -124,8 +123,11 @@ class Dataset:
 
     def fingerprint(self) -> str:
         """Hex sha256 of ids, pairs and feature tables: of all that training may depend on."""
-        if self.known_fingerprint is not None:
-            return self.known_fingerprint
+        return self.computed_fingerprint
+
+    @cached_property
+    def computed_fingerprint(self) -> str:
+        """As `fingerprint`, computed once."""
         digest = hashlib.sha256(f"ordered {self.ordered}\n".encode())
         for ids in (self.query_ids, self.label_ids):
             for start in range(0, len(ids), _IDS_AT_ONCE):
@@ -152,7 +154,7 @@ class Dataset:
         """This data set with valid moved into train."""
         train = self.train.followed_by(self.valid)
         train = without_repeats(train) if self.repeats == "drop" else train
-        return replace(self, train=train, valid=self.valid.take(slice(0)), known_fingerprint=None)
+        return replace(self, train=train, valid=self.valid.take(slice(0)))
 
 
 def load_dataset(
@@ -184,7 +186,7 @@ def load_dataset(
         raise DataError("data.split: expected at most one of valid and test as a file beside it, received both")
     report = RowReport()
     raw, tables = read_files(data, places, report, strings=strings, columns=columns, now=read_at, context=context)
-    pa.default_memory_pool().release_unused()
+    pa.default_memory_pool().release_unused()  # what it keeps of the files is more than all that is left of them
     query_table, label_table = tables["query"], tables["label"]
     query_ids, queries = _ids_of(raw, "query", query_table, report)
     label_ids, labels = _ids_of(raw, "label", label_table, report)
@@ -197,7 +199,7 @@ def load_dataset(
             attributes, versions = versions_of(data, query_table, query_ids, list(raw.values()))
     pairs, asked, contexts = ask(pairs, {name: _contexts(table, context) for name, table in raw.items()}, versions)
     del raw
-    pa.default_memory_pool().release_unused()  # what it keeps of the files is more than all that is left of them
+    pa.default_memory_pool().release_unused()
     if data.reduction == "smallest":
         listed = None if label_table is None else label_table.ids
         pairs, label_ids = keep_smallest_label(pairs, label_ids, listed)

@@ -92,7 +92,7 @@ def read_interactions(files: dict[str, list[DataFile]], data: DataConfig, report
     newest = _newest(times, report.unit, now)
     del times
     by_split: dict[str, list[pa.Table]] = {split: [] for split in files}
-    for _ in range(len(parts)):
+    while parts:
         part = parts.pop(0)  # that it is held no longer than it takes
         try:
             if data.since is not None:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, fields
 from datetime import datetime
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from longtail.bundle import atomic_directory
+from longtail.bundle import BundleExistsError, atomic_directory
 from longtail.bundle.arrays import Array
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.columns import Bags
@@ -55,7 +56,8 @@ def prepare(recipe: Recipe) -> tuple[Dataset, Path]:
         The data set, and the folder that it is in.
 
     Raises:
-        DataError: as `load_dataset`; the recipe names no folder; files there that are damaged, or cannot be written.
+        DataError: as `load_dataset`; the recipe names no folder; files there that are damaged.
+        OSError: the disk is full or not writable.
     """
     root = recipe.data.prepared
     if root is None:
@@ -66,7 +68,7 @@ def prepare(recipe: Recipe) -> tuple[Dataset, Path]:
     with first_before_others("the prepared data set"):
         if not folder.exists():
             dataset = _load(recipe)
-            with atomic_directory(folder) as working:
+            with suppress(BundleExistsError), atomic_directory(folder) as working:  # of another job by now
                 _write(dataset, working, files)
             _remove_stale(root, kept=folder)
         return _read(folder), folder
@@ -92,13 +94,15 @@ def _settings(recipe: Recipe) -> dict[str, Any]:
 
 
 def _files(recipe: Recipe) -> list[tuple[str, int, int]]:
-    """Name, size and time of change of every file that a recipe names, ns."""
+    """Name, size and time of change, ns, of every file that a recipe names; of a remote one in place of the time what
+    fsspec makes of all that its store says of it."""
     data, found = recipe.data, []
     tables = [(places, "table") for places in (data.queries, data.labels)]
     for places, kind in [*((getattr(data, split), data.format) for split in _SPLITS), *tables]:
         for file in [] if places is None else find_files(places, kind):
-            about = file.filesystem.get_file_info(file.path)
-            found.append((file.name, about.size or 0, about.mtime_ns or 0))
+            about, handler = file.filesystem.get_file_info(file.path), getattr(file.filesystem, "handler", None)
+            version = about.mtime_ns if handler is None else handler.fs.checksum(file.path)
+            found.append((file.name, about.size, version))
     return found
 
 
@@ -162,7 +166,7 @@ def _read(folder: Path) -> Dataset:
     report = RowReport(**manifest["report"])
     report.problems = [Problem(**problem) for problem in manifest["report"]["problems"]]
     report.unlisted = {side: (without, every) for side, (without, every) in report.unlisted.items()}
-    return Dataset(
+    dataset = Dataset(
         query_ids=query_ids,
         label_ids=label_ids,
         ordered=manifest["ordered"],
@@ -171,10 +175,11 @@ def _read(folder: Path) -> Dataset:
         read_at=datetime.fromisoformat(manifest["read_at"]),
         repeats=manifest["repeats"],
         report=report,
-        known_fingerprint=manifest["fingerprint"],
         **{split: part(Pairs, split) for split in _SPLITS},
         **tables,
     )
+    vars(dataset)["computed_fingerprint"] = manifest["fingerprint"]  # of what was written
+    return dataset
 
 
 def _array(path: Path) -> Array:
@@ -190,7 +195,7 @@ def _table(path: Path) -> pa.Table:
 def _remove_stale(root: Path, *, kept: Path) -> None:
     """Remove data sets of files that `kept` was read from when they were others."""
     files = {name: about for name, *about in json.loads((kept / _MANIFEST).read_text(encoding="utf-8"))["files"]}
-    for path in root.glob(f"*/{_MANIFEST}"):
+    for path in root.glob(f"[!.]*/{_MANIFEST}"):  # those that are being written begin with a dot
         others = {name: about for name, *about in json.loads(path.read_text(encoding="utf-8"))["files"]}
         if any(files.get(name, about) != about for name, about in others.items()):
             shutil.rmtree(path.parent)
