@@ -1,6 +1,6 @@
 """What ranking a catalogue at 11 λ costs, beside one λ after another and beside one flat pass of FAISS.
 
-    python -m benchmarks.evaluation_cost                       # 2,000 queries, 100,000 labels
+    python -m benchmarks.evaluation_cost                       # 10,000 queries, 100,000 labels
     python -m benchmarks.evaluation_cost --labels 1000000
 
 d = 64, T = 0.1, log ν of a catalogue whose label of rank r is drawn in proportion to 1 / r, 20 seen labels a query.
@@ -89,7 +89,7 @@ class Work:
 def main() -> None:
     """Print one Markdown table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--queries", type=int, default=2_000)
+    parser.add_argument("--queries", type=int, default=10_000)
     parser.add_argument("--labels", type=int, default=100_000)
     options = parser.parse_args()
     print(f"{options.queries:,} queries, {options.labels:,} labels, {len(SETTINGS)} λ, faiss {faiss.__version__}\n")

@@ -29,7 +29,7 @@ LogProposal = Callable[[Int32], Float32]
 Watch = Callable[[Setting, Int32, Positives], None]
 """Is shown the lists of a setting, int32 [N, K], best first, and what they should find."""
 
-_BLOCK_BYTES = 256 << 20
+_BLOCK_BYTES = 128 << 20
 _EMBED_BLOCK = 4096
 
 
@@ -267,7 +267,7 @@ def rank(
 
 
 def block_of(labels: int, *, matrices: int = 1) -> int:
-    """Queries that are ranked at a time, so that this many matrices of their scores stay within 256 MiB."""
+    """Queries that are ranked at a time, so that this many matrices of their scores stay within 128 MiB."""
     return int(np.clip(_BLOCK_BYTES // (4 * labels * matrices), 1, _EMBED_BLOCK))
 
 

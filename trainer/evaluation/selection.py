@@ -27,12 +27,14 @@ from longtail.bundle.arrays import Array, Float32, Float64, Int32, Int64
 Write = Callable[[slice, Float32], None]
 """Writes the values of the labels at some places, for all queries, into float32 [places, B]."""
 
-_GROUP, _OF_GROUPS = 16, 8
+_GROUP, _OF_GROUPS = 16, 16
 """Labels of a group, and groups of a group of groups, at most."""
-_CHUNK = 1024
+_CHUNK = 2048
 """Places whose values are computed at a time, so that they are in the cache when the highest are looked for."""
-_QUERIES = 128
+_QUERIES = 256
 """Queries whose lists are made at a time, at most."""
+_QUICK = 512
+"""Values of a row up to which NumPy finds the K-th highest several times as fast for each."""
 _LOOKED_INTO = 1 << 21
 """Nodes that are looked into at a time, unless one query has more."""
 _SLACK = np.float32(2.0**-20)
@@ -46,13 +48,27 @@ class Values:
 
     Attributes:
         of_labels_PB: float32; −inf at what must not be in a list.
-        of_groups_FB: float32.
+        of_groups_BF: float32.
         of_both_BC: float32, of groups of groups.
     """
 
     of_labels_PB: Float32
-    of_groups_FB: Float32
+    of_groups_BF: Float32
     of_both_BC: Float32
+
+    def below_both(self, row_n: Int64, node_n: Int64, within: int) -> Float32:
+        """Of the groups of some groups of groups, each of one query, float32 [n, within]."""
+        both_n = row_n * self.of_both_BC.shape[1] + node_n
+        below_nW: Float32 = self.of_groups_BF.reshape(-1, within).take(both_n, axis=0)
+        return below_nW
+
+    def below_groups(self, row_n: Int64, node_n: Int64, within: int) -> Float32:
+        """Of the labels of some groups, each of one query, float32 [n, within]."""
+        queries = self.of_labels_PB.shape[1]
+        first_n = node_n * (within * queries) + row_n
+        place_nW = first_n[:, None] + np.arange(0, within * queries, queries)
+        below_nW: Float32 = self.of_labels_PB.reshape(-1).take(place_nW)
+        return below_nW
 
 
 class Selection:
@@ -69,7 +85,7 @@ class Selection:
 
     def __init__(self, columns_LX: Float64, weights_GX: Float64, k: int) -> None:
         self._labels, self._k, self._weights_GX = len(columns_LX), k, weights_GX
-        both = 1 << int(np.clip(np.log2(self._labels / (4 * k)), 0, np.log2(_GROUP * _OF_GROUPS)))
+        both = 1 << int(np.clip(np.log2(self._labels / (2 * k)), 0, np.log2(_GROUP * _OF_GROUPS)))
         self._sizes = both, min(both, _GROUP), 1
         spread_X = np.ptp(columns_LX, axis=0) * np.abs(weights_GX).max(axis=0)
         order_L = np.argsort(columns_LX[:, spread_X.argmax()], kind="stable")
@@ -97,7 +113,7 @@ class Selection:
             self._buffer = np.empty(len(self.order) * queries, np.float32)
         values_PB = self._buffer[: len(self.order) * queries].reshape(-1, queries)
         both, group, _ = self._sizes
-        of_groups_FB = np.empty((len(values_PB) // group, queries), np.float32)
+        of_groups_BF = np.empty((queries, len(values_PB) // group), np.float32)
         of_both_BC = np.empty((queries, len(values_PB) // both), np.float32)
         place_n = self._place_L[without[:, 1]]
         by_place = np.argsort(place_n)
@@ -109,13 +125,13 @@ class Selection:
             here = slice(*np.searchsorted(place_n, (chunk.start, chunk.stop)))
             values[place_n[here] - chunk.start, query_n[here]] = -np.inf
             values[max(self._labels - chunk.start, 0) :] = -np.inf
-            groups = of_groups_FB[chunk.start // group : chunk.stop // group]
-            np.maximum.reduce(values.reshape(len(groups), group, queries), axis=1, out=groups)
-            of_both = groups.reshape(-1, both // group, queries).max(axis=1)
+            of_groups = values.reshape(-1, group, queries).max(axis=1)
+            of_groups_BF[:, chunk.start // group : chunk.stop // group] = of_groups.T
+            of_both = of_groups.reshape(-1, both // group, queries).max(axis=1)
             of_both_BC[:, chunk.start // both : chunk.stop // both] = of_both.T
 
         self._each(fill, len(values_PB), max(_CHUNK, both))
-        return Values(values_PB, of_groups_FB, of_both_BC)
+        return Values(values_PB, of_groups_BF, of_both_BC)
 
     def lists(self, values: Values, settings: slice = slice(None)) -> Int32:
         """The labels of the highest scores, best first, equal ones by row, int32 [G, B, K]; −1 where −inf is left.
@@ -163,21 +179,22 @@ class Selection:
         """Write the lists of some queries."""
         highest_bN, queries = values.of_both_BC[rows], rows.stop - rows.start
         node_bN = np.broadcast_to(np.arange(highest_bN.shape[1]), highest_bN.shape)
-        for level, below_PB in enumerate((values.of_groups_FB, values.of_labels_PB)):
+        for level, below in enumerate((values.below_both, values.below_groups)):
             needed_bN = self._needed(highest_bN, node_bN, level, settings)
-            kept = np.flatnonzero(highest_bN >= needed_bN)
-            row_n, within = kept // highest_bN.shape[1], self._sizes[level] // self._sizes[level + 1]
+            kept_n = np.flatnonzero(highest_bN >= needed_bN)
+            row_n, within = kept_n // highest_bN.shape[1], self._sizes[level] // self._sizes[level + 1]
             if queries > 1 and np.bincount(row_n, minlength=queries).max() * queries * within > _LOOKED_INTO:
                 middle = (rows.start + rows.stop) // 2
                 self._rank(values, slice(rows.start, middle), settings, top_GBK)
                 self._rank(values, slice(middle, rows.stop), settings, top_GBK)
                 return
-            node = node_bN.reshape(-1).take(kept)[:, None] * within + np.arange(within)
-            value = below_PB.reshape(-1).take(node * below_PB.shape[1] + (rows.start + row_n)[:, None])
-            kept = np.flatnonzero(value >= needed_bN.reshape(-1).take(kept)[:, None])
-            row_n = row_n.take(kept // within)
-            highest_bN = _padded(row_n, value.reshape(-1).take(kept), queries, -np.inf)
-            node_bN = _padded(row_n, node.reshape(-1).take(kept), queries, 0)
+            node_n = node_bN.reshape(-1).take(kept_n)
+            value_nW = below(rows.start + row_n, node_n, within)
+            kept = np.flatnonzero(value_nW >= needed_bN.reshape(-1).take(kept_n)[:, None])
+            of = kept // within
+            node = node_n.take(of) * within + kept % within
+            highest_bN = _padded(row_n.take(of), value_nW.reshape(-1).take(kept), queries, -np.inf)
+            node_bN = _padded(row_n.take(of), node, queries, 0)
         columns_XbN, label_bN = self._columns_XP.take(node_bN, axis=1), self.order.take(node_bN)
         for weights_X, top_BK in zip(self._weights_GX[settings], top_GBK, strict=True):
             score_bN = (highest_bN + _weighted(weights_X, columns_XbN)).astype(np.float32)
@@ -185,8 +202,7 @@ class Selection:
 
     def _needed(self, highest_bN: Float32, node_bN: Int64, level: int, settings: slice) -> Float32:
         """The least value with which something below a node may be in the list of a setting, float32 [b, N]."""
-        kth = highest_bN.shape[1] - self._k
-        if kth < 0:
+        if highest_bN.shape[1] < self._k:
             return np.full(highest_bN.shape, _LOWEST)
         nodes = node_bN[:1] if level == 0 else node_bN
         low_XbN, high_XbN = self._low[level].take(nodes, axis=1), self._high[level].take(nodes, axis=1)
@@ -199,7 +215,7 @@ class Selection:
                 for weight, low, high in zip(weights_X, low_XbN, high_XbN, strict=True)
             ]
             least_bN, most_bN = (_weighted(weights_X, columns) for columns in zip(*ends, strict=True))
-            floor_b = np.partition(highest_bN + least_bN, kth, axis=1)[:, kth]
+            floor_b = _kth_highest(highest_bN + least_bN, self._k)
             floor_b -= _SLACK * (np.abs(floor_b) + largest)
             np.minimum(needed_bN, floor_b[:, None] - most_bN, out=needed_bN)
         return np.maximum(needed_bN, _LOWEST)
@@ -210,9 +226,21 @@ def _weighted(weights_X: Array, columns_X: Iterable[Array]) -> Array:
     return reduce(np.add, (weight * column for weight, column in zip(weights_X, columns_X, strict=True)))
 
 
+def _kth_highest(bounds_bN: Float32, k: int) -> Float32:
+    """Of every row, float32 [b], or of the higher ones of pairs, which is no more; the bounds change their places."""
+    while (columns := bounds_bN.shape[1]) > max(_QUICK, 2 * k):
+        half = max(_QUICK, -(-columns // 2))
+        np.maximum(bounds_bN[:, : columns - half], bounds_bN[:, half:], out=bounds_bN[:, : columns - half])
+        bounds_bN = bounds_bN[:, :half]
+    bounds_bN.partition(columns - k, axis=1)
+    return bounds_bN[:, columns - k]
+
+
 def _padded(row_n: Int64, of_n: Array, rows: int, fill: float) -> Array:
     """What rows have, in the order of rows, as [rows, N]."""
     counts = np.bincount(row_n, minlength=rows)
+    if len(of_n) == rows * counts.max():
+        return of_n.reshape(rows, -1)
     padded = np.full((rows, counts.max()), fill, of_n.dtype)
     padded[row_n, np.arange(len(row_n)) - np.repeat(np.cumsum(counts) - counts, counts)] = of_n
     return padded
