@@ -72,7 +72,7 @@ def build(
     ] = None,
     bytes_per_label: Annotated[
         float | None,
-        typer.Option(metavar="N", help="Most bytes of the approximate band's index file per label [default: any]."),
+        typer.Option(metavar="N", help="Most bytes of the approximate band's index file per label (default: any)."),
     ] = None,
     floor: FloorOption = None,
     max_drop: MaxDropOption = None,
@@ -113,7 +113,7 @@ def update(
         typer.Option(metavar="LOG", help="The label log that was merged: labels get the priors that they came with."),
     ] = None,
     priors: Annotated[
-        Path | None, typer.Option(metavar="TABLE", help="The priors of all labels [default: as they were].")
+        Path | None, typer.Option(metavar="TABLE", help="The priors of all labels (default: as they were).")
     ] = None,
     prior: PriorOption = None,
     missing: MissingOption = None,

@@ -21,7 +21,7 @@ ForceOption = Annotated[
 ]
 StateOption = Annotated[
     Path | None,
-    typer.Option(envvar="LONGTAIL_STATE", help="The service's state: labels added to it [default: RELEASES/.state]."),
+    typer.Option(envvar="LONGTAIL_STATE", help="The service's state: labels added to it (default: RELEASES/.state)."),
 ]
 PriorOption = Annotated[
     list[str] | None,
@@ -29,10 +29,10 @@ PriorOption = Annotated[
 ]
 MissingOption = Annotated[
     str | None,
-    typer.Option(metavar="min|median|NUMBER", help="Prior of labels that the table lacks [default: refuse the table]."),
+    typer.Option(metavar="min|median|NUMBER", help="Prior of labels that the table lacks (default: refuse the table)."),
 ]
 
 SourceOption = Annotated[
-    str | None, typer.Option("--from", metavar="NAME", help="The release to begin with [default: CURRENT].")
+    str | None, typer.Option("--from", metavar="NAME", help="The release to begin with (default: CURRENT).")
 ]
 NameOption = Annotated[str | None, typer.Option(help="Release name; UTC time and bundle name if not given.")]

@@ -48,18 +48,18 @@ def run(
     releases: Annotated[
         Path, typer.Argument(help="Directory that longtail-index publishes to.", exists=True, file_okay=False)
     ],
-    host: Annotated[str | None, typer.Option(help="Address to bind [default: 127.0.0.1].")] = None,
-    port: Annotated[int | None, typer.Option(help="Port to bind; 0 lets the system choose [default: 8000].")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to bind (default: 127.0.0.1).")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to bind; 0 lets the system choose (default: 8000).")] = None,
     state: Annotated[
-        Path | None, typer.Option(help="Directory of added labels, feedback and figures [default: RELEASES/.state].")
+        Path | None, typer.Option(help="Directory of added labels, feedback and figures (default: RELEASES/.state).")
     ] = None,
     model: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=RELEASES", help="A further model, which answers under /v1/models/NAME/; repeated."),
     ] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes that share the port [default: 1].")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes that share the port (default: 1).")] = None,
     search_threads: Annotated[
-        int | None, typer.Option(help="Searches at once in a process, one core each [default: 1].")
+        int | None, typer.Option(help="Searches at once in a process, one core each (default: 1).")
     ] = None,
     insecure: Annotated[bool | None, typer.Option("--insecure", help="Bind beyond loopback without API keys.")] = None,
     settings_file: Annotated[
@@ -118,12 +118,12 @@ def export_feedback(
         str | None, typer.Option(metavar="WHEN", help="Earliest event: ISO 8601, or an age such as 7d, 12h, 30m.")
     ] = None,
     until: Annotated[
-        str | None, typer.Option(metavar="WHEN", help="First event left out, likewise [default: now].")
+        str | None, typer.Option(metavar="WHEN", help="First event left out, likewise (default: now).")
     ] = None,
     label_id: Annotated[str, typer.Option(help="Column of the label ids: data.label_id of a recipe.")] = "label_id",
     all_: Annotated[bool, typer.Option("--all", help="Also events without features.")] = False,
     state: Annotated[
-        Path | None, typer.Option(envvar="LONGTAIL_STATE", help="The service's state [default: RELEASES/.state].")
+        Path | None, typer.Option(envvar="LONGTAIL_STATE", help="The service's state (default: RELEASES/.state).")
     ] = None,
 ) -> None:
     """Write the service's feedback as training data, while it runs or afterwards."""
@@ -144,7 +144,7 @@ def experiments(
     ],
     *,
     state: Annotated[
-        Path | None, typer.Option(envvar="LONGTAIL_STATE", help="The service's state [default: RELEASES/.state].")
+        Path | None, typer.Option(envvar="LONGTAIL_STATE", help="The service's state (default: RELEASES/.state).")
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="The report of GET /v1/experiments.")] = False,
 ) -> None:

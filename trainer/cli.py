@@ -86,11 +86,20 @@ def init(
 
 
 @app.command()
-def prepare(recipe: _RecipeFile, since: _Since = None, set_: _Set = None) -> None:
-    """Read a recipe's data once and keep it in data.prepared, which every later job maps."""
+def prepare(
+    recipe: _RecipeFile,
+    since: _Since = None,
+    memory: Annotated[
+        str | None,
+        typer.Option("--memory", metavar="SIZE", help="That reading may take, such as 4G; data.memory if left out."),
+    ] = None,
+    set_: _Set = None,
+) -> None:
+    """Read a recipe's data once and keep it in data.prepared, which every later job maps. Run again to resume."""
     from longtail.trainer.config import load_recipe
 
-    checked = load_recipe(recipe, _overrides(set_, since))
+    limit = [] if memory is None else [f'data.memory="{memory}"']
+    checked = load_recipe(recipe, [*_overrides(set_, since), *limit])
     from longtail.trainer import job
     from longtail.trainer.data.prepared import prepare
     from longtail.trainer.progress import Reporter
@@ -115,7 +124,7 @@ def fit(
         typer.Option(
             "--coordinator",
             metavar="HOST:PORT",
-            help="Of several processes: where process 0 listens [default: SLURM's].",
+            help="Of several processes: where process 0 listens (default: SLURM's).",
         ),
     ] = None,
     process: Annotated[
@@ -243,7 +252,7 @@ def compare(
     a: Annotated[Path, typer.Argument(metavar="A", help="Bundle directory.")],
     b: Annotated[Path, typer.Argument(metavar="B", help="Bundle directory.")],
     metric: Annotated[
-        str | None, typer.Option(help="Whose k is shown [default: recall@20, or of the longest lists].")
+        str | None, typer.Option(help="Whose k is shown (default: recall@20, or of the longest lists).")
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:

@@ -38,8 +38,8 @@ from longtail.trainer.trained import Trained
 from longtail.trainer.verdict import before_test, compare_with_baselines, say_of_prior, warn_of_floor
 from longtail.trainer.warm_start import WarmStart
 
-_PLACES = {"train", "valid", "test", "queries", "labels", "prepared"}
-"""What a bundle's recipe leaves out of `data`: where they are on the machine that trained."""
+_PLACES = {"train", "valid", "test", "queries", "labels", "prepared", "memory"}
+"""What a bundle's recipe leaves out of `data`: what is of the machine that trained."""
 
 
 def fit(

@@ -40,7 +40,7 @@ SURFACE = {
         "--timestamp",
         "--event",
     ],
-    "prepare": ["RECIPE", "--since", "--set"],
+    "prepare": ["RECIPE", "--since", "--memory", "--set"],
     "tune": ["RECIPE", "--out", "--trials", "--set"],
 }
 

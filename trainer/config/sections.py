@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import ByteSize, Field, model_validator
 
 from longtail.bundle import BUCKET_NAMES
 from longtail.trainer.config.base import Section, one_of
@@ -105,6 +105,9 @@ class DataConfig(Section):
     """Folder where the data set is kept as it was read: `longtail-train prepare`, or the first job, writes it, and
     every job after maps it in place of reading, until a file or a setting of reading is another one. May be removed at
     any time."""
+    memory: ByteSize = Field(default=ByteSize(4_000_000_000), ge=64_000_000)
+    """What reading may take of it where `prepared` names a folder, such as `4G`: what is larger is put there as it is
+    read, and worked on part by part."""
 
     @property
     def ordered(self) -> bool:

@@ -15,18 +15,19 @@ from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from longtail.bundle.arrays import Float64, Int32, Int64
+from longtail.bundle.arrays import Array, Float64, Int32, Int64
 from longtail.bundle.elapsed import TimeUnit
 from longtail.bundle.sets import distinct
 from longtail.trainer.config import DataConfig
 from longtail.trainer.data.askings import ask, impressions_of, versions_of
 from longtail.trainer.data.columns import Bags
+from longtail.trainer.data.ids import distinct_ids
 from longtail.trainer.data.interactions import CONTEXT
 from longtail.trainer.data.pairs import Asked, Pairs
 from longtail.trainer.data.problems import RowReport
 from longtail.trainer.data.reading import read_files
+from longtail.trainer.data.scratch import IN_MEMORY, Scratch
 from longtail.trainer.data.split import cut, keep_smallest_label, without_repeats
 from longtail.trainer.data.tables import IdTable
 from longtail.trainer.errors import DataError
@@ -136,9 +137,9 @@ class Dataset:
         for pairs in (self.train, self.valid, self.test):
             digest.update(f"\npairs {len(pairs)}\n".encode())
             for array in (pairs.queries, pairs.labels, pairs.weights, pairs.times):
-                digest.update(b"none" if array is None else array.tobytes())
+                digest.update(b"none" if array is None else np.ascontiguousarray(array).data)
             for array in (pairs.events, pairs.asked, pairs.shown, pairs.objectives):
-                digest.update(b"" if array is None else array.tobytes())
+                digest.update(b"" if array is None else np.ascontiguousarray(array).data)
         if self.asked is not None:
             for array in (self.asked.queries, self.asked.contexts, self.asked.attributes):
                 digest.update(b"none" if array is None else array.tobytes())
@@ -159,7 +160,7 @@ class Dataset:
 
 def load_dataset(
     data: DataConfig, *, seed: int, strings: Sequence[str] = (), columns: Mapping[str, Sequence[str]] | None = None,
-    context: Sequence[str] = (), objectives: Sequence[int] | None = None,
+    context: Sequence[str] = (), objectives: Sequence[int] | None = None, scratch: Scratch = IN_MEMORY,
 ) -> Dataset:  # fmt: skip
     """Read every file the recipe names and cut the splits.
 
@@ -170,6 +171,7 @@ def load_dataset(
         columns: columns that are needed of each feature table, `query` and `label`; None reads all.
         context: columns of the interactions that query features are read from.
         objectives: the objective of each type of `data.events.weights`; None without objectives.
+        scratch: where what is made of interactions is put.
 
     Ids match by their text: integer 7 in Parquet, `7` in CSV. Text formats have no types; Parquet files must
     agree whether a column of ids holds integers or strings, since they would match by accident otherwise.
@@ -185,12 +187,16 @@ def load_dataset(
     if data.split and len(places) == 3:
         raise DataError("data.split: expected at most one of valid and test as a file beside it, received both")
     report = RowReport()
-    raw, tables = read_files(data, places, report, strings=strings, columns=columns, now=read_at, context=context)
+    raw, tables = read_files(
+        data, places, report, strings=strings, columns=columns, now=read_at, context=context, scratch=scratch
+    )
     pa.default_memory_pool().release_unused()  # what it keeps of the files is more than all that is left of them
     query_table, label_table = tables["query"], tables["label"]
-    query_ids, queries = _ids_of(raw, "query", query_table, report)
-    label_ids, labels = _ids_of(raw, "label", label_table, report)
-    pairs = {name: _pairs(table, queries.pop(name), labels.pop(name), objectives) for name, table in raw.items()}
+    query_ids, queries = _ids_of(raw, "query", query_table, report, scratch)
+    label_ids, labels = _ids_of(raw, "label", label_table, report, scratch)
+    pairs = {
+        name: _pairs(table, queries.pop(name), labels.pop(name), objectives, scratch) for name, table in raw.items()
+    }
     pairs, shown = _with_shown(pairs, raw)
     versions, attributes = None, None
     if query_table is not None:
@@ -204,15 +210,15 @@ def load_dataset(
         listed = None if label_table is None else label_table.ids
         pairs, label_ids = keep_smallest_label(pairs, label_ids, listed)
     if data.split:
-        pairs = cut(pairs["train"], data.split, given=set(pairs), seed=seed) | {
+        pairs = cut(pairs["train"], data.split, given=set(pairs), seed=seed, scratch=scratch) | {
             name: given for name, given in pairs.items() if name != "train"
         }
     nothing = pairs["train"].take(slice(0))
-    for name in ("train", "valid", "test"):
-        pairs[name] = pairs.pop(name, nothing).sorted()  # one after the other, that no more than one is there twice
+    for name in ("train", "valid", "test"):  # one after the other, that no more than one is there twice
+        pairs[name] = pairs.pop(name, nothing).sorted(scratch)
     if data.repeats == "drop":
         before = sum(map(len, pairs.values()))
-        pairs = {name: without_repeats(split) for name, split in pairs.items()}
+        pairs = {name: without_repeats(split, scratch) for name, split in pairs.items()}
         report.repeats = before - sum(map(len, pairs.values()))
     return Dataset(
         query_ids=query_ids,
@@ -233,33 +239,40 @@ def load_dataset(
 
 
 def _ids_of(
-    raw: dict[str, pa.Table], side: str, table: IdTable | None, report: RowReport
+    raw: dict[str, pa.Table], side: str, table: IdTable | None, report: RowReport, scratch: Scratch
 ) -> tuple[pa.Array, dict[str, Int32]]:
     """Every id of some interactions and of a feature table, once; and the rows of them that the interactions of each
     split name, int32 [N]. Notes ids that the table has no row for."""
     chunks = [chunk for each in raw.values() for chunk in each[side].chunks]
-    encoded = pa.concat_arrays([chunk.dictionary for chunk in chunks]).dictionary_encode()
-    ids, row_n = encoded.dictionary, encoded.indices.to_numpy()
-    ends = np.cumsum([len(chunk.dictionary) for chunk in chunks])
-    of_chunks = iter([row_n[end - len(chunk.dictionary) : end] for chunk, end in zip(chunks, ends, strict=True)])
-    rows = {
-        name: np.concatenate([next(of_chunks)[chunk.indices.to_numpy()] for chunk in each[side].chunks])
+    listed = [] if table is None else [table.ids]
+    ids, rows_of = distinct_ids([*(chunk.dictionary for chunk in chunks), *listed], scratch)
+    if table is not None:
+        rows_of, of_table = rows_of[:-1], rows_of[-1]
+        without = len(ids) - len(distinct(of_table))
+        every = int(max(rows.max(initial=-1) for rows in rows_of)) + 1
+        if without:
+            report.unlisted["queries" if side == "query" else "labels"] = without, every
+    of_chunks = iter(rows_of)
+    return ids, {
+        name: scratch.column(np.int32, (next(of_chunks)[chunk.indices.to_numpy()] for chunk in each[side].chunks))
         for name, each in raw.items()
     }
-    if table is None:
-        return ids, rows
-    if without := len(ids) - pc.sum(pc.is_in(ids, value_set=table.ids)).as_py():
-        report.unlisted["queries" if side == "query" else "labels"] = without, len(ids)
-    return pc.unique(pa.concat_arrays([ids, table.ids])), rows
 
 
-def _pairs(table: pa.Table, queries_N: Int32, labels_N: Int32, objectives: Sequence[int] | None) -> Pairs:
-    events = table["event"].to_numpy() if "event" in table.column_names else None
+def _pairs(
+    table: pa.Table, queries_N: Int32, labels_N: Int32, objectives: Sequence[int] | None, scratch: Scratch
+) -> Pairs:
+    def column(name: str, kind: type[np.generic]) -> Array | None:
+        if name not in table.column_names:
+            return None
+        return scratch.column(kind, (chunk.to_numpy() for chunk in table[name].chunks))
+
+    events = column("event", np.int32)
     return Pairs(
         queries_N,
         labels_N,
-        table["weight"].to_numpy() if "weight" in table.column_names else None,
-        table["time"].to_numpy() if "time" in table.column_names else None,
+        column("weight", np.float32),
+        column("time", np.float64),
         events,
         objectives=None if objectives is None or events is None else np.array(objectives, np.int32)[events],
     )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -34,6 +35,8 @@ class DataFile:
         filesystem: where it lies.
         kind: parquet, csv, tsv, lists or xmc.
         partition: values of the columns that its folders name, such as `day=2026-01-31`.
+        groups: those of a Parquet file's groups of rows that are meant; None for all of a file.
+        first: number of the first row that is meant.
     """
 
     name: str
@@ -41,6 +44,8 @@ class DataFile:
     filesystem: pa.fs.FileSystem
     kind: str
     partition: dict[str, Any] = field(default_factory=dict)
+    groups: range | None = None
+    first: int = 0
 
     def wrong(self, column: str, expected: str, found: object) -> DataError:
         """An error about one of its columns."""
@@ -76,6 +81,33 @@ def find_files(places: Places, file_format: str = "auto") -> list[DataFile]:
     return _partitioned(found)
 
 
+def pieces_of(file: DataFile, rows: int) -> list[DataFile]:
+    """A Parquet file as pieces of at most so many rows, or of one group of rows; any other file whole.
+
+    Raises:
+        DataError: not a readable file.
+    """
+    if file.kind != "parquet":
+        return [file]
+    with _readable(file), pa.parquet.ParquetFile(file.path, filesystem=file.filesystem) as parquet:
+        sizes = [parquet.metadata.row_group(group).num_rows for group in range(parquet.num_row_groups)]
+    pieces, first, start = [], 0, 0
+    for end in range(1, len(sizes) + 1):
+        if end == len(sizes) or sum(sizes[start : end + 1]) > rows:
+            pieces.append(replace(file, groups=range(start, end), first=first))
+            first, start = first + sum(sizes[start:end]), end
+    return pieces if len(pieces) > 1 else [file]
+
+
+@contextmanager
+def _readable(file: DataFile) -> Iterator[None]:
+    """Say of which file an error of reading is."""
+    try:
+        yield
+    except (pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{file.name}: expected a readable {file.kind} file: {error}") from error
+
+
 def kind_of(name: str, file_format: str) -> str:
     """The format of a file: what the recipe says, or what its ending says.
 
@@ -103,7 +135,7 @@ def read_columns(file: DataFile, wanted: Sequence[str] | None, *, strings: Itera
     Raises:
         DataError: empty or garbled, or text that is not UTF-8.
     """
-    try:
+    with _readable(file):
         names = pa.parquet.read_schema(file.path, filesystem=file.filesystem).names if file.kind == "parquet" else None
         names = _csv_columns(file) if names is None else names
         own = [name for name in file.partition if name not in names]
@@ -115,8 +147,6 @@ def read_columns(file: DataFile, wanted: Sequence[str] | None, *, strings: Itera
             _refuse_double(file, names if wanted is None else wanted, names)
             needed = once
         table = _read(file, needed, strings)
-    except (pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file.name}: expected a readable {file.kind} file: {error}") from error
     for name in own:
         value = file.partition[name]
         table = table.append_column(name, pa.array([value] * table.num_rows, pa.scalar(value).type))
@@ -138,6 +168,9 @@ def decoded(table: pa.Table) -> pa.Table:
 
 def _read(file: DataFile, columns: list[str] | None, strings: Iterable[str]) -> pa.Table:
     """Some columns of a file; None reads all."""
+    if file.groups is not None:
+        with pa.parquet.ParquetFile(file.path, filesystem=file.filesystem) as parquet:
+            return parquet.read_row_groups(list(file.groups), columns=columns)
     if file.kind == "parquet":
         return pa.parquet.read_table(file.path, columns=columns, filesystem=file.filesystem, partitioning=None)
     with file.filesystem.open_input_stream(file.path) as stream:

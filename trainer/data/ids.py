@@ -8,17 +8,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from longtail.bundle.arrays import Bools
+from longtail.bundle.arrays import Bools, Int32
 from longtail.trainer.data.files import DataFile
 from longtail.trainer.data.problems import RowChecks
+from longtail.trainer.data.scratch import Scratch
 
 _NOBODY = ("", "undefined", "null", "none", "nan", "nil", "n/a", "unknown")
 """What looks like a placeholder, in lower case, without blanks around it."""
 _EXACT = 2**53
 """Up to here a float64 tells one integer from the next."""
+_LOOKED_UP = 128
+"""Bytes beside its text that looking up an id takes, about."""
+_LAST = 12
+"""Bytes of an id that tell its share."""
 
 
 def stored_as(column: pa.ChunkedArray, name: str, file: DataFile) -> str | None:
@@ -109,3 +115,58 @@ def in_use(ids: pa.DictionaryArray) -> pa.DictionaryArray:
     rank[order] = np.arange(len(order))
     dictionary = ids.dictionary.take(pa.array(values[order]))
     return pa.DictionaryArray.from_arrays(pa.array(rank[inverse], pa.int32()), dictionary)
+
+
+def distinct_ids(parts: Sequence[pa.StringArray], scratch: Scratch) -> tuple[pa.StringArray, list[Int32]]:
+    """Every id of some parts once, in the order of its first occurrence, and the row of each part's ids, int32 [n].
+
+    Where they are more than fit in memory, they are looked up share by share.
+
+    Args:
+        parts: of `M` ids together, without nulls.
+        scratch: where ids and rows are put.
+
+    Raises:
+        pa.ArrowInvalid: more than 2 GiB of text.
+    """
+    size = sum(part.nbytes + _LOOKED_UP * len(part) for part in parts)
+    shares = min(-(-size // scratch.memory), 1 << 16)
+    ends = np.cumsum([len(part) for part in parts])
+    places = [slice(end - len(part), end) for part, end in zip(parts, ends, strict=True)]
+    if shares <= 1:
+        encoded = pa.concat_arrays(parts).dictionary_encode()
+        row_M = encoded.indices.to_numpy()
+        return encoded.dictionary, [row_M[place] for place in places]
+    share_M = scratch.column(np.uint16, (_shares_of(part, shares) for part in parts))
+    first_M = scratch.empty(ends[-1], np.int64)  # where the id of every place occurs first
+    for share in range(shares):
+        at = [np.flatnonzero(share_M[place] == share) for place in places]
+        place_m = np.concatenate([at_n + place.start for at_n, place in zip(at, places, strict=True)])
+        of_share = [part.take(pa.array(at_n)) for part, at_n in zip(parts, at, strict=True)]
+        number_m = pa.concat_arrays(of_share).dictionary_encode().indices.to_numpy()
+        first_d = np.empty(number_m.max(initial=-1) + 1, np.int64)
+        first_d[number_m[::-1]] = place_m[::-1]
+        first_M[place_m] = first_d[number_m]
+        del at, of_share
+        pa.default_memory_pool().release_unused()
+    row_M, rows, ids = scratch.empty(ends[-1], np.int32), 0, []
+    for part, place in zip(parts, places, strict=True):
+        new_n = first_M[place] == np.arange(place.start, place.stop)
+        row_M[place] = np.cumsum(new_n) + (rows - 1)
+        row_M[place] = row_M[first_M[place]]
+        rows += int(new_n.sum())
+        ids.append(scratch.texts([part.filter(pa.array(new_n))]))
+    return scratch.texts(ids), [row_M[place] for place in places]
+
+
+def _shares_of(ids: pa.StringArray, shares: int) -> npt.NDArray[np.uint16]:
+    """Which of some shares every id [n] is in, by its last bytes: the same for the same id."""
+    _, offsets, text = ids.buffers()
+    bounds = np.frombuffer(offsets, np.int32)[ids.offset : ids.offset + len(ids) + 1].astype(np.int64)
+    bytes_ = np.frombuffer(text or b"\0", np.uint8)
+    hash_n = np.zeros(len(ids), np.uint64)
+    for back in range(1, _LAST + 1):
+        at_n = bounds[1:] - back
+        byte_n = np.where(at_n >= bounds[:-1], bytes_[np.maximum(at_n, 0)], 0).astype(np.uint64)
+        hash_n = hash_n * np.uint64(0x100000001B3) + byte_n
+    return ((hash_n >> np.uint64(16)) % np.uint64(shares)).astype(np.uint16)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,15 +20,18 @@ from longtail.bundle.arrays import Bools, Float64, Int64
 from longtail.trainer.config import DataConfig
 from longtail.trainer.config.rows import seconds_of
 from longtail.trainer.data.conditions import rows_that_meet
-from longtail.trainer.data.files import DataFile, decoded, read_columns
+from longtail.trainer.data.files import DataFile, decoded, pieces_of, read_columns
 from longtail.trainer.data.ids import check_ids, encode_ids, in_use, stored_as
 from longtail.trainer.data.lists import read_lists
 from longtail.trainer.data.problems import RowChecks, RowReport
+from longtail.trainer.data.scratch import IN_MEMORY, Scratch
 from longtail.trainer.data.times import UNITS, are_dates, as_numbers, as_times, implausible, in_words, unit_of
 from longtail.trainer.errors import DataError
 
 CONTEXT = "context:"
 """Before the name of a column that a query feature is read from."""
+_NUMBER, _TIME = "longtail:number", "longtail:time"
+"""Columns of a part: numbers of its rows, and its times as numbers."""
 TIMESTAMPS = b"timestamps"
 """Key of a table's metadata if its times are timestamps, in microseconds then."""
 
@@ -50,25 +55,31 @@ class Interactions:
 
 @dataclass(frozen=True)
 class _Part:
-    """Rows of one file that count so far: their numbers, their raw columns, their times."""
+    """Rows of a file that count so far, or of a piece of it: their raw columns, their numbers, their times."""
 
     split: str
     file: DataFile
-    rows_N: Int64
     table: pa.Table
-    times_N: Float64 | None = None
+
+    @property
+    def numbers(self) -> Int64:
+        """Their numbers in the file, int64 [N]."""
+        numbers: Int64 = self.table[_NUMBER].to_numpy()
+        return numbers
+
+    @property
+    def times(self) -> Float64 | None:
+        """float64 [N]; None without."""
+        return self.table[_TIME].to_numpy() if _TIME in self.table.column_names else None
 
     def kept(self, kept_N: Bools) -> _Part:
         """Some of the rows."""
-        if kept_N.all():
-            return self
-        times_N = None if self.times_N is None else self.times_N[kept_N]
-        return replace(self, rows_N=self.rows_N[kept_N], table=self.table.filter(pa.array(kept_N)), times_N=times_N)
+        return self if kept_N.all() else replace(self, table=self.table.filter(pa.array(kept_N)))
 
 
 def read_interactions(files: dict[str, list[DataFile]], data: DataConfig, report: RowReport, *,
-                      now: datetime, context: Sequence[str] = (), strings: Sequence[str] = ()
-                      ) -> Interactions:  # fmt: skip
+                      now: datetime, context: Sequence[str] = (), strings: Sequence[str] = (),
+                      scratch: Scratch = IN_MEMORY) -> Interactions:  # fmt: skip
     """Read every file of every split; bad rows are left out and noted, for `settle` to judge.
 
     Args:
@@ -78,28 +89,48 @@ def read_interactions(files: dict[str, list[DataFile]], data: DataConfig, report
         now: what is not the future.
         context: columns that query features are read from.
         strings: those that text formats must not read as numbers or dates.
+        scratch: where tables are put; what an earlier attempt has read is not read again.
     """
     made = Interactions()
     parts: list[_Part] = []
     for split, of_split in files.items():
-        for file in of_split:
+        for number, file in enumerate(of_split):
             try:
-                parts.append(_read(split, file, data, made, report, context, strings))
+                for piece in pieces_of(file, scratch.rows) if scratch.bounded else [file]:
+                    groups = "" if piece.groups is None else f"-{piece.groups.start}-{piece.groups.stop}"
+                    name = f"{split}-{number:06}{groups}"
+                    table, about = scratch.kept(name, partial(_read, piece, split, data, context, strings))
+                    pa.default_memory_pool().release_unused()
+                    report.read += about["read"]
+                    report.filtered += about["filtered"]
+                    for column, kind in about["id_types"].items():
+                        made.id_types.setdefault(column, {})[file.name] = kind
+                    parts.append(_Part(split, piece, table))
             except DataError as error:
                 made.errors.append(str(error))
-    times = [part.times_N for part in parts if part.times_N is not None]
+    times = [part.times for part in parts if part.times is not None]
     report.unit = unit_of(times, now=now) if times else None
     newest = _newest(times, report.unit, now)
     del times
     by_split: dict[str, list[pa.Table]] = {split: [] for split in files}
+    weighty: dict[str, bool] = {}
     while parts:
         part = parts.pop(0)  # that it is held no longer than it takes
         try:
             if data.since is not None:
                 part = _since(part, data.since, newest, report)
-            by_split[part.split].append(_checked(part, data, report, newest, now, context))
+            table = scratch.table(_checked(part, data, report, newest, now, context))
         except DataError as error:
             made.errors.append(str(error))
+        else:
+            by_split[part.split].append(table)
+            if "weight" in table.column_names and table.num_rows:
+                weighty[part.file.name] = weighty.get(part.file.name, False) or pc.max(table["weight"]).as_py() > 0
+    made.errors.extend(
+        f"{name}: column {data.weight or 'weight'!r}: expected some weight > 0, found only zeros"
+        for name, some in weighty.items()
+        if not some
+    )
     for split, tables in by_split.items():
         if tables and sum(table.num_rows for table in tables):
             try:
@@ -120,14 +151,14 @@ def nothing_in(files: list[DataFile], report: RowReport) -> str:
     return f"{files[0].name}{more}: expected at least one interaction, found none{f' ({why})' if why else ''}"
 
 
-def _read(split: str, file: DataFile, data: DataConfig, made: Interactions, report: RowReport,
-          context: Sequence[str], strings: Sequence[str]) -> _Part:  # fmt: skip
-    """The rows of a file that meet the filter, with their times."""
+def _read(file: DataFile, split: str, data: DataConfig, context: Sequence[str], strings: Sequence[str]
+          ) -> tuple[pa.Table, dict[str, Any]]:  # fmt: skip
+    """The rows of a file that meet the filter, with their numbers and times; and what a report says of them."""
     if file.kind == "lists":
         pairs = read_lists(file)
-        report.read += pairs.num_rows
-        renamed = pairs.rename_columns([data.query_id, data.label_id])
-        return _Part(split, file, np.arange(pairs.num_rows), renamed)
+        numbers = pa.array(np.arange(pairs.num_rows))
+        table = pairs.rename_columns([data.query_id, data.label_id]).append_column(_NUMBER, numbers)
+        return table, {"read": len(numbers), "filtered": 0, "id_types": {}}
     events = data.events.column if data.events else None
     needed = [data.query_id, data.label_id, *filter(None, (data.timestamp, data.weight, events))]
     shown = [data.impressions] if data.impressions and split != "test" else []
@@ -136,21 +167,21 @@ def _read(split: str, file: DataFile, data: DataConfig, made: Interactions, repo
     for name in wanted:
         if name not in table.column_names:
             raise DataError(f"{file.name}: expected a column {name!r}, found {', '.join(table.column_names)}")
-    for name in (data.query_id, data.label_id):
-        if (kind := stored_as(table[name], name, file)) is not None:
-            made.id_types.setdefault(name, {})[file.name] = kind
-    report.read += table.num_rows
-    part = _Part(split, file, np.arange(table.num_rows), table)
+    ids = (data.query_id, data.label_id)
+    kinds = {name: stored_as(table[name], name, file) for name in ids}
+    about = {"read": table.num_rows, "id_types": {name: kind for name, kind in kinds.items() if kind is not None}}
+    table = table.append_column(_NUMBER, pa.array(np.arange(file.first, file.first + table.num_rows)))
     if data.filter:
-        part = part.kept(rows_that_meet(data.filter, table, file))
-        report.filtered += table.num_rows - part.table.num_rows
-    part = replace(part, table=_encoded(part.table, (data.query_id, data.label_id), file))
-    if data.timestamp is None:
-        return part
-    times_N = as_times(part.table[data.timestamp])
-    if times_N is None:
-        raise file.wrong(data.timestamp, "numbers or timestamps", part.table[data.timestamp].type)
-    return replace(part, times_N=times_N)
+        meets_N = rows_that_meet(data.filter, table, file)
+        table = table if meets_N.all() else table.filter(pa.array(meets_N))
+    about["filtered"] = about["read"] - table.num_rows
+    table = _encoded(table, ids, file)
+    if data.timestamp is not None:
+        times_N = as_times(table[data.timestamp])
+        if times_N is None:
+            raise file.wrong(data.timestamp, "numbers or timestamps", table[data.timestamp].type)
+        table = table.append_column(_TIME, pa.array(times_N))
+    return table, about
 
 
 def _encoded(table: pa.Table, ids: Sequence[str], file: DataFile) -> pa.Table:
@@ -171,31 +202,31 @@ def _newest(times: list[Float64], unit: str | None, now: datetime) -> float | No
 
 def _since(part: _Part, since: datetime | str, newest: float | None, report: RowReport) -> _Part:
     """Rows from a time on; those without a time stay, for they are judged as bad rows."""
-    if report.unit is None or newest is None or part.times_N is None:
+    if report.unit is None or newest is None or part.times is None:
         raise DataError(
             "data.since: expected data.timestamp as dates, or as seconds, milliseconds, microseconds or nanoseconds "
             f"since 1970, found other numbers in {part.file.name}"
         )
     per_second = UNITS[report.unit]
     first = newest - seconds_of(since) * per_second if isinstance(since, str) else since.timestamp() * per_second
-    part_kept = part.kept(~(part.times_N < first))
-    report.early += len(part.rows_N) - len(part_kept.rows_N)
+    part_kept = part.kept(~(part.times < first))
+    report.early += len(part.numbers) - len(part_kept.numbers)
     return part_kept
 
 
 def _checked(part: _Part, data: DataConfig, report: RowReport, newest: float | None, now: datetime,
              context: Sequence[str]) -> pa.Table:  # fmt: skip
     """The good rows of a part as a table."""
-    checks = RowChecks(part.file.name, part.rows_N)
+    checks = RowChecks(part.file.name, part.numbers)
     ids = {"query": data.query_id, "label": data.label_id}
     columns: dict[str, pa.Array] = {key: encode_ids(part.table[name], name, part.file) for key, name in ids.items()}
     if data.since is not None:
         columns = {key: in_use(column) for key, column in columns.items()}
     for key, name in ids.items():
         check_ids(checks, name, columns[key], data.placeholders)
-    if part.times_N is not None and data.timestamp is not None:
+    if part.times is not None and data.timestamp is not None:
         _check_times(checks, part, data, report.unit, now)
-        columns["time"] = pa.array(part.times_N)
+        columns["time"] = pa.array(part.times)
     weights_N, unused_N = _weights(checks, part, data, report, newest)
     if weights_N is not None:
         columns["weight"] = pa.array(weights_N.astype(np.float32))
@@ -206,16 +237,14 @@ def _checked(part: _Part, data: DataConfig, report: RowReport, newest: float | N
         columns["shown"] = _lists_of(part.table[data.impressions], data.impressions, part.file)
     of_contexts = decoded(part.table.select(list(context)))
     columns |= {CONTEXT + name: of_contexts[name] for name in context}
-    report.problems += checks.problems
+    report.note(checks.problems)
     report.dropped += int(checks.fatal.sum())
     report.unweighted += int((unused_N & ~checks.fatal).sum())
     kept_N = ~(checks.fatal | unused_N)
     if not kept_N.all():
         columns = {name: column.filter(pa.array(kept_N)) for name, column in columns.items()}
         columns |= {key: in_use(columns[key]) for key in ids}
-    if weights_N is not None and kept_N.any() and not weights_N[kept_N].any():
-        raise part.file.wrong(data.weight or "weight", "some weight > 0", "only zeros")
-    dates = data.timestamp is not None and part.times_N is not None and are_dates(part.table[data.timestamp])
+    dates = data.timestamp is not None and part.times is not None and are_dates(part.table[data.timestamp])
     report.dates |= dates
     return pa.table(columns).replace_schema_metadata({TIMESTAMPS: b"\xc2\xb5s"} if dates else None)
 
@@ -232,7 +261,7 @@ def _lists_of(column: pa.ChunkedArray, name: str, file: DataFile) -> pa.ChunkedA
 
 def _check_times(checks: RowChecks, part: _Part, data: DataConfig, unit: str | None, now: datetime) -> None:
     """Times that are none are bad, implausible ones only where bad rows are dropped."""
-    name, times_N = data.timestamp or "", part.times_N
+    name, times_N = data.timestamp or "", part.times
     if times_N is None:
         return
     raw, finite_N = part.table[name], np.isfinite(times_N)
@@ -259,7 +288,7 @@ def _weights(
     checks: RowChecks, part: _Part, data: DataConfig, report: RowReport, newest: float | None
 ) -> tuple[Float64 | None, Bools]:
     """Weights by column, event type and age, float64 [N]; and rows whose event type weighs 0, bool [N]."""
-    weights_N, unused_N = None, np.zeros(len(part.rows_N), bool)
+    weights_N, unused_N = None, np.zeros(len(part.numbers), bool)
     if data.weight:
         raw = part.table[data.weight]
         weights_N = as_numbers(raw)
@@ -276,13 +305,13 @@ def _weights(
         by_event_N = _event_weights(checks, part, data.events.column, data.events.weights)
         unused_N = by_event_N == 0
         weights_N = by_event_N if weights_N is None else weights_N * by_event_N
-    if data.events and data.events.half_life and part.times_N is not None:
+    if data.events and data.events.half_life and part.times is not None:
         if report.unit is None or newest is None:
             raise DataError(
                 "data.events.half_life: expected data.timestamp as dates, or as seconds, milliseconds, microseconds "
                 f"or nanoseconds since 1970, found other numbers in {part.file.name}"
             )
-        ages_N = np.maximum(newest - part.times_N, 0) / (seconds_of(data.events.half_life) * UNITS[report.unit])
+        ages_N = np.maximum(newest - part.times, 0) / (seconds_of(data.events.half_life) * UNITS[report.unit])
         decay_N = np.exp2(-ages_N)
         weights_N = decay_N if weights_N is None else weights_N * decay_N
     return weights_N, unused_N

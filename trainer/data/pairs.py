@@ -5,15 +5,15 @@ Legend: `N` pairs, `Q` queries, `A` queries as they are asked.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import TypeVar
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
-from longtail.bundle.arrays import Bools, Float32, Float64, Int32, Int64
-
-_T = TypeVar("_T", bound=np.generic)
+from longtail.bundle.arrays import Array, Bools, Float32, Float64, Int32, Int64
+from longtail.trainer.data.scratch import IN_MEMORY, Scratch
 
 
 @dataclass(frozen=True)
@@ -90,33 +90,95 @@ class Pairs:
             return rows
         return rows * (int(self.objectives.max()) + 1) + self.objectives
 
-    def take(self, rows: npt.NDArray[np.integer] | Bools | slice) -> Pairs:
-        """The pairs of some rows: numbers int [n], a mask bool [N], or a slice."""
-        columns = {field.name: getattr(self, field.name) for field in fields(self)}
-        taken = {name: column[rows] for name, column in columns.items() if column is not None}
-        return Pairs(**taken)
+    def take(self, rows: npt.NDArray[np.integer] | Bools | slice, scratch: Scratch = IN_MEMORY) -> Pairs:
+        """The pairs of some rows.
 
-    def sorted(self) -> Pairs:
-        """Sorted by query, then time; equals keep their order."""
-        keys = (self.queries,) if self.times is None else (self.times, self.queries)
-        return self.take(np.lexsort(keys))
+        Args:
+            rows: numbers int [n], a mask bool [N], or a slice, whose pairs stay where they are.
+            scratch: where they are put.
+        """
+        columns = self.columns()
+        if isinstance(rows, slice):
+            return Pairs(**{name: column[rows] for name, column in columns.items()})
+        mask = rows.dtype == np.bool_
+        parts = (
+            {name: column[block][rows[block]] if mask else column[rows[block]] for name, column in columns.items()}
+            for block in scratch.blocks(len(rows))
+        )
+        return self.joined(parts, scratch)
+
+    def sorted(self, scratch: Scratch = IN_MEMORY, *, by_time: bool = True) -> Pairs:
+        """Sorted by query, then time; equals keep their order.
+
+        Args:
+            scratch: where they are put; more than it works on at a time are parted by query, and sorted part by part.
+            by_time: False leaves the pairs of a query in their order.
+        """
+        if len(self) > scratch.pairs:
+            return self.joined((part.sorted(by_time=by_time).columns() for part in self._parted(scratch)), scratch)
+        keys = (self.times, self.queries) if by_time and self.times is not None else (self.queries,)
+        return self.take(np.lexsort(keys), scratch)
 
     def followed_by(self, later: Pairs) -> Pairs:
-        """Both, sorted; where times are equal or absent, `later` comes after."""
-
-        def join(a: npt.NDArray[_T] | None, b: npt.NDArray[_T] | None) -> npt.NDArray[_T] | None:
-            return None if a is None or b is None else np.concatenate([a, b])
-
+        """Both, sorted, as each is; where times are equal or absent, `later` comes after."""
+        low_n = np.searchsorted(self.queries, later.queries, side="left")
+        at_n = np.searchsorted(self.queries, later.queries, side="right")
+        if self.times is not None and later.times is not None:
+            while (open_n := low_n < at_n).any():  # in halves, the pairs of a query by time
+                middle_n = (low_n + at_n) // 2
+                before_n = self.times.take(middle_n, mode="clip") <= later.times
+                low_n = np.where(open_n & before_n, middle_n + 1, low_n)
+                at_n = np.where(open_n & ~before_n, middle_n, at_n)
+        others = later.columns()
         return Pairs(
-            np.concatenate([self.queries, later.queries]),
-            np.concatenate([self.labels, later.labels]),
-            join(self.weights, later.weights),
-            join(self.times, later.times),
-            join(self.events, later.events),
-            join(self.asked, later.asked),
-            join(self.shown, later.shown),
-            join(self.objectives, later.objectives),
-        ).sorted()
+            **{name: np.insert(own, at_n, others[name]) for name, own in self.columns().items() if name in others}
+        )
+
+    def per_query(self, scratch: Scratch = IN_MEMORY) -> Int64:
+        """How many each query has, int64 [the last with any + 1]."""
+        counts_Q = np.zeros(int(self.queries.max(initial=-1)) + 1, np.int64)
+        for block in scratch.blocks(len(self)):
+            counts_Q += np.bincount(self.queries[block], minlength=len(counts_Q))
+        return counts_Q
+
+    def runs(self, scratch: Scratch) -> Iterator[slice]:
+        """Slices of what is sorted by query, about as many as are worked on at a time, all pairs of a query in one."""
+        start = 0
+        while start < len(self):
+            last = self.queries[min(start + scratch.pairs, len(self)) - 1]
+            end = int(np.searchsorted(self.queries, last, side="right"))
+            yield slice(start, end)
+            start = end
+
+    def columns(self) -> dict[str, Array]:
+        """Those that there are, [N] each, by their names."""
+        columns = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: column for name, column in columns.items() if column is not None}
+
+    def joined(self, parts: Iterable[Mapping[str, Array]], scratch: Scratch) -> Pairs:
+        """Pairs of the same columns, of parts of them, [n] each, that come one after the other."""
+        types = {name: column.dtype for name, column in self.columns().items()}
+        return Pairs(**scratch.columns(types, parts))
+
+    def _parted(self, scratch: Scratch) -> Iterator[Pairs]:
+        """The pairs of one range of queries after the other, in their order."""
+        counts_Q = self.per_query(scratch)
+        range_Q = (np.cumsum(counts_Q) - counts_Q) // scratch.pairs
+        sizes = np.bincount(range_Q, counts_Q).astype(np.int64)
+        ends = np.cumsum(sizes)
+        at, columns = ends - sizes, self.columns()
+        parted = {name: scratch.empty(len(self), column.dtype) for name, column in columns.items()}
+        for block in scratch.blocks(len(self)):
+            range_n = range_Q[self.queries[block]]
+            order_n = np.argsort(range_n, kind="stable")
+            bounds = np.searchsorted(range_n, np.arange(len(sizes) + 1), sorter=order_n)
+            for number, (start, end) in enumerate(pairwise(bounds)):
+                to = slice(at[number], at[number] + end - start)
+                for name, column in columns.items():
+                    parted[name][to] = column[block][order_n[start:end]]
+                at[number] = to.stop
+        for size, end in zip(sizes, ends, strict=True):
+            yield Pairs(**{name: column[end - size : end] for name, column in parted.items()})
 
     def offsets(self, queries: int) -> Int64:
         """Start of every query's pairs, int64 [Q + 1]."""

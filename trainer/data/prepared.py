@@ -27,6 +27,7 @@ from longtail.trainer.data.dataset import Dataset, load_dataset
 from longtail.trainer.data.files import find_files
 from longtail.trainer.data.pairs import Asked, Pairs
 from longtail.trainer.data.problems import Problem, RowReport
+from longtail.trainer.data.scratch import IN_MEMORY, Scratch
 from longtail.trainer.devices import first_before_others
 from longtail.trainer.errors import DataError
 
@@ -67,15 +68,18 @@ def prepare(recipe: Recipe) -> tuple[Dataset, Path]:
     folder = root / hashlib.sha256(content.encode()).hexdigest()[:16]
     with first_before_others("the prepared data set"):
         if not folder.exists():
-            dataset = _load(recipe)
+            reading = root / f".{folder.name}.reading"
+            dataset = _load(recipe, Scratch(reading, recipe.data.memory))
             with suppress(BundleExistsError), atomic_directory(folder) as working:  # of another job by now
                 _write(dataset, working, files)
+            del dataset
+            shutil.rmtree(reading, ignore_errors=True)
             _remove_stale(root, kept=folder)
         return _read(folder), folder
 
 
-def _load(recipe: Recipe) -> Dataset:
-    return load_dataset(recipe.weighted_data, **_read_by(recipe))
+def _load(recipe: Recipe, scratch: Scratch = IN_MEMORY) -> Dataset:
+    return load_dataset(recipe.weighted_data, **_read_by(recipe), scratch=scratch)
 
 
 def _read_by(recipe: Recipe) -> dict[str, Any]:
@@ -90,7 +94,7 @@ def _read_by(recipe: Recipe) -> dict[str, Any]:
 
 
 def _settings(recipe: Recipe) -> dict[str, Any]:
-    return {"data": recipe.weighted_data.model_dump(mode="json", exclude={"prepared"})} | _read_by(recipe)
+    return {"data": recipe.weighted_data.model_dump(mode="json", exclude={"prepared", "memory"})} | _read_by(recipe)
 
 
 def _files(recipe: Recipe) -> list[tuple[str, int, int]]:

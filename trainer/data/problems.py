@@ -5,7 +5,8 @@ Legend: `N` rows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -35,6 +36,14 @@ class Problem:
     rows: list[int]
     count: int
     fatal: bool = True
+
+    def is_of_kind(self, other: Problem) -> bool:
+        """Whether the same is wrong, in the same file."""
+        return self._kind == other._kind
+
+    @property
+    def _kind(self) -> tuple[str, str, str, str, bool]:
+        return self.file, self.column, self.expected, self.found.partition(" (")[0], self.fatal
 
     def __str__(self) -> str:
         return self.among(1, self.count)
@@ -87,6 +96,17 @@ class RowReport:
     problems: list[Problem] = field(default_factory=list)
     dates: bool = False
     unit: str | None = None
+
+    def note(self, problems: Iterable[Problem]) -> None:
+        """Add problems; one of rows of a file that has the same wrong with others is one with theirs."""
+        for new in problems:
+            for at, old in enumerate(self.problems):
+                if old.is_of_kind(new):
+                    rows = [*old.rows, *new.rows][:_SHOWN]
+                    self.problems[at] = replace(old, rows=rows, count=old.count + new.count)
+                    break
+            else:
+                self.problems.append(new)
 
     def lines(self) -> list[str]:
         """In words, for people; empty where every row counts and nothing is wrong."""

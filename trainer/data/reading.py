@@ -14,6 +14,7 @@ from longtail.trainer.config.rows import Places, shown
 from longtail.trainer.data.files import DataFile, find_files
 from longtail.trainer.data.interactions import nothing_in, read_interactions
 from longtail.trainer.data.problems import RowReport, settle
+from longtail.trainer.data.scratch import IN_MEMORY, Scratch
 from longtail.trainer.data.tables import IdTable, read_feature_table
 from longtail.trainer.data.xmc import read_xmc
 from longtail.trainer.errors import DataError
@@ -22,6 +23,7 @@ from longtail.trainer.errors import DataError
 def read_files(
     data: DataConfig, places: dict[str, Places], report: RowReport, *, strings: Sequence[str],
     columns: Mapping[str, Sequence[str]] | None, now: datetime, context: Sequence[str] = (),
+    scratch: Scratch = IN_MEMORY,
 ) -> tuple[dict[str, pa.Table], dict[str, IdTable | None]]:  # fmt: skip
     """Interactions by split, and the feature tables by side, `query` and `label`; None without a file.
 
@@ -33,6 +35,7 @@ def read_files(
         columns: columns that are needed of each feature table; None reads all.
         now: what is not the future.
         context: columns of the interactions that query features are read from.
+        scratch: where interactions are put.
 
     Raises:
         DataError: all that is wrong, in one.
@@ -52,7 +55,9 @@ def read_files(
         report.read = sum(table.num_rows for table in raw.values())
         id_types: dict[str, dict[str, str]] = {}
     else:
-        interactions = read_interactions(files, data, report, now=now, context=context, strings=strings)
+        interactions = read_interactions(
+            files, data, report, now=now, context=context, strings=strings, scratch=scratch
+        )
         raw, id_types = interactions.tables, interactions.id_types
         errors += interactions.errors
     tables: dict[str, IdTable | None] = {"query": of_queries, "label": None}
