@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from longtail.bundle import BundleError
 from longtail.index import LongtailIndexError
 from longtail.serving import logs
+from longtail.serving.batch import Asked, answer
 from longtail.serving.check import check_release
 from longtail.serving.compare import compare, table
 from longtail.serving.errors import ServingError
@@ -152,6 +153,47 @@ def experiments(
     report = compare(releases, releases / ".state" if state is None else state)
     for line in [json.dumps(report, ensure_ascii=False)] if json_ else table(report):
         print(line)
+
+
+@app.command()
+def batch(
+    releases: Annotated[Path, typer.Argument(help="Directory of releases.", envvar="LONGTAIL_RELEASES")],
+    queries: Annotated[Path, typer.Argument(help="Parquet file of queries, or a directory of them.")],
+    *,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Directory of the answers; made if missing.")],
+    k: Annotated[int, typer.Option(min=1, help="Labels wanted of each query.")] = 100,
+    options: Annotated[
+        str, typer.Option(metavar="JSON", help="Options of every query, as POST /v1/retrieve takes them.")
+    ] = "{}",
+    exclude: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Lists of labels that are not to be answered.")
+    ] = None,
+    keep: Annotated[
+        list[str] | None, typer.Option(metavar="COLUMN", help="Goes into the answers (default: all but lists, maps).")
+    ] = None,
+    release: Annotated[str | None, typer.Option(metavar="NAME", help="Which one answers (default: CURRENT).")] = None,
+    shard: Annotated[str, typer.Option(metavar="I/N", help="Which share of the files, from 0, of how many.")] = "0/1",
+    state: Annotated[
+        Path | None, typer.Option(envvar="LONGTAIL_STATE", help="The service's state (default: RELEASES/.state).")
+    ] = None,
+) -> None:
+    """Answer a table of queries offline, into Parquet files. Run again to resume."""
+    try:
+        given = json.loads(options)
+    except ValueError as error:
+        raise typer.BadParameter(
+            f"expected a JSON object, received {options}: {error}", param_hint="--options"
+        ) from None
+    if not isinstance(given, dict):
+        raise typer.BadParameter(f"expected a JSON object, received {options}", param_hint="--options")
+    which, _, of = shard.partition("/")
+    if not (which.isdecimal() and of.isdecimal() and int(which) < int(of)):
+        raise typer.BadParameter(f"expected I/N with 0 <= I < N, received {shard}", param_hint="--shard")
+    answer(
+        releases, queries, out, Asked({"k": k, **given}, exclude, keep), release=release, state=state,
+        share=(int(which), int(of)), say=lambda line: print(line, file=sys.stderr),
+    )  # fmt: skip
+    print(out)
 
 
 @app.command()

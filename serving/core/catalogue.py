@@ -126,6 +126,13 @@ class Catalogue:
             return str(self._ids[row].as_py())
         return self._overlay.added.ids[row - first]  # type: ignore[union-attr]
 
+    def ids_of(self, rows_N: Int64) -> pa.Array:
+        """The ids of rows' labels, strings [N]."""
+        above_N = rows_N >= len(self._ids)
+        if not above_N.any():
+            return self._ids.take(pa.array(rows_N))
+        return pa.array([self.id_of(row) for row in rows_N.tolist()], pa.string())
+
     def containing(self, text: str, rows_N: Int64) -> Bools:
         """Whether a label's id or display holds a text, as `LabelTexts.containing`, of every row, bool [N]."""
         first = len(self._ids)

@@ -24,10 +24,11 @@ MAY_IMPORT = {
     "core": {"allocator", "errors", "settings", "monitoring"},
     "http": {"errors", "settings", "logs", "monitoring", "core", "dashboard"},
     "process": {"allocator", "errors", "settings", "logs", "monitoring", "core", "http"},
+    "batch": {"errors", "core"},
     "check": {"core"},
     "compare": {"errors", "monitoring", "core"},
     "export": {"errors", "monitoring"},
-    "cli": {"errors", "settings", "logs", "http", "process", "check", "compare", "export"},
+    "cli": {"errors", "settings", "logs", "http", "process", "batch", "check", "compare", "export"},
     "__main__": {"cli"},
     "__init__": {"allocator", "errors", "settings", "core", "http"},
 }

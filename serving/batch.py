@@ -1,0 +1,283 @@
+"""The answers to a table of queries, offline: what `POST /v1/retrieve` would answer each, in Parquet files.
+
+OUT holds `batch.json`, which says what was asked of which release, and a file for some of the rows of QUERIES, which is
+there whole or not at all. Processes that are told which share is theirs may write to one OUT, and whoever is started
+again does what is not there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import ValidationError
+
+from longtail.bundle import LabelLog, replay
+from longtail.bundle.errors import describe
+from longtail.index import Releases
+from longtail.serving.core.loader import load_release
+from longtail.serving.core.queries import Query
+from longtail.serving.core.retriever import Retriever
+from longtail.serving.errors import InvalidRequestError, ServingError
+
+ROWS = 100_000
+"""Rows of a file of answers, at most."""
+_AT_ONCE = 512
+"""Queries of a search."""
+_MANIFEST = "batch.json"
+_ANSWERS = {"labels": pa.list_(pa.string()), "scores": pa.list_(pa.float32())}
+
+
+class BatchError(ServingError):
+    """Queries that cannot be answered offline: no such table, a row that the release refuses, another batch's OUT."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked of a release for every row.
+
+    Attributes:
+        options: of a query, as `POST /v1/retrieve` takes them, such as `{"k": 100, "bias_removal": 0.5}`.
+        exclude: column of lists of label ids that are not to be answered; None without.
+        keep: columns that go into the answers; None: all that are neither lists, maps nor structs.
+    """
+
+    options: Mapping[str, Any]
+    exclude: str | None = None
+    keep: Sequence[str] | None = None
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Rows of a group of rows of a file of queries."""
+
+    number: int
+    file: Path
+    group: int
+    start: int
+    rows: int
+
+    @property
+    def name(self) -> str:
+        return f"part-{self.number:06}.parquet"
+
+    def wrong(self, row: int, what: str) -> BatchError:
+        """An error about one of its rows."""
+        return BatchError(f"{self.file}: row {self.start + row} of row group {self.group}: {what}")
+
+
+def answer(
+    releases: Path, queries: Path, out: Path, asked: Asked, *, release: str | None = None, state: Path | None = None,
+    share: tuple[int, int] = (0, 1), say: Callable[[str], None] = lambda _: None,
+) -> None:  # fmt: skip
+    """Write the answers to every row of a table that are not there yet.
+
+    Args:
+        releases: directory of releases.
+        queries: Parquet file, or a directory of them; columns are features by name, and what is kept.
+        out: directory of the answers; made if missing.
+        asked: the same for every row.
+        release: which; CURRENT by default.
+        state: the service's, whose added and hidden labels count; RELEASES/.state by default.
+        share: of the files, (which, of how many), from 0.
+        say: gets a line for every file.
+
+    Raises:
+        BatchError: as its name says; files that are done stay.
+        LongtailIndexError, BundleError, UnservableReleaseError: what is wrong with the release.
+        OSError: the disk.
+    """
+    found = Releases(releases)
+    name = found.current() if release is None else release
+    if name is None:
+        raise BatchError(f"{releases}: expected a published release, found none: name one with --release")
+    parts = _parts(queries)
+    about = [(str(file), (stat := file.stat()).st_size, stat.st_mtime_ns) for file in _files(queries)]
+    _agree(out, {"release": name, **asdict(asked), "rows": ROWS, "queries": about})
+    mine = [part for part in parts if part.number % share[1] == share[0]]
+    missing = [part for part in mine if not (out / part.name).exists()]
+    if len(missing) < len(mine):
+        say(f"{len(mine) - len(missing):,} of {len(mine):,} files are there")
+    if not missing:
+        return
+    changes = LabelLog((releases / ".state" if state is None else state) / "labels.log").read_from()
+    retriever = load_release(found, name).with_changes(replay(changes.records).records())
+    rows = _Rows(retriever, asked)
+    for place, part in enumerate(missing, 1):
+        started = perf_counter()
+        _write(retriever, rows, part, out)
+        rate = part.rows / (perf_counter() - started)
+        say(f"{part.name}, {place:,} of {len(missing):,}: {part.rows:,} queries, {rate:,.0f} a second")
+
+
+def _parts(queries: Path) -> list[_Part]:
+    parts: list[_Part] = []
+    for file in _files(queries):
+        with _opened(file) as parquet:
+            sizes = [parquet.metadata.row_group(group).num_rows for group in range(parquet.num_row_groups)]
+        for group, size in enumerate(sizes):
+            for start in range(0, size, ROWS):
+                parts.append(_Part(len(parts), file, group, start, min(ROWS, size - start)))
+    if not parts:
+        raise BatchError(f"{queries}: expected Parquet files with rows, found none")
+    return parts
+
+
+def _files(queries: Path) -> list[Path]:
+    return sorted(queries.rglob("*.parquet")) if queries.is_dir() else [queries]
+
+
+def _opened(file: Path) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(file)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise BatchError(f"{file}: expected a readable Parquet file: {error}") from error
+
+
+def _agree(out: Path, manifest: dict[str, Any]) -> None:
+    """Write what a batch is about, or compare it with what an earlier process has written."""
+    out.mkdir(parents=True, exist_ok=True)
+    path, working = out / _MANIFEST, out / f".{_MANIFEST}.{os.getpid()}"
+    working.write_text(json.dumps(manifest, indent=1, ensure_ascii=False), encoding="utf-8")
+    try:
+        os.link(working, path)
+    except FileExistsError:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        for name, value in json.loads(json.dumps(manifest)).items():
+            if found.get(name) != value:
+                raise BatchError(
+                    f"{path}: expected a batch of {name} {json.dumps(value)}, found {json.dumps(found.get(name))}: "
+                    "give another OUT, or remove this one"
+                ) from None
+    finally:
+        working.unlink()
+
+
+def _checked(asked: Asked) -> dict[str, Any]:
+    """The options of a query, none of which is of one row."""
+    refused = [name for name in ("features", "vector", "explore") if name in asked.options]
+    if refused:
+        raise BatchError(f"--options: expected options of all queries alike, received {refused[0]}")
+    options = {"display": False, **asked.options}
+    try:
+        Query.model_validate({"features": {}, **options})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise BatchError(f"--options: {where}: {first['msg']}, received {describe(first['input'])}") from error
+    return options
+
+
+class _Rows:
+    """The rows of files as queries, and what is kept of them.
+
+    Args:
+        retriever: the release.
+        asked: of every row.
+    """
+
+    def __init__(self, retriever: Retriever, asked: Asked) -> None:
+        self._features = [feature.name for feature in retriever.manifest.query_features]
+        self._asked, self._options = asked, _checked(asked)
+        self._group: tuple[Path, int] | None = None
+        self._table = pa.table({})
+
+    def of(self, part: _Part) -> pa.Table:
+        """The columns that are needed of some rows."""
+        if self._group != (part.file, part.group):
+            with _opened(part.file) as parquet:
+                names = self._needed(parquet.schema_arrow, part.file)
+                self._table = parquet.read_row_group(part.group, columns=names)
+            self._group = part.file, part.group
+        return self._table.slice(part.start, part.rows)
+
+    def queries(self, table: pa.Table, part: _Part, first: int) -> list[Query]:
+        """A query for every row; `first` is the number of the first in its part."""
+        columns = {name: _as_json(table[name]) for name in self._features if name in table.column_names}
+        excluded = [[]] * table.num_rows if self._asked.exclude is None else _as_json(table[self._asked.exclude])
+        options, always = self._options, list(self._options.get("exclude", []))
+        queries = []
+        for row in range(table.num_rows):
+            features = {name: values[row] for name, values in columns.items()}
+            try:
+                queries.append(
+                    Query.model_validate(
+                        {**options, "features": features, "exclude": [*always, *(excluded[row] or [])]}
+                    )
+                )
+            except ValidationError as error:
+                wrong = error.errors(include_url=False)[0]
+                where = ".".join(map(str, wrong["loc"]))
+                raise part.wrong(first + row, f"{where}: {wrong['msg']}, received {describe(wrong['input'])}") from None
+        return queries
+
+    def kept(self, table: pa.Table) -> pa.Table:
+        """What goes into the answers."""
+        return table.select(self._kept(table.schema))
+
+    def _kept(self, schema: pa.Schema) -> list[str]:
+        flat = [field.name for field in schema if not pa.types.is_nested(field.type)]
+        return flat if self._asked.keep is None else list(self._asked.keep)
+
+    def _needed(self, schema: pa.Schema, file: Path) -> list[str]:
+        features = [name for name in self._features if name in schema.names]
+        if not features:
+            raise BatchError(
+                f"{file}: expected columns of the features {', '.join(self._features)}, found {', '.join(schema.names)}"
+            )
+        kept = self._kept(schema)
+        wanted = [*kept, *([] if self._asked.exclude is None else [self._asked.exclude])]
+        for name in wanted:
+            if name not in schema.names:
+                raise BatchError(f"{file}: expected a column {name!r}, found {', '.join(schema.names)}")
+        if taken := [name for name in kept if name in _ANSWERS]:
+            raise BatchError(f"{file}: column {taken[0]!r}: expected other names than the answers' own; see --keep")
+        return list(dict.fromkeys([*features, *wanted]))
+
+
+def _write(retriever: Retriever, rows: _Rows, part: _Part, out: Path) -> None:
+    table = rows.of(part)
+    kept = rows.kept(table)
+    schema = pa.schema([*kept.schema, *_ANSWERS.items()], {"release": retriever.name})
+    working = out / f".{part.name}.{os.getpid()}"
+    try:
+        with pq.ParquetWriter(working, schema) as writer:
+            for start in range(0, table.num_rows, _AT_ONCE):
+                queries = rows.queries(table.slice(start, _AT_ONCE), part, start)
+                try:
+                    found = retriever.retrieve(queries)
+                except InvalidRequestError as error:
+                    place, where = _place_of(error)
+                    raise part.wrong(start + place, f"{where}{error.message}") from error
+                offsets = pa.array([0, *found.ends_B], pa.int32())
+                lists = (retriever.catalogue.ids_of(found.rows_N), pa.array(found.scores_N, pa.float32()))
+                answers = [pa.ListArray.from_arrays(offsets, values) for values in lists]
+                columns = [*kept.slice(start, _AT_ONCE).combine_chunks().columns, *answers]
+                writer.write_table(pa.table(columns, schema=schema))
+        working.replace(out / part.name)
+    finally:
+        working.unlink(missing_ok=True)
+
+
+def _place_of(error: InvalidRequestError) -> tuple[int, str]:
+    """The query that an error is about, and which part of it."""
+    _, place, *path = (error.field or "queries.0").split(".")
+    return int(place), f"{'.'.join(path)}: " if path else ""
+
+
+def _as_json(column: pa.ChunkedArray) -> list[Any]:
+    """The values of a column as JSON would have them."""
+    kind = column.type
+    if pa.types.is_temporal(kind):
+        return [None if value is None else value.isoformat() for value in column.to_pylist()]
+    if pa.types.is_map(kind):
+        return [None if value is None else dict(value) for value in column.to_pylist()]
+    values: list[Any] = column.to_pylist()
+    return values

@@ -1,0 +1,204 @@
+"""`longtail-serve batch` answers as the service does, in shards or whole, killed or not."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from longtail.serving import batch
+from longtail.serving.batch import Asked, BatchError, answer
+from tests.end_to_end.commands import fitted_and_published, longtail, served
+
+USERS, ITEMS = 60, 30
+RECIPE = """
+name = "shop"
+[data]
+train = "pairs.parquet"
+query_id = "user_id"
+label_id = "item_id"
+queries = "users.parquet"
+labels = "items.parquet"
+display = ["brand"]
+split = { strategy = "random", valid = 0.1, test = 0.1 }
+[query]
+features = [
+    { name = "user_id", kind = "id", dim = 4 },
+    { name = "joined", kind = "date", dim = 4 },
+    { name = "likes", kind = "bag", dim = 4 },
+    { name = "history", kind = "history", table = "item_id", dim = 4 },
+]
+[label]
+features = [{ name = "item_id", kind = "id", dim = 4 }, { name = "brand", kind = "id", dim = 2 }]
+[model]
+dim = 4
+[training]
+epochs = 1
+batch_size = 64
+[evaluation]
+ks = [5]
+metric = "recall@5"
+bootstrap = 10
+baselines = []
+bias_removal = [0, 1]
+"""
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A published release, and queries in two files."""
+    folder, rng = tmp_path_factory.mktemp("shop"), np.random.default_rng(0)
+    pairs = {
+        "user_id": [f"u{user}" for user in rng.integers(0, USERS, 600)],
+        "item_id": [f"i{item}" for item in np.minimum(rng.geometric(0.1, 600), ITEMS) - 1],
+    }
+    users = {
+        "user_id": [f"u{user}" for user in range(USERS)],
+        "joined": pa.array([1_600_000_000 + 86_400 * user for user in range(USERS)], pa.timestamp("s", "UTC")),
+        "likes": pa.array([[("music", 1.0), ("sport", user / 9)] for user in range(USERS)], LIKES),
+    }
+    items = {"item_id": [f"i{item}" for item in range(ITEMS)], "brand": [f"b{item % 4}" for item in range(ITEMS)]}
+    for name, table in {"pairs": pairs, "users": users, "items": items}.items():
+        pq.write_table(pa.table(table), folder / f"{name}.parquet")
+    (folder / "recipe.toml").write_text(RECIPE)
+    fitted_and_published(folder, "--set", "training.refit=false")
+    (folder / "queries").mkdir()
+    asked = pa.table(
+        users
+        | {
+            "history": [[f"i{item}" for item in rng.integers(0, ITEMS, user % 5)] for user in range(USERS)],
+            "seen": [None if user % 7 == 0 else [f"i{user % ITEMS}", "i0", "of no release"] for user in range(USERS)],
+            "segment": [user % 3 for user in range(USERS)],
+        }
+    )
+    pq.write_table(asked.slice(0, 25), folder / "queries" / "a.parquet", row_group_size=10)
+    pq.write_table(asked.slice(25), folder / "queries" / "b.parquet")
+    return folder
+
+
+LIKES = pa.map_(pa.string(), pa.float64())
+OPTIONS = {"k": 7, "bias_removal": 0.25, "filter": {"brand": {"ne": "b1"}}}
+FILES = [f"part-{number:06}.parquet" for number in range(4)]
+
+
+def answers(out: Path) -> pa.Table:
+    return pa.concat_tables([pq.read_table(path) for path in sorted(out.glob("part-*.parquet"))])
+
+
+def command(shop: Path, out: Path, *more: object) -> list[str]:
+    words = ["batch", shop / "releases", shop / "queries", "--out", out, "--options", json.dumps(OPTIONS)]
+    return [*map(str, words), "--exclude", "seen", *map(str, more)]
+
+
+def json_of(row: dict[str, Any]) -> dict[str, Any]:
+    """A row as a client would ask for it."""
+    features = {name: row[name] for name in ("user_id", "history")}
+    features |= {"joined": row["joined"].isoformat(), "likes": dict(row["likes"])}
+    return OPTIONS | {"features": features, "exclude": row["seen"] or []}
+
+
+def test_answers_are_those_of_the_service(shop: Path, tmp_path: Path) -> None:
+    rows = pa.concat_tables([pq.read_table(shop / "queries" / f"{name}.parquet") for name in "ab"])
+    with served(shop) as http:
+        added = http.post("/v1/labels", json={"labels": [{"id": "new", "features": {"brand": "b2"}}]})
+        assert added.status_code == 200, added.text
+        assert http.delete("/v1/labels/i2").status_code == 200
+        found = http.post("/v1/retrieve", json={"queries": [json_of(row) for row in rows.to_pylist()]}).json()[
+            "results"
+        ]
+        assert longtail("serving", *command(shop, tmp_path / "out")).strip() == str(tmp_path / "out")
+    table = answers(tmp_path / "out")
+    assert table["labels"].to_pylist() == [[label["id"] for label in result["labels"]] for result in found]
+    scores = [[label["score"] for label in result["labels"]] for result in found]
+    np.testing.assert_allclose(np.array(table["scores"].to_pylist()), scores, atol=1e-5)
+    assert table.column_names == ["user_id", "joined", "segment", "labels", "scores"]
+    assert table.select(["user_id", "segment"]).equals(rows.select(["user_id", "segment"]))
+    everything = {label for labels in table["labels"].to_pylist() for label in labels}
+    assert "new" in everything
+    assert "i2" not in everything
+    assert [path.name for path in sorted((tmp_path / "out").iterdir())] == ["batch.json", *FILES]
+
+
+def test_shards_make_the_whole_and_a_kill_loses_no_file(shop: Path, tmp_path: Path) -> None:
+    longtail("serving", *command(shop, tmp_path / "whole"))
+    whole = answers(tmp_path / "whole")
+
+    out = tmp_path / "out"
+    longtail("serving", *command(shop, out, "--shard", "1/2"))
+    assert [path.name for path in sorted(out.glob("part-*"))] == FILES[1::2]
+    before = {path: path.stat().st_mtime_ns for path in out.glob("part-*")}
+    process = subprocess.Popen([sys.executable, "-m", "longtail.serving", *command(shop, out)])
+    deadline = time.monotonic() + 60
+    while len(list(out.glob("part-*"))) < 3 and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.001)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert len(list(out.glob("part-*"))) >= 3
+    longtail("serving", *command(shop, out))
+    assert answers(out).equals(whole)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_an_out_of_another_batch_is_refused(shop: Path, tmp_path: Path) -> None:
+    asked = Asked({"k": 3})
+    answer(shop / "releases", shop / "queries", tmp_path, asked)
+    said: list[str] = []
+    answer(shop / "releases", shop / "queries", tmp_path, asked, say=said.append)
+    assert said == ["4 of 4 files are there"]
+    with pytest.raises(BatchError, match=r'batch.json: expected a batch of options {"k": 4}, found {"k": 3}: give'):
+        answer(shop / "releases", shop / "queries", tmp_path, Asked({"k": 4}))
+
+
+WRONG = {
+    "a row": (Asked({}), {"user_id": ["u1", "u2"], "history": [["i1"], [None]]}, "row 1 of row group 0: features.hist"),
+    "exclude": (Asked({}, "seen"), {"user_id": ["u1"], "seen": [[1.5]]}, r"row 0 of row group 0: exclude.0: Input"),
+    "no feature": (Asked({}), {"user": ["u1"]}, "expected columns of the features user_id, joined, likes, history, fo"),
+    "no column": (Asked({}, "seen"), {"user_id": ["u1"]}, "expected a column 'seen', found user_id"),
+    "a name": (Asked({}), {"user_id": ["u1"], "scores": [1]}, "column 'scores': expected other names"),
+    "an option": (Asked({"k": 0}), {"user_id": ["u1"]}, "--options: k: Input should be greater than or equal to 1"),
+    "a feature": (
+        Asked({"vector": [1]}),
+        {"user_id": ["u1"]},
+        "--options: expected options of all queries alike, rece",
+    ),
+    "a filter": (Asked({"filter": {"colour": 1}}), {"user_id": ["u1"]}, "row 0 of row group 0: filter.colour: "),
+    "no rows": (Asked({}), {"user_id": pa.array([], pa.string())}, "expected Parquet files with rows, found none"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_wrong_is_said_with_its_place(shop: Path, tmp_path: Path, what: str) -> None:
+    asked, columns, said = WRONG[what]
+    pq.write_table(pa.table(columns), tmp_path / "queries.parquet")
+    with pytest.raises(BatchError, match=said):
+        answer(shop / "releases", tmp_path / "queries.parquet", tmp_path / "out", asked)
+    assert not list((tmp_path / "out").glob("*part-*"))
+
+
+def test_no_release_and_no_parquet(tmp_path: Path) -> None:
+    (tmp_path / "queries.parquet").write_text("user_id\nu1\n")
+    with pytest.raises(BatchError, match="expected a published release, found none: name one with --release"):
+        answer(tmp_path / "releases", tmp_path / "queries.parquet", tmp_path / "out", Asked({}))
+    with pytest.raises(BatchError, match=r"queries\.parquet: expected a readable Parquet file"):
+        answer(tmp_path, tmp_path / "queries.parquet", tmp_path / "out", Asked({}), release="some")
+
+
+def test_groups_of_many_rows_are_several_files(shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Asked({"k": 3}, keep=["user_id"])
+    answer(shop / "releases", shop / "queries" / "b.parquet", tmp_path / "one", asked)
+    monkeypatch.setattr(batch, "ROWS", 8)
+    monkeypatch.setattr(batch, "_AT_ONCE", 3)
+    answer(shop / "releases", shop / "queries" / "b.parquet", tmp_path / "several", asked)
+    assert len(list((tmp_path / "several").glob("part-*"))) == -(-(USERS - 25) // 8)
+    several = answers(tmp_path / "several")
+    assert several["labels"].to_pylist() == answers(tmp_path / "one")["labels"].to_pylist()
+    assert several.column_names == ["user_id", "labels", "scores"]
