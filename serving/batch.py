@@ -99,7 +99,7 @@ def answer(
     if name is None:
         raise BatchError(f"{releases}: expected a published release, found none: name one with --release")
     parts = _parts(queries)
-    about = [(str(file), (stat := file.stat()).st_size, stat.st_mtime_ns) for file in _files(queries)]
+    about = [(file.name, (stat := file.stat()).st_size, stat.st_mtime_ns) for file in _files(queries)]
     _agree(out, {"release": name, **asdict(asked), "rows": ROWS, "queries": about})
     mine = [part for part in parts if part.number % share[1] == share[0]]
     missing = [part for part in mine if not (out / part.name).exists()]

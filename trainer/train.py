@@ -20,7 +20,7 @@ from longtail.trainer.callbacks import Callbacks
 from longtail.trainer.check.limits import check_sizes, check_threshold
 from longtail.trainer.checkpoint import Checkpoints, identity_of
 from longtail.trainer.config import Recipe
-from longtail.trainer.data.batches import epoch_batches
+from longtail.trainer.data.batches import epoch_batches, made_ahead
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.known import KnownPositives
@@ -258,7 +258,7 @@ def train(
                 nearest=nearest,
             )
             done, logs_of_epoch = first, dict[str, float]()
-            for step, batch in batches:
+            for step, batch in made_ahead(batches):
                 loss = float(train_step(batch))
                 if not np.isfinite(loss):
                     raise DataError(

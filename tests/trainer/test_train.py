@@ -1,4 +1,6 @@
 import io
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -6,11 +8,13 @@ import pytest
 from rich.console import Console
 
 from longtail.bundle import CurvePoint, Interval
+from longtail.trainer.data.batches import made_ahead
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.errors import DataError
 from longtail.trainer.progress import Reporter
 from longtail.trainer.train import train
 from longtail.trainer.trained import Trained
+from tests.serving.process import until
 from tests.trainer import tiny
 
 TABLE = tiny.clustered(users=12, items=8, each=6, seed=0)
@@ -134,3 +138,20 @@ def test_a_threshold_above_every_label_leaves_no_negatives(tmp_path: Path) -> No
     recipe = tiny.recipe(loss={"weight": {"name": "equalised", "threshold": 0.9}})
     with pytest.raises(DataError, match=r"threshold: expected at most 0\.\d+, .*received 0\.9"):
         train(recipe, data(), epochs=1, work=tmp_path, logs=tmp_path, reporter=Reporter(Console(file=io.StringIO())))
+
+
+def test_batches_made_ahead_are_the_same_and_say_what_went_wrong() -> None:
+    made: list[int] = []
+
+    def batches() -> Iterator[tuple[int, dict[str, np.ndarray]]]:
+        for step in range(4):
+            made.append(step)
+            yield step, {}
+        raise ValueError("no more pairs")
+
+    ahead = made_ahead(batches())
+    assert next(ahead)[0] == 0
+    until(lambda: made == [0, 1], "the next to be made while the first is used")
+    assert [step for step, _ in islice(ahead, 3)] == [1, 2, 3]
+    with pytest.raises(ValueError, match="no more pairs"):
+        next(ahead)

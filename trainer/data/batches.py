@@ -10,6 +10,7 @@ Legend: `B` batch, `P` positions of a padded bag, `L` labels, `S` impressions of
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
 
 import numpy as np
@@ -346,6 +347,15 @@ def epoch_batches(
         if nearest is not None:
             batch |= nearest.columns(pairs, rows_B, features.of_queries, np.random.default_rng([seed, epoch, step, 2]))
         yield step, batch
+
+
+def made_ahead(batches: Iterator[tuple[int, Inputs]]) -> Iterator[tuple[int, Inputs]]:
+    """The same batches, the next of which is made while one is used."""
+    with ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(next, batches, None)
+        while (batch := coming.result()) is not None:
+            coming = pool.submit(next, batches, None)
+            yield batch
 
 
 def _groups(asked_B: Int64, *, parts: int) -> Int32:

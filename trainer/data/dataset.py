@@ -33,6 +33,7 @@ from longtail.trainer.data.tables import IdTable
 from longtail.trainer.errors import DataError
 
 _IDS_AT_ONCE = 1 << 20
+_PAIRS_AT_ONCE = 1 << 24
 
 
 class _DigestWriter(io.RawIOBase):
@@ -85,7 +86,10 @@ class Dataset:
 
     def label_counts(self) -> Int64:
         """Training pairs of every label, whatever they weigh, int64 [L]."""
-        return np.bincount(self.train.labels, minlength=len(self.label_ids)).astype(np.int64)
+        counts_L = np.zeros(len(self.label_ids), np.int64)
+        for start in range(0, len(self.train), _PAIRS_AT_ONCE):  # of all, NumPy would make an int64 copy
+            counts_L += np.bincount(self.train.labels[start : start + _PAIRS_AT_ONCE], minlength=len(counts_L))
+        return counts_L
 
     def label_visits(
         self, *, one_label_per_query: bool, weighted: bool = False, chances_N: Float64 | None = None
@@ -104,6 +108,8 @@ class Dataset:
             pairs_N = 1.0 / np.bincount(self.train.queries)[self.train.queries]
         if weighted and self.train.weights is not None:
             pairs_N = self.train.weights.astype(np.float64) * (1.0 if pairs_N is None else pairs_N)
+        if pairs_N is None:
+            return self.label_counts().astype(np.float64)
         return np.bincount(self.train.labels, pairs_N, minlength=len(self.label_ids)).astype(np.float64)
 
     @property

@@ -182,4 +182,4 @@ class Pairs:
 
     def offsets(self, queries: int) -> Int64:
         """Start of every query's pairs, int64 [Q + 1]."""
-        return np.searchsorted(self.queries, np.arange(queries + 1)).astype(np.int64)
+        return np.searchsorted(self.queries, np.arange(queries + 1, dtype=np.int32)).astype(np.int64)

@@ -45,7 +45,7 @@ class HeldOut:
             exclude_seen: whether that is left out.
             askers: query row of every way to ask, int32 [A]; None where it is one of each.
         """
-        seen = seen_pairs(known, labels=labels, exclude_seen=exclude_seen)
+        seen = seen_pairs(known, labels=labels, exclude_seen=exclude_seen, held_out=held_out)
         keys_P = to_find(held_out, seen, labels=labels, askers=askers)
         once = len(to_find(held_out, seen[:0], labels=labels, askers=askers))
         queries = len(distinct(keys_P // labels))
@@ -57,15 +57,22 @@ class HeldOut:
         return f"{self.pairs:,} pairs → {self.measured:,} to find of {self.queries:,} queries{repeats}{seen}"
 
 
-def seen_pairs(known: Pairs, *, labels: int, exclude_seen: bool) -> Int64:
+def seen_pairs(known: Pairs, *, labels: int, exclude_seen: bool, held_out: Pairs | None = None) -> Int64:
     """`query · L + label` of what is left out of rankings, int64 [P], rising; nothing where it is not excluded.
 
     Args:
         known: what queries have seen.
         labels: L.
         exclude_seen: whether it is left out.
+        held_out: pairs whose queries are ranked for; None where all are.
     """
-    return distinct(_keys(known, labels)) if exclude_seen else np.zeros(0, np.int64)
+    if not exclude_seen:
+        return np.zeros(0, np.int64)
+    if held_out is not None:
+        asked_Q = np.zeros(int(max(known.queries.max(initial=-1), held_out.queries.max(initial=-1))) + 1, np.bool_)
+        asked_Q[held_out.queries] = True
+        known = known.take(asked_Q[known.queries])
+    return distinct(_keys(known, labels))
 
 
 def to_find(held_out: Pairs, seen: Int64, *, labels: int, askers: Int32 | None = None) -> Int64:

@@ -66,7 +66,7 @@ class Task:
             DataError: no held-out pair is left to find, or as `check_metric`.
         """
         check_metric(config, labels=labels)
-        seen_keys = seen_pairs(known, labels=labels, exclude_seen=config.exclude_seen)
+        seen_keys = seen_pairs(known, labels=labels, exclude_seen=config.exclude_seen, held_out=held_out)
         keys = to_find(held_out, seen_keys, labels=labels, askers=askers)
         rows_N = distinct(keys // labels).astype(np.int32)
         if len(rows_N) == 0:
