@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -31,6 +32,8 @@ ROWS = 100_000
 """Rows of a file of answers, at most."""
 _AT_ONCE = 512
 """Queries of a search."""
+_K = 100
+"""Labels of a query where its options do not say, at most."""
 _MANIFEST = "batch.json"
 _ANSWERS = {"labels": pa.list_(pa.string()), "scores": pa.list_(pa.float32())}
 
@@ -98,9 +101,12 @@ def answer(
     name = found.current() if release is None else release
     if name is None:
         raise BatchError(f"{releases}: expected a published release, found none: name one with --release")
-    parts = _parts(queries)
-    about = [(file.name, (stat := file.stat()).st_size, stat.st_mtime_ns) for file in _files(queries)]
-    _agree(out, {"release": name, **asdict(asked), "rows": ROWS, "queries": about})
+    options, files = _checked(asked), _files(queries, out)
+    parts = _parts(queries, files)
+    about = [(file.name, (stat := file.stat()).st_size, stat.st_mtime_ns) for file in files]
+    manifest = {"release": name, **asdict(asked), "rows": ROWS, "queries": about}
+    if (out / _MANIFEST).exists():
+        _agree(out, manifest)
     mine = [part for part in parts if part.number % share[1] == share[0]]
     missing = [part for part in mine if not (out / part.name).exists()]
     if len(missing) < len(mine):
@@ -109,7 +115,10 @@ def answer(
         return
     changes = LabelLog((releases / ".state" if state is None else state) / "labels.log").read_from()
     retriever = load_release(found, name).with_changes(replay(changes.records).records())
-    rows = _Rows(retriever, asked)
+    rows = _Rows(retriever, asked, options)
+    for file in files:
+        rows.check(file)
+    _agree(out, manifest)
     for place, part in enumerate(missing, 1):
         started = perf_counter()
         _write(retriever, rows, part, out)
@@ -117,9 +126,9 @@ def answer(
         say(f"{part.name}, {place:,} of {len(missing):,}: {part.rows:,} queries, {rate:,.0f} a second")
 
 
-def _parts(queries: Path) -> list[_Part]:
+def _parts(queries: Path, files: Sequence[Path]) -> list[_Part]:
     parts: list[_Part] = []
-    for file in _files(queries):
+    for file in files:
         with _opened(file) as parquet:
             sizes = [parquet.metadata.row_group(group).num_rows for group in range(parquet.num_row_groups)]
         for group, size in enumerate(sizes):
@@ -130,8 +139,11 @@ def _parts(queries: Path) -> list[_Part]:
     return parts
 
 
-def _files(queries: Path) -> list[Path]:
-    return sorted(queries.rglob("*.parquet")) if queries.is_dir() else [queries]
+def _files(queries: Path, out: Path) -> list[Path]:
+    """The files of queries, none of which is an answer."""
+    if not queries.is_dir():
+        return [queries]
+    return sorted(file for file in queries.rglob("*.parquet") if out.resolve() not in file.resolve().parents)
 
 
 def _opened(file: Path) -> pq.ParquetFile:
@@ -144,7 +156,7 @@ def _opened(file: Path) -> pq.ParquetFile:
 def _agree(out: Path, manifest: dict[str, Any]) -> None:
     """Write what a batch is about, or compare it with what an earlier process has written."""
     out.mkdir(parents=True, exist_ok=True)
-    path, working = out / _MANIFEST, out / f".{_MANIFEST}.{os.getpid()}"
+    path, working = out / _MANIFEST, out / f".{_MANIFEST}.{uuid4().hex}"
     working.write_text(json.dumps(manifest, indent=1, ensure_ascii=False), encoding="utf-8")
     try:
         os.link(working, path)
@@ -181,20 +193,34 @@ class _Rows:
     Args:
         retriever: the release.
         asked: of every row.
+        options: of `asked`, checked.
     """
 
-    def __init__(self, retriever: Retriever, asked: Asked) -> None:
+    def __init__(self, retriever: Retriever, asked: Asked, options: Mapping[str, Any]) -> None:
         self._features = [feature.name for feature in retriever.manifest.query_features]
-        self._asked, self._options = asked, _checked(asked)
+        self._asked = asked
+        self._options = {"k": min(_K, retriever.manifest.labels), **options}
+        try:
+            retriever.check_options(Query.model_validate({"features": {}, **self._options}))
+        except InvalidRequestError as error:
+            raise BatchError(f"--options: {error.field}: {error.message}") from error
         self._group: tuple[Path, int] | None = None
         self._table = pa.table({})
+
+    def check(self, file: Path) -> None:
+        """Refuse a file that lacks a column; raises BatchError."""
+        with _opened(file) as parquet:
+            self._needed(parquet.schema_arrow, file)
 
     def of(self, part: _Part) -> pa.Table:
         """The columns that are needed of some rows."""
         if self._group != (part.file, part.group):
             with _opened(part.file) as parquet:
                 names = self._needed(parquet.schema_arrow, part.file)
-                self._table = parquet.read_row_group(part.group, columns=names)
+                try:
+                    self._table = parquet.read_row_group(part.group, columns=names)
+                except (pa.ArrowInvalid, OSError) as error:
+                    raise BatchError(f"{part.file}: row group {part.group}: expected rows, found {error}") from error
             self._group = part.file, part.group
         return self._table.slice(part.start, part.rows)
 
@@ -224,7 +250,7 @@ class _Rows:
 
     def _kept(self, schema: pa.Schema) -> list[str]:
         flat = [field.name for field in schema if not pa.types.is_nested(field.type)]
-        return flat if self._asked.keep is None else list(self._asked.keep)
+        return flat if self._asked.keep is None else list(dict.fromkeys(self._asked.keep))
 
     def _needed(self, schema: pa.Schema, file: Path) -> list[str]:
         features = [name for name in self._features if name in schema.names]
@@ -237,6 +263,11 @@ class _Rows:
         for name in wanted:
             if name not in schema.names:
                 raise BatchError(f"{file}: expected a column {name!r}, found {', '.join(schema.names)}")
+        for name in (*features, *wanted):
+            if schema.names.count(name) > 1:
+                raise BatchError(f"{file}: expected one column {name!r}, found {schema.names.count(name)}")
+        if self._asked.exclude is not None and not _holds_lists(kind := schema.field(self._asked.exclude).type):
+            raise BatchError(f"{file}: column {self._asked.exclude!r}: expected lists of label ids, found {kind}")
         if taken := [name for name in kept if name in _ANSWERS]:
             raise BatchError(f"{file}: column {taken[0]!r}: expected other names than the answers' own; see --keep")
         return list(dict.fromkeys([*features, *wanted]))
@@ -246,7 +277,7 @@ def _write(retriever: Retriever, rows: _Rows, part: _Part, out: Path) -> None:
     table = rows.of(part)
     kept = rows.kept(table)
     schema = pa.schema([*kept.schema, *_ANSWERS.items()], {"release": retriever.name})
-    working = out / f".{part.name}.{os.getpid()}"
+    working = out / f".{part.name}.{uuid4().hex}"
     try:
         with pq.ParquetWriter(working, schema) as writer:
             for start in range(0, table.num_rows, _AT_ONCE):
@@ -266,6 +297,10 @@ def _write(retriever: Retriever, rows: _Rows, part: _Part, out: Path) -> None:
         working.unlink(missing_ok=True)
 
 
+def _holds_lists(kind: pa.DataType) -> bool:
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+
+
 def _place_of(error: InvalidRequestError) -> tuple[int, str]:
     """The query that an error is about, and which part of it."""
     _, place, *path = (error.field or "queries.0").split(".")
@@ -275,7 +310,9 @@ def _place_of(error: InvalidRequestError) -> tuple[int, str]:
 def _as_json(column: pa.ChunkedArray) -> list[Any]:
     """The values of a column as JSON would have them."""
     kind = column.type
-    if pa.types.is_temporal(kind):
+    if pa.types.is_timestamp(kind):
+        column = column.cast(pa.timestamp("us", kind.tz), safe=False)
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         return [None if value is None else value.isoformat() for value in column.to_pylist()]
     if pa.types.is_map(kind):
         return [None if value is None else dict(value) for value in column.to_pylist()]

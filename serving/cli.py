@@ -161,7 +161,9 @@ def batch(
     queries: Annotated[Path, typer.Argument(help="Parquet file of queries, or a directory of them.")],
     *,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Directory of the answers; made if missing.")],
-    k: Annotated[int, typer.Option(min=1, help="Labels wanted of each query.")] = 100,
+    k: Annotated[
+        int | None, typer.Option(min=1, help="Labels wanted of each query (default: 100, or all of fewer).")
+    ] = None,
     options: Annotated[
         str, typer.Option(metavar="JSON", help="Options of every query, as POST /v1/retrieve takes them.")
     ] = "{}",
@@ -189,8 +191,9 @@ def batch(
     which, _, of = shard.partition("/")
     if not (which.isdecimal() and of.isdecimal() and int(which) < int(of)):
         raise typer.BadParameter(f"expected I/N with 0 <= I < N, received {shard}", param_hint="--shard")
+    asked = Asked(given if k is None else {"k": k, **given}, exclude, keep)
     answer(
-        releases, queries, out, Asked({"k": k, **given}, exclude, keep), release=release, state=state,
+        releases, queries, out, asked, release=release, state=state,
         share=(int(which), int(of)), say=lambda line: print(line, file=sys.stderr),
     )  # fmt: skip
     print(out)

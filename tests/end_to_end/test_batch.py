@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -170,7 +171,9 @@ WRONG = {
         {"user_id": ["u1"]},
         "--options: expected options of all queries alike, rece",
     ),
-    "a filter": (Asked({"filter": {"colour": 1}}), {"user_id": ["u1"]}, "row 0 of row group 0: filter.colour: "),
+    "a filter": (Asked({"filter": {"colour": 1}}), {"user_id": ["u1"]}, "--options: filter.colour: "),
+    "too many": (Asked({"k": 31}), {"user_id": ["u1"]}, "--options: k: expected"),
+    "exclude of text": (Asked({}, "seen"), {"user_id": ["u1"], "seen": ["i1"]}, "'seen': expected lists of label ids"),
     "no rows": (Asked({}), {"user_id": pa.array([], pa.string())}, "expected Parquet files with rows, found none"),
 }
 
@@ -182,6 +185,27 @@ def test_what_is_wrong_is_said_with_its_place(shop: Path, tmp_path: Path, what: 
     with pytest.raises(BatchError, match=said):
         answer(shop / "releases", tmp_path / "queries.parquet", tmp_path / "out", asked)
     assert not list((tmp_path / "out").glob("*part-*"))
+
+
+def test_a_mistake_does_not_take_the_place_of_what_is_meant(shop: Path) -> None:
+    queries, out = shop / "queries", shop / "queries" / "answers"
+    with pytest.raises(BatchError, match="--options: kk: "):
+        answer(shop / "releases", queries, out, Asked({"kk": 3}))
+    with pytest.raises(BatchError, match="expected a column 'nothing'"):
+        answer(shop / "releases", queries, out, Asked({}, "nothing"))
+    for _ in range(2):  # answers below the queries are no queries
+        answer(shop / "releases", queries, out, Asked({}))
+    assert [len(labels) for labels in answers(out)["labels"].to_pylist()] == [ITEMS] * USERS
+    shutil.rmtree(out)
+
+
+def test_times_of_any_unit_are_read(shop: Path, tmp_path: Path) -> None:
+    for unit, kind in (("ns", pa.timestamp("ns", "UTC")), ("s", pa.timestamp("s", "UTC"))):
+        joined = pa.array([1_600_000_000 * (10**9 if unit == "ns" else 1)], pa.int64()).cast(kind)
+        joined = joined if unit == "s" else pa.array([1_600_000_000 * 10**9 + 7], pa.int64()).cast(kind)
+        pq.write_table(pa.table({"user_id": ["u1"], "joined": joined}), tmp_path / f"{unit}.parquet")
+        answer(shop / "releases", tmp_path / f"{unit}.parquet", tmp_path / unit, Asked({"k": 5}))
+    assert answers(tmp_path / "ns")["labels"].equals(answers(tmp_path / "s")["labels"])
 
 
 def test_no_release_and_no_parquet(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What is read in bounded memory is what is read at once."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import pytest
 
 from longtail.trainer.config import DataConfig, load_recipe
 from longtail.trainer.data import interactions
+from longtail.trainer.data import scratch as scratch_module
 from longtail.trainer.data.dataset import Dataset, load_dataset
 from longtail.trainer.data.files import find_files, pieces_of
-from longtail.trainer.data.ids import distinct_ids
+from longtail.trainer.data.ids import _shares_of, distinct_ids
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.prepared import prepare, read_dataset
 from longtail.trainer.data.scratch import Scratch
@@ -138,6 +140,61 @@ def test_weights_are_looked_for_in_the_whole_file(log: Path, tmp_path: Path, wei
     else:
         with pytest.raises(DataError, match=r"2.parquet: column 'weight': expected some weight > 0, found only zeros"):
             read(log, scratch)
+
+
+def test_weights_that_float32_has_as_0_are_weights(tmp_path: Path) -> None:
+    for name, day in (("old", 0), ("new", 200)):
+        rows = {"query_id": ["u1", "u2"], "label_id": ["a", "b"], "t": [1_600_000_000 + 86_400 * day] * 2}
+        (tmp_path / "log").mkdir(exist_ok=True)
+        pq.write_table(pa.table(rows), tmp_path / "log" / f"{name}.parquet")
+    data = DataConfig.model_validate({"train": tmp_path / "log", "timestamp": "t", "events": {"half_life": "1d"}})
+    assert len(load_dataset(data, seed=0).train) == 4
+
+
+def test_text_is_judged_in_the_whole_file(tmp_path: Path) -> None:
+    times = ["nonsense"] * 20 + [str(1_600_000_000 + row) for row in range(280)]
+    rows = {"query_id": ["u1"] * ROWS, "label_id": [f"i{row}" for row in range(ROWS)], "t": times}
+    pq.write_table(pa.table(rows), tmp_path / "log.parquet", row_group_size=10)
+    settings = {"train": tmp_path / "log.parquet", "timestamp": "t", "on_bad_row": "drop", "max_bad_rows": 20}
+    data = DataConfig.model_validate(settings)
+    at_once, scratch = load_dataset(data, seed=0), Scratch(tmp_path / "scratch", SMALL)
+    assert at_once.report.dropped == 20
+    assert same(at_once, load_dataset(data, seed=0, scratch=scratch))
+
+
+def test_what_is_wrong_with_a_file_is_said_once(log: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError) as at_once:
+        read(log, weight="label_id", timestamp="time")
+    with pytest.raises(DataError) as by_pieces:
+        read(log, Scratch(tmp_path / "scratch", SMALL), weight="label_id", timestamp="time")
+    assert str(at_once.value) == str(by_pieces.value)
+
+
+def test_a_file_that_was_not_written_to_its_end_is_made_again(log: Path, tmp_path: Path) -> None:
+    scratch = Scratch(tmp_path / "scratch", SMALL)
+    whole = read(log, scratch, timestamp="time")
+    for path, content in zip(sorted((tmp_path / "scratch").iterdir()), (b"", b"ARROW1", b"no"), strict=False):
+        path.write_bytes(content)
+    assert same(whole, read(log, scratch, timestamp="time"))
+
+
+def test_a_folder_that_another_job_removes_is_missed_by_nobody(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, mapped, folder = read(log, timestamp="time"), scratch_module._mapped, tmp_path / "scratch"
+
+    def meanwhile(*arguments: Any) -> Any:
+        shutil.rmtree(folder, ignore_errors=True)
+        return mapped(*arguments)
+
+    monkeypatch.setattr(scratch_module, "_mapped", meanwhile)
+    assert same(whole, read(log, Scratch(folder, SMALL), timestamp="time"))
+
+
+def test_ids_that_begin_or_end_alike_are_in_many_shares() -> None:
+    for ids in ([f"user{n}@hotmail.com" for n in range(3000)], [f"https://example.com/{n:04}" for n in range(3000)]):
+        counts = np.bincount(_shares_of(pa.array(ids), 8), minlength=8)
+        assert counts.min() > 3000 / 8 / 2
 
 
 def test_pieces_are_groups_of_rows(log: Path) -> None:

@@ -81,8 +81,14 @@ def find_files(places: Places, file_format: str = "auto") -> list[DataFile]:
     return _partitioned(found)
 
 
-def pieces_of(file: DataFile, rows: int) -> list[DataFile]:
+def pieces_of(file: DataFile, rows: int, measured: Iterable[str] = ()) -> list[DataFile]:
     """A Parquet file as pieces of at most so many rows, or of one group of rows; any other file whole.
+
+    Args:
+        file: the whole of it.
+        rows: at most, unless a group has more.
+        measured: columns of numbers or times. A file that has one as text, of which all rows together tell what it
+            is, stays whole.
 
     Raises:
         DataError: not a readable file.
@@ -91,12 +97,16 @@ def pieces_of(file: DataFile, rows: int) -> list[DataFile]:
         return [file]
     with _readable(file), pa.parquet.ParquetFile(file.path, filesystem=file.filesystem) as parquet:
         sizes = [parquet.metadata.row_group(group).num_rows for group in range(parquet.num_row_groups)]
-    pieces, first, start = [], 0, 0
-    for end in range(1, len(sizes) + 1):
-        if end == len(sizes) or sum(sizes[start : end + 1]) > rows:
-            pieces.append(replace(file, groups=range(start, end), first=first))
-            first, start = first + sum(sizes[start:end]), end
-    return pieces if len(pieces) > 1 else [file]
+        types = {field.name: field.type for field in parquet.schema_arrow}
+    if any(name in types and not pa.types.is_primitive(types[name]) for name in measured):
+        return [file]
+    pieces, first, start, size = [], 0, 0, 0
+    for group, of_group in enumerate(sizes):
+        if group > start and size + of_group > rows:
+            pieces.append(replace(file, groups=range(start, group), first=first))
+            first, start, size = first + size, group, 0
+        size += of_group
+    return [*pieces, replace(file, groups=range(start, len(sizes)), first=first)] if pieces else [file]
 
 
 @contextmanager

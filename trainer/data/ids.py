@@ -23,8 +23,10 @@ _EXACT = 2**53
 """Up to here a float64 tells one integer from the next."""
 _LOOKED_UP = 128
 """Bytes beside its text that looking up an id takes, about."""
-_LAST = 12
-"""Bytes of an id that tell its share."""
+_BYTES = 12
+"""Of an id's beginning, and of its end, that tell its share."""
+_TEXT = 1 << 30
+"""Bytes of ids that are put together to be looked up, at most; Arrow's strings end at twice that."""
 
 
 def stored_as(column: pa.ChunkedArray, name: str, file: DataFile) -> str | None:
@@ -129,8 +131,9 @@ def distinct_ids(parts: Sequence[pa.StringArray], scratch: Scratch) -> tuple[pa.
     Raises:
         pa.ArrowInvalid: more than 2 GiB of text.
     """
-    size = sum(part.nbytes + _LOOKED_UP * len(part) for part in parts)
-    shares = min(-(-size // scratch.memory), 1 << 16)
+    text = sum(part.nbytes for part in parts)
+    size = text + _LOOKED_UP * sum(map(len, parts))
+    shares = min(max(-(-size // scratch.memory), -(-text // _TEXT)), 1 << 16)
     ends = np.cumsum([len(part) for part in parts])
     places = [slice(end - len(part), end) for part, end in zip(parts, ends, strict=True)]
     if shares <= 1:
@@ -149,24 +152,28 @@ def distinct_ids(parts: Sequence[pa.StringArray], scratch: Scratch) -> tuple[pa.
         first_M[place_m] = first_d[number_m]
         del at, of_share
         pa.default_memory_pool().release_unused()
-    row_M, rows, ids = scratch.empty(ends[-1], np.int32), 0, []
-    for part, place in zip(parts, places, strict=True):
+    row_M, rows = scratch.empty(ends[-1], np.int32), 0
+    for place in places:
         new_n = first_M[place] == np.arange(place.start, place.stop)
         row_M[place] = np.cumsum(new_n) + (rows - 1)
         row_M[place] = row_M[first_M[place]]
         rows += int(new_n.sum())
-        ids.append(scratch.texts([part.filter(pa.array(new_n))]))
-    return scratch.texts(ids), [row_M[place] for place in places]
+    new = (
+        part.filter(pa.array(first_M[place] == np.arange(place.start, place.stop)))
+        for part, place in zip(parts, places, strict=True)
+    )
+    return scratch.texts(new), [row_M[place] for place in places]
 
 
 def _shares_of(ids: pa.StringArray, shares: int) -> npt.NDArray[np.uint16]:
-    """Which of some shares every id [n] is in, by its last bytes: the same for the same id."""
+    """Which of some shares every id [n] is in, by its length, first and last bytes: the same for the same id."""
     _, offsets, text = ids.buffers()
     bounds = np.frombuffer(offsets, np.int32)[ids.offset : ids.offset + len(ids) + 1].astype(np.int64)
     bytes_ = np.frombuffer(text or b"\0", np.uint8)
-    hash_n = np.zeros(len(ids), np.uint64)
-    for back in range(1, _LAST + 1):
-        at_n = bounds[1:] - back
-        byte_n = np.where(at_n >= bounds[:-1], bytes_[np.maximum(at_n, 0)], 0).astype(np.uint64)
+    starts_n, ends_n = bounds[:-1], bounds[1:]
+    hash_n = (ends_n - starts_n).astype(np.uint64)
+    for at_n in [*(starts_n + place for place in range(_BYTES)), *(ends_n - 1 - place for place in range(_BYTES))]:
+        inside_n = (at_n >= starts_n) & (at_n < ends_n)
+        byte_n = np.where(inside_n, bytes_[np.where(inside_n, at_n, 0)], 0).astype(np.uint64)
         hash_n = hash_n * np.uint64(0x100000001B3) + byte_n
     return ((hash_n >> np.uint64(16)) % np.uint64(shares)).astype(np.uint16)

@@ -6,6 +6,7 @@ Legend: `N` rows.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -92,11 +93,12 @@ def read_interactions(files: dict[str, list[DataFile]], data: DataConfig, report
         scratch: where tables are put; what an earlier attempt has read is not read again.
     """
     made = Interactions()
-    parts: list[_Part] = []
+    parts: deque[_Part] = deque()
+    measured = [name for name in (data.timestamp, data.weight) if name is not None]
     for split, of_split in files.items():
         for number, file in enumerate(of_split):
             try:
-                for piece in pieces_of(file, scratch.rows) if scratch.bounded else [file]:
+                for piece in pieces_of(file, scratch.rows, measured) if scratch.bounded else [file]:
                     groups = "" if piece.groups is None else f"-{piece.groups.start}-{piece.groups.stop}"
                     name = f"{split}-{number:06}{groups}"
                     table, about = scratch.kept(name, partial(_read, piece, split, data, context, strings))
@@ -115,22 +117,24 @@ def read_interactions(files: dict[str, list[DataFile]], data: DataConfig, report
     by_split: dict[str, list[pa.Table]] = {split: [] for split in files}
     weighty: dict[str, bool] = {}
     while parts:
-        part = parts.pop(0)  # that it is held no longer than it takes
+        part = parts.popleft()  # that it is held no longer than it takes
         try:
             if data.since is not None:
                 part = _since(part, data.since, newest, report)
-            table = scratch.table(_checked(part, data, report, newest, now, context))
+            table, weighs = _checked(part, data, report, newest, now, context)
+            table = scratch.table(table)
         except DataError as error:
             made.errors.append(str(error))
         else:
             by_split[part.split].append(table)
-            if "weight" in table.column_names and table.num_rows:
-                weighty[part.file.name] = weighty.get(part.file.name, False) or pc.max(table["weight"]).as_py() > 0
+            if weighs is not None:
+                weighty[part.file.name] = weighty.get(part.file.name, False) or weighs
     made.errors.extend(
         f"{name}: column {data.weight or 'weight'!r}: expected some weight > 0, found only zeros"
         for name, some in weighty.items()
         if not some
     )
+    made.errors[:] = dict.fromkeys(made.errors)  # of several pieces of a file, once
     for split, tables in by_split.items():
         if tables and sum(table.num_rows for table in tables):
             try:
@@ -215,8 +219,8 @@ def _since(part: _Part, since: datetime | str, newest: float | None, report: Row
 
 
 def _checked(part: _Part, data: DataConfig, report: RowReport, newest: float | None, now: datetime,
-             context: Sequence[str]) -> pa.Table:  # fmt: skip
-    """The good rows of a part as a table."""
+             context: Sequence[str]) -> tuple[pa.Table, bool | None]:  # fmt: skip
+    """The good rows of a part as a table; and whether any weighs something, None where there are no weights or rows."""
     checks = RowChecks(part.file.name, part.numbers)
     ids = {"query": data.query_id, "label": data.label_id}
     columns: dict[str, pa.Array] = {key: encode_ids(part.table[name], name, part.file) for key, name in ids.items()}
@@ -246,7 +250,8 @@ def _checked(part: _Part, data: DataConfig, report: RowReport, newest: float | N
         columns |= {key: in_use(columns[key]) for key in ids}
     dates = data.timestamp is not None and part.times is not None and are_dates(part.table[data.timestamp])
     report.dates |= dates
-    return pa.table(columns).replace_schema_metadata({TIMESTAMPS: b"\xc2\xb5s"} if dates else None)
+    weighs = None if weights_N is None or not kept_N.any() else bool(weights_N[kept_N].any())
+    return pa.table(columns).replace_schema_metadata({TIMESTAMPS: b"\xc2\xb5s"} if dates else None), weighs
 
 
 def _lists_of(column: pa.ChunkedArray, name: str, file: DataFile) -> pa.ChunkedArray:

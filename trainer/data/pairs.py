@@ -120,7 +120,7 @@ class Pairs:
         return self.take(np.lexsort(keys), scratch)
 
     def followed_by(self, later: Pairs) -> Pairs:
-        """Both, sorted, as each is; where times are equal or absent, `later` comes after."""
+        """Both, sorted, as each has to be; where times are equal or absent, `later` comes after."""
         low_n = np.searchsorted(self.queries, later.queries, side="left")
         at_n = np.searchsorted(self.queries, later.queries, side="right")
         if self.times is not None and later.times is not None:

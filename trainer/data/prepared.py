@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import resource
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, fields
 from datetime import datetime
 from pathlib import Path
+from time import time
 from typing import Any
 
 import numpy as np
@@ -36,6 +38,8 @@ _MANIFEST = "prepared.json"
 _SPLITS = ("train", "valid", "test")
 _TABLES = ("query_table", "label_table", "contexts")
 _IDS = ("query_ids", "label_ids")
+_GIVEN_UP = 86_400
+"""Seconds after which what an attempt has read, and no other has taken up, is removed."""
 _MAPPED = 1 << 16
 """Bytes from which an array is mapped and not read."""
 
@@ -69,6 +73,7 @@ def prepare(recipe: Recipe) -> tuple[Dataset, Path]:
     with first_before_others("the prepared data set"):
         if not folder.exists():
             reading = root / f".{folder.name}.reading"
+            _allow_many_files()
             dataset = _load(recipe, Scratch(reading, recipe.data.memory))
             with suppress(BundleExistsError), atomic_directory(folder) as working:  # of another job by now
                 _write(dataset, working, files)
@@ -76,6 +81,13 @@ def prepare(recipe: Recipe) -> tuple[Dataset, Path]:
             shutil.rmtree(reading, ignore_errors=True)
             _remove_stale(root, kept=folder)
         return _read(folder), folder
+
+
+def _allow_many_files() -> None:
+    """A mapped file is an open one, and a log may be thousands."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # where no limit is more than the system has
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _load(recipe: Recipe, scratch: Scratch = IN_MEMORY) -> Dataset:
@@ -199,6 +211,9 @@ def _table(path: Path) -> pa.Table:
 def _remove_stale(root: Path, *, kept: Path) -> None:
     """Remove data sets of files that `kept` was read from when they were others."""
     files = {name: about for name, *about in json.loads((kept / _MANIFEST).read_text(encoding="utf-8"))["files"]}
+    for path in root.glob(".*.reading"):
+        if time() - path.stat().st_mtime > _GIVEN_UP:
+            shutil.rmtree(path, ignore_errors=True)
     for path in root.glob(f"[!.]*/{_MANIFEST}"):  # those that are being written begin with a dot
         others = {name: about for name, *about in json.loads(path.read_text(encoding="utf-8"))["files"]}
         if any(files.get(name, about) != about for name, about in others.items()):

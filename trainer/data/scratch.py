@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,7 @@ _ABOUT = b"longtail"
 class Scratch:
     """A folder for what reading makes, and how much memory working on it may take.
 
-    Files but those of `kept` have no name by the time that they are mapped: each is gone with the last array of it.
+    Files but those of `kept` have no name: each is gone with the last array of it, or with the process.
 
     Args:
         folder: is made by what is first written; None keeps all in memory.
@@ -97,8 +97,7 @@ class Scratch:
         if self._folder is None:
             return table
         with self._file() as file:
-            _write(table, file.name)
-            return _read(file.name)
+            return _written(table, file)
 
     def kept(self, name: str, make: Callable[[], tuple[pa.Table, dict[str, Any]]]) -> tuple[pa.Table, dict[str, Any]]:
         """A table and some facts about it: of an earlier attempt whose folder this is, or as they are made.
@@ -110,15 +109,17 @@ class Scratch:
         if self._folder is None:
             return make()
         path = self._folder / f"{name}.arrow"
-        with suppress(OSError):
-            table = _read(str(path))
-            return table, json.loads(table.schema.metadata[_ABOUT])
+        with suppress(OSError, pa.ArrowInvalid, KeyError):  # what was not written to its end is made again
+            table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+            return table, json.loads((table.schema.metadata or {})[_ABOUT])
         table, about = make()
         self._folder.mkdir(parents=True, exist_ok=True)
-        unfinished = self._folder / f".{name}.{os.getpid()}"
-        _write(table.replace_schema_metadata({_ABOUT: json.dumps(about)}), str(unfinished))
-        unfinished.replace(path)
-        return _read(str(path)), about
+        with tempfile.NamedTemporaryFile(dir=self._folder, prefix=f".{name}.", delete=False) as file:
+            table = _written(table.replace_schema_metadata({_ABOUT: json.dumps(about)}), file)
+            os.fsync(file.fileno())
+        with suppress(FileNotFoundError):  # of a job that has prepared the same, and removed the folder
+            os.replace(file.name, path)
+        return table, about
 
     def texts(self, parts: Iterable[pa.StringArray]) -> pa.StringArray:
         """One array of strings, [N], of its parts, which have no nulls.
@@ -142,27 +143,25 @@ class Scratch:
             columns = _mapped(offsets, np.int32), _mapped(text, np.uint8)
         return pa.StringArray.from_buffers(len(columns[0]) - 1, *map(pa.py_buffer, columns))
 
-    def _file(self) -> tempfile._TemporaryFileWrapper[bytes]:
+    def _file(self) -> IO[bytes]:
         folder = cast("Path", self._folder)
         folder.mkdir(parents=True, exist_ok=True)
-        return tempfile.NamedTemporaryFile(dir=folder, prefix=".")
+        return tempfile.TemporaryFile(dir=folder)
 
 
 IN_MEMORY = Scratch()
 
 
-def _mapped(file: tempfile._TemporaryFileWrapper[bytes], kind: npt.DTypeLike) -> Array:
+def _mapped(file: IO[bytes], kind: npt.DTypeLike) -> Array:
     """What was written to a file; changes to it go there, too."""
     file.flush()
     if not os.fstat(file.fileno()).st_size:
         return np.empty(0, kind)
-    return np.memmap(file.name, kind, mode="r+").view(np.ndarray)
+    return np.memmap(file, kind, mode="r+").view(np.ndarray)
 
 
-def _write(table: pa.Table, path: str) -> None:
-    with pa.ipc.new_file(path, table.schema) as file:
-        file.write_table(table.combine_chunks())
-
-
-def _read(path: str) -> pa.Table:
-    return pa.ipc.open_file(pa.memory_map(path)).read_all()
+def _written(table: pa.Table, file: IO[bytes]) -> pa.Table:
+    """The table as a file has it by now, mapped."""
+    with pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table.combine_chunks())
+    return pa.ipc.open_file(pa.py_buffer(_mapped(file, np.uint8))).read_all()
