@@ -298,7 +298,7 @@ def _write(retriever: Retriever, rows: _Rows, part: _Part, out: Path) -> None:
 
 
 def _holds_lists(kind: pa.DataType) -> bool:
-    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 def _place_of(error: InvalidRequestError) -> tuple[int, str]:
