@@ -24,7 +24,7 @@ from longtail.trainer.data.askings import ask, impressions_of, versions_of
 from longtail.trainer.data.columns import Bags
 from longtail.trainer.data.ids import distinct_ids
 from longtail.trainer.data.interactions import CONTEXT
-from longtail.trainer.data.pairs import Asked, Pairs
+from longtail.trainer.data.pairs import Asked, Pairs, occurrences
 from longtail.trainer.data.problems import RowReport
 from longtail.trainer.data.reading import read_files
 from longtail.trainer.data.scratch import IN_MEMORY, Scratch
@@ -33,7 +33,6 @@ from longtail.trainer.data.tables import IdTable
 from longtail.trainer.errors import DataError
 
 _IDS_AT_ONCE = 1 << 20
-_PAIRS_AT_ONCE = 1 << 24
 
 
 class _DigestWriter(io.RawIOBase):
@@ -86,10 +85,7 @@ class Dataset:
 
     def label_counts(self) -> Int64:
         """Training pairs of every label, whatever they weigh, int64 [L]."""
-        counts_L = np.zeros(len(self.label_ids), np.int64)
-        for start in range(0, len(self.train), _PAIRS_AT_ONCE):  # of all, NumPy would make an int64 copy
-            counts_L += np.bincount(self.train.labels[start : start + _PAIRS_AT_ONCE], minlength=len(counts_L))
-        return counts_L
+        return occurrences(self.train.labels, len(self.label_ids))
 
     def label_visits(
         self, *, one_label_per_query: bool, weighted: bool = False, chances_N: Float64 | None = None

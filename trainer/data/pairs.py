@@ -15,6 +15,16 @@ import numpy.typing as npt
 from longtail.bundle.arrays import Array, Bools, Float32, Float64, Int32, Int64
 from longtail.trainer.data.scratch import IN_MEMORY, Scratch
 
+_AT_ONCE = 1 << 24
+
+
+def occurrences(rows_N: Int32, rows: int) -> Int64:
+    """How often every row stands, int64 [rows]; without the int64 copy that NumPy makes of all that it counts."""
+    counts = np.zeros(rows, np.int64)
+    for start in range(0, len(rows_N), _AT_ONCE):
+        counts += np.bincount(rows_N[start : start + _AT_ONCE], minlength=rows)
+    return counts
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -134,12 +144,13 @@ class Pairs:
             **{name: np.insert(own, at_n, others[name]) for name, own in self.columns().items() if name in others}
         )
 
-    def per_query(self, scratch: Scratch = IN_MEMORY) -> Int64:
+    def per_query(self) -> Int64:
         """How many each query has, int64 [the last with any + 1]."""
-        counts_Q = np.zeros(int(self.queries.max(initial=-1)) + 1, np.int64)
-        for block in scratch.blocks(len(self)):
-            counts_Q += np.bincount(self.queries[block], minlength=len(counts_Q))
-        return counts_Q
+        return occurrences(self.queries, int(self.queries.max(initial=-1)) + 1)
+
+    def offsets(self, queries: int) -> Int64:
+        """Start of every query's pairs, int64 [Q + 1]."""
+        return np.searchsorted(self.queries, np.arange(queries + 1, dtype=np.int32)).astype(np.int64)
 
     def runs(self, scratch: Scratch) -> Iterator[slice]:
         """Slices of what is sorted by query, about as many as are worked on at a time, all pairs of a query in one."""
@@ -162,7 +173,7 @@ class Pairs:
 
     def _parted(self, scratch: Scratch) -> Iterator[Pairs]:
         """The pairs of one range of queries after the other, in their order."""
-        counts_Q = self.per_query(scratch)
+        counts_Q = self.per_query()
         range_Q = (np.cumsum(counts_Q) - counts_Q) // scratch.pairs
         sizes = np.bincount(range_Q, counts_Q).astype(np.int64)
         ends = np.cumsum(sizes)
@@ -179,7 +190,3 @@ class Pairs:
                 at[number] = to.stop
         for size, end in zip(sizes, ends, strict=True):
             yield Pairs(**{name: column[end - size : end] for name, column in parted.items()})
-
-    def offsets(self, queries: int) -> Int64:
-        """Start of every query's pairs, int64 [Q + 1]."""
-        return np.searchsorted(self.queries, np.arange(queries + 1, dtype=np.int32)).astype(np.int64)

@@ -37,12 +37,9 @@ class Problem:
     count: int
     fatal: bool = True
 
-    def is_of_kind(self, other: Problem) -> bool:
-        """Whether the same is wrong, in the same file."""
-        return self._kind == other._kind
-
     @property
-    def _kind(self) -> tuple[str, str, str, str, bool]:
+    def kind(self) -> tuple[str, str, str, str, bool]:
+        """What is wrong, and in which file."""
         return self.file, self.column, self.expected, self.found.partition(" (")[0], self.fatal
 
     def __str__(self) -> str:
@@ -98,15 +95,17 @@ class RowReport:
     unit: str | None = None
 
     def note(self, problems: Iterable[Problem]) -> None:
-        """Add problems; one of rows of a file that has the same wrong with others is one with theirs."""
+        """Add problems, file after file; one of rows with the same wrong as others of their file is one with theirs."""
         for new in problems:
-            for at, old in enumerate(self.problems):
-                if old.is_of_kind(new):
-                    rows = [*old.rows, *new.rows][:_SHOWN]
-                    self.problems[at] = replace(old, rows=rows, count=old.count + new.count)
-                    break
-            else:
+            at = len(self.problems) - 1
+            while at >= 0 and self.problems[at].file == new.file and self.problems[at].kind != new.kind:
+                at -= 1
+            if at < 0 or self.problems[at].file != new.file:
                 self.problems.append(new)
+                continue
+            old = self.problems[at]
+            rows = [*old.rows, *new.rows][:_SHOWN]
+            self.problems[at] = replace(old, rows=rows, count=old.count + new.count)
 
     def lines(self) -> list[str]:
         """In words, for people; empty where every row counts and nothing is wrong."""

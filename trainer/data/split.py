@@ -83,7 +83,7 @@ def _temporal_per_query(
 
 
 def _shares_of_each(by_query: Pairs, split: SplitConfig, given: set[str], scratch: Scratch) -> dict[str, Pairs]:
-    counts_Q = by_query.per_query(scratch)
+    counts_Q = by_query.per_query()
     tests_Q, valids_Q = (
         np.rint(counts_Q * (0 if name in given else share)).astype(np.int64)
         for name, share in (("test", split.test), ("valid", split.valid))
@@ -94,7 +94,7 @@ def _shares_of_each(by_query: Pairs, split: SplitConfig, given: set[str], scratc
 def _leave_last_out(pairs: Pairs, split: SplitConfig, given: set[str], seed: int, scratch: Scratch) -> dict[str, Pairs]:  # noqa: ARG001
     """Queries with fewer than three pairs stay in train whole."""
     ordered = pairs.sorted(scratch)
-    counts_Q = ordered.per_query(scratch)
+    counts_Q = ordered.per_query()
     tests_Q, valids_Q = ((counts_Q >= 3) & (name not in given) for name in ("test", "valid"))
     return _last_of_each(ordered, counts_Q, tests_Q.astype(np.int64), tests_Q.astype(np.int64) + valids_Q, scratch)
 

@@ -11,6 +11,7 @@ from longtail.bundle.arrays import Int64
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.columns import FeatureTable, bags_of, strings_of
 from longtail.trainer.data.dataset import Dataset
+from longtail.trainer.data.pairs import occurrences
 
 
 def build_vocabularies(
@@ -34,7 +35,7 @@ def build_vocabularies(
     counted: dict[str, list[tuple[pa.Array, Int64, int]]] = {}
     of_labels: dict[str, int] = {}
     of_queries: set[str] = set()
-    pairs_per_query = np.bincount(dataset.train.queries, minlength=len(dataset.query_ids))
+    pairs_per_query = occurrences(dataset.train.queries, len(dataset.query_ids))
     for side, features in ((query, recipe.query.features), (label, recipe.label.features)):
         for feature in features:
             source = context if feature.origin == "row" else side
