@@ -1,6 +1,6 @@
 """The answers to a table of queries, offline: what `POST /v1/retrieve` would answer each, in Parquet files.
 
-OUT holds `batch.json`, which says what was asked of which release, and a file for some of the rows of QUERIES, which is
+OUT holds `_batch.json`, which says what was asked of which release, and a file for some of the rows of QUERIES, each
 there whole or not at all. Processes that are told which share is theirs may write to one OUT, and whoever is started
 again does what is not there.
 """
@@ -34,7 +34,8 @@ _AT_ONCE = 512
 """Queries of a search."""
 _K = 100
 """Labels of a query where its options do not say, at most."""
-_MANIFEST = "batch.json"
+_MANIFEST = "_batch.json"
+"""Whoever reads the folder as a table passes over names that begin so."""
 _ANSWERS = {"labels": pa.list_(pa.string()), "scores": pa.list_(pa.float32())}
 
 
@@ -140,10 +141,15 @@ def _parts(queries: Path, files: Sequence[Path]) -> list[_Part]:
 
 
 def _files(queries: Path, out: Path) -> list[Path]:
-    """The files of queries, none of which is an answer."""
+    """The files of queries: none that is an answer, and as readers of folders have it, none that is hidden."""
     if not queries.is_dir():
         return [queries]
-    return sorted(file for file in queries.rglob("*.parquet") if out.resolve() not in file.resolve().parents)
+    return sorted(
+        file
+        for file in queries.rglob("*.parquet")
+        if out.resolve() not in file.resolve().parents
+        and not any(part.startswith(("_", ".")) for part in file.relative_to(queries).parts)
+    )
 
 
 def _opened(file: Path) -> pq.ParquetFile:

@@ -92,7 +92,8 @@ FILES = [f"part-{number:06}.parquet" for number in range(4)]
 
 
 def answers(out: Path) -> pa.Table:
-    return pa.concat_tables([pq.read_table(path) for path in sorted(out.glob("part-*.parquet"))])
+    """The folder as a table, as anybody reads it."""
+    return pq.read_table(out)
 
 
 def command(shop: Path, out: Path, *more: object) -> list[str]:
@@ -126,7 +127,7 @@ def test_answers_are_those_of_the_service(shop: Path, tmp_path: Path) -> None:
     everything = {label for labels in table["labels"].to_pylist() for label in labels}
     assert "new" in everything
     assert "i2" not in everything
-    assert [path.name for path in sorted((tmp_path / "out").iterdir())] == ["batch.json", *FILES]
+    assert [path.name for path in sorted((tmp_path / "out").iterdir())] == ["_batch.json", *FILES]
 
 
 def test_shards_make_the_whole_and_a_kill_loses_no_file(shop: Path, tmp_path: Path) -> None:
@@ -155,7 +156,7 @@ def test_an_out_of_another_batch_is_refused(shop: Path, tmp_path: Path) -> None:
     said: list[str] = []
     answer(shop / "releases", shop / "queries", tmp_path, asked, say=said.append)
     assert said == ["4 of 4 files are there"]
-    with pytest.raises(BatchError, match=r'batch.json: expected a batch of options {"k": 4}, found {"k": 3}: give'):
+    with pytest.raises(BatchError, match=r'_batch\.json: expected a batch of options {"k": 4}, found {"k": 3}: give'):
         answer(shop / "releases", shop / "queries", tmp_path, Asked({"k": 4}))
 
 
@@ -193,10 +194,13 @@ def test_a_mistake_does_not_take_the_place_of_what_is_meant(shop: Path) -> None:
         answer(shop / "releases", queries, out, Asked({"kk": 3}))
     with pytest.raises(BatchError, match="expected a column 'nothing'"):
         answer(shop / "releases", queries, out, Asked({}, "nothing"))
+    (queries / "_temporary").mkdir()
+    (queries / "_temporary" / "half.parquet").write_bytes(b"PAR1")
     for _ in range(2):  # answers below the queries are no queries
         answer(shop / "releases", queries, out, Asked({}))
     assert [len(labels) for labels in answers(out)["labels"].to_pylist()] == [ITEMS] * USERS
     shutil.rmtree(out)
+    shutil.rmtree(queries / "_temporary")
 
 
 def test_times_of_any_unit_are_read(shop: Path, tmp_path: Path) -> None:
