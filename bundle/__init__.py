@@ -13,23 +13,19 @@ from longtail.bundle.errors import (
     FeatureError,
     FixedLabelsError,
     InputError,
-    LabelLogCorruptError,
-    LabelLogError,
-    LabelLogVersionError,
     TowerError,
 )
 from longtail.bundle.features import FeatureReader, Features, Inputs
 from longtail.bundle.frequency import BUCKET_NAMES, Buckets, log_frequencies
 from longtail.bundle.integrity import read_manifest, verify_files
-from longtail.bundle.label_log import (
+from longtail.bundle.label_changes import (
     Hide,
     LabelChanges,
-    LabelLog,
     LabelRecord,
-    LogPosition,
-    LogRead,
     Restore,
     Upsert,
+    read_record,
+    record_json,
     replay,
 )
 from longtail.bundle.labels import Labels
@@ -93,14 +89,8 @@ __all__ = [
     "Inputs",
     "Interval",
     "LabelChanges",
-    "LabelLog",
-    "LabelLogCorruptError",
-    "LabelLogError",
-    "LabelLogVersionError",
     "LabelRecord",
     "Labels",
-    "LogPosition",
-    "LogRead",
     "Loss",
     "Manifest",
     "MappedTables",
@@ -120,6 +110,8 @@ __all__ = [
     "log_frequencies",
     "onnx_session",
     "read_manifest",
+    "read_record",
+    "record_json",
     "refuse_existing",
     "remove_stale",
     "replace_file",

@@ -24,7 +24,7 @@ from longtail.bundle.errors import FeatureError, FixedLabelsError, InputError
 from longtail.bundle.features import Features
 from longtail.bundle.frequency import NEW
 from longtail.bundle.invariants import UNIT_NORM_TOLERANCE
-from longtail.bundle.label_log import Upsert
+from longtail.bundle.label_changes import Upsert
 from longtail.bundle.labels import Labels
 from longtail.bundle.priors import unknown_prior
 from longtail.bundle.tower import Tower

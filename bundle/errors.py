@@ -73,18 +73,6 @@ class FixedLabelsError(BundleError):
     """A bundle that cannot embed new labels: no label tower, or a tree p_n(y|x) that has no leaf for them."""
 
 
-class LabelLogError(BundleError):
-    """A log of label changes that cannot be read or written; what it holds is as it was."""
-
-
-class LabelLogCorruptError(LabelLogError):
-    """A line of the log is not what was written."""
-
-
-class LabelLogVersionError(LabelLogError):
-    """The log was written by a newer Longtail."""
-
-
 _LONGEST = 60
 """Characters of a string that an error message repeats."""
 

@@ -12,6 +12,7 @@ COPY bundle bundle
 COPY commands commands
 COPY index index
 COPY serving serving
+COPY state state
 RUN python -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
     && python -m pip --python /opt/longtail/bin/python install --no-deps --no-index /wheels/*.whl
 

@@ -28,6 +28,7 @@ from longtail.index.options import (
     ReleasesArgument,
     SourceOption,
     StateOption,
+    place_of,
 )
 from longtail.index.release import building
 from longtail.index.release.bucket_floors import BucketFloors
@@ -35,6 +36,7 @@ from longtail.index.release.merge import merge_labels
 from longtail.index.release.release import read_index_manifest
 from longtail.index.release.releases import Releases
 from longtail.index.release.summary import recalls_in_words, summary
+from longtail.state import Place, StoreError
 
 app = typer.Typer(
     help="Build FAISS indexes over bundles and decide which release serves.",
@@ -99,7 +101,7 @@ def build(
         )
     _report(releases, manifest, notes)
     if floors is not None:
-        _publish(releases, manifest.name, floors, force=force, state=state)
+        _publish(releases, manifest.name, floors, force=force, state=place_of(state))
 
 
 @app.command()
@@ -109,8 +111,8 @@ def update(
     source: SourceOption = None,
     name: NameOption = None,
     log: Annotated[
-        Path | None,
-        typer.Option(metavar="LOG", help="The label log that was merged: labels get the priors that they came with."),
+        str | None,
+        typer.Option(metavar="STATE", help="What was merged, as of merge: labels get the priors that they came with."),
     ] = None,
     priors: Annotated[
         Path | None, typer.Option(metavar="TABLE", help="The priors of all labels (default: as they were).")
@@ -138,7 +140,7 @@ def update(
         )
     _report(releases, manifest, notes)
     if floors is not None:
-        _publish(releases, manifest.name, floors, force=force, state=state)
+        _publish(releases, manifest.name, floors, force=force, state=place_of(state))
 
 
 @app.command()
@@ -179,7 +181,7 @@ def publish(
     CURRENT at it.
     """
     floors = BucketFloors.read(releases, floors=floor or (), max_drop=max_drop)
-    _publish(releases, name, floors, force=force, state=state)
+    _publish(releases, name, floors, force=force, state=place_of(state))
 
 
 @app.command()
@@ -192,7 +194,7 @@ def stage(releases: ReleasesArgument, name: NameArgument) -> None:
 @app.command()
 def staged(releases: ReleasesArgument, state: StateOption = None) -> None:
     """Show what live queries have told of the staged release; exit code 1 while it falls short of promise.toml."""
-    report = Releases(releases).staged_report(state=state)
+    report = Releases(releases).staged_report(state=place_of(state))
     for line in report.lines():
         print(line)
     for sentence in report.unmet:
@@ -239,11 +241,13 @@ def list_(releases: ReleasesArgument) -> None:
 @app.command()
 def merge(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle, or RELEASE/bundle.")],
-    log: Annotated[Path, typer.Argument(metavar="LOG", help="Label changes of a service: STATE/labels.log.")],
+    state: Annotated[
+        str, typer.Argument(metavar="STATE", help="Label changes of a service: its state directory, or postgresql://….")
+    ],
     out: Annotated[Path, typer.Option(help="Directory of the new bundle; must not exist.")],
 ) -> None:
     """Take labels added and hidden while serving into a bundle, for the next build."""
-    report = merge_labels(bundle, log, out)
+    report = merge_labels(bundle, state, out)
     print(
         f"{report.labels:,} labels: {report.added:,} added, {report.reembedded:,} embedded anew, "
         f"{report.removed:,} removed"
@@ -290,12 +294,12 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line; the user's errors end in one line and exit code 2."""
     try:
         app(arguments)
-    except (LongtailIndexError, BundleError, OSError) as error:
+    except (LongtailIndexError, BundleError, StoreError, OSError) as error:
         print(f"longtail-index: {error}", file=sys.stderr)
         sys.exit(2)
 
 
-def _publish(releases: Path, name: str, floors: BucketFloors, *, force: bool, state: Path | None) -> None:
+def _publish(releases: Path, name: str, floors: BucketFloors, *, force: bool, state: Place | None) -> None:
     compared = Releases(releases).compare(name, state=state) if force else None
     report = Releases(releases).publish(name, floors=floors, force=force, state=state)
     for line in report.lines():

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from longtail.state import Place, read_place
+
 ReleasesArgument = Annotated[Path, typer.Argument(metavar="RELEASES", help="Directory of releases.")]
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A release in it.")]
 FloorOption = Annotated[
@@ -20,8 +22,12 @@ ForceOption = Annotated[
     bool, typer.Option("--force", help="Publish although a bucket is below its floor, or clients lose something.")
 ]
 StateOption = Annotated[
-    Path | None,
-    typer.Option(envvar="LONGTAIL_STATE", help="The service's state: labels added to it (default: RELEASES/.state)."),
+    str | None,
+    typer.Option(
+        envvar="LONGTAIL_STATE",
+        metavar="STATE",
+        help="The service's state, a directory or postgresql://…: labels added to it (default: RELEASES/.state).",
+    ),
 ]
 PriorOption = Annotated[
     list[str] | None,
@@ -36,3 +42,15 @@ SourceOption = Annotated[
     str | None, typer.Option("--from", metavar="NAME", help="The release to begin with (default: CURRENT).")
 ]
 NameOption = Annotated[str | None, typer.Option(help="Release name; UTC time and bundle name if not given.")]
+
+
+def place_of(state: str | None) -> Place | None:
+    """What `--state` names.
+
+    Raises:
+        typer.BadParameter: a URL that is none.
+    """
+    try:
+        return None if state is None else read_place(state)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--state") from None

@@ -20,13 +20,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import ValidationError
 
-from longtail.bundle import LabelLog, replay
+from longtail.bundle import LabelChanges
 from longtail.bundle.errors import describe
 from longtail.index import Releases
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import Query
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.errors import InvalidRequestError, ServingError
+from longtail.state import Place, read_label_changes
 
 ROWS = 100_000
 """Rows of a file of answers, at most."""
@@ -78,7 +79,7 @@ class _Part:
 
 
 def answer(
-    releases: Path, queries: Path, out: Path, asked: Asked, *, release: str | None = None, state: Path | None = None,
+    releases: Path, queries: Path, out: Path, asked: Asked, *, release: str | None = None, state: Place | None = None,
     share: tuple[int, int] = (0, 1), say: Callable[[str], None] = lambda _: None,
 ) -> None:  # fmt: skip
     """Write the answers to every row of a table that are not there yet.
@@ -96,6 +97,7 @@ def answer(
     Raises:
         BatchError: as its name says; files that are done stay.
         LongtailIndexError, BundleError, UnservableReleaseError: what is wrong with the release.
+        StoreError: what is wrong with the state.
         OSError: the disk.
     """
     found = Releases(releases)
@@ -114,8 +116,11 @@ def answer(
         say(f"{len(mine) - len(missing):,} of {len(mine):,} files are there")
     if not missing:
         return
-    changes = LabelLog((releases / ".state" if state is None else state) / "labels.log").read_from()
-    retriever = load_release(found, name).with_changes(replay(changes.records).records())
+    try:
+        changes = read_label_changes(state or releases / ".state")
+    except FileNotFoundError:
+        changes = LabelChanges()
+    retriever = load_release(found, name).with_changes(changes.records())
     rows = _Rows(retriever, asked, options)
     for file in files:
         rows.check(file)

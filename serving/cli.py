@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from longtail.bundle import BundleError
 from longtail.index import LongtailIndexError
+from longtail.index.options import place_of
 from longtail.serving import logs
 from longtail.serving.batch import Asked, answer
 from longtail.serving.check import check_release
@@ -28,6 +29,7 @@ from longtail.serving.process.listening import listen
 from longtail.serving.process.reloading import hold_hangups
 from longtail.serving.process.supervisor import serve
 from longtail.serving.settings import Settings, explain, no_settings
+from longtail.state import StoreError
 
 logger = logging.getLogger(__name__)
 app = typer.Typer(
@@ -52,7 +54,11 @@ def run(
     host: Annotated[str | None, typer.Option(help="Address to bind (default: 127.0.0.1).")] = None,
     port: Annotated[int | None, typer.Option(help="Port to bind; 0 lets the system choose (default: 8000).")] = None,
     state: Annotated[
-        Path | None, typer.Option(help="Directory of added labels, feedback and figures (default: RELEASES/.state).")
+        str | None,
+        typer.Option(
+            help="Directory of added labels, feedback and figures (default: RELEASES/.state), or postgresql://…, which "
+            "replicas share."
+        ),
     ] = None,
     model: Annotated[
         list[str] | None,
@@ -176,7 +182,11 @@ def batch(
     release: Annotated[str | None, typer.Option(metavar="NAME", help="Which one answers (default: CURRENT).")] = None,
     shard: Annotated[str, typer.Option(metavar="I/N", help="Which share of the files, from 0, of how many.")] = "0/1",
     state: Annotated[
-        Path | None, typer.Option(envvar="LONGTAIL_STATE", help="The service's state (default: RELEASES/.state).")
+        str | None,
+        typer.Option(
+            envvar="LONGTAIL_STATE",
+            help="The service's state, a directory or postgresql://… (default: RELEASES/.state).",
+        ),
     ] = None,
 ) -> None:
     """Answer a table of queries offline, into Parquet files. Run again to resume."""
@@ -193,7 +203,7 @@ def batch(
         raise typer.BadParameter(f"expected I/N with 0 <= I < N, received {shard}", param_hint="--shard")
     asked = Asked(given if k is None else {"k": k, **given}, exclude, keep)
     answer(
-        releases, queries, out, asked, release=release, state=state,
+        releases, queries, out, asked, release=release, state=place_of(state),
         share=(int(which), int(of)), say=lambda line: print(line, file=sys.stderr),
     )  # fmt: skip
     print(out)
@@ -212,7 +222,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Entry point of `longtail-serve`; the operator's errors end in one line and exit code 2."""
     try:
         app(arguments, prog_name="longtail-serve")
-    except (ServingError, LongtailIndexError, BundleError, OSError) as error:
+    except (ServingError, LongtailIndexError, BundleError, StoreError, OSError) as error:
         print(f"longtail-serve: {error}", file=sys.stderr)
         sys.exit(2)
 

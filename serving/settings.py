@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, PrivateAttr, SecretStr, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, InstanceOf, PrivateAttr, SecretStr, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -21,6 +21,7 @@ from pydantic_settings import (
 )
 
 from longtail.bundle.errors import describe
+from longtail.state import Place, Postgres, of_model, read_place
 
 _SHORTEST_KEY = 16
 _FILE, _PREFIX = "settings_file", "LONGTAIL_"
@@ -114,9 +115,13 @@ class Settings(BaseSettings):
     models: Models = {}
     """Further models of the same process, each a directory of releases by its name, which answers under
     /v1/models/NAME/. `books=/srv/books,music=/srv/music` in the environment, a table in the file."""
-    state: Path | None = None
-    """Directory for what must outlive the process: added labels, feedback, live figures; of a further model its
-    models/NAME. If not set, every model's is .state in its directory of releases."""
+    state: Annotated[Path | InstanceOf[Postgres], BeforeValidator(read_place)] | None = None
+    """What must outlive the process: added and hidden labels, feedback, live figures. A directory; of a further model
+    its models/NAME. If not set, every model's is .state in its directory of releases. Or a database that replicas
+    share, `postgresql://USER@HOST/DATABASE?schema=NAME`: added and hidden labels are in its schema, `longtail` if none
+    is named and SCHEMA_MODEL of a further model, and the rest is in `local_state`."""
+    local_state: Path | None = None
+    """Beside a database, the directory of what is this replica's own; as `state`, if that were a directory."""
     settings_file: Path | None = None
     """A TOML file of settings by these names, read again on SIGHUP."""
     host: str = "127.0.0.1"
@@ -258,13 +263,25 @@ class Settings(BaseSettings):
 
     @property
     def state_directory(self) -> Path:
-        """Where state is kept; of the model of `releases`."""
-        return self.releases / ".state" if self.state is None else self.state
+        """Where state is kept that is in files; of the model of `releases`."""
+        directory = self.state if isinstance(self.state, Path) else self.local_state
+        return self.releases / ".state" if directory is None else directory
+
+    @property
+    def label_place(self) -> Place:
+        """Where label changes are kept; of the model of `releases`."""
+        return self.state if isinstance(self.state, Postgres) else self.state_directory
 
     def of_model(self, name: str) -> Self:
-        """These, as they are for one of `models`, which has no further ones."""
-        state = None if self.state is None else self.state / "models" / name
-        return self.model_copy(update={"releases": self.models[name], "state": state, "models": {}})
+        """These, as they are for one of `models`, which has no further ones.
+
+        Raises:
+            ValueError: as `longtail.state.of_model`.
+        """
+        state, local_state = (of_model(place, name) for place in (self.state, self.local_state))
+        return self.model_copy(
+            update={"releases": self.models[name], "state": state, "local_state": local_state, "models": {}}
+        )
 
     def by_model(self) -> dict[str, Self]:
         """These as they are for each model, the one of `releases` first."""
@@ -273,19 +290,22 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _apart(self) -> Self:
         """No two models share a directory of releases, or of state."""
-        for what in ("releases", "state_directory"):
-            taken = dict[Path, str]()
+        for what in ("releases", "state_directory", "label_place"):
+            taken = dict[Place, str]()
             for name, settings in self.by_model().items():
-                place = getattr(settings, what).resolve()
+                place = getattr(settings, what)
+                place = place.resolve() if isinstance(place, Path) else place
                 if (other := taken.setdefault(place, name)) != name:
                     raise ValueError(
-                        f"expected a directory of its own for the {what.replace('_', ' ')} of every model, received "
+                        f"expected a place of its own for the {what.replace('_', ' ')} of every model, received "
                         f"{describe(str(place))} for {other} and {name}"
                     )
         return self
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        if self.local_state is not None and not isinstance(self.state, Postgres):
+            raise ValueError("expected local_state beside a database in state, received it without one")
         if self.queue_limit < self.max_queries:
             raise ValueError(
                 f"expected queue_limit >= max_queries, so that every request fits the queue, "

@@ -13,13 +13,14 @@ import pytest
 from tests.conftest import HERE, LONG_FILES
 
 ROOT = Path(__file__).parent.parent
-ROOMS = ("bundle", "client", "commands", "index", "serving", "trainer")
+ROOMS = ("bundle", "client", "commands", "index", "serving", "state", "trainer")
 MAY_IMPORT = {
     "bundle": {"bundle"},
     "client": {"client"},
     "commands": {"commands"},
-    "index": {"bundle", "index"},
-    "serving": {"bundle", "index", "serving"},
+    "index": {"bundle", "index", "state"},
+    "serving": {"bundle", "index", "serving", "state"},
+    "state": {"bundle", "state"},
     "trainer": {"bundle", "trainer"},
 }
 

@@ -19,7 +19,7 @@ from tests.trainer import tiny
 pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).parent.parent
-ROOMS = ("bundle", "client", "commands", "index", "serving", "trainer")
+ROOMS = ("bundle", "client", "commands", "index", "serving", "state", "trainer")
 BUILD_FILES = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
 
 

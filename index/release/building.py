@@ -17,7 +17,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from longtail.bundle import Bundle, LabelLog, Priors, atomic_directory, refuse_existing, replay, sha256_of
+from longtail.bundle import Bundle, Priors, atomic_directory, refuse_existing, sha256_of
 from longtail.bundle.filterable import check_filterable
 from longtail.index.construct.priors import PriorTable
 from longtail.index.construct.recall import Progress
@@ -29,6 +29,7 @@ from longtail.index.manifests import Device, Partition, ReleaseManifest
 from longtail.index.release.index_files import manifest_bytes, write_file, write_index
 from longtail.index.release.release import BUNDLE, BUNDLE_MANIFEST, RELEASE_MANIFEST, Release, check_name
 from longtail.index.release.releases import Releases
+from longtail.state import read_label_changes
 
 
 def build(
@@ -163,7 +164,8 @@ def update(
         name: the new release's name; UTC time and the bundle's name when None.
         priors: a table with the priors of the release, or what to make of one. None: labels keep their values, and new
             ones get each prior's `missing`.
-        log: the label log that was merged into the bundle, in place of a table: labels get the priors they came with.
+        log: label changes that were merged into the bundle, as `merge_labels` takes them, in place of a table: labels
+            get the priors that they came with.
         progress: told what is being done, one line at a time.
 
     Returns:
@@ -172,7 +174,8 @@ def update(
     Raises:
         LongtailIndexError: no such release, rows of another width, a band without a label left, the priors, or a recall
             below the release's floor; nothing is left behind.
-        BundleError: the bundle, the release's or the log is not intact, the new release exists, or the bundle lacks a
+        StoreError: as `merge_labels`.
+        BundleError: the bundle or the release's is not intact, the new release exists, or the bundle lacks a
             column that requests filter by.
         OSError: the disk is full or not writable; nothing is left behind.
 
@@ -242,12 +245,14 @@ def _priors_after(
             such log.
     """
     had = before.bundle.priors
-    if log is not None and not Path(log).is_file():
-        raise PriorsError(f"{log}: expected a label log, found none")
     if table is not None and log is not None:
         raise PriorsError(
             "update: expected the priors of all labels in a table, or those of labels that came in a log, received both"
         )
+    try:
+        came = {} if log is None else read_label_changes(log).upserts
+    except FileNotFoundError as error:
+        raise PriorsError(str(error)) from None
     if had is None:
         if table is not None:
             raise PriorsError(f"{before.name}: expected a release that was built with priors, found one without any")
@@ -255,7 +260,6 @@ def _priors_after(
     if table is not None:
         table = table if isinstance(table, PriorTable) else PriorTable(Path(table))
         return table.read(bundle, like=had, progress=progress)
-    came = {} if log is None else replay(LabelLog(Path(log)).read_from().records).upserts
     given = [came[id_].priors if id_ in came else {} for id_ in bundle.labels.ids.to_pylist()]
     return Priors(had.settings, had.of_added(changes.before_L, given))
 

@@ -1,8 +1,8 @@
 """Whether a release takes what clients send to the published one, and keeps the labels that were added to it.
 
 A query feature that a release does not know, or of which it expects another type of value, makes every request that has
-it a 422 while /readyz says ready. A label that was added while serving is in the label log alone; a release that does
-not have it and cannot embed it drops it from every answer.
+it a 422 while /readyz says ready. A label that was added while serving is in the service's state alone; a release that
+does not have it and cannot embed it drops it from every answer.
 """
 
 from __future__ import annotations
@@ -15,17 +15,14 @@ from longtail.bundle import (
     Bundle,
     BundleError,
     Feature,
-    LabelLog,
     Manifest,
     Upsert,
     read_manifest,
-    replay,
 )
 from longtail.bundle.added_labels import LabelAdder
 from longtail.index.errors import IncompatibleReleaseError
+from longtail.state import Place, StoreError, read_label_changes
 
-LABEL_LOG = "labels.log"
-"""Of label changes, in the state directory of a service."""
 _JSON_TYPES = {
     "id": {"string", "integer"},
     "history": {"list of ids"},
@@ -135,14 +132,14 @@ def dropped_labels(before: Path, after: Bundle, upserts: Sequence[Upsert]) -> di
 
 
 def compare_releases(
-    before: tuple[str, Path], after: tuple[str, Bundle], log: Path, priors: tuple[Collection[str], Collection[str]]
+    before: tuple[str, Path], after: tuple[str, Bundle], state: Place, priors: tuple[Collection[str], Collection[str]]
 ) -> Compatibility:
     """Compare two releases under the label changes of a service.
 
     Args:
         before: name of the published release, and the directory of its bundle.
         after: name and bundle of the one to publish.
-        log: the label log; there may be none.
+        state: of the service; there may be no changes.
         priors: names of those of both releases.
 
     Raises:
@@ -152,9 +149,10 @@ def compare_releases(
     labels: dict[str, str] = {}
     unread = None
     try:
-        upserts = list(replay(LabelLog(log).read_from().records).upserts.values()) if log.is_file() else []
-        labels = dropped_labels(before[1], after[1], upserts)
-    except (BundleError, OSError) as error:
+        labels = dropped_labels(before[1], after[1], list(read_label_changes(state).upserts.values()))
+    except FileNotFoundError:
+        pass
+    except (BundleError, StoreError, OSError) as error:
         unread = f"labels added while serving cannot be compared: {error}"
     return Compatibility(before[0], after[0], features, labels, unread)
 

@@ -5,7 +5,7 @@ bundle that was embedded again keeps its row, count, log ν, log π and bias. Hi
 vocabularies stay, so queries may go on naming them in histories. log ν and log π are normalised again: one constant
 each for all labels, which changes no order at any λ and μ. Thresholds of buckets, κ, the λ default and the offline
 curve stay as they were measured, without the added labels; in a bundle that does not know `new` yet, all its labels of
-count 0 become new. The log is only read: it serves older releases still.
+count 0 become new. The changes are only read: they serve older releases still.
 
 Legend: `L` labels of the bundle, `M` changed ones.
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from longtail.bundle import Buckets, Bundle, LabelLog, Labels, refuse_existing, replay
+from longtail.bundle import Buckets, Bundle, Labels, refuse_existing
 from longtail.bundle.added_labels import NEW_LABEL, AddedLabels, LabelAdder, joined
 from longtail.bundle.arrays import Float32, Int64
 from longtail.bundle.bundle import CONTRACT_FILES
@@ -26,6 +26,7 @@ from longtail.bundle.display import DisplayColumns
 from longtail.bundle.labels import RESERVED_COLUMNS
 from longtail.bundle.manifest import utc
 from longtail.index.errors import MergeError
+from longtail.state import read_label_changes
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class MergeReport:
         reembedded: labels of the bundle that got a new embedding because their features changed.
         removed: hidden labels that lost their row.
         merged_before: changes that are superseded: the bundle has their labels and is newer.
-        skipped: why a change was left out, by id; the log still has it.
+        skipped: why a change was left out, by id; the state still has it.
     """
 
     labels: int
@@ -49,28 +50,31 @@ class MergeReport:
     skipped: dict[str, str]
 
 
-def merge_labels(bundle: Path, log: Path, out: Path) -> MergeReport:
-    """Write a bundle that holds the label changes of a log as its own rows.
+def merge_labels(bundle: Path, log: str | Path, out: Path) -> MergeReport:
+    """Write a bundle that holds the label changes of a service as its own rows.
 
     Args:
         bundle: the bundle's directory, or `RELEASE/bundle`.
-        log: a label log.
+        log: as `read_label_changes`: the service's state directory or database, or a file of an earlier version's.
         out: the new bundle's directory; must not exist. It is there whole or not at all.
 
     Raises:
         MergeError: the bundle has a tree p_n(y|x), which has no leaf for new labels and none to spare, or a column of
-            one's own whose name later versions reserve; there is no log; or it hides every label.
-        BundleError: the bundle or the log is not intact, the label tower does not run, or `out` exists.
+            one's own whose name later versions reserve; there are no changes; or they hide every label.
+        StoreError: the changes are not intact, or their database does not answer.
+        BundleError: the bundle is not intact, the label tower does not run, or `out` exists.
         OSError: the disk is full or not writable; `out` stays absent.
     """
     refuse_existing(out)
-    if not log.is_file():
-        raise MergeError(f"{log}: expected a label log, found none")
+    try:
+        changes = read_label_changes(log)
+    except FileNotFoundError as error:
+        raise MergeError(str(error)) from None
     source = Bundle.load(bundle)
     if source.proposal is not None:
         raise MergeError(
             f"{bundle}: expected a bundle whose labels can change, found one with a tree p_n(y|x): train again with "
-            "the new labels among the data; hidden labels stay hidden by the log"
+            "the new labels among the data; hidden labels stay hidden by the service's state"
         )
     if reserved := [name for name in source.labels.display.column_names if name in RESERVED_COLUMNS]:
         raise MergeError(
@@ -78,7 +82,6 @@ def merge_labels(bundle: Path, log: Path, out: Path) -> MergeReport:
             f"{', '.join(reserved)}, a name that bundles since version 3 keep for themselves: train again with another "
             "name for it in the data; the release goes on serving as it is"
         )
-    changes = replay(LabelLog(log).read_from().records)
     rows = {id_: row for row, id_ in enumerate(source.labels.ids.to_pylist())}
     adder = LabelAdder(source, rows)
     upserts = [record for record in changes.upserts.values() if not adder.supersedes(record.id, record.at)]

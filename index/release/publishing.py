@@ -6,6 +6,7 @@ from pathlib import Path
 
 from longtail.index.release.bucket_floors import BucketFloors, FloorsReport
 from longtail.index.release.releases import Releases
+from longtail.state import read_place
 
 
 def publish(
@@ -23,7 +24,8 @@ def publish(
         name: name of a release in the directory.
         floors: what its buckets must be given; by default what `promise.toml` in the directory says.
         force: publish a release that is below a floor, or takes something away from clients, too.
-        state: the service's state directory, for the labels added to it; by default `.state` of the releases'.
+        state: the service's state directory or database, for the labels added to it; by default `.state` of the
+            releases'.
 
     Returns:
         The floors and how the release stands to them.
@@ -39,4 +41,6 @@ def publish(
         Traceback (most recent call last):
         longtail.index.errors.FloorsNotMetError: first is below its bucket floors, recall@20: expected ...
     """
-    return Releases(releases).publish(name, floors=floors, force=force, state=None if state is None else Path(state))
+    return Releases(releases).publish(
+        name, floors=floors, force=force, state=None if state is None else read_place(state)
+    )

@@ -28,7 +28,7 @@ from longtail.index.errors import (
 )
 from longtail.index.manifests import Device, ReleaseManifest
 from longtail.index.release.bucket_floors import BucketFloors, BucketMetrics, FloorsReport
-from longtail.index.release.compatibility import LABEL_LOG, Compatibility, compare_releases
+from longtail.index.release.compatibility import Compatibility, compare_releases
 from longtail.index.release.release import (
     BUNDLE,
     Release,
@@ -41,6 +41,7 @@ from longtail.index.release.release import (
 )
 from longtail.index.release.staged import StagedCounts, StagedReport
 from longtail.index.release.verified import Verified
+from longtail.state import Place
 
 CURRENT = "CURRENT"
 HISTORY = "HISTORY"
@@ -168,12 +169,12 @@ class Releases:
             (self.root / STAGED).unlink(missing_ok=True)
             return name
 
-    def staged_report(self, name: str | None = None, *, state: Path | None = None) -> StagedReport:
+    def staged_report(self, name: str | None = None, *, state: Place | None = None) -> StagedReport:
         """What mirrored queries have shown of a release beside CURRENT.
 
         Args:
             name: the release's name; the staged one's when None.
-            state: the service's state directory; by default `.state` of this one.
+            state: the service's state directory; by default, and beside a database, `.state` of this one.
 
         Raises:
             ReleaseNotFoundError: nothing is staged, or nothing published.
@@ -185,17 +186,17 @@ class Releases:
                 f"{self.root}: expected a staged and a published release, found {name or 'none'} and "
                 f"{current or 'none'}"
             )
-        counts = StagedCounts.read_all(state or self.root / ".state", name, current)
+        counts = StagedCounts.read_all(state if isinstance(state, Path) else self.root / ".state", name, current)
         return StagedReport(counts, BucketFloors.read(self.root).staged)
 
-    def compare(self, name: str, *, state: Path | None = None) -> Compatibility | None:
+    def compare(self, name: str, *, state: Place | None = None) -> Compatibility | None:
         """What clients of the published release would lose by another; None if nothing else is published.
 
         A published release that cannot be read must not hold up the next: then there is nothing to compare.
 
         Args:
             name: the other release's.
-            state: the service's state directory, for the labels added to it; by default `.state` of this one.
+            state: the service's state, for the labels added to it; by default the directory `.state` of this one.
 
         Raises:
             LongtailIndexError, BundleError: as `open`, of the other one.
@@ -203,7 +204,7 @@ class Releases:
         return self._compare(name, Bundle.load(self._existing(name) / BUNDLE), state)
 
     def publish(
-        self, name: str, *, floors: BucketFloors | None = None, force: bool = False, state: Path | None = None
+        self, name: str, *, floors: BucketFloors | None = None, force: bool = False, state: Place | None = None
     ) -> FloorsReport:
         """Verify a release and point CURRENT at it; a service that follows CURRENT then loads it.
 
@@ -211,7 +212,7 @@ class Releases:
             name: the release's name.
             floors: what its buckets must be given; by default what `promise.toml` says.
             force: publish a release that is below a floor, or takes something away from clients, too.
-            state: the service's state directory, for the labels added to it; by default `.state` of this one.
+            state: the service's state, for the labels added to it; by default the directory `.state` of this one.
 
         Returns:
             The floors and how the release stands to them.
@@ -357,14 +358,15 @@ class Releases:
         except BundleError:
             return None
 
-    def _compare(self, name: str, bundle: Bundle, state: Path | None) -> Compatibility | None:
+    def _compare(self, name: str, bundle: Bundle, state: Place | None) -> Compatibility | None:
         current = self.current()
         if current is None or current == name:
             return None
         try:
-            log = (state or self.root / ".state") / LABEL_LOG
             priors = read_prior_names(self.root / current), read_prior_names(self.root / name)
-            return compare_releases((current, self.root / current / BUNDLE), (name, bundle), log, priors)
+            return compare_releases(
+                (current, self.root / current / BUNDLE), (name, bundle), state or self.root / ".state", priors
+            )
         except (BundleError, ReleaseCorruptError, ReleaseVersionError):
             return None
 

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from time import monotonic
 
-from longtail.bundle import BundleError, LabelLogCorruptError, LabelLogVersionError
+from longtail.bundle import BundleError
 from longtail.index import LongtailIndexError, ReleaseNotFoundError, Releases
 from longtail.serving.allocator import give_back_memory
 from longtail.serving.core.executor import one_openmp_thread
@@ -23,6 +23,7 @@ from longtail.serving.core.loader import load_release
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.core.service import Service
 from longtail.serving.errors import RefusedReleaseError, ServingError
+from longtail.state import StoreError
 
 logger = logging.getLogger(__name__)
 
@@ -229,8 +230,8 @@ class ReleaseFollower:
             if self._trouble is not None:
                 self._trouble = None
                 self._service.set_unreadable(False)
-        # The labels as they were go on, whatever is wrong with the log or the label tower.
-        except (LabelLogCorruptError, LabelLogVersionError, OSError, ServingError) as error:
+        # The labels as they were go on, whatever is wrong with the state or the label tower.
+        except (StoreError, ServingError) as error:
             if self._trouble != str(error):
                 logger.error("label changes cannot be read: %s", error)
                 self._service.set_unreadable(True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
+from time import monotonic
 from typing import Annotated, Self
 
 from pydantic import Field, JsonValue, model_validator
@@ -14,11 +14,7 @@ from pydantic_core import PydanticCustomError
 from longtail.bundle import (
     Hide,
     LabelChanges,
-    LabelLog,
-    LabelLogError,
     LabelRecord,
-    LogPosition,
-    LogRead,
     Restore,
     Upsert,
     replay,
@@ -26,11 +22,14 @@ from longtail.bundle import (
 from longtail.bundle.errors import describe
 from longtail.serving.core.queries import LabelId, RequestModel
 from longtail.serving.core.retriever import Retriever
-from longtail.serving.errors import ServingError, UnknownLabelError, UnservableReleaseError
+from longtail.serving.errors import NotReadyError, ServingError, UnknownLabelError, UnservableReleaseError
+from longtail.state import LabelPosition, LabelRead, LabelStore, Place, Postgres, StoreError
 
 logger = logging.getLogger(__name__)
 
 _LONG_LOG = 10_000
+_HANGING_SECONDS = 2.0
+"""After which a reading that has not failed yet is no good."""
 _MOST_NAMED = 10
 """Unknown ids that an error names, at most."""
 
@@ -57,30 +56,49 @@ class NewLabel(RequestModel):
         return self
 
 
-class LabelLogFollower:
-    """The log of label changes, read as far as this process has. Not thread-safe: the service holds a lock.
+class LabelFollower:
+    """The label changes, read as far as this process has. Not thread-safe: the service holds a lock.
 
     Args:
-        path: the log; all workers write and read it.
+        place: where they are kept; all workers, and all replicas, write and read them.
+
+    Attributes:
+        unreadable: whether the last reading failed, as its caller says.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._log = LabelLog(path)
-        self._position: LogPosition | None = None
+    def __init__(self, place: Place) -> None:
+        self._store = LabelStore(place)
+        self._position: LabelPosition | None = None
+        self._shared = isinstance(place, Postgres)
+        self._read_at: float | None = None
+        self.unreadable = False
         self._so_far = LabelChanges()
+
+    @property
+    def behind(self) -> bool:
+        """Whether other replicas may have changed labels without this one knowing."""
+        hangs = self._read_at is not None and monotonic() - self._read_at > _HANGING_SECONDS
+        return self._shared and (self.unreadable or hangs)
+
+    def check_abreast(self) -> None:
+        """Raise NotReadyError where this replica is behind."""
+        if self.behind:
+            raise NotReadyError(
+                "expected a database of state that can be read, found none, and so not what other replicas change"
+            )
 
     def apply_to(self, retriever: Retriever) -> Retriever:
         """A release just loaded, with every change read so far."""
         return retriever.with_changes(self._so_far.records())
 
     def append(self, records: Sequence[LabelRecord], retrievers: Iterable[Retriever]) -> None:
-        """Write changes to disk; `read` has them next. Raises as `LabelLog.append`.
+        """Write changes to disk; `read` has them next. Raises as `LabelStore.append`.
 
         Args:
             records: made under the releases.
             retrievers: the releases; the changes are later than their data, whatever the clock says.
         """
-        self._log.append(records, after=max(retriever.manifest.data_until for retriever in retrievers))
+        self._store.append(records, after=max(retriever.manifest.data_until for retriever in retrievers))
 
     def read(self, retrievers: Sequence[Retriever]) -> list[Retriever]:
         """The releases with what was written since the last call, by whichever worker.
@@ -89,10 +107,11 @@ class LabelLogFollower:
             retrievers: the one being served last. Of the others, one that cannot be changed is left out.
 
         Raises:
-            LabelLogCorruptError, LabelLogVersionError, OSError: as `LabelLog.read_from`; nothing has changed.
+            StoreError: as `LabelStore.read_from`; nothing has changed.
             UnservableReleaseError: the release being served cannot embed what was written.
         """
-        read = self._log.read_from(self._position)
+        read = self._store.read_from(self._position)
+        self._read_at = monotonic()
         if self._position is None and read.position is not None:
             self._shorten(read)
         if read.restarted:
@@ -104,12 +123,16 @@ class LabelLogFollower:
         self._position, self._so_far = read.position, so_far
         return changed
 
-    def _shorten(self, found: LogRead) -> None:
-        """Rewrite a log that says the same labels over and over; who reads it starts over."""
+    def close(self) -> None:
+        """Close the connections."""
+        self._store.close()
+
+    def _shorten(self, found: LabelRead) -> None:
+        """Forget most of changes that say the same labels over and over."""
         if len(found.records) > _LONG_LOG and len(found.records) > 2 * len(replay(found.records).records()):
             try:
-                self._log.compact()
-            except LabelLogError as error:
+                self._store.compact()
+            except StoreError as error:
                 logger.warning("%s", error)
 
 

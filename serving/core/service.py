@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from longtail.bundle import LabelLogError, LabelRecord
+from longtail.bundle import LabelRecord
 from longtail.bundle.errors import describe
 from longtail.serving.core.admission import Admission
 from longtail.serving.core.arms import Trial
@@ -18,7 +18,7 @@ from longtail.serving.core.embedding import ToEmbed
 from longtail.serving.core.executor import BoundedExecutor, one_openmp_thread
 from longtail.serving.core.fair_queue import Lane
 from longtail.serving.core.feedback import Event, record_events
-from longtail.serving.core.label_changes import LabelLogFollower
+from longtail.serving.core.label_changes import LabelFollower
 from longtail.serving.core.mirror import Mirror
 from longtail.serving.core.queries import Query, SimilarQuery
 from longtail.serving.core.quotas import asking
@@ -36,11 +36,11 @@ from longtail.serving.errors import (
 )
 from longtail.serving.monitoring import Monitoring, OfflineFigures
 from longtail.serving.settings import Settings
+from longtail.state import StoreError
 
 logger = logging.getLogger(__name__)
 
 _MAX_PENDING_WRITES, _MAX_PENDING_READS = 64, 16
-
 Result = TypeVar("Result")
 
 
@@ -70,7 +70,7 @@ class Service:
         self._current: Retriever | None = None
         self._beside: frozenset[str] = frozenset()
         self._loaded: dict[str, Retriever] = {}
-        self._changes = LabelLogFollower(settings.state_directory / "labels.log")
+        self._changes = LabelFollower(settings.label_place)
         self._changing = threading.Lock()
         self.mirror = Mirror(settings.state_directory, monitoring.seat.worker)
         seconds = settings.request_seconds
@@ -101,11 +101,12 @@ class Service:
         Raises:
             NotReadyError: why not.
         """
-        if self.ready:
+        if self.ready and not self._changes.behind:
             return
         if self.draining:
             raise NotReadyError("expected a service that takes requests, found one that is shutting down")
         self.retriever()
+        self._changes.check_abreast()
         seat = self.monitoring.seat
         raise NotReadyError(
             f"expected {seat.workers.workers} workers that have loaded a release, found "
@@ -158,12 +159,12 @@ class Service:
         Raises:
             UnservableReleaseError: it refuses query features that the release before takes, or drops labels that were
                 added, and is not forced.
-            as `Retriever.with_changes`; the release before goes on. The first release also as `LabelLogFollower.read`.
+            as `Retriever.with_changes`; the release before goes on. The first release also as `LabelFollower.read`.
         """
         with self._changing:
             # Before the first answer, not a moment after it: hidden labels must not be seen again. A service that has
             # read the log once goes on with what it knows, and the follower says what is wrong with it since.
-            with suppress(*([] if self._current is None else [LabelLogError, OSError, ServingError])):
+            with suppress(*([] if self._current is None else [StoreError, ServingError])):
                 self._read_changes()
             changed = self._changes.apply_to(retriever)
             if self._current is not None and not forced:
@@ -201,9 +202,12 @@ class Service:
         self.monitoring.figures.set_trouble("refused_release", problem and told)
 
     def set_unreadable(self, unreadable: bool) -> None:
-        """Say whether the changes that other workers make of labels can be read."""
-        told = "The log of label changes cannot be read: labels stay as they were. The service's own log says why."
+        """Say whether others' changes of labels can be read; a replica that cannot read another's is not ready."""
+        told = "The changes of labels cannot be read: labels stay as they were. The service's own log says why."
         self.monitoring.figures.set_trouble("label_log", told if unreadable else None)
+        self._changes.unreadable = unreadable
+        if self._current is not None and not self.draining:
+            self.monitoring.set_ready(not self._changes.behind)
 
     def beside(self, names: frozenset[str], retriever: Retriever | None = None) -> Mapping[str, Retriever]:
         """Keep the releases of these names, and load one; all loaded, by name. Raises as `Retriever.with_changes`."""
@@ -291,17 +295,16 @@ class Service:
             records = change(retriever)
             try:
                 self._changes.append(records, self._loaded.values())
-            except LabelLogError as error:
+            except StoreError as error:
                 logger.error("label changes were refused: %s", error)
                 raise StorageError(
-                    "expected a log that label changes can be written to, found none; none was made, and the service's "
-                    "log says why"
+                    "expected a state that label changes can be written to, found none: send them again later"
                 ) from error
             self._read_changes()
             return retriever.name
 
     def read_changes(self) -> None:
-        """Answer with what other workers have changed. Raises as `LabelLogFollower.read`; nothing has changed then."""
+        """Answer with what other workers have changed. Raises as `LabelFollower.read`; nothing has changed then."""
         with self._changing:
             self._read_changes()
 
@@ -375,6 +378,7 @@ class Service:
         self._changer.close()
         self._reader.close()
         self.mirror.close()
+        self._changes.close()
         self.monitoring.figures.close()
 
     def _lane(self, client: str) -> str | Lane:

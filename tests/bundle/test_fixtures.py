@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from longtail.bundle import Bundle, LabelLog, Manifest, Tower, replay
+from longtail.bundle import Bundle, Manifest, Tower, replay
+from longtail.state.old_log import read_old_log
 from tests.bundles import log_p_n
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
@@ -116,7 +117,7 @@ def test_its_tree_says_what_it_said() -> None:
 def test_a_label_log_of_version_1_reads_forever(tmp_path: Path) -> None:
     log = tmp_path / "labels.log"
     shutil.copy(FIXTURES / "labels_v1.log", log)
-    records = LabelLog(log).read_from().records
+    records = read_old_log(log)
     assert [(record.op, record.id, record.at.isoformat()) for record in records] == [
         ("upsert", "new-1", "2026-06-01T12:00:00+00:00"),
         ("upsert", "item-5", "2026-06-01T12:00:01+00:00"),
@@ -132,13 +133,3 @@ def test_a_label_log_of_version_1_reads_forever(tmp_path: Path) -> None:
     assert changes.upserts["new-1"].features == {"genres": ["g1", "g3"], "year": 0.5}
     assert changes.upserts["new-1"].display == {"title": "Neu é"}
     assert changes.upserts["item-5"].features == {"genres": {"g2": 2.0}}
-
-
-def test_an_old_log_is_continued(tmp_path: Path) -> None:
-    log = tmp_path / "labels.log"
-    shutil.copy(FIXTURES / "labels_v1.log", log)
-    before = log.read_bytes()
-    records = LabelLog(log).read_from().records
-    LabelLog(log).append(records[2:3])
-    assert log.read_bytes().startswith(before)
-    assert LabelLog(log).read_from().records == [*records, records[2]]

@@ -13,7 +13,11 @@ from packaging.version import Version
 from tests.docker.tools import DOCKER
 
 PROJECT = tomllib.loads((DOCKER.parent / "pyproject.toml").read_text())
-EXTRAS = {"serving": ("serve", "index"), "serving-gpu": ("serve", "gpu"), "trainer": ("train", "index")}
+EXTRAS = {
+    "serving": ("serve", "index", "postgres"),
+    "serving-gpu": ("serve", "gpu", "postgres"),
+    "trainer": ("train", "index", "postgres"),
+}
 NOT_SERVED = {"serving-gpu": {"jax"}}
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
 
-from longtail.bundle import Bundle, LabelLog
+from longtail.bundle import Bundle
 from longtail.index import Releases, build, merge_labels
+from longtail.state import LabelStore
 from tests.bundles import label_features, make_bundle
 from tests.serving.process import ServerProcess, server, until
 
@@ -45,8 +47,14 @@ def title(process: ServerProcess, id_: str) -> str:
     return str(httpx.get(f"{process.url}/v1/labels/{id_}").json()["display"]["title"])
 
 
+def dates_in(state: Path) -> list[datetime]:
+    """Of all changes, in their order."""
+    with closing(LabelStore(state)) as store:
+        return [record.at for record in store.read_from().records]
+
+
 def test_a_change_counts_for_the_release_that_it_was_made_under_and_for_no_later_one(tmp_path: Path) -> None:
-    releases, log = tmp_path / "releases", tmp_path / "releases" / ".state" / "labels.log"
+    releases, state = tmp_path / "releases", tmp_path / "releases" / ".state"
     tomorrow = datetime.now(UTC) + DAY
     publish(bundle_read(tomorrow, tmp_path / "first"), releases, "first")
     with server(releases, tmp_path / "log", poll_seconds=0.05) as process:
@@ -54,7 +62,7 @@ def test_a_change_counts_for_the_release_that_it_was_made_under_and_for_no_later
         embed_anew(process, "item-3", "changed")
         assert title(process, "item-3") == "changed"
         # A merge takes it in, and nothing is scored beside the index any more.
-        merge_labels(tmp_path / "first", log, tmp_path / "merged")
+        merge_labels(tmp_path / "first", state, tmp_path / "merged")
         # Asked for after the merge, while the release from before it serves still.
         embed_anew(process, "item-4", "changed since")
         publish(tmp_path / "merged", releases, "merged")
@@ -72,7 +80,7 @@ def test_a_change_counts_for_the_release_that_it_was_made_under_and_for_no_later
     with server(releases, tmp_path / "log") as process:
         process.wait_until_ready(60)
         assert (title(process, "item-3"), title(process, "item-4")) == ("again", "changed since")
-    dates = [record.at for record in LabelLog(log).read_from().records]
+    dates = dates_in(state)
     assert dates == sorted(set(dates))
     assert Bundle.load(tmp_path / "merged").manifest.data_until == dates[0]
 
@@ -85,5 +93,5 @@ def test_the_clock_counts_where_it_is_not_behind(tmp_path: Path) -> None:
         embed_anew(process, "item-3", "changed")
         after = datetime.now(UTC)
         assert title(process, "item-3") == "changed"
-    (record,) = LabelLog(tmp_path / "releases" / ".state" / "labels.log").read_from().records
-    assert before <= record.at <= after
+    (date,) = dates_in(tmp_path / "releases" / ".state")
+    assert before <= date <= after

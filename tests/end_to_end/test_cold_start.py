@@ -237,7 +237,7 @@ def test_a_rebuild_takes_changes_in(root: Path, tmp_path: Path) -> None:
         longtail.add_labels([NEW, NewLabel("item-9", label_features(2))])
         longtail.delete_label("item-7")
         before = everything(longtail, bias_removal=1)
-        log, merged = tmp_path / "state/labels.log", tmp_path / "merged"
+        log, merged = tmp_path / "state", tmp_path / "merged"
         said = longtail_index("merge", root / "releases/first/bundle", log, "--out", merged)
         assert "60 labels: 1 added, 1 embedded anew, 1 removed" in said
         longtail_index("build", merged, "--releases", root / "releases", "--spec", "flat", "--name", name, "--publish")

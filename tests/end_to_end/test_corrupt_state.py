@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
 import time
@@ -14,11 +13,11 @@ import httpx
 import numpy as np
 import pytest
 
-from longtail.bundle import LabelLog, LabelLogError
 from longtail.index import IndexSpec, Releases, build
 from longtail.serving import create_app
 from longtail.serving.errors import StateError
 from longtail.serving.settings import Settings
+from longtail.state import LabelStore, StoreError, read_label_changes
 from tests.bundles import label_features, make_bundle
 from tests.serving.client import client_of
 from tests.serving.process import until
@@ -79,6 +78,8 @@ def releases(lived: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(lived, tmp_path / "releases"))
 
 
+PAGE = 4096
+"""Of SQLite."""
 FILES = [
     "feedback.sqlite",
     "releases.json",
@@ -95,7 +96,7 @@ ALIKE = [
     "live/only/dropped.0.ring",
     "live/only/labels-1h.0.ring",
     "live/only/labels-24h.0.ring",
-    "labels.log",
+    "labels.sqlite",
 ]
 
 
@@ -173,61 +174,63 @@ def test_a_directory_in_place_of_a_file_is_said_and_serves(file: str, releases: 
     assert set(found.values()) <= {200, 503}
 
 
-LOG_DAMAGES: dict[str, Callable[[list[bytes]], list[bytes]]] = {
-    "head": lambda lines: [b"longtail" + lines[0], *lines[1:]],
-    "newer": lambda lines: [lines[0].replace(b" 1 ", b" 2 ", 1), *lines[1:]],
-    "first change": lambda lines: [lines[0], lines[1].replace(b"title", b"tilte", 1), *lines[2:]],
-    "last change": lambda lines: [*lines[:-1], lines[-1].replace(b"item-7", b"item-8")],
-    "a line missing": lambda lines: [lines[0], b"".join(lines[1:])[100:]],
-    "emptied": lambda _: [],
-    "zeros": lambda lines: [bytes(len(line)) for line in lines],
+LABEL_DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "head": lambda content: b"longtail" + content[8:],
+    "a page": lambda content: content[:PAGE] + bytes(PAGE) + content[2 * PAGE :],
+    "cut off": lambda content: content[: len(content) // 2],
+    "emptied": lambda _: b"",
+    "zeros": lambda content: bytes(len(content)),
+    "another file": lambda _: b"PAR1" * 1000,
 }
 
 
-@pytest.mark.parametrize("kind", LOG_DAMAGES)
-def test_with_a_damaged_label_log_nothing_is_served_until_it_is_repaired(
+@pytest.mark.parametrize("kind", LABEL_DAMAGES)
+def test_with_damaged_label_changes_nothing_is_served_until_they_are_repaired(
     kind: str, releases: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    log = releases / ".state" / "labels.log"
-    content = log.read_bytes()
-    broken = b"".join(LOG_DAMAGES[kind](content.splitlines(keepends=True)))
+    file = releases / ".state" / "labels.sqlite"
+    content = file.read_bytes()
+    broken = LABEL_DAMAGES[kind](content)
     assert broken != content
-    log.write_bytes(broken)
+    file.write_bytes(broken)
     with service(releases, ready=False) as client:
-        until(lambda: str(log) in caplog.text)
+        until(lambda: str(file) in caplog.text)
         assert client.get("/readyz").status_code == 503
         assert client.post("/v1/retrieve", json={"queries": [QUERY]}).status_code == 503
-        assert log.read_bytes() == broken
-        log.write_bytes(content)
+        assert file.read_bytes() == broken
+        (file.parent / "repaired").write_bytes(content)
+        (file.parent / "repaired").replace(file)
         assert client.post("/v1/release/reload").status_code == 200
         assert {"added", "item-7"} & answered(client) == {"added"}
         assert statuses(client) == WELL
 
 
-def test_a_label_log_damaged_while_it_is_served_changes_no_answer(releases: Path) -> None:
-    log = releases / ".state" / "labels.log"
+def test_label_changes_damaged_while_they_are_served_change_no_answer(releases: Path) -> None:
+    file = releases / ".state" / "labels.sqlite"
     with service(releases) as client:
-        content, before = log.read_bytes(), answered(client)
-        log.write_bytes(content[:-40] + b"!" + content[-39:] + b"more")
+        before = answered(client)
+        file.rename(file.with_name("whole"))
+        file.write_bytes(file.with_name("whole").read_bytes()[:PAGE] + b"!" * PAGE)
         time.sleep(0.3)
         assert answered(client) == before
-        log.write_bytes(content)
+        assert client.delete("/v1/labels/added").status_code == 503
+        file.with_name("whole").replace(file)
         assert client.delete("/v1/labels/added").status_code == 200
         assert "added" not in answered(client)
-        assert json.loads(log.read_bytes().splitlines()[-1].split(b" ", 2)[2])["id"] == "added"
+    assert "added" in read_label_changes(file.parent).hidden
 
 
-def test_a_log_too_long_that_cannot_be_shortened_is_read_as_it_is(
+def test_changes_too_many_that_cannot_be_shortened_are_read_as_they_are(
     releases: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def full(_: LabelLog) -> None:
-        raise LabelLogError("labels.log: expected to rewrite it: No space left on device")
+    def full(_: LabelStore) -> None:
+        raise StoreError("labels.sqlite: expected to shorten it, found: database or disk is full")
 
     with service(releases) as client:
         for _ in range(3):
             client.post("/v1/labels", json={"labels": [ADDED]})
     monkeypatch.setattr("longtail.serving.core.label_changes._LONG_LOG", 1)
-    monkeypatch.setattr(LabelLog, "compact", full)
+    monkeypatch.setattr(LabelStore, "compact", full)
     with service(releases) as client:
         assert {"added", "item-7"} & answered(client) == {"added"}
-    assert "No space left on device" in caplog.text
+    assert "database or disk is full" in caplog.text

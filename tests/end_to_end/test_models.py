@@ -125,7 +125,7 @@ def contents(state: Path) -> dict[str, str]:
     return {
         str(path.relative_to(state)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(state.rglob("*"))
-        if path.is_file() and path.name in ("labels.log", "feedback.sqlite", "releases.json")
+        if path.is_file() and path.name in ("labels.sqlite", "feedback.sqlite", "releases.json")
     }
 
 
@@ -156,10 +156,10 @@ def test_what_is_done_to_one_never_touches_the_other_and_outlives_kill_9(shelves
             until(lambda: seen(process.url, model) == changed, "feedback to be counted")  # noqa: B023
             expected = untouched if turn == 0 else changed
             assert seen(process.url, other) == expected
-            before = contents(state_of[other]).get("labels.log")
+            before = contents(state_of[other]).get("labels.sqlite")
             process.process.send_signal(signal.SIGKILL)
             process.process.wait()
-        assert contents(state_of[other]).get("labels.log") == before
+        assert contents(state_of[other]).get("labels.sqlite") == before
         with serving(shelves, tmp_path / f"{turn}-again.log") as process:
             process.wait_until_ready(60)
             assert (seen(process.url, model), seen(process.url, other)) == (changed, expected)
@@ -303,7 +303,7 @@ def test_two_workers_serve_both(shelves: Shelves, tmp_path: Path) -> None:
             until(lambda: len(workers_of(process)) == 2, "another worker")
         with httpx.Client(base_url=process.url) as http:
             until(lambda: http.get("/readyz").json().get("workers", {}).get("ready") == 2, "both to serve both")
-        assert (tmp_path / "state/models/books/labels.log").stat().st_size > 0
+        assert (tmp_path / "state/models/books/labels.sqlite").stat().st_size > 0
         assert process.terminate() == 0
     said = (tmp_path / "log").read_text()
     assert "Traceback" not in said

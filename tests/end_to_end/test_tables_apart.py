@@ -39,7 +39,7 @@ def test_it_is_served_as_the_bundle_whose_towers_hold_their_tables(tmp_path: Pat
             added = httpx.post(f"{process.url}/v1/labels", json={"labels": [label]})
             assert added.status_code == 200, added.text
             found[name] = answers(process.url)
-            merge_labels(tmp_path / name, releases / ".state" / "labels.log", tmp_path / f"{name}-merged")
+            merge_labels(tmp_path / name, releases / ".state", tmp_path / f"{name}-merged")
             shutil.rmtree(tmp_path / name)
             build(tmp_path / f"{name}-merged", releases, spec="flat", name="second")
             Releases(releases).publish("second")

@@ -213,8 +213,8 @@ def test_labels_that_change_while_serving_are_found_and_merged(shop: Shop) -> No
     assert missing["0"] != before["0"]
     shop.change("DELETE", "/v1/labels/9")
 
-    (log,) = shop.root.rglob("labels.log")
-    merge_labels(shop.root / "model", log, shop.root / "merged")
+    (changes,) = shop.root.rglob("labels.sqlite")
+    merge_labels(shop.root / "model", changes, shop.root / "merged")
     merged = Bundle.load(shop.root / "merged")
     kept = dict(zip(merged.labels.ids.to_pylist(), merged.label_vectors["picture"], strict=True))
     assert kept["new"].tolist() == kept["7"].tolist() == other

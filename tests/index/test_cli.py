@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 import typer
 
-from longtail.bundle import Hide, LabelLog
+from longtail.bundle import Hide
 from longtail.index.cli import app, main
+from longtail.state import LabelStore
 
 SURFACE = {
     "build": {
@@ -29,7 +31,7 @@ SURFACE = {
     "staged": {"releases", "--state"},
     "unstage": {"releases"},
     "rollback": {"releases"},
-    "merge": {"bundle", "log", "--out"},
+    "merge": {"bundle", "state", "--out"},
     "list": {"releases"},
     "verify": {"releases", "name"},
     "report": {"releases", "name", "--out"},
@@ -142,8 +144,9 @@ def test_python_m_index_is_the_command() -> None:
 def test_merge_writes_a_bundle_and_says_what_changed(
     bundle_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    log = tmp_path / "labels.log"
-    LabelLog(log).append([Hide(id="item-3", at=datetime.now(UTC))])
+    log = tmp_path
+    with closing(LabelStore(log)) as store:
+        store.append([Hide(id="item-3", at=datetime.now(UTC))])
     assert run("merge", bundle_path, log, "--out", tmp_path / "merged") == 0
     assert capsys.readouterr().out == (
         f"599 labels: 0 added, 0 embedded anew, 1 removed\nwritten: {tmp_path / 'merged'}\n"

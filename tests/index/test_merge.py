@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,9 +13,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from longtail.bundle import Bundle, BundleExistsError, Hide, LabelLog, LabelRecord, TowerError, Upsert
+from longtail.bundle import Bundle, BundleExistsError, Hide, LabelRecord, TowerError, Upsert
 from longtail.bundle.added_labels import LabelAdder, own_id_feature
 from longtail.index import MergeError, merge_labels
+from longtail.state import LabelStore, read_label_changes
 from tests.bundles import label_features, make_bundle
 
 AT = datetime(2026, 6, 1, tzinfo=UTC)
@@ -29,11 +31,16 @@ def hide(id_: str) -> Hide:
     return Hide(id=id_, at=AT)
 
 
+def kept(state: Path, *records: LabelRecord) -> None:
+    with closing(LabelStore(state)) as store:
+        store.append(records)
+
+
 def written(tmp_path: Path, *records: LabelRecord, **variant: Any) -> tuple[Path, Path, Bundle]:
     bundle = make_bundle(labels=L, **({"label_tower": True} | variant))
     bundle = replace(bundle, reports={"report.html": b"<p>", "metrics.json": b"{}"}).write(tmp_path / "bundle")
-    LabelLog(tmp_path / "labels.log").append(records)
-    return tmp_path / "bundle", tmp_path / "labels.log", bundle
+    kept(tmp_path, *records)
+    return tmp_path / "bundle", tmp_path, bundle
 
 
 @pytest.mark.parametrize("variant", [{}, {"cosine": False, "bias": True}, {"popularity": True}])
@@ -48,7 +55,7 @@ def test_added_labels_become_rows_and_hidden_ones_lose_theirs(tmp_path: Path, va
         hide("new-3"),
     ]
     path, log, before = written(tmp_path, *records, **variant)
-    content = log.read_bytes()
+    since = read_label_changes(log)
     report = merge_labels(path, log, tmp_path / "merged")
     after = Bundle.load(tmp_path / "merged")
     ids = after.labels.ids.to_pylist()
@@ -85,7 +92,7 @@ def test_added_labels_become_rows_and_hidden_ones_lose_theirs(tmp_path: Path, va
     }
     for name in ("query_tower.onnx", "label_tower.onnx", "report.html", "metrics.json", "calibration_queries.npy"):
         assert after.manifest.files[name] == before.manifest.files[name]
-    assert log.read_bytes() == content
+    assert read_label_changes(log) == since
 
 
 def test_what_was_merged_is_older_than_the_bundle_and_merging_again_changes_no_label(tmp_path: Path) -> None:
@@ -96,7 +103,7 @@ def test_what_was_merged_is_older_than_the_bundle_and_merging_again_changes_no_l
     first, second = Bundle.load(tmp_path / "merged"), Bundle.load(tmp_path / "again")
     np.testing.assert_array_equal(first.embeddings, second.embeddings)
     assert first.labels.ids == second.labels.ids
-    LabelLog(log).append([upsert("new-1", at=AT + timedelta(seconds=1), year=5), upsert("new-2", at=AT, year=5)])
+    kept(log, upsert("new-1", at=AT + timedelta(seconds=1), year=5), upsert("new-2", at=AT, year=5))
     later = merge_labels(tmp_path / "merged", log, tmp_path / "later")
     assert (later.labels, later.added, later.reembedded) == (61, 1, 1)
     assert own_id_feature(Bundle.load(tmp_path / "later")) == "item_id"
@@ -129,8 +136,8 @@ def test_columns_keep_their_types(tmp_path: Path) -> None:
     bundle = replace(bundle, manifest=manifest, labels=replace(bundle.labels, display=display))
     bundle.write(tmp_path / "bundle")
     shown = {"day": "2021-02-03", "tags": ["b", "c"], "kind": "song"}
-    LabelLog(tmp_path / "labels.log").append([upsert("new", display=shown), upsert("item-0", display={"kind": "play"})])
-    merge_labels(tmp_path / "bundle", tmp_path / "labels.log", tmp_path / "merged")
+    kept(tmp_path, upsert("new", display=shown), upsert("item-0", display={"kind": "play"}))
+    merge_labels(tmp_path / "bundle", tmp_path, tmp_path / "merged")
     merged = Bundle.load(tmp_path / "merged").labels.display
     assert merged.schema.field("day").type == pa.date32()
     assert merged["day"][60].as_py() == datetime(2021, 2, 3, tzinfo=UTC).date()
@@ -143,7 +150,7 @@ def test_what_cannot_be_merged_is_refused_and_nothing_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, log, _ = written(tmp_path, upsert("new-1", year=1))
-    with pytest.raises(MergeError, match=r"none\.log: expected a label log, found none"):
+    with pytest.raises(MergeError, match=r"none\.log: expected label changes of a service, found none"):
         merge_labels(path, tmp_path / "none.log", tmp_path / "merged")
     with pytest.raises(BundleExistsError):
         merge_labels(path, log, path)
@@ -151,7 +158,7 @@ def test_what_cannot_be_merged_is_refused_and_nothing_is_written(
         patch.setitem(sys.modules, "onnxruntime", None)
         with pytest.raises(TowerError, match="expected ONNX Runtime to run it with; install it with `pip install"):
             merge_labels(path, log, tmp_path / "merged")
-    LabelLog(log).append([hide(f"item-{row}") for row in range(L)] + [hide("new-1")])
+    kept(log, *(hide(f"item-{row}") for row in range(L)), hide("new-1"))
     with pytest.raises(MergeError, match="expected a label that is left, found all 60 hidden"):
         merge_labels(path, log, tmp_path / "merged")
     make_bundle(labels=L, label_tower=True, proposal=True).write(tmp_path / "tree")

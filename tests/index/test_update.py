@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from longtail.bundle import Bundle, BundleError, Hide, LabelLog, Upsert
+from longtail.bundle import Bundle, BundleError, Hide, Upsert
 from longtail.index import (
     Limits,
     LongtailIndexError,
@@ -27,6 +28,7 @@ from longtail.index import (
 from longtail.index.construct import refill
 from longtail.index.construct.recall import Calibration
 from longtail.index.manifests import Effort
+from longtail.state import LabelStore
 from tests.bundles import make_bundle
 from tests.index.test_cli import run
 
@@ -159,19 +161,20 @@ def test_by_commands_what_was_merged_is_published_with_the_priors_that_it_came_w
     limits = PriorTable(table, {"recent": Limits(0, 1)}, missing=-7.0)
     build(bundle, tmp_path / "r", spec="ivf_flat", name="first", priors=limits)
     Releases(tmp_path / "r").publish("first")
-    LabelLog(tmp_path / "labels.log").append(
-        [
-            Upsert(id="new-1", at=AT, features={"genres": ["g1"]}, display={}, priors={"recent": 99.0}),
-            Upsert(id="new-2", at=AT, features={"genres": ["g2"]}, display={}),
-            Upsert(id="item-5", at=AT, features={"genres": ["g3"]}, display={}),
-            Hide(id="item-7", at=AT),
-        ]
-    )
-    assert run("merge", tmp_path / "r/first/bundle", tmp_path / "labels.log", "--out", tmp_path / "merged") == 0
+    with closing(LabelStore(tmp_path)) as store:
+        store.append(
+            [
+                Upsert(id="new-1", at=AT, features={"genres": ["g1"]}, display={}, priors={"recent": 99.0}),
+                Upsert(id="new-2", at=AT, features={"genres": ["g2"]}, display={}),
+                Upsert(id="item-5", at=AT, features={"genres": ["g3"]}, display={}),
+                Hide(id="item-7", at=AT),
+            ]
+        )
+    assert run("merge", tmp_path / "r/first/bundle", tmp_path, "--out", tmp_path / "merged") == 0
     capsys.readouterr()
 
     words = "update", tmp_path / "merged", "--releases", tmp_path / "r", "--name", "second"
-    assert run(*words, "--log", tmp_path / "labels.log", "--publish") == 0
+    assert run(*words, "--log", tmp_path, "--publish") == 0
 
     out = capsys.readouterr().out
     assert "second: ivf_flat over 701 labels\ncells of first: 2 labels added, 1 embedded anew, 1 removed\n" in out
@@ -221,10 +224,10 @@ def test_a_log_that_is_not_there_is_refused(bundle: Bundle, tmp_path: Path) -> N
     table = tmp_path / "t.parquet"
     pq.write_table(pa.table({"label_id": bundle.labels.ids, "r": np.arange(L)}), table)
     build(bundle, tmp_path / "r", spec="flat", name="first", priors=table)
-    with pytest.raises(PriorsError, match=r"labels.log: expected a label log, found none"):
+    with pytest.raises(PriorsError, match=r"labels.log: expected label changes of a service, found none"):
         update(bundle, tmp_path / "r", source="first", log=tmp_path / "labels.log")
     build(bundle, tmp_path / "r", spec="flat", name="plain")
-    with pytest.raises(PriorsError, match=r"labels.log: expected a label log, found none"):
+    with pytest.raises(PriorsError, match=r"labels.log: expected label changes of a service, found none"):
         update(bundle, tmp_path / "r", source="plain", log=tmp_path / "labels.log")
     (tmp_path / "labels.log").touch()
     with pytest.raises(PriorsError, match="in a table, or those of labels that came in a log, received both"):

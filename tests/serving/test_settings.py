@@ -128,8 +128,8 @@ def test_models_stay_what_they_are_when_settings_are_read_again(tmp_path: Path) 
         ("books", "no directory of releases for books"),
         ("books=", "no directory of releases for books"),
         ("books=a,books=b", "books twice"),
-        ("books=.", r"directory of its own for the releases of every model, .* for default and books"),
-        ("books=b,films=./b", r"directory of its own for the releases .* for books and films"),
+        ("books=.", r"place of its own for the releases of every model, .* for default and books"),
+        ("books=b,films=./b", r"place of its own for the releases .* for books and films"),
     ],
 )
 def test_models_that_cannot_be(models: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +142,7 @@ def test_two_models_cannot_share_state(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
     (tmp_path / "a/.state").symlink_to(tmp_path / "b/.state")
-    with pytest.raises(ValidationError, match=r"directory of its own for the state directory .* for default and books"):
+    with pytest.raises(ValidationError, match=r"place of its own for the state directory .* for default and books"):
         Settings(releases=tmp_path / "a", models={"books": tmp_path / "b"})
 
 

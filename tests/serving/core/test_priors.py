@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +13,7 @@ import httpx
 import numpy as np
 import pytest
 
-from longtail.bundle import Bundle, LabelLog, Prior, Priors, Upsert
+from longtail.bundle import Bundle, Prior, Priors, Upsert
 from longtail.index import IndexSpec, Searcher
 from longtail.index.construct.tuning import tune_index
 from longtail.serving import Retriever, create_app
@@ -21,6 +22,7 @@ from longtail.serving.core.queries import Query, SimilarQuery
 from longtail.serving.errors import UnservableReleaseError
 from longtail.serving.http.schemas.operations import ReleaseAnswer
 from longtail.serving.http.schemas.retrieval import RetrieveAnswer
+from longtail.state import LabelStore
 from tests.bundles import label_features, make_bundle
 from tests.serving.client import client_of
 from tests.serving.plane import ExactSearcher, PlaneEncoder, plane_bundle, plane_settings, results_of
@@ -237,7 +239,8 @@ def test_an_upsert_gives_a_label_numbers_of_its_own_and_scores_are_numpys(tmp_pa
         found = scores()
         assert found["fresh"] == pytest.approx(expected("fresh", (-3.0, 0.0)), abs=1e-4)
         assert found["item-7"] == pytest.approx(expected("item-7", (float(known[0]), float(known[1]))), abs=1e-4)
-    records = LabelLog(app.state.service.settings.state_directory / "labels.log").read_from().records
+    with closing(LabelStore(app.state.service.settings.state_directory)) as store:
+        records = store.read_from().records
     assert [record.priors for record in records if isinstance(record, Upsert)][:3] == [
         {"recent": 0.3}, {}, {"margin": -1.5}
     ]  # fmt: skip

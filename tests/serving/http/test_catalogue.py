@@ -12,9 +12,10 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from longtail.bundle import LabelLog, LabelRecord
+from longtail.bundle import LabelRecord
 from longtail.serving import create_app
 from longtail.serving.http.schemas.labels import LabelPage, LabelsAnswer
+from longtail.state import LabelStore
 from tests.serving.client import client_of
 from tests.serving.plane import plane_retriever, plane_settings
 
@@ -72,13 +73,13 @@ def test_many_changes_are_one_write_and_may_be_sent_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     batches: list[list[LabelRecord]] = []
-    append = LabelLog.append
+    append = LabelStore.append
 
-    def counted(log: LabelLog, records: list[LabelRecord], **options: Any) -> None:
+    def counted(store: LabelStore, records: list[LabelRecord], **options: Any) -> None:
         batches.append(list(records))
-        append(log, records, **options)
+        append(store, records, **options)
 
-    monkeypatch.setattr(LabelLog, "append", counted)
+    monkeypatch.setattr(LabelStore, "append", counted)
     caplog.set_level(logging.INFO, "longtail.serving.audit")
     with client_of(create_app(plane_settings(tmp_path), retriever=plane_retriever())) as client:
         for _ in range(2):

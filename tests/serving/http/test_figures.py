@@ -58,7 +58,7 @@ def test_the_verdict_says_what_is_broken(tmp_path: Path, app: FastAPI, client: h
     app.state.service.set_unreadable(True)
     verdict = client.get("/v1/monitoring").json()["verdict"]
     assert (broken(), verdict["severity"]) == (["label_log", "refused_release"], "act")
-    assert verdict["headline"].startswith("The log of label changes cannot be read")
+    assert verdict["headline"].startswith("The changes of labels cannot be read")
     app.state.service.set_unreadable(False)
     (tmp_path / "CURRENT").write_text("plane-2\n")
     follower.check()
@@ -70,8 +70,8 @@ def test_a_log_of_label_changes_that_cannot_be_read_is_told_while_it_is(
 ) -> None:
     service = app.state.service
     assert client.delete("/v1/labels/b").status_code == 200
-    log = service.settings.state_directory / "labels.log"
-    written = log.read_bytes()
+    kept = service.settings.state_directory / "labels.sqlite"
+    written = kept.with_name("written")
     (tmp_path / "CURRENT").write_text("plane-1\n")
     follower = ReleaseFollower(tmp_path, service, load=Loads())
     follower.start()
@@ -80,9 +80,10 @@ def test_a_log_of_label_changes_that_cannot_be_read_is_told_while_it_is(
         return {found["signal"] for found in client.get("/v1/monitoring").json()["verdict"]["findings"]}
 
     try:
-        log.write_bytes(b"\0" * 200)
-        until(lambda: "label_log" in told(), "the verdict to say that the log cannot be read")
-        log.write_bytes(written)
+        kept.rename(written)
+        kept.write_bytes(b"\0" * 200)
+        until(lambda: "label_log" in told(), "the verdict to say that they cannot be read")
+        written.replace(kept)
         until(lambda: "label_log" not in told(), "the verdict to say no more of it")
     finally:
         follower.stop()

@@ -172,7 +172,7 @@ def test_no_id_reaches_the_file_system(tmp_path: Path) -> None:
                 "/docs/assets/%00",
                 "/docs/assets/" + str(outside / "secret"),
                 "/docs/assets/..%5c..%5csecret",
-                "/.state/labels.log",
+                "/.state/labels.sqlite",
                 "/CURRENT",
             ):
                 assert asked(service, "GET", path) == (404, None)
@@ -182,7 +182,7 @@ def test_no_id_reaches_the_file_system(tmp_path: Path) -> None:
     assert new == {Path("log")}
     names = {path.name for path in files_below(tmp_path / "state")}
     known = (
-        r"labels\.log|feedback\.sqlite(-wal|-shm)?|releases\.json|baseline\.json|[a-z0-9-]+\.0\.ring|\.?[a-z.]+\.lock"
+        r"(labels|feedback)\.sqlite(-wal|-shm)?|releases\.json|baseline\.json|[a-z0-9-]+\.0\.ring|\.?[a-z.]+\.lock"
         r"|only\.json"
     )
     assert [name for name in names if not re.fullmatch(known, name)] == []

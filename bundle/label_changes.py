@@ -1,0 +1,111 @@
+"""Labels that were added, hidden or brought back since a bundle was trained. `longtail.state` keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    SerializerFunctionWrapHandler,
+    TypeAdapter,
+    model_serializer,
+)
+
+
+class _Change(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    id: str
+    at: AwareDatetime
+    """When it was asked for, UTC; later than what it follows, whatever the clock said
+    (`longtail.state.LabelStore.append`)."""
+
+
+class Upsert(_Change):
+    """A label is added, or a known one embedded again; it is no longer hidden."""
+
+    op: Literal["upsert"] = "upsert"
+    features: dict[str, JsonValue]
+    """By name, as the label tower takes them."""
+    display: dict[str, JsonValue] = {}
+    priors: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = {}
+    """Its numbers, by the release's priors; of those left out, what `Priors.of_added` says."""
+
+    @model_serializer(mode="wrap")
+    def _legible_to_older_versions(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """They refuse a record with a name that they do not know: without priors, there is none."""
+        fields: dict[str, Any] = handler(self)
+        return {name: value for name, value in fields.items() if value or name != "priors"}
+
+
+class Hide(_Change):
+    """An added label is deleted, any other hidden, in this release and in those to come."""
+
+    op: Literal["hide"] = "hide"
+
+
+class Restore(_Change):
+    """A hidden label is no longer hidden."""
+
+    op: Literal["restore"] = "restore"
+
+
+LabelRecord = Upsert | Hide | Restore
+_RECORD: TypeAdapter[LabelRecord] = TypeAdapter(Annotated[LabelRecord, Field(discriminator="op")])
+
+
+@dataclass(frozen=True)
+class LabelChanges:
+    """What a sequence of records amounts to; of several about one label the last counts.
+
+    Attributes:
+        upserts: added and changed labels by id; none of them is hidden.
+        hidden: hidden labels by id.
+    """
+
+    upserts: dict[str, Upsert] = field(default_factory=dict)
+    hidden: dict[str, Hide] = field(default_factory=dict)
+
+    def after(self, records: Iterable[LabelRecord]) -> LabelChanges:
+        """These changes and then some more."""
+        upserts, hidden = self.upserts.copy(), self.hidden.copy()
+        for record in records:
+            hidden.pop(record.id, None)
+            if isinstance(record, Upsert):
+                upserts[record.id] = record
+            elif isinstance(record, Hide):
+                upserts.pop(record.id, None)
+                hidden[record.id] = record
+        return LabelChanges(upserts, hidden)
+
+    def records(self) -> list[Upsert | Hide]:
+        """The shortest sequence that amounts to this."""
+        return [*self.upserts.values(), *self.hidden.values()]
+
+
+def replay(records: Iterable[LabelRecord]) -> LabelChanges:
+    """What all the records, from the first on, amount to."""
+    return LabelChanges().after(records)
+
+
+def record_json(record: LabelRecord) -> str:
+    """The record as JSON that reads back as the record.
+
+    Raises:
+        ValueError: JSON cannot hold its values: NaN, half a surrogate pair, an integer of thousands of digits.
+    """
+    content = record.model_dump_json()
+    if _RECORD.validate_json(content) != record:
+        raise ValueError("it reads back as something else")
+    return content
+
+
+def read_record(content: str | bytes) -> LabelRecord:
+    """The record that `record_json` wrote; raises pydantic's ValidationError where it is none."""
+    return _RECORD.validate_json(content)

@@ -1,0 +1,20 @@
+"""What outlives a service, and what its replicas agree on: label changes, in SQLite or PostgreSQL."""
+
+from longtail.state.errors import StoreCorruptError, StoreError, StoreVersionError
+from longtail.state.labels import LabelPosition, LabelRead, LabelStore, read_label_changes
+from longtail.state.place import Place, Postgres, is_url, of_model, read_place
+
+__all__ = [
+    "LabelPosition",
+    "LabelRead",
+    "LabelStore",
+    "Place",
+    "Postgres",
+    "StoreCorruptError",
+    "StoreError",
+    "StoreVersionError",
+    "is_url",
+    "of_model",
+    "read_label_changes",
+    "read_place",
+]

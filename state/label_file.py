@@ -1,0 +1,119 @@
+"""The SQLite file of label changes: made whole or not at all, from `labels.log` if there is one."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Sequence
+from pathlib import Path
+from uuid import uuid4
+
+from sqlalchemy import Connection, Engine, insert
+
+from longtail.bundle import LabelRecord, working_directory
+from longtail.bundle.store import fsync_path
+from longtail.state.engines import reading, sqlite_engine
+from longtail.state.errors import StoreCorruptError, StoreError
+from longtail.state.old_log import OLD_LOG, read_old_log
+from longtail.state.rows import rows_of
+from longtail.state.tables import VERSION, label_changes, label_store, metadata
+
+LABELS_FILE = "labels.sqlite"
+"""In the state directory."""
+
+
+class LabelFile:
+    """The file of a state directory. Not thread-safe.
+
+    Args:
+        path: the file; its directory exists.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.table: str | None = None
+        self._engine: Engine | None = None
+        self._reader: Connection | None = None
+        self._opened: tuple[int, int] | None = None
+        self._seen: int | None = None
+
+    def engine(self, *, make: bool) -> Engine | None:
+        """The engine; None where there is no file yet, and none is to be made.
+
+        Raises:
+            StoreError, StoreCorruptError, StoreVersionError: it is damaged, or what it is to be made from is.
+            OSError: the disk.
+        """
+        old = self.path.with_name(OLD_LOG)
+        if not self.path.exists():
+            self.close()
+            if not make and not old.is_file():
+                return None
+            _make(self.path, old)
+        found = self.path.stat()
+        if self._engine is None or self._opened != (found.st_dev, found.st_ino):
+            self.close()
+            if not found.st_size:
+                raise StoreCorruptError(f"{self.path}: expected label changes, found an empty file; restore it")
+            engine = sqlite_engine(self.path)
+            with reading(engine) as connection:
+                check = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar_one()
+            if check != "ok":
+                raise StoreCorruptError(f"{self.path}: expected an SQLite file that is whole, found {check}")
+            self._engine, self._opened = engine, (found.st_dev, found.st_ino)
+        return self._engine
+
+    def changed(self) -> bool:
+        """Whether anybody has written since the last call, or nobody knows."""
+        if self._engine is None:
+            return True
+        if self._reader is None:
+            self._reader = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+        before, self._seen = self._seen, self._reader.exec_driver_sql("PRAGMA data_version").scalar_one()
+        return self._seen != before
+
+    def wrote(self, connection: Connection) -> None:
+        """Tell others of what a transaction writes: they look by themselves."""
+
+    def close(self) -> None:
+        """Close the connections."""
+        if self._reader is not None:
+            self._reader.close()
+        if self._engine is not None:
+            self._engine.dispose()
+        self._engine = self._reader = self._opened = self._seen = None
+
+
+def _make(path: Path, old: Path) -> None:
+    """Make the file, with what is in the old log if there is one; processes that come together take turns."""
+    with path.with_name(f"{path.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if path.exists():
+            return
+        with working_directory(path) as folder:
+            working = folder / path.name
+            _write(working, read_old_log(old) if old.is_file() else [])
+            # SQLite would take what a file that was here before has left for this one's.
+            for suffix in ("-wal", "-shm"):
+                Path(f"{path}{suffix}").unlink(missing_ok=True)
+            working.rename(path)
+        fsync_path(path.parent)
+        # What a process killed before this leaves says nothing that the file does not.
+        if old.is_file():
+            old.rename(old.with_name(f"{OLD_LOG}.taken_over"))
+
+
+def _write(path: Path, records: Sequence[LabelRecord]) -> None:
+    engine = sqlite_engine(path)
+    try:
+        with engine.begin() as connection:
+            metadata.create_all(connection)
+            connection.execute(insert(label_store), {"version": VERSION, "generation": uuid4().hex})
+            if records:
+                connection.execute(insert(label_changes), rows_of(records))
+        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            mode = connection.exec_driver_sql("PRAGMA journal_mode = WAL").scalar_one()
+            if mode != "wal":
+                raise StoreError(f"{path.name}: expected a disk that SQLite's WAL works on, found one for {mode}")
+    finally:
+        engine.dispose()
+    path.chmod(0o644)

@@ -1,0 +1,101 @@
+"""The tables of label changes in PostgreSQL: made by whoever comes first, and heard of when somebody writes."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from time import monotonic
+from typing import Any
+from uuid import uuid4
+
+from sqlalchemy import Connection, Engine, func, insert, select, text
+from sqlalchemy.schema import CreateSchema
+
+from longtail.state.engines import postgres_engine, told
+from longtail.state.place import Postgres
+from longtail.state.tables import VERSION, label_changes, label_store, metadata
+
+_POLL_SECONDS = 0.5
+"""Between looks where nothing is heard: behind a pooler that drops LISTEN it is all there is."""
+
+
+class LabelServer:
+    """The tables of a schema. Not thread-safe.
+
+    Args:
+        place: the schema; made by the first who may.
+    """
+
+    def __init__(self, place: Postgres) -> None:
+        self.place = place
+        self.table: str | None = label_changes.name
+        self._engine: Engine | None = None
+        self._listening: Any = None
+        self._looked_at: float | None = None
+        self._channel = f"{place.schema}_labels"
+
+    def engine(self, *, make: bool) -> Engine:  # noqa: ARG002
+        """The engine; the tables are there, and are not made again should they vanish.
+
+        Raises:
+            StoreError: the database cannot be reached, or the tables not be made.
+        """
+        if self._engine is None:
+            engine = postgres_engine(self.place)
+            with told(f"{self.place}: expected tables of label changes, found"):
+                self._prepare(engine)
+            self._engine = engine
+        return self._engine
+
+    def _prepare(self, engine: Engine) -> None:
+        with engine.begin() as connection:
+            if connection.scalar(select(func.to_regclass(f"{self.place.schema}.{label_store.name}"))) is not None:
+                return
+            # Two that come first together take turns.
+            connection.execute(select(func.pg_advisory_xact_lock(func.hashtext(self._channel))))
+            connection.execute(CreateSchema(self.place.schema, if_not_exists=True))
+            metadata.create_all(connection)
+            if connection.scalar(select(func.count()).select_from(label_store)) == 0:
+                connection.execute(insert(label_store), {"version": VERSION, "generation": uuid4().hex})
+
+    def changed(self) -> bool:
+        """Whether anybody has written since the last call, or nobody knows; so again every half a second."""
+        heard = self._heard()
+        if not heard and self._looked_at is not None and monotonic() - self._looked_at < _POLL_SECONDS:
+            return False
+        self._looked_at = monotonic()
+        return True
+
+    def _heard(self) -> bool:
+        """Whether a writer has told; a connection that is lost is made anew by the next look."""
+        import psycopg  # comes with the extra `postgres`
+
+        assert self._engine is not None
+        try:
+            if self._listening is None:
+                pooled = self._engine.raw_connection()
+                self._listening = pooled.driver_connection
+                pooled.detach()  # it is busy from now on
+                self._listening.autocommit = True
+                self._listening.execute(f"LISTEN {self._channel}")
+                return True
+            return bool([*self._listening.notifies(timeout=0)])
+        except psycopg.Error:
+            self._hang_up()
+            return False
+
+    def wrote(self, connection: Connection) -> None:
+        """Tell others of what a transaction writes, when it is committed."""
+        connection.execute(text("SELECT pg_notify(:channel, '')"), {"channel": self._channel})
+
+    def _hang_up(self) -> None:
+        if self._listening is not None:
+            with suppress(Exception):
+                self._listening.close()
+        self._listening = None
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._hang_up()
+        if self._engine is not None:
+            self._engine.dispose()
+            self._engine = None

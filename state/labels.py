@@ -1,0 +1,213 @@
+"""Label changes in one total order, kept in SQLite or PostgreSQL.
+
+`append` returns when its batch is on disk. Writers and readers of any number of processes, and of hosts where it is
+PostgreSQL, share a store: numbers rise in the order of commits, and a reader goes on after the last that it read.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import ValidationError
+from sqlalchemy import Connection, delete, func, insert, select
+
+from longtail.bundle import LabelChanges, LabelRecord, read_record, replay
+from longtail.state.engines import reading, told, writing
+from longtail.state.errors import StoreCorruptError, StoreError, StoreVersionError
+from longtail.state.label_file import LABELS_FILE, LabelFile
+from longtail.state.label_server import LabelServer
+from longtail.state.old_log import OLD_LOG, read_old_log
+from longtail.state.place import Place, Postgres, read_place
+from longtail.state.rows import dated_after, moment, rows_of
+from longtail.state.tables import VERSION, label_changes, label_store
+
+_CHANGES = select(label_changes.c.number, label_changes.c.record).order_by(label_changes.c.number)
+_DELETED_AT_ONCE = 500
+
+
+class LabelPosition(NamedTuple):
+    """Where a reader stands: the number of the last change it has read, and in which store."""
+
+    generation: str
+    number: int
+
+
+class LabelRead(NamedTuple):
+    """Changes read since a position, and the position to go on from.
+
+    Attributes:
+        records: those after the position; all of them when `restarted`.
+        position: where to read on; None as long as there is no store.
+        restarted: it is another store, or one that was set back: forget what was read before.
+    """
+
+    records: list[LabelRecord]
+    position: LabelPosition | None
+    restarted: bool
+
+
+class LabelStore:
+    """The label changes of one service, of any number of replicas. Safe to use from several threads and processes.
+
+    Args:
+        place: a state directory, which exists, or a database. A `labels.log` of the directory, as earlier versions
+            wrote it, is taken over by whoever comes first, and stays as `labels.log.taken_over`.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._backend = LabelServer(place) if isinstance(place, Postgres) else LabelFile(place / LABELS_FILE)
+        self._place = str(place if isinstance(place, Postgres) else place / LABELS_FILE)
+        self._lock = threading.Lock()
+        self._position: LabelPosition | None = None
+
+    def append(self, records: Sequence[LabelRecord], *, after: datetime | None = None) -> None:
+        """Write a batch; when this returns it is on disk, and until then no reader sees any of it.
+
+        Args:
+            records: in their order.
+            after: up to when the bundles know their labels that the change is made under (`Manifest.data_until`). With
+                it, a record that the clock dates no later than that, or than a record before it, is dated a microsecond
+                later than both. So the order of dates is that of the store and of releases, also where the clocks of
+                trainers and services disagree. None: records are dated as they are.
+
+        Raises:
+            StoreError: the disk is full or not writable, or the database does not answer. Nothing of the batch is kept,
+                but where the connection broke while the database wrote: then all of it or nothing.
+            StoreCorruptError, StoreVersionError: the store cannot be continued; it stays as it is.
+        """
+        if not records:
+            return
+        rows = rows_of(records)
+        with self._lock, self._told(f"expected to write {len(records)} label changes, earlier ones are intact; found"):
+            engine = self._backend.engine(make=True)
+            assert engine is not None
+            with writing(engine, self._backend.table) as connection:
+                self._check(connection)
+                if after is not None:
+                    newest = connection.scalar(select(func.max(label_changes.c.at)))
+                    after = after if newest is None else max(after, moment(newest))
+                    if min(record.at for record in records) <= after:
+                        rows = rows_of(dated_after(after, records))
+                connection.execute(insert(label_changes), rows)
+                self._backend.wrote(connection)
+            self._position = None  # what was written is read without waiting to hear of it
+
+    def read_from(self, position: LabelPosition | None = None) -> LabelRead:
+        """The changes after a position; next to no work when there are none.
+
+        Args:
+            position: `LabelRead.position` of an earlier read; None for the beginning.
+
+        Raises:
+            StoreError, StoreCorruptError, StoreVersionError: the store is damaged, cannot be reached, or is of a newer
+                Longtail.
+        """
+        with self._lock, self._told("expected label changes, found"):
+            engine = self._backend.engine(make=False)
+            if engine is None:
+                return LabelRead([], None, position is not None)
+            changed = self._backend.changed()
+            if not changed and position is not None and position == self._position:
+                return LabelRead([], position, False)
+            self._position = None  # should the reading fail, it is tried again whether or not somebody writes
+            with reading(engine) as connection:
+                read = self._read(connection, position)
+            self._position = read.position
+            return read
+
+    def _read(self, connection: Connection, position: LabelPosition | None) -> LabelRead:
+        generation = self._check(connection)
+        last = connection.scalar(select(func.max(label_changes.c.number))) or 0
+        before = position
+        if before is not None and (before.generation != generation or before.number > last):
+            before = None
+        number = 0 if before is None else before.number
+        found = connection.execute(_CHANGES.where(label_changes.c.number > number))
+        records = [self._record(*row) for row in found]
+        return LabelRead(records, LabelPosition(generation, last), before != position)
+
+    def compact(self) -> None:
+        """Forget changes that a later one of the same label has overtaken; readers go on where they are.
+
+        Changes that the newest release has taken in stay: an older one may be published again.
+
+        Raises:
+            StoreError: the disk is full or not writable, or the database does not answer; all stays as it was.
+            StoreCorruptError, StoreVersionError: it cannot be read; it stays as it was.
+        """
+        with self._lock, self._told("expected to shorten it, found"):
+            engine = self._backend.engine(make=False)
+            if engine is None:
+                return
+            with writing(engine, self._backend.table) as connection:
+                self._check(connection)
+                label_of = {row.number: self._record(*row).id for row in connection.execute(_CHANGES)}
+                last = {label: number for number, label in label_of.items()}
+                overtaken = [number for number, label in label_of.items() if last[label] != number]
+                for start in range(0, len(overtaken), _DELETED_AT_ONCE):
+                    part = overtaken[start : start + _DELETED_AT_ONCE]
+                    connection.execute(delete(label_changes).where(label_changes.c.number.in_(part)))
+
+    def close(self) -> None:
+        """Close the connections; another use opens them again."""
+        with self._lock:
+            self._backend.close()
+
+    def _check(self, connection: Connection) -> str:
+        """The store's generation."""
+        found = connection.execute(select(label_store.c.version, label_store.c.generation)).one_or_none()
+        if found is None:
+            raise StoreCorruptError(f"{self._place}: expected label changes, found tables without a name of their own")
+        if found.version > VERSION:
+            raise StoreVersionError(
+                f"{self._place}: version {found.version}, this installation reads {VERSION}: upgrade Longtail"
+            )
+        return str(found.generation)
+
+    def _record(self, number: int, content: str) -> LabelRecord:
+        try:
+            return read_record(content)
+        except ValidationError as error:
+            raise StoreCorruptError(
+                f"{self._place}, change {number}: expected an upsert, hide or restore, found {error}"
+            ) from error
+
+    @contextmanager
+    def _told(self, what: str) -> Iterator[None]:
+        try:
+            with told(f"{self._place}: {what}"):
+                yield
+        except OSError as error:
+            raise StoreError(f"{self._place}: {what}: {error.strerror}") from error
+
+
+def read_label_changes(source: str | Place) -> LabelChanges:
+    """What all changes of a service amount to; nothing is made or taken over.
+
+    Args:
+        source: its state directory or database; also `labels.sqlite` in it, or `labels.log`, as of earlier versions.
+
+    Raises:
+        FileNotFoundError: there are none.
+        ValueError: a URL that is none.
+        StoreError, StoreCorruptError, StoreVersionError: as `LabelStore.read_from`.
+    """
+    place = read_place(source)
+    if isinstance(place, Path):
+        directory = place.parent if place.name in (OLD_LOG, LABELS_FILE) else place
+        if not (directory / LABELS_FILE).is_file():
+            log = directory / OLD_LOG if place.is_dir() else place
+            if not log.is_file():
+                raise FileNotFoundError(f"{source}: expected label changes of a service, found none")
+            return replay(read_old_log(log))
+        place = directory
+    store = LabelStore(place)
+    try:
+        return replay(store.read_from().records)
+    finally:
+        store.close()

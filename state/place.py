@@ -1,0 +1,84 @@
+"""Where state is kept: a directory of this host, or a PostgreSQL database that many share."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from sqlalchemy import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from longtail.bundle.errors import describe
+
+_SCHEMES = ("postgresql", "postgres")
+SCHEMA = "longtail"
+_SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,47}")
+
+
+@dataclass(frozen=True, slots=True)
+class Postgres:
+    """A schema of a PostgreSQL database.
+
+    Attributes:
+        url: of the database, as libpq knows it; what it lacks comes from libpq's own variables, such as PGPASSFILE.
+        schema: its tables are in; one for each model of each service that share the database.
+    """
+
+    url: URL = field(repr=False)
+    schema: str = SCHEMA
+
+    @classmethod
+    def parse(cls, text: str) -> Postgres:
+        """Read `postgresql://USER:PASSWORD@HOST:PORT/DATABASE?schema=NAME`, each part but the first optional.
+
+        Raises:
+            ValueError: it is no such URL; the message shows no password.
+        """
+        try:
+            url = make_url(text)
+        except (ArgumentError, ValueError):
+            raise ValueError("expected postgresql://USER@HOST/DATABASE, received what is no URL") from None
+        schema = url.query.get("schema", SCHEMA)
+        if not isinstance(schema, str) or not _SCHEMA.fullmatch(schema):
+            raise ValueError(
+                f"expected a schema of at most 48 of a-z, 0-9 and _, no digit first, received {describe(schema)}"
+            )
+        return cls(url.difference_update_query(["schema"]).set(drivername="postgresql+psycopg"), schema)
+
+    def __str__(self) -> str:
+        """The URL without its password, and the schema."""
+        return f"{self.url.set(drivername='postgresql').render_as_string(hide_password=True)}, schema {self.schema}"
+
+
+Place = Path | Postgres
+
+
+def read_place(text: str | Path | Postgres) -> Place:
+    """A state directory, or a database where the text is its URL; either of them as it is.
+
+    Raises:
+        ValueError: as `Postgres.parse`.
+    """
+    if isinstance(text, str):
+        return Postgres.parse(text) if is_url(text) else Path(text)
+    return text
+
+
+def of_model(place: Place | None, name: str) -> Place | None:
+    """Where a further model of the same service has its own: a folder of the directory, or a schema beside the schema.
+
+    Raises:
+        ValueError: the name makes no schema of at most 63 characters.
+    """
+    if not isinstance(place, Postgres):
+        return None if place is None else place / "models" / name
+    schema = f"{place.schema}_{name.replace('-', '_')}"
+    if len(schema) > 63:
+        raise ValueError(f"expected a model whose schema has at most 63 characters, received {schema}")
+    return replace(place, schema=schema)
+
+
+def is_url(text: str) -> bool:
+    """Whether a place is said by a database's URL."""
+    return text.startswith(tuple(f"{scheme}://" for scheme in _SCHEMES))

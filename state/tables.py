@@ -1,0 +1,26 @@
+"""The tables of label changes, the same in SQLite and PostgreSQL."""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Column, Index, Integer, MetaData, Table, Text
+
+VERSION = 1
+
+metadata = MetaData()
+# One row: the version of these tables, and a name that no other store has.
+label_store = Table(
+    "label_store",
+    metadata,
+    Column("version", Integer, nullable=False),
+    Column("generation", Text, nullable=False),
+)
+# Numbers are never given twice and rise in the order of commits. at: microseconds since 1970; record: JSON.
+label_changes = Table(
+    "label_changes",
+    metadata,
+    Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
+    Column("at", BigInteger, nullable=False),
+    Column("record", Text, nullable=False),
+    Index("label_changes_by_date", "at"),
+    sqlite_autoincrement=True,
+)

@@ -1,0 +1,222 @@
+"""Replicas that share a database: what one acknowledges all answer by within a second, through kill -9 of any of them
+and of the database.
+
+`LONGTAIL_OPERATIONS=200 pytest tests/end_to_end/test_replicas.py -s` makes two hundred operations and prints how long
+replicas took to agree.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from longtail.bundle import Hide
+from longtail.index import IndexSpec, Releases, build, merge_labels
+from longtail.serving.settings import Settings
+from longtail.state import LabelStore, read_label_changes, read_place
+from tests.bundles import label_features, make_bundle
+from tests.end_to_end.killing import Service, serving
+from tests.postgres import PostgresServer, postgres
+from tests.serving.process import free_port, until
+
+LABELS, REPLICAS = 40, 3
+OPERATIONS = int(os.environ.get("LONGTAIL_OPERATIONS", "40"))
+QUERY = {"features": {"user_id": "u3", "history": ["item-1"]}, "k": LABELS}
+
+
+@pytest.fixture(scope="module")
+def database() -> Iterator[PostgresServer]:
+    """To be killed by these tests."""
+    with postgres() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def releases(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("replicas")
+    make_bundle(labels=LABELS, label_tower=True).write(root / "bundle")
+    for name in ("a", "b"):
+        build(root / "bundle", root / "releases", spec=IndexSpec("flat"), name=name)
+    Releases(root / "releases").publish("a")
+    return root / "releases"
+
+
+@dataclass
+class Replicas:
+    """Services that share a database and a directory of releases; each has a directory of its own."""
+
+    releases: Path
+    database: str
+    folder: Path
+    services: dict[int, Service] = field(default_factory=dict)
+    stack: ExitStack = field(default_factory=ExitStack)
+
+    def start(self, number: int, *, ready: bool = True) -> Service:
+        settings = Settings(
+            releases=self.releases,
+            state=read_place(self.database),
+            local_state=self.folder / f"replica-{number}",
+            port=free_port(),
+            poll_seconds=0.05,
+            drain_seconds=0,
+        )
+        service = self.stack.enter_context(serving(settings, self.folder / f"replica-{number}.log"))
+        self.services[number] = service
+        if ready:
+            service.wait_until_ready()
+        return service
+
+    def kill(self, number: int) -> None:
+        self.services.pop(number).kill()
+
+    def asked(self, number: int, method: str, path: str, **content: Any) -> httpx.Response:
+        return httpx.request(method, self.services[number].url + path, timeout=30, **content)
+
+    def answered(self, number: int) -> set[str]:
+        """Every label that a replica answers: it gives at most as many at once as the release has."""
+        found: set[str] = set()
+        while True:
+            query = QUERY | {"exclude": sorted(found)}
+            said = self.asked(number, "POST", "/v1/retrieve", json={"queries": [query]})
+            assert said.status_code == 200, said.text
+            labels = {label["id"] for label in said.json()["results"][0]["labels"]}
+            found |= labels
+            if len(labels) < LABELS:
+                return found
+
+
+@pytest.fixture
+def replicas(releases: Path, database: PostgresServer, tmp_path: Path) -> Iterator[Replicas]:
+    Releases(releases).publish("a", force=True)
+    found = Replicas(releases, database.url(), tmp_path)
+    with found.stack:
+        for number in range(REPLICAS):
+            found.start(number)
+        yield found
+
+
+def test_replicas_agree_within_a_second_whatever_is_killed(replicas: Replicas, database: PostgresServer) -> None:
+    rng = random.Random(5)
+    expected = {f"item-{row}" for row in range(LABELS)}
+    seconds: list[float] = []
+    done: Counter[str] = Counter()
+    shelf = Releases(replicas.releases)
+    for count in range(OPERATIONS):
+        numbers = sorted(replicas.services)
+        by = rng.choice(numbers)
+        kind = rng.choices(
+            ["upsert", "hide", "restore", "publish", "rollback", "kill a replica", "kill the database"],
+            [6, 6, 4, 1, 1, 1, 1],
+        )[0]
+        if kind == "upsert":
+            label = {"id": f"new-{count}", "features": label_features(count % 5)}
+            assert replicas.asked(by, "POST", "/v1/labels", json={"labels": [label]}).status_code == 200
+            expected.add(label["id"])
+        elif kind == "hide":
+            id_ = rng.choice(sorted(expected))
+            assert replicas.asked(by, "DELETE", f"/v1/labels/{id_}").status_code == 200
+            expected.remove(id_)
+        elif kind == "restore":
+            hidden = [f"item-{row}" for row in range(LABELS) if f"item-{row}" not in expected]
+            if not hidden:
+                continue
+            id_ = rng.choice(hidden)
+            assert replicas.asked(by, "POST", "/v1/labels/restore", json={"ids": [id_]}).status_code == 200
+            expected.add(id_)
+        elif kind == "publish":
+            shelf.publish("b" if shelf.current() == "a" else "a", force=True)
+        elif kind == "rollback":
+            if len({*shelf.names()}) < 2:
+                continue
+            shelf.publish("a", force=True)
+        elif kind == "kill a replica":
+            replicas.kill(by)
+            replicas.start(by)
+        else:
+            database.kill()
+            refused = replicas.asked(by, "DELETE", "/v1/labels/item-0")
+            assert refused.status_code == 503, refused.text
+            assert replicas.answered(by) <= expected, "nothing that was hidden comes back"
+            until(
+                lambda: all(replicas.asked(each, "GET", "/readyz").status_code == 503 for each in numbers),  # noqa: B023
+                "every replica to say that it cannot read the state",
+            )
+            database.start()
+            until(
+                lambda: all(replicas.asked(each, "GET", "/readyz").status_code == 200 for each in numbers),  # noqa: B023
+                "every replica to be ready again",
+            )
+        done[kind] += 1
+        began = time.monotonic()
+        until(lambda: all(replicas.answered(each) == expected for each in replicas.services), "replicas to agree")
+        seconds.append(time.monotonic() - began)
+    within = [sum(each <= bound for each in seconds) for bound in (0.1, 0.2, 0.5, 1)]
+    print(f"\n{dict(done)}; agreed within 0.1, 0.2, 0.5, 1 s: {within} of {len(seconds)}; at most {max(seconds):.3f} s")
+    assert max(seconds) < 1
+    changes = read_label_changes(read_place(replicas.database))
+    assert set(changes.upserts) == {id_ for id_ in expected if id_.startswith("new-")}
+
+
+def test_a_replica_that_starts_without_its_database_serves_nothing(
+    replicas: Replicas, database: PostgresServer
+) -> None:
+    assert replicas.asked(0, "DELETE", "/v1/labels/item-3").status_code == 200
+    replicas.kill(0)
+    database.kill()
+    replicas.start(0, ready=False)
+    until(
+        lambda: replicas.services[0].process.is_alive() and _status(replicas, 0) == 503, "a replica that is not ready"
+    )
+    time.sleep(1)
+    assert replicas.asked(0, "POST", "/v1/retrieve", json={"queries": [QUERY]}).status_code == 503
+    database.start()
+    replicas.services[0].wait_until_ready()
+    assert "item-3" not in replicas.answered(0)
+
+
+def _status(replicas: Replicas, number: int) -> int | None:
+    try:
+        return replicas.asked(number, "GET", "/readyz").status_code
+    except httpx.TransportError:
+        return None
+
+
+def test_a_database_that_hangs_makes_replicas_unready_and_answers_go_on(
+    replicas: Replicas, database: PostgresServer
+) -> None:
+    database.pause()
+    try:
+        until(lambda: _status(replicas, 1) == 503, "a replica to say that it cannot read the state")
+        assert len(replicas.answered(1)) == LABELS
+        assert replicas.asked(1, "DELETE", "/v1/labels/item-4").status_code == 503
+    finally:
+        database.go_on()
+    until(lambda: _status(replicas, 1) == 200, "the replica to be ready again")
+
+
+def test_clocks_that_are_minutes_apart_change_no_order(replicas: Replicas) -> None:
+    # A replica whose clock is five minutes ahead hid it; another, whose clock is right, brings it back.
+    with closing(LabelStore(read_place(replicas.database))) as store:
+        store.append([Hide(id="item-7", at=datetime.now(UTC) + timedelta(minutes=5))])
+    until(lambda: all("item-7" not in replicas.answered(each) for each in replicas.services), "it to be hidden")
+    assert replicas.asked(2, "POST", "/v1/labels/restore", json={"ids": ["item-7"]}).status_code == 200
+    until(lambda: all("item-7" in replicas.answered(each) for each in replicas.services), "it to come back")
+
+
+def test_a_rebuild_takes_in_what_any_replica_changed(replicas: Replicas, tmp_path: Path) -> None:
+    added = {"id": "fresh", "features": label_features(1)}
+    assert replicas.asked(0, "POST", "/v1/labels", json={"labels": [added]}).status_code == 200
+    assert replicas.asked(1, "DELETE", "/v1/labels/item-9").status_code == 200
+    report = merge_labels(replicas.releases.parent / "bundle", replicas.database, tmp_path / "merged")
+    assert (report.added, report.removed, report.labels) == (1, 1, LABELS)

@@ -1,0 +1,161 @@
+"""Label changes in PostgreSQL: heard of at once, intact through kill -9 and outages, and one order for all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import psycopg
+import pytest
+
+from longtail.state import LabelStore, Postgres, StoreCorruptError, StoreError, of_model, read_place
+from tests.postgres import PostgresServer, postgres
+from tests.state.changes import hide, ids
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+def server() -> Iterator[PostgresServer]:
+    """One of the test's own, to be killed."""
+    with postgres() as started:
+        yield started
+
+
+def place_of(server: PostgresServer) -> Postgres:
+    place = read_place(server.url())
+    assert isinstance(place, Postgres)
+    return place
+
+
+def until_read(store: LabelStore, position: object, seconds: float = 10) -> tuple[list[str], float]:
+    """Ids that come, and how long it took."""
+    began = time.monotonic()
+    while time.monotonic() < began + seconds:
+        read = store.read_from(position)  # type: ignore[arg-type]
+        if read.records:
+            return [record.id for record in read.records], time.monotonic() - began
+        time.sleep(0.002)
+    raise TimeoutError("expected a change to be read")
+
+
+def test_others_hear_of_a_change_before_they_would_look(database_server: PostgresServer) -> None:
+    place = place_of(database_server)
+    writer, reader = LabelStore(place), LabelStore(place)
+    writer.append([hide("first")])
+    position = reader.read_from().position
+    waited = []
+    for count in range(5):
+        reader.read_from(position)
+        writer.append([hide(str(count))])
+        found, seconds = until_read(reader, position)
+        position = reader.read_from(position).position
+        assert found == [str(count)]
+        waited.append(seconds)
+    assert sorted(waited)[2] < 0.25, "half of the half second after which it would look"
+
+
+def test_first_comers_make_one_store(database_server: PostgresServer) -> None:
+    place = place_of(database_server)
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(lambda name: LabelStore(place).append([hide(str(name))]), range(6)))
+    assert sorted(ids(place)) == [str(name) for name in range(6)]
+    assert LabelStore(place).read_from().position is not None
+
+
+def test_schemas_keep_services_apart(database_server: PostgresServer) -> None:
+    one = place_of(database_server)
+    other = of_model(one, "books")
+    assert other is not None
+    LabelStore(one).append([hide("a")])
+    LabelStore(other).append([hide("b")])
+    assert (ids(one), ids(other)) == (["a"], ["b"])
+
+
+def test_kill_9_of_the_database_loses_nothing_and_stores_go_on_by_themselves(server: PostgresServer) -> None:
+    place = place_of(server)
+    writer, reader = LabelStore(place), LabelStore(place)
+    writer.append([hide("a")])
+    position = reader.read_from().position
+    for round_ in range(3):
+        server.kill()
+        time.sleep(0.6)
+        with pytest.raises(
+            StoreError, match=r"postgresql://longtail@127\.0\.0\.1:.*: expected to write 1 label changes"
+        ):
+            writer.append([hide("lost")])
+        with pytest.raises(StoreError, match="expected label changes, found"):
+            reader.read_from(position)
+        with pytest.raises(StoreError, match="expected"):
+            LabelStore(place).read_from()
+        server.start()
+        writer.append([hide(f"later-{round_}")])
+        found, _ = until_read(reader, position)
+        assert found == [f"later-{round_}"]
+        position = reader.read_from(position).position
+    assert ids(place) == ["a", "later-0", "later-1", "later-2"]
+
+
+def test_a_writer_that_was_stopped_amid_a_write_holds_nobody_up_for_good(database_server: PostgresServer) -> None:
+    place = place_of(database_server)
+    store = LabelStore(place)
+    store.append([hide("a")])
+    stopped = psycopg.connect(database_server.url(schema=None), options="-c idle_in_transaction_session_timeout=1000")
+    with suppress(psycopg.Error), stopped:
+        stopped.execute(f"LOCK TABLE {place.schema}.label_changes IN EXCLUSIVE MODE")
+        assert ids(place) == ["a"], "readers never wait"
+        store.append([hide("b")])
+    assert ids(place) == ["a", "b"]
+
+
+def test_tables_that_vanish_are_not_made_again_under_a_running_store(database_server: PostgresServer) -> None:
+    place = place_of(database_server)
+    store = LabelStore(place)
+    store.append([hide("a")])
+    position = store.read_from().position
+    with psycopg.connect(database_server.url(schema=None), autocommit=True) as connection:
+        connection.execute(f"ALTER TABLE {place.schema}.label_changes RENAME TO away")
+        time.sleep(0.6)
+        for use in (lambda: store.read_from(position), lambda: store.append([hide("b")])):
+            with pytest.raises(StoreError, match="label_changes"):
+                use()
+        connection.execute(f"ALTER TABLE {place.schema}.away RENAME TO label_changes")
+        assert store.read_from(position).records == []
+        connection.execute(f"DELETE FROM {place.schema}.label_store")
+    with pytest.raises(StoreCorruptError, match="found tables without a name"):
+        store.append([hide("b")])
+
+
+def test_a_database_that_was_set_back_is_read_anew(database_server: PostgresServer) -> None:
+    place = place_of(database_server)
+    store = LabelStore(place)
+    store.append([hide("a")])
+    store.append([hide("b")])
+    position = store.read_from().position
+    with psycopg.connect(database_server.url(schema=None), autocommit=True) as connection:
+        connection.execute(f"DELETE FROM {place.schema}.label_changes WHERE number = 2")
+    time.sleep(0.6)
+    read = store.read_from(position)
+    assert ([record.id for record in read.records], read.restarted) == (["a"], True)
+
+
+@pytest.mark.parametrize(
+    ("url", "wrong"),
+    [
+        ("postgresql://u:secret@h:port/d", "what is no URL"),
+        ("postgresql://u:secret@h/d?schema=Shop", "schema of at most 48 of a-z"),
+        ("postgresql://u:secret@h/d?schema=a&schema=b", "received a list of 2"),
+    ],
+)
+def test_urls_that_are_none_are_refused_without_their_password(url: str, wrong: str) -> None:
+    with pytest.raises(ValueError, match=wrong) as refused:
+        read_place(url)
+    assert "secret" not in str(refused.value)
+
+
+def test_no_password_is_shown() -> None:
+    place = read_place("postgres://u:secret@h:5433/d?sslmode=require&schema=shop")
+    assert "secret" not in f"{place} {place!r}"
+    assert str(place) == "postgresql://u:***@h:5433/d?sslmode=require, schema shop"

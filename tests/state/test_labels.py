@@ -1,0 +1,238 @@
+"""Label changes in both kinds of place: an order that all see, nothing lost that was acknowledged."""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from longtail.bundle import Hide, LabelChanges, replay
+from longtail.state import LabelStore, Place, Postgres, StoreError, read_label_changes
+from tests.state.changes import AT, hide, ids, restore, upsert
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_records_come_back_as_they_went_in(place: Place) -> None:
+    records = [upsert("a", genres=["x", 3], weights={"é": 0.5}, year=None), hide("b"), restore("b"), upsert("a\n\0")]
+    records.append(upsert("c").model_copy(update={"priors": {"recent": -0.1}}))
+    store = LabelStore(place)
+    store.append(records[:1])
+    store.append(records[1:])
+    assert store.read_from().records == records
+    assert LabelStore(place).read_from().records == records
+    assert read_label_changes(str(place) if isinstance(place, Path) else url_of(place)) == replay(records)
+
+
+def url_of(place: Postgres) -> str:
+    url = place.url.set(drivername="postgresql").update_query_dict({"schema": place.schema})
+    return url.render_as_string(hide_password=False)
+
+
+def test_the_last_change_of_a_label_counts() -> None:
+    first, second = upsert("a", year=1), upsert("a", year=2)
+    assert replay([first, upsert("b"), second]).upserts == {"a": second, "b": upsert("b")}
+    assert replay([first, hide("a")]) == LabelChanges({}, {"a": hide("a")})
+    assert replay([hide("a"), second]) == LabelChanges({"a": second}, {})
+    assert replay([first, hide("a"), restore("a")]) == LabelChanges({}, {})
+    changes = replay([first, hide("c"), hide("d"), restore("d")])
+    assert changes.records() == [first, hide("c")]
+    assert replay(changes.records()) == changes
+    assert changes.after([hide("a")]) == replay([first, hide("c"), hide("a")])
+    assert changes.upserts == {"a": first}
+
+
+def test_a_reader_goes_on_where_it_stopped(place: Place) -> None:
+    writer, reader = LabelStore(place), LabelStore(place)
+    writer.append([upsert("a")])
+    first = reader.read_from()
+    assert [record.id for record in first.records] == ["a"]
+    assert reader.read_from(first.position) == ([], first.position, False)
+    writer.append([hide("b"), hide("c")])
+    time.sleep(0.6)  # longer than a database is looked at where nothing is heard
+    second = reader.read_from(first.position)
+    assert ([record.id for record in second.records], second.restarted) == (["b", "c"], False)
+    assert reader.read_from(second.position).records == []
+    assert [record.id for record in reader.read_from(first.position).records] == ["b", "c"]
+
+
+def test_a_writer_reads_at_once_what_it_wrote(place: Place) -> None:
+    store, position = LabelStore(place), None
+    for count in range(5):
+        store.append([hide(str(count))])
+        read = store.read_from(position)
+        assert [record.id for record in read.records] == [str(count)]
+        position = read.position
+
+
+def test_looking_when_nothing_happened_reads_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = LabelStore(place)
+    store.append([upsert("a")])
+    position = store.read_from().position
+    store.read_from(position)
+    monkeypatch.setattr(LabelStore, "_read", None)
+    assert store.read_from(position).records == []
+
+
+def test_a_reading_that_failed_is_made_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer, reader = LabelStore(place), LabelStore(place)
+    writer.append([upsert("a")])
+    position = reader.read_from().position
+    writer.append([upsert("b")])
+    time.sleep(0.6)
+    with monkeypatch.context() as patched:
+        patched.setattr(LabelStore, "_check", None)
+        with pytest.raises(TypeError):
+            reader.read_from(position)
+    assert [record.id for record in reader.read_from(position).records] == ["b"]
+
+
+def test_compacting_keeps_the_last_change_of_each_label_and_readers_go_on(place: Place) -> None:
+    store, reader = LabelStore(place), LabelStore(place)
+    for year in range(50):
+        store.append([upsert("a", year=year), upsert(f"n{year}"), hide(f"n{year - 1}")])
+    store.append([hide("b"), restore("b")])
+    half = store.read_from().records
+    before = reader.read_from()
+    store.compact()
+    tail = reader.read_from(before.position)
+    assert (tail.records, tail.restarted) == ([], False)
+    kept = LabelStore(place).read_from().records
+    assert (replay(kept), len(kept)) == (replay(half), 1 + 50 + 1 + 1)
+    assert kept[-1] == restore("b"), "a reader that has seen it hidden must see it come back"
+    store.append([hide("a")])
+    time.sleep(0.6)
+    more = reader.read_from(tail.position)
+    assert ([record.id for record in more.records], more.restarted) == (["a"], False)
+
+
+def test_threads_with_stores_of_their_own_and_shared_ones_lose_nothing(place: Place) -> None:
+    shared = LabelStore(place)
+    seen: list[str] = []
+
+    def write(name: int) -> None:
+        store = shared if name % 2 else LabelStore(place)
+        for count in range(15):
+            store.append([upsert(f"{name}-{count}-{part}") for part in range(3)])
+            if count == 7:
+                store.compact()
+
+    threads = [threading.Thread(target=write, args=(name,)) for name in range(4)]
+    for thread in threads:
+        thread.start()
+    reader, position = LabelStore(place), None
+    while any(thread.is_alive() for thread in threads) or len(seen) < 180:
+        tail = reader.read_from(position)
+        assert not tail.restarted
+        seen += [record.id for record in tail.records]
+        position = tail.position
+        assert len(seen) % 3 == 0
+    assert sorted(seen) == sorted(
+        f"{name}-{count}-{part}" for name in range(4) for count in range(15) for part in range(3)
+    )
+
+
+@pytest.mark.parametrize("value", [float("nan"), "\ud800", 10**5000], ids=["nan", "half", "long"])
+def test_values_that_would_not_read_back_are_refused_and_nothing_is_written(place: Place, value: object) -> None:
+    store = LabelStore(place)
+    with pytest.raises(StoreError, match="label 'b': expected values that JSON can hold, found others: "):
+        store.append([upsert("a"), upsert("b", value=value)])
+    assert store.read_from().records == []
+
+
+@pytest.mark.parametrize(
+    "value", [10**400, -(2**63), 0.1, 1e300, "\u2028\x00é", [None, True, {"": []}], {"a": {"b": 1}}]
+)
+def test_values_that_read_back_as_they_are(place: Place, value: object) -> None:
+    LabelStore(place).append([upsert("a", value=value)])
+    assert LabelStore(place).read_from().records == [upsert("a", value=value)]
+
+
+CHILD = """
+import sys
+from datetime import UTC, datetime
+from longtail.bundle import Upsert
+from longtail.state import LabelStore, read_place
+store, first = LabelStore(read_place(sys.argv[1])), int(sys.argv[2])
+print("ready", flush=True)
+for count in range(first, first + 100_000):
+    at = datetime(2026, 11, 1, tzinfo=UTC)
+    upserts = [Upsert(id=f"{count}-{part}", at=at, features={"text": "x" * (count * 37 % 9000)}) for part in range(3)]
+    store.append(upserts)
+    print(count, flush=True)
+    if count % 20 == 19:
+        store.compact()
+"""
+KILLS = 6
+
+
+@pytest.mark.process
+def test_kill_9_at_any_moment_loses_nothing_that_was_acknowledged(place: Place) -> None:
+    rng = random.Random(0)
+    acknowledged: list[int] = []
+    where = str(place) if isinstance(place, Path) else url_of(place)
+    for round_ in range(KILLS):
+        first = round_ * 100_000
+        child = subprocess.Popen(
+            [sys.executable, "-c", CHILD, where, str(first)], stdout=subprocess.PIPE, cwd=ROOT, text=True
+        )
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        select.select([child.stdout], [], [], 10)
+        time.sleep(rng.uniform(0, 0.05))
+        os.kill(child.pid, signal.SIGKILL)
+        acknowledged += [int(count) for count in child.stdout.read().split("\n")[:-1]]
+        child.stdout.close()
+        child.wait()
+        if isinstance(place, Postgres):
+            LabelStore(place).append([hide("wait")])  # for what the killed writer's session may still be about
+        found = [id_ for id_ in ids(place) if id_ != "wait"]
+        batches = [f"{count}-{part}" for count in acknowledged for part in range(3)]
+        extra = len(found) - len(batches)
+        assert extra in (0, 3), "at most the one batch that was whole but not yet acknowledged"
+        assert found[: len(batches)] == batches
+        if extra:
+            acknowledged.append(int(found[-1].split("-")[0]))
+    LabelStore(place).append([hide("last")])
+    assert ids(place)[-1] == "last"
+    if isinstance(place, Path):
+        assert not list(place.glob(".*.tmp"))
+
+
+def test_dates_follow_the_store_and_the_release_whatever_the_clock_says(place: Place) -> None:
+    day = timedelta(days=1)
+    one, other = LabelStore(place), LabelStore(place)
+    step = timedelta(microseconds=1)
+
+    def dates() -> list[datetime]:
+        return [record.at for record in LabelStore(place).read_from().records]
+
+    def at(moment: datetime, id_: str = "a") -> Hide:
+        return Hide(id=id_, at=moment)
+
+    one.append([at(AT)], after=AT - day)
+    assert dates() == [AT], "the clock is not behind"
+    other.append([at(AT - day), at(AT + day), at(AT)], after=AT)
+    assert dates()[1:] == [AT + step, AT + day, AT + step]
+    # Of another writer's records, too, read by it or not.
+    one.append([at(AT)], after=AT)
+    other.read_from()
+    other.append([at(AT)], after=AT)
+    assert dates()[4:] == [AT + day + step, AT + day + 2 * step]
+    one.compact()
+    other.append([at(AT)], after=AT)
+    one.append([at(AT)], after=AT + 5 * day)
+    assert dates() == [AT + day + 2 * step, AT + day + 3 * step, AT + 5 * day + step]
+    one.append([at(AT)])
+    assert dates()[-1] == AT, "without a release they are as they are"
+    other.append([at(AT)], after=datetime.max.replace(tzinfo=UTC))
+    assert dates()[-1] == datetime.max.replace(tzinfo=UTC)
