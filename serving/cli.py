@@ -29,12 +29,22 @@ from longtail.serving.process.listening import listen
 from longtail.serving.process.reloading import hold_hangups
 from longtail.serving.process.supervisor import serve
 from longtail.serving.settings import Settings, explain, no_settings
-from longtail.state import StoreError
+from longtail.state import StoreError, copy_label_changes
 
 logger = logging.getLogger(__name__)
 app = typer.Typer(
     help="Serve releases over HTTP.", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
 )
+
+
+StateOption = Annotated[
+    str | None,
+    typer.Option(
+        envvar="LONGTAIL_STATE",
+        metavar="STATE",
+        help="The service's state, a directory or postgresql://… (default: RELEASES/.state).",
+    ),
+]
 
 
 class LogLevel(StrEnum):
@@ -115,6 +125,20 @@ def check(
 
 
 @app.command()
+def copy_labels(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A state directory, or postgresql://….")],
+    *,
+    state: Annotated[
+        str, typer.Option(envvar="LONGTAIL_STATE", metavar="STATE", help="Where they are to be; it has none yet.")
+    ],
+) -> None:
+    """Copy the label changes of a service to another place, such as from its directory to a database."""
+    place = place_of(state)
+    assert place is not None
+    print(f"{copy_label_changes(source, place):,} label changes copied to {place}")
+
+
+@app.command()
 def export_feedback(
     releases: Annotated[
         Path | None, typer.Argument(help="Directory of releases that the service follows.", envvar="LONGTAIL_RELEASES")
@@ -129,18 +153,15 @@ def export_feedback(
     ] = None,
     label_id: Annotated[str, typer.Option(help="Column of the label ids: data.label_id of a recipe.")] = "label_id",
     all_: Annotated[bool, typer.Option("--all", help="Also events without features.")] = False,
-    state: Annotated[
-        Path | None, typer.Option(envvar="LONGTAIL_STATE", help="The service's state (default: RELEASES/.state).")
-    ] = None,
+    state: StateOption = None,
 ) -> None:
     """Write the service's feedback as training data, while it runs or afterwards."""
-    if state is None:
-        if releases is None:
-            raise typer.BadParameter("expected RELEASES or --state, received neither")
-        state = releases / ".state"
+    place = place_of(state) or (None if releases is None else releases / ".state")
+    if place is None:
+        raise typer.BadParameter("expected RELEASES or --state, received neither")
     now = time()
     window = read_window(since, until, now)
-    for line in export(state, out, window=window, label_id=label_id, everything=all_).lines():
+    for line in export(place, out, window=window, label_id=label_id, everything=all_).lines():
         print(line)
 
 
@@ -150,13 +171,11 @@ def experiments(
         Path, typer.Argument(help="Directory of releases that the service follows.", envvar="LONGTAIL_RELEASES")
     ],
     *,
-    state: Annotated[
-        Path | None, typer.Option(envvar="LONGTAIL_STATE", help="The service's state (default: RELEASES/.state).")
-    ] = None,
+    state: StateOption = None,
     json_: Annotated[bool, typer.Option("--json", help="The report of GET /v1/experiments.")] = False,
 ) -> None:
     """Compare the arms of the experiment in RELEASES/experiments.toml, while the service runs or afterwards."""
-    report = compare(releases, releases / ".state" if state is None else state)
+    report = compare(releases, place_of(state) or releases / ".state")
     for line in [json.dumps(report, ensure_ascii=False)] if json_ else table(report):
         print(line)
 
@@ -181,13 +200,7 @@ def batch(
     ] = None,
     release: Annotated[str | None, typer.Option(metavar="NAME", help="Which one answers (default: CURRENT).")] = None,
     shard: Annotated[str, typer.Option(metavar="I/N", help="Which share of the files, from 0, of how many.")] = "0/1",
-    state: Annotated[
-        str | None,
-        typer.Option(
-            envvar="LONGTAIL_STATE",
-            help="The service's state, a directory or postgresql://… (default: RELEASES/.state).",
-        ),
-    ] = None,
+    state: StateOption = None,
 ) -> None:
     """Answer a table of queries offline, into Parquet files. Run again to resume."""
     try:

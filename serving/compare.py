@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,12 @@ from longtail.bundle import BUCKET_NAMES
 from longtail.serving.core.experiments import FILE, ExperimentsError, parse_experiments
 from longtail.serving.errors import StateError
 from longtail.serving.monitoring import Design, experiments_json, feedback_of
+from longtail.state import Place, StoreError
 
 _COLUMNS = ("arm", "share", "units", "answers", "left out", *BUCKET_NAMES, "hits/answer", "recall@k", "difference", "")
 
 
-def compare(releases: Path, state: Path) -> dict[str, Any]:
+def compare(releases: Path, state: Place) -> dict[str, Any]:
     """The report of GET /v1/experiments from the files of a service that runs or ran; without coverage, which the
     service counts.
 
@@ -41,8 +41,8 @@ def compare(releases: Path, state: Path) -> dict[str, Any]:
     try:
         with feedback_of(state) as reader:
             return experiments_json(design, reader.arms(running.run))
-    except sqlite3.Error as error:
-        raise StateError(f"{state}: expected the state directory of a service, found: {error}") from error
+    except StoreError as error:
+        raise StateError(f"{state}: expected the state of a service, found: {error}") from error
 
 
 def table(report: dict[str, Any]) -> Iterator[str]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ import pyarrow.parquet as pq
 from longtail.bundle.errors import describe
 from longtail.serving.errors import ServingError
 from longtail.serving.monitoring import FeedbackRow, feedback_of
+from longtail.state import Place, StoreError
 
 _OWN = {
     "answer_id": pa.string(),
@@ -102,7 +102,7 @@ def read_window(since: str | None, until: str | None, now: float) -> tuple[float
 
 
 def export(
-    state: Path,
+    state: Place,
     out: Path,
     *,
     window: tuple[float, float],
@@ -112,7 +112,7 @@ def export(
     """Write feedback as a Parquet file, which is there whole or not at all.
 
     Args:
-        state: directory of a service that runs or ran.
+        state: directory or database of a service that runs or ran.
         out: the file; one that is there is replaced.
         window: of the events' times, in seconds since 1970: the first is in, the second out.
         label_id: column of the label ids.
@@ -129,7 +129,7 @@ def export(
             columns = _columns(kinds, label_id)
             found = _rows(feedback.rows(*window), left_out, everything=everything)
             return Exported(out, _write(found, columns, out), left_out)
-    except sqlite3.Error as error:
+    except StoreError as error:
         raise ExportError(f"{state}: expected feedback that can be read, found {error}") from error
 
 

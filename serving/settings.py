@@ -268,8 +268,8 @@ class Settings(BaseSettings):
         return self.releases / ".state" if directory is None else directory
 
     @property
-    def label_place(self) -> Place:
-        """Where label changes are kept; of the model of `releases`."""
+    def place(self) -> Place:
+        """Where label changes, answers and feedback are kept; of the model of `releases`."""
         return self.state if isinstance(self.state, Postgres) else self.state_directory
 
     def of_model(self, name: str) -> Self:
@@ -290,7 +290,7 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _apart(self) -> Self:
         """No two models share a directory of releases, or of state."""
-        for what in ("releases", "state_directory", "label_place"):
+        for what in ("releases", "state_directory", "place"):
             taken = dict[Place, str]()
             for name, settings in self.by_model().items():
                 place = getattr(settings, what)

@@ -1,7 +1,7 @@
 """What outlives a service, and what its replicas agree on: label changes, in SQLite or PostgreSQL."""
 
 from longtail.state.errors import StoreCorruptError, StoreError, StoreVersionError
-from longtail.state.labels import LabelPosition, LabelRead, LabelStore, read_label_changes
+from longtail.state.labels import LabelPosition, LabelRead, LabelStore, copy_label_changes, read_label_changes
 from longtail.state.place import Place, Postgres, is_url, of_model, read_place
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "StoreCorruptError",
     "StoreError",
     "StoreVersionError",
+    "copy_label_changes",
     "is_url",
     "of_model",
     "read_label_changes",

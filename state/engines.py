@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy import URL, Connection, Engine, MetaData, Table, create_engine, event, func, insert, select, text
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.schema import CreateSchema
 
 from longtail.state.errors import StoreError
 from longtail.state.place import Postgres
@@ -17,6 +20,7 @@ _BUSY_SECONDS = 10
 _LONGEST_WAL_BYTES = 64 << 20
 _SERVER_SECONDS = 5
 """A database that answers nothing for so long is as good as gone."""
+_TURN = text("SELECT pg_advisory_xact_lock(hashtextextended(current_schema() || '.' || :turns, 0))")
 
 
 def sqlite_engine(path: Path, synchronous: Literal["FULL", "NORMAL"] = "FULL") -> Engine:
@@ -26,7 +30,7 @@ def sqlite_engine(path: Path, synchronous: Literal["FULL", "NORMAL"] = "FULL") -
         path: the file; made by the first transaction.
         synchronous: whether a commit is on disk when it returns (FULL), or after the next checkpoint.
     """
-    engine = create_engine(f"sqlite:///{path}", connect_args={"timeout": _BUSY_SECONDS})
+    engine = create_engine(URL.create("sqlite", database=str(path)), connect_args={"timeout": _BUSY_SECONDS})
 
     @event.listens_for(engine, "connect")
     def prepare(connection: Any, _: object) -> None:
@@ -44,8 +48,12 @@ def _begin(connection: Connection) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if options.get("writes") else "BEGIN")
 
 
-def postgres_engine(place: Postgres) -> Engine:
+def postgres_engine(place: Postgres, synchronous: Literal["FULL", "NORMAL"] = "FULL") -> Engine:
     """An engine on a schema, which need not be there yet; connections that were lost are made anew.
+
+    Args:
+        place: the schema.
+        synchronous: as of `sqlite_engine`; NORMAL: a crash may undo the commits of the last moment.
 
     Raises:
         StoreError: the extra `postgres` is not installed.
@@ -56,13 +64,15 @@ def postgres_engine(place: Postgres) -> Engine:
         "statement_timeout": milliseconds,
         "lock_timeout": milliseconds,
         "idle_in_transaction_session_timeout": milliseconds,  # of a replica that was stopped amid a write
-        "timezone": "UTC",
+        **({"synchronous_commit": "off"} if synchronous == "NORMAL" else {}),
     }
     try:
-        return create_engine(
+        engine = create_engine(
             place.url,
             pool_pre_ping=True,
             connect_args={
+                "client_encoding": "utf8",
+                "prepare_threshold": None,  # what a pooler would not know of
                 "connect_timeout": _SERVER_SECONDS,
                 "tcp_user_timeout": milliseconds,
                 "keepalives_idle": _SERVER_SECONDS,
@@ -77,20 +87,96 @@ def postgres_engine(place: Postgres) -> Engine:
             else f"{place}: {error}"
         ) from error
 
+    @event.listens_for(engine, "do_connect")
+    def connect(_: object, __: object, arguments: list[Any], parameters: dict[str, Any]) -> Any:
+        from longtail.state.connections import ImpatientConnection  # psycopg comes with the extra
+
+        return ImpatientConnection.connect(*arguments, **parameters)
+
+    @event.listens_for(engine, "connect")
+    def check(connection: Any, _: object) -> None:
+        found, commits = connection.execute(
+            "SELECT current_setting('search_path'), current_setting('synchronous_commit')"
+        ).fetchone()
+        if found != place.schema:
+            connection.close()
+            raise StoreError(
+                f"{place}: expected a connection with that schema, found one with {found}: a pooler must let the "
+                "startup parameter `options` through"
+            )
+        if synchronous == "FULL" and commits == "off":
+            connection.execute("SET synchronous_commit = on")
+        connection.commit()
+
+    return engine
+
 
 @contextmanager
-def writing(engine: Engine, table: str | None = None) -> Iterator[Connection]:
-    """All of the block's writes or none, and on disk at its end; one writer at a time.
+def writing(engine: Engine, turns: str | None = None) -> Iterator[Connection]:
+    """All of the block's writes or none, and on disk at its end.
 
     Args:
         engine: of either kind.
-        table: whose writers take turns in PostgreSQL, so that its numbers are in the order of commits; readers never
-            wait. SQLite has one writer whatever the table.
+        turns: a name whose writers of the schema take turns, so that the numbers that they give are in order;
+            readers never wait. None: those who write the same row do. In SQLite all writers take turns anyway.
     """
     with engine.connect().execution_options(writes=True) as connection, connection.begin():
-        if table is not None and engine.dialect.name == "postgresql":
-            connection.execute(text(f"LOCK TABLE {table} IN EXCLUSIVE MODE"))
+        if turns is not None and engine.dialect.name == "postgresql":
+            connection.execute(_TURN, {"turns": turns})
         yield connection
+
+
+def looking(engine: Engine) -> Connection:
+    """A connection whose statements are each by itself, so that nobody waits for it; to be closed."""
+    return engine.execution_options(isolation_level="AUTOCOMMIT").connect()
+
+
+def insert_new(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> int:
+    """Insert rows, but for those that are there by a unique column; how many were not."""
+    if not rows:
+        return 0
+    statement = _inserts(connection)(table).on_conflict_do_nothing()
+    return connection.execute(statement, rows, execution_options={"preserve_rowcount": True}).rowcount
+
+
+def add_up(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]], *columns: str) -> None:
+    """Insert rows; where one is there by its primary key, add to these columns of it."""
+    if rows:
+        statement = _inserts(connection)(table)
+        sums = {name: table.c[name] + statement.excluded[name] for name in columns}
+        connection.execute(
+            statement.on_conflict_do_update(index_elements=list(table.primary_key.columns), set_=sums), rows
+        )
+
+
+def _inserts(connection: Connection) -> Any:
+    return (postgresql if connection.dialect.name == "postgresql" else sqlite).insert
+
+
+def make_tables(engine: Engine, place: Postgres, metadata: MetaData, mark: Table, row: Mapping[str, Any]) -> None:
+    """Make a schema and tables that are not there yet; those who come first together take turns.
+
+    Args:
+        engine: on the schema.
+        place: the schema.
+        metadata: the tables.
+        mark: one of them, with one row if they are there.
+        row: that row, where they are not.
+    """
+    with engine.begin() as connection:
+        if has_table(connection, place, mark):
+            return
+        connection.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(place.schema, 0))))
+        if connection.scalar(select(func.to_regnamespace(place.schema))) is None:
+            connection.execute(CreateSchema(place.schema))
+        metadata.create_all(connection)
+        if connection.scalar(select(func.count()).select_from(mark)) == 0:
+            connection.execute(insert(mark), row)
+
+
+def has_table(connection: Connection, place: Postgres, table: Table) -> bool:
+    """Whether a schema has a table."""
+    return connection.scalar(select(func.to_regclass(f"{place.schema}.{table.name}"))) is not None
 
 
 @contextmanager
@@ -104,9 +190,11 @@ def reading(engine: Engine) -> Iterator[Connection]:
 
 @contextmanager
 def told(what: str) -> Iterator[None]:
-    """Raise what SQLAlchemy finds wrong in the block as StoreError, after `what`."""
+    """Raise what SQLAlchemy or SQLite find wrong in the block as StoreError, after `what`."""
     try:
         yield
+    except (sqlite3.Error, UnicodeError) as error:  # the latter of SQLite's own message that quotes what is damaged
+        raise StoreError(f"{what}: {error}") from error
     except DBAPIError as error:
         raise StoreError(f"{what}: {str(error.orig).strip()}") from error
     except SQLAlchemyError as error:

@@ -30,7 +30,6 @@ class LabelFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.table: str | None = None
         self._engine: Engine | None = None
         self._reader: Connection | None = None
         self._opened: tuple[int, int] | None = None
@@ -55,10 +54,14 @@ class LabelFile:
             if not found.st_size:
                 raise StoreCorruptError(f"{self.path}: expected label changes, found an empty file; restore it")
             engine = sqlite_engine(self.path)
-            with reading(engine) as connection:
-                check = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar_one()
-            if check != "ok":
-                raise StoreCorruptError(f"{self.path}: expected an SQLite file that is whole, found {check}")
+            try:
+                with reading(engine) as connection:
+                    check = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar_one()
+                if check != "ok":
+                    raise StoreCorruptError(f"{self.path}: expected an SQLite file that is whole, found {check}")
+            except BaseException:
+                engine.dispose()
+                raise
             self._engine, self._opened = engine, (found.st_dev, found.st_ino)
         return self._engine
 

@@ -7,12 +7,11 @@ from time import monotonic
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import Connection, Engine, func, insert, select, text
-from sqlalchemy.schema import CreateSchema
+from sqlalchemy import Connection, Engine, text
 
-from longtail.state.engines import postgres_engine, told
+from longtail.state.engines import has_table, looking, make_tables, postgres_engine, told
 from longtail.state.place import Postgres
-from longtail.state.tables import VERSION, label_changes, label_store, metadata
+from longtail.state.tables import VERSION, label_store, metadata
 
 _POLL_SECONDS = 0.5
 """Between looks where nothing is heard: behind a pooler that drops LISTEN it is all there is."""
@@ -27,35 +26,30 @@ class LabelServer:
 
     def __init__(self, place: Postgres) -> None:
         self.place = place
-        self.table: str | None = label_changes.name
         self._engine: Engine | None = None
+        self._made = False
         self._listening: Any = None
         self._looked_at: float | None = None
         self._channel = f"{place.schema}_labels"
 
-    def engine(self, *, make: bool) -> Engine:  # noqa: ARG002
-        """The engine; the tables are there, and are not made again should they vanish.
+    def engine(self, *, make: bool) -> Engine | None:
+        """The engine; None where there are no tables yet, and none are to be made. They are not made again should they
+        vanish.
 
         Raises:
             StoreError: the database cannot be reached, or the tables not be made.
         """
-        if self._engine is None:
-            engine = postgres_engine(self.place)
+        self._engine = self._engine or postgres_engine(self.place)
+        if not self._made:
             with told(f"{self.place}: expected tables of label changes, found"):
-                self._prepare(engine)
-            self._engine = engine
-        return self._engine
-
-    def _prepare(self, engine: Engine) -> None:
-        with engine.begin() as connection:
-            if connection.scalar(select(func.to_regclass(f"{self.place.schema}.{label_store.name}"))) is not None:
-                return
-            # Two that come first together take turns.
-            connection.execute(select(func.pg_advisory_xact_lock(func.hashtext(self._channel))))
-            connection.execute(CreateSchema(self.place.schema, if_not_exists=True))
-            metadata.create_all(connection)
-            if connection.scalar(select(func.count()).select_from(label_store)) == 0:
-                connection.execute(insert(label_store), {"version": VERSION, "generation": uuid4().hex})
+                if make:
+                    mark = {"version": VERSION, "generation": uuid4().hex}
+                    make_tables(self._engine, self.place, metadata, label_store, mark)
+                    self._made = True
+                else:
+                    with looking(self._engine) as connection:
+                        self._made = has_table(connection, self.place, label_store)
+        return self._engine if self._made else None
 
     def changed(self) -> bool:
         """Whether anybody has written since the last call, or nobody knows; so again every half a second."""

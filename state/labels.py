@@ -28,6 +28,7 @@ from longtail.state.tables import VERSION, label_changes, label_store
 
 _CHANGES = select(label_changes.c.number, label_changes.c.record).order_by(label_changes.c.number)
 _DELETED_AT_ONCE = 500
+_PATIENCE_SECONDS = 5
 
 
 class LabelPosition(NamedTuple):
@@ -86,7 +87,7 @@ class LabelStore:
         with self._lock, self._told(f"expected to write {len(records)} label changes, earlier ones are intact; found"):
             engine = self._backend.engine(make=True)
             assert engine is not None
-            with writing(engine, self._backend.table) as connection:
+            with writing(engine, "labels") as connection:
                 self._check(connection)
                 if after is not None:
                     newest = connection.scalar(select(func.max(label_changes.c.at)))
@@ -116,20 +117,16 @@ class LabelStore:
                 return LabelRead([], position, False)
             self._position = None  # should the reading fail, it is tried again whether or not somebody writes
             with reading(engine) as connection:
-                read = self._read(connection, position)
-            self._position = read.position
-            return read
-
-    def _read(self, connection: Connection, position: LabelPosition | None) -> LabelRead:
-        generation = self._check(connection)
-        last = connection.scalar(select(func.max(label_changes.c.number))) or 0
-        before = position
-        if before is not None and (before.generation != generation or before.number > last):
-            before = None
-        number = 0 if before is None else before.number
-        found = connection.execute(_CHANGES.where(label_changes.c.number > number))
-        records = [self._record(*row) for row in found]
-        return LabelRead(records, LabelPosition(generation, last), before != position)
+                generation = self._check(connection)
+                last = connection.scalar(select(func.max(label_changes.c.number))) or 0
+                before = position
+                if before is not None and (before.generation != generation or before.number > last):
+                    before = None
+                found = connection.execute(_CHANGES.where(label_changes.c.number > (before.number if before else 0)))
+                rows = found.all()
+            records = [self._record(*row) for row in rows]
+            self._position = LabelPosition(generation, last)
+            return LabelRead(records, self._position, before != position)
 
     def compact(self) -> None:
         """Forget changes that a later one of the same label has overtaken; readers go on where they are.
@@ -144,19 +141,22 @@ class LabelStore:
             engine = self._backend.engine(make=False)
             if engine is None:
                 return
-            with writing(engine, self._backend.table) as connection:
+            with reading(engine) as connection:
                 self._check(connection)
-                label_of = {row.number: self._record(*row).id for row in connection.execute(_CHANGES)}
-                last = {label: number for number, label in label_of.items()}
-                overtaken = [number for number, label in label_of.items() if last[label] != number]
+                rows = connection.execute(_CHANGES).all()
+            label_of = {number: self._record(number, record).id for number, record in rows}
+            last = {label: number for number, label in label_of.items()}
+            overtaken = [number for number, label in label_of.items() if last[label] != number]
+            with writing(engine, "labels") as connection:
                 for start in range(0, len(overtaken), _DELETED_AT_ONCE):
                     part = overtaken[start : start + _DELETED_AT_ONCE]
                     connection.execute(delete(label_changes).where(label_changes.c.number.in_(part)))
 
     def close(self) -> None:
-        """Close the connections; another use opens them again."""
-        with self._lock:
+        """Close the connections, but of a use that hangs; another use opens them again."""
+        if self._lock.acquire(timeout=_PATIENCE_SECONDS):
             self._backend.close()
+            self._lock.release()
 
     def _check(self, connection: Connection) -> str:
         """The store's generation."""
@@ -208,6 +208,31 @@ def read_label_changes(source: str | Place) -> LabelChanges:
         place = directory
     store = LabelStore(place)
     try:
-        return replay(store.read_from().records)
+        read = store.read_from()
     finally:
         store.close()
+    if read.position is None:
+        raise FileNotFoundError(f"{place}: expected label changes of a service, found none")
+    return replay(read.records)
+
+
+def copy_label_changes(source: str | Place, target: Place) -> int:
+    """Take label changes over into a place that has none; how many.
+
+    Args:
+        source: as of `read_label_changes`; it stays as it is.
+        target: a state directory or a database.
+
+    Raises:
+        FileNotFoundError, ValueError: as `read_label_changes`.
+        StoreError: either cannot be read or written, or the target has changes.
+    """
+    records = read_label_changes(source).records()
+    store = LabelStore(target)
+    try:
+        if found := len(store.read_from().records):
+            raise StoreError(f"{target}: expected no label changes, found {found}; nothing was copied")
+        store.append(records)
+    finally:
+        store.close()
+    return len(records)

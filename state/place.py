@@ -13,6 +13,8 @@ from longtail.bundle.errors import describe
 
 _SCHEMES = ("postgresql", "postgres")
 SCHEMA = "longtail"
+_LONGEST_SCHEMA = 56
+"""PostgreSQL's names have 63 characters, and what is named after a schema has some more than it."""
 _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,47}")
 
 
@@ -39,6 +41,10 @@ class Postgres:
             url = make_url(text)
         except (ArgumentError, ValueError):
             raise ValueError("expected postgresql://USER@HOST/DATABASE, received what is no URL") from None
+        if url.drivername not in _SCHEMES:
+            raise ValueError(f"expected postgresql://USER@HOST/DATABASE, received {describe(url.drivername)}://…")
+        if secret := {"password", "sslpassword"} & url.query.keys():
+            raise ValueError(f"expected a password before the host or in PGPASSFILE, received {secret.pop()}=…")
         schema = url.query.get("schema", SCHEMA)
         if not isinstance(schema, str) or not _SCHEMA.fullmatch(schema):
             raise ValueError(
@@ -47,8 +53,9 @@ class Postgres:
         return cls(url.difference_update_query(["schema"]).set(drivername="postgresql+psycopg"), schema)
 
     def __str__(self) -> str:
-        """The URL without its password, and the schema."""
-        return f"{self.url.set(drivername='postgresql').render_as_string(hide_password=True)}, schema {self.schema}"
+        """Where it is, without a password."""
+        url = self.url.set(drivername="postgresql", query={})
+        return f"{url.render_as_string(hide_password=True)}, schema {self.schema}"
 
 
 Place = Path | Postgres
@@ -69,16 +76,16 @@ def of_model(place: Place | None, name: str) -> Place | None:
     """Where a further model of the same service has its own: a folder of the directory, or a schema beside the schema.
 
     Raises:
-        ValueError: the name makes no schema of at most 63 characters.
+        ValueError: the name makes no schema of at most 56 characters.
     """
     if not isinstance(place, Postgres):
         return None if place is None else place / "models" / name
     schema = f"{place.schema}_{name.replace('-', '_')}"
-    if len(schema) > 63:
-        raise ValueError(f"expected a model whose schema has at most 63 characters, received {schema}")
+    if len(schema) > _LONGEST_SCHEMA:
+        raise ValueError(f"expected a model whose schema has at most {_LONGEST_SCHEMA} characters, received {schema}")
     return replace(place, schema=schema)
 
 
 def is_url(text: str) -> bool:
-    """Whether a place is said by a database's URL."""
-    return text.startswith(tuple(f"{scheme}://" for scheme in _SCHEMES))
+    """Whether a place is said by a URL, a database's or one that is none."""
+    return "://" in text

@@ -92,7 +92,7 @@ def record_events(
 
     Raises:
         InvalidRequestError: query features that the release cannot read; nothing was recorded.
-        sqlite3.Error: the disk; nothing was recorded, or only events that may be sent again and count once.
+        StoreError: the disk; nothing was recorded, or only events that may be sent again and count once.
     """
     organic = {place: event for place, event in enumerate(events) if event.features is not None}
     interactions = _retrieve_unseen(organic, retriever, shadow_k, record_features)

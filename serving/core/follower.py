@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 _FIRST_RETRY_SECONDS = 2.0
 _LONGEST_RETRY_SECONDS = 60.0
+_PATIENCE_SECONDS = 5.0
 _LABELS_SECONDS = 0.1
 """How often changes of labels are looked for; those of this worker need no looking."""
 
@@ -42,7 +43,7 @@ class _Failure:
 
 
 class ReleaseFollower:
-    """Polls CURRENT, and the labels that other workers change, in a thread of its own.
+    """Polls CURRENT and, in another thread, the labels that others change: loading a release holds up no change.
 
     A release that cannot be loaded leaves the one in service alone. It is tried again, ever less often up
     to once a minute, or at once when CURRENT names another; its error is logged once, and every attempt
@@ -84,18 +85,22 @@ class ReleaseFollower:
         self._trouble: str | None = None
         self._checking = threading.Lock()
         self._stopping = threading.Event()
-        self._thread = threading.Thread(
-            target=copy_context().run, args=(self._follow,), name="release-follower", daemon=True
-        )
+        self._threads = [
+            threading.Thread(target=copy_context().run, args=(follow,), name=name, daemon=True)
+            for follow, name in ((self._follow, "release-follower"), (self._follow_labels, "label-follower"))
+        ]
 
     def start(self) -> None:
         """Begin to follow; returns at once."""
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def stop(self) -> None:
-        """Stop following; waits for a load that is under way."""
+        """Stop following; waits for a load that is under way, and some seconds for a database."""
         self._stopping.set()
-        self._thread.join()
+        releases, labels = self._threads
+        releases.join()
+        labels.join(_PATIENCE_SECONDS)
 
     def check(self) -> None:
         """Look at CURRENT and STAGED once, and load what they name unless that is done already."""
@@ -214,13 +219,15 @@ class ReleaseFollower:
 
     def _follow(self) -> None:
         one_openmp_thread()
-        next_check = 0.0
         while not self._stopping.is_set():
-            if self._clock() >= next_check:
-                self.check()
-                self.experiments.check()
-                self._service.monitoring.seat.has_looked()
-                next_check = self._clock() + self._service.settings.poll_seconds
+            self.check()
+            self.experiments.check()
+            self._service.monitoring.seat.has_looked()
+            self._stopping.wait(self._service.settings.poll_seconds)
+
+    def _follow_labels(self) -> None:
+        one_openmp_thread()
+        while not self._stopping.is_set():
             self._read_changes()
             self._stopping.wait(min(_LABELS_SECONDS, self._service.settings.poll_seconds))
 
@@ -231,9 +238,10 @@ class ReleaseFollower:
                 self._trouble = None
                 self._service.set_unreadable(False)
         # The labels as they were go on, whatever is wrong with the state or the label tower.
-        except (StoreError, ServingError) as error:
+        except Exception as error:
             if self._trouble != str(error):
-                logger.error("label changes cannot be read: %s", error)
+                kind = "" if isinstance(error, (StoreError, ServingError)) else f"{type(error).__name__}: "
+                logger.error("label changes cannot be read: %s%s", kind, error)
                 self._service.set_unreadable(True)
             self._trouble = str(error)
 

@@ -70,14 +70,15 @@ class LabelFollower:
         self._store = LabelStore(place)
         self._position: LabelPosition | None = None
         self._shared = isinstance(place, Postgres)
-        self._read_at: float | None = None
+        self._reading_since: float | None = None
         self.unreadable = False
         self._so_far = LabelChanges()
 
     @property
     def behind(self) -> bool:
         """Whether other replicas may have changed labels without this one knowing."""
-        hangs = self._read_at is not None and monotonic() - self._read_at > _HANGING_SECONDS
+        since = self._reading_since
+        hangs = since is not None and monotonic() - since > _HANGING_SECONDS
         return self._shared and (self.unreadable or hangs)
 
     def check_abreast(self) -> None:
@@ -110,8 +111,11 @@ class LabelFollower:
             StoreError: as `LabelStore.read_from`; nothing has changed.
             UnservableReleaseError: the release being served cannot embed what was written.
         """
-        read = self._store.read_from(self._position)
-        self._read_at = monotonic()
+        self._reading_since = monotonic()
+        try:
+            read = self._store.read_from(self._position)
+        finally:
+            self._reading_since = None
         if self._position is None and read.position is not None:
             self._shorten(read)
         if read.restarted:

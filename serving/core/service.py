@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sqlite3
 import threading
 from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -70,7 +69,7 @@ class Service:
         self._current: Retriever | None = None
         self._beside: frozenset[str] = frozenset()
         self._loaded: dict[str, Retriever] = {}
-        self._changes = LabelFollower(settings.label_place)
+        self._changes = LabelFollower(settings.place)
         self._changing = threading.Lock()
         self.mirror = Mirror(settings.state_directory, monitoring.seat.worker)
         seconds = settings.request_seconds
@@ -206,8 +205,8 @@ class Service:
         told = "The changes of labels cannot be read: labels stay as they were. The service's own log says why."
         self.monitoring.figures.set_trouble("label_log", told if unreadable else None)
         self._changes.unreadable = unreadable
-        if self._current is not None and not self.draining:
-            self.monitoring.set_ready(not self._changes.behind)
+        if self._current is not None:
+            self.monitoring.set_ready(not self._changes.behind and not self.draining)
 
     def beside(self, names: frozenset[str], retriever: Retriever | None = None) -> Mapping[str, Retriever]:
         """Keep the releases of these names, and load one; all loaded, by name. Raises as `Retriever.with_changes`."""
@@ -287,7 +286,7 @@ class Service:
 
         Raises:
             NotReadyError: no release is loaded yet.
-            StorageError: the disk; nothing has changed.
+            StorageError: the disk or the database; nothing is known to have changed.
             ServingError: as `change`.
         """
         with self._changing:
@@ -295,12 +294,12 @@ class Service:
             records = change(retriever)
             try:
                 self._changes.append(records, self._loaded.values())
+                self._read_changes()
             except StoreError as error:
                 logger.error("label changes were refused: %s", error)
                 raise StorageError(
                     "expected a state that label changes can be written to, found none: send them again later"
                 ) from error
-            self._read_changes()
             return retriever.name
 
     def read_changes(self) -> None:
@@ -316,7 +315,7 @@ class Service:
 
         Raises:
             NotReadyError: no release is loaded yet.
-            StorageError: the disk, where `record_events` raises sqlite3.Error.
+            StorageError: the disk, where `record_events` raises StoreError.
             InvalidRequestError: as `record_events`.
         """
         try:
@@ -327,9 +326,9 @@ class Service:
                 shadow_k=self.settings.shadow_k,
                 record_features=self.settings.record_features,
             )
-        except sqlite3.Error as error:
+        except StoreError as error:
             logger.error("feedback was refused: %s", error)
-            raise StorageError("expected a disk to write feedback to, found none; send it again later") from error
+            raise StorageError("expected a state to write feedback to, found none; send it again later") from error
         self.mirror.offer_choices(events, self.settings.shadow_k)
         return recorded
 
@@ -337,7 +336,7 @@ class Service:
         """What `report` makes of the figures; raises as it, but StorageError for the disk."""
         try:
             return report()
-        except (sqlite3.Error, OSError) as error:
+        except (StoreError, OSError) as error:
             logger.error("figures cannot be read: %s", error)
             raise StorageError("expected figures that can be read, found none; the log says why not") from error
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from functools import partial
@@ -30,6 +29,7 @@ from longtail.serving.monitoring.host import Host, StateDisk
 from longtail.serving.monitoring.prometheus import Metrics
 from longtail.serving.monitoring.workers import Seat, Workers
 from longtail.serving.settings import DEFAULT_MODEL, Settings
+from longtail.state import StoreError
 
 _DESCRIPTION = (
     "Retrieves the best labels for a query from a two-tower model. Every request may set `bias_removal`, "
@@ -172,6 +172,7 @@ def _open_figures(settings: Settings, worker: int) -> LiveFigures:
         settings.state_directory.mkdir(parents=True, exist_ok=True)
         return LiveFigures(
             settings.state_directory,
+            kept=settings.place,
             worker=worker,
             max_answers=settings.max_answers,
             max_feedback=settings.max_feedback,
@@ -180,7 +181,7 @@ def _open_figures(settings: Settings, worker: int) -> LiveFigures:
             shadow_k=settings.shadow_k,
             stale_days=settings.stale_days,
         )
-    except (OSError, sqlite3.Error) as error:
+    except (OSError, StoreError) as error:
         raise StateError(
             f"state directory {settings.state_directory}: expected one to write to (--state), found: {error}"
         ) from error

@@ -6,22 +6,28 @@ an answer kept and counted, or neither.
 
 from __future__ import annotations
 
-import sqlite3
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from sqlalchemy import Connection, delete, func, select, text, update
 
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.arrays import Float64
 from longtail.serving.monitoring.records import ArmAnswer
 from longtail.serving.monitoring.sequential import CLUSTERS, Rate
+from longtail.serving.monitoring.tables import arm_clusters, arm_units, arms
+from longtail.state.engines import add_up, insert_new
 
 _COUNTED = ("answers", "units", "own_settings", "named", "unavailable", *BUCKET_NAMES)
 _KEPT_RUNS = 16
 _BUCKETS = len(BUCKET_NAMES)
 _PAIRS = tuple(f"{kind}{bucket}" for kind in "ph" for bucket in range(_BUCKETS))
+
+_SOME_UNITS = text(
+    "DELETE FROM arm_units WHERE arm = :arm AND unit IN (SELECT unit FROM arm_units WHERE arm = :arm LIMIT :most)"
+)
 
 Place = tuple[int | None, int | None]
 """Row of an arm, and cluster of a unit; of an answer that counts for none, nothing."""
@@ -57,7 +63,7 @@ class ArmCounts:
 
 
 def count_answers(
-    connection: sqlite3.Connection,
+    connection: Connection,
     answers: Sequence[tuple[ArmAnswer | None, bytes]],
     now: float,
     *,
@@ -103,19 +109,17 @@ def count_answers(
             units[row].add(answered.unit)
     for row, of_row in units.items():
         counts[row]["units"] += _add_units(connection, row, of_row, most_units)
-    connection.executemany(
-        f"UPDATE arms SET {', '.join(f'{name} = {name} + ?' for name in _COUNTED)} WHERE id = ?",
-        [(*(of_row[name] for name in _COUNTED), row) for row, of_row in counts.items()],
-    )
-    connection.executemany(
-        "INSERT INTO arm_clusters (arm, cluster, answers) VALUES (?, ?, ?) "
-        "ON CONFLICT DO UPDATE SET answers = answers + excluded.answers",
-        [(*place, count) for place, count in clusters.items()],
-    )
+    for row, counted in counts.items():
+        sums = {name: arms.c[name] + counted[name] for name in _COUNTED}
+        connection.execute(update(arms).where(arms.c.id == row).values(sums))
+    rows_of_clusters = [
+        {"arm": arm, "cluster": cluster, "answers": count} for (arm, cluster), count in clusters.items()
+    ]
+    add_up(connection, arm_clusters, rows_of_clusters, "answers")
     return places
 
 
-def add_positives(connection: sqlite3.Connection, found: Iterable[tuple[int, int, int, bool]]) -> None:
+def add_positives(connection: Connection, found: Iterable[tuple[int, int, int, bool]]) -> None:
     """Count labels chosen of answers of arms.
 
     Args:
@@ -127,12 +131,11 @@ def add_positives(connection: sqlite3.Connection, found: Iterable[tuple[int, int
         columns[arm, cluster, f"p{bucket}"] += 1
         columns[arm, cluster, f"h{bucket}"] += hit
     for (arm, cluster, column), count in columns.items():
-        connection.execute(
-            f"UPDATE arm_clusters SET {column} = {column} + ? WHERE arm = ? AND cluster = ?", (count, arm, cluster)
-        )
+        one = update(arm_clusters).where(arm_clusters.c.arm == arm, arm_clusters.c.cluster == cluster)
+        connection.execute(one.values({column: arm_clusters.c[column] + count}))
 
 
-def forget_runs(connection: sqlite3.Connection, most: int) -> int:
+def forget_runs(connection: Connection, most: int) -> int:
     """Delete what is kept of all but the runs begun last; within a transaction.
 
     Args:
@@ -142,32 +145,28 @@ def forget_runs(connection: sqlite3.Connection, most: int) -> int:
     Returns:
         How many units were.
     """
-    old = f"SELECT run FROM arms GROUP BY run ORDER BY max(id) DESC LIMIT -1 OFFSET {_KEPT_RUNS}"
+    begun = select(arms.c.run).group_by(arms.c.run).order_by(func.max(arms.c.id).desc())
+    old = connection.scalars(begun).all()[_KEPT_RUNS:]
     deleted = 0
-    for (arm,) in connection.execute(f"SELECT id FROM arms WHERE run IN ({old})").fetchall():
-        deleted += connection.execute(
-            "DELETE FROM arm_units WHERE arm = ? AND unit IN (SELECT unit FROM arm_units WHERE arm = ? LIMIT ?)",
-            (arm, arm, most - deleted),
-        ).rowcount
+    for arm in connection.scalars(select(arms.c.id).where(arms.c.run.in_(old))).all():
+        deleted += connection.execute(_SOME_UNITS, {"arm": arm, "most": most - deleted}).rowcount
         if deleted == most:
             break
-        connection.execute("DELETE FROM arm_clusters WHERE arm = ?", (arm,))
-        connection.execute("DELETE FROM arms WHERE id = ?", (arm,))
+        connection.execute(delete(arm_clusters).where(arm_clusters.c.arm == arm))
+        connection.execute(delete(arms).where(arms.c.id == arm))
     return deleted
 
 
-def read_arms(connection: sqlite3.Connection, run: str) -> dict[str, ArmCounts]:
+def read_arms(connection: Connection, run: str) -> dict[str, ArmCounts]:
     """What is known of a run, by arm; none of an arm that nobody was in yet."""
     found = {}
-    for id_, arm, since, *counts in connection.execute(
-        f"SELECT id, arm, since, {', '.join(_COUNTED)} FROM arms WHERE run = ?", (run,)
-    ).fetchall():
+    known = select(arms.c.id, arms.c.arm, arms.c.since, *(arms.c[name] for name in _COUNTED)).where(arms.c.run == run)
+    for id_, arm, since, *counts in connection.execute(known).all():
         of_arm = ArmCounts(since, dict(zip(_COUNTED, counts, strict=True)))
-        rows = connection.execute(
-            f"SELECT cluster, answers, {', '.join(_PAIRS)} FROM arm_clusters WHERE arm = ?", (id_,)
-        ).fetchall()
+        columns = (arm_clusters.c[name] for name in ("cluster", "answers", *_PAIRS))
+        rows = connection.execute(select(*columns).where(arm_clusters.c.arm == id_)).all()
         if rows:
-            table = np.array(rows, np.float64)
+            table = np.array([tuple(row) for row in rows], np.float64)
             clusters = table[:, 0].astype(np.int64)
             of_arm.answers_C[clusters] = table[:, 1]
             of_arm.positives_BC[:, clusters] = table[:, 2 : 2 + _BUCKETS].T
@@ -176,22 +175,18 @@ def read_arms(connection: sqlite3.Connection, run: str) -> dict[str, ArmCounts]:
     return found
 
 
-def _row_of(connection: sqlite3.Connection, run: str, arm: str, now: float) -> int:
-    connection.execute("INSERT OR IGNORE INTO arms (run, arm, since) VALUES (?, ?, ?)", (run, arm, now))
-    (row,) = connection.execute("SELECT id FROM arms WHERE run = ? AND arm = ?", (run, arm)).fetchone()
-    return int(row)
+def _row_of(connection: Connection, run: str, arm: str, now: float) -> int:
+    insert_new(connection, arms, [{"run": run, "arm": arm, "since": now}])
+    return int(connection.scalars(select(arms.c.id).where(arms.c.run == run, arms.c.arm == arm)).one())
 
 
-def _add_units(connection: sqlite3.Connection, row: int, units: set[int], most: int) -> int:
+def _add_units(connection: Connection, row: int, units: set[int], most: int) -> int:
     """How many of these the arm has not had before."""
-    (known,) = connection.execute("SELECT units FROM arms WHERE id = ?", (row,)).fetchone()
-    if known >= most:
+    if connection.scalars(select(arms.c.units).where(arms.c.id == row)).one() >= most:
         return 0
-    before = connection.total_changes
-    connection.executemany("INSERT OR IGNORE INTO arm_units VALUES (?, ?)", [(row, _signed(unit)) for unit in units])
-    return connection.total_changes - before
+    return insert_new(connection, arm_units, [{"arm": row, "unit": _signed(unit)} for unit in units])
 
 
 def _signed(unit: int) -> int:
-    """64 bits as SQLite's integer."""
+    """64 bits as a database's integer."""
     return unit - (1 << 64) if unit >= 1 << 63 else unit

@@ -39,7 +39,7 @@ class Comparison:
                     figures.forget_arms(design.run)
 
     def report(self) -> dict[str, Any]:
-        """As GET /v1/experiments shows it, but for the request's id; raises sqlite3.Error if it cannot be read."""
+        """As GET /v1/experiments shows it, but for the request's id; raises StoreError if it cannot be read."""
         design = self._design
         counts = {} if design.run is None else self._store.arms(design.run)
         return experiments_json(design, counts, self._exposures_of)

@@ -1,4 +1,4 @@
-"""The SQLite file of answers and feedback: its tables, how it is opened, and one transaction."""
+"""Where answers and feedback are kept: a database of replicas, or an SQLite file, which is brought to this version."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ import fcntl
 import logging
 import os
 import sqlite3
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Literal
 
+from sqlalchemy import Engine, MetaData, select
+
+from longtail.serving.monitoring.tables import VERSION, feedback_version, metadata
+from longtail.state import Place, Postgres, StoreVersionError
+from longtail.state.engines import looking, make_tables, postgres_engine, reading, sqlite_engine, writing
+
 logger = logging.getLogger(__name__)
 
-VERSION = 5
 FEEDBACK_FILE = "feedback.sqlite"
 """In the state directory."""
 _BUSY_SECONDS = 10
-_LONGEST_WAL_BYTES = 64 << 20
 _DAMAGED = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
 
 _FEEDBACK = """
@@ -117,94 +120,91 @@ COMMIT;
 """
 _MIGRATIONS = {1: _FROM_VERSION_1, 2: _FROM_VERSION_2, 3: _FROM_VERSION_3, 4: _FROM_VERSION_4}
 
-_TABLES = f"""
-PRAGMA journal_mode = WAL;
-BEGIN;
 
--- One query's answer. key: hash of the answer's id and the query's place; request_key: of the id that the request came
--- with, request_id; both null where it came with none. (Before version 3, key was of the request's id, its own or not.)
--- labels: a CRC-32 per label id; buckets: a byte per label; propensities: a float32 per label, null where all are 1;
--- features: the query's, JSON, null where they are not recorded or not kept any more; at: when it was kept; arm,
--- cluster: of an experiment, whose figures it is in; null: of none. Keys are
--- random, and an index of them alone would have every page written over and over: led by the generation, a
--- thirty-second of the answers, only those of the newest and the oldest are.
-CREATE TABLE answers (
-    id INTEGER PRIMARY KEY, generation INTEGER NOT NULL, key INTEGER NOT NULL, at REAL, release TEXT NOT NULL,
-    labels BLOB NOT NULL, buckets BLOB NOT NULL, propensities BLOB, bias_removal REAL, popularity REAL, features BLOB,
-    request_key INTEGER, request_id TEXT, arm INTEGER, cluster INTEGER
-);
-CREATE INDEX answers_by_key ON answers (generation, key);
+def open_engine(place: Place, synchronous: Literal["FULL", "NORMAL"]) -> Engine:
+    """An engine on what `prepare` has made.
 
-{_FEEDBACK}
-CREATE INDEX pending ON feedback (at) WHERE state = 0;
-{_SINCE_VERSION_3}
--- Positives and hits by minute since 1970.
-CREATE TABLE recall (
-    release TEXT NOT NULL, minute INTEGER NOT NULL, source TEXT NOT NULL, bucket INTEGER NOT NULL,
-    positives INTEGER NOT NULL, hits INTEGER NOT NULL, PRIMARY KEY (release, minute, source, bucket)
-) WITHOUT ROWID;
-
-CREATE TABLE totals (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
-{_SINCE_VERSION_4}
-PRAGMA user_version = {VERSION};
-COMMIT;
-"""
-
-
-def prepare(path: Path) -> None:
-    """Make the file, or check that it is one of this version; processes that start together take turns.
-
-    One of an earlier version is brought to this one. One of another, or not of SQLite, is put aside as `NAME.aside`
-    with a warning, and another is started empty.
+    Args:
+        place: a state directory or a database.
+        synchronous: as of `longtail.state`'s engines.
 
     Raises:
-        sqlite3.Error, OSError: the file cannot be read or made.
+        StoreError: the extra `postgres` is not installed.
     """
+    if isinstance(place, Postgres):
+        return postgres_engine(place, synchronous)
+    return sqlite_engine(place / FEEDBACK_FILE, synchronous)
+
+
+def prepare(place: Place) -> None:
+    """Make the tables, or check that they are of this version; those who start together take turns.
+
+    A file of an earlier version is brought to this one. One of another, or not of SQLite, is put aside as `NAME.aside`
+    with a warning, and another is started empty.
+
+    Args:
+        place: a state directory or a database.
+
+    Raises:
+        StoreVersionError: a database of another version, which stays as it is.
+        StoreError, sqlalchemy.exc.SQLAlchemyError, sqlite3.Error, OSError: it cannot be read or made.
+    """
+    if isinstance(place, Postgres):
+        _prepare_server(place)
+    else:
+        _prepare_file(place / FEEDBACK_FILE)
+
+
+def _prepare_server(place: Postgres) -> None:
+    engine = postgres_engine(place)
+    try:
+        tables = MetaData()
+        for table in (feedback_version, *metadata.sorted_tables):
+            table.to_metadata(tables)
+        make_tables(engine, place, tables, feedback_version, {"version": VERSION})
+        with reading(engine) as connection:
+            found = connection.scalar(select(feedback_version.c.version))
+        if found != VERSION:
+            raise StoreVersionError(
+                f"{place}: expected answers and feedback of version {VERSION}, found {found}: use this schema with the "
+                "Longtail that made it, or another schema"
+            )
+    finally:
+        engine.dispose()
+
+
+def _prepare_file(path: Path) -> None:
     with path.with_name(f"{path.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         found = _version_of(path)
         if found == VERSION:
             return
         if isinstance(found, int) and found in _MIGRATIONS:
-            with closing(connect(path, "FULL")) as connection:
+            with closing(_connect(path)) as connection:
                 connection.executescript(_MIGRATIONS[found])
             logger.info("%s: brought from version %d to %d", path, found, VERSION)
             return
         if found is not None:
             _put_aside(path, found)
-        with closing(connect(path, "FULL")) as connection:
-            connection.executescript(_TABLES)
+        engine = sqlite_engine(path)
+        try:
+            with looking(engine) as connection:
+                connection.exec_driver_sql("PRAGMA journal_mode = WAL")
+            with writing(engine) as connection:
+                metadata.create_all(connection)
+                connection.exec_driver_sql(f"PRAGMA user_version = {VERSION}")
+        finally:
+            engine.dispose()
 
 
-def connect(path: Path, synchronous: Literal["FULL", "NORMAL"]) -> sqlite3.Connection:
-    """A connection that any thread may use, one at a time; other processes' writes are waited for, up to 10 s."""
-    connection = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
-    try:
-        connection.execute(f"PRAGMA synchronous = {synchronous}")
-        connection.execute(f"PRAGMA journal_size_limit = {_LONGEST_WAL_BYTES}")
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-@contextmanager
-def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """All of the block's writes or none; no other process writes meanwhile."""
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        connection.execute("COMMIT")
-    except BaseException:
-        with suppress(sqlite3.Error):
-            connection.execute("ROLLBACK")
-        raise
+def _connect(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)
 
 
 def _version_of(path: Path) -> int | str | None:
     """What version a file is of; None if it has no tables or is not there; in words, what is wrong if it is damaged."""
     try:
-        with closing(connect(path, "FULL")) as connection:
+        with closing(_connect(path)) as connection:
             (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
             (version,) = connection.execute("PRAGMA user_version").fetchone()
             (check,) = connection.execute("PRAGMA quick_check(1)").fetchone()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterable
+
+from sqlalchemy import Connection
+
+from longtail.serving.monitoring.tables import recall, totals
+from longtail.state.engines import add_up
 
 FEEDBACK, SHADOW = SOURCES = ("feedback", "shadow")
 EVENTS_OF_ANSWERS, EVENTS_ORGANIC, UNMATCHED, AMBIGUOUS = COUNTERS = (
@@ -14,24 +18,17 @@ EVENTS_OF_ANSWERS, EVENTS_ORGANIC, UNMATCHED, AMBIGUOUS = COUNTERS = (
 )
 
 
-def add_recall(
-    connection: sqlite3.Connection, source: str, now: float, counts: Iterable[tuple[str, int, int, int]]
-) -> None:
+def add_recall(connection: Connection, source: str, now: float, counts: Iterable[tuple[str, int, int, int]]) -> None:
     """Add (release, bucket, positives, hits) to the minute's counts."""
-    connection.executemany(
-        "INSERT INTO recall (release, minute, source, bucket, positives, hits) VALUES (?, ?, ?, ?, ?, ?) "
-        "ON CONFLICT DO UPDATE SET positives = positives + excluded.positives, hits = hits + excluded.hits",
-        [
-            (release, int(now // 60), source, bucket, positives, hits)
-            for release, bucket, positives, hits in counts
-            if positives
-        ],
-    )
+    rows = [
+        {"release": release, "minute": int(now // 60), "source": source, "bucket": bucket, "positives": positives,
+         "hits": hits}
+        for release, bucket, positives, hits in counts
+        if positives
+    ]  # fmt: skip
+    add_up(connection, recall, rows, "positives", "hits")
 
 
-def add_to_total(connection: sqlite3.Connection, name: str, more: int) -> None:
+def add_to_total(connection: Connection, name: str, more: int) -> None:
     """Add to the counter of a name, one of COUNTERS."""
-    connection.execute(
-        "INSERT INTO totals (name, value) VALUES (?, ?) ON CONFLICT DO UPDATE SET value = value + excluded.value",
-        (name, more),
-    )
+    add_up(connection, totals, [{"name": name, "value": more}], "value")

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from pathlib import Path
+from contextlib import contextmanager
 from typing import NamedTuple
 
+from sqlalchemy import Connection, create_engine, select
+
 from longtail.serving.monitoring.arm_counts import ArmCounts, read_arms
-from longtail.serving.monitoring.database import FEEDBACK_FILE, VERSION
+from longtail.serving.monitoring.database import FEEDBACK_FILE
+from longtail.serving.monitoring.tables import VERSION, arms, feedback, feedback_version
+from longtail.state import Place, Postgres, StoreError
+from longtail.state.engines import postgres_engine, reading, told
 
 _PENDING, _ORGANIC, _AGAIN = 0, 3, 4
+_ROWS_AT_ONCE = 1000
 
 
 class FeedbackRow(NamedTuple):
@@ -49,7 +53,7 @@ class FeedbackRow(NamedTuple):
         return "organic" if self.state == _ORGANIC else "answer"
 
 
-_COLUMNS = ", ".join(f"feedback.{name}" for name in FeedbackRow._fields if name not in ("experiment_run", "arm"))
+_COLUMNS = [feedback.c[name] for name in FeedbackRow._fields if name not in ("experiment_run", "arm")]
 
 
 class FeedbackReader:
@@ -59,7 +63,7 @@ class FeedbackReader:
         connection: to the database, in a transaction of its own.
     """
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def rows(self, since: float, until: float) -> Iterator[FeedbackRow]:
@@ -67,39 +71,49 @@ class FeedbackReader:
         two names of an answer, once.
 
         Raises:
-            sqlite3.Error: the file cannot be read.
+            sqlalchemy.exc.SQLAlchemyError: they cannot be read; `feedback_of` tells it as StoreError.
         """
-        found = self._connection.execute(
-            f"SELECT {_COLUMNS}, arms.run, arms.arm FROM feedback LEFT JOIN arms ON arms.id = feedback.arm "
-            "WHERE at >= ? AND at < ? AND state != ? ORDER BY feedback.id",
-            (since, until, _AGAIN),
+        known = feedback.outerjoin(arms, arms.c.id == feedback.c.arm)
+        found = self._connection.execution_options(yield_per=_ROWS_AT_ONCE).execute(
+            select(*_COLUMNS, arms.c.run, arms.c.arm)
+            .select_from(known)
+            .where(feedback.c.at >= since, feedback.c.at < until, feedback.c.state != _AGAIN)
+            .order_by(feedback.c.id)
         )
-        return map(FeedbackRow._make, found)
+        return (FeedbackRow._make(row) for row in found)
 
     def arms(self, run: str) -> dict[str, ArmCounts]:
-        """What is known of the arms of an experiment's run; raises sqlite3.Error."""
+        """What is known of the arms of an experiment's run; raises as `rows`."""
         return read_arms(self._connection, run)
 
 
 @contextmanager
-def feedback_of(state: Path) -> Iterator[FeedbackReader]:
+def feedback_of(state: Place) -> Iterator[FeedbackReader]:
     """The feedback of a service that runs or ran.
 
     Args:
-        state: its state directory.
+        state: its state directory or database.
 
     Raises:
-        sqlite3.Error: there is none, it cannot be read, or is of another version.
+        StoreError: there is none, it cannot be read, or is of another version.
     """
-    path = (state / FEEDBACK_FILE).resolve()
-    if not path.is_file():
-        raise sqlite3.OperationalError(f"no {FEEDBACK_FILE} in it")
-    with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=10, isolation_level=None)) as connection:
-        connection.execute("BEGIN")
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version != VERSION:
-            raise sqlite3.DatabaseError(
-                f"version {version} of {FEEDBACK_FILE} where {VERSION} is expected; a service that is started on it "
-                "brings earlier ones there"
-            )
-        yield FeedbackReader(connection)
+    server = isinstance(state, Postgres)
+    if isinstance(state, Postgres):
+        engine = postgres_engine(state)
+    else:
+        path = (state / FEEDBACK_FILE).resolve()
+        if not path.is_file():
+            raise StoreError(f"no {FEEDBACK_FILE} in it")
+        engine = create_engine(f"sqlite:///{path.as_uri()}?mode=ro&uri=true", connect_args={"timeout": 10})
+    try:
+        with told("expected feedback of this version, found"), reading(engine) as connection:
+            version = select(feedback_version.c.version)
+            found = connection.scalar(version) if server else connection.exec_driver_sql("PRAGMA user_version").scalar()
+            if found != VERSION:
+                raise StoreError(
+                    f"version {found} of {FEEDBACK_FILE} where {VERSION} is expected; a service that is started on it "
+                    "brings earlier ones there"
+                )
+            yield FeedbackReader(connection)
+    finally:
+        engine.dispose()

@@ -1,11 +1,11 @@
-"""Answers, feedback on them, and the online recall per bucket that follows, in one SQLite file for all workers.
+"""Answers, feedback on them, and the online recall per bucket that follows, in one database for all workers.
 
-Recall counts stand in the same file as the events, so an event is marked joined and counted in one transaction: a
+Recall counts stand in the same database as the events, so an event is marked joined and counted in one transaction: a
 kill at any instant leaves both done or neither.
 
-Two connections write. `durable` syncs every commit (`synchronous=FULL`): feedback, before it is acknowledged. `lazy`
-leaves syncing to checkpoints (`NORMAL`, which unlike `OFF` keeps what `durable` has promised): answers and joins,
-of which a power cut may undo the last; a join undone is done again.
+There are two ways of writing. `durable` has every commit on disk: feedback, before it is acknowledged. `lazy` leaves
+that to checkpoints, which keeps what `durable` has promised: answers and joins, of which a power cut, or a kill of the
+database, may undo the last; a join undone is done again.
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ import secrets
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from sqlalchemy import Connection, delete, insert, select, text, update
 
 from longtail.serving.monitoring.arm_counts import ArmCounts, count_answers, forget_runs, read_arms
-from longtail.serving.monitoring.database import connect, prepare, transaction
+from longtail.serving.monitoring.database import open_engine, prepare
 from longtail.serving.monitoring.feedback_counts import (
     COUNTERS,
     EVENTS_OF_ANSWERS,
@@ -33,8 +35,13 @@ from longtail.serving.monitoring.feedback_counts import (
 )
 from longtail.serving.monitoring.joining import give_up, join
 from longtail.serving.monitoring.records import AnsweredBatch, AnswerFeedback, ArmAnswer, ShadowPair
+from longtail.serving.monitoring.tables import answers as answers_table
+from longtail.serving.monitoring.tables import feedback, organic, recall, totals
+from longtail.state import Place
+from longtail.state.engines import insert_new, looking, told, writing
 
 _JOIN_FOR_SECONDS = 60
+_PATIENCE_SECONDS = 10
 _FRESH_SECONDS = 2
 _LOOK_BACK_EVERY_SECONDS = 5
 KEPT_SECONDS = 48 * 3600
@@ -44,6 +51,19 @@ _AT_A_TIME = 64
 _FORGOTTEN = "features_forgotten"
 """Among the totals: the last answer whose features are not kept any more."""
 _GENERATIONS = 32
+_ENDS = text("SELECT coalesce((SELECT min(id) FROM answers), 0), coalesce((SELECT max(id) FROM answers), 0)")
+_PENDING = text("SELECT EXISTS (SELECT 1 FROM feedback WHERE state = 0 AND at >= :since)")
+_BEYOND = {
+    "sqlite": "(SELECT max(id) FROM {table}) - :kept",
+    # Numbers have gaps there: a row that is refused has taken one.
+    "postgresql": "(SELECT id FROM {table} ORDER BY id DESC LIMIT 1 OFFSET :kept)",
+}
+"""The newest row of those that are too many."""
+_OLD = (
+    "DELETE FROM {table} WHERE id IN (SELECT id FROM {table} ORDER BY id LIMIT :most) AND {settled} "
+    "AND (at < :before OR id <= {beyond})"
+)
+_SETTLED = {"feedback": "state > 0", "organic": "TRUE"}
 
 
 class StoredAnswer(NamedTuple):
@@ -88,13 +108,13 @@ class RecallRow(NamedTuple):
 class FeedbackStore:
     """Joins feedback with the answers it is about. Thread-safe.
 
-    Every method raises sqlite3.Error if the file cannot be read or written: nothing was recorded then.
+    Every method raises StoreError if the database cannot be read or written: nothing was recorded then.
 
     A file that is no such database, or one of another version, is put aside as `NAME.aside`, and another is started
     empty.
 
     Args:
-        path: the SQLite file; its directory is there.
+        place: a state directory, which is there, or a database that replicas share.
         max_answers: answers kept; the oldest go first.
         max_feedback: labels of feedback kept that were settled; the oldest go first. As `max_answers` if not given.
         feedback_seconds: how long they are kept at most, and the features of answers too.
@@ -102,7 +122,7 @@ class FeedbackStore:
 
     def __init__(
         self,
-        path: Path,
+        place: Place,
         *,
         max_answers: int,
         max_feedback: int | None = None,
@@ -111,11 +131,14 @@ class FeedbackStore:
         self._max_answers = max_answers
         self._max_feedback = max_answers if max_feedback is None else max_feedback
         self._feedback_seconds = feedback_seconds
-        prepare(path)
-        self._durable, self._lazy, self._reader = (connect(path, mode) for mode in ("FULL", "NORMAL", "NORMAL"))
-        self._durable_lock, self._lazy_lock = threading.Lock(), threading.Lock()
-        self._reader_lock = threading.Lock()
+        self._place, self._prepared = place, False
+        self._told = f"{place}: expected answers and feedback, found"
+        self._prepare_lock, self._durable_lock, self._lazy_lock = (threading.Lock() for _ in range(3))
         self._looked_back_at = 0.0
+        self.durable, self.lazy = open_engine(place, "FULL"), open_engine(place, "NORMAL")
+        if isinstance(place, Path):  # of a database, which may come later, whoever uses it is told
+            with self._known():
+                pass
 
     def record_feedback(self, events: Sequence[AnswerFeedback], now: float) -> None:
         """Record feedback durably. What was recorded before, label by label, counts once.
@@ -126,33 +149,25 @@ class FeedbackStore:
         """
         rows = [
             [
-                (
-                    _key(event.named, event.query),
-                    _as_utf8(label),
-                    bucket,
-                    now,
-                    _as_utf8(event.event),
-                    event.weight,
-                    None if event.answer_id is None else _as_utf8(event.answer_id),
-                    None if event.request_id is None else _as_utf8(event.request_id),
-                    event.query,
-                )
+                {
+                    "key": _key(event.named, event.query),
+                    "label": label,
+                    "bucket": bucket,
+                    "at": now,
+                    "event": event.event,
+                    "weight": event.weight,
+                    "answer_id": event.answer_id,
+                    "request_id": event.request_id,
+                    "query": event.query,
+                    "state": 0,
+                }
                 for label, bucket in zip(event.labels, event.buckets, strict=True)
             ]
             for event in events
         ]
-
-        with self._durable_lock, transaction(self._durable):
-            fresh = 0
-            for labels in rows:
-                before = self._durable.total_changes
-                self._durable.executemany(
-                    "INSERT OR IGNORE INTO feedback (key, label, bucket, at, event, weight, answer_id, "
-                    "request_id, query, state) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0)",
-                    labels,
-                )
-                fresh += self._durable.total_changes > before
-            add_to_total(self._durable, EVENTS_OF_ANSWERS, fresh)
+        with self._recording() as connection:
+            fresh = sum(insert_new(connection, feedback, labels) > 0 for labels in rows)
+            add_to_total(connection, EVENTS_OF_ANSWERS, fresh)
 
     def record_shadow(
         self, release: str, events: Sequence[ShadowPair], pairs: Sequence[Sequence[tuple[int, int]]], now: float
@@ -166,16 +181,12 @@ class FeedbackStore:
             pairs: positives and hits of every bucket, of each event.
             now: seconds since 1970.
         """
-        with self._durable_lock, transaction(self._durable):
-            fresh = [place for place, event in enumerate(events) if self._is_new(event.idempotency_key, now)]
-            self._durable.executemany(
-                "INSERT OR IGNORE INTO feedback (key, label, bucket, at, event, weight, release, features, state) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, 3)",
-                [row for place in fresh for row in _organic_rows(events[place], release, now)],
-            )
-            add_to_total(self._durable, EVENTS_ORGANIC, len(fresh))
+        with self._recording() as connection:
+            fresh = [place for place, event in enumerate(events) if _is_new(connection, event.idempotency_key, now)]
+            insert_new(connection, feedback, [row for place in fresh for row in _organic(events[place], release, now)])
+            add_to_total(connection, EVENTS_ORGANIC, len(fresh))
             counts = [(release, bucket, *pair) for place in fresh for bucket, pair in enumerate(pairs[place])]
-            add_recall(self._durable, SHADOW, now, counts)
+            add_recall(connection, SHADOW, now, counts)
 
     def keep_answers(self, answers: Iterable[StoredAnswer], now: float) -> None:
         """Keep answers for events to be joined with, and let the oldest go.
@@ -184,44 +195,28 @@ class FeedbackStore:
             answers: one for each query.
             now: seconds since 1970.
         """
-        keep: list[tuple[object, ...]] = []
+        keep: list[dict[str, Any]] = []
         arms: list[tuple[ArmAnswer | None, bytes]] = []
         for answer in answers:
-            keep.append(
-                (
-                    _key(answer.answer_id, answer.query),
-                    answer.release,
-                    answer.labels,
-                    answer.buckets,
-                    answer.propensities,
-                    answer.bias_removal,
-                    answer.popularity,
-                    answer.features,
-                    None if answer.request_id is None else _key(answer.request_id, answer.query),
-                    answer.request_id,
-                )
-            )
-            arms.append((answer.arm, answer.buckets))
+            row = answer._asdict()
+            arms.append((row.pop("arm"), answer.buckets))
+            row["key"] = _key(row.pop("answer_id"), answer.query)
+            row["request_key"] = None if answer.request_id is None else _key(answer.request_id, answer.query)
+            del row["query"]
+            keep.append(row)
             if len(keep) % _AT_A_TIME == 0:
                 # Lets other threads have the interpreter.
                 time.sleep(0)
         size = max(self._max_answers // _GENERATIONS, 1)
-        with self._lazy_lock, transaction(self._lazy):
-            oldest, newest = self._lazy.execute(
-                "SELECT ifnull((SELECT min(id) FROM answers), 0), ifnull((SELECT max(id) FROM answers), 0)"
-            ).fetchone()
-            places = count_answers(self._lazy, arms, now, most_units=self._max_answers)
-            self._lazy.executemany(
-                "INSERT INTO answers (id, generation, key, release, labels, buckets, propensities, bias_removal, "
-                "popularity, features, request_key, request_id, at, arm, cluster) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                [
-                    (id_, id_ // size, *answer, now, *place)
-                    for id_, (answer, place) in enumerate(zip(keep, places, strict=True), newest + 1)
-                ],
-            )
+        with self._lazy_lock, self._known(), writing(self.lazy, "answers") as connection:
+            oldest, newest = connection.execute(_ENDS).one()
+            places = count_answers(connection, arms, now, most_units=self._max_answers)
+            for id_, (row, (arm, cluster)) in enumerate(zip(keep, places, strict=True), newest + 1):
+                row |= {"id": id_, "generation": id_ // size, "at": now, "arm": arm, "cluster": cluster}
+            if keep:
+                connection.execute(insert(answers_table), keep)
             upto = min(newest + len(keep) - self._max_answers, oldest + len(keep) + _CHUNK)
-            self._lazy.execute("DELETE FROM answers WHERE id <= ?", (upto,))
+            connection.execute(delete(answers_table).where(answers_table.c.id <= upto))
 
     def join(self, now: float) -> None:
         """Count what pending feedback found: each event once, by one worker, in the minute of `now`.
@@ -229,14 +224,15 @@ class FeedbackStore:
         Fresh events are looked up at every call, older ones every five seconds: an answer may still be on its way
         from another worker. After a minute an event is left, and its request is counted as unmatched.
         """
-        with self._lazy_lock:
+        with self._lazy_lock, self._known():
             looking_back = abs(now - self._looked_back_at) >= _LOOK_BACK_EVERY_SECONDS
             since = 0.0 if looking_back else now - _FRESH_SECONDS
-            pending = "SELECT EXISTS (SELECT 1 FROM feedback WHERE state = 0 AND at >= ?)"
-            if self._lazy.execute(pending, (since,)).fetchone()[0]:
-                join(self._lazy, now, since)
+            with looking(self.lazy) as connection:
+                pending = connection.scalar(_PENDING, {"since": since})
+            if pending:
+                join(self.lazy, now, since)
                 if looking_back:
-                    give_up(self._lazy, now - _JOIN_FOR_SECONDS)
+                    give_up(self.lazy, now - _JOIN_FOR_SECONDS)
             if looking_back:
                 self._looked_back_at = now
 
@@ -247,75 +243,90 @@ class FeedbackStore:
         Returns:
             Whether there is more to delete; other writers have their turn first.
         """
-        with self._lazy_lock, transaction(self._lazy):
+        bounds = {"most": _CHUNK, "before": now - self._feedback_seconds, "kept": self._max_feedback}
+        with self._lazy_lock, self._known(), writing(self.lazy, "answers") as connection:
+            beyond = _BEYOND[connection.dialect.name]
             deleted = [
-                self._lazy.execute(
-                    f"DELETE FROM {table} WHERE id IN (SELECT id FROM {table} ORDER BY id LIMIT ?) AND {settled} "
-                    f"AND (at < ? OR id <= (SELECT max(id) FROM {table}) - ?)",
-                    (_CHUNK, now - self._feedback_seconds, self._max_feedback),
+                connection.execute(
+                    text(_OLD.format(table=table, settled=settled, beyond=beyond.format(table=table))), bounds
                 ).rowcount
-                for table, settled in (("feedback", "state > 0"), ("organic", "TRUE"))
+                for table, settled in _SETTLED.items()
             ]
-            self._lazy.execute("DELETE FROM recall WHERE minute < ?", (int((now - KEPT_SECONDS) // 60),))
-            deleted.append(forget_runs(self._lazy, _CHUNK))
-            forgotten = self._forget_features(now - self._feedback_seconds)
+            connection.execute(delete(recall).where(recall.c.minute < int((now - KEPT_SECONDS) // 60)))
+            deleted.append(forget_runs(connection, _CHUNK))
+            forgotten = _forget_features(connection, now - self._feedback_seconds)
         return _CHUNK in (*deleted, forgotten)
-
-    def _is_new(self, idempotency_key: str | None, now: float) -> bool:
-        """Whether nothing was recorded under this key; from now on something is."""
-        if idempotency_key is None:
-            return True
-        kept = self._durable.execute(
-            "INSERT OR IGNORE INTO organic (key, at) VALUES (?, ?)", (_hash(idempotency_key), now)
-        )
-        return kept.rowcount == 1
-
-    def _forget_features(self, before: float) -> int:
-        """Take the features from the oldest answers that have some, where they are from before a time; how many."""
-        (last,) = self._lazy.execute(
-            "SELECT max(ifnull((SELECT value FROM totals WHERE name = ?), 0), "
-            "ifnull((SELECT min(id) - 1 FROM answers), 0))",
-            (_FORGOTTEN,),
-        ).fetchone()
-        rows = self._lazy.execute("SELECT id, at FROM answers WHERE id > ? ORDER BY id LIMIT ?", (last, _CHUNK))
-        upto = last
-        for id_, at in rows:
-            if at is not None and at >= before:
-                break
-            upto = id_
-        if upto > last:
-            self._lazy.execute(
-                "UPDATE answers SET features = NULL WHERE id > ? AND id <= ? AND features IS NOT NULL", (last, upto)
-            )
-            self._lazy.execute("INSERT OR REPLACE INTO totals VALUES (?, ?)", (_FORGOTTEN, upto))
-        return int(upto - last)
 
     def recall(self, now: float) -> list[RecallRow]:
         """Counts of the last 24 hours, of all releases."""
         newest = int(now // 60)
-        with self._reader_lock:
-            found = self._reader.execute(
-                "SELECT release, minute, source, bucket, positives, hits FROM recall WHERE minute > ? AND minute <= ?",
-                (newest - 1440, newest),
-            ).fetchall()
-        return [RecallRow(*row) for row in found]
+        columns = (recall.c[name] for name in RecallRow._fields)
+        query = select(*columns).where(recall.c.minute > newest - 1440, recall.c.minute <= newest)
+        with self._reading() as connection:
+            return [RecallRow(*row) for row in connection.execute(query)]
 
     def arms(self, run: str) -> dict[str, ArmCounts]:
         """What is known of the arms of an experiment's run."""
-        with self._reader_lock:
-            return read_arms(self._reader, run)
+        with self._reading() as connection:
+            return read_arms(connection, run)
 
     def totals(self) -> dict[str, int]:
-        """Counters since the file was made, by COUNTERS."""
-        with self._reader_lock:
-            found = dict(self._reader.execute("SELECT name, value FROM totals").fetchall())
+        """Counters since the database was made, by COUNTERS."""
+        with self._reading() as connection:
+            found = {row.name: row.value for row in connection.execute(select(totals.c.name, totals.c.value))}
         return {name: found.get(name, 0) for name in COUNTERS}
 
     def close(self) -> None:
-        """Close the connections; waits for writes under way."""
-        with self._durable_lock, self._lazy_lock, self._reader_lock:
-            for connection in (self._durable, self._lazy, self._reader):
-                connection.close()
+        """Close the connections; waits some seconds for writes under way."""
+        for lock, engine in ((self._durable_lock, self.durable), (self._lazy_lock, self.lazy)):
+            if lock.acquire(timeout=_PATIENCE_SECONDS):
+                engine.dispose()
+                lock.release()
+
+    @contextmanager
+    def _recording(self) -> Iterator[Connection]:
+        with self._durable_lock, self._known(), writing(self.durable) as connection:
+            yield connection
+
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        with self._known(), looking(self.lazy) as connection:
+            yield connection
+
+    @contextmanager
+    def _known(self) -> Iterator[None]:
+        """The tables are there, and what goes wrong with them is a StoreError."""
+        with told(self._told):
+            with self._prepare_lock:
+                if not self._prepared:
+                    prepare(self._place)
+                    self._prepared = True
+            yield
+
+
+def _is_new(connection: Connection, idempotency_key: str | None, now: float) -> bool:
+    """Whether nothing was recorded under this key; from now on something is."""
+    return idempotency_key is None or insert_new(connection, organic, [{"key": _hash(idempotency_key), "at": now}]) == 1
+
+
+def _forget_features(connection: Connection, before: float) -> int:
+    """Take the features from the oldest answers that have some, where they are from before a time; how many."""
+    forgotten = connection.scalar(select(totals.c.value).where(totals.c.name == _FORGOTTEN)) or 0
+    oldest, _ = connection.execute(_ENDS).one()
+    last = max(forgotten, oldest - 1)
+    of = answers_table.c
+    rows = connection.execute(select(of.id, of.at).where(of.id > last).order_by(of.id).limit(_CHUNK))
+    upto = last
+    for id_, at in rows.all():
+        if at is not None and at >= before:
+            break
+        upto = id_
+    if upto > last:
+        old = update(answers_table).where(of.id > last, of.id <= upto, of.features.is_not(None))
+        connection.execute(old.values(features=None))
+        insert_new(connection, totals, [{"name": _FORGOTTEN, "value": 0}])
+        connection.execute(update(totals).where(totals.c.name == _FORGOTTEN).values(value=upto))
+    return int(upto - last)
 
 
 def answers_of(batch: AnsweredBatch) -> Iterator[StoredAnswer]:
@@ -338,12 +349,12 @@ def answers_of(batch: AnsweredBatch) -> Iterator[StoredAnswer]:
         )
 
 
-def _organic_rows(event: ShadowPair, release: str, now: float) -> Iterator[tuple[object, ...]]:
+def _organic(event: ShadowPair, release: str, now: float) -> Iterator[dict[str, Any]]:
     """What is kept of an organic interaction, label by label; nothing where there are no features."""
     if event.features is not None:
-        key = secrets.randbits(63)
+        of_event = {"key": secrets.randbits(63), "at": now, "event": event.event, "weight": event.weight, "state": 3}
         for label, bucket in event.labels:
-            yield key, _as_utf8(label), bucket, now, _as_utf8(event.event), event.weight, release, event.features
+            yield of_event | {"label": label, "bucket": bucket, "release": release, "features": event.features}
 
 
 def _key(id_: str, query: int) -> int:
@@ -354,8 +365,3 @@ def _key(id_: str, query: int) -> int:
 def _hash(text: str) -> int:
     """64 bits: among a million answers, a strange id finds one by chance once in 10^13."""
     return int.from_bytes(blake2b(text.encode("utf-8", "replace"), digest_size=8).digest(), "little", signed=True)
-
-
-def _as_utf8(label: str) -> str:
-    """The id with `?` for what UTF-8 cannot hold."""
-    return label.encode("utf-8", "replace").decode()

@@ -6,28 +6,28 @@ it, query by query, are one and the same answer, as those of a retried request a
 is meant, so none is blamed: it is left, and counted as ambiguous. What was said of an answer by one of its names
 counts once if it is said by the other, too.
 
-Everything is looked up before the file is locked for writing, and by key, of which many labels chosen may share one:
+Everything is looked up before other writers have to wait, and by key, of which many labels chosen may share one:
 nobody waits for feedback whose answers are not there.
 """
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from sqlalchemy import Connection, Engine, bindparam, text
 
 from longtail.bundle.lookup import fingerprints
 from longtail.serving.monitoring.arm_counts import add_positives
-from longtail.serving.monitoring.database import transaction
 from longtail.serving.monitoring.feedback_counts import AMBIGUOUS, FEEDBACK, UNMATCHED, add_recall, add_to_total
+from longtail.state.engines import looking, writing
 
 _AT_ONCE = 5000
 """Labels chosen that are joined in one transaction, or those of one key."""
 _MOST_ALIKE = 8
 """Answers of one request id that are compared; more are taken as different."""
-_GENERATIONS_HELD = """
+_GENERATIONS_HELD = text("""
 WITH RECURSIVE held (generation) AS (
     SELECT min(generation) FROM answers
     UNION ALL
@@ -35,24 +35,35 @@ WITH RECURSIVE held (generation) AS (
     WHERE generation IS NOT NULL
 )
 SELECT generation FROM held WHERE generation IS NOT NULL
-"""
+""")
 """The distinct generations, by one step in the index each."""
-_KEYS = "SELECT DISTINCT key, answer_id IS NULL FROM feedback INDEXED BY pending WHERE state = 0 AND at >= ?"
-_LABELS = """
-SELECT id, label, bucket, event, key FROM feedback WHERE key = ? AND state = 0 AND (answer_id IS NULL) = ?
-"""
-_SAID = "SELECT event FROM feedback WHERE key IN ({keys}) AND label = ? AND state = 1"
+_KEYS = "SELECT DISTINCT key, answer_id IS NULL FROM feedback {pending} WHERE state = 0 AND at >= :since"
+_LABELS = text(
+    "SELECT id, label, bucket, event, key FROM feedback WHERE key = :key AND state = 0 "
+    "AND (answer_id IS NULL) = :names_request"
+)
+_SAID = text("SELECT event FROM feedback WHERE key IN :keys AND label = :label AND state = 1").bindparams(
+    bindparam("keys", expanding=True)
+)
 """What was said of a label under any name of its answer."""
 _ANSWERS = """
 SELECT key, request_key, release, labels, buckets, propensities, bias_removal, popularity, features, request_id, arm,
     cluster
-FROM answers INDEXED BY {index} WHERE generation IN ({generations}) AND {column} = ?
+FROM answers {index} WHERE generation IN ({generations}) AND {column} = :key
 """
-_JOINED = """
-UPDATE feedback SET state = 1, release = ?, position = ?, propensity = ?, bias_removal = ?, popularity = ?,
-    features = ?, arm = ?, request_id = ifnull(?, request_id)
-WHERE id = ? AND state = 0
-"""
+_JOINED = text("""
+UPDATE feedback SET state = 1, release = :release, position = :position, propensity = :propensity,
+    bias_removal = :bias_removal, popularity = :popularity, features = :features, arm = :arm,
+    request_id = coalesce(:request_id, request_id)
+WHERE id = :id AND state = 0
+""")
+_SETTLED = text("UPDATE feedback SET state = :state WHERE id = :id AND state = 0")
+_TOO_OLD = text("SELECT count(DISTINCT key) FROM feedback WHERE state = 0 AND at < :before")
+_GIVEN_UP = text("UPDATE feedback SET state = 2 WHERE state = 0 AND at < :before")
+_TAKEN = ("release", "bias_removal", "popularity", "features", "arm", "request_id")
+"""From the answer, as they are."""
+_TURNS = "feedback"
+"""Of those who settle: what one says of an answer's names the next must see."""
 
 
 class _Label(NamedTuple):
@@ -93,56 +104,61 @@ class _Found(NamedTuple):
     keys: frozenset[int]
 
 
-def join(connection: sqlite3.Connection, now: float, since: float) -> None:
+def join(engine: Engine, now: float, since: float) -> None:
     """Join the feedback that is pending and whose answers are known, and count it in the minute of `now`.
 
     Args:
-        connection: to the database, in no transaction.
+        engine: on the database.
         now: seconds since 1970.
         since: feedback from before then is left out.
     """
-    generations = ", ".join(str(row[0]) for row in connection.execute(_GENERATIONS_HELD))
-    if not generations:
-        return
-    found: list[_Found] = []
-    for of_key in _lookups(connection, generations, since):
-        found += of_key
-        if len(found) >= _AT_ONCE:
-            _settle(connection, found, now)
-            found = []
+    with looking(engine) as connection:
+        generations = ", ".join(str(row[0]) for row in connection.execute(_GENERATIONS_HELD))
+        if not generations:
+            return
+        found: list[_Found] = []
+        for of_key in _lookups(connection, generations, since):
+            found += of_key
+            if len(found) >= _AT_ONCE:
+                _settle(engine, found, now)
+                found = []
     if found:
-        _settle(connection, found, now)
+        _settle(engine, found, now)
 
 
-def give_up(connection: sqlite3.Connection, before: float) -> None:
+def give_up(engine: Engine, before: float) -> None:
     """Stop looking for the answers of feedback from before then.
 
     Args:
-        connection: to the database, in no transaction.
+        engine: on the database.
         before: seconds since 1970.
     """
-    too_old = "SELECT EXISTS (SELECT 1 FROM feedback WHERE state = 0 AND at < ?)"
-    if not connection.execute(too_old, (before,)).fetchone()[0]:
-        return
-    with transaction(connection):
-        (requests,) = connection.execute(
-            "SELECT count(DISTINCT key) FROM feedback WHERE state = 0 AND at < ?", (before,)
-        ).fetchone()
+    with looking(engine) as connection:
+        if not connection.scalar(_TOO_OLD, {"before": before}):
+            return
+    with writing(engine, _TURNS) as connection:
+        requests = connection.scalar(_TOO_OLD, {"before": before})
         if requests:
-            connection.execute("UPDATE feedback SET state = 2 WHERE state = 0 AND at < ?", (before,))
+            connection.execute(_GIVEN_UP, {"before": before})
             add_to_total(connection, UNMATCHED, requests)
 
 
-def _lookups(connection: sqlite3.Connection, generations: str, since: float) -> Iterator[list[_Found]]:
+def _lookups(connection: Connection, generations: str, since: float) -> Iterator[list[_Found]]:
     """Pending labels, key by key, whose answers are known."""
-    # The index is said, for SQLite would rather make itself one of all answers, anew each time.
+
+    def by(index: str) -> str:
+        # SQLite is told, for it would rather make itself an index of all answers, anew each time.
+        return f"INDEXED BY {index}" if connection.dialect.name == "sqlite" else ""
+
     by_answer, by_request = (
-        _ANSWERS.format(generations=generations, index=index, column=column)
+        _ANSWERS.format(generations=generations, index=by(index), column=column)
         for index, column in (("answers_by_key", "key"), ("answers_by_request", "request_key"))
     )
-    either = f"SELECT * FROM ({by_answer}) UNION ALL SELECT * FROM ({by_request}) LIMIT {_MOST_ALIKE + 1}"
-    for key, names_request in connection.execute(_KEYS, (since,)).fetchall():
-        rows = connection.execute(either, (key, key)) if names_request else connection.execute(by_answer, (key,))
+    either = text(
+        f"SELECT * FROM ({by_answer}) AS named UNION ALL SELECT * FROM ({by_request}) AS asked LIMIT {_MOST_ALIKE + 1}"
+    )
+    for key, names_request in connection.execute(text(_KEYS.format(pending=by("pending"))), {"since": since}).all():
+        rows = connection.execute(either if names_request else text(by_answer), {"key": key})
         answers = [_Answer(*row) for row in rows]
         if not answers:
             continue
@@ -152,9 +168,9 @@ def _lookups(connection: sqlite3.Connection, generations: str, since: float) -> 
             answer = answer if _alike(answers) else None
             keys |= {each.key for each in answers}
         elif request_key is not None:
-            namesakes = connection.execute(either, (request_key, request_key))
+            namesakes = connection.execute(either, {"key": request_key})
             keys |= {request_key} if _alike([_Answer(*row) for row in namesakes]) else set()
-        labels = connection.execute(_LABELS, (key, names_request))
+        labels = connection.execute(_LABELS, {"key": key, "names_request": names_request})
         yield [_Found(_Label(*row), answer, frozenset(keys)) for row in labels]
 
 
@@ -163,28 +179,28 @@ def _alike(answers: Sequence[_Answer]) -> bool:
     return len({answer.said for answer in answers}) == 1 and len(answers) <= _MOST_ALIKE
 
 
-def _settle(connection: sqlite3.Connection, found: list[_Found], now: float) -> None:
+def _settle(engine: Engine, found: list[_Found], now: float) -> None:
     """Mark labels as joined or ambiguous, and count those that no other worker has."""
     counts: dict[tuple[str, int], tuple[int, int]] = {}
     of_arms: list[tuple[int, int, int, bool]] = []
     ambiguous: set[int] = set()
     positions = [None if answer is None else _position(label, answer) for label, answer, _ in found]
-    with transaction(connection):
+    with writing(engine, _TURNS) as connection:
         for (label, answer, keys), position in zip(found, positions, strict=True):
             if answer is None:
-                left = connection.execute("UPDATE feedback SET state = 2 WHERE id = ? AND state = 0", (label.id,))
+                left = connection.execute(_SETTLED, {"id": label.id, "state": 2})
                 ambiguous |= {label.key} if left.rowcount else set()
                 continue
-            so_far = connection.execute(_SAID.format(keys=", ".join(map(str, keys))), (label.label,))
-            said = {event for (event,) in so_far}
+            said = set(connection.scalars(_SAID, {"keys": list(keys), "label": label.label}))
             if label.event in said:
-                connection.execute("UPDATE feedback SET state = 4 WHERE id = ? AND state = 0", (label.id,))
+                connection.execute(_SETTLED, {"id": label.id, "state": 4})
                 continue
             propensity = 1.0
             if position is not None and answer.propensities is not None:
                 propensity = float(np.frombuffer(answer.propensities, "<f4")[position])
-            of_query = answer.bias_removal, answer.popularity, answer.features, answer.arm, answer.request_id
-            joined = connection.execute(_JOINED, (answer.release, position, propensity, *of_query, label.id))
+            of_answer = {"id": label.id, "position": position, "propensity": propensity}
+            of_answer |= {name: getattr(answer, name) for name in _TAKEN}
+            joined = connection.execute(_JOINED, of_answer)
             of = label.bucket if position is None else answer.buckets[position]
             # A purchase after a click is one label found, not two.
             if joined.rowcount and of >= 0 and not said:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import sqlite3
 import threading
 import time
 from collections import deque
@@ -25,7 +24,6 @@ from longtail.serving.errors import NotReadyError
 from longtail.serving.monitoring.baseline import Baseline, save_baseline
 from longtail.serving.monitoring.collector import report_metrics
 from longtail.serving.monitoring.comparison import Comparison
-from longtail.serving.monitoring.database import FEEDBACK_FILE
 from longtail.serving.monitoring.experiments import experiment_metrics
 from longtail.serving.monitoring.feedback_counts import COUNTERS
 from longtail.serving.monitoring.feedback_store import KEPT_SECONDS, FeedbackStore, answers_of
@@ -36,9 +34,11 @@ from longtail.serving.monitoring.release_figures import ReleaseFigures, delete_l
 from longtail.serving.monitoring.release_history import ReleaseHistory
 from longtail.serving.monitoring.report import make_report
 from longtail.serving.monitoring.verdict import judge
+from longtail.state import Place, StoreError
 
 logger = logging.getLogger(__name__)
 
+_PATIENCE_SECONDS = 30.0
 _TICK_SECONDS = 0.1
 """Often, so that each time is over before a request notices."""
 _REPORT_SECONDS = 1.0
@@ -62,6 +62,7 @@ class LiveFigures:
 
     Args:
         state: directory, made if need be.
+        kept: where answers, feedback and recall are kept instead, for replicas to share.
         worker: number of this process among those that share `state`; no two that run have the same.
         max_answers: answers kept for feedback to be joined with; 0 keeps none.
         max_feedback, feedback_seconds: as of `FeedbackStore`.
@@ -71,13 +72,14 @@ class LiveFigures:
         clock: seconds since 1970.
 
     Raises:
-        OSError, sqlite3.Error: `state` cannot be read or written.
+        OSError, StoreError: `state` cannot be read or written.
     """
 
     def __init__(
         self,
         state: Path,
         *,
+        kept: Place | None = None,
         worker: int = 0,
         max_answers: int,
         max_feedback: int | None = None,
@@ -97,7 +99,7 @@ class LiveFigures:
         remove_stale(state, ".releases.json.*.tmp")
         self._history = ReleaseHistory(state / "releases.json")
         self._store = FeedbackStore(
-            state / FEEDBACK_FILE,
+            kept or state,
             max_answers=max_answers,
             max_feedback=max_feedback,
             feedback_seconds=feedback_seconds,
@@ -197,7 +199,7 @@ class LiveFigures:
             How many events are held now: all of them, be they new or repeated.
 
         Raises:
-            sqlite3.Error: nothing of it was recorded.
+            StoreError: nothing of it was recorded.
         """
         # First, so that a kill leaves no event without the answer it names.
         self._keep_answers()
@@ -217,7 +219,7 @@ class LiveFigures:
 
         Raises:
             NotReadyError: the release was not begun lately.
-            sqlite3.Error: nothing of it was counted.
+            StoreError: nothing of it was counted.
         """
         figures = self._held.get(release)
         if figures is None:
@@ -248,7 +250,7 @@ class LiveFigures:
 
         Raises:
             NotReadyError: no release is in service.
-            sqlite3.Error: the feedback cannot be read.
+            StoreError: the feedback cannot be read.
         """
         with self._report_lock:
             now, current = self._clock(), self._current
@@ -292,8 +294,9 @@ class LiveFigures:
         if self._closing.is_set():
             return
         self._closing.set()
-        self._thread.join()
-        self.flush()
+        self._thread.join(_PATIENCE_SECONDS)
+        if not self._thread.is_alive():  # else a database hangs, and would hang the flush, too
+            self.flush()
         self._current, self._held = None, {}
         self._store.close()
 
@@ -348,7 +351,7 @@ class LiveFigures:
         """Log what goes wrong with the files instead of raising it; the same error once, until things go well again."""
         try:
             yield
-        except (sqlite3.Error, OSError) as error:
+        except (StoreError, OSError) as error:
             message = f"{type(error).__name__}: {error}"
             if self._troubles.get(what) != message:
                 logger.warning("live figures, %s: %s", what, message)

@@ -29,6 +29,7 @@ from longtail.serving.monitoring.workers import Workers, WorkerState
 from longtail.serving.process.reloading import Terminal, read_again, take_hangups
 from longtail.serving.process.server import run
 from longtail.serving.settings import Settings
+from longtail.state import Postgres, StoreError, read_label_changes
 
 logger = logging.getLogger(__name__)
 
@@ -216,6 +217,7 @@ def serve(settings: Settings, listener: socket.socket, log_level: str) -> None:
     with ExitStack() as states:
         for each in settings.by_model().values():
             states.enter_context(_exclusive(each.state_directory))
+            _refuse_left_behind(each)
         if settings.workers == 1:
             run(settings, listener)
         else:
@@ -238,6 +240,25 @@ def _exclusive(state: Path) -> Iterator[None]:
                 f"state directory {state}: expected one that no other service uses (--state), found one in use"
             ) from None
         yield
+
+
+def _refuse_left_behind(settings: Settings) -> None:
+    """Refuse a database without label changes where the directory has some: what is hidden would be seen again."""
+    if not isinstance(settings.place, Postgres):
+        return
+    directory = settings.state_directory
+    with suppress(FileNotFoundError):
+        left = len(read_label_changes(directory).records())
+        with suppress(StoreError):  # it may answer later, and is then served from
+            try:
+                found = len(read_label_changes(settings.place).records())
+            except FileNotFoundError:
+                found = 0
+            if left and not found:
+                raise StateError(
+                    f"state {settings.place}: expected label changes, found none, and {left} in {directory}: copy them "
+                    f"with longtail-serve copy-labels {directory}, or move {directory}/labels.sqlite away"
+                )
 
 
 def _how(exit_code: int | None) -> str:

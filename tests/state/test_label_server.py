@@ -5,14 +5,27 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
+import sqlalchemy
 
-from longtail.state import LabelStore, Postgres, StoreCorruptError, StoreError, of_model, read_place
+from longtail.state import (
+    LabelStore,
+    Postgres,
+    StoreCorruptError,
+    StoreError,
+    copy_label_changes,
+    of_model,
+    read_label_changes,
+    read_place,
+)
+from longtail.state.connections import ImpatientConnection
+from longtail.state.engines import postgres_engine, writing
 from tests.postgres import PostgresServer, postgres
-from tests.state.changes import hide, ids
+from tests.state.changes import hide, ids, upsert
 
 pytestmark = pytest.mark.process
 
@@ -98,15 +111,42 @@ def test_kill_9_of_the_database_loses_nothing_and_stores_go_on_by_themselves(ser
     assert ids(place) == ["a", "later-0", "later-1", "later-2"]
 
 
-def test_a_writer_that_was_stopped_amid_a_write_holds_nobody_up_for_good(database_server: PostgresServer) -> None:
+def test_a_database_that_hangs_is_an_error_within_seconds(
+    server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("longtail.state.connections._ANSWER_SECONDS", 1.0)
+    place = place_of(server)
+    store = LabelStore(place)
+    store.append([hide("a")])
+    position = store.read_from().position
+    server.pause()
+    try:
+        time.sleep(0.6)
+        with pytest.raises(StoreError, match=r"no answer within 1 s|timeout"):
+            store.read_from(position)
+        with pytest.raises(StoreError):
+            store.append([hide("lost")])
+    finally:
+        server.go_on()
+    store.append([hide("b")])
+    assert ids(place) in (["a", "b"], ["a", "lost", "b"])
+
+
+def test_a_writer_that_was_stopped_amid_a_write_holds_nobody_up_for_good(
+    database_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place = place_of(database_server)
     store = LabelStore(place)
     store.append([hide("a")])
-    stopped = psycopg.connect(database_server.url(schema=None), options="-c idle_in_transaction_session_timeout=1000")
-    with suppress(psycopg.Error), stopped:
-        stopped.execute(f"LOCK TABLE {place.schema}.label_changes IN EXCLUSIVE MODE")
-        assert ids(place) == ["a"], "readers never wait"
-        store.append([hide("b")])
+    monkeypatch.setattr("longtail.state.engines._SERVER_SECONDS", 2)
+    stopped = writing(postgres_engine(place), "labels")
+    stopped.__enter__()
+    assert ids(place) == ["a"], "readers never wait"
+    monkeypatch.setattr("longtail.state.engines._SERVER_SECONDS", 5)
+    patient = LabelStore(place)
+    patient.append([hide("b")])
+    with pytest.raises(sqlalchemy.exc.SQLAlchemyError):
+        stopped.__exit__(None, None, None)
     assert ids(place) == ["a", "b"]
 
 
@@ -141,12 +181,93 @@ def test_a_database_that_was_set_back_is_read_anew(database_server: PostgresServ
     assert ([record.id for record in read.records], read.restarted) == (["a"], True)
 
 
+def test_reading_makes_nothing(database_server: PostgresServer) -> None:
+    place = place_of(database_server)
+    assert LabelStore(place).read_from() == ([], None, False)
+    with pytest.raises(FileNotFoundError, match="expected label changes of a service, found none"):
+        read_label_changes(place)
+    with psycopg.connect(database_server.url(schema=None)) as connection:
+        assert connection.execute("SELECT to_regnamespace(%s)", [place.schema]).fetchone() == (None,)
+
+
+def test_a_schema_that_is_there_needs_no_right_to_make_one(database_server: PostgresServer) -> None:
+    place = place_of(database_server)
+    with psycopg.connect(database_server.url(schema=None), autocommit=True) as connection:
+        connection.execute(f"CREATE ROLE {place.schema} LOGIN")
+        connection.execute(f"CREATE SCHEMA {place.schema} AUTHORIZATION {place.schema}")
+    own = Postgres(place.url.set(username=place.schema), place.schema)
+    LabelStore(own).append([hide("a")])
+    assert ids(own) == ["a"]
+
+
+def test_more_changes_than_are_read_in_a_moment_are_read(
+    database_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = place_of(database_server)
+    monkeypatch.setattr("longtail.state.engines._SERVER_SECONDS", 1)
+    LabelStore(place).append([hide("a"), hide("b"), hide("a")])
+    reader = LabelStore(place)
+    understand = LabelStore._record
+
+    def slow(store: LabelStore, *row: object) -> object:
+        time.sleep(0.6)
+        return understand(store, *row)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(LabelStore, "_record", slow)
+    assert len(reader.read_from().records) == 3
+    reader.compact()
+    assert len(LabelStore(place).read_from().records) == 2
+
+
+def test_a_server_that_does_not_wait_for_its_disk_is_told_to(database_server: PostgresServer) -> None:
+    place = place_of(database_server)
+    with psycopg.connect(database_server.url(schema=None), autocommit=True) as connection:
+        connection.execute("ALTER ROLE longtail SET synchronous_commit = off")
+        try:
+            for kind, commits in (("FULL", "on"), ("NORMAL", "off")):
+                engine = postgres_engine(place, kind)  # type: ignore[arg-type]
+                with engine.connect() as checked:
+                    assert checked.exec_driver_sql("SHOW synchronous_commit").scalar() == commits
+                engine.dispose()
+        finally:
+            connection.execute("ALTER ROLE longtail RESET synchronous_commit")
+
+
+def test_a_pooler_that_loses_the_schema_is_refused(
+    database_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = place_of(database_server)
+    engine = postgres_engine(place)
+
+    connect = ImpatientConnection.connect
+
+    def losing(*arguments: Any, options: str, **parameters: Any) -> Any:
+        assert f"search_path={place.schema}" in options
+        return connect(*arguments, **parameters)
+
+    monkeypatch.setattr(ImpatientConnection, "connect", losing)
+    with pytest.raises(StoreError, match="expected a connection with that schema, found one with"):
+        engine.connect()
+
+
+def test_changes_are_copied_to_a_place_that_has_none(database_server: PostgresServer, tmp_path: Path) -> None:
+    place = place_of(database_server)
+    LabelStore(tmp_path).append([hide("a"), upsert("b"), hide("a")])
+    assert copy_label_changes(tmp_path, place) == 2
+    assert read_label_changes(place) == read_label_changes(tmp_path)
+    with pytest.raises(StoreError, match="expected no label changes, found 2; nothing was copied"):
+        copy_label_changes(tmp_path, place)
+
+
 @pytest.mark.parametrize(
     ("url", "wrong"),
     [
         ("postgresql://u:secret@h:port/d", "what is no URL"),
         ("postgresql://u:secret@h/d?schema=Shop", "schema of at most 48 of a-z"),
         ("postgresql://u:secret@h/d?schema=a&schema=b", "received a list of 2"),
+        ("postgresql://u@h/d?password=secret", "expected a password before the host or in PGPASSFILE"),
+        ("postgresql+psycopg://u:secret@h/d", 'received "postgresql.psycopg"://'),
+        ("mysql://u:secret@h/d", 'received "mysql"://'),
     ],
 )
 def test_urls_that_are_none_are_refused_without_their_password(url: str, wrong: str) -> None:
@@ -158,4 +279,4 @@ def test_urls_that_are_none_are_refused_without_their_password(url: str, wrong: 
 def test_no_password_is_shown() -> None:
     place = read_place("postgres://u:secret@h:5433/d?sslmode=require&schema=shop")
     assert "secret" not in f"{place} {place!r}"
-    assert str(place) == "postgresql://u:***@h:5433/d?sslmode=require, schema shop"
+    assert str(place) == "postgresql://u:***@h:5433/d, schema shop"

@@ -79,7 +79,7 @@ def test_looking_when_nothing_happened_reads_nothing(place: Place, monkeypatch: 
     store.append([upsert("a")])
     position = store.read_from().position
     store.read_from(position)
-    monkeypatch.setattr(LabelStore, "_read", None)
+    monkeypatch.setattr(LabelStore, "_check", None)
     assert store.read_from(position).records == []
 
 

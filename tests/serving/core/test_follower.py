@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
 import pytest
 
+from longtail.bundle import Hide
 from longtail.index import IndexSpec, Releases, build
 from longtail.serving import Retriever, create_app
 from longtail.serving.core.follower import ReleaseFollower
@@ -19,8 +23,10 @@ from longtail.serving.core.service import Service
 from longtail.serving.errors import RefusedReleaseError
 from longtail.serving.monitoring import LiveFigures, Monitoring
 from longtail.serving.monitoring.prometheus import Metrics
+from longtail.state import LabelStore
 from tests.bundles import make_bundle
 from tests.serving.plane import plane_retriever, plane_settings
+from tests.serving.process import until
 
 
 class Clock:
@@ -234,3 +240,31 @@ def test_damage_that_is_found_while_a_release_is_served_is_told_and_serving_goes
     refused = "the published release, good, could not be loaded, the one before is served; the log says why"
     assert service.problem == refused
     assert service.retriever().name == "good"
+
+
+def test_label_changes_are_followed_while_a_release_loads(tmp_path: Path, service: Service) -> None:
+    loading, go_on = threading.Event(), threading.Event()
+
+    def load(_: Releases, name: str) -> Retriever:
+        if name == "two":
+            loading.set()
+            assert go_on.wait(20)
+        return plane_retriever(name)
+
+    follower = ReleaseFollower(tmp_path, service, load=load)
+    point_to(tmp_path, "one")
+    follower.start()
+    try:
+        until(lambda: service.ready, "a first release")
+        point_to(tmp_path, "two")
+        assert loading.wait(20)
+        with closing(LabelStore(service.settings.state_directory)) as another_worker:
+            another_worker.append([Hide(id="b", at=datetime.now(UTC))])
+        until(lambda: len(service.retriever().overlay.hidden) == 1, "what another worker hid to be hidden")
+        assert service.retriever().name == "one"
+        go_on.set()
+        until(lambda: service.retriever().name == "two", "the next release")
+        assert len(service.retriever().overlay.hidden) == 1
+    finally:
+        go_on.set()
+        follower.stop()

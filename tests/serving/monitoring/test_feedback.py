@@ -1,23 +1,39 @@
 from __future__ import annotations
 
-import logging
-import sqlite3
 import threading
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from sqlalchemy import text
 
 from longtail.serving.errors import NotReadyError
 from longtail.serving.monitoring import AnswerFeedback, LiveFigures, ShadowPair, feedback_of
-from longtail.serving.monitoring.feedback_store import FeedbackStore, StoredAnswer
-from tests.serving.monitoring.shop import BUCKETS, IDS, NOON, Clock, answered
+from longtail.serving.monitoring.database import open_engine
+from longtail.state import Place, read_place
+from longtail.state.engines import reading
+from tests.serving.monitoring.shop import BUCKETS, IDS, Clock, answered
 
 Opening = Callable[..., LiveFigures]
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.process)])
+def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """Both kinds of place."""
+    return tmp_path if request.param == "sqlite" else read_place(request.getfixturevalue("database_server").url())
+
+
+def selected(place: Place, query: str) -> list[Any]:
+    """What a query finds in the place."""
+    engine = open_engine(place, "FULL")
+    try:
+        with reading(engine) as connection:
+            return [tuple(row) for row in connection.execute(text(query))]
+    finally:
+        engine.dispose()
 
 
 def recall(
@@ -76,7 +92,7 @@ def test_a_retry_counts_once(live: LiveFigures, clock: Clock) -> None:
 @pytest.mark.parametrize("at_once", [True, False])
 @pytest.mark.parametrize("first", ["answer", "request"])
 def test_an_answer_that_is_named_in_both_ways_counts_once(
-    live: LiveFigures, clock: Clock, tmp_path: Path, first: str, at_once: bool
+    live: LiveFigures, clock: Clock, kept: Place, first: str, at_once: bool
 ) -> None:
     live.count_answers(replace(answered([[0, 4]], names=["own"]), request_ids=["theirs"]))
     named = {"answer": event("own", 0, 5), "request": replace(event("own", 0, 5), answer_id=None, request_id="theirs")}
@@ -86,7 +102,7 @@ def test_an_answer_that_is_named_in_both_ways_counts_once(
         for said in [order] if at_once else [[of] for of in order]:
             live.record_feedback(said)
             assert recall(live, clock)["all"] == (2, 1)
-    with feedback_of(tmp_path) as feedback:
+    with feedback_of(kept) as feedback:
         rows = [(row.label, row.event, row.position) for row in feedback.rows(0, clock.now + 1)]
     assert sorted(rows) == [("item-0", "click", 0), ("item-0", "purchase", 0), ("item-5", "click", None)]
     # Of a request's id that is another's as well by now, nobody knows whose: the answer's own id says it still.
@@ -209,23 +225,21 @@ def test_recall_rolls_out_of_the_window(live: LiveFigures, clock: Clock) -> None
     assert recall(live, clock, window="1h")["all"] == (1, 1)
 
 
-def test_the_oldest_answers_go_first(open_live: Opening, clock: Clock, tmp_path: Path) -> None:
+def test_the_oldest_answers_go_first(open_live: Opening, clock: Clock, kept: Place) -> None:
     live = open_live(max_answers=10)
     for number in range(30):
         live.count_answers(answered([[0]], names=[f"a{number}"]))
         live.flush()
     live.record_feedback([event("a0", 0), event("a19", 0), event("a20", 0), event("a29", 0)])
     assert recall(live, clock)["all"] == (2, 2)
-    with closing(sqlite3.connect(tmp_path / "feedback.sqlite")) as connection:
-        assert connection.execute("SELECT count(*) FROM answers").fetchone() == (10,)
+    assert selected(kept, "SELECT count(*) FROM answers") == [(10,)]
 
 
-def test_settled_feedback_goes_after_two_days(live: LiveFigures, clock: Clock, tmp_path: Path) -> None:
+def test_settled_feedback_goes_after_two_days(live: LiveFigures, clock: Clock, kept: Place) -> None:
     def held() -> tuple[int, int]:
-        with closing(sqlite3.connect(tmp_path / "feedback.sqlite")) as connection:
-            (feedback,) = connection.execute("SELECT count(*) FROM feedback").fetchone()
-            (minutes,) = connection.execute("SELECT count(*) FROM recall").fetchone()
-            return feedback, minutes
+        counts = "SELECT (SELECT count(*) FROM feedback), (SELECT count(*) FROM recall)"
+        ((feedback, minutes),) = selected(kept, counts)
+        return feedback, minutes
 
     live.count_answers(answered([[0]], names=["a"]))
     live.record_feedback([event("a", 0), event("unknown", 0)])
@@ -238,15 +252,14 @@ def test_settled_feedback_goes_after_two_days(live: LiveFigures, clock: Clock, t
     assert held() == (0, 0)
 
 
-def test_settled_feedback_is_bounded_by_number_too(open_live: Opening, clock: Clock, tmp_path: Path) -> None:
+def test_settled_feedback_is_bounded_by_number_too(open_live: Opening, clock: Clock, kept: Place) -> None:
     live = open_live(max_answers=5)
     live.count_answers(answered([list(range(12))], names=["a"]))
     live.record_feedback([event("a", *range(12))])
     live.flush()
     clock.pass_(61)
     live.flush()
-    with closing(sqlite3.connect(tmp_path / "feedback.sqlite")) as connection:
-        assert connection.execute("SELECT label FROM feedback ORDER BY id").fetchall() == [(id_,) for id_ in IDS[7:]]
+    assert selected(kept, "SELECT label FROM feedback ORDER BY id") == [(id_,) for id_ in IDS[7:]]
 
 
 def test_no_answers_are_kept_if_none_are_wanted(open_live: Opening, clock: Clock) -> None:
@@ -266,77 +279,41 @@ def test_many_threads_take_turns(live: LiveFigures, clock: Clock) -> None:
     assert recall(live, clock)["all"] == (40, 40)
 
 
-@pytest.mark.parametrize("content", ["garbage", "another version"])
-def test_another_file_is_put_aside(
-    open_live: Opening, clock: Clock, tmp_path: Path, caplog: pytest.LogCaptureFixture, content: str
-) -> None:
-    path = tmp_path / "feedback.sqlite"
-    if content == "garbage":
-        path.write_bytes(b"not a database, but long enough for a header of one" * 10)
-    else:
-        open_live().close()
-        with closing(sqlite3.connect(path)) as connection:
-            connection.execute("PRAGMA user_version = 99")
-    with caplog.at_level(logging.WARNING):
-        live = open_live()
-    assert "put aside as feedback.sqlite.aside" in caplog.text
-    assert (tmp_path / "feedback.sqlite.aside").exists()
-    live.count_answers(answered([[0]], names=["a"]))
-    live.record_feedback([event("a", 0)])
-    assert recall(live, clock)["all"] == (1, 1)
-
-
-def test_trouble_with_the_file_is_said_once_and_scrapes_go_on(
-    live: LiveFigures, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with closing(sqlite3.connect(tmp_path / "feedback.sqlite")) as connection:
-        connection.execute("DROP TABLE recall")
-    with pytest.raises(sqlite3.Error):
-        live.report()
-    with caplog.at_level(logging.WARNING):
-        for _ in range(3):
-            assert {metric.name for metric in live.collect()} >= {"longtail_gini", "longtail_labels_added"}
-    assert caplog.text.count("live figures, reading the figures") == 1
-    with pytest.raises(sqlite3.Error):
-        live.record_shadow("r1", [ShadowPair(np.array([0]), np.array([0]))])
-
-
-def test_feedback_is_kept_as_long_as_is_set(tmp_path: Path, clock: Clock) -> None:
-    def kept() -> list[tuple[str, int | None, float, float]]:
-        with feedback_of(tmp_path) as feedback:
+def test_feedback_is_kept_as_long_as_is_set(tmp_path: Path, clock: Clock, kept: Place) -> None:
+    def known() -> list[tuple[str, int | None, float, float]]:
+        with feedback_of(kept) as feedback:
             return [
                 (row.label, row.position, row.weight, row.propensity or 0) for row in feedback.rows(0, clock.now + 1)
             ]
 
-    live = LiveFigures(tmp_path, max_answers=10, max_feedback=4, feedback_seconds=7200, clock=clock)
+    live = LiveFigures(tmp_path, kept=kept, max_answers=10, max_feedback=4, feedback_seconds=7200, clock=clock)
     live.begin_release("r1", BUCKETS, None)
     drawn = replace(answered([[0, 1, 8]], names=["a"]), propensities_N=np.array([1, 1, 0.25], np.float32))
     live.count_answers(drawn)
     bought = replace(event("a", 8), event="purchase", weight=10.0)
     live.record_feedback([event("a", 8, 5), bought, bought])
     assert recall(live, clock)["all"] == (2, 1)
-    assert kept() == [("item-8", 2, 1.0, 0.25), ("item-5", None, 1.0, 1.0), ("item-8", 2, 10.0, 0.25)]
+    assert known() == [("item-8", 2, 1.0, 0.25), ("item-5", None, 1.0, 1.0), ("item-8", 2, 10.0, 0.25)]
     clock.pass_(3600)
     live.record_feedback([event("a", 0), event("a", 1)])
     for _ in range(2):
         live.flush()
         clock.pass_(61)
     # Four at most: the oldest went.
-    assert [label for label, *_ in kept()] == ["item-5", "item-8", "item-0", "item-1"]
+    assert [label for label, *_ in known()] == ["item-5", "item-8", "item-0", "item-1"]
     clock.pass_(3600)
     for _ in range(2):
         live.flush()
         clock.pass_(61)
-    assert [label for label, *_ in kept()] == ["item-0", "item-1"]
+    assert [label for label, *_ in known()] == ["item-0", "item-1"]
     live.close()
 
 
-def test_features_of_answers_are_kept_no_longer(clock: Clock, tmp_path: Path) -> None:
+def test_features_of_answers_are_kept_no_longer(clock: Clock, tmp_path: Path, kept: Place) -> None:
     def held() -> list[tuple[bytes | None]]:
-        with closing(sqlite3.connect(tmp_path / "feedback.sqlite")) as connection:
-            return connection.execute("SELECT features FROM answers ORDER BY id").fetchall()
+        return selected(kept, "SELECT features FROM answers ORDER BY id")
 
-    live = LiveFigures(tmp_path, max_answers=10, feedback_seconds=7200, clock=clock)
+    live = LiveFigures(tmp_path, kept=kept, max_answers=10, feedback_seconds=7200, clock=clock)
     live.begin_release("r1", BUCKETS, None)
     for name in ("a", "b", "c"):
         live.count_answers(replace(answered([[0]], names=[name]), features_B=[b'{"user":"' + name.encode() + b'"}']))
@@ -346,7 +323,7 @@ def test_features_of_answers_are_kept_no_longer(clock: Clock, tmp_path: Path) ->
     assert held() == [(None,), (b'{"user":"b"}',), (b'{"user":"c"}',)]
     live.record_feedback([event("a", 0), event("b", 0)])
     assert recall(live, clock)["all"] == (2, 2), "feedback still finds its answer"
-    with feedback_of(tmp_path) as feedback:
+    with feedback_of(kept) as feedback:
         assert [row.features for row in feedback.rows(0, clock.now + 1)] == [None, b'{"user":"b"}']
     clock.pass_(7200)
     live.flush()
@@ -354,51 +331,8 @@ def test_features_of_answers_are_kept_no_longer(clock: Clock, tmp_path: Path) ->
     assert held() == [(None,)] * 3
 
 
-def test_an_event_among_many_answers_costs_no_look_at_all_of_them(tmp_path: Path) -> None:
-    store = FeedbackStore(tmp_path / "feedback.sqlite", max_answers=20_000)
-    store.keep_answers([StoredAnswer(f"a{n}", 0, "r1", b"1234", b"0", request_id="same") for n in range(20_000)], NOON)
-    steps = 0
-
-    def step() -> None:
-        nonlocal steps
-        steps += 1
-
-    store._lazy.set_progress_handler(step, 100)
-    store.record_feedback([AnswerFeedback("a7", 0, ["x"], [0])], NOON)
-    store.record_feedback([AnswerFeedback(None, 0, ["x"], [0], request_id="same")], NOON)
-    store.join(NOON + 1)
-    assert store.totals()["ambiguous"] == 1
-    store.close()
-    # In hundreds of instructions of SQLite's; a look at all answers takes thousands.
-    assert steps < 100
-
-
-def test_answers_wait_while_the_file_is_locked(live: LiveFigures, clock: Clock, tmp_path: Path) -> None:
-    live._store._lazy.execute("PRAGMA busy_timeout = 20")
-    with closing(sqlite3.connect(tmp_path / "feedback.sqlite", isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        for name in ("a", "b"):
-            live.count_answers(answered([[0]], names=[name]))
-            live.flush()
-        other.execute("ROLLBACK")
-    live.record_feedback([event("a", 0), event("b", 0)])
-    assert recall(live, clock)["all"] == (2, 2)
-
-
-def test_nobody_waits_for_feedback_that_is_looked_up(tmp_path: Path) -> None:
-    store = FeedbackStore(tmp_path / "feedback.sqlite", max_answers=100)
-    store.keep_answers([StoredAnswer("a", 0, "r1", b"1234", b"0")], NOON)
-    store.record_feedback([AnswerFeedback(f"made-up-{n}", 0, ["x"], [0]) for n in range(100)], NOON)
-    said: list[str] = []
-    store._lazy.set_trace_callback(said.append)
-    store.join(NOON + 1)
-    store.close()
-    assert len(said) > 100
-    assert not [statement for statement in said if statement.startswith("BEGIN")], "the file was locked for nothing"
-
-
 def test_an_organic_choice_counts_once_under_its_key_while_the_key_is_kept(
-    live: LiveFigures, clock: Clock, tmp_path: Path
+    live: LiveFigures, clock: Clock, kept: Place
 ) -> None:
     def choice(key: str | None) -> ShadowPair:
         return ShadowPair(np.array([0, 1]), np.array([1, 5]), [("item-1", 0)], b"{}", idempotency_key=key)
@@ -411,7 +345,6 @@ def test_an_organic_choice_counts_once_under_its_key_while_the_key_is_kept(
     assert live._store.totals()["events_organic"] == 4
     clock.pass_(49 * 3600)
     live.flush()
-    with closing(sqlite3.connect(tmp_path / "feedback.sqlite")) as connection:
-        assert connection.execute("SELECT count(*) FROM organic").fetchone() == (0,)
+    assert selected(kept, "SELECT count(*) FROM organic") == [(0,)]
     live.record_shadow("r1", [choice("k1")])
     assert live._store.totals()["events_organic"] == 5
