@@ -29,6 +29,8 @@ Settings = dict[str, float]
 """Parameters of a baseline by name."""
 
 _FACTORS, _ITERATIONS = 64, 15
+_AT_ONCE = 4_000_000
+"""Labels looked at for being seen."""
 _MOST_PRODUCTS = 5e9
 """Co-occurrences Σ n² over queries of n pairs beyond which item-kNN takes minutes."""
 _MOST_UPDATES = 5e11
@@ -81,9 +83,24 @@ Scores = Callable[[Int32], Float32]
 """Scores of every label for query rows int32 [B], float32 [B, L]."""
 
 
+@dataclass(frozen=True)
+class SameForAll:
+    """Scores that are the same for every query.
+
+    Attributes:
+        scores_L: float32 [L].
+    """
+
+    scores_L: Float32
+
+    def __call__(self, rows_B: Int32) -> Float32:
+        """As `Scores`."""
+        return np.tile(self.scores_L, (len(rows_B), 1))
+
+
 def popularity(data: Interactions, settings: Settings) -> Scores:  # noqa: ARG001
     """Weighted training pairs of a label, the same for every query."""
-    return _same_for_all(data.popularity)
+    return SameForAll(data.popularity.astype(np.float32))
 
 
 def recent_popularity(data: Interactions, settings: Settings) -> Scores:
@@ -96,7 +113,7 @@ def recent_popularity(data: Interactions, settings: Settings) -> Scores:
     if times is None:
         raise ValueError("recent popularity: expected training pairs with times, received none")
     latest = np.argsort(-times, kind="stable")[: max(1, round(settings["share"] * len(times)))]
-    return _same_for_all(_counts(data.train.take(latest), data.labels))
+    return SameForAll(_counts(data.train.take(latest), data.labels).astype(np.float32))
 
 
 def item_knn(data: Interactions, settings: Settings) -> Scores:
@@ -195,11 +212,16 @@ def top_labels(task: Task, data: Interactions, scores: Scores) -> Int32:
         scores: of the baseline.
     """
     popular_L = np.argsort(-data.popularity, kind="stable")
+    newcomer_Q = np.diff(data.pairs_known.indptr) == 0
+    if isinstance(scores, SameForAll):
+        top_NK, newcomer_N = _unseen(task, data, _ranked(scores.scores_L, popular_L)), newcomer_Q[task.askers_N]
+        if newcomer_N.any():
+            top_NK[newcomer_N] = _unseen(task, data, popular_L)[newcomer_N]
+        return top_NK
     place_L = np.empty_like(popular_L)
     place_L[popular_L] = np.arange(data.labels)
     keys = np.sort(task.seen_keys // data.labels * data.labels + place_L[task.seen_keys % data.labels])
     seen = Seen(keys, queries=data.queries, labels=data.labels)
-    newcomer_Q = np.diff(data.pairs_known.indptr) == 0
     selection = Selection(np.zeros((data.labels, 1)), np.zeros((1, 1)), task.k)
     top_NK, block = np.empty((len(task.rows_N), task.k), np.int32), block_of(data.labels, matrices=2)
     for start in range(0, len(task.rows_N), block):
@@ -212,6 +234,28 @@ def top_labels(task: Task, data: Interactions, scores: Scores) -> Int32:
     return top_NK
 
 
+def _ranked(scores_L: Float32, popular_L: Int64) -> Int64:
+    """Labels, the best first; equal ones as they are popular."""
+    return popular_L[np.argsort(-scores_L[popular_L], kind="stable")]
+
+
+def _unseen(task: Task, data: Interactions, order_L: Int64) -> Int32:
+    """Of one order of all labels, the first K that each query has not seen, int32 [N, K]; −1 where none is left."""
+    first_N = np.searchsorted(task.seen_keys, task.askers_N * np.int64(data.labels))
+    seen_N = np.searchsorted(task.seen_keys, (task.askers_N + np.int64(1)) * data.labels) - first_N
+    seen_keys = np.append(task.seen_keys, np.iinfo(np.int64).max)
+    candidates_C = order_L[: task.k + int(seen_N.max(initial=0))]
+    top_NK = np.full((len(task.askers_N), task.k), -1, np.int32)
+    block = max(1, _AT_ONCE // len(candidates_C))
+    for start in range(0, len(top_NK), block):
+        keys_BC = task.askers_N[start : start + block, None] * np.int64(data.labels) + candidates_C
+        unseen_BC = seen_keys[np.searchsorted(seen_keys, keys_BC)] != keys_BC
+        place_BC = np.cumsum(unseen_BC, axis=1) - 1
+        row, column = np.nonzero(unseen_BC & (place_BC < task.k))
+        top_NK[start + row, place_BC[row, column]] = candidates_C[column]
+    return top_NK
+
+
 def _writer(scores_BL: Float32, label_P: Int64) -> Write:
     def write(places: slice, values: Float32) -> None:
         values[:] = scores_BL[:, label_P[places]].T
@@ -221,10 +265,6 @@ def _writer(scores_BL: Float32, label_P: Int64) -> Write:
 
 def _counts(pairs: Pairs, labels: int) -> Float64:
     return np.bincount(pairs.labels, pairs.weights, minlength=labels).astype(np.float64)
-
-
-def _same_for_all(scores_L: Float64) -> Scores:
-    return lambda rows_B: np.tile(scores_L.astype(np.float32), (len(rows_B), 1))
 
 
 @contextmanager
