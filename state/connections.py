@@ -15,8 +15,10 @@ class ImpatientConnection(psycopg.Connection[Any]):
 
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
         """The generator's result; raises psycopg.OperationalError where there is none in time."""
+        if timeout is not None:
+            return super().wait(gen, interval, timeout)
         try:
-            return super().wait(gen, interval, _ANSWER_SECONDS if timeout is None else timeout)
+            return super().wait(gen, interval, _ANSWER_SECONDS)
         except psycopg.errors._WaitTimeout as error:
             self.pgconn.finish()
-            raise psycopg.OperationalError(f"no answer within {timeout or _ANSWER_SECONDS:g} s") from error
+            raise psycopg.OperationalError(f"no answer within {_ANSWER_SECONDS:g} s") from error

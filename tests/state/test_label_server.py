@@ -54,7 +54,9 @@ def until_read(store: LabelStore, position: object, seconds: float = 10) -> tupl
     raise TimeoutError("expected a change to be read")
 
 
-def test_others_hear_of_a_change_before_they_would_look(database_server: PostgresServer) -> None:
+def test_others_hear_of_a_change_before_they_would_look(
+    database_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place = place_of(database_server)
     writer, reader = LabelStore(place), LabelStore(place)
     writer.append([hide("first")])
@@ -67,6 +69,11 @@ def test_others_hear_of_a_change_before_they_would_look(database_server: Postgre
         position = reader.read_from(position).position
         assert found == [str(count)]
         waited.append(seconds)
+    connect = ImpatientConnection.connect
+    monkeypatch.setattr(ImpatientConnection, "connect", lambda *_, **__: pytest.fail("connected anew"))
+    for _ in range(20):
+        assert reader.read_from(position).records == []
+    monkeypatch.setattr(ImpatientConnection, "connect", connect)
     assert sorted(waited)[2] < 0.25, "half of the half second after which it would look"
 
 
