@@ -244,15 +244,17 @@ def _unseen(task: Task, data: Interactions, order_L: Int64) -> Int32:
     first_N = np.searchsorted(task.seen_keys, task.askers_N * np.int64(data.labels))
     seen_N = np.searchsorted(task.seen_keys, (task.askers_N + np.int64(1)) * data.labels) - first_N
     seen_keys = np.append(task.seen_keys, np.iinfo(np.int64).max)
-    candidates_C = order_L[: task.k + int(seen_N.max(initial=0))]
     top_NK = np.full((len(task.askers_N), task.k), -1, np.int32)
-    block = max(1, _AT_ONCE // len(candidates_C))
-    for start in range(0, len(top_NK), block):
-        keys_BC = task.askers_N[start : start + block, None] * np.int64(data.labels) + candidates_C
+    most_first, start = np.argsort(-seen_N, kind="stable"), 0
+    while start < len(top_NK):
+        candidates_C = order_L[: task.k + int(seen_N[most_first[start]])]
+        rows_B = most_first[start : start + max(1, _AT_ONCE // len(candidates_C))]
+        keys_BC = task.askers_N[rows_B, None] * np.int64(data.labels) + candidates_C
         unseen_BC = seen_keys[np.searchsorted(seen_keys, keys_BC)] != keys_BC
         place_BC = np.cumsum(unseen_BC, axis=1) - 1
         row, column = np.nonzero(unseen_BC & (place_BC < task.k))
-        top_NK[start + row, place_BC[row, column]] = candidates_C[column]
+        top_NK[rows_B[row], place_BC[row, column]] = candidates_C[column]
+        start += len(rows_B)
     return top_NK
 
 
