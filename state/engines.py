@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, MetaData, Table, create_engine, event, func, insert, select, text
 from sqlalchemy.dialects import postgresql, sqlite
@@ -16,21 +16,28 @@ from sqlalchemy.schema import CreateSchema
 from longtail.state.errors import StoreError
 from longtail.state.place import Postgres
 
+Row = TypeVar("Row")
+
 _BUSY_SECONDS = 10
 _LONGEST_WAL_BYTES = 64 << 20
 _SERVER_SECONDS = 5
 """A database that answers nothing for so long is as good as gone."""
+_ROWS_AT_ONCE = 1000
 _TURN = text("SELECT pg_advisory_xact_lock(hashtextextended(current_schema() || '.' || :turns, 0))")
 
 
-def sqlite_engine(path: Path, synchronous: Literal["FULL", "NORMAL"] = "FULL") -> Engine:
+def sqlite_engine(path: Path, synchronous: Literal["FULL", "NORMAL"] = "FULL", *, read_only: bool = False) -> Engine:
     """An engine on an SQLite file in WAL mode; other processes' writes are waited for, up to 10 s.
 
     Args:
         path: the file; made by the first transaction.
         synchronous: whether a commit is on disk when it returns (FULL), or after the next checkpoint.
+        read_only: the file is there, and nothing is written to it.
     """
-    engine = create_engine(URL.create("sqlite", database=str(path)), connect_args={"timeout": _BUSY_SECONDS})
+    url = URL.create("sqlite", database=str(path))
+    if read_only:
+        url = url.set(database=path.resolve().as_uri(), query={"mode": "ro", "uri": "true"})
+    engine = create_engine(url, connect_args={"timeout": _BUSY_SECONDS})
 
     @event.listens_for(engine, "connect")
     def prepare(connection: Any, _: object) -> None:
@@ -133,20 +140,23 @@ def looking(engine: Engine) -> Connection:
 
 def insert_new(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> int:
     """Insert rows, but for those that are there by a unique column; how many were not."""
-    if not rows:
-        return 0
     statement = _inserts(connection)(table).on_conflict_do_nothing()
-    return connection.execute(statement, rows, execution_options={"preserve_rowcount": True}).rowcount
+    options = {"preserve_rowcount": True}
+    return sum(connection.execute(statement, part, execution_options=options).rowcount for part in in_parts(rows))
 
 
 def add_up(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]], *columns: str) -> None:
     """Insert rows; where one is there by its primary key, add to these columns of it."""
-    if rows:
-        statement = _inserts(connection)(table)
-        sums = {name: table.c[name] + statement.excluded[name] for name in columns}
-        connection.execute(
-            statement.on_conflict_do_update(index_elements=list(table.primary_key.columns), set_=sums), rows
-        )
+    statement = _inserts(connection)(table)
+    sums = {name: table.c[name] + statement.excluded[name] for name in columns}
+    added = statement.on_conflict_do_update(index_elements=list(table.primary_key.columns), set_=sums)
+    for part in in_parts(rows):
+        connection.execute(added, part)
+
+
+def in_parts(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
+    """Some rows after the other: PostgreSQL is waited for only so long."""
+    return (rows[start : start + _ROWS_AT_ONCE] for start in range(0, len(rows), _ROWS_AT_ONCE))
 
 
 def _inserts(connection: Connection) -> Any:

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from sqlalchemy import Connection, delete, func, insert, select
 
 from longtail.bundle import LabelChanges, LabelRecord, read_record, replay
-from longtail.state.engines import reading, told, writing
+from longtail.state.engines import in_parts, reading, told, writing
 from longtail.state.errors import StoreCorruptError, StoreError, StoreVersionError
 from longtail.state.label_file import LABELS_FILE, LabelFile
 from longtail.state.label_server import LabelServer
@@ -28,6 +28,7 @@ from longtail.state.tables import VERSION, label_changes, label_store
 
 _CHANGES = select(label_changes.c.number, label_changes.c.record).order_by(label_changes.c.number)
 _DELETED_AT_ONCE = 500
+_READ_AT_ONCE = 10_000
 _PATIENCE_SECONDS = 5
 
 
@@ -94,7 +95,8 @@ class LabelStore:
                     after = after if newest is None else max(after, moment(newest))
                     if min(record.at for record in records) <= after:
                         rows = rows_of(dated_after(after, records))
-                connection.execute(insert(label_changes), rows)
+                for part in in_parts(rows):
+                    connection.execute(insert(label_changes), part)
                 self._backend.wrote(connection)
             self._position = None  # what was written is read without waiting to hear of it
 
@@ -122,8 +124,7 @@ class LabelStore:
                 before = position
                 if before is not None and (before.generation != generation or before.number > last):
                     before = None
-                found = connection.execute(_CHANGES.where(label_changes.c.number > (before.number if before else 0)))
-                rows = found.all()
+                rows = list(_pages(connection, before.number if before else 0))
             records = [self._record(*row) for row in rows]
             self._position = LabelPosition(generation, last)
             return LabelRead(records, self._position, before != position)
@@ -143,7 +144,7 @@ class LabelStore:
                 return
             with reading(engine) as connection:
                 self._check(connection)
-                rows = connection.execute(_CHANGES).all()
+                rows = list(_pages(connection, 0))
             label_of = {number: self._record(number, record).id for number, record in rows}
             last = {label: number for number, label in label_of.items()}
             overtaken = [number for number, label in label_of.items() if last[label] != number]
@@ -184,6 +185,13 @@ class LabelStore:
                 yield
         except OSError as error:
             raise StoreError(f"{self._place}: {what}: {error.strerror}") from error
+
+
+def _pages(connection: Connection, number: int) -> Iterator[tuple[int, str]]:
+    """Numbers and records after a number; a page at a time, for PostgreSQL is waited for only so long."""
+    while page := connection.execute(_CHANGES.where(label_changes.c.number > number).limit(_READ_AT_ONCE)).all():
+        yield from ((row.number, row.record) for row in page)
+        number = page[-1].number
 
 
 def read_label_changes(source: str | Place) -> LabelChanges:

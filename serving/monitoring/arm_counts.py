@@ -109,11 +109,12 @@ def count_answers(
             units[row].add(answered.unit)
     for row, of_row in units.items():
         counts[row]["units"] += _add_units(connection, row, of_row, most_units)
-    for row, counted in counts.items():
+    # In one order, here and below: two replicas that each had a row the other wants would wait for good.
+    for row, counted in sorted(counts.items()):
         sums = {name: arms.c[name] + counted[name] for name in _COUNTED}
         connection.execute(update(arms).where(arms.c.id == row).values(sums))
     rows_of_clusters = [
-        {"arm": arm, "cluster": cluster, "answers": count} for (arm, cluster), count in clusters.items()
+        {"arm": arm, "cluster": cluster, "answers": count} for (arm, cluster), count in sorted(clusters.items())
     ]
     add_up(connection, arm_clusters, rows_of_clusters, "answers")
     return places
@@ -130,7 +131,7 @@ def add_positives(connection: Connection, found: Iterable[tuple[int, int, int, b
     for arm, cluster, bucket, hit in found:
         columns[arm, cluster, f"p{bucket}"] += 1
         columns[arm, cluster, f"h{bucket}"] += hit
-    for (arm, cluster, column), count in columns.items():
+    for (arm, cluster, column), count in sorted(columns.items()):
         one = update(arm_clusters).where(arm_clusters.c.arm == arm, arm_clusters.c.cluster == cluster)
         connection.execute(one.values({column: arm_clusters.c[column] + count}))
 

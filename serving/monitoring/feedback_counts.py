@@ -23,7 +23,7 @@ def add_recall(connection: Connection, source: str, now: float, counts: Iterable
     rows = [
         {"release": release, "minute": int(now // 60), "source": source, "bucket": bucket, "positives": positives,
          "hits": hits}
-        for release, bucket, positives, hits in counts
+        for release, bucket, positives, hits in sorted(counts)
         if positives
     ]  # fmt: skip
     add_up(connection, recall, rows, "positives", "hits")

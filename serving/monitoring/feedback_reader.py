@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from sqlalchemy import Connection, create_engine, select
+from sqlalchemy import Connection, select
 
 from longtail.serving.monitoring.arm_counts import ArmCounts, read_arms
 from longtail.serving.monitoring.database import FEEDBACK_FILE
 from longtail.serving.monitoring.tables import VERSION, arms, feedback, feedback_version
 from longtail.state import Place, Postgres, StoreError
-from longtail.state.engines import postgres_engine, reading, told
+from longtail.state.engines import postgres_engine, reading, sqlite_engine, told
 
 _PENDING, _ORGANIC, _AGAIN = 0, 3, 4
 _ROWS_AT_ONCE = 1000
@@ -104,7 +104,7 @@ def feedback_of(state: Place) -> Iterator[FeedbackReader]:
         path = (state / FEEDBACK_FILE).resolve()
         if not path.is_file():
             raise StoreError(f"no {FEEDBACK_FILE} in it")
-        engine = create_engine(f"sqlite:///{path.as_uri()}?mode=ro&uri=true", connect_args={"timeout": 10})
+        engine = sqlite_engine(path, read_only=True)
     try:
         with told("expected feedback of this version, found"), reading(engine) as connection:
             version = select(feedback_version.c.version)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from itertools import pairwise
@@ -38,7 +38,7 @@ from longtail.serving.monitoring.records import AnsweredBatch, AnswerFeedback, A
 from longtail.serving.monitoring.tables import answers as answers_table
 from longtail.serving.monitoring.tables import feedback, organic, recall, totals
 from longtail.state import Place
-from longtail.state.engines import insert_new, looking, told, writing
+from longtail.state.engines import in_parts, insert_new, looking, told, writing
 
 _JOIN_FOR_SECONDS = 60
 _PATIENCE_SECONDS = 10
@@ -166,7 +166,8 @@ class FeedbackStore:
             for event in events
         ]
         with self._recording() as connection:
-            fresh = sum(insert_new(connection, feedback, labels) > 0 for labels in rows)
+            # In one order: two replicas that each had a row the other wants would wait for good.
+            fresh = sum(insert_new(connection, feedback, labels) > 0 for labels in sorted(rows, key=_key_of))
             add_to_total(connection, EVENTS_OF_ANSWERS, fresh)
 
     def record_shadow(
@@ -213,8 +214,8 @@ class FeedbackStore:
             places = count_answers(connection, arms, now, most_units=self._max_answers)
             for id_, (row, (arm, cluster)) in enumerate(zip(keep, places, strict=True), newest + 1):
                 row |= {"id": id_, "generation": id_ // size, "at": now, "arm": arm, "cluster": cluster}
-            if keep:
-                connection.execute(insert(answers_table), keep)
+            for part in in_parts(keep):
+                connection.execute(insert(answers_table), part)
             upto = min(newest + len(keep) - self._max_answers, oldest + len(keep) + _CHUNK)
             connection.execute(delete(answers_table).where(answers_table.c.id <= upto))
 
@@ -254,6 +255,8 @@ class FeedbackStore:
             ]
             connection.execute(delete(recall).where(recall.c.minute < int((now - KEPT_SECONDS) // 60)))
             deleted.append(forget_runs(connection, _CHUNK))
+        # Apart, so that nothing else holds up what is promised of features.
+        with self._lazy_lock, self._known(), writing(self.lazy, "answers") as connection:
             forgotten = _forget_features(connection, now - self._feedback_seconds)
         return _CHUNK in (*deleted, forgotten)
 
@@ -302,6 +305,10 @@ class FeedbackStore:
                     prepare(self._place)
                     self._prepared = True
             yield
+
+
+def _key_of(labels: Sequence[Mapping[str, Any]]) -> int:
+    return int(labels[0]["key"]) if labels else 0
 
 
 def _is_new(connection: Connection, idempotency_key: str | None, now: float) -> bool:

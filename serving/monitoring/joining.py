@@ -16,15 +16,15 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from sqlalchemy import Connection, Engine, bindparam, text
+from sqlalchemy import Connection, Engine, TextClause, text
 
 from longtail.bundle.lookup import fingerprints
 from longtail.serving.monitoring.arm_counts import add_positives
 from longtail.serving.monitoring.feedback_counts import AMBIGUOUS, FEEDBACK, UNMATCHED, add_recall, add_to_total
 from longtail.state.engines import looking, writing
 
-_AT_ONCE = 5000
-"""Labels chosen that are joined in one transaction, or those of one key."""
+_AT_ONCE = 500
+"""Labels chosen that are joined in one transaction, or those of one key: others have their turn."""
 _MOST_ALIKE = 8
 """Answers of one request id that are compared; more are taken as different."""
 _GENERATIONS_HELD = text("""
@@ -39,12 +39,11 @@ SELECT generation FROM held WHERE generation IS NOT NULL
 """The distinct generations, by one step in the index each."""
 _KEYS = "SELECT DISTINCT key, answer_id IS NULL FROM feedback {pending} WHERE state = 0 AND at >= :since"
 _LABELS = text(
-    "SELECT id, label, bucket, event, key FROM feedback WHERE key = :key AND state = 0 "
+    "SELECT id, label, bucket, event, key FROM feedback WHERE key = :key AND state + 0 = 0 "
     "AND (answer_id IS NULL) = :names_request"
 )
-_SAID = text("SELECT event FROM feedback WHERE key IN :keys AND label = :label AND state = 1").bindparams(
-    bindparam("keys", expanding=True)
-)
+"""By the key: the sum keeps PostgreSQL from looking through all that is pending instead."""
+_SAID = "SELECT event FROM feedback WHERE key IN ({keys}) AND label = :label AND state = 1"
 """What was said of a label under any name of its answer."""
 _ANSWERS = """
 SELECT key, request_key, release, labels, buckets, propensities, bias_removal, popularity, features, request_id, arm,
@@ -154,11 +153,12 @@ def _lookups(connection: Connection, generations: str, since: float) -> Iterator
         _ANSWERS.format(generations=generations, index=by(index), column=column)
         for index, column in (("answers_by_key", "key"), ("answers_by_request", "request_key"))
     )
+    only = text(by_answer)
     either = text(
         f"SELECT * FROM ({by_answer}) AS named UNION ALL SELECT * FROM ({by_request}) AS asked LIMIT {_MOST_ALIKE + 1}"
     )
     for key, names_request in connection.execute(text(_KEYS.format(pending=by("pending"))), {"since": since}).all():
-        rows = connection.execute(either if names_request else text(by_answer), {"key": key})
+        rows = connection.execute(either if names_request else only, {"key": key})
         answers = [_Answer(*row) for row in rows]
         if not answers:
             continue
@@ -184,6 +184,7 @@ def _settle(engine: Engine, found: list[_Found], now: float) -> None:
     counts: dict[tuple[str, int], tuple[int, int]] = {}
     of_arms: list[tuple[int, int, int, bool]] = []
     ambiguous: set[int] = set()
+    said_under: dict[frozenset[int], TextClause] = {}
     positions = [None if answer is None else _position(label, answer) for label, answer, _ in found]
     with writing(engine, _TURNS) as connection:
         for (label, answer, keys), position in zip(found, positions, strict=True):
@@ -191,7 +192,8 @@ def _settle(engine: Engine, found: list[_Found], now: float) -> None:
                 left = connection.execute(_SETTLED, {"id": label.id, "state": 2})
                 ambiguous |= {label.key} if left.rowcount else set()
                 continue
-            said = set(connection.scalars(_SAID, {"keys": list(keys), "label": label.label}))
+            so_far = said_under.setdefault(keys, text(_SAID.format(keys=", ".join(map(str, keys)))))
+            said = set(connection.scalars(so_far, {"label": label.label}))
             if label.event in said:
                 connection.execute(_SETTLED, {"id": label.id, "state": 4})
                 continue

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,8 @@ _TIDY_SECONDS = 60
 _KEPT_RELEASES = 100
 _MOST_PENDING_LABELS = 2_000_000
 _KEEPING = "keeping answers"
+_BATCHES_AT_ONCE = 64
+"""Of at most `max_batch` answers, 64 by default."""
 _DAY = 86_400
 
 
@@ -283,7 +286,8 @@ class LiveFigures:
             self._keep_answers()
             now = self._clock()
             with self._warning("joining feedback"):
-                self._store.join(now)
+                if _KEEPING not in self._troubles:  # a database that is away is waited for once a tick
+                    self._store.join(now)
                 if abs(now - self._tidied_at) >= _TIDY_SECONDS:
                     self._touch(now)
                     if not self._store.tidy(now):
@@ -295,7 +299,9 @@ class LiveFigures:
             return
         self._closing.set()
         self._thread.join(_PATIENCE_SECONDS)
-        if not self._thread.is_alive():  # else a database hangs, and would hang the flush, too
+        if (
+            not self._thread.is_alive() and _KEEPING not in self._troubles
+        ):  # else a database is away: nobody waits for it
             self.flush()
         self._current, self._held = None, {}
         self._store.close()
@@ -327,9 +333,11 @@ class LiveFigures:
             with self._warning(_KEEPING):
                 if dropped:
                     logger.warning("answers came faster than they could be kept: feedback on some will find none")
-                if batches:
+                while batches:
+                    # What came together while a database was away is kept some at a time.
+                    some = list(islice(batches, _BATCHES_AT_ONCE))
                     try:
-                        answers = (answer for batch in batches for answer in answers_of(batch))
+                        answers = (answer for batch in some for answer in answers_of(batch))
                         self._store.keep_answers(answers, self._clock())
                     # The disk may be busy only for the moment.
                     except BaseException:
@@ -337,6 +345,8 @@ class LiveFigures:
                             self._pending.extendleft(reversed(batches))
                             self._pending_labels += sum(len(batch.fingerprints_N) for batch in batches)
                         raise
+                    for _ in some:
+                        batches.popleft()
 
     def _work(self) -> None:
         while not self._closing.wait(_TICK_SECONDS):
