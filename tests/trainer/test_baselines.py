@@ -7,7 +7,7 @@ import pytest
 
 from longtail.bundle import Buckets, Interval
 from longtail.trainer.data.pairs import Pairs
-from longtail.trainer.evaluation.baselines import BASELINES, Interactions, skipped, top_labels
+from longtail.trainer.evaluation.baselines import BASELINES, Interactions, _unseen, skipped, top_labels
 from longtail.trainer.evaluation.comparison import Comparison, compare
 from longtail.trainer.evaluation.ranking import LabelSide
 from longtail.trainer.evaluation.task import Task
@@ -217,3 +217,17 @@ def test_what_cannot_be_run_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         compare(TASK, answers("popularity"), SIDE, data, CONFIG.model_copy(update={"baselines": ["iALS"]}), tuning=None)
         is None
     )
+
+
+def test_the_first_that_a_query_has_not_seen_are_found_however_far_down_they_are() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        labels, queries = (int(count) for count in rng.integers(1, 60, 2))
+        k, order_L = int(rng.integers(1, min(labels, 3) + 1)), rng.permutation(labels)
+        seen = np.unique(rng.integers(0, 10 * labels, int(rng.integers(0, 20 * labels))))
+        askers = rng.integers(0, 10, queries).astype(np.int32)
+        task = dataclasses.replace(TASK, askers_N=askers, seen_keys=seen, k=k)
+        found = _unseen(task, Interactions(TRAIN, TRAIN, queries=10, labels=labels, seed=0), order_L)
+        for asker, top in zip(askers, found, strict=True):
+            unseen = [label for label in order_L if asker * labels + label not in seen][:k]
+            assert top.tolist() == unseen + [-1] * (k - len(unseen))

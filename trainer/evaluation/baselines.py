@@ -31,6 +31,8 @@ Settings = dict[str, float]
 _FACTORS, _ITERATIONS = 64, 15
 _AT_ONCE = 4_000_000
 """Labels looked at for being seen."""
+_FIRST_LOOK, _FURTHER = 4, 8
+"""Times K, the labels that every query's list is sought among; and how many more, for those that lack some."""
 _MOST_PRODUCTS = 5e9
 """Co-occurrences Σ n² over queries of n pairs beyond which item-kNN takes minutes."""
 _MOST_UPDATES = 5e11
@@ -241,20 +243,21 @@ def _ranked(scores_L: Float32, popular_L: Int64) -> Int64:
 
 def _unseen(task: Task, data: Interactions, order_L: Int64) -> Int32:
     """Of one order of all labels, the first K that each query has not seen, int32 [N, K]; −1 where none is left."""
-    first_N = np.searchsorted(task.seen_keys, task.askers_N * np.int64(data.labels))
-    seen_N = np.searchsorted(task.seen_keys, (task.askers_N + np.int64(1)) * data.labels) - first_N
     seen_keys = np.append(task.seen_keys, np.iinfo(np.int64).max)
     top_NK = np.full((len(task.askers_N), task.k), -1, np.int32)
-    most_first, start = np.argsort(-seen_N, kind="stable"), 0
-    while start < len(top_NK):
-        candidates_C = order_L[: task.k + int(seen_N[most_first[start]])]
-        rows_B = most_first[start : start + max(1, _AT_ONCE // len(candidates_C))]
-        keys_BC = task.askers_N[rows_B, None] * np.int64(data.labels) + candidates_C
-        unseen_BC = seen_keys[np.searchsorted(seen_keys, keys_BC)] != keys_BC
-        place_BC = np.cumsum(unseen_BC, axis=1) - 1
-        row, column = np.nonzero(unseen_BC & (place_BC < task.k))
-        top_NK[rows_B[row], place_BC[row, column]] = candidates_C[column]
-        start += len(rows_B)
+    rows_M, width = np.arange(len(top_NK)), _FIRST_LOOK * task.k
+    while len(rows_M):
+        candidates_C, short = order_L[:width], []
+        block = max(1, _AT_ONCE // len(candidates_C))
+        for start in range(0, len(rows_M), block):
+            rows_B = rows_M[start : start + block]
+            keys_BC = task.askers_N[rows_B, None] * np.int64(data.labels) + candidates_C
+            unseen_BC = seen_keys[np.searchsorted(seen_keys, keys_BC)] != keys_BC
+            place_BC = np.cumsum(unseen_BC, axis=1) - 1
+            row, column = np.nonzero(unseen_BC & (place_BC < task.k))
+            top_NK[rows_B[row], place_BC[row, column]] = candidates_C[column]
+            short.append(rows_B[place_BC[:, -1] < task.k - 1])
+        rows_M, width = np.concatenate(short) if width < data.labels else rows_M[:0], _FURTHER * width
     return top_NK
 
 
