@@ -57,7 +57,7 @@ checkpoint_steps = 500
 
 
 class Watched:
-    """The most memory that a process and its children have held, looked at every 50 ms while it lives."""
+    """The most memory that a process and its children have held, looked at five times a second while it lives."""
 
     def __init__(self, process: int) -> None:
         self.own = self.mapped = 0.0
@@ -65,7 +65,7 @@ class Watched:
         self._thread = threading.Thread(target=self._watch)
 
     def _watch(self) -> None:
-        while not self._ended.wait(0.05):
+        while not self._ended.wait(0.2):
             own = resident = 0
             with suppress(FileNotFoundError, ProcessLookupError, KeyError):
                 for process in (self._process, *children(self._process)):
