@@ -38,20 +38,24 @@ query_id = "user_id"
 label_id = "item_id"
 timestamp = "time"
 prepared = "prepared"
-split = { strategy = "temporal", valid = 0.001, test = 0.001 }
+split = {{ strategy = "temporal", valid = {share}, test = {share} }}
 [query]
-features = [{ name = "user_id", kind = "id", dim = 16 }]
+features = [{{ name = "user_id", kind = "id", dim = {dim} }}]
 [label]
-features = [{ name = "item_id", kind = "id", dim = 16 }]
+features = [{{ name = "item_id", kind = "id", dim = {dim} }}]
 [model]
-dim = 16
+dim = {dim}
 """
 
 
+def write_recipe(folder: Path, *, dim: int = 16, share: float = 0.001, more: str = "") -> None:
+    """A recipe beside the files of a log, with embeddings of `dim`, a `share` each for valid and test, and `more`."""
+    (folder / "recipe.toml").write_text(_RECIPE.format(dim=dim, share=share) + more)
+
+
 def write_log(folder: Path, pairs: int) -> None:
-    """The files of a log, and a recipe beside them."""
+    """The files of a log."""
     (folder / "log").mkdir(parents=True)
-    (folder / "recipe.toml").write_text(_RECIPE)
     rng, queries, labels = np.random.default_rng(0), pairs // 5, pairs // 20
 
     def drawn(count: int, start: int, rows: int) -> np.ndarray:
@@ -136,6 +140,7 @@ def main() -> None:
             work = folder / f"pairs-{pairs}"
             if not work.exists():
                 write_log(work, pairs)
+            write_recipe(work)
             shutil.rmtree(work / "prepared", ignore_errors=True)
             figures: list[Any] = [size_of(work / "log")]
             for stage in arguments.stages:

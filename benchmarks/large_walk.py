@@ -27,30 +27,16 @@ from pathlib import Path
 import httpx
 import numpy as np
 
-from benchmarks.large_logs import size_of, write_log
+from benchmarks.large_logs import size_of, write_log, write_recipe
 from tests.serving.process import children, server, until
 
 BATCH, HELD_OUT, DIM = 4_096, 1_000, 32
 GOALS = (500, 1_000)
-_RECIPE = """
-name = "large-walk"
-[data]
-train = "log"
-query_id = "user_id"
-label_id = "item_id"
-timestamp = "time"
-prepared = "prepared"
-split = {{ strategy = "temporal", valid = {share}, test = {share} }}
-[query]
-features = [{{ name = "user_id", kind = "id", dim = {dim} }}]
-[label]
-features = [{{ name = "item_id", kind = "id", dim = {dim} }}]
-[model]
-dim = {dim}
+_TRAINING = f"""
 [optimizer]
 embeddings = "adagrad"
 [training]
-batch_size = {batch}
+batch_size = {BATCH}
 epochs = 20
 checkpoint_steps = 500
 """
@@ -157,7 +143,7 @@ def walk(folder: Path, pairs: int, memory: str, queries: int) -> Iterator[str]:
         write_log(folder, pairs)
     for made in ("prepared", "bundle", "bundle.work", "exported", "releases"):
         shutil.rmtree(folder / made, ignore_errors=True)
-    (folder / "recipe.toml").write_text(_RECIPE.format(share=HELD_OUT / pairs, batch=BATCH, dim=DIM))
+    write_recipe(folder, dim=DIM, share=HELD_OUT / pairs, more=_TRAINING)
     yield f"{size_of(folder / 'log'):.2f}"
     yield _run(folder, "prepare", "longtail.trainer", "prepare", "recipe.toml", "--memory", memory)
     for goal, stage in zip(GOALS, ("fit", "resume"), strict=True):

@@ -26,7 +26,7 @@ StateOption = Annotated[
     typer.Option(
         envvar="LONGTAIL_STATE",
         metavar="STATE",
-        help="The service's state, a directory or postgresql://…: labels added to it (default: RELEASES/.state).",
+        help="The service's state, a directory or postgresql://… (default: RELEASES/.state).",
     ),
 ]
 PriorOption = Annotated[

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from longtail.bundle import BundleError
 from longtail.index import LongtailIndexError
-from longtail.index.options import place_of
+from longtail.index.options import StateOption, place_of
 from longtail.serving import logs
 from longtail.serving.batch import Asked, answer
 from longtail.serving.check import check_release
@@ -35,16 +35,6 @@ logger = logging.getLogger(__name__)
 app = typer.Typer(
     help="Serve releases over HTTP.", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
 )
-
-
-StateOption = Annotated[
-    str | None,
-    typer.Option(
-        envvar="LONGTAIL_STATE",
-        metavar="STATE",
-        help="The service's state, a directory or postgresql://… (default: RELEASES/.state).",
-    ),
-]
 
 
 class LogLevel(StrEnum):

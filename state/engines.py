@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, MetaData, Table, create_engine, event, func, insert, select, text
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import DBAPIError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.schema import CreateSchema
 
 from longtail.state.errors import StoreError
@@ -87,11 +87,9 @@ def postgres_engine(place: Postgres, synchronous: Literal["FULL", "NORMAL"] = "F
                 "options": " ".join(f"-c {name}={value}" for name, value in options.items()),
             },
         )
-    except (ModuleNotFoundError, NoSuchModuleError) as error:
+    except ModuleNotFoundError as error:
         raise StoreError(
             f"{place}: expected the extra 'postgres', found no module {error.name!r}: pip install 'longtail[postgres]'"
-            if isinstance(error, ModuleNotFoundError)
-            else f"{place}: {error}"
         ) from error
 
     @event.listens_for(engine, "do_connect")

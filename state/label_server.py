@@ -14,7 +14,7 @@ from longtail.state.place import Postgres
 from longtail.state.tables import VERSION, label_store, metadata
 
 _POLL_SECONDS = 0.5
-"""Between looks where nothing is heard: behind a pooler that drops LISTEN it is all there is."""
+"""Between looks where nothing is heard."""
 
 
 class LabelServer:

@@ -68,7 +68,7 @@ def read_place(text: str | Path | Postgres) -> Place:
         ValueError: as `Postgres.parse`.
     """
     if isinstance(text, str):
-        return Postgres.parse(text) if is_url(text) else Path(text)
+        return Postgres.parse(text) if "://" in text else Path(text)
     return text
 
 
@@ -84,8 +84,3 @@ def of_model(place: Place | None, name: str) -> Place | None:
     if len(schema) > _LONGEST_SCHEMA:
         raise ValueError(f"expected a model whose schema has at most {_LONGEST_SCHEMA} characters, received {schema}")
     return replace(place, schema=schema)
-
-
-def is_url(text: str) -> bool:
-    """Whether a place is said by a URL, a database's or one that is none."""
-    return "://" in text
