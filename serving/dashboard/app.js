@@ -5,12 +5,13 @@ const KEY = "longtail-key";
 /** What the paths of a further model begin with, whose page this is. */
 const MODEL = location.pathname.match(/^(\/v1\/models\/[a-z0-9_-]+)\/dashboard$/)?.[1];
 const TITLE = MODEL ? `Longtail: ${MODEL.split("/").pop()}` : "Longtail";
-const state = { data: null, release: null, ready: null, answered: 0, timer: 0, polling: false, again: false };
+const state = { data: null, release: null, unready: null, answered: 0, timer: 0, polling: false, again: false };
 
 class Refused extends Error {
-  constructor(status, message) {
+  constructor(status, message, type) {
     super(message);
     this.status = status;
+    this.type = type;
   }
 }
 
@@ -30,7 +31,7 @@ async function call(path, body) {
   if (response.ok && answer) return answer;
   const error = answer?.error;
   if (!error) throw new Refused(response.status, `The service answered ${response.status} without a reason.`);
-  throw new Refused(response.status, error.field ? `${error.field}: ${error.message}` : error.message);
+  throw new Refused(response.status, error.field ? `${error.field}: ${error.message}` : error.message, error.type);
 }
 
 async function poll() {
@@ -39,15 +40,15 @@ async function poll() {
   if (document.hidden || state.polling) return;
   state.polling = true;
   try {
-    const [ready, data] = await Promise.all([
+    const [unready, data] = await Promise.all([
       call("/readyz").then(
-        () => true,
-        () => false,
+        () => "",
+        (error) => error.message,
       ),
       call("/v1/monitoring"),
     ]);
     if (state.release?.name !== data.release) state.release = await call("/v1/release");
-    Object.assign(state, { ready, data, answered: Date.now() });
+    Object.assign(state, { unready, data, answered: Date.now() });
     report();
     render();
     prepareQuery(state.release);
@@ -85,8 +86,8 @@ function report(error) {
 /** [class, word, banner] of the status line. */
 function condition(error) {
   if (error === undefined) {
-    if (state.ready) return ["ready", "Ready", ""];
-    return ["waiting", "Not ready", "The service answers, but takes no queries: it is starting or shutting down."];
+    if (!state.unready) return ["ready", "Ready", ""];
+    return ["waiting", "Not ready", `The service answers, but takes no queries: ${state.unready}.`];
   }
   switch (error.status) {
     case 0:
@@ -99,8 +100,10 @@ function condition(error) {
         keyed ? "The service does not know this API key." : "The service wants an API key.",
       ];
     }
-    case 503:
-      return ["waiting", "Not ready", `${error.message}. Publish a release, or wait for the one that is loading.`];
+    case 503: {
+      const hint = error.type === "not_ready" ? " Publish a release, or wait for the one that is loading." : "";
+      return ["waiting", "Not ready", `${error.message}.${hint}`];
+    }
     default:
       return ["lost", "In trouble", error.message];
   }

@@ -68,10 +68,16 @@ def test_a_service_without_a_release(opened: Opened, service: Service) -> None:
     page.until(f"{STATE} === 'ready'")
 
 
+def test_a_service_that_cannot_read_its_figures(opened: Opened, service: Service) -> None:
+    service.monitoring = lambda: refusal(503, "storage", "expected figures that can be read, found none")
+    page = opened("waiting")
+    assert page.text("#banner") == "expected figures that can be read, found none."
+
+
 def test_a_service_that_shuts_down(opened: Opened, service: Service) -> None:
     service.ready = lambda: refusal(503, "not_ready", "shutting down")
     page = opened("waiting")
-    assert page.text("#banner").startswith("The service answers, but takes no queries")
+    assert page.text("#banner") == "The service answers, but takes no queries: shutting down."
     assert page.text("#release") == canned.NEW
 
 
