@@ -69,6 +69,10 @@ class TowerError(BundleError):
     """Not an ONNX model that runs here, or one whose inputs or output are not what the manifest says."""
 
 
+class StorageError(OSError):
+    """An object store that does not answer, refuses, or gives other bytes than were put there."""
+
+
 class FixedLabelsError(BundleError):
     """A bundle that cannot embed new labels: no label tower, or a tree p_n(y|x) that has no leaf for them."""
 

@@ -12,12 +12,14 @@ from rich.status import Status
 from rich.table import Table
 
 from longtail.bundle import BundleError
+from longtail.bundle.remote import local_bundle
 from longtail.index.construct.priors import Limits, PriorTable
 from longtail.index.construct.recall import Progress
 from longtail.index.construct.spec import IndexSpec
 from longtail.index.errors import LongtailIndexError
 from longtail.index.manifests import Device, ReleaseManifest
 from longtail.index.options import (
+    BundleArgument,
     FloorOption,
     ForceOption,
     MaxDropOption,
@@ -26,6 +28,7 @@ from longtail.index.options import (
     NameOption,
     PriorOption,
     ReleasesArgument,
+    ReleasesOption,
     SourceOption,
     StateOption,
     place_of,
@@ -33,7 +36,7 @@ from longtail.index.options import (
 from longtail.index.release import building
 from longtail.index.release.bucket_floors import BucketFloors
 from longtail.index.release.merge import merge_labels
-from longtail.index.release.release import read_index_manifest
+from longtail.index.release.release import read_index_manifest, read_release_manifest
 from longtail.index.release.releases import Releases
 from longtail.index.release.summary import recalls_in_words, summary
 from longtail.state import Place, Postgres, StoreError
@@ -50,8 +53,8 @@ _PIPED_WIDTH = 160
 
 @app.command()
 def build(
-    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="Directory that a training run exported.")],
-    releases: Annotated[Path, typer.Option(help="Directory of releases; made if missing.")],
+    bundle: BundleArgument,
+    releases: ReleasesOption,
     spec: Annotated[
         str, typer.Option(help="auto, flat, ivf_flat, ivf_sq, ivf_fastscan, ivf_pq, hnsw, or a FAISS factory string.")
     ] = "auto",
@@ -106,8 +109,8 @@ def build(
 
 @app.command()
 def update(
-    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="What to index, such as a merge has written.")],
-    releases: Annotated[Path, typer.Option(help="Directory of releases.")],
+    bundle: BundleArgument,
+    releases: ReleasesOption,
     source: SourceOption = None,
     name: NameOption = None,
     log: Annotated[
@@ -165,7 +168,7 @@ def priors(
         )
     _report(releases, manifest, notes)
     if publish:
-        _publish(releases, manifest.name, BucketFloors.read(releases), force=False, state=None)
+        _publish(releases, manifest.name, Releases(releases).floors(), force=False, state=None)
 
 
 @app.command()
@@ -180,7 +183,7 @@ def publish(
     """Verify a release, hold it to the bucket floors of promise.toml and to what clients of CURRENT send, and point
     CURRENT at it.
     """
-    floors = BucketFloors.read(releases, floors=floor or (), max_drop=max_drop)
+    floors = Releases(releases).floors(floor or (), max_drop)
     _publish(releases, name, floors, force=force, state=place_of(state))
 
 
@@ -245,14 +248,14 @@ def list_(releases: ReleasesArgument) -> None:
 
 @app.command()
 def merge(
-    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle, or RELEASE/bundle.")],
+    bundle: BundleArgument,
     state: Annotated[
         str, typer.Argument(metavar="STATE", help="Label changes of a service: its state directory, or postgresql://….")
     ],
     out: Annotated[Path, typer.Option(help="Directory of the new bundle; must not exist.")],
 ) -> None:
     """Take labels added and hidden while serving into a bundle, for the next build."""
-    report = merge_labels(bundle, state, out)
+    report = merge_labels(local_bundle(bundle), state, out)
     print(
         f"{report.labels:,} labels: {report.added:,} added, {report.reembedded:,} embedded anew, "
         f"{report.removed:,} removed"
@@ -260,6 +263,17 @@ def merge(
     for id_, why in report.skipped.items():
         print(f"left out: {id_}: {why}")
     print(f"written: {out}")
+
+
+@app.command()
+def upload(
+    release: Annotated[Path, typer.Argument(metavar="RELEASE", help="A release's directory.")],
+    releases: ReleasesArgument,
+) -> None:
+    """Copy a release to the URL of releases, whole or not at all. Run again to go on; publishes nothing."""
+    shelf = Releases(releases)
+    shelf.upload(release)
+    print(f"uploaded: {shelf}/{release.resolve().name}")
 
 
 @app.command()
@@ -279,7 +293,8 @@ def report(
     """Draw what the build of a release measured: recall, speed and memory, along the dials and under filters."""
     from longtail.index.release.report import release_report  # its plots are of another extra
 
-    page = release_report(Releases(releases).manifest(name), read_index_manifest(releases / name))
+    with Releases(releases).manifests(name) as path:
+        page = release_report(read_release_manifest(path), read_index_manifest(path))
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_bytes(page)
     print(f"written: {out}")
@@ -304,7 +319,7 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(2)
 
 
-def _publish(releases: Path, name: str, floors: BucketFloors, *, force: bool, state: Place | None) -> None:
+def _publish(releases: str, name: str, floors: BucketFloors, *, force: bool, state: Place | None) -> None:
     compared = Releases(releases).compare(name, state=state) if force else None
     report = Releases(releases).publish(name, floors=floors, force=force, state=state)
     for line in report.lines():
@@ -325,11 +340,11 @@ def _publish(releases: Path, name: str, floors: BucketFloors, *, force: bool, st
 
 
 def _floors(
-    releases: Path, publish: bool, floor: list[str] | None, max_drop: str | None, force: bool
+    releases: str, publish: bool, floor: list[str] | None, max_drop: str | None, force: bool
 ) -> BucketFloors | None:
     """The floors to publish by; None where nothing is published."""
     if publish:
-        return BucketFloors.read(releases, floors=floor or (), max_drop=max_drop)
+        return Releases(releases).floors(floor or (), max_drop)
     if floor or max_drop or force:
         raise LongtailIndexError("--floor, --max-drop and --force: expected --publish with them, received none")
     return None
@@ -365,13 +380,14 @@ def _progress(status: Status, notes: list[str]) -> Progress:
     return tell
 
 
-def _report(releases: Path, manifest: ReleaseManifest, notes: list[str]) -> None:
+def _report(releases: str, manifest: ReleaseManifest, notes: list[str]) -> None:
     print(f"{manifest.name}: {manifest.kind} over {manifest.labels:,} labels")
     for note in notes:
         print(note)
-    for line in summary(read_index_manifest(releases / manifest.name)):
+    shelf = Releases(releases)
+    for line in summary(read_index_manifest(shelf.root / manifest.name)):
         print(line)
-    print(f"written: {releases / manifest.name}")
+    print(f"written: {shelf}/{manifest.name}")
 
 
 def _device(text: str) -> Device:

@@ -92,6 +92,10 @@ class IncompatibleReleaseError(LongtailIndexError):
         self.labels = labels
 
 
+class PublishedMeanwhileError(LongtailIndexError):
+    """Somebody else has changed what is published at an object store meanwhile; nothing was changed."""
+
+
 class PriorsError(LongtailIndexError):
     """A table of priors, their limits, or a release whose priors cannot be refreshed with them."""
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from longtail.state import Place, read_place
 
-ReleasesArgument = Annotated[Path, typer.Argument(metavar="RELEASES", help="Directory of releases.")]
+ReleasesArgument = Annotated[
+    str, typer.Argument(metavar="RELEASES", help="Directory of releases, or its URL, such as s3://bucket/releases.")
+]
+ReleasesOption = Annotated[
+    str, typer.Option(metavar="RELEASES", help="Directory of releases, made if missing, or its URL.")
+]
+BundleArgument = Annotated[
+    str, typer.Argument(metavar="BUNDLE", help="A bundle, or RELEASE/bundle; a directory or its URL.")
+]
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A release in it.")]
 FloorOption = Annotated[
     list[str] | None,

@@ -79,18 +79,25 @@ class _Part:
 
 
 def answer(
-    releases: Path, queries: Path, out: Path, asked: Asked, *, release: str | None = None, state: Place | None = None,
-    share: tuple[int, int] = (0, 1), say: Callable[[str], None] = lambda _: None,
-) -> None:  # fmt: skip
+    releases: str | Path,
+    queries: Path,
+    out: Path,
+    asked: Asked,
+    *,
+    release: str | None = None,
+    state: Place | None = None,
+    share: tuple[int, int] = (0, 1),
+    say: Callable[[str], None] = lambda _: None,
+) -> None:
     """Write the answers to every row of a table that are not there yet.
 
     Args:
-        releases: directory of releases.
+        releases: directory or URL of releases.
         queries: Parquet file, or a directory of them; columns are features by name, and what is kept.
         out: directory of the answers; made if missing.
         asked: the same for every row.
         release: which; CURRENT by default.
-        state: the service's, whose added and hidden labels count; RELEASES/.state by default.
+        state: the service's, whose added and hidden labels count; by default RELEASES/.state, and of a URL none.
         share: of the files, (which, of how many), from 0.
         say: gets a line for every file.
 
@@ -117,7 +124,7 @@ def answer(
     if not missing:
         return
     try:
-        changes = read_label_changes(state or releases / ".state")
+        changes = read_label_changes(state or found.root / ".state")
     except FileNotFoundError:
         changes = LabelChanges()
     retriever = load_release(found, name).with_changes(changes.records())

@@ -16,6 +16,7 @@ import typer
 from pydantic import ValidationError
 
 from longtail.bundle import BundleError
+from longtail.bundle.objects import is_url, local_path
 from longtail.index import LongtailIndexError
 from longtail.index.options import StateOption, place_of
 from longtail.serving import logs
@@ -28,8 +29,9 @@ from longtail.serving.http.app import create_app
 from longtail.serving.process.listening import listen
 from longtail.serving.process.reloading import hold_hangups
 from longtail.serving.process.supervisor import serve
+from longtail.serving.setting_types import DEFAULT_MODEL
 from longtail.serving.settings import Settings, explain, no_settings
-from longtail.state import StoreError, copy_label_changes
+from longtail.state import Place, StoreError, copy_label_changes
 
 logger = logging.getLogger(__name__)
 app = typer.Typer(
@@ -49,7 +51,8 @@ class LogLevel(StrEnum):
 @app.command()
 def run(
     releases: Annotated[
-        Path, typer.Argument(help="Directory that longtail-index publishes to.", exists=True, file_okay=False)
+        str,
+        typer.Argument(help="Directory that longtail-index publishes to, or its URL, such as s3://bucket/releases."),
     ],
     host: Annotated[str | None, typer.Option(help="Address to bind (default: 127.0.0.1).")] = None,
     port: Annotated[int | None, typer.Option(help="Port to bind; 0 lets the system choose (default: 8000).")] = None,
@@ -92,11 +95,11 @@ def run(
         insecure=insecure,
         settings_file=settings_file,
     )
-    for name, directory in settings.models.items():
-        if not directory.is_dir():
+    for name, place in ({DEFAULT_MODEL: settings.releases} | settings.models).items():
+        if isinstance(place, Path) and not place.is_dir():
             raise typer.BadParameter(
-                f"expected a directory that longtail-index publishes to, found none at {directory} for {name}",
-                param_hint="models (LONGTAIL_MODELS)",
+                f"expected a directory that longtail-index publishes to, found none at {place} for {name}",
+                param_hint="RELEASES" if name == DEFAULT_MODEL else "models (LONGTAIL_MODELS)",
             )
     logs.configure(settings.log_format, log_level)
     if unknown := no_settings(os.environ):
@@ -131,7 +134,7 @@ def copy_labels(
 @app.command()
 def export_feedback(
     releases: Annotated[
-        Path | None, typer.Argument(help="Directory of releases that the service follows.", envvar="LONGTAIL_RELEASES")
+        str | None, typer.Argument(help="Directory of releases that the service follows.", envvar="LONGTAIL_RELEASES")
     ] = None,
     *,
     out: Annotated[Path, typer.Option(help="The Parquet file; one that is there is replaced in one step.")],
@@ -146,10 +149,7 @@ def export_feedback(
     state: StateOption = None,
 ) -> None:
     """Write the service's feedback as training data, while it runs or afterwards."""
-    place = place_of(state) or (None if releases is None else releases / ".state")
-    if place is None:
-        raise typer.BadParameter("expected RELEASES or --state, received neither")
-    now = time()
+    place, now = _state_of(releases, state), time()
     window = read_window(since, until, now)
     for line in export(place, out, window=window, label_id=label_id, everything=all_).lines():
         print(line)
@@ -158,21 +158,21 @@ def export_feedback(
 @app.command()
 def experiments(
     releases: Annotated[
-        Path, typer.Argument(help="Directory of releases that the service follows.", envvar="LONGTAIL_RELEASES")
+        str, typer.Argument(help="Releases that the service follows: directory or URL.", envvar="LONGTAIL_RELEASES")
     ],
     *,
     state: StateOption = None,
     json_: Annotated[bool, typer.Option("--json", help="The report of GET /v1/experiments.")] = False,
 ) -> None:
     """Compare the arms of the experiment in RELEASES/experiments.toml, while the service runs or afterwards."""
-    report = compare(releases, place_of(state) or releases / ".state")
+    report = compare(releases, _state_of(releases, state))
     for line in [json.dumps(report, ensure_ascii=False)] if json_ else table(report):
         print(line)
 
 
 @app.command()
 def batch(
-    releases: Annotated[Path, typer.Argument(help="Directory of releases.", envvar="LONGTAIL_RELEASES")],
+    releases: Annotated[str, typer.Argument(help="Directory or URL of releases.", envvar="LONGTAIL_RELEASES")],
     queries: Annotated[Path, typer.Argument(help="Parquet file of queries, or a directory of them.")],
     *,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Directory of the answers; made if missing.")],
@@ -228,6 +228,15 @@ def main(arguments: list[str] | None = None) -> None:
     except (ServingError, LongtailIndexError, BundleError, StoreError, OSError) as error:
         print(f"longtail-serve: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+def _state_of(releases: str | None, state: str | None) -> Place:
+    """What `--state` names, or where a service of these releases has it if nothing does."""
+    if (place := place_of(state)) is not None:
+        return place
+    if releases is None or is_url(releases):
+        raise typer.BadParameter("expected a directory of releases or --state, received neither")
+    return local_path(releases) / ".state"
 
 
 def _settings(**given: Any) -> Settings:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from longtail.bundle import BUCKET_NAMES
+from longtail.index import Releases
 from longtail.serving.core.experiments import FILE, ExperimentsError, parse_experiments
 from longtail.serving.errors import StateError
 from longtail.serving.monitoring import Design, experiments_json, feedback_of
@@ -15,19 +16,19 @@ from longtail.state import Place, StoreError
 _COLUMNS = ("arm", "share", "units", "answers", "left out", *BUCKET_NAMES, "hits/answer", "recall@k", "difference", "")
 
 
-def compare(releases: Path, state: Place) -> dict[str, Any]:
+def compare(releases: str | Path, state: Place) -> dict[str, Any]:
     """The report of GET /v1/experiments from the files of a service that runs or ran; without coverage, which the
     service counts.
 
     Args:
-        releases: directory of releases, with experiments.toml.
+        releases: directory or URL of releases, with experiments.toml.
         state: the service's.
 
     Raises:
         ExperimentsError: the file cannot be used, or is not there.
         StateError: the figures cannot be read.
     """
-    path = releases / FILE
+    path = Releases(releases).beside(FILE)
     try:
         experiments = parse_experiments(path.read_bytes())
     except OSError as error:

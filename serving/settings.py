@@ -5,9 +5,8 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import os
-import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -15,19 +14,17 @@ from pydantic import BeforeValidator, Field, InstanceOf, PrivateAttr, SecretStr,
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
-    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
 
+from longtail.bundle.cache import Cache
 from longtail.bundle.errors import describe
+from longtail.serving.setting_types import DEFAULT_MODEL, KeyList, Models, ReleasesPlace
 from longtail.state import Place, Postgres, of_model, read_place
 
 _SHORTEST_KEY = 16
 _FILE, _PREFIX = "settings_file", "LONGTAIL_"
-DEFAULT_MODEL = "default"
-"""What the model of `releases` is called among others."""
-_MODEL = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _ALIKE = 0.8
 """Of difflib's ratio: a variable nearer to a setting's name is taken for that name, misspelt."""
 
@@ -62,40 +59,6 @@ LIVE = frozenset(
 """Settings that a running service takes over on SIGHUP; the others wait for its next start."""
 
 
-def _split_at_commas(keys: object) -> object:
-    """The keys of a string from the environment, which has commas between them; anything else as it is."""
-    return [key for part in keys.split(",") if (key := part.strip())] if isinstance(keys, str) else keys
-
-
-def _read_models(given: object) -> object:
-    """Releases by model, of `NAME=RELEASES` (in one string, with commas between them) or of pairs; else as it is."""
-    if isinstance(given, str):
-        given = [part for one in given.split(",") if (part := one.strip())]
-    if isinstance(given, Mapping):
-        given = list(given.items())
-    if not isinstance(given, list | tuple):
-        return given
-    models = dict[str, object]()
-    for one in given:
-        name, releases = one.partition("=")[::2] if isinstance(one, str) else one
-        name = str(name).strip()
-        if not _MODEL.fullmatch(name) or name == DEFAULT_MODEL:
-            raise ValueError(
-                f"expected NAME=RELEASES, a name of 1 to 64 of a-z, 0-9, _ and -, no sign first, and not "
-                f"{DEFAULT_MODEL}, which is the model of `releases`; received {describe(name)}"
-            )
-        if name in models:
-            raise ValueError(f"expected every model once, received {name} twice")
-        if releases in ("", None):
-            raise ValueError(f"expected NAME=RELEASES, received no directory of releases for {name}")
-        models[name] = releases
-    return models
-
-
-KeyList = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_split_at_commas)]
-Models = Annotated[dict[str, Path], NoDecode, BeforeValidator(_read_models)]
-
-
 class Settings(BaseSettings):
     """Settings of one service: arguments first, then LONGTAIL_… in the environment, then `settings_file`, then these
     defaults.
@@ -110,10 +73,11 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=_PREFIX, frozen=True, hide_input_in_errors=True)
     _given: dict[str, Any] = PrivateAttr(default_factory=dict)
 
-    releases: Path
-    """Directory that `longtail-index` publishes to; its CURRENT names the release to serve."""
+    releases: ReleasesPlace
+    """Directory that `longtail-index` publishes to, or its URL, such as s3://bucket/releases; what is published there
+    is served."""
     models: Models = {}
-    """Further models of the same process, each a directory of releases by its name, which answers under
+    """Further models of the same process, each a directory or URL of releases by its name, which answers under
     /v1/models/NAME/. `books=/srv/books,music=/srv/music` in the environment, a table in the file."""
     state: Annotated[Path | InstanceOf[Postgres], BeforeValidator(read_place)] | None = None
     """What must outlive the process: added and hidden labels, feedback, live figures. A directory; of a further model
@@ -122,6 +86,11 @@ class Settings(BaseSettings):
     is named and SCHEMA_MODEL of a further model, and the rest is in `local_state`."""
     local_state: Path | None = None
     """Beside a database, the directory of what is this replica's own; as `state`, if that were a directory."""
+    cache: Path | None = None
+    """Directory of what is downloaded from URLs, of this host alone; by default `longtail` in the user's cache
+    directory. All of it may be deleted while no service runs."""
+    cache_bytes: int | None = Field(default=None, ge=0)
+    """What it may take of the disk; releases that are needed stay whatever they take. None: any."""
     settings_file: Path | None = None
     """A TOML file of settings by these names, read again on SIGHUP."""
     host: str = "127.0.0.1"
@@ -262,10 +231,16 @@ class Settings(BaseSettings):
         return taken
 
     @property
+    def releases_directory(self) -> Path:
+        """Where the releases are that are served; copies, if `releases` is a URL."""
+        place = self.releases
+        return place if isinstance(place, Path) else Cache(self.cache).directory(place)
+
+    @property
     def state_directory(self) -> Path:
         """Where state is kept that is in files; of the model of `releases`."""
         directory = self.state if isinstance(self.state, Path) else self.local_state
-        return self.releases / ".state" if directory is None else directory
+        return self.releases_directory / ".state" if directory is None else directory
 
     @property
     def place(self) -> Place:
@@ -306,6 +281,12 @@ class Settings(BaseSettings):
     def _consistent(self) -> Self:
         if self.local_state is not None and not isinstance(self.state, Postgres):
             raise ValueError("expected local_state beside a database in state, received it without one")
+        own = self.local_state if isinstance(self.state, Postgres) else self.state
+        if own is None and any(isinstance(place, str) for place in (self.releases, *self.models.values())):
+            raise ValueError(
+                "expected a directory of its own in state, or beside a database in local_state, where releases are at "
+                "a URL, received none: what must stay is not to be in a cache"
+            )
         if self.queue_limit < self.max_queries:
             raise ValueError(
                 f"expected queue_limit >= max_queries, so that every request fits the queue, "

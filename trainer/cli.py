@@ -286,6 +286,18 @@ def export(
     job.export_checkpoint(checked, work, out, Reporter(), warm_start=warm_start, fresh_optimizer=fresh_optimizer)
 
 
+@app.command()
+def upload(
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="Bundle directory.")],
+    url: Annotated[str, typer.Argument(metavar="URL", help="Of the copy, such as s3://bucket/bundles/books.")],
+) -> None:
+    """Copy a bundle to an object store, whole or not at all; longtail-index build takes its URL. Run again to go on."""
+    from longtail.bundle.remote import upload_bundle
+
+    upload_bundle(bundle, url)
+    print(f"uploaded: {url}")
+
+
 def _choose_backend(recipe: Recipe) -> None:
     """Several devices are JAX's; whoever names another backend is told so later."""
     if recipe.training.devices == "all":

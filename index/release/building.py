@@ -17,8 +17,9 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from longtail.bundle import Bundle, Priors, atomic_directory, refuse_existing, sha256_of
+from longtail.bundle import Bundle, Priors, atomic_directory, sha256_of
 from longtail.bundle.filterable import check_filterable
+from longtail.bundle.remote import local_bundle
 from longtail.index.construct.priors import PriorTable
 from longtail.index.construct.recall import Progress
 from longtail.index.construct.refill import Changes, imbalance_of, refill_index
@@ -47,8 +48,8 @@ def build(
     """Build an index over a bundle's labels, measure its recall, and write both as a new release; publishes nothing.
 
     Args:
-        bundle: a bundle that was written or loaded, or its directory; read and verified from there.
-        releases: directory of releases; made if missing.
+        bundle: a bundle that was written or loaded, or its directory or URL; read and verified from there.
+        releases: directory of releases, made if missing, or URL.
         spec: what to build, an `IndexSpec` or its text, such as `flat` or `ivf_pq`; `auto` when None.
         name: the release's name; UTC time and the bundle's name when None.
         device: where FAISS trains.
@@ -84,23 +85,27 @@ def build(
         >>> build(Bundle.load(Path("runs/model")), "releases", name="second").labels
         60
     """
-    path, releases = _path(bundle), Path(releases)
+    path, shelf = _path(bundle), Releases(releases)
     if not isinstance(spec, IndexSpec):
         spec = IndexSpec() if spec is None else IndexSpec(spec)
     if bytes_per_label is not None:
         spec = replace(spec, bytes_per_label=bytes_per_label)
     source = Bundle.load(path)
     created_at = datetime.now(UTC)
-    name = _unused_name(releases, created_at, source.manifest.name) if name is None else check_name(name)
-    refuse_existing(releases / name)
+    name = _unused_name(shelf.root, created_at, source.manifest.name) if name is None else check_name(name)
+    shelf.refuse_existing(name)
     if filterable is not None:
         filterable = check_filterable(source.labels.display, filterable)
     if priors is not None:
         table = priors if isinstance(priors, PriorTable) else PriorTable(Path(priors))
         source = replace(source, priors=table.read(source, progress=progress))
     tuned = tune_index(source, spec, device, progress)
-    progress(f"write {releases / name}")
-    return write_release(releases, name, created_at, source, tuned, spec=spec, device=device, filterable=filterable)
+    progress(f"write {name} to {shelf}")
+    manifest = write_release(
+        shelf.root, name, created_at, source, tuned, spec=spec, device=device, filterable=filterable
+    )
+    shelf.complete(name)
+    return manifest
 
 
 def refresh_priors(
@@ -117,7 +122,7 @@ def refresh_priors(
     measured again.
 
     Args:
-        releases: directory of releases.
+        releases: directory or URL of releases.
         priors: a table with the same priors, or what to make of one.
         source: the release with the priors of before; CURRENT when None.
         name: the new release's name; UTC time and the bundle's name when None.
@@ -129,17 +134,17 @@ def refresh_priors(
         BundleError: the release's bundle is not intact, or the new release exists.
         OSError: the disk is full or not writable; nothing is left behind.
     """
-    releases = Path(releases)
-    before = Releases(releases).verify(source or _current(releases))
+    shelf = Releases(releases)
+    before = shelf.verify(source or _current(shelf))
     if before.bundle.priors is None:
         raise PriorsError(f"{before.name}: expected a release that was built with priors, found one without any")
     created_at = datetime.now(UTC)
-    name = _unused_name(releases, created_at, before.manifest.bundle) if name is None else check_name(name)
-    refuse_existing(releases / name)
+    name = _unused_name(shelf.root, created_at, before.manifest.bundle) if name is None else check_name(name)
+    shelf.refuse_existing(name)
     table = priors if isinstance(priors, PriorTable) else PriorTable(Path(priors))
     bundle = replace(before.bundle, priors=table.read(before.bundle, like=before.bundle.priors, progress=progress))
     tuned = replace(_refilled(before, bundle, None, progress), partition=before.index.partition)
-    return _write_like(before, releases, name, created_at, bundle, tuned, progress)
+    return _write_like(before, shelf, name, created_at, bundle, tuned, progress)
 
 
 def update(
@@ -159,7 +164,7 @@ def update(
 
     Args:
         bundle: what to index, such as `merge_labels` or a further epoch of training writes it; read and verified.
-        releases: directory of releases.
+        releases: directory or URL of releases.
         source: the release whose cells are kept; CURRENT when None.
         name: the new release's name; UTC time and the bundle's name when None.
         priors: a table with the priors of the release, or what to make of one. None: labels keep their values, and new
@@ -186,12 +191,12 @@ def update(
         >>> update("runs/model", "releases", name="again").labels
         60
     """
-    path, releases = _path(bundle), Path(releases)
+    path, shelf = _path(bundle), Releases(releases)
     taken = Bundle.load(path)
-    before = Releases(releases).verify(source or _current(releases))
+    before = shelf.verify(source or _current(shelf))
     created_at = datetime.now(UTC)
-    name = _unused_name(releases, created_at, taken.manifest.name) if name is None else check_name(name)
-    refuse_existing(releases / name)
+    name = _unused_name(shelf.root, created_at, taken.manifest.name) if name is None else check_name(name)
+    shelf.refuse_existing(name)
     if _width(taken) != _width(before.bundle):
         asked, given = (
             "{} dimensions and {} more coordinates".format(*_width(each)) for each in (before.bundle, taken)
@@ -217,7 +222,7 @@ def update(
         )
         newer = kept.newer + changes.added + changes.moved
         tuned = replace(tuned, partition=kept.model_copy(update={"newer": newer, "imbalance": round(now, 3)}))
-    return _write_like(before, releases, name, created_at, taken, tuned, progress)
+    return _write_like(before, shelf, name, created_at, taken, tuned, progress)
 
 
 def _width(bundle: Bundle) -> tuple[int, int]:
@@ -266,7 +271,7 @@ def _priors_after(
 
 def _write_like(
     before: Release,
-    releases: Path,
+    shelf: Releases,
     name: str,
     created_at: datetime,
     bundle: Bundle,
@@ -274,9 +279,9 @@ def _write_like(
     progress: Progress,
 ) -> ReleaseManifest:
     """Write a release as one before was asked for."""
-    progress(f"write {releases / name}")
-    return write_release(
-        releases,
+    progress(f"write {name} to {shelf}")
+    manifest = write_release(
+        shelf.root,
         name,
         created_at,
         bundle,
@@ -285,6 +290,8 @@ def _write_like(
         device="cpu",
         filterable=before.index.filterable,
     )
+    shelf.complete(name)
+    return manifest
 
 
 def _spec_of(release: Release) -> IndexSpec:
@@ -338,17 +345,17 @@ def write_release(
     return manifest
 
 
-def _current(releases: Path) -> str:
-    name = Releases(releases).current()
+def _current(shelf: Releases) -> str:
+    name = shelf.current()
     if name is None:
-        raise ReleaseNotFoundError(f"{releases}: expected a published release, or --from NAME, found nothing published")
+        raise ReleaseNotFoundError(f"{shelf}: expected a published release, or --from NAME, found nothing published")
     return name
 
 
 def _path(bundle: Bundle | str | Path) -> Path:
     """The directory of a bundle."""
     if not isinstance(bundle, Bundle):
-        return Path(bundle)
+        return local_bundle(bundle)
     if bundle.path is None:
         raise LongtailIndexError(
             "build: expected a bundle that was written or loaded, received one without a path; Bundle.write returns "

@@ -20,9 +20,9 @@ def publish(
     """Verify a release and make it the one that serves; `Releases(releases).publish(name)`, which says what it raises.
 
     Args:
-        releases: directory of releases.
-        name: name of a release in the directory.
-        floors: what its buckets must be given; by default what `promise.toml` in the directory says.
+        releases: directory or URL of releases.
+        name: name of a release there.
+        floors: what its buckets must be given; by default what `promise.toml` beside them says.
         force: publish a release that is below a floor, or takes something away from clients, too.
         state: the service's state directory or database, for the labels added to it; by default `.state` of the
             releases'.

@@ -1,34 +1,27 @@
-"""A directory of releases and the pointer to the one that serves.
-
-`CURRENT` holds the name of the published release and is the only truth; `HISTORY` holds the names published up
-to it, oldest first, so that `rollback` knows where to go. Each is replaced in one step, in an order that leaves
-every crash in between consistent: names in HISTORY after CURRENT's last place were never reached. Writers take
-turns through a lock that the system releases when a process dies; readers need none. `FORCED` holds the name of a
-release that was published by force, or gone back to: a service takes it although it refuses what clients send. `STAGED`
-holds the name of a release that a service asks unseen, beside the one that serves.
-"""
+"""Releases, and which of them serves: in a directory, or at an object store with copies in one (pointers.py)."""
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from longtail.bundle import Bundle, BundleError, remove_stale, replace_file
+from longtail.bundle import Bundle, BundleError, refuse_existing, remove_stale
+from longtail.bundle.cache import Cache
+from longtail.bundle.objects import is_url, local_path
 from longtail.index.errors import (
     LongtailIndexError,
     NotStagedError,
     ReleaseCorruptError,
-    ReleaseNameError,
     ReleaseNotFoundError,
     ReleaseVersionError,
 )
 from longtail.index.manifests import Device, ReleaseManifest
-from longtail.index.release.bucket_floors import BucketFloors, BucketMetrics, FloorsReport
+from longtail.index.release.bucket_floors import FLOORS_FILE, BucketFloors, BucketMetrics, FloorsReport
 from longtail.index.release.compatibility import Compatibility, compare_releases
+from longtail.index.release.pointers import PointerFiles, Pointers, PointerStore
 from longtail.index.release.release import (
     BUNDLE,
     Release,
@@ -39,29 +32,40 @@ from longtail.index.release.release import (
     read_prior_names,
     read_release_manifest,
 )
+from longtail.index.release.remote import RemoteReleases
 from longtail.index.release.staged import StagedCounts, StagedReport
 from longtail.index.release.verified import Verified
 from longtail.state import Place
 
-CURRENT = "CURRENT"
-HISTORY = "HISTORY"
-FORCED = "FORCED"
-STAGED = "STAGED"
-_LOCK = ".lock"
-
 
 class Releases:
-    """The releases below `root`.
+    """The releases of a place.
 
     Args:
-        root: a directory; it may not exist yet, and then holds no release.
+        place: a directory, which may not exist yet, and then holds no release; or a URL of an object store, such as
+            `s3://bucket/releases`, of which releases are downloaded as they are needed, and verified.
+        cache: of downloads; the user's when None.
+
+    Attributes:
+        root: the directory, or that of the copies.
+
+    Raises:
+        StorageError: a URL that cannot be opened. Of a place at one, every method that looks at it.
     """
 
-    def __init__(self, root: str | Path) -> None:
-        self.root = Path(root)
+    def __init__(self, place: str | Path, cache: Cache | None = None) -> None:
+        self._remote = RemoteReleases(str(place), cache or Cache()) if is_url(place) else None
+        self.root = local_path(place) if self._remote is None else self._remote.directory
+        self._pointers: PointerStore = PointerFiles(self.root) if self._remote is None else self._remote.pointers
+
+    def __str__(self) -> str:
+        """The place."""
+        return str(self.root) if self._remote is None else self._remote.store.url
 
     def names(self) -> list[str]:
-        """Every release directory's name, sorted."""
+        """Every release's name, sorted."""
+        if self._remote is not None:
+            return self._remote.names()
         if not self.root.is_dir():
             return []
         return sorted(path.name for path in self.root.iterdir() if path.is_dir() and not path.name.startswith("."))
@@ -72,11 +76,7 @@ class Releases:
         Raises:
             ReleaseNameError: CURRENT holds something that is no release name.
         """
-        try:
-            content = (self.root / CURRENT).read_bytes()
-        except FileNotFoundError:
-            return None
-        return check_name(content.decode("utf-8", "replace").strip())
+        return _checked(self._pointers.read().current)
 
     def open(self, name: str, *, device: Device = "cpu", towers: bool = True, state: Path | None = None) -> Release:
         """Verify every file of a release and load it, ready to search.
@@ -101,7 +101,17 @@ class Releases:
             ReleaseNameError, ReleaseNotFoundError: no such release.
             ReleaseCorruptError, ReleaseVersionError, ReleaseMismatchError: it is not what was written.
         """
-        return read_release_manifest(self._existing(name))
+        with self.manifests(name) as path:
+            return read_release_manifest(path)
+
+    @contextmanager
+    def manifests(self, name: str) -> Iterator[Path]:
+        """The directory of a release, or while this lasts one with its manifests; raises as `manifest`."""
+        if self._remote is None:
+            yield self._existing(name)
+        else:
+            with self._remote.manifests(name) as path:
+                yield path
 
     def read_again(self, name: str, state: Path) -> None:
         """Read every byte of a release that was opened by the record in `state`, if that is an hour old and no other
@@ -127,10 +137,7 @@ class Releases:
 
     def forced(self) -> str | None:
         """The release that serves although it may refuse what clients send, if there is one."""
-        try:
-            return (self.root / FORCED).read_text(encoding="utf-8", errors="replace").strip()
-        except FileNotFoundError:
-            return None
+        return self._pointers.read().forced
 
     def staged(self) -> str | None:
         """The release that a service asks unseen, if there is one.
@@ -138,11 +145,49 @@ class Releases:
         Raises:
             ReleaseNameError: STAGED holds something that is no release name.
         """
-        try:
-            content = (self.root / STAGED).read_bytes()
-        except FileNotFoundError:
-            return None
-        return check_name(content.decode("utf-8", "replace").strip())
+        return _checked(self._pointers.read().staged)
+
+    def floors(self, floors: Sequence[str] = (), max_drop: str | None = None) -> BucketFloors:
+        """What `promise.toml` beside the releases says, and what a command line changes about it.
+
+        Args:
+            floors, max_drop: as of `BucketFloors.read`.
+
+        Raises:
+            FloorsError: a key or value that there is not; names the file or the option.
+        """
+        return BucketFloors.read(self.beside(FLOORS_FILE).parent, floors=floors, max_drop=max_drop)
+
+    def beside(self, file: str) -> Path:
+        """Where a small file is that lies beside the releases, such as experiments.toml; of one at a URL, its copy."""
+        if self._remote is not None:
+            self._remote.pull(file)
+        return self.root / file
+
+    def refuse_existing(self, name: str) -> None:
+        """Raise BundleExistsError if there is a release of that name."""
+        refuse_existing(self.root / name)
+        if self._remote is not None:
+            self._remote.refuse_existing(name)
+
+    def complete(self, name: str) -> None:
+        """A release was written to `root`: where copies are, `upload` it."""
+        if self._remote is not None:
+            self._remote.upload(self.root / name)
+
+    def upload(self, release: Path) -> None:
+        """Verify a release and copy it to the object store, whole or not at all; publishes nothing.
+
+        Args:
+            release: its directory.
+
+        Raises:
+            LongtailIndexError, BundleError: it is not what was built, or the store has another one by its name.
+            StorageError: the store does not answer; then there is no such release, and the same call goes on.
+        """
+        if self._remote is None:
+            raise LongtailIndexError(f"upload: expected the URL of an object store, received {self}")
+        self._remote.upload(open_release(release.resolve(), mapped=False, towers=False).path)
 
     def stage(self, name: str) -> None:
         """Verify a release and have a service that follows CURRENT ask it, too, unseen, a share of live queries.
@@ -151,11 +196,12 @@ class Releases:
             LongtailIndexError, BundleError: as `open`; or it is CURRENT already.
         """
         check_name(name)
-        with self._locked():
-            if name == self.current():
+        with self._pointers.turn() as (now, move):
+            if name == now.current:
                 raise LongtailIndexError(f"stage: expected another release than CURRENT, received {name!r}")
+            self._refuse_deleted(name, now)
             self.verify(name)
-            replace_file(self.root / STAGED, f"{name}\n".encode())
+            move(now.model_copy(update={"staged": name}))
 
     def unstage(self) -> str | None:
         """Have no release asked unseen any more; returns the one that was.
@@ -164,9 +210,10 @@ class Releases:
             ReleaseNotFoundError: there is no such directory.
             ReleaseNameError: STAGED holds something that is no release name.
         """
-        with self._locked():
-            name = self.staged()
-            (self.root / STAGED).unlink(missing_ok=True)
+        with self._pointers.turn() as (now, move):
+            name = _checked(now.staged)
+            if name is not None:
+                move(now.model_copy(update={"staged": None}))
             return name
 
     def staged_report(self, name: str | None = None, *, state: Place | None = None) -> StagedReport:
@@ -187,7 +234,7 @@ class Releases:
                 f"{current or 'none'}"
             )
         counts = StagedCounts.read_all(state if isinstance(state, Path) else self.root / ".state", name, current)
-        return StagedReport(counts, BucketFloors.read(self.root).staged)
+        return StagedReport(counts, self.floors().staged)
 
     def compare(self, name: str, *, state: Place | None = None) -> Compatibility | None:
         """What clients of the published release would lose by another; None if nothing else is published.
@@ -226,10 +273,11 @@ class Releases:
             LongtailIndexError, BundleError: as `open`; CURRENT stays as it was.
         """
         check_name(name)
-        with self._locked():
-            floors = floors or BucketFloors.read(self.root)
+        with self._pointers.turn() as (now, move):
+            current = _checked(now.current)
+            self._refuse_deleted(name, now)
+            floors = floors or self.floors()
             release = self.verify(name)
-            current = self.current()
             after = BucketMetrics.at_default(name, release.bundle.manifest, floors.metric)
             report = floors.compare(after, self._current_metrics(current, floors.metric))
             if not force:
@@ -239,13 +287,10 @@ class Releases:
                     _check_staged(name, shown)
                 if (compared := self._compare(name, release.bundle, state)) is not None:
                     compared.check()
-            self._note_forced(name if force else None)
-            if name != current:
-                # HISTORY first: until CURRENT follows, the new name stands beyond its place and counts for nothing.
-                self._write_history([*self._history(current), name])
-                self._point_to(name)
-            if self._staged_or_none() == name:
-                (self.root / STAGED).unlink()
+            history = now.history if name == current else (*now.history, name)
+            staged = None if now.staged == name else now.staged
+            forced = name if force else None
+            move(now.model_copy(update={"current": name, "history": history, "forced": forced, "staged": staged}))
             return report
 
     def rollback(self) -> str:
@@ -257,19 +302,16 @@ class Releases:
             ReleaseNotFoundError: nothing is published, or nothing was before.
             LongtailIndexError, BundleError: as `open`, if that release is damaged; CURRENT stays as it was.
         """
-        with self._locked():
-            current = self.current()
-            history = self._history_before(current)
+        with self._pointers.turn() as (now, move):
+            _checked(now.current)
+            history = self._history_before(now)
             if not history:
                 raise ReleaseNotFoundError(
-                    f"{self.root}: expected a release published before {current or 'any'}, found none in {HISTORY}"
+                    f"{self}: expected a release published before {now.current or 'any'}, found none in its history"
                 )
+            self._refuse_deleted(history[-1], now)
             self.verify(history[-1])
-            self._note_forced(history[-1])
-            # What a killed publish left beyond CURRENT's place would count again where it is the name to go back to.
-            self._write_history(self._history(current))
-            self._point_to(history[-1])
-            self._write_history(history)
+            move(now.model_copy(update={"current": history[-1], "forced": history[-1], "history": tuple(history)}))
             return history[-1]
 
     def prune(self, keep: int) -> list[str]:
@@ -286,17 +328,23 @@ class Releases:
         """
         if keep < 1:
             raise LongtailIndexError(f"--keep: expected at least 1, received {keep}")
-        deleted = []
-        with self._locked():
-            current = self.current()
-            needed = {current, self._staged_or_none(), *self._history_before(current)[-1:]}
+        with self._pointers.turn() as (now, move):
+            needed = {_checked(now.current), now.staged, *self._history_before(now)[-1:]}
             newest_first = sorted(self.names(), key=self._age_key, reverse=True)
-            for name in newest_first[keep:]:
-                if name not in needed:
+            old = [name for name in newest_first[keep:] if name not in needed]
+            if self._remote is None:
+                for name in old:
                     self._delete(name)
-                    deleted.append(name)
-            remove_stale(self.root)
-        return deleted
+                remove_stale(self.root)
+                return old
+            # Said before it is done: from then on nobody publishes one of them.
+            gone = sorted({*old, *now.deleting, *self._remote.abandoned()} - needed)
+            if gone:
+                move(now.model_copy(update={"deleting": tuple(gone)}))
+                for name in gone:
+                    self._remote.delete(name)
+                move(now.model_copy(update={"deleting": ()}))
+        return old
 
     def bytes(self, name: str) -> int:
         """Bytes of a release's files; hard-linked ones count although they may exist once.
@@ -304,19 +352,23 @@ class Releases:
         Raises:
             ReleaseNameError, ReleaseNotFoundError: no such release.
         """
+        if self._remote is not None:
+            return self._remote.bytes(name)
         return sum(path.stat().st_size for path in self._existing(name).rglob("*") if path.is_file())
 
-    def _staged_or_none(self) -> str | None:
-        try:
-            return self.staged()
-        except ReleaseNameError:
-            return None
-
     def _existing(self, name: str) -> Path:
+        if self._remote is not None:
+            return self._remote.fetch(check_name(name))
         path = self.root / check_name(name)
         if not path.is_dir():
-            raise ReleaseNotFoundError(f"{self.root}: expected one of its releases {self.names()}, received {name!r}")
+            raise ReleaseNotFoundError(f"{self}: expected one of its releases {self.names()}, received {name!r}")
         return path
+
+    def _refuse_deleted(self, name: str, now: Pointers) -> None:
+        if name in now.deleting:
+            raise ReleaseNotFoundError(
+                f"{self}: expected a release that stays, received {name!r}, which a prune deletes"
+            )
 
     def _age_key(self, name: str) -> tuple[float, str]:
         try:
@@ -330,22 +382,10 @@ class Releases:
         (self.root / name).rename(hidden)
         shutil.rmtree(hidden)
 
-    def _history(self, current: str | None) -> list[str]:
-        """Names published up to and including `current`, oldest first."""
-        if current is None:
-            return []
-        try:
-            names = (self.root / HISTORY).read_text(encoding="utf-8").split()
-        except FileNotFoundError:
-            names = []
-        while names and names[-1] != current:
-            names.pop()
-        return names or [current]
-
-    def _history_before(self, current: str | None) -> list[str]:
-        """Names published before `current`, oldest first; the last is a release that is still there."""
-        history = self._history(current)[:-1]
-        while history and not (self.root / history[-1]).is_dir():
+    def _history_before(self, now: Pointers) -> list[str]:
+        """Names published before the current one, oldest first; the last is a release that is still there."""
+        history, there = list(now.history[:-1]), set(self.names())
+        while history and history[-1] not in there:
             history.pop()
         return history
 
@@ -354,8 +394,8 @@ class Releases:
         if current is None:
             return None
         try:
-            return BucketMetrics.at_default(current, read_bundle_manifest(self.root / current), metric)
-        except BundleError:
+            return BucketMetrics.at_default(current, read_bundle_manifest(self._existing(current)), metric)
+        except (BundleError, ReleaseNotFoundError):
             return None
 
     def _compare(self, name: str, bundle: Bundle, state: Place | None) -> Compatibility | None:
@@ -363,33 +403,15 @@ class Releases:
         if current is None or current == name:
             return None
         try:
-            priors = read_prior_names(self.root / current), read_prior_names(self.root / name)
-            return compare_releases(
-                (current, self.root / current / BUNDLE), (name, bundle), state or self.root / ".state", priors
-            )
-        except (BundleError, ReleaseCorruptError, ReleaseVersionError):
+            before, after = self._existing(current), self._existing(name)
+            priors = read_prior_names(before), read_prior_names(after)
+            return compare_releases((current, before / BUNDLE), (name, bundle), state or self.root / ".state", priors)
+        except (BundleError, ReleaseCorruptError, ReleaseVersionError, ReleaseNotFoundError):
             return None
 
-    def _note_forced(self, name: str | None) -> None:
-        if name is None:
-            (self.root / FORCED).unlink(missing_ok=True)
-        else:
-            replace_file(self.root / FORCED, f"{name}\n".encode())
 
-    def _write_history(self, names: list[str]) -> None:
-        replace_file(self.root / HISTORY, "".join(f"{name}\n" for name in names).encode())
-
-    def _point_to(self, name: str) -> None:
-        replace_file(self.root / CURRENT, f"{name}\n".encode())
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """One writer at a time, across processes."""
-        if not self.root.is_dir():
-            raise ReleaseNotFoundError(f"{self.root}: expected a directory of releases, found none")
-        with (self.root / _LOCK).open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
+def _checked(name: str | None) -> str | None:
+    return None if name is None else check_name(name)
 
 
 def _check_staged(name: str, report: StagedReport) -> None:

@@ -1,5 +1,6 @@
 """Follows CURRENT: loads a published release beside the one in service, and swaps when it has answered a query. And
-STAGED: loads a release to be asked unseen. And experiments.toml, in the same thread.
+STAGED: loads a release to be asked unseen. And experiments.toml, in the same thread. Of releases at a URL the fetcher
+keeps copies, which are followed.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ import gc
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +21,7 @@ from longtail.index import LongtailIndexError, ReleaseNotFoundError, Releases
 from longtail.serving.allocator import give_back_memory
 from longtail.serving.core.executor import one_openmp_thread
 from longtail.serving.core.experiment_follower import ExperimentFollower
+from longtail.serving.core.fetcher import ReleaseFetcher
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.core.service import Service
@@ -75,7 +78,10 @@ class ReleaseFollower:
         )
         self._clock = clock
         self.experiments = ExperimentFollower(root, service, self._load_beside, clock)
+        self._fetcher = None if isinstance(service.settings.releases, Path) else ReleaseFetcher(service.settings)
         self._served: str | None = None
+        self._directory: int | None = None
+        """The directory that it was loaded from, whatever is by its name now."""
         self._staged: tuple[str | None, str | None] = None, None
         """What STAGED named when it was last looked at, and the release that served then."""
         self._failure: _Failure | None = None
@@ -92,12 +98,16 @@ class ReleaseFollower:
 
     def start(self) -> None:
         """Begin to follow; returns at once."""
+        if self._fetcher is not None:
+            self._fetcher.start()
         for thread in self._threads:
             thread.start()
 
     def stop(self) -> None:
         """Stop following; waits for a load that is under way, and some seconds for a database."""
         self._stopping.set()
+        if self._fetcher is not None:
+            self._fetcher.stop()
         releases, labels = self._threads
         releases.join()
         labels.join(_PATIENCE_SECONDS)
@@ -114,6 +124,8 @@ class ReleaseFollower:
         Raises:
             RefusedReleaseError: it names one that cannot be served.
         """
+        if self._fetcher is not None:
+            self._fetcher.check()
         with self._checking:
             before, self._failure = self._served, None
             # One that was damaged may have been mended: it is verified whole.
@@ -129,14 +141,17 @@ class ReleaseFollower:
         name: str | None = None
         try:
             name = self._releases.current()
-            if name is None or (name == self._served and not anew):
+            if name is None or (name == self._served and not anew and not self._is_fetched_anew(name)):
                 self._failure = None
-                self._set_problem(f"{name}, is damaged since it was loaded" if self._is_damaged(name) else None)
+                damage = f"{name}, is damaged since it was loaded" if self._is_damaged(name) else None
+                unfetched = None if self._fetcher is None else self._fetcher.problem
+                self._set_problem(damage or unfetched)
                 self._read_again_if_due(name)
                 return
             if self._too_early(name):
                 return
             started = self._clock()
+            directory = self._directory_of(name)
             retriever = self._load(self._releases, name)
             self._service.serve(retriever, forced=self._releases.forced() == name)
         # Whatever is wrong with a release, the one in service must go on.
@@ -144,10 +159,19 @@ class ReleaseFollower:
             if not self._too_early(name):
                 self._refuse(name, f"{type(error).__name__}: {error}")
             return
-        self._served, self._failure, self._damaged = name, None, None
+        self._served, self._directory, self._failure, self._damaged = name, directory, None, None
         _freeze()
         give_back_memory()
         logger.info("serving release %s, loaded in %.1f s", name, self._clock() - started)
+
+    def _is_fetched_anew(self, name: str) -> bool:
+        """Whether a copy was made anew: of a release by the same name, or because the one here was damaged."""
+        return self._fetcher is not None and self._directory_of(name) not in (None, self._directory)
+
+    def _directory_of(self, name: str) -> int | None:
+        with suppress(OSError):
+            return (self._releases.root / name).stat().st_ino
+        return None
 
     def _is_damaged(self, name: str | None) -> bool:
         # By this worker's own reading, too: a full disk keeps no record of it.

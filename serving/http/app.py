@@ -28,7 +28,8 @@ from longtail.serving.monitoring import LiveFigures, Monitoring
 from longtail.serving.monitoring.host import Host, StateDisk
 from longtail.serving.monitoring.prometheus import Metrics
 from longtail.serving.monitoring.workers import Seat, Workers
-from longtail.serving.settings import DEFAULT_MODEL, Settings
+from longtail.serving.setting_types import DEFAULT_MODEL
+from longtail.serving.settings import Settings
 from longtail.state import StoreError
 
 _DESCRIPTION = (
@@ -127,7 +128,8 @@ def _application(
         redirect_slashes=False,
     )
     app.models = app.state.models = models
-    app.state.service, app.state.follower, app.state.keys = service, ReleaseFollower(settings.releases, service), keys
+    follower = ReleaseFollower(settings.releases_directory, service)
+    app.state.service, app.state.follower, app.state.keys = service, follower, keys
     install_documentation(app, None if first is None else model)
     install_error_handlers(app)
     logged = logged_model.get()

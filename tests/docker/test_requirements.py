@@ -14,9 +14,9 @@ from tests.docker.tools import DOCKER
 
 PROJECT = tomllib.loads((DOCKER.parent / "pyproject.toml").read_text())
 EXTRAS = {
-    "serving": ("serve", "index", "postgres"),
-    "serving-gpu": ("serve", "gpu", "postgres"),
-    "trainer": ("train", "index", "postgres"),
+    "serving": ("serve", "index", "postgres", "remote"),
+    "serving-gpu": ("serve", "gpu", "postgres", "remote"),
+    "trainer": ("train", "index", "postgres", "remote"),
 }
 NOT_SERVED = {"serving-gpu": {"jax"}}
 

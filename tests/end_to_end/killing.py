@@ -6,12 +6,13 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -111,7 +112,8 @@ class Service:
         return self.process.exitcode
 
 
-def _serve(settings: Settings, log: Path) -> None:
+def _serve(settings: Settings, log: Path, environment: Mapping[str, str]) -> None:
+    os.environ.update(environment)
     with log.open("wb") as output:
         for stream in (1, 2):
             os.dup2(output.fileno(), stream)
@@ -120,9 +122,11 @@ def _serve(settings: Settings, log: Path) -> None:
 
 
 @contextmanager
-def serving(settings: Settings, log: Path) -> Iterator[Service]:
+def serving(settings: Settings, log: Path, environment: Mapping[str, str] = MappingProxyType({})) -> Iterator[Service]:
     """What `longtail-serve run` runs, on the settings' port; all of it is killed at the end at the latest."""
-    service = Service(start(_serve, settings, log, daemon=False), f"http://127.0.0.1:{settings.port}")
+    service = Service(
+        start(_serve, settings, log, dict(environment), daemon=False), f"http://127.0.0.1:{settings.port}"
+    )
     try:
         yield service
     finally:

@@ -1,5 +1,5 @@
-"""Replicas that share a database: what one acknowledges all answer by within a second, through kill -9 of any of them
-and of the database.
+"""Replicas that share a database and releases in an object store: what one acknowledges all answer by within a second,
+through kill -9 of any of them and of the database.
 
 `LONGTAIL_OPERATIONS=200 pytest tests/end_to_end/test_replicas.py -s` makes two hundred operations and prints how long
 replicas took to agree.
@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -31,6 +31,7 @@ from longtail.state import LabelStore, read_label_changes, read_place
 from tests.bundles import label_features, make_bundle
 from tests.end_to_end.killing import Service, serving
 from tests.postgres import PostgresServer, postgres
+from tests.s3 import S3Server
 from tests.serving.process import free_port, until
 
 LABELS, REPLICAS = 40, 3
@@ -46,22 +47,20 @@ def database() -> Iterator[PostgresServer]:
 
 
 @pytest.fixture(scope="module")
-def releases(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("replicas")
-    make_bundle(labels=LABELS, label_tower=True).write(root / "bundle")
-    for name in ("a", "b"):
-        build(root / "bundle", root / "releases", spec=IndexSpec("flat"), name=name)
-    Releases(root / "releases").publish("a")
-    return root / "releases"
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("replicas") / "bundle"
+    make_bundle(labels=LABELS, label_tower=True).write(path)
+    return path
 
 
 @dataclass
 class Replicas:
-    """Services that share a database and a directory of releases; each has a directory of its own."""
+    """Services that share a database and releases; each has a directory of its own."""
 
-    releases: Path
+    releases: str
     database: str
     folder: Path
+    environment: Mapping[str, str]
     services: dict[int, Service] = field(default_factory=dict)
     clients: dict[int, httpx.Client] = field(default_factory=dict)
     stack: ExitStack = field(default_factory=ExitStack)
@@ -71,11 +70,13 @@ class Replicas:
             releases=self.releases,
             state=read_place(self.database),
             local_state=self.folder / f"replica-{number}",
+            cache=self.folder / f"cache-{number}",
             port=free_port(),
             poll_seconds=0.05,
             drain_seconds=0,
         )
-        service = self.stack.enter_context(serving(settings, self.folder / f"replica-{number}.log"))
+        log = self.folder / f"replica-{number}.log"
+        service = self.stack.enter_context(serving(settings, log, self.environment))
         self.services[number] = service
         self.clients[number] = self.stack.enter_context(httpx.Client(base_url=service.url, timeout=30))
         if ready:
@@ -102,9 +103,12 @@ class Replicas:
 
 
 @pytest.fixture
-def replicas(releases: Path, database: PostgresServer, tmp_path: Path) -> Iterator[Replicas]:
-    Releases(releases).publish("a", force=True)
-    found = Replicas(releases, database.url(), tmp_path)
+def replicas(bundle: Path, s3: S3Server, database: PostgresServer, tmp_path: Path) -> Iterator[Replicas]:
+    releases = s3.url()
+    for name in ("a", "b"):
+        build(bundle, releases, spec=IndexSpec("flat"), name=name)
+    Releases(releases).publish("a")
+    found = Replicas(releases, database.url(), tmp_path, s3.environment)
     with found.stack:
         for number in range(REPLICAS):
             found.start(number)
@@ -204,7 +208,7 @@ def test_label_changes_that_are_left_behind_are_refused(replicas: Replicas) -> N
     left.mkdir()
     with closing(LabelStore(left)) as store:
         store.append([Hide(id="item-1", at=datetime.now(UTC))])
-    command = ["-m", "longtail.serving", "run", str(replicas.releases), "--port", "0", "--state"]
+    command = ["-m", "longtail.serving", "run", replicas.releases, "--port", "0", "--state"]
     place = f"{replicas.database}_other"
     refused = subprocess.run(
         [sys.executable, *command, place],
@@ -267,9 +271,9 @@ def test_clocks_that_are_minutes_apart_change_no_order(replicas: Replicas) -> No
     until(lambda: all("item-7" in replicas.answered(each) for each in replicas.services), "it to come back")
 
 
-def test_a_rebuild_takes_in_what_any_replica_changed(replicas: Replicas, tmp_path: Path) -> None:
+def test_a_rebuild_takes_in_what_any_replica_changed(replicas: Replicas, bundle: Path, tmp_path: Path) -> None:
     added = {"id": "fresh", "features": label_features(1)}
     assert replicas.asked(0, "POST", "/v1/labels", json={"labels": [added]}).status_code == 200
     assert replicas.asked(1, "DELETE", "/v1/labels/item-9").status_code == 200
-    report = merge_labels(replicas.releases.parent / "bundle", replicas.database, tmp_path / "merged")
+    report = merge_labels(bundle, replicas.database, tmp_path / "merged")
     assert (report.added, report.removed, report.labels) == (1, 1, LABELS)

@@ -30,6 +30,7 @@ SURFACE = {
     "stage": {"releases", "name"},
     "staged": {"releases", "--state"},
     "unstage": {"releases"},
+    "upload": {"release", "releases"},
     "rollback": {"releases"},
     "merge": {"bundle", "state", "--out"},
     "list": {"releases"},

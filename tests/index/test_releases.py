@@ -20,6 +20,7 @@ from longtail.index import (
     build,
 )
 from longtail.index.release import releases as releases_module
+from longtail.index.release.pointers import PointerFiles
 
 ROOT = Path(__file__).parents[2]
 
@@ -74,27 +75,31 @@ def test_rollback_skips_deleted_releases(releases: Releases) -> None:
     assert releases.rollback() == "a"
 
 
-@pytest.mark.parametrize("step", ["_write_history", "_point_to"])
+@pytest.mark.parametrize("step", ["HISTORY", "CURRENT"])
 def test_a_crash_inside_publish_or_rollback_keeps_a_valid_pointer(
     step: str, releases: Releases, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Either file may be the last that was written; rollback still goes to the release before CURRENT."""
+    """Either file may be the first that was not written; rollback still goes to the release before CURRENT."""
 
     class CrashError(Exception):
         pass
 
-    def crash(*_: object) -> None:
-        raise CrashError
+    write = PointerFiles._write
+
+    def crash(pointers: PointerFiles, file: str, *names: str | None) -> None:
+        if file == step:
+            raise CrashError
+        write(pointers, file, *names)
 
     releases.publish("a")
     releases.publish("b")
     for action in (lambda: releases.publish("c"), releases.rollback):
         with monkeypatch.context() as patched:
-            patched.setattr(Releases, step, crash)
+            patched.setattr(PointerFiles, "_write", crash)
             with pytest.raises(CrashError):
                 action()
-        expected = {"b": "a", "a": None}[str(releases.current())]
-        assert releases._history(releases.current())[:-1] == ([expected] if expected else [])
+        now = PointerFiles(releases.root).read()
+        assert (now.current, now.history) == ("b", ("a", "b"))
 
 
 def test_a_damaged_release_is_not_published(releases: Releases) -> None:
@@ -200,14 +205,15 @@ def test_a_rollback_killed_midway_does_not_revive_what_a_killed_publish_left(
         releases.publish(name)
     (releases.root / "HISTORY").write_text("a\nb\nc\na\nb\na\n")
     assert releases.current() == "b"
-    point_to = Releases._point_to
+    write = PointerFiles._write
 
-    def dying(self: Releases, name: str) -> None:
-        point_to(self, name)
-        raise KeyboardInterrupt
+    def dying(pointers: PointerFiles, file: str, *names: str | None) -> None:
+        write(pointers, file, *names)
+        if file == "CURRENT":
+            raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Releases, "_point_to", dying)
+        patch.setattr(PointerFiles, "_write", dying)
         with pytest.raises(KeyboardInterrupt):
             releases.rollback()
 

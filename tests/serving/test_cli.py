@@ -54,7 +54,8 @@ def test_a_wrong_file_of_settings_is_refused_in_one_line(tmp_path: Path, served:
 
 
 def test_a_directory_that_is_not_there(tmp_path: Path, served: list[Settings]) -> None:
-    assert "does not exist" in error_of("run", str(tmp_path / "typo"))
+    said = error_of("run", str(tmp_path / "typo"))
+    assert "expected a directory that longtail-index publishes to, found none at" in said
     assert not served
 
 

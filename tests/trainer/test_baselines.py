@@ -7,7 +7,15 @@ import pytest
 
 from longtail.bundle import Buckets, Interval
 from longtail.trainer.data.pairs import Pairs
-from longtail.trainer.evaluation.baselines import BASELINES, Interactions, _unseen, skipped, top_labels
+from longtail.trainer.evaluation.baselines import (
+    BASELINES,
+    Interactions,
+    SameForAll,
+    _unseen,
+    recent_popularity,
+    skipped,
+    top_labels,
+)
 from longtail.trainer.evaluation.comparison import Comparison, compare
 from longtail.trainer.evaluation.ranking import LabelSide
 from longtail.trainer.evaluation.task import Task
@@ -80,6 +88,20 @@ def test_recent_popularity_counts_the_latest_share() -> None:
     scores = np.tile(counts, (QUERIES, 1))
     scores[-2:] = COUNTS
     assert answers("recent popularity", share=0.25).tolist() == sorted_lists(scores)
+
+
+@pytest.mark.parametrize("share", [0.01, 0.3, 0.5, 1.0])
+def test_of_pairs_of_one_moment_the_first_are_the_latest(share: float) -> None:
+    rng = np.random.default_rng(3)
+    times, weights = rng.integers(5, size=200).astype(np.float64), rng.random(200).astype(np.float32)
+    labels = rng.integers(L, size=200).astype(np.int32)
+    pairs = Pairs(np.sort(rng.integers(QUERIES, size=200)).astype(np.int32), labels, times=times, weights=weights)
+    latest = np.argsort(-times, kind="stable")[: round(share * 200)]
+
+    scores = recent_popularity(Interactions(pairs, pairs, QUERIES, L, 0), {"share": share})
+    assert isinstance(scores, SameForAll)
+    counts = np.bincount(labels[latest], weights[latest], minlength=L)
+    np.testing.assert_allclose(scores.scores_L, counts, rtol=1e-6)
 
 
 def test_item_knn_sums_cosines_of_the_nearest() -> None:

@@ -42,6 +42,7 @@ SURFACE = {
     ],
     "prepare": ["RECIPE", "--since", "--memory", "--set"],
     "tune": ["RECIPE", "--out", "--trials", "--set"],
+    "upload": ["BUNDLE", "URL"],
 }
 
 

@@ -19,8 +19,8 @@ import numpy as np
 from scipy.sparse import csr_matrix  # type: ignore[import-untyped]
 from threadpoolctl import threadpool_limits
 
-from longtail.bundle.arrays import Float32, Float64, Int32, Int64
-from longtail.trainer.data.pairs import Pairs
+from longtail.bundle.arrays import Bools, Float32, Float64, Int32, Int64
+from longtail.trainer.data.pairs import Pairs, occurrences
 from longtail.trainer.evaluation.ranking import block_of
 from longtail.trainer.evaluation.selection import Selection, Write
 from longtail.trainer.evaluation.task import Seen, Task
@@ -60,12 +60,18 @@ class Interactions:
     @cached_property
     def popularity(self) -> Float64:
         """Weighted training pairs of every label, float64 [L]."""
-        return _counts(self.train, self.labels)
+        return _counts(self.train.labels, self.train.weights, self.labels)
 
     @cached_property
     def pairs_of_training(self) -> csr_matrix:
         """Weighted training pairs, float32 [Q, L]."""
         return self._matrix(self.train)
+
+    @cached_property
+    def newcomers(self) -> Bools:
+        """Queries without a known pair, bool [Q]."""
+        has_Q: Bools = occurrences(self.known.queries, self.queries) > 0
+        return ~has_Q
 
     @cached_property
     def pairs_known(self) -> csr_matrix:
@@ -74,7 +80,7 @@ class Interactions:
 
     def without_history(self, rows_N: Int32) -> int:
         """How many of some queries have no known pair."""
-        return int((np.diff(self.pairs_known.indptr)[rows_N] == 0).sum())
+        return int(self.newcomers[rows_N].sum())
 
     def _matrix(self, pairs: Pairs) -> csr_matrix:
         weights = np.ones(len(pairs), np.float32) if pairs.weights is None else pairs.weights
@@ -114,8 +120,14 @@ def recent_popularity(data: Interactions, settings: Settings) -> Scores:
     times = data.train.times
     if times is None:
         raise ValueError("recent popularity: expected training pairs with times, received none")
-    latest = np.argsort(-times, kind="stable")[: max(1, round(settings["share"] * len(times)))]
-    return SameForAll(_counts(data.train.take(latest), data.labels).astype(np.float32))
+    latest = max(1, round(settings["share"] * len(times)))
+    since = np.partition(times, len(times) - latest)[len(times) - latest]
+    taken_N = times > since
+    # Of those of the very moment as many as are wanting, the first.
+    taken_N[np.flatnonzero(times == since)[: latest - int(taken_N.sum())]] = True
+    weights = data.train.weights
+    counts = _counts(data.train.labels[taken_N], None if weights is None else weights[taken_N], data.labels)
+    return SameForAll(counts.astype(np.float32))
 
 
 def item_knn(data: Interactions, settings: Settings) -> Scores:
@@ -193,7 +205,7 @@ def skipped(name: str, data: Interactions) -> str | None:
         return "the pairs have no times"
     if name in ("item-kNN", "iALS") and find_spec("implicit") is None:
         return "`implicit` is not installed: pip install 'longtail[train]'"
-    products = float((np.bincount(data.train.queries).astype(np.float64) ** 2).sum())
+    products = float((data.train.per_query().astype(np.float64) ** 2).sum())
     if name == "item-kNN" and products > _MOST_PRODUCTS:
         return (
             f"{products:.1e} pairs of labels that occur together would take many minutes (at most {_MOST_PRODUCTS:.0e})"
@@ -214,7 +226,7 @@ def top_labels(task: Task, data: Interactions, scores: Scores) -> Int32:
         scores: of the baseline.
     """
     popular_L = np.argsort(-data.popularity, kind="stable")
-    newcomer_Q = np.diff(data.pairs_known.indptr) == 0
+    newcomer_Q = data.newcomers
     if isinstance(scores, SameForAll):
         top_NK, newcomer_N = _unseen(task, data, _ranked(scores.scores_L, popular_L)), newcomer_Q[task.askers_N]
         if newcomer_N.any():
@@ -268,8 +280,10 @@ def _writer(scores_BL: Float32, label_P: Int64) -> Write:
     return write
 
 
-def _counts(pairs: Pairs, labels: int) -> Float64:
-    return np.bincount(pairs.labels, pairs.weights, minlength=labels).astype(np.float64)
+def _counts(labels_N: Int32, weights_N: Float32 | None, labels: int) -> Float64:
+    if weights_N is None:
+        return occurrences(labels_N, labels).astype(np.float64)
+    return np.bincount(labels_N, weights_N, minlength=labels).astype(np.float64)
 
 
 @contextmanager

@@ -236,9 +236,10 @@ def rank(
     weights_GE = weights_GE.astype(np.float64) - augmentation.queries(nobody_BD, 0.0)
     moved = np.flatnonzero(weights_GE.any(axis=0)) if weights_GE.any() else [nobody_BD.shape[1]]
     selection = Selection(rows_LE[:, moved].astype(np.float64), weights_GE[:, moved], k)
-    rows_PE = rows_LE[selection.order]
-    seen = Seen(seen_keys, queries=queries, labels=len(rows_LE))
-    block = block_of(len(rows_LE), matrices=1 if log_proposal is None else 4)
+    rows_PE, labels = rows_LE[selection.order], len(rows_LE)
+    del rows_LE  # of millions of labels a good part of what a job has
+    seen = Seen(seen_keys, queries=queries, labels=labels)
+    block = block_of(labels, matrices=1 if log_proposal is None else 4)
     passes = [range(len(settings))] if log_proposal is None else [range(at, at + 1) for at in range(len(settings))]
     top_GNK = np.empty((len(settings), len(rows_N), k), np.int32)
     log_p_GN: list[Float64 | None] = [

@@ -1,0 +1,89 @@
+"""Bundles at an object store: the same files below a URL, uploaded whole or not at all, downloaded verified.
+
+`manifest.json` is written last: a folder without one is no bundle.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from longtail.bundle.cache import Cache
+from longtail.bundle.errors import BundleCorruptError, BundleExistsError
+from longtail.bundle.integrity import MANIFEST, MANIFEST_SHA256, read_manifest, verify_files
+from longtail.bundle.objects import ObjectStore, is_url, local_path
+from longtail.bundle.store import working_directory
+
+_BUNDLE = "bundle"
+
+
+def upload_bundle(bundle: Path, url: str) -> None:
+    """Verify a bundle and copy it to a URL, where there is none yet.
+
+    Args:
+        bundle: its directory.
+        url: such as `s3://bucket/bundles/books`: the folder of the copy.
+
+    Raises:
+        BundleError: it is not intact.
+        BundleExistsError: there is another one at the URL.
+        StorageError: the store does not answer; then there is no bundle, and the same call goes on.
+    """
+    manifest = read_manifest(bundle)
+    verify_files(bundle, manifest.files)
+    store, content = ObjectStore(url), (bundle / MANIFEST).read_bytes()
+    if store.read(MANIFEST) not in (None, content):
+        raise BundleExistsError(f"{url}: expected a URL without a bundle, found another one; nothing was changed")
+    for name in (*manifest.files, MANIFEST_SHA256):
+        store.upload(bundle / name, name)
+    if not store.create(MANIFEST, content):
+        raise BundleExistsError(f"{url}: expected a URL without a bundle, found one that was written meanwhile")
+
+
+def download_bundle(url: str, cache: Cache | None = None) -> Path:
+    """The directory of a copy of the bundle at a URL, every file of which is what was written.
+
+    Args:
+        url: of the bundle's folder; of a release's bundle `…/NAME/bundle`.
+        cache: of downloads; the user's when None.
+
+    Raises:
+        BundleError: there is no bundle.
+        StorageError: the store does not answer, or has other bytes.
+        OSError: the disk is full, or not writable.
+    """
+    store, cache = ObjectStore(url), cache or Cache()
+    with cache.locked(store.url) as directory:
+        target = directory / _BUNDLE
+        content = store.read(MANIFEST)
+        if content is None:
+            raise BundleCorruptError(f"{url}: expected a bundle (a folder with {MANIFEST}), found none")
+        if not target.is_dir() or (target / MANIFEST).read_bytes() != content:
+            with working_directory(target) as working:
+                fetch_bundle(store, "", cache, working / _BUNDLE)
+                shutil.rmtree(target, ignore_errors=True)
+                (working / _BUNDLE).rename(target)
+        cache.trim()
+        return target
+
+
+def local_bundle(place: str | Path) -> Path:
+    """The directory of a bundle, or of its copy where the place is a URL; raises as `download_bundle`."""
+    return download_bundle(str(place)) if is_url(place) else local_path(place)
+
+
+def fetch_bundle(store: ObjectStore, prefix: str, cache: Cache, target: Path) -> None:
+    """Have the bundle whose objects begin with a prefix as the directory `target`; raises as `download_bundle`."""
+    fetch_manifest(store, prefix, target)
+    for name, record in read_manifest(target).files.items():
+        cache.fetch(store, f"{prefix}{name}", record, target / name)
+
+
+def fetch_manifest(store: ObjectStore, prefix: str, target: Path) -> None:
+    """Have in `target` the two files that say what a bundle is; raises as `download_bundle`."""
+    target.mkdir(parents=True, exist_ok=True)
+    for name in (MANIFEST, MANIFEST_SHA256):
+        content = store.read(f"{prefix}{name}")
+        if content is None:
+            raise BundleCorruptError(f"{store.url}/{prefix}{name}: expected a file of a bundle, found none")
+        (target / name).write_bytes(content)

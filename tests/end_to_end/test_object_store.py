@@ -1,0 +1,252 @@
+"""A service of releases in an object store that is slow, torn, failing or gone: what it has, it serves on."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from longtail.bundle.cache import Cache
+from longtail.bundle.objects import ObjectStore
+from longtail.index import Releases, build
+from longtail.index.release.verified import Verified
+from longtail.serving.settings import Settings
+from tests.bundles import make_bundle
+from tests.end_to_end.killing import Service, serving
+from tests.s3 import Fault, S3Server
+from tests.serving.process import free_port, until
+
+QUERY = {"features": {"user_id": "u3", "history": ["item-1"]}, "k": 5}
+
+
+@dataclass
+class Shop:
+    """One host: a service, its cache and its state."""
+
+    url: str
+    folder: Path
+    environment: dict[str, str]
+    releases: Releases
+    given: dict[str, Any] = field(default_factory=dict)
+    stack: ExitStack = field(default_factory=ExitStack)
+
+    @property
+    def settings(self) -> Settings:
+        place = {"cache": self.folder / "host", "state": self.folder / "state"}
+        return Settings(releases=self.url, port=free_port(), poll_seconds=0.05, drain_seconds=0, **place, **self.given)
+
+    @property
+    def directory(self) -> Path:
+        return Cache(self.folder / "host").directory(self.url)
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log").read_text()
+
+    def start(self, *, ready: bool = True) -> Service:
+        service = self.stack.enter_context(serving(self.settings, self.folder / "log", self.environment))
+        if ready:
+            service.wait_until_ready()
+        return service
+
+
+@pytest.fixture
+def shop(s3: S3Server, tmp_path: Path) -> Iterator[Shop]:
+    """Releases `a`, which is published, and `b`; no service yet."""
+    make_bundle(labels=40).write(tmp_path / "bundle")
+    url = s3.url()
+    for name in ("a", "b"):
+        build(tmp_path / "bundle", url, name=name, spec="flat")
+    releases = Releases(url)
+    releases.publish("a")
+    found = Shop(url, tmp_path, s3.environment, releases)
+    with found.stack:
+        yield found
+
+
+def served(service: Service) -> str | None:
+    """The release that answers a query; None if none does."""
+    with suppress(httpx.TransportError):
+        said = httpx.post(f"{service.url}/v1/retrieve", json={"queries": [QUERY]}, timeout=10)
+        if said.status_code == 200:
+            return str(said.json()["release"])
+    return None
+
+
+def told(service: Service) -> str:
+    """What the service says is wrong with its release."""
+    report = httpx.get(f"{service.url}/v1/monitoring", timeout=30).json()
+    return str([each for each in report["verdict"]["findings"] if each["signal"] == "refused_release"])
+
+
+def of_index(fault: str) -> Fault:
+    """An index that cannot be read."""
+    return lambda method, path: fault if method == "GET" and path.endswith("all.faiss") else None
+
+
+def test_what_is_published_is_served_and_a_rollback_too(shop: Shop) -> None:
+    service = shop.start()
+    assert served(service) == "a"
+    for action, expected in ((lambda: shop.releases.publish("b"), "b"), (shop.releases.rollback, "a")):
+        action()
+        until(lambda: served(service) == expected, f"{expected} to be served")  # noqa: B023
+
+
+def test_nothing_is_published_yet(s3: S3Server, shop: Shop) -> None:
+    shop.url = s3.url()
+    service = shop.start(ready=False)
+    until(lambda: _ready(service) == 503, "a service without a release")
+    build(shop.folder / "bundle", shop.url, name="first", spec="flat")
+    Releases(shop.url).publish("first")
+    service.wait_until_ready()
+    assert served(service) == "first"
+
+
+def _ready(service: Service) -> int | None:
+    with suppress(httpx.TransportError):
+        return httpx.get(f"{service.url}/readyz", timeout=10).status_code
+    return None
+
+
+@pytest.mark.parametrize("fault", ["fail", "tear", "garble", "hang"])
+def test_a_release_that_cannot_be_fetched_leaves_the_one_before(fault: str, shop: Shop, s3: S3Server) -> None:
+    service = shop.start()
+    build(shop.folder / "bundle", shop.url, name="c", spec="ivf_flat")  # an index that is not here yet
+    with s3.failing(lambda method, path: fault if method == "GET" and "/c/index/" in path else None):
+        shop.releases.publish("c")
+        began = time.monotonic()
+        while time.monotonic() < began + 3:
+            assert served(service) == "a"
+        if fault != "hang":
+            until(lambda: "c, cannot be fetched, the one before is served" in told(service), "it to be told", 90)
+            assert "c cannot be fetched: StorageError: s3://" in shop.log
+        assert _ready(service) == 200
+    until(lambda: served(service) == "c", "c to be served once the store is well", 90)
+    until(lambda: "cannot be fetched" not in told(service), "nothing to be told any more")
+
+
+def test_a_part_that_is_missing_leaves_the_one_before(shop: Shop) -> None:
+    service = shop.start()
+    build(shop.folder / "bundle", shop.url, name="c", spec="ivf_flat")
+    shop.releases.publish("c")
+    # Of another host's copy nothing is known here: its objects are what this one needs.
+    store = ObjectStore(shop.url)
+    until(lambda: served(service) == "c", "c to be served")
+    shop.releases.publish("a")
+    until(lambda: served(service) == "a", "a to be served")
+    assert service.terminate() == 0
+    shutil.rmtree(shop.directory / "c")
+    for path in (shop.folder / "host" / ".blobs").iterdir():
+        if path.stat().st_nlink == 1:
+            path.unlink()
+    store.delete(path for path in store.below("c/index") if path.endswith(".faiss"))
+    service = shop.start()
+    Releases(shop.url, Cache(shop.folder / "cache")).publish("c")
+    until(lambda: "c, cannot be fetched" in told(service), "it to be told", 60)
+    assert served(service) == "a"
+    assert ".faiss: expected an object of" in shop.log
+
+
+def test_a_host_starts_and_serves_what_it_has_while_the_store_is_gone(shop: Shop, s3: S3Server) -> None:
+    service = shop.start()
+    service.kill()
+    s3.stop()
+    try:
+        service = shop.start()
+        assert served(service) == "a"
+        until(lambda: f"at {shop.url}, cannot be looked for" in told(service), "it to be told", 60)
+        assert service.terminate() == 0
+    finally:
+        s3.start()
+    service = shop.start()
+    shop.releases.publish("b")
+    until(lambda: served(service) == "b", "b to be served")
+
+
+def test_a_store_that_hangs_holds_up_neither_answers_nor_the_end(shop: Shop, s3: S3Server) -> None:
+    service = shop.start()
+    with s3.failing(lambda *_: "hang"):
+        time.sleep(0.5)
+        assert served(service) == "a"
+        began = time.monotonic()
+        assert service.terminate() == 0
+        assert time.monotonic() - began < 10
+
+
+def test_workers_share_one_download(shop: Shop, s3: S3Server) -> None:
+    shop.given = {"workers": 3}
+    s3.seen.clear()
+    service = shop.start()
+    assert [path for method, path in s3.seen if method == "GET" and path.endswith("all.faiss")] != []
+    reads = [path for method, path in s3.seen if method == "GET" and path.endswith("all.faiss")]
+    assert len(reads) == 1
+    shop.releases.publish("b")
+    until(lambda: all(served(service) == "b" for _ in range(20)), "every worker to serve b")
+
+
+def test_when_the_worker_that_fetches_is_killed_another_goes_on(shop: Shop) -> None:
+    shop.given = {"workers": 2}
+    service = shop.start()
+    import random
+
+    for name in ("b", "a", "b"):
+        service.kill_worker(random.Random(name))
+        shop.releases.publish(name)
+        until(lambda: {served(service) for _ in range(10)} == {name}, f"{name} to be served by all", 60)  # noqa: B023
+
+
+def test_a_copy_that_was_damaged_is_fetched_anew_and_loaded(shop: Shop) -> None:
+    service = shop.start()
+    before = (shop.directory / "a").stat().st_ino
+    Verified(shop.directory / "a", shop.folder / "state").note_damage("a test says so")
+    until(lambda: (shop.directory / "a").stat().st_ino != before, "another copy")
+    until(lambda: "damaged" not in told(service), "nothing to be told any more")
+    assert served(service) == "a"
+
+
+def test_staged_and_experiments_come_along(shop: Shop) -> None:
+    service = shop.start()
+    shop.releases.stage("b")
+    staged = f"{service.url}/v1/release/staged"
+    until(lambda: httpx.get(staged).status_code == 200, "b to be asked unseen")
+    assert httpx.get(staged).json()["staged"] == "b"
+    shop.releases.unstage()
+    until(lambda: httpx.get(staged).status_code == 404, "it to be asked no more")
+    experiment = """
+        [experiments.tail_week]
+        unit = "user_id"
+        arms.control.share = 0.5
+        arms.tail = {share = 0.5, release = "b"}
+    """
+    (shop.folder / "experiments.toml").write_text(experiment)
+    ObjectStore(shop.url).upload(shop.folder / "experiments.toml", "experiments.toml")
+
+    def runs() -> bool:
+        report = httpx.get(f"{service.url}/v1/experiments").json()["experiment"]
+        return report is not None and not any(arm["unavailable"] for arm in report["arms"])
+
+    until(runs, "the experiment to run")
+
+
+def test_releases_and_models_at_urls_need_a_state_of_their_own(shop: Shop) -> None:
+    with pytest.raises(ValueError, match="where releases are at a URL, received none"):
+        Settings(releases=shop.url)
+    with pytest.raises(ValueError, match="where releases are at a URL, received none"):
+        Settings(releases=shop.folder, models={"books": shop.url})
+
+
+def test_models_at_urls(shop: Shop, s3: S3Server) -> None:
+    other = s3.url()
+    build(shop.folder / "bundle", other, name="other", spec="flat")
+    Releases(other).publish("other")
+    shop.given = {"models": {"books": other}}
+    service = shop.start()
+    said = httpx.post(f"{service.url}/v1/models/books/retrieve", json={"queries": [QUERY]})
+    assert (served(service), said.json()["release"]) == ("a", "other")

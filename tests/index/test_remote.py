@@ -1,0 +1,433 @@
+"""Releases at an object store: the same releases, pointers that two cannot move at once, copies that are whole."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from longtail.bundle import BundleCorruptError, BundleExistsError
+from longtail.bundle.cache import Cache
+from longtail.bundle.errors import StorageError
+from longtail.bundle.objects import ObjectStore
+from longtail.bundle.remote import download_bundle, upload_bundle
+from longtail.index import (
+    FloorsNotMetError,
+    LongtailIndexError,
+    Release,
+    ReleaseCorruptError,
+    ReleaseNotFoundError,
+    Releases,
+    build,
+    update,
+)
+from longtail.index.cli import main
+from longtail.index.errors import PublishedMeanwhileError
+from longtail.index.release import pointers as pointers_module
+from longtail.index.release import remote as remote_module
+from longtail.index.release.remote import RemoteReleases
+from tests.s3 import S3Server
+
+
+@pytest.fixture(scope="module")
+def shelf(bundle_path: Path, s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The URL of three releases, `a` the oldest; nothing published. Tests take copies."""
+    url = s3_server.url()
+    local = tmp_path_factory.mktemp("built")
+    for name in ("a", "b", "c"):
+        build(bundle_path, local, name=name, spec="flat")
+    for name in ("a", "b", "c"):
+        Releases(url, Cache(local / "cache")).upload(local / name)
+    return url
+
+
+@pytest.fixture
+def url(shelf: str, s3: S3Server) -> str:
+    """As `shelf`, of the test's own."""
+    copied, (source, target) = s3.url(), (ObjectStore(shelf), None)
+    target = ObjectStore(copied)
+    for path in source.below(""):
+        assert target.create(path, source.read(path) or b"")
+    s3.seen.clear()
+    return copied
+
+
+def local(url: str, folder: Path) -> Releases:
+    """The releases as another host sees them."""
+    return Releases(url, Cache(folder))
+
+
+def answers(release: Release) -> tuple[np.ndarray, np.ndarray]:
+    bundle = release.bundle
+    queries_BE = bundle.augmentation.queries(bundle.calibration_queries[:5], np.full(5, 0.5, np.float32))
+    return release.searcher.search(queries_BE, 7)
+
+
+def downloads(s3: S3Server) -> list[str]:
+    """What was read of the index, by name."""
+    return [path.rsplit("/", 1)[1] for method, path in s3.seen if method == "GET" and path.endswith(".faiss")]
+
+
+@contextmanager
+def published_by_another(url: str, name: str, patched: pytest.MonkeyPatch) -> Iterator[None]:
+    """Another host publishes in the middle of what is done in here."""
+    verify = Releases.verify
+
+    def at_last(releases: Releases, which: str) -> object:
+        patched.setattr(Releases, "verify", verify)
+        Releases(url).publish(name)
+        return verify(releases, which)
+
+    patched.setattr(Releases, "verify", at_last)
+    yield
+
+
+def test_a_release_at_a_url_answers_as_the_one_that_was_built(bundle_path: Path, url: str, tmp_path: Path) -> None:
+    releases = Releases(url)
+    assert (str(releases), releases.names(), releases.current()) == (url, ["a", "b", "c"], None)
+    build(bundle_path, tmp_path / "local", name="a", spec="flat")
+    there, here = (answers(each.open("a")) for each in (releases, Releases(tmp_path / "local")))
+    np.testing.assert_array_equal(there[1], here[1])
+    np.testing.assert_array_equal(there[0], here[0])
+
+
+def test_publish_rollback_and_history(url: str, tmp_path: Path) -> None:
+    releases, other = Releases(url), local(url, tmp_path / "other")
+    for name in ("a", "b", "a", "c"):
+        releases.publish(name)
+        assert (releases.current(), other.current()) == (name, name)
+    assert [other.rollback() for _ in range(3)] == ["a", "b", "a"]
+    with pytest.raises(ReleaseNotFoundError, match="expected a release published before a, found none"):
+        releases.rollback()
+    assert (releases.current(), releases.forced()) == ("a", "a")
+    releases.publish("b")
+    assert (releases.forced(), releases.rollback()) == (None, "a")
+
+
+def test_stage_and_unstage(url: str, tmp_path: Path) -> None:
+    releases, other = Releases(url), local(url, tmp_path / "other")
+    releases.publish("a")
+    with pytest.raises(LongtailIndexError, match="expected another release than CURRENT"):
+        other.stage("a")
+    other.stage("b")
+    assert releases.staged() == "b"
+    releases.publish("b")
+    assert (other.staged(), other.unstage()) == (None, None)
+
+
+def test_of_two_publishers_at_once_the_second_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    releases = Releases(url)
+    releases.publish("a")
+    with (
+        published_by_another(url, "b", monkeypatch),
+        pytest.raises(PublishedMeanwhileError, match="expected nobody else to change what is published"),
+    ):
+        releases.publish("c")
+    assert (releases.current(), releases.rollback()) == ("b", "a")
+    releases.publish("c")
+    assert releases.current() == "c"
+
+
+def test_a_write_whose_answer_was_lost_counts_once(url: str, s3: S3Server) -> None:
+    """The store has written the pointer and says 500; its client asks again, and is told that there is one."""
+    lost = []
+
+    def once(method: str, path: str) -> str | None:
+        if method == "PUT" and path.endswith("/CURRENT/000000000001.json") and not lost:
+            lost.append(path)
+            return "lose"
+        return None
+
+    with s3.failing(once):
+        Releases(url).publish("a")
+    assert lost
+    assert (Releases(url).current(), Releases(url)._pointers.read().history) == ("a", ("a",))
+
+
+def test_a_store_that_ignores_conditions_is_refused(url: str, s3: S3Server) -> None:
+    with s3.failing(lambda *_: "overwrite"), pytest.raises(LongtailIndexError, match="two could publish at once"):
+        Releases(url).publish("a")
+    assert Releases(url).current() is None
+
+
+def test_floors_beside_the_releases_hold(url: str) -> None:
+    ObjectStore(url).create("promise.toml", b"[floors]\ntail = 0.99\n")
+    with pytest.raises(FloorsNotMetError):
+        Releases(url).publish("a")
+    Releases(url).publish("a", force=True)
+    assert Releases(url).forced() == "a"
+
+
+def test_files_that_are_here_are_not_downloaded_again(url: str, s3: S3Server, tmp_path: Path) -> None:
+    releases = local(url, tmp_path / "other")
+    releases.verify("a")
+    assert downloads(s3) == ["all.faiss"]
+    releases.verify("b")  # the same index, of another release
+    releases.verify("a")
+    assert downloads(s3) == ["all.faiss"]
+
+
+@pytest.mark.parametrize("fault", ["fail", "tear", "garble"])
+def test_a_store_that_fails_leaves_no_part_and_the_next_goes_on(
+    fault: str, url: str, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("s3fs.S3FileSystem.retries", 1)
+    releases = local(url, tmp_path / "other")
+    told = pytest.raises(StorageError, match=f"{url}: expected a store that answers, could not read a/index/all")
+    with s3.failing(lambda method, path: fault if method == "GET" and path.endswith("all.faiss") else None), told:
+        releases.verify("a")
+    assert [path.name for path in releases.root.iterdir() if path.is_dir()] == []
+    before = len([path for _, path in s3.seen if path.endswith("embeddings.npy")])
+    assert releases.verify("a").name == "a"
+    assert len([path for _, path in s3.seen if path.endswith("embeddings.npy")]) == before
+
+
+def test_an_object_that_another_has_replaced_is_no_file_of_the_release(url: str, tmp_path: Path) -> None:
+    store = ObjectStore(url)
+    file = tmp_path / "file"
+    file.write_bytes(bytes(len(store.read("a/index/all.faiss") or b"")))
+    store.upload(file, "a/index/all.faiss")
+    with pytest.raises(StorageError, match=r"all.faiss: expected sha256 \w{64}, received bytes of \w{64}"):
+        local(url, tmp_path / "other").verify("a")
+    store.upload(tmp_path / "file", "a/release.json")
+    with pytest.raises(ReleaseCorruptError, match="expected JSON with a schema_version"):
+        local(url, tmp_path / "other").verify("a")
+
+
+def test_a_missing_part_and_a_missing_release(url: str, tmp_path: Path) -> None:
+    ObjectStore(url).delete(["a/index/all.faiss", "b/bundle/manifest.sha256", "c/release.json"])
+    releases = local(url, tmp_path / "other")
+    with pytest.raises(StorageError, match=r"a/index/all.faiss: expected an object of \d+ bytes, found none"):
+        releases.verify("a")
+    with pytest.raises(BundleCorruptError, match=r"b/bundle/manifest.sha256: expected a file of a bundle, found none"):
+        releases.verify("b")
+    with pytest.raises(ReleaseNotFoundError, match=r"expected one of its releases \['a', 'b'\], received 'c'"):
+        releases.publish("c")
+
+
+def test_a_copy_that_was_damaged_is_made_anew(url: str, s3: S3Server, tmp_path: Path) -> None:
+    releases = RemoteReleases(url, Cache(tmp_path / "other"))
+    file = releases.fetch("a") / "index" / "all.faiss"
+    content = file.read_bytes()
+    file.chmod(0o644)
+    file.write_bytes(content[:-1])
+    assert (releases.fetch("a") / "index" / "all.faiss").read_bytes() == content
+    file.chmod(0o644)
+    file.write_bytes(bytes(len(content)))  # as long: only reading it tells
+    assert (releases.fetch("a", anew=True) / "index" / "all.faiss").read_bytes() == content
+    assert downloads(s3) == ["all.faiss"] * 3
+
+
+def test_a_release_by_the_name_of_one_before_replaces_its_copy(bundle_path: Path, url: str, tmp_path: Path) -> None:
+    releases, other = Releases(url), local(url, tmp_path / "other")
+    for name in ("a", "b", "c"):
+        releases.publish(name)
+        other.verify(name)
+    assert releases.prune(1) == ["a"]
+    build(bundle_path, tmp_path / "new", name="a", spec="ivf_flat")
+    releases.upload(tmp_path / "new" / "a")
+    assert other.open("a").manifest.kind == "ivf_flat"
+
+
+def test_copies_make_room_for_what_is_needed(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = Cache(tmp_path / "other")
+    releases = RemoteReleases(url, cache, limit=1)
+    for name in ("a", "b", "c"):
+        releases.fetch(name)
+    assert sorted(path.name for path in releases.directory.iterdir() if path.is_dir()) == ["a", "b", "c"]
+    monkeypatch.setattr(remote_module, "_IN_USE_SECONDS", 0.0)
+    releases.fetch("c", needed=["a"])
+    assert sorted(path.name for path in releases.directory.iterdir() if path.is_dir()) == ["a", "c"]
+    whole = cache.bytes
+    shutil.rmtree(releases.directory / "a")
+    releases.fetch("c")
+    cache.trim(limit=1)
+    assert 0 < cache.bytes < whole
+
+
+def test_copies_of_deleted_releases_go(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_module, "_IN_USE_SECONDS", 0.0)
+    releases = RemoteReleases(url, Cache(tmp_path / "other"))
+    releases.fetch("a")
+    releases.delete("a")
+    releases.fetch("b")
+    assert sorted(path.name for path in releases.directory.iterdir() if path.is_dir()) == ["b"]
+
+
+def test_what_a_download_left_stays_for_a_day(url: str, tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "other")
+    releases = RemoteReleases(url, cache)
+    shutil.rmtree(releases.fetch("a"))
+    cache.trim()
+    assert cache.bytes > 0
+    for path in (tmp_path / "other" / ".blobs").iterdir():
+        os.utime(path, (0, 0))
+    cache.trim()
+    assert cache.bytes == 0
+
+
+def test_prune_deletes_whole_releases_and_uploads_that_ended_nowhere(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    releases, store = Releases(url), ObjectStore(url)
+    for name in ("a", "b", "c"):
+        releases.publish(name)
+    store.create("broken/upload.json", b"{}")
+    store.create("broken/index/all.faiss", b"half")
+    assert releases.prune(1) == ["a"]
+    assert store.folders() == ["CURRENT", "b", "broken", "c"]
+    monkeypatch.setattr(remote_module, "_ABANDONED", timedelta(0))
+    assert releases.prune(1) == []
+    assert store.folders() == ["CURRENT", "b", "c"]
+    assert (releases.current(), releases.rollback()) == ("c", "b")
+
+
+def test_a_prune_that_was_cut_off_is_seen_and_gone_on_with(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    releases = Releases(url)
+    for name in ("a", "b", "c"):
+        releases.publish(name)
+    with monkeypatch.context() as patched:
+        patched.setattr(RemoteReleases, "delete", lambda *_: (_ for _ in ()).throw(StorageError("gone")))
+        with pytest.raises(StorageError, match="gone"):
+            releases.prune(1)
+    with pytest.raises(ReleaseNotFoundError, match="received 'a', which a prune deletes"):
+        Releases(url).publish("a")
+    Releases(url).prune(1)
+    assert Releases(url).names() == ["b", "c"]
+
+
+def test_a_name_is_taken_once(bundle_path: Path, url: str, tmp_path: Path) -> None:
+    with pytest.raises(BundleExistsError, match="/a already exists: expected a name that is free"):
+        build(bundle_path, url, name="a")
+    build(bundle_path, tmp_path / "new", name="d")
+    ObjectStore(url).create("d/upload.json", b'{"release": "other", "by": "host:1"}')
+    with pytest.raises(BundleExistsError, match=r"found one that host:1 uploads or has uploaded; nothing was changed"):
+        Releases(url).upload(tmp_path / "new" / "d")
+    assert Releases(url).names() == ["a", "b", "c"]
+
+
+def test_an_upload_that_was_cut_off_is_gone_on_with(
+    bundle_path: Path, url: str, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("s3fs.S3FileSystem.retries", 1)
+    build(bundle_path, tmp_path / "new", name="d", spec="flat")
+    told = pytest.raises(StorageError, match=r"could not write d/bundle/labels\.parquet")
+    with s3.failing(lambda _, path: "fail" if path.endswith("labels.parquet") else None), told:
+        Releases(url).upload(tmp_path / "new" / "d")
+    assert "d" not in Releases(url).names()
+    Releases(url).upload(tmp_path / "new" / "d")
+    assert local(url, tmp_path / "other").verify("d").manifest.kind == "flat"
+
+
+def test_a_bundle_goes_there_and_back(bundle_path: Path, s3: S3Server, tmp_path: Path) -> None:
+    url = s3.url()
+    with pytest.raises(BundleCorruptError, match=r"expected a bundle \(a folder with manifest.json\), found none"):
+        download_bundle(url)
+    upload_bundle(bundle_path, url)
+    upload_bundle(bundle_path, url)
+    copy = download_bundle(url, Cache(tmp_path / "other"))
+    files = sorted(path.relative_to(bundle_path) for path in bundle_path.rglob("*") if path.is_file())
+    assert sorted(path.relative_to(copy) for path in copy.rglob("*") if path.is_file()) == files
+    assert all((copy / file).read_bytes() == (bundle_path / file).read_bytes() for file in files)
+    # A folder without its manifest is no bundle, whatever else is there.
+    ObjectStore(url).delete(["manifest.json"])
+    with pytest.raises(BundleCorruptError, match="found none"):
+        download_bundle(url)
+
+
+def test_another_bundle_is_not_written_over(bundle_path: Path, large_bundle_path: Path, s3: S3Server) -> None:
+    url = s3.url()
+    upload_bundle(bundle_path, url)
+    with pytest.raises(BundleExistsError, match="expected a URL without a bundle, found another one"):
+        upload_bundle(large_bundle_path, url)
+
+
+def test_update_at_a_url(bundle_path: Path, s3: S3Server) -> None:
+    url = s3.url()
+    build(bundle_path, url, name="first", spec="ivf_flat")
+    Releases(url).publish("first")
+    assert update(bundle_path, url, name="second").kind == "ivf_flat"
+    assert Releases(url).names() == ["first", "second"]
+
+
+def run(*arguments: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    assert ended.value.code == 0
+
+
+def test_the_commands(bundle_path: Path, s3: S3Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    url, bundle = s3.url(), s3.url()
+    upload_bundle(bundle_path, bundle)
+    run("build", bundle, "--releases", url, "--name", "a", "--publish")
+    assert capsys.readouterr().out.splitlines()[-3::2] == [f"written: {url}/a", "published: a"]
+    build(bundle_path, tmp_path, name="b")
+    run("upload", str(tmp_path / "b"), url)
+    assert capsys.readouterr().out == f"uploaded: {url}/b\n"
+    run("publish", url, "b")
+    run("rollback", url)
+    run("stage", url, "b")
+    run("unstage", url)
+    run("verify", url, "b")
+    run("report", url, "b", "--out", str(tmp_path / "report.html"))
+    capsys.readouterr()
+    run("list", url)
+    assert [line.split()[1] for line in capsys.readouterr().out.splitlines() if line[:1] == "│"] == ["*", "│"]
+    run("prune", url, "--keep", "1")
+    assert Releases(url).names() == ["a", "b"]
+
+
+def test_no_store_behind_the_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(StorageError, match="nosuch://bucket/x: expected a URL that fsspec can open"):
+        Releases("nosuch://bucket/x")
+    monkeypatch.setitem(__import__("sys").modules, "fsspec", None)
+    with pytest.raises(StorageError, match=r"expected the extra `remote`, pip install 'longtail\[remote\]'"):
+        Releases("s3://bucket/x")
+
+
+def test_a_file_url_is_a_directory(bundle_path: Path, tmp_path: Path) -> None:
+    build(bundle_path, tmp_path, name="a")
+    Releases(f"file://{tmp_path}").publish("a")
+    assert Releases(tmp_path).current() == "a"
+    with pytest.raises(LongtailIndexError, match="upload: expected the URL of an object store, received"):
+        Releases(tmp_path).upload(tmp_path / "a")
+
+
+@pytest.mark.parametrize("said", [b"", b"[]", b'{"current": "a"}', b'{"schema_version": 1, "history": 3}'])
+def test_what_is_published_and_garbled(said: bytes, url: str) -> None:
+    ObjectStore(url).create("CURRENT/000000000001.json", said)
+    with pytest.raises(ReleaseCorruptError, match=r"CURRENT/000000000001.json: expected what is published, found"):
+        Releases(url).current()
+
+
+def test_what_a_newer_longtail_has_published(url: str) -> None:
+    ObjectStore(url).create("CURRENT/000000000001.json", b'{"schema_version": 2}')
+    with pytest.raises(LongtailIndexError, match="schema version 2, this installation reads 1: upgrade Longtail"):
+        Releases(url).current()
+
+
+def test_a_poll_is_one_request(url: str, s3: S3Server) -> None:
+    releases = Releases(url)
+    for name in ("a", "b", "c"):
+        releases.publish(name)
+    assert releases.current() == "c"
+    s3.seen.clear()
+    assert releases.current() == "c"
+    assert [(method, path.rsplit("/", 1)[1]) for method, path in s3.seen] == [("GET", "000000000004.json")]
+
+
+def test_a_store_that_hangs_is_given_up(url: str, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("longtail.bundle.objects._SECONDS", 0.5)
+    releases = Releases(url)
+    with s3.failing(lambda *_: "hang"):
+        began = time.monotonic()
+        with pytest.raises(StorageError, match="expected a store that answers, could not list CURRENT: "):
+            releases.current()
+        assert time.monotonic() - began < 15
+    assert releases.current() is None
+    assert pointers_module.CURRENT in str(s3.seen)

@@ -1,0 +1,118 @@
+"""A real S3 server (moto's) on loopback, in a thread of the tests, whose answers can be torn, garbled or errors."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import fsspec
+import pytest
+from moto.server import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import BaseWSGIServer, make_server
+
+KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1"}
+BUCKET = "longtail"
+
+Fault = Callable[[str, str], str | None]
+"""Of a method and a path: what goes wrong, as one of `S3Server.FAULTS`, or None."""
+
+
+class S3Server:
+    """Started at once, stopped and started again over the same objects.
+
+    Attributes:
+        fault: decides what goes wrong from now on; None: nothing.
+        seen: method and path of every request.
+    """
+
+    FAULTS = ("fail", "lose", "tear", "garble", "hang", "overwrite")
+
+    def __init__(self) -> None:
+        self._moto = DomainDispatcherApplication(create_backend_app)
+        self._server = self._started(0)
+        self.port = self._server.port
+        self.fault: Fault | None = None
+        self.seen: list[tuple[str, str]] = []
+        self._going_on = threading.Event()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables of a process that uses it."""
+        return {**KEYS, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.port}"}
+
+    def url(self) -> str:
+        """Of a folder that nothing else has."""
+        return f"s3://{BUCKET}/{uuid4().hex}"
+
+    def stop(self) -> None:
+        """Refuse every connection from now on."""
+        self._going_on.set()
+        self._server.shutdown()
+        self._server.server_close()
+
+    def start(self) -> None:
+        self._server = self._started(self.port)
+
+    @contextmanager
+    def failing(self, fault: Fault) -> Iterator[None]:
+        """While this lasts; what hangs ends with it."""
+        self._going_on.clear()
+        self.fault = fault
+        try:
+            yield
+        finally:
+            self.fault = None
+            self._going_on.set()
+
+    def _started(self, port: int) -> BaseWSGIServer:
+        server = make_server("127.0.0.1", port, self._answer, threaded=True)
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        return server
+
+    def _answer(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
+        self.seen.append((method, path))
+        fault = None if self.fault is None else self.fault(method, path)
+        if fault == "fail":
+            start("500 Internal Server Error", [("Content-Length", "0")])
+            return [b""]
+        if fault == "hang":
+            self._going_on.wait()
+        if fault == "overwrite":
+            environ.pop("HTTP_IF_NONE_MATCH", None)
+        if fault == "lose":  # it is done, and nobody is told
+            b"".join(self._moto(environ, lambda *_: None))
+            start("503 Slow Down", [("Content-Length", "0")])
+            return [b""]
+        answer = b"".join(self._moto(environ, start))
+        if fault == "tear":
+            # The head says how long it is; the connection ends before.
+            return [answer[: len(answer) // 2]]
+        return [bytes(byte ^ 1 for byte in answer)] if fault == "garble" else [answer]
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """One for all tests of this process: what fsspec keeps of a file system has its address."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = S3Server()
+    with pytest.MonkeyPatch.context() as patched:
+        for name, value in server.environment.items():
+            patched.setenv(name, value)
+        fsspec.filesystem("s3").mkdir(BUCKET)
+        yield server
+        server.stop()
+
+
+@pytest.fixture
+def s3(s3_server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> S3Server:
+    """The server, with a cache of downloads of the test's own."""
+    for name, value in {**s3_server.environment, "LONGTAIL_CACHE": str(tmp_path / "cache")}.items():
+        monkeypatch.setenv(name, value)
+    s3_server.seen.clear()
+    return s3_server
