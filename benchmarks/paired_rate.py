@@ -41,6 +41,12 @@ class Rate:
     refused: int
 
 
+def cpu_seconds(process: int) -> float:
+    """User and system time of a process, and of its children that have ended."""
+    fields = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
 @dataclass
 class Served:
     """A service that runs: where it listens, and its process."""
@@ -51,8 +57,7 @@ class Served:
     @property
     def cpu_seconds(self) -> float:
         """User and system time of all its threads."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return cpu_seconds(self.process.pid)
 
 
 @contextmanager
@@ -121,10 +126,10 @@ class Client:
         return status
 
 
-def load(port: int, requests: Sequence[bytes], connections: int, seconds: float) -> tuple[int, float, int]:
-    """Answers, seconds and how many of the answers were not 200."""
+def load(ports: Sequence[int], requests: Sequence[bytes], connections: int, seconds: float) -> tuple[int, float, int]:
+    """Answers, seconds and how many of the answers were not 200; connections take the ports in turns."""
     selector = DefaultSelector()
-    clients = [Client(port) for _ in range(connections)]
+    clients = [Client(ports[number % len(ports)]) for number in range(connections)]
     turn = done = refused = 0
     began = time.perf_counter()
     for client in clients:
@@ -153,7 +158,7 @@ def example_requests(port: int, k: int) -> list[bytes]:
 def measure(service: Served, requests: Sequence[bytes], connections: int, seconds: float) -> Rate:
     """One round of load."""
     before = service.cpu_seconds
-    done, took, refused = load(service.port, requests, connections, seconds)
+    done, took, refused = load([service.port], requests, connections, seconds)
     return Rate(done / took, (service.cpu_seconds - before) / done * 1e6, refused)
 
 
@@ -175,7 +180,7 @@ def main(
             services[name] = stack.enter_context(served(python, releases, state))
         requests = example_requests(services["after"].port, k)
         for service in services.values():
-            load(service.port, requests, connections, 1)
+            load([service.port], requests, connections, 1)
         for _ in range(rounds):
             for name, service in services.items():
                 rates[name].append(measure(service, requests, connections, seconds))

@@ -70,6 +70,11 @@ class PostgresServer:
         url = f"postgresql://longtail@127.0.0.1:{self.port}/postgres"
         return url if schema is None else f"{url}?schema={schema or f't_{uuid4().hex[:12]}'}"
 
+    @property
+    def processes(self) -> list[int]:
+        """Ids of all of its processes."""
+        return [self._process.pid, *children(self._process.pid)]
+
     def kill(self) -> None:
         """SIGKILL to every process."""
         os.kill(self._process.pid, signal.SIGSTOP)
@@ -80,7 +85,7 @@ class PostgresServer:
 
     def pause(self) -> None:
         """SIGSTOP to every process: connections stay, and nothing answers."""
-        for pid in [self._process.pid, *children(self._process.pid)]:
+        for pid in self.processes:
             os.kill(pid, signal.SIGSTOP)
 
     def go_on(self) -> None:

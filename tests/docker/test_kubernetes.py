@@ -1,0 +1,132 @@
+"""The manifests: valid against Kubernetes' schemas, complete, and of settings and series that there are."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from longtail.serving.settings import Settings
+from longtail.trainer.config import load_recipe
+from tests.docker.tools import DOCKER, run
+
+KUSTOMIZATION: dict[str, Any] = yaml.safe_load((DOCKER / "kustomization.yaml").read_text())
+RESOURCES = [
+    document for path in KUSTOMIZATION["resources"] for document in yaml.safe_load_all((DOCKER / path).read_text())
+]
+
+
+def of_kind(kind: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(each for each in RESOURCES if each["kind"] == kind)
+    return found
+
+
+def pods() -> list[dict[str, Any]]:
+    job = of_kind("CronJob")["spec"]["jobTemplate"]
+    return [each["spec"]["template"]["spec"] for each in (of_kind("StatefulSet"), job)]
+
+
+def containers() -> list[dict[str, Any]]:
+    return [each for pod in pods() for each in (*pod.get("initContainers", []), *pod["containers"])]
+
+
+@pytest.mark.parametrize("name", [path for path in KUSTOMIZATION["resources"] if "monitoring" not in path])
+def test_schemas(name: str) -> None:
+    run("kubernetes-validate", "--strict", name)
+
+
+def test_every_file_is_there_or_is_made_by_the_script() -> None:
+    made = (DOCKER / "secrets.sh").read_text()
+    for generated in (*KUSTOMIZATION["configMapGenerator"], *KUSTOMIZATION["secretGenerator"]):
+        for path in generated.get("files", []):
+            assert (DOCKER / path).is_file() or f"$secrets/{Path(path).name}" in made or Path(path).name in made, path
+
+
+def test_what_pods_mount_and_read_is_there() -> None:
+    names = {each["name"] for each in (*KUSTOMIZATION["configMapGenerator"], *KUSTOMIZATION["secretGenerator"])}
+    for pod in pods():
+        sources = [volume[kind] for volume in pod["volumes"] for kind in ("secret", "configMap") if kind in volume]
+        assert {source.get("secretName") or source["name"] for source in sources} <= names
+    for container in containers():
+        assert {source["configMapRef"]["name"] for source in container["envFrom"]} <= names
+    (secret,) = KUSTOMIZATION["secretGenerator"]
+    keys = {Path(path).name for path in secret["files"]}
+    read = {
+        each["value"] for container in containers() for each in container["env"] if "secrets" in each.get("value", "")
+    }
+    assert {Path(path).name for path in read} <= keys
+    assert of_kind("ServiceMonitor")["spec"]["endpoints"][0]["authorization"]["credentials"]["key"] in keys
+
+
+def test_settings_exist() -> None:
+    literals = [each.partition("=")[0] for each in KUSTOMIZATION["configMapGenerator"][0]["literals"]]
+    given = [each["name"] for container in containers() for each in container["env"]] + literals
+    fields = {f"LONGTAIL_{field.upper()}" for field in Settings.model_fields}
+    assert {name for name in given if name.startswith("LONGTAIL_")} <= fields
+
+
+def test_pods_are_hardened() -> None:
+    for pod in pods():
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["fsGroup"] == 10001
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["enableServiceLinks"] is False, "LONGTAIL_PORT is a setting, and would be a Service's"
+    for container in containers():
+        security = container["securityContext"]
+        assert security["readOnlyRootFilesystem"] is True
+        assert security["allowPrivilegeEscalation"] is False
+        assert security["capabilities"] == {"drop": ["ALL"]}
+        assert "memory" in container["resources"]["limits"]
+
+
+def test_a_pod_has_time_to_end() -> None:
+    pod, settings = pods()[0], Settings.model_fields
+    env = {each["name"]: each.get("value") for each in pod["containers"][0]["env"]}
+    drain = float(env["LONGTAIL_DRAIN_SECONDS"] or 0)
+    assert pod["terminationGracePeriodSeconds"] > drain + settings["shutdown_seconds"].default
+
+
+def test_the_autoscaler_reads_a_series_of_the_service() -> None:
+    asked = [
+        each["pods"]["metric"]["name"]
+        for each in of_kind("HorizontalPodAutoscaler")["spec"]["metrics"]
+        if "pods" in each
+    ]
+    metrics = (DOCKER.parent / "serving/METRICS.md").read_text()
+    assert asked
+    assert all(f"| `{name}` | gauge |" in metrics for name in asked)
+
+
+def test_the_recipe_is_one() -> None:
+    recipe = load_recipe(DOCKER / "kubernetes/recipe.toml", [])
+    assert recipe.data.train == "s3://longtail/log/"
+
+
+REPLICAS: dict[str, Any] = yaml.safe_load((DOCKER / "compose.replicas.yaml").read_text())
+
+
+@pytest.mark.parametrize("name", REPLICAS["services"])
+def test_a_service_beside_replicas_is_hardened_and_pinned(name: str) -> None:
+    service = REPLICAS["services"][name]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert {"healthcheck", "pids_limit", "mem_limit"} <= service.keys()
+    assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
+    digest = "" if "build" in service else "@sha256:[0-9a-f]{64}"
+    assert re.fullmatch(rf"[a-z./-]+:[\w.-]+{digest}", service["image"])
+
+
+def test_replicas_have_state_of_their_own() -> None:
+    replicas = [REPLICAS["services"][f"serving-{name}"] for name in "ab"]
+    assert len({each["volumes"][0] for each in replicas}) == 2
+    fields = {f"LONGTAIL_{field.upper()}" for field in Settings.model_fields}
+    assert {name for name in replicas[0]["environment"] if name.startswith("LONGTAIL_")} <= fields
+    balancer = (DOCKER / "nginx.conf").read_text()
+    assert all(f"server serving-{name}:8000" in balancer for name in "ab")
+
+
+def test_compose_reads_the_replicas() -> None:
+    run("docker-compose", "--file", "compose.replicas.yaml", "config", "--quiet")
