@@ -94,7 +94,11 @@ class ObjectStore:
         return True
 
     def refuses_to_replace(self, path: str) -> bool:
-        """Whether the store keeps `create` from an object that is there: some know nothing of it, and overwrite."""
+        """Whether the store keeps `create` from an object that is there: some know nothing of it, and overwrite.
+
+        Raises:
+            StorageError: the store does not answer.
+        """
         content = self.read(path) or b""
         try:
             self._call(f"create {path}", self._system.pipe_file, self._path(path), content, mode="create")
@@ -111,11 +115,15 @@ class ObjectStore:
         return sorted(PurePosixPath(each["name"]).name for each in self._listed("") if each["type"] == "directory")
 
     def files(self, path: str) -> list[str]:
-        """Names of the objects right in a folder, sorted; raises as `folders`."""
+        """Names of the objects right in a folder, sorted; raises StorageError as `folders`."""
         return sorted(PurePosixPath(each["name"]).name for each in self._listed(path) if each["type"] == "file")
 
     def below(self, path: str) -> list[str]:
-        """Every object below a folder, by its path here, sorted; raises as `folders`."""
+        """Every object below a folder, by its path here, sorted.
+
+        Raises:
+            StorageError: the store does not answer.
+        """
         try:
             found = self._call(f"list {path}", self._system.find, self._path(path))
         except FileNotFoundError:

@@ -80,7 +80,12 @@ def fetch_bundle(store: ObjectStore, prefix: str, cache: Cache, target: Path) ->
 
 
 def fetch_manifest(store: ObjectStore, prefix: str, target: Path) -> None:
-    """Have in `target` the two files that say what a bundle is; raises as `download_bundle`."""
+    """Have in `target` the two files that say what a bundle is.
+
+    Raises:
+        BundleCorruptError: there is no bundle.
+        StorageError: the store does not answer.
+    """
     target.mkdir(parents=True, exist_ok=True)
     for name in (MANIFEST, MANIFEST_SHA256):
         content = store.read(f"{prefix}{name}")

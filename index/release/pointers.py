@@ -106,7 +106,11 @@ class PointerFiles:
 
     @contextmanager
     def turn(self) -> Iterator[tuple[Pointers, Move]]:
-        """As `PointerStore.turn`; waits for others."""
+        """As `PointerStore.turn`; waits for others.
+
+        Raises:
+            ReleaseNotFoundError: there is no such directory.
+        """
         if not self._root.is_dir():
             raise ReleaseNotFoundError(f"{self._root}: expected a directory of releases, found none")
         with (self._root / _LOCK).open("w") as lock:
@@ -166,7 +170,12 @@ class PointerObjects:
         """The highest revision that is known; 0 where there is none."""
 
     def read(self) -> Pointers:
-        """As `PointerStore.read`. Once it is known what there is, one request for what may come next."""
+        """As `PointerStore.read`. Once it is known what there is, one request for what may come next.
+
+        Raises:
+            StorageError: the store does not answer.
+            ReleaseCorruptError, ReleaseVersionError: as its.
+        """
         if self._number == 0:
             self._number = max(map(self._number_of, self._store.files(CURRENT)), default=0)
             self._content = self._revision(self._number) or b""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from longtail.bundle import Bundle, BundleError, refuse_existing, remove_stale
+from longtail.bundle import Bundle, BundleError
 from longtail.bundle.cache import Cache
 from longtail.bundle.objects import is_url, local_path
 from longtail.index.errors import (
@@ -21,7 +19,8 @@ from longtail.index.errors import (
 from longtail.index.manifests import Device, ReleaseManifest
 from longtail.index.release.bucket_floors import FLOORS_FILE, BucketFloors, BucketMetrics, FloorsReport
 from longtail.index.release.compatibility import Compatibility, compare_releases
-from longtail.index.release.pointers import PointerFiles, Pointers, PointerStore
+from longtail.index.release.local import LocalReleases
+from longtail.index.release.pointers import Pointers, PointerStore
 from longtail.index.release.release import (
     BUNDLE,
     Release,
@@ -54,21 +53,19 @@ class Releases:
     """
 
     def __init__(self, place: str | Path, cache: Cache | None = None) -> None:
-        self._remote = RemoteReleases(str(place), cache or Cache()) if is_url(place) else None
-        self.root = local_path(place) if self._remote is None else self._remote.directory
-        self._pointers: PointerStore = PointerFiles(self.root) if self._remote is None else self._remote.pointers
+        self._shelf: LocalReleases | RemoteReleases = (
+            RemoteReleases(str(place), cache or Cache()) if is_url(place) else LocalReleases(local_path(place))
+        )
+        self.root = self._shelf.directory
+        self._pointers: PointerStore = self._shelf.pointers
 
     def __str__(self) -> str:
         """The place."""
-        return str(self.root) if self._remote is None else self._remote.store.url
+        return str(self._shelf)
 
     def names(self) -> list[str]:
         """Every release's name, sorted."""
-        if self._remote is not None:
-            return self._remote.names()
-        if not self.root.is_dir():
-            return []
-        return sorted(path.name for path in self.root.iterdir() if path.is_dir() and not path.name.startswith("."))
+        return self._shelf.names()
 
     def current(self) -> str | None:
         """The published release's name; None when nothing is published.
@@ -92,7 +89,7 @@ class Releases:
             ReleaseNameError, ReleaseNotFoundError: no such release.
             ReleaseCorruptError, ReleaseVersionError, ReleaseMismatchError, BundleError: it is not what was built.
         """
-        return open_release(self._existing(name), device=device, towers=towers, state=state)
+        return open_release(self._shelf.fetch(name), device=device, towers=towers, state=state)
 
     def manifest(self, name: str) -> ReleaseManifest:
         """release.json of one release, checked, without reading the other files.
@@ -107,11 +104,8 @@ class Releases:
     @contextmanager
     def manifests(self, name: str) -> Iterator[Path]:
         """The directory of a release, or while this lasts one with its manifests; raises as `manifest`."""
-        if self._remote is None:
-            yield self._existing(name)
-        else:
-            with self._remote.manifests(name) as path:
-                yield path
+        with self._shelf.manifests(name) as path:
+            yield path
 
     def read_again(self, name: str, state: Path) -> None:
         """Read every byte of a release that was opened by the record in `state`, if that is an hour old and no other
@@ -121,7 +115,7 @@ class Releases:
             LongtailIndexError, BundleError, OSError: as `open`.
             ReleaseNotFoundError: it was deleted meanwhile.
         """
-        read_again(self._existing(name), state)
+        read_again(self._shelf.fetch(name), state)
 
     def verified(self, name: str, state: Path) -> Verified:
         """What a service with this state directory knows of a release: whether it is damaged, or to be read again."""
@@ -133,7 +127,7 @@ class Releases:
         Raises:
             LongtailIndexError, BundleError: as `open`.
         """
-        return open_release(self._existing(name), mapped=False)
+        return open_release(self._shelf.fetch(name), mapped=False)
 
     def forced(self) -> str | None:
         """The release that serves although it may refuse what clients send, if there is one."""
@@ -160,20 +154,16 @@ class Releases:
 
     def beside(self, file: str) -> Path:
         """Where a small file is that lies beside the releases, such as experiments.toml; of one at a URL, its copy."""
-        if self._remote is not None:
-            self._remote.pull(file)
+        self._shelf.pull(file)
         return self.root / file
 
     def refuse_existing(self, name: str) -> None:
         """Raise BundleExistsError if there is a release of that name."""
-        refuse_existing(self.root / name)
-        if self._remote is not None:
-            self._remote.refuse_existing(name)
+        self._shelf.refuse_existing(name)
 
     def complete(self, name: str) -> None:
         """A release was written to `root`: where copies are, `upload` it."""
-        if self._remote is not None:
-            self._remote.upload(self.root / name)
+        self._shelf.complete(name)
 
     def upload(self, release: Path) -> None:
         """Verify a release and copy it to the object store, whole or not at all; publishes nothing.
@@ -185,9 +175,7 @@ class Releases:
             LongtailIndexError, BundleError: it is not what was built, or the store has another one by its name.
             StorageError: the store does not answer; then there is no such release, and the same call goes on.
         """
-        if self._remote is None:
-            raise LongtailIndexError(f"upload: expected the URL of an object store, received {self}")
-        self._remote.upload(open_release(release.resolve(), mapped=False, towers=False).path)
+        self._shelf.upload(open_release(release.resolve(), mapped=False, towers=False).path)
 
     def stage(self, name: str) -> None:
         """Verify a release and have a service that follows CURRENT ask it, too, unseen, a share of live queries.
@@ -248,7 +236,7 @@ class Releases:
         Raises:
             LongtailIndexError, BundleError: as `open`, of the other one.
         """
-        return self._compare(name, Bundle.load(self._existing(name) / BUNDLE), state)
+        return self._compare(name, Bundle.load(self._shelf.fetch(name) / BUNDLE), state)
 
     def publish(
         self, name: str, *, floors: BucketFloors | None = None, force: bool = False, state: Place | None = None
@@ -332,17 +320,12 @@ class Releases:
             needed = {_checked(now.current), now.staged, *self._history_before(now)[-1:]}
             newest_first = sorted(self.names(), key=self._age_key, reverse=True)
             old = [name for name in newest_first[keep:] if name not in needed]
-            if self._remote is None:
-                for name in old:
-                    self._delete(name)
-                remove_stale(self.root)
-                return old
-            # Said before it is done: from then on nobody publishes one of them.
-            gone = sorted({*old, *now.deleting, *self._remote.abandoned()} - needed)
+            gone = sorted({*old, *now.deleting, *self._shelf.abandoned()} - needed)
             if gone:
+                # Said before it is done: from then on nobody publishes one of them.
                 move(now.model_copy(update={"deleting": tuple(gone)}))
                 for name in gone:
-                    self._remote.delete(name)
+                    self._shelf.delete(name)
                 move(now.model_copy(update={"deleting": ()}))
         return old
 
@@ -352,17 +335,7 @@ class Releases:
         Raises:
             ReleaseNameError, ReleaseNotFoundError: no such release.
         """
-        if self._remote is not None:
-            return self._remote.bytes(name)
-        return sum(path.stat().st_size for path in self._existing(name).rglob("*") if path.is_file())
-
-    def _existing(self, name: str) -> Path:
-        if self._remote is not None:
-            return self._remote.fetch(check_name(name))
-        path = self.root / check_name(name)
-        if not path.is_dir():
-            raise ReleaseNotFoundError(f"{self}: expected one of its releases {self.names()}, received {name!r}")
-        return path
+        return self._shelf.bytes(name)
 
     def _refuse_deleted(self, name: str, now: Pointers) -> None:
         if name in now.deleting:
@@ -376,12 +349,6 @@ class Releases:
         except (LongtailIndexError, BundleError):
             return 0.0, name
 
-    def _delete(self, name: str) -> None:
-        """Rename out of sight first, so that a release is never seen half deleted."""
-        hidden = self.root / f".{name}.{os.getpid()}.pruned.tmp"
-        (self.root / name).rename(hidden)
-        shutil.rmtree(hidden)
-
     def _history_before(self, now: Pointers) -> list[str]:
         """Names published before the current one, oldest first; the last is a release that is still there."""
         history, there = list(now.history[:-1]), set(self.names())
@@ -394,7 +361,7 @@ class Releases:
         if current is None:
             return None
         try:
-            return BucketMetrics.at_default(current, read_bundle_manifest(self._existing(current)), metric)
+            return BucketMetrics.at_default(current, read_bundle_manifest(self._shelf.fetch(current)), metric)
         except (BundleError, ReleaseNotFoundError):
             return None
 
@@ -403,7 +370,7 @@ class Releases:
         if current is None or current == name:
             return None
         try:
-            before, after = self._existing(current), self._existing(name)
+            before, after = self._shelf.fetch(current), self._shelf.fetch(name)
             priors = read_prior_names(before), read_prior_names(after)
             return compare_releases((current, before / BUNDLE), (name, bundle), state or self.root / ".state", priors)
         except (BundleError, ReleaseCorruptError, ReleaseVersionError, ReleaseNotFoundError):

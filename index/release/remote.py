@@ -22,6 +22,7 @@ from longtail.bundle import (
     BundleExistsError,
     FileRecord,
     read_manifest,
+    refuse_existing,
     replace_file,
     sha256_of,
     working_directory,
@@ -65,6 +66,9 @@ class RemoteReleases:
         self.directory = cache.directory(self.store.url)
         self._cache = cache
         self._limit = limit
+
+    def __str__(self) -> str:
+        return self.store.url
 
     def names(self) -> list[str]:
         """Every release, sorted.
@@ -119,7 +123,8 @@ class RemoteReleases:
         """A directory for the while with the manifests of a release, of which nothing else is downloaded.
 
         Raises:
-            as `fetch`.
+            ReleaseNotFoundError: there is no such release.
+            LongtailIndexError, BundleError, StorageError: as `fetch`.
         """
         with TemporaryDirectory() as folder:
             self._fetch_manifests(name, Path(folder) / check_name(name))
@@ -158,8 +163,13 @@ class RemoteReleases:
         if not self.store.create(f"{name}/{RELEASE_MANIFEST}", content):
             raise BundleExistsError(f"{self.store.url}/{name}: expected a name that is free, found another release")
 
+    def complete(self, name: str) -> None:
+        """`upload` a release that was written to `directory`."""
+        self.upload(self.directory / name)
+
     def refuse_existing(self, name: str) -> None:
-        """Raise BundleExistsError if the store has a release of that name, or an upload of one."""
+        """Raise BundleExistsError if the store has a release of that name, or an upload of one, or one waits here."""
+        refuse_existing(self.directory / name)
         if self.store.read(f"{name}/{UPLOAD}") is not None or self.store.read(f"{name}/{RELEASE_MANIFEST}") is not None:
             raise BundleExistsError(f"{self.store.url}/{name} already exists: expected a name that is free")
 

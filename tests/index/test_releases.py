@@ -19,7 +19,7 @@ from longtail.index import (
     Releases,
     build,
 )
-from longtail.index.release import releases as releases_module
+from longtail.index.release import local as local_module
 from longtail.index.release.pointers import PointerFiles
 
 ROOT = Path(__file__).parents[2]
@@ -224,8 +224,6 @@ def test_a_rollback_killed_midway_does_not_revive_what_a_killed_publish_left(
 def test_a_release_being_deleted_is_never_seen_half_there(releases: Releases, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     remove = shutil.rmtree
-    monkeypatch.setattr(
-        releases_module.shutil, "rmtree", lambda path, **_: (seen.append(releases.names()), remove(path))
-    )
+    monkeypatch.setattr(local_module.shutil, "rmtree", lambda path, **_: (seen.append(releases.names()), remove(path)))
     releases.prune(keep=2)
     assert seen == [["b", "c"]]

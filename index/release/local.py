@@ -1,0 +1,88 @@
+"""Releases in a directory, as `RemoteReleases` has those at an object store."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from longtail.bundle import refuse_existing, remove_stale
+from longtail.index.errors import LongtailIndexError, ReleaseNotFoundError
+from longtail.index.release.pointers import PointerFiles
+from longtail.index.release.release import check_name
+
+
+class LocalReleases:
+    """The releases in a directory.
+
+    Args:
+        directory: it may not exist yet, and then holds no release.
+
+    Attributes:
+        directory: as given.
+        pointers: which of them serves.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.pointers = PointerFiles(directory)
+
+    def __str__(self) -> str:
+        return str(self.directory)
+
+    def names(self) -> list[str]:
+        """Every release directory's name, sorted."""
+        if not self.directory.is_dir():
+            return []
+        return sorted(path.name for path in self.directory.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+    def fetch(self, name: str) -> Path:
+        """The directory of a release.
+
+        Raises:
+            ReleaseNameError, ReleaseNotFoundError: no such release.
+        """
+        path = self.directory / check_name(name)
+        if not path.is_dir():
+            raise ReleaseNotFoundError(f"{self}: expected one of its releases {self.names()}, received {name!r}")
+        return path
+
+    @contextmanager
+    def manifests(self, name: str) -> Iterator[Path]:
+        """As `fetch`."""
+        yield self.fetch(name)
+
+    def bytes(self, name: str) -> int:
+        """Bytes of a release's files; hard-linked ones count although they may exist once."""
+        return sum(path.stat().st_size for path in self.fetch(name).rglob("*") if path.is_file())
+
+    def refuse_existing(self, name: str) -> None:
+        """Raise BundleExistsError if there is a release of that name."""
+        refuse_existing(self.directory / name)
+
+    def pull(self, file: str) -> None:
+        """Nothing: a small file beside the releases is here."""
+
+    def complete(self, name: str) -> None:
+        """Nothing: a release that was written is here."""
+
+    def upload(self, path: Path) -> None:
+        """Refuse to.
+
+        Raises:
+            LongtailIndexError: always.
+        """
+        raise LongtailIndexError(f"upload of {path.name}: expected the URL of an object store, received {self}")
+
+    def delete(self, name: str) -> None:
+        """Delete a release: out of sight first, so that it is never seen half deleted."""
+        hidden = self.directory / f".{name}.{os.getpid()}.pruned.tmp"
+        (self.directory / name).rename(hidden)
+        shutil.rmtree(hidden)
+
+    def abandoned(self) -> list[str]:
+        """None that is seen; what killed builds left is deleted."""
+        remove_stale(self.directory)
+        return []
