@@ -33,9 +33,7 @@ class Cache:
     """
 
     def __init__(self, root: Path | None = None) -> None:
-        given = os.environ.get(VARIABLE)
-        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        self.root = root or (Path(given) if given else home / "longtail")
+        self.root = _default_root() if root is None else root
         self._blobs = self.root / _BLOBS
 
     def directory(self, url: str) -> Path:
@@ -124,6 +122,13 @@ class Cache:
             os.replace(working, blob)
         finally:
             working.unlink(missing_ok=True)
+
+
+def _default_root() -> Path:
+    if given := os.environ.get(VARIABLE):
+        return Path(given)
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "longtail"
 
 
 def _is(blob: Path, record: FileRecord) -> bool:

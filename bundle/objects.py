@@ -6,35 +6,37 @@ AWS_… variables. No call waits for ever.
 
 from __future__ import annotations
 
-import os
+import re
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from longtail.bundle.errors import StorageError
 
 _SECONDS = 60.0
-"""For a call, and for every block of a file."""
+"""For a call, and for blocks of a file that are read at once."""
 _CONNECT_SECONDS, _READ_SECONDS = 5, 20
-_BLOCK = 1 << 24
+_BLOCK = 1 << 22
 _BLOCKS_AT_ONCE = 4
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://.+")
+_THERE_ALREADY = ("PreconditionFailed", "ConditionalRequestConflict", "412", "409")
+"""What S3's servers call an object that is there, or being written, and must not be; not all say what s3fs expects."""
 
 _Answer = TypeVar("_Answer")
 
 
 def is_url(place: str | Path) -> bool:
-    """Whether a place is at an object store: it has `://`, and is no `file://`."""
-    return isinstance(place, str) and "://" in place and not place.startswith("file://")
+    """Whether a place is at an object store: a URL, and none of `file://`."""
+    return isinstance(place, str) and _URL.fullmatch(place) is not None and not place.startswith("file://")
 
 
 def local_path(place: str | Path) -> Path:
     """The path of a place that is none, of a `file://` URL too."""
     if isinstance(place, str) and place.startswith("file://"):
-        return Path(urlsplit(place).path)
+        return Path(url2pathname(place.removeprefix("file://").removeprefix("localhost")))
     return Path(place)
 
 
@@ -49,9 +51,11 @@ class ObjectStore:
     """
 
     def __init__(self, url: str) -> None:
-        self.url = url.rstrip("/")
+        if not is_url(url):
+            raise StorageError(f"expected the URL of an object store, such as s3://bucket/folder, received {url}")
+        self.url = url.rstrip("/") if url.rstrip("/").count("/") > 1 else url
         try:
-            import fsspec
+            import fsspec.asyn
         except ImportError as error:
             raise StorageError(
                 f"{url}: expected the extra `remote`, pip install 'longtail[remote]': {error}"
@@ -63,15 +67,16 @@ class ObjectStore:
         self._at_once = {"max_concurrency": _BLOCKS_AT_ONCE} if s3 else {}
         try:
             self._system, self._root = fsspec.core.url_to_fs(self.url, use_listings_cache=False, **options)
-        except (ImportError, OSError, ValueError) as error:
-            raise StorageError(f"{url}: expected a URL that fsspec can open: {error}") from error
+        # A file system's client raises what it likes.
+        except Exception as error:
+            raise StorageError(f"{url}: expected a URL that fsspec can open: {_line(error)}") from error
         self._asynchronous = isinstance(self._system, fsspec.asyn.AsyncFileSystem)
 
     def read(self, path: str) -> bytes | None:
         """The content of a small object; None if there is none.
 
         Raises:
-            StorageError: the store does not answer.
+            StorageError: the store does not answer, or there is no such bucket.
         """
         try:
             content: bytes = self._call(f"read {path}", self._system.cat_file, self._path(path))
@@ -159,26 +164,23 @@ class ObjectStore:
             OSError: the disk is full, or not writable.
         """
 
-        def fetch(start: int) -> None:
-            end = min(start + _BLOCK, size)
-            try:
-                block = self._call(f"read {path}", self._system.cat_file, self._path(path), start=start, end=end)
-            except FileNotFoundError:
-                raise StorageError(f"{self.url}/{path}: expected an object of {size} bytes, found none") from None
-            if len(block) != end - start:
-                raise StorageError(
-                    f"{self.url}/{path}: expected {size} bytes, received {len(block)} of the {end - start} at {start}"
-                )
-            os.pwrite(target.fileno(), block, start)
-
-        with file.open("wb") as target, ThreadPoolExecutor(_BLOCKS_AT_ONCE) as pool:
-            blocks = [pool.submit(fetch, start) for start in range(0, size, _BLOCK)]
-            try:
-                for block in blocks:
-                    block.result()
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
+        at_once = _BLOCK * _BLOCKS_AT_ONCE
+        with file.open("wb") as target:
+            for start in range(0, size, at_once):
+                starts = list(range(start, min(start + at_once, size), _BLOCK))
+                ends = [min(each + _BLOCK, size) for each in starts]
+                paths = [self._path(path)] * len(starts)
+                try:
+                    read = partial(self._system.cat_ranges, on_error="raise")
+                    blocks = self._call(f"read {path}", read, paths, starts, ends)
+                except FileNotFoundError:
+                    raise StorageError(f"{self.url}/{path}: expected an object of {size} bytes, found none") from None
+                if (received := sum(map(len, blocks))) != ends[-1] - start:
+                    raise StorageError(
+                        f"{self.url}/{path}: expected {size} bytes, received {received} of the {ends[-1] - start} "
+                        f"at {start}"
+                    )
+                target.writelines(blocks)
 
     def delete(self, paths: Iterable[str]) -> None:
         """Delete objects, one after the other; those that are gone are.
@@ -209,11 +211,26 @@ class ObjectStore:
         within = {"timeout": seconds or _SECONDS} if self._asynchronous and seconds is not None else {}
         try:
             return function(*given, **options, **within)
-        except (FileNotFoundError, FileExistsError):
+        except FileExistsError:
             raise
         # A file system's client raises what it likes.
         except Exception as error:
-            said = str(error) or "no answer in time"
+            code = _code(error)
+            if code in _THERE_ALREADY:
+                raise FileExistsError(f"{self.url}: could not {what}") from error
+            # Without a bucket, or from what is no such store, everything is missing.
+            if isinstance(error, FileNotFoundError) and code in (None, "NoSuchKey"):
+                raise
             raise StorageError(
-                f"{self.url}: expected a store that answers, could not {what.strip()}: {type(error).__name__}: {said}"
+                f"{self.url}: expected a store that answers, could not {what.strip()}: {_line(error)}"
             ) from error
+
+
+def _code(error: Exception) -> str | None:
+    """What the server called an error, as botocore has it."""
+    said = getattr(error.__cause__, "response", None) or getattr(error, "response", None)
+    return said.get("Error", {}).get("Code") if isinstance(said, dict) else None
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split()) or 'no answer in time'}"

@@ -1,19 +1,23 @@
 """Bundles at an object store: the same files below a URL, uploaded whole or not at all, downloaded verified.
 
-`manifest.json` is written last: a folder without one is no bundle.
+`upload.json` is written first and takes the place, `manifest.json` last: a folder without one is no bundle.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import socket
 from pathlib import Path
 
 from longtail.bundle.cache import Cache
-from longtail.bundle.errors import BundleCorruptError, BundleExistsError
+from longtail.bundle.errors import BundleCorruptError, BundleError, BundleExistsError
 from longtail.bundle.integrity import MANIFEST, MANIFEST_SHA256, read_manifest, verify_files
 from longtail.bundle.objects import ObjectStore, is_url, local_path
-from longtail.bundle.store import working_directory
+from longtail.bundle.store import sha256_of, working_directory
 
+UPLOAD = "upload.json"
 _BUNDLE = "bundle"
 
 
@@ -34,10 +38,38 @@ def upload_bundle(bundle: Path, url: str) -> None:
     store, content = ObjectStore(url), (bundle / MANIFEST).read_bytes()
     if store.read(MANIFEST) not in (None, content):
         raise BundleExistsError(f"{url}: expected a URL without a bundle, found another one; nothing was changed")
+    claim(store, "", sha256_of(bundle / MANIFEST))
     for name in (*manifest.files, MANIFEST_SHA256):
         store.upload(bundle / name, name)
     if not store.create(MANIFEST, content):
         raise BundleExistsError(f"{url}: expected a URL without a bundle, found one that was written meanwhile")
+
+
+def claim(store: ObjectStore, prefix: str, sha256: str) -> None:
+    """Take the place of what is about to be uploaded, so that no two write over each other's files.
+
+    Args:
+        store: where.
+        prefix: of its objects.
+        sha256: of what is written last; who uploads the same goes on.
+
+    Raises:
+        BundleExistsError: somebody else has taken it.
+        StorageError: the store does not answer.
+    """
+    said = {"sha256": sha256, "by": f"{socket.gethostname()}:{os.getpid()}"}
+    if store.create(f"{prefix}{UPLOAD}", json.dumps(said).encode()):
+        return
+    try:
+        found = json.loads(store.read(f"{prefix}{UPLOAD}") or b"{}")
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or found.get("sha256") != sha256:
+        by = found.get("by", "nobody") if isinstance(found, dict) else "nobody"
+        raise BundleExistsError(
+            f"{store.url}/{prefix}: expected a place that is free, found one that {by} uploads to or has uploaded to; "
+            "nothing was changed"
+        )
 
 
 def download_bundle(url: str, cache: Cache | None = None) -> Path:
@@ -58,13 +90,23 @@ def download_bundle(url: str, cache: Cache | None = None) -> Path:
         content = store.read(MANIFEST)
         if content is None:
             raise BundleCorruptError(f"{url}: expected a bundle (a folder with {MANIFEST}), found none")
-        if not target.is_dir() or (target / MANIFEST).read_bytes() != content:
+        if not _is_copy(target, content):
             with working_directory(target) as working:
                 fetch_bundle(store, "", cache, working / _BUNDLE)
                 shutil.rmtree(target, ignore_errors=True)
                 (working / _BUNDLE).rename(target)
         cache.trim()
         return target
+
+
+def _is_copy(target: Path, content: bytes) -> bool:
+    try:
+        if (target / MANIFEST).read_bytes() != content:
+            return False
+        verify_files(target, read_manifest(target).files)
+    except (OSError, BundleError):
+        return False
+    return True
 
 
 def local_bundle(place: str | Path) -> Path:

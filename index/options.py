@@ -33,7 +33,7 @@ StateOption = Annotated[
     typer.Option(
         envvar="LONGTAIL_STATE",
         metavar="STATE",
-        help="The service's state, a directory or postgresql://… (default: RELEASES/.state).",
+        help="The service's state, a directory or postgresql://… (default: RELEASES/.state; of a URL none).",
     ),
 ]
 PriorOption = Annotated[

@@ -7,13 +7,18 @@ an unmarked test that starts one fails, so that the mark cannot be forgotten. `s
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.s3 import S3Server
 
 # What fails in tf2onnx is not passed over, so it copies no graph before each of its optimisers to go back to.
 os.environ["TF2ONNX_CATCH_ERRORS"] = "FALSE"
@@ -58,3 +63,29 @@ def _processes_are_marked(request: pytest.FixtureRequest, monkeypatch: pytest.Mo
             pytest.fail(f"expected the mark `process` on a test that starts one, found {command}")
 
         monkeypatch.setattr(subprocess.Popen, "__init__", refuse)
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """One for all tests of this process: what fsspec keeps of a file system has its address."""
+    import fsspec
+
+    from tests.s3 import BUCKET, S3Server
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = S3Server()
+    with pytest.MonkeyPatch.context() as patched:
+        for name, value in server.environment.items():
+            patched.setenv(name, value)
+        fsspec.filesystem("s3").mkdir(BUCKET)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def s3(s3_server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> S3Server:
+    """The server, with a cache of downloads of the test's own."""
+    for name, value in {**s3_server.environment, "LONGTAIL_CACHE": str(tmp_path / "cache")}.items():
+        monkeypatch.setenv(name, value)
+    s3_server.seen.clear()
+    return s3_server

@@ -85,26 +85,26 @@ def build(
         >>> build(Bundle.load(Path("runs/model")), "releases", name="second").labels
         60
     """
-    path, shelf = _path(bundle), Releases(releases)
+    path, there = _path(bundle), Releases(releases)
     if not isinstance(spec, IndexSpec):
         spec = IndexSpec() if spec is None else IndexSpec(spec)
     if bytes_per_label is not None:
         spec = replace(spec, bytes_per_label=bytes_per_label)
     source = Bundle.load(path)
     created_at = datetime.now(UTC)
-    name = _unused_name(shelf.root, created_at, source.manifest.name) if name is None else check_name(name)
-    shelf.refuse_existing(name)
+    name = _unused_name(there.root, created_at, source.manifest.name) if name is None else check_name(name)
+    there.shelf.refuse_existing(name)
     if filterable is not None:
         filterable = check_filterable(source.labels.display, filterable)
     if priors is not None:
         table = priors if isinstance(priors, PriorTable) else PriorTable(Path(priors))
         source = replace(source, priors=table.read(source, progress=progress))
     tuned = tune_index(source, spec, device, progress)
-    progress(f"write {name} to {shelf}")
+    progress(f"write {name} to {there}")
     manifest = write_release(
-        shelf.root, name, created_at, source, tuned, spec=spec, device=device, filterable=filterable
+        there.root, name, created_at, source, tuned, spec=spec, device=device, filterable=filterable
     )
-    shelf.complete(name)
+    there.shelf.complete(name)
     return manifest
 
 
@@ -134,17 +134,17 @@ def refresh_priors(
         BundleError: the release's bundle is not intact, or the new release exists.
         OSError: the disk is full or not writable; nothing is left behind.
     """
-    shelf = Releases(releases)
-    before = shelf.verify(source or _current(shelf))
+    there = Releases(releases)
+    before = there.verify(source or _current(there))
     if before.bundle.priors is None:
         raise PriorsError(f"{before.name}: expected a release that was built with priors, found one without any")
     created_at = datetime.now(UTC)
-    name = _unused_name(shelf.root, created_at, before.manifest.bundle) if name is None else check_name(name)
-    shelf.refuse_existing(name)
+    name = _unused_name(there.root, created_at, before.manifest.bundle) if name is None else check_name(name)
+    there.shelf.refuse_existing(name)
     table = priors if isinstance(priors, PriorTable) else PriorTable(Path(priors))
     bundle = replace(before.bundle, priors=table.read(before.bundle, like=before.bundle.priors, progress=progress))
     tuned = replace(_refilled(before, bundle, None, progress), partition=before.index.partition)
-    return _write_like(before, shelf, name, created_at, bundle, tuned, progress)
+    return _write_like(before, there, name, created_at, bundle, tuned, progress)
 
 
 def update(
@@ -191,12 +191,12 @@ def update(
         >>> update("runs/model", "releases", name="again").labels
         60
     """
-    path, shelf = _path(bundle), Releases(releases)
+    path, there = _path(bundle), Releases(releases)
     taken = Bundle.load(path)
-    before = shelf.verify(source or _current(shelf))
+    before = there.verify(source or _current(there))
     created_at = datetime.now(UTC)
-    name = _unused_name(shelf.root, created_at, taken.manifest.name) if name is None else check_name(name)
-    shelf.refuse_existing(name)
+    name = _unused_name(there.root, created_at, taken.manifest.name) if name is None else check_name(name)
+    there.shelf.refuse_existing(name)
     if _width(taken) != _width(before.bundle):
         asked, given = (
             "{} dimensions and {} more coordinates".format(*_width(each)) for each in (before.bundle, taken)
@@ -222,7 +222,7 @@ def update(
         )
         newer = kept.newer + changes.added + changes.moved
         tuned = replace(tuned, partition=kept.model_copy(update={"newer": newer, "imbalance": round(now, 3)}))
-    return _write_like(before, shelf, name, created_at, taken, tuned, progress)
+    return _write_like(before, there, name, created_at, taken, tuned, progress)
 
 
 def _width(bundle: Bundle) -> tuple[int, int]:
@@ -271,7 +271,7 @@ def _priors_after(
 
 def _write_like(
     before: Release,
-    shelf: Releases,
+    there: Releases,
     name: str,
     created_at: datetime,
     bundle: Bundle,
@@ -279,9 +279,9 @@ def _write_like(
     progress: Progress,
 ) -> ReleaseManifest:
     """Write a release as one before was asked for."""
-    progress(f"write {name} to {shelf}")
+    progress(f"write {name} to {there}")
     manifest = write_release(
-        shelf.root,
+        there.root,
         name,
         created_at,
         bundle,
@@ -290,7 +290,7 @@ def _write_like(
         device="cpu",
         filterable=before.index.filterable,
     )
-    shelf.complete(name)
+    there.shelf.complete(name)
     return manifest
 
 
@@ -345,10 +345,10 @@ def write_release(
     return manifest
 
 
-def _current(shelf: Releases) -> str:
-    name = shelf.current()
+def _current(there: Releases) -> str:
+    name = there.current()
     if name is None:
-        raise ReleaseNotFoundError(f"{shelf}: expected a published release, or --from NAME, found nothing published")
+        raise ReleaseNotFoundError(f"{there}: expected a published release, or --from NAME, found nothing published")
     return name
 
 

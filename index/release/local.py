@@ -49,6 +49,10 @@ class LocalReleases:
             raise ReleaseNotFoundError(f"{self}: expected one of its releases {self.names()}, received {name!r}")
         return path
 
+    def again(self, name: str) -> Path | None:  # noqa: ARG002
+        """None: there is no other copy of a release."""
+        return None
+
     @contextmanager
     def manifests(self, name: str) -> Iterator[Path]:
         """As `fetch`."""

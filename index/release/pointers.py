@@ -176,9 +176,12 @@ class PointerObjects:
             StorageError: the store does not answer.
             ReleaseCorruptError, ReleaseVersionError: as its.
         """
-        if self._number == 0:
-            self._number = max(map(self._number_of, self._store.files(CURRENT)), default=0)
-            self._content = self._revision(self._number) or b""
+        if self._number == 0 and (number := max(map(self._number_of, self._store.files(CURRENT)), default=0)):
+            if (content := self._revision(number)) is None:
+                raise ReleaseCorruptError(
+                    f"{self._store.url}/{self._path(number)}: expected what is listed, found none"
+                )
+            self._number, self._content = number, content
         while (content := self._revision(self._number + 1)) is not None:
             self._number, self._content = self._number + 1, content
         return self._parsed(self._content) if self._number else Pointers()

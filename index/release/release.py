@@ -99,7 +99,11 @@ def open_release(
         with verified.alone(wait=True):
             if not verified.holds():
                 began, stamps = time.time(), verified.stamps()
-                _open(path, "cpu", mapped=mapped, towers=towers, verify=True)
+                try:
+                    _open(path, "cpu", mapped=mapped, towers=towers, verify=True)
+                except (ReleaseCorruptError, ReleaseMismatchError, BundleError) as error:
+                    verified.note_damage(str(error))
+                    raise
                 verified.note(stamps, began)
     # Mapped anew: of what was read to verify it, no page counts as this process' any more.
     try:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from longtail.bundle import Bundle, BundleError
 from longtail.bundle.cache import Cache
+from longtail.bundle.errors import StorageError
 from longtail.bundle.objects import is_url, local_path
 from longtail.index.errors import (
     LongtailIndexError,
-    NotStagedError,
+    PublishedMeanwhileError,
     ReleaseCorruptError,
+    ReleaseMismatchError,
     ReleaseNotFoundError,
     ReleaseVersionError,
 )
@@ -47,25 +50,26 @@ class Releases:
 
     Attributes:
         root: the directory, or that of the copies.
+        shelf: what is there, and how releases come and go.
 
     Raises:
         StorageError: a URL that cannot be opened. Of a place at one, every method that looks at it.
     """
 
     def __init__(self, place: str | Path, cache: Cache | None = None) -> None:
-        self._shelf: LocalReleases | RemoteReleases = (
+        self.shelf: LocalReleases | RemoteReleases = (
             RemoteReleases(str(place), cache or Cache()) if is_url(place) else LocalReleases(local_path(place))
         )
-        self.root = self._shelf.directory
-        self._pointers: PointerStore = self._shelf.pointers
+        self.root = self.shelf.directory
+        self._pointers: PointerStore = self.shelf.pointers
 
     def __str__(self) -> str:
         """The place."""
-        return str(self._shelf)
+        return str(self.shelf)
 
     def names(self) -> list[str]:
         """Every release's name, sorted."""
-        return self._shelf.names()
+        return self.shelf.names()
 
     def current(self) -> str | None:
         """The published release's name; None when nothing is published.
@@ -89,7 +93,7 @@ class Releases:
             ReleaseNameError, ReleaseNotFoundError: no such release.
             ReleaseCorruptError, ReleaseVersionError, ReleaseMismatchError, BundleError: it is not what was built.
         """
-        return open_release(self._shelf.fetch(name), device=device, towers=towers, state=state)
+        return self._opened(name, partial(open_release, device=device, towers=towers, state=state))
 
     def manifest(self, name: str) -> ReleaseManifest:
         """release.json of one release, checked, without reading the other files.
@@ -104,7 +108,7 @@ class Releases:
     @contextmanager
     def manifests(self, name: str) -> Iterator[Path]:
         """The directory of a release, or while this lasts one with its manifests; raises as `manifest`."""
-        with self._shelf.manifests(name) as path:
+        with self.shelf.manifests(name) as path:
             yield path
 
     def read_again(self, name: str, state: Path) -> None:
@@ -115,7 +119,7 @@ class Releases:
             LongtailIndexError, BundleError, OSError: as `open`.
             ReleaseNotFoundError: it was deleted meanwhile.
         """
-        read_again(self._shelf.fetch(name), state)
+        read_again(self.shelf.fetch(name), state)
 
     def verified(self, name: str, state: Path) -> Verified:
         """What a service with this state directory knows of a release: whether it is damaged, or to be read again."""
@@ -127,7 +131,7 @@ class Releases:
         Raises:
             LongtailIndexError, BundleError: as `open`.
         """
-        return open_release(self._shelf.fetch(name), mapped=False)
+        return self._opened(name, partial(open_release, mapped=False))
 
     def forced(self) -> str | None:
         """The release that serves although it may refuse what clients send, if there is one."""
@@ -154,16 +158,8 @@ class Releases:
 
     def beside(self, file: str) -> Path:
         """Where a small file is that lies beside the releases, such as experiments.toml; of one at a URL, its copy."""
-        self._shelf.pull(file)
+        self.shelf.pull(file)
         return self.root / file
-
-    def refuse_existing(self, name: str) -> None:
-        """Raise BundleExistsError if there is a release of that name."""
-        self._shelf.refuse_existing(name)
-
-    def complete(self, name: str) -> None:
-        """A release was written to `root`: where copies are, `upload` it."""
-        self._shelf.complete(name)
 
     def upload(self, release: Path) -> None:
         """Verify a release and copy it to the object store, whole or not at all; publishes nothing.
@@ -175,7 +171,7 @@ class Releases:
             LongtailIndexError, BundleError: it is not what was built, or the store has another one by its name.
             StorageError: the store does not answer; then there is no such release, and the same call goes on.
         """
-        self._shelf.upload(open_release(release.resolve(), mapped=False, towers=False).path)
+        self.shelf.upload(open_release(release.resolve(), mapped=False, towers=False).path)
 
     def stage(self, name: str) -> None:
         """Verify a release and have a service that follows CURRENT ask it, too, unseen, a share of live queries.
@@ -236,7 +232,10 @@ class Releases:
         Raises:
             LongtailIndexError, BundleError: as `open`, of the other one.
         """
-        return self._compare(name, Bundle.load(self._shelf.fetch(name) / BUNDLE), state)
+        try:
+            return self._compare(name, Bundle.load(self.shelf.fetch(name) / BUNDLE), state)
+        except StorageError:
+            return None
 
     def publish(
         self, name: str, *, floors: BucketFloors | None = None, force: bool = False, state: Place | None = None
@@ -267,12 +266,11 @@ class Releases:
             floors = floors or self.floors()
             release = self.verify(name)
             after = BucketMetrics.at_default(name, release.bundle.manifest, floors.metric)
-            report = floors.compare(after, self._current_metrics(current, floors.metric))
+            report = floors.compare(after, self._current_metrics(current, floors.metric, force=force))
             if not force:
                 report.check()
                 if floors.staged is not None and current not in (None, name):
-                    shown = StagedReport(self.staged_report(name, state=state).counts, floors.staged)
-                    _check_staged(name, shown)
+                    StagedReport(self.staged_report(name, state=state).counts, floors.staged).check(name)
                 if (compared := self._compare(name, release.bundle, state)) is not None:
                     compared.check()
             history = now.history if name == current else (*now.history, name)
@@ -320,14 +318,17 @@ class Releases:
             needed = {_checked(now.current), now.staged, *self._history_before(now)[-1:]}
             newest_first = sorted(self.names(), key=self._age_key, reverse=True)
             old = [name for name in newest_first[keep:] if name not in needed]
-            gone = sorted({*old, *now.deleting, *self._shelf.abandoned()} - needed)
+            gone = sorted({*old, *now.deleting, *self.shelf.abandoned()} - needed)
             if gone:
-                # Said before it is done: from then on nobody publishes one of them.
+                # Said before it is done: from then on nobody publishes one of them, or takes its name.
                 move(now.model_copy(update={"deleting": tuple(gone)}))
                 for name in gone:
-                    self._shelf.delete(name)
-                move(now.model_copy(update={"deleting": ()}))
-        return old
+                    self.shelf.delete(name)
+        while gone:
+            with suppress(PublishedMeanwhileError), self._pointers.turn() as (now, move):
+                move(now.model_copy(update={"deleting": tuple(name for name in now.deleting if name not in gone)}))
+                break
+        return gone
 
     def bytes(self, name: str) -> int:
         """Bytes of a release's files; hard-linked ones count although they may exist once.
@@ -335,7 +336,16 @@ class Releases:
         Raises:
             ReleaseNameError, ReleaseNotFoundError: no such release.
         """
-        return self._shelf.bytes(name)
+        return self.shelf.bytes(name)
+
+    def _opened(self, name: str, open_: Callable[[Path], Release]) -> Release:
+        """A release, of another copy where the one that was here is damaged and there is another."""
+        try:
+            return open_(self.shelf.fetch(name))
+        except (ReleaseCorruptError, ReleaseMismatchError, BundleError):
+            if (other := self.shelf.again(name)) is None:
+                raise
+            return open_(other)
 
     def _refuse_deleted(self, name: str, now: Pointers) -> None:
         if name in now.deleting:
@@ -356,21 +366,29 @@ class Releases:
             history.pop()
         return history
 
-    def _current_metrics(self, current: str | None, metric: str) -> BucketMetrics | None:
-        """CURRENT's figures; None where there is no such release that can be read, which must not hold up the next."""
+    def _current_metrics(self, current: str | None, metric: str, *, force: bool) -> BucketMetrics | None:
+        """CURRENT's figures; None where there is no such release that can be read, which must not hold up the next.
+
+        A store that does not answer does, unless `force`.
+        """
         if current is None:
             return None
         try:
-            return BucketMetrics.at_default(current, read_bundle_manifest(self._shelf.fetch(current)), metric)
-        except (BundleError, ReleaseNotFoundError):
+            with self.shelf.manifests(current) as path:
+                return BucketMetrics.at_default(current, read_bundle_manifest(path), metric)
+        except (BundleError, LongtailIndexError):
             return None
+        except StorageError:
+            if force:
+                return None
+            raise
 
     def _compare(self, name: str, bundle: Bundle, state: Place | None) -> Compatibility | None:
         current = self.current()
         if current is None or current == name:
             return None
         try:
-            before, after = self._shelf.fetch(current), self._shelf.fetch(name)
+            before, after = self.shelf.fetch(current), self.shelf.fetch(name)
             priors = read_prior_names(before), read_prior_names(after)
             return compare_releases((current, before / BUNDLE), (name, bundle), state or self.root / ".state", priors)
         except (BundleError, ReleaseCorruptError, ReleaseVersionError, ReleaseNotFoundError):
@@ -379,11 +397,3 @@ class Releases:
 
 def _checked(name: str | None) -> str | None:
     return None if name is None else check_name(name)
-
-
-def _check_staged(name: str, report: StagedReport) -> None:
-    if report.unmet:
-        raise NotStagedError(
-            f"{name} has not shown on mirrored queries what promise.toml asks for: {'; '.join(report.unmet)}; CURRENT "
-            "stays as it was, longtail-index stage has it asked, and --force publishes all the same"
-        )

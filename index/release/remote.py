@@ -6,10 +6,8 @@ the name. `release.json` is there last: a folder without one is no release.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import socket
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -22,21 +20,21 @@ from longtail.bundle import (
     BundleExistsError,
     FileRecord,
     read_manifest,
-    refuse_existing,
+    remove_stale,
     replace_file,
     sha256_of,
     working_directory,
 )
 from longtail.bundle.cache import Cache
+from longtail.bundle.errors import StorageError
 from longtail.bundle.objects import ObjectStore
-from longtail.bundle.remote import fetch_bundle, fetch_manifest
+from longtail.bundle.remote import UPLOAD, claim, fetch_bundle, fetch_manifest
 from longtail.index.errors import LongtailIndexError, ReleaseNotFoundError
 from longtail.index.manifests import ReleaseManifest
 from longtail.index.release.index_files import INDEX_MANIFEST
-from longtail.index.release.pointers import CURRENT, PointerObjects
+from longtail.index.release.pointers import CURRENT, PointerFiles, PointerObjects
 from longtail.index.release.release import BUNDLE, RELEASE_MANIFEST, check_name, read_release_manifest
 
-UPLOAD = "upload.json"
 _ABANDONED = timedelta(days=1)
 """Age of an upload that has not ended from which on nobody is at it."""
 _IN_USE_SECONDS = 600.0
@@ -147,15 +145,8 @@ class RemoteReleases:
         """
         name = path.name
         content = (path / RELEASE_MANIFEST).read_bytes()
-        claim = {"release": sha256_of(path / RELEASE_MANIFEST), "by": f"{socket.gethostname()}:{os.getpid()}"}
-        taken = f"{name}/{UPLOAD}"
-        if not self.store.create(taken, json.dumps(claim).encode()):
-            found = json.loads(self.store.read(taken) or b"{}")
-            if found.get("release") != claim["release"]:
-                raise BundleExistsError(
-                    f"{self.store.url}/{name}: expected a name that is free, found one that {found.get('by')} uploads "
-                    "or has uploaded; nothing was changed"
-                )
+        self._refuse_deleted(name)
+        claim(self.store, f"{name}/", sha256_of(path / RELEASE_MANIFEST))
         records = _records(path)
         for file, record in records.items():
             self.store.upload(path / file, f"{name}/{file}")
@@ -164,14 +155,25 @@ class RemoteReleases:
             raise BundleExistsError(f"{self.store.url}/{name}: expected a name that is free, found another release")
 
     def complete(self, name: str) -> None:
-        """`upload` a release that was written to `directory`."""
-        self.upload(self.directory / name)
+        """`upload` a release that was written to `directory`.
+
+        Raises:
+            StorageError: the store does not answer; the release is here, to be uploaded later.
+        """
+        try:
+            self.upload(self.directory / name)
+        except StorageError as error:
+            raise StorageError(
+                f"{error}; the release is built: longtail-index upload {self.directory / name} {self} goes on"
+            ) from error
 
     def refuse_existing(self, name: str) -> None:
-        """Raise BundleExistsError if the store has a release of that name, or an upload of one, or one waits here."""
-        refuse_existing(self.directory / name)
+        """Raise BundleExistsError if the store has a release of that name, or an upload of one; a copy of one that it
+        had is deleted."""
+        self._refuse_deleted(name)
         if self.store.read(f"{name}/{UPLOAD}") is not None or self.store.read(f"{name}/{RELEASE_MANIFEST}") is not None:
-            raise BundleExistsError(f"{self.store.url}/{name} already exists: expected a name that is free")
+            raise BundleExistsError(f"{self}/{name} already exists: expected a name that is free")
+        shutil.rmtree(self.directory / name, ignore_errors=True)
 
     def delete(self, name: str) -> None:
         """Delete a release, of which nobody sees a part.
@@ -194,6 +196,14 @@ class RemoteReleases:
                 if datetime.now(UTC) - newest > _ABANDONED:
                     found.append(name)
         return found
+
+    def again(self, name: str) -> Path | None:
+        """`fetch` another copy of a release, in place of one that is not what was written."""
+        return self.fetch(name, anew=True)
+
+    def _refuse_deleted(self, name: str) -> None:
+        if name in self.pointers.read().deleting:
+            raise BundleExistsError(f"{self}/{name}: expected a name that is free, found one that a prune deletes")
 
     def pull(self, file: str) -> None:
         """Have a small file that lies beside the releases, such as promise.toml, in `directory` as it is there."""
@@ -218,18 +228,22 @@ class RemoteReleases:
 
     def _make_room(self, needed: Collection[str]) -> None:
         """Delete copies of releases that the store has no more, or that are too much, the longest unused first."""
-        self._cache.trim()
+        remove_stale(self.directory)
         here = [path for path in self.directory.iterdir() if path.is_dir() and not path.name.startswith(".")]
+        now, pointed = time.time(), PointerFiles(self.directory).read()
+        kept = {*needed, pointed.current, pointed.staged}
         there = self.names()
-        now = time.time()
         for path in sorted(here, key=lambda each: each.stat().st_mtime):
             over = self._limit is not None and self._cache.bytes > self._limit
-            used = path.name in needed or now - path.stat().st_mtime < _IN_USE_SECONDS
-            if not used and (over or path.name not in there):
+            used = path.name in kept or now - path.stat().st_mtime < _IN_USE_SECONDS
+            # What was built here is not there before its upload has ended.
+            gone = path.name not in there and self.store.read(f"{path.name}/{UPLOAD}") is None
+            if not used and (over or gone):
                 hidden = path.with_name(f".{path.name}.{os.getpid()}.evicted.tmp")
                 path.rename(hidden)
                 shutil.rmtree(hidden)
                 self._cache.trim(self._limit)
+        self._cache.trim(self._limit)
 
 
 def _is_copy(path: Path, content: bytes) -> bool:

@@ -16,6 +16,7 @@ from typing import Annotated, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from longtail.bundle import BUCKET_NAMES, replace_file
+from longtail.index.errors import NotStagedError
 
 STAGED_COUNTS = "staged"
 """Directory of the counts in a service's state."""
@@ -225,6 +226,18 @@ class StagedReport:
     def unmet(self) -> list[str]:
         """What falls short, one sentence each; empty without a promise."""
         return [] if self.floors is None else self.floors.unmet(self.counts)
+
+    def check(self, name: str) -> None:
+        """Hold a release to the promise.
+
+        Raises:
+            NotStagedError: it falls short.
+        """
+        if self.unmet:
+            raise NotStagedError(
+                f"{name} has not shown on mirrored queries what promise.toml asks for: {'; '.join(self.unmet)}; "
+                "CURRENT stays as it was, longtail-index stage has it asked, and --force publishes all the same"
+            )
 
     def lines(self) -> list[str]:
         """The figures for people."""

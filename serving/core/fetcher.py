@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from contextvars import copy_context
 from io import TextIOWrapper
+from time import monotonic
 
 from longtail.bundle import replace_file
 from longtail.bundle.cache import Cache
@@ -28,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 _STATUS, _LOCK = ".fetched.json", ".fetcher.lock"
 _LAST_SECONDS = 1.0
+_PATIENCE_SECONDS = 5.0
+_FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 2.0, 60.0
 
 
 class ReleaseFetcher:
@@ -46,9 +49,12 @@ class ReleaseFetcher:
         self._seen = Pointers()
         self._fetched: set[str] = set()
         """Of what was seen last; a name that is given anew comes with another pointer."""
+        self._failed: dict[str, tuple[int, float]] = {}
+        """How often each could not be fetched, and when it is tried again."""
         self._told: dict[str, str] = {}
-        self._checking = threading.Lock()
-        self._stopping = threading.Event()
+        self._stopping = False
+        self._waking = threading.Condition()
+        self._looks, self._asked = 0, False
         self._thread = threading.Thread(
             target=copy_context().run, args=(self._follow,), name="release-fetcher", daemon=True
         )
@@ -59,8 +65,17 @@ class ReleaseFetcher:
 
     def stop(self) -> None:
         """Stop fetching; what a store holds up is left to end with the process."""
-        self._stopping.set()
+        with self._waking:
+            self._stopping = True
+            self._waking.notify_all()
         self._thread.join(_LAST_SECONDS)
+
+    def look(self) -> None:
+        """Look at the store now, also at what could not be fetched; returns then, or when that takes some seconds."""
+        with self._waking:
+            looks, self._asked = self._looks, True
+            self._waking.notify_all()
+            self._waking.wait_for(lambda: self._looks > looks, _PATIENCE_SECONDS)
 
     @property
     def problem(self) -> str | None:
@@ -75,17 +90,26 @@ class ReleaseFetcher:
 
     def check(self) -> None:
         """Look at the store once, and fetch what it says; never fails, what is wrong is logged and in `problem`."""
-        with self._checking:
-            try:
-                if self._alone():
-                    self._note(self._fetch())
-            except OSError as error:
-                self._tell("", f"{self._directory}: {error}")
+        try:
+            if self._alone():
+                self._note(self._fetch())
+        # The next look may find it well.
+        except Exception as error:
+            self._tell("", f"{type(error).__name__}: {error}")
 
     def _follow(self) -> None:
-        while not self._stopping.is_set():
+        while True:
+            with self._waking:
+                if self._stopping:
+                    return
+                if self._asked:
+                    self._asked = False
+                    self._failed.clear()
             self.check()
-            self._stopping.wait(self._settings.poll_seconds)
+            with self._waking:
+                self._looks += 1
+                self._waking.notify_all()
+                self._waking.wait_for(lambda: self._stopping or self._asked, self._settings.poll_seconds)
 
     def _alone(self) -> bool:
         """Whether this process is the one; it stays it until it ends."""
@@ -107,6 +131,10 @@ class ReleaseFetcher:
                 self._url, Cache(self._settings.cache), self._settings.cache_bytes
             )
             there = remote.pointers.read()
+            if there.current is None and self._kept():
+                # Nobody takes a release back without naming another: it is another store, or an empty one.
+                self._tell("", f"{self._url} names none")
+                return f"at {self._url}, is not there, the one before is served"
             remote.pull(FILE)
         # Whatever is wrong with the store or with what it says, the service goes on.
         except Exception as error:
@@ -116,6 +144,7 @@ class ReleaseFetcher:
         if there != self._seen:
             self._seen = there
             self._fetched.clear()
+            self._failed.clear()
         asked = [name for name in (there.current, there.staged, *self._arms()) if name is not None]
         here = {name for name in asked if self._have(remote, name, asked)}
         self._point(there, here)
@@ -126,14 +155,20 @@ class ReleaseFetcher:
     def _have(self, remote: RemoteReleases, name: str, needed: Iterable[str]) -> bool:
         verified = Verified(self._directory / name, self._settings.state_directory)
         damaged = verified.damage is not None
-        if name in self._fetched and not damaged:
+        if name in self._fetched and not damaged and (self._directory / name).is_dir():
             return True
+        attempts, retry_at = self._failed.get(name, (0, 0.0))
+        if monotonic() < retry_at:
+            return False
         try:
             remote.fetch(name, [*needed, *self._kept()], anew=damaged)
         # As above.
         except Exception as error:
             self._tell(name, f"{type(error).__name__}: {error}")
+            wait = min(_FIRST_RETRY_SECONDS * 2**attempts, _LONGEST_RETRY_SECONDS)
+            self._failed[name] = attempts + 1, monotonic() + wait
             return False
+        self._failed.pop(name, None)
         self._fetched.add(name)
         if damaged:
             verified.forget()
@@ -148,6 +183,7 @@ class ReleaseFetcher:
 
     def _point(self, there: Pointers, here: set[str]) -> None:
         """Point here to what is pointed to there, as far as it is here."""
+        self._directory.mkdir(parents=True, exist_ok=True)
         with PointerFiles(self._directory).turn() as (now, move):
             after = there if there.current in {None, *here} else now
             staged = there.staged if there.staged in {None, *here} else now.staged

@@ -125,7 +125,7 @@ class ReleaseFollower:
             RefusedReleaseError: it names one that cannot be served.
         """
         if self._fetcher is not None:
-            self._fetcher.check()
+            self._fetcher.look()
         with self._checking:
             before, self._failure = self._served, None
             # One that was damaged may have been mended: it is verified whole.

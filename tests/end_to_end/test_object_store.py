@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import time
 from collections.abc import Iterator
@@ -180,11 +181,57 @@ def test_a_store_that_hangs_holds_up_neither_answers_nor_the_end(shop: Shop, s3:
         assert time.monotonic() - began < 10
 
 
+def test_a_download_that_hangs_does_not_hold_up_the_end(shop: Shop, s3: S3Server) -> None:
+    service = shop.start()
+    build(shop.folder / "bundle", shop.url, name="c", spec="ivf_flat")
+    with s3.failing(lambda method, path: "hang" if method == "GET" and "/c/index/" in path else None):
+        shop.releases.publish("c")
+        until(lambda: any("/c/index/" in path for _, path in s3.seen), "it to be asked for")
+        began = time.monotonic()
+        assert service.terminate() == 0
+        assert time.monotonic() - began < 10
+
+
+def test_a_store_that_has_become_empty_changes_nothing(shop: Shop) -> None:
+    service = shop.start()
+    store = ObjectStore(shop.url)
+    store.delete(store.below(""))
+    assert service.terminate() == 0
+    service = shop.start()
+    assert served(service) == "a"
+    until(lambda: "is not there, the one before is served" in told(service), "it to be told", 60)
+
+
+def test_a_release_that_cannot_be_fetched_is_tried_ever_less_often(shop: Shop, s3: S3Server) -> None:
+    service = shop.start()
+    build(shop.folder / "bundle", shop.url, name="c", spec="ivf_flat")
+    store = ObjectStore(shop.url)
+    (wrong,) = [path for path in store.below("c/index") if path.endswith("tail.faiss")] or store.below("c/index")[:1]
+    (shop.folder / "zeros").write_bytes(bytes(len(store.read(wrong) or b"")))
+    store.upload(shop.folder / "zeros", wrong)
+    s3.seen.clear()
+    Releases(shop.url, Cache(shop.folder / "cache")).shelf.pointers.read()
+    with Releases(shop.url).shelf.pointers.turn() as (now, move):
+        move(now.model_copy(update={"current": "c", "history": (*now.history, "c")}))
+    until(lambda: "c, cannot be fetched" in told(service), "it to be told", 60)
+    time.sleep(3)
+    assert 1 <= len([path for method, path in s3.seen if method == "GET" and path.endswith(wrong)]) <= 3
+    assert served(service) == "a"
+
+
+def test_a_copy_that_is_damaged_at_a_start_is_fetched_anew(shop: Shop) -> None:
+    assert shop.start().terminate() == 0
+    file = shop.directory / "a" / "index" / "all.faiss"
+    file.chmod(0o644)
+    file.write_bytes(bytes(file.stat().st_size))
+    service = shop.start(ready=False)
+    until(lambda: served(service) == "a", "a to be served", 90)
+
+
 def test_workers_share_one_download(shop: Shop, s3: S3Server) -> None:
     shop.given = {"workers": 3}
     s3.seen.clear()
     service = shop.start()
-    assert [path for method, path in s3.seen if method == "GET" and path.endswith("all.faiss")] != []
     reads = [path for method, path in s3.seen if method == "GET" and path.endswith("all.faiss")]
     assert len(reads) == 1
     shop.releases.publish("b")
@@ -194,8 +241,6 @@ def test_workers_share_one_download(shop: Shop, s3: S3Server) -> None:
 def test_when_the_worker_that_fetches_is_killed_another_goes_on(shop: Shop) -> None:
     shop.given = {"workers": 2}
     service = shop.start()
-    import random
-
     for name in ("b", "a", "b"):
         service.kill_worker(random.Random(name))
         shop.releases.publish(name)

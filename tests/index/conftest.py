@@ -11,8 +11,6 @@ import pytest
 from longtail.bundle import Bundle
 from longtail.index import IndexSpec, Release, Releases, build
 from tests.bundles import make_bundle
-from tests.s3 import s3 as s3
-from tests.s3 import s3_server as s3_server
 
 SMALL = 600
 LARGE = 12_000

@@ -17,7 +17,7 @@ from longtail.bundle import BundleCorruptError, BundleExistsError
 from longtail.bundle.cache import Cache
 from longtail.bundle.errors import StorageError
 from longtail.bundle.objects import ObjectStore
-from longtail.bundle.remote import download_bundle, upload_bundle
+from longtail.bundle.remote import claim, download_bundle, upload_bundle
 from longtail.index import (
     FloorsNotMetError,
     LongtailIndexError,
@@ -43,8 +43,11 @@ def shelf(bundle_path: Path, s3_server: S3Server, tmp_path_factory: pytest.TempP
     local = tmp_path_factory.mktemp("built")
     for name in ("a", "b", "c"):
         build(bundle_path, local, name=name, spec="flat")
-    for name in ("a", "b", "c"):
-        Releases(url, Cache(local / "cache")).upload(local / name)
+    with pytest.MonkeyPatch.context() as patched:
+        for name, value in s3_server.environment.items():
+            patched.setenv(name, value)
+        for name in ("a", "b", "c"):
+            Releases(url, Cache(local / "cache")).upload(local / name)
     return url
 
 
@@ -282,12 +285,14 @@ def test_prune_deletes_whole_releases_and_uploads_that_ended_nowhere(url: str, m
     assert releases.prune(1) == ["a"]
     assert store.folders() == ["CURRENT", "b", "broken", "c"]
     monkeypatch.setattr(remote_module, "_ABANDONED", timedelta(0))
-    assert releases.prune(1) == []
+    assert releases.prune(1) == ["broken"]
     assert store.folders() == ["CURRENT", "b", "c"]
     assert (releases.current(), releases.rollback()) == ("c", "b")
 
 
-def test_a_prune_that_was_cut_off_is_seen_and_gone_on_with(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prune_that_was_cut_off_is_seen_and_gone_on_with(
+    bundle_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     releases = Releases(url)
     for name in ("a", "b", "c"):
         releases.publish(name)
@@ -297,16 +302,148 @@ def test_a_prune_that_was_cut_off_is_seen_and_gone_on_with(url: str, monkeypatch
             releases.prune(1)
     with pytest.raises(ReleaseNotFoundError, match="received 'a', which a prune deletes"):
         Releases(url).publish("a")
-    Releases(url).prune(1)
+    with pytest.raises(BundleExistsError, match="/a: expected a name that is free, found one that a prune deletes"):
+        build(bundle_path, url, name="a")
+    assert Releases(url).prune(3) == ["a"]
     assert Releases(url).names() == ["b", "c"]
+
+
+def test_a_prune_during_which_another_publishes_says_what_it_deleted(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    releases = Releases(url)
+    for name in ("a", "b"):
+        releases.publish(name)
+    delete = RemoteReleases.delete
+
+    def published_meanwhile(shelf: RemoteReleases, name: str) -> None:
+        monkeypatch.setattr(RemoteReleases, "delete", delete)
+        Releases(url).publish("c")
+        delete(shelf, name)
+
+    releases.publish("c")
+    releases.publish("b")
+    monkeypatch.setattr(RemoteReleases, "delete", published_meanwhile)
+    assert releases.prune(1) == ["a"]
+    assert (Releases(url).current(), Releases(url)._pointers.read().deleting) == ("c", ())
+
+
+@pytest.mark.usefixtures("s3")
+def test_a_bucket_that_is_not_there_is_no_empty_one() -> None:
+    for method in (Releases.names, Releases.current):
+        with pytest.raises(StorageError, match="expected a store that answers, could not list"):
+            method(Releases("s3://nosuchbucket/releases"))
+
+
+def test_a_read_that_failed_at_first_is_made_again(url: str, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("s3fs.S3FileSystem.retries", 1)
+    Releases(url).publish("a")
+    releases = Releases(url)
+    with s3.failing(lambda _, path: "fail" if path.endswith("1.json") else None), pytest.raises(StorageError):
+        releases.current()
+    assert releases.current() == "a"
+
+
+def test_a_store_that_does_not_say_what_condition_fails(
+    bundle_path: Path, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = s3.url()
+    with s3.failing(lambda *_: "terse"):
+        for name in ("a", "b"):
+            build(bundle_path, url, name=name, spec="flat")
+            Releases(url).publish(name)
+        Releases(url).upload(Releases(url).root / "a")
+        with published_by_another(url, "a", monkeypatch), pytest.raises(PublishedMeanwhileError):
+            Releases(url).publish("b")
+    assert local(url, tmp_path / "other").rollback() == "b"
+
+
+def test_a_published_release_that_is_damaged_there_is_replaced_by_force(url: str, tmp_path: Path) -> None:
+    Releases(url).publish("a")
+    ObjectStore(url).delete(["a/index/manifest.json"])
+    other = local(url, tmp_path / "other")
+    with pytest.raises(StorageError, match="expected an object of"):
+        other.publish("b")
+    assert other.compare("b") is None
+    other.publish("b", force=True)
+    assert other.current() == "b"
+
+
+def test_a_copy_that_a_disk_has_changed_is_replaced_when_it_is_opened(url: str, tmp_path: Path) -> None:
+    releases = local(url, tmp_path / "other")
+    file = releases.verify("a").path / "index" / "all.faiss"
+    file.chmod(0o644)
+    file.write_bytes(bytes(file.stat().st_size))
+    assert releases.verify("a").name == "a"
+    assert any(file.read_bytes())
+
+
+def test_room_is_not_made_of_what_this_host_serves_or_uploads(
+    bundle_path: Path, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_module, "_IN_USE_SECONDS", 0.0)
+    releases = RemoteReleases(url, Cache(tmp_path / "other"))
+    releases.fetch("a")
+    (releases.directory / "CURRENT").write_text("a\n")
+    releases.delete("a")
+    build(bundle_path, releases.directory, name="new", spec="flat")
+    ObjectStore(url).create("new/upload.json", b"{}")
+    (releases.directory / ".gone.999999999.evicted.tmp").mkdir()
+    releases.fetch("b")
+    assert sorted(path.name for path in releases.directory.iterdir() if path.is_dir()) == ["a", "b", "new"]
+
+
+def test_a_build_whose_upload_failed_says_how_to_go_on(
+    bundle_path: Path, s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("s3fs.S3FileSystem.retries", 1)
+    url = s3.url()
+    told = pytest.raises(StorageError, match=rf"the release is built: longtail-index upload (\S+)/x {url} goes on")
+    with s3.failing(lambda _, path: "fail" if path.endswith("labels.parquet") else None), told as error:
+        build(bundle_path, url, name="x", spec="flat")
+    path = str(error.value).rpartition("longtail-index upload ")[2].split()[0]
+    Releases(url).upload(Path(path))
+    assert Releases(url).names() == ["x"]
+
+
+def test_of_two_that_upload_a_bundle_the_second_writes_nothing(
+    bundle_path: Path, large_bundle_path: Path, s3: S3Server
+) -> None:
+    url = s3.url()
+    claim(ObjectStore(url), "", "0" * 64)
+    with pytest.raises(BundleExistsError, match="expected a place that is free"):
+        upload_bundle(large_bundle_path, url)
+    assert ObjectStore(url).below("") == ["upload.json"]
+    ObjectStore(url).delete(["upload.json"])
+    store, garbled = ObjectStore(url), b"[]"
+    store.create("upload.json", garbled)
+    with pytest.raises(BundleExistsError, match="expected a place that is free"):
+        upload_bundle(bundle_path, url)
+
+
+def test_another_file_system_than_s3(bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LONGTAIL_CACHE", str(tmp_path))
+    url = "memory://shop/releases"
+    for name in ("a", "b"):
+        build(bundle_path, url, name=name, spec="flat")
+        Releases(url).publish(name)
+    assert local(url, tmp_path / "other").verify("a").name == "a"
+    assert (Releases(url).rollback(), Releases(url).prune(1), Releases(url).names()) == ("a", [], ["a", "b"])
+
+
+@pytest.mark.parametrize("place", ["://x", "s3://", "here", "s3:/b"])
+def test_what_is_no_url(place: str) -> None:
+    with pytest.raises(StorageError, match="expected the URL of an object store, such as s3://bucket/folder"):
+        ObjectStore(place)
 
 
 def test_a_name_is_taken_once(bundle_path: Path, url: str, tmp_path: Path) -> None:
     with pytest.raises(BundleExistsError, match="/a already exists: expected a name that is free"):
         build(bundle_path, url, name="a")
     build(bundle_path, tmp_path / "new", name="d")
-    ObjectStore(url).create("d/upload.json", b'{"release": "other", "by": "host:1"}')
-    with pytest.raises(BundleExistsError, match=r"found one that host:1 uploads or has uploaded; nothing was changed"):
+    ObjectStore(url).create("d/upload.json", b'{"sha256": "other", "by": "host:1"}')
+    told = (
+        r"d/: expected a place that is free, found one that host:1 uploads to or has uploaded to; nothing was changed"
+    )
+    with pytest.raises(BundleExistsError, match=told):
         Releases(url).upload(tmp_path / "new" / "d")
     assert Releases(url).names() == ["a", "b", "c"]
 
@@ -394,7 +531,7 @@ def test_a_file_url_is_a_directory(bundle_path: Path, tmp_path: Path) -> None:
     build(bundle_path, tmp_path, name="a")
     Releases(f"file://{tmp_path}").publish("a")
     assert Releases(tmp_path).current() == "a"
-    with pytest.raises(LongtailIndexError, match="upload: expected the URL of an object store, received"):
+    with pytest.raises(LongtailIndexError, match="upload of a: expected the URL of an object store"):
         Releases(tmp_path).upload(tmp_path / "a")
 
 
