@@ -69,6 +69,8 @@ class ReleaseFetcher:
             self._stopping = True
             self._waking.notify_all()
         self._thread.join(_LAST_SECONDS)
+        if self._lock is not None:
+            self._lock.close()
 
     def look(self) -> None:
         """Look at the store now, also at what could not be fetched; returns then, or when that takes some seconds."""

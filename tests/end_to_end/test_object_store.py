@@ -40,8 +40,13 @@ class Shop:
 
     @property
     def settings(self) -> Settings:
-        place = {"cache": self.folder / "host", "state": self.folder / "state"}
-        return Settings(releases=self.url, port=free_port(), poll_seconds=0.05, drain_seconds=0, **place, **self.given)
+        usual = {
+            "poll_seconds": 0.05,
+            "drain_seconds": 0,
+            "cache": self.folder / "host",
+            "state": self.folder / "state",
+        }
+        return Settings(releases=self.url, port=free_port(), **(usual | self.given))
 
     @property
     def directory(self) -> Path:
@@ -98,6 +103,14 @@ def test_what_is_published_is_served_and_a_rollback_too(shop: Shop) -> None:
     for action, expected in ((lambda: shop.releases.publish("b"), "b"), (shop.releases.rollback, "a")):
         action()
         until(lambda: served(service) == expected, f"{expected} to be served")  # noqa: B023
+
+
+def test_a_reload_looks_at_the_store_at_once(shop: Shop) -> None:
+    shop.given = {"poll_seconds": 60.0, "admin_keys": ("k" * 16,)}
+    service = shop.start()
+    shop.releases.publish("b")
+    said = httpx.post(f"{service.url}/v1/release/reload", headers={"Authorization": f"Bearer {'k' * 16}"}, timeout=30)
+    assert (said.json()["release"], said.json()["changed"]) == ("b", True)
 
 
 def test_nothing_is_published_yet(s3: S3Server, shop: Shop) -> None:
