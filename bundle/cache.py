@@ -37,7 +37,7 @@ class Cache:
         self._blobs = self.root / _BLOBS
 
     def directory(self, url: str) -> Path:
-        """The directory of what comes from a URL; one that is made."""
+        """The directory of what comes from a URL; it need not be there."""
         plain = re.sub(r"[^A-Za-z0-9]+", "-", url).strip("-")[:64]
         return self.root / f"{plain}-{hashlib.sha256(url.encode()).hexdigest()[:8]}"
 

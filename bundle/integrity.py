@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -93,6 +93,17 @@ def _verify_manifest(path: Path) -> None:
         raise BundleCorruptError(f"{path / MANIFEST}: expected sha256 {expected[:80]}, found {found}")
 
 
+def check_names(root: Path, files: Iterable[str]) -> None:
+    """Check that files are below `root` by their names, before any is read or written there.
+
+    Raises:
+        BundleCorruptError: one is not.
+    """
+    for name in files:
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise BundleCorruptError(f"{root}: expected file names below the directory, found {name!r}")
+
+
 def verify_files(root: Path, files: Mapping[str, FileRecord], *, content: bool = True) -> None:
     """Check that every named file below `root` is there and is what was written.
 
@@ -104,10 +115,9 @@ def verify_files(root: Path, files: Mapping[str, FileRecord], *, content: bool =
     Raises:
         BundleCorruptError: a file is missing or differs in size or sha256.
     """
+    check_names(root, files)
     for name, record in files.items():
         path = root / name
-        if Path(name).is_absolute() or ".." in Path(name).parts:
-            raise BundleCorruptError(f"{root}: expected file names below the directory, found {name!r}")
         if not path.is_file():
             raise BundleCorruptError(f"{path}: expected a file of {record.bytes} bytes, found none")
         size = path.stat().st_size

@@ -163,7 +163,6 @@ class ObjectStore:
             StorageError: the store does not answer, or there is no such object, or a shorter one.
             OSError: the disk is full, or not writable.
         """
-
         at_once = _BLOCK * _BLOCKS_AT_ONCE
         with file.open("wb") as target:
             for start in range(0, size, at_once):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from longtail.bundle.cache import Cache
 from longtail.bundle.errors import BundleCorruptError, BundleError, BundleExistsError
-from longtail.bundle.integrity import MANIFEST, MANIFEST_SHA256, read_manifest, verify_files
+from longtail.bundle.integrity import MANIFEST, MANIFEST_SHA256, check_names, read_manifest, verify_files
 from longtail.bundle.objects import ObjectStore, is_url, local_path
 from longtail.bundle.store import sha256_of, working_directory
 
@@ -117,7 +117,9 @@ def local_bundle(place: str | Path) -> Path:
 def fetch_bundle(store: ObjectStore, prefix: str, cache: Cache, target: Path) -> None:
     """Have the bundle whose objects begin with a prefix as the directory `target`; raises as `download_bundle`."""
     fetch_manifest(store, prefix, target)
-    for name, record in read_manifest(target).files.items():
+    files = read_manifest(target).files
+    check_names(target, files)
+    for name, record in files.items():
         cache.fetch(store, f"{prefix}{name}", record, target / name)
 
 

@@ -227,10 +227,10 @@ def rollback(releases: ReleasesArgument) -> None:
 def list_(releases: ReleasesArgument) -> None:
     """Show every release; * marks the published one, s the staged one."""
     shelf = Releases(releases)
-    current = shelf.current()
+    current, staged = shelf.current(), shelf.staged()
     table = Table("", "release", "created (UTC)", "labels", "spec", "recall at λ", "size")
     for name in shelf.names():
-        mark = "*" if name == current else "s" if name == shelf.staged() else ""
+        mark = "*" if name == current else "s" if name == staged else ""
         try:
             manifest = shelf.manifest(name)
         except (LongtailIndexError, BundleError) as error:

@@ -27,6 +27,7 @@ from longtail.bundle import (
 )
 from longtail.bundle.cache import Cache
 from longtail.bundle.errors import StorageError
+from longtail.bundle.integrity import check_names
 from longtail.bundle.objects import ObjectStore
 from longtail.bundle.remote import UPLOAD, claim, fetch_bundle, fetch_manifest
 from longtail.index.errors import LongtailIndexError, ReleaseNotFoundError
@@ -105,6 +106,7 @@ class RemoteReleases:
                     copy = working / name
                     manifest = self._fetch_manifests(name, copy)
                     fetch_bundle(self.store, f"{name}/{BUNDLE}/", self._cache, copy / BUNDLE)
+                    check_names(target, manifest.files)
                     for path, record in manifest.files.items():
                         if path == INDEX_MANIFEST:
                             continue

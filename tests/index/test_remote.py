@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from longtail.bundle import BundleCorruptError, BundleExistsError
+from longtail.bundle import BundleCorruptError, BundleExistsError, sha256_of
 from longtail.bundle.cache import Cache
 from longtail.bundle.errors import StorageError
 from longtail.bundle.objects import ObjectStore
@@ -417,6 +418,22 @@ def test_of_two_that_upload_a_bundle_the_second_writes_nothing(
     store.create("upload.json", garbled)
     with pytest.raises(BundleExistsError, match="expected a place that is free"):
         upload_bundle(bundle_path, url)
+
+
+def test_names_that_lead_out_of_the_cache_write_nothing(bundle_path: Path, s3: S3Server, tmp_path: Path) -> None:
+    url = s3.url()
+    copy = tmp_path / "copy"
+    shutil.copytree(bundle_path, copy)
+    said = json.loads((copy / "manifest.json").read_text())
+    said["files"]["../../../out"] = said["files"].pop("labels.parquet")
+    (copy / "manifest.json").write_text(json.dumps(said))
+    (copy / "manifest.sha256").write_text(sha256_of(copy / "manifest.json"))
+    store = ObjectStore(url)
+    for name in ("manifest.sha256", "manifest.json"):
+        store.upload(copy / name, name)
+    with pytest.raises(BundleCorruptError, match="expected file names below the directory, found"):
+        download_bundle(url)
+    assert not list(tmp_path.rglob("out"))
 
 
 def test_another_file_system_than_s3(bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
