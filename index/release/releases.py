@@ -233,7 +233,7 @@ class Releases:
             LongtailIndexError, BundleError: as `open`, of the other one.
         """
         try:
-            return self._compare(name, Bundle.load(self.shelf.fetch(name) / BUNDLE), state)
+            return self._compare(self.current(), name, Bundle.load(self.shelf.fetch(name) / BUNDLE), state)
         except StorageError:
             return None
 
@@ -271,7 +271,7 @@ class Releases:
                 report.check()
                 if floors.staged is not None and current not in (None, name):
                     StagedReport(self.staged_report(name, state=state).counts, floors.staged).check(name)
-                if (compared := self._compare(name, release.bundle, state)) is not None:
+                if (compared := self._compare(current, name, release.bundle, state)) is not None:
                     compared.check()
             history = now.history if name == current else (*now.history, name)
             staged = None if now.staged == name else now.staged
@@ -383,8 +383,7 @@ class Releases:
                 return None
             raise
 
-    def _compare(self, name: str, bundle: Bundle, state: Place | None) -> Compatibility | None:
-        current = self.current()
+    def _compare(self, current: str | None, name: str, bundle: Bundle, state: Place | None) -> Compatibility | None:
         if current is None or current == name:
             return None
         try:
