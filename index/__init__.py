@@ -16,6 +16,7 @@ from longtail.index.construct.priors import Limits, PriorTable
 from longtail.index.construct.spec import IndexSpec
 from longtail.index.errors import (
     DeviceError,
+    EngineUnavailableError,
     FloorsError,
     FloorsNotMetError,
     IncompatibleReleaseError,
@@ -39,7 +40,8 @@ from longtail.index.release.merge import MergeReport, merge_labels
 from longtail.index.release.staged import StagedCounts, StagedFloors, StagedReport
 from longtail.index.search.candidates import NO_ROW, kth_best, no_results, top_k
 from longtail.index.search.exact import ExactRows
-from longtail.index.search.filters import Filter, Selection, without_rows
+from longtail.index.search.filters import Condition, Filter, Selection, without_rows
+from longtail.index.search.milvus import MilvusServer
 
 if TYPE_CHECKING:
     from longtail.index.construct.added import index_in_memory
@@ -64,7 +66,9 @@ __all__ = [
     "NO_ROW",
     "BucketFloors",
     "Compatibility",
+    "Condition",
     "DeviceError",
+    "EngineUnavailableError",
     "ExactRows",
     "Filter",
     "FloorsError",
@@ -77,6 +81,7 @@ __all__ = [
     "LongtailIndexError",
     "MergeError",
     "MergeReport",
+    "MilvusServer",
     "NotStagedError",
     "PriorTable",
     "PriorsError",

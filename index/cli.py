@@ -56,7 +56,10 @@ def build(
     bundle: BundleArgument,
     releases: ReleasesOption,
     spec: Annotated[
-        str, typer.Option(help="auto, flat, ivf_flat, ivf_sq, ivf_fastscan, ivf_pq, hnsw, or a FAISS factory string.")
+        str,
+        typer.Option(
+            help="auto, flat, ivf_flat, ivf_sq, ivf_fastscan, ivf_pq, hnsw, milvus, or a FAISS factory string."
+        ),
     ] = "auto",
     name: NameOption = None,
     publish: Annotated[bool, typer.Option("--publish", help="Point CURRENT at the new release.")] = False,

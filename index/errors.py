@@ -32,6 +32,19 @@ class RecallFloorError(LongtailIndexError):
         self.floor = floor
 
 
+class EngineUnavailableError(LongtailIndexError):
+    """A search engine that is a server of its own, Milvus, does not answer, or has not what a release names.
+
+    Args:
+        message: which server, and what it said.
+        seconds: after which it may be asked again.
+    """
+
+    def __init__(self, message: str, *, seconds: float = 1.0) -> None:
+        super().__init__(message)
+        self.seconds = seconds
+
+
 class QueryError(LongtailIndexError, ValueError):
     """A search with a wrong shape, a k below 1, a row or bucket that does not exist, or NaN."""
 

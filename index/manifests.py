@@ -11,13 +11,16 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 from longtail.bundle import FileRecord, Prior
 from longtail.bundle.manifest import Record, dial_words
 
-SCHEMA_VERSION = 7
-READ_VERSIONS = (1, 2, 3, 4, 5, 6, SCHEMA_VERSION)
+SCHEMA_VERSION = 8
+READ_VERSIONS = (1, 2, 3, 4, 5, 6, 7, SCHEMA_VERSION)
 """Version 1 knows no μ: recall was measured at λ alone, of bundles whose one coordinate holds both. Version 2 knows no
 priors. Up to version 3 one effort serves every place on the dials. Version 4 knows neither `ivf_sq` nor
-`ivf_fastscan`, version 5 no cells of another release. Up to version 6 every effort scores the whole exact head."""
+`ivf_fastscan`, version 5 no cells of another release. Up to version 6 every effort scores the whole exact head. Up to
+version 7 FAISS holds every index."""
 
-Kind = Literal["flat", "ivf_flat", "ivf_sq", "ivf_fastscan", "ivf_pq", "hnsw", "factory"]
+Kind = Literal[
+    "flat", "ivf_flat", "ivf_sq", "ivf_fastscan", "ivf_pq", "hnsw", "factory", "milvus_flat", "milvus_ivf_flat"
+]
 Device = Literal["cpu", "gpu"]
 
 
@@ -191,6 +194,33 @@ class BandRecord(Record):
     """What an exact head's index holds, float32 [N, width], aligned; None: to be copied from the index."""
 
 
+class CollectionColumn(Record):
+    """A display column that requests may filter by, as two fields of a collection."""
+
+    name: str
+    """Of the column."""
+    field: str
+    """Of its values; of a label without one any."""
+    known: str
+    """Whether a label has one."""
+    type: Literal["varchar", "array", "bool", "int64", "float", "double"]
+    """In which values are compared; `float` is kept as a double."""
+
+
+class CollectionRecord(Record):
+    """The collection of a Milvus server that holds a release's rows."""
+
+    name: str
+    """Made of what it holds: the same rows and fields are the same collection."""
+    head: int = Field(ge=0)
+    """Most frequent labels, in the partition `head`, which is searched whole; 0: there are no partitions."""
+    cells: int = Field(ge=0)
+    """Of each segment of the partition `tail`; 0: every search is exact."""
+    columns: list[CollectionColumn]
+    server: str
+    """The version of the server that it was built on."""
+
+
 class IndexManifest(Record):
     """The whole of index/manifest.json."""
 
@@ -207,6 +237,9 @@ class IndexManifest(Record):
     priors: list[Prior] = Field(default=[])
     """Their values stand in `priors.npy` beside the manifest, float32 [L, P]."""
     bands: list[BandRecord]
+    """None of an index that is a collection."""
+    collection: CollectionRecord | None = None
+    """Where the rows are, if Milvus holds them."""
     positions_file: str | None = None
     """Every label's index id, counted on from one band to the next, int32 [L]; None: to be made of the bands' rows."""
     effort: Effort

@@ -83,6 +83,19 @@ class TimedOutError(ServingError):
     """The answer took longer than the service lets a client wait."""
 
 
+class EngineError(ServingError):
+    """The server that holds the index, Milvus, does not answer.
+
+    Args:
+        message: as of ServingError.
+        seconds: until it may be asked again.
+    """
+
+    def __init__(self, message: str, *, seconds: float = 1.0, field: str | None = None) -> None:
+        super().__init__(message, field=field)
+        self.seconds = seconds
+
+
 class NotReadyError(ServingError):
     """No release is loaded, or the service is shutting down."""
 

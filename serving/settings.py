@@ -20,6 +20,7 @@ from pydantic_settings import (
 
 from longtail.bundle.cache import Cache
 from longtail.bundle.errors import describe
+from longtail.index import MilvusServer, SpecError
 from longtail.serving.setting_types import DEFAULT_MODEL, KeyList, Models, ReleasesPlace
 from longtail.state import Place, Postgres, of_model, read_place
 
@@ -91,6 +92,12 @@ class Settings(BaseSettings):
     directory. All of it may be deleted while no service runs."""
     cache_bytes: int | None = Field(default=None, ge=0)
     """What it may take of the disk; releases that are needed stay whatever they take. None: any."""
+    milvus: str | None = None
+    """Address of the Milvus server, http://HOST:PORT/DATABASE, that holds the rows of releases built with it."""
+    milvus_token: SecretStr | None = None
+    """USER:PASSWORD or a key, where it asks for one."""
+    milvus_seconds: float = Field(default=1.0, gt=0)
+    """After this a search that it has not answered, once or tried again, gets 503."""
     settings_file: Path | None = None
     """A TOML file of settings by these names, read again on SIGHUP."""
     host: str = "127.0.0.1"
@@ -121,7 +128,7 @@ class Settings(BaseSettings):
 
     search_threads: int = Field(default=1, ge=1)
     """Searches at once, of all models, one core each; more than there are cores beside the event loop's only adds
-    waiting."""
+    waiting, unless Milvus holds the index: then a thread mostly waits, and ten or more are of use."""
     batch_window_ms: float = Field(default=2.0, ge=0, le=100)
     """Longest wait for company while another search is under way; an idle service never waits."""
     max_batch: int = Field(default=64, ge=1)
@@ -243,6 +250,14 @@ class Settings(BaseSettings):
         return self.releases_directory / ".state" if directory is None else directory
 
     @property
+    def milvus_server(self) -> MilvusServer | None:
+        """The server that these settings name, if any."""
+        if self.milvus is None:
+            return None
+        token = "" if self.milvus_token is None else self.milvus_token.get_secret_value()
+        return MilvusServer(self.milvus, token, self.milvus_seconds)
+
+    @property
     def place(self) -> Place:
         """Where label changes, answers and feedback are kept; of the model of `releases`."""
         return self.state if isinstance(self.state, Postgres) else self.state_directory
@@ -279,6 +294,10 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        try:
+            self.milvus_server  # noqa: B018
+        except SpecError as error:
+            raise ValueError(str(error)) from None
         if self.local_state is not None and not isinstance(self.state, Postgres):
             raise ValueError("expected local_state beside a database in state, received it without one")
         own = self.local_state if isinstance(self.state, Postgres) else self.state

@@ -14,7 +14,7 @@ import numpy as np
 
 from longtail.bundle import Bundle
 from longtail.bundle.arrays import Float32, Int32, Int64
-from longtail.index.construct.recall import Calibration
+from longtail.index.construct.recall import ROWS_AT_ONCE, Calibration
 from longtail.index.construct.spec import CHOICES, IndexSpec
 from longtail.index.errors import SpecError
 from longtail.index.manifests import Device
@@ -28,14 +28,14 @@ _COMPARED_EXACTLY = 4
 rows of 50,000, and of the nearest two 997 in a thousand were found."""
 
 
-def by_reach(bundle: Bundle, rows_LE: Float32, calibration: Calibration) -> Int64:
+def by_reach(bundle: Bundle, rows_LE: Float32 | None, calibration: Calibration) -> Int64:
     """Label rows, those first that may be answered whatever the query, int64 [L].
 
     That is the most frequent ones, and with priors, in turn, those that each place on the dials lifts most.
 
     Args:
         bundle: whose labels are ordered.
-        rows_LE: float32 [L, E], its augmented rows.
+        rows_LE: float32 [L, E], its augmented rows; None: read from it part by part.
         calibration: knows the places.
     """
     by_popularity_L = np.argsort(-bundle.labels.log_pi, kind="stable")
@@ -44,13 +44,24 @@ def by_reach(bundle: Bundle, rows_LE: Float32, calibration: Calibration) -> Int6
     ranks = [by_popularity_L]
     for place in calibration.places:
         added_E = bundle.augmentation.queries(np.zeros((1, bundle.manifest.dim), np.float32), *place)[0]
-        lift_L = rows_LE @ added_E
+        lift_L = _products(bundle, rows_LE, added_E)
         if any(place[2]) and np.ptp(lift_L) > 0:
             ranks.append(np.argsort(-lift_L, kind="stable"))
-    best_L = np.full(len(rows_LE), len(rows_LE))
+    best_L = np.full(len(by_popularity_L), len(by_popularity_L))
     for order_L in ranks:
         best_L[order_L] = np.minimum(best_L[order_L], np.arange(len(order_L)))
     return np.argsort(best_L, kind="stable")
+
+
+def _products(bundle: Bundle, rows_LE: Float32 | None, query_E: Float32) -> Float32:
+    """The inner product of every row with a query, float32 [L]."""
+    if rows_LE is not None:
+        return rows_LE @ query_E
+    labels = len(bundle.embeddings)
+    parts = range(0, labels, ROWS_AT_ONCE)
+    return np.concatenate(
+        [bundle.rows(np.arange(start, min(start + ROWS_AT_ONCE, labels))) @ query_E for start in parts]
+    )
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
+from typing import Any
 
 import faiss
 import numpy as np
@@ -15,15 +16,18 @@ import numpy as np
 from longtail.bundle import Bundle, Prior
 from longtail.bundle.arrays import Bools, Float32, Int64
 from longtail.index.manifests import RecallAt
+from longtail.index.search.candidates import no_results, top_k
 from longtail.index.search.cells import MEASURED_DEPTH
 from longtail.index.search.exact import ExactRows
-from longtail.index.search.searcher import Searcher
+from longtail.index.search.filtering import FilteringSearcher
 
 Progress = Callable[[str], None]
 """Told what is being done, one line at a time."""
 _QUERIES = 200
 _FEW = 10
 """Results of a short list, which takes less effort to find."""
+ROWS_AT_ONCE = 1 << 20
+"""Labels whose rows are in memory at a time, where not all are: 270 MB of 65 coordinates."""
 _ENOUGH = 20
 """Labels among the exact answers of a place from which on their recall is told."""
 _ALL_CORNERS_UP_TO = 3
@@ -48,29 +52,29 @@ class Calibration:
 
     Args:
         bundle: has the queries.
-        rows_LE: float32 [L, E], its augmented rows.
+        rows_LE: float32 [L, E], its augmented rows; None: read from it part by part, for what no memory holds.
         queries: most of the bundle's calibration queries that are used, evenly spaced.
 
     Attributes:
         best_QK: label rows of the exact answers, int64 [Q, K], of the largest depth.
     """
 
-    def __init__(self, bundle: Bundle, rows_LE: Float32, queries: int = _QUERIES) -> None:
+    def __init__(self, bundle: Bundle, rows_LE: Float32 | None, queries: int = _QUERIES) -> None:
         self.places = _places(bundle)
         available = bundle.calibration_queries
         picked = np.unique(np.linspace(0, len(available) - 1, min(queries, len(available))).astype(np.int64))
         queries_CD = np.asarray(available[picked])
         self.queries = len(queries_CD)
-        self.k = min(MEASURED_DEPTH, len(rows_LE))
+        self.k = min(MEASURED_DEPTH, len(bundle.embeddings))
         self.depths = sorted({min(_FEW, self.k), self.k})
         self._exact = ExactRows(bundle)
         self._names = [] if bundle.priors is None else bundle.priors.names
         self.queries_QE = np.concatenate([bundle.augmentation.queries(queries_CD, *place) for place in self.places])
-        scores_QK, self.best_QK = faiss.knn(self.queries_QE, rows_LE, self.k, metric=faiss.METRIC_INNER_PRODUCT)
+        scores_QK, self.best_QK = _exact_best(bundle, rows_LE, self.queries_QE, self.k)
         tolerance_Q = TOLERANCE * np.abs(scores_QK).max(axis=1)
         self._least = {k: scores_QK[:, k - 1] - tolerance_Q for k in self.depths}
 
-    def measure(self, searcher: Searcher, k: int | None = None) -> tuple[list[RecallAt], float]:
+    def measure(self, searcher: FilteringSearcher[Any], k: int | None = None) -> tuple[list[RecallAt], float]:
         """Recall@k at every place on the dials, and queries per second in one batch.
 
         A label that is found counts when its exact score reaches the exact k-th best: ties count. What a search fills
@@ -98,7 +102,7 @@ class Calibration:
             for (bias_removal, popularity, weights), recall in zip(self.places, recalls, strict=True)
         ]
 
-    def found(self, searcher: Searcher, k: int) -> tuple[Int64, Bools]:
+    def found(self, searcher: FilteringSearcher[Any], k: int) -> tuple[Int64, Bools]:
         """What a search of every query finds: label rows int64 [Q, k], and which of them count, bool [Q, k]."""
         _, rows_QK = searcher.found(self.queries_QE, k)
         hits_QK: Bools = self._exact.rescore(self.queries_QE, rows_QK) >= self._least[k][:, None]
@@ -116,6 +120,20 @@ class Calibration:
         shape = len(self.places), -1
         expected, found = expected_Q.reshape(shape).sum(axis=1), found_Q.reshape(shape).sum(axis=1)
         return np.where(expected < _ENOUGH, 1.0, found / np.maximum(expected, 1)).tolist()  # type: ignore[no-any-return]
+
+
+def _exact_best(bundle: Bundle, rows_LE: Float32 | None, queries_QE: Float32, k: int) -> tuple[Float32, Int64]:
+    """The k best of all labels, float32 and int64 [Q, k]."""
+    if rows_LE is not None:
+        scores_QK, rows_QK = faiss.knn(queries_QE, rows_LE, k, metric=faiss.METRIC_INNER_PRODUCT)
+        return scores_QK, rows_QK
+    scores_QK, rows_QK = no_results(len(queries_QE), k)
+    labels = len(bundle.embeddings)
+    for start in range(0, labels, ROWS_AT_ONCE):
+        part_RE = bundle.rows(np.arange(start, min(start + ROWS_AT_ONCE, labels)))
+        found = faiss.knn(queries_QE, part_RE, min(k, len(part_RE)), metric=faiss.METRIC_INNER_PRODUCT)
+        scores_QK, rows_QK = top_k([scores_QK, found[0]], [rows_QK, found[1] + start], k)
+    return scores_QK, rows_QK
 
 
 def _places(bundle: Bundle) -> list[Place]:

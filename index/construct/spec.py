@@ -1,7 +1,8 @@
 """What to build: the kinds of index, and the FAISS factory string each of them comes to.
 
 Every index holds augmented rows [METHODS §6] under the inner product. Approximate kinds are banded by
-popularity (band.py); a factory string is taken literally, over all rows.
+popularity (band.py); a factory string is taken literally, over all rows. `milvus` is a collection of a Milvus server,
+exact or banded as `auto` decides it; `milvus_flat` and `milvus_ivf_flat` say which.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import get_args
 from longtail.index.errors import SpecError
 from longtail.index.manifests import Device, Kind
 
-CHOICES = "auto, flat, ivf_flat, ivf_sq, ivf_fastscan, ivf_pq, hnsw or a FAISS factory string"
+CHOICES = "auto, flat, ivf_flat, ivf_sq, ivf_fastscan, ivf_pq, hnsw, milvus or a FAISS factory string"
 FLAT_UP_TO = 50_000
 """Catalogues for which `auto` stays exact: scanning 50,000 rows of 64 floats takes about half a
 millisecond on one core, and exact search needs no tuning and answers every filter exactly."""
@@ -43,7 +44,8 @@ class IndexSpec:
     """What index to build, and the recall that it must reach.
 
     Args:
-        text: `auto`, `flat`, `ivf_flat`, `ivf_sq`, `ivf_fastscan`, `ivf_pq`, `hnsw`, or any FAISS factory string.
+        text: `auto`, `flat`, `ivf_flat`, `ivf_sq`, `ivf_fastscan`, `ivf_pq`, `hnsw`, `milvus`, `milvus_flat`,
+            `milvus_ivf_flat`, or any FAISS factory string.
         recall_floor: least recall@100 against exact search at every measured λ and μ; a build below it fails.
         bytes_per_label: most bytes that the approximate band's index file, or the one index's, may take for each of its
             labels; None: any. What is searched exactly again, the embeddings, is a file of its own.
@@ -61,13 +63,22 @@ class IndexSpec:
             raise SpecError(f"index spec: expected {CHOICES}, received {self.text!r}")
         if not 0 <= self.recall_floor <= 1:
             raise SpecError(f"recall floor: expected 0 <= floor <= 1, received {self.recall_floor}")
+        if self.bytes_per_label is not None and self.milvus:
+            raise SpecError("bytes per label: expected an index that FAISS holds, received one of Milvus")
         if self.bytes_per_label is not None and not self.bytes_per_label > 0:
             raise SpecError(f"bytes per label: expected more than 0, received {self.bytes_per_label:g}")
+
+    @property
+    def milvus(self) -> bool:
+        """Whether Milvus holds the rows."""
+        return self.text in ("milvus", "milvus_flat", "milvus_ivf_flat")
 
     def kind(self, labels: int) -> Kind:
         """The kind that this spec comes to for a catalogue of `labels`, the plainest of those that `auto` measures."""
         if self.text == "auto":
             return "flat" if labels <= FLAT_UP_TO else "ivf_flat"
+        if self.text == "milvus":
+            return "milvus_flat" if labels <= FLAT_UP_TO else "milvus_ivf_flat"
         for kind in get_args(Kind):
             if self.text == kind and kind != "factory":
                 return kind  # type: ignore[no-any-return]
@@ -87,7 +98,8 @@ class IndexSpec:
         return [replace(self, text=kind) for kind in kinds]
 
     def least_bytes(self, labels: int, dim: int) -> int:
-        """Bytes of a label's code, links and id, without those that all labels share; 0 of a factory string."""
+        """Bytes of a label's code, links and id, without those that all labels share; 0 of a factory string, and of
+        what Milvus holds."""
         match self.kind(labels):
             case "flat":
                 return 4 * dim
@@ -101,7 +113,7 @@ class IndexSpec:
                 return math.ceil(dim / (2 * _FASTSCAN_DIMS)) + _ID_BYTES
             case "ivf_pq":
                 return _pq_bytes(dim) + _ID_BYTES
-            case "factory":
+            case "factory" | "milvus_flat" | "milvus_ivf_flat":
                 return 0
 
     def least_labels(self) -> int:
@@ -149,7 +161,7 @@ class IndexSpec:
                 # "np" skips polysemous training, which takes minutes and which no search here makes use of.
                 width = code_bytes * _PQ_DIMS_PER_BYTE
                 return f"{cells(width)},PQ{code_bytes}np", width
-            case "factory":
+            case "factory" | "milvus_flat" | "milvus_ivf_flat":
                 return self.text, dim
 
 

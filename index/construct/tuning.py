@@ -26,6 +26,7 @@ from longtail.index.construct.settings import TARGET, curve_of, efforts_at, effo
 from longtail.index.construct.spec import IndexSpec
 from longtail.index.errors import RecallFloorError, SpecError
 from longtail.index.manifests import (
+    CollectionRecord,
     Device,
     EffortAt,
     FilteredSearch,
@@ -54,11 +55,12 @@ class TunedIndex:
         recall_k: results per query that recall was measured at.
         recall_queries: calibration queries that it was measured with.
         seconds: duration of the whole build.
-        bytes_per_label: of the last band's index file.
+        bytes_per_label: of the last band's index file; None of a collection.
         kinds: what `auto` had to choose from; empty where it had no choice.
         curve: what less and more effort recalls and how quick it is, of every kind that was built.
         filtered: what search under filters takes and recalls; None of an exact index.
         partition: where the cells come from; None if this build trained them, or there are none.
+        collection: where the rows are, in place of bands.
     """
 
     kind: Kind
@@ -70,11 +72,12 @@ class TunedIndex:
     recall_k: int
     recall_queries: int
     seconds: float
-    bytes_per_label: float
+    bytes_per_label: float | None
     kinds: list[KindTrial] = field(default_factory=list)
     curve: list[KindTrial] = field(default_factory=list)
     filtered: FilteredSearch | None = None
     partition: Partition | None = None
+    collection: CollectionRecord | None = None
 
     @property
     def recall(self) -> list[RecallAt]:

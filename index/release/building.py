@@ -9,17 +9,15 @@ NAME/
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from longtail.bundle import Bundle, Priors, atomic_directory, sha256_of
+from longtail.bundle import Bundle, Priors
 from longtail.bundle.filterable import check_filterable
-from longtail.bundle.remote import local_bundle
+from longtail.index.construct.collection import tune_collection
 from longtail.index.construct.priors import PriorTable
 from longtail.index.construct.recall import Progress
 from longtail.index.construct.refill import Changes, imbalance_of, refill_index
@@ -27,9 +25,10 @@ from longtail.index.construct.spec import IndexSpec
 from longtail.index.construct.tuning import TunedIndex, tune_index
 from longtail.index.errors import LongtailIndexError, PriorsError, ReleaseNotFoundError
 from longtail.index.manifests import Device, Partition, ReleaseManifest
-from longtail.index.release.index_files import manifest_bytes, write_file, write_index
-from longtail.index.release.release import BUNDLE, BUNDLE_MANIFEST, RELEASE_MANIFEST, Release, check_name
+from longtail.index.release.release import Release, check_name
 from longtail.index.release.releases import Releases
+from longtail.index.release.writing import path_of, write_release
+from longtail.index.search.collection import CollectionSearcher
 from longtail.state import read_label_changes
 
 
@@ -85,7 +84,7 @@ def build(
         >>> build(Bundle.load(Path("runs/model")), "releases", name="second").labels
         60
     """
-    path, there = _path(bundle), Releases(releases)
+    path, there = path_of(bundle), Releases(releases)
     if not isinstance(spec, IndexSpec):
         spec = IndexSpec() if spec is None else IndexSpec(spec)
     if bytes_per_label is not None:
@@ -99,13 +98,27 @@ def build(
     if priors is not None:
         table = priors if isinstance(priors, PriorTable) else PriorTable(Path(priors))
         source = replace(source, priors=table.read(source, progress=progress))
-    tuned = tune_index(source, spec, device, progress)
+    tuned = _tuned(source, spec, device, filterable, there, progress)
     progress(f"write {name} to {there}")
     manifest = write_release(
         there.root, name, created_at, source, tuned, spec=spec, device=device, filterable=filterable
     )
     there.shelf.complete(name)
     return manifest
+
+
+def _tuned(
+    bundle: Bundle,
+    spec: IndexSpec,
+    device: Device,
+    filterable: Sequence[str] | None,
+    there: Releases,
+    progress: Progress,
+) -> TunedIndex:
+    """An index over a bundle's labels: FAISS's, or a collection of Milvus."""
+    if spec.milvus:
+        return tune_collection(bundle, spec, there.milvus(), filterable, progress)
+    return tune_index(bundle, spec, device, progress)
 
 
 def refresh_priors(
@@ -143,7 +156,7 @@ def refresh_priors(
     there.shelf.refuse_existing(name)
     table = priors if isinstance(priors, PriorTable) else PriorTable(Path(priors))
     bundle = replace(before.bundle, priors=table.read(before.bundle, like=before.bundle.priors, progress=progress))
-    tuned = replace(_refilled(before, bundle, None, progress), partition=before.index.partition)
+    tuned = _refilled(before, bundle, None, there, progress)
     return _write_like(before, there, name, created_at, bundle, tuned, progress)
 
 
@@ -158,6 +171,8 @@ def update(
     progress: Progress = lambda _: None,
 ) -> ReleaseManifest:
     """A new release of a bundle over the cells of one before, where labels came, went or changed; publishes nothing.
+
+    Of a release whose rows Milvus holds, a new collection is written.
 
     Nothing is clustered: a label whose embedding is what it was stays in its cell, others go to the nearest. The exact
     head keeps its labels. Recall is measured again, held to the release's floor, and effort grows where it has to.
@@ -191,7 +206,7 @@ def update(
         >>> update("runs/model", "releases", name="again").labels
         60
     """
-    path, there = _path(bundle), Releases(releases)
+    path, there = path_of(bundle), Releases(releases)
     taken = Bundle.load(path)
     before = there.verify(source or _current(there))
     created_at = datetime.now(UTC)
@@ -213,15 +228,7 @@ def update(
         f"cells of {before.name}: {changes.added:,} labels added, {changes.moved:,} embedded anew, "
         f"{changes.removed:,} removed"
     )
-    trained = imbalance_of(before.searcher.bands[-1])
-    tuned = _refilled(before, taken, changes, progress)
-    now = imbalance_of(tuned.bands[-1])
-    if trained is not None and now is not None:
-        kept = before.index.partition or Partition(
-            trained_by=before.name, newer=0, imbalance=trained, imbalance_trained=trained
-        )
-        newer = kept.newer + changes.added + changes.moved
-        tuned = replace(tuned, partition=kept.model_copy(update={"newer": newer, "imbalance": round(now, 3)}))
+    tuned = _refilled(before, taken, changes, there, progress)
     return _write_like(before, there, name, created_at, taken, tuned, progress)
 
 
@@ -230,9 +237,23 @@ def _width(bundle: Bundle) -> tuple[int, int]:
     return bundle.embeddings.shape[1], replace(bundle, priors=None).augmentation.extra_dims
 
 
-def _refilled(before: Release, bundle: Bundle, changes: Changes | None, progress: Progress) -> TunedIndex:
-    """The index of a release over the labels of a bundle."""
-    return refill_index(bundle, _spec_of(before), before.searcher.bands, before.index.effort, progress, changes)
+def _refilled(
+    before: Release, bundle: Bundle, changes: Changes | None, there: Releases, progress: Progress
+) -> TunedIndex:
+    """The index of a release over the labels of a bundle; Milvus trains cells of its own."""
+    spec, searcher, kept = _spec_of(before), before.searcher, before.index.partition
+    if isinstance(searcher, CollectionSearcher):
+        return tune_collection(bundle, spec, there.milvus(), before.index.filterable, progress)
+    trained = imbalance_of(searcher.bands[-1])
+    tuned = refill_index(bundle, spec, searcher.bands, before.index.effort, progress, changes)
+    if changes is None:
+        return replace(tuned, partition=kept)
+    now = imbalance_of(tuned.bands[-1])
+    if trained is None or now is None:
+        return tuned
+    kept = kept or Partition(trained_by=before.name, newer=0, imbalance=trained, imbalance_trained=trained)
+    newer = kept.newer + changes.added + changes.moved
+    return replace(tuned, partition=kept.model_copy(update={"newer": newer, "imbalance": round(now, 3)}))
 
 
 def _priors_after(
@@ -299,69 +320,11 @@ def _spec_of(release: Release) -> IndexSpec:
     return IndexSpec(release.index.spec, release.index.recall_floor, release.index.bytes_per_label_limit)
 
 
-def write_release(
-    releases: Path,
-    name: str,
-    created_at: datetime,
-    bundle: Bundle,
-    tuned: TunedIndex,
-    *,
-    spec: IndexSpec,
-    device: Device,
-    filterable: Sequence[str] | None = None,
-) -> ReleaseManifest:
-    """Write a bundle and its index to `releases/name`, whole or not at all.
-
-    Raises:
-        BundleError: there is such a release.
-        LongtailIndexError: an index that cannot be written, or a bundle without a path.
-        OSError: the disk is full or not writable; nothing is left behind.
-    """
-    with atomic_directory(releases / name) as working:
-        _link_bundle(_path(bundle), bundle, working / BUNDLE)
-        bundle_sha256 = sha256_of(working / BUNDLE_MANIFEST)
-        index, files = write_index(
-            working,
-            tuned,
-            spec=spec,
-            bundle=bundle,
-            bundle_sha256=bundle_sha256,
-            device=device,
-            filterable=filterable,
-        )
-        manifest = ReleaseManifest(
-            name=name,
-            created_at=created_at,
-            bundle=bundle.manifest.name,
-            bundle_sha256=bundle_sha256,
-            labels=index.labels,
-            spec=index.spec,
-            kind=index.kind,
-            recall_k=index.recall_k,
-            recall=index.recall,
-            files=files,
-        ).sealed()
-        write_file(working / RELEASE_MANIFEST, manifest_bytes(manifest))
-    return manifest
-
-
 def _current(there: Releases) -> str:
     name = there.current()
     if name is None:
         raise ReleaseNotFoundError(f"{there}: expected a published release, or --from NAME, found nothing published")
     return name
-
-
-def _path(bundle: Bundle | str | Path) -> Path:
-    """The directory of a bundle."""
-    if not isinstance(bundle, Bundle):
-        return local_bundle(bundle)
-    if bundle.path is None:
-        raise LongtailIndexError(
-            "build: expected a bundle that was written or loaded, received one without a path; Bundle.write returns "
-            "the bundle with its path"
-        )
-    return bundle.path
 
 
 def _unused_name(releases: Path, created_at: datetime, bundle_name: str) -> str:
@@ -373,14 +336,3 @@ def _unused_name(releases: Path, created_at: datetime, bundle_name: str) -> str:
         again += 1
         name = f"{base}-{again}"
     return name
-
-
-def _link_bundle(source: Path, bundle: Bundle, target: Path) -> None:
-    """Hard-link the bundle's files, or copy them where the file system cannot link."""
-    for name in ("manifest.json", "manifest.sha256", *bundle.manifest.files):
-        (target / name).parent.mkdir(parents=True, exist_ok=True)
-        file = (source / name).resolve()
-        try:
-            os.link(file, target / name)
-        except OSError:
-            shutil.copyfile(file, target / name)

@@ -81,7 +81,8 @@ def write_index(
             files[record.cells_file] = _write_array(root / record.cells_file, band.cells.of_ids)
         if record.vectors_file is not None:
             files[record.vectors_file] = _write_array(root / record.vectors_file, band.vectors)
-    files[POSITIONS] = _write_array(root / POSITIONS, positions_of([band.rows_N for band in tuned.bands]))
+    if tuned.bands:
+        files[POSITIONS] = _write_array(root / POSITIONS, positions_of([band.rows_N for band in tuned.bands]))
     priors = bundle.priors
     if priors is not None:
         files[PRIORS] = _write_array(root / PRIORS, priors.values_LP)
@@ -92,11 +93,12 @@ def write_index(
         bundle_sha256=bundle_sha256,
         spec=spec.text,
         kind=tuned.kind,
-        labels=sum(record.labels for record in bands),
+        labels=len(bundle.embeddings),
         dim=tuned.dim,
         priors=[] if priors is None else list(priors.settings),
         bands=bands,
-        positions_file=POSITIONS,
+        collection=tuned.collection,
+        positions_file=POSITIONS if bands else None,
         effort=tuned.chosen.effort,
         efforts=tuned.efforts,
         recall_k=tuned.recall_k,

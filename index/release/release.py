@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Collection
+from collections.abc import Callable
+from collections.abc import Collection as Several
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -37,7 +38,9 @@ from longtail.index.release.index_files import (
     read_priors,
 )
 from longtail.index.release.verified import Verified
+from longtail.index.search.collection import Collection, CollectionSearcher
 from longtail.index.search.gpu import check_device
+from longtail.index.search.milvus import MilvusServer
 from longtail.index.search.searcher import Searcher
 
 RELEASE_MANIFEST = "release.json"
@@ -56,7 +59,7 @@ class Release:
         path: the release's directory.
         created_at: when it was built, UTC.
         bundle: the model, with the priors that its index was built with; its embeddings and labels are memory-mapped.
-        searcher: the index.
+        searcher: the index, or of a collection of Milvus what asks it.
         manifest: release.json.
         index: index/manifest.json.
     """
@@ -65,13 +68,19 @@ class Release:
     path: Path
     created_at: datetime
     bundle: Bundle
-    searcher: Searcher
+    searcher: Searcher | CollectionSearcher
     manifest: ReleaseManifest
     index: IndexManifest
 
 
 def open_release(
-    path: Path, *, device: Device = "cpu", mapped: bool = True, towers: bool = True, state: Path | None = None
+    path: Path,
+    *,
+    device: Device = "cpu",
+    mapped: bool = True,
+    towers: bool = True,
+    state: Path | None = None,
+    milvus: Callable[[], MilvusServer] = MilvusServer.named,
 ) -> Release:
     """Verify every file of a release and load it.
 
@@ -82,9 +91,12 @@ def open_release(
         towers: as of `Bundle.load`.
         state: directory of a service that keeps a record of what it verified; what was not written since is then
             compared by the files' sizes alone. None: every byte is read.
+        milvus: gives the server of a release whose rows are there; by default that of the environment.
 
     Raises:
         DeviceError: the device is not there, or too small.
+        EngineUnavailableError: the server of its rows does not answer, or has them not.
+        SpecError: no such server is named.
         ReleaseCorruptError: a file of the index or release.json is missing or not what was written.
         ReleaseVersionError: written by a newer Longtail.
         ReleaseMismatchError: the index was built from another bundle.
@@ -92,7 +104,7 @@ def open_release(
     """
     check_device(device)
     if state is None:
-        return _open(path, device, mapped=mapped, towers=towers, verify=True)
+        return _open(path, device, milvus, mapped=mapped, towers=towers, verify=True)
     verified = Verified(path, state)
     if not verified.holds():
         # Of several workers one verifies, and the others wait for its record.
@@ -100,21 +112,23 @@ def open_release(
             if not verified.holds():
                 began, stamps = time.time(), verified.stamps()
                 try:
-                    _open(path, "cpu", mapped=mapped, towers=towers, verify=True)
+                    _open(path, "cpu", milvus, mapped=mapped, towers=towers, verify=True)
                 except (ReleaseCorruptError, ReleaseMismatchError, BundleError) as error:
                     verified.note_damage(str(error))
                     raise
                 verified.note(stamps, began)
     # Mapped anew: of what was read to verify it, no page counts as this process' any more.
     try:
-        return _open(path, device, mapped=mapped, towers=towers, verify=False)
+        return _open(path, device, milvus, mapped=mapped, towers=towers, verify=False)
     except (ReleaseCorruptError, ReleaseMismatchError, BundleError):
         # Its files are not what they were: reading all of them says which.
         verified.forget()
-        return _open(path, device, mapped=mapped, towers=towers, verify=True)
+        return _open(path, device, milvus, mapped=mapped, towers=towers, verify=True)
 
 
-def _open(path: Path, device: Device, *, mapped: bool, towers: bool, verify: bool) -> Release:
+def _open(
+    path: Path, device: Device, milvus: Callable[[], MilvusServer], *, mapped: bool, towers: bool, verify: bool
+) -> Release:
     manifest = read_release_manifest(path)
     tables = _tables_in(path, manifest)
     mapped_files = sorted(f"{INDEX}/{name}" for name in tables.names) if tables else []
@@ -128,9 +142,15 @@ def _open(path: Path, device: Device, *, mapped: bool, towers: bool, verify: boo
     if index.bundle_sha256 != manifest.bundle_sha256:
         raise _mismatch(path / INDEX_MANIFEST, index.bundle_sha256, manifest.bundle_sha256)
     bundle = replace(bundle, priors=read_priors(path, index, verify=verify))
-    bands = read_bands(path, index, bundle, device=device, mapped=mapped)
-    filtered = index.filtered.efforts if index.filtered else ()
-    searcher = Searcher(bundle, bands, index.effort, filtered, index.efforts, read_positions(path, index))
+    searcher: Searcher | CollectionSearcher
+    if index.collection is not None:
+        collection = Collection(milvus(), index.collection)
+        collection.open(index.labels, index.dim)
+        searcher = CollectionSearcher(bundle, collection, index.effort)
+    else:
+        bands = read_bands(path, index, bundle, device=device, mapped=mapped)
+        filtered = index.filtered.efforts if index.filtered else ()
+        searcher = Searcher(bundle, bands, index.effort, filtered, index.efforts, read_positions(path, index))
     return Release(path.name, path, manifest.created_at, bundle, searcher, manifest, index)
 
 
@@ -229,7 +249,7 @@ def _tables_in(path: Path, manifest: ReleaseManifest) -> MappedTables | None:
     return MappedTables(path / INDEX, frozenset(names)) if names else None
 
 
-def _verify_index(path: Path, manifest: ReleaseManifest, names: Collection[str], *, content: bool = True) -> None:
+def _verify_index(path: Path, manifest: ReleaseManifest, names: Several[str], *, content: bool = True) -> None:
     try:
         verify_files(path, {name: manifest.files[name] for name in names}, content=content)
     except BundleCorruptError as error:

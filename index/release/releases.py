@@ -17,26 +17,26 @@ from longtail.index.errors import (
     ReleaseCorruptError,
     ReleaseMismatchError,
     ReleaseNotFoundError,
-    ReleaseVersionError,
 )
 from longtail.index.manifests import Device, ReleaseManifest
 from longtail.index.release.bucket_floors import FLOORS_FILE, BucketFloors, BucketMetrics, FloorsReport
-from longtail.index.release.compatibility import Compatibility, compare_releases
+from longtail.index.release.collections import drop_collections, publish_collection
+from longtail.index.release.compatibility import Compatibility
 from longtail.index.release.local import LocalReleases
 from longtail.index.release.pointers import Pointers, PointerStore
+from longtail.index.release.published import compared_with, metrics_of
 from longtail.index.release.release import (
     BUNDLE,
     Release,
     check_name,
     open_release,
     read_again,
-    read_bundle_manifest,
-    read_prior_names,
     read_release_manifest,
 )
 from longtail.index.release.remote import RemoteReleases
 from longtail.index.release.staged import StagedCounts, StagedReport
 from longtail.index.release.verified import Verified
+from longtail.index.search.milvus import MilvusServer
 from longtail.state import Place
 
 
@@ -47,6 +47,7 @@ class Releases:
         place: a directory, which may not exist yet, and then holds no release; or a URL of an object store, such as
             `s3://bucket/releases`, of which releases are downloaded as they are needed, and verified.
         cache: of downloads; the user's when None.
+        milvus: the server of releases whose rows are there; that of the environment when None.
 
     Attributes:
         root: the directory, or that of the copies.
@@ -56,16 +57,23 @@ class Releases:
         StorageError: a URL that cannot be opened. Of a place at one, every method that looks at it.
     """
 
-    def __init__(self, place: str | Path, cache: Cache | None = None) -> None:
+    def __init__(self, place: str | Path, cache: Cache | None = None, milvus: MilvusServer | None = None) -> None:
         self.shelf: LocalReleases | RemoteReleases = (
             RemoteReleases(str(place), cache or Cache()) if is_url(place) else LocalReleases(local_path(place))
         )
         self.root = self.shelf.directory
         self._pointers: PointerStore = self.shelf.pointers
+        self._milvus = milvus
 
     def __str__(self) -> str:
         """The place."""
         return str(self.shelf)
+
+    def milvus(self) -> MilvusServer:
+        """The server of releases whose rows are there; raises SpecError where none is named."""
+        if self._milvus is None:
+            self._milvus = MilvusServer.named()
+        return self._milvus
 
     def names(self) -> list[str]:
         """Every release's name, sorted."""
@@ -93,7 +101,7 @@ class Releases:
             ReleaseNameError, ReleaseNotFoundError: no such release.
             ReleaseCorruptError, ReleaseVersionError, ReleaseMismatchError, BundleError: it is not what was built.
         """
-        return self._opened(name, partial(open_release, device=device, towers=towers, state=state))
+        return self._opened(name, partial(open_release, device=device, towers=towers, state=state, milvus=self.milvus))
 
     def manifest(self, name: str) -> ReleaseManifest:
         """release.json of one release, checked, without reading the other files.
@@ -131,7 +139,7 @@ class Releases:
         Raises:
             LongtailIndexError, BundleError: as `open`.
         """
-        return self._opened(name, partial(open_release, mapped=False))
+        return self._opened(name, partial(open_release, mapped=False, milvus=self.milvus))
 
     def forced(self) -> str | None:
         """The release that serves although it may refuse what clients send, if there is one."""
@@ -171,7 +179,7 @@ class Releases:
             LongtailIndexError, BundleError: it is not what was built, or the store has another one by its name.
             StorageError: the store does not answer; then there is no such release, and the same call goes on.
         """
-        self.shelf.upload(open_release(release.resolve(), mapped=False, towers=False).path)
+        self.shelf.upload(open_release(release.resolve(), mapped=False, towers=False, milvus=self.milvus).path)
 
     def stage(self, name: str) -> None:
         """Verify a release and have a service that follows CURRENT ask it, too, unseen, a share of live queries.
@@ -233,7 +241,7 @@ class Releases:
             LongtailIndexError, BundleError: as `open`, of the other one.
         """
         try:
-            return self._compare(self.current(), name, Bundle.load(self.shelf.fetch(name) / BUNDLE), state)
+            return compared_with(self.shelf, self.current(), name, Bundle.load(self.shelf.fetch(name) / BUNDLE), state)
         except StorageError:
             return None
 
@@ -266,13 +274,14 @@ class Releases:
             floors = floors or self.floors()
             release = self.verify(name)
             after = BucketMetrics.at_default(name, release.bundle.manifest, floors.metric)
-            report = floors.compare(after, self._current_metrics(current, floors.metric, force=force))
+            report = floors.compare(after, metrics_of(self.shelf, current, floors.metric, force=force))
             if not force:
                 report.check()
                 if floors.staged is not None and current not in (None, name):
                     StagedReport(self.staged_report(name, state=state).counts, floors.staged).check(name)
-                if (compared := self._compare(current, name, release.bundle, state)) is not None:
+                if (compared := compared_with(self.shelf, current, name, release.bundle, state)) is not None:
                     compared.check()
+            publish_collection(release, measure=True)
             history = now.history if name == current else (*now.history, name)
             staged = None if now.staged == name else now.staged
             forced = name if force else None
@@ -296,7 +305,7 @@ class Releases:
                     f"{self}: expected a release published before {now.current or 'any'}, found none in its history"
                 )
             self._refuse_deleted(history[-1], now)
-            self.verify(history[-1])
+            publish_collection(self.verify(history[-1]), measure=False)
             move(now.model_copy(update={"current": history[-1], "forced": history[-1], "history": tuple(history)}))
             return history[-1]
 
@@ -322,6 +331,7 @@ class Releases:
             if gone:
                 # Said before it is done: from then on nobody publishes one of them, or takes its name.
                 move(now.model_copy(update={"deleting": tuple(gone)}))
+                drop_collections(gone, set(self.names()) - {*gone}, self.manifests, self.milvus)
                 for name in gone:
                     self.shelf.delete(name)
         while gone:
@@ -365,33 +375,6 @@ class Releases:
         while history and history[-1] not in there:
             history.pop()
         return history
-
-    def _current_metrics(self, current: str | None, metric: str, *, force: bool) -> BucketMetrics | None:
-        """CURRENT's figures; None where there is no such release that can be read, which must not hold up the next.
-
-        A store that does not answer does, unless `force`.
-        """
-        if current is None:
-            return None
-        try:
-            with self.shelf.manifests(current) as path:
-                return BucketMetrics.at_default(current, read_bundle_manifest(path), metric)
-        except (BundleError, LongtailIndexError):
-            return None
-        except StorageError:
-            if force:
-                return None
-            raise
-
-    def _compare(self, current: str | None, name: str, bundle: Bundle, state: Place | None) -> Compatibility | None:
-        if current is None or current == name:
-            return None
-        try:
-            before, after = self.shelf.fetch(current), self.shelf.fetch(name)
-            priors = read_prior_names(before), read_prior_names(after)
-            return compare_releases((current, before / BUNDLE), (name, bundle), state or self.root / ".state", priors)
-        except (BundleError, ReleaseCorruptError, ReleaseVersionError, ReleaseNotFoundError):
-            return None
 
 
 def _checked(name: str | None) -> str | None:

@@ -6,9 +6,12 @@ Legend: `L` labels, `R` label rows.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.arrays import Bools, Int8, Int64
@@ -36,6 +39,22 @@ def check_rows(where: str, rows_R: Int64, labels: int) -> None:
         raise QueryError(f"{where}: expected label rows 0..{labels - 1}, received {low if low < 0 else high}")
 
 
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One operator on one display column, as a request's `filter` has it.
+
+    Attributes:
+        column: its name.
+        operator: eq, ne, in, not_in, lt, le, gt, ge or exists.
+        values: what it compares with: strings, numbers, dates as microseconds since 1970, `"true"` and `"false"` for
+            booleans; of exists True or False.
+    """
+
+    column: str
+    operator: str
+    values: tuple[Any, ...]
+
+
 class Selection:
     """Some of an index's labels, for any number of queries. Immutable, and known by identity: queries whose filters
     have the same one share a search, and what it comes to in an index is kept as long as it lives.
@@ -45,16 +64,37 @@ class Selection:
 
     Attributes:
         labels: L.
+        conditions: which labels they are, all conditions together; None of labels that only a mask tells.
     """
 
     def __init__(self, mask_L: Bools) -> None:
         self.labels = len(mask_L)
-        self._bits = np.packbits(mask_L, bitorder="little")
+        self.conditions: tuple[Condition, ...] | None = None
+        self._read: Callable[[], Bools] | None = None
+        self._bits: npt.NDArray[np.uint8] | None = np.packbits(mask_L, bitorder="little")
+
+    @classmethod
+    def of(cls, conditions: Sequence[Condition], labels: int, read: Callable[[], Bools]) -> Selection:
+        """The labels that meet conditions.
+
+        Args:
+            conditions: for an engine that has the columns itself.
+            labels: L.
+            read: the mask, bool [L]; called when it is first asked for.
+        """
+        selection = cls.__new__(cls)
+        selection.labels, selection.conditions = labels, tuple(conditions)
+        selection._read, selection._bits = read, None
+        return selection
 
     @property
     def mask(self) -> Bools:
         """The labels of it, bool [L]."""
-        return np.unpackbits(self._bits, count=self.labels, bitorder="little").view(np.bool_)
+        bits = self._bits
+        if bits is None:
+            assert self._read is not None
+            bits = self._bits = np.packbits(self._read(), bitorder="little")
+        return np.unpackbits(bits, count=self.labels, bitorder="little").view(np.bool_)
 
 
 @dataclass(frozen=True)

@@ -8,37 +8,26 @@ from __future__ import annotations
 
 import copy
 from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Sequence
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from longtail.bundle import BUCKET_NAMES, Bundle
-from longtail.bundle.arrays import Bools, Float32, Int32, Int64
-from longtail.index.errors import QueryError
+from longtail.bundle import Bundle
+from longtail.bundle.arrays import Float32, Int32, Int64
 from longtail.index.manifests import Effort, EffortAt, FilteredEffort
 from longtail.index.search.band import NEARLY_WHOLE, Band, probes_for
 from longtail.index.search.candidates import kth_best, no_results, top_k
 from longtail.index.search.efforts import DialEfforts
 from longtail.index.search.eligible import EligibleLabels
-from longtail.index.search.exact import ExactRows
-from longtail.index.search.filters import Filter, Selection, check_rows, without_rows
+from longtail.index.search.filtering import EVERYTHING, SCORE_EXACTLY_SHARE, FilteringSearcher
+from longtail.index.search.filters import Filter, Selection
 from longtail.index.search.joined import JoinedBands
 
-_SCORE_EXACTLY_SHARE = 0.02
-"""Share of the labels below which the eligible ones are scored one by one: quicker than a search that skips
-the other 98 in a hundred, and exact."""
-_EXCLUDE_BY_OVERFETCH_UP_TO = 256
-"""Excluded labels that are fetched and dropped, in one FAISS call for many queries; longer lists become a set
-of eligible labels of their own, which costs less than to fetch so many."""
 _HARDER = 8
 """Times as many cells, where those of a query hold too few labels."""
-_EVERYTHING = frozenset(range(len(BUCKET_NAMES)))
-_OfSelection = WeakKeyDictionary[Selection, dict[frozenset[int], EligibleLabels]]
 
 
-class Searcher:
+class Searcher(FilteringSearcher[EligibleLabels]):
     """Top k labels for augmented queries [METHODS §6], whatever the index and the filter.
 
     Concurrent searches are safe. A batch of one runs on the calling thread, as far as NumPy's BLAS does; larger
@@ -86,18 +75,13 @@ class Searcher:
         positions_L: Int32 | None = None,
         heads: Sequence[int] = (),
     ) -> None:
-        self.labels = len(bundle.embeddings)
+        super().__init__(bundle)
         self.bands = list(bands)
         self.effort = effort
         self.efforts = DialEfforts(bundle, effort, efforts)
         self.filtered = sorted(filtered, key=lambda effort: effort.selectivity)
-        self._exact = ExactRows(bundle)
-        self._buckets_L = bundle.labels.buckets
         self._every = EligibleLabels.every([band.rows_N for band in self.bands], positions_L)
-        self._hidden_R: Int64 = np.empty(0, np.int64)
         self._of_buckets: dict[frozenset[int], EligibleLabels] = {}
-        self._visible_of_buckets: dict[frozenset[int], EligibleLabels] = {}
-        self._visible_of_selection: _OfSelection = WeakKeyDictionary()
         self._joined: JoinedBands | None = None
         if JoinedBands.fits(self.bands):
             by_popularity_N = np.argsort(-bundle.labels.log_pi[self.bands[0].rows_N], kind="stable")
@@ -115,112 +99,31 @@ class Searcher:
         searcher.efforts = self.efforts.all_at(effort)
         return searcher
 
-    def without(self, rows_R: Int64) -> Searcher:
-        """A searcher over the same bands that never answers some label rows, nor those that this one hides.
-
-        Takes milliseconds, for a catalogue of a million labels, and microseconds more for every search.
-
-        Args:
-            rows_R: integer label rows, which may repeat.
-
-        Raises:
-            QueryError: a row that does not exist, or no array of rows.
-        """
-        check_rows("hidden labels", rows_R, self.labels)
-        searcher = copy.copy(self)
-        searcher._hidden_R = np.union1d(self._hidden_R, rows_R.astype(np.int64))
-        searcher._visible_of_buckets = {}
-        searcher._visible_of_selection = WeakKeyDictionary()
-        return searcher
-
-    def search(
-        self, queries_BE: Float32, k: int, filters: Sequence[Filter | None] | None = None
-    ) -> tuple[Float32, Int64]:
-        """The k best eligible labels of every query, best first.
-
-        Args:
-            queries_BE: float32 [B, E], from `Augmentation.queries`.
-            k: results per query, >= 1.
-            filters: one per query, or None for none.
-
-        Returns:
-            scores float32 [B, k] (row · query) and label rows int64 [B, k]; −inf and −1 where fewer than k labels
-            are eligible. On an approximate index the best may be missed, but k are found when k are eligible.
-
-        Raises:
-            QueryError: a wrong shape or type, k < 1, a value that is not finite, or a filter that does not fit.
-        """
-        self._check(queries_BE, k, filters)
-        if filters is None and len(queries_BE):
-            return self._search(queries_BE, k, self._bucket_labels(_EVERYTHING))
-        scores_BK, rows_BK = no_results(len(queries_BE), k)
-        groups: dict[tuple[frozenset[int], Selection | None, int], list[int]] = defaultdict(list)
-        for query, filter_ in enumerate(filters or ()):
-            if filter_ is not None and (filter_.allow is not None or _size(filter_) > _EXCLUDE_BY_OVERFETCH_UP_TO):
-                found = self._search_alone(queries_BE[query : query + 1], k, filter_)
-                scores_BK[query], rows_BK[query] = found[0][0], found[1][0]
-            else:
-                # Queries with like numbers of excluded labels share one FAISS call.
-                selection = None if filter_ is None else filter_.selection
-                groups[_buckets(filter_), selection, _next_power_of_two(_size(filter_))].append(query)
-        for (buckets, selection, excluded), queries in groups.items():
-            excludes = [_exclude(filters[query]) for query in queries] if excluded and filters else None
-            picked = queries_BE if len(queries) == len(queries_BE) else queries_BE[queries]
-            scores_BK[queries], rows_BK[queries] = self._search(
-                picked, k, self._visible(buckets, selection), excluded, excludes
-            )
-        return scores_BK, rows_BK
-
     def found(self, queries_BE: Float32, k: int) -> tuple[Float32, Int64]:
-        """What the index finds by itself: as `search`, but a query that ends up short is not answered again exactly.
+        """As `FilteringSearcher.found`."""
+        return self._by_effort(queries_BE, k, self._bucket_labels(EVERYTHING), 1.0)
 
-        Args:
-            queries_BE: float32 [B, E], B >= 1.
-            k: results per query, >= 1.
-        """
-        return self._by_effort(queries_BE, k, self._bucket_labels(_EVERYTHING), 1.0)
+    def _every_of(self, buckets: frozenset[int]) -> EligibleLabels:
+        every = self._of_buckets.get(buckets)
+        if every is None:
+            every = self._of_buckets[buckets] = self._every.where(Filter(buckets=buckets).mask(self._buckets_L))
+        return every
 
-    def _search_alone(self, query_1E: Float32, k: int, filter_: Filter) -> tuple[Float32, Int64]:
-        """One query whose eligible labels are its own."""
-        if filter_.allow is None:
-            visible = self._visible(_buckets(filter_), filter_.selection)
-            return self._search(query_1E, k, visible.without(_exclude(filter_)))
-        if len(filter_.allow) <= self.labels * _SCORE_EXACTLY_SHARE:
-            rows_R = without_rows(filter_.allowed(self._buckets_L), self._hidden_R)
-            return self._exact.top(query_1E, rows_R, k)
-        visible = self._bucket_labels(_EVERYTHING)
-        return self._search(query_1E, k, visible.where(filter_.mask(self._buckets_L)))
+    def _selected(self, eligible: EligibleLabels, selection: Selection) -> EligibleLabels:
+        return eligible.where(selection.mask)
 
-    def _search(
-        self,
-        queries_bE: Float32,
-        k: int,
-        eligible: EligibleLabels,
-        excluded: int = 0,
-        excludes: Sequence[Int64] | None = None,
-    ) -> tuple[Float32, Int64]:
-        """Queries that share their eligible labels, but for up to `excluded` of each query's own."""
+    def _allowed(self, eligible: EligibleLabels, filter_: Filter) -> EligibleLabels:
+        return eligible.where(filter_.mask(self._buckets_L))
+
+    def _best(self, queries_bE: Float32, k: int, eligible: EligibleLabels) -> tuple[Float32, Int64]:
         if not eligible.count:
             return no_results(len(queries_bE), k)
         share = eligible.count / self.labels
         measured = self._measured_about(share)
-        exactly = share <= _SCORE_EXACTLY_SHARE or any(effort.exact for effort in measured)
+        exactly = share <= SCORE_EXACTLY_SHARE or any(effort.exact for effort in measured)
         if exactly and not self._is_exact(eligible):
-            scores_bK, rows_bK = self._exact.top(queries_bE, eligible.rows, k + excluded)
-        else:
-            boost = max((effort.boost for effort in measured), default=1.0)
-            scores_bK, rows_bK = self._by_effort(queries_bE, k + excluded, eligible, boost)
-        if excludes is not None:
-            scores_bK[self._is_excluded(rows_bK, excludes)] = -np.inf
-            scores_bK, rows_bK = top_k([scores_bK], [rows_bK], k)
-        short_b = rows_bK[:, min(k, eligible.count) - 1] < 0
-        if short_b.any():
-            for query in np.flatnonzero(short_b).tolist():
-                own = eligible if excludes is None else eligible.without(excludes[query])
-                if own.count > np.count_nonzero(rows_bK[query] >= 0):
-                    found = self._filled(queries_bE[query : query + 1], k, own)
-                    scores_bK[query], rows_bK[query] = found[0][0], found[1][0]
-        return scores_bK, rows_bK
+            return self._exact.top(queries_bE, eligible.rows, k)
+        return self._by_effort(queries_bE, k, eligible, max((effort.boost for effort in measured), default=1.0))
 
     def _filled(self, query_1E: Float32, k: int, eligible: EligibleLabels) -> tuple[Float32, Int64]:
         """A query whose cells hold fewer than k: by ever more cells and the whole head, by every label if need be."""
@@ -284,72 +187,3 @@ class Searcher:
     def _is_exact(self, eligible: EligibleLabels) -> bool:
         """Whether every band that holds some of the labels is searched exactly."""
         return all(self.bands[place].kind == "flat" for place, _ in eligible.parts)
-
-    def _is_excluded(self, rows_bC: Int64, excludes: Sequence[Int64]) -> Bools:
-        """Which candidates stand in their query's own list, bool [b, C]."""
-        places = [np.full(len(rows), query * self.labels) for query, rows in enumerate(excludes)]
-        keys = np.sort(np.concatenate(places) + np.concatenate(excludes, dtype=np.int64, casting="same_kind"))
-        keys_bC = rows_bC + np.arange(len(rows_bC))[:, None] * self.labels
-        found_bC = np.minimum(np.searchsorted(keys, keys_bC), len(keys) - 1)
-        excluded_bC: Bools = (keys[found_bC] == keys_bC) & (rows_bC >= 0)
-        return excluded_bC
-
-    def _visible(self, buckets: frozenset[int], selection: Selection | None) -> EligibleLabels:
-        """Labels of some buckets and a selection that are not hidden; kept as long as the selection lives."""
-        if selection is None:
-            return self._bucket_labels(buckets)
-        of_buckets = self._visible_of_selection.setdefault(selection, {})
-        eligible = of_buckets.get(buckets)
-        if eligible is None:
-            eligible = of_buckets[buckets] = self._bucket_labels(buckets).where(selection.mask)
-        return eligible
-
-    def _bucket_labels(self, buckets: frozenset[int]) -> EligibleLabels:
-        """Labels of some buckets that are not hidden; kept, for there are sixteen such sets."""
-        eligible = self._visible_of_buckets.get(buckets)
-        if eligible is None:
-            every = self._of_buckets.get(buckets)
-            if every is None:
-                every = self._of_buckets[buckets] = self._every.where(Filter(buckets=buckets).mask(self._buckets_L))
-            eligible = self._visible_of_buckets[buckets] = every.without(self._hidden_R)
-        return eligible
-
-    def _check(self, queries_BE: Float32, k: int, filters: Sequence[Filter | None] | None) -> None:
-        if queries_BE.dtype != np.float32 or queries_BE.ndim != 2 or queries_BE.shape[1] != self._exact.dim:
-            raise QueryError(
-                f"queries: expected float32 [B, {self._exact.dim}] from Augmentation.queries, "
-                f"received {queries_BE.dtype} {list(queries_BE.shape)}"
-            )
-        if k < 1:
-            raise QueryError(f"k: expected at least 1, received {k}")
-        if not np.isfinite(queries_BE).all():
-            first = np.isfinite(queries_BE).all(axis=1).argmin()
-            raise QueryError(f"queries: expected finite values, received NaN or infinity in query {first}")
-        if filters is None:
-            return
-        if len(filters) != len(queries_BE):
-            raise QueryError(f"filters: expected one per query, {len(queries_BE)}, received {len(filters)}")
-        for query, filter_ in enumerate(filters):
-            if filter_ is not None:
-                filter_.check(self.labels, query)
-                if filter_.selection is not None and filter_.selection.labels != self.labels:
-                    raise QueryError(
-                        f"query {query}, filter selection: expected one of {self.labels} labels, received one of "
-                        f"{filter_.selection.labels}"
-                    )
-
-
-def _buckets(filter_: Filter | None) -> frozenset[int]:
-    return _EVERYTHING if filter_ is None or filter_.buckets is None else filter_.buckets
-
-
-def _exclude(filter_: Filter | None) -> Int64:
-    return np.empty(0, np.int64) if filter_ is None or filter_.exclude is None else filter_.exclude
-
-
-def _size(filter_: Filter | None) -> int:
-    return 0 if filter_ is None or filter_.exclude is None else len(filter_.exclude)
-
-
-def _next_power_of_two(count: int) -> int:
-    return 1 << (count - 1).bit_length() if count else 0

@@ -15,7 +15,6 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Any, Generic, TypeVar
@@ -30,7 +29,7 @@ from longtail.bundle.arrays import Bools
 from longtail.bundle.display import DisplayColumns
 from longtail.bundle.errors import describe
 from longtail.bundle.filterable import FilterKind, filter_kind
-from longtail.index import Selection
+from longtail.index import Condition, Selection
 from longtail.serving.core.attribute_columns import Column, NumberColumn, column_of
 from longtail.serving.errors import InvalidRequestError
 
@@ -57,15 +56,6 @@ Value = TypeVar("Value")
 def operators(kind: FilterKind) -> list[str]:
     """Names of the operators that a column of a kind takes."""
     return [*_EQUAL, *(_ORDER if kind in ("number", "date") else ()), "exists"]
-
-
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """One operator on one column, its values as the column's kind compares them."""
-
-    column: str
-    operator: str
-    values: tuple[Any, ...]
 
 
 class Attributes:
@@ -180,7 +170,9 @@ class LabelAttributes:
         """
         conditions = self.read(filter_, where)
         key = blake2b(repr(conditions).encode("utf-8", "replace"), digest_size=16).digest()
-        rows = self._selections.get(key, lambda: Selection(self._of_labels.mask(conditions)))
+        rows = self._selections.get(
+            key, lambda: Selection.of(conditions, len(self._display), lambda: self._of_labels.mask(conditions))
+        )
         if (attributes := self._of_added) is None:
             return rows, None
         return rows, self._added_selections.get(key, lambda: Selection(attributes.mask(conditions)))

@@ -19,6 +19,7 @@ from time import monotonic
 from longtail.bundle import BundleError
 from longtail.index import LongtailIndexError, ReleaseNotFoundError, Releases
 from longtail.serving.allocator import give_back_memory
+from longtail.serving.core.engine_watch import EngineWatch
 from longtail.serving.core.executor import one_openmp_thread
 from longtail.serving.core.experiment_follower import ExperimentFollower
 from longtail.serving.core.fetcher import ReleaseFetcher
@@ -67,7 +68,7 @@ class ReleaseFollower:
         load: Callable[[Releases, str], Retriever] | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self._releases = Releases(root)
+        self._releases = Releases(root, milvus=service.settings.milvus_server)
         self._service = service
         self._state = service.settings.state_directory
         self._load = load or partial(
@@ -77,6 +78,7 @@ class ReleaseFollower:
             state=service.settings.state_directory,
         )
         self._clock = clock
+        self._engine = EngineWatch(service)
         self.experiments = ExperimentFollower(root, service, self._load_beside, clock)
         self._fetcher = None if isinstance(service.settings.releases, Path) else ReleaseFetcher(service.settings)
         self._served: str | None = None
@@ -117,6 +119,7 @@ class ReleaseFollower:
         with self._checking:
             self._check()
             self._check_staged()
+        self._engine.look()
 
     def reload(self) -> bool:
         """Look at CURRENT now, whatever was refused before; whether another release is served since.

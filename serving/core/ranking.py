@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -91,6 +91,18 @@ class HidingSearcher(LabelSearcher, Protocol):
 
     def without(self, rows_R: Int64) -> LabelSearcher:
         """A searcher of the same labels and rows that never finds these, int64 [R]."""
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """A searcher that asks a server of its own; `index.CollectionSearcher` asks Milvus."""
+
+    @property
+    def problem(self) -> str | None:
+        """Why the server does not answer now; None: it does."""
+
+    def probe(self) -> None:
+        """Ask it whether it does; raises LongtailIndexError."""
 
 
 class IndexRanker:

@@ -32,7 +32,7 @@ from longtail.serving.core.listing import LabelListing, Page, list_labels
 from longtail.serving.core.lottery import Draws
 from longtail.serving.core.overlay import Overlay
 from longtail.serving.core.queries import Query, ResolvedQuery, SearchOptions, SimilarQuery
-from longtail.serving.core.ranking import Batch, HidingSearcher, IndexRanker, Ranker, rank_each
+from longtail.serving.core.ranking import Batch, Engine, HidingSearcher, IndexRanker, Ranker, rank_each
 from longtail.serving.core.tree_ranking import TreeRanker
 from longtail.serving.errors import InvalidRequestError, UnservableReleaseError
 from longtail.serving.monitoring import Baseline
@@ -88,16 +88,17 @@ class Retriever:
     """One release, ready to answer. Immutable and thread-safe; a hot swap is one assignment of another one.
 
     Args:
-        name: the release's.
-        created_at: when the release was built.
+        name, created_at: the release's.
         bundle: the model and its labels.
         searcher: finds rows of the bundle's augmented label table. It answers alone, unless the bundle has a tree
             p_n(y|x): its conditional log p_n is then what λ multiplies for queries with features.
         encoder: the bundle's query tower.
         baseline: what live traffic is compared with, if it was measured.
         max_new_labels: labels that may be added beside the index.
-        filterable: display columns that requests may filter by; None: all that filters are for, but strings of very
-            many values.
+        filterable: columns that requests may filter by; None: all that filters are for, but strings of many values.
+
+    Attributes:
+        engine: the searcher, if it asks a server of its own.
 
     Raises:
         UnservableReleaseError: the searcher does not hold the bundle's labels.
@@ -130,6 +131,7 @@ class Retriever:
         tree = bundle.proposal is not None
         self._dials_of_queries = Dials.of_queries(bundle.manifest, bundle.priors, tree=tree)
         self._dials_of_labels = Dials.of_labels(bundle.manifest, bundle.priors, tree=tree)
+        self.engine = searcher if isinstance(searcher, Engine) else None
         self._encoder = encoder
         self._bundle = bundle
         self._as_built = Overlay.as_built(bundle, searcher, self.catalogue.row_of, max_new_labels=max_new_labels)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from time import perf_counter
 
+from longtail.index import EngineUnavailableError
 from longtail.serving.core.embedding import ToEmbed, embed_each
 from longtail.serving.core.lottery import Draws, Lottery
 from longtail.serving.core.mirror import Mirror
@@ -20,6 +21,7 @@ from longtail.serving.core.searches import (
     join_parts,
     queries_of,
 )
+from longtail.serving.errors import EngineError
 from longtail.serving.monitoring import Monitoring
 from longtail.serving.settings import Settings
 
@@ -73,6 +75,13 @@ class SearchRunner:
         draws = Draws(self._lottery, draw_names(searches, repeatable=settings.explore_seed is not None))
         try:
             retrieval = key.search(searches, draws)
+        except EngineUnavailableError as error:
+            # Alone they would fare no better, and each would wait as long. What the server said is the operator's.
+            self._monitoring.metrics.count_unanswered(sum(search.queries for search in searches))
+            refused = EngineError(
+                "expected the server that holds the index to answer, found that it does not now", seconds=error.seconds
+            )
+            return [refused] * len(searches)
         except Exception as error:
             if len(searches) == 1:
                 return [searches[0].located(error)]

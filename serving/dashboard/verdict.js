@@ -4,6 +4,7 @@ const WORDS = { act: "Act", watch: "Watch", unknown: "Too early", steady: "Stead
 const SIGNALS = {
   label_log: "Labels",
   refused_release: "Release",
+  engine: "Index",
   experiments: "Experiment",
   records: "Feedback",
   errors: "Errors",

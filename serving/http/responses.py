@@ -16,6 +16,7 @@ from starlette.responses import Response
 from longtail.bundle.errors import describe
 from longtail.serving.core.service import Service
 from longtail.serving.errors import (
+    EngineError,
     ForbiddenError,
     InvalidRequestError,
     NoLabelTowerError,
@@ -49,6 +50,7 @@ _ERRORS: dict[type[ServingError], tuple[HTTPStatus, str, dict[str, str]]] = {
     QueueFullError: (HTTPStatus.TOO_MANY_REQUESTS, "queue_full", {"Retry-After": "1"}),
     QuotaExceededError: (HTTPStatus.TOO_MANY_REQUESTS, "quota", {}),
     TimedOutError: (HTTPStatus.SERVICE_UNAVAILABLE, "timeout", {"Retry-After": "1"}),
+    EngineError: (HTTPStatus.SERVICE_UNAVAILABLE, "engine", {}),
     StorageError: (HTTPStatus.SERVICE_UNAVAILABLE, "storage", {"Retry-After": "10"}),
     NotReadyError: (HTTPStatus.SERVICE_UNAVAILABLE, "not_ready", {"Retry-After": "1"}),
 }
@@ -74,8 +76,10 @@ def request_id(request: Request) -> str:
 def serving_error(id_: str, error: ServingError) -> Response:
     """The answer to an error of the service's own."""
     status, kind, headers = _ERRORS[type(error)]
+    if isinstance(error, QuotaExceededError | EngineError):
+        headers = {"Retry-After": str(min(_LONGEST_WAIT, max(1, ceil(error.seconds))))}
     if isinstance(error, QuotaExceededError):
-        kind, headers = error.quota, {"Retry-After": str(min(_LONGEST_WAIT, max(1, ceil(error.seconds))))}
+        kind = error.quota
     response = error_response(id_, status, kind, error.message, error.field)
     response.headers.update(headers)
     return response

@@ -138,7 +138,7 @@ def _verdict(report: Mapping[str, Any] | None) -> Metric:
     found = {} if report is None else severities(report["verdict"])
     for signal in SIGNALS:
         # What is broken is judged always, so where there is no finding, nothing is.
-        well = signal in ("label_log", "refused_release", "experiments") and report is not None
+        well = signal in ("label_log", "refused_release", "engine", "experiments") and report is not None
         family.add_metric([signal], _SEVERITIES[found[signal]] if signal in found else 0.0 if well else math.nan)
     return family
 

@@ -11,13 +11,13 @@ from longtail.serving.monitoring.offline import OfflineFigures
 
 Severity = Literal["steady", "unknown", "watch", "act"]
 Signal = Literal[
-    "label_log", "refused_release", "experiments", "records", "errors", "shed", "shadow_recall", "feedback_recall",
-    "share_drift", "score_drift", "coverage_loss", "dials", "stale_release",
+    "label_log", "refused_release", "engine", "experiments", "records", "errors", "shed", "shadow_recall",
+    "feedback_recall", "share_drift", "score_drift", "coverage_loss", "dials", "stale_release",
 ]  # fmt: skip
 SEVERITIES: tuple[Severity, ...] = ("steady", "unknown", "watch", "act")
 SIGNALS: tuple[Signal, ...] = (
-    "label_log", "refused_release", "experiments", "records", "errors", "shed", "shadow_recall", "feedback_recall",
-    "share_drift", "score_drift", "coverage_loss", "dials", "stale_release",
+    "label_log", "refused_release", "engine", "experiments", "records", "errors", "shed", "shadow_recall",
+    "feedback_recall", "share_drift", "score_drift", "coverage_loss", "dials", "stale_release",
 )  # fmt: skip
 """In the order in which those of one severity are told."""
 

@@ -156,6 +156,11 @@ class Metrics:
             "longtail_timeouts", "Requests given up because no answer was there in time.", named, registry=counted
         )
 
+        unanswered = Counter(
+            "longtail_engine_unanswered", "Queries refused because the server that holds the index did not answer.",
+            named, registry=counted,
+        )  # fmt: skip
+
         def alone(metric: MetricT) -> MetricT:
             return metric.labels(*own) if own else metric
 
@@ -169,7 +174,7 @@ class Metrics:
         }
         self._batch_queries, self._queries, self._swaps = alone(batch_queries), alone(queries), alone(swaps)
         self._load_failures, self._shed = alone(load_failures), alone(shed)
-        self._timeouts = alone(timeouts)
+        self._timeouts, self._unanswered = alone(timeouts), alone(unanswered)
         self._previews_of_status = [previews.labels(status, *own) for status in _STATUS_CLASSES]
         self._of_stage = {stage: stage_seconds.labels(stage, *own) for stage in _STAGES}
         self._of_bucket = [exposures.labels(bucket, *own) for bucket in BUCKET_NAMES]
@@ -240,6 +245,10 @@ class Metrics:
     def count_timeout(self) -> None:
         """Count a request that had no answer in time."""
         self._timeouts.inc()
+
+    def count_unanswered(self, queries: int) -> None:
+        """Count queries that the server which holds the index did not answer."""
+        self._unanswered.inc(queries)
 
     def begin_release(self, name: str) -> None:
         """Name the release that is served from now on."""

@@ -14,9 +14,9 @@ from tests.docker.tools import DOCKER
 
 PROJECT = tomllib.loads((DOCKER.parent / "pyproject.toml").read_text())
 EXTRAS = {
-    "serving": ("serve", "index", "postgres", "remote"),
-    "serving-gpu": ("serve", "gpu", "postgres", "remote"),
-    "trainer": ("train", "index", "postgres", "remote"),
+    "serving": ("serve", "index", "postgres", "remote", "milvus"),
+    "serving-gpu": ("serve", "gpu", "postgres", "remote", "milvus"),
+    "trainer": ("train", "index", "postgres", "remote", "milvus"),
 }
 NOT_SERVED = {"serving-gpu": {"jax"}}
 

@@ -161,9 +161,9 @@ def test_an_index_of_another_bundle_is_refused_even_when_release_json_agrees(rel
 
 
 def test_a_newer_version_is_refused_with_what_to_do(release: Path) -> None:
-    rewrite(release, schema_version=8)
+    rewrite(release, schema_version=9)
     with pytest.raises(
-        ReleaseVersionError, match="schema version 8, this installation reads 1, 2, 3, 4, 5, 6 and 7: upgrade"
+        ReleaseVersionError, match="schema version 9, this installation reads 1, 2, 3, 4, 5, 6, 7 and 8: upgrade"
     ):
         reopen(release)
 

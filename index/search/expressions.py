@@ -1,0 +1,128 @@
+"""Filters as Milvus's boolean expressions over the scalar fields of a collection.
+
+A column is a field of its values and another that says whether a label has one: up to Milvus 2.4 no field may be null.
+Values are compared as `serving` compares them: integers as integers, whatever number is asked for; float32 as float32.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from longtail.bundle.arrays import Int64
+from longtail.index.manifests import CollectionColumn
+from longtail.index.search.filters import Condition
+
+ROW, BUCKET = "row", "bucket"
+"""Fields of a label's row and bucket."""
+_NOTHING, _EVERYTHING = f"{ROW} < 0", f"{ROW} >= 0"
+_LONG = np.iinfo(np.int64)
+_DOUBLE = np.finfo(np.float64)
+_ORDER = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+
+
+def both(*expressions: str) -> str:
+    """What meets all of some expressions; empty ones rule out nothing."""
+    given = [expression for expression in expressions if expression]
+    return given[0] if len(given) == 1 else " and ".join(f"({expression})" for expression in given)
+
+
+def in_buckets(buckets: Iterable[int]) -> str:
+    """Labels of some buckets."""
+    return f"{BUCKET} in {sorted(buckets)}" if buckets else _NOTHING
+
+
+def among(rows_R: Int64) -> str:
+    """Labels of some rows."""
+    return f"{ROW} in {rows_R.tolist()}" if rows_R.size else _NOTHING
+
+
+def but(rows_R: Int64) -> str:
+    """Labels of all rows but some."""
+    return f"{ROW} not in {rows_R.tolist()}" if rows_R.size else ""
+
+
+def meeting(conditions: Sequence[Condition], columns: Mapping[str, CollectionColumn]) -> str | None:
+    """Labels that meet all conditions; None if one is of a column that the collection has not.
+
+    Args:
+        conditions: of a filter.
+        columns: of the collection, by name.
+    """
+    if any(condition.column not in columns for condition in conditions):
+        return None
+    return both(*(_of(condition, columns[condition.column]) for condition in conditions))
+
+
+def _of(condition: Condition, column: CollectionColumn) -> str:
+    match condition.operator:
+        case "exists":
+            return f"{column.known} == {str(condition.values[0]).lower()}"
+        case "eq" | "in":
+            return _having(column, condition.values)
+        case "ne" | "not_in":
+            return f"not ({_having(column, condition.values)})"
+    compared = _compared(column, condition.operator, condition.values[0])
+    return f"{column.known} == true and {compared}"
+
+
+def _having(column: CollectionColumn, values: Sequence[Any]) -> str:
+    """Labels that have one of some values, of lists among others."""
+    match column.type:
+        case "bool":
+            held = [f"{column.field} == {value}" for value in values]
+            return f"{column.known} == true and ({' or '.join(held)})"
+        case "varchar" | "array":
+            texts = [json.dumps(value, ensure_ascii=False) for value in values if _is_text(value)]
+            if not texts:
+                return _NOTHING
+            if column.type == "array":
+                return f"array_contains_any({column.field}, [{', '.join(texts)}])"
+            return f"{column.known} == true and {column.field} in [{', '.join(texts)}]"
+    numbers = [number for value in values if (number := _held(column, value)) is not None]
+    if not numbers:
+        return _NOTHING
+    if column.type == "int64":
+        return f"{column.known} == true and {column.field} in {numbers}"
+    return f"{column.known} == true and ({' or '.join(f'{column.field} == {number!r}' for number in numbers)})"
+
+
+def _held(column: CollectionColumn, value: float) -> float | None:
+    """A number as the column has it; None of one that it cannot have."""
+    if column.type == "int64":
+        return int(value) if value == value // 1 and _LONG.min <= value <= _LONG.max else None
+    number = _float(column, value)
+    return number if math.isfinite(number) else None
+
+
+def _compared(column: CollectionColumn, operator: str, value: float) -> str:
+    if column.type == "int64":
+        # Between two integers, x < 6.5 is x < 7 and x <= 6.5 is x <= 6.
+        whole = math.ceil(value) if operator in ("lt", "ge") else math.floor(value)
+        if not _LONG.min <= whole <= _LONG.max:
+            return _EVERYTHING if (whole > 0) == (operator in ("lt", "le")) else _NOTHING
+        return f"{column.field} {_ORDER[operator]} {whole}"
+    number = min(max(_float(column, value), float(_DOUBLE.min)), float(_DOUBLE.max))
+    return f"{column.field} {_ORDER[operator]} {number!r}"
+
+
+def _float(column: CollectionColumn, value: float) -> float:
+    """A number in the precision of the column; infinite where that has no room for it."""
+    try:
+        with np.errstate(over="ignore"):
+            return float(np.float32(value)) if column.type == "float" else float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def _is_text(value: str) -> bool:
+    """Whether a string can be in UTF-8; no label has one that cannot."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,73 @@
+"""When a server that may be down is asked, on a clock of the test's own."""
+
+from __future__ import annotations
+
+from longtail.index.search.circuit import Circuit
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def failing(circuit: Circuit, times: int) -> None:
+    for _ in range(times):
+        assert circuit.admit(1.0) == 0
+        circuit.failed()
+
+
+def test_failures_in_a_row_open_it_and_one_success_closes_it() -> None:
+    clock = Clock()
+    circuit = Circuit(clock)
+    failing(circuit, 2)
+    circuit.succeeded()
+    failing(circuit, 2)
+    assert not circuit.open
+    failing(circuit, 1)
+    assert circuit.open
+    assert circuit.admit(1.0) == 0.5
+    clock.now += 0.5
+    assert circuit.admit(1.0) == 0
+    circuit.succeeded()
+    assert not circuit.open
+    assert [circuit.admit(1.0) for _ in range(5)] == [0] * 5
+
+
+def test_while_one_tries_the_others_do_not() -> None:
+    clock = Clock()
+    circuit = Circuit(clock)
+    failing(circuit, 3)
+    clock.now += 0.5
+    assert circuit.admit(2.0) == 0
+    assert circuit.admit(2.0) == 2
+    clock.now += 2  # nobody knows what became of it
+    assert circuit.admit(2.0) == 0
+
+
+def test_every_trial_that_fails_makes_the_wait_longer_up_to_a_bound() -> None:
+    clock = Clock()
+    circuit = Circuit(clock)
+    failing(circuit, 3)
+    waits = []
+    for _ in range(6):
+        wait = circuit.admit(1.0)
+        waits.append(wait)
+        clock.now += wait
+        failing(circuit, 1)
+    assert waits == [0.5, 1, 2, 4, 5, 5]
+
+
+def test_retries_are_a_share_of_what_is_asked() -> None:
+    circuit = Circuit(Clock())
+    assert [circuit.may_retry() for _ in range(12)] == [True] * 10 + [False] * 2
+    for _ in range(25):
+        circuit.admit(1.0)
+        circuit.succeeded()
+    assert [circuit.may_retry() for _ in range(3)] == [True, True, False]
+    failing(circuit, 3)
+    for _ in range(20):
+        circuit.admit(1.0)
+    assert not circuit.may_retry()

@@ -1,0 +1,250 @@
+"""The search contract on Milvus: what holds for FAISS, flat and banded, holds for both kinds of collection."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from longtail.index import (
+    EngineUnavailableError,
+    Filter,
+    MilvusServer,
+    RecallFloorError,
+    Release,
+    ReleaseMismatchError,
+    Releases,
+    Selection,
+    SpecError,
+    build,
+    refresh_priors,
+    update,
+)
+from tests.bundles import make_bundle
+from tests.index import test_filters, test_hidden, test_search
+from tests.milvus import COLLECTIONS, RunningMilvus
+from tests.milvus import milvus as milvus
+from tests.serving.process import free_port
+
+if TYPE_CHECKING:
+    from pymilvus import MilvusClient
+
+pytestmark = pytest.mark.process
+LABELS = 6_000
+
+
+@pytest.fixture(scope="module")
+def opened(milvus: RunningMilvus, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Release]:  # noqa: ARG001
+    """Opens the release of a kind over one bundle, building it the first time."""
+    folder = tmp_path_factory.mktemp("milvus")
+    make_bundle(labels=LABELS, dim=8, bias=True).write(folder / "bundle")
+    releases: dict[str, Release] = {}
+
+    def open_(spec: str) -> Release:
+        if spec not in releases:
+            build(folder / "bundle", folder / "releases", spec=spec, name=spec)
+            releases[spec] = Releases(folder / "releases").open(spec)
+        return releases[spec]
+
+    return open_
+
+
+@pytest.mark.parametrize("spec", COLLECTIONS)
+@pytest.mark.parametrize(
+    "contract",
+    [
+        test_search.test_every_kind_scores_exactly_and_recalls,
+        test_search.test_k_beyond_the_catalogue_returns_every_label_once,
+        test_filters.test_filters_worked_case_by_case,
+        test_hidden.test_hidden_labels_are_never_answered_whatever_the_filter,
+        test_filters.test_any_filter_fills_k,
+        test_filters.test_recall_holds_under_a_bucket_filter,
+        test_hidden.test_recall_holds_when_the_best_labels_are_hidden,
+    ],
+    ids=lambda contract: contract.__name__.removeprefix("test_"),
+)
+def test_contract(
+    contract: Callable[[str, Callable[[str], Release]], None], spec: str, opened: Callable[[str], Release]
+) -> None:
+    contract(spec, opened)
+
+
+def test_the_exact_kind_answers_as_faiss_does(opened: Callable[[str], Release]) -> None:
+    flat, milvus = opened("flat"), opened("milvus_flat")
+    rng = np.random.default_rng(0)
+    queries = flat.bundle.augmentation.queries(flat.bundle.calibration_queries, rng.uniform(-1, 2, 50).astype("f4"))
+    filters: list[Filter | None] = [
+        None,
+        Filter(exclude=rng.choice(LABELS, 40)),
+        Filter(buckets=frozenset({2})),
+        Filter(allow=rng.choice(LABELS, 3_000)),
+        Filter(selection=Selection(rng.random(LABELS) < 0.4)),
+    ] * 10
+    expected, found = (release.searcher.search(queries, 30, filters) for release in (flat, milvus))
+    np.testing.assert_allclose(found[0], expected[0], atol=1e-5)
+    assert (found[1] == expected[1]).mean() > 0.999  # ties
+
+
+def test_a_name_is_of_the_content_and_the_same_rows_are_written_once(
+    opened: Callable[[str], Release], tmp_path: Path
+) -> None:
+    release = opened("milvus_flat")
+    before = _collections(release)
+    again = build(release.bundle, tmp_path, spec="milvus", name="again")
+    assert _collections(release) == before
+    assert Releases(tmp_path).open("again").index.collection == release.index.collection
+    assert (again.kind, again.spec) == ("milvus_flat", "milvus")
+    fewer = build(release.bundle, tmp_path, spec="milvus", name="fewer", filterable=[])
+    assert fewer.kind == "milvus_flat"
+    assert len(_collections(release)) == len(before) + 1
+
+
+def test_publish_flips_the_alias_rollback_flips_it_back_and_prune_drops(
+    opened: Callable[[str], Release], tmp_path: Path
+) -> None:
+    kept = opened("milvus_flat")
+    releases = Releases(tmp_path)
+    for name, filterable in (("one", ["title"]), ("two", ["title"]), ("three", [])):
+        build(kept.bundle, tmp_path, spec="milvus_flat", name=name, filterable=filterable)
+    named = {name: _named(releases.open(name)) for name in releases.names()}
+    assert named["one"] == named["two"] != named["three"]
+    for name in ("one", "three"):
+        releases.publish(name)
+        assert _aliased(kept) == named[name]
+    assert releases.rollback() == "one"
+    assert _aliased(kept) == named["one"]
+    releases.publish("three")
+    assert releases.prune(1) == ["two"]
+    assert {named["one"], named["three"]} <= _collections(kept)  # `one` has what `two` had
+    releases.publish("three")
+    build(kept.bundle, tmp_path, spec="flat", name="four")
+    releases.publish("four")
+    assert releases.prune(1) == ["one"]
+    assert _collections(kept) & set(named.values()) == {named["three"]}
+
+
+def test_a_collection_that_is_not_what_it_was_is_not_published(
+    opened: Callable[[str], Release], tmp_path: Path
+) -> None:
+    release = opened("milvus_flat")
+    releases = Releases(tmp_path)
+    build(release.bundle, tmp_path, spec="milvus_flat", name="one", filterable=[])
+    name = _named(releases.open("one"))
+    client = _client(release)
+    rows = client.query(name, filter="row < 3000", output_fields=["*"], limit=3_000)
+    client.upsert(name, [{**row, "vector": [-number for number in row["vector"]]} for row in rows])
+    with pytest.raises(RecallFloorError, match=r"expected recall@100 >= 0\.95 .* Use --spec milvus_flat"):
+        _eventually(lambda: releases.publish("one"))
+    client.delete(name, filter="row < 10")
+    with pytest.raises(ReleaseMismatchError, match="expected 6000 rows of 10 coordinates, found 5990 of 10"):
+        _eventually(lambda: releases.open("one"))
+    client.drop_collection(name)
+    with pytest.raises(
+        EngineUnavailableError, match=rf"Milvus at http://127\.0\.0\.1:\d+, collection {name}: can't find"
+    ):
+        releases.open("one")
+    assert releases.current() is None
+
+
+def test_a_build_that_fails_leaves_no_collection_behind(
+    opened: Callable[[str], Release], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = _collections(opened("milvus_flat"))
+    bundle = make_bundle(labels=2_000, dim=8)
+    long = replace(bundle.labels, display=pa.table({"title": ["x" * 70_000] * 2_000}))
+    replace(bundle, labels=long, manifest=bundle.manifest.model_copy(update={"display": ["title"]})).write(
+        tmp_path / "long"
+    )
+    with pytest.raises(SpecError, match="label 'item-0', column 'title': expected strings of at most 65,535 bytes"):
+        build(tmp_path / "long", tmp_path / "releases", spec="milvus")
+    monkeypatch.setattr("longtail.index.construct.collection._MOST_FIELDS", 6)
+    with pytest.raises(SpecError, match=r"expected at most 0 display columns to filter by, .* --filterable says which"):
+        build(tmp_path / "long", tmp_path / "releases", spec="milvus")
+    make_bundle(labels=60).write(tmp_path / "small")
+    for spec, least in (("milvus", "1,024"), ("milvus_ivf_flat", "2,048")):
+        with pytest.raises(SpecError, match=f"expected at least {least} labels, received 60; use --spec flat"):
+            build(tmp_path / "small", tmp_path / "releases", spec=spec)
+    assert _collections(opened("milvus_flat")) == before
+    assert Releases(tmp_path / "releases").names() == []
+
+
+def test_priors_and_another_epoch_make_other_collections(opened: Callable[[str], Release], tmp_path: Path) -> None:
+    release = opened("milvus_flat")
+    table = {"label_id": release.bundle.labels.ids, "recent": np.linspace(-1, 1, LABELS)}
+    pq.write_table(pa.table(table), tmp_path / "priors.parquet")
+    build(release.bundle, tmp_path / "r", spec="milvus_ivf_flat", name="one", priors=tmp_path / "priors.parquet")
+    releases = Releases(tmp_path / "r")
+    pq.write_table(pa.table(table | {"recent": np.linspace(1, -1, LABELS)}), tmp_path / "priors.parquet")
+    refresh_priors(tmp_path / "r", tmp_path / "priors.parquet", source="one", name="two")
+    update(release.bundle.path, tmp_path / "r", source="one", name="three")
+    one, two, three = (releases.open(name) for name in ("one", "two", "three"))
+    assert len({_named(each) for each in (release, one, two)}) == 3
+    assert _named(three) == _named(one)
+    for each in (one, two):
+        queries = each.bundle.augmentation.queries(
+            each.bundle.calibration_queries[:5], 0.5, 0.0, np.full((5, 1), 2, np.float32)
+        )
+        expected = -np.sort(-(queries @ each.bundle.rows().T), axis=1)[:, :20]
+        np.testing.assert_allclose(each.searcher.search(queries, 20)[0], expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("uri", "message"),
+    [
+        ("127.0.0.1:19530", r"LONGTAIL_MILVUS: expected http://HOST:PORT or .*, received '127\.0\.0\.1:19530'"),
+        ("ftp://user:secret@host", "received 'ftp://host'"),
+    ],
+)
+def test_what_is_no_address_of_a_server_is_said(uri: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message) as caught:
+        MilvusServer(uri)
+    assert "secret" not in str(caught.value)
+
+
+def test_no_server_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LONGTAIL_MILVUS", raising=False)
+    with pytest.raises(
+        SpecError, match=r"expected the address of a Milvus server in LONGTAIL_MILVUS, .* received none"
+    ):
+        MilvusServer.named()
+
+
+def test_a_server_that_is_not_there_is_said_in_time() -> None:
+    server = MilvusServer(f"http://127.0.0.1:{free_port()}/shop", seconds=0.5)
+    began = time.monotonic()
+    with pytest.raises(EngineUnavailableError, match=r"Milvus at http://127\.0\.0\.1:\d+, database shop: expected an"):
+        server.version()
+    assert time.monotonic() - began < 10
+    assert server.problem is not None or not server._circuit.open
+
+
+def _client(release: Release) -> MilvusClient:
+    return release.searcher.collection.server._connected(10)
+
+
+def _collections(release: Release) -> set[str]:
+    return set(_client(release).list_collections())
+
+
+def _named(release: Release) -> str:
+    assert release.index.collection is not None
+    return release.index.collection.name
+
+
+def _aliased(release: Release) -> str:
+    return str(_client(release).describe_alias("longtail")["collection_name"])
+
+
+def _eventually(work: Callable[[], object], seconds: float = 10) -> None:
+    """What Milvus shows of a change a moment later, raised."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        work()
+        time.sleep(0.2)

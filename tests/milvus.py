@@ -1,0 +1,128 @@
+"""A real Milvus server, the wheel `milvus`, in a temporary folder, on ports of loopback."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from tests.serving.process import free_port
+
+_PORTS = (
+    "etcd", "root_coord", "proxy", "proxy_internal", "query_coord", "query_node", "index_coord", "index_node",
+    "data_coord", "data_node",
+)  # fmt: skip
+_START_SECONDS = 120
+COLLECTIONS = ("milvus_flat", "milvus_ivf_flat")
+"""Kinds of index that it holds."""
+
+
+class RunningMilvus:
+    """Started, killed and started again over the same files, on the same ports."""
+
+    def __init__(self, folder: Path) -> None:
+        milvus = pytest.importorskip(
+            "milvus", reason="expected the wheel `milvus`, a server of Milvus for x86-64 Linux"
+        )
+        self._folder = folder
+        # A quarter of a gigabyte, unpacked once for all.
+        programs = Path(tempfile.gettempdir()) / f"longtail-milvus-{milvus.__version__}-{os.getuid()}"
+        programs.mkdir(exist_ok=True)
+        with (programs / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            milvus._initialize_data_files(str(programs))
+        ports = {f"{name}_port": free_port() for name in _PORTS}
+        milvus.MilvusServerConfig(data_dir=str(folder), **ports).resolve()
+        self.port, self._health = ports["proxy_port"], free_port()
+        self._program = programs / "bin" / "milvus"
+        self._process = self._start()
+
+    @property
+    def uri(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables of a process that uses it."""
+        return {"LONGTAIL_MILVUS": self.uri}
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def resident_bytes(self) -> int:
+        """Memory in RAM, its mapped files among it."""
+        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def disk_bytes(self) -> int:
+        """Of all that it has written."""
+        return sum(path.stat().st_size for path in self._folder.rglob("*") if path.is_file())
+
+    def kill(self) -> None:
+        """SIGKILL: what it has not written is gone."""
+        self._process.kill()
+        self._process.wait()
+
+    def pause(self) -> None:
+        """SIGSTOP: connections stay, and nothing answers."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    def start(self) -> None:
+        """Over the same files; returns when it says that it is well."""
+        self._process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        environment = {
+            **os.environ,
+            "DEPLOY_MODE": "STANDALONE",
+            "METRICS_PORT": str(self._health),
+            "MILVUS_RUN_DIR": str(self._folder / "run"),
+            "LD_LIBRARY_PATH": f"{self._program.parent}:{os.environ.get('LD_LIBRARY_PATH', '')}",
+        }
+        log = (self._folder / "log").open("ab")
+        process = subprocess.Popen(
+            [str(self._program), "run", "standalone"], cwd=self._folder, env=environment, stdout=log, stderr=log
+        )
+        log.close()
+        deadline = time.monotonic() + _START_SECONDS
+        while time.monotonic() < deadline and process.poll() is None:
+            with (
+                suppress(OSError),
+                urllib.request.urlopen(f"http://127.0.0.1:{self._health}/healthz", timeout=5) as said,
+            ):
+                if b"OK" in said.read():
+                    return process
+            time.sleep(0.1)
+        process.kill()
+        raise TimeoutError(f"expected Milvus to be well within {_START_SECONDS} s: {self._folder / 'log'}")
+
+
+@contextmanager
+def running_milvus() -> Iterator[RunningMilvus]:
+    """A server, with its address in the environment."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
+        server = RunningMilvus(Path(folder))
+        for name, value in server.environment.items():
+            patched.setenv(name, value)
+        yield server
+        with suppress(ProcessLookupError):
+            server.kill()
+
+
+@pytest.fixture(scope="module")
+def milvus() -> Iterator[RunningMilvus]:
+    """One for the tests of a module, for it computes while it waits, too."""
+    with running_milvus() as server:
+        yield server

@@ -1,0 +1,126 @@
+"""A retriever over Milvus answers as one over FAISS, under every filter and after every change; filters are its own."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pytest
+
+from longtail.bundle import Hide, Restore, Upsert
+from longtail.index import Filter, Releases, build
+from longtail.index.search.collection import CollectionSearcher
+from longtail.serving import Retriever
+from longtail.serving.core.attributes import LabelAttributes
+from longtail.serving.core.loader import load_release
+from longtail.serving.core.queries import Query, SimilarQuery
+from tests.milvus import COLLECTIONS, RunningMilvus
+from tests.milvus import milvus as milvus
+from tests.serving.core.shop import shop_bundle, some_filter
+from tests.serving.plane import results_of
+
+pytestmark = pytest.mark.process
+LABELS = 3_000
+AT = datetime(2026, 5, 1, tzinfo=UTC)
+
+
+@pytest.fixture(scope="module")
+def releases(milvus: RunningMilvus, tmp_path_factory: pytest.TempPathFactory) -> Releases:  # noqa: ARG001
+    root = tmp_path_factory.mktemp("shops")
+    shop_bundle(LABELS).write(root / "bundle")
+    for spec in ("flat", *COLLECTIONS):
+        build(root / "bundle", root / "releases", spec=spec, name=spec)
+    return Releases(root / "releases")
+
+
+def test_filters_are_the_servers_own_and_equal_masks(releases: Releases) -> None:
+    release = releases.open("milvus_flat")
+    searcher, display = release.searcher, release.bundle.labels.display
+    assert isinstance(searcher, CollectionSearcher)
+    attributes = LabelAttributes(display)
+    rng = np.random.default_rng(1)
+    queries = release.bundle.augmentation.queries(release.bundle.calibration_queries[:1], 0.5)
+    passed, seen = [], set[int]()
+    for _ in range(200):
+        filter_ = some_filter(rng)
+        selection, _ = attributes.select(filter_, "filter")
+        if id(selection) in seen:
+            continue
+        seen.add(id(selection))
+        eligible = searcher._visible(frozenset(range(4)), selection)
+        _, rows = searcher.search(queries, 100, [Filter(selection=selection)])
+        assert selection._bits is None, "expected no mask of labels where the server knows the columns"
+        assert eligible.count == np.count_nonzero(selection.mask), (filter_, eligible.expression)
+        found = rows[0][rows[0] >= 0]
+        assert len(found) == min(100, eligible.count)
+        assert selection.mask[found].all()
+        passed.append(eligible.count)
+    assert {0, LABELS} < set(passed)
+
+
+@pytest.mark.parametrize("name", COLLECTIONS)
+def test_answers_are_those_of_faiss(name: str, releases: Releases) -> None:
+    exact, milvus = (load_release(releases, each, max_new_labels=500) for each in ("flat", name))
+    rng = np.random.default_rng(3)
+    for exact, milvus in ((exact, milvus), (changed(exact), changed(milvus))):  # noqa: B020
+        queries = [_query(rng) for _ in range(60)]
+        agreed = _agreement(results_of(exact.retrieve(queries)), results_of(milvus.retrieve(queries)))
+        assert agreed == 1 if name == "milvus_flat" else agreed > 0.97
+    near = SimilarQuery(id="item-7", k=20, filter={"open": True})
+    assert _agreement(results_of(exact.similar([near])), results_of(milvus.similar([near]))) > 0.94
+
+
+def test_what_is_shown_is_what_the_server_holds(releases: Releases) -> None:
+    release = releases.open("milvus_flat")
+    searcher = release.searcher
+    assert isinstance(searcher, CollectionSearcher)
+    record = searcher.collection.record
+    held = searcher.collection.server.ask(
+        lambda client, seconds: client.query(
+            record.name, filter="row in [0, 7, 2999]", output_fields=["label_id", "bucket", "display"], timeout=seconds
+        )
+    )
+    served = load_release(releases, "milvus_flat")
+    for row in held:
+        label = served.label(row["label_id"])
+        assert row["display"] == label["display"]
+        assert ["head", "torso", "tail", "new"][row["bucket"]] == label["bucket"]
+
+
+def changed(retriever: Retriever) -> Retriever:
+    """With labels hidden, restored, embedded anew and added."""
+    rng = np.random.default_rng(2)
+    hidden = [f"item-{row}" for row in rng.choice(LABELS, 300, replace=False)]
+    records: list[Any] = [Hide(id=id_, at=AT) for id_ in hidden]
+    records += [Restore(id=id_, at=AT) for id_ in hidden[:50]]
+    for place, row in enumerate(rng.choice(LABELS, 60, replace=False).tolist()):
+        id_ = f"item-{row}" if place % 2 else f"new-{row}"
+        display = {"brand": f"brand-{row % 9}", "price": row / 100, "tags": ["t1", "fresh"]}
+        records.append(Upsert(id=id_, at=AT + timedelta(seconds=place), features={"genres": ["g1"]}, display=display))
+    return retriever.with_changes(records[:200]).with_changes(records[200:])
+
+
+def _query(rng: np.random.Generator) -> Query:
+    asked: dict[str, Any] = {"features": {"user_id": f"u{rng.integers(20)}"}, "k": int(rng.integers(1, 150))}
+    asked["bias_removal"] = float(rng.choice([-1, 0, 0.5, 1, 2]))
+    if rng.random() < 0.5:
+        asked["filter"] = some_filter(rng)
+    if rng.random() < 0.3:
+        asked["exclude"] = [f"item-{row}" for row in rng.choice(LABELS, rng.integers(1, 400))]
+    if rng.random() < 0.2:
+        asked["allow"] = [f"item-{row}" for row in rng.choice(LABELS, rng.integers(1, 1_000))]
+    if rng.random() < 0.3:
+        asked["buckets"] = ["torso", "tail"]
+    return Query(**asked)
+
+
+def _agreement(expected: list[dict[str, Any]], found: list[dict[str, Any]]) -> float:
+    """The share of answered labels whose scores are as good; as many are answered."""
+    good = count = 0
+    for one, other in zip(expected, found, strict=True):
+        scores = [[label["score"] for label in answer["labels"]] for answer in (one, other)]
+        assert len(scores[0]) == len(scores[1])
+        count += len(scores[0])
+        good += sum(abs(a - b) <= 1e-4 * max(1, abs(a)) for a, b in zip(*scores, strict=True))
+    return good / count
