@@ -21,7 +21,7 @@ _PORTS = (
     "etcd", "root_coord", "proxy", "proxy_internal", "query_coord", "query_node", "index_coord", "index_node",
     "data_coord", "data_node",
 )  # fmt: skip
-_START_SECONDS = 120
+_START_SECONDS, _ATTEMPTS = 120, 3
 COLLECTIONS = ("milvus_flat", "milvus_ivf_flat")
 """Kinds of index that it holds."""
 
@@ -40,11 +40,24 @@ class RunningMilvus:
         with (programs / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             milvus._initialize_data_files(str(programs))
-        ports = {f"{name}_port": free_port() for name in _PORTS}
-        milvus.MilvusServerConfig(data_dir=str(folder), **ports).resolve()
-        self.port, self._health = ports["proxy_port"], free_port()
         self._program = programs / "bin" / "milvus"
-        self._process = self._start()
+        for attempt in range(1, _ATTEMPTS + 1):
+            ports = {f"{name}_port": free_port() for name in _PORTS}
+            milvus.MilvusServerConfig(data_dir=str(folder), **ports).resolve()
+            self.port, self._health = ports["proxy_port"], free_port()
+            self._configure_etcd(ports["etcd_port"], free_port())
+            # Somebody else may have taken a port by now.
+            with suppress(*([ChildProcessError] if attempt < _ATTEMPTS else [])):
+                self._process = self._start()
+                break
+
+    def _configure_etcd(self, port: int, peers: int) -> None:
+        """Its port for peers, of which there are none, is the same for every server otherwise."""
+        client, peer = (f"http://127.0.0.1:{each}" for each in (port, peers))
+        names = {"client": ("listen-client-urls", "advertise-client-urls")}
+        names["peer"] = ("listen-peer-urls", "initial-advertise-peer-urls")
+        lines = [f"{name}: {url}" for kind, url in (("client", client), ("peer", peer)) for name in names[kind]]
+        (self._folder / "etcd.yaml").write_text("\n".join([*lines, f"initial-cluster: default={peer}"]))
 
     @property
     def uri(self) -> str:
@@ -87,6 +100,7 @@ class RunningMilvus:
         environment = {
             **os.environ,
             "DEPLOY_MODE": "STANDALONE",
+            "ETCD_CONFIG_PATH": str(self._folder / "etcd.yaml"),
             "METRICS_PORT": str(self._health),
             "MILVUS_RUN_DIR": str(self._folder / "run"),
             "LD_LIBRARY_PATH": f"{self._program.parent}:{os.environ.get('LD_LIBRARY_PATH', '')}",
@@ -105,6 +119,8 @@ class RunningMilvus:
                 if b"OK" in said.read():
                     return process
             time.sleep(0.1)
+        if process.poll() is not None:
+            raise ChildProcessError(f"expected Milvus to start, found that it ended: {self._folder / 'log'}")
         process.kill()
         raise TimeoutError(f"expected Milvus to be well within {_START_SECONDS} s: {self._folder / 'log'}")
 

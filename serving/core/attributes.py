@@ -14,7 +14,7 @@ import copy
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Any, Generic, TypeVar
@@ -139,8 +139,6 @@ class LabelAttributes:
         self._selections: _Kept[Selection] = _Kept(kept)
         self._of_added: Attributes | None = None
         self._added_selections: _Kept[Selection] = _Kept(kept)
-        for name in declared or ():
-            self._of_labels.column(name)
 
     def with_added(self, added: AddedLabels) -> LabelAttributes:
         """These labels and those of an overlay; what filters come to among these stays known."""
@@ -176,6 +174,11 @@ class LabelAttributes:
         if (attributes := self._of_added) is None:
             return rows, None
         return rows, self._added_selections.get(key, lambda: Selection(attributes.mask(conditions)))
+
+    def read_columns(self, names: Iterable[str]) -> None:
+        """Read columns now, and not with the first filter by them."""
+        for name in names:
+            self._of_labels.column(name)
 
     def forget(self) -> None:
         """Let go of the columns that were read, and of what filters came to."""

@@ -54,6 +54,8 @@ def _load(release: Release, max_new_labels: int) -> Retriever:
         max_new_labels=max_new_labels,
         filterable=release.index.filterable,
     )
+    if retriever.engine is None:  # which has the columns itself
+        retriever.catalogue.attributes.read_columns(release.index.filterable or ())
     retriever.warm()
     retriever.overlay.load_tower()
     return retriever

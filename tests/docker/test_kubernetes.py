@@ -111,7 +111,7 @@ REPLICAS: dict[str, Any] = yaml.safe_load((DOCKER / "compose.replicas.yaml").rea
 @pytest.mark.parametrize("name", REPLICAS["services"])
 def test_a_service_beside_replicas_is_hardened_and_pinned(name: str) -> None:
     service = REPLICAS["services"][name]
-    assert service["read_only"] is True
+    assert service["read_only"] is (name != "milvus")  # which writes beside its volume
     assert service["cap_drop"] == ["ALL"]
     assert {"healthcheck", "pids_limit", "mem_limit"} <= service.keys()
     assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
