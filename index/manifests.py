@@ -203,8 +203,8 @@ class CollectionColumn(Record):
     """Of its values; of a label without one any."""
     known: str
     """Whether a label has one."""
-    type: Literal["varchar", "array", "bool", "int64", "float", "double"]
-    """In which values are compared; `float` is kept as a double."""
+    type: Literal["varchar", "array", "bool", "int64", "half", "float", "double"]
+    """In which values are compared; `half` and `float` are kept as doubles."""
 
 
 class CollectionRecord(Record):

@@ -26,6 +26,8 @@ from longtail.state import Place, Postgres, of_model, read_place
 
 _SHORTEST_KEY = 16
 _FILE, _PREFIX = "settings_file", "LONGTAIL_"
+_LOADING_SECONDS = 5.0
+"""That a service waits for Milvus to load a release; it is tried again, and what is served goes on meanwhile."""
 _ALIKE = 0.8
 """Of difflib's ratio: a variable nearer to a setting's name is taken for that name, misspelt."""
 
@@ -255,7 +257,7 @@ class Settings(BaseSettings):
         if self.milvus is None:
             return None
         token = "" if self.milvus_token is None else self.milvus_token.get_secret_value()
-        return MilvusServer(self.milvus, token, self.milvus_seconds)
+        return MilvusServer(self.milvus, token, self.milvus_seconds, _LOADING_SECONDS)
 
     @property
     def place(self) -> Place:

@@ -132,9 +132,11 @@ def running_milvus() -> Iterator[RunningMilvus]:
         server = RunningMilvus(Path(folder))
         for name, value in server.environment.items():
             patched.setenv(name, value)
-        yield server
-        with suppress(ProcessLookupError):
-            server.kill()
+        try:
+            yield server
+        finally:
+            with suppress(ProcessLookupError):
+                server.kill()
 
 
 @pytest.fixture(scope="module")

@@ -13,31 +13,27 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
 
 from longtail.bundle import Bundle, sha256_of
-from longtail.bundle.arrays import Int64
-from longtail.bundle.display import json_ready
 from longtail.bundle.filterable import filter_kind
 from longtail.index.construct.bands import by_reach
+from longtail.index.construct.collection_rows import MOST_FIELDS, OWN_FIELDS, write_rows
 from longtail.index.construct.recall import Calibration, Progress
 from longtail.index.construct.settings import TARGET
 from longtail.index.construct.spec import IndexSpec
 from longtail.index.construct.tuning import TunedIndex, check_floor
 from longtail.index.errors import LongtailIndexError, SpecError
 from longtail.index.manifests import CollectionColumn, CollectionRecord, Effort, Kind, Trial
-from longtail.index.search.collection import HEAD, TAIL, VECTOR, Collection, CollectionSearcher
-from longtail.index.search.expressions import BUCKET, ROW
+from longtail.index.search.collection import Collection, drop
+from longtail.index.search.collection_searcher import CollectionSearcher
 from longtail.index.search.milvus import MilvusServer
-
-if TYPE_CHECKING:
-    from pymilvus import MilvusClient
 
 _LAYOUT = 1
 """Of the fields; another one makes other names."""
@@ -47,20 +43,12 @@ _LEAST_ROWS = 1_024
 """Of a segment that Milvus indexes; a smaller one it searches approximately, however hard it is asked to look."""
 _HEAD_SHARE, _MOST_HEAD = 0.01, 65_536
 """Of the labels, those that the partition `head` has."""
-_SEGMENT_ROWS = 2_000_000
-"""Rows of a segment, about: Milvus's 512 MB of 65 coordinates. Each has cells of its own."""
+_SEGMENT_ROWS = 250_000
+"""Rows of a segment, about, as Milvus seals it; each has cells of its own, as many where several are merged later."""
 _PROBES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _QUERIES_AGAIN = 50
 """Of a release that is to be published, whose collection may not be what it was."""
 _REMEDY = "Use --spec milvus_flat"
-_BATCH_BYTES = 8 << 20
-"""Of one insert, without its strings."""
-_LONGEST_TEXT, _MOST_VALUES = 65_535, 4_096
-"""Bytes of a string, and strings of a list, that Milvus takes."""
-_MOST_FIELDS, _OWN_FIELDS = 64, 5
-_INDEX_SECONDS = 43_200.0
-"""The longest that Milvus may take to index a collection."""
-_LABEL_ID, _DISPLAY = "label_id", "display"
 
 
 def tune_collection(
@@ -91,20 +79,21 @@ def tune_collection(
     calibration = Calibration(bundle, None)
     dim = bundle.rows(np.arange(1)).shape[1]
     record = _record(bundle, kind, filterable, server)
-    if server.ask(lambda client, seconds: client.has_collection(record.name, timeout=seconds)):
+    collection = Collection(server, record)
+    if _is_there(server, record.name):
         progress(f"{server} has {record.name}")
-        trials = _trials(bundle, Collection(server, record), calibration, progress, spec)
+        trials = _trials(bundle, collection, calibration, progress, spec)
     else:
         building = record.model_copy(update={"name": f"{_BUILDING}{int(time.time())}_{uuid4().hex[:8]}"})
         try:
             head_N = by_reach(bundle, None, calibration)[: record.head] if record.head else np.empty(0, np.int64)
-            _write(bundle, building, dim, np.sort(head_N), server, progress)
+            write_rows(bundle, building, dim, np.sort(head_N), server, progress)
             trials = _trials(bundle, Collection(server, building), calibration, progress, spec)
-            server.ask(lambda client, seconds: client.rename_collection(building.name, record.name, timeout=seconds))
-        except BaseException:
+            _name(server, building.name, record.name)
+        finally:
+            # Whatever the server said before, and unless it has another name by now.
             with suppress(LongtailIndexError):
-                server.ask(lambda client, seconds: client.drop_collection(building.name, timeout=seconds))
-            raise
+                drop(server.afresh(), [building.name])
     return TunedIndex(
         kind=kind,
         dim=dim,
@@ -118,6 +107,19 @@ def tune_collection(
         bytes_per_label=None,
         collection=record,
     )
+
+
+def _is_there(server: MilvusServer, name: str) -> bool:
+    return bool(server.ask(lambda client, seconds: client.has_collection(name, timeout=seconds)))
+
+
+def _name(server: MilvusServer, building: str, name: str) -> None:
+    """Give a collection its name, unless another build of the same content has come first."""
+    try:
+        server.ask(lambda client, seconds: client.rename_collection(building, name, timeout=seconds))
+    except LongtailIndexError:
+        if not _is_there(server.afresh(), name):
+            raise
 
 
 def check_collection(bundle: Bundle, searcher: CollectionSearcher, spec: IndexSpec) -> None:
@@ -161,10 +163,10 @@ def _record(bundle: Bundle, kind: Kind, filterable: Sequence[str] | None, server
         for place, name in enumerate(names)
         if (type_ := _type_of(display.schema.field(name).type)) is not None
     ]
-    if _OWN_FIELDS + 2 * len(columns) > _MOST_FIELDS:
+    if OWN_FIELDS + 2 * len(columns) > MOST_FIELDS:
         raise SpecError(
-            f"expected at most {(_MOST_FIELDS - _OWN_FIELDS) // 2} display columns to filter by, as Milvus has "
-            f"{_MOST_FIELDS} fields and a column takes two, received {len(columns)}: --filterable says which"
+            f"expected at most {(MOST_FIELDS - OWN_FIELDS) // 2} display columns to filter by, as Milvus has "
+            f"{MOST_FIELDS} fields and a column takes two, received {len(columns)}: --filterable says which"
         )
     assert bundle.path is not None
     content = {
@@ -199,7 +201,7 @@ def _type_of(type_: pa.DataType) -> Any:
         case "number":
             if pa.types.is_integer(plain):
                 return "int64"
-            return "float" if pa.types.is_floating(plain) and plain.bit_width <= 32 else "double"
+            return {16: "half", 32: "float"}.get(plain.bit_width, "double") if pa.types.is_floating(plain) else "double"
     return None
 
 
@@ -225,132 +227,3 @@ def _trials(
     best = max(trials, key=lambda trial: trial.lowest.recall)
     check_floor(best.lowest, spec, calibration, len(trials), _REMEDY)
     return trials
-
-
-def _write(
-    bundle: Bundle, record: CollectionRecord, dim: int, head_N: Int64, server: MilvusServer, progress: Progress
-) -> None:
-    """Create, fill, index and load a collection."""
-    name, labels = record.name, len(bundle.embeddings)
-    server.ask(lambda client, seconds: _create(client, record, dim, seconds))
-    in_head_L = np.zeros(labels, np.bool_)
-    in_head_L[head_N] = True
-    step = max(1, _BATCH_BYTES // (4 * dim))
-    for start in range(0, labels, step):
-        rows_R = np.arange(start, min(start + step, labels))
-        for partition, mask_R in ((HEAD, in_head_L[rows_R]), (TAIL, ~in_head_L[rows_R])):
-            if (picked_R := rows_R[mask_R]).size:
-                entities = list(_entities(bundle, record, picked_R))
-                where: dict[str, Any] = {"partition_name": partition} if record.head else {}
-                server.ask(lambda client, seconds: client.insert(name, entities, timeout=seconds, **where))  # noqa: B023
-        progress(f"{min(start + step, labels):,} of {labels:,} labels written to {name}")
-    progress(f"index {name}")
-    server.ask(lambda client, seconds: client.flush(name, timeout=seconds), seconds=_INDEX_SECONDS)
-    server.ask(lambda client, seconds: _index(client, record, seconds))
-    server.wait_until(lambda client, seconds: _is_indexed(client, name, seconds), _INDEX_SECONDS, f"index of {name}")
-
-
-def _index(client: MilvusClient, record: CollectionRecord, seconds: float) -> None:
-    asked = client.prepare_index_params()
-    kind, parameters = ("IVF_FLAT", {"nlist": record.cells}) if record.cells else ("FLAT", {})
-    asked.add_index(VECTOR, index_type=kind, metric_type="IP", params=parameters)
-    client.create_index(record.name, asked, timeout=seconds, sync=False)
-
-
-def _is_indexed(client: MilvusClient, name: str, seconds: float) -> bool:
-    said = client.describe_index(name, VECTOR, timeout=seconds)
-    return said["state"] == "Finished" and int(said["pending_index_rows"]) == 0
-
-
-def _create(client: MilvusClient, record: CollectionRecord, dim: int, seconds: float) -> None:
-    from pymilvus import DataType
-
-    types = {
-        "varchar": DataType.VARCHAR, "bool": DataType.BOOL, "int64": DataType.INT64, "float": DataType.DOUBLE,
-        "double": DataType.DOUBLE,
-    }  # fmt: skip
-    schema = client.create_schema(auto_id=False, enable_dynamic_field=False)
-    schema.add_field(ROW, DataType.INT64, is_primary=True)
-    schema.add_field(_LABEL_ID, DataType.VARCHAR, max_length=_LONGEST_TEXT)
-    schema.add_field(BUCKET, DataType.INT8)
-    schema.add_field(_DISPLAY, DataType.JSON)
-    schema.add_field(VECTOR, DataType.FLOAT_VECTOR, dim=dim)
-    for column in record.columns:
-        if column.type == "array":
-            schema.add_field(
-                column.field,
-                DataType.ARRAY,
-                element_type=DataType.VARCHAR,
-                max_capacity=_MOST_VALUES,
-                max_length=_LONGEST_TEXT,
-            )
-        else:
-            text = {"max_length": _LONGEST_TEXT} if column.type == "varchar" else {}
-            schema.add_field(column.field, types[column.type], **text)
-        schema.add_field(column.known, DataType.BOOL)
-    client.create_collection(record.name, schema=schema, consistency_level="Eventually", timeout=seconds)
-    for partition in (HEAD, TAIL) if record.head else ():
-        client.create_partition(record.name, partition, timeout=seconds)
-
-
-def _entities(bundle: Bundle, record: CollectionRecord, rows_R: Int64) -> Iterator[dict[str, Any]]:
-    """Labels as Milvus takes them."""
-    labels = bundle.labels
-    taken = labels.display.take(pa.array(rows_R))
-    ids = labels.ids.take(pa.array(rows_R)).to_pylist()
-    shown = {name: json_ready(name, taken[name]).to_pylist() for name in taken.column_names}
-    values = {column.name: _values(column, taken[column.name]) for column in record.columns}
-    for place, (row, id_, bucket, vector_E) in enumerate(
-        zip(rows_R.tolist(), ids, labels.buckets[rows_R].tolist(), bundle.rows(rows_R), strict=True)
-    ):
-        if len(id_.encode()) > _LONGEST_TEXT:
-            raise SpecError(f"label {id_[:100]!r}: expected an id of at most {_LONGEST_TEXT:,} bytes")
-        entity = {
-            ROW: row,
-            _LABEL_ID: id_,
-            BUCKET: bucket,
-            _DISPLAY: {name: column[place] for name, column in shown.items()},
-            VECTOR: vector_E,
-        }
-        for column in record.columns:
-            value = values[column.name][place]
-            texts = value if isinstance(value, list) else [value] if isinstance(value, str) else []
-            if len(texts) > _MOST_VALUES or any(len(text.encode()) > _LONGEST_TEXT for text in texts):
-                raise SpecError(
-                    f"label {id_[:100]!r}, column {column.name!r}: expected strings of at most {_LONGEST_TEXT:,} "
-                    f"bytes, and at most {_MOST_VALUES:,} of them, received more: --filterable leaves columns out"
-                )
-            entity[column.field] = _MISSING[column.type] if value is None else value
-            entity[column.known] = value is not None
-        yield entity
-
-
-_MISSING: dict[str, Any] = {"varchar": "", "array": [], "bool": False, "int64": 0, "float": 0.0, "double": 0.0}
-"""Values that stand where a label has none."""
-
-
-def _values(column: CollectionColumn, whole: pa.ChunkedArray) -> list[Any]:
-    """A column's values as the field has them; None where a label has none."""
-    import pyarrow.compute as pc
-
-    if pa.types.is_dictionary(whole.type):
-        whole = whole.cast(whole.type.value_type)
-    if pa.types.is_date(whole.type) or pa.types.is_timestamp(whole.type):
-        whole = pc.cast(pc.cast(whole, pa.timestamp("us"), safe=False), pa.int64())
-    elif pa.types.is_decimal(whole.type):
-        # By way of their digits, as `serving` compares them.
-        whole = pc.cast(pc.cast(whole, pa.string()), pa.float64())
-    elif column.type == "int64":
-        try:
-            whole = pc.cast(whole, pa.int64())
-        except pa.ArrowInvalid as error:
-            raise SpecError(f"column {column.name!r}: expected integers that int64 holds, {error}") from error
-    values: list[Any] = whole.to_pylist()
-    if column.type == "array":
-        return [
-            None if not value or not (known := [text for text in value if text is not None]) else known
-            for value in values
-        ]
-    if column.type in ("float", "double"):
-        return [None if value is None or math.isnan(value) else value for value in values]
-    return values

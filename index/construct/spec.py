@@ -132,7 +132,7 @@ class IndexSpec:
             cells_known: of an inverted file; None: as many as befit the labels.
 
         Raises:
-            SpecError: ivf_fastscan or ivf_pq with too few labels to train its codes.
+            SpecError: ivf_fastscan or ivf_pq with too few labels to train its codes; or what is not FAISS's.
         """
         count = cells_known or max(1, min(_cells(labels), labels // _POINTS_PER_CELL))
 
@@ -161,8 +161,10 @@ class IndexSpec:
                 # "np" skips polysemous training, which takes minutes and which no search here makes use of.
                 width = code_bytes * _PQ_DIMS_PER_BYTE
                 return f"{cells(width)},PQ{code_bytes}np", width
-            case "factory" | "milvus_flat" | "milvus_ivf_flat":
+            case "factory":
                 return self.text, dim
+            case "milvus_flat" | "milvus_ivf_flat":
+                raise SpecError(f"index spec {self.text!r}: expected one that FAISS builds, received one of Milvus")
 
 
 def _cells(labels: int) -> int:

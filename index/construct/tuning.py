@@ -86,7 +86,7 @@ class TunedIndex:
         return [RecallAt(**at.model_dump(exclude={"k", "effort"})) for at in served] or self.chosen.recall
 
     def searcher(self, bundle: Bundle) -> Searcher:
-        """A searcher as a release of this index has it."""
+        """A searcher as a release of this index has it, if FAISS holds it."""
         filtered = self.filtered.efforts if self.filtered else ()
         return Searcher(bundle, self.bands, self.chosen.effort, filtered, self.efforts)
 

@@ -28,7 +28,7 @@ from longtail.index.manifests import Device, Partition, ReleaseManifest
 from longtail.index.release.release import Release, check_name
 from longtail.index.release.releases import Releases
 from longtail.index.release.writing import path_of, write_release
-from longtail.index.search.collection import CollectionSearcher
+from longtail.index.search.collection_searcher import CollectionSearcher
 from longtail.state import read_label_changes
 
 
@@ -100,10 +100,11 @@ def build(
         source = replace(source, priors=table.read(source, progress=progress))
     tuned = _tuned(source, spec, device, filterable, there, progress)
     progress(f"write {name} to {there}")
-    manifest = write_release(
-        there.root, name, created_at, source, tuned, spec=spec, device=device, filterable=filterable
-    )
-    there.shelf.complete(name)
+    with there.collections.held(name, tuned.collection):
+        manifest = write_release(
+            there.root, name, created_at, source, tuned, spec=spec, device=device, filterable=filterable
+        )
+        there.shelf.complete(name)
     return manifest
 
 
@@ -301,17 +302,18 @@ def _write_like(
 ) -> ReleaseManifest:
     """Write a release as one before was asked for."""
     progress(f"write {name} to {there}")
-    manifest = write_release(
-        there.root,
-        name,
-        created_at,
-        bundle,
-        tuned,
-        spec=_spec_of(before),
-        device="cpu",
-        filterable=before.index.filterable,
-    )
-    there.shelf.complete(name)
+    with there.collections.held(name, tuned.collection):
+        manifest = write_release(
+            there.root,
+            name,
+            created_at,
+            bundle,
+            tuned,
+            spec=_spec_of(before),
+            device="cpu",
+            filterable=before.index.filterable,
+        )
+        there.shelf.complete(name)
     return manifest
 
 

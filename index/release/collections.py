@@ -1,64 +1,134 @@
-"""What releases whose rows are in collections of Milvus ask of the server beside being opened: publish and drop."""
+"""What releases whose rows are in collections of Milvus ask of the server, beside being opened.
+
+A release holds its collection by an alias of its own, made of its place and name, so that no other place which has the
+same content takes it away. Another alias, of the place alone, names the collection of what is published there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, suppress
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from longtail.bundle import BundleError
 from longtail.index.construct.collection import abandoned, check_collection
 from longtail.index.construct.spec import IndexSpec
 from longtail.index.errors import LongtailIndexError
+from longtail.index.manifests import CollectionRecord
 from longtail.index.release.release import Release, read_index_manifest
-from longtail.index.search.collection import CollectionSearcher, drop
+from longtail.index.search.collection import HELD_BY, Collection, drop
+from longtail.index.search.collection_searcher import CollectionSearcher
 from longtail.index.search.milvus import MilvusServer
 
+if TYPE_CHECKING:
+    from pymilvus import MilvusClient
 
-def publish_collection(release: Release, *, measure: bool) -> None:
-    """Have the server's alias name the release's collection; nothing of a release that FAISS holds.
+
+class HeldCollections:
+    """The collections of the releases of one place.
 
     Args:
-        release: that is to be published.
-        measure: whether its recall must reach the floor now.
-
-    Raises:
-        RecallFloorError: it does not.
-        EngineUnavailableError: the server does not answer.
+        place: directory or URL.
+        server: gives the server; asked only where a release has a collection. Raises SpecError where none is named.
     """
-    if isinstance(release.searcher, CollectionSearcher):
-        if measure:
+
+    def __init__(self, place: str, server: Callable[[], MilvusServer]) -> None:
+        self._place = place
+        self._server = server
+
+    @property
+    def published(self) -> str:
+        """The alias of what is published."""
+        plain = re.sub(r"[^A-Za-z0-9]+", "_", self._place).strip("_")[-64:]
+        return f"longtail_{plain}_{_digest(self._place)[:8]}"
+
+    @contextmanager
+    def held(self, name: str, record: CollectionRecord | None) -> Iterator[None]:
+        """Keep the collection of a release that is written in here, if it has one, until `drop_unheld` of it.
+
+        Raises:
+            EngineUnavailableError: the server does not answer, or has the collection no more.
+        """
+        if record is None:
+            yield
+            return
+        server = self._server()
+        Collection(server, record).point(self._alias(name))
+        try:
+            yield
+        except BaseException:
+            with suppress(LongtailIndexError):
+                self._let_go(server.afresh(), [name])
+            raise
+
+    def check(self, release: Release) -> None:
+        """Measure the recall of a release as its collection is now.
+
+        Raises:
+            RecallFloorError: it is below the floor.
+            EngineUnavailableError: the server does not answer.
+        """
+        if isinstance(release.searcher, CollectionSearcher):
             check_collection(
                 release.bundle, release.searcher, IndexSpec(release.index.spec, release.index.recall_floor)
             )
-        release.searcher.collection.publish()
 
+    def publish(self, release: Release) -> None:
+        """Have the place's alias name the collection of a release, which holds it, too; raises as `held`."""
+        if isinstance(release.searcher, CollectionSearcher):
+            release.searcher.collection.point(self._alias(release.name))
+            release.searcher.collection.point(self.published)
 
-def drop_collections(
-    gone: Iterable[str],
-    kept: Iterable[str],
-    manifests: Callable[[str], AbstractContextManager[Path]],
-    server: Callable[[], MilvusServer],
-) -> None:
-    """Drop the collections that releases name which are to be deleted, and no other does; and what old builds left.
+    def named(self, names: Iterable[str], manifests: Callable[[str], AbstractContextManager[Path]]) -> dict[str, str]:
+        """The collections that releases name, by release; of one that cannot be read none is known.
 
-    Args:
-        gone, kept: names of releases.
-        manifests: the directory of a release's manifests.
-        server: that has them; asked for where there are any.
-
-    Raises:
-        EngineUnavailableError: the server does not answer; some may be there still.
-        SpecError: no server is named.
-    """
-
-    def named(releases: Iterable[str]) -> set[str]:
-        found = set[str]()
-        for release in releases:
-            # One that cannot be read names none.
-            with suppress(LongtailIndexError), manifests(release) as path:
-                if (collection := read_index_manifest(path).collection) is not None:
-                    found.add(collection.name)
+        Args:
+            names: of releases.
+            manifests: the directory of a release's manifests.
+        """
+        found = {}
+        for name in names:
+            with suppress(LongtailIndexError, BundleError), manifests(name) as path:
+                if (record := read_index_manifest(path).collection) is not None:
+                    found[name] = record.name
         return found
 
-    if old := named(gone):
-        drop(server(), [*sorted(old - named(kept)), *abandoned(server())])
+    def drop_unheld(self, collections: dict[str, str]) -> None:
+        """Let go of the collections of releases that are deleted, drop those that no other release holds, and what
+        builds of more than a day ago left.
+
+        Args:
+            collections: as of `named`.
+
+        Raises:
+            EngineUnavailableError: the server does not answer; some may be there still.
+            SpecError: no server is named.
+        """
+        if not collections:
+            return
+        server = self._server()
+        self._let_go(server, collections)
+        drop(server, [*sorted(set(collections.values())), *abandoned(server)])
+
+    def _let_go(self, server: MilvusServer, names: Iterable[str]) -> None:
+        def drop_aliases(client: MilvusClient, seconds: float) -> None:
+            from pymilvus.exceptions import MilvusException
+
+            for name in names:
+                try:
+                    client.drop_alias(self._alias(name), timeout=seconds)
+                except MilvusException as error:
+                    if "alias" not in str(error.message):  # of one that is gone
+                        raise
+
+        server.ask(drop_aliases)
+
+    def _alias(self, name: str) -> str:
+        return HELD_BY + _digest(f"{self._place}/{name}")[:24]
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -20,7 +20,7 @@ from longtail.index.errors import (
 )
 from longtail.index.manifests import Device, ReleaseManifest
 from longtail.index.release.bucket_floors import FLOORS_FILE, BucketFloors, BucketMetrics, FloorsReport
-from longtail.index.release.collections import drop_collections, publish_collection
+from longtail.index.release.collections import HeldCollections
 from longtail.index.release.compatibility import Compatibility
 from longtail.index.release.local import LocalReleases
 from longtail.index.release.pointers import Pointers, PointerStore
@@ -52,6 +52,7 @@ class Releases:
     Attributes:
         root: the directory, or that of the copies.
         shelf: what is there, and how releases come and go.
+        collections: those of releases whose rows Milvus holds.
 
     Raises:
         StorageError: a URL that cannot be opened. Of a place at one, every method that looks at it.
@@ -64,6 +65,7 @@ class Releases:
         self.root = self.shelf.directory
         self._pointers: PointerStore = self.shelf.pointers
         self._milvus = milvus
+        self.collections = HeldCollections(str(self) if is_url(place) else str(self.root.resolve()), self.milvus)
 
     def __str__(self) -> str:
         """The place."""
@@ -179,7 +181,9 @@ class Releases:
             LongtailIndexError, BundleError: it is not what was built, or the store has another one by its name.
             StorageError: the store does not answer; then there is no such release, and the same call goes on.
         """
-        self.shelf.upload(open_release(release.resolve(), mapped=False, towers=False, milvus=self.milvus).path)
+        opened = open_release(release.resolve(), mapped=False, towers=False, milvus=self.milvus)
+        with self.collections.held(opened.name, opened.index.collection):
+            self.shelf.upload(opened.path)
 
     def stage(self, name: str) -> None:
         """Verify a release and have a service that follows CURRENT ask it, too, unseen, a share of live queries.
@@ -281,11 +285,12 @@ class Releases:
                     StagedReport(self.staged_report(name, state=state).counts, floors.staged).check(name)
                 if (compared := compared_with(self.shelf, current, name, release.bundle, state)) is not None:
                     compared.check()
-            publish_collection(release, measure=True)
+            self.collections.check(release)
             history = now.history if name == current else (*now.history, name)
             staged = None if now.staged == name else now.staged
             forced = name if force else None
             move(now.model_copy(update={"current": name, "history": history, "forced": forced, "staged": staged}))
+            self.collections.publish(release)
             return report
 
     def rollback(self) -> str:
@@ -305,8 +310,9 @@ class Releases:
                     f"{self}: expected a release published before {now.current or 'any'}, found none in its history"
                 )
             self._refuse_deleted(history[-1], now)
-            publish_collection(self.verify(history[-1]), measure=False)
+            release = self.verify(history[-1])
             move(now.model_copy(update={"current": history[-1], "forced": history[-1], "history": tuple(history)}))
+            self.collections.publish(release)
             return history[-1]
 
     def prune(self, keep: int) -> list[str]:
@@ -328,10 +334,13 @@ class Releases:
             newest_first = sorted(self.names(), key=self._age_key, reverse=True)
             old = [name for name in newest_first[keep:] if name not in needed]
             gone = sorted({*old, *now.deleting, *self.shelf.abandoned()} - needed)
+            collections = self.collections.named(gone, self.manifests)
+            if collections:
+                self.milvus().version()  # before anything is begun
             if gone:
                 # Said before it is done: from then on nobody publishes one of them, or takes its name.
                 move(now.model_copy(update={"deleting": tuple(gone)}))
-                drop_collections(gone, set(self.names()) - {*gone}, self.manifests, self.milvus)
+                self.collections.drop_unheld(collections)
                 for name in gone:
                     self.shelf.delete(name)
         while gone:

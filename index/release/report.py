@@ -50,6 +50,8 @@ def _facts(release: ReleaseManifest, index: IndexManifest) -> dict[str, str]:
     lowest = min(index.recall, key=lambda at: at.recall)
     served = next((point for point in index.curve if _is_served(point, index)), None)
     head = next((band.labels for band in index.bands if band.name == "head"), 0)
+    if index.collection is not None:
+        head = index.collection.head
     facts = {
         "Bundle": release.bundle,
         "Labels": f"{index.labels:,} × {index.dim} coordinates",

@@ -65,7 +65,7 @@ def write_release(
 
 
 def path_of(bundle: Bundle | str | Path) -> Path:
-    """The directory of a bundle."""
+    """The directory of a bundle; raises LongtailIndexError for one without a path."""
     if not isinstance(bundle, Bundle):
         return local_bundle(bundle)
     if bundle.path is None:

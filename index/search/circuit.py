@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from math import inf
 from time import monotonic
 
 _FAILURES = 3
@@ -28,30 +29,30 @@ class Circuit:
         self._clock = clock
         self._lock = threading.Lock()
         self._failures = 0
-        self._open_until = 0.0
+        self._opened_at = self._open_until = -inf
         self._open_seconds = _FIRST_SECONDS
-        self._trying_until = 0.0
+        self._trying_until = -inf
         self._retries = _MOST_RETRIES
 
-    def admit(self, seconds: float) -> float:
+    def admit(self, seconds: float) -> tuple[float, float]:
         """Begin a request, if the circuit is closed or this one is to try.
 
         Args:
             seconds: that the request may take: so long no other tries.
 
         Returns:
-            0, or the seconds until the next may try: then nothing is to be asked.
+            0, or the seconds until the next may try: then nothing is to be asked. And when the request began, for
+            `failed`.
         """
         with self._lock:
             now = self._clock()
             if self._failures < _FAILURES:
                 self._retries = min(_MOST_RETRIES, self._retries + _RETRY_SHARE)
-                return 0.0
+                return 0.0, now
             wait = max(self._open_until, self._trying_until) - now
-            if wait > 0:
-                return wait
-            self._trying_until = now + seconds
-            return 0.0
+            if wait <= 0:
+                self._trying_until = now + seconds
+            return max(wait, 0.0), now
 
     def may_retry(self) -> bool:
         """Whether a request that failed may be tried again, which is then counted."""
@@ -64,16 +65,23 @@ class Circuit:
     def succeeded(self) -> None:
         """A request was answered: the circuit closes."""
         with self._lock:
-            self._failures, self._open_seconds, self._trying_until = 0, _FIRST_SECONDS, 0.0
+            self._failures, self._open_seconds, self._trying_until = 0, _FIRST_SECONDS, -inf
 
-    def failed(self) -> None:
-        """A request was not answered."""
+    def failed(self, began: float) -> None:
+        """A request was not answered.
+
+        Args:
+            began: as of `admit`. One that was under way when the circuit opened says nothing new.
+        """
         with self._lock:
+            if self._failures >= _FAILURES and began <= self._opened_at:
+                return
             self._failures += 1
-            self._trying_until = 0.0
             if self._failures >= _FAILURES:
-                self._open_until = self._clock() + self._open_seconds
+                self._opened_at = self._clock()
+                self._open_until = self._opened_at + self._open_seconds
                 self._open_seconds = min(2 * self._open_seconds, _LONGEST_SECONDS)
+                self._trying_until = -inf
 
     @property
     def open(self) -> bool:

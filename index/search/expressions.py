@@ -22,7 +22,7 @@ ROW, BUCKET = "row", "bucket"
 _NOTHING, _EVERYTHING = f"{ROW} < 0", f"{ROW} >= 0"
 _LONG = np.iinfo(np.int64)
 _DOUBLE = np.finfo(np.float64)
-_ORDER = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+_ORDER = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "=="}
 
 
 def both(*expressions: str) -> str:
@@ -67,7 +67,7 @@ def _of(condition: Condition, column: CollectionColumn) -> str:
         case "ne" | "not_in":
             return f"not ({_having(column, condition.values)})"
     compared = _compared(column, condition.operator, condition.values[0])
-    return f"{column.known} == true and {compared}"
+    return f"{column.known} == true and ({compared})"
 
 
 def _having(column: CollectionColumn, values: Sequence[Any]) -> str:
@@ -83,38 +83,68 @@ def _having(column: CollectionColumn, values: Sequence[Any]) -> str:
             if column.type == "array":
                 return f"array_contains_any({column.field}, [{', '.join(texts)}])"
             return f"{column.known} == true and {column.field} in [{', '.join(texts)}]"
-    numbers = [number for value in values if (number := _held(column, value)) is not None]
-    if not numbers:
+    if column.type == "int64":
+        whole = sorted({int(value) for value in values if value == value // 1 and _LONG.min < value <= _LONG.max})
+        equal = [f"{column.field} in {whole}"] if whole else []
+        equal += [_compared(column, "eq", _LONG.min)] if _LONG.min in values else []
+    else:
+        equal = [_compared(column, "eq", value) for value in dict.fromkeys(values)]
+    if not equal:
         return _NOTHING
-    if column.type == "int64":
-        return f"{column.known} == true and {column.field} in {numbers}"
-    return f"{column.known} == true and ({' or '.join(f'{column.field} == {number!r}' for number in numbers)})"
-
-
-def _held(column: CollectionColumn, value: float) -> float | None:
-    """A number as the column has it; None of one that it cannot have."""
-    if column.type == "int64":
-        return int(value) if value == value // 1 and _LONG.min <= value <= _LONG.max else None
-    number = _float(column, value)
-    return number if math.isfinite(number) else None
+    return f"{column.known} == true and ({' or '.join(equal)})"
 
 
 def _compared(column: CollectionColumn, operator: str, value: float) -> str:
-    if column.type == "int64":
-        # Between two integers, x < 6.5 is x < 7 and x <= 6.5 is x <= 6.
-        whole = math.ceil(value) if operator in ("lt", "ge") else math.floor(value)
-        if not _LONG.min <= whole <= _LONG.max:
-            return _EVERYTHING if (whole > 0) == (operator in ("lt", "le")) else _NOTHING
-        return f"{column.field} {_ORDER[operator]} {whole}"
-    number = min(max(_float(column, value), float(_DOUBLE.min)), float(_DOUBLE.max))
-    return f"{column.field} {_ORDER[operator]} {number!r}"
+    """Labels whose number stands so to another."""
+    return (
+        _compared_integer(column, operator, value)
+        if column.type == "int64"
+        else _compared_float(column, operator, value)
+    )
+
+
+def _compared_integer(column: CollectionColumn, operator: str, value: float) -> str:
+    if operator == "eq" and value != value // 1:
+        return _NOTHING
+    # Between two integers, x < 6.5 is x < 7 and x <= 6.5 is x <= 6.
+    whole = math.ceil(value) if operator in ("lt", "ge") else math.floor(value)
+    if whole <= _LONG.min:  # Milvus reads no literal of the least integer
+        inside = whole == _LONG.min
+        return {
+            "eq": f"{column.field} < {_LONG.min + 1}" if inside else _NOTHING,
+            "le": f"{column.field} < {_LONG.min + 1}" if inside else _NOTHING,
+            "gt": f"{column.field} > {_LONG.min + 1} or {column.field} == {_LONG.min + 1}" if inside else _EVERYTHING,
+            "lt": _NOTHING,
+            "ge": _EVERYTHING,
+        }[operator]
+    if whole > _LONG.max:
+        return _EVERYTHING if operator in ("lt", "le") else _NOTHING
+    return f"{column.field} {_ORDER[operator]} {whole}"
+
+
+def _compared_float(column: CollectionColumn, operator: str, value: float) -> str:
+    number = _float(column, value)
+    if math.isfinite(number):
+        return f"{column.field} {_ORDER[operator]} {number!r}"
+    # A column may hold infinities, of which Milvus reads no literal: they are what lies beyond the largest number.
+    most = repr(float(_DOUBLE.max))
+    infinite, finite = (
+        (f"{column.field} > {most}", f"{column.field} <= {most}")
+        if number > 0
+        else (f"{column.field} < -{most}", f"{column.field} >= -{most}")
+    )
+    beyond = {"lt": _NOTHING, "le": infinite, "gt": finite, "ge": _EVERYTHING, "eq": infinite}
+    if number > 0:
+        beyond = {"lt": finite, "le": _EVERYTHING, "gt": _NOTHING, "ge": infinite, "eq": infinite}
+    return beyond[operator]
 
 
 def _float(column: CollectionColumn, value: float) -> float:
     """A number in the precision of the column; infinite where that has no room for it."""
+    kind: Any = {"half": np.float16, "float": np.float32, "double": np.float64}[column.type]
     try:
         with np.errstate(over="ignore"):
-            return float(np.float32(value)) if column.type == "float" else float(value)
+            return float(kind(value))
     except OverflowError:
         return math.inf if value > 0 else -math.inf
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Generic, Protocol, Self, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -93,6 +95,10 @@ class FilteringSearcher(ABC, Generic[Eligible]):
             k: results per query.
         """
 
+    def patience(self) -> AbstractContextManager[None]:
+        """While this lasts, no client waits for what is searched."""
+        return nullcontext()
+
     def without(self, rows_R: Int64) -> Self:
         """A searcher over the same index that never answers some label rows, nor those that this one hides.
 
@@ -133,11 +139,11 @@ class FilteringSearcher(ABC, Generic[Eligible]):
         if filters is None and len(queries_BE):
             return self._search(queries_BE, k, self._bucket_labels(EVERYTHING))
         scores_BK, rows_BK = no_results(len(queries_BE), k)
+        searches: list[tuple[list[int], Callable[[], tuple[Float32, Int64]]]] = []
         groups: dict[tuple[frozenset[int], Selection | None, int], list[int]] = defaultdict(list)
         for query, filter_ in enumerate(filters or ()):
             if filter_ is not None and (filter_.allow is not None or _size(filter_) > _EXCLUDE_BY_OVERFETCH_UP_TO):
-                found = self._search_alone(queries_BE[query : query + 1], k, filter_)
-                scores_BK[query], rows_BK[query] = found[0][0], found[1][0]
+                searches.append(([query], partial(self._search_alone, queries_BE[query : query + 1], k, filter_)))
             else:
                 # Queries with like numbers of excluded labels share one search.
                 selection = None if filter_ is None else filter_.selection
@@ -145,10 +151,27 @@ class FilteringSearcher(ABC, Generic[Eligible]):
         for (buckets, selection, excluded), queries in groups.items():
             excludes = [_exclude(filters[query]) for query in queries] if excluded and filters else None
             picked = queries_BE if len(queries) == len(queries_BE) else queries_BE[queries]
-            scores_BK[queries], rows_BK[queries] = self._search(
-                picked, k, self._visible(buckets, selection), excluded, excludes
-            )
+            searches.append((queries, partial(self._search_group, picked, k, buckets, selection, excluded, excludes)))
+        found = self._each([search for _, search in searches])
+        for (queries, _), (scores_bK, rows_bK) in zip(searches, found, strict=True):
+            scores_BK[queries], rows_BK[queries] = scores_bK, rows_bK
         return scores_BK, rows_BK
+
+    def _each(self, searches: Sequence[Callable[[], tuple[Float32, Int64]]]) -> Iterable[tuple[Float32, Int64]]:
+        """What each search finds, in order: one after the other, unless an engine can do them at once."""
+        return (search() for search in searches)
+
+    def _search_group(
+        self,
+        queries_bE: Float32,
+        k: int,
+        buckets: frozenset[int],
+        selection: Selection | None,
+        excluded: int,
+        excludes: Sequence[Int64] | None,
+    ) -> tuple[Float32, Int64]:
+        """Queries of the same buckets and selection."""
+        return self._search(queries_bE, k, self._visible(buckets, selection), excluded, excludes)
 
     def _search_alone(self, query_1E: Float32, k: int, filter_: Filter) -> tuple[Float32, Int64]:
         """One query whose eligible labels are its own."""

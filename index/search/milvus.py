@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
@@ -20,15 +23,19 @@ if TYPE_CHECKING:
     from pymilvus import MilvusClient
 
 VARIABLE, TOKEN_VARIABLE = "LONGTAIL_MILVUS", "LONGTAIL_MILVUS_TOKEN"
-_PATIENT_SECONDS = 60.0
+_PATIENT_SECONDS, _PATIENT_LOADING_SECONDS = 60.0, 3_600.0
 """Of commands that nobody waits for online."""
-_BACK_OFF_SECONDS, _LEAST_SECONDS = 0.05, 0.01
-_LONGEST_PAUSE_SECONDS = 1.0
-_NOT_FOUND, _NOT_LOADED = 100, 101
-"""Milvus's codes of a collection that is not there, or not in memory."""
-_REFUSED = ("cannot parse expression", "invalid parameter", "is invalid")
+_BACK_OFF_SECONDS, _LONGEST_BACK_OFF_SECONDS, _LEAST_SECONDS = 0.05, 1.0, 0.01
+_TRANSPORT, _NOT_FOUND, _NOT_LOADED = -1, 100, 101
+"""Our code of an error on the way, and Milvus's of a collection that is not there, or not in memory."""
+_REFUSED = (
+    "cannot parse expression", "invalid parameter", "is invalid", "duplicated", "RESOURCE_EXHAUSTED",
+    "INVALID_ARGUMENT", "UNAUTHENTICATED", "PERMISSION_DENIED", "UNIMPLEMENTED", "exceeds", "auth check failure",
+)  # fmt: skip
+"""What a server says that answers, and will not do what it is asked: to ask again is no use."""
 
 Answer = TypeVar("Answer")
+_until: ContextVar[float | None] = ContextVar("until", default=None)
 
 
 class MilvusServer:
@@ -38,55 +45,79 @@ class MilvusServer:
         uri: `http://HOST:PORT/DATABASE`, or https://; without a database the default one.
         token: `USER:PASSWORD` or a key; empty for a server without authentication.
         seconds: the longest that one request may take, retries among them.
-        circuit: decides when it is asked.
+        loading_seconds: the longest that is waited for a collection to be loaded.
 
     Raises:
         SpecError: no such address.
     """
 
     def __init__(
-        self, uri: str, token: str = "", seconds: float = _PATIENT_SECONDS, circuit: Circuit | None = None
+        self,
+        uri: str,
+        token: str = "",
+        seconds: float = _PATIENT_SECONDS,
+        loading_seconds: float = _PATIENT_LOADING_SECONDS,
     ) -> None:
-        parts = urlsplit(uri)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise SpecError(
-                f"{VARIABLE}: expected http://HOST:PORT or http://HOST:PORT/DATABASE, received {_bare(uri)!r}"
-            )
+        try:
+            parts = urlsplit(uri)
+            known = parts.scheme in ("http", "https") and parts.hostname and (parts.port or True) and "@" not in uri
+        except ValueError:
+            known = False
+        if not known:
+            shown = "one with a user, which is for LONGTAIL_MILVUS_TOKEN" if "@" in uri else repr(uri)
+            raise SpecError(f"{VARIABLE}: expected http://HOST:PORT or http://HOST:PORT/DATABASE, received {shown}")
         self._uri = f"{parts.scheme}://{parts.netloc}"
         self._database = parts.path.strip("/")
         self._token = token
-        self.seconds = seconds
-        self._circuit = circuit or Circuit()
+        self.seconds, self.loading_seconds = seconds, loading_seconds
+        self._circuit = Circuit()
         self._client: MilvusClient | None = None
+        self._connecting = threading.Lock()
         self._last = ""
-        self._lacks: str | None = None
+        self._lacks: dict[str, str] = {}
 
     @classmethod
-    def named(cls, uri: str | None = None, token: str | None = None, seconds: float = _PATIENT_SECONDS) -> MilvusServer:
-        """The server of an address, or of the environment.
-
-        Args:
-            uri, token: as of the class; None: what `LONGTAIL_MILVUS` and `LONGTAIL_MILVUS_TOKEN` say.
-            seconds: as of the class.
+    def named(cls) -> MilvusServer:
+        """The server that the environment names, `LONGTAIL_MILVUS` and `LONGTAIL_MILVUS_TOKEN`.
 
         Raises:
             SpecError: no address, or none such.
         """
-        uri = uri or os.environ.get(VARIABLE)
+        uri = os.environ.get(VARIABLE)
         if not uri:
             raise SpecError(
                 f"expected the address of a Milvus server in {VARIABLE}, such as http://127.0.0.1:19530, received none"
             )
-        return cls(uri, token or os.environ.get(TOKEN_VARIABLE, ""), seconds)
+        return cls(uri, os.environ.get(TOKEN_VARIABLE, ""))
 
     def __str__(self) -> str:
-        """Its address, without what it may hold of a password."""
-        return f"Milvus at {_bare(self._uri)}" + (f", database {self._database}" if self._database else "")
+        """Its address."""
+        return f"Milvus at {self._uri}" + (f", database {self._database}" if self._database else "")
 
-    @property
-    def problem(self) -> str | None:
-        """What it said last, if it is not asked now for that, or lacks what it was asked for; None: it answers."""
-        return self._last if self._circuit.open else self._lacks
+    def problem(self, about: str) -> str | None:
+        """What it said last, if it is not asked now for that, or of something that it lacks; None: it answers.
+
+        Args:
+            about: as of `ask`.
+        """
+        return self._last if self._circuit.open else self._lacks.get(about)
+
+    def afresh(self) -> MilvusServer:
+        """The same server, to be asked whatever it did before."""
+        return MilvusServer(f"{self._uri}/{self._database}", self._token, self.seconds, self.loading_seconds)
+
+    @contextmanager
+    def within(self, seconds: float) -> Iterator[None]:
+        """Have all that is asked in here, and in copies of this context, answered in so many seconds together, rather
+        than each in the server's; of one in another the outer's count."""
+        if _until.get() is not None:
+            yield
+            return
+        token = _until.set(monotonic() + seconds)
+        try:
+            yield
+        finally:
+            _until.reset(token)
 
     def ask(
         self, work: Callable[[MilvusClient, float], Answer], *, about: str = "", seconds: float | None = None
@@ -100,42 +131,52 @@ class MilvusServer:
 
         Raises:
             EngineUnavailableError: it does not answer in time, or has not lately, or lacks the collection.
-            LongtailIndexError: it does not understand.
+            LongtailIndexError: it refuses.
         """
-        seconds, where = seconds or self.seconds, ", ".join(filter(None, [str(self), about]))
-        began, back_off = monotonic(), _BACK_OFF_SECONDS
-        if (wait := self._circuit.admit(seconds)) > 0:
+        began = monotonic()
+        until = began + (seconds or self.seconds)
+        if (shared := _until.get()) is not None:
+            until = shared
+        allowed, back_off = until - began, _BACK_OFF_SECONDS
+        where = ", ".join(filter(None, [str(self), about]))
+        if allowed < _LEAST_SECONDS:
+            raise EngineUnavailableError(f"{where}: expected answers in time, found them too slow")
+        wait, admitted = self._circuit.admit(allowed)
+        if wait > 0:
             raise EngineUnavailableError(
-                f"{self}: expected a server that answers, found one that has not lately ({self._last}); it is asked "
+                f"{where}: expected a server that answers, found one that has not lately ({self._last}); it is asked "
                 f"again in {wait:.1f} s",
                 seconds=wait,
             )
         while True:
             try:
-                answer = work(self._connected(seconds), seconds - (monotonic() - began))
+                answer = work(self._connected(until), until - monotonic())
+            except EngineUnavailableError as error:
+                self._lacks[about] = str(error)
+                self._circuit.succeeded()
+                raise
             except Exception as error:
                 code, said = _told(error)
                 if code is None:
                     raise
                 if code in (_NOT_FOUND, _NOT_LOADED):
                     self._circuit.succeeded()
-                    self._lacks = said
+                    self._lacks[about] = said
                     raise EngineUnavailableError(f"{where}: {said}") from error
                 if any(words in said for words in _REFUSED):
                     self._circuit.succeeded()
                     raise LongtailIndexError(f"{where}: {said}") from error
                 self._last = said
-                self._circuit.failed()
-                left = seconds - (monotonic() - began) - back_off
-                if left < _LEAST_SECONDS or not self._circuit.may_retry():
+                self._circuit.failed(admitted)
+                if until - monotonic() < back_off + _LEAST_SECONDS or not self._circuit.may_retry():
                     raise EngineUnavailableError(
-                        f"{where}: expected an answer within {seconds:g} s, found that it does not: {said}"
+                        f"{where}: expected an answer within {allowed:.3g} s, found that it does not: {said}"
                     ) from error
                 sleep(back_off)
                 back_off *= 2
             else:
                 self._circuit.succeeded()
-                self._lacks = None
+                self._lacks.pop(about, None)
                 return answer
 
     def wait_until(self, done: Callable[[MilvusClient, float], bool], seconds: float, about: str) -> None:
@@ -154,43 +195,46 @@ class MilvusServer:
         while not self.ask(done, about=about):
             if monotonic() > until:
                 raise EngineUnavailableError(
-                    f"{self}, {about}: expected what was begun to be done within {seconds:g} s"
+                    f"{self}, {about}: expected what was begun to be done within {seconds:g} s, found it under way"
                 )
             sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            pause = min(2 * pause, _LONGEST_BACK_OFF_SECONDS)
 
     def version(self) -> str:
         """The server's version; raises as `ask`."""
         return str(self.ask(lambda client, _: client.get_server_version()))
 
-    def _connected(self, seconds: float) -> MilvusClient:
-        client = self._client
-        if client is None:
-            try:
-                from pymilvus import MilvusClient
-            except ModuleNotFoundError as error:
-                raise SpecError("expected pymilvus for Milvus, found none: pip install 'longtail[milvus]'") from error
-            # What it says of an error is in the error.
-            logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
-            given: dict[str, Any] = {"db_name": self._database} if self._database else {}
-            client = self._client = MilvusClient(uri=self._uri, token=self._token, timeout=seconds, **given)
-        return client
+    def _connected(self, until: float) -> MilvusClient:
+        if self._client is not None:
+            return self._client
+        if not self._connecting.acquire(timeout=max(0.0, until - monotonic())):
+            raise TimeoutError("another request connects")
+        try:
+            if self._client is None:
+                self._client = self._connect(max(_LEAST_SECONDS, until - monotonic()))
+            return self._client
+        finally:
+            self._connecting.release()
+
+    def _connect(self, seconds: float) -> MilvusClient:
+        try:
+            from pymilvus import MilvusClient
+        except ModuleNotFoundError as error:
+            raise SpecError("expected pymilvus for Milvus, found none: pip install 'longtail[milvus]'") from error
+        # What it says of an error is in the error.
+        logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
+        given: dict[str, Any] = {"db_name": self._database} if self._database else {}
+        return MilvusClient(uri=self._uri, token=self._token, timeout=seconds, **given)
 
 
 def _told(error: Exception) -> tuple[int | None, str]:
-    """The code of an error of Milvus or the way to it, and what it says; None of any other error."""
+    """The code of an error of Milvus or on the way to it, and what it says; None of any other error."""
     import grpc
     from pymilvus.exceptions import MilvusException
 
     cause = error if isinstance(error, grpc.RpcError) else error.__cause__
     if isinstance(cause, grpc.RpcError) and isinstance(cause, grpc.Call):
-        return -1, f"{cause.code().name}: {cause.details()}"
+        return _TRANSPORT, f"{cause.code().name}: {cause.details()}"
     if isinstance(error, MilvusException):
         return error.code, " ".join(str(error.message).split())[:500]
-    return (-1, str(error)) if isinstance(error, grpc.FutureTimeoutError) else (None, "")
-
-
-def _bare(uri: str) -> str:
-    """An address without a user and password."""
-    scheme, _, rest = uri.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}" if rest else uri
+    return (_TRANSPORT, str(error)) if isinstance(error, grpc.FutureTimeoutError | TimeoutError) else (None, "")

@@ -41,6 +41,11 @@ def load_release(
 
 
 def _load(release: Release, max_new_labels: int) -> Retriever:
+    with release.searcher.patience():
+        return _measured(release, max_new_labels)
+
+
+def _measured(release: Release, max_new_labels: int) -> Retriever:
     bundle = release.bundle
     manifest = bundle.manifest
     encoder = Encoder(bundle.query_model, manifest.query_features, bundle.vocabularies, manifest.dim)

@@ -23,7 +23,7 @@ import numpy as np
 
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.arrays import Array
-from longtail.index import StagedCounts
+from longtail.index import EngineUnavailableError, StagedCounts
 from longtail.index.release.staged import STAGED_COUNTS
 from longtail.serving.core.feedback import Event, queries_of
 from longtail.serving.core.queries import Query
@@ -215,13 +215,17 @@ class Mirror:
 
 
 def _count_query(served: _Served, staged: Retriever, counts: StagedCounts) -> None:
-    counts.queries += 1
     try:
         retrieval = staged.retrieve([served.query])
+    except EngineUnavailableError:  # which is no word about the release
+        counts.skipped += 1
+        return
     except ServingError as error:
+        counts.queries += 1
         counts.refused += 1
         counts.reason = counts.reason or str(error)[:300]
         return
+    counts.queries += 1
     catalogue = staged.catalogue
     found = catalogue.fingerprints(retrieval.rows_N)
     overlap = float(np.isin(served.fingerprints_K, found).mean()) if len(served.fingerprints_K) else 1.0
@@ -241,6 +245,6 @@ def _count_query(served: _Served, staged: Retriever, counts: StagedCounts) -> No
 def _fingerprints(release: Retriever, queries: Sequence[Query]) -> set[int]:
     try:
         retrieval = release.retrieve(queries)
-    except ServingError:
+    except (ServingError, EngineUnavailableError):
         return set()
     return set(release.catalogue.fingerprints(retrieval.rows_N).tolist())

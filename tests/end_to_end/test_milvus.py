@@ -172,8 +172,13 @@ def test_a_collection_that_is_dropped_and_written_again(service: Service, releas
     bundle = releases.open("faiss").bundle
     record = releases.open("exact").index.collection
     assert record is not None
-    releases.milvus().ask(lambda client, seconds: client.drop_alias("longtail", timeout=seconds))
-    releases.milvus().ask(lambda client, seconds: client.drop_collection(record.name, timeout=seconds))
+
+    def drop(client: Any, seconds: float) -> None:
+        for alias in client.list_aliases(record.name, timeout=seconds)["aliases"]:
+            client.drop_alias(alias, timeout=seconds)
+        client.drop_collection(record.name, timeout=seconds)
+
+    releases.milvus().ask(drop)
     until(lambda: _ask(service).status_code == 503, "the collection to be missed")
     until(lambda: any("collection" in told for told in _told(service)), "the verdict to tell")
     build(bundle, tmp_path / "elsewhere", spec="milvus_flat", name="again")

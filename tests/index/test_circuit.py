@@ -15,8 +15,9 @@ class Clock:
 
 def failing(circuit: Circuit, times: int) -> None:
     for _ in range(times):
-        assert circuit.admit(1.0) == 0
-        circuit.failed()
+        wait, began = circuit.admit(1.0)
+        assert wait == 0
+        circuit.failed(began)
 
 
 def test_failures_in_a_row_open_it_and_one_success_closes_it() -> None:
@@ -28,12 +29,12 @@ def test_failures_in_a_row_open_it_and_one_success_closes_it() -> None:
     assert not circuit.open
     failing(circuit, 1)
     assert circuit.open
-    assert circuit.admit(1.0) == 0.5
+    assert circuit.admit(1.0)[0] == 0.5
     clock.now += 0.5
-    assert circuit.admit(1.0) == 0
+    assert circuit.admit(1.0)[0] == 0
     circuit.succeeded()
     assert not circuit.open
-    assert [circuit.admit(1.0) for _ in range(5)] == [0] * 5
+    assert [circuit.admit(1.0)[0] for _ in range(5)] == [0] * 5
 
 
 def test_while_one_tries_the_others_do_not() -> None:
@@ -41,10 +42,24 @@ def test_while_one_tries_the_others_do_not() -> None:
     circuit = Circuit(clock)
     failing(circuit, 3)
     clock.now += 0.5
-    assert circuit.admit(2.0) == 0
-    assert circuit.admit(2.0) == 2
+    assert circuit.admit(2.0)[0] == 0
+    assert circuit.admit(2.0)[0] == 2
     clock.now += 2  # nobody knows what became of it
-    assert circuit.admit(2.0) == 0
+    assert circuit.admit(2.0)[0] == 0
+
+
+def test_many_that_were_under_way_together_open_it_once() -> None:
+    clock = Clock()
+    circuit = Circuit(clock)
+    begun = [circuit.admit(1.0)[1] for _ in range(16)]
+    clock.now += 1
+    for began in begun:
+        circuit.failed(began)
+    assert circuit.admit(1.0)[0] == 0.5
+    clock.now += 0.5
+    assert circuit.admit(1.0)[0] == 0
+    circuit.failed(begun[0])  # late, and no word of the one that tries
+    assert circuit.admit(1.0)[0] == 1
 
 
 def test_every_trial_that_fails_makes_the_wait_longer_up_to_a_bound() -> None:
@@ -53,7 +68,7 @@ def test_every_trial_that_fails_makes_the_wait_longer_up_to_a_bound() -> None:
     failing(circuit, 3)
     waits = []
     for _ in range(6):
-        wait = circuit.admit(1.0)
+        wait = circuit.admit(1.0)[0]
         waits.append(wait)
         clock.now += wait
         failing(circuit, 1)

@@ -189,7 +189,7 @@ def test_a_full_disk_leaves_nothing(bundle_path: Path, tmp_path: Path, monkeypat
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("longtail.index.release.building.write_file", full)
+    monkeypatch.setattr("longtail.index.release.writing.write_file", full)
     with pytest.raises(OSError, match="No space left"):
         build(bundle_path, tmp_path, name="never")
     assert list(tmp_path.iterdir()) == []
@@ -216,8 +216,8 @@ def test_kill_9_in_the_middle_of_a_write_leaves_the_published_release(bundle_pat
     releases = Releases(tmp_path)
     releases.publish("good")
     killed = (
-        "import os, signal, sys, longtail.index.release.building as building\n"
-        "building.write_file = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "import os, signal, sys, longtail.index.release.writing as writing\n"
+        "writing.write_file = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         "from longtail.index.cli import main; main(sys.argv[1:])"
     )
     options = ["--releases", str(tmp_path), "--name", "half", "--publish"]

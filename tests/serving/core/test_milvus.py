@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from longtail.bundle import Hide, Restore, Upsert
 from longtail.index import Filter, Releases, build
-from longtail.index.search.collection import CollectionSearcher
+from longtail.index.search.collection_searcher import CollectionSearcher
 from longtail.serving import Retriever
 from longtail.serving.core.attributes import LabelAttributes
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import Query, SimilarQuery
+from tests.bundles import make_bundle
 from tests.milvus import COLLECTIONS, RunningMilvus
 from tests.milvus import milvus as milvus
 from tests.serving.core.shop import shop_bundle, some_filter
@@ -57,6 +61,43 @@ def test_filters_are_the_servers_own_and_equal_masks(releases: Releases) -> None
         assert selection.mask[found].all()
         passed.append(eligible.count)
     assert {0, LABELS} < set(passed)
+
+
+def test_numbers_at_the_ends_of_their_types(releases: Releases, tmp_path: Path) -> None:
+    labels, least, most = 1_100, -(2**63), 2**63 - 1
+    each = np.arange(labels)
+
+    def some(values: list[Any], type_: pa.DataType) -> pa.Array:
+        return pa.array([values[row % len(values)] for row in each], type_)
+
+    infinite = [float("-inf"), -1.5, 0.1, None, float("nan"), 1.5, float("inf")]
+    columns = pa.table(
+        {
+            "half": pa.array([None if value is None else np.float16(value) for value in np.resize(infinite, labels)]),
+            "single": some(infinite, pa.float32()),
+            "double": some([*infinite, 1.7976931348623157e308], pa.float64()),
+            "long": some([least, least + 1, -1, 0, None, 7, most - 1, most], pa.int64()),
+            "byte": some([0, 7, 255, None], pa.uint8()),
+        }
+    )
+    bundle = make_bundle(labels=labels)
+    manifest = bundle.manifest.model_copy(update={"display": columns.column_names})
+    replace(bundle, labels=replace(bundle.labels, display=columns), manifest=manifest).write(tmp_path / "bundle")
+    build(tmp_path / "bundle", tmp_path / "releases", spec="milvus_flat", name="a")
+    release = Releases(tmp_path / "releases", milvus=releases.milvus()).open("a")
+    attributes, searcher = LabelAttributes(release.bundle.labels.display), release.searcher
+    assert isinstance(searcher, CollectionSearcher)
+    values = [least - 1, least, least + 1, -1.5, 0, 0.1, 6.5, 7, 255, 256, most, most + 1, 1e300, -1e300, 10**400]
+    seen = set[int]()
+    for column in columns.column_names:
+        for value in values:
+            for operator in ("eq", "ne", "in", "not_in", "lt", "le", "gt", "ge"):
+                filter_ = {column: {operator: [value, 7] if "in" in operator else value}}
+                selection, _ = attributes.select(filter_, "filter")
+                eligible = searcher._selected(searcher._every_of(frozenset(range(4))), selection)
+                assert eligible.count == np.count_nonzero(selection.mask), (filter_, eligible.expression)
+                seen.add(eligible.count)
+    assert len(seen) > 8
 
 
 @pytest.mark.parametrize("name", COLLECTIONS)
