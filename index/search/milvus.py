@@ -169,9 +169,7 @@ class MilvusServer:
                 self._last = said
                 self._circuit.failed(admitted)
                 if until - monotonic() < back_off + _LEAST_SECONDS or not self._circuit.may_retry():
-                    raise EngineUnavailableError(
-                        f"{where}: expected an answer within {allowed:.3g} s, found that it does not: {said}"
-                    ) from error
+                    raise EngineUnavailableError(f"{where}: expected an answer, found none: {said}") from error
                 sleep(back_off)
                 back_off *= 2
             else:

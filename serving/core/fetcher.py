@@ -10,7 +10,7 @@ import fcntl
 import json
 import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from contextvars import copy_context
 from io import TextIOWrapper
@@ -38,10 +38,12 @@ class ReleaseFetcher:
 
     Args:
         settings: of the model; `releases` is a URL.
+        moved: called when what is pointed to here has changed.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, moved: Callable[[], None] = lambda: None) -> None:
         self._settings = settings
+        self._moved = moved
         self._url = str(settings.releases)
         self._directory = settings.releases_directory
         self._remote: RemoteReleases | None = None
@@ -190,8 +192,10 @@ class ReleaseFetcher:
             after = there if there.current in {None, *here} else now
             staged = there.staged if there.staged in {None, *here} else now.staged
             after = after.model_copy(update={"staged": staged, "deleting": ()})
-            if after != now:
-                move(after)
+            if after == now:
+                return
+            move(after)
+        self._moved()
 
     def _arms(self) -> list[str | None]:
         """Releases of the experiment that runs."""

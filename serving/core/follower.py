@@ -80,7 +80,12 @@ class ReleaseFollower:
         self._clock = clock
         self._engine = EngineWatch(service)
         self.experiments = ExperimentFollower(root, service, self._load_beside, clock)
-        self._fetcher = None if isinstance(service.settings.releases, Path) else ReleaseFetcher(service.settings)
+        self._waking = threading.Event()
+        self._fetcher = (
+            None
+            if isinstance(service.settings.releases, Path)
+            else ReleaseFetcher(service.settings, moved=self._waking.set)
+        )
         self._served: str | None = None
         self._directory: int | None = None
         """The directory that it was loaded from, whatever is by its name now."""
@@ -108,6 +113,7 @@ class ReleaseFollower:
     def stop(self) -> None:
         """Stop following; waits for a load that is under way, and some seconds for a database."""
         self._stopping.set()
+        self._waking.set()
         if self._fetcher is not None:
             self._fetcher.stop()
         releases, labels = self._threads
@@ -127,10 +133,11 @@ class ReleaseFollower:
         Raises:
             RefusedReleaseError: it names one that cannot be served.
         """
+        before = self._served
         if self._fetcher is not None:
             self._fetcher.look()
         with self._checking:
-            before, self._failure = self._served, None
+            self._failure = None
             # One that was damaged may have been mended: it is verified whole.
             self._check(anew=self._is_damaged(before))
             if self._failure is not None:
@@ -250,7 +257,8 @@ class ReleaseFollower:
             self.check()
             self.experiments.check()
             self._service.monitoring.seat.has_looked()
-            self._stopping.wait(self._service.settings.poll_seconds)
+            self._waking.wait(self._service.settings.poll_seconds)
+            self._waking.clear()
 
     def _follow_labels(self) -> None:
         one_openmp_thread()
