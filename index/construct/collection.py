@@ -33,6 +33,7 @@ from longtail.index.errors import LongtailIndexError, SpecError
 from longtail.index.manifests import CollectionColumn, CollectionRecord, Effort, Kind, Trial
 from longtail.index.search.collection import Collection, drop
 from longtail.index.search.collection_searcher import CollectionSearcher
+from longtail.index.search.exact import ExactRows
 from longtail.index.search.milvus import MilvusServer
 
 _LAYOUT = 1
@@ -77,12 +78,11 @@ def tune_collection(
         raise SpecError(f"{kind}: expected at least {least:,} labels, received {labels:,}; use --spec flat")
     progress(f"exact answers for the recall of {kind} over {labels:,} labels")
     calibration = Calibration(bundle, None)
-    dim = bundle.rows(np.arange(1)).shape[1]
+    dim = ExactRows(bundle).dim
     record = _record(bundle, kind, filterable, server)
-    collection = Collection(server, record)
     if _is_there(server, record.name):
         progress(f"{server} has {record.name}")
-        trials = _trials(bundle, collection, calibration, progress, spec)
+        trials = _trials(bundle, Collection(server, record), calibration, progress, spec)
     else:
         building = record.model_copy(update={"name": f"{_BUILDING}{int(time.time())}_{uuid4().hex[:8]}"})
         try:
@@ -210,16 +210,21 @@ def _trials(
 ) -> list[Trial]:
     """Efforts, measured, the least first, until one recalls enough."""
     record = collection.record
-    collection.open(len(bundle.embeddings), bundle.rows(np.arange(1)).shape[1])
+    collection.open(len(bundle.embeddings), ExactRows(bundle).dim)
     searcher, target = CollectionSearcher(bundle, collection, Effort()), max(TARGET, spec.recall_floor)
     efforts = [probes for probes in _PROBES if probes < record.cells] if record.cells else []
     trials = []
     for probes in [*efforts, max(1, record.cells)]:
         effort = Effort(probes=probes)
         recall, rate = calibration.measure(searcher.at(effort))
-        kind: Kind = "milvus_ivf_flat" if record.cells else "milvus_flat"
         trials.append(
-            Trial(kind=kind, head=record.head, effort=effort, recall=recall, queries_per_second=round(rate, 1))
+            Trial(
+                kind=spec.kind(len(bundle.embeddings)),
+                head=record.head,
+                effort=effort,
+                recall=recall,
+                queries_per_second=round(rate, 1),
+            )
         )
         progress(f"probes {probes}: lowest recall {trials[-1].lowest.recall:.4f}")
         if trials[-1].lowest.recall >= target:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,7 +32,7 @@ OWN_FIELDS, MOST_FIELDS = 5, 64
 _ROWS_AT_ONCE = 20_000
 """Labels that are made ready at a time."""
 _BATCH_BYTES, _FIELD_BYTES = 8 << 20, 16
-"""Of one insert, in characters, of which Milvus takes 64 MB; and of a field beside its text."""
+"""Of one insert, of which Milvus takes 64 MB; and of a field beside its text."""
 _LONGEST_TEXT, _MOST_VALUES, _LONGEST_DISPLAY = 65_535, 4_096, 65_536
 """Bytes of a string, strings of a list, and bytes of JSON that Milvus takes."""
 _INDEX_SECONDS = 43_200.0
@@ -69,7 +69,7 @@ def write_rows(
         rows_R = np.arange(start, min(start + _ROWS_AT_ONCE, labels))
         for partition, mask_R in ((HEAD, in_head_L[rows_R]), (TAIL, ~in_head_L[rows_R])):
             where: dict[str, Any] = {"partition_name": partition} if record.head else {}
-            for entities in _batches(list(_entities(bundle, record, rows_R[mask_R]))):
+            for entities in _batches(_entities(bundle, record, rows_R[mask_R])):
                 _insert(server, name, entities, where)
         progress(f"{rows_R[-1] + 1:,} of {labels:,} labels written to {name}")
     progress(f"index {name}")
@@ -78,14 +78,11 @@ def write_rows(
     server.wait_until(lambda client, seconds: _is_indexed(client, name, seconds), _INDEX_SECONDS, f"index of {name}")
 
 
-def _batches(entities: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+def _batches(entities: Iterable[tuple[dict[str, Any], int]]) -> Iterator[list[dict[str, Any]]]:
     """Parts of some labels that a request has room for."""
     batch: list[dict[str, Any]] = []
     size = 0
-    for entity in entities:
-        texts = sum(len(value) for value in entity.values() if isinstance(value, str))
-        listed = sum(len(text) for value in entity.values() if isinstance(value, list) for text in value)
-        own = _FIELD_BYTES * len(entity) + entity[VECTOR].nbytes + texts + listed + len(entity[_DISPLAY])
+    for entity, own in entities:
         if batch and size + own > _BATCH_BYTES:
             yield batch
             batch, size = [], 0
@@ -151,8 +148,8 @@ def _create(client: MilvusClient, record: CollectionRecord, dim: int, seconds: f
             client.create_partition(record.name, partition, timeout=seconds)
 
 
-def _entities(bundle: Bundle, record: CollectionRecord, rows_R: Int64) -> Iterator[dict[str, Any]]:
-    """Labels as Milvus takes them."""
+def _entities(bundle: Bundle, record: CollectionRecord, rows_R: Int64) -> Iterator[tuple[dict[str, Any], int]]:
+    """Labels as Milvus takes them, and about how many bytes each has."""
     labels = bundle.labels
     taken = labels.display.take(pa.array(rows_R))
     ids = labels.ids.take(pa.array(rows_R)).to_pylist()
@@ -163,8 +160,9 @@ def _entities(bundle: Bundle, record: CollectionRecord, rows_R: Int64) -> Iterat
     ):
         if len(id_.encode()) > _LONGEST_TEXT:
             raise SpecError(f"label {id_[:100]!r}: expected an id of at most {_LONGEST_TEXT:,} bytes")
-        display = json.dumps({name: column[place] for name, column in shown.items()}, ensure_ascii=False)
-        if len(display.encode("utf-8", "replace")) > _LONGEST_DISPLAY:
+        display = {name: column[place] for name, column in shown.items()}
+        size = len(json.dumps(display, ensure_ascii=False).encode("utf-8", "replace"))
+        if size > _LONGEST_DISPLAY:
             raise SpecError(
                 f"label {id_[:100]!r}: expected display columns of at most {_LONGEST_DISPLAY:,} bytes as JSON, "
                 "received more: train with fewer"
@@ -173,20 +171,22 @@ def _entities(bundle: Bundle, record: CollectionRecord, rows_R: Int64) -> Iterat
             ROW: row,
             _LABEL_ID: id_,
             BUCKET: bucket,
-            _DISPLAY: {name: column[place] for name, column in shown.items()},
+            _DISPLAY: display,
             VECTOR: vector_E,
         }
         for column in record.columns:
             value = values[column.name][place]
             texts = value if isinstance(value, list) else [value] if isinstance(value, str) else []
-            if len(texts) > _MOST_VALUES or any(len(text.encode()) > _LONGEST_TEXT for text in texts):
+            lengths = [len(text.encode()) for text in texts]
+            if len(lengths) > _MOST_VALUES or max(lengths, default=0) > _LONGEST_TEXT:
                 raise SpecError(
                     f"label {id_[:100]!r}, column {column.name!r}: expected strings of at most {_LONGEST_TEXT:,} "
                     f"bytes, and at most {_MOST_VALUES:,} of them, received more: --filterable leaves columns out"
                 )
             entity[column.field] = _MISSING[column.type] if value is None else value
             entity[column.known] = value is not None
-        yield entity
+            size += sum(lengths)
+        yield entity, size + len(id_) + vector_E.nbytes + _FIELD_BYTES * len(entity)
 
 
 def _values(column: CollectionColumn, whole: pa.ChunkedArray) -> list[Any]:

@@ -104,7 +104,7 @@ def build(
         manifest = write_release(
             there.root, name, created_at, source, tuned, spec=spec, device=device, filterable=filterable
         )
-        there.shelf.complete(name)
+    there.shelf.complete(name)
     return manifest
 
 
@@ -242,7 +242,7 @@ def _refilled(
     before: Release, bundle: Bundle, changes: Changes | None, there: Releases, progress: Progress
 ) -> TunedIndex:
     """The index of a release over the labels of a bundle; Milvus trains cells of its own."""
-    spec, searcher, kept = _spec_of(before), before.searcher, before.index.partition
+    spec, searcher, kept = before.spec, before.searcher, before.index.partition
     if isinstance(searcher, CollectionSearcher):
         return tune_collection(bundle, spec, there.milvus(), before.index.filterable, progress)
     trained = imbalance_of(searcher.bands[-1])
@@ -309,17 +309,12 @@ def _write_like(
             created_at,
             bundle,
             tuned,
-            spec=_spec_of(before),
+            spec=before.spec,
             device="cpu",
             filterable=before.index.filterable,
         )
-        there.shelf.complete(name)
+    there.shelf.complete(name)
     return manifest
-
-
-def _spec_of(release: Release) -> IndexSpec:
-    """What a release's index was built to."""
-    return IndexSpec(release.index.spec, release.index.recall_floor, release.index.bytes_per_label_limit)
 
 
 def _current(there: Releases) -> str:

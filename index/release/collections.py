@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from longtail.bundle import BundleError
 from longtail.index.construct.collection import abandoned, check_collection
-from longtail.index.construct.spec import IndexSpec
 from longtail.index.errors import LongtailIndexError
 from longtail.index.manifests import CollectionRecord
 from longtail.index.release.release import Release, read_index_manifest
@@ -45,23 +44,25 @@ class HeldCollections:
         plain = re.sub(r"[^A-Za-z0-9]+", "_", self._place).strip("_")[-64:]
         return f"longtail_{plain}_{_digest(self._place)[:8]}"
 
-    @contextmanager
-    def held(self, name: str, record: CollectionRecord | None) -> Iterator[None]:
-        """Keep the collection of a release that is written in here, if it has one, until `drop_unheld` of it.
+    def hold(self, name: str, record: CollectionRecord | None) -> None:
+        """Keep the collection of a release, if it has one, until `drop_unheld` of it.
 
         Raises:
             EngineUnavailableError: the server does not answer, or has the collection no more.
         """
-        if record is None:
-            yield
-            return
-        server = self._server()
-        Collection(server, record).point(self._alias(name))
+        if record is not None:
+            Collection(self._server(), record).point(self._alias(name))
+
+    @contextmanager
+    def held(self, name: str, record: CollectionRecord | None) -> Iterator[None]:
+        """`hold` for a release that is new, and is written in here: unless it is, nothing is held."""
+        self.hold(name, record)
         try:
             yield
         except BaseException:
-            with suppress(LongtailIndexError):
-                self._let_go(server.afresh(), [name])
+            if record is not None:
+                with suppress(LongtailIndexError):
+                    self._let_go(self._server().afresh(), [name])
             raise
 
     def check(self, release: Release) -> None:
@@ -72,12 +73,10 @@ class HeldCollections:
             EngineUnavailableError: the server does not answer.
         """
         if isinstance(release.searcher, CollectionSearcher):
-            check_collection(
-                release.bundle, release.searcher, IndexSpec(release.index.spec, release.index.recall_floor)
-            )
+            check_collection(release.bundle, release.searcher, release.spec)
 
     def publish(self, release: Release) -> None:
-        """Have the place's alias name the collection of a release, which holds it, too; raises as `held`."""
+        """Have the place's alias name the collection of a release, which holds it, too; raises as `hold`."""
         if isinstance(release.searcher, CollectionSearcher):
             release.searcher.collection.point(self._alias(release.name))
             release.searcher.collection.point(self.published)

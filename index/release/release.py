@@ -21,6 +21,7 @@ from longtail.bundle import (
     sha256_of,
     verify_files,
 )
+from longtail.index.construct.spec import IndexSpec
 from longtail.index.errors import (
     LongtailIndexError,
     ReleaseCorruptError,
@@ -72,6 +73,11 @@ class Release:
     searcher: Searcher | CollectionSearcher
     manifest: ReleaseManifest
     index: IndexManifest
+
+    @property
+    def spec(self) -> IndexSpec:
+        """What its index was built to."""
+        return IndexSpec(self.index.spec, self.index.recall_floor, self.index.bytes_per_label_limit)
 
 
 def open_release(

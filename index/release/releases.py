@@ -182,8 +182,9 @@ class Releases:
             StorageError: the store does not answer; then there is no such release, and the same call goes on.
         """
         opened = open_release(release.resolve(), mapped=False, towers=False, milvus=self.milvus)
-        with self.collections.held(opened.name, opened.index.collection):
-            self.shelf.upload(opened.path)
+        # Held on if the upload fails: it goes on later, or there is such a release already.
+        self.collections.hold(opened.name, opened.index.collection)
+        self.shelf.upload(opened.path)
 
     def stage(self, name: str) -> None:
         """Verify a release and have a service that follows CURRENT ask it, too, unseen, a share of live queries.

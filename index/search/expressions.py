@@ -21,7 +21,6 @@ ROW, BUCKET = "row", "bucket"
 """Fields of a label's row and bucket."""
 _NOTHING, _EVERYTHING = f"{ROW} < 0", f"{ROW} >= 0"
 _LONG = np.iinfo(np.int64)
-_DOUBLE = np.finfo(np.float64)
 _ORDER = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "=="}
 
 
@@ -66,8 +65,8 @@ def _of(condition: Condition, column: CollectionColumn) -> str:
             return _having(column, condition.values)
         case "ne" | "not_in":
             return f"not ({_having(column, condition.values)})"
-    compared = _compared(column, condition.operator, condition.values[0])
-    return f"{column.known} == true and ({compared})"
+    compare = _compared_integer if column.type == "int64" else _compared_float
+    return f"{column.known} == true and {compare(column, condition.operator, condition.values[0])}"
 
 
 def _having(column: CollectionColumn, values: Sequence[Any]) -> str:
@@ -86,40 +85,22 @@ def _having(column: CollectionColumn, values: Sequence[Any]) -> str:
     if column.type == "int64":
         whole = sorted({int(value) for value in values if value == value // 1 and _LONG.min < value <= _LONG.max})
         equal = [f"{column.field} in {whole}"] if whole else []
-        equal += [_compared(column, "eq", _LONG.min)] if _LONG.min in values else []
+        if _LONG.min in values:  # of which Milvus reads no literal
+            equal.append(f"{column.field} < {_LONG.min + 1}")
     else:
-        equal = [_compared(column, "eq", value) for value in dict.fromkeys(values)]
+        equal = [_compared_float(column, "eq", value) for value in dict.fromkeys(values)]
     if not equal:
         return _NOTHING
     return f"{column.known} == true and ({' or '.join(equal)})"
 
 
-def _compared(column: CollectionColumn, operator: str, value: float) -> str:
-    """Labels whose number stands so to another."""
-    return (
-        _compared_integer(column, operator, value)
-        if column.type == "int64"
-        else _compared_float(column, operator, value)
-    )
-
-
 def _compared_integer(column: CollectionColumn, operator: str, value: float) -> str:
-    if operator == "eq" and value != value // 1:
-        return _NOTHING
-    # Between two integers, x < 6.5 is x < 7 and x <= 6.5 is x <= 6.
-    whole = math.ceil(value) if operator in ("lt", "ge") else math.floor(value)
-    if whole <= _LONG.min:  # Milvus reads no literal of the least integer
-        inside = whole == _LONG.min
-        return {
-            "eq": f"{column.field} < {_LONG.min + 1}" if inside else _NOTHING,
-            "le": f"{column.field} < {_LONG.min + 1}" if inside else _NOTHING,
-            "gt": f"{column.field} > {_LONG.min + 1} or {column.field} == {_LONG.min + 1}" if inside else _EVERYTHING,
-            "lt": _NOTHING,
-            "ge": _EVERYTHING,
-        }[operator]
-    if whole > _LONG.max:
-        return _EVERYTHING if operator in ("lt", "le") else _NOTHING
-    return f"{column.field} {_ORDER[operator]} {whole}"
+    # Of integers x <= 6.5 is x < 7, and x > 6.5 is x >= 7.
+    bound = math.ceil(value) if operator in ("lt", "ge") else math.floor(value) + 1
+    below = operator in ("lt", "le")
+    if bound <= _LONG.min or bound > _LONG.max:
+        return _EVERYTHING if below == (bound > _LONG.max) else _NOTHING
+    return f"{column.field} {'<' if below else '>='} {bound}"
 
 
 def _compared_float(column: CollectionColumn, operator: str, value: float) -> str:
@@ -127,16 +108,12 @@ def _compared_float(column: CollectionColumn, operator: str, value: float) -> st
     if math.isfinite(number):
         return f"{column.field} {_ORDER[operator]} {number!r}"
     # A column may hold infinities, of which Milvus reads no literal: they are what lies beyond the largest number.
-    most = repr(float(_DOUBLE.max))
-    infinite, finite = (
-        (f"{column.field} > {most}", f"{column.field} <= {most}")
-        if number > 0
-        else (f"{column.field} < -{most}", f"{column.field} >= -{most}")
-    )
-    beyond = {"lt": _NOTHING, "le": infinite, "gt": finite, "ge": _EVERYTHING, "eq": infinite}
+    most = repr(float(np.finfo(np.float64).max))
     if number > 0:
-        beyond = {"lt": finite, "le": _EVERYTHING, "gt": _NOTHING, "ge": infinite, "eq": infinite}
-    return beyond[operator]
+        infinite, finite = f"{column.field} > {most}", f"{column.field} <= {most}"
+        return {"lt": finite, "le": _EVERYTHING, "gt": _NOTHING, "ge": infinite, "eq": infinite}[operator]
+    infinite, finite = f"{column.field} < -{most}", f"{column.field} >= -{most}"
+    return {"lt": _NOTHING, "le": infinite, "gt": finite, "ge": _EVERYTHING, "eq": infinite}[operator]
 
 
 def _float(column: CollectionColumn, value: float) -> float:

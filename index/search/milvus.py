@@ -29,8 +29,8 @@ _BACK_OFF_SECONDS, _LONGEST_BACK_OFF_SECONDS, _LEAST_SECONDS = 0.05, 1.0, 0.01
 _TRANSPORT, _NOT_FOUND, _NOT_LOADED = -1, 100, 101
 """Our code of an error on the way, and Milvus's of a collection that is not there, or not in memory."""
 _REFUSED = (
-    "cannot parse expression", "invalid parameter", "is invalid", "duplicated", "RESOURCE_EXHAUSTED",
-    "INVALID_ARGUMENT", "UNAUTHENTICATED", "PERMISSION_DENIED", "UNIMPLEMENTED", "exceeds", "auth check failure",
+    "cannot parse expression", "invalid parameter", "is invalid", "duplicated", "message larger than max",
+    "INVALID_ARGUMENT", "UNAUTHENTICATED", "PERMISSION_DENIED", "UNIMPLEMENTED", "auth check failure",
 )  # fmt: skip
 """What a server says that answers, and will not do what it is asked: to ask again is no use."""
 

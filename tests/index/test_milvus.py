@@ -8,13 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from longtail.bundle.errors import StorageError
 from longtail.index import (
     EngineUnavailableError,
     Filter,
@@ -29,10 +30,12 @@ from longtail.index import (
     refresh_priors,
     update,
 )
+from longtail.index.construct import collection_rows
 from tests.bundles import make_bundle
 from tests.index import test_filters, test_hidden, test_search
 from tests.milvus import COLLECTIONS, RunningMilvus
 from tests.milvus import milvus as milvus
+from tests.s3 import S3Server
 from tests.serving.process import free_port
 
 if TYPE_CHECKING:
@@ -222,6 +225,45 @@ def test_labels_of_long_texts_are_written_in_parts(
         _named(release), filter="row in [0, 1099]", output_fields=["display", "value_0"], consistency_level="Strong"
     )
     assert sorted(row["display"]["text"][:4] for row in held) == ["0 éé", "1099"]
+
+
+def test_what_nobody_filters_by_weighs_too(
+    opened: Callable[[str], Release], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`display` has every column, whatever --filterable says."""
+    assert opened("milvus_flat")
+    monkeypatch.setattr("longtail.index.construct.collection_rows._BATCH_BYTES", 100_000)
+    sent = []
+    upright = collection_rows._insert
+
+    def insert(server: MilvusServer, name: str, entities: list[dict[str, Any]], where: dict[str, Any]) -> None:
+        sent.append(sum(len(str(entity["display"])) for entity in entities))
+        upright(server, name, entities, where)
+
+    monkeypatch.setattr(collection_rows, "_insert", insert)
+    bundle = make_bundle(labels=1_100, dim=4)
+    long = replace(bundle.labels, display=pa.table({"text": [f"{row} {'x' * 900}" for row in range(1_100)]}))
+    manifest = bundle.manifest.model_copy(update={"display": ["text"]})
+    replace(bundle, labels=long, manifest=manifest).write(tmp_path / "bundle")
+    build(tmp_path / "bundle", tmp_path / "releases", spec="milvus_flat", name="a", filterable=[])
+    assert sum(sent) > 1_000_000
+    assert max(sent) <= 100_000
+
+
+def test_an_upload_that_is_refused_leaves_what_is_there_held(
+    opened: Callable[[str], Release], s3: S3Server, tmp_path: Path
+) -> None:
+    kept = opened("milvus_flat")
+    bundle = make_bundle(labels=1_200, seed=3).write(tmp_path / "bundle")
+    here, there = Releases(tmp_path / "releases"), Releases(s3.url())
+    build(bundle, here.root, spec="milvus_flat", name="a")
+    there.upload(here.root / "a")
+    with s3.failing(lambda method, _: "fail" if method in ("PUT", "GET") else None), pytest.raises(StorageError):
+        there.upload(here.root / "a")
+    build(bundle, here.root, spec="flat", name="b")
+    here.publish("b")
+    assert here.prune(1) == ["a"]
+    assert _named(there.open("a")) in _collections(kept)
 
 
 def test_a_build_that_fails_leaves_no_collection_behind(
