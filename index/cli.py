@@ -39,7 +39,7 @@ from longtail.index.release.merge import merge_labels
 from longtail.index.release.release import read_index_manifest, read_release_manifest
 from longtail.index.release.releases import Releases
 from longtail.index.release.summary import recalls_in_words, summary
-from longtail.state import Place, Postgres, StoreError
+from longtail.state import Place, StoreError
 
 app = typer.Typer(
     help="Build FAISS indexes over bundles and decide which release serves.",
@@ -200,12 +200,7 @@ def stage(releases: ReleasesArgument, name: NameArgument) -> None:
 @app.command()
 def staged(releases: ReleasesArgument, state: StateOption = None) -> None:
     """Show what live queries have told of the staged release; exit code 1 while it falls short of promise.toml."""
-    place = place_of(state)
-    if isinstance(place, Postgres):
-        raise typer.BadParameter(
-            "expected a replica's own directory (local_state), which counts them, received a database"
-        )
-    report = Releases(releases).staged_report(state=place)
+    report = Releases(releases).staged_report(state=place_of(state))
     for line in report.lines():
         print(line)
     for sentence in report.unmet:

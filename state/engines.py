@@ -152,6 +152,15 @@ def add_up(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any
         connection.execute(added, part)
 
 
+def put(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Insert rows; where one is there by its primary key, in its place."""
+    statement = _inserts(connection)(table)
+    rest = {column.name: statement.excluded[column.name] for column in table.columns if not column.primary_key}
+    replaced = statement.on_conflict_do_update(index_elements=list(table.primary_key.columns), set_=rest)
+    for part in in_parts(rows):
+        connection.execute(replaced, part)
+
+
 def in_parts(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
     """Some rows after the other: PostgreSQL is waited for only so long."""
     return (rows[start : start + _ROWS_AT_ONCE] for start in range(0, len(rows), _ROWS_AT_ONCE))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -37,7 +37,7 @@ from longtail.index.release.remote import RemoteReleases
 from longtail.index.release.staged import StagedCounts, StagedReport
 from longtail.index.release.verified import Verified
 from longtail.index.search.milvus import MilvusServer
-from longtail.state import Place
+from longtail.state import Place, Postgres, ReplicaStore
 
 
 class Releases:
@@ -218,11 +218,13 @@ class Releases:
 
         Args:
             name: the release's name; the staged one's when None.
-            state: the service's state directory; by default, and beside a database, `.state` of this one.
+            state: the service's state directory, or the database that its replicas share; by default `.state` of this
+                one.
 
         Raises:
             ReleaseNotFoundError: nothing is staged, or nothing published.
             FloorsError: promise.toml cannot be read.
+            StoreError: the database cannot be read.
         """
         name, current = name or self.staged(), self.current()
         if name is None or current is None:
@@ -230,8 +232,11 @@ class Releases:
                 f"{self.root}: expected a staged and a published release, found {name or 'none'} and "
                 f"{current or 'none'}"
             )
-        counts = StagedCounts.read_all(state if isinstance(state, Path) else self.root / ".state", name, current)
-        return StagedReport(counts, self.floors().staged)
+        floors = self.floors().staged
+        if not isinstance(state, Postgres):
+            return StagedReport(StagedCounts.read_all(state or self.root / ".state", name, current), floors)
+        with closing(ReplicaStore(state)) as store:
+            return StagedReport(StagedCounts.read_all(store, name, current), floors)
 
     def compare(self, name: str, *, state: Place | None = None) -> Compatibility | None:
         """What clients of the published release would lose by another; None if nothing else is published.

@@ -29,6 +29,7 @@ from longtail.serving.core.feedback import Event, queries_of
 from longtail.serving.core.queries import Query
 from longtail.serving.core.retriever import Retrieval, Retriever
 from longtail.serving.errors import ServingError
+from longtail.state import Place, Postgres, ReplicaStore, StoreError, replica_id
 
 logger = logging.getLogger(__name__)
 
@@ -63,11 +64,15 @@ class Mirror:
         state: the service's state directory.
         worker: this process' number.
         chance: draws which queries are mirrored.
+        kept: a database, if replicas share one: each adds its counts to the others' there.
     """
 
-    def __init__(self, state: Path, worker: int, chance: random.Random | None = None) -> None:
+    def __init__(
+        self, state: Path, worker: int, chance: random.Random | None = None, *, kept: Place | None = None
+    ) -> None:
         self._state = state
         self._worker = worker
+        self._shared = ReplicaStore(kept) if isinstance(kept, Postgres) else None
         self._chance = chance or random.Random()
         self._staged: Retriever | None = None
         self._current: Retriever | None = None
@@ -139,12 +144,18 @@ class Mirror:
         if self._staged is not None and organic:
             self._put(_Chosen(organic, k), 0)
 
+    def counts(self, staged: str, current: str) -> StagedCounts:
+        """The counts of one release beside another, of all processes of all replicas; raises StoreError."""
+        return StagedCounts.read_all(self._shared or self._state, staged, current)
+
     def close(self) -> None:
         """Finish what is under way, and write the counts."""
         if self._thread is not None:
             with suppress(queue.Full):
                 self._work.put(None, timeout=1)
             self._thread.join(timeout=5)
+        if self._shared is not None:
+            self._shared.close()
 
     def _put(self, work: Sequence[_Served] | _Chosen, queries: int) -> None:
         try:
@@ -210,8 +221,12 @@ class Mirror:
             return
         try:
             counts.write(self._state, self._worker)
-        except OSError as error:
+            if self._shared is not None:
+                writer = f"{replica_id(self._state)}-{self._worker}"
+                self._shared.write_staged(writer, counts.model_dump_json())
+        except (OSError, StoreError) as error:
             logger.error("counts of the staged release cannot be written: %s", error)
+            self._unwritten = True
 
 
 def _count_query(served: _Served, staged: Retriever, counts: StagedCounts) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
-import shutil
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import copy_context
 from itertools import islice
 from pathlib import Path
@@ -25,17 +23,19 @@ from longtail.serving.errors import NotReadyError
 from longtail.serving.monitoring.baseline import Baseline, save_baseline
 from longtail.serving.monitoring.collector import report_metrics
 from longtail.serving.monitoring.comparison import Comparison
+from longtail.serving.monitoring.exchange import FigureExchange, SharedClock
 from longtail.serving.monitoring.experiments import experiment_metrics
 from longtail.serving.monitoring.feedback_counts import COUNTERS
 from longtail.serving.monitoring.feedback_store import KEPT_SECONDS, FeedbackStore, answers_of
 from longtail.serving.monitoring.findings import Evidence, Signal
+from longtail.serving.monitoring.live_directories import forget, touch
 from longtail.serving.monitoring.offline import OfflineFigures
 from longtail.serving.monitoring.records import AnsweredBatch, AnswerFeedback, ShadowPair
 from longtail.serving.monitoring.release_figures import ReleaseFigures, delete_label_counts
-from longtail.serving.monitoring.release_history import ReleaseHistory
+from longtail.serving.monitoring.release_history import ReleaseHistory, SharedHistory
 from longtail.serving.monitoring.report import make_report
 from longtail.serving.monitoring.verdict import judge
-from longtail.state import Place, StoreError
+from longtail.state import Place, Postgres, ReplicaStore, StoreError
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,6 @@ _TICK_SECONDS = 0.1
 """Often, so that each time is over before a request notices."""
 _REPORT_SECONDS = 1.0
 _TIDY_SECONDS = 60
-_KEPT_RELEASES = 100
 _MOST_PENDING_LABELS = 2_000_000
 _KEEPING = "keeping answers"
 _BATCHES_AT_ONCE = 64
@@ -55,24 +54,24 @@ _DAY = 86_400
 class LiveFigures:
     """The live figures of one worker's answers, reported together with those of all workers. Thread-safe.
 
-    Starts a thread, so a process that forks makes it afterwards. Everything is kept in `state`, where a restart finds
+    Starts threads, so a process that forks makes it afterwards. Everything is kept in `state`, where a restart finds
     it again:
 
-        live/RELEASE/*.ring    counts by minute and by label, one file per worker (ring.py)
+        live/RELEASE/*.ring    counts by minute and by label, one file per worker (ring.py), of all replicas too
         live/RELEASE/baseline.json
         releases.json          which release served when (release_history.py)
         feedback.sqlite        answers, feedback and recall (database.py)
 
     Args:
         state: directory, made if need be.
-        kept: where answers, feedback and recall are kept instead, for replicas to share.
+        kept: where answers, feedback and recall are kept instead; replicas that share a database share all figures.
         worker: number of this process among those that share `state`; no two that run have the same.
         max_answers: answers kept for feedback to be joined with; 0 keeps none.
         max_feedback, feedback_seconds: as of `FeedbackStore`.
         releases: begun last, that answers are counted of, at least one.
         shadow_k: labels retrieved for an organic interaction, for the verdict.
         stale_days: age of training data from which on the verdict calls a release stale; None: never.
-        clock: seconds since 1970.
+        clock: seconds since 1970; None: the database's if `kept` is one, else this host's.
 
     Raises:
         OSError, StoreError: `state` cannot be read or written.
@@ -90,7 +89,7 @@ class LiveFigures:
         releases: int = 3,
         shadow_k: int = 20,
         stale_days: float | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self._root = state / "live"
         self._root.mkdir(parents=True, exist_ok=True)
@@ -98,9 +97,15 @@ class LiveFigures:
         self._max_answers = max_answers
         self._releases = releases
         self._shadow_k, self._stale_days = shadow_k, stale_days
-        self._clock = clock
+        self._clock = clock or (SharedClock() if isinstance(kept, Postgres) else time.time)
         remove_stale(state, ".releases.json.*.tmp")
-        self._history = ReleaseHistory(state / "releases.json")
+        own = ReleaseHistory(state / "releases.json")
+        self._history: ReleaseHistory | SharedHistory = own
+        self.exchange: FigureExchange | None = None
+        if isinstance(kept, Postgres):
+            shared = ReplicaStore(kept)
+            self.exchange = FigureExchange(shared, state, worker, self._clock, lambda: self._held)
+            self._history = SharedHistory(shared, self.exchange.replica, self._root, own)
         self._store = FeedbackStore(
             kept or state,
             max_answers=max_answers,
@@ -111,6 +116,8 @@ class LiveFigures:
         self._flush_lock, self._keep_lock, self._pending_lock = (threading.Lock() for _ in range(3))
         self._held: dict[str, ReleaseFigures] = {}
         self._current: ReleaseFigures | None = None
+        self._begun: tuple[str, float] | None = None
+        """The release that went into service and when, until the history has it."""
         self._offline = OfflineFigures()
         self._labels = (0, 0)
         self._broken: Mapping[Signal, str] = {}
@@ -123,6 +130,8 @@ class LiveFigures:
         self._closing = threading.Event()
         self._thread = threading.Thread(target=copy_context().run, args=(self._work,), name="live-figures", daemon=True)
         self._thread.start()
+        if self.exchange is not None:
+            self.exchange.start()
 
     def begin_release(
         self, release: str, buckets_L: Int8, baseline: Baseline | None, offline: OfflineFigures | None = None
@@ -138,15 +147,19 @@ class LiveFigures:
             offline: what its evaluation says; None: it has none.
         """
         with self._begin_lock:
+            if self.exchange is not None:
+                with self._warning("comparing clocks"):
+                    self.exchange.compare_clocks()
             now = self._clock()
             directory = self._root / release
             with self._warning("beginning a release"):
                 directory.mkdir(exist_ok=True)
                 remove_stale(directory)
-                is_another = self._history.begin(release, now)
+                save_baseline(directory, baseline)
+                self._begun = release, now
+                is_another = self._say_begun()
                 if is_another or (self._current is not None and self._current.release != release):
                     delete_label_counts(directory, self._worker)
-                save_baseline(directory, baseline)
             figures = ReleaseFigures(directory, self._worker, buckets_L, baseline)
             others = [held for held in self._held.values() if held.release != release]
             kept = [held for held in others[: 1 - self._releases] if held.release in self.comparison.releases]
@@ -154,7 +167,7 @@ class LiveFigures:
             self._current, self._offline, self._report = figures, offline or OfflineFigures(), None
             with self._warning("forgetting old releases"):
                 self._touch(now)
-                self._forget(now)
+                forget(self._root, self._held, self._worker, now)
 
     def begin_beside(self, release: str, buckets_L: Int8, baseline: Baseline | None) -> None:
         """`release` answers beside the one in service from now on; as `begin_release`."""
@@ -281,7 +294,7 @@ class LiveFigures:
         yield from experiment_metrics(experiments)
 
     def flush(self) -> None:
-        """Do now what the thread does ten times a second: keep answers, join feedback, tidy up."""
+        """Do now what a thread does ten times a second: keep answers, join feedback, tidy up."""
         with self._flush_lock:
             self._keep_answers()
             now = self._clock()
@@ -289,6 +302,9 @@ class LiveFigures:
                 if _KEEPING not in self._troubles:  # a database that is away is waited for once a tick
                     self._store.join(now)
                 if abs(now - self._tidied_at) >= _TIDY_SECONDS:
+                    self._say_begun()
+                    if isinstance(self._history, SharedHistory):
+                        self._history.take_baselines()
                     self._touch(now)
                     if not self._store.tidy(now):
                         self._tidied_at = now
@@ -303,6 +319,8 @@ class LiveFigures:
             not self._thread.is_alive() and _KEEPING not in self._troubles
         ):  # else a database is away: nobody waits for it
             self.flush()
+        if self.exchange is not None:
+            self.exchange.stop()
         self._current, self._held = None, {}
         self._store.close()
 
@@ -372,25 +390,11 @@ class LiveFigures:
     def _figures_of(self, release: str | None) -> ReleaseFigures | None:
         return self._current if release is None else self._held.get(release)
 
-    def _touch(self, now: float) -> None:
-        """Tell the other workers that these directories are in use."""
-        for held in self._held.values():
-            with suppress(FileNotFoundError):
-                os.utime(held.directory, (now, now))
+    def _say_begun(self) -> bool:
+        """Whether it was another release that the history has in service from now on; raises StoreError, OSError."""
+        is_another = self._begun is not None and self._history.begin(*self._begun)
+        self._begun = None
+        return is_another
 
-    def _forget(self, now: float) -> None:
-        """Delete the directories nobody has used for two days, and of the others this worker's counts by label."""
-        used_at: dict[Path, float] = {}
-        for directory in self._root.iterdir():
-            with suppress(FileNotFoundError):
-                used_at[directory] = directory.stat().st_mtime
-        newest_first = sorted(used_at, key=lambda directory: used_at[directory], reverse=True)
-        for place, directory in enumerate(newest_first):
-            if directory.name in self._held:
-                continue
-            if place >= _KEPT_RELEASES or used_at[directory] < now - KEPT_SECONDS:
-                shutil.rmtree(directory, ignore_errors=True)
-                continue
-            delete_label_counts(directory, self._worker)
-            with suppress(FileNotFoundError):
-                os.utime(directory, (used_at[directory], used_at[directory]))
+    def _touch(self, now: float) -> None:
+        touch([held.directory for held in self._held.values()], now)

@@ -23,9 +23,12 @@ from longtail.serving.monitoring.dial_bins import DIAL_BINS, dial_bins
 from longtail.serving.monitoring.latency_bins import LATENCY_BINS, latency_bin
 from longtail.serving.monitoring.likeness import PAIRS, pairs_of
 from longtail.serving.monitoring.records import AnsweredBatch, ArmAnswer
-from longtail.serving.monitoring.ring import Layout, Ring, by_period, total, worker_arrays
+from longtail.serving.monitoring.ring import Layout, Ring, by_period, is_of_others, total, worker_arrays
 
 BUCKETS = len(BUCKET_NAMES)
+ARMS = "arm-"
+BY_LABEL = ("labels-", ARMS)
+"""How kinds of rings begin that count by label, in windows and in arms of experiments."""
 MINUTES = 1440
 
 # Columns of what was answered; the last, exposures of new labels, is a ring of its own.
@@ -79,7 +82,7 @@ class TimeWindow:
     @property
     def kind(self) -> str:
         """Kind of the rings of its per-label counts, which names their files."""
-        return f"labels-{self.name}"
+        return f"{BY_LABEL[0]}{self.name}"
 
     def tiles(self, labels: int) -> Layout:
         """Layout of the ring of its per-label counts."""
@@ -223,11 +226,12 @@ class ReleaseFigures:
             start = end
 
     def forget_arms(self, run: str | None) -> None:
-        """Delete this worker's counts of the arms of other runs."""
+        """Delete this worker's counts, and other replicas', of the arms of other runs."""
         with self._answers_lock:
             self._arms = {name: ring for name, ring in self._arms.items() if name[0] == run}
-        for path in self.directory.glob(f"arm-*.{self._worker}.ring"):
-            if run is None or not path.name.startswith(f"arm-{run}-"):
+        for path in self.directory.glob(f"{ARMS}*.ring"):
+            ours = path.match(f"*.{self._worker}.ring") or is_of_others(path)
+            if ours and (run is None or not path.name.startswith(f"{ARMS}{run}-")):
                 path.unlink(missing_ok=True)
 
     def _traffic_start(self, now: float) -> int:
@@ -236,7 +240,7 @@ class ReleaseFigures:
 
 
 def _of_arm(run: str, arm: str, labels: int) -> Layout:
-    return Layout(f"arm-{run}-{arm}", 1, labels, "uint32", _EVER)
+    return Layout(f"{ARMS}{run}-{arm}", 1, labels, "uint32", _EVER)
 
 
 def answers_by_minute(directory: Path, now: float) -> Array:
@@ -248,6 +252,6 @@ def answers_by_minute(directory: Path, now: float) -> Array:
 
 def delete_label_counts(directory: Path, worker: int) -> None:
     """Delete a worker's per-label counts: most of what a release takes on disk, and of no use once it is out."""
-    for kind in (*(window.kind for window in WINDOWS), "arm-*"):
-        for path in directory.glob(f"{kind}.{worker}.ring"):
+    for kind in BY_LABEL:
+        for path in directory.glob(f"{kind}*.{worker}.ring"):
             path.unlink(missing_ok=True)

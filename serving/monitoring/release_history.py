@@ -1,4 +1,4 @@
-"""Which release served when: a small file that every worker may write, replaced in one step."""
+"""Which release served when: a small file that every worker may write, replaced in one step; or what replicas share."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from typing import Annotated
 from pydantic import Field, TypeAdapter
 
 from longtail.bundle import replace_file
+from longtail.serving.monitoring.baseline import Baseline, load_baseline, save_baseline
+from longtail.state import Interval, ReplicaStore
 
 logger = logging.getLogger(__name__)
 _LONGEST = 100
@@ -71,3 +73,46 @@ class ReleaseHistory:
             with suppress(FileNotFoundError):
                 os.replace(self._path, aside)
             return []
+
+
+class SharedHistory:
+    """The last 100 intervals that releases were in service on any of the replicas that share a database.
+
+    Args:
+        store: what the replicas share.
+        replica: this one's name.
+        root: of the directories of releases, each with its baseline.
+        own: what it kept before it shared; taken over where nobody has begun a release yet.
+    """
+
+    def __init__(self, store: ReplicaStore, replica: str, root: Path, own: ReleaseHistory) -> None:
+        self._store = store
+        self._replica = replica
+        self._root = root
+        self._own = own
+
+    def begin(self, name: str, now: float) -> bool:
+        """As `ReleaseHistory.begin`, of this replica; raises StoreError."""
+        return self._store.begin(
+            self._replica,
+            Interval(name, now, baseline=self._baseline(name)),
+            [Interval(one.name, one.since, one.until, self._baseline(one.name)) for one in self._own.read()],
+        )
+
+    def read(self) -> list[ReleaseInterval]:
+        """All intervals, oldest first; raises StoreError."""
+        return [ReleaseInterval(one.release, one.since, one.until) for one in self._store.intervals()]
+
+    def take_baselines(self) -> None:
+        """Put the baselines of releases that only others have served beside what is known of them; raises StoreError,
+        OSError.
+        """
+        for one in self._store.intervals():
+            directory = self._root / one.release
+            if one.baseline is not None and directory.is_dir() and load_baseline(directory) is None:
+                with suppress(ValueError, TypeError):
+                    save_baseline(directory, Baseline.from_json(json.loads(one.baseline)))
+
+    def _baseline(self, name: str) -> str | None:
+        baseline = load_baseline(self._root / name)
+        return None if baseline is None else json.dumps(baseline.to_json())

@@ -32,11 +32,13 @@ def make_report(
 
     Args:
         figures: figures of the release in service.
-        intervals: the history of releases, oldest first; the last is the one in service.
+        intervals: the history of releases, oldest first; the last is the one in service, but for a replica that has not
+            gone over to it yet.
         store: store of feedback.
         now: seconds since 1970.
     """
-    release, since = figures.release, intervals[-1].since if intervals else now
+    release = figures.release
+    since = next((interval.since for interval in reversed(intervals) if interval.name == release), now)
     recall = store.recall(now)
     return {
         "release": release,

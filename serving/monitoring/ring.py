@@ -14,6 +14,7 @@ import json
 import logging
 import mmap
 import os
+import re
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -28,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 _VERSION = 1
 _HEADER_BYTES = 4096
+_OF_REPLICA = re.compile(r"\.[0-9a-f]{16}-\d+\.ring$")
 _CHUNK_BYTES = 1 << 22
 _LARGEST = 2.0**53
 """Beyond what anything counts to, in a double that counts by ones: so much only damage says."""
@@ -63,6 +65,10 @@ class Layout:
         """Size of a file of this layout."""
         return _HEADER_BYTES + self.rows * (1 + self.columns) * np.dtype(self.dtype).itemsize
 
+    def file(self, worker: int | str) -> str:
+        """Name of a worker's file."""
+        return f"{self.kind}.{worker}.ring"
+
     def period(self, now: float) -> int:
         """Number of the period that `now`, in seconds since 1970, falls in."""
         return int(now // self.seconds)
@@ -81,23 +87,31 @@ class Ring:
     Args:
         directory: existing directory of the file.
         layout: layout of the file.
-        worker: number of the process among those that share the directory.
+        worker: number of the process among those that share the directory, or the name of another replica's.
     """
 
-    def __init__(self, directory: Path, layout: Layout, worker: int) -> None:
+    def __init__(self, directory: Path, layout: Layout, worker: int | str) -> None:
         self.layout = layout
-        self.path = directory / f"{layout.kind}.{worker}.ring"
+        self.path = directory / layout.file(worker)
         try:
             self.array = layout.array_in(_mapped(self.path, layout))
         except OSError as error:
             logger.warning("%s: kept in memory only, lost at a restart: %s", self.path, error)
             self.array = np.zeros((layout.rows, 1 + layout.columns), layout.dtype)
-        self._periods = _periods_of(self.array).tolist()
+        self._periods = periods_of(self.array).tolist()
 
     def counts_at(self, period: int) -> Array:
         """The counts of a period, [columns], to add to; those of the period before in the same place are gone."""
         counts: Array = self.array[self.row_of(period), 1:]
         return counts
+
+    def put(self, period: int, counts: Array | None) -> None:
+        """Set the counts of a period, [columns], None: to 0; one that the ring has gone beyond, or does not hold, is
+        left out.
+        """
+        held = self._periods[period % self.layout.rows]
+        if held == period or (held < period and counts is not None):
+            self.counts_at(period)[:] = 0 if counts is None else counts
 
     def row_of(self, period: int) -> int:
         """The row of a period, cleared if it was another's."""
@@ -123,13 +137,28 @@ def worker_arrays(directory: Path, layout: Layout, own: Ring | None = None) -> I
                     yield layout.array_in(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
 
 
+def read_ring(path: Path) -> tuple[Layout, Array] | None:
+    """A ring's layout and numbers, [rows, 1 + columns], as its file has them now; None if there is none."""
+    with suppress(OSError, ValueError, TypeError), path.open("rb") as file:
+        fields = json.loads(os.pread(file.fileno(), _HEADER_BYTES, 0))
+        layout = Layout(**{name: fields[name] for name in Layout.__slots__})
+        if _is_of(file.fileno(), layout):
+            return layout, layout.array_in(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+    return None
+
+
+def is_of_others(path: Path) -> bool:
+    """Whether a ring's file is of another replica, by its name."""
+    return _OF_REPLICA.search(path.name) is not None
+
+
 def total(arrays: Iterable[Array], layout: Layout, now: float, periods: int, *, since: float) -> Array:
     """Counts over all arrays of the last `periods` periods to that of `now`, none before that of `since`: [columns]."""
     newest = layout.period(now)
     oldest = max(newest - periods + 1, layout.period(since))
     counts: Array = np.zeros(layout.columns, layout.dtype)
     for array in arrays:
-        stamps = _periods_of(array)
+        stamps = periods_of(array)
         for place in np.flatnonzero((stamps >= oldest) & (stamps <= newest)):
             if _sane(array[place, 1:]):
                 counts += array[place, 1:]
@@ -141,14 +170,14 @@ def by_period(arrays: Iterable[Array], layout: Layout, now: float) -> Array:
     newest = layout.period(now)
     counts: Array = np.zeros((layout.rows, layout.columns), layout.dtype)
     for array in arrays:
-        ages = newest - _periods_of(array)
+        ages = newest - periods_of(array)
         inside = np.flatnonzero((ages >= 0) & (ages < layout.rows))
         inside = inside[_sane(array[inside, 1:])]
         counts[layout.rows - 1 - ages[inside]] += array[inside, 1:]
     return counts
 
 
-def _periods_of(array: Array) -> Int64:
+def periods_of(array: Array) -> Int64:
     """The period of every row, int64 [rows]; any number where the file was damaged."""
     with np.errstate(invalid="ignore"):
         return array[:, 0].astype(np.int64)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from longtail.index import StagedCounts
 from longtail.serving.core.follower import ReleaseFollower
 from longtail.serving.core.service import Service
 from longtail.serving.errors import NotReadyError, UnknownReleaseError
@@ -36,15 +36,19 @@ async def release(request: Request) -> Response:
 @router.get("/v1/release/staged", responses={200: {"model": StagedAnswer}, **errors(401, 404, 503)})
 async def staged(request: Request) -> Response:
     """How a staged release would have answered a share of live queries: its overlap with what was served, exposure by
-    bucket, and shadow recall. All workers' counts, written every few seconds.
+    bucket, and shadow recall. All workers' counts, those of replicas that share a database among them, written every
+    few seconds.
     """
     service = service_of(request)
     current, other = service.retriever(), service.mirror.staged
     if other is None:
         raise UnknownReleaseError("expected a staged release, found none; see longtail-index stage")
-    state = service.settings.state_directory
-    counts = await service.read(lambda: StagedCounts.read_all(state, other.name, current.name))
-    return json_response(to_json(counts.figures(), request_id(request)))
+
+    def figures() -> dict[str, Any]:
+        return service.mirror.counts(other.name, current.name).figures()
+
+    found = await service.read(lambda: service.read_figures(figures))
+    return json_response(to_json(found, request_id(request)))
 
 
 @router.post("/v1/release/reload", responses={200: {"model": ReloadAnswer}, **errors(401, 403, 409, 503)})

@@ -1,0 +1,279 @@
+"""Replicas that share a database tell the same figures: those that one host would, had it answered everything."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from longtail.serving.monitoring import ArmAnswer, Design, LiveFigures
+from longtail.serving.monitoring.exchange import SharedClock
+from longtail.state import FigureRow, Place, Postgres, ReplicaStore, read_place
+from tests.postgres import PostgresServer, postgres
+from tests.serving.monitoring.shop import BASELINE, BUCKETS, NOON, Clock, a_live, answered
+from tests.serving.monitoring.test_arms import design, in_arms
+
+pytestmark = pytest.mark.process
+
+Opening = Callable[..., LiveFigures]
+
+
+@pytest.fixture
+def kept(database_server: PostgresServer) -> Place:
+    return read_place(database_server.url())
+
+
+@pytest.fixture
+def replica(tmp_path: Path, clock: Clock, kept: Place) -> Iterator[Opening]:
+    """Opens one worker of a replica, by the replica's name."""
+    with ExitStack() as stack:
+
+        def opened(name: str, **arguments: Any) -> LiveFigures:
+            state = tmp_path / name
+            state.mkdir(exist_ok=True)
+            live = a_live(state, **({"clock": clock, "kept": kept} | arguments))
+            stack.callback(live.close)
+            return live
+
+        yield opened
+
+
+def exchanged(*replicas: LiveFigures) -> None:
+    """Each tells, and each hears what all have told."""
+    for live in (*replicas, *replicas):
+        assert live.exchange is not None
+        live.exchange.exchange()
+
+
+def reports(clock: Clock, *replicas: LiveFigures) -> list[dict[str, Any]]:
+    """What each says, once all have heard of each other, but for what it says of itself alone."""
+    exchanged(*replicas)
+    clock.pass_(1)
+    return [{name: of for name, of in live.report().items() if name != "verdict"} for live in replicas]
+
+
+def asked(live: LiveFigures, rng: np.random.Generator) -> list[Any]:
+    """Some batches and requests, counted, and the batches."""
+    batches = [
+        answered(
+            [rng.choice(14, 3, replace=False).tolist() for _ in range(rng.integers(1, 5))],
+            bias_removal=float(rng.choice([0, 0.5, 1])),
+            popularity=float(rng.choice([0, -1])),
+            score=float(rng.uniform(0, 10)),
+        )
+        for _ in range(5)
+    ]
+    for batch in batches:
+        live.count_answers(batch)
+        live.count_request(0.004, 200)
+    live.count_request(0.2, 503)
+    live.count_shed()
+    return batches
+
+
+def test_replicas_say_what_one_host_would(tmp_path: Path, replica: Opening, clock: Clock) -> None:
+    workers = [replica("a"), replica("a", worker=1), replica("b"), replica("c")]
+    (tmp_path / "alone").mkdir()
+    alone = a_live(tmp_path / "alone", clock)
+    rng = np.random.default_rng(0)
+    for minutes in (0, 1, 3, 9, 40, 200, 700):
+        clock.pass_(60 * minutes)
+        for live in workers:
+            seed = rng.integers(1 << 30)
+            asked(live, np.random.default_rng(seed))
+            asked(alone, np.random.default_rng(seed))
+        found = reports(clock, *workers)
+        expected = {name: of for name, of in alone.report().items() if name != "verdict"}
+        assert expected["windows"]["5m"]["queries"] > 0
+        for report in found:
+            assert report == expected
+    alone.close()
+
+
+def test_what_was_told_is_told_once_through_kills_and_a_lost_disk(
+    tmp_path: Path, replica: Opening, clock: Clock
+) -> None:
+    first, other = replica("a"), replica("b")
+    first.count_answers(answered([[0, 4]] * 3))
+    exchanged(first, other)
+    first.count_answers(answered([[0, 4]] * 4))
+    # As killed: what it had not told yet is in its rings, which the next process finds.
+    shutil.copytree(tmp_path / "a", tmp_path / "killed")
+    killed = replica("killed")
+    assert {report["windows"]["24h"]["queries"] for report in reports(clock, killed, other)} == {7}
+    # With its disk gone, it is another, and what it told before still counts.
+    shutil.rmtree(tmp_path / "killed")
+    fresh = replica("fresh")
+    fresh.count_answers(answered([[8]]))
+    assert {report["windows"]["24h"]["queries"] for report in reports(clock, fresh, other)} == {8}
+    assert {report["windows"]["24h"]["coverage"] for report in reports(clock, fresh, other)} == {3 / 12}
+
+
+def test_a_release_that_comes_back_begins_at_zero_everywhere(replica: Opening, clock: Clock) -> None:
+    replicas = [replica("a"), replica("b")]
+    for live in replicas:
+        live.count_answers(answered([[0, 4, 8]]))
+    exchanged(*replicas)
+    for name in ("r2", "r1"):
+        clock.pass_(90)
+        for live in replicas:
+            live.begin_release(name, BUCKETS, BASELINE)
+    replicas[0].count_answers(answered([[1]]))
+    for report in reports(clock, *replicas):
+        assert report["windows"]["24h"]["queries"] == 1
+        assert report["windows"]["24h"]["coverage"] == 1 / 12
+        assert report["windows"]["24h"]["gini"] == pytest.approx(11 / 12)
+        assert [(one["name"], one["until"] is None) for one in report["releases"]] == [
+            ("r1", False), ("r2", False), ("r1", True)
+        ]  # fmt: skip
+
+
+def test_a_replica_that_goes_over_later_changes_nothing(replica: Opening, clock: Clock) -> None:
+    first, late = replica("a"), replica("b")
+    first.begin_release("r2", BUCKETS, BASELINE)
+    clock.pass_(30)
+    first.count_answers(answered([[0]], release="r2"))
+    late.count_answers(answered([[0, 4]] * 200))
+    of_first, of_late = reports(clock, first, late)
+    assert (of_first["release"], of_first["windows"]["5m"]["queries"]) == ("r2", 1)
+    assert (of_late["release"], of_late["windows"]["5m"]["queries"]) == ("r1", 200)
+    assert of_first["series"] == of_late["series"]
+    assert of_first["series"]["psi"][0] > 0
+    first.begin_release("r3", BUCKETS, BASELINE)
+    clock.pass_(30)
+    late.begin_release("r2", BUCKETS, BASELINE)
+    late.begin_release("r3", BUCKETS, BASELINE)
+    assert [one["name"] for one in reports(clock, first, late)[1]["releases"]] == ["r1", "r2", "r3"]
+    first.begin_release("r2", BUCKETS, BASELINE)
+    late.begin_release("r2", BUCKETS, BASELINE)
+    joined = replica("c", begin=False)
+    joined.begin_release("r2", BUCKETS, BASELINE)
+    clock.pass_(60)
+    exchanged(joined)
+    joined.flush()
+    found = reports(clock, first, late, joined)
+    assert [[one["name"] for one in report["releases"]] for report in found] == [["r1", "r2", "r3", "r2"]] * 3
+    assert found[0]["series"] == found[2]["series"], "with the baseline of r1, which it never served"
+
+
+def test_the_history_of_before_is_taken_over_once(tmp_path: Path, replica: Opening, clock: Clock) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        before = a_live(tmp_path / name, clock)
+        before.count_answers(answered([[0]]))
+        before.close()
+    clock.pass_(3600)
+    replicas = [replica("a"), replica("b")]
+    for report in reports(clock, *replicas):
+        assert report["windows"]["24h"]["queries"] == 2
+        assert [one["name"] for one in report["releases"]] == ["r1"]
+
+
+def test_arms_of_an_experiment_cover_what_any_replica_answered(replica: Opening) -> None:
+    replicas = [replica("a"), replica("b")]
+    for live in replicas:
+        live.comparison.compare(Design(design()))
+    for place, live in enumerate(replicas):
+        live.count_answers(in_arms([f"a{place}"], [ArmAnswer("r-1", "new", place)], [[place, 4 + place, 8]]))
+        live.flush()
+    exchanged(*replicas)
+    for live in replicas:
+        (arm,) = (arm for arm in live.comparison.report()["experiment"]["arms"] if arm["name"] == "new")
+        assert (arm["answers"], arm["coverage"]) == (2, 5 / 12)
+    for live in replicas:
+        live.comparison.compare(Design(None))
+        assert not [*(live._root / "r1").glob("arm-*")]
+
+
+def test_clocks_that_are_minutes_apart(replica: Opening) -> None:
+    apart = [SharedClock(lambda ahead=ahead: time.time() + ahead) for ahead in (-400.0, 0.0, 400.0)]  # type: ignore[misc]
+    replicas = [replica(name, clock=clock) for name, clock in zip("abc", apart, strict=True)]
+    assert max(abs(clock() - time.time()) for clock in apart) < 1
+    for live in replicas:
+        live.count_answers(answered([[0]]))
+    exchanged(*replicas)
+    time.sleep(1.1)
+    found = [live.report() for live in replicas]
+    assert [report["windows"]["5m"]["queries"] for report in found] == [3, 3, 3]
+    assert len({report["since"] for report in found}) == 1
+
+
+def test_what_is_no_ring_is_left_out(kept: Postgres, replica: Opening, clock: Clock) -> None:
+    live = replica("a")
+    layout = '{"rows": 1440, "columns": 1, "dtype": "float64", "seconds": 60}'
+    period = int(NOON // 60)
+    store, good = ReplicaStore(kept), b"x\x9c\x03\x00\x00\x00\x00\x01"
+    bad = [
+        FigureRow("..", "new", period, layout, b""),
+        FigureRow("r1", "../new", period, layout, b""),
+        FigureRow("r1", "new", period, "{", b""),
+        FigureRow("r1", "dropped", period, layout.replace("float64", "O"), b""),
+        FigureRow("r1", "priors", period, layout, good),
+        FigureRow("r1", "likeness", period, layout, b"no zlib"),
+    ]
+    store.tell("0123456789abcdef-0", bad, NOON)
+    store.close()
+    live.count_answers(answered([[0]]))
+    (report,) = reports(clock, live)
+    assert report["windows"]["5m"]["queries"] == 1
+    assert not [*live._root.rglob("*0123456789abcdef*")]
+
+
+def test_counts_by_label_go_with_the_release_and_old_ones_are_forgotten(
+    tmp_path: Path, kept: Postgres, replica: Opening, clock: Clock
+) -> None:
+    first, late = replica("a"), replica("b", begin=False)
+    late.begin_release("r0", BUCKETS, BASELINE)
+    first.count_answers(answered([[0, 4]]))
+    exchanged(first, late)
+    assert not [*(tmp_path / "b" / "live" / "r1").glob("labels-*")], "nobody counts them there"
+    late.begin_release("r1", BUCKETS, BASELINE)
+    for report in reports(clock, first, late):
+        assert report["windows"]["1h"]["coverage"] == 2 / 12
+    theirs = tmp_path / "b" / "live" / "r1"
+    assert late.exchange is not None
+    late.exchange._forget({"r1"}, clock())
+    assert [*theirs.glob(f"labels-24h.{first.exchange.replica}-0.ring")]  # type: ignore[union-attr]
+    late.exchange._forget({"r1"}, clock() + 2 * 86_400)
+    assert not [*theirs.glob("*-0.ring")], "a replica that is gone leaves nothing"
+    store = ReplicaStore(kept)
+    store.forget(NOON + 10)
+    assert [*store.news({}, "none")] == []
+    store.close()
+
+
+def test_a_database_that_is_away_is_told_afterwards(tmp_path: Path, clock: Clock) -> None:
+    with postgres() as server, ExitStack() as stack:
+        place = read_place(server.url())
+
+        def opened(name: str) -> LiveFigures:
+            (tmp_path / name).mkdir()
+            live = a_live(tmp_path / name, clock, kept=place)
+            stack.callback(live.close)
+            return live
+
+        replicas = [opened("a"), opened("b")]
+        exchanged(*replicas)
+        server.kill()
+        for _ in range(5):
+            for live in replicas:
+                live.count_answers(answered([[0]]))
+            exchanged(replicas[0])
+            clock.pass_(60)
+        replicas[0].begin_release("r2", BUCKETS, BASELINE)
+        replicas[1].begin_release("r2", BUCKETS, BASELINE)
+        server.start()
+        clock.pass_(60)
+        for live in replicas:
+            live.flush()
+        found = reports(clock, *replicas)
+        assert found[0] == found[1]
+        assert [sum(report["series"]["queries"]) for report in found] == [10, 10]
+        assert [one["name"] for one in found[0]["releases"]] == ["r1", "r2"]
+        assert found[0]["since"] == found[0]["releases"][-1]["from"]
