@@ -48,6 +48,11 @@ def test_alerts_name_documented_series() -> None:
     assert asked_for([rule["expr"] for rule in RULES]) - documented() == set()
 
 
+def test_the_readme_names_every_alert() -> None:
+    named = set(re.findall(r"`(Longtail\w+)`", (DOCKER / "README.md").read_text()))
+    assert named == {rule["alert"] for rule in RULES}
+
+
 def test_planted_series_are_documented() -> None:
     planted = [series["series"] for case in CASES for series in case["input_series"]]
     assert asked_for(planted) - documented() == set()
