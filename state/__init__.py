@@ -5,7 +5,7 @@ that share a database tell each other.
 from longtail.state.errors import StoreCorruptError, StoreError, StoreVersionError
 from longtail.state.labels import LabelPosition, LabelRead, LabelStore, copy_label_changes, read_label_changes
 from longtail.state.place import Place, Postgres, of_model, read_place
-from longtail.state.replicas import FigureRow, Interval, ReplicaStore, replica_id
+from longtail.state.replicas import FigureRow, Interval, ReplicaStore, Told, replica_id
 
 __all__ = [
     "FigureRow",
@@ -19,6 +19,7 @@ __all__ = [
     "StoreCorruptError",
     "StoreError",
     "StoreVersionError",
+    "Told",
     "copy_label_changes",
     "of_model",
     "read_label_changes",

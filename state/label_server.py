@@ -48,9 +48,10 @@ class LabelServer:
                     make_tables(self._engine, self.place, metadata, label_store, mark)
                     self._made = True
                 elif self._sought_at is None or monotonic() - self._sought_at >= _POLL_SECONDS:
-                    self._sought_at = monotonic()
+                    self._sought_at = None  # a failure says nothing
                     with looking(self._engine) as connection:
                         self._made = has_table(connection, self.place, label_store)
+                    self._sought_at = monotonic()
         return self._engine if self._made else None
 
     def changed(self) -> bool:

@@ -1,17 +1,17 @@
 """What replicas tell each other through their database: figures, which release serves since when, staged counts.
 
-A writer is one process of one replica. It tells rows of numbers, and tells a row again when it has changed, under a
-version that only its own rows share: a reader that knows the version of each writer reads what came after it, and
-writers never wait for each other. What was told is on the database's disk.
+A replica tells rows of numbers, and tells a row again when it has changed, under a version that only its own rows
+share: one that knows the version of each other replica reads what came after it, and nobody waits for another.
 """
 
 from __future__ import annotations
 
-import os
+import fcntl
 import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -33,14 +33,28 @@ from sqlalchemy import (
     func,
     insert,
     select,
+    update,
 )
 
-from longtail.state.engines import add_up, has_table, looking, make_tables, postgres_engine, put, reading, told, writing
+from longtail.bundle import replace_file
+from longtail.state.engines import (
+    add_up,
+    has_table,
+    insert_new,
+    looking,
+    make_tables,
+    postgres_engine,
+    put,
+    reading,
+    told,
+    writing,
+)
 from longtail.state.errors import StoreVersionError
 from longtail.state.place import Postgres
 
 _VERSION = 1
 _INTERVALS = 100
+_THERE_SECONDS, _SEEN_SECONDS = 180, 7 * 86_400
 _ID, _IS_ID = "replica.id", re.compile(r"[0-9a-f]{16}")
 _STAGED_SECONDS = 30 * 86_400
 _NOW = select(func.extract("epoch", func.clock_timestamp()))
@@ -49,27 +63,26 @@ _ROWS_AT_ONCE = 100
 
 _metadata = MetaData()
 _store = Table("replica_store", _metadata, Column("version", Integer, nullable=False))
-# A row of a writer's figures of one kind and release: the numbers of a period of time. layout: JSON, says what numbers
-# they are; content: packed, empty where they are all zero; changed_at: seconds since 1970.
+# A row of the figures of one kind and release, as a worker of a replica counts them: the numbers of a period of time.
+# layout: JSON, says what numbers they are; content: packed, empty where they are gone; expires_at: when nobody wants it
+# any more, seconds since 1970.
 _figures = Table(
     "figure_rows",
     _metadata,
-    Column("writer", Text, primary_key=True),
+    Column("replica", Text, primary_key=True),
+    Column("worker", Integer, primary_key=True, autoincrement=False),
     Column("release", Text, primary_key=True),
     Column("kind", Text, primary_key=True),
-    Column("period", BigInteger, primary_key=True),
+    Column("period", BigInteger, primary_key=True, autoincrement=False),
     Column("layout", Text, nullable=False),
     Column("content", LargeBinary, nullable=False),
+    Column("checksum", BigInteger, nullable=False),
+    Column("expires_at", Double, nullable=False),
     Column("version", BigInteger, nullable=False),
-    Column("changed_at", Double, nullable=False),
-    Index("figure_rows_by_version", "writer", "version"),
-    Index("figure_rows_by_time", "changed_at"),
+    Index("figure_rows_by_version", "replica", "version"),
+    Index("figure_rows_by_end", "expires_at"),
 )
-_writers = Table(
-    "figure_writers", _metadata, Column("writer", Text, primary_key=True), Column("version", BigInteger, nullable=False)
-)
-# Which release replicas went over to, in their order, with what its traffic is compared with, JSON; and where in that
-# order each replica is.
+# Which release replicas went over to, in their order, with what its traffic is compared with, JSON.
 _served = Table(
     "served",
     _metadata,
@@ -78,8 +91,14 @@ _served = Table(
     Column("since", Double, nullable=False),
     Column("baseline", Text),
 )
-_serving = Table(
-    "serving", _metadata, Column("replica", Text, primary_key=True), Column("served", BigInteger, nullable=False)
+# version: of the rows that it told last; served: where it is in their order.
+_replicas = Table(
+    "replicas",
+    _metadata,
+    Column("replica", Text, primary_key=True),
+    Column("version", BigInteger, nullable=False),
+    Column("served", BigInteger),
+    Column("seen_at", Double, nullable=False),
 )
 _staged = Table(
     "staged_counts",
@@ -91,13 +110,20 @@ _staged = Table(
 
 
 class FigureRow(NamedTuple):
-    """One row of a writer's figures, as the table has it."""
+    """One row of a replica's figures, as the table has it."""
 
+    worker: int
     release: str
     kind: str
     period: int
     layout: str
     content: bytes
+    checksum: int
+    expires_at: float
+
+
+Told = dict[tuple[int, str, str], dict[int, int]]
+"""Checksums of what was told, by worker, release and kind, and by period."""
 
 
 class Interval(NamedTuple):
@@ -129,108 +155,147 @@ class ReplicaStore:
         with self._reading() as connection:
             return float(connection.execute(_NOW).scalar_one())
 
-    def told(self, writer: str) -> tuple[dict[tuple[str, str], set[int]], float]:
-        """The periods that a writer has told of, by release and kind, and when it told the last."""
-        periods: dict[tuple[str, str], set[int]] = {}
-        last, of = 0.0, _figures.c
+    def told(self, replica: str) -> tuple[Told, int]:
+        """What a replica has told, and the version of the last."""
+        checksums: Told = {}
+        of = _figures.c
         with self._reading() as connection:
-            found = select(of.release, of.kind, of.period, of.changed_at).where(of.writer == writer)
-            for release, kind, period, changed_at in connection.execute(found):
-                periods.setdefault((release, kind), set()).add(period)
-                last = max(last, changed_at)
-        return periods, last
+            version = connection.scalar(select(_replicas.c.version).where(_replicas.c.replica == replica)) or 0
+            found = select(of.worker, of.release, of.kind, of.period, of.checksum).where(of.replica == replica)
+            for worker, release, kind, period, checksum in connection.execute(found):
+                checksums.setdefault((worker, release, kind), {})[period] = checksum
+        return checksums, version
 
-    def tell(self, writer: str, rows: Sequence[FigureRow], now: float) -> None:
+    def tell(self, replica: str, rows: Sequence[FigureRow], now: float) -> range:
         """Tell rows, in the place of what was told of the same periods.
 
         Args:
-            writer: who tells; nobody else under that name at the same time.
-            rows: at most one of a release, kind and period.
+            replica: who tells; one of its processes at a time.
+            rows: at most one of a worker, release, kind and period.
             now: the database's time.
+
+        Returns:
+            The versions that they have. If the first is not the next after the last, the database has been set back.
         """
+        versions = []
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             with self._writing() as connection:
-                add_up(connection, _writers, [{"writer": writer, "version": 1}], "version")
-                version = connection.scalar(select(_writers.c.version).where(_writers.c.writer == writer))
-                part = rows[start : start + _ROWS_AT_ONCE]
-                more = {"writer": writer, "version": version, "changed_at": now}
-                put(connection, _figures, [row._asdict() | more for row in part])
+                add_up(connection, _replicas, [{"replica": replica, "version": 1, "seen_at": now}], "version")
+                of_replica = select(_replicas.c.version).where(_replicas.c.replica == replica)
+                version: int = connection.execute(of_replica).scalar_one()
+                more = {"replica": replica, "version": version}
+                put(connection, _figures, [row._asdict() | more for row in rows[start : start + _ROWS_AT_ONCE]])
+            versions.append(version)
+        return range(versions[0], versions[-1] + 1) if versions else range(0)
 
     def news(self, heard: dict[str, int], replica: str) -> Iterator[tuple[str, FigureRow]]:
-        """What other replicas have told since: writers and rows, those of a kind together, periods ascending.
+        """What other replicas have told since: their names and rows, those of a ring together, periods ascending.
 
         Args:
-            heard: the version of each writer up to which its rows are known; brought up to date when the last row of a
-                writer has been taken.
-            replica: whose own writers, `REPLICA-…`, are left out.
+            heard: the version of each replica up to which its rows are known; brought up to date when the last row of
+                it has been taken.
+            replica: who asks.
         """
+        of = _figures.c
         with self._reading() as connection:
-            versions = connection.execute(
-                select(_writers.c.writer, _writers.c.version).where(~_writers.c.writer.startswith(f"{replica}-"))
-            ).all()
-            for writer, version in versions:
-                known = heard.get(writer, 0)
-                if version > known:
-                    yield from _rows(connection, _figures.c.writer == writer, _figures.c.version > known)
-                    heard[writer] = version
+            others = select(_replicas.c.replica, _replicas.c.version).where(_replicas.c.replica != replica)
+            versions = {row.replica: row.version for row in connection.execute(others)}
+            for gone in heard.keys() - versions.keys():
+                del heard[gone]
+            for other, version in versions.items():
+                known = heard.get(other, 0)
+                if version != known:
+                    # Less than what is known where the database was set back.
+                    yield from _rows(connection, of.replica == other, of.version > (known if known < version else 0))
+                    heard[other] = version
 
     def all_of(self, release: str, kind: str, replica: str) -> Iterator[tuple[str, FigureRow]]:
-        """Every row of a release whose kind begins so, of other replicas' writers; as `news`."""
+        """Every row of a release whose kind begins so, of other replicas than who asks; as `news`."""
         of = _figures.c
-        others = ~of.writer.startswith(f"{replica}-")
+        which = of.release == release, of.kind.startswith(kind, autoescape=True), of.replica != replica
         with self._reading() as connection:
-            yield from _rows(connection, of.release == release, of.kind.startswith(kind, autoescape=True), others)
+            yield from _rows(connection, *which)
 
-    def forget(self, before: float, *, but: str | None = None) -> None:
-        """Delete figures that have not changed since a time, in seconds since 1970.
+    def forget(self, replica: str, now: float) -> None:
+        """Delete figures that nobody wants any more, and replicas of which there are none and nothing was seen for a
+        week.
 
         Args:
-            before: that time.
-            but: kinds that begin so are kept.
+            replica: who is there.
+            now: the database's time.
         """
-        kept = [] if but is None else [~_figures.c.kind.startswith(but, autoescape=True)]
+        of = _replicas.c
         with self._writing() as connection:
-            connection.execute(delete(_figures).where(_figures.c.changed_at < before, *kept))
+            connection.execute(delete(_figures).where(_figures.c.expires_at < now))
+            connection.execute(update(_replicas).where(of.replica == replica).values(seen_at=now))
+            told = select(_figures.c.replica).where(_figures.c.replica == of.replica).exists()
+            connection.execute(delete(_replicas).where(of.seen_at < now - _SEEN_SECONDS, ~told))
 
-    def begin(self, replica: str, begun: Interval, earlier: Sequence[Interval] = ()) -> bool:
+    def begin(self, replica: str, begun: Interval, by_label: str, earlier: Sequence[Interval] = ()) -> bool:
         """A release serves on a replica from now on. The first replica to go over to it says since when; one that
-        comes later finds it in the order of releases after where it was itself, and changes nothing.
+        comes later finds it in the order of releases after where it was itself, or where another still is, and changes
+        nothing.
 
         Args:
             replica: which.
             begun: the release, and the database's time.
+            by_label: how the kinds of figures begin that are of its time in service alone: those told before go.
             earlier: what served before, where nobody has said so yet.
 
         Returns:
             Whether the replica served another before, or the same at another time.
         """
+        of = _served.c
         with self._writing("served") as connection:
-            last = select(_served.c.id, _served.c.release).order_by(_served.c.id.desc()).limit(1)
+            last = select(of.id, of.release).order_by(of.id.desc()).limit(1)
             newest = connection.execute(last).first()
             if newest is None and earlier:
                 connection.execute(insert(_served), [_row_of(one) for one in earlier])
                 newest = connection.execute(last).first()
-            at = connection.scalar(select(_serving.c.served).where(_serving.c.replica == replica))
-            if at is not None:
-                if connection.scalar(select(_served.c.release).where(_served.c.id == at)) == begun.release:
-                    return False
-                later = select(func.min(_served.c.id)).where(_served.c.id > at, _served.c.release == begun.release)
-                at = connection.scalar(later)
-            if at is None and newest is not None and newest.release == begun.release:
+            insert_new(connection, _replicas, [{"replica": replica, "version": 0, "seen_at": begun.since}])
+            was = connection.scalar(select(_replicas.c.served).where(_replicas.c.replica == replica))
+            places = (
+                connection.execute(select(of.id).where(of.release == begun.release).order_by(of.id)).scalars().all()
+            )
+            there = select(_replicas.c.served).where(
+                _replicas.c.replica != replica, _replicas.c.seen_at > begun.since - _THERE_SECONDS
+            )
+            others = {served for served in connection.scalars(there) if served is not None}
+            if newest is not None and newest.release == begun.release:
                 at = newest.id
-            if at is None:
-                at = connection.execute(insert(_served).values(_row_of(begun)).returning(_served.c.id)).scalar_one()
-                connection.execute(delete(_served).where(_served.c.id <= at - _INTERVALS))
-            put(connection, _serving, [{"replica": replica, "served": at}])
-            return True
+            elif was is not None and places and places[-1] >= was:
+                at = next(id_ for id_ in places if id_ >= was)
+            elif stayed := others.intersection(places):
+                # Others have never left it: what came after was here alone.
+                at = max(stayed)
+                if max(others) == at:
+                    connection.execute(delete(_served).where(of.id > at))
+            else:
+                at = connection.execute(insert(_served).values(_row_of(begun)).returning(of.id)).scalar_one()
+                oldest = select(of.id).order_by(of.id.desc()).offset(_INTERVALS - 1).limit(1).scalar_subquery()
+                connection.execute(delete(_served).where(of.id < oldest))
+                told = _figures.c.release == begun.release, _figures.c.kind.startswith(by_label, autoescape=True)
+                connection.execute(delete(_figures).where(*told))
+            connection.execute(
+                update(_replicas).where(_replicas.c.replica == replica).values(served=at, seen_at=begun.since)
+            )
+            return bool(at != was)
+
+    def leave(self, replica: str, now: float) -> None:
+        """A replica serves nothing for now."""
+        with self._writing() as connection:
+            gone = update(_replicas).where(_replicas.c.replica == replica).values(seen_at=now - _THERE_SECONDS)
+            connection.execute(gone)
 
     def intervals(self) -> list[Interval]:
         """Which release served when, oldest first."""
         of = _served.c
         with self._reading() as connection:
             found = connection.execute(select(of.release, of.since, of.baseline).order_by(of.id)).all()
-        ends = [*(row.since for row in found[1:]), None]
-        return [Interval(row.release, row.since, until, row.baseline) for row, until in zip(found, ends, strict=True)]
+        return [
+            Interval(row.release, row.since, None if after is None else after.since, row.baseline)
+            for row, after in zip_longest(found, found[1:])
+        ]
 
     def write_staged(self, writer: str, counts: str) -> None:
         """Replace a writer's counts of a staged release, JSON; anybody's of 30 days ago are deleted."""
@@ -294,10 +359,10 @@ def _row_of(begun: Interval) -> dict[str, Any]:
 
 def _rows(connection: Connection, *which: ColumnElement[bool]) -> Iterator[tuple[str, FigureRow]]:
     of = _figures.c
-    found = select(of.writer, *(of[name] for name in FigureRow._fields)).where(*which)
-    ordered = found.order_by(of.writer, of.release, of.kind, of.period)
-    for writer, *row in connection.execution_options(yield_per=_ROWS_AT_ONCE).execute(ordered):
-        yield writer, FigureRow(*row)
+    found = select(of.replica, *(of[name] for name in FigureRow._fields)).where(*which)
+    ordered = found.order_by(of.replica, of.worker, of.release, of.kind, of.period)
+    for replica, *row in connection.execution_options(yield_per=_ROWS_AT_ONCE).execute(ordered):
+        yield replica, FigureRow(*row)
 
 
 def replica_id(directory: Path) -> str:
@@ -307,13 +372,11 @@ def replica_id(directory: Path) -> str:
         OSError: the directory cannot be read or written.
     """
     path = directory / _ID
-    with suppress(FileNotFoundError):
-        if _IS_ID.fullmatch(kept := path.read_text("utf-8", "replace")):
-            return kept
-        path.unlink(missing_ok=True)
-    working = directory / f".{_ID}.{os.getpid()}.tmp"
-    working.write_text(uuid4().hex[:16])
-    with suppress(FileExistsError):  # another worker came first
-        os.link(working, path)
-    working.unlink()
-    return path.read_text()
+    with (directory / f"{_ID}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with suppress(FileNotFoundError):
+            if _IS_ID.fullmatch(kept := path.read_text("utf-8", "replace")):
+                return kept
+        made = uuid4().hex[:16]
+        replace_file(path, made.encode())
+        return made

@@ -79,6 +79,7 @@ class Mirror:
         self._counts: StagedCounts | None = None
         self._skipped = 0
         self._unwritten = False
+        self._trouble: str | None = None
         self._work: queue.Queue[Sequence[_Served] | _Chosen | None] = queue.Queue(_WAITING)
         self._changing = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -225,8 +226,11 @@ class Mirror:
                 writer = f"{replica_id(self._state)}-{self._worker}"
                 self._shared.write_staged(writer, counts.model_dump_json())
         except (OSError, StoreError) as error:
-            logger.error("counts of the staged release cannot be written: %s", error)
-            self._unwritten = True
+            if str(error) != self._trouble:
+                logger.error("counts of the staged release cannot be written: %s", error)
+            self._trouble, self._unwritten = str(error), True
+        else:
+            self._trouble = None
 
 
 def _count_query(served: _Served, staged: Retriever, counts: StagedCounts) -> None:

@@ -1,7 +1,7 @@
 """Figures of replicas that share a database: each tells what it counts, and keeps what the others count beside it.
 
-Every worker tells the rows of its rings that have changed, every two seconds. One worker of a replica writes what the
-others tell into files beside its own, `KIND.REPLICA-WORKER.ring`: who adds up the rings of a directory adds up all
+One worker of a replica tells, every two seconds, the rows of all its workers' rings that have changed, and writes what
+other replicas tell into files beside them, `KIND.REPLICA-WORKER.ring`: who adds up the rings of a directory adds up all
 replicas. Periods are of the database's time, for the clocks of hosts differ.
 """
 
@@ -25,23 +25,26 @@ from time import monotonic
 import numpy as np
 
 from longtail.bundle.arrays import Array
-from longtail.serving.monitoring.release_figures import ARMS, BY_LABEL
+from longtail.serving.monitoring.release_figures import BY_LABEL
 from longtail.serving.monitoring.ring import Layout, Ring, is_of_others, periods_of, read_ring
-from longtail.state import FigureRow, ReplicaStore, StoreError, replica_id
+from longtail.state import FigureRow, ReplicaStore, StoreError, Told, replica_id
 
 logger = logging.getLogger(__name__)
 
 _SECONDS = 2.0
 _TIDY_SECONDS = 60.0
 _BY_LABEL_BYTES = 256 << 10
-"""A second that a worker tells of counts by label, on average: those of a large catalogue it tells less often."""
-_KEPT_SECONDS, _ARMS_KEPT_SECONDS = 48 * 3600, 90 * 86_400
+"""A second that a replica tells of counts by label, on average: those of a large catalogue it tells less often."""
+_LONGEST_SECONDS, _GONE_SECONDS = 90 * 86_400, 86_400
+"""That what was told stands: of periods that do not end, and of what is gone."""
+_SLACK_SECONDS = 60
 _TOLERANCE_SECONDS = 0.1
-_LAST_SECONDS = 10.0
+_LAST_SECONDS = 3.0
 _LOCK = "exchange.lock"
 _NOTHING = -1
 """Instead of a checksum: the counts are gone."""
 _IS_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_OF_WORKER = re.compile(r"\.(\d+)\.ring$")
 
 
 class SharedClock:
@@ -70,39 +73,33 @@ class SharedClock:
 
 
 class FigureExchange:
-    """One worker's part in the exchange. A thread of its own does it; no other failure than a log line comes of it.
+    """The exchange of one replica; each of its workers has one, and one of them does it for all, in a thread of its
+    own. No other failure than a log line comes of it.
 
     Args:
         store: what the replicas share; closed by `stop`.
         state: the replica's own directory; its rings are in `live/RELEASE`.
-        worker: number of this process among those of the replica.
         clock: the database's time; a `SharedClock` is kept to it.
         held: names of the releases that are counted now.
     """
 
     def __init__(
-        self,
-        store: ReplicaStore,
-        state: Path,
-        worker: int,
-        clock: Callable[[], float],
-        held: Callable[[], Collection[str]],
+        self, store: ReplicaStore, state: Path, clock: Callable[[], float], held: Callable[[], Collection[str]]
     ) -> None:
         self.replica = replica_id(state)
         self._store = store
         self._state, self._root = state, state / "live"
-        self._worker = worker
-        self._writer = f"{self.replica}-{worker}"
         self._clock = clock
         self._held = held
-        self._told: dict[tuple[str, str], dict[int, int | None]] | None = None
-        """By release and kind: periods, and the checksum of what was told of them, None where it is not known."""
+        self._told: Told | None = None
+        self._version = 0
         self._told_at, self._told_by_label_at = 0.0, 0.0
         self._by_label_due = 0.0
         self._before: set[str] | None = None
         self._heard: dict[str, int] = {}
         self._whole: set[str] = set()
-        """Releases whose counts by label are read whole."""
+        """Releases whose counts by label are known of all."""
+        self._refused: set[tuple[str, str]] = set()
         self._tidied_at = monotonic()
         self._lock: TextIOWrapper | None = None
         self._connected = False
@@ -122,34 +119,56 @@ class FigureExchange:
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join(_LAST_SECONDS)
-        if not self._thread.is_alive() and self._trouble is None:
+        if self._thread.is_alive():  # a database holds it up: it ends with the process
+            return
+        if self._trouble is None:
             self.exchange(listen=False)
+            if self._lock is not None:
+                self._tried(lambda: self._store.leave(self.replica, self._clock()))
         if self._lock is not None:
             self._lock.close()
         self._store.close()
 
-    def compare_clocks(self) -> None:
-        """Go by the database's time; raises StoreError if it does not tell."""
+    def is_there(self) -> bool:
+        """Whether the database answers; the clock goes by it then."""
+        with self._turn:
+            return self._tried(self._compare_clocks)
+
+    def _compare_clocks(self) -> None:
         if isinstance(self._clock, SharedClock):
             if not self._connected:
                 self._store.now()  # which takes long, once
                 self._connected = True
             self._clock.compare(self._store.now)
 
+    def read_again(self, release: str) -> None:
+        """What others count by label of a release is read anew: it has gone into service."""
+        self._whole = self._whole - {release}
+
     def exchange(self, *, listen: bool = True) -> None:
         """Do now what the thread does every two seconds; what goes wrong is logged, once."""
-        with self._turn:
-            try:
-                self.compare_clocks()
+
+        def work() -> None:
+            self._compare_clocks()
+            if self._alone():
                 self._tell(self._clock())
-                if listen and self._alone():
+                if listen:
                     self._listen(self._clock())
-            except (StoreError, OSError) as error:
-                if str(error) != self._trouble:
-                    logger.warning("figures are this replica's own until others can be told: %s", error)
-                self._trouble = str(error)
-            else:
-                self._trouble = None
+
+        with self._turn:
+            self._tried(work)
+
+    def _tried(self, work: Callable[[], None]) -> bool:
+        """Whether some work with the database was done; what went wrong else is logged, once."""
+        try:
+            work()
+        except (StoreError, OSError) as error:
+            if str(error) != self._trouble:
+                logger.warning("figures are not exchanged with other replicas: %s", error)
+            self._trouble = str(error)
+            return False
+        self._trouble = None
+        return True
 
     def _work(self) -> None:
         while not self._stopping.wait(_SECONDS):
@@ -161,73 +180,98 @@ class FigureExchange:
 
     def _tell(self, now: float) -> None:
         if self._told is None:
-            periods, self._told_at = self._store.told(self._writer)
-            self._told = {key: dict.fromkeys(of) for key, of in periods.items()}
-            self._told_by_label_at = self._told_at
+            self._told, self._version = self._store.told(self.replica)
+            self._told_at = self._told_by_label_at = 0.0
         by_label = monotonic() >= self._by_label_due
         held = set(self._held())
         if self._before is None:
             self._before = {directory.name for directory in self._root.iterdir()}
-        rows: list[FigureRow] = []
-        checks: list[tuple[dict[int, int | None], int, int]] = []
-        spent = 0
-        for release in sorted(held | self._before):
-            for path in sorted((self._root / release).glob(f"*.{self._worker}.ring")):
-                found = read_ring(path)
-                if found is None:
-                    continue
-                layout, array = found
-                is_by_label = layout.kind.startswith(BY_LABEL)
-                if is_by_label and not (by_label and release in held):
-                    continue
-                told = self._told.setdefault((release, layout.kind), {})
-                since = self._told_by_label_at if is_by_label else self._told_at
-                for period, row, check in _changed(array, layout, told, since, now):
-                    content = b"" if row is None else zlib.compress(row.tobytes(), 1)
-                    rows.append(FigureRow(release, layout.kind, period, _described(layout), content))
-                    checks.append((told, period, check))
-                    spent += len(content) if is_by_label else 0
-        self._store.tell(self._writer, rows, now)
-        for told, period, checksum in checks:
-            told[period] = checksum
+        releases = held | self._before
+        self._told = {key: of for key, of in self._told.items() if key[1] in releases}
+        rows = [
+            *self._changed_rows(releases, False, self._told_at, now),
+            *(self._changed_rows(held, True, self._told_by_label_at, now) if by_label else ()),
+        ]
+        versions = self._store.tell(self.replica, rows, now)
+        for row in rows:
+            self._told.setdefault((row.worker, row.release, row.kind), {})[row.period] = row.checksum
         self._before, self._told_at = held, now
         if by_label:
+            spent = sum(len(row.content) for row in rows if row.kind.startswith(BY_LABEL))
             self._told_by_label_at, self._by_label_due = now, monotonic() + spent / _BY_LABEL_BYTES
+        if versions and versions.start != self._version + 1:
+            self._told = None  # the database does not have all that it was told
+        elif versions:
+            self._version = versions[-1]
+
+    def _changed_rows(self, releases: Iterable[str], by_label: bool, since: float, now: float) -> Iterator[FigureRow]:
+        """Rows of this replica's rings that differ from what was told of them: those by label, or all others."""
+        assert self._told is not None
+        missing = {key for key in self._told if by_label and key[1] in releases and key[2].startswith(BY_LABEL)}
+        for release in sorted(releases):
+            for path in sorted((self._root / release).glob("*.ring")):
+                worker = _OF_WORKER.search(path.name)
+                if worker is None or path.name.startswith(BY_LABEL) != by_label or (found := read_ring(path)) is None:
+                    continue
+                layout, array = found
+                key = int(worker[1]), release, layout.kind
+                missing.discard(key)
+                for period, counts, checksum in _changed(array, layout, self._told.get(key, {}), since, now):
+                    expires_at = now + _GONE_SECONDS
+                    if counts is not None:
+                        end = (period + layout.rows) * layout.seconds + _SLACK_SECONDS
+                        expires_at = min(end, now + _LONGEST_SECONDS)
+                    content = b"" if counts is None else zlib.compress(counts.tobytes(), 1)
+                    yield FigureRow(*key, period, _described(layout), content, checksum, expires_at)
+        for key in missing:
+            for period, checksum in self._told[key].items():
+                if checksum != _NOTHING:
+                    yield FigureRow(*key, period, "{}", b"", _NOTHING, now + _GONE_SECONDS)
 
     def _listen(self, now: float) -> None:
         held = set(self._held())
-        if self._heard:  # else all is read anyway
-            for release in held - self._whole:
+        for release in held - self._whole:
+            for path in (self._root / release).glob("*.ring"):
+                if is_of_others(path) and path.name.startswith(BY_LABEL):
+                    path.unlink(missing_ok=True)
+            if self._heard:  # else all is read anyway
                 for kind in BY_LABEL:
                     self._write(self._store.all_of(release, kind, self.replica), held, now)
+            self._whole = self._whole | {release}
         self._write(self._store.news(self._heard, self.replica), held, now)
-        self._whole = held
+        self._whole = self._whole & held
         if monotonic() - self._tidied_at >= _TIDY_SECONDS:
             self._tidied_at = monotonic()
-            self._store.forget(now - _KEPT_SECONDS, but=ARMS)
-            self._store.forget(now - _ARMS_KEPT_SECONDS)
+            self._store.forget(self.replica, now)
             self._forget(held, now)
 
     def _write(self, told: Iterable[tuple[str, FigureRow]], held: Collection[str], now: float) -> None:
         """Write what others tell beside this replica's own."""
         ring: Ring | None = None
-        for writer, row in told:
+        for replica, row in told:
             if row.kind.startswith(BY_LABEL) and row.release not in held:
                 continue
+            directory, writer = self._root / row.release, f"{replica}-{row.worker}"
+            if not row.content:
+                ring = None
+                _clear(directory / f"{row.kind}.{writer}.ring", row.period)
+                continue
             try:
-                layout = _layout_of(writer, row)
+                layout = _layout_of(replica, row)
+                newest = layout.period(now)
+                if not newest - layout.rows < row.period <= newest + 1:
+                    continue
                 counts = _unpacked(row.content, layout)
             except (ValueError, TypeError) as error:
-                logger.warning("figures of %s, %s of %s: %s", writer, row.kind, row.release, error)
+                if (replica, row.kind) not in self._refused:
+                    logger.warning("figures of %s, %s of %s: %s", replica, row.kind, row.release, error)
+                self._refused.add((replica, row.kind))
                 continue
-            directory = self._root / row.release
-            if ring is None or ring.path != directory / layout.file(writer):
+            if ring is None or (ring.path, ring.layout) != (directory / layout.file(writer), layout):
                 directory.mkdir(exist_ok=True)
                 os.utime(directory, (now, now))  # it is in use
                 ring = Ring(directory, layout, writer)
-            newest = layout.period(now)
-            if newest - layout.rows < row.period <= newest + 1:
-                ring.put(row.period, counts)
+            ring.put(row.period, counts)
 
     def _forget(self, held: Collection[str], now: float) -> None:
         """Delete others' rings that hold nothing any more, and those by label of releases that are not counted."""
@@ -256,7 +300,7 @@ def _holds_any(layout: Layout, array: Array, now: float) -> bool:
 
 
 def _changed(
-    array: Array, layout: Layout, told: dict[int, int | None], since: float, now: float
+    array: Array, layout: Layout, told: dict[int, int], since: float, now: float
 ) -> Iterator[tuple[int, Array | None, int]]:
     """Periods whose counts differ from what was told of them, the counts, None: gone, and their checksums.
 
@@ -284,22 +328,28 @@ def _changed(
             yield period, None, _NOTHING
 
 
+def _clear(path: Path, period: int) -> None:
+    """Set a period's counts in a ring to 0, if there is such a ring and it holds the period."""
+    found = read_ring(path)
+    if found is not None and period in periods_of(found[1]):
+        worker = path.name.removeprefix(f"{found[0].kind}.").removesuffix(".ring")
+        Ring(path.parent, found[0], worker).counts_at(period)[:] = 0
+
+
 def _described(layout: Layout) -> str:
     return json.dumps({name: value for name, value in asdict(layout).items() if name != "kind"})
 
 
-def _layout_of(writer: str, row: FigureRow) -> Layout:
+def _layout_of(replica: str, row: FigureRow) -> Layout:
     """What a row is of; raises ValueError or TypeError if nothing that is known."""
     layout = Layout(kind=row.kind, **json.loads(row.layout))
-    if not all(map(_IS_NAME.fullmatch, (writer, row.release, row.kind))) or layout.dtype not in ("float64", "uint32"):
+    if not all(map(_IS_NAME.fullmatch, (replica, row.release, row.kind))) or layout.dtype not in ("float64", "uint32"):
         raise ValueError(f"expected a ring, found {row.layout[:100]!r}")
     return layout
 
 
-def _unpacked(content: bytes, layout: Layout) -> Array | None:
-    """The counts of a row; None if they are all 0. Raises ValueError where they are not of the layout."""
-    if not content:
-        return None
+def _unpacked(content: bytes, layout: Layout) -> Array:
+    """The counts of a row, [columns]; raises ValueError where they are not of the layout."""
     size = layout.columns * np.dtype(layout.dtype).itemsize
     try:
         numbers = zlib.decompressobj().decompress(content, size + 1)

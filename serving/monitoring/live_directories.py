@@ -9,16 +9,16 @@ from contextlib import suppress
 from pathlib import Path
 
 from longtail.serving.monitoring.feedback_store import KEPT_SECONDS
-from longtail.serving.monitoring.release_figures import delete_label_counts
+from longtail.serving.monitoring.release_figures import ReleaseFigures, delete_label_counts
 
 _KEPT_RELEASES = 100
 
 
-def touch(directories: Iterable[Path], now: float) -> None:
-    """Tell the other workers that these directories are in use."""
-    for directory in directories:
+def touch(held: Iterable[ReleaseFigures], now: float) -> None:
+    """Tell the other workers that the directories of these releases are in use; raises OSError."""
+    for figures in held:
         with suppress(FileNotFoundError):
-            os.utime(directory, (now, now))
+            os.utime(figures.directory, (now, now))
 
 
 def forget(root: Path, held: Collection[str], worker: int, now: float) -> None:

@@ -32,7 +32,7 @@ from longtail.serving.monitoring.live_directories import forget, touch
 from longtail.serving.monitoring.offline import OfflineFigures
 from longtail.serving.monitoring.records import AnsweredBatch, AnswerFeedback, ShadowPair
 from longtail.serving.monitoring.release_figures import ReleaseFigures, delete_label_counts
-from longtail.serving.monitoring.release_history import ReleaseHistory, SharedHistory
+from longtail.serving.monitoring.release_history import Beginnings, ReleaseHistory, SharedHistory
 from longtail.serving.monitoring.report import make_report
 from longtail.serving.monitoring.verdict import judge
 from longtail.state import Place, Postgres, ReplicaStore, StoreError
@@ -104,8 +104,9 @@ class LiveFigures:
         self.exchange: FigureExchange | None = None
         if isinstance(kept, Postgres):
             shared = ReplicaStore(kept)
-            self.exchange = FigureExchange(shared, state, worker, self._clock, lambda: self._held)
+            self.exchange = FigureExchange(shared, state, self._clock, lambda: self._held)
             self._history = SharedHistory(shared, self.exchange.replica, self._root, own)
+        self._beginnings = Beginnings(self._history)
         self._store = FeedbackStore(
             kept or state,
             max_answers=max_answers,
@@ -116,8 +117,6 @@ class LiveFigures:
         self._flush_lock, self._keep_lock, self._pending_lock = (threading.Lock() for _ in range(3))
         self._held: dict[str, ReleaseFigures] = {}
         self._current: ReleaseFigures | None = None
-        self._begun: tuple[str, float] | None = None
-        """The release that went into service and when, until the history has it."""
         self._offline = OfflineFigures()
         self._labels = (0, 0)
         self._broken: Mapping[Signal, str] = {}
@@ -147,26 +146,27 @@ class LiveFigures:
             offline: what its evaluation says; None: it has none.
         """
         with self._begin_lock:
-            if self.exchange is not None:
-                with self._warning("comparing clocks"):
-                    self.exchange.compare_clocks()
+            away = self.exchange is not None and not self.exchange.is_there()
             now = self._clock()
             directory = self._root / release
             with self._warning("beginning a release"):
                 directory.mkdir(exist_ok=True)
                 remove_stale(directory)
                 save_baseline(directory, baseline)
-                self._begun = release, now
-                is_another = self._say_begun()
-                if is_another or (self._current is not None and self._current.release != release):
+            self._beginnings.add(release, now)
+            is_another = not away and self._tell_history()  # else it is told later
+            if is_another or (self._current is not None and self._current.release != release):
+                with self._warning("forgetting counts by label"):
                     delete_label_counts(directory, self._worker)
+                if self.exchange is not None:
+                    self.exchange.read_again(release)
             figures = ReleaseFigures(directory, self._worker, buckets_L, baseline)
             others = [held for held in self._held.values() if held.release != release]
             kept = [held for held in others[: 1 - self._releases] if held.release in self.comparison.releases]
             self._held = {held.release: held for held in (*kept, *others[1 - self._releases :], figures)}
             self._current, self._offline, self._report = figures, offline or OfflineFigures(), None
             with self._warning("forgetting old releases"):
-                self._touch(now)
+                touch(self._held.values(), now)
                 forget(self._root, self._held, self._worker, now)
 
     def begin_beside(self, release: str, buckets_L: Int8, baseline: Baseline | None) -> None:
@@ -302,12 +302,10 @@ class LiveFigures:
                 if _KEEPING not in self._troubles:  # a database that is away is waited for once a tick
                     self._store.join(now)
                 if abs(now - self._tidied_at) >= _TIDY_SECONDS:
-                    self._say_begun()
-                    if isinstance(self._history, SharedHistory):
-                        self._history.take_baselines()
-                    self._touch(now)
+                    touch(self._held.values(), now)
                     if not self._store.tidy(now):
                         self._tidied_at = now
+                        self._tell_history()
 
     def close(self) -> None:
         """Write what is pending and let go of the files; nothing is counted afterwards."""
@@ -390,11 +388,11 @@ class LiveFigures:
     def _figures_of(self, release: str | None) -> ReleaseFigures | None:
         return self._current if release is None else self._held.get(release)
 
-    def _say_begun(self) -> bool:
-        """Whether it was another release that the history has in service from now on; raises StoreError, OSError."""
-        is_another = self._begun is not None and self._history.begin(*self._begun)
-        self._begun = None
+    def _tell_history(self) -> bool:
+        """Whether the history has another release in service from now on."""
+        is_another = False
+        with self._warning("telling which release serves"):
+            is_another = self._beginnings.say()
+            if isinstance(self._history, SharedHistory):
+                self._history.take_baselines()
         return is_another
-
-    def _touch(self, now: float) -> None:
-        touch([held.directory for held in self._held.values()], now)

@@ -26,8 +26,7 @@ from longtail.serving.monitoring.records import AnsweredBatch, ArmAnswer
 from longtail.serving.monitoring.ring import Layout, Ring, by_period, is_of_others, total, worker_arrays
 
 BUCKETS = len(BUCKET_NAMES)
-ARMS = "arm-"
-BY_LABEL = ("labels-", ARMS)
+WINDOWED, ARMS = BY_LABEL = "labels-", "arm-"
 """How kinds of rings begin that count by label, in windows and in arms of experiments."""
 MINUTES = 1440
 
@@ -82,7 +81,7 @@ class TimeWindow:
     @property
     def kind(self) -> str:
         """Kind of the rings of its per-label counts, which names their files."""
-        return f"{BY_LABEL[0]}{self.name}"
+        return f"{WINDOWED}{self.name}"
 
     def tiles(self, labels: int) -> Layout:
         """Layout of the ring of its per-label counts."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import os
+import threading
+from collections import deque
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,6 +16,7 @@ from pydantic import Field, TypeAdapter
 
 from longtail.bundle import replace_file
 from longtail.serving.monitoring.baseline import Baseline, load_baseline, save_baseline
+from longtail.serving.monitoring.release_figures import WINDOWED
 from longtail.state import Interval, ReplicaStore
 
 logger = logging.getLogger(__name__)
@@ -75,6 +78,32 @@ class ReleaseHistory:
             return []
 
 
+class Beginnings:
+    """Releases that went into service, until a history has them: one that replicas share may be away. Thread-safe.
+
+    Args:
+        history: is told of them, in their order.
+    """
+
+    def __init__(self, history: ReleaseHistory | SharedHistory) -> None:
+        self._history = history
+        self._unsaid: deque[tuple[str, float]] = deque()
+        self._lock = threading.Lock()
+
+    def add(self, name: str, now: float) -> None:
+        """`name` went into service at `now`."""
+        self._unsaid.append((name, now))
+
+    def say(self) -> bool:
+        """Whether the last of them was another for the history; raises StoreError, OSError, and it stays to be said."""
+        is_another = False
+        with self._lock:
+            while self._unsaid:
+                is_another = self._history.begin(*self._unsaid[0])
+                self._unsaid.popleft()
+        return is_another
+
+
 class SharedHistory:
     """The last 100 intervals that releases were in service on any of the replicas that share a database.
 
@@ -96,6 +125,7 @@ class SharedHistory:
         return self._store.begin(
             self._replica,
             Interval(name, now, baseline=self._baseline(name)),
+            WINDOWED,
             [Interval(one.name, one.since, one.until, self._baseline(one.name)) for one in self._own.read()],
         )
 

@@ -105,13 +105,10 @@ class Ring:
         counts: Array = self.array[self.row_of(period), 1:]
         return counts
 
-    def put(self, period: int, counts: Array | None) -> None:
-        """Set the counts of a period, [columns], None: to 0; one that the ring has gone beyond, or does not hold, is
-        left out.
-        """
-        held = self._periods[period % self.layout.rows]
-        if held == period or (held < period and counts is not None):
-            self.counts_at(period)[:] = 0 if counts is None else counts
+    def put(self, period: int, counts: Array) -> None:
+        """Set the counts of a period, [columns]; of one that the ring has gone beyond they are left out."""
+        if self._periods[period % self.layout.rows] <= period:
+            self.counts_at(period)[:] = counts
 
     def row_of(self, period: int) -> int:
         """The row of a period, cleared if it was another's."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from longtail.state import (
 from longtail.state.connections import ImpatientConnection
 from longtail.state.engines import postgres_engine, writing
 from tests.postgres import PostgresServer, postgres
+from tests.serving.process import free_port
 from tests.state.changes import hide, ids, upsert
 
 pytestmark = pytest.mark.process
@@ -287,3 +289,11 @@ def test_no_password_is_shown() -> None:
     place = read_place("postgres://u:secret@h:5433/d?sslmode=require&schema=shop")
     assert "secret" not in f"{place} {place!r}"
     assert str(place) == "postgresql://u:***@h:5433/d, schema shop"
+
+
+def test_a_database_that_does_not_answer_is_never_taken_for_one_without_changes() -> None:
+    place = read_place(f"postgresql://longtail@127.0.0.1:{free_port()}/postgres")
+    with closing(LabelStore(place)) as store:
+        for _ in range(3):
+            with pytest.raises(StoreError):
+                store.read_from()

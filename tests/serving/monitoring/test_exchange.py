@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from sqlalchemy import text
 
 from longtail.serving.monitoring import ArmAnswer, Design, LiveFigures
 from longtail.serving.monitoring.exchange import SharedClock
-from longtail.state import FigureRow, Place, Postgres, ReplicaStore, read_place
+from longtail.state import FigureRow, Place, Postgres, ReplicaStore, StoreError, read_place
+from longtail.state.engines import postgres_engine, writing
 from tests.postgres import PostgresServer, postgres
 from tests.serving.monitoring.shop import BASELINE, BUCKETS, NOON, Clock, a_live, answered
 from tests.serving.monitoring.test_arms import design, in_arms
@@ -22,6 +25,16 @@ from tests.serving.monitoring.test_arms import design, in_arms
 pytestmark = pytest.mark.process
 
 Opening = Callable[..., LiveFigures]
+LAYOUT = '{"rows": 1440, "columns": 1, "dtype": "float64", "seconds": 60}'
+
+
+def packed(counts: Sequence[float]) -> bytes:
+    return zlib.compress(np.array(counts, np.float64).tobytes())
+
+
+def told(release: str, kind: str, *, period: int = 0, layout: str = LAYOUT, content: bytes = packed([1])) -> FigureRow:
+    """A row, so many periods after noon."""
+    return FigureRow(0, release, kind, int(NOON // 60) + period, layout, content, 0, NOON + 86_400)
 
 
 @pytest.fixture
@@ -188,7 +201,12 @@ def test_arms_of_an_experiment_cover_what_any_replica_answered(replica: Opening)
         assert (arm["answers"], arm["coverage"]) == (2, 5 / 12)
     for live in replicas:
         live.comparison.compare(Design(None))
+    exchanged(*replicas)
+    for live in replicas:
         assert not [*(live._root / "r1").glob("arm-*")]
+    fresh = replica("c")
+    exchanged(fresh)
+    assert not [*(fresh._root / "r1").glob("arm-*")], "what has ended is not told any more"
 
 
 def test_clocks_that_are_minutes_apart(replica: Opening) -> None:
@@ -206,18 +224,16 @@ def test_clocks_that_are_minutes_apart(replica: Opening) -> None:
 
 def test_what_is_no_ring_is_left_out(kept: Postgres, replica: Opening, clock: Clock) -> None:
     live = replica("a")
-    layout = '{"rows": 1440, "columns": 1, "dtype": "float64", "seconds": 60}'
-    period = int(NOON // 60)
-    store, good = ReplicaStore(kept), b"x\x9c\x03\x00\x00\x00\x00\x01"
+    store, empty = ReplicaStore(kept), b"x\x9c\x03\x00\x00\x00\x00\x01"
     bad = [
-        FigureRow("..", "new", period, layout, b""),
-        FigureRow("r1", "../new", period, layout, b""),
-        FigureRow("r1", "new", period, "{", b""),
-        FigureRow("r1", "dropped", period, layout.replace("float64", "O"), b""),
-        FigureRow("r1", "priors", period, layout, good),
-        FigureRow("r1", "likeness", period, layout, b"no zlib"),
+        told("..", "new", content=empty),
+        told("r1", "../new", content=empty),
+        told("r1", "new", layout="{"),
+        told("r1", "dropped", layout=LAYOUT.replace("float64", "O")),
+        told("r1", "priors", content=empty),
+        told("r1", "likeness", content=b"no zlib"),
     ]
-    store.tell("0123456789abcdef-0", bad, NOON)
+    store.tell("0123456789abcdef", bad, NOON)
     store.close()
     live.count_answers(answered([[0]]))
     (report,) = reports(clock, live)
@@ -225,9 +241,141 @@ def test_what_is_no_ring_is_left_out(kept: Postgres, replica: Opening, clock: Cl
     assert not [*live._root.rglob("*0123456789abcdef*")]
 
 
-def test_counts_by_label_go_with_the_release_and_old_ones_are_forgotten(
-    tmp_path: Path, kept: Postgres, replica: Opening, clock: Clock
+def test_rows_of_two_layouts_hold_up_nobody(kept: Postgres, replica: Opening, clock: Clock) -> None:
+    first, second = replica("a"), replica("b")
+    store = ReplicaStore(kept)
+    wide = LAYOUT.replace('"columns": 1', '"columns": 2')
+    store.tell(
+        "0000000000000000",
+        [
+            told("r1", "priors", period=-1, layout=wide, content=packed([1, 2])),
+            told("r1", "priors", content=packed([3])),
+            told("r1", "priors", period=1, layout=wide, content=packed([1, 2])),
+        ],
+        NOON,
+    )
+    store.close()
+    second.count_answers(answered([[0]]))
+    assert reports(clock, first, second)[0]["windows"]["5m"]["queries"] == 1
+
+
+def test_a_database_that_was_set_back_is_told_anew(kept: Postgres, replica: Opening, clock: Clock) -> None:
+    first, second = replica("a"), replica("b")
+    first.count_answers(answered([[0]] * 5))
+    second.count_answers(answered([[4]] * 7))
+    exchanged(first, second)
+    engine = postgres_engine(kept)
+    for live in (first, second):
+        for _ in range(3):
+            live.count_answers(answered([[8]]))
+            exchanged(live)
+    with writing(engine) as connection:
+        connection.execute(text("UPDATE replicas SET version = 1"))
+        connection.execute(text("DELETE FROM figure_rows WHERE version > 1"))
+    engine.dispose()
+    for live in (first, second):
+        live.count_answers(answered([[8]]))
+    exchanged(first, second)
+    assert [report["windows"]["5m"]["queries"] for report in reports(clock, first, second)] == [20, 20]
+    fresh = replica("fresh", begin=False)
+    fresh.begin_release("r1", BUCKETS, BASELINE)
+    assert reports(clock, fresh)[0]["windows"]["5m"]["queries"] == 20
+
+
+def test_rows_that_nobody_wants_are_deleted(kept: Postgres, replica: Opening, clock: Clock) -> None:
+    live, other = replica("a"), replica("b")
+    for _ in range(30):
+        live.count_answers(answered([[0]]))
+        exchanged(live, other)
+        clock.pass_(60)
+    store = ReplicaStore(kept)
+    store.forget("other", clock())
+    kinds = [row.kind for _, row in store.news({}, "other")]
+    assert kinds.count("labels-5m") <= 6
+    assert kinds.count("answers") == 30
+    clock.pass_(2 * 86_400)
+    store.forget("other", clock())
+    assert [*store.news({}, "other")] == []
+    store.close()
+
+
+def test_workers_that_are_no_more_are_told_of(replica: Opening, clock: Clock) -> None:
+    workers = [replica("a", worker=worker) for worker in range(3)]
+    for live in workers:
+        live.count_answers(answered([[0]]))
+        assert live.exchange is not None
+        live.exchange._trouble = "as killed: nothing is told at the end"
+        live.close()
+    first, other = replica("a"), replica("b")
+    assert {report["windows"]["5m"]["queries"] for report in reports(clock, first, other)} == {3}
+
+
+def test_a_replica_that_is_gone_is_not_of_the_next_time(replica: Opening, clock: Clock) -> None:
+    gone, first, second = replica("gone"), replica("a"), replica("b")
+    gone.count_answers(answered([[0, 4]]))
+    exchanged(gone, first, second)
+    gone.close()
+    for name in ("r2", "r1"):
+        clock.pass_(90)
+        for live in (first, second):
+            live.begin_release(name, BUCKETS, BASELINE)
+    first.count_answers(answered([[8]]))
+    for report in reports(clock, first, second):
+        assert (report["windows"]["24h"]["queries"], report["windows"]["24h"]["coverage"]) == (1, 1 / 12)
+
+
+def test_the_order_of_releases_through_restarts(replica: Opening, clock: Clock) -> None:
+    first, other = replica("a"), replica("b")
+    other.begin_release("r2", BUCKETS, BASELINE)
+    assert [one["name"] for one in reports(clock, first, other)[0]["releases"]] == ["r1", "r2"]
+    other.begin_release("r1", BUCKETS, BASELINE)
+    clock.pass_(10)
+    first.close()
+    first = replica("a")
+    found = reports(clock, first, other)
+    assert [one["name"] for one in found[0]["releases"]] == ["r1"], "the first has never left it"
+    assert found[0]["since"] == found[1]["since"] == "2023-11-15T12:00:00Z"
+    first.begin_release("r2", BUCKETS, BASELINE)
+    other.begin_release("r2", BUCKETS, BASELINE)
+    # One that lost its disk starts with what it has fetched before, and moves on.
+    fresh = replica("c", begin=False)
+    for name in ("r1", "r2"):
+        fresh.begin_release(name, BUCKETS, BASELINE)
+    for report in reports(clock, first, other, fresh):
+        assert [one["name"] for one in report["releases"]] == ["r1", "r2"]
+    for live in (first, other, fresh):
+        live.begin_release("r1", BUCKETS, BASELINE)
+    for report in reports(clock, first, other, fresh):
+        assert [one["name"] for one in report["releases"]] == ["r1", "r2", "r1"]
+
+
+def test_what_is_kept_is_tidied_though_the_history_is_not_to_be_had(
+    replica: Opening, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    live = replica("a")
+    tidied: list[float] = []
+
+    def begin(*_: object) -> bool:
+        raise StoreError("away")
+
+    monkeypatch.setattr(live._history, "begin", begin)
+    monkeypatch.setattr(live._store, "tidy", lambda now: tidied.append(now))
+    live.begin_release("r2", BUCKETS, BASELINE)
+    for _ in range(3):
+        clock.pass_(61)
+        live.flush()
+    assert len(tidied) == 3
+    monkeypatch.undo()
+    clock.pass_(61)
+    live.flush()
+    assert [one["name"] for one in reports(clock, live)[0]["releases"]] == ["r1", "r2"]
+
+
+def test_counts_by_label_go_with_the_release(tmp_path: Path, replica: Opening, clock: Clock) -> None:
+    early = replica("c", begin=False)
+    assert early.exchange is not None
+    early.exchange.exchange()
+    early.flush()  # nobody serves anything yet
     first, late = replica("a"), replica("b", begin=False)
     late.begin_release("r0", BUCKETS, BASELINE)
     first.count_answers(answered([[0, 4]]))
@@ -239,13 +387,10 @@ def test_counts_by_label_go_with_the_release_and_old_ones_are_forgotten(
     theirs = tmp_path / "b" / "live" / "r1"
     assert late.exchange is not None
     late.exchange._forget({"r1"}, clock())
-    assert [*theirs.glob(f"labels-24h.{first.exchange.replica}-0.ring")]  # type: ignore[union-attr]
+    assert first.exchange is not None
+    assert [*theirs.glob(f"labels-24h.{first.exchange.replica}-0.ring")]
     late.exchange._forget({"r1"}, clock() + 2 * 86_400)
     assert not [*theirs.glob("*-0.ring")], "a replica that is gone leaves nothing"
-    store = ReplicaStore(kept)
-    store.forget(NOON + 10)
-    assert [*store.news({}, "none")] == []
-    store.close()
 
 
 def test_a_database_that_is_away_is_told_afterwards(tmp_path: Path, clock: Clock) -> None:
