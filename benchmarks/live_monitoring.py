@@ -34,15 +34,14 @@ def main(labels: int = 1_000_000, k: int = 20, batch: int = 32, rate: int = 1000
 
 def _measure(state: Path, labels: int, k: int, batch: int, rate: int, seconds: float) -> None:
     rng = np.random.default_rng(0)
-    counts_L = np.sort(rng.zipf(1.3, labels).clip(max=10**6))[::-1].astype(np.int64)
-    buckets_L = np.repeat(np.arange(3, dtype=np.int8), [labels // 3, labels // 3, labels - 2 * (labels // 3)])
-    drawn = [_answered(rng, counts_L, buckets_L, batch, k) for _ in range(_DRAWN)]
+    counts_L, buckets_L = catalogue(rng, labels)
+    drawn = [answered_batch(rng, counts_L, buckets_L, batch, k) for _ in range(_DRAWN)]
     begun = time.time()
     live = LiveFigures(state, max_answers=1_000_000, clock=lambda: begun + 60 * (time.time() - begun))
-    begin = _timed(lambda: live.begin_release("benchmark", buckets_L, _baseline(rng, counts_L, buckets_L, k)), 1)
+    begin = _timed(lambda: live.begin_release("benchmark", buckets_L, baseline_of(rng, counts_L, buckets_L, k)), 1)
     live.count_answers(drawn[0])
     before, answered_seconds, events_seconds = _private_mb(), [], []
-    waiting, cpu_before = _named(drawn), _thread_cpu()
+    waiting, cpu_before = _named(drawn), thread_cpu("live-figures")
     for number in range(int(seconds * rate / batch)):
         names, answered = next(waiting)
         start = time.perf_counter()
@@ -57,7 +56,7 @@ def _measure(state: Path, labels: int, k: int, batch: int, rate: int, seconds: f
             live.record_feedback(events)
             events_seconds.append(time.perf_counter() - start)
         time.sleep(max(0.0, begun + (number + 1) * batch / rate - time.time()))
-    cpu = (_thread_cpu() - cpu_before) / (time.time() - begun)
+    cpu = (thread_cpu("live-figures") - cpu_before) / (time.time() - begun)
     grown = _private_mb() - before
     report = [_timed(live.report, 1) for _ in range(3) if time.sleep(0.02) is None]
     columns = [
@@ -78,9 +77,16 @@ def _measure(state: Path, labels: int, k: int, batch: int, rate: int, seconds: f
     live.close()
 
 
-def _answered(
+def catalogue(rng: np.random.Generator, labels: int) -> tuple[np.ndarray, np.ndarray]:
+    """Training pairs and bucket of every label, int64 and int8 [L]."""
+    counts_L = np.sort(rng.zipf(1.3, labels).clip(max=10**6))[::-1].astype(np.int64)
+    return counts_L, np.repeat(np.arange(3, dtype=np.int8), [labels // 3, labels // 3, labels - 2 * (labels // 3)])
+
+
+def answered_batch(
     rng: np.random.Generator, counts_L: np.ndarray, buckets_L: np.ndarray, batch: int, k: int
 ) -> AnsweredBatch:
+    """So many queries and k labels of each, by a power law."""
     rows = (rng.zipf(1.2, batch * k) % len(counts_L)).astype(np.int64)
     return AnsweredBatch(
         release="benchmark",
@@ -110,7 +116,8 @@ def _named(drawn: list[AnsweredBatch]) -> Iterator[tuple[list[str], AnsweredBatc
             )
 
 
-def _baseline(rng: np.random.Generator, counts_L: np.ndarray, buckets_L: np.ndarray, k: int) -> Baseline | None:
+def baseline_of(rng: np.random.Generator, counts_L: np.ndarray, buckets_L: np.ndarray, k: int) -> Baseline | None:
+    """Of five hundred such queries."""
     rows = rng.zipf(1.2, (500, k)) % len(counts_L)
     return measure_baseline(rng.normal(size=rows.shape).astype(np.float32), rows, buckets_L, counts_L, 0.5, k)
 
@@ -128,10 +135,10 @@ def _private_mb() -> float:
     return int(line.split()[1]) / 1e3
 
 
-def _thread_cpu() -> float:
-    """CPU seconds of the background thread so far: the newest, where a process has had others."""
-    *_, thread = (thread for thread in threading.enumerate() if thread.name == "live-figures")
-    return time.clock_gettime(time.pthread_getcpuclockid(thread.ident or 0))
+def thread_cpu(name: str) -> float:
+    """CPU seconds of the threads of this name so far."""
+    clocks = [time.pthread_getcpuclockid(thread.ident or 0) for thread in threading.enumerate() if thread.name == name]
+    return sum(map(time.clock_gettime, clocks))
 
 
 if __name__ == "__main__":
