@@ -6,6 +6,7 @@ from longtail.state.errors import StoreCorruptError, StoreError, StoreVersionErr
 from longtail.state.labels import LabelPosition, LabelRead, LabelStore, copy_label_changes, read_label_changes
 from longtail.state.place import Place, Postgres, of_model, read_place
 from longtail.state.replicas import FigureRow, Interval, ReplicaStore, Told, replica_id
+from longtail.state.sole import SoleProcess
 
 __all__ = [
     "FigureRow",
@@ -16,6 +17,7 @@ __all__ = [
     "Place",
     "Postgres",
     "ReplicaStore",
+    "SoleProcess",
     "StoreCorruptError",
     "StoreError",
     "StoreVersionError",

@@ -30,7 +30,6 @@ class LabelServer:
         self._made = False
         self._listening: Any = None
         self._looked_at: float | None = None
-        self._sought_at: float | None = None
         self._channel = f"{place.schema}_labels"
 
     def engine(self, *, make: bool) -> Engine | None:
@@ -47,11 +46,9 @@ class LabelServer:
                     mark = {"version": VERSION, "generation": uuid4().hex}
                     make_tables(self._engine, self.place, metadata, label_store, mark)
                     self._made = True
-                elif self._sought_at is None or monotonic() - self._sought_at >= _POLL_SECONDS:
-                    self._sought_at = None  # a failure says nothing
+                else:
                     with looking(self._engine) as connection:
                         self._made = has_table(connection, self.place, label_store)
-                    self._sought_at = monotonic()
         return self._engine if self._made else None
 
     def changed(self) -> bool:

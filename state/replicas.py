@@ -9,36 +9,17 @@ from __future__ import annotations
 import fcntl
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    ColumnElement,
-    Connection,
-    Double,
-    Engine,
-    Index,
-    Integer,
-    LargeBinary,
-    MetaData,
-    Table,
-    Text,
-    delete,
-    func,
-    insert,
-    select,
-    update,
-)
+from sqlalchemy import ColumnElement, Connection, Engine, delete, func, insert, select, update
 
 from longtail.bundle import replace_file
 from longtail.state.engines import (
-    add_up,
     has_table,
     insert_new,
     looking,
@@ -51,62 +32,23 @@ from longtail.state.engines import (
 )
 from longtail.state.errors import StoreVersionError
 from longtail.state.place import Postgres
+from longtail.state.replica_tables import (
+    VERSION,
+    figure_rows,
+    metadata,
+    replica_store,
+    replicas,
+    served,
+    staged_counts,
+)
 
-_VERSION = 1
 _INTERVALS = 100
-_THERE_SECONDS, _SEEN_SECONDS = 180, 7 * 86_400
+_THERE_SECONDS, _FRESH_SECONDS, _SEEN_SECONDS = 180, 600, 7 * 86_400
 _ID, _IS_ID = "replica.id", re.compile(r"[0-9a-f]{16}")
 _STAGED_SECONDS = 30 * 86_400
 _NOW = select(func.extract("epoch", func.clock_timestamp()))
 _ROWS_AT_ONCE = 100
 """Of figures: a row of counts by label may have some megabytes."""
-
-_metadata = MetaData()
-_store = Table("replica_store", _metadata, Column("version", Integer, nullable=False))
-# A row of the figures of one kind and release, as a worker of a replica counts them: the numbers of a period of time.
-# layout: JSON, says what numbers they are; content: packed, empty where they are gone; expires_at: when nobody wants it
-# any more, seconds since 1970.
-_figures = Table(
-    "figure_rows",
-    _metadata,
-    Column("replica", Text, primary_key=True),
-    Column("worker", Integer, primary_key=True, autoincrement=False),
-    Column("release", Text, primary_key=True),
-    Column("kind", Text, primary_key=True),
-    Column("period", BigInteger, primary_key=True, autoincrement=False),
-    Column("layout", Text, nullable=False),
-    Column("content", LargeBinary, nullable=False),
-    Column("checksum", BigInteger, nullable=False),
-    Column("expires_at", Double, nullable=False),
-    Column("version", BigInteger, nullable=False),
-    Index("figure_rows_by_version", "replica", "version"),
-    Index("figure_rows_by_end", "expires_at"),
-)
-# Which release replicas went over to, in their order, with what its traffic is compared with, JSON.
-_served = Table(
-    "served",
-    _metadata,
-    Column("id", BigInteger, primary_key=True, autoincrement=True),
-    Column("release", Text, nullable=False),
-    Column("since", Double, nullable=False),
-    Column("baseline", Text),
-)
-# version: of the rows that it told last; served: where it is in their order.
-_replicas = Table(
-    "replicas",
-    _metadata,
-    Column("replica", Text, primary_key=True),
-    Column("version", BigInteger, nullable=False),
-    Column("served", BigInteger),
-    Column("seen_at", Double, nullable=False),
-)
-_staged = Table(
-    "staged_counts",
-    _metadata,
-    Column("writer", Text, primary_key=True),
-    Column("counts", Text, nullable=False),
-    Column("changed_at", Double, nullable=False),
-)
 
 
 class FigureRow(NamedTuple):
@@ -158,15 +100,15 @@ class ReplicaStore:
     def told(self, replica: str) -> tuple[Told, int]:
         """What a replica has told, and the version of the last."""
         checksums: Told = {}
-        of = _figures.c
+        of = figure_rows.c
         with self._reading() as connection:
-            version = connection.scalar(select(_replicas.c.version).where(_replicas.c.replica == replica)) or 0
+            version = connection.scalar(select(replicas.c.version).where(replicas.c.replica == replica)) or 0
             found = select(of.worker, of.release, of.kind, of.period, of.checksum).where(of.replica == replica)
             for worker, release, kind, period, checksum in connection.execute(found):
                 checksums.setdefault((worker, release, kind), {})[period] = checksum
         return checksums, version
 
-    def tell(self, replica: str, rows: Sequence[FigureRow], now: float) -> range:
+    def tell(self, replica: str, rows: Sequence[FigureRow], now: float) -> tuple[int, int]:
         """Tell rows, in the place of what was told of the same periods.
 
         Args:
@@ -175,20 +117,22 @@ class ReplicaStore:
             now: the database's time.
 
         Returns:
-            The versions that they have. If the first is not the next after the last, the database has been set back.
+            The version that it had before, and the one that the rows have. If the former is not the latter of the last
+            call, the database has been set back in between.
         """
-        versions = []
-        for start in range(0, len(rows), _ROWS_AT_ONCE):
+        before, version = [], 0
+        for start in range(0, max(len(rows), 1), _ROWS_AT_ONCE):
+            part = rows[start : start + _ROWS_AT_ONCE]
             with self._writing() as connection:
-                add_up(connection, _replicas, [{"replica": replica, "version": 1, "seen_at": now}], "version")
-                of_replica = select(_replicas.c.version).where(_replicas.c.replica == replica)
-                version: int = connection.execute(of_replica).scalar_one()
-                more = {"replica": replica, "version": version}
-                put(connection, _figures, [row._asdict() | more for row in rows[start : start + _ROWS_AT_ONCE]])
-            versions.append(version)
-        return range(versions[0], versions[-1] + 1) if versions else range(0)
+                before.append(_taken(connection, replica, now)[0])
+                # By the clock, so that a database that was set back gives no number again.
+                version = max(before[-1] + 1, int(1000 * now)) if part else before[-1]
+                of_replica = update(replicas).where(replicas.c.replica == replica)
+                connection.execute(of_replica.values(version=version, seen_at=now))
+                put(connection, figure_rows, [row._asdict() | {"replica": replica, "version": version} for row in part])
+        return before[0], version
 
-    def news(self, heard: dict[str, int], replica: str) -> Iterator[tuple[str, FigureRow]]:
+    def news(self, heard: dict[str, int], replica: str) -> Generator[tuple[str, FigureRow], None, None]:
         """What other replicas have told since: their names and rows, those of a ring together, periods ascending.
 
         Args:
@@ -196,9 +140,9 @@ class ReplicaStore:
                 it has been taken.
             replica: who asks.
         """
-        of = _figures.c
+        of = figure_rows.c
         with self._reading() as connection:
-            others = select(_replicas.c.replica, _replicas.c.version).where(_replicas.c.replica != replica)
+            others = select(replicas.c.replica, replicas.c.version).where(replicas.c.replica != replica)
             versions = {row.replica: row.version for row in connection.execute(others)}
             for gone in heard.keys() - versions.keys():
                 del heard[gone]
@@ -209,27 +153,25 @@ class ReplicaStore:
                     yield from _rows(connection, of.replica == other, of.version > (known if known < version else 0))
                     heard[other] = version
 
-    def all_of(self, release: str, kind: str, replica: str) -> Iterator[tuple[str, FigureRow]]:
+    def all_of(self, release: str, kind: str, replica: str) -> Generator[tuple[str, FigureRow], None, None]:
         """Every row of a release whose kind begins so, of other replicas than who asks; as `news`."""
-        of = _figures.c
+        of = figure_rows.c
         which = of.release == release, of.kind.startswith(kind, autoescape=True), of.replica != replica
         with self._reading() as connection:
             yield from _rows(connection, *which)
 
-    def forget(self, replica: str, now: float) -> None:
+    def forget(self, now: float) -> None:
         """Delete figures that nobody wants any more, and replicas of which there are none and nothing was seen for a
         week.
 
         Args:
-            replica: who is there.
             now: the database's time.
         """
-        of = _replicas.c
+        of = replicas.c
         with self._writing() as connection:
-            connection.execute(delete(_figures).where(_figures.c.expires_at < now))
-            connection.execute(update(_replicas).where(of.replica == replica).values(seen_at=now))
-            told = select(_figures.c.replica).where(_figures.c.replica == of.replica).exists()
-            connection.execute(delete(_replicas).where(of.seen_at < now - _SEEN_SECONDS, ~told))
+            connection.execute(delete(figure_rows).where(figure_rows.c.expires_at < now))
+            told = select(figure_rows.c.replica).where(figure_rows.c.replica == of.replica).exists()
+            connection.execute(delete(replicas).where(of.seen_at < now - _SEEN_SECONDS, ~told))
 
     def begin(self, replica: str, begun: Interval, by_label: str, earlier: Sequence[Interval] = ()) -> bool:
         """A release serves on a replica from now on. The first replica to go over to it says since when; one that
@@ -245,51 +187,53 @@ class ReplicaStore:
         Returns:
             Whether the replica served another before, or the same at another time.
         """
-        of = _served.c
+        of = served.c
         with self._writing("served") as connection:
+            _, was = _taken(connection, replica, begun.since)
             last = select(of.id, of.release).order_by(of.id.desc()).limit(1)
             newest = connection.execute(last).first()
             if newest is None and earlier:
-                connection.execute(insert(_served), [_row_of(one) for one in earlier])
+                connection.execute(insert(served), [_row_of(one) for one in earlier])
                 newest = connection.execute(last).first()
-            insert_new(connection, _replicas, [{"replica": replica, "version": 0, "seen_at": begun.since}])
-            was = connection.scalar(select(_replicas.c.served).where(_replicas.c.replica == replica))
             places = (
                 connection.execute(select(of.id).where(of.release == begun.release).order_by(of.id)).scalars().all()
             )
-            there = select(_replicas.c.served).where(
-                _replicas.c.replica != replica, _replicas.c.seen_at > begun.since - _THERE_SECONDS
-            )
-            others = {served for served in connection.scalars(there) if served is not None}
+            others = connection.execute(
+                select(replicas.c.served, replicas.c.seen_at).where(
+                    replicas.c.replica != replica, replicas.c.served.is_not(None)
+                )
+            ).all()
+            stayed = {place for place, seen_at in others if seen_at > begun.since - _THERE_SECONDS and place in places}
             if newest is not None and newest.release == begun.release:
                 at = newest.id
             elif was is not None and places and places[-1] >= was:
                 at = next(id_ for id_ in places if id_ >= was)
-            elif stayed := others.intersection(places):
-                # Others have never left it: what came after was here alone.
+            elif stayed and max(place for place, _ in others) > max(stayed):
+                at = max(stayed)  # others have gone on already
+            elif stayed and _is_fresh(connection, max(stayed), begun.since):
+                # Others have never left it: what came after was here alone, and not for long.
                 at = max(stayed)
-                if max(others) == at:
-                    connection.execute(delete(_served).where(of.id > at))
+                connection.execute(delete(served).where(of.id > at))
             else:
-                at = connection.execute(insert(_served).values(_row_of(begun)).returning(of.id)).scalar_one()
+                at = connection.execute(insert(served).values(_row_of(begun)).returning(of.id)).scalar_one()
                 oldest = select(of.id).order_by(of.id.desc()).offset(_INTERVALS - 1).limit(1).scalar_subquery()
-                connection.execute(delete(_served).where(of.id < oldest))
-                told = _figures.c.release == begun.release, _figures.c.kind.startswith(by_label, autoescape=True)
-                connection.execute(delete(_figures).where(*told))
+                connection.execute(delete(served).where(of.id < oldest))
+                told = figure_rows.c.release == begun.release, figure_rows.c.kind.startswith(by_label, autoescape=True)
+                connection.execute(delete(figure_rows).where(*told))
             connection.execute(
-                update(_replicas).where(_replicas.c.replica == replica).values(served=at, seen_at=begun.since)
+                update(replicas).where(replicas.c.replica == replica).values(served=at, seen_at=begun.since)
             )
             return bool(at != was)
 
     def leave(self, replica: str, now: float) -> None:
         """A replica serves nothing for now."""
         with self._writing() as connection:
-            gone = update(_replicas).where(_replicas.c.replica == replica).values(seen_at=now - _THERE_SECONDS)
+            gone = update(replicas).where(replicas.c.replica == replica).values(seen_at=now - _THERE_SECONDS)
             connection.execute(gone)
 
     def intervals(self) -> list[Interval]:
         """Which release served when, oldest first."""
-        of = _served.c
+        of = served.c
         with self._reading() as connection:
             found = connection.execute(select(of.release, of.since, of.baseline).order_by(of.id)).all()
         return [
@@ -301,16 +245,16 @@ class ReplicaStore:
         """Replace a writer's counts of a staged release, JSON; anybody's of 30 days ago are deleted."""
         with self._writing() as connection:
             now = float(connection.execute(_NOW).scalar_one())
-            put(connection, _staged, [{"writer": writer, "counts": counts, "changed_at": now}])
-            connection.execute(delete(_staged).where(_staged.c.changed_at < now - _STAGED_SECONDS))
+            put(connection, staged_counts, [{"writer": writer, "counts": counts, "changed_at": now}])
+            connection.execute(delete(staged_counts).where(staged_counts.c.changed_at < now - _STAGED_SECONDS))
 
     def read_staged(self) -> list[str]:
         """Every writer's counts of a staged release, JSON; none where no replica has served yet."""
         with self._told("to read what replicas tell"), looking(self._opened()) as connection:
-            if not has_table(connection, self._place, _store):
+            if not has_table(connection, self._place, replica_store):
                 return []
         with self._reading() as connection:
-            return list(connection.scalars(select(_staged.c.counts).order_by(_staged.c.writer)))
+            return list(connection.scalars(select(staged_counts.c.counts).order_by(staged_counts.c.writer)))
 
     def close(self) -> None:
         """Close the connections."""
@@ -328,12 +272,12 @@ class ReplicaStore:
         engine = self._opened()
         with self._making:
             if not self._is_made:
-                make_tables(engine, self._place, _metadata, _store, {"version": _VERSION})
+                make_tables(engine, self._place, metadata, replica_store, {"version": VERSION})
                 with looking(engine) as connection:
-                    found = connection.scalar(select(_store.c.version))
-                if found != _VERSION:
+                    found = connection.scalar(select(replica_store.c.version))
+                if found != VERSION:
                     raise StoreVersionError(
-                        f"{self._place}: expected what replicas tell each other of version {_VERSION}, found {found}: "
+                        f"{self._place}: expected what replicas tell each other of version {VERSION}, found {found}: "
                         "use this schema with the Longtail that made it, or another schema"
                     )
                 self._is_made = True
@@ -353,16 +297,33 @@ class ReplicaStore:
             yield connection
 
 
+def _taken(connection: Connection, replica: str, now: float) -> tuple[int, int | None]:
+    """A replica's version and place among the releases; nobody else changes them before the transaction ends."""
+    insert_new(connection, replicas, [{"replica": replica, "version": 0, "seen_at": now}])
+    of = replicas.c
+    version, place = connection.execute(
+        select(of.version, of.served).where(of.replica == replica).with_for_update()
+    ).one()
+    return version, place
+
+
+def _is_fresh(connection: Connection, at: int, now: float) -> bool:
+    """Whether all releases after one went into service within the last minutes."""
+    first = connection.scalar(select(func.min(served.c.since)).where(served.c.id > at))
+    return first is not None and first > now - _FRESH_SECONDS
+
+
 def _row_of(begun: Interval) -> dict[str, Any]:
     return {"release": begun.release, "since": begun.since, "baseline": begun.baseline}
 
 
-def _rows(connection: Connection, *which: ColumnElement[bool]) -> Iterator[tuple[str, FigureRow]]:
-    of = _figures.c
+def _rows(connection: Connection, *which: ColumnElement[bool]) -> Generator[tuple[str, FigureRow], None, None]:
+    of = figure_rows.c
     found = select(of.replica, *(of[name] for name in FigureRow._fields)).where(*which)
     ordered = found.order_by(of.replica, of.worker, of.release, of.kind, of.period)
-    for replica, *row in connection.execution_options(yield_per=_ROWS_AT_ONCE).execute(ordered):
-        yield replica, FigureRow(*row)
+    with connection.execution_options(yield_per=_ROWS_AT_ONCE).execute(ordered) as rows:
+        for replica, *row in rows:
+            yield replica, FigureRow(*row)
 
 
 def replica_id(directory: Path) -> str:

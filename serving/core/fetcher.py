@@ -6,14 +6,12 @@ release that it names is here, every file of it what was written.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from contextvars import copy_context
-from io import TextIOWrapper
 from time import monotonic
 
 from longtail.bundle import replace_file
@@ -24,6 +22,7 @@ from longtail.index.release.verified import Verified
 from longtail.serving.core.experiment_follower import highest_k
 from longtail.serving.core.experiments import FILE, ExperimentsError, parse_experiments
 from longtail.serving.settings import Settings
+from longtail.state import SoleProcess
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +46,7 @@ class ReleaseFetcher:
         self._url = str(settings.releases)
         self._directory = settings.releases_directory
         self._remote: RemoteReleases | None = None
-        self._lock: TextIOWrapper | None = None
+        self._sole = SoleProcess(self._directory / _LOCK)
         self._seen = Pointers()
         self._fetched: set[str] = set()
         """Of what was seen last; a name that is given anew comes with another pointer."""
@@ -71,8 +70,7 @@ class ReleaseFetcher:
             self._stopping = True
             self._waking.notify_all()
         self._thread.join(_LAST_SECONDS)
-        if self._lock is not None:
-            self._lock.close()
+        self._sole.let_go()
 
     def look(self) -> None:
         """Look at the store now, also at what could not be fetched; returns then, or when that takes some seconds."""
@@ -95,7 +93,7 @@ class ReleaseFetcher:
     def check(self) -> None:
         """Look at the store once, and fetch what it says; never fails, what is wrong is logged and in `problem`."""
         try:
-            if self._alone():
+            if self._sole.claim():
                 self._note(self._fetch())
         # The next look may find it well.
         except Exception as error:
@@ -114,19 +112,6 @@ class ReleaseFetcher:
                 self._looks += 1
                 self._waking.notify_all()
                 self._waking.wait_for(lambda: self._stopping or self._asked, self._settings.poll_seconds)
-
-    def _alone(self) -> bool:
-        """Whether this process is the one; it stays it until it ends."""
-        if self._lock is None:
-            self._directory.mkdir(parents=True, exist_ok=True)
-            lock = (self._directory / _LOCK).open("w")
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                lock.close()
-                return False
-            self._lock = lock
-        return True
 
     def _fetch(self) -> str | None:
         """Fetch what is published; what keeps this host from it."""

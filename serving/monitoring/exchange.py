@@ -7,7 +7,6 @@ replicas. Periods are of the database's time, for the clocks of hosts differ.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -16,9 +15,9 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import closing
 from contextvars import copy_context
 from dataclasses import asdict
-from io import TextIOWrapper
 from pathlib import Path
 from time import monotonic
 
@@ -27,7 +26,7 @@ import numpy as np
 from longtail.bundle.arrays import Array
 from longtail.serving.monitoring.release_figures import BY_LABEL
 from longtail.serving.monitoring.ring import Layout, Ring, is_of_others, periods_of, read_ring
-from longtail.state import FigureRow, ReplicaStore, StoreError, Told, replica_id
+from longtail.state import FigureRow, ReplicaStore, SoleProcess, StoreError, Told, replica_id
 
 logger = logging.getLogger(__name__)
 
@@ -39,10 +38,10 @@ _LONGEST_SECONDS, _GONE_SECONDS = 90 * 86_400, 86_400
 """That what was told stands: of periods that do not end, and of what is gone."""
 _SLACK_SECONDS = 60
 _TOLERANCE_SECONDS = 0.1
-_LAST_SECONDS = 3.0
+_LAST_SECONDS, _PATIENCE_SECONDS = 3.0, 1.0
 _LOCK = "exchange.lock"
-_NOTHING = -1
-"""Instead of a checksum: the counts are gone."""
+_NOTHING, _UNKNOWN = -1, -2
+"""Instead of a checksum: the counts are gone; whatever was told."""
 _IS_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _OF_WORKER = re.compile(r"\.(\d+)\.ring$")
 
@@ -88,7 +87,7 @@ class FigureExchange:
     ) -> None:
         self.replica = replica_id(state)
         self._store = store
-        self._state, self._root = state, state / "live"
+        self._root = state / "live"
         self._clock = clock
         self._held = held
         self._told: Told | None = None
@@ -101,10 +100,11 @@ class FigureExchange:
         """Releases whose counts by label are known of all."""
         self._refused: set[tuple[str, str]] = set()
         self._tidied_at = monotonic()
-        self._lock: TextIOWrapper | None = None
-        self._connected = False
+        self._sole = SoleProcess(state / _LOCK)
+        self._compared = False
         self._trouble: str | None = None
-        self._turn = threading.Lock()
+        self._anew: set[str] = set()
+        self._turn, self._anew_lock = threading.Lock(), threading.Lock()
         self._stopping = threading.Event()
         self._thread = threading.Thread(
             target=copy_context().run, args=(self._work,), name="figure-exchange", daemon=True
@@ -115,42 +115,38 @@ class FigureExchange:
         self._thread.start()
 
     def stop(self) -> None:
-        """Tell the last, unless the database is away, and close the store."""
+        """Have the last told, unless the database is away, and close the store; takes some seconds at most."""
         self._stopping.set()
-        if self._thread.ident is not None:
-            self._thread.join(_LAST_SECONDS)
-        if self._thread.is_alive():  # a database holds it up: it ends with the process
-            return
-        if self._trouble is None:
-            self.exchange(listen=False)
-            if self._lock is not None:
-                self._tried(lambda: self._store.leave(self.replica, self._clock()))
-        if self._lock is not None:
-            self._lock.close()
-        self._store.close()
+        self._thread.join(_LAST_SECONDS)
+        if not self._thread.is_alive():  # else a database holds it up, and it ends with the process
+            self._store.close()
 
     def is_there(self) -> bool:
-        """Whether the database answers; the clock goes by it then."""
+        """Whether the database answers, as far as is known without waiting for long; the clock goes by it then."""
+        if self._compared or self._trouble is not None:
+            return self._trouble is None
         with self._turn:
             return self._tried(self._compare_clocks)
 
     def _compare_clocks(self) -> None:
         if isinstance(self._clock, SharedClock):
-            if not self._connected:
-                self._store.now()  # which takes long, once
-                self._connected = True
+            if not self._compared:
+                self._store.now()  # connects, which takes long
             self._clock.compare(self._store.now)
+        self._compared = True
 
     def read_again(self, release: str) -> None:
-        """What others count by label of a release is read anew: it has gone into service."""
-        self._whole = self._whole - {release}
+        """What is counted by label of a release is told and read anew: it has gone into service."""
+        with self._anew_lock:
+            self._anew.add(release)
 
     def exchange(self, *, listen: bool = True) -> None:
         """Do now what the thread does every two seconds; what goes wrong is logged, once."""
 
         def work() -> None:
             self._compare_clocks()
-            if self._alone():
+            if self._sole.claim():
+                self._begin_anew()
                 self._tell(self._clock())
                 if listen:
                     self._listen(self._clock())
@@ -177,6 +173,28 @@ class FigureExchange:
             # Whatever it is, the next may go well.
             except Exception:
                 logger.exception("figures could not be exchanged")
+        try:
+            self._tell_last()
+        finally:
+            self._sole.let_go()
+
+    def _tell_last(self) -> None:
+        deadline = monotonic() + _PATIENCE_SECONDS
+        while not self._sole.claim() and monotonic() < deadline:
+            time.sleep(_PATIENCE_SECONDS / 10)  # for another worker that ends, and has not seen this one's last counts
+        if self._sole.is_this and self._trouble is None:
+            self.exchange(listen=False)
+            if self._trouble is None:
+                self._tried(lambda: self._store.leave(self.replica, self._clock()))
+
+    def _begin_anew(self) -> None:
+        with self._anew_lock:
+            anew, self._anew = self._anew, set()
+        self._whole = self._whole - anew
+        for (_, release, kind), told in (self._told or {}).items():
+            if release in anew and kind.startswith(BY_LABEL):
+                told.update(dict.fromkeys(told, _UNKNOWN))
+                self._told_by_label_at = 0.0
 
     def _tell(self, now: float) -> None:
         if self._told is None:
@@ -192,17 +210,16 @@ class FigureExchange:
             *self._changed_rows(releases, False, self._told_at, now),
             *(self._changed_rows(held, True, self._told_by_label_at, now) if by_label else ()),
         ]
-        versions = self._store.tell(self.replica, rows, now)
+        before, version = self._store.tell(self.replica, rows, now)
         for row in rows:
             self._told.setdefault((row.worker, row.release, row.kind), {})[row.period] = row.checksum
         self._before, self._told_at = held, now
         if by_label:
             spent = sum(len(row.content) for row in rows if row.kind.startswith(BY_LABEL))
             self._told_by_label_at, self._by_label_due = now, monotonic() + spent / _BY_LABEL_BYTES
-        if versions and versions.start != self._version + 1:
+        if before != self._version:
             self._told = None  # the database does not have all that it was told
-        elif versions:
-            self._version = versions[-1]
+        self._version = version
 
     def _changed_rows(self, releases: Iterable[str], by_label: bool, since: float, now: float) -> Iterator[FigureRow]:
         """Rows of this replica's rings that differ from what was told of them: those by label, or all others."""
@@ -236,13 +253,15 @@ class FigureExchange:
                     path.unlink(missing_ok=True)
             if self._heard:  # else all is read anyway
                 for kind in BY_LABEL:
-                    self._write(self._store.all_of(release, kind, self.replica), held, now)
+                    with closing(self._store.all_of(release, kind, self.replica)) as told:
+                        self._write(told, held, now)
             self._whole = self._whole | {release}
-        self._write(self._store.news(self._heard, self.replica), held, now)
+        with closing(self._store.news(self._heard, self.replica)) as told:
+            self._write(told, held, now)
         self._whole = self._whole & held
         if monotonic() - self._tidied_at >= _TIDY_SECONDS:
             self._tidied_at = monotonic()
-            self._store.forget(self.replica, now)
+            self._store.forget(now)
             self._forget(held, now)
 
     def _write(self, told: Iterable[tuple[str, FigureRow]], held: Collection[str], now: float) -> None:
@@ -252,12 +271,13 @@ class FigureExchange:
             if row.kind.startswith(BY_LABEL) and row.release not in held:
                 continue
             directory, writer = self._root / row.release, f"{replica}-{row.worker}"
-            if not row.content:
-                ring = None
-                _clear(directory / f"{row.kind}.{writer}.ring", row.period)
-                continue
             try:
-                layout = _layout_of(replica, row)
+                _check_names(replica, row)
+                if not row.content:
+                    ring = None
+                    _clear(directory / f"{row.kind}.{writer}.ring", row.period)
+                    continue
+                layout = _layout_of(row)
                 newest = layout.period(now)
                 if not newest - layout.rows < row.period <= newest + 1:
                     continue
@@ -271,7 +291,9 @@ class FigureExchange:
                 directory.mkdir(exist_ok=True)
                 os.utime(directory, (now, now))  # it is in use
                 ring = Ring(directory, layout, writer)
-            ring.put(row.period, counts)
+                if not ring.is_kept:
+                    raise OSError(f"{ring.path}: expected room for it, found none")
+            ring.put(row.period, counts, newest + 1)
 
     def _forget(self, held: Collection[str], now: float) -> None:
         """Delete others' rings that hold nothing any more, and those by label of releases that are not counted."""
@@ -281,18 +303,6 @@ class FigureExchange:
                 found = read_ring(path) if counted else None
                 if found is None or not _holds_any(*found, now):
                     path.unlink(missing_ok=True)
-
-    def _alone(self) -> bool:
-        """Whether this process is the one that listens for its replica; it stays it until it ends."""
-        if self._lock is None:
-            lock = (self._state / _LOCK).open("w")
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                lock.close()
-                return False
-            self._lock = lock
-        return True
 
 
 def _holds_any(layout: Layout, array: Array, now: float) -> bool:
@@ -329,21 +339,26 @@ def _changed(
 
 
 def _clear(path: Path, period: int) -> None:
-    """Set a period's counts in a ring to 0, if there is such a ring and it holds the period."""
+    """Take a period out of a ring, if there is such a ring and it holds the period."""
     found = read_ring(path)
     if found is not None and period in periods_of(found[1]):
         worker = path.name.removeprefix(f"{found[0].kind}.").removesuffix(".ring")
-        Ring(path.parent, found[0], worker).counts_at(period)[:] = 0
+        Ring(path.parent, found[0], worker).array[period % found[0].rows] = 0
 
 
 def _described(layout: Layout) -> str:
     return json.dumps({name: value for name, value in asdict(layout).items() if name != "kind"})
 
 
-def _layout_of(replica: str, row: FigureRow) -> Layout:
+def _check_names(replica: str, row: FigureRow) -> None:
+    if not all(map(_IS_NAME.fullmatch, (replica, row.release, row.kind))):
+        raise ValueError("expected names of files")
+
+
+def _layout_of(row: FigureRow) -> Layout:
     """What a row is of; raises ValueError or TypeError if nothing that is known."""
     layout = Layout(kind=row.kind, **json.loads(row.layout))
-    if not all(map(_IS_NAME.fullmatch, (replica, row.release, row.kind))) or layout.dtype not in ("float64", "uint32"):
+    if min(layout.rows, layout.columns, layout.seconds) < 1 or layout.dtype not in ("float64", "uint32"):
         raise ValueError(f"expected a ring, found {row.layout[:100]!r}")
     return layout
 

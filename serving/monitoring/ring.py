@@ -88,14 +88,19 @@ class Ring:
         directory: existing directory of the file.
         layout: layout of the file.
         worker: number of the process among those that share the directory, or the name of another replica's.
+
+    Attributes:
+        is_kept: in the file, and not in memory alone.
     """
 
     def __init__(self, directory: Path, layout: Layout, worker: int | str) -> None:
         self.layout = layout
         self.path = directory / layout.file(worker)
+        self.is_kept = True
         try:
             self.array = layout.array_in(_mapped(self.path, layout))
         except OSError as error:
+            self.is_kept = False
             logger.warning("%s: kept in memory only, lost at a restart: %s", self.path, error)
             self.array = np.zeros((layout.rows, 1 + layout.columns), layout.dtype)
         self._periods = periods_of(self.array).tolist()
@@ -105,9 +110,11 @@ class Ring:
         counts: Array = self.array[self.row_of(period), 1:]
         return counts
 
-    def put(self, period: int, counts: Array) -> None:
-        """Set the counts of a period, [columns]; of one that the ring has gone beyond they are left out."""
-        if self._periods[period % self.layout.rows] <= period:
+    def put(self, period: int, counts: Array, newest: int) -> None:
+        """Set the counts of a period, [columns]; they are left out if the ring has gone beyond it, unless to one that
+        is yet to come after the newest.
+        """
+        if self._periods[period % self.layout.rows] <= period or self._periods[period % self.layout.rows] > newest:
             self.counts_at(period)[:] = counts
 
     def row_of(self, period: int) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import time
 import zlib
@@ -121,6 +123,9 @@ def test_what_was_told_is_told_once_through_kills_and_a_lost_disk(
     killed = replica("killed")
     assert {report["windows"]["24h"]["queries"] for report in reports(clock, killed, other)} == {7}
     # With its disk gone, it is another, and what it told before still counts.
+    assert killed.exchange is not None
+    killed.exchange._trouble = "gone: nothing is told at the end"
+    killed.close()
     shutil.rmtree(tmp_path / "killed")
     fresh = replica("fresh")
     fresh.count_answers(answered([[8]]))
@@ -231,6 +236,8 @@ def test_what_is_no_ring_is_left_out(kept: Postgres, replica: Opening, clock: Cl
         told("r1", "new", layout="{"),
         told("r1", "dropped", layout=LAYOUT.replace("float64", "O")),
         told("r1", "priors", content=empty),
+        told("r1", "priors", layout=LAYOUT.replace("60", "0")),
+        told("../r1", "priors", content=b""),
         told("r1", "likeness", content=b"no zlib"),
     ]
     store.tell("0123456789abcdef", bad, NOON)
@@ -282,6 +289,80 @@ def test_a_database_that_was_set_back_is_told_anew(kept: Postgres, replica: Open
     assert reports(clock, fresh)[0]["windows"]["5m"]["queries"] == 20
 
 
+def test_one_that_lost_its_last_row_is_told_anew(kept: Postgres, replica: Opening, clock: Clock) -> None:
+    # As a standby that takes over, and lacks the last transaction, which others have read.
+    first, other = replica("a"), replica("b")
+    first.count_answers(answered([[0]] * 5))
+    exchanged(first, other)
+    engine = postgres_engine(kept)
+    with writing(engine) as connection:
+        before = connection.scalar(text("SELECT max(version) FROM replicas"))
+    first.count_answers(answered([[4]] * 50))
+    exchanged(first, other)
+    with writing(engine) as connection:
+        connection.execute(text("DELETE FROM figure_rows WHERE version > :before"), {"before": before})
+        connection.execute(text("UPDATE replicas SET version = :before WHERE version > :before"), {"before": before})
+    engine.dispose()
+    clock.pass_(2)
+    assert first.exchange is not None
+    first.count_answers(answered([[8]] * 2))
+    first.exchange.exchange()
+    clock.pass_(2)
+    exchanged(first, other)
+    assert [report["windows"]["5m"]["queries"] for report in reports(clock, first, other)] == [57, 57]
+
+
+def test_a_worker_that_ends_takes_nobody_away(replica: Opening, clock: Clock) -> None:
+    workers, other = [replica("a", worker=worker) for worker in range(2)], replica("b")
+    for live in (*workers, other):
+        live.begin_release("r2", BUCKETS, BASELINE)
+        live.count_answers(answered([[0]], release="r2"))
+    workers[0].close()
+    exchanged(workers[1], other)
+    other.begin_release("r1", BUCKETS, BASELINE)
+    found = reports(clock, workers[1])[0]
+    assert (found["windows"]["5m"]["queries"], found["since"] < found["now"]) == (3, True)
+
+
+def test_a_disk_that_was_full_reads_again(replica: Opening, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, other = replica("a"), replica("b")
+    first.count_answers(answered([[0]] * 5))
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "posix_fallocate", full)
+        exchanged(first, other)
+    assert reports(clock, other)[0]["windows"]["5m"]["queries"] == 5
+
+
+def test_a_clock_that_went_ahead_and_back(replica: Opening, clock: Clock) -> None:
+    first, other = replica("a"), replica("b")
+    clock.pass_(86_400)
+    first.count_answers(answered([[0]]))
+    exchanged(first, other)
+    clock.pass_(-86_400)
+    first.count_answers(answered([[0, 4]] * 13))
+    found = reports(clock, first, other)
+    assert [report["windows"]["5m"]["queries"] for report in found] == [13, 13]
+    assert [report["windows"]["24h"]["coverage"] for report in found] == [2 / 12] * 2
+
+
+def test_a_database_that_hangs_holds_up_no_end(replica: Opening) -> None:
+    with postgres() as server:
+        place = read_place(server.url())
+        live = replica("a", kept=place)
+        assert live.exchange is not None
+        live.exchange.exchange()
+        server.pause()
+        began = time.monotonic()
+        live.exchange.stop()
+        assert time.monotonic() - began < 10
+        server.go_on()
+        live.close()
+
+
 def test_rows_that_nobody_wants_are_deleted(kept: Postgres, replica: Opening, clock: Clock) -> None:
     live, other = replica("a"), replica("b")
     for _ in range(30):
@@ -289,12 +370,12 @@ def test_rows_that_nobody_wants_are_deleted(kept: Postgres, replica: Opening, cl
         exchanged(live, other)
         clock.pass_(60)
     store = ReplicaStore(kept)
-    store.forget("other", clock())
+    store.forget(clock())
     kinds = [row.kind for _, row in store.news({}, "other")]
     assert kinds.count("labels-5m") <= 6
     assert kinds.count("answers") == 30
     clock.pass_(2 * 86_400)
-    store.forget("other", clock())
+    store.forget(clock())
     assert [*store.news({}, "other")] == []
     store.close()
 
@@ -364,7 +445,7 @@ def test_what_is_kept_is_tidied_though_the_history_is_not_to_be_had(
     for _ in range(3):
         clock.pass_(61)
         live.flush()
-    assert len(tidied) == 3
+    assert len(tidied) >= 3
     monkeypatch.undo()
     clock.pass_(61)
     live.flush()
