@@ -190,40 +190,18 @@ class ReplicaStore:
         of = served.c
         with self._writing("served") as connection:
             _, was = _taken(connection, replica, begun.since)
-            last = select(of.id, of.release).order_by(of.id.desc()).limit(1)
-            newest = connection.execute(last).first()
-            if newest is None and earlier:
+            if earlier and connection.scalar(select(func.count()).select_from(served)) == 0:
                 connection.execute(insert(served), [_row_of(one) for one in earlier])
-                newest = connection.execute(last).first()
-            places = (
-                connection.execute(select(of.id).where(of.release == begun.release).order_by(of.id)).scalars().all()
-            )
-            others = connection.execute(
-                select(replicas.c.served, replicas.c.seen_at).where(
-                    replicas.c.replica != replica, replicas.c.served.is_not(None)
-                )
-            ).all()
-            stayed = {place for place, seen_at in others if seen_at > begun.since - _THERE_SECONDS and place in places}
-            if newest is not None and newest.release == begun.release:
-                at = newest.id
-            elif was is not None and places and places[-1] >= was:
-                at = next(id_ for id_ in places if id_ >= was)
-            elif stayed and max(place for place, _ in others) > max(stayed):
-                at = max(stayed)  # others have gone on already
-            elif stayed and _is_fresh(connection, max(stayed), begun.since):
-                # Others have never left it: what came after was here alone, and not for long.
-                at = max(stayed)
-                connection.execute(delete(served).where(of.id > at))
-            else:
+            at = _place_of(connection, replica, begun, was)
+            if at is None:
                 at = connection.execute(insert(served).values(_row_of(begun)).returning(of.id)).scalar_one()
                 oldest = select(of.id).order_by(of.id.desc()).offset(_INTERVALS - 1).limit(1).scalar_subquery()
                 connection.execute(delete(served).where(of.id < oldest))
                 told = figure_rows.c.release == begun.release, figure_rows.c.kind.startswith(by_label, autoescape=True)
                 connection.execute(delete(figure_rows).where(*told))
-            connection.execute(
-                update(replicas).where(replicas.c.replica == replica).values(served=at, seen_at=begun.since)
-            )
-            return bool(at != was)
+            here = update(replicas).where(replicas.c.replica == replica)
+            connection.execute(here.values(served=at, seen_at=begun.since))
+            return at != was
 
     def leave(self, replica: str, now: float) -> None:
         """A replica serves nothing for now."""
@@ -307,10 +285,28 @@ def _taken(connection: Connection, replica: str, now: float) -> tuple[int, int |
     return version, place
 
 
-def _is_fresh(connection: Connection, at: int, now: float) -> bool:
-    """Whether all releases after one went into service within the last minutes."""
-    first = connection.scalar(select(func.min(served.c.since)).where(served.c.id > at))
-    return first is not None and first > now - _FRESH_SECONDS
+def _place_of(connection: Connection, replica: str, begun: Interval, was: int | None) -> int | None:
+    """Where in the order of releases one is that a replica goes over to from another place; None: at its end, anew."""
+    of, now = served.c, begun.since
+    places: list[int] = [*connection.scalars(select(of.id).where(of.release == begun.release).order_by(of.id))]
+    if not places:
+        return None
+    if places[-1] == connection.scalar(select(func.max(of.id))):
+        return places[-1]
+    if was is not None and places[-1] >= was:
+        return next(place for place in places if place >= was)
+    there = replicas.c.replica != replica, replicas.c.served.is_not(None)
+    others = connection.execute(select(replicas.c.served, replicas.c.seen_at).where(*there)).all()
+    stayed = [place for place, seen_at in others if place in places and seen_at > now - _THERE_SECONDS]
+    if not stayed:
+        return None
+    at: int = max(stayed)
+    if max(place for place, _ in others) == at:
+        # What came after was here alone: it is no more, unless it was for long.
+        if connection.execute(select(func.min(of.since)).where(of.id > at)).scalar_one() < now - _FRESH_SECONDS:
+            return None
+        connection.execute(delete(served).where(of.id > at))
+    return at
 
 
 def _row_of(begun: Interval) -> dict[str, Any]:
