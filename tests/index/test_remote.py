@@ -438,7 +438,7 @@ def test_names_that_lead_out_of_the_cache_write_nothing(bundle_path: Path, s3: S
 
 def test_another_file_system_than_s3(bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LONGTAIL_CACHE", str(tmp_path))
-    url = "memory://shop/releases"
+    url = "memory://releases-of-a-store"
     for name in ("a", "b"):
         build(bundle_path, url, name=name, spec="flat")
         Releases(url).publish(name)
