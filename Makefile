@@ -10,10 +10,8 @@ PORT ?= 8000
 # say otherwise: hundreds of processes start.
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
 unexport PYTHONDONTWRITEBYTECODE
-# Whole files to a process each, long ones first (tests/conftest.py): one more than there are cores, as some wait for
-# other processes; at most four, as each may hold TensorFlow.
-WORKERS := $(shell $(PYTHON) -c 'import os; print(min(4, 1 + os.cpu_count()))')
-PYTEST := $(VENV)/bin/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+# Whole files to a core each, long ones first (tests/conftest.py); at most four, as each may hold TensorFlow.
+PYTEST := $(VENV)/bin/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test quick check format docs audit bench bench-peers bench-gpu bench-seeds clean
 
