@@ -13,7 +13,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.schema import CreateSchema
 
-from longtail.state.errors import StoreError
+from longtail.state.errors import StoreError, StoreVersionError
 from longtail.state.place import Postgres
 
 Row = TypeVar("Row")
@@ -189,6 +189,22 @@ def make_tables(engine: Engine, place: Postgres, metadata: MetaData, mark: Table
         metadata.create_all(connection)
         if connection.scalar(select(func.count()).select_from(mark)) == 0:
             connection.execute(insert(mark), row)
+
+
+def make_of_version(engine: Engine, place: Postgres, metadata: MetaData, mark: Table, version: int, what: str) -> None:
+    """As `make_tables`, where the mark holds their version; raises StoreVersionError where they are of another.
+
+    Args:
+        what: is in the tables, in words.
+    """
+    make_tables(engine, place, metadata, mark, {"version": version})
+    with looking(engine) as connection:
+        found = connection.scalar(select(mark.c.version))
+    if found != version:
+        raise StoreVersionError(
+            f"{place}: expected {what} of version {version}, found {found}: use this schema with the Longtail that "
+            "made it, or another schema"
+        )
 
 
 def has_table(connection: Connection, place: Postgres, table: Table) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import re
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import zip_longest
 from pathlib import Path
@@ -23,14 +23,13 @@ from longtail.state.engines import (
     has_table,
     insert_new,
     looking,
-    make_tables,
+    make_of_version,
     postgres_engine,
     put,
     reading,
     told,
     writing,
 )
-from longtail.state.errors import StoreVersionError
 from longtail.state.place import Postgres
 from longtail.state.replica_tables import (
     VERSION,
@@ -173,7 +172,7 @@ class ReplicaStore:
             told = select(figure_rows.c.replica).where(figure_rows.c.replica == of.replica).exists()
             connection.execute(delete(replicas).where(of.seen_at < now - _SEEN_SECONDS, ~told))
 
-    def begin(self, replica: str, begun: Interval, by_label: str, earlier: Sequence[Interval] = ()) -> bool:
+    def begin(self, replica: str, begun: Interval, by_label: str, earlier: Callable[[], Sequence[Interval]]) -> bool:
         """A release serves on a replica from now on. The first replica to go over to it says since when; one that
         comes later finds it in the order of releases after where it was itself, or where another still is, and changes
         nothing.
@@ -182,7 +181,7 @@ class ReplicaStore:
             replica: which.
             begun: the release, and the database's time.
             by_label: how the kinds of figures begin that are of its time in service alone: those told before go.
-            earlier: what served before, where nobody has said so yet.
+            earlier: tells what served before; asked where nobody has begun a release yet.
 
         Returns:
             Whether the replica served another before, or the same at another time.
@@ -190,8 +189,8 @@ class ReplicaStore:
         of = served.c
         with self._writing("served") as connection:
             _, was = _taken(connection, replica, begun.since)
-            if earlier and connection.scalar(select(func.count()).select_from(served)) == 0:
-                connection.execute(insert(served), [_row_of(one) for one in earlier])
+            if connection.scalar(select(func.count()).select_from(served)) == 0 and (before := earlier()):
+                connection.execute(insert(served), [_row_of(one) for one in before])
             at = _place_of(connection, replica, begun, was)
             if at is None:
                 at = connection.execute(insert(served).values(_row_of(begun)).returning(of.id)).scalar_one()
@@ -250,14 +249,7 @@ class ReplicaStore:
         engine = self._opened()
         with self._making:
             if not self._is_made:
-                make_tables(engine, self._place, metadata, replica_store, {"version": VERSION})
-                with looking(engine) as connection:
-                    found = connection.scalar(select(replica_store.c.version))
-                if found != VERSION:
-                    raise StoreVersionError(
-                        f"{self._place}: expected what replicas tell each other of version {VERSION}, found {found}: "
-                        "use this schema with the Longtail that made it, or another schema"
-                    )
+                make_of_version(engine, self._place, metadata, replica_store, VERSION, "what replicas tell each other")
                 self._is_made = True
         return engine
 

@@ -73,6 +73,7 @@ class Mirror:
         self._state = state
         self._worker = worker
         self._shared = ReplicaStore(kept) if isinstance(kept, Postgres) else None
+        self._writer = None if self._shared is None else f"{replica_id(state)}-{worker}"
         self._chance = chance or random.Random()
         self._staged: Retriever | None = None
         self._current: Retriever | None = None
@@ -222,9 +223,8 @@ class Mirror:
             return
         try:
             counts.write(self._state, self._worker)
-            if self._shared is not None:
-                writer = f"{replica_id(self._state)}-{self._worker}"
-                self._shared.write_staged(writer, counts.model_dump_json())
+            if self._shared is not None and self._writer is not None:
+                self._shared.write_staged(self._writer, counts.model_dump_json())
         except (OSError, StoreError) as error:
             if str(error) != self._trouble:
                 logger.error("counts of the staged release cannot be written: %s", error)

@@ -10,11 +10,11 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Literal
 
-from sqlalchemy import Engine, MetaData, select
+from sqlalchemy import Engine, MetaData
 
 from longtail.serving.monitoring.tables import VERSION, feedback_version, metadata
-from longtail.state import Place, Postgres, StoreVersionError
-from longtail.state.engines import looking, make_tables, postgres_engine, reading, sqlite_engine, writing
+from longtail.state import Place, Postgres
+from longtail.state.engines import looking, make_of_version, postgres_engine, sqlite_engine, writing
 
 logger = logging.getLogger(__name__)
 
@@ -161,14 +161,7 @@ def _prepare_server(place: Postgres) -> None:
         tables = MetaData()
         for table in (feedback_version, *metadata.sorted_tables):
             table.to_metadata(tables)
-        make_tables(engine, place, tables, feedback_version, {"version": VERSION})
-        with reading(engine) as connection:
-            found = connection.scalar(select(feedback_version.c.version))
-        if found != VERSION:
-            raise StoreVersionError(
-                f"{place}: expected answers and feedback of version {VERSION}, found {found}: use this schema with the "
-                "Longtail that made it, or another schema"
-            )
+        make_of_version(engine, place, tables, feedback_version, VERSION, "answers and feedback")
     finally:
         engine.dispose()
 

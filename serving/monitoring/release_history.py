@@ -126,7 +126,7 @@ class SharedHistory:
             self._replica,
             Interval(name, now, baseline=self._baseline(name)),
             WINDOWED,
-            [Interval(one.name, one.since, one.until, self._baseline(one.name)) for one in self._own.read()],
+            lambda: [Interval(one.name, one.since, one.until, self._baseline(one.name)) for one in self._own.read()],
         )
 
     def read(self) -> list[ReleaseInterval]:

@@ -143,7 +143,7 @@ def worker_arrays(directory: Path, layout: Layout, own: Ring | None = None) -> I
 
 def read_ring(path: Path) -> tuple[Layout, Array] | None:
     """A ring's layout and numbers, [rows, 1 + columns], as its file has them now; None if there is none."""
-    with suppress(OSError, ValueError, TypeError), path.open("rb") as file:
+    with suppress(OSError, ValueError, TypeError, LookupError), path.open("rb") as file:
         fields = json.loads(os.pread(file.fileno(), _HEADER_BYTES, 0))
         layout = Layout(**{name: fields[name] for name in Layout.__slots__})
         if _is_of(file.fileno(), layout):

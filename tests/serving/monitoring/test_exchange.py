@@ -248,6 +248,14 @@ def test_what_is_no_ring_is_left_out(kept: Postgres, replica: Opening, clock: Cl
     assert not [*live._root.rglob("*0123456789abcdef*")]
 
 
+def test_a_ring_that_is_damaged_holds_up_nobody(replica: Opening, clock: Clock) -> None:
+    first, other = replica("a"), replica("b")
+    first.count_answers(answered([[0]]))
+    for number, header in enumerate((b"{}", b"[1]", b'{"kind": 5, "rows": "x"}', b"\xff", b"")):
+        (first._root / "r1" / f"priors.{7 + number}.ring").write_bytes(header)
+    assert [report["windows"]["5m"]["queries"] for report in reports(clock, first, other)] == [1, 1]
+
+
 def test_rows_of_two_layouts_hold_up_nobody(kept: Postgres, replica: Opening, clock: Clock) -> None:
     first, second = replica("a"), replica("b")
     store = ReplicaStore(kept)
