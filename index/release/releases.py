@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from longtail.bundle.errors import StorageError
 from longtail.bundle.objects import is_url, local_path
 from longtail.index.errors import (
     LongtailIndexError,
+    NotStagedError,
     PublishedMeanwhileError,
     ReleaseCorruptError,
     ReleaseMismatchError,
@@ -37,7 +38,7 @@ from longtail.index.release.remote import RemoteReleases
 from longtail.index.release.staged import StagedCounts, StagedReport
 from longtail.index.release.verified import Verified
 from longtail.index.search.milvus import MilvusServer
-from longtail.state import Place, Postgres, ReplicaStore
+from longtail.state import Place, Postgres
 
 
 class Releases:
@@ -218,13 +219,12 @@ class Releases:
 
         Args:
             name: the release's name; the staged one's when None.
-            state: the service's state directory, or the database that its replicas share; by default `.state` of this
-                one.
+            state: the service's state directory; by default `.state` of this one. Each replica has its own counts.
 
         Raises:
             ReleaseNotFoundError: nothing is staged, or nothing published.
             FloorsError: promise.toml cannot be read.
-            StoreError: the database cannot be read.
+            NotStagedError: `state` is a database, which holds no such counts.
         """
         name, current = name or self.staged(), self.current()
         if name is None or current is None:
@@ -233,10 +233,12 @@ class Releases:
                 f"{current or 'none'}"
             )
         floors = self.floors().staged
-        if not isinstance(state, Postgres):
-            return StagedReport(StagedCounts.read_all(state or self.root / ".state", name, current), floors)
-        with closing(ReplicaStore(state)) as store:
-            return StagedReport(StagedCounts.read_all(store, name, current), floors)
+        if isinstance(state, Postgres):
+            raise NotStagedError(
+                f"{name}: a database holds no counts of a staged release: each replica keeps its own in its directory "
+                "(LONGTAIL_LOCAL_STATE); give that directory as --state"
+            )
+        return StagedReport(StagedCounts.read_all(state or self.root / ".state", name, current), floors)
 
     def compare(self, name: str, *, state: Place | None = None) -> Compatibility | None:
         """What clients of the published release would lose by another; None if nothing else is published.

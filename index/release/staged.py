@@ -1,7 +1,6 @@
 """What a staged release answered to a share of live queries, beside the one that served: counts, figures and floors.
 
-A service writes the counts, `STATE/staged/WORKER.json` for each of its processes, and of replicas that share a database
-into it; `publish` and people read them here.
+A service writes the counts, `STATE/staged/WORKER.json` for each of its processes; `publish` and people read them here.
 
 Legend: bucket lists are of head, torso, tail and new, in that order.
 """
@@ -9,8 +8,7 @@ Legend: bucket lists are of head, torso, tail and new, in that order.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Self
@@ -19,7 +17,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from longtail.bundle import BUCKET_NAMES, replace_file
 from longtail.index.errors import NotStagedError
-from longtail.state import ReplicaStore
 
 STAGED_COUNTS = "staged"
 """Directory of the counts in a service's state."""
@@ -86,32 +83,20 @@ class StagedCounts(BaseModel):
             return None
 
     @classmethod
-    def read_all(cls, state: Path | ReplicaStore, staged: str, current: str) -> StagedCounts:
-        """The counts of one release beside another, of all processes of a service.
+    def read_all(cls, state: Path, staged: str, current: str) -> StagedCounts:
+        """Get the counts of one release against another, of all processes of a service.
 
         Args:
-            state: the service's state directory, or what its replicas share.
+            state: the service's state directory.
             staged: the staged release's name.
             current: the serving one's.
-
-        Raises:
-            StoreError: the database cannot be read.
         """
         total = cls(staged=staged, current=current)
-        for found in cls._of_database(state) if isinstance(state, ReplicaStore) else cls._of_directory(state):
+        for path in sorted((state / STAGED_COUNTS).glob("*.json")):
+            found = cls.read(path)
             if found is not None and (found.staged, found.current) == (staged, current):
                 total = total.plus(found)
         return total
-
-    @classmethod
-    def _of_directory(cls, state: Path) -> Iterator[StagedCounts | None]:
-        return map(cls.read, sorted((state / STAGED_COUNTS).glob("*.json")))
-
-    @classmethod
-    def _of_database(cls, store: ReplicaStore) -> Iterator[StagedCounts]:
-        for counts in store.read_staged():
-            with suppress(ValidationError):
-                yield cls.model_validate_json(counts)
 
     def figures(self) -> dict[str, object]:
         """What GET /v1/release/staged says, but for the request's id; None where nothing can be told yet."""

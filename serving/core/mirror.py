@@ -29,7 +29,6 @@ from longtail.serving.core.feedback import Event, queries_of
 from longtail.serving.core.queries import Query
 from longtail.serving.core.retriever import Retrieval, Retriever
 from longtail.serving.errors import ServingError
-from longtail.state import Place, Postgres, ReplicaStore, StoreError, replica_id
 
 logger = logging.getLogger(__name__)
 
@@ -64,16 +63,11 @@ class Mirror:
         state: the service's state directory.
         worker: this process' number.
         chance: draws which queries are mirrored.
-        kept: a database, if replicas share one: each adds its counts to the others' there.
     """
 
-    def __init__(
-        self, state: Path, worker: int, chance: random.Random | None = None, *, kept: Place | None = None
-    ) -> None:
+    def __init__(self, state: Path, worker: int, chance: random.Random | None = None) -> None:
         self._state = state
         self._worker = worker
-        self._shared = ReplicaStore(kept) if isinstance(kept, Postgres) else None
-        self._writer = None if self._shared is None else f"{replica_id(state)}-{worker}"
         self._chance = chance or random.Random()
         self._staged: Retriever | None = None
         self._current: Retriever | None = None
@@ -147,8 +141,8 @@ class Mirror:
             self._put(_Chosen(organic, k), 0)
 
     def counts(self, staged: str, current: str) -> StagedCounts:
-        """The counts of one release beside another, of all processes of all replicas; raises StoreError."""
-        return StagedCounts.read_all(self._shared or self._state, staged, current)
+        """Get the counts of one release against another, of all processes of this replica."""
+        return StagedCounts.read_all(self._state, staged, current)
 
     def close(self) -> None:
         """Finish what is under way, and write the counts."""
@@ -156,8 +150,6 @@ class Mirror:
             with suppress(queue.Full):
                 self._work.put(None, timeout=1)
             self._thread.join(timeout=5)
-        if self._shared is not None:
-            self._shared.close()
 
     def _put(self, work: Sequence[_Served] | _Chosen, queries: int) -> None:
         try:
@@ -223,9 +215,7 @@ class Mirror:
             return
         try:
             counts.write(self._state, self._worker)
-            if self._shared is not None and self._writer is not None:
-                self._shared.write_staged(self._writer, counts.model_dump_json())
-        except (OSError, StoreError) as error:
+        except OSError as error:
             if str(error) != self._trouble:
                 logger.error("counts of the staged release cannot be written: %s", error)
             self._trouble, self._unwritten = str(error), True

@@ -71,7 +71,7 @@ class Service:
         self._loaded: dict[str, Retriever] = {}
         self._changes = LabelFollower(settings.place)
         self._changing = threading.Lock()
-        self.mirror = Mirror(settings.state_directory, monitoring.seat.worker, kept=settings.place)
+        self.mirror = Mirror(settings.state_directory, monitoring.seat.worker)
         seconds = settings.request_seconds
         self._writer, self._changer = (
             BoundedExecutor(name, max_pending=_MAX_PENDING_WRITES, timeout=seconds, initializer=one_openmp_thread)

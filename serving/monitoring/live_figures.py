@@ -23,7 +23,6 @@ from longtail.serving.errors import NotReadyError
 from longtail.serving.monitoring.baseline import Baseline, save_baseline
 from longtail.serving.monitoring.collector import report_metrics
 from longtail.serving.monitoring.comparison import Comparison
-from longtail.serving.monitoring.exchange import FigureExchange, SharedClock
 from longtail.serving.monitoring.experiments import experiment_metrics
 from longtail.serving.monitoring.feedback_counts import COUNTERS
 from longtail.serving.monitoring.feedback_store import KEPT_SECONDS, FeedbackStore, answers_of
@@ -32,10 +31,10 @@ from longtail.serving.monitoring.live_directories import forget, touch
 from longtail.serving.monitoring.offline import OfflineFigures
 from longtail.serving.monitoring.records import AnsweredBatch, AnswerFeedback, ShadowPair
 from longtail.serving.monitoring.release_figures import ReleaseFigures, delete_label_counts
-from longtail.serving.monitoring.release_history import Beginnings, ReleaseHistory, SharedHistory
+from longtail.serving.monitoring.release_history import ReleaseHistory
 from longtail.serving.monitoring.report import make_report
 from longtail.serving.monitoring.verdict import judge
-from longtail.state import Place, Postgres, ReplicaStore, StoreError
+from longtail.state import Place, StoreError
 
 logger = logging.getLogger(__name__)
 
@@ -57,21 +56,21 @@ class LiveFigures:
     Starts threads, so a process that forks makes it afterwards. Everything is kept in `state`, where a restart finds
     it again:
 
-        live/RELEASE/*.ring    counts by minute and by label, one file per worker (ring.py), of all replicas too
+        live/RELEASE/*.ring    counts by minute and by label, one file per worker (ring.py)
         live/RELEASE/baseline.json
         releases.json          which release served when (release_history.py)
         feedback.sqlite        answers, feedback and recall (database.py)
 
     Args:
         state: directory, made if need be.
-        kept: where answers, feedback and recall are kept instead; replicas that share a database share all figures.
+        kept: where answers, feedback and recall are kept instead; replicas may share a database.
         worker: number of this process among those that share `state`; no two that run have the same.
         max_answers: answers kept for feedback to be joined with; 0 keeps none.
         max_feedback, feedback_seconds: as of `FeedbackStore`.
         releases: begun last, that answers are counted of, at least one.
         shadow_k: labels retrieved for an organic interaction, for the verdict.
         stale_days: age of training data from which on the verdict calls a release stale; None: never.
-        clock: seconds since 1970; None: the database's if `kept` is one, else this host's.
+        clock: seconds since 1970.
 
     Raises:
         OSError, StoreError: `state` cannot be read or written.
@@ -89,7 +88,7 @@ class LiveFigures:
         releases: int = 3,
         shadow_k: int = 20,
         stale_days: float | None = None,
-        clock: Callable[[], float] | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._root = state / "live"
         self._root.mkdir(parents=True, exist_ok=True)
@@ -97,16 +96,9 @@ class LiveFigures:
         self._max_answers = max_answers
         self._releases = releases
         self._shadow_k, self._stale_days = shadow_k, stale_days
-        self._clock = clock or (SharedClock() if isinstance(kept, Postgres) else time.time)
+        self._clock = clock
         remove_stale(state, ".releases.json.*.tmp")
-        own = ReleaseHistory(state / "releases.json")
-        self._history: ReleaseHistory | SharedHistory = own
-        self.exchange: FigureExchange | None = None
-        if isinstance(kept, Postgres):
-            shared = ReplicaStore(kept)
-            self.exchange = FigureExchange(shared, state, self._clock, lambda: self._held)
-            self._history = SharedHistory(shared, self.exchange.replica, self._root, own)
-        self._beginnings = Beginnings(self._history)
+        self._history = ReleaseHistory(state / "releases.json")
         self._store = FeedbackStore(
             kept or state,
             max_answers=max_answers,
@@ -129,8 +121,6 @@ class LiveFigures:
         self._closing = threading.Event()
         self._thread = threading.Thread(target=copy_context().run, args=(self._work,), name="live-figures", daemon=True)
         self._thread.start()
-        if self.exchange is not None:
-            self.exchange.start()
 
     def begin_release(
         self, release: str, buckets_L: Int8, baseline: Baseline | None, offline: OfflineFigures | None = None
@@ -146,20 +136,17 @@ class LiveFigures:
             offline: what its evaluation says; None: it has none.
         """
         with self._begin_lock:
-            away = self.exchange is not None and not self.exchange.is_there()
-            now = self._clock()
+            now, is_another = self._clock(), False
             directory = self._root / release
             with self._warning("beginning a release"):
                 directory.mkdir(exist_ok=True)
                 remove_stale(directory)
                 save_baseline(directory, baseline)
-            self._beginnings.add(release, now)
-            is_another = not away and self._tell_history()  # else it is told later
+            with self._warning("telling which release serves"):
+                is_another = self._history.begin(release, now)
             if is_another or (self._current is not None and self._current.release != release):
                 with self._warning("forgetting counts by label"):
                     delete_label_counts(directory, self._worker)
-                if self.exchange is not None:
-                    self.exchange.read_again(release)
             figures = ReleaseFigures(directory, self._worker, buckets_L, baseline)
             others = [held for held in self._held.values() if held.release != release]
             kept = [held for held in others[: 1 - self._releases] if held.release in self.comparison.releases]
@@ -305,7 +292,6 @@ class LiveFigures:
                     touch(self._held.values(), now)
                     if not self._store.tidy(now):
                         self._tidied_at = now
-                        self._tell_history()
 
     def close(self) -> None:
         """Write what is pending and let go of the files; nothing is counted afterwards."""
@@ -317,8 +303,6 @@ class LiveFigures:
             not self._thread.is_alive() and _KEEPING not in self._troubles
         ):  # else a database is away: nobody waits for it
             self.flush()
-        if self.exchange is not None:
-            self.exchange.stop()
         self._current, self._held = None, {}
         self._store.close()
 
@@ -387,12 +371,3 @@ class LiveFigures:
 
     def _figures_of(self, release: str | None) -> ReleaseFigures | None:
         return self._current if release is None else self._held.get(release)
-
-    def _tell_history(self) -> bool:
-        """Whether the history has another release in service from now on."""
-        is_another = False
-        with self._warning("telling which release serves"):
-            is_another = self._beginnings.say()
-            if isinstance(self._history, SharedHistory):
-                self._history.take_baselines()
-        return is_another

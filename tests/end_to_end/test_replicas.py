@@ -74,7 +74,6 @@ class Replicas:
             port=free_port(),
             poll_seconds=0.05,
             drain_seconds=0,
-            mirror_share=1.0,
         )
         log = self.folder / f"replica-{number}.log"
         service = self.stack.enter_context(serving(settings, log, self.environment))
@@ -202,54 +201,6 @@ def test_feedback_on_one_replicas_answer_counts_once_wherever_it_is_sent(replica
 
     for number in range(REPLICAS):
         until(lambda: found(number) == (1, 1), "every replica to tell the same recall")  # noqa: B023
-
-
-def test_figures_add_up_over_replicas_through_a_kill(replicas: Replicas) -> None:
-    for number in range(REPLICAS):
-        for _ in range(number + 2):
-            said = replicas.asked(number, "POST", "/v1/retrieve", json={"queries": [QUERY | {"k": 5}] * 2})
-            assert said.status_code == 200
-
-    def told(number: int) -> dict[str, Any]:
-        window: dict[str, Any] = replicas.asked(number, "GET", "/v1/monitoring").json()["windows"]["5m"]
-        return window
-
-    def agree(queries: int) -> bool:
-        found = [told(number) for number in replicas.services]
-        for window in found:
-            del window["requests"]["per_second"]
-        return found[0]["queries"] == queries and all(window == found[0] for window in found[1:])
-
-    until(lambda: agree(2 * (2 + 3 + 4)), "every replica to tell the figures of all")
-    assert told(1)["coverage"] > 0
-    assert told(1)["requests"]["count"] == 2 + 3 + 4
-    replicas.kill(1)
-    assert replicas.asked(0, "POST", "/v1/retrieve", json={"queries": [QUERY | {"k": 5}]}).status_code == 200
-    replicas.start(1)
-    until(lambda: agree(2 * (2 + 3 + 4) + 1), "one that was killed to tell them too")
-    metrics = replicas.asked(1, "GET", "/metrics").text
-    assert f'longtail_exposure_share{{bucket="tail",window="5m"}} {told(1)["exposures"]["tail"]["share"]}' in metrics
-
-
-def test_counts_of_a_staged_release_add_up_over_replicas(replicas: Replicas) -> None:
-    Releases(replicas.releases).stage("b")
-    staged = "/v1/release/staged"
-    until(
-        lambda: all(replicas.asked(number, "GET", staged).status_code == 200 for number in replicas.services),
-        "every replica to ask it too",
-    )
-    for number in range(REPLICAS):
-        queries = [QUERY | {"k": 5}] * (number + 1)
-        assert replicas.asked(number, "POST", "/v1/retrieve", json={"queries": queries}).status_code == 200
-    for number in range(REPLICAS):
-        until(lambda: replicas.asked(number, "GET", staged).json()["queries"] == 6, "all counts")  # noqa: B023
-    state = read_place(replicas.database)
-    assert Releases(replicas.releases).staged_report(state=state).counts.queries == 6
-    said = subprocess.run(
-        [sys.executable, "-m", "longtail.index", "staged", replicas.releases, "--state", replicas.database],
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert "6" in said.stdout, said.stdout + said.stderr
 
 
 def test_label_changes_that_are_left_behind_are_refused(replicas: Replicas) -> None:
