@@ -14,7 +14,6 @@ from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pydantic import JsonValue
 
 from longtail.bundle.arrays import Float32, Int8, Int64
@@ -144,7 +143,7 @@ class LabelAdder:
     @cached_property
     def own_id(self) -> str | None:
         """The label tower's feature that is the label's own id, if it has one; FORMAT.md has the rule."""
-        return own_id_feature(self._bundle)
+        return self._bundle.manifest.own_id
 
     def supersedes(self, id_: str, at: datetime) -> bool:
         """Whether a change to a label, made at a time, is superseded: the bundle has the label and is newer."""
@@ -303,23 +302,3 @@ class LabelAdder:
     def _shown(self, record: Upsert, place: int = 0) -> dict[str, JsonValue]:
         row = self._rows.get(record.id)
         return self._display.complete(record.display, {} if row is None else self._display.shown(row), row=place)
-
-
-def own_id_feature(bundle: Bundle) -> str | None:
-    """The label feature whose value is the label's own id.
-
-    The manifest names it from version 4 on. Before, the trainer gave that feature, and no other, a vocabulary of the
-    whole catalogue: so it is the `id` feature whose vocabulary holds every label that has training pairs (every label,
-    if none has). Of several that share that vocabulary, it is the one the vocabulary is named after, else the first.
-    """
-    if bundle.manifest.own_id is not None:
-        return bundle.manifest.own_id
-    labels = bundle.labels
-    ids = labels.ids.filter(pa.array(labels.counts > 0)) if (labels.counts > 0).any() else labels.ids
-    names = [
-        feature.name
-        for feature in sorted(bundle.manifest.label_features, key=lambda feature: feature.name != feature.vocabulary)
-        if feature.kind == "id"
-        and pc.all(pc.is_in(ids, value_set=bundle.vocabularies[str(feature.vocabulary)].ids)).as_py()
-    ]
-    return names[0] if names else None

@@ -173,7 +173,7 @@ class Bundle:
 
         Raises:
             BundleCorruptError: not a bundle, a file missing, or a checksum that differs.
-            BundleVersionError: written by a newer Longtail.
+            BundleVersionError: written in another format.
             BundleInvariantError: intact files that contradict the contract.
         """
         manifest = read_manifest(path)
@@ -183,14 +183,13 @@ class Bundle:
                 raise BundleCorruptError(
                     f"{path / MANIFEST}: expected {name!r} among its files, found {sorted(manifest.files)}"
                 )
-        labels = (
-            tables.labels(manifest.display, verify=verify) if tables else Labels.read(path / LABELS, manifest.display)
-        )
+        labels = tables.labels(verify=verify) if tables else Labels.read(path / LABELS)
 
         def vocabulary(name: str) -> Vocabulary:
-            kept = tables.vocabulary(name, labels, verify=verify) if tables else None
+            if tables:
+                return tables.vocabulary(name, labels, verify=verify)
             # Queries are often histories of labels.
-            return kept or Vocabulary.read(path / VOCABULARIES / f"{name}.parquet").sharing(labels)
+            return Vocabulary.read(path / VOCABULARIES / f"{name}.parquet").sharing(labels)
 
         bundle = cls(
             manifest=manifest,

@@ -18,7 +18,7 @@ class BundleCorruptError(BundleError):
 
 
 class BundleVersionError(BundleError):
-    """The bundle's schema version is newer than this installation reads."""
+    """The bundle has another schema version than this installation reads."""
 
 
 class BundleInvariantError(BundleError):

@@ -56,17 +56,15 @@ class Buckets(BaseModel):
     scheme: Literal["quantile", "count"]
     head_above: float = Field(ge=0)
     tail_upto: float = Field(ge=0)
-    never_seen: Literal["tail", "new"] = "tail"
-    """Bucket of labels without training pairs: `new`, and `tail` in bundles before version 4, which do not say."""
 
     @classmethod
     def by_quantile(cls, counts_L: Int64, *, lower: float = 0.33, upper: float = 0.66) -> Buckets:
         """Thresholds at quantiles of the counts of labels seen in training [R21 §5.2]."""
         seen = counts_L[counts_L > 0]
         if seen.size == 0:
-            return cls(scheme="quantile", head_above=0, tail_upto=0, never_seen="new")
+            return cls(scheme="quantile", head_above=0, tail_upto=0)
         tail_upto, head_above = np.quantile(seen, [lower, upper])
-        return cls(scheme="quantile", head_above=float(head_above), tail_upto=float(tail_upto), never_seen="new")
+        return cls(scheme="quantile", head_above=float(head_above), tail_upto=float(tail_upto))
 
     @classmethod
     def by_count(cls, *, head_from: int = 100, torso_from: int = 20) -> Buckets:
@@ -79,12 +77,12 @@ class Buckets(BaseModel):
             raise ValueError(
                 f"Buckets.by_count: expected head_from > torso_from > 0, received {head_from} and {torso_from}"
             )
-        return cls(scheme="count", head_above=head_from - 1, tail_upto=torso_from - 1, never_seen="new")
+        return cls(scheme="count", head_above=head_from - 1, tail_upto=torso_from - 1)
 
     def assign(self, counts_L: Int64) -> Int8:
         """Bucket of every label: int8 [L], 0 head, 1 torso, 2 tail, 3 new (`BUCKET_NAMES`)."""
         buckets = np.full(counts_L.shape, TAIL, dtype=np.int8)
         buckets[counts_L > self.tail_upto] = TORSO
         buckets[counts_L > self.head_above] = HEAD
-        buckets[counts_L == 0] = BUCKET_NAMES.index(self.never_seen)
+        buckets[counts_L == 0] = NEW
         return buckets

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from longtail.bundle.errors import BundleCorruptError, BundleVersionError
-from longtail.bundle.manifest import READ_VERSIONS, FileRecord, Manifest
+from longtail.bundle.manifest import SCHEMA_VERSION, FileRecord, Manifest
 from longtail.bundle.store import sha256_of
 
 MANIFEST = "manifest.json"
@@ -24,12 +24,12 @@ def read_manifest(path: Path) -> Manifest:
 
     Raises:
         BundleCorruptError: no manifest, or not the JSON that a manifest is.
-        BundleVersionError: a schema version this installation does not read.
+        BundleVersionError: another schema version than this installation writes.
     """
     return read_versioned_json(
         path / MANIFEST,
         Manifest,
-        READ_VERSIONS,
+        SCHEMA_VERSION,
         missing=f"{path}: expected a bundle (a directory with {MANIFEST}), found none",
         remedy="export the model again",
         corrupt=BundleCorruptError,
@@ -41,7 +41,7 @@ def read_manifest(path: Path) -> Manifest:
 def read_versioned_json(
     file: Path,
     model: type[_Model],
-    versions: Sequence[int],
+    expected: int,
     *,
     missing: str,
     remedy: str,
@@ -54,11 +54,11 @@ def read_versioned_json(
     Args:
         file: the file.
         model: what it holds.
-        versions: schema versions that this installation reads.
+        expected: its schema version; any other is refused.
         missing: what to say when there is no such file.
-        remedy: what to do about another version, beside upgrading.
+        remedy: what to do about another version.
         corrupt: raised for a file that is missing, or not the JSON that it should be.
-        unread: raised for a schema version that is not among `versions`.
+        unread: raised for another schema version.
         verify: checks the file further, once its version is known and before its content is read.
     """
     try:
@@ -69,12 +69,8 @@ def read_versioned_json(
         version = json.loads(content)["schema_version"]
     except (ValueError, KeyError, TypeError) as error:
         raise corrupt(f"{file}: expected JSON with a schema_version, found {content[:40]!r}… ({error})") from error
-    if version not in versions:
-        known = " and ".join(", ".join(map(str, versions)).rsplit(", ", 1))
-        raise unread(
-            f"{file}: schema version {version!r}, this installation reads {known}: "
-            f"upgrade Longtail, or {remedy} with this version"
-        )
+    if version != expected:
+        raise unread(f"{file}: expected schema version {expected}, found {version!r}: made before 0.1, {remedy}")
     verify()
     try:
         return model.model_validate_json(content)

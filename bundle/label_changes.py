@@ -4,18 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import (
-    AwareDatetime,
-    BaseModel,
-    ConfigDict,
-    Field,
-    JsonValue,
-    SerializerFunctionWrapHandler,
-    TypeAdapter,
-    model_serializer,
-)
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue, TypeAdapter
 
 
 class _Change(BaseModel):
@@ -36,12 +27,6 @@ class Upsert(_Change):
     display: dict[str, JsonValue] = {}
     priors: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = {}
     """Its numbers, by the release's priors; of those left out, what `Priors.of_added` says."""
-
-    @model_serializer(mode="wrap")
-    def _legible_to_older_versions(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """They refuse a record with a name that they do not know: without priors, there is none."""
-        fields: dict[str, Any] = handler(self)
-        return {name: value for name, value in fields.items() if value or name != "priors"}
 
 
 class Hide(_Change):

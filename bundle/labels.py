@@ -6,7 +6,6 @@ no memory of a process' own.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -93,28 +92,21 @@ class Labels:
         return pa.table(columns)
 
     @classmethod
-    def read(cls, path: Path, display: Collection[str] = ()) -> Labels:
+    def read(cls, path: Path) -> Labels:
         """Read what `write` wrote.
-
-        Args:
-            path: labels.parquet.
-            display: the user's columns, for before version 3 one of them could be called `log_popularity`.
 
         Raises:
             BundleInvariantError: a column is missing, has another type, or holds nulls.
         """
         # By this thread: others would keep some of what they took, and take no less time.
-        return cls._of(pq.read_table(path, use_threads=False), display, path.name)
+        return cls._of(pq.read_table(path, use_threads=False), path.name)
 
     @classmethod
-    def map(
-        cls, path: Path, display: Collection[str] = (), *, lookup: Path | None = None, verify: bool = True
-    ) -> Labels:
+    def map(cls, path: Path, *, lookup: Path | None = None, verify: bool = True) -> Labels:
         """Map what `write_mappable` wrote: its pages are shared with every process that does so.
 
         Args:
             path: labels.arrow.
-            display: as of `read`.
             lookup: lookup.arrow of the same labels, as `Lookup.write` wrote it, to be mapped.
             verify: whether to read all of it, and see that no text ends beyond the file.
 
@@ -122,14 +114,14 @@ class Labels:
             BundleCorruptError: no Arrow file, or one whose columns point beyond it.
             BundleInvariantError: as `read`, or as `Lookup.map`.
         """
-        labels = cls._of(map_table(path, verify=verify), display, path.name)
+        labels = cls._of(map_table(path, verify=verify), path.name)
         if lookup is not None:
             # What the property would make; a table that is made of this one with other labels makes its own.
             vars(labels)["lookup"] = Lookup.map(lookup, labels.ids, verify=verify)
         return labels
 
     @classmethod
-    def _of(cls, table: pa.Table, display: Collection[str], file: str) -> Labels:
+    def _of(cls, table: pa.Table, file: str) -> Labels:
         for name, expected in _COLUMNS.items():
             found = table.schema.field(name).type if name in table.column_names else "no such column"
             if found != expected:
@@ -138,7 +130,7 @@ class Labels:
                 raise BundleInvariantError(
                     f"{file} column {name!r}", expected="no nulls", found=f"{table[name].null_count} nulls"
                 )
-        optional = [name for name in _OPTIONAL_COLUMNS if name in table.column_names and name not in display]
+        optional = [name for name in _OPTIONAL_COLUMNS if name in table.column_names]
         columns = {name: in_one_piece(table[name]) for name in (*_COLUMNS, *optional)}
         numbers = {
             name: column.to_numpy(zero_copy_only=False) for name, column in columns.items() if name != "label_id"

@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from longtail.bundle.dates import DatePart
 from longtail.bundle.elapsed import TimeUnit
 from longtail.bundle.frequency import Buckets
 
-SCHEMA_VERSION = 5
-READ_VERSIONS = (1, 2, 3, 4, SCHEMA_VERSION)
-"""In versions 1 and 2 log p_n is the label frequency log π, whatever noise the model was trained with; before version 4
-labels without training pairs are tail."""
-_TREE_VERSION = 2
-"""Of bundles with `proposal.npz` before version 3."""
-
-NAMED_NOISE = 3
-"""From this version on log p_n is log ν of the training, and `bias_removal.noise` its name."""
+SCHEMA_VERSION = 1
 
 TextStandard = Literal["none", "lower", "strip_punctuation", "lower_and_strip_punctuation"]
 FeatureKind = Literal["id", "history", "audience", "bag", "text", "number", "vector", "date"]
@@ -125,13 +110,6 @@ class Feature(Record):
             self.name: ("int32", (None, None)), f"{self.name}__weight": ("float32", (None, None)),
         }  # fmt: skip
         return bag | ({} if self.times is None else {f"{self.name}__time": ("int32", (None, None))})
-
-    @model_serializer(mode="wrap")
-    def _without_what_it_has_not(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without the keys of other kinds that came later, so that versions before them read what they know."""
-        written: dict[str, Any] = serialise(self)
-        later = ("boundaries", "dims", "of_label", "parts", "reference", "standardize", "times")
-        return {name: value for name, value in written.items() if name not in later or value is not None}
 
     @property
     def expects(self) -> str:
@@ -273,7 +251,7 @@ class Manifest(Record):
     query_features: list[Feature]
     label_features: list[Feature] = []
     own_id: str | None = None
-    """The label feature whose value is the label's id; null where there is none, and before version 4."""
+    """The label feature whose value is the label's id; null where there is none."""
     display: list[str] = []
     """Columns of labels.parquet that are the user's own, shown in answers."""
     buckets: Buckets
@@ -290,18 +268,6 @@ class Manifest(Record):
         """
         read_at = self.training_data.get("read_at")
         return utc(self.created_at if read_at is None else datetime.fromisoformat(str(read_at)))
-
-    @model_validator(mode="before")
-    @classmethod
-    def _old_tree(cls, content: Any) -> Any:
-        """Version 2 let λ < 0 through, for which nobody looks for candidates, and did not name the noise."""
-        if isinstance(content, dict) and content.get("schema_version") == _TREE_VERSION:
-            dial = content.get("bias_removal")
-            if isinstance(dial, dict):
-                numbers = {name: dial.get(name) for name in ("default", "minimum")}
-                clipped = {name: max(value, 0.0) for name, value in numbers.items() if isinstance(value, int | float)}
-                return {**content, "bias_removal": {"noise": "p_n(y|x)", **dial, **clipped}}
-        return content
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ LABELS, LOOKUP, VOCABULARIES = "labels.arrow", "lookup.arrow", "vocabularies"
 
 @dataclass(frozen=True)
 class MappedTables:
-    """The files below a directory that `write` made. Releases from before each of them was kept lack it.
+    """The files below a directory that `write` made.
 
     Attributes:
         directory: the directory.
@@ -41,21 +41,18 @@ class MappedTables:
                 vocabulary.write_mappable(directory / names[-1])
         return cls(directory, frozenset(names))
 
-    def labels(self, display: Collection[str], *, verify: bool) -> Labels:
-        """The label table; raises as `Labels.map`."""
-        lookup = self.directory / LOOKUP if LOOKUP in self.names else None
-        return Labels.map(self.directory / LABELS, display, lookup=lookup, verify=verify)
+    def labels(self, *, verify: bool) -> Labels:
+        """Map the label table; raises as `Labels.map`."""
+        return Labels.map(self.directory / LABELS, lookup=self.directory / LOOKUP, verify=verify)
 
-    def vocabulary(self, name: str, labels: Labels, *, verify: bool) -> Vocabulary | None:
-        """A vocabulary of the bundle, or None where the release does not keep it; raises as `Vocabulary.map`.
+    def vocabulary(self, name: str, labels: Labels, *, verify: bool) -> Vocabulary:
+        """Map a vocabulary of the bundle; raises as `Vocabulary.map`.
 
         Args:
             name: the vocabulary's.
             labels: of `labels`.
             verify: whether to look at all of it.
         """
-        if LOOKUP not in self.names:
-            return None
         if _vocabulary(name) not in self.names:
             return Vocabulary.of_labels(labels)
         return Vocabulary.map(self.directory / _vocabulary(name), verify=verify)

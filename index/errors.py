@@ -62,7 +62,7 @@ class ReleaseCorruptError(LongtailIndexError):
 
 
 class ReleaseVersionError(LongtailIndexError):
-    """The release was written by a newer Longtail."""
+    """The release has another schema version than this installation reads."""
 
 
 class ReleaseMismatchError(LongtailIndexError):

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from datetime import datetime
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field
 
 from longtail.bundle import FileRecord, Prior
 from longtail.bundle.manifest import Record, dial_words
 
-SCHEMA_VERSION = 8
-READ_VERSIONS = (1, 2, 3, 4, 5, 6, 7, SCHEMA_VERSION)
-"""Version 1 knows no μ: recall was measured at λ alone, of bundles whose one coordinate holds both. Version 2 knows no
-priors. Up to version 3 one effort serves every place on the dials. Version 4 knows neither `ivf_sq` nor
-`ivf_fastscan`, version 5 no cells of another release. Up to version 6 every effort scores the whole exact head. Up to
-version 7 FAISS holds every index."""
+SCHEMA_VERSION = 1
 
 Kind = Literal[
     "flat", "ivf_flat", "ivf_sq", "ivf_fastscan", "ivf_pq", "hnsw", "factory", "milvus_flat", "milvus_ivf_flat"
@@ -34,11 +29,7 @@ class Effort(Record):
     `ivf_fastscan` for a hundred results at the least."""
     head: int | None = Field(default=None, ge=0)
     """Most frequent labels of the exact head that are scored whatever the query, where `ivf_flat` finds the others in
-    its cells; None, and left out of the JSON: the whole head."""
-
-    @model_serializer(mode="wrap")
-    def _without_none(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {name: value for name, value in serialize(self).items() if value is not None}
+    its cells; None: the whole head."""
 
     @property
     def words(self) -> str:
@@ -58,9 +49,8 @@ class RecallAt(Record):
 
     bias_removal: float
     popularity: float = 0.0
-    """Left out of the JSON where it is 0, as version 1 has it: release.json vouches for its own text."""
     priors: dict[str, float] = Field(default={})
-    """Weight of every prior; left out where the release has none."""
+    """Weight of every prior."""
     recall: float = Field(ge=0, le=1)
 
     @property
@@ -68,11 +58,6 @@ class RecallAt(Record):
         """The λ, the μ unless it is 0, and the weights, in words."""
         weights = [f"{name} = {weight:g}" for name, weight in self.priors.items()]
         return ", ".join([dial_words(self.bias_removal, self.popularity), *weights])
-
-    @model_serializer(mode="wrap")
-    def _without_zero(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        fields: dict[str, Any] = serialize(self)
-        return {name: value for name, value in fields.items() if value or name not in ("popularity", "priors")}
 
 
 class EffortAt(RecallAt):
@@ -85,8 +70,7 @@ class EffortAt(RecallAt):
 class Trial(Record):
     """One setting that was measured while the index was built."""
 
-    kind: Kind | None = None
-    """None before version 5: the release's own."""
+    kind: Kind
     head: int = Field(ge=0)
     """Labels in the exact head band."""
     effort: Effort
@@ -250,13 +234,13 @@ class IndexManifest(Record):
     recall_queries: int = Field(ge=1)
     recall_floor: float
     bytes_per_label: float | None = None
-    """Bytes of the approximate band's index file per label of it, or of the one index; None before version 5."""
+    """Bytes of the approximate band's index file per label of it, or of the one index."""
     bytes_per_label_limit: float | None = None
     """What it was to be at most."""
     kinds: list[KindTrial] = Field(default=[])
     """What `auto` had to choose from, at settings that suffice everywhere; empty where it had no choice."""
     curve: list[KindTrial] = Field(default=[])
-    """What less and more effort recalls and costs, of every kind that was built; empty before version 7."""
+    """What less and more effort recalls and costs, of every kind that was built."""
     recall: list[RecallAt]
     """Measured with the effort of each place, against exact search, on the bundle's calibration queries."""
     trials: list[Trial]

@@ -12,4 +12,4 @@ class StoreCorruptError(StoreError):
 
 
 class StoreVersionError(StoreError):
-    """It was written by a newer Longtail."""
+    """It was written in another version of its format."""

@@ -1,21 +1,18 @@
-"""The SQLite file of label changes: made whole or not at all, from `labels.log` if there is one."""
+"""The SQLite file of label changes: made whole or not at all."""
 
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Sequence
 from pathlib import Path
 from uuid import uuid4
 
 from sqlalchemy import Connection, Engine, insert
 
-from longtail.bundle import LabelRecord, working_directory
+from longtail.bundle import working_directory
 from longtail.bundle.store import fsync_path
 from longtail.state.engines import reading, sqlite_engine
 from longtail.state.errors import StoreCorruptError, StoreError
-from longtail.state.old_log import OLD_LOG, read_old_log
-from longtail.state.rows import rows_of
-from longtail.state.tables import VERSION, label_changes, label_store, metadata
+from longtail.state.tables import VERSION, label_store, metadata
 
 LABELS_FILE = "labels.sqlite"
 """In the state directory."""
@@ -39,15 +36,14 @@ class LabelFile:
         """The engine; None where there is no file yet, and none is to be made.
 
         Raises:
-            StoreError, StoreCorruptError, StoreVersionError: it is damaged, or what it is to be made from is.
+            StoreError, StoreCorruptError, StoreVersionError: it is damaged.
             OSError: the disk.
         """
-        old = self.path.with_name(OLD_LOG)
         if not self.path.exists():
             self.close()
-            if not make and not old.is_file():
+            if not make:
                 return None
-            _make(self.path, old)
+            _make(self.path)
         found = self.path.stat()
         if self._engine is None or self._opened != (found.st_dev, found.st_ino):
             self.close()
@@ -86,33 +82,28 @@ class LabelFile:
         self._engine = self._reader = self._opened = self._seen = None
 
 
-def _make(path: Path, old: Path) -> None:
-    """Make the file, with what is in the old log if there is one; processes that come together take turns."""
+def _make(path: Path) -> None:
+    """Make the file; processes that come together take turns."""
     with path.with_name(f"{path.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if path.exists():
             return
         with working_directory(path) as folder:
             working = folder / path.name
-            _write(working, read_old_log(old) if old.is_file() else [])
+            _write(working)
             # SQLite would take what a file that was here before has left for this one's.
             for suffix in ("-wal", "-shm"):
                 Path(f"{path}{suffix}").unlink(missing_ok=True)
             working.rename(path)
         fsync_path(path.parent)
-        # What a process killed before this leaves says nothing that the file does not.
-        if old.is_file():
-            old.rename(old.with_name(f"{OLD_LOG}.taken_over"))
 
 
-def _write(path: Path, records: Sequence[LabelRecord]) -> None:
+def _write(path: Path) -> None:
     engine = sqlite_engine(path)
     try:
         with engine.begin() as connection:
             metadata.create_all(connection)
             connection.execute(insert(label_store), {"version": VERSION, "generation": uuid4().hex})
-            if records:
-                connection.execute(insert(label_changes), rows_of(records))
         with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             mode = connection.exec_driver_sql("PRAGMA journal_mode = WAL").scalar_one()
             if mode != "wal":

@@ -21,7 +21,6 @@ from longtail.state.engines import in_parts, reading, told, writing
 from longtail.state.errors import StoreCorruptError, StoreError, StoreVersionError
 from longtail.state.label_file import LABELS_FILE, LabelFile
 from longtail.state.label_server import LabelServer
-from longtail.state.old_log import OLD_LOG, read_old_log
 from longtail.state.place import Place, Postgres, read_place
 from longtail.state.rows import dated_after, moment, rows_of
 from longtail.state.tables import VERSION, label_changes, label_store
@@ -57,8 +56,7 @@ class LabelStore:
     """The label changes of one service, of any number of replicas. Safe to use from several threads and processes.
 
     Args:
-        place: a state directory, which exists, or a database. A `labels.log` of the directory, as earlier versions
-            wrote it, is taken over by whoever comes first, and stays as `labels.log.taken_over`.
+        place: a state directory, which exists, or a database.
     """
 
     def __init__(self, place: Place) -> None:
@@ -107,8 +105,8 @@ class LabelStore:
             position: `LabelRead.position` of an earlier read; None for the beginning.
 
         Raises:
-            StoreError, StoreCorruptError, StoreVersionError: the store is damaged, cannot be reached, or is of a newer
-                Longtail.
+            StoreError, StoreCorruptError, StoreVersionError: the store is damaged, cannot be reached, or is of another
+                version.
         """
         with self._lock, self._told("expected label changes, found"):
             engine = self._backend.engine(make=False)
@@ -164,9 +162,9 @@ class LabelStore:
         found = connection.execute(select(label_store.c.version, label_store.c.generation)).one_or_none()
         if found is None:
             raise StoreCorruptError(f"{self._place}: expected label changes, found tables without a name of their own")
-        if found.version > VERSION:
+        if found.version != VERSION:
             raise StoreVersionError(
-                f"{self._place}: version {found.version}, this installation reads {VERSION}: upgrade Longtail"
+                f"{self._place}: expected version {VERSION}, found {found.version}: made before 0.1, use another place"
             )
         return str(found.generation)
 
@@ -195,10 +193,10 @@ def _pages(connection: Connection, number: int) -> Iterator[tuple[int, str]]:
 
 
 def read_label_changes(source: str | Place) -> LabelChanges:
-    """What all changes of a service amount to; nothing is made or taken over.
+    """Get what all changes of a service amount to; nothing is made.
 
     Args:
-        source: its state directory or database; also `labels.sqlite` in it, or `labels.log`, as of earlier versions.
+        source: its state directory or database.
 
     Raises:
         FileNotFoundError: there are none.
@@ -206,14 +204,8 @@ def read_label_changes(source: str | Place) -> LabelChanges:
         StoreError, StoreCorruptError, StoreVersionError: as `LabelStore.read_from`.
     """
     place = read_place(source)
-    if isinstance(place, Path):
-        directory = place.parent if place.name in (OLD_LOG, LABELS_FILE) else place
-        if not (directory / LABELS_FILE).is_file():
-            log = directory / OLD_LOG if place.is_dir() else place
-            if not log.is_file():
-                raise FileNotFoundError(f"{source}: expected label changes of a service, found none")
-            return replay(read_old_log(log))
-        place = directory
+    if isinstance(place, Path) and not (place / LABELS_FILE).is_file():
+        raise FileNotFoundError(f"{source}: expected label changes of a service, found none")
     store = LabelStore(place)
     try:
         read = store.read_from()

@@ -268,6 +268,7 @@ def make_bundle(
                 Feature(name="history", kind="history", vocabulary="items", max_length=10),
             ],
             label_features=label_inputs,
+            own_id="item_id" if label_tower else None,
             display=["title"],
             buckets=buckets,
             bias_removal=BiasRemoval(default=0.5, noise=noise, minimum=0.0 if proposal else -1.0),

@@ -6,8 +6,6 @@ import hashlib
 import json
 import shutil
 from collections.abc import Sequence
-from functools import reduce
-from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -22,38 +20,14 @@ from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.errors import CheckpointError
 
 _STATE = "state.json"
-_VERSION = 2
-"""Raised when the same recipe and data make other tables: since 2 labels without training pairs have no row of their
-own."""
-_LATER = {
-    ("loss", "negatives_per"): "pair",
-    ("loss", "top_k"): None,
-    ("loss", "label_smoothing"): 0.0,
-    ("loss", "retrieved_negatives"): None,
-    ("loss", "neighbours"): None,
-    ("loss", "sampler", "gradients"): None,
-    ("evaluation", "refine"): None,
-}
-_LATER_OF_FEATURES = {"encoder": None, "sample": None, "weights": "equal"}
-_LATER_OF_ENCODERS = ("time_buckets", "without_times")
-"""Settings that came after version 2: a run without them is the one it was."""
+_VERSION = 1
+"""Raised when the same recipe and data make another state."""
 
 
 def identity_of(recipe: Recipe, dataset: Dataset, warm_start: str | None = None) -> str:
     """Hex sha256 of all that a run's course depends on: the recipe without its paths, the source of
     rows of its own, the data, and the sha256 of the weights it starts from."""
     settings = recipe.model_dump(mode="json", exclude={"name": True, "data": True, "tune": True})
-    for (*sections, name), before in _LATER.items():
-        section = reduce(getitem, sections, settings)
-        if not section[name] or section[name] == before:
-            del section[name]
-    for feature in (*settings["query"]["features"], *settings["label"]["features"]):
-        for name, before in _LATER_OF_FEATURES.items():
-            if feature[name] == before:
-                del feature[name]
-        if feature.get("encoder") and feature["encoder"]["time_buckets"] is None:
-            for name in _LATER_OF_ENCODERS:
-                del feature["encoder"][name]
     for name in ("devices", "processes"):
         del settings["training"][name]
     settings |= {"reduction": recipe.data.reduction, "version": _VERSION}

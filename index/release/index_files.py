@@ -23,7 +23,7 @@ from longtail.bundle.integrity import read_versioned_json
 from longtail.index.construct.spec import IndexSpec
 from longtail.index.construct.tuning import TunedIndex
 from longtail.index.errors import ReleaseCorruptError, ReleaseVersionError, SpecError
-from longtail.index.manifests import READ_VERSIONS, BandRecord, Device, IndexManifest
+from longtail.index.manifests import SCHEMA_VERSION, BandRecord, Device, IndexManifest
 from longtail.index.search.band import ON_GPU, Band
 from longtail.index.search.eligible import positions_of
 from longtail.index.search.gpu import GpuIndex
@@ -210,12 +210,12 @@ def read_manifest_file(path: Path, model: type[_Manifest]) -> _Manifest:
 
     Raises:
         ReleaseCorruptError: missing, or not the JSON that it should be.
-        ReleaseVersionError: a schema version this installation does not read.
+        ReleaseVersionError: another schema version than this installation writes.
     """
     return read_versioned_json(
         path,
         model,
-        READ_VERSIONS,
+        SCHEMA_VERSION,
         missing=f"{path}: expected a manifest, found none",
         remedy="build the release again",
         corrupt=ReleaseCorruptError,

@@ -4,8 +4,7 @@ Added labels become ordinary rows at the end: count 0, new, bias 0, log ν and l
 bundle that was embedded again keeps its row, count, log ν, log π and bias. Hidden labels lose their row; towers and
 vocabularies stay, so queries may go on naming them in histories. log ν and log π are normalised again: one constant
 each for all labels, which changes no order at any λ and μ. Thresholds of buckets, κ, the λ default and the offline
-curve stay as they were measured, without the added labels; in a bundle that does not know `new` yet, all its labels of
-count 0 become new. The changes are only read: they serve older releases still.
+curve stay as they were measured, without the added labels. The changes are only read: they serve older releases still.
 
 Legend: `L` labels of the bundle, `M` changed ones.
 """
@@ -23,7 +22,6 @@ from longtail.bundle.added_labels import NEW_LABEL, AddedLabels, LabelAdder, joi
 from longtail.bundle.arrays import Float32, Int64
 from longtail.bundle.bundle import CONTRACT_FILES
 from longtail.bundle.display import DisplayColumns
-from longtail.bundle.labels import RESERVED_COLUMNS
 from longtail.bundle.manifest import utc
 from longtail.index.errors import MergeError
 from longtail.state import read_label_changes
@@ -55,12 +53,12 @@ def merge_labels(bundle: Path, log: str | Path, out: Path) -> MergeReport:
 
     Args:
         bundle: the bundle's directory, or `RELEASE/bundle`.
-        log: as `read_label_changes`: the service's state directory or database, or a file of an earlier version's.
+        log: the service's state directory or database, as `read_label_changes` takes it.
         out: the new bundle's directory; must not exist. It is there whole or not at all.
 
     Raises:
-        MergeError: the bundle has a tree p_n(y|x), which has no leaf for new labels and none to spare, or a column of
-            one's own whose name later versions reserve; there are no changes; or they hide every label.
+        MergeError: the bundle has a tree p_n(y|x), which has no leaf for new labels and none to spare; there are
+            no changes; or they hide every label.
         StoreError: the changes are not intact, or their database does not answer.
         BundleError: the bundle is not intact, the label tower does not run, or `out` exists.
         OSError: the disk is full or not writable; `out` stays absent.
@@ -75,12 +73,6 @@ def merge_labels(bundle: Path, log: str | Path, out: Path) -> MergeReport:
         raise MergeError(
             f"{bundle}: expected a bundle whose labels can change, found one with a tree p_n(y|x): train again with "
             "the new labels among the data; hidden labels stay hidden by the service's state"
-        )
-    if reserved := [name for name in source.labels.display.column_names if name in RESERVED_COLUMNS]:
-        raise MergeError(
-            f"{bundle}: expected columns of one's own other than {', '.join(RESERVED_COLUMNS)}, found "
-            f"{', '.join(reserved)}, a name that bundles since version 3 keep for themselves: train again with another "
-            "name for it in the data; the release goes on serving as it is"
         )
     rows = {id_: row for row, id_ in enumerate(source.labels.ids.to_pylist())}
     adder = LabelAdder(source, rows)
@@ -102,14 +94,12 @@ def merge_labels(bundle: Path, log: str | Path, out: Path) -> MergeReport:
         skipped=skipped,
     )
     manifest = source.manifest
-    buckets = manifest.buckets.model_copy(update={"never_seen": "new"})
     newest = max((record.at for record in changes.records()), default=adder.data_until)
     replace(
         source,
         manifest=manifest.model_copy(
             update={
                 "labels": report.labels,
-                "buckets": buckets,
                 "created_at": max(utc(manifest.created_at), newest),
                 "training_data": manifest.training_data
                 | {
@@ -120,7 +110,7 @@ def merge_labels(bundle: Path, log: str | Path, out: Path) -> MergeReport:
                 },
             }
         ),
-        labels=_labels(source.labels, added, places, buckets),
+        labels=_labels(source.labels, added, places, manifest.buckets),
         embeddings=np.concatenate([source.embeddings, added.embeddings])[places],
         label_vectors={
             name: np.concatenate([vectors, added.vectors[name]])[places]

@@ -138,7 +138,7 @@ def _open(
 ) -> Release:
     manifest = read_release_manifest(path)
     tables = _tables_in(path, manifest)
-    mapped_files = sorted(f"{INDEX}/{name}" for name in tables.names) if tables else []
+    mapped_files = sorted(f"{INDEX}/{name}" for name in tables.names)
     _verify_index(path, manifest, mapped_files, content=verify)
     with ThreadPoolExecutor(1) as pool:
         rest = [name for name in manifest.files if name not in mapped_files]
@@ -247,13 +247,13 @@ def check_name(name: str) -> str:
     return name
 
 
-def _tables_in(path: Path, manifest: ReleaseManifest) -> MappedTables | None:
-    """The bundle's tables that a release keeps; None of one from before it kept any."""
+def _tables_in(path: Path, manifest: ReleaseManifest) -> MappedTables:
+    """Get the bundle's tables that a release keeps."""
     inside = f"{INDEX}/"
     names = {
         name.removeprefix(inside) for name in manifest.files if name.startswith(inside) and name.endswith(".arrow")
     }
-    return MappedTables(path / INDEX, frozenset(names)) if names else None
+    return MappedTables(path / INDEX, frozenset(names))
 
 
 def _verify_index(path: Path, manifest: ReleaseManifest, names: Several[str], *, content: bool = True) -> None:

@@ -37,13 +37,10 @@ def release_report(release: ReleaseManifest, index: IndexManifest) -> bytes:
 
 
 def _intro(index: IndexManifest) -> str:
-    words = (
+    return html.escape(
         f"Recall@{index.recall_k} is of {index.recall_queries} calibration queries against exact search, at every "
         "place on the dials. Queries per second are of one core, one query at a time, all places alike."
     )
-    if not index.curve:
-        words += " This release is from before builds kept the curve; build it again to see it."
-    return html.escape(words)
 
 
 def _facts(release: ReleaseManifest, index: IndexManifest) -> dict[str, str]:

@@ -33,7 +33,6 @@ FILES = [
     "vocabularies/items.parquet",
     "vocabularies/users.parquet",
 ]
-FIXTURE = Path(__file__).parent.parent / "fixtures" / "bundle_v1"
 
 
 def with_manifest(bundle: Bundle, **changes: Any) -> Bundle:
@@ -290,20 +289,11 @@ def test_files_outside_the_directory_are_refused(written: Path, name: str) -> No
         Bundle.load(written)
 
 
-def test_every_bundle_is_written_as_the_newest_version_which_older_readers_would_misread(tmp_path: Path) -> None:
-    for name, source in (("plain", make_bundle()), ("tree", make_bundle(proposal=True)), ("old", Bundle.load(FIXTURE))):
-        assert source.write(tmp_path / name).manifest.schema_version == 5
-        assert json.loads((tmp_path / name / "manifest.json").read_text())["schema_version"] == 5
-    assert Bundle.load(tmp_path / "tree").proposal is not None
-    assert Bundle.load(tmp_path / "old").manifest.bias_removal.noise == "π"
-
-
-def test_a_newer_version_says_what_to_do(written: Path) -> None:
-    edit_manifest(written, lambda content: content.update(schema_version=6, something_new=True))
+def test_another_version_is_refused_and_says_what_to_do(written: Path) -> None:
+    edit_manifest(written, lambda content: content.update(schema_version=5, something_old=True))
 
     with pytest.raises(
-        BundleVersionError,
-        match="schema version 6, this installation reads 1, 2, 3, 4 and 5: upgrade Longtail, or export the model again",
+        BundleVersionError, match=r"expected schema version 1, found 5: made before 0\.1, export the model again"
     ):
         Bundle.load(written)
 
@@ -358,47 +348,12 @@ def test_a_label_table_of_another_form_is_refused(
         Labels.read(path)
 
 
-def test_a_column_of_the_user_s_that_is_now_ours_stays_the_user_s(tmp_path: Path) -> None:
-    """Before version 3 a display column could be called `log_popularity`."""
-    path = tmp_path / "labels.parquet"
-    make_bundle(labels=3).labels.write(path)
-    pq.write_table(pq.read_table(path).append_column("log_popularity", pa.array(["low", "high", None])), path)
-
-    labels = Labels.read(path, ["title", "log_popularity"])
-
-    assert labels.log_popularity is None
-    assert labels.display["log_popularity"].to_pylist() == ["low", "high", None]
-
-
 @pytest.mark.parametrize("name", ["label_id", "count", "log_pn", "bucket", "bias", "log_popularity"])
 def test_display_columns_cannot_take_a_reserved_name(tmp_path: Path, name: str) -> None:
     labels = replace(make_bundle(labels=2).labels, display=pa.table({name: ["a", "b"]}))
 
     with pytest.raises(ValueError, match=f"display column '{name}': expected a name other than"):
         labels.write(tmp_path / "labels.parquet")
-
-
-def test_a_bundle_of_format_1_loads_forever() -> None:
-    """The files of tests/fixtures/bundle_v1 are never written again."""
-    bundle = Bundle.load(FIXTURE)
-
-    manifest = bundle.manifest
-    assert (manifest.schema_version, manifest.labels, manifest.dim, manifest.similarity) == (1, 8, 4, "cosine")
-    assert (manifest.temperature, manifest.label_bias, manifest.display) == (0.1, True, ["title"])
-    assert (manifest.bias_removal.default, manifest.bias_removal.minimum, manifest.bias_removal.maximum) == (0.5, -1, 2)
-    assert [feature.name for feature in manifest.query_features] == ["user_id", "history"]
-    assert bundle.labels.ids.to_pylist() == [f"item-{row}" for row in range(8)]
-    assert bundle.labels.display["title"].to_pylist()[3] == "Title 3"
-    assert bundle.labels.counts.tolist() == [1000, 142, 125, 333, 200, 166, 500, 250]
-    assert bundle.labels.buckets.tolist() == [0, 2, 2, 0, 1, 2, 0, 1]
-    np.testing.assert_allclose(bundle.labels.log_pn[:2], np.log([1000.5 / 2720, 142.5 / 2720]), rtol=1e-6)
-    np.testing.assert_allclose(bundle.embeddings[0], [-0.03037908, 0.24783923, -0.1381017, 0.9584263], rtol=1e-6)
-    assert bundle.vocabularies["users"].ids.to_pylist() == ["u0", "u1", "u2"]
-    assert (manifest.kappa_popularity, bundle.labels.log_popularity, manifest.bias_removal.noise) == (None, None, "π")
-    np.testing.assert_array_equal(bundle.labels.log_pi, bundle.labels.log_pn)
-    rows = [bundle.embeddings, manifest.kappa * bundle.labels.log_pn[:, None]]
-    rows.append(manifest.kappa_bias * bundle.labels.bias[:, None])
-    assert bundle.rows().tobytes() == np.concatenate(rows, axis=1, dtype=np.float32).tobytes()
 
 
 def test_every_byte_of_the_manifest_counts(written: Path) -> None:

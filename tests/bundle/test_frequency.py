@@ -80,14 +80,8 @@ def test_labels_never_seen_are_new_even_when_all_others_are_head() -> None:
 
     assert Buckets.by_quantile(labels).assign(labels).tolist() == [NEW, TAIL, TAIL]
     thresholds = {"scheme": "count", "head_above": 0, "tail_upto": 0}
-    assert Buckets(**thresholds, never_seen="new").assign(labels).tolist() == [NEW, HEAD, HEAD]
+    assert Buckets(**thresholds).assign(labels).tolist() == [NEW, HEAD, HEAD]
     assert Buckets.by_quantile(counts(0, 0)).assign(counts(0, 0)).tolist() == [NEW, NEW]
-
-
-def test_thresholds_of_old_bundles_call_labels_never_seen_tail_as_they_did() -> None:
-    stored = Buckets.model_validate({"scheme": "count", "head_above": 4.0, "tail_upto": 1.0})
-
-    assert stored.assign(counts(0, 1, 2, 5)).tolist() == [TAIL, TAIL, TORSO, HEAD]
 
 
 def test_count_thresholds_out_of_order_are_refused() -> None:

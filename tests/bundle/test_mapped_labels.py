@@ -16,7 +16,6 @@ DISPLAY = pa.table(
         "price": pa.array([1.5, float("nan"), None] * 20),
         "tags": pa.array([["x", "y"], [], None] * 20),
         "brand": pa.array(["b", "c", "b"] * 20).dictionary_encode(),
-        "log_popularity": pa.array(range(60)),
     }
 )
 
@@ -28,7 +27,7 @@ def mappable(path: Path, display: pa.Table = DISPLAY) -> Labels:
 
 
 def test_the_mapped_table_is_the_table(tmp_path: Path) -> None:
-    written = mappable(tmp_path / "labels.arrow", DISPLAY.drop_columns(["log_popularity"]))
+    written = mappable(tmp_path / "labels.arrow", DISPLAY)
     written.write(tmp_path / "labels.parquet")
     allocated = pa.total_allocated_bytes()
     mapped = Labels.map(tmp_path / "labels.arrow")
@@ -49,16 +48,6 @@ def test_a_column_in_pieces_is_written_in_one(tmp_path: Path) -> None:
     halves = pa.chunked_array([["a"] * 30, ["b"] * 30])
     mappable(tmp_path / "labels.arrow", pa.table({"title": halves}))
     assert Labels.map(tmp_path / "labels.arrow").display["title"].num_chunks == 1
-
-
-def test_a_column_of_the_user_s_that_is_now_ours_stays_the_user_s(tmp_path: Path) -> None:
-    labels = make_bundle(labels=60).labels
-    table = labels._table().append_column("log_popularity", DISPLAY["log_popularity"])
-    with pa.ipc.new_file(tmp_path / "labels.arrow", table.schema) as file:
-        file.write_table(table)
-    mapped = Labels.map(tmp_path / "labels.arrow", ["title", "log_popularity"])
-    assert mapped.log_popularity is None
-    assert mapped.display["log_popularity"].to_pylist() == list(range(60))
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1 of another kind", None], ids=["empty", "another", "cut"])

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longtail.bundle import Bundle, BundleError, MappedTables
+from longtail.bundle import BundleError, MappedTables
 from longtail.bundle.lookup import Lookup, fingerprints
 from longtail.bundle.mapped_table import map_table, write_table
 from tests.bundles import make_bundle
@@ -40,9 +40,8 @@ def test_a_mapped_lookup_is_the_one_that_was_made(tmp_path_factory: pytest.TempP
 
 def test_no_table_takes_memory_of_its_own(tables: MappedTables) -> None:
     allocated = pa.total_allocated_bytes()
-    labels = tables.labels(["title"], verify=False)
+    labels = tables.labels(verify=False)
     users = tables.vocabulary("users", labels, verify=False)
-    assert users is not None
     assert (labels.row_of["item-7"], users.lookup_all(["u1", "nobody"])) == (7, [2, 0])
     for array in (labels.lookup.rows_by_id, labels.lookup.fingerprints, labels.row_of.hashes.hashes_L):
         assert not array.flags.owndata
@@ -51,31 +50,16 @@ def test_no_table_takes_memory_of_its_own(tables: MappedTables) -> None:
 
 def test_a_vocabulary_that_is_all_labels_is_theirs(tables: MappedTables) -> None:
     assert tables.names == FILES
-    labels = tables.labels(["title"], verify=True)
+    labels = tables.labels(verify=True)
     items = tables.vocabulary("items", labels, verify=True)
-    assert items is not None
     assert items.ids is labels.ids
     assert items.lookup_all(["item-0", "item-59", "x"]) == [1, 60, 0]
 
 
 def test_labels_made_of_mapped_ones_are_found_by_ids_of_their_own(tables: MappedTables) -> None:
-    labels = tables.labels(["title"], verify=True)
+    labels = tables.labels(verify=True)
     renamed = replace(labels, ids=pa.array([f"other-{row}" for row in range(60)]))
     assert (renamed.row_of.get("item-7"), renamed.row_of["other-7"]) == (None, 7)
-
-
-def test_a_release_from_before_they_were_kept(tmp_path: Path) -> None:
-    """It has a label table at most; vocabularies and what finds labels are then made of the bundle."""
-    bundle = make_bundle(labels=60)
-    bundle.write(tmp_path / "bundle")
-    written = MappedTables.write(tmp_path, bundle.labels, bundle.vocabularies)
-    for names in (frozenset({"labels.arrow"}), written.names):
-        loaded = Bundle.load(tmp_path / "bundle", tables=replace(written, names=names))
-        assert loaded.labels.row_of["item-7"] == 7
-        assert {
-            name: loaded.vocabularies[name].ids.equals(bundle.vocabularies[name].ids) for name in ("users", "items")
-        }
-        assert loaded.vocabularies["items"].ids is loaded.labels.ids
 
 
 def broken(table: pa.Table, column: str, values: object) -> pa.Table:
@@ -111,7 +95,7 @@ def test_what_would_lead_astray_is_refused(tables: MappedTables, file: str, what
     (tables.directory / "other").replace(path)
     labels = make_bundle(labels=60).labels
     with pytest.raises(BundleError, match=message):
-        _ = tables.labels(["title"], verify=True), tables.vocabulary("users", labels, verify=True)
+        _ = tables.labels(verify=True), tables.vocabulary("users", labels, verify=True)
 
 
 def test_a_lookup_of_fewer_labels_is_refused(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import pytest
 from longtail.bundle import BiasRemoval, Bundle, BundleCorruptError, BundleInvariantError, Proposal, read_manifest
 from tests.bundles import make_bundle
 
-FIXTURE = Path(__file__).parent.parent / "fixtures" / "bundle_v1"
 SIZES = [1, 2, 3, 5, 8, 1000]
 
 
@@ -336,7 +335,3 @@ def test_a_bundle_refuses_a_tree_whose_dial_goes_below_zero_or_beside_a_prior(tm
     with pytest.raises(BundleInvariantError, match="log_pn is log π beside a tree"):
         replace(two, proposal=bundle.proposal).write(tmp_path / "bundle")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_bundles_from_before_the_tree_have_none() -> None:
-    assert Bundle.load(FIXTURE).proposal is None

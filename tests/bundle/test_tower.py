@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.bundles import make_bundle
+
 RUN = """
 import sys
 from pathlib import Path
@@ -20,8 +22,9 @@ assert tower.embed(tower.read([tower.example()])).shape == (1, manifest.dim)
 
 @pytest.mark.process
 def test_a_tower_that_runs_leaves_nothing_in_the_temporary_folder(tmp_path: Path) -> None:
-    fixture = Path(__file__).parents[1] / "fixtures" / "bundle_v1"
-    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    bundle = make_bundle().write(tmp_path / "bundle").path
+    (tmp_path / "temporary").mkdir()
+    environment = os.environ | {"TMPDIR": str(tmp_path / "temporary")}
     environment.pop("ORT_DISABLE_TELEMETRY", None)
-    subprocess.run([sys.executable, "-c", RUN, fixture], check=True, env=environment)
-    assert list(tmp_path.iterdir()) == []
+    subprocess.run([sys.executable, "-c", RUN, str(bundle)], check=True, env=environment)
+    assert list((tmp_path / "temporary").iterdir()) == []

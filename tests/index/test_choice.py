@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from longtail.bundle import Bundle
-from longtail.index import IndexManifest, IndexSpec, Releases, Searcher, SpecError, build
+from longtail.index import IndexSpec, Releases, Searcher, SpecError, build
 from longtail.index.cli import main
 from longtail.index.construct import choice, spec, tuning
 from longtail.index.construct.recall import Calibration
@@ -179,14 +179,3 @@ def test_the_release_says_what_was_measured_and_the_command_prints_it(
     assert [trial.kind for trial in index.kinds] == ["ivf_sq", "ivf_fastscan"]
     assert index.bytes_per_label == index.kinds[1].bytes_per_label
     assert {trial.kind for trial in index.trials} == {"ivf_sq", "ivf_fastscan"}
-
-
-def test_a_manifest_of_version_4_is_read(tmp_path: Path) -> None:
-    make_bundle(labels=60).write(tmp_path / "bundle")
-    build(tmp_path / "bundle", tmp_path / "r", name="one")
-    now = Releases(tmp_path / "r").open("one").index.model_dump()
-    new = {"bytes_per_label", "bytes_per_label_limit", "kinds", "partition"}
-    before = {name: value for name, value in now.items() if name not in new} | {"schema_version": 4}
-    before["trials"] = [{name: value for name, value in trial.items() if name != "kind"} for trial in now["trials"]]
-    read = IndexManifest.model_validate(before)
-    assert (read.bytes_per_label, read.kinds, read.trials[0].kind) == (None, [], None)

@@ -83,11 +83,6 @@ def test_between_two_places_as_much_of_the_head_is_scored_as_either_takes(
     assert effort_of(make_bundle(), measured, 0.5, 0) == Effort(probes=2, head=expected)
 
 
-def test_the_whole_head_is_left_out_of_the_json() -> None:
-    assert Effort(probes=3).model_dump() == {"probes": 3, "refine": 1}
-    assert Effort(probes=3, head=0).model_dump() == {"probes": 3, "refine": 1, "head": 0}
-
-
 def test_without_measurements_every_query_takes_the_hardest() -> None:
     assert effort_of(make_bundle(), [], 0, 0) == HARDEST
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from longtail.bundle import Bundle, BundleExistsError, Hide, LabelRecord, TowerError, Upsert
-from longtail.bundle.added_labels import LabelAdder, own_id_feature
+from longtail.bundle.added_labels import LabelAdder
 from longtail.index import MergeError, merge_labels
 from longtail.state import LabelStore, read_label_changes
 from tests.bundles import label_features, make_bundle
@@ -106,7 +106,7 @@ def test_what_was_merged_is_older_than_the_bundle_and_merging_again_changes_no_l
     kept(log, upsert("new-1", at=AT + timedelta(seconds=1), year=5), upsert("new-2", at=AT, year=5))
     later = merge_labels(tmp_path / "merged", log, tmp_path / "later")
     assert (later.labels, later.added, later.reembedded) == (61, 1, 1)
-    assert own_id_feature(Bundle.load(tmp_path / "later")) == "item_id"
+    assert Bundle.load(tmp_path / "later").manifest.own_id == "item_id"
 
 
 def test_changes_that_the_bundle_cannot_read_are_left_out(tmp_path: Path) -> None:
@@ -164,12 +164,6 @@ def test_what_cannot_be_merged_is_refused_and_nothing_is_written(
     make_bundle(labels=L, label_tower=True, proposal=True).write(tmp_path / "tree")
     with pytest.raises(MergeError, match=r"tree: expected a bundle whose labels can change, found one with a tree p_n"):
         merge_labels(tmp_path / "tree", log, tmp_path / "merged")
-    old = Bundle.load(path)
-    own = old.labels.display.append_column("log_popularity", pa.array(["high"] * L))
-    old = replace(old, labels=replace(old.labels, display=own))
-    monkeypatch.setattr(Bundle, "load", lambda _: old)
-    with pytest.raises(MergeError, match="found log_popularity, a name that bundles since version 3 keep"):
-        merge_labels(path, log, tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
 
 

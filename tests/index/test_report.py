@@ -69,14 +69,6 @@ def test_the_page_has_the_figures_of_the_manifest(
     assert "http" not in page.replace("http://www.w3.org", "")
 
 
-def test_the_page_of_a_release_from_before_the_curve_says_so(opened: Callable[[str], Release]) -> None:
-    release = opened("ivf_flat")
-    page = release_report(release.manifest, release.index.model_copy(update={"curve": []})).decode()
-    assert "from before builds kept the curve" in page
-    assert "Every setting" not in page
-    assert "What a query pays" in page
-
-
 def test_the_page_of_an_exact_index_has_neither_filters_nor_efforts(opened: Callable[[str], Release]) -> None:
     release = opened("flat")
     page = release_report(release.manifest, release.index).decode()

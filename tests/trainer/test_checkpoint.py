@@ -154,27 +154,7 @@ def test_a_run_is_the_same_under_another_name_and_place() -> None:
 
 
 SEQUENCE = {"name": "history", "kind": "history", "table": "item_id", "dim": 4, "encoder": {"name": "hstu"}}
-IDENTITIES: dict[str, tuple[dict[str, Any], str]] = {
-    "plain": ({}, "557b678d38035eed1bb2390d36636509b5b3c9d4082fb381e7070cfaa0c8abeb"),
-    "drawn": (
-        {"loss": {"sampler": {"name": "uniform", "negatives": 2}, "weight": "importance"}},
-        "8b34e14380e812b04038ae7bee8cc3180aed84fd7052ac581823d87e56848aef",
-    ),
-    "a sequence": (
-        {"data": {"timestamp": "time"}, "query": {"features": [SEQUENCE]}, "loss": {"sampler": "full"}},
-        "e9e5678681f5df2bbdccde111fcbfc82c05c0c053c5380217fe180fc15b4d001",
-    ),
-}
-"""Recipes, and what an earlier version made of them."""
-
-
-@pytest.mark.parametrize(("sections", "identity"), IDENTITIES.values(), ids=IDENTITIES)
-def test_runs_of_an_earlier_version_go_on(sections: dict[str, Any], identity: str) -> None:
-    data = tiny.dataset(tiny.pairs((0, 0), (0, 1), (1, 2)), queries=2, labels=3, ordered=True)
-    assert identity_of(tiny.recipe(**sections), data) == identity
-
-
-LATER: dict[str, dict[str, Any]] = {
+SETTINGS: dict[str, dict[str, Any]] = {
     "negatives_per": {"loss": {"family": "hinge", "negatives_per": "query"}},
     "top_k": {"loss": {"top_k": {"k": 2}}},
     "label_smoothing": {"loss": {"label_smoothing": 0.1}},
@@ -190,7 +170,9 @@ LATER: dict[str, dict[str, Any]] = {
 }
 
 
-def test_settings_that_came_later_make_another_run() -> None:
+def test_every_setting_makes_another_run() -> None:
     plain = tiny.recipe(loss={"sampler": {"name": "cross_batch", "negatives": 2}})
-    made = [identity_of(recipe, DATA) for recipe in (plain, *(tiny.recipe(**sections) for sections in LATER.values()))]
-    assert len(set(made)) == len(LATER) + 1
+    made = [
+        identity_of(recipe, DATA) for recipe in (plain, *(tiny.recipe(**sections) for sections in SETTINGS.values()))
+    ]
+    assert len(set(made)) == len(SETTINGS) + 1

@@ -505,11 +505,6 @@ def test_a_loss_says_what_it_is(loss: dict[str, Any], text: str) -> None:
     assert str(tiny.recipe(loss=loss).loss) == text
 
 
-def test_the_refined_softmax_of_older_recipes_is_the_softmax() -> None:
-    with pytest.warns(FutureWarning, match="'refined_softmax' had the gradient of 'softmax'"):
-        assert tiny.recipe(loss={"family": "refined_softmax"}).loss.family.name == "softmax"
-
-
 def test_a_cosine_loss_of_plain_cosines_is_accepted() -> None:
     assert tiny.recipe(loss={"family": {"name": "contrastive", "margin": 0.2}}, model=COSINES).loss.family.margin == 0.2
 

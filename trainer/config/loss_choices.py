@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from longtail.trainer.config.choice import Choice
 from longtail.trainer.losses.families import LOSSES, Activation
@@ -19,7 +18,6 @@ class FamilyConfig(Choice):
     """The loss family: a row of `LOSSES` and its parameters [METHODS §2, §4]."""
 
     name: str = "softmax"
-    """`refined_softmax` of older recipes is taken for `softmax`, whose gradient it has, with a FutureWarning."""
     margin: float | None = Field(default=None, ge=-1)
     """Of `contrastive`: the cosine below which a negative costs nothing. Of `ramp`: the width of its slope."""
     power: float | None = Field(default=None, gt=0)
@@ -30,19 +28,6 @@ class FamilyConfig(Choice):
     """Of `pairwise_softmax`: gap of logits over which the activation bends; 2/T as published."""
     pairwise: bool | None = None
     """Compares every negative with the positive (POWL) instead of each with 0 (BOWL) [Re19 Definitions 3 and 4]."""
-
-    @field_validator("name")
-    @classmethod
-    def _same_gradient(cls, name: str) -> str:
-        if name != "refined_softmax":
-            return name
-        warnings.warn(
-            "family 'refined_softmax' had the gradient of 'softmax', row by row, and is trained as 'softmax': "
-            "the same model, under another value of the loss",
-            FutureWarning,
-            stacklevel=2,
-        )
-        return "softmax"
 
     @model_validator(mode="after")
     def _defined(self) -> Self:

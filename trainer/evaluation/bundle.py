@@ -12,7 +12,6 @@ import pyarrow.compute as pc
 
 from longtail.bundle import BiasRemoval, Bundle, CurvePoint, Loss, Popularity, onnx_session
 from longtail.bundle.arrays import Int32
-from longtail.bundle.manifest import NAMED_NOISE
 from longtail.trainer.config import EvaluationConfig, Recipe, load_recipe
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.pairs import Pairs
@@ -176,8 +175,7 @@ def _config(bundle: Bundle, recipe: Recipe) -> EvaluationConfig:
         return config
     asked = Loss(family=str(loss.family), sampler=str(loss.sampler), weight=str(loss.weight))
     found, noise = manifest.loss, manifest.bias_removal.noise
-    unnamed = manifest.schema_version < NAMED_NOISE and loss.calibrated_at == 0
-    if asked == found and (unnamed or loss.could_imply(noise)):
+    if asked == found and loss.could_imply(noise):
         return config
     warnings.warn(
         "log_likelihood: left out, for the bundle's scores are log-probabilities at a λ that only its own loss says: "

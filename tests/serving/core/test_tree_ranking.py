@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,6 @@ from longtail.serving.errors import InvalidRequestError
 from tests.bundles import log_p_n, make_bundle
 from tests.serving.plane import ExactSearcher, results_of
 
-FIXTURES = Path(__file__).parents[2] / "fixtures"
 LABELS = 90
 FEATURES: list[dict[str, Any]] = [
     {"user_id": "u3", "history": ["item-1", "item-2"]},
@@ -145,19 +143,6 @@ def test_below_zero_is_refused_and_says_why() -> None:
         for dial in ("bias_removal", "popularity")
     )
     assert by_noise[0]["labels"] == by_prior[0]["labels"]
-
-
-def test_a_tree_bundle_of_version_2_refuses_them_too() -> None:
-    bundle = Bundle.load(FIXTURES / "bundle_v2")
-    retriever = retriever_of(bundle, ExactSearcher(bundle))
-    features = {"user_id": "u1", "history": ["item-0", "item-3"]}
-    with pytest.raises(InvalidRequestError, match=r"expected 0.0 <= bias_removal <= 2.0, received -0.5; below 0"):
-        retriever.retrieve([Query(features=features, bias_removal=-0.5)])
-    for bias_removal, popularity in ((0.0, 0.0), (0.5, 0.0), (2.0, -1.0), (2.0, 2.0)):
-        query = Query(features=features, k=11, bias_removal=bias_removal, popularity=popularity)
-        (result,) = results_of(retriever.retrieve([query]))
-        f_L, log_p_L = parts(bundle, features)
-        check(result, f_L + bias_removal * log_p_L + popularity * log_pi(bundle), np.ones(11, bool), 11)
 
 
 @pytest.mark.parametrize("sources", ["index and tree", "tree alone"])

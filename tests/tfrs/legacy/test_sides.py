@@ -13,7 +13,6 @@ import tensorflow as tf
 import tensorflow_recommenders as tfrs
 
 from longtail.bundle import Bundle, Tower
-from longtail.bundle.added_labels import own_id_feature
 from longtail.bundle.vocabulary import words_of
 from longtail.trainer.errors import DataError, ExportError
 from longtail.trainer.tfrs import Validation, export_tfrs
@@ -81,7 +80,7 @@ def test_a_model_of_named_features_embeds_new_labels(tmp_path: Path) -> None:
     found = tower.embed(tower.read([{"film": "Dune", "kind": "space"}, {"film": "new", "kind": "box"}]))
     new = model({"film": tf.constant(["new"]), "kind": tf.constant(["box"])})
     np.testing.assert_allclose(found, [bundle.embeddings[3], new[0]], atol=1e-6)
-    assert bundle.manifest.own_id == own_id_feature(bundle) == "film"
+    assert bundle.manifest.own_id == "film"
     batches = tf.data.Dataset.from_tensor_slices((FILMS, {"film": FILMS, "kind": KINDS}))
     again = export(tmp_path / "2", model, candidates=batches.batch(2))
     np.testing.assert_array_equal(again.embeddings, bundle.embeddings)
