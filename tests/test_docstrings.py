@@ -1,17 +1,13 @@
-"""What is cited of the papers is in their ICML, ICLR and AISTATS editions; functions name errors and shapes."""
+"""What is cited of the papers stands in their ICML, ICLR and AISTATS editions."""
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator
-from functools import cache
-from pathlib import Path
 
 import pytest
 
 from tests.test_docs import ROOT, tracked
-from tests.test_house import ROOMS
 
 PLACES = {
     "R21": {
@@ -139,108 +135,3 @@ def test_every_place_that_is_cited_is_known() -> None:
 )
 def test_places_of_a_citation(cited: str, found: list[str]) -> None:
     assert places(cited) == found
-
-
-Function = ast.FunctionDef | ast.AsyncFunctionDef
-SKIPPED = ("cli.py", "serving/http/routes/", "client/sync_client.py")
-"""Where docstrings are texts for others: help of commands, descriptions of routes; and what is generated."""
-
-
-@cache
-def ancestors() -> dict[str, set[str]]:
-    """Names of every error class of the project and of its bases, itself among them."""
-    bases: dict[str, list[str]] = {}
-    for path in (path for room in ROOMS for path in (ROOT / room).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef):
-                bases[node.name] = [ast.unparse(base) for base in node.bases]
-
-    def of(name: str) -> set[str]:
-        return {name}.union(*(of(base) for base in bases.get(name, [])))
-
-    return {name: of(name) for name in bases if name.endswith("Error")} | {
-        name: {name} for name in ("ValueError", "TypeError", "KeyError")
-    }
-
-
-def raised(function: Function, helpers: dict[str, Function]) -> set[str]:
-    """Errors that a function raises itself or through a private function of its module that it calls."""
-    found: set[str] = set()
-
-    def visit(node: ast.AST, caught: frozenset[str], *, inside: bool) -> None:
-        if isinstance(node, ast.Try):
-            types = [handler.type for handler in node.handlers if handler.type is not None]
-            names = {
-                ast.unparse(one) for kind in types for one in (kind.elts if isinstance(kind, ast.Tuple) else [kind])
-            }
-            for child in node.body:
-                visit(child, caught | names, inside=inside)
-            for child in (*node.handlers, *node.orelse, *node.finalbody):
-                visit(child, caught, inside=inside)
-            return
-        if isinstance(node, ast.Raise) and node.exc is not None:
-            name = ast.unparse(node.exc.func if isinstance(node.exc, ast.Call) else node.exc)
-            if not ancestors().get(name, {name}) & caught and name in ancestors():
-                found.add(name)
-        if isinstance(node, ast.Call) and inside:
-            helper = helpers.get(ast.unparse(node.func).removeprefix("self.").removeprefix("cls."))
-            if helper is not None:
-                for child in helper.body:
-                    visit(child, caught, inside=False)
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            for child in ast.iter_child_nodes(node):
-                visit(child, caught, inside=inside)
-
-    for child in function.body:
-        visit(child, frozenset(), inside=True)
-    return found
-
-
-def public(path: Path) -> Iterator[tuple[Function, str, dict[str, Function]]]:
-    """Public functions of a file, their docstrings (a constructor's is its class'), and private ones they may call."""
-    tree = ast.parse(path.read_text())
-    for owner in (tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))):
-        if isinstance(owner, ast.ClassDef) and owner.name.startswith("_"):
-            continue
-        nodes = [node for node in (*owner.body, *tree.body) if isinstance(node, Function)]
-        helpers = {node.name: node for node in nodes if node.name.startswith("_") and not node.name.startswith("__")}
-        for function in (node for node in owner.body if isinstance(node, Function)):
-            if not function.name.startswith("_") or function.name == "__init__":
-                yield function, ast.get_docstring(function) or ast.get_docstring(owner) or "", helpers
-
-
-def files(room: str) -> list[Path]:
-    return [path for path in sorted((ROOT / room).rglob("*.py")) if not any(skip in str(path) for skip in SKIPPED)]
-
-
-@pytest.mark.parametrize("room", ROOMS)
-def test_public_functions_say_what_they_raise(room: str) -> None:
-    silent = [
-        (f"{path.relative_to(ROOT)}: {function.name}", error)
-        for path in files(room)
-        for function, text, helpers in public(path)
-        for error in raised(function, helpers)
-        if not any(name in text for name in ancestors()[error])
-    ]
-    assert silent == []
-
-
-ARRAY = re.compile(r"\b(NDArray|Float(32|64)|U?Int(8|32|64)|Bools|Array|ChunkedArray|Tensor)\b")
-SUFFIX = re.compile(r"_[a-z]?[A-Z][A-Z0-9]*$|_[a-z]$")
-"""What gives the axes in a name: `queries_BD`, `scores_bM`, `queries_b`."""
-
-
-@pytest.mark.parametrize("room", ROOMS)
-def test_arrays_have_a_shape_in_their_name_or_in_words(room: str) -> None:
-    shapeless = [
-        f"{path.relative_to(ROOT)}: {function.name}({argument.arg})"
-        for path in files(room)
-        for function, text, _ in public(path)
-        for argument in (*function.args.args, *function.args.kwonlyargs)
-        if argument.annotation is not None
-        and ARRAY.search(ast.unparse(argument.annotation))
-        and "Callable" not in ast.unparse(argument.annotation)
-        and not SUFFIX.search(argument.arg)
-        and not re.search(r"\[|shape|scalar|As `", text)
-    ]
-    assert shapeless == []

@@ -20,8 +20,8 @@ _BLOCK_BYTES = 1 << 26
 
 
 def values_of(values: keras.Variable | npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """A variable or an array, of any shape, in the memory of the host; of a `backend.rows_variable` a copy of all rows
-    that were asked for."""
+    """Return a variable or an array, of any shape, in the memory of the host; of a `backend.rows_variable` a copy of
+    all rows that were asked for."""
     if not hasattr(values, "rows"):
         return ops.convert_to_numpy(values)
     return np.concatenate([_rows(values, start, end) for start, end in blocks_of(values)])
@@ -48,11 +48,7 @@ def write_array(path: Path, values: keras.Variable | npt.NDArray[Any]) -> None:
 
 
 def read_array(path: Path, variable: keras.Variable) -> None:
-    """Give a variable the values of a file.
-
-    Raises:
-        ValueError: they are of another shape.
-    """
+    """Give a variable the values of a file."""
     values = np.load(path, mmap_mode="r" if is_large(variable) else None, allow_pickle=False)
     if values.shape != _shape(variable):
         raise ValueError(f"{path}: expected an array of shape {_shape(variable)}, found {values.shape}")
@@ -63,12 +59,12 @@ def read_array(path: Path, variable: keras.Variable) -> None:
 
 
 def is_large(values: keras.Variable) -> bool:
-    """Whether a variable is more than one block."""
+    """Return whether a variable is more than one block."""
     return _bytes(values) > _BLOCK_BYTES
 
 
 def blocks_of(values: keras.Variable) -> Iterator[tuple[int, int]]:
-    """Where blocks of rows start and end."""
+    """Return where blocks of rows start and end."""
     rows = _shape(values)[0]
     step = max(1, _BLOCK_BYTES * rows // max(_bytes(values), 1))
     for start in range(0, rows, step):

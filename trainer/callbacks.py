@@ -18,7 +18,6 @@ class TwoTowers(keras.Model):
 
     Attributes:
         query: the query tower, `keras.Model` of named inputs.
-        label: the label tower.
     """
 
     def __init__(self, model: TwoTower) -> None:
@@ -27,7 +26,7 @@ class TwoTowers(keras.Model):
         self.built = True
 
     def call(self, inputs: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Embeddings of `{"query": inputs, "label": inputs}` by tower, float32 [B, D]."""
+        """Return embeddings of `{"query": inputs, "label": inputs}` by tower, float32 [B, D]."""
         return {
             side: tower(inputs[side])
             for side, tower in (("query", self.query), ("label", self.label))
@@ -41,14 +40,6 @@ class Callbacks:
     `on_train_begin`, `on_epoch_begin`, `on_epoch_end` and `on_train_end` are called, epochs counted from 0; the logs
     of an epoch's end are `loss` and, where it was validated, `val_METRIC`, such as
     `val_recall@20`. Batches are not reported.
-
-    Args:
-        callbacks: of Keras.
-        model: what is trained.
-        epochs, steps: of the run, and of an epoch.
-
-    Raises:
-        TypeError: one of them is no `keras.callbacks.Callback`.
     """
 
     def __init__(
@@ -64,21 +55,21 @@ class Callbacks:
         )  # fmt: skip
 
     def begin(self) -> None:
-        """The run begins, or goes on from a checkpoint."""
+        """Begin the run, or go on from a checkpoint."""
         if self._model is not None:
             self._model.stop_training = False
             self._all.on_train_begin()
 
     def epoch_begins(self, epoch: int) -> None:
-        """An epoch begins, counted from 0."""
+        """Begin an epoch, counted from 0."""
         self._all.on_epoch_begin(epoch)
 
     def epoch_ends(self, epoch: int, logs: dict[str, float]) -> bool:
-        """An epoch has ended; whether one of the callbacks asks to stop."""
+        """End an epoch; return whether a callback stops the run."""
         self._all.on_epoch_end(epoch, logs)
         return self._model is not None and bool(self._model.stop_training)
 
     def end(self) -> None:
-        """The run has ended, by itself or stopped."""
+        """End the run."""
         if self._model is not None:
             self._all.on_train_end()

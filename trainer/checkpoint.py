@@ -25,12 +25,12 @@ _VERSION = 1
 
 
 def identity_of(recipe: Recipe, dataset: Dataset, warm_start: str | None = None) -> str:
-    """Hex sha256 of all that a run's course depends on: the recipe without its paths, the source of
-    rows of its own, the data, and the sha256 of the weights it starts from."""
+    """Return hex sha256 of all that a run's course depends on: the recipe without its paths, the source of rows of its
+    own, the data, and the sha256 of the weights it starts from."""
     settings = recipe.model_dump(mode="json", exclude={"name": True, "data": True, "tune": True})
     for name in ("devices", "processes"):
         del settings["training"][name]
-    settings |= {"reduction": recipe.data.reduction, "version": _VERSION}
+    settings |= {"reduction": recipe.data.reduction}
     if recipe.own_rows:
         settings["own_rows"] = recipe.own_rows
     if warm_start is not None:
@@ -46,7 +46,6 @@ class Checkpoints:
     removing the old, so a crash never leaves none.
 
     Args:
-        root: directory of this run's checkpoints.
         identity: of the run; a checkpoint of another one is refused.
     """
 
@@ -66,11 +65,7 @@ class Checkpoints:
             shutil.rmtree(path)
 
     def load(self, kind: str, variables: Sequence[keras.Variable]) -> dict[str, Any] | None:
-        """Restore variables from the newest checkpoint of a kind; returns its state, None if there is none.
-
-        Raises:
-            CheckpointError: it is of another recipe or other data, or of several devices; it is left as it is.
-        """
+        """Restore variables from the newest checkpoint of a kind; returns its state, None if there is none."""
         if (found := self._newest(kind)) is None:
             if any(path.name.isdigit() for path in (self.root / kind).glob("*")):
                 raise CheckpointError(
@@ -84,11 +79,7 @@ class Checkpoints:
         return state
 
     def read(self, kind: str) -> tuple[npt.NDArray[Any], dict[str, Any]] | None:
-        """The one array that is kept under a kind, with its state; None if there is none.
-
-        Raises:
-            CheckpointError: as `load`.
-        """
+        """Return the one array that is kept under a kind, with its state; None if there is none."""
         if (found := self._newest(kind)) is None:
             return None
         path, state = found
@@ -98,11 +89,7 @@ class Checkpoints:
         """Return when all is written."""
 
     def _newest(self, kind: str) -> tuple[Path, dict[str, Any]] | None:
-        """The newest checkpoint of a kind, and its state.
-
-        Raises:
-            CheckpointError: as `load`.
-        """
+        """Return the newest checkpoint of a kind, and its state."""
         found = self._numbered(kind)
         if not found:
             return None

@@ -20,11 +20,7 @@ from longtail.trainer.trained import Trained
 
 
 def check_choice(recipe: Recipe, dataset: Dataset) -> None:
-    """Refuse a target prior, or a metric of a bucket, that nothing can be chosen by, before training.
-
-    Raises:
-        DataError: there are no valid pairs to weigh, or none of the bucket; or as `read_shares`.
-    """
+    """Refuse a target prior, or a metric of a bucket, that nothing can be chosen by, before training."""
     bucket = recipe.evaluation.metric.partition("/")[2]
     if bucket and len(dataset.valid):
         counts_L = dataset.label_counts()
@@ -41,7 +37,7 @@ def check_choice(recipe: Recipe, dataset: Dataset) -> None:
 
 
 def found_by_label(trained: Trained) -> FoundByLabel:
-    """What `choose_dial` fills with what valid's lists find, at the k of the recipe's metric."""
+    """Return what `choose_dial` fills with what valid's lists find, at the k of the recipe's metric."""
     recipe, dataset = trained.recipe, trained.dataset
     labels = len(dataset.label_ids)
     k = min(int(recipe.evaluation.k), labels)
@@ -49,10 +45,8 @@ def found_by_label(trained: Trained) -> FoundByLabel:
 
 
 def _theory(trained: Trained) -> dict[str, Setting]:
-    """The settings under which scores are the link times log p*(y|x), of the named priors [METHODS §9, label shift].
-
-    None of a model with a tree, whose noise depends on the query, or of a loss without a link.
-    """
+    """Return the settings under which scores are the link times log p*(y|x), of the named priors [METHODS §9, label
+    shift]."""
     link = removes_all(trained.recipe.loss.objective())
     if trained.model.proposal is not None or not link:
         return {}
@@ -62,18 +56,13 @@ def _theory(trained: Trained) -> dict[str, Setting]:
 
 
 def choose_dial(trained: Trained, dataset: Dataset, found: FoundByLabel | None = None) -> Dial:
-    """The λ, and the μ at that λ, of the best metric on valid, with the curve there.
+    """Return the λ, and the μ at that λ, of the best metric on valid, with the curve there.
 
     Where the recipe names a target prior, the λ and μ of the best recall under it, of those of the curve and of μ < 0.
     Without valid, μ is 0 and λ the recipe's, or else what undoes the training in theory [METHODS §9].
 
     Args:
-        trained: the model.
-        dataset: with its valid pairs.
         found: of `found_by_label`, for a caller that keeps it; filled with what is found at every setting.
-
-    Raises:
-        DataError: as `curve_of`.
     """
     found = found or found_by_label(trained)
     config, noise = trained.recipe.evaluation, trained.noise()
@@ -119,18 +108,11 @@ def curve_of(
     settings: Sequence[Setting] | None = None,
     watch: Watch | None = None,
 ) -> list[CurvePoint]:
-    """Every metric at some settings of λ and μ, with histories and seen labels read from `known`.
+    """Return every metric at some settings of λ and μ, with histories and seen labels read from `known`.
 
     Args:
-        trained: the model.
-        held_out: pairs to find.
-        known: what a query has seen.
-        config: what to measure.
         settings: by default the grid of λ at μ = 0.
         watch: as `bias_removal_curve` takes it.
-
-    Raises:
-        DataError: no held-out pair is left to find, or a metric over more labels than there are.
     """
     features = trained.encoding.query.with_history(known, held_out)
     return bias_removal_curve(

@@ -35,12 +35,7 @@ class Cluster:
 
 
 def take_part(recipe: Recipe, cluster: Cluster) -> None:
-    """Join the other processes of a job that has several; before anything is computed.
-
-    Raises:
-        RecipeError: a cluster is named for a job of one process, or half of one.
-        DeviceError: the other processes are not there.
-    """
+    """Join the other processes of a job that has several; before anything is computed."""
     processes = recipe.training.processes
     if processes == 1:
         if cluster != Cluster():
@@ -63,11 +58,7 @@ def take_part(recipe: Recipe, cluster: Cluster) -> None:
 
 
 def use_devices(recipe: Recipe) -> None:
-    """Let what is built from now on compute on the devices that a recipe asks for.
-
-    Raises:
-        RecipeError: several, of a backend that has one; or a batch that they cannot share equally.
-    """
+    """Let what is built from now on compute on the devices that a recipe asks for."""
     everywhere = recipe.training.devices == "all"
     if everywhere:
         _check_backend()
@@ -84,18 +75,18 @@ def use_devices(recipe: Recipe) -> None:
 
 
 def number_of_processes() -> int:
-    """How many processes compute together."""
+    """Return how many processes compute together."""
     jax = sys.modules.get("jax")  # asked for its processes, it would open its devices
     return int(jax.process_count()) if jax is not None and jax.distributed.is_initialized() else 1
 
 
 def process() -> int:
-    """Which of them this one is, from 0."""
+    """Return which of them this one is, from 0."""
     return 0 if number_of_processes() == 1 else int(sys.modules["jax"].process_index())
 
 
 def is_first() -> bool:
-    """Whether this process is the one that writes."""
+    """Return whether this process is the one that writes."""
     return process() == 0
 
 
@@ -109,7 +100,7 @@ def wait_for_all(where: str) -> None:
 
 @contextmanager
 def first_before_others(where: str) -> Iterator[None]:
-    """The block is done by the first process, then by the others, which find what it has written."""
+    """Run the block in the first process, then in the others, which find what it has written."""
     if not is_first():
         wait_for_all(where)
     yield
@@ -119,7 +110,8 @@ def first_before_others(where: str) -> Iterator[None]:
 
 @contextmanager
 def folder_beside(target: Path) -> Iterator[Path]:
-    """A folder to make `target` in, removed at the end: beside it, of the first process; a temporary one of others."""
+    """Return a folder to make `target` in, removed at the end: beside it, of the first process; a temporary one of
+    others."""
     if is_first():
         with working_directory(target) as folder:
             yield folder
@@ -129,7 +121,7 @@ def folder_beside(target: Path) -> Iterator[Path]:
 
 
 def of_lost_process(error: BaseException) -> str | None:
-    """One line to say of an error that comes of another process' end; None if it is another."""
+    """Return one line to say of an error that comes of another process' end; None if it is another."""
     if type(error).__name__ != "JaxRuntimeError" or number_of_processes() == 1:
         return None
     return (
@@ -139,11 +131,7 @@ def of_lost_process(error: BaseException) -> str | None:
 
 
 def check_installed() -> None:
-    """Refuse what several devices need and is not there; before Keras is loaded.
-
-    Raises:
-        RecipeError: JAX or Orbax is not installed.
-    """
+    """Refuse what several devices need and is not there; before Keras is loaded."""
     if missing := [name for name in ("jax", "orbax") if find_spec(name) is None]:
         raise RecipeError(
             f"training.devices = \"all\": expected {' and '.join(missing)} to be installed: pip install 'longtail[jax]'"

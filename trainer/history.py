@@ -26,19 +26,19 @@ class TrainingHistory:
     tree_penalties: dict[float, float] = field(default_factory=dict)
 
     def out_of_patience(self, patience: int | None) -> bool:
-        """Whether this many evaluations have passed since the best; never if None."""
+        """Return whether this many evaluations have passed since the best; never if None."""
         if patience is None or not self.metrics:
             return False
         return sum(epoch > self.best_epoch for epoch in self.metrics) >= patience
 
 
 def best_of(curve: list[CurvePoint], metric: str) -> CurvePoint:
-    """The point of the highest metric; of equals, the largest λ, then the μ nearest 0."""
+    """Return the point of the highest metric; of equals, the largest λ, then the μ nearest 0."""
     return max(curve, key=lambda point: (point.metrics[metric].value, point.bias_removal, -abs(point.popularity)))
 
 
 def validations_within(every: float, steps: int) -> frozenset[int]:
-    """Steps of an epoch after which it is validated, but for the last, where `every` is a share of an epoch.
+    """Return steps of an epoch after which it is validated, but for the last, where `every` is a share of an epoch.
 
     Example:
         >>> sorted(validations_within(0.25, 10)), sorted(validations_within(2, 10))

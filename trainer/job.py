@@ -150,18 +150,9 @@ def export_checkpoint(
     """Write a bundle from the newest checkpoint of an unfinished job, as it stands.
 
     Args:
-        recipe: of the job.
         work: the job's `OUT.work`.
         out: directory to write; must not exist.
-        reporter: shows progress and the table of figures.
         warm_start: the bundle that the job began from, if it did.
-        fresh_optimizer: as the job was begun.
-
-    Raises:
-        BundleExistsError: `out` is already there; raised before any work.
-        CheckpointError: there is no checkpoint, or it is of another recipe, other data or another warm start.
-        RecipeError: `fresh_optimizer` without a warm start.
-        DataError, ExportError: what is wrong with the data, or with the export.
     """
     refuse_existing(out)
     weights = _read_warm_start(warm_start, fresh_optimizer)
@@ -192,19 +183,10 @@ def finish(
     """Evaluate on test where there is one, print the tables, write the bundle.
 
     Args:
-        trained: the final model.
-        dataset: with its splits as loaded.
-        dial: λ and μ as chosen on valid.
         history: of the run that was validated, for the report.
-        reporter: where to print.
         out: directory to write; must not exist.
         compared: the validated model beside its baselines, where there is no test.
         by_label: what the validated model found of every label on valid.
-
-    Raises:
-        DataError: as `curve_of`.
-        ExportError: a tower is too large for ONNX, or computes something else there.
-        BundleExistsError: `out` is there.
     """
     recipe = trained.recipe
     if len(dataset.test):
@@ -262,12 +244,12 @@ def finish(
 
 
 def work_directory(out: Path) -> Path:
-    """The directory of a job's checkpoints and logs, `OUT.work`."""
+    """Return the directory of a job's checkpoints and logs, `OUT.work`."""
     return out.with_name(out.name + ".work")
 
 
 def held_out_of(recipe: Recipe, dataset: Dataset) -> dict[str, HeldOut]:
-    """What there is to find in `valid` and `test`, where they have pairs, and what is left out of them."""
+    """Return what there is to find in `valid` and `test`, where they have pairs, and what is left out of them."""
     seen = {"valid": dataset.train, "test": dataset.train.followed_by(dataset.valid)}
     labels, exclude_seen = len(dataset.label_ids), recipe.evaluation.exclude_seen
     return {
@@ -281,12 +263,7 @@ def figures_by_objective(trained: Trained, dataset: Dataset, dial: Dial) -> dict
     """Of each objective its share of the served score, and the recipe's metric of that score on its own held-out pairs.
 
     Args:
-        trained: the final model.
-        dataset: with its splits as loaded.
         dial: λ and μ that the metric is measured at.
-
-    Raises:
-        DataError: as `curve_of`.
     """
     recipe, metric, found = trained.recipe, trained.recipe.evaluation.metric, dict[str, dict[str, Any]]()
     split, held_out, known = "test", dataset.test, before_test(dataset)

@@ -24,7 +24,6 @@ class TowerSetup(NamedTuple):
 
     Attributes:
         name: `query_tower` or `label_tower`; a prefix for names of layers.
-        side: which of the two.
         dim: `model.dim`. What the tower returns is projected to it, unless it is as wide.
     """
 
@@ -46,7 +45,6 @@ class FeatureSetup(NamedTuple):
 
     Attributes:
         name: the feature's; a prefix for names of layers.
-        side: whose feature it is.
         max_length: of a history, audience, bag or text: P at most, of an audience in training; else None.
         mean, std: of a number: of its training values; else None.
     """
@@ -74,7 +72,7 @@ class FeatureKind(NamedTuple):
 
     @property
     def tensors(self) -> int:
-        """How many tensors it is called with."""
+        """Return how many tensors it is called with."""
         return 2 if self.reads in POOLED else 1
 
 

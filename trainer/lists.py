@@ -56,11 +56,7 @@ def k_of(metric: str) -> str:
 
 
 def measured(name: str, metric: Metric, lists: Lists) -> tuple[Float64, Float64]:
-    """Numerators and denominators of a registered metric, both float64 [N].
-
-    Raises:
-        DataError: it gives something else than two finite numbers per query.
-    """
+    """Return numerators and denominators of a registered metric, both float64 [N]."""
     made = metric(lists)
     shape = lists.wanted_N.shape
     columns = [np.asarray(column, np.float64) for column in made] if isinstance(made, tuple) else []

@@ -28,7 +28,7 @@ _TOUCHED = "touched"
 
 
 def optimizer_state_of(model: TwoTower, updates: Updates) -> bytes:
-    """The state of all optimisers as it stands, as the file `optimizer.npz`."""
+    """Return the state of all optimisers as it stands, as the file `optimizer.npz`."""
     done = int(ops.convert_to_numpy(updates.steps_done))
     arrays = {}
     for table, groups in _row_slots(updates).items():
@@ -49,9 +49,6 @@ def carry_over_state(warm_start: WarmStart, model: TwoTower, updates: Updates, c
     """Put the state that a bundle keeps into fresh optimisers, of all weights that were carried over.
 
     Args:
-        warm_start: weights and state of the bundle.
-        model: into which the weights were carried over.
-        updates: its optimisers, changed in place.
         carried: what was, to which the state's part is added.
     """
     if warm_start.slots is None:
@@ -67,7 +64,7 @@ def carry_over_state(warm_start: WarmStart, model: TwoTower, updates: Updates, c
 def _carry_rows(
     saved: Mapping[str, Array], weight: str, group: str, slots: Mapping[str, keras.Variable], carried: CarriedOver
 ) -> None:
-    """Slots of one optimiser of one table: rows follow their ids, new ones keep the fresh value."""
+    """Return slots of one optimiser of one table: rows follow their ids, new ones keep the fresh value."""
     places, old_rows = carried.places[weight.removeprefix("tables/")]
     shapes = {slot: () if slot == STEPS else (old_rows, *variable.shape[1:]) for slot, variable in slots.items()}
     if why := _misfit(saved, weight, {f"{group}.{slot}": shape for slot, shape in shapes.items()}):
@@ -85,7 +82,8 @@ def _carry_rows(
 
 
 def _carry_dense(saved: Mapping[str, Array], model: TwoTower, updates: Updates, carried: CarriedOver) -> None:
-    """Slots by weight. Adam counts its steps for all weights at once, so it takes over the state of all or of none."""
+    """Return slots by weight. Adam counts its steps for all weights at once, so it takes over the state of all or of
+    none."""
     left, fitting, counts = {}, [], updates.config.dense == "adam"
     for weight, slots in _dense_slots(model, updates).items():
         if weight not in carried.dense:
@@ -112,7 +110,7 @@ def _carry_dense(saved: Mapping[str, Array], model: TwoTower, updates: Updates, 
 
 
 def _row_slots(updates: Updates) -> dict[str, dict[str, dict[str, keras.Variable]]]:
-    """Slots by name of every optimiser of every table; tables without are left out."""
+    """Return slots by name of every optimiser of every table; tables without are left out."""
     found: dict[str, dict[str, dict[str, keras.Variable]]] = {}
     for table, optimizer in updates.rows.items():
         groups = {updates.config.embeddings: optimizer.slots} if optimizer.slots else {}
@@ -125,7 +123,7 @@ def _row_slots(updates: Updates) -> dict[str, dict[str, dict[str, keras.Variable
 
 
 def _dense_slots(model: TwoTower, updates: Updates) -> dict[str, dict[str, keras.Variable]]:
-    """Slots of every dense weight, by weight, by `OPTIMIZER.SLOT`."""
+    """Return slots of every dense weight, by weight, by `OPTIMIZER.SLOT`."""
     names = {id(variable): name for name, variable in dense_weights(model).items()}
     found: dict[str, dict[str, keras.Variable]] = {}
     for slot, variables in updates.dense_slots().items():

@@ -57,7 +57,7 @@ class RowwiseAdagrad:
 
     @property
     def slots(self) -> dict[str, keras.Variable]:
-        """The accumulator, [rows, 1]."""
+        """Return the accumulator, [rows, 1]."""
         return {"accumulator": self.accumulator}
 
     def apply(self, ids_U: Tensor, rows_UD: Tensor, gradients_UD: Tensor, *, rate: Tensor, step: Tensor) -> None:  # noqa: ARG002
@@ -115,7 +115,7 @@ class ElementwiseAdagrad:
 
     @property
     def slots(self) -> dict[str, keras.Variable]:
-        """The accumulator, [rows, D]."""
+        """Return the accumulator, [rows, D]."""
         return {"accumulator": self.accumulator}
 
     def apply(self, ids_U: Tensor, rows_UD: Tensor, gradients_UD: Tensor, *, rate: Tensor, step: Tensor) -> None:  # noqa: ARG002
@@ -140,7 +140,7 @@ class LazySGD:
 
     @property
     def slots(self) -> dict[str, keras.Variable]:
-        """The velocity, [rows, D]; nothing without momentum."""
+        """Return the velocity, [rows, D]; nothing without momentum."""
         return {} if self.velocity is None else {"velocity": self.velocity}
 
     def apply(self, ids_U: Tensor, rows_UD: Tensor, gradients_UD: Tensor, *, rate: Tensor, step: Tensor) -> None:  # noqa: ARG002
@@ -173,7 +173,6 @@ def dense_optimizer(
 
     Args:
         name: `adam`, `sgd` or `adagrad`; the last from a = 0, as `ElementwiseAdagrad`.
-        rate: by step number from 0.
         momentum: of `sgd`.
         weight_decay: decoupled: a step first multiplies a weight by 1 − rate·weight_decay.
     """
@@ -203,7 +202,7 @@ class LazyL2:
         """Step of the last touch, [rows, 1]; exact below 2^24 steps."""
 
     def gradients(self, ids_U: Tensor, rows_UD: Tensor, *, rate: Tensor, step: Tensor) -> Tensor:
-        """What to add to the gradients of the loss, float32 [U, D]; the rows count as touched from then on.
+        """Return what to add to the gradients of the loss, float32 [U, D]; the rows count as touched from then on.
 
         Args:
             ids_U: distinct row numbers, int32; 0 is added for those past the table's end.
@@ -233,7 +232,7 @@ class LazyDecay:
         """Step of the last touch, [rows, 1]; exact below 2^24 steps."""
 
     def decayed(self, ids_U: Tensor, rows_UD: Tensor, *, rate: Tensor, step: Tensor) -> Tensor:
-        """The rows after their decay, float32 [U, D]; they count as touched from then on.
+        """Return the rows after their decay, float32 [U, D]; they count as touched from then on.
 
         Args:
             ids_U: distinct row numbers, int32.
@@ -273,7 +272,7 @@ class LazyAverage:
         backend.scatter(self.touched, ids_U, ops.zeros_like(weight_U1) + step)
 
     def mean(self, step: Tensor) -> Tensor:
-        """The average after a step, float32 [rows, D]; step 0 has the table itself."""
+        """Return the average after a step, float32 [rows, D]; step 0 has the table itself."""
         weight_R1 = ops.power(self.decay, step - self.touched.value + 1)
         sum_RD = weight_R1 * self.sum.value + (1 - weight_R1) * self.table.table.value
         mean_RD: Tensor = sum_RD / (1 - ops.power(self.decay, step + 1))
@@ -289,14 +288,12 @@ def learning_rate(
     decay: float = 1.0,
     warmup: float = 0.0,
 ) -> Callable[[Tensor], Tensor]:
-    """The rate of a step by its number from 0.
+    """Return the rate of a step by its number from 0.
 
     Args:
         rate: the first, or the one that the warm-up ends at.
         schedule: `constant`; `linear` or `cosine`, to 0 at `total_steps`; `step`, times `decay` from each milestone.
-        total_steps: of the whole training.
         milestones: rising shares of `total_steps`.
-        decay: factor at each.
         warmup: share of `total_steps` in which the rate rises from 0, in equal parts; `linear` and `cosine` then take
             the rest to fall.
     """

@@ -27,17 +27,7 @@ _SUMS_TO_1 = 1e-3
 
 
 def check_sampler(name: str, sampler: object, objective: Objective, *, labels: int) -> None:
-    """Refuse a sampler of one's own whose noise cannot be known.
-
-    Args:
-        name: as the recipe calls it.
-        sampler: what its function made.
-        objective: beside which it samples.
-        labels: L.
-
-    Raises:
-        RecipeError: it is no `Sampler`, draws nothing, or gives no log-probabilities that sum to 1.
-    """
+    """Refuse a sampler of one's own whose noise cannot be known."""
     if register.is_ours("sampler", name):
         return
     where = f"loss.sampler {name!r}"
@@ -68,11 +58,7 @@ def check_sampler(name: str, sampler: object, objective: Objective, *, labels: i
 
 
 def check_weight(objective: Objective) -> None:
-    """Refuse a weight of one's own that is not separable, of which ν could not be computed.
-
-    Raises:
-        RecipeError: it is no `LogWeight` of a term of the positives and one of the negatives, or is not a number.
-    """
+    """Refuse a weight of one's own that is not separable, of which ν could not be computed."""
     name = objective.weight
     if register.is_ours("weight", name):
         return
@@ -87,11 +73,7 @@ def check_weight(objective: Objective) -> None:
 
 
 def check_family(objective: Objective) -> None:
-    """Refuse a family of one's own that does not give a loss per row, or that a masked negative changes.
-
-    Raises:
-        RecipeError: says which.
-    """
+    """Refuse a family of one's own that does not give a loss per row, or that a masked negative changes."""
     name = objective.family
     if register.is_ours("family", name):
         return
@@ -112,11 +94,7 @@ def check_family(objective: Objective) -> None:
 
 
 def check_link(recipe: Recipe, *, validating: bool) -> None:
-    """Refuse a family of one's own without a link where nothing else says which λ to serve.
-
-    Raises:
-        DataError: says what is missing.
-    """
+    """Refuse a family of one's own without a link where nothing else says which λ to serve."""
     family = recipe.loss.family.name
     unknown = not register.is_ours("family", family) and LOSSES[family].link is None
     if unknown and not validating and recipe.evaluation.default_bias_removal is None:
@@ -127,7 +105,7 @@ def check_link(recipe: Recipe, *, validating: bool) -> None:
 
 
 def _weigh(where: str, objective: Objective, positive: float, negative: float) -> tuple[Any, Any]:
-    """Both terms for two positives and three negatives, their log-probabilities moved by some nats."""
+    """Return both terms for two positives and three negatives, their log-probabilities moved by some nats."""
     positive_B, negative_M = np.log(np.array([0.2, 0.1])), np.log(np.array([0.3, 0.1, 0.05]))
     log = LogProbabilities(
         *(ops.convert_to_tensor((column + moved).astype(np.float32)) for column, moved in (

@@ -36,7 +36,7 @@ class Reporter:
 
     @contextmanager
     def training(self, name: str, epochs: int, examples: int) -> Iterator[EpochProgress]:
-        """A progress bar for one run of `epochs` epochs of `examples` each."""
+        """Return a progress bar for one run of `epochs` epochs of `examples` each."""
         columns = (
             TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"),
             TextColumn("loss {task.fields[loss]:.4f}"), _Rate(),

@@ -72,9 +72,6 @@ def sampler(name: str) -> Callable[[_Function], _Function]:
 
     Args:
         name: in recipes, `loss.sampler.name`.
-
-    Raises:
-        ValueError: the name is one of ours, or the function takes other arguments than a sampler is called with.
     """
     return _row("sampler", name, lambda function: function)
 
@@ -87,9 +84,6 @@ def weight(name: str) -> Callable[[_Function], _Function]:
 
     Args:
         name: in recipes, `loss.weight.name`.
-
-    Raises:
-        ValueError: as `sampler`.
     """
     return _row("weight", name, lambda function: function)
 
@@ -106,9 +100,6 @@ def family(
             `evaluation.default_bias_removal`, to choose λ by.
         cosine: defined on cosines as they are: similarity cosine, temperature 1, no label bias.
         hits: what becomes of draws that are their row's positive, unless a recipe says.
-
-    Raises:
-        ValueError: as `sampler`, or a link of 0 or less.
     """
     if link is not None and not link > 0:
         raise ValueError(f"family {name!r}: expected link > 0 or None, received {link}")
@@ -123,9 +114,6 @@ def tower(name: str) -> Callable[[_Function], _Function]:
 
     Args:
         name: in recipes, `query.tower` and `label.tower`.
-
-    Raises:
-        ValueError: as `sampler`.
     """
     return _row("tower", name, lambda function: function)
 
@@ -139,9 +127,6 @@ def feature(name: str, *, reads: Kind) -> Callable[[_Function], _Function]:
     Args:
         name: in recipes, the feature's `kind`.
         reads: one of our kinds; it decides the tensors, as `FeatureKind` says.
-
-    Raises:
-        ValueError: as `sampler`, or `reads` is none of our kinds.
     """
     if reads not in get_args(Kind):
         raise ValueError(
@@ -157,9 +142,6 @@ def metric(name: str) -> Callable[[_Function], _Function]:
 
     Args:
         name: in recipes, `evaluation.metrics` and `evaluation.metric = "NAME@K"`.
-
-    Raises:
-        ValueError: as `sampler`.
     """
     return _row("metric", name, lambda function: function)
 
@@ -169,10 +151,6 @@ def find(kind: str, name: str) -> None:
 
     Args:
         kind: a key of `GROUPS`.
-        name: as a recipe calls it.
-
-    Raises:
-        ValueError: there is an entry point of that name, but it does not load; or two packages have one.
     """
     if name in _TABLES[kind]:
         return
@@ -199,12 +177,12 @@ def find(kind: str, name: str) -> None:
 
 
 def is_ours(kind: str, name: str) -> bool:
-    """Whether a row came with Longtail."""
+    """Return whether a row came with Longtail."""
     return name in _OURS[kind]
 
 
 def origin_of(kind: str, name: str) -> str:
-    """Where a row of one's own is from: `MODULE:FUNCTION`, its package and version, the sha256 of its source."""
+    """Return where a row of one's own is from: `MODULE:FUNCTION`, its package and version, the sha256 of its source."""
     function = _function_of(_TABLES[kind][name])
     origin = f"{function.__module__}:{function.__qualname__}"
     for package in _packages(tuple(sys.path)).get(function.__module__.partition(".")[0], [])[:1]:

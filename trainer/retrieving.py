@@ -35,12 +35,8 @@ class Retrieval:
 
     Args:
         recipe: the job, which has `loss.retrieved_negatives`.
-        dataset: its data.
         replay: which pairs epochs visit; None where it is all.
         checkpoints: where a run that goes on within an epoch finds the lists of its beginning.
-
-    Raises:
-        ValueError: the recipe asks for no such negatives.
     """
 
     def __init__(self, recipe: Recipe, dataset: Dataset, replay: Replay | None, checkpoints: Checkpoints) -> None:
@@ -60,16 +56,11 @@ class Retrieval:
     def of_epoch(
         self, epoch: int, embed_queries: EmbedQueries, label_side: Callable[[], LabelSide], *, within: bool
     ) -> Retrieved:
-        """The lists that an epoch draws from; none while it warms up.
+        """Return the lists that an epoch draws from; none while it warms up.
 
         Args:
-            epoch: from 0.
             embed_queries: rows of queries as they are asked → embeddings, by the current weights.
-            label_side: all labels, by the current weights.
             within: whether the run goes on within the epoch, so that the weights are no longer those of its beginning.
-
-        Raises:
-            CheckpointError: lists of earlier weights are asked for, and are not beside the checkpoint.
         """
         before = self._config.searched_before(epoch)
         if before == self._searched:
@@ -90,7 +81,7 @@ class Retrieval:
         return self._lists
 
     def _search(self, embed_queries: EmbedQueries, label_side: LabelSide) -> Int32:
-        """The best labels of every query, int32 [A, K]; −1 where fewer are left."""
+        """Return the best labels of every query, int32 [A, K]; −1 where fewer are left."""
         dataset = self._dataset
         among = np.flatnonzero(self._negatives_L).astype(np.int32)
         seen = dataset.train.take(self._negatives_L[dataset.train.labels])

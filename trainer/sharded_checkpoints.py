@@ -48,11 +48,7 @@ class ShardedCheckpoints(Checkpoints):
         )
 
     def load(self, kind: str, variables: Sequence[keras.Variable]) -> dict[str, Any] | None:
-        """As `Checkpoints.load`; the checkpoint may be of another number of devices, and of one by itself.
-
-        Raises:
-            CheckpointError: it is of another recipe or other data; it is left as it is.
-        """
+        """As `Checkpoints.load`; the checkpoint may be of another number of devices, and of one by itself."""
         manager = self._manager(kind)
         manager.wait_until_finished()
         number = manager.latest_step()

@@ -24,7 +24,7 @@ class Tracker(Protocol):
         """Keep figures by name (`train/loss`, `valid/recall@20`) at a number of steps done."""
 
     def close(self, *, failed: bool) -> None:
-        """The run has ended."""
+        """End the run."""
 
 
 class _TensorBoard:
@@ -76,11 +76,7 @@ class Trackers(AbstractContextManager["Trackers"]):
 
     Args:
         logs: directory of TensorBoard's logs; None keeps nothing anywhere.
-        recipe: the job, whose settings the others keep.
         names: some of `TRACKERS`.
-
-    Raises:
-        RecipeError: a tracker is unknown, or its package is not installed.
     """
 
     def __init__(self, logs: Path | None, recipe: Recipe, names: Sequence[str] = ()) -> None:
@@ -116,11 +112,7 @@ class Trackers(AbstractContextManager["Trackers"]):
 
 
 def tracker_module(name: str) -> Any:
-    """The package of a tracker.
-
-    Raises:
-        RecipeError: it is unknown, or not installed.
-    """
+    """Return the package of a tracker."""
     if name not in TRACKERS:
         raise RecipeError(f"track: expected one of {', '.join(TRACKERS)}, received {name!r}")
     try:
@@ -132,7 +124,7 @@ def tracker_module(name: str) -> Any:
 
 
 def flat_settings(recipe: Recipe) -> dict[str, str]:
-    """The values of a recipe by dotted key (`training.epochs`), as JSON; not what `tune` would try."""
+    """Return the values of a recipe by dotted key (`training.epochs`), as JSON; not what `tune` would try."""
     return dict(flattened(recipe.model_dump(mode="json", exclude={"tune"})))
 
 

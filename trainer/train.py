@@ -49,12 +49,8 @@ class Run:
     """A run, fresh or restored from its newest checkpoint.
 
     Attributes:
-        trained: model and history so far.
-        checkpoints: where the run keeps its states.
-        batch_size: B.
         steps_per_epoch: whole batches in what an epoch visits: the training pairs, or the training queries if
             one label is sampled for each.
-        epoch, step: where to go on, from 0.
         loss: sum of the losses of the epoch's steps so far.
         replay: which pairs epochs visit; None where it is all.
         carried: what a fresh model took over by a warm start.
@@ -77,17 +73,7 @@ def prepare_run(
     """Check the data, encode it, build the model, and load the newest checkpoint in `work` if there is one.
 
     Args:
-        recipe: the job.
-        dataset: its data.
-        epochs: how many are to be trained.
-        work: directory of the run's checkpoints.
         warm_start: weights, and the optimisers' state, to begin with where there is no checkpoint.
-
-    Raises:
-        RecipeError: as `use_devices`.
-        DataError: too few training pairs, a metric over more labels than there are, or a feature's column that
-            is missing or unreadable.
-        CheckpointError: `work` holds checkpoints of another recipe or other data.
     """
     use_devices(recipe)
     keras.utils.set_random_seed(recipe.seed)
@@ -153,21 +139,11 @@ def train(
     (on one machine and backend).
 
     Args:
-        recipe: the job.
         dataset: its data; validation runs if `valid` has pairs.
         epochs: how many to train, at most; a fraction ends within an epoch.
-        work: directory of this run's checkpoints.
-        logs: directory of TensorBoard logs.
-        reporter: shows progress.
         warm_start: weights, and the optimisers' state, to begin with.
         callbacks: of Keras, as `Callbacks` calls them.
-        track: trackers beside TensorBoard, by name.
         judge: told of the history, also of what a checkpoint says, before each epoch; what it raises ends the run.
-
-    Raises:
-        DataError: as `prepare_run`, or the loss is no longer finite.
-        CheckpointError: as `prepare_run`.
-        RecipeError: a tracker is unknown or not installed; or as `use_devices`.
     """
     run = prepare_run(recipe, dataset, epochs=epochs, work=work, warm_start=warm_start)
     trained, checkpoints, batch_size, steps = run.trained, run.checkpoints, run.batch_size, run.steps_per_epoch
@@ -197,7 +173,7 @@ def train(
         )
 
     def validate(epoch: int, step: int, total: float) -> float:
-        """The metric after some steps of an epoch; the best so far is kept."""
+        """Return the metric after some steps of an epoch; the best so far is kept."""
         with train_step.updates.averaged():
             curve = _validate(trained)
         best = best_of(curve, recipe.evaluation.metric)
@@ -214,7 +190,7 @@ def train(
         return metric
 
     def place(epoch: int, step: int) -> int:
-        """Where trackers put a figure: at the epoch, or at the step where some validations are within epochs."""
+        """Return where trackers put a figure: at the epoch, or at the step where some validations are within epochs."""
         return epoch * steps + step if every < 1 else epoch + 1
 
     watching = Callbacks(callbacks, trained.model, epochs=math.ceil(epochs), steps=steps)
@@ -304,7 +280,7 @@ def _checkpoints_of(recipe: Recipe, work: Path, identity: str) -> Checkpoints:
 
 
 def _pairs_per_query(train: Pairs, chances_N: Float64 | None) -> float:
-    """Pairs that share one set of negatives in an epoch: their weight over the number of such sets."""
+    """Return pairs that share one set of negatives in an epoch: their weight over the number of such sets."""
     weight_N = np.ones(len(train)) if train.weights is None else train.weights
     weight_N = weight_N if chances_N is None else weight_N * chances_N
     return float(weight_N.sum() / (weight_N / train.weight_of_owners(chances_N)).sum())

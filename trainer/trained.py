@@ -32,16 +32,7 @@ from longtail.trainer.model.two_tower import TwoTower
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained model with what is needed to evaluate and export it.
-
-    Attributes:
-        recipe: the job.
-        dataset: what it was trained on.
-        encoding: the dataset's features as tower inputs.
-        model: towers and tables.
-        step: the optimisers' state, and what draws negatives.
-        history: losses and validation metrics of the run.
-    """
+    """A trained model with what is needed to evaluate and export it."""
 
     recipe: Recipe
     dataset: Dataset
@@ -55,7 +46,7 @@ class Trained:
         return log_frequencies_of(self.recipe, self.dataset)
 
     def label_side(self) -> LabelSide:
-        """Embeddings, biases, log ν, log π and buckets of all labels, as the bundle will hold them."""
+        """Return embeddings, biases, log ν, log π and buckets of all labels, as the bundle will hold them."""
         counts = self.dataset.label_counts()
         log_pi, log_nu = self._log_pi, self.log_noise()
         return LabelSide.of(
@@ -87,7 +78,7 @@ class Trained:
         return implied_noise(loss.objective(), log_pi, log_q, log_miss, reweight=loss.reweight)
 
     def noise(self) -> Noise:
-        """What the λ of this model removes."""
+        """Return what the λ of this model removes."""
         loss, log_pi = self.recipe.loss, self._log_pi
         shared = ", of all objectives' pairs" if self.recipe.objectives else ""
         if self.model.proposal is not None:
@@ -101,18 +92,18 @@ class Trained:
 
     @property
     def calibrated_at(self) -> float:
-        """The λ of the recipe's calibrated scores; 0 where ν is constant in numbers, whatever the names say."""
+        """Return the λ of the recipe's calibrated scores; 0 where ν is constant in numbers, whatever the names say."""
         return 0.0 if self.noise().constant else self.recipe.loss.calibrated_at
 
     def theory_s_bias_removal(self) -> float:
-        """The λ that undoes the training where nothing was held out to choose one by [METHODS §9]."""
+        """Return the λ that undoes the training where nothing was held out to choose one by [METHODS §9]."""
         objective = self.recipe.loss.objective()
         if self.model.proposal is not None:
             return max(removes_all(objective) * power_of_q(objective), 0.0)
         return 0.0 if self.noise().constant else removes_all(objective)
 
     def embed_queries(self, rows_B: Int32) -> Float32:
-        """Embeddings of queries by `Pairs.askings`, int32 [B]; float32 [B, D]."""
+        """Return embeddings of queries by `Pairs.askings`, int32 [B]; float32 [B, D]."""
         return self.model.embed_queries(self.encoding.query.of_queries(rows_B))
 
 

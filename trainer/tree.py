@@ -14,7 +14,7 @@ from longtail.trainer.sampling.proposal import FittedTree, fit_proposal, read_or
 
 
 def tree_of(recipe: Recipe, dataset: Dataset, encoding: Encoding, path: Path) -> FittedTree | None:
-    """The tree, kept at `path`; None for any other sampler."""
+    """Return the tree, kept at `path`; None for any other sampler."""
     sampler = recipe.loss.sampler
     if sampler.name != "adversarial":
         return None

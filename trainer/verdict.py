@@ -19,19 +19,10 @@ from longtail.trainer.trained import Trained
 def compare_with_baselines(
     trained: Trained, dataset: Dataset, dial: Dial, split: Literal["valid", "test"], reporter: Reporter
 ) -> Comparison | None:
-    """The model at its default λ and μ beside the recipe's baselines; None without baselines or pairs of the split.
+    """Return the model at its default λ and μ beside the recipe's baselines; None without baselines or pairs of the
+    split.
 
     Baselines learn from the pairs that the model was trained on, and know of a query what its history holds.
-
-    Args:
-        trained: the model.
-        dataset: with its splits as loaded.
-        dial: with the defaults.
-        split: which pairs to find.
-        reporter: where to print what takes a while.
-
-    Raises:
-        DataError: no held-out pair is left to find.
     """
     config, seed, labels = trained.recipe.evaluation, trained.recipe.seed, len(dataset.label_ids)
     held_out, known = (dataset.test, before_test(dataset)) if split == "test" else (dataset.valid, dataset.train)
@@ -67,7 +58,7 @@ def compare_with_baselines(
 
 
 def before_test(dataset: Dataset) -> Pairs:
-    """What a query is known by when test begins."""
+    """Return what a query is known by when test begins."""
     return dataset.train.followed_by(dataset.valid) if len(dataset.valid) else dataset.train
 
 

@@ -49,7 +49,6 @@ class CarriedOver:
 
     Attributes:
         tables: (rows carried over, new rows, rows that vanished) by table name; the out-of-vocabulary row counts.
-        dense: names of the dense weights carried over.
         state: weights whose optimiser state was carried over with them; of a table `tables/NAME/OPTIMIZER`.
         left: why a table, weight or state was not, in words, by name.
         places: of every table carried over, the old row of each new one, −1 of new ids, int64 [rows]; and the number of
@@ -63,7 +62,7 @@ class CarriedOver:
     places: dict[str, tuple[Int64, int]] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
-        """One line per table, one for the dense weights, one for the state, one for everything that was left."""
+        """Return one line per table, one for the dense weights, one for the state, one for everything that was left."""
         rows = [
             f"table {name}: {kept:,} rows carried over, {new:,} new, {gone:,} vanished"
             for name, (kept, new, gone) in self.tables.items()
@@ -79,10 +78,8 @@ class WarmStart:
 
     Attributes:
         sha256: of what holds them, for the identity of what is trained from it.
-        weights: by name.
         ids: what the rows 1, 2, … of a table stand for, by table; none of a table of hashed words.
         slots: state of the optimisers by name; None where there is none, or none is wanted.
-        no_slots: why, in words.
         newest: time of the last pair that was learnt from, in its column's unit; None where the bundle does not say.
     """
 
@@ -98,12 +95,7 @@ class WarmStart:
         """Read the weights that a bundle keeps.
 
         Args:
-            path: the bundle.
             optimizer: read the optimisers' state too, if the bundle keeps it.
-
-        Raises:
-            CheckpointError: it keeps none, or `path` holds a run's checkpoints.
-            BundleError: it is no bundle, or damaged.
         """
         if not (path / "manifest.json").exists() and any(path.glob("select/latest-*")):
             raise CheckpointError(
@@ -133,12 +125,7 @@ class WarmStart:
         return cls(f"{sha256} {state}", weights, ids, _arrays(path / OPTIMIZER_FILE), newest=newest)
 
     def replay(self, recipe: Recipe, train: Pairs) -> Replay | None:
-        """Which pairs epochs visit; None for all of them.
-
-        Raises:
-            CheckpointError: the recipe has `training.replay` below 1 and the bundle does not say how far it learnt.
-            DataError: as `Replay.of`.
-        """
+        """Return which pairs epochs visit; None for all of them."""
         share = recipe.training.replay
         if share == 1:
             return None
@@ -164,8 +151,6 @@ class WarmStart:
         """Put the old weights into a fresh model, wherever they fit; the rest stays as it was drawn.
 
         Args:
-            model: changed in place.
-            vocabularies: of its tables, by name.
             label_ids: of its labels, string [L].
         """
         carried = CarriedOver()
@@ -222,7 +207,7 @@ def _arrays(path: Path) -> dict[str, Array]:
 
 
 def weights_of(model: TwoTower, *, without: Collection[str] = ()) -> bytes:
-    """All that training a model further needs, but for some tables, as the file `weights.npz`."""
+    """Return all that training a model further needs, but for some tables, as the file `weights.npz`."""
     arrays = {f"tables/{name}": values_of(table.table) for name, table in model.tables.items() if name not in without}
     arrays |= {name: ops.convert_to_numpy(variable) for name, variable in dense_weights(model).items()}
     file = io.BytesIO()

@@ -91,18 +91,14 @@ else:
     keras, ops = _OnFirstUse("keras"), _OnFirstUse("keras.ops")
 
     def __getattr__(name: str) -> Any:
-        """An operation of the backend in use."""
+        """Return an operation of the backend in use."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(_in_use(), name)
 
 
 def _in_use() -> ModuleType:
-    """The operations of Keras' backend.
-
-    Raises:
-        ImportError: KERAS_BACKEND names another backend than tensorflow or jax.
-    """
+    """Return the operations of Keras' backend."""
     name = keras.backend.backend()
     if name not in ("tensorflow", "jax"):
         raise ImportError(f"Keras backend: expected tensorflow or jax, found {name}")

@@ -26,14 +26,14 @@ _Beside = TypeVar("_Beside")
 
 
 def devices() -> int:
-    """How many devices compute together."""
+    """Return how many devices compute together."""
     mesh = mesh_in_use()
     return 1 if mesh is None else int(mesh.size)
 
 
 def rows_variable(rows: int, width: int, *, name: str, initializer: Any = "zeros") -> keras.Variable:
-    """A variable that is read and written by rows, float32 [rows, width], in equal parts on all devices; some rows more
-    where they cannot be equal. Its attribute `rows` is the number that was asked for."""
+    """Return a variable that is read and written by rows, float32 [rows, width], in equal parts on all devices; some
+    rows more where they cannot be equal. Its attribute `rows` is the number that was asked for."""
     shards, placed = devices(), {}
     if (distribution := keras.distribution.distribution()) is not None:
         placed = {"layout": keras.distribution.TensorLayout((AXIS, None), distribution.device_mesh)}
@@ -44,7 +44,7 @@ def rows_variable(rows: int, width: int, *, name: str, initializer: Any = "zeros
 
 
 def gather(table: keras.Variable, ids: jax.Array) -> jax.Array:
-    """Rows of a variable, shape [*ids.shape, D]."""
+    """Return rows of a variable, shape [*ids.shape, D]."""
     if (mesh := mesh_in_use()) is not None and hasattr(table, "rows"):
         rows: jax.Array = gather_of(mesh)(table.value, ids)
         return rows
@@ -84,13 +84,13 @@ def fill(table: keras.Variable, blocks: Iterable[Array]) -> None:
 
 
 def unique(ids_N: jax.Array, limit: int) -> tuple[jax.Array, jax.Array]:
-    """Distinct ids padded to a fixed length with `limit`, an id past every table's end; positions, [N]."""
+    """Return distinct ids padded to a fixed length with `limit`, an id past every table's end; positions, [N]."""
     distinct, positions = jnp.unique(ids_N, return_inverse=True, size=min(ids_N.shape[0], limit), fill_value=limit)
     return distinct, positions.reshape(ids_N.shape)
 
 
 def count(positions_N: jax.Array, distinct_U: jax.Array) -> jax.Array:
-    """How often every distinct id came, float32 [U]."""
+    """Return how often every distinct id came, float32 [U]."""
     return jnp.zeros(distinct_U.shape).at[positions_N].add(1.0)
 
 
@@ -99,7 +99,7 @@ class _Within(keras.StatelessScope):  # type: ignore[misc]  # Keras is untyped
     when the step was traced: a constant of the program, gone with the buffers that the step was given."""
 
     def get_current_value(self, variable: keras.Variable) -> Any:
-        """The variable's value here, or around."""
+        """Return the variable's value here, or around."""
         value, around = super().get_current_value(variable), self.original_scope
         return around.get_current_value(variable) if value is None and around is not None else value
 
@@ -107,12 +107,11 @@ class _Within(keras.StatelessScope):  # type: ignore[misc]  # Keras is untyped
 def value_and_gradients(
     loss: Callable[[list[Tensor]], tuple[Tensor, _Beside]], rows: list[Tensor], variables: Sequence[keras.Variable]
 ) -> tuple[tuple[Tensor, _Beside], list[Tensor], list[Tensor]]:
-    """The loss and what it returns beside it; its gradients with respect to `rows`, and to dense variables.
+    """Return the loss and what it returns beside it; its gradients with respect to `rows`, and to dense variables.
 
     Args:
         loss: of the rows to a scalar, and whatever else is wanted of it.
         rows: distinct rows of every table, float32 [U, D] each.
-        variables: dense variables that the loss reads.
     """
 
     def pure(rows: list[Tensor], values: list[Tensor]) -> tuple[Tensor, _Beside]:
@@ -127,7 +126,7 @@ def value_and_gradients(
 def sum_of_blocks(
     loss: BlockLoss, shared: Tensors, rows: Tensors, fixed: Tensors, *, blocks: int
 ) -> tuple[Tensor, Tensors]:
-    """The sum of a loss over blocks of rows, differentiated block by block: as TensorFlow's."""
+    """Return the sum of a loss over blocks of rows, differentiated block by block: as TensorFlow's."""
 
     spread = devices() > 1  # then every block has rows of every device
 
@@ -164,7 +163,7 @@ def sum_of_blocks(
 
 
 def on_cpu() -> bool:
-    """Whether tensors are in this machine's memory."""
+    """Return whether tensors are in this machine's memory."""
     return jax.default_backend() == "cpu"
 
 
@@ -196,8 +195,8 @@ def compile_step(step: Step, variables: Sequence[keras.Variable]) -> Step:
 
 
 def compile_tower(tower: keras.Model) -> Callable[[Mapping[str, Any]], jax.Array]:
-    """A tower's outputs outside of training, compiled for every shape of inputs, not operation by operation; in the
-    precision that the tower computes in when it is first called."""
+    """Return a tower's outputs outside of training, compiled for every shape of inputs, not operation by operation; in
+    the precision that the tower computes in when it is first called."""
     variables = tower.variables
 
     def pure(values: list[Tensor], inputs: Mapping[str, Any]) -> jax.Array:

@@ -26,11 +26,7 @@ def join(coordinator: str | None, processes: int, process: int | None) -> None:
 
     Args:
         coordinator: HOST:PORT that process 0 listens on; by default what SLURM or MPI say.
-        processes: how many there are.
         process: which of them this one is, from 0; by default as the coordinator.
-
-    Raises:
-        RuntimeError, ValueError: the others do not come, or nothing says where they are.
     """
     jax.distributed.initialize(coordinator, processes, process)
 
@@ -52,13 +48,13 @@ def spread(over_all: bool) -> None:
 
 
 def mesh_in_use() -> Mesh | None:
-    """The mesh; None where one device computes."""
+    """Return the mesh; None where one device computes."""
     distribution = keras.distribution.distribution()
     return None if distribution is None else distribution.device_mesh.backend_mesh
 
 
 def by_rows(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Columns in equal parts of their first axis on all devices; whole on each where they cannot be equal."""
+    """Return columns in equal parts of their first axis on all devices; whole on each where they cannot be equal."""
     if (mesh := mesh_in_use()) is None:
         return dict(columns)
 
@@ -74,7 +70,7 @@ def by_rows(columns: Mapping[str, Any]) -> dict[str, Any]:
 
 @cache
 def gather_of(mesh: Mesh) -> Callable[..., jax.Array]:
-    """Every device gives the rows that it has, and their sum is all of them: no device sees another's part."""
+    """Sum the rows that each device holds, so that no device sees another's part."""
 
     def rows_of(part_RD: jax.Array, ids: jax.Array) -> jax.Array:
         places = ids - jax.lax.axis_index(AXIS) * part_RD.shape[0]
@@ -89,7 +85,7 @@ def gather_of(mesh: Mesh) -> Callable[..., jax.Array]:
 
 @cache
 def scatter_of(mesh: Mesh) -> Callable[..., jax.Array]:
-    """Every device writes the rows that it has."""
+    """Write on every device the rows that it holds."""
 
     def written(part_RD: jax.Array, ids_U: jax.Array, rows_UD: jax.Array) -> jax.Array:
         places_U = ids_U - jax.lax.axis_index(AXIS) * part_RD.shape[0]

@@ -21,19 +21,19 @@ _Beside = TypeVar("_Beside")
 
 
 def devices() -> int:
-    """How many devices compute together."""
+    """Return how many devices compute together."""
     return 1
 
 
 def rows_variable(rows: int, width: int, *, name: str, initializer: Any = "zeros") -> keras.Variable:
-    """A variable that is read and written by rows, float32 [rows, width]. Its attribute `rows` is their number."""
+    """Get a variable that is read and written by rows, float32 [rows, width]. Its attribute `rows` is their number."""
     variable = keras.Variable(initializer, shape=(rows, width), dtype="float32", trainable=False, name=name)
     variable.rows = rows
     return variable
 
 
 def gather(table: keras.Variable, ids: Tensor) -> Tensor:
-    """Rows of a variable without reading the rest of it, shape [*ids.shape, D]."""
+    """Return rows of a variable without reading the rest of it, shape [*ids.shape, D]."""
     rows: Tensor = tf.gather(table.value, ids)
     return rows
 
@@ -52,13 +52,13 @@ def fill(table: keras.Variable, blocks: Iterable[Array]) -> None:
 
 
 def unique(ids_N: Tensor, limit: int) -> tuple[Tensor, Tensor]:  # noqa: ARG001 (JAX needs the limit)
-    """Distinct ids, [U], and the position of every id among them, [N]."""
+    """Return distinct ids, [U], and the position of every id among them, [N]."""
     distinct = tf.unique(ids_N)
     return distinct.y, distinct.idx
 
 
 def count(positions_N: Tensor, distinct_U: Tensor) -> Tensor:
-    """How often every distinct id came, float32 [U]."""
+    """Return how often every distinct id came, float32 [U]."""
     counts_U: Tensor = tf.math.unsorted_segment_sum(
         tf.ones(tf.shape(positions_N)), positions_N, tf.shape(distinct_U)[0]
     )
@@ -68,12 +68,11 @@ def count(positions_N: Tensor, distinct_U: Tensor) -> Tensor:
 def value_and_gradients(
     loss: Callable[[list[Tensor]], tuple[Tensor, _Beside]], rows: list[Tensor], variables: Sequence[keras.Variable]
 ) -> tuple[tuple[Tensor, _Beside], list[Tensor], list[Tensor]]:
-    """The loss and what it returns beside it; its gradients with respect to `rows`, and to dense variables.
+    """Return the loss and what it returns beside it; its gradients with respect to `rows`, and to dense variables.
 
     Args:
         loss: of the rows to a scalar, and whatever else is wanted of it.
         rows: distinct rows of every table, float32 [U, D] each.
-        variables: dense variables that the loss reads.
     """
     with tf.GradientTape() as tape:
         tape.watch(rows)
@@ -86,14 +85,12 @@ def value_and_gradients(
 def sum_of_blocks(
     loss: BlockLoss, shared: Tensors, rows: Tensors, fixed: Tensors, *, blocks: int
 ) -> tuple[Tensor, Tensors]:
-    """The sum of a loss over blocks of rows, differentiated block by block as it is computed.
+    """Return the sum of a loss over blocks of rows, differentiated block by block as it is computed.
 
     Args:
         loss: of `shared` and of a block of `rows` and `fixed`: its sum, and what is kept of every row.
         shared: float tensors that every block sees whole.
         rows: float tensors, the first axis a multiple of `blocks`.
-        fixed: the same of any type; without gradient.
-        blocks: how many.
 
     Returns:
         The sum; and what is kept of all rows, without gradient.
@@ -140,7 +137,7 @@ def sum_of_blocks(
 
 
 def on_cpu() -> bool:
-    """Whether tensors are in this machine's memory."""
+    """Return whether tensors are in this machine's memory."""
     return not tf.config.list_logical_devices("GPU")
 
 
@@ -162,7 +159,7 @@ def compile_tower(tower: keras.Model) -> Callable[[Mapping[str, Any]], Tensor]:
 
 
 def without_autograph(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function; whatever TensorFlow traces inside its calls, AutoGraph leaves as it is."""
+    """Return the same function; whatever TensorFlow traces inside its calls, AutoGraph leaves as it is."""
     unconverted: Callable[..., Any] = tf.autograph.experimental.do_not_convert(function)
     return unconverted
 

@@ -49,10 +49,10 @@ class Operations(Protocol):
         """Sizes of the axes: integers, or tensors where one is not known while a graph is traced."""
 
     def top_k(self, x: Any, k: int) -> tuple[Tensor, Tensor]:
-        """The k largest values along the last axis, and their positions."""
+        """Return the k largest values along the last axis, and their positions."""
 
     def convert_to_numpy(self, x: Any) -> npt.NDArray[Any]:
-        """A copy in the memory of the host."""
+        """Return a copy in the memory of the host."""
 
 
 Step = Callable[[dict[str, Any]], Tensor]

@@ -29,7 +29,7 @@ class Choice(Section):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Keyword arguments of the row's function."""
+        """Return keyword arguments of the row's function."""
         return self.model_dump(exclude={"name"}, exclude_none=True)
 
     def __str__(self) -> str:

@@ -145,7 +145,7 @@ class LossConfig(Section):
 
     @property
     def pools(self) -> bool:
-        """Whether a query's positives in a batch share one term: as the family has it, unless each has a weight."""
+        """Get whether a query's positives in a batch share one term: as the family has it, unless each has a weight."""
         return LOSSES[self.family.name].pooled and self.top_k is None
 
     @property
@@ -197,13 +197,14 @@ class LossConfig(Section):
 
     @property
     def calibrated_at(self) -> float:
-        """The λ of scores that are log-probabilities, of a loss that has one: 0 where there is nothing to remove."""
+        """Return the λ of scores that are log-probabilities, of a loss that has one: 0 where there is nothing to
+        remove."""
         of_q, of_pi = self._powers_in_noise
         even = self.sampler.name in ("uniform", "full") or self.sampler.alpha == 0
         return 0.0 if of_pi == 0 and (even or of_q == 0) else 1.0
 
     def could_imply(self, noise: str) -> bool:
-        """Whether ν of this loss may have that name, as `name_of_noise` gives it.
+        """Return whether ν of this loss may have that name, as `name_of_noise` gives it.
 
         Where the parts of ν are known without training, they are compared: `reweight` above all.
         """
@@ -218,10 +219,7 @@ class LossConfig(Section):
 
     @property
     def _powers_in_noise(self) -> tuple[float, float]:
-        """The powers of q and of π in ν, by names and parameters [METHODS §9]; NaN where ν is no power of π.
-
-        Of a weight of one's own both are NaN: what it divides by is asked of it in training, not here.
-        """
+        """Return the powers of q and of π in ν, by names and parameters [METHODS §9]; NaN where ν is no power of π."""
         if LOSSES[self.family.name].shifted:
             return 0.0, self.reweight
         given, pairwise = self.weight.arguments, bool(self.family.pairwise)
@@ -243,24 +241,24 @@ class LossConfig(Section):
 
     @property
     def comes_with_rows(self) -> bool:
-        """Whether rows of a batch bring negatives of their own: impressions, retrieved ones, or both."""
+        """Return whether rows of a batch bring negatives of their own: impressions, retrieved ones, or both."""
         return bool(self.impressions) or self.retrieved_negatives is not None
 
     @property
     def retrieved(self) -> RetrievedNegatives | None:
-        """Number and weight of retrieved negatives; None without."""
+        """Return number and weight of retrieved negatives; None without."""
         config = self.retrieved_negatives
         return None if config is None else RetrievedNegatives(config.negatives, config.weight)
 
     @property
     def beside_noise(self) -> str:
-        """What a manifest adds to the name of ν where rows bring negatives of their own, which are not in it."""
+        """Return what a manifest adds to the name of ν where rows bring negatives of their own, which are not in it."""
         named = {"impressions": self.impressions, "retrieved negatives": self.retrieved_negatives}
         there = " and ".join(name for name, setting in named.items() if setting)
         return f" of the draws, not of the {there}" if there else ""
 
     def objective(self) -> Objective:
-        """The loss function that this section describes."""
+        """Return the loss function that this section describes."""
         return Objective(
             family=self.family.name,
             weight=self.weight.name,

@@ -107,10 +107,10 @@ class SamplerConfig(Choice):
 
     @property
     def of_the_batch(self) -> bool:
-        """Whether the batch's labels are negatives of every row."""
+        """Return whether the batch's labels are negatives of every row."""
         return self.name in ("in_batch", "mixed", "cross_batch")
 
     @property
     def never_the_positive(self) -> bool:
-        """Whether no draw is ever the positive of its row, so that there is none to keep."""
+        """Return whether no draw is ever the positive of its row, so that there is none to keep."""
         return bool(self.exclude_positive) or self.name == "minimum_variance"

@@ -47,7 +47,7 @@ class MiningConfig(Section):
         return self
 
     def mining(self) -> Mining:
-        """What this section describes."""
+        """Return what this section describes."""
         return Mining(self.keep, self.power, self.theta, self.epsilon, self.draw)
 
     def __str__(self) -> str:

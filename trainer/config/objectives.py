@@ -22,26 +22,21 @@ class ObjectiveConfig(Section):
 
 
 def shares_of(objectives: Mapping[str, ObjectiveConfig]) -> dict[str, float]:
-    """The share of every objective in the served score, by name; they sum to 1."""
+    """Return the share of every objective in the served score, by name; they sum to 1."""
     given = {name: each.weight if each.export is None else each.export for name, each in objectives.items()}
     total = sum(given.values())
     return {name: share / total for name, share in given.items()}
 
 
 def weighted_events(objectives: Mapping[str, ObjectiveConfig], events: EventsConfig) -> EventsConfig:
-    """The events' weights, times those of the objectives that they belong to."""
+    """Return the events' weights, times those of the objectives that they belong to."""
     factor = {event: each.weight for each in objectives.values() for event in each.events}
     weights = {event: weight * factor.get(event, 1.0) for event, weight in events.weights.items()}
     return events.model_copy(update={"weights": weights})
 
 
 def check_objectives(objectives: Mapping[str, ObjectiveConfig], events: EventsConfig | None) -> None:
-    """Refuse objectives that do not share out the types of events.
-
-    Raises:
-        ValueError: a single one, a name that no variable can have, types that no pair has or that belong to two or
-            none, or nothing to serve.
-    """
+    """Refuse objectives that do not share out the types of events."""
     names = list(objectives)
     if len(names) == 1:
         raise ValueError(f"objectives: expected at least two, or no [objectives] at all, received {names}")

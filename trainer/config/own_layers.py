@@ -27,22 +27,19 @@ class KindChoice(Choice):
 
     @property
     def row(self) -> FeatureKind:
-        """The kind."""
+        """Return the kind."""
         return FEATURES[self.name]
 
     @classmethod
     def taken_from(cls, feature: Mapping[str, Any], keys: Collection[str]) -> tuple[Self | None, dict[str, Any]]:
-        """The kind of one's own that a feature of a recipe names, if it is none of ours; and the feature without it.
+        """Return the kind of one's own that a feature of a recipe names, if it is none of ours; and the feature without
+        it.
 
         Args:
-            feature: as the recipe has it.
             keys: of every feature; all others are parameters of the kind.
 
         Returns:
             The choice, and the feature with the kind that it reads in the place of its own.
-
-        Raises:
-            ValueError: no such kind, or parameters that it does not take or lacks.
         """
         name = feature.get("kind")
         if not isinstance(name, str) or name in get_args(Kind):

@@ -19,7 +19,6 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     """Read a TOML recipe and apply overrides; paths of data become relative to the recipe's folder.
 
     Args:
-        path: the TOML file.
         overrides: `KEY=VALUE`, such as `model.dim=32`; the value as in TOML, or a bare string.
 
     Raises:
@@ -60,7 +59,7 @@ def in_words(problems: Sequence[ErrorDetails]) -> str:
 
 
 def _problem(problem: ErrorDetails) -> str:
-    """One validation error in words: where, what was expected, what was received."""
+    """Return one validation error in words: where, what was expected, what was received."""
     where = ".".join(map(str, problem["loc"])) or "recipe"
     if problem["type"] == "value_error":
         return f"{where}: {problem['msg'].removeprefix('Value error, ')}"
@@ -70,7 +69,7 @@ def _problem(problem: ErrorDetails) -> str:
 
 
 def _keys_beside(location: tuple[str | int, ...]) -> list[str]:
-    """The keys of the section that holds this one."""
+    """Return the keys of the section that holds this one."""
     section: type[BaseModel] = Recipe
     for name in location[:-1]:
         if isinstance(name, str) and name in section.model_fields:  # else the name of an objective
@@ -96,11 +95,7 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
 
 
 def set_value(tree: dict[str, Any], key: str, value: Any) -> None:
-    """Set one dotted key of a recipe's tree, `query.features.0.dim`; tables on the way are made.
-
-    Raises:
-        RecipeError: a value stands where the key needs a table, or a list is not that long.
-    """
+    """Set one dotted key of a recipe's tree, `query.features.0.dim`; tables on the way are made."""
     *parents, last = key.split(".")
     node: Any = tree
     for part in parents:

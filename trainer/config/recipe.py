@@ -293,14 +293,13 @@ class Recipe(Section):
 
     @property
     def export_shares(self) -> dict[str, float]:
-        """Share of every objective in the served score, by name; empty without objectives."""
+        """Return share of every objective in the served score, by name; empty without objectives."""
         return shares_of(self.objectives) if self.objectives else {}
 
     @property
     def served_similarity(self) -> Literal["cosine", "dot"]:
         """Of what is served: a sum of several objectives' cosines is the inner product with a vector of another length
-        than 1.
-        """
+        than 1."""
         several = sum(share > 0 for share in self.export_shares.values()) > 1
         return "dot" if several else self.model.similarity
 
@@ -313,7 +312,7 @@ class Recipe(Section):
 
     @property
     def objective_of_type(self) -> list[int] | None:
-        """The objective's place for each type of `data.events.weights`, −1 for none; None without objectives."""
+        """Return the objective's place for each type of `data.events.weights`, −1 for none; None without objectives."""
         if not self.objectives or self.data.events is None:
             return None
         places = {event: at for at, each in enumerate(self.objectives.values()) for event in each.events}
@@ -321,28 +320,28 @@ class Recipe(Section):
 
     @property
     def context_columns(self) -> list[str]:
-        """Columns of the interactions that query features are read from."""
+        """Return columns of the interactions that query features are read from."""
         return list(dict.fromkeys(feature.source for feature in self.query.features if feature.origin == "row"))
 
     @property
     def own_id(self) -> FeatureConfig | None:
-        """The label feature that is the label's own id; None without one."""
+        """Return the label feature that is the label's own id; None without one."""
         return next((feature for feature in self.label.features if feature.name == self.data.label_id), None)
 
     @property
     def describes_labels(self) -> bool:
-        """Whether labels have features beside their own id, by which one without training pairs is known."""
+        """Return whether labels have features beside their own id, by which one without training pairs is known."""
         return any(feature.name != self.data.label_id for feature in self.label.features)
 
     def label_unknown_rate(self, feature: FeatureConfig) -> float:
-        """Share of a label feature's ids that become unknown in training: what the recipe says, or its default."""
+        """Get share of a label feature's ids that become unknown in training: what the recipe says, or its default."""
         if feature.unknown_rate is not None:
             return feature.unknown_rate
         return OWN_ID_UNKNOWN_RATE if feature is self.own_id and self.describes_labels else 0.0
 
     @property
     def table_columns(self) -> dict[str, list[str]]:
-        """Columns that the job reads of each feature table, `query` and `label`, beside the ids."""
+        """Return columns that the job reads of each feature table, `query` and `label`, beside the ids."""
         columns = {"query": [self.data.valid_from] if self.data.valid_from else [], "label": list(self.data.display)}
         for side, tower, own in (("query", self.query, self.data.query_id), ("label", self.label, self.data.label_id)):
             columns[side] += [
@@ -362,7 +361,7 @@ class Recipe(Section):
 
     @property
     def own_rows(self) -> dict[str, str]:
-        """Where the rows come from that are not Longtail's own, by kind and name (`weight damped`)."""
+        """Return where the rows come from that are not Longtail's own, by kind and name (`weight damped`)."""
         loss = self.loss
         named = [("sampler", loss.sampler.name), ("weight", loss.weight.name), ("family", loss.family.name)]
         metrics = [("metric", metric.name) for metric in self.evaluation.metrics]
@@ -378,7 +377,7 @@ class Recipe(Section):
 
     @property
     def string_columns(self) -> list[str]:
-        """Columns of features that are text, also where a text format makes them look like numbers."""
+        """Return columns of features that are text, also where a text format makes them look like numbers."""
         features = (*self.query.features, *self.label.features)
         return [
             feature.source

@@ -39,7 +39,7 @@ class RetrievedConfig(Section):
         return self
 
     def searched_before(self, epoch: int) -> int | None:
-        """The epoch before which the lists of an epoch were searched, both from 0; None while it warms up.
+        """Return the epoch before which the lists of an epoch were searched, both from 0; None while it warms up.
 
         Example:
             >>> [RetrievedConfig(warm_up=1, every=2).searched_before(epoch) for epoch in range(5)]

@@ -35,24 +35,21 @@ Places = Annotated[Path | str | list[Path | str], PlainValidator(_places)]
 
 
 def beside(places: Places, folder: Path) -> Places:
-    """Places with their relative paths read from a folder; URLs stay."""
+    """Return places with their relative paths read from a folder; URLs stay."""
     if isinstance(places, list):
         return [part if isinstance(part, str) else folder / part for part in places]
     return places if isinstance(places, str) else folder / places
 
 
 def shown(places: Places) -> str:
-    """Places for a message: one, or the first and how many more."""
+    """Return places for a message: one, or the first and how many more."""
     if not isinstance(places, list):
         return str(places)
     return str(places[0]) if len(places) == 1 else f"{places[0]} and {len(places) - 1} more"
 
 
 def seconds_of(span: str) -> float:
-    """Seconds of a span such as `90m`, `12h`, `30d` or `4w`.
-
-    Raises:
-        ValueError: it is none.
+    """Return seconds of a span such as `90m`, `12h`, `30d` or `4w`.
 
     Example:
         >>> seconds_of("30d")
@@ -73,7 +70,7 @@ Span = Annotated[str, AfterValidator(_span)]
 
 
 def _since(value: Any) -> datetime | str:
-    """A span as it is, any other value as a time; without a zone it is UTC."""
+    """Return a span as it is, any other value as a time; without a zone it is UTC."""
     if isinstance(value, str) and re.fullmatch(r"[\d.]+[smhdw]", value):
         return _span(value)
     try:

@@ -111,7 +111,7 @@ class DataConfig(Section):
 
     @property
     def ordered(self) -> bool:
-        """Whether a query's pairs are in time order, so that a history is what came before."""
+        """Return whether a query's pairs are in time order, so that a history is what came before."""
         by_file = ("temporal_per_query", "leave_last_out")
         return self.timestamp is not None or (self.split is not None and self.split.strategy in by_file)
 
@@ -187,7 +187,7 @@ class OptimizerConfig(Section):
 
     @property
     def row_arguments(self) -> dict[str, float]:
-        """Arguments of the embeddings' optimiser."""
+        """Return arguments of the embeddings' optimiser."""
         if self.embeddings != "sgd":
             return {}
         return {"momentum": self.momentum if self.embedding_momentum is None else self.embedding_momentum}
@@ -377,7 +377,7 @@ class EvaluationConfig(Section):
         return self
 
     def _is_metric(self, metric: str, of_buckets: Sequence[str]) -> bool:
-        """Whether that is measured and better higher; `of_buckets` may be of a bucket."""
+        """Return whether that is measured and better higher; `of_buckets` may be of a bucket."""
         name, _, at = metric.partition("@")
         k, bucketed, bucket = at.partition("/")
         if k not in map(str, self.ks):
@@ -393,5 +393,5 @@ class EvaluationConfig(Section):
 
     @property
     def floors(self) -> dict[str, float | RelativeFloor]:
-        """What is asked of every metric that has a floor, by its full name."""
+        """Return what is asked of every metric that has a floor, by its full name."""
         return {f"recall@{self.k}/{name}" if name in BUCKET_NAMES else name: it for name, it in self.floor.items()}

@@ -113,49 +113,50 @@ class FeatureConfig(Section):
 
     @property
     def own(self) -> KindChoice | None:
-        """The kind of one's own that the recipe names; None for one of ours."""
+        """Return the kind of one's own that the recipe names; None for one of ours."""
         return self._own
 
     @property
     def source(self) -> str:
-        """The column it is read from."""
+        """Return the column it is read from."""
         return self.column or self.name
 
     @property
     def table_name(self) -> str:
-        """Name of its vocabulary and of what its ids are rows of: an embedding table, or label embeddings."""
+        """Return name of its vocabulary and of what its ids are rows of: an embedding table, or label embeddings."""
         if self.entries == "table":
             return self.table or self.name
         return LABEL_ROWS if self.entry_table is None else f"{LABEL_ROWS}-{self.entry_table}"
 
     @property
     def reads_label_tower(self) -> bool:
-        """Whether its entries are made of outputs of the label tower, which no embedding table holds."""
+        """Return whether its entries are made of outputs of the label tower, which no embedding table holds."""
         return self.entries != "table"
 
     @property
     def entry_table(self) -> str | None:
-        """The embedding table whose rows are added to the label embeddings that are its entries; None if none is."""
+        """Return the embedding table whose rows are added to the label embeddings that are its entries; None if none
+        is."""
         return (self.table or self.name) if self.entries == "both" else None
 
     @property
     def has_table(self) -> bool:
-        """Whether it is looked up in an embedding table."""
+        """Return whether it is looked up in an embedding table."""
         return self.kind not in ("number", "vector") or self.in_buckets
 
     @property
     def bagged(self) -> bool:
-        """Whether a tower sees entries with weights."""
+        """Return whether a tower sees entries with weights."""
         return self.kind in POOLED
 
     @property
     def in_buckets(self) -> bool:
-        """Whether it is a number that is looked up by its range."""
+        """Return whether it is a number that is looked up by its range."""
         return self.kind == "number" and self.transform == "quantile"
 
     @property
     def table_rows(self) -> int | None:
-        """Rows of its table where the data do not decide; None for a table with a vocabulary."""
+        """Return rows of its table where the data do not decide; None for a table with a vocabulary."""
         if self.kind == "text":
             return self.hash_rows
         if self.kind == "date":
@@ -164,30 +165,30 @@ class FeatureConfig(Section):
 
     @property
     def has_flag(self) -> bool:
-        """Whether an input `NAME__missing` tells the tower that it is missing."""
+        """Return whether an input `NAME__missing` tells the tower that it is missing."""
         return self.kind == "vector" or (self.kind == "number" and self.missing == "flag" and not self.in_buckets)
 
     @property
     def unknown(self) -> tuple[str, int] | None:
-        """The tower's input that says that a value is unknown, and what it holds then; None if nothing says so."""
+        """Get the tower's input that says that a value is unknown, and what it holds then; None if nothing says so."""
         if self.has_flag:
             return f"{self.name}__missing", 1
         return (self.name, 0) if self.has_table else None
 
     @property
     def reads_times(self) -> bool:
-        """Whether a tower sees when its entries were."""
+        """Return whether a tower sees when its entries were."""
         return self.encoder is not None and self.encoder.time_buckets is not None
 
     @property
     def in_tree(self) -> bool:
-        """Whether the tree of sampler `adversarial` reads it: not vectors, dates, ranges, numbers with a flag, nor
-        histories with an encoder."""
+        """Return whether the tree of sampler `adversarial` reads it: not vectors, dates, ranges, numbers with a flag,
+        nor histories with an encoder."""
         return self.kind not in ("vector", "date") and not (self.in_buckets or self.has_flag or self.encoder)
 
     @property
     def width(self) -> int:
-        """Columns that it adds to a concatenation, if its kind is ours."""
+        """Return columns that it adds to a concatenation, if its kind is ours."""
         if self.kind == "vector":
             return self.projection or self.dims or 1
         return self.dim if self.has_table else 1 + self.has_flag
@@ -218,7 +219,7 @@ class FeatureConfig(Section):
 
     @property
     def _changed(self) -> set[str]:
-        """Names of the fields that are not as they are by default."""
+        """Return names of the fields that are not as they are by default."""
         fields = type(self).model_fields
         return {
             name

@@ -40,7 +40,7 @@ class Versions(NamedTuple):
     since: Float64
 
     def as_of(self, queries_N: Int32, times_N: Float64) -> Int32:
-        """The last version of every query that is not later than a time, int32 [N]; V where there is none."""
+        """Return the last version of every query that is not later than a time, int32 [N]; V where there is none."""
         rank = np.unique(np.concatenate([self.since, times_N]), return_inverse=True)[1]
         size, versions = int(rank.max()) + 1, len(self.since)
         keys_V = self.queries.astype(np.int64) * size + rank[:versions]
@@ -52,16 +52,12 @@ class Versions(NamedTuple):
 def versions_of(
     data: DataConfig, read: IdTable, query_ids: pa.Array, interactions: Sequence[pa.Table]
 ) -> tuple[pa.Table, Versions]:
-    """Attributes sorted by query, then time, with a last row without values; and when each holds.
+    """Return attributes sorted by query, then time, with a last row without values; and when each holds.
 
     Args:
         data: names the table and its column `valid_from`.
-        read: the query table.
         query_ids: strings [Q], every query.
         interactions: as `read_interactions` gives them, whose metadata says what their times are.
-
-    Raises:
-        DataError: numbers beside timestamps, or two rows of a query at one time.
     """
     places, name = data.queries, data.valid_from
     if places is None or name is None:
@@ -93,7 +89,7 @@ def versions_of(
 
 
 def distinct_rows(table: pa.Table) -> tuple[pa.Table, Int32]:
-    """The distinct rows of a table, and which of them each row is, int32 [R].
+    """Return the distinct rows of a table, and which of them each row is, int32 [R].
 
     A table with a column of lists, maps or structs is not compared: each of its rows is distinct.
     """
@@ -111,15 +107,11 @@ def distinct_rows(table: pa.Table) -> tuple[pa.Table, Int32]:
 def ask(
     pairs: Mapping[str, Pairs], contexts: Mapping[str, pa.Table], versions: Versions | None
 ) -> tuple[dict[str, Pairs], Asked | None, pa.Table | None]:
-    """Pairs with the way in which each query was asked, the distinct ways, and the distinct contexts.
+    """Return pairs with the way in which each query was asked, the distinct ways, and the distinct contexts.
 
     Args:
-        pairs: by split.
         contexts: columns of what came with them, row by row, by split; without columns nothing did.
         versions: attributes that change; None where a query has one row of them.
-
-    Raises:
-        DataError: contexts of one name and of types that do not go together.
     """
     if versions is None and not any(part.num_columns for part in contexts.values()):
         return dict(pairs), None, None
@@ -149,7 +141,8 @@ def ask(
 
 
 def impressions_of(lists: pa.ChunkedArray, label_ids: pa.Array) -> Bags:
-    """The labels of every interaction's impressions, the first `MOST_SHOWN`; those that no label has are left out.
+    """Return the labels of every interaction's impressions, the first `MOST_SHOWN`; those that no label has are left
+    out.
 
     Args:
         lists: lists of label ids, strings [R], one per interaction.
@@ -169,7 +162,7 @@ def impressions_of(lists: pa.ChunkedArray, label_ids: pa.Array) -> Bags:
 
 
 def _combined(codes_N: Int64, more_N: Int32) -> Int64:
-    """One code for each distinct pair of codes, in their order."""
+    """Return one code for each distinct pair of codes, in their order."""
     joint_N: Int64 = np.unique(codes_N * (int(more_N.max(initial=0)) + 1) + more_N, return_inverse=True)[1]
     return joint_N.astype(np.int64)
 

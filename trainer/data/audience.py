@@ -42,7 +42,6 @@ class Audience:
         Args:
             pairs: sorted by query.
             rows: vocabulary rows of every query, int32 [Q], by feature name.
-            labels: L.
         """
         order = np.argsort(pairs.labels, kind="stable")
         queries_N, labels_N = pairs.queries[order], pairs.labels[order]
@@ -58,17 +57,17 @@ class Audience:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all of it."""
+        """Return bytes of all of it."""
         return self.offsets.nbytes + self.own.nbytes + sum(ids.nbytes for ids in self.ids.values())
 
     @property
     def longest(self) -> int:
-        """Entries of the longest audience; 1 where all are empty."""
+        """Return entries of the longest audience; 1 where all are empty."""
         return max(int(np.diff(self.offsets).max(initial=0)), 1)
 
     def inputs(self, rows_B: Int32) -> Inputs:
-        """The label tower's inputs of whole audiences: `name` int32 [B, P] and `name__weight` float32 [B, P] of each
-        feature. P is that of the longest, rounded up to a power of two so that few shapes occur."""
+        """Return the label tower's inputs of whole audiences: `name` int32 [B, P] and `name__weight` float32 [B, P] of
+        each feature. P is that of the longest, rounded up to a power of two so that few shapes occur."""
         starts_B, sizes_B = self.offsets[rows_B], np.diff(self.offsets)[rows_B]
         places_P = np.arange(_width(sizes_B))
         inside_BP = places_P < sizes_B[:, None]
@@ -80,8 +79,8 @@ class Audience:
         return inputs
 
     def blocks(self) -> Iterator[Int32]:
-        """All labels in blocks of bounded size, those with long audiences first; a last one is filled up with its last
-        label, so that few shapes occur."""
+        """Return all labels in blocks of bounded size, those with long audiences first; a last one is filled up with
+        its last label, so that few shapes occur."""
         sizes_L = np.diff(self.offsets)
         order, at = np.argsort(-sizes_L, kind="stable").astype(np.int32), 0
         while at < len(order):
@@ -91,7 +90,7 @@ class Audience:
             at += count
 
     def some(self, limit: int) -> Int32:
-        """Rows of the first labels, at most `limit`, fewer where their audiences are more than a block."""
+        """Return rows of the first labels, at most `limit`, fewer where their audiences are more than a block."""
         rows = np.arange(min(limit, len(self.offsets) - 1), dtype=np.int32)
         while len(rows) > 1 and len(rows) * _width(np.diff(self.offsets)[rows]) > _ENTRIES:
             rows = rows[: len(rows) // 2]

@@ -40,11 +40,8 @@ class QueryFeatures:
     the training pairs.
 
     Args:
-        features: the query tower's.
         encoded: one entry per feature other than `history`.
         history_ids: vocabulary rows of every label, int32 [L], by feature name.
-        known: pairs that histories are read from.
-        queries: number of query rows.
         ordered: a history is what came before; otherwise all other pairs of the query.
         asked: the ways in which queries are asked; None where there is one of each.
         query_id: name of the feature that is the query's own id, which is by query row whatever the version.
@@ -89,15 +86,15 @@ class QueryFeatures:
 
     @property
     def has_sequences(self) -> bool:
-        """Whether a history is read as a sequence."""
+        """Return whether a history is read as a sequence."""
         return any(feature.encoder is not None for feature in self._features)
 
     def chosen(self, feature: str) -> Int32:
-        """Label rows of all entries of a history, int32 [n]."""
+        """Return label rows of all entries of a history, int32 [n]."""
         return self._histories[feature].bags.ids
 
     def of_pairs(self, pairs_B: Int64, rng: np.random.Generator, *, packed: bool = False) -> Inputs:
-        """Inputs of training pairs, [B] or [B, P] by name; the positive is in no history.
+        """Return inputs of training pairs, [B] or [B, P] by name; the positive is in no history.
 
         Some values become unknown, each feature at its `unknown_rate`.
 
@@ -118,7 +115,7 @@ class QueryFeatures:
         return inputs
 
     def of_queries(self, askings_B: Int32) -> Inputs:
-        """Inputs of queries as they stand after all known pairs: what a service would be asked.
+        """Return inputs of queries as they stand after all known pairs: what a service would be asked.
 
         Args:
             askings_B: rows as `Pairs.askings` has them, int32: of `Dataset.asked`, or query rows without.
@@ -137,7 +134,7 @@ class QueryFeatures:
         return inputs
 
     def _static(self, askings_B: Int32) -> Inputs:
-        """Inputs of all features but histories."""
+        """Return inputs of all features but histories."""
         asked = self._asked
         if asked is None:
             return take_rows(self._features, self._encoded, askings_B)
@@ -170,7 +167,7 @@ class QueryFeatures:
     def _history_of_pairs(
         self, feature: FeatureConfig, pairs_B: Int64, rng: np.random.Generator, *, packed: bool
     ) -> Inputs:
-        """The histories that training pairs are asked with."""
+        """Return the histories that training pairs are asked with."""
         history, queries_B = self._histories[feature.name], self._known.queries[pairs_B]
         starts_B, ends_B = history.bags.offsets[queries_B], history.bags.offsets[queries_B + 1]
         moments, encoder = self._moments, feature.encoder
@@ -196,7 +193,7 @@ class QueryFeatures:
     def _packed_history(
         self, feature: FeatureConfig, firsts_B: Int64, ends_B: Int64, pairs_B: Int64, rng: np.random.Generator
     ) -> Inputs:
-        """Histories in blocks, and where they are."""
+        """Return histories in blocks, and where they are."""
         packing = pack(firsts_B, ends_B, length=feature.max_length)
         labels = self._histories[feature.name].bags.ids
         ids_L, there_SP = self._history_ids[feature.name], packing.segments_SP > 0
@@ -241,12 +238,10 @@ class QueryFeatures:
 def take_rows(
     features: Sequence[FeatureConfig], encoded: Mapping[str, Encoded], rows_B: npt.NDArray[np.integer]
 ) -> Inputs:
-    """Tower inputs of some rows of the encoded columns, [B] or [B, P] by name.
+    """Return tower inputs of some rows of the encoded columns, [B] or [B, P] by name.
 
     Args:
         features: of one tower; those that are not in `encoded` are left out.
-        encoded: columns by feature name.
-        rows_B: rows of the columns, any integer type.
     """
     inputs: Inputs = {}
     for feature in features:
@@ -295,17 +290,11 @@ def epoch_batches(
     The same arguments give the same batches.
 
     Args:
-        pairs: the training pairs.
-        features: encodes their queries.
-        batch_size: B.
         one_label_per_query: visit every query once, with one of its labels drawn, instead of every pair.
         seed: the job's seed; with `epoch` it decides the order and every draw.
-        epoch: from 0.
-        first: step to begin with, from 0.
         known: positives of every query, for a loss that masks them.
         impressions: label rows of what was shown with the interactions, for a loss that weighs them.
         retrieved: lists of the queries' best labels, for a loss that takes negatives of them.
-        replay: visit these in place of every pair.
         grouped: say which rows ask the same within each of so many parts of a batch, for a loss that pools them.
         sized: say what the pairs of every row's query weigh together, for a loss whose negatives they share.
         packs: pack sequences; not where a batch is taken in parts.
@@ -350,7 +339,7 @@ def epoch_batches(
 
 
 def made_ahead(batches: Iterator[tuple[int, Inputs]]) -> Iterator[tuple[int, Inputs]]:
-    """The same batches, the next of which is made while one is used."""
+    """Return the same batches, the next of which is made while one is used."""
     with ThreadPoolExecutor(1) as pool:
         coming = pool.submit(next, batches, None)
         while (batch := coming.result()) is not None:
@@ -359,15 +348,14 @@ def made_ahead(batches: Iterator[tuple[int, Inputs]]) -> Iterator[tuple[int, Inp
 
 
 def _groups(asked_B: Int64, *, parts: int) -> Int32:
-    """Equal where rows of a part ask the same, from 0 in every part; int32 [B]."""
+    """Return equal where rows of a part ask the same, from 0 in every part; int32 [B]."""
     of_parts = [np.unique(part, return_inverse=True)[1] for part in np.split(asked_B, parts)]
     return np.concatenate(of_parts).astype(np.int32)
 
 
 def _visits(pairs: Pairs, replay: Replay | None = None, *, one_label_per_query: bool, seed: int, epoch: int) -> Int64:
-    """Rows of the training pairs in the order in which an epoch visits them, int64: all, those that are replayed, or
-    one drawn per query.
-    """
+    """Return rows of the training pairs in the order in which an epoch visits them, int64: all, those that are
+    replayed, or one drawn per query."""
     rng = np.random.default_rng([seed, epoch])
     if replay is not None:
         return replay.rows(rng)
@@ -378,7 +366,7 @@ def _visits(pairs: Pairs, replay: Replay | None = None, *, one_label_per_query: 
 
 
 def _by_query(rows: Int64, pairs: Pairs, *, seed: int, epoch: int) -> Int64:
-    """The same rows, query after query in an order drawn anew, those of a query in their own; int64."""
+    """Return the same rows, query after query in an order drawn anew, those of a query in their own; int64."""
     queries = pairs.queries[rows]
     rank = np.random.default_rng([seed, epoch, 1]).permutation(int(queries.max(initial=0)) + 1)
     return rows[np.lexsort((rows, rank[queries]))]

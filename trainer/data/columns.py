@@ -33,7 +33,7 @@ class Bags:
     weights: Float32
 
     def pad(self, starts_B: Int64, ends_B: Int64, limit: int) -> tuple[Int32, Float32]:
-        """Entries `starts:ends`, at most `limit` each, as ids [B, P] and weights [B, P]; padding is (0, 0).
+        """Return entries `starts:ends`, at most `limit` each, as ids [B, P] and weights [B, P]; padding is (0, 0).
 
         P is the longest length, rounded up to a power of two so that few shapes occur.
         """
@@ -51,12 +51,12 @@ class Bags:
 
     @cached_property
     def longest(self) -> int:
-        """Entries of the longest row; 1 where all are empty."""
+        """Return entries of the longest row; 1 where all are empty."""
         return max(int(np.diff(self.offsets).max(initial=0)), 1)
 
     def filled(self, rows_B: Int32, filler_B: Int32) -> Int32:
-        """All ids of some rows, int32 [B, P]; places left over hold the row's filler. P is that of the longest row of
-        all, so that it is the same for every batch."""
+        """Return all ids of some rows, int32 [B, P]; places left over hold the row's filler. P is that of the longest
+        row of all, so that it is the same for every batch."""
         starts_B = self.offsets[rows_B]
         places_P = np.arange(self.longest)
         inside_BP = places_P < (self.offsets[rows_B + 1] - starts_B)[:, None]
@@ -73,7 +73,6 @@ class FeatureTable:
     """Where features are read: a table of queries or of labels, one row per id, or of what came with interactions.
 
     Attributes:
-        ids: strings.
         table: one row per id, in their order, or one per version of its attributes or per context; None without a file.
         id_name: name of the feature that is the id itself.
         path: the file or files, for errors; None without any.
@@ -89,11 +88,7 @@ class FeatureTable:
     by_id: bool = True
 
     def column(self, feature: FeatureConfig) -> pa.Array:
-        """The raw column of a feature, one value per id.
-
-        Raises:
-            DataError: there is no such column.
-        """
+        """Return the raw column of a feature, one value per id."""
         if feature.name == self.id_name:
             return self.ids
         name = feature.source
@@ -106,7 +101,7 @@ class FeatureTable:
         return self.table[name].combine_chunks()
 
     def wrong(self, feature: FeatureConfig, expected: str, found: object, row: int | None = None) -> DataError:
-        """An error about one feature's column, or its value in one row."""
+        """Return an error about one feature's column, or its value in one row."""
         if row is not None and self.by_id:
             found = f"{found} of {self.ids[row].as_py()!r}"
         where = f"{self.path or 'interactions'}: feature {feature.name!r} ({feature.kind})"
@@ -114,7 +109,7 @@ class FeatureTable:
 
 
 def strings_of(feature: FeatureConfig, source: FeatureTable) -> pa.Array:
-    """A column of ids as strings, one per id; DataError if it holds neither strings nor integers."""
+    """Return a column of ids as strings, one per id; DataError if it holds neither strings nor integers."""
     column = source.column(feature)
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         return column.cast(pa.string())
@@ -124,12 +119,7 @@ def strings_of(feature: FeatureConfig, source: FeatureTable) -> pa.Array:
 
 
 def bags_of(feature: FeatureConfig, source: FeatureTable) -> tuple[Int64, pa.Array, Float32]:
-    """Offsets int64 [R + 1], ids (strings or integers) and weights float32 of a bag or text column.
-
-    Raises:
-        DataError: the column is missing, of a type that holds no bags, of ids that are neither strings nor integers,
-            or a weight is no finite number.
-    """
+    """Return offsets int64 [R + 1], ids (strings or integers) and weights float32 of a bag or text column."""
     column = source.column(feature)
     if feature.kind == "text":
         words = [tokenize(text) if text else [] for text in strings_of(feature, source).to_pylist()]
@@ -163,17 +153,12 @@ def encode_column(
     training_rows: npt.NDArray[np.integer],
     exported: Feature | None = None,
 ) -> Encoded:
-    """One feature of every row of a table.
+    """Return one feature of every row of a table.
 
     Args:
         feature: what to encode; any kind but `history` and `audience`.
-        source: the table.
-        vocabularies: by table name.
         training_rows: rows that means, ranges and the latest date are taken of, int [n].
         exported: what a bundle says of the feature, to encode as it does.
-
-    Raises:
-        DataError: the column is missing, or of a type that the kind does not read.
     """
     if feature.kind == "id":
         return vocabularies[feature.table_name].encode(strings_of(feature, source))

@@ -30,15 +30,10 @@ _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def rows_that_meet(conditions: Sequence[Condition], table: pa.Table, file: DataFile) -> Bools:
-    """Rows that meet every condition, bool [N]; a null meets none.
+    """Return rows that meet every condition, bool [N]; a null meets none.
 
     Args:
         conditions: `(column, operator, value)`.
-        table: has their columns.
-        file: for errors.
-
-    Raises:
-        DataError: a value that cannot be compared with its column.
     """
     meets_N = np.ones(table.num_rows, bool)
     for name, operator, operand in conditions:
@@ -56,7 +51,7 @@ def rows_that_meet(conditions: Sequence[Condition], table: pa.Table, file: DataF
 
 
 def _alike(column: pa.ChunkedArray, operands: list[Any]) -> tuple[pa.ChunkedArray, pa.Array]:
-    """A column and values of one type: text is read as numbers or times where the recipe has such."""
+    """Return a column and values of one type: text is read as numbers or times where the recipe has such."""
     kind = column.type
     text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
     if isinstance(operands[0], date):

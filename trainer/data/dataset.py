@@ -56,14 +56,12 @@ class Dataset:
     Attributes:
         query_ids: string [Q], every query of every split and of the feature table.
         label_ids: string [L], the catalogue: labels of every split and of the feature table.
-        train, valid, test: pairs; valid and test may be empty.
         query_table, label_table: feature tables, one row per id in the ids' order; None without a file. Of queries
             whose attributes change, one row per version, and after the last one without values.
         ordered: whether a query's pairs are in time order, so that a history is what came before.
         asked: the ways in which queries are asked; None where it is one of each.
         contexts: distinct contexts, by the names of their columns; None without.
         impressions: label rows of what was shown with an interaction; None without.
-        read_at: when the files were read, UTC.
         repeats: `drop` where a split holds every pair once, and so does what splits are put together to.
         report: what was left out of the files' rows, and what is wrong with them.
     """
@@ -84,17 +82,16 @@ class Dataset:
     report: RowReport = field(default_factory=RowReport)
 
     def label_counts(self) -> Int64:
-        """Training pairs of every label, whatever they weigh, int64 [L]."""
+        """Return training pairs of every label, whatever they weigh, int64 [L]."""
         return occurrences(self.train.labels, len(self.label_ids))
 
     def label_visits(
         self, *, one_label_per_query: bool, weighted: bool = False, chances_N: Float64 | None = None
     ) -> Float64:
-        """Expected visits to every label in an epoch, float64 [L]: its pairs, or 1/t of each where a query of t
+        """Return expected visits to every label in an epoch, float64 [L]: its pairs, or 1/t of each where a query of t
         labels is visited with one of them.
 
         Args:
-            one_label_per_query: an epoch visits queries, not pairs.
             weighted: a visit counts as much as its pair weighs, as its loss does: what π is of. Batches, and so
                 negatives out of them, are of visits as such.
             chances_N: expected visits of every pair, where not all are visited alike, float64 [N].
@@ -110,22 +107,22 @@ class Dataset:
 
     @property
     def askers(self) -> Int32 | None:
-        """Query row of every way to ask, int32 [A]; None where it is one of each."""
+        """Return query row of every way to ask, int32 [A]; None where it is one of each."""
         return None if self.asked is None else self.asked.queries
 
     def training_queries(self) -> int:
-        """Distinct queries with training pairs."""
+        """Return distinct queries with training pairs."""
         return len(distinct(self.train.queries))
 
     @property
     def time_unit(self) -> TimeUnit:
-        """What the times of the pairs are in, as a bundle says it."""
+        """Return what the times of the pairs are in, as a bundle says it."""
         if self.report.dates:
             return "date"
         return "number" if self.report.unit is None else cast("TimeUnit", self.report.unit)
 
     def fingerprint(self) -> str:
-        """Hex sha256 of ids, pairs and feature tables: of all that training may depend on."""
+        """Return hex sha256 of ids, pairs and feature tables: of all that training may depend on."""
         return self.computed_fingerprint
 
     @cached_property
@@ -167,8 +164,6 @@ def load_dataset(
     """Read every file the recipe names and cut the splits.
 
     Args:
-        data: names the files.
-        seed: what a random split is drawn by.
         strings: columns of features that text formats must not read as numbers or dates.
         columns: columns that are needed of each feature table, `query` and `label`; None reads all.
         context: columns of the interactions that query features are read from.
@@ -177,12 +172,6 @@ def load_dataset(
 
     Ids match by their text: integer 7 in Parquet, `7` in CSV. Text formats have no types; Parquet files must
     agree whether a column of ids holds integers or strings, since they would match by accident otherwise.
-
-    Raises:
-        DataError: files that are missing or garbled, columns that are missing or hold something else, rows that are
-            bad, all of it in one error; ids that are integers in one Parquet file and strings in another; a display
-            column the label table does not have; `valid_from` and `timestamp` of which one is numbers and one
-            timestamps.
     """
     read_at = datetime.now(UTC)
     places = {name: place for name in ("train", "valid", "test") if (place := getattr(data, name)) is not None}
@@ -243,8 +232,8 @@ def load_dataset(
 def _ids_of(
     raw: dict[str, pa.Table], side: str, table: IdTable | None, report: RowReport, scratch: Scratch
 ) -> tuple[pa.Array, dict[str, Int32]]:
-    """Every id of some interactions and of a feature table, once; and the rows of them that the interactions of each
-    split name, int32 [N]. Notes ids that the table has no row for."""
+    """Return every id of some interactions and of a feature table, once; and the rows of them that the interactions of
+    each split name, int32 [N]. Notes ids that the table has no row for."""
     chunks = [chunk for each in raw.values() for chunk in each[side].chunks]
     listed = [] if table is None else [table.ids]
     ids, rows_of = distinct_ids([*(chunk.dictionary for chunk in chunks), *listed], scratch)
@@ -281,7 +270,7 @@ def _pairs(
 
 
 def _with_shown(pairs: dict[str, Pairs], raw: dict[str, pa.Table]) -> tuple[dict[str, Pairs], pa.ChunkedArray | None]:
-    """Pairs that say which row of the impressions is theirs, and the impressions of all splits; None without."""
+    """Return pairs that say which row of the impressions is theirs, and the impressions of all splits; None without."""
     tables = {name: table for name, table in raw.items() if "shown" in table.column_names}
     if not tables:
         return pairs, None

@@ -31,10 +31,7 @@ class Encoding:
     """Vocabularies, encoded columns and what a bundle says of them, fitted on the training pairs.
 
     Attributes:
-        vocabularies: by table name.
-        query: encodes queries.
         label_inputs: inputs of the whole catalogue but for audiences, first axis L.
-        query_features, label_features: what the bundle says of them.
         numbers: mean and standard deviation of every `number` that is standardised, by feature name.
         entry_ids: rows of the embedding table that are added to label embeddings in histories, by the name of these,
             int32 [L] each.
@@ -55,11 +52,12 @@ class Encoding:
 
     @property
     def vocabulary_rows(self) -> dict[str, int]:
-        """Rows of every table of ids."""
+        """Return rows of every table of ids."""
         return {name: vocabulary.rows for name, vocabulary in self.vocabularies.items()}
 
     def some_labels(self, limit: int) -> tuple[Int32, Inputs]:
-        """Rows of at most `limit` labels, from the first, and the label tower's inputs of them, audiences included."""
+        """Return rows of at most `limit` labels, from the first, and the label tower's inputs of them, audiences
+        included."""
         if self.audience is not None:
             rows = self.audience.some(limit)
         else:
@@ -78,13 +76,8 @@ class Encoding:
         """Build vocabularies from what occurs in training and encode both feature tables.
 
         Args:
-            recipe: names the features.
-            dataset: holds their columns.
             vocabularies: of an exported model, to encode as it does; by default they are built.
             exported: query features of that model, for means, ranges and dates; by default they are fitted.
-
-        Raises:
-            DataError: a feature's column is missing or has a type its kind does not read.
         """
         data, train, asked = recipe.data, dataset.train, dataset.asked
         of_model = {feature.name: feature for feature in exported}
@@ -185,13 +178,8 @@ class Encoding:
 
 
 def _by_row(rows: Int32, of_pairs_N: Int32, vocabulary: Vocabulary) -> Float32:
-    """Pairs of what every row of a vocabulary stands for, at least 1 and on average over its ids, float32 [rows].
-
-    Args:
-        rows: of every query or label, in the vocabulary.
-        of_pairs_N: the query or label of every pair.
-        vocabulary: whose rows.
-    """
+    """Return pairs of what every row of a vocabulary stands for, at least 1 and on average over its ids, float32
+    [rows]."""
     pairs = np.bincount(of_pairs_N, minlength=len(rows))
     ids, total = (np.bincount(rows, weights, minlength=vocabulary.rows) for weights in (None, pairs))
     return np.maximum(total / np.maximum(ids, 1), 1).astype(np.float32)
@@ -209,7 +197,7 @@ def _path(places: Places | None) -> str | None:
 
 
 def _described(feature: FeatureConfig, column: Encoded | None, unit: TimeUnit) -> Feature:
-    """What a bundle's manifest says of a feature."""
+    """Return what a bundle's manifest says of a feature."""
     measured = {} if column is None or isinstance(column, np.ndarray | Bags) else column.described()
     return Feature(
         name=feature.name,

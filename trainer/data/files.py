@@ -30,10 +30,6 @@ class DataFile:
     """One file of a data set.
 
     Attributes:
-        name: path or URL, for messages.
-        path: in its file system.
-        filesystem: where it lies.
-        kind: parquet, csv, tsv, lists or xmc.
         partition: values of the columns that its folders name, such as `day=2026-01-31`.
         groups: those of a Parquet file's groups of rows that are meant; None for all of a file.
         first: number of the first row that is meant.
@@ -48,23 +44,18 @@ class DataFile:
     first: int = 0
 
     def wrong(self, column: str, expected: str, found: object) -> DataError:
-        """An error about one of its columns."""
+        """Return an error about one of its columns."""
         return DataError(f"{self.name}: column {column!r}: expected {expected}, found {found}")
 
 
 def find_files(places: Places, file_format: str = "auto") -> list[DataFile]:
-    """Every file of some places: entry by entry in their order, within an entry by name.
+    """Return every file of some places: entry by entry in their order, within an entry by name.
 
     Below a directory, names that begin with `_` or `.` are not read, nor, where endings say the format, are files of
     other endings.
 
     Args:
-        places: as a recipe names them.
         file_format: `auto`, and `table` of a feature table, go by every file's ending.
-
-    Raises:
-        DataError: nothing there, an ending that says nothing, a file named twice, or a URL of a file system that is
-            not installed or does not answer.
     """
     found: list[DataFile] = []
     for place in places if isinstance(places, list) else [places]:
@@ -82,16 +73,11 @@ def find_files(places: Places, file_format: str = "auto") -> list[DataFile]:
 
 
 def pieces_of(file: DataFile, rows: int, measured: Iterable[str] = ()) -> list[DataFile]:
-    """A Parquet file as pieces of at most so many rows, or of one group of rows; any other file whole.
+    """Return a Parquet file as pieces of at most so many rows, or of one group of rows; any other file whole.
 
     Args:
-        file: the whole of it.
-        rows: at most, unless a group has more.
         measured: columns of numbers or times. A file that has one as text, of which all rows together tell what it
             is, stays whole.
-
-    Raises:
-        DataError: not a readable file.
     """
     if file.kind != "parquet":
         return [file]
@@ -119,11 +105,7 @@ def _readable(file: DataFile) -> Iterator[None]:
 
 
 def kind_of(name: str, file_format: str) -> str:
-    """The format of a file: what the recipe says, or what its ending says.
-
-    Raises:
-        DataError: it goes by the ending, and an ending that says nothing.
-    """
+    """Return the format of a file: what the recipe says, or what its ending says."""
     if file_format not in _BY_ENDING:
         return file_format
     if kind := _ending(name):
@@ -135,15 +117,11 @@ def kind_of(name: str, file_format: str) -> str:
 
 
 def read_columns(file: DataFile, wanted: Sequence[str] | None, *, strings: Iterable[str]) -> pa.Table:
-    """Some columns of a columnar file.
+    """Return some columns of a columnar file.
 
     Args:
-        file: Parquet, CSV or TSV.
         wanted: names; None, or any that the file lacks, reads all of them.
         strings: columns that text formats must not read as numbers or dates.
-
-    Raises:
-        DataError: empty or garbled, or text that is not UTF-8.
     """
     with _readable(file):
         names = pa.parquet.read_schema(file.path, filesystem=file.filesystem).names if file.kind == "parquet" else None
@@ -169,7 +147,7 @@ def read_columns(file: DataFile, wanted: Sequence[str] | None, *, strings: Itera
 
 
 def decoded(table: pa.Table) -> pa.Table:
-    """A table with the values of its dictionary-encoded columns, such as categories of pandas."""
+    """Return a table with the values of its dictionary-encoded columns, such as categories of pandas."""
     for at, column in enumerate(table.schema):
         if pa.types.is_dictionary(column.type):
             table = table.set_column(at, column.name, table[at].cast(column.type.value_type))
@@ -177,7 +155,7 @@ def decoded(table: pa.Table) -> pa.Table:
 
 
 def _read(file: DataFile, columns: list[str] | None, strings: Iterable[str]) -> pa.Table:
-    """Some columns of a file; None reads all."""
+    """Return some columns of a file; None reads all."""
     if file.groups is not None:
         with pa.parquet.ParquetFile(file.path, filesystem=file.filesystem) as parquet:
             return parquet.read_row_groups(list(file.groups), columns=columns)
@@ -195,7 +173,7 @@ def _read(file: DataFile, columns: list[str] | None, strings: Iterable[str]) -> 
 
 
 def _csv_columns(file: DataFile) -> list[str]:
-    """The header of a text file."""
+    """Return the header of a text file."""
     with file.filesystem.open_input_stream(file.path) as stream:
         reader = pa.csv.open_csv(stream, parse_options=_delimited(file))
         names: list[str] = reader.schema.names
@@ -220,7 +198,7 @@ def _ending(name: str) -> str | None:
 
 
 def _local(place: Path, file_format: str) -> list[DataFile]:
-    """Files of a path or a glob of this machine."""
+    """Return files of a path or a glob of this machine."""
     paths = [place] if place.exists() else [Path(name) for name in sorted(glob.glob(str(place), recursive=True))]
     files = []
     for path in paths:
@@ -231,7 +209,7 @@ def _local(place: Path, file_format: str) -> list[DataFile]:
 
 
 def _remote(url: str, file_format: str) -> list[DataFile]:
-    """Files of a URL, by fsspec."""
+    """Return files of a URL, by fsspec."""
     try:
         import fsspec
     except ImportError as error:
@@ -255,7 +233,7 @@ def _remote(url: str, file_format: str) -> list[DataFile]:
 
 
 def _listed(paths: Iterable[str], top: str, file_format: str) -> list[str]:
-    """Files below a directory that are data, by name."""
+    """Return files below a directory that are data, by name."""
 
     def is_data(path: str) -> bool:
         parts = PurePosixPath(path[len(top) :].lstrip("/")).parts
@@ -266,7 +244,7 @@ def _listed(paths: Iterable[str], top: str, file_format: str) -> list[str]:
 
 
 def _partitioned(files: list[DataFile]) -> list[DataFile]:
-    """Files with the columns that their folders name: integers where all values are, else strings."""
+    """Return files with the columns that their folders name: integers where all values are, else strings."""
     texts = [
         {key: unquote(value) for key, value in re.findall(r"(?<=/)([^/=]+)=([^/]*)(?=/)", f"/{file.path}")}
         for file in files

@@ -49,15 +49,14 @@ class Histories:
         return cls(bags, earlier[:-1], None if ticks is None else ticks[chosen])
 
     def before(self, pairs_B: Int64) -> Int64:
-        """How many of the entries come before some known pairs, int64 [B]."""
+        """Return how many of the entries come before some known pairs, int64 [B]."""
         return pairs_B if self.earlier is None else self.earlier[pairs_B]
 
     def ages(self, starts_B: Int64, there_BP: Bools, now_B: Int64, known_B: Bools | None = None) -> Int32:
-        """How long before a request the entries of padded histories were, in ticks, int32 [B, P].
+        """Return how long before a request the entries of padded histories were, in ticks, int32 [B, P].
 
         Args:
             starts_B: the first entry of each, int64.
-            there_BP: where there is an entry.
             now_B: when each is asked with, int64.
             known_B: of which the times are told; by default of all.
         """

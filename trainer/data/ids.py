@@ -30,12 +30,9 @@ _TEXT = 1 << 30
 
 
 def stored_as(column: pa.ChunkedArray, name: str, file: DataFile) -> str | None:
-    """Whether a Parquet file has a column [N] of ids as `integers` or as `strings`; None for text formats.
+    """Return whether a Parquet file has a column [N] of ids as `integers` or as `strings`; None for text formats.
 
     Floats count as integers: pandas makes them of integers as soon as one is missing.
-
-    Raises:
-        DataError: it is of another type.
     """
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):
@@ -48,11 +45,7 @@ def stored_as(column: pa.ChunkedArray, name: str, file: DataFile) -> str | None:
 
 
 def encode_ids(column: pa.ChunkedArray, name: str, file: DataFile) -> pa.DictionaryArray:
-    """A column [N] of ids as dictionary-encoded strings, nulls among them.
-
-    Raises:
-        DataError: neither strings nor integers, or floats that are not whole or too large to be told apart.
-    """
+    """Return a column [N] of ids as dictionary-encoded strings, nulls among them."""
     stored_as(column, name, file)
     encoded = column.combine_chunks()
     if pa.types.is_floating(encoded.type):
@@ -74,7 +67,7 @@ def _integers(column: pa.Array, name: str, file: DataFile) -> pa.Array:
 
 
 def like_placeholders(values: pa.Array) -> Bools:
-    """Which strings, [n], look like ids that name nobody, bool [n]; the empty one among them."""
+    """Return which strings, [n], look like ids that name nobody, bool [n]; the empty one among them."""
     folded = pc.utf8_lower(pc.utf8_trim_whitespace(values))
     alike: Bools = np.asarray(pc.is_in(folded, value_set=pa.array(_NOBODY)))
     return alike
@@ -84,8 +77,6 @@ def check_ids(checks: RowChecks, name: str, ids: pa.DictionaryArray, placeholder
     """Note rows without an id, and those whose id names nobody.
 
     Args:
-        checks: gets the problems.
-        name: of the column.
         ids: encoded, [N].
         placeholders: ids that are none; others that look it are reported, and stay.
     """
@@ -110,7 +101,7 @@ def check_ids(checks: RowChecks, name: str, ids: pa.DictionaryArray, placeholder
 
 
 def in_use(ids: pa.DictionaryArray) -> pa.DictionaryArray:
-    """The same ids [N] with a dictionary of only what occurs, in order of first occurrence."""
+    """Return the same ids [N] with a dictionary of only what occurs, in order of first occurrence."""
     values, first, inverse = np.unique(ids.indices.to_numpy(), return_index=True, return_inverse=True)
     order = np.argsort(first)
     rank = np.empty_like(order)
@@ -120,16 +111,13 @@ def in_use(ids: pa.DictionaryArray) -> pa.DictionaryArray:
 
 
 def distinct_ids(parts: Sequence[pa.StringArray], scratch: Scratch) -> tuple[pa.StringArray, list[Int32]]:
-    """Every id of some parts once, in the order of its first occurrence, and the row of each part's ids, int32 [n].
+    """Return every id of some parts once, in the order of its first occurrence, and the row of each part's ids, int32
+    [n].
 
     Where they are more than fit in memory, they are looked up share by share.
 
     Args:
         parts: of `M` ids together, without nulls.
-        scratch: where ids and rows are put.
-
-    Raises:
-        pa.ArrowInvalid: more than 2 GiB of text.
     """
     text = sum(part.nbytes for part in parts)
     size = text + _LOOKED_UP * sum(map(len, parts))
@@ -166,7 +154,7 @@ def distinct_ids(parts: Sequence[pa.StringArray], scratch: Scratch) -> tuple[pa.
 
 
 def _shares_of(ids: pa.StringArray, shares: int) -> npt.NDArray[np.uint16]:
-    """Which of some shares every id [n] is in, by its length, first and last bytes: the same for the same id."""
+    """Return which of some shares every id [n] is in, by its length, first and last bytes: the same for the same id."""
     _, offsets, text = ids.buffers()
     bounds = np.frombuffer(offsets, np.int32)[ids.offset : ids.offset + len(ids) + 1].astype(np.int64)
     bytes_ = np.frombuffer(text or b"\0", np.uint8)

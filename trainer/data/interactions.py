@@ -46,7 +46,6 @@ class Interactions:
             `weight` float32 where the recipe asks for them, `shown` lists of strings, and a context's columns under
             `context:NAME`.
         id_types: `integers` or `strings` by id column, then by Parquet file.
-        errors: what is wrong with whole files.
     """
 
     tables: dict[str, pa.Table] = field(default_factory=dict)
@@ -64,7 +63,7 @@ class _Part:
 
     @property
     def numbers(self) -> Int64:
-        """Their numbers in the file, int64 [N]."""
+        """Return their numbers in the file, int64 [N]."""
         numbers: Int64 = self.table[_NUMBER].to_numpy()
         return numbers
 
@@ -74,7 +73,7 @@ class _Part:
         return self.table[_TIME].to_numpy() if _TIME in self.table.column_names else None
 
     def kept(self, kept_N: Bools) -> _Part:
-        """Some of the rows."""
+        """Return some of the rows."""
         return self if kept_N.all() else replace(self, table=self.table.filter(pa.array(kept_N)))
 
 
@@ -84,11 +83,6 @@ def read_interactions(files: dict[str, list[DataFile]], data: DataConfig, report
     """Read every file of every split; bad rows are left out and noted, for `settle` to judge.
 
     Args:
-        files: by split.
-        data: the recipe's section.
-        report: gets counts and problems.
-        now: what is not the future.
-        context: columns that query features are read from.
         strings: those that text formats must not read as numbers or dates.
         scratch: where tables are put; what an earlier attempt has read is not read again.
     """
@@ -149,7 +143,7 @@ def read_interactions(files: dict[str, list[DataFile]], data: DataConfig, report
 
 
 def nothing_in(files: list[DataFile], report: RowReport) -> str:
-    """The error about files of which no row is left."""
+    """Return the error about files of which no row is left."""
     why = "; ".join(report.lines()[:1])
     more = f" and {len(files) - 1} more" if len(files) > 1 else ""
     return f"{files[0].name}{more}: expected at least one interaction, found none{f' ({why})' if why else ''}"
@@ -157,7 +151,7 @@ def nothing_in(files: list[DataFile], report: RowReport) -> str:
 
 def _read(file: DataFile, split: str, data: DataConfig, context: Sequence[str], strings: Sequence[str]
           ) -> tuple[pa.Table, dict[str, Any]]:  # fmt: skip
-    """The rows of a file that meet the filter, with their numbers and times; and what a report says of them."""
+    """Return the rows of a file that meet the filter, with their numbers and times; and what a report says of them."""
     if file.kind == "lists":
         pairs = read_lists(file)
         numbers = pa.array(np.arange(pairs.num_rows))
@@ -189,7 +183,7 @@ def _read(file: DataFile, split: str, data: DataConfig, context: Sequence[str], 
 
 
 def _encoded(table: pa.Table, ids: Sequence[str], file: DataFile) -> pa.Table:
-    """The table with its ids as numbers of distinct strings, which take a part of the memory."""
+    """Return the table with its ids as numbers of distinct strings, which take a part of the memory."""
     for name in ids:
         encoded = encode_ids(table[name], name, file)
         table = table.set_column(table.column_names.index(name), name, encoded)
@@ -197,7 +191,7 @@ def _encoded(table: pa.Table, ids: Sequence[str], file: DataFile) -> pa.Table:
 
 
 def _newest(times: list[Float64], unit: str | None, now: datetime) -> float | None:
-    """The latest plausible time of all rows; None without a unit."""
+    """Return the latest plausible time of all rows; None without a unit."""
     if unit is None:
         return None
     latest = [part[~implausible(part, unit, now=now)].max(initial=-np.inf) for part in times]
@@ -205,7 +199,7 @@ def _newest(times: list[Float64], unit: str | None, now: datetime) -> float | No
 
 
 def _since(part: _Part, since: datetime | str, newest: float | None, report: RowReport) -> _Part:
-    """Rows from a time on; those without a time stay, for they are judged as bad rows."""
+    """Return rows from a time on; those without a time stay, for they are judged as bad rows."""
     if report.unit is None or newest is None or part.times is None:
         raise DataError(
             "data.since: expected data.timestamp as dates, or as seconds, milliseconds, microseconds or nanoseconds "
@@ -220,7 +214,8 @@ def _since(part: _Part, since: datetime | str, newest: float | None, report: Row
 
 def _checked(part: _Part, data: DataConfig, report: RowReport, newest: float | None, now: datetime,
              context: Sequence[str]) -> tuple[pa.Table, bool | None]:  # fmt: skip
-    """The good rows of a part as a table; and whether any weighs something, None where there are no weights or rows."""
+    """Return the good rows of a part as a table; and whether any weighs something, None where there are no weights or
+    rows."""
     checks = RowChecks(part.file.name, part.numbers)
     ids = {"query": data.query_id, "label": data.label_id}
     columns: dict[str, pa.Array] = {key: encode_ids(part.table[name], name, part.file) for key, name in ids.items()}
@@ -265,7 +260,7 @@ def _lists_of(column: pa.ChunkedArray, name: str, file: DataFile) -> pa.ChunkedA
 
 
 def _check_times(checks: RowChecks, part: _Part, data: DataConfig, unit: str | None, now: datetime) -> None:
-    """Times that are none are bad, implausible ones only where bad rows are dropped."""
+    """Count missing times as bad, implausible ones only where bad rows are dropped."""
     name, times_N = data.timestamp or "", part.times
     if times_N is None:
         return
@@ -292,7 +287,7 @@ def _check_times(checks: RowChecks, part: _Part, data: DataConfig, unit: str | N
 def _weights(
     checks: RowChecks, part: _Part, data: DataConfig, report: RowReport, newest: float | None
 ) -> tuple[Float64 | None, Bools]:
-    """Weights by column, event type and age, float64 [N]; and rows whose event type weighs 0, bool [N]."""
+    """Return weights by column, event type and age, float64 [N]; and rows whose event type weighs 0, bool [N]."""
     weights_N, unused_N = None, np.zeros(len(part.numbers), bool)
     if data.weight:
         raw = part.table[data.weight]
@@ -323,7 +318,7 @@ def _weights(
 
 
 def _event_weights(checks: RowChecks, part: _Part, name: str, weights: dict[str, float]) -> Float64:
-    """What every row's event type weighs, float64 [N], NaN of unlisted ones, which are bad rows."""
+    """Return what every row's event type weighs, float64 [N], NaN of unlisted ones, which are bad rows."""
     column = part.table[name]
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_integer(kind)):

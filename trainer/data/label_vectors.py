@@ -19,16 +19,12 @@ from longtail.trainer.data.measures import Vectors, VectorsOfLabels
 def encode_by_label(
     feature: FeatureConfig, source: FeatureTable, label_ids: pa.Array, of_labels: Vectors
 ) -> VectorsOfLabels | None:
-    """A column of label ids as their vectors; None for a column of something else, such as the vectors themselves.
+    """Return a column of label ids as their vectors; None for a column of something else, such as the vectors
+    themselves.
 
     Args:
         feature: a `vector` with `of_label`.
-        source: its table.
         label_ids: string [L].
-        of_labels: the label feature's.
-
-    Raises:
-        DataError: the column is missing, or holds ids of which none is a label's.
     """
     column = source.column(feature)
     if not (
@@ -45,12 +41,8 @@ def encode_by_label(
 
 
 def kept_vectors(features: list[FeatureConfig], label_inputs: Inputs) -> dict[str, Float32]:
-    """What a bundle keeps for query features that are given by label id: float32 [L, D] by label feature, NaN without.
-
-    Args:
-        features: of the query tower.
-        label_inputs: of the whole catalogue.
-    """
+    """Return what a bundle keeps for query features that are given by label id: float32 [L, D] by label feature, NaN
+    without."""
     names = dict.fromkeys(feature.of_label for feature in features if feature.of_label is not None)
     return {
         name: np.where(label_inputs[f"{name}__missing"][:, None] > 0, np.float32(np.nan), label_inputs[name])

@@ -14,11 +14,7 @@ from longtail.trainer.errors import DataError
 
 
 def read_lists(file: DataFile | Path) -> pa.Table:
-    """Pairs of `query` and `label` from lines of words separated by blanks or tabs.
-
-    Raises:
-        DataError: missing, unreadable, or not text.
-    """
+    """Return pairs of `query` and `label` from lines of words separated by blanks or tabs."""
     if isinstance(file, Path):
         (file,) = find_files(file, "lists")
     lines = _lines(file)
@@ -38,7 +34,7 @@ def read_lists(file: DataFile | Path) -> pa.Table:
 
 
 def _lines(file: DataFile) -> pa.Array:
-    """All non-empty lines of a UTF-8 text file."""
+    """Return all non-empty lines of a UTF-8 text file."""
     try:
         with file.filesystem.open_input_stream(file.path) as stream:
             content = stream.read()

@@ -32,7 +32,6 @@ class Numbers:
 
     Attributes:
         values: [R]; `fill` where a row has none.
-        mean, std: of the training rows that have one.
         fill: what stands for a missing number: the training mean.
         missing: 1 where a row has none, [R]; None where the tower is not told.
     """
@@ -44,12 +43,12 @@ class Numbers:
     missing: Float32 | None = None
 
     def inputs(self, name: str, rows_B: npt.NDArray[np.integer]) -> Inputs:
-        """The tower's inputs for some rows, [B]."""
+        """Return the tower's inputs for some rows, [B]."""
         flag = {} if self.missing is None else {f"{name}__missing": self.missing[rows_B]}
         return {name: self.values[rows_B]} | flag
 
     def described(self) -> dict[str, Any]:
-        """What a manifest says of it."""
+        """Return what a manifest says of it."""
         return {"missing": self.fill if self.missing is None else None}
 
 
@@ -61,11 +60,11 @@ class Ranges:
     boundaries: list[float]
 
     def inputs(self, name: str, rows_B: npt.NDArray[np.integer]) -> Inputs:
-        """The tower's input for some rows, [B]."""
+        """Return the tower's input for some rows, [B]."""
         return {name: self.rows[rows_B]}
 
     def described(self) -> dict[str, Any]:
-        """What a manifest says of them."""
+        """Return what a manifest says of them."""
         return {"boundaries": self.boundaries}
 
 
@@ -77,11 +76,11 @@ class Vectors:
     missing: Float32
 
     def inputs(self, name: str, rows_B: npt.NDArray[np.integer]) -> Inputs:
-        """The tower's inputs for some rows, [B, D] and [B]."""
+        """Return the tower's inputs for some rows, [B, D] and [B]."""
         return {name: self.values[rows_B], f"{name}__missing": self.missing[rows_B]}
 
     def described(self) -> dict[str, Any]:
-        """What a manifest says of them."""
+        """Return what a manifest says of them."""
         return {"missing": None, "dims": self.values.shape[1]}
 
 
@@ -98,14 +97,14 @@ class VectorsOfLabels:
     of_labels: Vectors
 
     def inputs(self, name: str, rows_B: npt.NDArray[np.integer]) -> Inputs:
-        """The tower's inputs for some rows, [B, D] and [B]."""
+        """Return the tower's inputs for some rows, [B, D] and [B]."""
         labels_B = self.labels_R[rows_B]
         missing_B = np.where(labels_B < 0, np.float32(1), self.of_labels.missing[labels_B])
         values_BD = np.where(missing_B[:, None] > 0, np.float32(0), self.of_labels.values[labels_B])
         return {name: values_BD, f"{name}__missing": missing_B}
 
     def described(self) -> dict[str, Any]:
-        """What a manifest says of them."""
+        """Return what a manifest says of them."""
         return self.of_labels.described()
 
 
@@ -118,11 +117,11 @@ class Dates:
     reference: datetime
 
     def inputs(self, name: str, rows_B: npt.NDArray[np.integer]) -> Inputs:
-        """The tower's input for some rows, [B, parts]."""
+        """Return the tower's input for some rows, [B, parts]."""
         return {name: self.rows[rows_B]}
 
     def described(self) -> dict[str, Any]:
-        """What a manifest says of them."""
+        """Return what a manifest says of them."""
         return {"parts": self.parts, "reference": self.reference}
 
 
@@ -132,16 +131,11 @@ Measured = Numbers | Ranges | Vectors | VectorsOfLabels | Dates
 def encode_measured(
     feature: FeatureConfig, source: FeatureTable, training_rows: npt.NDArray[np.integer], exported: Feature | None
 ) -> Measured:
-    """A number, vector or date of every row of a table.
+    """Return a number, vector or date of every row of a table.
 
     Args:
-        feature: what to encode.
-        source: the table.
         training_rows: rows that means, ranges and the latest date are taken of, int [n].
         exported: what a bundle says of the feature, to encode as it does.
-
-    Raises:
-        DataError: the column is missing, or holds something else.
     """
     if feature.kind == "vector":
         return _vectors(feature, source)
@@ -175,7 +169,7 @@ def boundaries_of(known: Float64, buckets: int) -> list[float]:
 
 
 def _numbers_of(feature: FeatureConfig, source: FeatureTable) -> Float32:
-    """A column of numbers, [R]; NaN where a row has none."""
+    """Return a column of numbers, [R]; NaN where a row has none."""
     column = source.column(feature)
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         for row, text in enumerate(column.to_pylist()):
@@ -237,7 +231,7 @@ def _dates(
 
 
 def _seconds_of(feature: FeatureConfig, source: FeatureTable) -> Int64:
-    """A column of times as seconds since 1970, [R]; `MISSING_DATE` where a row has none."""
+    """Return a column of times as seconds since 1970, [R]; `MISSING_DATE` where a row has none."""
     column = source.column(feature)
     expected = "timestamps, dates, or strings in ISO 8601"
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):

@@ -25,7 +25,6 @@ class Moments:
     held-out pairs was chosen, one that has none when the last of all known pairs was: what a service knows, its clock.
 
     Attributes:
-        unit: of the pairs' times.
         of_pairs: int64 [N].
         first: of the held-out pairs of each way to ask, int64 [A], `_NEVER` of one without; shorter where the last
             have none.
@@ -37,11 +36,7 @@ class Moments:
 
     @classmethod
     def of(cls, known: Pairs, unit: TimeUnit, held_out: Pairs | None = None) -> Moments:
-        """Of known pairs, and of those that are looked for.
-
-        Raises:
-            DataError: pairs without times.
-        """
+        """Of known pairs, and of those that are looked for."""
         if known.times is None:
             raise DataError("data.timestamp: expected times of all pairs for encoder.time_buckets, found none")
         first_A = np.zeros(0, np.int64)
@@ -51,7 +46,7 @@ class Moments:
         return cls(unit, ticks_of(known.times, unit), first_A)
 
     def of_requests(self, askings_B: Int32) -> Int64:
-        """When queries are asked, int64 [B]."""
+        """Return when queries are asked, int64 [B]."""
         newest = self.of_pairs.max(initial=0)
         if not len(self.first):
             return np.full(len(askings_B), newest)

@@ -35,13 +35,7 @@ class Nearest:
 
     @classmethod
     def of(cls, config: NeighboursConfig, train: Pairs, *, queries: int, labels: int) -> Self:
-        """Of the training pairs, each as often as once and whatever it weighs.
-
-        Args:
-            config: how many, and of which sides.
-            train: the pairs.
-            queries, labels: Q and L.
-        """
+        """Of the training pairs, each as often as once and whatever it weighs."""
 
         def found(side: str, rows: Int32, columns: Int32, shape: tuple[int, int]) -> Int32 | None:
             return nearest_rows(rows, columns, shape=shape, k=config.k) if side in config.sides else None
@@ -54,17 +48,15 @@ class Nearest:
     def columns(
         self, train: Pairs, rows_B: Int64, of_queries: Callable[[Int32], Inputs], rng: np.random.Generator
     ) -> Inputs:
-        """What a step reads of the neighbours of a batch, one drawn for each row among those that there are.
+        """Return what a step reads of the neighbours of a batch, one drawn for each row among those that there are.
 
         `_near_label` int32 [B, K], those of the positives, and `_neighbour` int32 [B], the label drawn of them;
         `_query` int32 [B], the rows' queries, `_near_query` int32 [B, K], and of the queries drawn the tower's inputs
         by `OF_NEIGHBOUR` and their names. Who has no neighbour stands in its place.
 
         Args:
-            train: the training pairs.
             rows_B: rows of the batch among them, int64.
             of_queries: the tower's inputs of query rows, int32 [B], as they stand after all training pairs.
-            rng: draws.
         """
         columns: Inputs = {}
         if self.labels_LK is not None:
@@ -80,14 +72,13 @@ class Nearest:
 
 
 def nearest_rows(rows_N: Int32, columns_N: Int32, *, shape: tuple[int, int], k: int) -> Int32:
-    """The rows of a sparse matrix of ones with the highest cosines to each row, int32 [R, K]; −1 where these are 0.
+    """Return the rows of a sparse matrix of ones with the highest cosines to each row, int32 [R, K]; −1 where these are
+    0.
 
     Σ n² products over columns of n entries each, and memory of the entries and of what is found.
 
     Args:
         rows_N, columns_N: where the ones are; what comes twice is one.
-        shape: of the matrix; R is the first.
-        k: K, at most.
 
     Example:
         >>> nearest_rows(np.int32([0, 0, 1, 1, 2]), np.int32([0, 1, 0, 1, 1]), shape=(4, 2), k=2)
@@ -119,7 +110,7 @@ def nearest_rows(rows_N: Int32, columns_N: Int32, *, shape: tuple[int, int], k: 
 
 
 def _drawn(near_BK: Int32, own_B: Int32, rng: np.random.Generator) -> Int32:
-    """One of each row's neighbours, int32 [B], each alike often; its own row where it has none."""
+    """Return one of each row's neighbours, int32 [B], each alike often; its own row where it has none."""
     lengths_B = np.sum(near_BK >= 0, axis=1)
     at_B = (rng.random(len(own_B)) * lengths_B).astype(np.int64)
     drawn_B = np.take_along_axis(near_BK, at_B[:, None], axis=1)[:, 0]

@@ -32,7 +32,7 @@ class Packing(NamedTuple):
     places_B: Int32
 
     def ages(self, ticks_N: Int64, pairs_B: Int64) -> Int32:
-        """How long before the last of the rows that end in a history its entries were, int32 [S, P].
+        """Return how long before the last of the rows that end in a history its entries were, int32 [S, P].
 
         Args:
             ticks_N: when the pairs were that are entries, int64.
@@ -56,7 +56,6 @@ def pack(firsts_B: Int64, ends_B: Int64, *, length: int) -> Packing:
     Args:
         firsts_B: the first entry of each row's query, int64.
         ends_B: the entry after the last that it sees, int64; histories of different queries do not overlap.
-        length: P.
     """
     hop = (length + 1) // 2
     seen_B = ends_B - firsts_B

@@ -19,7 +19,7 @@ _AT_ONCE = 1 << 24
 
 
 def occurrences(rows_N: Int32, rows: int) -> Int64:
-    """How often every row stands, int64 [rows]; without the int64 copy that NumPy makes of all that it counts."""
+    """Get how often every row stands, int64 [rows]; without the int64 copy that NumPy makes of all that it counts."""
     counts = np.zeros(rows, np.int64)
     for start in range(0, len(rows_N), _AT_ONCE):
         counts += np.bincount(rows_N[start : start + _AT_ONCE], minlength=rows)
@@ -70,7 +70,8 @@ class Pairs:
 
     @property
     def askings(self) -> Int32:
-        """Rows of the queries as they are asked, int32 [N]: of `Dataset.asked`, or of `Dataset.query_ids` without."""
+        """Return rows of the queries as they are asked, int32 [N]: of `Dataset.asked`, or of `Dataset.query_ids`
+        without."""
         return self.queries if self.asked is None else self.asked
 
     @property
@@ -80,11 +81,11 @@ class Pairs:
 
     @property
     def asked_for(self) -> Int64:
-        """What is asked: a number for each of `askings`, or for each of them and objective, int64 [N]."""
+        """Return what is asked: a number for each of `askings`, or for each of them and objective, int64 [N]."""
         return self._of_objectives(self.askings)
 
     def weight_of_owners(self, chances_N: Float64 | None = None) -> Float32:
-        """What the pairs of each pair's owner weigh together in an epoch, float32 [N]; 1 where that is nothing.
+        """Return what the pairs of each pair's owner weigh together in an epoch, float32 [N]; 1 where that is nothing.
 
         Args:
             chances_N: float64, how often an epoch visits each pair; None: once.
@@ -101,11 +102,10 @@ class Pairs:
         return rows * (int(self.objectives.max()) + 1) + self.objectives
 
     def take(self, rows: npt.NDArray[np.integer] | Bools | slice, scratch: Scratch = IN_MEMORY) -> Pairs:
-        """The pairs of some rows.
+        """Return the pairs of some rows.
 
         Args:
             rows: numbers int [n], a mask bool [N], or a slice, whose pairs stay where they are.
-            scratch: where they are put.
         """
         columns = self.columns()
         if isinstance(rows, slice):
@@ -145,15 +145,16 @@ class Pairs:
         )
 
     def per_query(self) -> Int64:
-        """How many each query has, int64 [the last with any + 1]."""
+        """Return how many each query has, int64 [the last with any + 1]."""
         return occurrences(self.queries, int(self.queries.max(initial=-1)) + 1)
 
     def offsets(self, queries: int) -> Int64:
-        """Start of every query's pairs, int64 [Q + 1]."""
+        """Return start of every query's pairs, int64 [Q + 1]."""
         return np.searchsorted(self.queries, np.arange(queries + 1, dtype=np.int32)).astype(np.int64)
 
     def runs(self, scratch: Scratch) -> Iterator[slice]:
-        """Slices of what is sorted by query, about as many as are worked on at a time, all pairs of a query in one."""
+        """Return slices of what is sorted by query, about as many as are worked on at a time, all pairs of a query in
+        one."""
         start = 0
         while start < len(self):
             last = self.queries[min(start + scratch.pairs, len(self)) - 1]
@@ -162,17 +163,17 @@ class Pairs:
             start = end
 
     def columns(self) -> dict[str, Array]:
-        """Those that there are, [N] each, by their names."""
+        """Return those that there are, [N] each, by their names."""
         columns = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: column for name, column in columns.items() if column is not None}
 
     def joined(self, parts: Iterable[Mapping[str, Array]], scratch: Scratch) -> Pairs:
-        """Pairs of the same columns, of parts of them, [n] each, that come one after the other."""
+        """Return pairs of the same columns, of parts of them, [n] each, that come one after the other."""
         types = {name: column.dtype for name, column in self.columns().items()}
         return Pairs(**scratch.columns(types, parts))
 
     def _parted(self, scratch: Scratch) -> Iterator[Pairs]:
-        """The pairs of one range of queries after the other, in their order."""
+        """Return the pairs of one range of queries after the other, in their order."""
         counts_Q = self.per_query()
         range_Q = (np.cumsum(counts_Q) - counts_Q) // scratch.pairs
         sizes = np.bincount(range_Q, counts_Q).astype(np.int64)

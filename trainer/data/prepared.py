@@ -45,24 +45,17 @@ _MAPPED = 1 << 16
 
 
 def read_dataset(recipe: Recipe) -> Dataset:
-    """The data of a recipe, with the columns that its features are read from; as `prepare` where it names a folder.
-
-    Raises:
-        DataError: as `load_dataset`.
-    """
+    """Return the data of a recipe, with the columns that its features are read from; as `prepare` where it names a
+    folder."""
     return _load(recipe) if recipe.data.prepared is None else prepare(recipe)[0]
 
 
 def prepare(recipe: Recipe) -> tuple[Dataset, Path]:
-    """The data of a recipe as mapped files in `data.prepared`, which are written where there are none of these settings
-    and files; those of files that have changed since are removed.
+    """Return the data of a recipe as mapped files in `data.prepared`, which are written where there are none of these
+    settings and files; those of files that have changed since are removed.
 
     Returns:
         The data set, and the folder that it is in.
-
-    Raises:
-        DataError: as `load_dataset`; the recipe names no folder; files there that are damaged.
-        OSError: the disk is full or not writable.
     """
     root = recipe.data.prepared
     if root is None:
@@ -84,7 +77,7 @@ def prepare(recipe: Recipe) -> tuple[Dataset, Path]:
 
 
 def _allow_many_files() -> None:
-    """A mapped file is an open one, and a log may be thousands."""
+    """Return a mapped file is an open one, and a log may be thousands."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):  # where no limit is more than the system has
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -95,7 +88,7 @@ def _load(recipe: Recipe, scratch: Scratch = IN_MEMORY) -> Dataset:
 
 
 def _read_by(recipe: Recipe) -> dict[str, Any]:
-    """How `load_dataset` reads, beside the section."""
+    """Return how `load_dataset` reads, beside the section."""
     return {
         "seed": recipe.seed,
         "strings": recipe.string_columns,
@@ -110,8 +103,8 @@ def _settings(recipe: Recipe) -> dict[str, Any]:
 
 
 def _files(recipe: Recipe) -> list[tuple[str, int, int]]:
-    """Name, size and time of change, ns, of every file that a recipe names; of a remote one in place of the time what
-    fsspec makes of all that its store says of it."""
+    """Return name, size and time of change, ns, of every file that a recipe names; of a remote one in place of the time
+    what fsspec makes of all that its store says of it."""
     data, found = recipe.data, []
     tables = [(places, "table") for places in (data.queries, data.labels)]
     for places, kind in [*((getattr(data, split), data.format) for split in _SPLITS), *tables]:
@@ -153,11 +146,7 @@ def _write(dataset: Dataset, folder: Path, files: list[tuple[str, int, int]]) ->
 
 
 def _read(folder: Path) -> Dataset:
-    """The data set of a folder, mapped.
-
-    Raises:
-        DataError: a file is missing, or of another size than when it was written.
-    """
+    """Return the data set of a folder, mapped."""
     try:
         manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
         for name, size in manifest["sizes"].items():

@@ -22,10 +22,8 @@ class Problem:
     """Rows of one file with one thing wrong.
 
     Attributes:
-        file, column: where.
         expected, found: what a row should hold, and what the first of these holds.
         rows: numbers of the first few, from 0, without a header.
-        count: how many.
         fatal: whether such a row is refused, or left out; else it is only reported.
     """
 
@@ -39,7 +37,7 @@ class Problem:
 
     @property
     def kind(self) -> tuple[str, str, str, str, bool]:
-        """What is wrong, and in which file."""
+        """Return what is wrong, and in which file."""
         return self.file, self.column, self.expected, self.found.partition(" (")[0], self.fatal
 
     def __str__(self) -> str:
@@ -69,15 +67,12 @@ class RowReport:
     """What was read, what was left out, and why.
 
     Attributes:
-        read: rows of interactions in all files.
         filtered: left out by `data.filter`.
         early: left out by `data.since`.
         unweighted: left out because their event type weighs 0.
         dropped: bad ones left out, feature tables' among them.
-        repeats: pairs left out because they occur again.
         unlisted: of the interactions' `queries` and `labels`, how many their feature table has no row for, and how
             many there are; only where some have none.
-        problems: everything wrong, dropped or not.
         dates: whether times are timestamps, dates or ISO 8601, which are read in microseconds.
         unit: of the times: seconds, milliseconds, microseconds or nanoseconds; None where there are none, or they are
             only an order.
@@ -129,7 +124,6 @@ class RowChecks:
     """Finds bad rows of one file and remembers which they are.
 
     Args:
-        file: its name.
         rows_N: numbers of its rows, int64 [N].
         fatal: rows that a check marks as bad, bool [N].
     """
@@ -144,11 +138,8 @@ class RowChecks:
         """Note the rows of a mask, if there are any.
 
         Args:
-            column: where.
             wrong_N: which, bool [N].
-            expected: what they should hold.
             found: what they hold; None shows the first of `values`.
-            values: the column, indexed by row.
             fatal: whether such a row is refused or left out.
         """
         at = np.flatnonzero(wrong_N)
@@ -171,13 +162,7 @@ def settle(report: RowReport, data: DataConfig, structural: list[str], *, rows: 
     """Refuse what has to be refused, all of it in one error.
 
     Args:
-        report: problems, and how many rows are bad.
-        data: what to do with bad rows.
         structural: errors of whole files, which nothing can leave out.
-        rows: how many could be bad.
-
-    Raises:
-        DataError: bad rows under `error`, more than `max_bad_rows` under `drop`, or any structural error.
     """
     fatal = in_words([problem for problem in report.problems if problem.fatal])
     limit = data.max_bad_rows

@@ -25,20 +25,13 @@ def read_files(
     columns: Mapping[str, Sequence[str]] | None, now: datetime, context: Sequence[str] = (),
     scratch: Scratch = IN_MEMORY,
 ) -> tuple[dict[str, pa.Table], dict[str, IdTable | None]]:  # fmt: skip
-    """Interactions by split, and the feature tables by side, `query` and `label`; None without a file.
+    """Return interactions by split, and the feature tables by side, `query` and `label`; None without a file.
 
     Args:
-        data: the recipe's section.
-        places: of interactions, by split.
         report: gets what was read, what was left out, and why.
         strings: columns of features that text formats must not read as numbers or dates.
         columns: columns that are needed of each feature table; None reads all.
-        now: what is not the future.
         context: columns of the interactions that query features are read from.
-        scratch: where interactions are put.
-
-    Raises:
-        DataError: all that is wrong, in one.
     """
     errors: list[str] = []
     files: dict[str, list[DataFile]] = {}
@@ -107,7 +100,7 @@ def _check_display(data: DataConfig, label_table: IdTable | None) -> None:
 
 
 def _read_xmc(files: dict[str, list[DataFile]]) -> tuple[dict[str, pa.Table], IdTable]:
-    """Pairs by split, and all rows' features."""
+    """Return pairs by split, and all rows' features."""
     every = [file for of_split in files.values() for file in of_split]
     stems = [Path(file.path).stem for file in every]
     if len(set(stems)) < len(stems):

@@ -33,12 +33,8 @@ class Replay:
         """Split the training pairs by time.
 
         Args:
-            train: the pairs, with times.
             share: of the old pairs, that an epoch visits.
             newest: time of the last pair that the bundle has learnt from, in the pairs' unit.
-
-        Raises:
-            DataError: the pairs have no times, or none is new.
         """
         if train.times is None:
             raise DataError(f"training.replay = {share:g}: expected data.timestamp, to tell new pairs, received none")
@@ -53,17 +49,17 @@ class Replay:
 
     @property
     def visits(self) -> int:
-        """Pairs that an epoch visits."""
+        """Return pairs that an epoch visits."""
         return len(self.new) + self.drawn
 
     def chances(self) -> Float64:
-        """Expected visits of every pair in an epoch, float64 [N]."""
+        """Return expected visits of every pair in an epoch, float64 [N]."""
         chances_N = np.ones(len(self.new) + len(self.old))
         chances_N[self.old] = self.drawn / max(len(self.old), 1)
         return chances_N
 
     def rows(self, rng: np.random.Generator) -> Int64:
-        """Rows in the order in which an epoch visits them, int64 [visits]."""
+        """Return rows in the order in which an epoch visits them, int64 [visits]."""
         return rng.permutation(np.concatenate([self.new, rng.choice(self.old, self.drawn, replace=False)]))
 
     def __str__(self) -> str:

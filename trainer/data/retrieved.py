@@ -20,7 +20,6 @@ class Retrieved:
     Attributes:
         lists_AK: label rows, best first, int32; −1 where a list ends early.
         list_of_N: the list of every pair, int32.
-        negatives: S.
     """
 
     lists_AK: Int32
@@ -41,7 +40,6 @@ class Retrieved:
         Args:
             pairs_B: rows of the training pairs, int64.
             positive_B: their labels, int32.
-            rng: draws.
         """
         lists_BK = self.lists_AK[self.list_of_N[pairs_B]]
         lengths_B1 = np.sum(lists_BK >= 0, axis=1, keepdims=True)

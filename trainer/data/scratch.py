@@ -42,7 +42,7 @@ class Scratch:
 
     @property
     def bounded(self) -> bool:
-        """Whether there is a folder, and so a limit of memory."""
+        """Return whether there is a folder, and so a limit of memory."""
         return self._folder is not None
 
     @property
@@ -56,17 +56,12 @@ class Scratch:
         return max(self.memory // _ROW, 1)
 
     def blocks(self, count: int) -> Iterator[slice]:
-        """Slices of at most `pairs`, in order, of this many."""
+        """Return slices of at most `pairs`, in order, of this many."""
         for start in range(0, count, self.pairs):
             yield slice(start, min(start + self.pairs, count))
 
     def columns(self, types: Mapping[str, npt.DTypeLike], parts: Iterable[Mapping[str, Array]]) -> dict[str, Array]:
-        """Columns, each [N], of parts of them that come one after the other.
-
-        Args:
-            types: of the columns.
-            parts: each has all columns.
-        """
+        """Return columns, each [N], of parts of them that come one after the other."""
         if self._folder is None:
             whole = list(parts)
             if len(whole) == 1:
@@ -81,11 +76,11 @@ class Scratch:
             return {name: _mapped(files[name], kind) for name, kind in types.items()}
 
     def column(self, kind: npt.DTypeLike, parts: Iterable[Array]) -> Array:
-        """One column, [N], of its parts."""
+        """Return one column, [N], of its parts."""
         return self.columns({"": kind}, ({"": part} for part in parts))[""]
 
     def empty(self, count: int, kind: npt.DTypeLike) -> Array:
-        """A column [count] to be filled."""
+        """Return a column [count] to be filled."""
         if self._folder is None:
             return np.empty(count, kind)
         with self._file() as file:
@@ -93,14 +88,14 @@ class Scratch:
             return _mapped(file, kind)
 
     def table(self, table: pa.Table) -> pa.Table:
-        """The table, where it may stay."""
+        """Return the table, where it may stay."""
         if self._folder is None:
             return table
         with self._file() as file:
             return _written(table, file)
 
     def kept(self, name: str, make: Callable[[], tuple[pa.Table, dict[str, Any]]]) -> tuple[pa.Table, dict[str, Any]]:
-        """A table and some facts about it: of an earlier attempt whose folder this is, or as they are made.
+        """Return a table and some facts about it: of an earlier attempt whose folder this is, or as they are made.
 
         Args:
             name: of the file; says of what the table is made.
@@ -122,11 +117,7 @@ class Scratch:
         return table, about
 
     def texts(self, parts: Iterable[pa.StringArray]) -> pa.StringArray:
-        """One array of strings, [N], of its parts, which have no nulls.
-
-        Raises:
-            pa.ArrowInvalid: of more than 2 GiB.
-        """
+        """Return one array of strings, [N], of its parts, which have no nulls."""
         if self._folder is None:
             return pa.concat_arrays([pa.array([], pa.string()), *parts])
         end = 0
@@ -153,7 +144,7 @@ IN_MEMORY = Scratch()
 
 
 def _mapped(file: IO[bytes], kind: npt.DTypeLike) -> Array:
-    """What was written to a file; changes to it go there, too."""
+    """Return what was written to a file; changes to it go there, too."""
     file.flush()
     if not os.fstat(file.fileno()).st_size:
         return np.empty(0, kind)
@@ -161,7 +152,7 @@ def _mapped(file: IO[bytes], kind: npt.DTypeLike) -> Array:
 
 
 def _written(table: pa.Table, file: IO[bytes]) -> pa.Table:
-    """The table as a file has it by now, mapped."""
+    """Return the table as a file has it by now, mapped."""
     with pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table.combine_chunks())
     return pa.ipc.open_file(pa.py_buffer(_mapped(file, np.uint8))).read_all()

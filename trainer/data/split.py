@@ -31,14 +31,8 @@ def cut(
     """Cut pairs into `train`, `valid` and `test`.
 
     Args:
-        pairs: all of them.
         split: the strategy, and the shares that are held out.
         given: splits that have a file of their own, for which nothing is cut off.
-        seed: what a random split is drawn by.
-        scratch: where they are put.
-
-    Raises:
-        DataError: a temporal split of pairs without times.
     """
     return _STRATEGIES[split.strategy](pairs, split, given, seed, scratch)
 
@@ -51,7 +45,7 @@ def _random(pairs: Pairs, split: SplitConfig, given: set[str], seed: int, scratc
 
 
 def _temporal(pairs: Pairs, split: SplitConfig, given: set[str], seed: int, scratch: Scratch) -> dict[str, Pairs]:  # noqa: ARG001
-    """The latest are test, the next valid; of those of one time the first of the file come first."""
+    """Make the latest pairs test, the next valid; equal times keep their order in the file."""
     times_N = pairs.times
     if times_N is None:
         raise DataError("data.split: expected data.timestamp for strategy 'temporal', received none")
@@ -92,7 +86,7 @@ def _shares_of_each(by_query: Pairs, split: SplitConfig, given: set[str], scratc
 
 
 def _leave_last_out(pairs: Pairs, split: SplitConfig, given: set[str], seed: int, scratch: Scratch) -> dict[str, Pairs]:  # noqa: ARG001
-    """Queries with fewer than three pairs stay in train whole."""
+    """Return queries with fewer than three pairs stay in train whole."""
     ordered = pairs.sorted(scratch)
     counts_Q = ordered.per_query()
     tests_Q, valids_Q = ((counts_Q >= 3) & (name not in given) for name in ("test", "valid"))
@@ -102,7 +96,7 @@ def _leave_last_out(pairs: Pairs, split: SplitConfig, given: set[str], seed: int
 def _last_of_each(
     by_query: Pairs, counts_Q: Int64, tests_Q: Int64, held_Q: Int64, scratch: Scratch
 ) -> dict[str, Pairs]:
-    """The last pairs of every query are test, those before them valid, the rest train."""
+    """Return the last pairs of every query are test, those before them valid, the rest train."""
     ends_Q = np.cumsum(counts_Q)
 
     def numbers(block: slice) -> Int8:
@@ -114,7 +108,7 @@ def _last_of_each(
 
 
 def _held_out(count: int, split: SplitConfig, given: set[str]) -> tuple[int, int]:
-    """How many of some pairs are test, and how many test or valid."""
+    """Return how many of some pairs are test, and how many test or valid."""
     tests, valids = (
         0 if name in given else int(count * share) for name, share in (("test", split.test), ("valid", split.valid))
     )
@@ -129,7 +123,8 @@ def _shuffled(count: int, seed: int, scratch: Scratch) -> Int64:
 
 
 def _numbered(pairs: Pairs, numbers: Callable[[slice], Int8], scratch: Scratch) -> dict[str, Pairs]:
-    """Pairs by split: 0 is train, 1 valid, 2 test of the numbers of blocks of them, which are asked for in order."""
+    """Return pairs by split: 0 is train, 1 valid, 2 test of the numbers of blocks of them, which are asked for in
+    order."""
     number_N = scratch.column(np.int8, map(numbers, scratch.blocks(len(pairs))))
     blocks = list(scratch.blocks(len(pairs)))
     return {
@@ -139,10 +134,7 @@ def _numbered(pairs: Pairs, numbers: Callable[[slice], Int8], scratch: Scratch) 
 
 
 def _latest(times_N: Float64, count: int) -> tuple[float, int]:
-    """The time of the `count`-th latest, and how many of that time are among the latest; ∞ and 0 where none is.
-
-    Times are told apart by 16 of their bits after the other, so that no more than some of them are copied at a time.
-    """
+    """Get the time of the `count`-th latest, and how many of that time are among the latest; ∞ and 0 where none is."""
     if not count:
         return np.inf, 0
     found, left = np.uint64(0), count
@@ -161,7 +153,7 @@ def _latest(times_N: Float64, count: int) -> tuple[float, int]:
 
 
 def _ordered_bits(times_n: Float64) -> npt.NDArray[np.uint64]:
-    """Numbers whose order is that of times, uint64 [n]."""
+    """Return numbers whose order is that of times, uint64 [n]."""
     bits_n = (times_n + 0.0).view(np.uint64)  # −0 is 0
     return np.where(bits_n & _SIGN, ~bits_n, bits_n | _SIGN)
 
@@ -181,7 +173,6 @@ def keep_smallest_label(
     """Of every query in every file its smallest label alone, and the catalogue that is left [BM20 A.2].
 
     Args:
-        pairs: by split.
         label_ids: the catalogue, strings; ids that are all integers are ordered as numbers.
         listed: ids that stay in the catalogue even if they are nobody's smallest.
     """
@@ -208,11 +199,11 @@ def keep_smallest_label(
 
 
 def without_repeats(pairs: Pairs, scratch: Scratch = IN_MEMORY) -> Pairs:
-    """Every pair, of every objective if there are any, once: the latest, in its place, with the largest weight of all.
+    """Return every pair, of every objective if there are any, once: the latest, in its place, with the largest weight
+    of all.
 
     Args:
         pairs: sorted, as a data set holds them.
-        scratch: where they are put.
     """
     return pairs.joined((_once(pairs.take(run)).columns() for run in pairs.runs(scratch)), scratch)
 

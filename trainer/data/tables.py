@@ -24,7 +24,6 @@ class IdTable:
 
     Attributes:
         ids: strings; distinct, but in a table of `data.valid_from`, whose rows are versions.
-        table: a row for each.
         id_types: `integers` or `strings` by Parquet file.
     """
 
@@ -33,7 +32,7 @@ class IdTable:
     id_types: dict[str, str]
 
     def aligned(self, ids: pa.Array) -> pa.Table:
-        """The table in the order of `ids`, [n]; ids without a row get nulls."""
+        """Return the table in the order of `ids`, [n]; ids without a row get nulls."""
         rows = pc.index_in(ids, value_set=self.ids)
         values = self.table.combine_chunks()
         in_order = len(ids) == len(values) and rows.equals(pa.array(np.arange(len(ids)), rows.type))
@@ -44,20 +43,12 @@ def read_feature_table(
     places: Places, id_column: str, data: DataConfig, report: RowReport, *, strings: Iterable[str],
     columns: Sequence[str] | None, valid_from: str | None = None,
 ) -> IdTable:  # fmt: skip
-    """A feature table of any number of files; bad rows are left out and noted, for `settle` to judge.
+    """Return a feature table of any number of files; bad rows are left out and noted, for `settle` to judge.
 
     Args:
-        places: where it is.
-        id_column: what it is keyed by.
-        data: what to do with bad rows.
-        report: gets counts and problems.
         strings: columns that text formats must not read as numbers or dates.
         columns: those that are needed beside the ids; None reads all.
         valid_from: column of times, where an id has a row for each of its versions.
-
-    Raises:
-        DataError: missing, empty or garbled files, no such column of ids or one that holds none, or files whose
-            columns do not go together; an id twice, where bad rows are an error; times that are none.
     """
     tables, ids, id_types = [], [], {}
     wanted = None if columns is None else [id_column, *columns]
@@ -99,7 +90,7 @@ def _check_times(checks: RowChecks, name: str, table: pa.Table, file: DataFile) 
 
 
 def _distinct(read: IdTable, id_column: str, where: str, data: DataConfig, report: RowReport) -> IdTable:
-    """The first row of every id; a second one is bad."""
+    """Return the first row of every id; a second one is bad."""
     encoded = read.ids.dictionary_encode()
     if len(encoded.dictionary) == len(encoded):
         return read

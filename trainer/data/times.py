@@ -24,7 +24,8 @@ _TIME = r"^\s*\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d(\.\d{1,9})?)?)?(Z|[+-]\d\d:?\d
 
 
 def as_numbers(column: pa.ChunkedArray) -> Float64 | None:
-    """Numbers, or text of numbers, as float64 [N], NaN where a value is none; None for a column that holds no numbers.
+    """Return numbers, or text of numbers, as float64 [N], NaN where a value is none; None for a column that holds no
+    numbers.
 
     An unreadable value among readable ones is NaN; text of which no value reads is no column of numbers.
     """
@@ -37,7 +38,8 @@ def as_numbers(column: pa.ChunkedArray) -> Float64 | None:
 
 
 def as_times(column: pa.ChunkedArray) -> Float64 | None:
-    """Times as float64 [N]: numbers as they are; dates, timestamps and ISO 8601 text in microseconds since 1970, UTC.
+    """Return times as float64 [N]: numbers as they are; dates, timestamps and ISO 8601 text in microseconds since 1970,
+    UTC.
 
     NaN where a value is none; None for a column that holds no times.
     """
@@ -50,12 +52,12 @@ def as_times(column: pa.ChunkedArray) -> Float64 | None:
 
 
 def are_dates(column: pa.ChunkedArray) -> bool:
-    """Whether `as_times` reads a column [N] in microseconds since 1970: dates, timestamps, ISO 8601 text."""
+    """Return whether `as_times` reads a column [N] in microseconds since 1970: dates, timestamps, ISO 8601 text."""
     return as_numbers(column) is None
 
 
 def _read_text(column: pa.ChunkedArray, pattern: str, read: Callable[[pa.Array], pa.Array]) -> Float64 | None:
-    """Text as numbers, value by value where it does not all read; None where nothing does."""
+    """Return text as numbers, value by value where it does not all read; None where nothing does."""
     try:
         return _float64(read(column.combine_chunks()))
     except pa.ArrowInvalid:
@@ -68,7 +70,7 @@ def _read_text(column: pa.ChunkedArray, pattern: str, read: Callable[[pa.Array],
 
 
 def _halving(text: pa.Array, read: Callable[[pa.Array], pa.Array]) -> Float64:
-    """Text as numbers, NaN where a value such as the day 2026-02-30 passes the pattern and does not read."""
+    """Return text as numbers, NaN where a value such as the day 2026-02-30 passes the pattern and does not read."""
     try:
         return _float64(read(text))
     except pa.ArrowInvalid:
@@ -102,11 +104,10 @@ def _float64(column: pa.ChunkedArray | pa.Array) -> Float64:
 
 
 def unit_of(times: Sequence[Float64], *, now: datetime) -> str | None:
-    """The unit in which most of these times lie between 1990 and tomorrow; None where most lie so in no unit.
+    """Return the unit in which most of these times lie between 1990 and tomorrow; None where most lie so in no unit.
 
     Args:
         times: of all files, float64 [N] each; NaN counts for nothing.
-        now: what is not the future.
 
     Example:
         >>> unit_of([np.array([1.6e12, 1.7e12])], now=datetime(2026, 1, 1, tzinfo=UTC))
@@ -120,14 +121,14 @@ def unit_of(times: Sequence[Float64], *, now: datetime) -> str | None:
 
 
 def implausible(times_N: Float64, unit: str, *, now: datetime) -> Bools:
-    """Times that are no number, before 1990 or later than tomorrow, bool [N]."""
+    """Return times that are no number, before 1990 or later than tomorrow, bool [N]."""
     seconds_N = times_N / UNITS[unit]
     outside: Bools = ~((seconds_N >= _EARLIEST) & (seconds_N <= now.timestamp() + 86_400))
     return outside
 
 
 def in_words(time: float, unit: str | None) -> str:
-    """A time as a date where its unit is known: `2026-01-31 12:00`; else as a number."""
+    """Return a time as a date where its unit is known: `2026-01-31 12:00`; else as a number."""
     if unit is None or not np.isfinite(time):
         return f"{time:g}"
     try:

@@ -17,7 +17,7 @@ from longtail.trainer.data.pairs import occurrences
 def build_vocabularies(
     recipe: Recipe, dataset: Dataset, query: FeatureTable, context: FeatureTable, label: FeatureTable
 ) -> dict[str, Vocabulary]:
-    """One vocabulary per embedding table of ids, by the table's name.
+    """Return one vocabulary per embedding table of ids, by the table's name.
 
     A table that holds the label's own id, or a history, holds the labels with at least `min_count` training pairs, by
     the own id's `min_count` where it is among them; that of histories of label embeddings holds all labels; any other,
@@ -25,12 +25,7 @@ def build_vocabularies(
     have. An `audience` counts queries as their own id does, whose `min_count` holds where they share a table.
 
     Args:
-        recipe: names the features and their tables.
-        dataset: ids and pairs.
         query, context, label: where their features are read, and by which rows.
-
-    Raises:
-        DataError: a column is missing, or of a type that the kind does not read.
     """
     counted: dict[str, list[tuple[pa.Array, Int64, int]]] = {}
     of_labels: dict[str, int] = {}
@@ -83,7 +78,7 @@ def build_vocabularies(
 
 
 def _occurrences(values: pa.Array) -> tuple[pa.Array, Int64]:
-    """Distinct non-null ids as strings, in order of first occurrence, and how often each stands."""
+    """Return distinct non-null ids as strings, in order of first occurrence, and how often each stands."""
     counted = pc.value_counts(values)
     ids = counted.field("values").cast(pa.string())
     known = ids.is_valid()

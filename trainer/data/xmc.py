@@ -78,12 +78,7 @@ def read_xmc(path: Path, *, name: str | None = None) -> XmcRows:
     once. Blank lines after the last row are ignored.
 
     Args:
-        path: the file.
         name: what rows are named after, `NAME-0`; None takes the file's stem.
-
-    Raises:
-        DataError: no such file; a header that is none, or does not match the rows, features or labels that
-            follow; an entry that is no `feature:value` pair of finite numbers. Names the line, from 1.
     """
     if not path.is_file():
         raise DataError(f"{path}: expected a text file, found none")
@@ -107,7 +102,7 @@ def _header(line: bytes, path: Path) -> _Sizes:
 
 
 def _blocks(file: BinaryIO) -> Iterator[bytes]:
-    """The rest of a file in blocks of whole lines."""
+    """Return the rest of a file in blocks of whole lines."""
     rest = b""
     while chunk := file.read(_BLOCK_BYTES):
         end = chunk.rfind(b"\n") + 1
@@ -121,14 +116,14 @@ def _blocks(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _joined(parts: list[Array]) -> npt.NDArray[Any]:
-    """One array; the parts are released."""
+    """Return one array; the parts are released."""
     joined = np.concatenate(parts) if parts else np.zeros(0, np.int32)
     parts.clear()
     return joined
 
 
 def _rows(block: _Block, sizes: _Sizes, path: Path, name: str) -> XmcRows:
-    """Tables of all rows, sharing the block's memory."""
+    """Return tables of all rows, sharing the block's memory."""
     found = len(block.labels_per_row)
     used = (block.labels_per_row > 0) | (block.features_per_row > 0)
     if found < sizes.rows or used[sizes.rows :].any():
@@ -159,7 +154,7 @@ def _rows(block: _Block, sizes: _Sizes, path: Path, name: str) -> XmcRows:
 
 
 def _parsed(text: bytes, sizes: _Sizes, line: int, path: Path) -> _Block:
-    """The numbers of whole lines, the first of which is `line`."""
+    """Return the numbers of whole lines, the first of which is `line`."""
     bytes_ = np.frombuffer(text, np.uint8)
     ends = np.flatnonzero(bytes_ <= _BLANK)
     lengths = np.diff(ends, prepend=-1) - 1
@@ -184,7 +179,7 @@ def _parsed(text: bytes, sizes: _Sizes, line: int, path: Path) -> _Block:
 
 
 def _labels(text: npt.NDArray[np.uint8]) -> tuple[Int32, Int32]:
-    """Distinct labels of `label,label` lines in their order, int32 [P], and how many each line has, int32 [R]."""
+    """Get distinct labels of `label,label` lines in their order, int32 [P], and how many each line has, int32 [R]."""
     ends = np.flatnonzero((text == _COMMA) | (text == _NEWLINE))
     last = text[ends] == _NEWLINE
     rows = (np.cumsum(last) - last)[np.diff(ends, prepend=-1) > 1]
@@ -199,11 +194,7 @@ def _labels(text: npt.NDArray[np.uint8]) -> tuple[Int32, Int32]:
 
 
 def _numbers(text: npt.NDArray[np.uint8], count: int, types: list[pa.DataType]) -> list[npt.NDArray[Any]]:
-    """Columns of `count` lines `number:number`; empty lines are none.
-
-    Raises:
-        pa.ArrowInvalid: a line has too few or too many columns, or something else than numbers.
-    """
+    """Return columns of `count` lines `number:number`; empty lines are none."""
     if count == 0:
         return [np.zeros(0, kind.to_pandas_dtype()) for kind in types]
     names = [str(at) for at in range(len(types))]
@@ -223,7 +214,7 @@ def _below(numbers: Int32, bound: int) -> bool:
 
 
 def _format_error(text: bytes, sizes: _Sizes, line: int, path: Path) -> DataError:
-    """What is wrong with these lines: the first entry that cannot be read, found one by one."""
+    """Return what is wrong with these lines: the first entry that cannot be read, found one by one."""
     lines = text.split(b"\n")
     for number, content in enumerate(lines, line):
         where = f"{path}: line {number}: expected"

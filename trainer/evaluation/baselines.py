@@ -41,15 +41,7 @@ _MOST_UPDATES = 5e11
 
 @dataclass(frozen=True)
 class Interactions:
-    """What a baseline learns from.
-
-    Attributes:
-        train: pairs that it learns of labels from.
-        known: pairs that it knows of queries.
-        queries: Q.
-        labels: L.
-        seed: of iALS' first factors.
-    """
+    """What a baseline learns from."""
 
     train: Pairs
     known: Pairs
@@ -69,7 +61,7 @@ class Interactions:
 
     @cached_property
     def newcomers(self) -> Bools:
-        """Queries without a known pair, bool [Q]."""
+        """Return queries without a known pair, bool [Q]."""
         has_Q: Bools = occurrences(self.known.queries, self.queries) > 0
         return ~has_Q
 
@@ -79,7 +71,7 @@ class Interactions:
         return self._matrix(self.known)
 
     def without_history(self, rows_N: Int32) -> int:
-        """How many of some queries have no known pair."""
+        """Return how many of some queries have no known pair."""
         return int(self.newcomers[rows_N].sum())
 
     def _matrix(self, pairs: Pairs) -> csr_matrix:
@@ -112,11 +104,7 @@ def popularity(data: Interactions, settings: Settings) -> Scores:  # noqa: ARG00
 
 
 def recent_popularity(data: Interactions, settings: Settings) -> Scores:
-    """Popularity among the latest `share` of the training pairs.
-
-    Raises:
-        ValueError: the pairs have no times.
-    """
+    """Popularity among the latest `share` of the training pairs."""
     times = data.train.times
     if times is None:
         raise ValueError("recent popularity: expected training pairs with times, received none")
@@ -131,9 +119,8 @@ def recent_popularity(data: Interactions, settings: Settings) -> Scores:
 
 
 def item_knn(data: Interactions, settings: Settings) -> Scores:
-    """Sum over a query's known labels of the cosine between their columns of the training matrix, over the
-    `neighbours` nearest of each label.
-    """
+    """Return sum over a query's known labels of the cosine between their columns of the training matrix, over the
+    `neighbours` nearest of each label."""
     from implicit.nearest_neighbours import CosineRecommender
 
     knn = CosineRecommender(K=int(settings["neighbours"]) + 1)  # a label is its own nearest
@@ -172,8 +159,6 @@ class Baseline:
     """A row of `BASELINES`.
 
     Attributes:
-        fit: learns, and gives the scores.
-        settings: what it is run with.
         grid: what else is tried on validation pairs, if it is tuned.
         tuned_always: whether it is tuned without being asked for, as it costs nothing.
     """
@@ -218,12 +203,11 @@ def skipped(name: str, data: Interactions) -> str | None:
 
 
 def top_labels(task: Task, data: Interactions, scores: Scores) -> Int32:
-    """The lists of a baseline, int32 [N, K], as `rank` makes a model's: seen labels left out, −1 where none is left.
+    """Return the lists of a baseline, int32 [N, K], as `rank` makes a model's: seen labels left out, −1 where none is
+    left.
 
     Args:
-        task: the queries, and what they have seen.
         data: what the baseline was fitted on; a query without known pairs is answered by its popularity.
-        scores: of the baseline.
     """
     popular_L = np.argsort(-data.popularity, kind="stable")
     newcomer_Q = data.newcomers
@@ -249,7 +233,7 @@ def top_labels(task: Task, data: Interactions, scores: Scores) -> Int32:
 
 
 def _ranked(scores_L: Float32, popular_L: Int64) -> Int64:
-    """Labels, the best first; equal ones as they are popular."""
+    """Return labels, the best first; equal ones as they are popular."""
     return popular_L[np.argsort(-scores_L[popular_L], kind="stable")]
 
 
@@ -288,7 +272,7 @@ def _counts(labels_N: Int32, weights_N: Float32 | None, labels: int) -> Float64:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """One BLAS thread, as `implicit` has threads of its own, and without its advice on what it is handed."""
+    """Return one BLAS thread, as `implicit` has threads of its own, and without its advice on what it is handed."""
     with warnings.catch_warnings(), threadpool_limits(1, "blas"):
         warnings.simplefilter("ignore")
         yield

@@ -26,10 +26,8 @@ class EvaluationResult:
     """Figures of a bundle: every metric at every λ and μ of the curve.
 
     Attributes:
-        name: name of the bundle.
         metric: the metric that λ and epochs are chosen by, such as `recall@20`.
         bias_removal: the bundle's default λ, which data chose it, and the curve with its split.
-        popularity: the bundle's default μ.
     """
 
     name: str
@@ -53,16 +51,13 @@ class EvaluationResult:
     def value(
         self, metric: str | None = None, *, bias_removal: float | None = None, popularity: float | None = None
     ) -> float:
-        """The value of one metric at one λ and μ.
+        """Return the value of one metric at one λ and μ.
 
         Args:
             metric: such as `recall@20` or `recall@20/tail`; by default the one the job was chosen by.
             bias_removal: λ, of the grid; by default the bundle's default. Where ν is the same for every label any λ
                 gives what λ = 0 gives.
             popularity: μ; by default 0 where λ is given, as on λ's line of the curve, else the bundle's default.
-
-        Raises:
-            KeyError: the metric, or the λ with the μ, was not measured.
         """
         at = {Setting.of(point): point.metrics for point in self.curve}
         if popularity is None:
@@ -87,13 +82,12 @@ def evaluate(
     split: str = "test",
     overrides: Sequence[str] = (),
 ) -> EvaluationResult:
-    """The figures of a bundle at every λ and μ: those it was written with, or measured again from its own files.
+    """Return the figures of a bundle at every λ and μ: those it was written with, or measured again from its own files.
 
     The log-likelihood that a recipe asks for is measured of a bundle of the recipe's loss, and else left out with a
     warning.
 
     Args:
-        bundle: loaded, or its directory.
         recipe: measure on this recipe's data; None gives what the bundle holds.
         split: `valid` or `test`.
         overrides: of a recipe that is a path, `KEY=VALUE`.
@@ -136,7 +130,7 @@ def evaluate(
 
 
 def _measure(bundle: Bundle, recipe: Recipe, split: str, *, nothing: str) -> list[CurvePoint]:
-    """The curve on a recipe's data; raises DataError with the text `nothing` if no pair is left to find."""
+    """Return the curve on a recipe's data; raises DataError with the text `nothing` if no pair is left to find."""
     dataset = read_dataset(recipe)
     rows_L = pc.fill_null(pc.index_in(dataset.label_ids, value_set=bundle.labels.ids), -1).to_numpy()
     known = dataset.train.followed_by(dataset.valid) if split == "test" and len(dataset.valid) else dataset.train
@@ -169,7 +163,7 @@ def _measure(bundle: Bundle, recipe: Recipe, split: str, *, nothing: str) -> lis
 
 
 def _config(bundle: Bundle, recipe: Recipe) -> EvaluationConfig:
-    """What to measure: no likelihood, with a warning, of a bundle that another loss than the recipe's made."""
+    """Return what to measure: no likelihood, with a warning, of a bundle that another loss than the recipe's made."""
     config, manifest, loss = recipe.evaluation, bundle.manifest, recipe.loss
     if not config.log_likelihood:
         return config
@@ -187,14 +181,14 @@ def _config(bundle: Bundle, recipe: Recipe) -> EvaluationConfig:
 
 
 def _metric_of(dial: BiasRemoval) -> str:
-    """The metric that chose the stored λ; recall at the first k there is where nothing chose it."""
+    """Return the metric that chose the stored λ; recall at the first k there is where nothing chose it."""
     measured = dial.curve[0].metrics if dial.curve else {"recall@20": None}
     chosen = dial.chosen_by.split()[-1]
     return chosen if chosen in measured else next(name for name in measured if name.startswith("recall@"))
 
 
 def _by_bundle_rows(pairs: Pairs, rows_L: Int32) -> Pairs:
-    """Pairs whose label the bundle has, by its rows."""
+    """Return pairs whose label the bundle has, by its rows."""
     rows = rows_L[pairs.labels]
     kept = pairs.take(rows >= 0)
     return replace(kept, labels=rows[rows >= 0].astype(np.int32))

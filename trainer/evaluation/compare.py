@@ -26,7 +26,6 @@ class Figure:
     """One metric of two bundles, a and b.
 
     Attributes:
-        a, b: value and 95 % interval of each.
         difference: b − a, with an interval that takes the two as independent; wider than one over the same queries.
     """
 
@@ -36,7 +35,7 @@ class Figure:
 
     @classmethod
     def of(cls, a: Interval, b: Interval) -> Figure:
-        """The difference of two intervals; without bounds where either has none."""
+        """Return the difference of two intervals; without bounds where either has none."""
         difference = b.value - a.value
         if a.low is None or a.high is None or b.low is None or b.high is None:
             return cls(a, b, Interval(value=difference))
@@ -50,9 +49,7 @@ class Comparison:
     """What two bundles have in common and what not.
 
     Attributes:
-        names: where the bundles are.
         dials: λ and μ that each serves by default, in words.
-        split: what both were measured on.
         same_data: whether both were trained and measured on the very same data.
         metrics: every metric that both have, at the dials each serves by default.
         curve: (λ, μ) to the metrics of a and b, where both were measured.
@@ -68,7 +65,7 @@ class Comparison:
     recipe: dict[str, tuple[str | None, str | None]]
 
     def as_json(self) -> str:
-        """All of it, as one JSON object; `curve` is a list of points."""
+        """Return all of it, as one JSON object; `curve` is a list of points."""
         content: dict[str, Any] = asdict(self) | {
             "metrics": {
                 name: {side: getattr(figure, side).model_dump() for side in ("a", "b", "difference")}
@@ -84,7 +81,6 @@ class Comparison:
         """Print tables of the figures, of the curve and of the recipes' differences.
 
         Args:
-            console: where to.
             names: metrics to show; those that were not measured are left out.
         """
         console.print(f"a  {self.names[0]}, {self.dials[0]}\nb  {self.names[1]}, {self.dials[1]}", highlight=False)
@@ -112,12 +108,7 @@ class Comparison:
 
 
 def compare(a: Path, b: Path) -> Comparison:
-    """Compare two bundles by what they were written with; their data is not read.
-
-    Raises:
-        BundleError: one of them is no bundle.
-        DataError: one has no curve, or they were measured on splits of other names.
-    """
+    """Compare two bundles by what they were written with; their data is not read."""
     one, other = read_manifest(a), read_manifest(b)
     for path, manifest in ((a, one), (b, other)):
         if not manifest.bias_removal.curve:
@@ -147,11 +138,8 @@ def compare(a: Path, b: Path) -> Comparison:
 
 
 def shown(comparison: Comparison, metric: str | None = None) -> list[str]:
-    """A metric, nDCG, recall by bucket and coverage at its k; by default recall@20, or else of the longest lists.
-
-    Raises:
-        DataError: the two have no such metric.
-    """
+    """Return a metric, nDCG, recall by bucket and coverage at its k; by default recall@20, or else of the longest
+    lists."""
     if metric is None:
         ks = [
             int(k)
@@ -167,7 +155,7 @@ def shown(comparison: Comparison, metric: str | None = None) -> list[str]:
 
 
 def _default_point(manifest: Manifest) -> CurvePoint:
-    """The measured point nearest to the dials that are served by default."""
+    """Return the measured point nearest to the dials that are served by default."""
     served = manifest.bias_removal.default, manifest.popularity.default
     return min(manifest.bias_removal.curve, key=lambda it: math.dist((it.bias_removal, it.popularity), served))
 
@@ -181,7 +169,7 @@ def _dial(manifest: Manifest) -> str:
 
 
 def _settings(bundle: Path) -> dict[str, str]:
-    """The recipe that a bundle keeps, by dotted key; nothing of one that keeps none."""
+    """Return the recipe that a bundle keeps, by dotted key; nothing of one that keeps none."""
     file = bundle / _RECIPE
     return dict(flattened(json.loads(file.read_text(encoding="utf-8")))) if file.is_file() else {}
 

@@ -23,10 +23,6 @@ class Comparison:
 
     Attributes:
         metric: the recipe's, such as `recall@20`.
-        queries: how many were asked.
-        model: every metric of the model.
-        baselines: every metric of each.
-        settings: what each was run with.
         seconds: how long each took to learn and to answer with these settings; no part of a bundle, whose bytes repeat.
         best: the baseline of the highest `metric`.
         difference: the model's metric less that of the best, paired by query.
@@ -45,12 +41,12 @@ class Comparison:
 
     @property
     def behind(self) -> bool:
-        """Whether the model is worse than the best baseline, beyond chance."""
+        """Return whether the model is worse than the best baseline, beyond chance."""
         return (self.difference.high or 0.0) < 0
 
     @property
     def sentence(self) -> str:
-        """The verdict in words."""
+        """Return the verdict in words."""
         ours, theirs = self.model[self.metric].value, self.baselines[self.best][self.metric].value
         figures = (
             f"{self.metric} {ours:.4f} against {theirs:.4f} on the same {self.queries:,} queries, a difference of "
@@ -63,7 +59,7 @@ class Comparison:
         return f"No clear difference between the model and {self.best}, the best baseline: {figures}."
 
     def record(self) -> dict[str, Any]:
-        """What `metrics.json` says of it."""
+        """Return what `metrics.json` says of it."""
         return {
             "baselines": {name: _plain(metrics) for name, metrics in self.baselines.items()},
             "baseline_settings": self.settings,
@@ -89,11 +85,6 @@ def compare(
     """Run the recipe's baselines.
 
     Args:
-        task: the queries.
-        ours_NK: the model's lists.
-        label_side: buckets, counts and propensities.
-        data: what baselines learn from.
-        config: which ones, and the metric.
         tuning: validation queries, and what is learnt from to answer them; None where there are none.
 
     Returns:
@@ -141,7 +132,7 @@ def compare(
 
 
 def tuned(baseline: Baseline, task: Task, data: Interactions, metric: str, side: dict[str, Any]) -> Settings:
-    """The settings of the highest metric on validation; of equals, the first of the grid."""
+    """Return the settings of the highest metric on validation; of equals, the first of the grid."""
 
     def value(settings: Settings) -> float:
         numerator_N, denominator_N = task.ratio(metric, top_labels(task, data, baseline.fit(data, settings)), **side)

@@ -31,7 +31,7 @@ class Setting(NamedTuple):
 
     @classmethod
     def of(cls, point: CurvePoint) -> Setting:
-        """Where a point of a curve was measured."""
+        """Return where a point of a curve was measured."""
         return cls(point.bias_removal, point.popularity)
 
     def __str__(self) -> str:
@@ -46,16 +46,16 @@ class Dial(NamedTuple):
 
     @property
     def default(self) -> Setting:
-        """What a request gets that names neither."""
+        """Return what a request gets that names neither."""
         return Setting(self.bias_removal.default, self.popularity.default)
 
     @property
     def curve(self) -> list[CurvePoint]:
-        """Both lines, λ's first."""
+        """Return both lines, λ's first."""
         return self.bias_removal.curve
 
     def measured(self, split: str, curve: list[CurvePoint]) -> Dial:
-        """The same defaults with the curve of another split."""
+        """Return the same defaults with the curve of another split."""
         return self._replace(
             bias_removal=self.bias_removal.model_copy(update={"curve_split": split, "curve": curve})
         )  # fmt: skip
@@ -65,7 +65,6 @@ class Noise(NamedTuple):
     """What a curve must know of the noise that λ removes.
 
     Attributes:
-        name: in words, for the manifest.
         constant: the same for every label, so that λ changes nothing.
         apart: not the label frequency, so that μ is a dial of its own.
     """
@@ -76,7 +75,7 @@ class Noise(NamedTuple):
 
     @classmethod
     def of_bundle(cls, bundle: Bundle) -> Noise:
-        """What λ removes from a bundle's scores."""
+        """Return what λ removes from a bundle's scores."""
         apart, tree = bundle.labels.log_popularity is not None, bundle.proposal is not None
         constant = apart and bool(np.ptp(bundle.labels.log_pn) == 0)
         return cls(bundle.manifest.bias_removal.noise, constant=constant, apart=apart or tree)
@@ -90,12 +89,12 @@ class Noise(NamedTuple):
         return [Setting(bias_removal, popularity) for popularity in grid if popularity] if self.apart else []
 
     def quick(self) -> list[Setting]:
-        """What training validates epochs at: 0, ½ and 1 of the dial that moves."""
+        """Return what training validates epochs at: 0, ½ and 1 of the dial that moves."""
         return [Setting(0.0, popularity) if self.constant else Setting(popularity) for popularity in (0.0, 0.5, 1.0)]
 
 
 def lines(config: EvaluationConfig, noise: Noise, bias_removal: float) -> list[Setting]:
-    """Both lines of a curve, the second at a given λ, which is on the first where the recipe refines."""
+    """Return both lines of a curve, the second at a given λ, which is on the first where the recipe refines."""
     first = noise.first_line(config.bias_removal)
     if config.refine and not noise.constant and Setting(bias_removal) not in first:
         first.append(Setting(bias_removal))
@@ -103,7 +102,7 @@ def lines(config: EvaluationConfig, noise: Noise, bias_removal: float) -> list[S
 
 
 def with_default(settings: Sequence[Setting], default: Setting) -> list[Setting]:
-    """The settings of a curve, and the μ that is served where the recipe's grid lacks it, as it does of μ < 0."""
+    """Get the settings of a curve, and the μ that is served where the recipe's grid lacks it, as it does of μ < 0."""
     return [*settings, *([default] if default.popularity and default not in settings else [])]
 
 
@@ -112,7 +111,7 @@ Measure = Callable[[list[Setting]], list[CurvePoint]]
 
 
 def best_dial(measure: Measure, config: EvaluationConfig, noise: Noise) -> tuple[Setting, list[CurvePoint]]:
-    """The λ of the best metric at μ = 0, then the μ of the best metric there; and both lines as measured.
+    """Return the λ of the best metric at μ = 0, then the μ of the best metric there; and both lines as measured.
 
     Where the recipe has a floor, the best of the points that reach it; where none does, of those nearest to it. Where
     it refines, each line has one point more if one between its best and the neighbours of that is better.
@@ -120,7 +119,6 @@ def best_dial(measure: Measure, config: EvaluationConfig, noise: Noise) -> tuple
     Args:
         measure: the curve at some settings, on validation pairs.
         config: its metric, its floor, the grids of λ and μ, and how near to the best they are refined.
-        noise: what λ removes.
     """
     curve = measure(noise.first_line(config.bias_removal))
     floors = floors_of(curve, config)
@@ -134,11 +132,11 @@ def best_dial(measure: Measure, config: EvaluationConfig, noise: Noise) -> tuple
 
 
 def floors_of(curve: Sequence[CurvePoint], config: EvaluationConfig) -> dict[str, float]:
-    """The least value of every metric that the recipe has a floor for; of one that is relative, by the grid of λ.
+    """Return the least value of every metric that the recipe has a floor for; of one that is relative, by the grid of
+    λ.
 
     Args:
         curve: with the whole grid at μ = 0, or λ = 0 alone where ν is constant.
-        config: the recipe's.
     """
     line = [point for point in curve if not point.popularity and point.bias_removal in config.bias_removal] or curve
 
@@ -157,13 +155,13 @@ def missed(point: CurvePoint, floors: Mapping[str, float]) -> float:
 
 
 def chosen_by(config: EvaluationConfig) -> str:
-    """What λ and μ are chosen by, in words that end with the metric."""
+    """Return what λ and μ are chosen by, in words that end with the metric."""
     floor = ", ".join(f"{name} >= {least}" for name, least in config.floor.items())
     return f"{f'the floor {floor} and ' if floor else ''}valid {config.metric}"
 
 
 def _best(curve: Sequence[CurvePoint], config: EvaluationConfig, floors: Mapping[str, float]) -> CurvePoint:
-    """The best of the points that miss the floors by least, in total: by nothing if any reaches them."""
+    """Return the best of the points that miss the floors by least, in total: by nothing if any reaches them."""
     missing = [missed(point, floors) for point in curve]
     nearest = [point for point, total in zip(curve, missing, strict=True) if total <= min(missing) + 1e-12]
     return best_of(nearest, config.metric)
@@ -176,18 +174,7 @@ def _between(
     config: EvaluationConfig,
     floors: Mapping[str, float],
 ) -> list[CurvePoint]:
-    """The best point between the neighbours of a line's best, where it is better than that; else nothing.
-
-    By Brent's method, golden section where a parabola does not fit: metrics are steps, and what is found is no more
-    than one of the points that were measured.
-
-    Args:
-        line: measured on the dial's grid.
-        dial: the one that moves.
-        measure: as `best_dial` takes it.
-        config: the metric, and how near.
-        floors: of `floors_of`.
-    """
+    """Return the best point between the neighbours of a line's best, where it is better than that; else nothing."""
     if not config.refine:
         return []
     from scipy import optimize  # type: ignore[import-untyped]  # a recipe is read without it

@@ -19,10 +19,7 @@ class HeldOut:
     """How many pairs of a split are measured, and why not all.
 
     Attributes:
-        pairs: held out.
-        distinct: of different query and label.
         seen: of these, those that training has too, which `evaluation.exclude_seen` leaves out; 0 where it is off.
-        measured: what is left to find.
         queries: that have such a pair, each as often as it is asked in a way of its own.
     """
 
@@ -39,10 +36,6 @@ class HeldOut:
         """Of a split.
 
         Args:
-            held_out: its pairs.
-            known: what queries have seen.
-            labels: L.
-            exclude_seen: whether that is left out.
             askers: query row of every way to ask, int32 [A]; None where it is one of each.
         """
         seen = seen_pairs(known, labels=labels, exclude_seen=exclude_seen, held_out=held_out)
@@ -61,9 +54,6 @@ def seen_pairs(known: Pairs, *, labels: int, exclude_seen: bool, held_out: Pairs
     """`query · L + label` of what is left out of rankings, int64 [P], rising; nothing where it is not excluded.
 
     Args:
-        known: what queries have seen.
-        labels: L.
-        exclude_seen: whether it is left out.
         held_out: pairs whose queries are ranked for; None where all are.
     """
     if not exclude_seen:
@@ -81,9 +71,7 @@ def to_find(held_out: Pairs, seen: Int64, *, labels: int, askers: Int32 | None =
     With `askers`, queries as they are asked (`Pairs.askings`): what a query has seen is left out of all of its.
 
     Args:
-        held_out: pairs of a split.
         seen: keys to leave out, int64 [P].
-        labels: L.
         askers: query row of every way to ask, int32 [A]; None where it is one of each.
     """
     if askers is None:

@@ -29,8 +29,6 @@ class Positives:
 
     Attributes:
         keys: int64, sorted and distinct.
-        queries: N.
-        labels: L.
     """
 
     keys: Int64
@@ -46,12 +44,12 @@ class Positives:
 
     @property
     def label_rows(self) -> Int64:
-        """The label of every positive."""
+        """Return the label of every positive."""
         return self.keys % self.labels
 
     @property
     def query_rows(self) -> Int64:
-        """The query of every positive."""
+        """Return the query of every positive."""
         return self.keys // self.labels
 
     @property
@@ -60,16 +58,16 @@ class Positives:
         return np.bincount(self.query_rows, minlength=self.queries).astype(np.float64)
 
     def between(self, start: int, end: int) -> Positives:
-        """Those of queries start … end − 1, numbered from 0."""
+        """Return those of queries start … end − 1, numbered from 0."""
         first, last = np.searchsorted(self.keys, [start * self.labels, end * self.labels])
         return Positives(self.keys[first:last] - start * self.labels, end - start, self.labels)
 
     def among(self, kept_L: Bools) -> Positives:
-        """Those of some labels, bool [L]."""
+        """Return those of some labels, bool [L]."""
         return Positives(self.keys[kept_L[self.label_rows]], self.queries, self.labels)
 
     def hits(self, top_NK: Int32) -> Bools:
-        """Which entries of the lists are positives, bool [N, K]; entries of −1 are none."""
+        """Return which entries of the lists are positives, bool [N, K]; entries of −1 are none."""
         keys_NK = np.arange(self.queries)[:, None] * self.labels + top_NK
         at_NK = np.minimum(np.searchsorted(self.keys, keys_NK), len(self.keys) - 1)
         found_NK: Bools = (self.keys[at_NK] == keys_NK) & (top_NK >= 0)
@@ -77,13 +75,7 @@ class Positives:
 
 
 class Bootstrap:
-    """Poisson resamples of queries: each counts Poisson(1) times.
-
-    Args:
-        queries: N.
-        resamples: G.
-        seed: what the resamples are drawn by.
-    """
+    """Poisson resamples of queries: each counts Poisson(1) times."""
 
     def __init__(self, queries: int, *, resamples: int, seed: int) -> None:
         self._counts_GN = np.random.default_rng(seed).poisson(1.0, (resamples, queries)).astype(np.float32)
@@ -110,7 +102,7 @@ def metrics_of(
     inverse_propensity_L: Float64 | None = None,
     own: Mapping[str, Metric] | None = None,
 ) -> dict[str, Interval]:
-    """Every metric at every k.
+    """Return every metric at every k.
 
     Those of `ratios_of`, with intervals, and those of labels, without. `balanced_error@K`: mean over tested labels of
     the share of their pairs missed [R21 §5.1]; `balanced_error@K/BUCKET`: over those in the bucket, 0 if none is.
@@ -118,16 +110,9 @@ def metrics_of(
 
     Args:
         top_NK: label rows, best first; −1 where a list ends early.
-        positives: held-out labels of the N queries.
-        ks: list lengths, none above K.
-        buckets_L: bucket of every label.
-        counts_L: training pairs of every label.
         bootstrap: resamples of the N queries, for the intervals.
         inverse_propensity_L: 1 / p_y of every label; None leaves `psp` and `psndcg` out.
         own: registered metrics by name, as `NAME@K`, their parameters bound.
-
-    Raises:
-        DataError: a registered metric gives something else than two finite numbers per query.
     """
     ratios = ratios_of(
         top_NK,
@@ -170,7 +155,7 @@ def ratios_of(
     inverse_propensity_L: Float64 | None = None,
     own: Mapping[str, Metric] | None = None,
 ) -> dict[str, tuple[Float64, Float64]]:
-    """Numerators and denominators, float64 [N] each, of the metrics that are a ratio of sums over queries.
+    """Return numerators and denominators, float64 [N] each, of the metrics that are a ratio of sums over queries.
 
     `recall@K`, `precision@K`, `ndcg@K`, `mrr@K`, `hit_rate@K`: means over queries. `recall@K/BUCKET`: over the pairs
     whose label is in the bucket. `exposure@K/BUCKET`: share of list entries. `popularity@K`: mean training count of
@@ -178,15 +163,8 @@ def ratios_of(
 
     Args:
         top_NK: label rows, best first; −1 where a list ends early.
-        positives: held-out labels of the N queries.
-        ks: list lengths, none above K.
-        buckets_L: bucket of every label.
-        counts_L: training pairs of every label.
         inverse_propensity_L: 1 / p_y of every label; None leaves `psp` and `psndcg` out.
         own: registered metrics by name, as `NAME@K`, their parameters bound.
-
-    Raises:
-        DataError: a registered metric gives something else than two finite numbers per query.
     """
     hits_NK = positives.hits(top_NK)
     listed_NK = top_NK >= 0
@@ -238,7 +216,6 @@ def inverse_propensity(counts_L: Int64, *, queries: int, a: float, b: float) -> 
     """1 / p_y = 1 + C (N_y + b)^−a with C = (ln N − 1)(b + 1)^a, float64 [L] [Jain et al. 2016, §5].
 
     Args:
-        counts_L: N_y, training queries with label y.
         queries: N, training queries; of fewer than e, where C would be negative, C is 0.
         a, b: 0.55 and 1.5; Amazon 0.6 and 2.6; Wikipedia 0.5 and 0.4.
     """
@@ -255,13 +232,7 @@ def _propensity_scored(
     *,
     ks: list[int],
 ) -> dict[str, tuple[Float64, Float64]]:
-    """`psp@K` and `psndcg@K` as the extreme classification repository reports them (its `xclib`).
-
-    A hit at rank r counts 1 / p_y in `psp` and (1 / p_y) / log2(r + 1) / ideal in `psndcg`, where `ideal` is
-    the query's best plain DCG@K, Σ 1 / log2(r + 1) over its first min(K, positives) ranks. Both are Σ over
-    queries of what the lists reach / Σ over queries of the same with the positives of largest 1 / p_y on top,
-    so that a perfect ranking gives 1.
-    """
+    """`psp@K` and `psndcg@K` as the extreme classification repository reports them (its `xclib`)."""
     weights = inverse_propensity_L[positives.label_rows]
     best_first = np.lexsort((-weights, positives.query_rows))
     owners = positives.query_rows[best_first]

@@ -42,9 +42,7 @@ class LabelSide:
         log_pn: float32 [L], log ν; log π beside a tree.
         bias: float32 [L] in logits, or None.
         counts: int64 [L], training pairs.
-        training_queries: distinct queries of these pairs.
         buckets: int8 [L].
-        augmentation: the constants that rows and queries share.
         log_popularity: float32 [L], log π; None where `log_pn` is it.
     """
 
@@ -78,7 +76,7 @@ class LabelSide:
         )  # fmt: skip
 
     def among(self, rows: Int32) -> LabelSide:
-        """Some of the labels, by their rows, int32 [n], with the same constants."""
+        """Return some of the labels, by their rows, int32 [n], with the same constants."""
         bias = None if self.bias is None else self.bias[rows]
         popularity = None if self.log_popularity is None else self.log_popularity[rows]
         return replace(
@@ -105,7 +103,7 @@ def buckets_for(config: EvaluationConfig, counts: Int64) -> Buckets:
 
 
 def log_proposal_of(proposal: Proposal | None, features: QueryFeatures) -> LogProposal | None:
-    """The tree's log p_n(y|x) of query rows; None for a model without a tree."""
+    """Return the tree's log p_n(y|x) of query rows; None for a model without a tree."""
     if proposal is None:
         return None
     return lambda rows_B: proposal.all_log_probabilities(proposal.project(features.of_queries(rows_B)))
@@ -128,15 +126,11 @@ def bias_removal_curve(
     described: bool = False,
     watch: Watch | None = None,
 ) -> list[CurvePoint]:
-    """Every metric at every setting of λ and μ.
+    """Return every metric at every setting of λ and μ.
 
     Args:
-        held_out: pairs to find.
         known: pairs seen in training; out of each query's ranking if `exclude_seen`, and then no positive.
         embed_queries: rows of queries as they are asked, int32 [B] → float32 [B, D].
-        label_side: all labels.
-        config: what to measure.
-        queries: number of query rows.
         seed: of the bootstrap and of the choice of queries.
         askers: query row of every way to ask, int32 [A]; None where it is one of each.
         max_queries: measure at most this many queries, drawn by seed.
@@ -145,10 +139,6 @@ def bias_removal_curve(
         calibrated_at: the λ where scores are log-probabilities, at which alone their likelihood is of anything.
         described: labels without training pairs were no negatives, so that their scores have no optimum: neither they
             nor held-out pairs of them are in the likelihood.
-        watch: called with every setting's lists.
-
-    Raises:
-        DataError: no held-out pair is left to find, or as `check_metric`.
     """
     task = Task.of(
         held_out, known, config, labels=len(label_side.counts), seed=seed, max_queries=max_queries, askers=askers
@@ -215,13 +205,7 @@ def rank(
     be ranked, float64 [N], nats; None unless `likely` names the positives, and at settings where it is not asked for.
 
     Args:
-        rows_N: rows of queries as they are asked.
-        embed_queries: such rows → embeddings.
-        label_side: all labels.
         seen_keys: `query · L + label` to leave out, sorted.
-        settings: of λ and μ.
-        k: K.
-        queries: number of query rows.
         askers: as `bias_removal_curve` takes them.
         log_proposal: log p_n(y|x) in place of the labels' log ν.
         likely: positives of the N queries whose log-likelihood is asked for.
@@ -268,7 +252,7 @@ def rank(
 
 
 def block_of(labels: int, *, matrices: int = 1) -> int:
-    """Queries that are ranked at a time, so that this many matrices of their scores stay within 128 MiB."""
+    """Return queries that are ranked at a time, so that this many matrices of their scores stay within 128 MiB."""
     return int(np.clip(_BLOCK_BYTES // (4 * labels * matrices), 1, _EMBED_BLOCK))
 
 

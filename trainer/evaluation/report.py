@@ -26,7 +26,7 @@ _POWER_OF_PI = re.compile(r"π(\^\d[\d.e-]*)?(, of all objectives' pairs)?")
 
 
 def shown_metrics(metric: str) -> list[str]:
-    """The columns of an evaluation table at the k of the recipe's metric."""
+    """Return the columns of an evaluation table at the k of the recipe's metric."""
     k = k_of(metric)
     return [
         f"recall@{k}", f"ndcg@{k}", f"hit_rate@{k}", *(f"recall@{k}/{bucket}" for bucket in BUCKET_NAMES),
@@ -35,7 +35,7 @@ def shown_metrics(metric: str) -> list[str]:
 
 
 def evaluation_table(title: str, dial: Dial, metric: str) -> Table:
-    """A terminal table: one row per λ, and per μ where it is another dial; the default marked."""
+    """Return a terminal table: one row per λ, and per μ where it is another dial; the default marked."""
     k = k_of(metric)
     chosen_by = dial.bias_removal.chosen_by
     recall_of = "head, torso, tail, new: recall of pairs whose label is there"
@@ -57,11 +57,8 @@ def evaluation_table(title: str, dial: Dial, metric: str) -> Table:
 
 
 def target_table(found: FoundByLabel, prior: str) -> Table:
-    """A terminal table: recall under another prior of labels at every λ and μ; the best marked, and what theory says.
-
-    Raises:
-        DataError: as `FoundByLabel.recall`.
-    """
+    """Return a terminal table: recall under another prior of labels at every λ and μ; the best marked, and what theory
+    says."""
     recalls, covered = found.recall(prior)
     best = max(recalls, key=lambda measured: measured.recall.value)
     theory = found.theory.get(prior)
@@ -84,7 +81,7 @@ def target_table(found: FoundByLabel, prior: str) -> Table:
 
 
 def evaluation_markdown(dial: Dial, metric: str) -> str:
-    """The table as Markdown, with the metric's interval, and propensity scores and log-likelihood if measured."""
+    """Get the table as Markdown, with the metric's interval, and propensity scores and log-likelihood if measured."""
     k = k_of(metric)
     measured = {name for point in dial.curve for name in point.metrics}
     names = shown_metrics(metric) + [name for name in (f"psp@{k}", f"psndcg@{k}", "log_likelihood") if name in measured]
@@ -107,11 +104,7 @@ def html_report(
     """report.html: facts, plots over each dial that moves and of the training, the whole table; one file, no network.
 
     Args:
-        recipe: the job.
         dial: the curve of λ and μ, and their defaults.
-        history: losses and validation metrics by epoch.
-        facts: name → value, shown at the top.
-        compared: the baselines, if there are any.
     """
     metric = recipe.evaluation.metric
     k = k_of(metric)
@@ -148,12 +141,12 @@ def _two_lines(dial: Dial) -> bool:
 
 
 def _dials(dial: Dial) -> tuple[str, ...]:
-    """The dials of a table, `λ` or `λ` and `μ`."""
+    """Return the dials of a table, `λ` or `λ` and `μ`."""
     return ("λ", "μ") if _two_lines(dial) else ("λ",)
 
 
 def _lines(dial: Dial) -> list[_Line]:
-    """The lines of a curve that have more than one point."""
+    """Return the lines of a curve that have more than one point."""
     at_zero = sorted((point for point in dial.curve if not point.popularity), key=lambda point: point.bias_removal)
     prior = sorted(
         (point for point in dial.curve if point.bias_removal == dial.default.bias_removal),
@@ -188,7 +181,7 @@ def _line_plots(line: _Line, k: str) -> list[str]:
 
 
 def _default_in_words(dial: Dial) -> str:
-    """The served λ, and what it removes and the served μ where they are two dials."""
+    """Return the served λ, and what it removes and the served μ where they are two dials."""
     default = dial.default
     first = f"Default λ = {default.bias_removal:g}"
     return f"{first} ({html.escape(_removes(dial))}), μ = {default.popularity:g}" if _two_lines(dial) else first
@@ -202,7 +195,7 @@ def _removes(dial: Dial) -> str:
 
 
 def _buckets(points: list[CurvePoint], k: str) -> list[str]:
-    """The buckets that a curve has: one measured before version 4 of the bundle does not know `new`."""
+    """Return the buckets that a curve has: one measured before version 4 of the bundle does not know `new`."""
     return [bucket for bucket in BUCKET_NAMES if f"exposure@{k}/{bucket}" in points[0].metrics]
 
 

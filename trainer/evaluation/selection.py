@@ -77,7 +77,6 @@ class Selection:
     Args:
         columns_LX: of every label, float64.
         weights_GX: of the columns at every setting, float64.
-        k: K.
 
     Attributes:
         order: label at every place, int64 [P]; the last label again where labels are no whole number of groups.
@@ -105,8 +104,6 @@ class Selection:
         """Have values written, and find the highest of every group; what an earlier call returned is written over.
 
         Args:
-            queries: B.
-            write: of the values.
             without: what must not be in a list, (query of B, label), int [n, 2].
         """
         if len(self._buffer) < len(self.order) * queries:
@@ -134,24 +131,20 @@ class Selection:
         return Values(values_PB, of_groups_BF, of_both_BC)
 
     def lists(self, values: Values, settings: slice = slice(None)) -> Int32:
-        """The labels of the highest scores, best first, equal ones by row, int32 [G, B, K]; −1 where −inf is left.
-
-        Args:
-            values: of the labels.
-            settings: which of the settings, G.
-        """
+        """Return the labels of the highest scores, best first, equal ones by row, int32 [G, B, K]; −1 where −inf is
+        left."""
         queries = len(values.of_both_BC)
         top_GBK = np.full((len(self._weights_GX[settings]), queries, self._k), -1, np.int32)
         self._each(lambda rows: self._rank(values, rows, settings, top_GBK), queries, _QUERIES)
         return top_GBK
 
     def gain(self, at: int) -> Float64:
-        """What a setting adds to the values of the labels in their order, float64 [P]."""
+        """Return what a setting adds to the values of the labels in their order, float64 [P]."""
         gain_P: Float64 = self._weights_GX[at] @ self._columns_XP
         return gain_P
 
     def places(self, label_n: Int64) -> Int64:
-        """Where labels stand in their order, int64 [n]."""
+        """Return where labels stand in their order, int64 [n]."""
         return self._place_L[label_n]
 
     def log_sum_exp(self, values: Values, gain_P: Float64, temperature: float) -> Float64:
@@ -201,7 +194,7 @@ class Selection:
             _put_best(score_bN, label_bN, top_BK[rows])
 
     def _needed(self, highest_bN: Float32, node_bN: Int64, level: int, settings: slice) -> Float32:
-        """The least value with which something below a node may be in the list of a setting, float32 [b, N]."""
+        """Return the least value with which something below a node may be in the list of a setting, float32 [b, N]."""
         if highest_bN.shape[1] < self._k:
             return np.full(highest_bN.shape, _LOWEST)
         nodes = node_bN[:1] if level == 0 else node_bN
@@ -237,7 +230,7 @@ def _kth_highest(bounds_bN: Float32, k: int) -> Float32:
 
 
 def _padded(row_n: Int64, of_n: Array, rows: int, fill: float) -> Array:
-    """What rows have, in the order of rows, as [rows, N]."""
+    """Return what rows have, in the order of rows, as [rows, N]."""
     counts = np.bincount(row_n, minlength=rows)
     if len(of_n) == rows * counts.max():
         return of_n.reshape(rows, -1)

@@ -19,13 +19,6 @@ def signal_to_noise(data_XL: Float64, noise_XL: Float64) -> float:
     a loss that is summed over N = X pairs. Largest where p_n = p_D, where Σ_y α is ½ for every x; and even then only
     L/(L − 1) times what noise has that never meets the data. `overlap` is the part that differs.
 
-    Args:
-        data_XL: p_D(y|x), rows sum to 1.
-        noise_XL: p_n(y|x), rows sum to 1.
-
-    Raises:
-        ValueError: the two differ in shape.
-
     Example:
         >>> even, skewed = np.full((1, 2), 0.5), np.array([[0.9, 0.1]])
         >>> signal_to_noise(even, even), round(signal_to_noise(even, skewed), 3)
@@ -39,13 +32,6 @@ def overlap(data_XL: Float64, noise_XL: Float64) -> Float64:
     """2 Σ_y α_xy of every query, float64 [X]: 1 where p_n = p_D, 0 where they never meet [BM20 eq. 16].
 
     It is also twice the share of pairs that a trained discriminator takes for noise, E_{y∼p_D} σ(−f_y).
-
-    Args:
-        data_XL: p_D(y|x), rows sum to 1.
-        noise_XL: p_n(y|x), rows sum to 1.
-
-    Raises:
-        ValueError: the two differ in shape.
     """
     if data_XL.shape != noise_XL.shape:
         raise ValueError(f"overlap: expected p_n of shape {data_XL.shape}, received {noise_XL.shape}")
@@ -59,11 +45,6 @@ def data_and_noise(sampler: Sampler, context: DrawContext, logits_XL: Float64) -
 
     p_n is the sampler's q. p_D is what the model has learned, softmax(f + log p_n) [BM20 eq. 5]: of family `logistic`
     with weight `unit`.
-
-    Args:
-        sampler: of the training; drawing for X rows.
-        context: the queries, and their positives.
-        logits_XL: f of every label.
     """
     queries, labels = logits_XL.shape
     if sampler.log_q is None:

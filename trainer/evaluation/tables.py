@@ -16,7 +16,8 @@ from longtail.trainer.lists import k_of
 
 
 def baseline_table(compared: Comparison) -> Table:
-    """A terminal table, at the k of the recipe's metric: the model at its default, every baseline, their seconds."""
+    """Return a terminal table, at the k of the recipe's metric: the model at its default, every baseline, their
+    seconds."""
     k = k_of(compared.metric)
     took = ", ".join(f"{name} {seconds:,.0f} s" for name, seconds in compared.seconds.items())
     table = Table(
@@ -34,7 +35,7 @@ def baseline_table(compared: Comparison) -> Table:
 
 
 def baselines_html(compared: Comparison | None, names: list[str]) -> str:
-    """The same with these metrics and their intervals, the verdict in words, and what was left out."""
+    """Return the same with these metrics and their intervals, the verdict in words, and what was left out."""
     if compared is None:
         return ""
     head = "".join(f"<th>{html.escape(name)}</th>" for name in ["", *names])
@@ -51,13 +52,7 @@ def baselines_html(compared: Comparison | None, names: list[str]) -> str:
 
 
 class Step(NamedTuple):
-    """From one λ of a curve to the next.
-
-    Attributes:
-        start, end: the two points.
-        recall: change of recall over all queries.
-        tail: change of recall of tail pairs.
-    """
+    """From one λ of a curve to the next."""
 
     start: CurvePoint
     end: CurvePoint
@@ -66,12 +61,12 @@ class Step(NamedTuple):
 
     @property
     def rate(self) -> float | None:
-        """Recall gained per recall lost in the tail, Δrecall / Δtail recall; None where the tail stays as it is."""
+        """Get recall gained per recall lost in the tail, Δrecall / Δtail recall; None where the tail stays as it is."""
         return self.recall / self.tail if self.tail else None
 
 
 def steps(dial: Dial, k: str) -> list[Step]:
-    """What every step of λ at μ = 0 changes, by ascending λ."""
+    """Return what every step of λ at μ = 0 changes, by ascending λ."""
     line = sorted((point for point in dial.curve if not point.popularity), key=lambda point: point.bias_removal)
     made = []
     for start, end in pairwise(line):
@@ -83,7 +78,7 @@ def steps(dial: Dial, k: str) -> list[Step]:
 
 
 def price_html(dial: Dial, k: str) -> str:
-    """What each step of λ gives and takes: recall of every bucket after it, its exposure, and the exchange rate."""
+    """Get what each step of λ gives and takes: recall of every bucket after it, its exposure, and the exchange rate."""
     made = steps(dial, k)
     if not made:
         return ""
@@ -109,6 +104,6 @@ def price_html(dial: Dial, k: str) -> str:
 
 
 def figure_cell(value: float, low: float | None, high: float | None) -> str:
-    """A figure, with its interval if it has one."""
+    """Return a figure, with its interval if it has one."""
     interval = "" if low is None or high is None else f"<small>{low:.4f}–{high:.4f}</small>"
     return f"<td>{value:.4f}{interval}</td>"

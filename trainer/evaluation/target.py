@@ -50,10 +50,8 @@ class FoundByLabel:
     """What lists found of every label's held-out pairs.
 
     Attributes:
-        k: K.
         ids: label ids, strings [L]; of a bundle, of labels with held-out pairs alone.
         frequency_L: π, float64, smoothed; sums to 1 over all labels.
-        labels: of the catalogue.
         theory: the settings that are best for a named prior in theory; none for a model with a tree.
         pairs_L: held-out pairs, int64.
         found: those in the lists, int64 [L], by setting.
@@ -71,9 +69,7 @@ class FoundByLabel:
         """Count the lists of one setting; all are of the same positives.
 
         Args:
-            setting: λ and μ.
             top_NK: label rows, best first, int32 [N, at least K]; −1 where a list ends early.
-            positives: what they should find.
         """
         top_NK = top_NK[:, : self.k]
         self.pairs_L = np.bincount(positives.label_rows, minlength=positives.labels)
@@ -84,14 +80,12 @@ class FoundByLabel:
         self.found = {setting: found_L for setting, found_L in self.found.items() if setting in settings}
 
     def recall(self, prior: str | Path) -> tuple[list[TargetRecall], float]:
-        """Recall under a prior at every setting, and the share of the prior that is on labels with held-out pairs.
+        """Return recall under a prior at every setting, and the share of the prior that is on labels with held-out
+        pairs.
 
         Args:
             prior: `train`, `uniform`, or a table with the columns `label` and `share`: any numbers ≥ 0, of any scale;
                 labels that are not in it have none.
-
-        Raises:
-            DataError: no such table, or no share on a label that has held-out pairs.
         """
         weight_L, covered = self._weights(prior)
         held_out = self.pairs_L > 0
@@ -104,11 +98,7 @@ class FoundByLabel:
         return recalls, covered
 
     def best(self, prior: str | Path) -> tuple[Setting, float]:
-        """The setting of highest recall under a prior, and that recall.
-
-        Raises:
-            DataError: as `recall`.
-        """
+        """Return the setting of highest recall under a prior, and that recall."""
         weight_L, _ = self._weights(prior)
         wanted = weight_L @ self.pairs_L
         recalls = {setting: float(weight_L @ found_L / wanted) for setting, found_L in self.found.items()}
@@ -143,7 +133,7 @@ class FoundByLabel:
         return prior_L.astype(np.float64), float(shares.sum())
 
     def to_bytes(self) -> bytes:
-        """A Parquet file of the labels with held-out pairs."""
+        """Return a Parquet file of the labels with held-out pairs."""
         held_out = np.flatnonzero(self.pairs_L)
         columns = {
             "id": self.ids.take(pa.array(held_out)),
@@ -159,11 +149,7 @@ class FoundByLabel:
 
     @classmethod
     def read(cls, bundle: Path) -> FoundByLabel:
-        """From a bundle's directory; labels without held-out pairs are left out.
-
-        Raises:
-            DataError: the bundle has no such file.
-        """
+        """From a bundle's directory; labels without held-out pairs are left out."""
         path = bundle / FILE
         if not path.is_file():
             raise DataError(
@@ -181,10 +167,9 @@ class FoundByLabel:
 
 
 def settings_beyond(measured: Sequence[Setting], *, apart: bool) -> list[Setting]:
-    """Settings that a prior may need and a grid of μ from 0 on lacks: μ < 0 at the λ where μ was measured.
+    """Return settings that a prior may need and a grid of μ from 0 on lacks: μ < 0 at the λ where μ was measured.
 
     Args:
-        measured: settings of both lines of a curve.
         apart: whether μ is a dial of its own.
     """
     if not apart:
@@ -194,11 +179,7 @@ def settings_beyond(measured: Sequence[Setting], *, apart: bool) -> list[Setting
 
 
 def read_shares(path: Path) -> tuple[pa.Array, Float64]:
-    """Label ids, strings [n], and their shares of a prior, float64 [n], from a table of `label` and `share`.
-
-    Raises:
-        DataError: no such table, or shares that are no finite numbers >= 0.
-    """
+    """Return label ids, strings [n], and their shares of a prior, float64 [n], from a table of `label` and `share`."""
     if not path.is_file():
         known = ", ".join(NAMED)
         raise DataError(f"target prior: expected {known}, or a file with columns label and share, received {path}")

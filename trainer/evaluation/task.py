@@ -29,11 +29,8 @@ class Task:
     Attributes:
         rows_N: rows of queries as they are asked (`Pairs.askings`), int32 [N], ascending.
         askers_N: query rows of these, int32 [N]; the same where a query is asked in one way alone.
-        positives: what they should find.
         seen_keys: `query row · L + label` to leave out of the lists, int64, sorted.
         ks: list lengths that the catalogue has labels for.
-        k: K, the length to rank to.
-        bootstrap: resamples of the N queries.
         own: registered metrics that the recipe names, their parameters bound.
     """
 
@@ -54,16 +51,11 @@ class Task:
         """From pairs.
 
         Args:
-            held_out: pairs to find.
             known: pairs seen in training; out of each query's list if `exclude_seen`, and then no positive.
             config: list lengths, resamples, and whether seen labels may be answered.
-            labels: L.
             seed: of the bootstrap and of the choice of queries.
             max_queries: at most this many queries, drawn by seed.
             askers: query row of every way to ask, int32 [A]; None where it is one of each.
-
-        Raises:
-            DataError: no held-out pair is left to find, or as `check_metric`.
         """
         check_metric(config, labels=labels)
         seen_keys = seen_pairs(known, labels=labels, exclude_seen=config.exclude_seen, held_out=held_out)
@@ -86,7 +78,8 @@ class Task:
     def metrics(
         self, top_NK: Int32, *, buckets_L: Int8, counts_L: Int64, inverse_propensity_L: Float64 | None
     ) -> dict[str, Interval]:
-        """Every metric of lists of labels, best first, −1 where one ends early; `metrics_of` says which there are."""
+        """Return every metric of lists of labels, best first, −1 where one ends early; `metrics_of` says which there
+        are."""
         return metrics_of(
             top_NK,
             self.positives,
@@ -120,8 +113,6 @@ class Seen:
 
     Attributes:
         keys: `query · L + label`, int64, sorted.
-        queries: number of query rows.
-        labels: L.
     """
 
     keys: Int64
@@ -130,22 +121,18 @@ class Seen:
 
     @cached_property
     def _offsets(self) -> Int64:
-        """Start of every query's keys, int64 [queries + 1]."""
+        """Return start of every query's keys, int64 [queries + 1]."""
         return np.searchsorted(self.keys, np.arange(self.queries + 1, dtype=np.int64) * self.labels)
 
     def places(self, rows_B: Int32) -> Int64:
-        """What the queries of a block have seen, as (place in the block, label), int64 [n, 2]."""
+        """Return what the queries of a block have seen, as (place in the block, label), int64 [n, 2]."""
         starts, ends = self._offsets[rows_B], self._offsets[rows_B + 1]
         seen = np.concatenate([self.keys[start:end] % self.labels for start, end in zip(starts, ends, strict=True)])
         return np.stack([np.repeat(np.arange(len(rows_B)), ends - starts), seen], axis=1)
 
 
 def check_metric(config: EvaluationConfig, *, labels: int) -> None:
-    """Refuse a metric, or the floor of one, over lists longer than the catalogue.
-
-    Raises:
-        DataError: says how many labels there are.
-    """
+    """Refuse a metric, or the floor of one, over lists longer than the catalogue."""
     for where, metric in (("metric", config.metric), *(("floor", name) for name in config.floors)):
         if int(k_of(metric)) > labels:
             raise DataError(f"evaluation.{where}: expected a k of at most {labels}, all labels, received {metric}")

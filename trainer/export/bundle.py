@@ -32,17 +32,11 @@ _SOFTWARE = ("longtail", "keras", "numpy", "pyarrow", "onnxruntime")
 
 
 def to_bundle(trained: Trained, held_out_rows: Int32, dial: Dial, reports: dict[str, bytes], folder: Path) -> Bundle:
-    """The bundle of a trained model, not yet written.
+    """Return the bundle of a trained model, not yet written.
 
     Args:
-        trained: the model and its data.
         held_out_rows: rows of queries, as `Pairs.askings` has them, to draw calibration queries from, int32 [n].
-        dial: λ and μ, with their curve.
-        reports: files to keep with the model.
         folder: where the towers are written, and the tables that the bundle's are links to.
-
-    Raises:
-        ExportError: a tower is too large for ONNX, or computes something else there.
     """
     recipe, dataset, model = trained.recipe, trained.dataset, trained.model
     label_side = trained.label_side()
@@ -121,7 +115,7 @@ def to_bundle(trained: Trained, held_out_rows: Int32, dial: Dial, reports: dict[
 
 
 def _newest(dataset: Dataset) -> dict[str, str | int]:
-    """The time of the last training pair, as a whole number where it is one; nothing without times."""
+    """Return the time of the last training pair, as a whole number where it is one; nothing without times."""
     times_N = dataset.train.times
     if times_N is None or not np.isfinite(times_N).any():
         return {}
@@ -130,7 +124,7 @@ def _newest(dataset: Dataset) -> dict[str, str | int]:
 
 
 def _for_the_next_training(trained: Trained, tables: Collection[str]) -> dict[str, bytes]:
-    """Files that a warm start reads beside tables, as far as the recipe keeps them."""
+    """Return files that a warm start reads beside tables, as far as the recipe keeps them."""
     training, model = trained.recipe.training, trained.model
     weights = {WEIGHTS_FILE: weights_of(model, without=tables)} if training.keep_weights else {}
     state = {OPTIMIZER_FILE: optimizer_state_of(model, trained.step.updates)} if training.keep_optimizer else {}

@@ -49,7 +49,8 @@ _OF_TOWERS = {"name", "seed", "data", "query", "label", "model", "objectives", "
 
 
 class ExportedTowers(NamedTuple):
-    """Attributes:
+    """
+    Attributes:
     models: ONNX, by side: `query`, and `label` if labels have features beside their id.
     tables: files of the tables that they refer to, and of those that training goes on from, by name.
     """
@@ -59,16 +60,7 @@ class ExportedTowers(NamedTuple):
 
 
 def export_towers(trained: Trained, folder: Path) -> ExportedTowers:
-    """Write `query_tower.onnx`, `label_tower.onnx` and the tables beside them.
-
-    Args:
-        trained: the model.
-        folder: where to.
-
-    Raises:
-        ExportError: a tower has more weights beside its large tables than ONNX allows (2 GiB), or the child process
-            failed.
-    """
+    """Write `query_tower.onnx`, `label_tower.onnx` and the tables beside them."""
     recipe, towers = trained.recipe, trained.model.towers
     large = large_tables(towers)
     apart = {id(table.table): name for name, (_, table) in large.items()}
@@ -95,7 +87,7 @@ def export_towers(trained: Trained, folder: Path) -> ExportedTowers:
 
 
 def exported(recipe: Recipe, towers: Towers) -> dict[str, keras.Model]:
-    """The towers that a bundle has, by side."""
+    """Return the towers that a bundle has, by side."""
     return {"query": towers.query} | ({"label": towers.label} if recipe.describes_labels else {})
 
 
@@ -109,13 +101,8 @@ def onnx_models(
     backend by a child process that runs TensorFlow.
 
     Args:
-        recipe: what the towers were built by.
-        towers: with their weights.
         vocabulary_rows, numbers: what they are built by again, `vocabulary_rows` of as many rows as `instead` has.
         instead: values of weights in place of their own, of the same shape but for rows, by the weight's `id`.
-
-    Raises:
-        ExportError: the child process failed.
     """
     sides = list(exported(recipe, towers))
     job = {
@@ -194,7 +181,7 @@ def _export_in_child(job: dict[str, Any], values: Sequence[Array], folder: Path)
 
 
 def export_job(folder: str) -> None:
-    """What the child process runs: rebuild the towers, load their weights, write ONNX."""
+    """Return what the child process runs: rebuild the towers, load their weights, write ONNX."""
     work = Path(folder)
     job = json.loads((work / "job.json").read_text(encoding="utf-8"))
     for module in job["modules"]:
@@ -208,14 +195,8 @@ def check_parity(name: str, model: bytes | Path, inputs: Mapping[str, Array], ex
     """Refuse a tower that ONNX Runtime computes otherwise than the training framework.
 
     Args:
-        name: name of the tower, for the error.
         model: ONNX, or its file, beside which its tables are.
         inputs: by name, [B] or [B, P].
-        expected_BD: embeddings by the training framework.
-
-    Raises:
-        ExportError: other inputs, another shape, or embeddings more than 1e-4 of their scale apart.
-        TowerError: ONNX Runtime does not load the model.
     """
     session = onnx_session(model, name)
     wanted = {node.name for node in session.get_inputs()}

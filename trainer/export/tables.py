@@ -26,7 +26,7 @@ STAND_IN_ROWS = 8
 
 
 def tables_of(towers: Towers) -> dict[str, tuple[str, Table]]:
-    """Every table that a tower reads, and the name of what its rows stand for, by the name of its file."""
+    """Return every table that a tower reads, and the name of what its rows stand for, by the name of its file."""
     plain = {name: (name, table) for name, table in (towers.tables | towers.label_rows).items()}
     pairs = {
         f"pairs-{side}-{name}": (towers.readers[side, name], table) for (side, name), table in towers.pairs.items()
@@ -35,7 +35,7 @@ def tables_of(towers: Towers) -> dict[str, tuple[str, Table]]:
 
 
 def large_tables(towers: Towers) -> dict[str, tuple[str, Table]]:
-    """Those of a mebibyte or more, and those whose rows stand for the same."""
+    """Return those of a mebibyte or more, and those whose rows stand for the same."""
     tables = tables_of(towers)
     large = {rows for rows, table in tables.values() if table.rows * table.dim * 4 >= LEAST_BYTES}
     return {file: (rows, table) for file, (rows, table) in tables.items() if rows in large}
@@ -51,7 +51,7 @@ def write_tables(tables: Mapping[str, Table], folder: Path) -> dict[str, Path]:
 
 
 def stand_ins(tables: Mapping[str, Table]) -> dict[str, Float32]:
-    """Rows [8, D] that no other table has, by name."""
+    """Return rows [8, D] that no other table has, by name."""
     return {
         name: np.random.default_rng(place).standard_normal((STAND_IN_ROWS, table.dim), np.float32)
         for place, (name, table) in enumerate(tables.items())
@@ -59,10 +59,9 @@ def stand_ins(tables: Mapping[str, Table]) -> dict[str, Float32]:
 
 
 def with_tables(model: bytes, stand_in: Mapping[str, Float32], files: Mapping[str, Path]) -> tuple[bytes, set[str]]:
-    """The model that refers to tables where it has their stand-ins, and the names of those it had.
+    """Return the model that refers to tables where it has their stand-ins, and the names of those it had.
 
     Args:
-        model: ONNX.
         stand_in: rows [8, D] by name.
         files: of `write_tables`, in `tables/` of the folder that the model will lie in.
     """

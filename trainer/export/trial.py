@@ -32,13 +32,7 @@ _APART = 1e-4
 
 def try_own_layers(recipe: Recipe) -> None:
     """Refuse towers and feature kinds of one's own that could not be trained, exported or served; a recipe without any
-    passes at once.
-
-    Raises:
-        RecipeError: a tower cannot be built; a layer has state that training does not keep, draws in training, counts
-            entries that are not there, or has no number for a query without any; the towers do not export to ONNX, or
-            compute something else there.
-    """
+    passes at once."""
     if not recipe.own_layers:
         return
     features = (*recipe.query.features, *recipe.label.features)
@@ -93,11 +87,7 @@ def _check_layers(where: str, tower: keras.Model, inputs: Inputs) -> None:
 
 
 def _check_entries(where: str, tower: keras.Model, few: Inputs, many: Inputs) -> list[tuple[Inputs, Float32]]:
-    """Refuse layers that count padding, which depends on what else is in a batch, and those that nothing breaks.
-
-    Returns:
-        Inputs with what the tower makes of them: of one entry, of several, and a row of these by itself.
-    """
+    """Refuse layers that count padding, which depends on what else is in a batch, and those that nothing breaks."""
     padded = dict(few)
     for name in few:
         if f"{name}__weight" in few:
@@ -124,7 +114,7 @@ def _check_entries(where: str, tower: keras.Model, few: Inputs, many: Inputs) ->
 
 
 def _inputs(tower: keras.Model, config: TowerConfig, longest: int) -> Inputs:
-    """Inputs of a tower: ids of any row, bags that are full, other numbers of any size."""
+    """Return inputs of a tower: ids of any row, bags that are full, other numbers of any size."""
     rng = np.random.default_rng(0)
     lengths = {feature.name: min(longest, feature.max_length) for feature in config.features}
     inputs: Inputs = {}

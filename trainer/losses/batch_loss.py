@@ -42,7 +42,7 @@ class Embedded(NamedTuple):
     scale: Tensor
 
     def with_recalled(self, labels_MD: Tensor, bias_M: Tensor, *, after: int) -> Embedded:
-        """Labels that were embedded before, where drawn ones stand: after the positives, `after` of them."""
+        """Return labels that were embedded before, where drawn ones stand: after the positives, `after` of them."""
         labels = [self.labels_CD[:after], labels_MD, self.labels_CD[after:]]
         bias = [self.bias_C[:after], bias_M, self.bias_C[after:]]
         return self._replace(labels_CD=ops.concatenate(labels), bias_C=ops.concatenate(bias))
@@ -93,7 +93,7 @@ class Candidates(NamedTuple):
     places_B: Tensor | None = None
 
     def by_rows(self) -> Tensors:
-        """What every row has of its own, first axis B, by name, their places among them."""
+        """Return what every row has of its own, first axis B, by name, their places among them."""
         columns = self._asdict() | ({} if self.queries is None else self.queries._asdict())
         return {"places_B": ops.arange(self.positive_B.shape[0])} | {
             name: column
@@ -103,7 +103,7 @@ class Candidates(NamedTuple):
         }
 
     def at(self, columns: Tensors) -> Candidates:
-        """Some rows, by their part of `by_rows`."""
+        """Return some rows, by their part of `by_rows`."""
         own, of_queries = (
             {name: column for name, column in columns.items() if name in kind._fields}
             for kind in (Candidates, QueryStates)
@@ -113,12 +113,7 @@ class Candidates(NamedTuple):
 
 
 class RetrievedNegatives(NamedTuple):
-    """The last of what a row brings with it, which the model itself has retrieved.
-
-    Attributes:
-        number: of every row.
-        weight: of each as a negative.
-    """
+    """The last of what a row brings with it, which the model itself has retrieved."""
 
     number: int
     weight: float
@@ -141,10 +136,8 @@ class BatchLoss:
     """Positives against candidates, by one objective [METHODS §2].
 
     Attributes:
-        objective: family × weight × mining.
         in_batch: the batch's positives are candidates too, before the drawn ones.
         bfloat16: compute inner products in bfloat16.
-        hits: which candidates are masked.
         impressions: weight of a label that was shown and not chosen.
         retrieved: number and weight of the negatives that come after the impressions; None without.
         top_k: weighs positives by the K-th highest scores of their queries; None weighs all alike.
@@ -161,7 +154,7 @@ class BatchLoss:
     smoothed: int = 0
 
     def __call__(self, embedded: Embedded, batch: Candidates) -> tuple[Tensor, Visited]:
-        """Mean weighted loss, float32 scalar, nats; and what is kept of the rows."""
+        """Return mean weighted loss, float32 scalar, nats; and what is kept of the rows."""
         rows, blocks = batch.positive_B.shape[0], _blocks(batch)
         shared, of_rows = self._parts(embedded, batch)
         if blocks == 1:
@@ -185,7 +178,7 @@ class BatchLoss:
         return value / rows, Visited(**{name: column[:rows] for name, column in kept.items()})
 
     def _parts(self, embedded: Embedded, batch: Candidates) -> tuple[Tensors, Tensors]:
-        """What is embedded, by name: what all rows see, and what every row has of its own."""
+        """Return what is embedded, by name: what all rows see, and what every row has of its own."""
         rows, candidates = batch.positive_B.shape[0], batch.candidates
         labels_CD, bias_C = embedded.labels_CD, embedded.bias_C
         start = 0 if self.in_batch else rows
@@ -243,7 +236,7 @@ class BatchLoss:
         return batch.weight_B * losses_B, Visited(log_eta_B, states_BS)
 
     def _with_beta(self, logits: SampledLogits, batch: Candidates) -> tuple[SampledLogits, Tensor | None]:
-        """The logits with the K-th highest scores that positives are held to, and the states of their queries."""
+        """Get the logits with the K-th highest scores that positives are held to, and the states of their queries."""
         if self.top_k is None or batch.queries is None:
             return logits, None
         at_B, states_BS = self.top_k.visited(
@@ -256,7 +249,7 @@ class BatchLoss:
         return logits._replace(beta_B=self.top_k.beta(at_B)), states_BS
 
     def _stands(self, logits: SampledLogits, batch: Candidates) -> Tensor:
-        """Labels that every candidate stands for, float32 [B, M], hits among them."""
+        """Return labels that every candidate stands for, float32 [B, M], hits among them."""
         # `popularity` may still draw a positive that it should not, which is no draw by q/(1 − q_y).
         hits: Hits = "keep" if batch.log_miss_B is None else "mask"
         own_BM = self._hits(hits, batch, known_BM=None)
@@ -264,7 +257,7 @@ class BatchLoss:
         return stands_for(batch.log_q_candidates, own_BM, m=m, log_miss_B=batch.log_miss_B)
 
     def _hits(self, hits: Hits, batch: Candidates, known_BM: Tensor | None) -> Tensor:
-        """Candidates that are positives of their rows, bool [B, M]."""
+        """Return candidates that are positives of their rows, bool [B, M]."""
         return hits_of(
             hits, batch.candidates, batch.positive_B, in_batch=self.in_batch, known_BM=known_BM, places_B=batch.places_B
         )
@@ -272,7 +265,7 @@ class BatchLoss:
     def _with_shown(
         self, logits: SampledLogits, scaled_BD: Tensor, parts: Tensors, shown_BS: Tensor, batch: Candidates
     ) -> SampledLogits:
-        """The logits with those of the impressions; the row's positive is no negative among them."""
+        """Return the logits with those of the impressions; the row's positive is no negative among them."""
         logits_BS = self._product("bd,bsd->bs", scaled_BD, parts["shown"]) + parts["shown_bias"]
         masked_BS = hits_of("mask", shown_BS, batch.positive_B, in_batch=False, known_BM=batch.excluded_shown_BS)
         number, weight = (0, 1.0) if self.retrieved is None else self.retrieved
@@ -292,8 +285,8 @@ class BatchLoss:
 
 
 def _blocks(batch: Candidates) -> int:
-    """How many blocks of rows have their logits computed one after the other: [B, M] is never whole where it is large.
-    Rows that share a positive term are not parted."""
+    """Return how many blocks of rows have their logits computed one after the other: [B, M] is never whole where it is
+    large. Rows that share a positive term are not parted."""
     if batch.groups_B is not None:
         return 1
     logits = (_CACHED_BYTES if backend.on_cpu() else _DEVICE_BYTES) // 4

@@ -9,12 +9,11 @@ from longtail.trainer.backend import Tensor, ops
 
 
 def stands_for(log_q: Tensor, left_out_BM: Tensor, *, m: int, log_miss_B: Tensor | None = None) -> Tensor:
-    """Labels that every draw stands for, 1/(m·q), float32 [B, M] [Horvitz and Thompson 1952].
+    """Return labels that every draw stands for, 1/(m·q), float32 [B, M] [Horvitz and Thompson 1952].
 
     Args:
         log_q: log-probabilities of the drawn labels, float32 [M] or [B, M].
         left_out_BM: places that are no draws, or of labels that are not summed over, bool.
-        m: draws of every row.
         log_miss_B: log(1 − q_y) where draws are of q/(1 − q_y), float32; None where they are of q.
 
     Example:

@@ -62,7 +62,7 @@ def softmax(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor) -> T
 
 
 def bilateral_softmax(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor, *, power: float = 1.0) -> Tensor:
-    """The bilateral softmax loss: `−f_y + ρ·log Σ w exp(f_y')` (Wu et al. 2023, BSL) [METHODS §10].
+    """Return the bilateral softmax loss: `−f_y + ρ·log Σ w exp(f_y')` (Wu et al. 2023, BSL) [METHODS §10].
 
     The positive stands in its own term alone. In training that is the query's: of rows of a batch that ask the same,
     the mean of exp(f_y) takes the place of each one's (`pooled`), so that a positive far below the others, which may be
@@ -72,7 +72,6 @@ def bilateral_softmax(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Te
     A row whose negatives are all masked has the loss −f_y.
 
     Args:
-        positive_B, negative_BM, log_weight_BM: as every family.
         power: ρ; 1 to 1.3 [Wu et al. 2023]. Other than 1, a constant added to all logits changes the loss: they must
             be bounded, cosines over a temperature.
 
@@ -97,7 +96,8 @@ def pairwise_softmax(
     activation: Activation = "tanh",
     width: float = 20.0,
 ) -> Tensor:
-    """The pairwise softmax loss: `log Σ w σ(d)^c` with `d = (f_y' − f_y)/c`, c = `width` (Yang et al. 2024, PSL).
+    """Return the pairwise softmax loss: `log Σ w σ(d)^c` with `d = (f_y' − f_y)/c`, c = `width` (Yang et al. 2024,
+    PSL).
 
     σ takes the place of the exponential of gaps: 1 + tanh d, 1 + arctan d or max(1 + d, 0). All are 1 and have slope 1
     at 0, so that small gaps count as in `softmax`; of large ones a negative far above its positive, which may be a
@@ -107,8 +107,6 @@ def pairwise_softmax(
     A row none of whose negatives counts has loss 0.
 
     Args:
-        positive_B, negative_BM, log_weight_BM: as every family.
-        activation: σ.
         width: c, in logits; > 0.
 
     Hits: masked, for a pair of a label and itself is a constant.
@@ -156,7 +154,7 @@ def pooled(positive_B: Tensor, groups_B: Tensor) -> Tensor:
 
 
 def logistic(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor, *, pairwise: bool = False) -> Tensor:
-    """The logistic loss, binary cross-entropy: `φ(u) = log(1 + exp(−u))` [R21 eq. 8].
+    """Return the logistic loss, binary cross-entropy: `φ(u) = log(1 + exp(−u))` [R21 eq. 8].
 
     `φ(f_y) + Σ w φ(−f_y')`, each logit against 0, as BOWL [Re19 Definition 4]; pairwise `Σ w φ(f_y − f_y')`, each
     negative against the positive, as POWL [Re19 Definition 3].
@@ -187,7 +185,6 @@ def contrastive(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor, 
     Hits: masked. Kept with margin 0 it converges to f = p/(p + ρ), which is no log-probability.
 
     Args:
-        positive_B, negative_BM, log_weight_BM: as every family; logits are cosines.
         margin: the cosine below which a negative costs nothing.
 
     Example:
@@ -199,7 +196,7 @@ def contrastive(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor, 
 
 
 def hinge(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor, *, pairwise: bool = False) -> Tensor:
-    """The hinge loss: `φ(u) = max(1 − u, 0)` [Re19 §3], in the two forms of `logistic`. No unit.
+    """Return the hinge loss: `φ(u) = max(1 − u, 0)` [Re19 §3], in the two forms of `logistic`. No unit.
 
     Hits: masked. Kept, it converges to f = 1 where p > ρ and −1 where p < ρ: it has no likelihood.
 
@@ -213,7 +210,7 @@ def hinge(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor, *, pai
 
 
 def squared_hinge(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor, *, pairwise: bool = False) -> Tensor:
-    """The squared hinge loss: `φ(u) = max(1 − u, 0)²` [Re19 §3], in the two forms of `logistic`. No unit.
+    """Return the squared hinge loss: `φ(u) = max(1 − u, 0)²` [Re19 §3], in the two forms of `logistic`. No unit.
 
     Hits: masked. Kept, it converges to f = (p − ρ)/(p + ρ), which is no log-probability.
 
@@ -225,7 +222,7 @@ def squared_hinge(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor
 
 
 def exponential(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor, *, pairwise: bool = False) -> Tensor:
-    """The exponential loss: `φ(u) = exp(−u)` [Re19 §3], in the two forms of `logistic`. No unit.
+    """Return the exponential loss: `φ(u) = exp(−u)` [Re19 §3], in the two forms of `logistic`. No unit.
 
     Hits: masked. Kept, it converges to f + ½ log ν = ½ log p + const(x).
 
@@ -241,10 +238,10 @@ def exponential(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor, 
 def ramp(
     positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor, *, margin: float = 1.0, pairwise: bool = False
 ) -> Tensor:
-    """The ramp loss: `φ(u) = clip(1 − u/margin, 0, 1)`, bounded, not convex [Re19 §3]; the two forms of `logistic`.
+    """Return the ramp loss: `φ(u) = clip(1 − u/margin, 0, 1)`, bounded, not convex [Re19 §3]; the two forms of
+    `logistic`.
 
     Args:
-        positive_B, negative_BM, log_weight_BM: as every family.
         margin: width of the slope, in logits; > 0.
         pairwise: compare every negative with the positive.
 
@@ -286,7 +283,6 @@ def augment_and_reduce(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: T
     importance-weighted sample of negatives estimates it without bias.
 
     Args:
-        positive_B, negative_BM, log_weight_BM: as every family.
         log_eta_B: log η of the batch's pairs, float32 [B], kept by the training step.
 
     Hits: masked; it converges to log p, as `softmax` with weight `importance`.
@@ -341,7 +337,6 @@ class Family:
         shifted: logits are `f − log(m·q)` on both sides, with which it learns log p(y|x) itself [BM20 §5].
         balanced: its logits are log-odds against the negatives' total weight; training adds the constant at which
             logits of 0 balance the two.
-        stateful: keeps a number η per training pair.
         pooled: rows of a batch that ask the same query share one positive term, as `pooled` makes it.
         cross_entropy: its positive term is −f_y beside a sum over all labels, so that its target may be smoothed.
         ranks: a row's loss is of its positive against its negatives, so that it grows with the rank of the positive;

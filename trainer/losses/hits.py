@@ -22,13 +22,11 @@ def hits_of(
     hits: Hits, candidates: Tensor, positive_B: Tensor, *, in_batch: bool, known_BM: Tensor | None,
     places_B: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Candidates to mask, bool [B, M].
+    """Return candidates to mask, bool [B, M].
 
     Args:
-        hits: which.
         candidates: label rows, int32 [M] shared by all rows, or [B, M].
         positive_B: label rows of the positives, int32.
-        in_batch: the first candidates are the batch's positives.
         known_BM: of `known_among`, for `mask_known`; None otherwise.
         places_B: the rows' own places among these, int32; None where they are the whole batch, in order.
     """
@@ -43,7 +41,7 @@ def hits_of(
 
 
 def known_among(candidates: Tensor, known_K: Tensor, rows_K: Tensor, *, batch: int, labels: int) -> Tensor:
-    """Which candidates are known positives of which rows, bool [B, M]; on the device.
+    """Return which candidates are known positives of which rows, bool [B, M]; on the device.
 
     Shared candidates cost O(L + K + B·M) moves of bytes, candidates per row O(B·M·log KNOWN_LIMIT) reads.
 
@@ -51,8 +49,6 @@ def known_among(candidates: Tensor, known_K: Tensor, rows_K: Tensor, *, batch: i
         candidates: label rows, int32 [M] or [B, M].
         known_K: label rows of the known positives, int32, row by row, rising within a row; repeats do no harm.
         rows_K: the row of the batch that each belongs to, int32, not falling.
-        batch: B.
-        labels: L.
 
     Example:
         >>> import numpy as np
@@ -76,7 +72,7 @@ def known_among(candidates: Tensor, known_K: Tensor, rows_K: Tensor, *, batch: i
 
 
 def _known_per_row(candidates_BM: Tensor, known_K: Tensor, rows_K: Tensor, *, batch: int) -> Tensor:
-    """The same of candidates per row, bool [B, M]: a binary search in every row's part of `known_K`."""
+    """Return the same of candidates per row, bool [B, M]: a binary search in every row's part of `known_K`."""
     rows_B = ops.arange(batch, dtype="int32")
     starts_B = ops.cast(ops.searchsorted(rows_K, rows_B, side="left"), "int32")
     ends_B = ops.cast(ops.searchsorted(rows_K, rows_B, side="right"), "int32")

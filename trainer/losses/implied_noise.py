@@ -65,17 +65,15 @@ def implied_noise(
 
 
 def power_of_q(objective: Objective) -> float:
-    """The power of q in ν, for a q of the query: 1, or 0 where the weight cancels q or NCE shifts it away; `relative`
-    in pairwise losses has −1.
-    """
+    """Return the power of q in ν, for a q of the query: 1, or 0 where the weight cancels q or NCE shifts it away;
+    `relative` in pairwise losses has −1."""
     two_L = np.log([0.5, 0.5])
     return round(float(np.subtract(*(_unnormalised(objective, two_L, two_L - shift)[0] for shift in (0.0, 1.0)))), 3)
 
 
 def removes_all(objective: Objective) -> float:
-    """The λ at which `f + λ·log ν` is the link times log p(y|x): 1, ½ for `exponential`; 0 for a family without a
-    link, whose order at λ = 0 is that of p/ν and at no λ that of p.
-    """
+    """Return the λ at which `f + λ·log ν` is the link times log p(y|x): 1, ½ for `exponential`; 0 for a family without
+    a link, whose order at λ = 0 is that of p/ν and at no λ that of p."""
     link = LOSSES[objective.family].link
     return 0.0 if link is None else link
 
@@ -87,7 +85,6 @@ def name_of_noise(log_nu_L: Float64, log_pi_L: Float64, *, reweight: float = 0.0
 
     Args:
         log_nu_L: log ν, of `implied_noise`.
-        log_pi_L: log label frequencies.
         reweight: what it was made with, named where the numbers are none of these.
 
     Example:

@@ -56,7 +56,7 @@ class Mining:
 
     @property
     def named(self) -> int | None:
-        """Ranks before ε begins; None for all."""
+        """Return ranks before ε begins; None for all."""
         return self.keep if self.theta is None else len(self.theta)
 
     def theta_of(self, negatives: int) -> Float64:
@@ -75,7 +75,7 @@ class Mining:
         return np.pad(first_K, (0, beyond), constant_values=self.epsilon)
 
     def ranks(self, rows: int, negatives: int, seed: SeedGenerator) -> Tensor:
-        """Ranks drawn for every row, 0 the highest-scored, int32 [B, N], independently and with replacement."""
+        """Return ranks drawn for every row, 0 the highest-scored, int32 [B, N], independently and with replacement."""
         cumulative_K = np.cumsum(self.theta_of(negatives))
         size = self.draw or len(cumulative_K)
         below_K = ops.convert_to_tensor(cumulative_K[:-1] / cumulative_K[-1], "float32")
@@ -85,12 +85,8 @@ class Mining:
     def __call__(
         self, negative_BM: Tensor, log_weight_BM: Tensor, ranks_BN: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The kept logits, float32 [B, K], highest first, and their log-weights with log ϑ added, float32 [B, K].
-
-        Args:
-            negative_BM: logits, float32; negatives are ranked by these, whatever their weight.
-            log_weight_BM: their log-weights, float32; what is `MASKED` is never kept before what is not.
-            ranks_BN: what `ranks` drew, where ϑ is sampled: then these alone are returned, [B, N].
+        """Return the kept logits, float32 [B, K], highest first, and their log-weights with log ϑ added, float32 [B,
+        K].
 
         Example:
             >>> import numpy as np

@@ -13,12 +13,7 @@ from longtail.trainer.losses.weights import MASKED
 
 @dataclass(frozen=True)
 class NeighbourLoss:
-    """Each of a batch's queries, or of its labels, with one of its neighbours against the others of the batch.
-
-    Attributes:
-        temperature: T of the cosines.
-        weight: of the term.
-    """
+    """Each of a batch's queries, or of its labels, with one of its neighbours against the others of the batch."""
 
     temperature: float
     weight: float
@@ -26,15 +21,7 @@ class NeighbourLoss:
     def __call__(
         self, anchors_BD: Tensor, neighbours_BD: Tensor, ids_B: Tensor, near_BK: Tensor, weight_B: Tensor
     ) -> Tensor:
-        """What the term adds to the mean loss of a batch, float32 scalar, nats.
-
-        Args:
-            anchors_BD: embeddings, of any length, float32.
-            neighbours_BD: embeddings of the neighbours drawn, one of each anchor, float32.
-            ids_B: rows of the anchors, int32: where they are equal, or one a neighbour, they are no negatives.
-            near_BK: rows of all neighbours of each, int32, −1 after the last; one without any has no term.
-            weight_B: weights of the pairs, float32.
-        """
+        """Return what the term adds to the mean loss of a batch, float32 scalar, nats."""
         anchors_BD, neighbours_BD = _unit(anchors_BD), _unit(neighbours_BD)
         positive_B = ops.sum(anchors_BD * neighbours_BD, axis=1) / self.temperature
         others_BB = ops.matmul(anchors_BD, ops.transpose(anchors_BD)) / self.temperature
@@ -48,6 +35,7 @@ class NeighbourLoss:
 
 
 def _unit(x_BD: Tensor) -> Tensor:
-    """Rows divided by their norm, float32 [B, D]; a zero row stays one, and its gradient is as if its norm were 1."""
+    """Return rows divided by their norm, float32 [B, D]; a zero row stays one, and its gradient is as if its norm were
+    1."""
     squares_B1 = ops.sum(ops.square(x_BD), axis=1, keepdims=True)
     return x_BD * ops.rsqrt(ops.where(squares_B1 > 0, squares_B1, 1.0))

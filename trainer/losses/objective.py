@@ -62,13 +62,13 @@ class SampledLogits(NamedTuple):
     share_BM: Tensor | None = None
 
     def in_float32(self) -> SampledLogits:
-        """The same, logits as float32."""
+        """Return the same, logits as float32."""
         return self._replace(
             positive_B=ops.cast(self.positive_B, "float32"), negative_BM=ops.cast(self.negative_BM, "float32")
         )
 
     def negatives_left(self) -> Tensor:
-        """Negatives of every row that are not masked, float32 [B]."""
+        """Return negatives of every row that are not masked, float32 [B]."""
         return ops.sum(ops.cast(ops.logical_not(self.hits_BM), "float32"), axis=1)
 
 
@@ -79,7 +79,6 @@ class Objective:
     Attributes:
         family: key of `LOSSES`.
         weight: key of `WEIGHTS`.
-        family_arguments, weight_arguments: their parameters.
         mining: keeps the hardest negatives; None keeps all.
         regularizer: strength of `(f + log q)²` on the positive and, on average, on its negatives [BM20 eq. 6]; of f²
             for a shifted family, whose f needs no log q to be a softmax's. f is without the offset.
@@ -108,7 +107,6 @@ class Objective:
         """As a call, for a family with a number η per training pair: losses and new log η, both float32 [B].
 
         Args:
-            logits: logits and log-probabilities of the batch.
             log_eta_B: log η of its rows, float32.
             rate: step size of η in (0, 1), float32 scalar.
         """
@@ -119,15 +117,15 @@ class Objective:
         return self._of_target(losses_B, logits) + self._penalty(logits), new_B
 
     def _of_target(self, losses_B: Tensor, logits: SampledLogits) -> Tensor:
-        """The losses with ε of their target on all labels alike [METHODS §2.6], weighed by how far their positives are
-        above the K-th highest scores, where they are held to these [METHODS §2.5]."""
+        """Return the losses with ε of their target on all labels alike [METHODS §2.6], weighed by how far their
+        positives are above the K-th highest scores, where they are held to these [METHODS §2.5]."""
         if logits.share_BM is not None:
             gaps_BM = logits.positive_B[:, None] - logits.negative_BM
             losses_B = losses_B + self.label_smoothing * ops.sum(logits.share_BM * gaps_BM, axis=1)
         return losses_B if logits.beta_B is None else losses_B * truncation(logits.positive_B, logits.beta_B, self.tau)
 
     def _weighted(self, logits: SampledLogits) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits and log-weights as a family takes them."""
+        """Return logits and log-weights as a family takes them."""
         positive_B, negative_BM = logits.positive_B, logits.negative_BM
         nothing_B = ops.zeros_like(positive_B)
         m_B = nothing_B + negative_BM.shape[1] if logits.m_B is None else logits.m_B
@@ -174,8 +172,8 @@ class Objective:
 def balance(
     objective: Objective, log_pi_L: Float64, log_q_L: Float32 | None, *, m: int, pairs_per_query: float = 1.0
 ) -> float:
-    """The offset at which logits of 0 stand: one positive balances its negatives, so that training need not first
-    push every logit down to where log-odds of one label among many are.
+    """Return the offset at which logits of 0 stand: one positive balances its negatives, so that training need not
+    first push every logit down to where log-odds of one label among many are.
 
     Of NCE, whose logits are log p(y|x), it is −log L. Of the logistic loss, whose logits are log-odds of a positive
     against its negatives' total weight, it is `−log E Σ w`: −log L with margin weights of ρ = 1, −log m with unit
@@ -183,10 +181,7 @@ def balance(
     form, mining.
 
     Args:
-        objective: family and weight.
-        log_pi_L: log label frequencies.
         log_q_L: log sampling probabilities; None where they depend on the query, and 1/L stands for them.
-        m: draws of a row.
         pairs_per_query: how many share one set of negatives, on average.
 
     Example:

@@ -23,9 +23,6 @@ def theta_of_all(theta_B: Float64, others: int, *, replace: bool = False) -> Flo
         others: J, the negatives there are to draw from.
         replace: draws are with replacement: a label may come twice, and another is missed for it.
 
-    Raises:
-        ValueError: more draws without replacement than negatives.
-
     Example:
         >>> theta_of_all(np.array([2.0, 0.0]), 4).round(3)  # the best of 2 of 4
         array([1.   , 0.667, 0.333, 0.   ])

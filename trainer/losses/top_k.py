@@ -38,10 +38,6 @@ class TopK:
     """The weight σ((f_y − β)/τ) of a positive, and β.
 
     Attributes:
-        k_G: K of every group.
-        labels_G: labels in every group, at least K.
-        labels: all of them, in groups or not.
-        temperature: τ, in logits.
         memory: visits of a query that its β is an average over, once there have been so many.
         never_the_positive: no draw is the positive of its row, which is then counted by itself.
     """
@@ -69,7 +65,7 @@ class TopK:
         *,
         m: int,
     ) -> tuple[QueryStates, Tensor]:
-        """What β is of the rows in this step, and their states after it, float32 [B, S]; both without gradient.
+        """Return what β is of the rows in this step, and their states after it, float32 [B, S]; both without gradient.
 
         A draw of a label with probability q stands for 1/(m·q) labels, so that the draws above β stand for as many as
         there are, on average [Horvitz and Thompson 1952]. β goes up where these are more than K − ½ and down where they
@@ -78,11 +74,9 @@ class TopK:
         the draws' mean and spread.
 
         Args:
-            queries: states before, and groups.
             positive_B: logits of the positives, float32.
             negative_BM: logits of the candidates, float32; hits are labels like any other.
             stands_BM: labels that each of them stands for, float32, of `stands_for`.
-            m: draws of every row.
         """
         positive_B, scores_BM = ops.stop_gradient(positive_B), ops.stop_gradient(negative_BM)
         group_BM = queries.group_of_candidates + ops.zeros_like(scores_BM, dtype="int32")
@@ -116,7 +110,6 @@ def truncation(positive_B: Tensor, beta_B: Tensor, temperature: float) -> Tensor
     Args:
         positive_B: logits of the positives, float32.
         beta_B: β of their queries, float32.
-        temperature: τ, in logits.
 
     Example:
         >>> import numpy as np
@@ -128,7 +121,7 @@ def truncation(positive_B: Tensor, beta_B: Tensor, temperature: float) -> Tensor
 
 
 def _mean_and_spread(scores_BM: Tensor, stands_BM: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of a row's scores, as if every draw were so many labels; float32 [B] each."""
+    """Return mean and standard deviation of a row's scores, as if every draw were so many labels; float32 [B] each."""
     total_B1 = ops.maximum(ops.sum(stands_BM, axis=1, keepdims=True), 1e-30)
     mean_B1 = ops.sum(stands_BM * scores_BM, axis=1, keepdims=True) / total_B1
     variance_B1 = ops.sum(stands_BM * ops.square(scores_BM - mean_B1), axis=1, keepdims=True) / total_B1

@@ -28,7 +28,7 @@ MASKED = -1e30
 
 
 def is_masked(log_weight_BM: Tensor) -> Tensor:
-    """Which negatives have weight 0, bool of the same shape; `MASKED` plus any finite logs is below half of it."""
+    """Get which negatives have weight 0, bool of the same shape; `MASKED` plus any finite logs is below half of it."""
     return ops.less(log_weight_BM, MASKED / 2)
 
 
@@ -80,7 +80,7 @@ def unit(log: LogProbabilities) -> LogWeight:
 
 
 def constant(log: LogProbabilities) -> LogWeight:
-    """The mean over negatives in place of their sum: `w = 1/m` [R21, Table 2].
+    """Return the mean over negatives in place of their sum: `w = 1/m` [R21, Table 2].
 
     With in-batch negatives the implicit loss has `ρ = π_y'`, an equalised loss, which [R21 §4.1] expects to help the
     tail.
@@ -111,15 +111,11 @@ def relative(log: LogProbabilities) -> LogWeight:
 
 
 def margin(log: LogProbabilities, rho: LogWeight) -> LogWeight:
-    """The loss of a separable margin ρ through any sampler: `w = ρ_yy' / (m q_y')` [R21 Prop. 4].
+    """Return the loss of a separable margin ρ through any sampler: `w = ρ_yy' / (m q_y')` [R21 Prop. 4].
 
     In expectation over the m draws, `Σ w exp(f_y' − f_y)` is `Σ ρ_yy' exp(f_y' − f_y)` over all labels that are not
     masked. A sampler that never draws the positive makes it `w = ρ_yy' (1 − q_y) / (m q_y')`. The rows `importance`,
     `logit_adjusted`, `tail`, `equalised` and `adaptive` are margins.
-
-    Args:
-        log: log-probabilities of the batch.
-        rho: log of the margin.
     """
     return LogWeight(log.miss - log.m + rho.row, rho.col - log.q_negative)
 
@@ -146,7 +142,6 @@ def logit_adjusted(log: LogProbabilities, *, tau: float = 1.0) -> LogWeight:
     error (Menon et al. 2020).
 
     Args:
-        log: log-probabilities of the batch.
         tau: τ; 0 is plain softmax.
 
     Relations: τ = 0 is `importance`, τ = 1 is `tail`.
@@ -159,7 +154,7 @@ def logit_adjusted(log: LogProbabilities, *, tau: float = 1.0) -> LogWeight:
 
 
 def tail(log: LogProbabilities) -> LogWeight:
-    """The balanced error's weight: `w = π_y' / (m q_y' π_y)` [R21 eq. 16].
+    """Return the balanced error's weight: `w = π_y' / (m q_y' π_y)` [R21 eq. 16].
 
     Relations: `logit_adjusted` with τ = 1. Where q = π, `constant` times `1 / π_y`, a factor of the positive alone.
 
@@ -178,8 +173,6 @@ def equalised(log: LogProbabilities, *, power: float = 1.0, threshold: float = 0
     threshold, and with γ = 1 it is this one.
 
     Args:
-        log: log-probabilities of the batch.
-        power: exponent of π_y'.
         threshold: labels less frequent than this are no negatives at all.
 
     Relations: `power = 1` is what in-batch negatives with `constant` do by themselves. `power = 0` without a
@@ -202,8 +195,6 @@ def adaptive(log: LogProbabilities, *, exponent: float = 0.25, scale: float | No
     with `scale` it is that. Δ_y = C n_y^−¼ of N pairs is `scale = C·N^−¼`.
 
     Args:
-        log: log-probabilities of the batch.
-        exponent: exponent of 1/π_y.
         scale: Δ_y = scale·π_y^−exponent, logits, in place of the logarithm's; None for [R21]'s form.
 
     Relations: `exponent = 0` is `importance`. `exponent = 1` is `tail` without its factor π_y' of the negative.
@@ -219,13 +210,13 @@ def adaptive(log: LogProbabilities, *, exponent: float = 0.25, scale: float | No
 
 
 def pair_weights(log_pi_L: Float64, share_L: Float64, *, reweight: float) -> Float32:
-    """What the loss of a pair is multiplied by, by its label: `π_y^−reweight`, mean 1 over the pairs, float32 [L].
+    """Return what the loss of a pair is multiplied by, by its label: `π_y^−reweight`, mean 1 over the pairs, float32
+    [L].
 
     Re-weighting by frequency, which rare labels' pairs gain from [R21 §2.1]: 1 counts every label alike. It scales a
     whole row, positive and negatives, where a weight of `WEIGHTS` scales the negatives alone.
 
     Args:
-        log_pi_L: log label frequencies.
         share_L: share of an epoch's visits that a label has; sums to 1.
         reweight: exponent of 1/π_y; 0 leaves pairs as they are.
 

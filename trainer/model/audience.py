@@ -21,10 +21,6 @@ class DrawnAudience:
     many as its part has. So each entry's expected weight is 1, the weights' sum is n whatever is drawn, and an audience
     of at most P entries is whole. Draws are of a step: an epoch's would show a popular label, which many steps read,
     the same few queries all along.
-
-    Args:
-        audience: of all labels.
-        limits: P at most, by feature name.
     """
 
     def __init__(self, audience: Audience, limits: Mapping[str, int]) -> None:
@@ -37,17 +33,15 @@ class DrawnAudience:
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """What it draws from."""
+        """Return what it draws from."""
         return [self._offsets, *self._ids.values()]
 
     def draw(
         self, labels_C: Tensor, seed: keras.random.SeedGenerator, own_B2: Tensor | None = None
     ) -> dict[str, Tensor]:
-        """The label tower's inputs: `name` int32 [C, P] and `name__weight` float32 [C, P] of each feature.
+        """Return the label tower's inputs: `name` int32 [C, P] and `name__weight` float32 [C, P] of each feature.
 
         Args:
-            labels_C: label rows.
-            seed: of the draws.
             own_B2: of the first B labels: entries that are left out, where they begin and how many they are, int32.
         """
         start_C1 = backend.gather(self._offsets, labels_C)[:, None]

@@ -42,12 +42,6 @@ class Table(keras.layers.Layer):
     """An embedding table, float32 [rows, dim]; row 0 is the out-of-vocabulary row.
 
     A table beyond a gibibyte is drawn in blocks of rows, of a seed each: drawn whole it takes four times its memory.
-
-    Args:
-        rows: rows of the table.
-        dim: D.
-        scale: standard deviation of the initial values.
-        seed: what the initial values are drawn by.
     """
 
     def __init__(self, rows: int, dim: int, *, scale: float, seed: int, name: str) -> None:
@@ -63,7 +57,7 @@ class Table(keras.layers.Layer):
         """Rows [U, D] that stand in for the table inside `compact_rows`."""
 
     def call(self, ids: Tensor) -> Tensor:
-        """Rows of the table, float32 [*ids.shape, D]; inside `compact_rows`, rows of the compact table."""
+        """Return rows of the table, float32 [*ids.shape, D]; inside `compact_rows`, rows of the compact table."""
         return backend.gather(self.table, ids) if self.compact is None else ops.take(self.compact, ids, axis=0)
 
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
@@ -77,7 +71,6 @@ def read_distinct(
     """Gather the distinct rows that a batch reads of every table, once.
 
     Args:
-        tables: by name.
         inputs: inputs of both towers, by tower and name.
         readers: which of them hold ids, of which table.
 
@@ -113,7 +106,7 @@ def compact_rows(tables: Sequence[Table], rows: Sequence[Tensor]) -> Iterator[No
 
 
 def unit_rows(x_BD: Tensor) -> Tensor:
-    """Rows divided by their norm, float32 [B, D]; of a zero row the first unit vector."""
+    """Return rows divided by their norm, float32 [B, D]; of a zero row the first unit vector."""
     zero_B1 = ops.cast(ops.equal(ops.max(ops.abs(x_BD), axis=1, keepdims=True), 0.0), "float32")
     first_1D = ops.one_hot(ops.zeros((1,), "int32"), x_BD.shape[1])
     return ops.normalize(x_BD + zero_B1 * first_1D, axis=1)
@@ -143,8 +136,6 @@ class Dropout(keras.layers.Layer):
     Keras' own layer would advance its generator inside the differentiated function, where JAX keeps no state.
 
     Args:
-        rate: share of coordinates set to 0.
-        width: D.
         entries_of: the feature whose entries are its rows; None where the batch is.
     """
 
@@ -154,12 +145,12 @@ class Dropout(keras.layers.Layer):
         self._mask: Tensor | None = None
 
     def draw(self, rows: Tensor, seed: keras.random.SeedGenerator) -> Tensor:
-        """A mask of 0 and 1 / (1 − rate), float32 [rows, D]."""
+        """Return a mask of 0 and 1 / (1 − rate), float32 [rows, D]."""
         mask_BD = keras.random.uniform((rows, self.width), seed=seed) >= self.rate
         return ops.cast(mask_BD, "float32") / (1 - self.rate)
 
     def call(self, x_BD: Tensor) -> Tensor:
-        """The input, some coordinates of it 0 inside `dropout_masks`; float32 [B, D]."""
+        """Return the input, some coordinates of it 0 inside `dropout_masks`; float32 [B, D]."""
         return x_BD if self._mask is None else x_BD * self._mask
 
     def compute_output_shape(self, x_BD_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:

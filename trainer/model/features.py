@@ -25,13 +25,9 @@ class FeatureParts:
     """Builds the parts of one tower.
 
     Attributes:
-        side: which tower.
-        tables: embedding tables by name.
         numbers: mean and standard deviation of `number` features that are not read by range, by name.
-        precision: Keras' policy for what is trained.
         pairs: training pairs of what the rows of a feature's table stand for, by feature name, where its weights are
             symmetric.
-        inputs: of the features so far, by name.
     """
 
     side: Side
@@ -42,17 +38,13 @@ class FeatureParts:
     inputs: dict[str, keras.KerasTensor] = field(default_factory=dict)
 
     def of(self, feature: FeatureConfig) -> keras.KerasTensor:
-        """The part of one feature, [B, width].
-
-        Raises:
-            RecipeError: a kind of one's own does not build it.
-        """
+        """Return the part of one feature, [B, width]."""
         if feature.kind in ("number", "vector"):
             return self._embedded(feature) if feature.in_buckets else self._measured(feature)
         return self._pooled(feature) if feature.bagged else self._embedded(feature)
 
     def _embedded(self, feature: FeatureConfig) -> keras.KerasTensor:
-        """An id, a range or a date, by its table."""
+        """Return an id, a range or a date, by its table."""
         dated = feature.kind == "date"
         ids = self._input(feature.name, (len(feature.parts),) if dated else (), "int32")
         x = self.tables[feature.table_name](ids)
@@ -61,7 +53,7 @@ class FeatureParts:
         return x if feature.own is None else self._own(feature, feature.own, x)
 
     def _pooled(self, feature: FeatureConfig) -> keras.KerasTensor:
-        """A history, audience, bag or text."""
+        """Return a history, audience, bag or text."""
         ids = self._input(feature.name, (None,), "int32")
         weights = self._input(f"{feature.name}__weight", (None,), "float32")
         if feature.weights == "symmetric":
@@ -86,7 +78,7 @@ class FeatureParts:
         return bag(ids, weights)
 
     def _measured(self, feature: FeatureConfig) -> keras.KerasTensor:
-        """A number or a vector."""
+        """Return a number or a vector."""
         x = self._input(feature.name, () if feature.kind == "number" else (feature.dims,), "float32")
         if feature.kind == "number":
             x = keras.layers.Reshape((1,), dtype="float32")(x)
@@ -113,7 +105,7 @@ class FeatureParts:
         return keras.layers.Rescaling(1 / std, -mean / std, dtype="float32")(x)
 
     def _own(self, feature: FeatureConfig, kind: KindChoice, *tensors: keras.KerasTensor) -> keras.KerasTensor:
-        """The part that a kind of one's own makes."""
+        """Return the part that a kind of one's own makes."""
         mean, std = self.numbers[feature.name] if feature.kind == "number" else (None, None)
         length = feature.max_length if feature.bagged else None
         setup = FeatureSetup(feature.name, self.side, length, mean, std)

@@ -34,8 +34,6 @@ class Reading(NamedTuple):
         inputs: by tower, `neighbour` for the query tower's of neighbours, and name; ids are positions among the
             distinct ones of their table.
         positive_B: label rows of the positives, int32.
-        labels: C.
-        read: label embeddings of histories.
         distinct: distinct ids of every table, int32 [U], and their rows, float32 [U, D].
         pairs: training pairs of what these and the label embeddings stand for, float32 [U, 1].
     """
@@ -52,7 +50,6 @@ class Forward:
     """Reads what a model's towers need of a batch, and embeds it.
 
     Args:
-        model: the model.
         seed: of what becomes unknown, of audiences and of dropout.
     """
 
@@ -73,9 +70,6 @@ class Forward:
         Args:
             batch: as a step is called with, columns [B, …] or of packed histories.
             labels_C: label rows, int32.
-
-        Raises:
-            ValueError: the batch lacks what audiences or neighbours need.
         """
         if missing := [f"_near_{side}" for side in self._sides if f"_near_{side}" not in batch]:
             raise ValueError(f"a step with neighbours: expected {missing[0]} in its batch, received none")
@@ -91,7 +85,7 @@ class Forward:
         return Reading(inputs, positive_B, ops.shape(labels_C)[0], read, distinct, pairs)
 
     def draw_masks(self, reading: Reading) -> Masks:
-        """Masks of dropout."""
+        """Return masks of dropout."""
         towers, inputs, positive_B = self._model.towers, reading.inputs, reading.positive_B
         label_input = next(column for (side, name), column in inputs.items() if side == "label" and name != LABEL_BIAS)
         masks = draw_masks(towers.query, positive_B, _side(inputs, "query"), self._seed)
@@ -101,12 +95,10 @@ class Forward:
         return [masks, draw_masks(towers.query, positive_B, _side(inputs, "neighbour"), self._seed)]
 
     def embed(self, reading: Reading, rows: list[Tensor], masks: Masks) -> tuple[Embedded, dict[str, Tensor]]:
-        """What the model computes of a batch, and of its neighbours, float32 [B, D] by side.
+        """Return what the model computes of a batch, and of its neighbours, float32 [B, D] by side.
 
         Args:
-            reading: of the batch.
             rows: of every table, float32 [U, D], as they are read or stand-ins to differentiate by.
-            masks: of dropout.
         """
         towers = self._model.towers
         tables = [*self._model.tables.values(), *towers.pairs.values()]
@@ -119,8 +111,8 @@ class Forward:
         return embedded, neighbours
 
     def _distinct_of_histories(self, batch: dict[str, Tensor]) -> tuple[dict[InputKey, Tensor], Read]:
-        """The queries' inputs, and the distinct rows of label embeddings that their histories read, which these then
-        have positions among."""
+        """Return the queries' inputs, and the distinct rows of label embeddings that their histories read, which these
+        then have positions among."""
         inputs = {("query", name): column for name, column in batch.items() if not name.startswith("_")}
         inputs |= {
             ("neighbour", name.removeprefix(OF_NEIGHBOUR)): column
@@ -139,10 +131,7 @@ class Forward:
         read: Read,
         batch: dict[str, Tensor],
     ) -> tuple[dict[InputKey, Tensor], dict[InputKey, str]]:
-        """Inputs of both towers, and which of them hold ids, of which table; of the label tower E, then every R.
-
-        Some ids of the E labels become unknown, each feature's at its `unknown_rate`.
-        """
+        """Get inputs of both towers, and which of them hold ids, of which table; of the label tower E, then every R."""
         if self._model.drawn_audience is not None and "_own" not in batch:
             raise ValueError("a step with audiences: expected _own in its batch, received none")
         label_inputs = self._model.inputs_of_labels(labels_E, self._seed, batch.get("_own"))
@@ -174,7 +163,7 @@ class Forward:
         return inputs, readers
 
     def _embedded(self, reading: Reading, histories: ExitStack) -> tuple[Embedded, dict[str, Tensor]]:
-        """The batch, and neighbours of its labels; from then on histories read what the label tower has made."""
+        """Return the batch, and neighbours of its labels; from then on histories read what the label tower has made."""
         towers, tables, label_side = self._model.towers, self._model.tables, _side(reading.inputs, "label")
         bias_ids = label_side.pop(LABEL_BIAS, None)
         embedded_D = towers.label(label_side)
@@ -198,7 +187,7 @@ class Forward:
 
 
 def _are_labels(rows_R: Tensor, labels: int) -> Tensor:
-    """Whether rows of label embeddings are of labels: neither of padding, row 0, nor past the end; bool [R]."""
+    """Return whether rows of label embeddings are of labels: neither of padding, row 0, nor past the end; bool [R]."""
     return ops.logical_and(ops.greater(rows_R, 0), ops.less_equal(rows_R, labels))
 
 

@@ -21,7 +21,6 @@ class Frequencies:
 
     Args:
         log_pi_L: counted, float64 [L].
-        sampler: whose q it is.
         streaming: estimates frequencies while training; None takes the counted ones.
     """
 
@@ -32,12 +31,12 @@ class Frequencies:
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """What steps change."""
+        """Return what steps change."""
         return [] if self._streaming is None else self._streaming.variables
 
     @property
     def constants(self) -> list[keras.Variable]:
-        """What they read."""
+        """Return what they read."""
         return [self._log_pi_L, *([] if self._log_q_L is None else [self._log_q_L])]
 
     def update(self, positive_B: Tensor) -> None:
@@ -46,13 +45,13 @@ class Frequencies:
             self._streaming.update(positive_B)
 
     def log_pi(self, labels: Tensor) -> Tensor:
-        """Log label frequencies, float32 of the shape of `labels`."""
+        """Return log label frequencies, float32 of the shape of `labels`."""
         if self._streaming is not None:
             return self._streaming.log_frequencies(labels)
         return backend.gather(self._log_pi_L, labels)
 
     def log_q(self, context: DrawContext, labels: Tensor, log_pi: Tensor) -> Tensor:
-        """Log-probabilities that the sampler draws these labels, [B] or [B, M], for their rows; float32."""
+        """Return log-probabilities that the sampler draws these labels, [B] or [B, M], for their rows; float32."""
         if self._sampler.log_q is not None:
             return self._sampler.log_q(context, labels)
         if self._streaming is not None and self._sampler.q_of_pi is not None:

@@ -37,7 +37,7 @@ class Askings(NamedTuple):
 
     @classmethod
     def of(cls, recipe: Recipe, dataset: Dataset) -> Askings | None:
-        """Those of a job's training pairs; None where its loss has no `top_k`."""
+        """Return those of a job's training pairs; None where its loss has no `top_k`."""
         if recipe.loss.top_k is None:
             return None
         counts_L = dataset.label_counts()
@@ -49,16 +49,10 @@ class Kept:
     """log η of every pair for `augment_and_reduce`, and β of every query for `top_k`; neither for other losses.
 
     Args:
-        recipe: of the job.
-        pairs, labels: N and L.
-        steps_per_epoch: whole batches of an epoch.
         askings: what `top_k` is of; None where a recipe has none.
 
     Attributes:
         top_k: how β is estimated and used; None without.
-
-    Raises:
-        ValueError: `top_k` without askings.
     """
 
     def __init__(
@@ -94,12 +88,12 @@ class Kept:
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """What steps change, in a fixed order."""
+        """Return what steps change, in a fixed order."""
         return [variable for variable in (self._log_eta_N, self._states_AS) if variable is not None]
 
     @property
     def constants(self) -> list[keras.Variable]:
-        """What they read."""
+        """Return what they read."""
         return [] if self._group_L is None else [self._group_L]
 
     def eta(self, batch: dict[str, Tensor], steps_done: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -111,14 +105,11 @@ class Kept:
         return backend.gather(self._log_eta_N, batch["_pair"]), rate
 
     def queries(self, batch: dict[str, Tensor], candidates: Tensor) -> QueryStates | None:
-        """What is kept of a batch's queries, and the groups of its labels; None without `top_k`.
+        """Return what is kept of a batch's queries, and the groups of its labels; None without `top_k`.
 
         Args:
             batch: as a step is called with, `_asking` int32 [B] in it.
             candidates: label rows, int32 [M] or [B, M].
-
-        Raises:
-            ValueError: the batch does not say which queries these are.
         """
         if self._states_AS is None:
             return None

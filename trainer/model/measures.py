@@ -17,20 +17,16 @@ class SignedLog(keras.layers.Layer):
         super().__init__(name=name, dtype="float32")
 
     def call(self, x: Tensor) -> Tensor:
-        """The same shape, float32."""
+        """Return the same shape, float32."""
         return ops.sign(x) * ops.log(1.0 + ops.abs(x))
 
     def compute_output_shape(self, x_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
-        """The input's."""
+        """Return the input's."""
         return x_shape
 
 
 class OrMissing(keras.layers.Layer):
-    """Puts a learned vector in the place of rows that are missing; 0 at first.
-
-    Args:
-        width: D.
-    """
+    """Puts a learned vector in the place of rows that are missing; 0 at first."""
 
     def __init__(self, width: int, *, name: str) -> None:
         super().__init__(name=name, dtype="float32")
@@ -38,10 +34,9 @@ class OrMissing(keras.layers.Layer):
         self.built = True
 
     def call(self, x_BD: Tensor, missing_B: Tensor) -> Tensor:
-        """Rows, float32 [B, D].
+        """Return rows, float32 [B, D].
 
         Args:
-            x_BD: what rows that are there hold.
             missing_B: 1 for rows that are missing, else 0.
         """
         missing_B1 = ops.expand_dims(missing_B, 1)

@@ -22,7 +22,6 @@ class ObjectiveMaps(keras.layers.Layer):
 
     Args:
         shares: ŝ by objective, in the order of the recipe; sums to 1.
-        dim: D.
         unit: divide each u_o by its norm. Their sum is then shorter than 1.
     """
 
@@ -34,7 +33,7 @@ class ObjectiveMaps(keras.layers.Layer):
         self._objectives_B: Tensor | None = None
 
     def call(self, x_BD: Tensor) -> Tensor:
-        """What is served, float32 [B, D]; inside `by_objective` each row by its own objective."""
+        """Return what is served, float32 [B, D]; inside `by_objective` each row by its own objective."""
         if self._objectives_B is None:
             parts = [(share, at) for at, share in enumerate(self.shares) if share]
             served = [share * self._mapped(x_BD, at) for share, at in parts]
@@ -57,11 +56,7 @@ class ObjectiveMaps(keras.layers.Layer):
 
 @contextmanager
 def by_objective(tower: keras.Model, objectives_B: Tensor | None) -> Iterator[None]:
-    """Inside the block a query tower with objectives maps each row by its own, int32 [B]; others stay as they are.
-
-    Raises:
-        ValueError: the tower has objectives and the batch does not say which.
-    """
+    """Inside the block a query tower with objectives maps each row by its own, int32 [B]; others stay as they are."""
     maps = [layer for layer in tower.layers if isinstance(layer, ObjectiveMaps)]
     if maps and objectives_B is None:
         raise ValueError("a step with objectives: expected _objective in its batch, received none")

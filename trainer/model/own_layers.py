@@ -16,16 +16,10 @@ from longtail.trainer.layers import TOWERS, FeatureSetup, TowerSetup
 
 
 def own_tower(x: keras.KerasTensor, choice: TowerChoice, setup: TowerSetup, precision: str) -> keras.KerasTensor:
-    """What a tower of one's own makes of the combination, [B, any width].
+    """Return what a tower of one's own makes of the combination, [B, any width].
 
     Args:
         x: the combination, [B, width].
-        choice: which tower.
-        setup: for its function.
-        precision: Keras' default policy while it is called.
-
-    Raises:
-        RecipeError: it raises, or returns anything else.
     """
     where = f"{setup.side}.tower {choice.name!r}"
     return _part(where, TOWERS[choice.name], (x, setup), choice.arguments, precision)
@@ -34,30 +28,24 @@ def own_tower(x: keras.KerasTensor, choice: TowerChoice, setup: TowerSetup, prec
 def own_part(
     tensors: tuple[keras.KerasTensor, ...], kind: KindChoice, setup: FeatureSetup, precision: str
 ) -> keras.KerasTensor:
-    """What a feature kind of one's own makes of a feature, [B, any width].
+    """Return what a feature kind of one's own makes of a feature, [B, any width].
 
     Args:
         tensors: of the feature, as `FeatureKind` says.
-        kind: which kind.
-        setup: for its function.
-        precision: Keras' default policy while it is called.
-
-    Raises:
-        RecipeError: as `own_tower`.
     """
     where = f"{setup.side} feature {setup.name!r} ({kind.name})"
     return _part(where, kind.row.part, (*tensors, setup), kind.arguments, precision)
 
 
 def layers_of(tower: keras.Model) -> list[keras.layers.Layer]:
-    """Every layer of a tower, and those that layers are made of."""
+    """Return every layer of a tower, and those that layers are made of."""
     return list(tower._flatten_layers(include_self=False))
 
 
 def _part(
     where: str, function: Callable[..., Any], positional: tuple[Any, ...], arguments: Mapping[str, Any], precision: str
 ) -> keras.KerasTensor:
-    """What a function of one's own builds, refused unless it is [B, width]."""
+    """Return what a function of one's own builds, refused unless it is [B, width]."""
     policy = keras.config.dtype_policy()
     keras.config.set_dtype_policy(precision)
     try:

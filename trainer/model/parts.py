@@ -20,7 +20,6 @@ class Gradients(NamedTuple):
         value: mean loss, float32 scalar.
         distinct: distinct ids that were read of every table, int32 [U], and their rows, float32 [U, D].
         rows: gradients by these rows, float32 [U, D] each.
-        dense: gradients by the dense variables.
     """
 
     value: Tensor
@@ -30,13 +29,13 @@ class Gradients(NamedTuple):
 
 
 def parts_of(batch: Mapping[str, Tensor], parts: int) -> list[dict[str, Tensor]]:
-    """The batch in some parts of equal size, in its order; every column of it is [B] or [B, …]."""
+    """Return the batch in some parts of equal size, in its order; every column of it is [B] or [B, …]."""
     size = batch["_positive"].shape[0] // parts
     return [{name: column[at * size : (at + 1) * size] for name, column in batch.items()} for at in range(parts)]
 
 
 def mean_gradients(tables: Mapping[str, Table], made: Sequence[Gradients]) -> Gradients:
-    """The mean over parts, by the distinct rows of them all."""
+    """Return the mean over parts, by the distinct rows of them all."""
     if len(made) == 1:
         return made[0]
     distinct, rows = [], []

@@ -21,7 +21,6 @@ class WeightedBag(keras.layers.Layer):
     an empty bag is the zero vector.
 
     Args:
-        table: whose rows.
         combiner: `mean`, `sum`, `sqrtn` or `attention`.
         damping: of `mean`, in entries.
     """
@@ -79,7 +78,7 @@ class Symmetric(keras.layers.Layer):
         super().__init__(name=name, dtype="float32")
 
     def call(self, weights_BP: Tensor, pairs_BP1: Tensor) -> Tensor:
-        """Weights, float32 [B, P]."""
+        """Return weights, float32 [B, P]."""
         entries_B1 = ops.sum(ops.abs(weights_BP), axis=1, keepdims=True)
         return weights_BP / ops.sqrt(ops.maximum(entries_B1, 1.0) * ops.maximum(pairs_BP1[..., 0], 1.0))
 
@@ -93,18 +92,14 @@ class Symmetric(keras.layers.Layer):
 
 
 class Recency(keras.layers.Layer):
-    """Halves the weight of an entry for every `half_life` entries after it; padding does not count.
-
-    Args:
-        half_life: in entries.
-    """
+    """Halves the weight of an entry for every `half_life` entries after it; padding does not count."""
 
     def __init__(self, half_life: float, *, name: str) -> None:
         super().__init__(name=name, dtype="float32")
         self.half_life = half_life
 
     def call(self, weights_BP: Tensor) -> Tensor:
-        """Weights, float32 [B, P]."""
+        """Return weights, float32 [B, P]."""
         there_BP = ops.cast(ops.not_equal(weights_BP, 0), "float32")
         later_BP = ops.sum(there_BP, axis=1, keepdims=True) - ops.cumsum(there_BP, axis=1)
         return weights_BP * ops.power(0.5, later_BP / self.half_life)

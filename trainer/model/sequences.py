@@ -41,15 +41,7 @@ class Packed(NamedTuple):
 
 
 class SequenceEncoder(keras.layers.Layer):
-    """What the layers of an encoder make of the last entry of every history, [B, D].
-
-    Args:
-        table: whose rows the entries are.
-        config: of the layers.
-        max_length: of a history.
-        feature: name of the history.
-        precision: Keras' policy for the layers.
-    """
+    """What the layers of an encoder make of the last entry of every history, [B, D]."""
 
     def __init__(self, table: Table, config: EncoderConfig, *, max_length: int, feature: str, precision: str) -> None:
         super().__init__(name=f"{feature}_encoder", dtype="float32")
@@ -143,7 +135,8 @@ class Seen(NamedTuple):
 
 
 def windows(blocks: Tensor, *, before: bool) -> Tensor:
-    """What every block sees, [S, W, …]: the block before it and itself, or itself alone. Before the first are zeros."""
+    """Return what every block sees, [S, W, …]: the block before it and itself, or itself alone. Before the first are
+    zeros."""
     if not before:
         return blocks
     earlier = ops.concatenate([ops.zeros_like(blocks[:1]), blocks[:-1]])
@@ -156,7 +149,6 @@ class TimeTable(keras.layers.Layer):
     Args:
         buckets: ranges, equally wide in the logarithm up to `LONGEST_AGE`.
         width: of a row; one of width 1 is a number.
-        name: of the layer.
     """
 
     def __init__(self, buckets: int, width: int, *, name: str) -> None:
@@ -224,8 +216,7 @@ class SelfAttention(keras.layers.Layer):
 class PointwiseAttention(keras.layers.Layer):
     """A block of HSTU: x + f(norm(Σ_w silu(q·k + bias)/max_length · v) ⊙ u), where u, v, q, k are silu of a linear map
     of norm x, and the bias is of the distance, with times also of the time (Zhai et al. 2024, eq. 1–3); [S, P, D]. No
-    softmax: how many entries matter counts.
-    """
+    softmax: how many entries matter counts."""
 
     def __init__(
         self, dim: int, config: EncoderConfig, *, max_length: int, feature: str, precision: str, name: str
@@ -282,7 +273,6 @@ def packed_histories(tower: keras.Model, batch: Mapping[str, Tensor]) -> Iterato
     """Inside the block encoders read histories as they lie in the batch, if its columns say where.
 
     Args:
-        tower: the query tower.
         batch: with columns as `Packed` has them, int32 [S, P] and [B], or without.
     """
     encoders = [layer for layer in layers_of(tower) if isinstance(layer, SequenceEncoder)]

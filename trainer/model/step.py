@@ -42,21 +42,11 @@ class TrainStep:
     """Updates a model by a batch: sampler, loss and optimisers of one job; call it with a batch.
 
     Args:
-        model: what is trained.
         visits_L: float64 [L], expected visits to every label in an epoch: what batches hold.
         weighted_L: float64 [L], the same by what the visited pairs weigh: what π is of; None where every pair weighs 1.
-        batch_size: B of every step.
-        total_steps: where a falling learning rate ends.
         pairs: N; pair rows of batches are below it.
         pairs_per_query: how many share one set of negatives, on average.
         askings: queries that a K-th highest score is kept of; None where the loss has no `top_k`.
-
-    Attributes:
-        sampler: what draws the negatives.
-        updates: the optimisers.
-
-    Raises:
-        DataError: more negatives than there are labels to draw or to mine from.
     """
 
     def __init__(
@@ -129,27 +119,12 @@ class TrainStep:
         self._compiled = backend.compile_step(self._update, [*self.variables, *self._constants])
 
     def __call__(self, batch: Inputs) -> Tensor:
-        """One update; returns the mean loss, float32 scalar on the device, nats.
-
-        Args:
-            batch: query inputs by name; `_positive` int32 [B], label rows; `_weight` float32 [B]; `_pair`
-                int32 [B], rows of the training pairs; with hits `mask_known` also `_known` and `_known_rows`, int32
-                [K], as `known_among` takes them; with impressions or retrieved negatives `_shown` int32 [B, S]; with
-                objectives `_objective` int32 [B], their places in the recipe; with a loss that pools `_group` int32
-                [B]; with negatives per query `_pairs` float32 [B], what the pairs of the row's query weigh; with
-                `top_k` `_asking` int32 [B]; with audiences `_own` int32 [B, 2], of `Audience.own`; with neighbours
-                what `Nearest.columns` makes of the batch.
-
-        Raises:
-            ValueError: a batch without known positives, with hits `mask_known`, without objectives or `_own` if there
-                are any, without groups, with a loss that pools, without `_pairs`, with negatives per query, without
-                askings, with `top_k`, or without neighbours, with a loss that has these.
-        """
+        """Return one update; returns the mean loss, float32 scalar on the device, nats."""
         return self._compiled(batch)
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """All that training changes, in a fixed order: what a checkpoint holds."""
+        """Return all that training changes, in a fixed order: what a checkpoint holds."""
         return [
             self._seed.state,
             *(table.table for table in self._model.tables.values()),
@@ -162,7 +137,7 @@ class TrainStep:
 
     @property
     def _constants(self) -> list[keras.Variable]:
-        """What a step reads and does not change."""
+        """Return what a step reads and does not change."""
         learned = self._recipe.model.learn_temperature
         return [
             *self._model.label_inputs.values(),
@@ -179,7 +154,7 @@ class TrainStep:
 
     @property
     def _label_rows(self) -> list[keras.Variable]:
-        """What histories of label embeddings look up outside of a step's loss: a sampler by embeddings sees it."""
+        """Get what histories of label embeddings look up outside of a step's loss: a sampler by embeddings sees it."""
         return [rows.table for rows in self._model.towers.label_rows.values()]
 
     def begin_epoch(self) -> None:
@@ -189,7 +164,7 @@ class TrainStep:
             self.sampler.refresh(LabelTable(model.embed_labels(), model.label_biases(), model.temperature))
 
     def _update(self, batch: dict[str, Tensor]) -> Tensor:
-        """What a call does, before it is compiled."""
+        """Return what a call does, before it is compiled."""
         parts = self._recipe.training.accumulate
         made = []
         for part in parts_of(batch, parts) if parts > 1 else [batch]:
@@ -201,7 +176,7 @@ class TrainStep:
         return mean.value
 
     def _gradients(self, batch: dict[str, Tensor]) -> Gradients:
-        """The loss of a batch, or of a part of one, and its gradients."""
+        """Return the loss of a batch, or of a part of one, and its gradients."""
         positive_B = ops.convert_to_tensor(batch["_positive"])
         context = self._draw_context(batch, positive_B)
         drawn = None if self.sampler.draw is None else self.sampler.draw(self._seed, context)
@@ -238,7 +213,7 @@ class TrainStep:
     def _of_neighbours(
         self, side: str, neighbours_BD: Tensor, embedded: Embedded, candidates: Candidates, batch: dict[str, Tensor]
     ) -> Tensor:
-        """What the neighbours of one side add to the loss, float32 scalar."""
+        """Return what the neighbours of one side add to the loss, float32 scalar."""
         positive_B = candidates.positive_B
         anchors_BD = embedded.queries_BD if side == "query" else embedded.labels_CD[: positive_B.shape[0]]
         ids_B = ops.convert_to_tensor(batch["_query"]) if side == "query" else positive_B
@@ -247,13 +222,13 @@ class TrainStep:
         return value
 
     def _draw_context(self, batch: dict[str, Tensor], positive_B: Tensor) -> DrawContext:
-        """What the sampler may look at."""
+        """Return what the sampler may look at."""
         inputs = {name: column for name, column in batch.items() if not name.startswith("_")}
         sees = self.sampler.sees_embeddings
         return DrawContext(positive_B, inputs, ops.stop_gradient(self._model.towers.query(inputs)) if sees else None)
 
     def _candidates(self, context: DrawContext, drawn: Tensor | None, batch: dict[str, Tensor]) -> Candidates:
-        """The labels that positives are contrasted with, and what their weights depend on."""
+        """Return the labels that positives are contrasted with, and what their weights depend on."""
         positive_B = context.positive_B
         if drawn is None:
             candidates = positive_B
@@ -286,12 +261,12 @@ class TrainStep:
         )
 
     def _ranks(self, rows: int, negatives: int) -> Tensor | None:
-        """Which of a row's hardest negatives count, int32 [B, N]; None unless mining samples them."""
+        """Return which of a row's hardest negatives count, int32 [B, N]; None unless mining samples them."""
         mining = self._recipe.loss.mining
         return None if mining is None or mining.draw is None else mining.mining().ranks(rows, negatives, self._seed)
 
     def _groups(self, batch: dict[str, Tensor]) -> Tensor | None:
-        """Which rows ask the same query, int32 [B]; None unless the loss pools them."""
+        """Return which rows ask the same query, int32 [B]; None unless the loss pools them."""
         if not self._recipe.loss.pools:
             return None
         if "_group" not in batch:
@@ -309,7 +284,7 @@ class TrainStep:
         return ops.log(ops.convert_to_tensor(batch["_pairs"]))
 
     def _known(self, candidates: Tensor, batch: dict[str, Tensor]) -> Tensor | None:
-        """Candidates that are known positives of the row's query, bool [B, M]; None unless these are masked."""
+        """Return candidates that are known positives of the row's query, bool [B, M]; None unless these are masked."""
         if self._recipe.loss.resolved_hits != "mask_known":
             return None
         if "_known" not in batch:

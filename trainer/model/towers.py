@@ -47,26 +47,24 @@ class Towers:
     pairs: dict[InputKey, Table]
 
     def pairs_of(self, ids: Mapping[str, Tensor]) -> list[Tensor]:
-        """Rows of every table in `pairs`, float32 [U, 1], of the distinct ids, int32 [U], that a step reads of every
-        table and of label rows, by name."""
+        """Return rows of every table in `pairs`, float32 [U, 1], of the distinct ids, int32 [U], that a step reads of
+        every table and of label rows, by name."""
         return [backend.gather(table.table, ids[self.readers[key]]) for key, table in self.pairs.items()]
 
 
 def dropouts(tower: keras.Model) -> list[Dropout]:
-    """The dropout layers of a tower."""
+    """Return the dropout layers of a tower."""
     return [layer for layer in layers_of(tower) if isinstance(layer, Dropout)]
 
 
 def draw_masks(
     tower: keras.Model, rows: Tensor, inputs: Mapping[str, Tensor], seed: keras.random.SeedGenerator
 ) -> dict[Dropout, Tensor]:
-    """A mask for every dropout layer of a tower: of its rows, or of the entries of a history.
+    """Return a mask for every dropout layer of a tower: of its rows, or of the entries of a history.
 
     Args:
-        tower: which.
         rows: anything with the tower's rows as its first axis, [B, …].
         inputs: of the tower, [B, …] or [S, P], by name.
-        seed: what they are drawn by.
     """
     layers = dropouts(tower)
     sizes = [ops.shape(rows)[0] if layer.entries_of is None else ops.size(inputs[layer.entries_of]) for layer in layers]
@@ -93,13 +91,8 @@ def build_towers(
     """Build both towers with fresh weights, drawn by the recipe's seed.
 
     Args:
-        recipe: the job.
         vocabulary_rows: rows of every table of ids, by name; of other tables if not as many as the recipe says.
         numbers: mean and standard deviation of `number` features that are standardised, by name.
-
-    Raises:
-        RecipeError: a tower or feature kind of one's own builds something else than layers, or parts of several widths
-            for a sum.
     """
     tables: dict[str, Table] = {}
     label_rows: dict[str, Table] = {}
@@ -205,6 +198,6 @@ def _layered(combined: keras.KerasTensor, tower: TowerConfig, dim: int, precisio
 
 
 def cross(x0: keras.KerasTensor, x: keras.KerasTensor, precision: str) -> keras.KerasTensor:
-    """One cross layer, x₀ ⊙ (W x + b) + x (DCN-v2, Wang et al. 2021); [B, width] in and out."""
+    """Return one cross layer, x₀ ⊙ (W x + b) + x (DCN-v2, Wang et al. 2021); [B, width] in and out."""
     product = keras.layers.Multiply()([x0, keras.layers.Dense(x0.shape[-1], dtype=precision)(x)])
     return keras.layers.Add()([product, x])

@@ -31,20 +31,14 @@ class TwoTower:
     """Towers, embedding tables, temperature and label biases of one job, with fresh weights drawn by its seed.
 
     Args:
-        recipe: the job.
-        encoding: vocabularies, and the inputs of all labels.
-        labels: L.
         proposal: the tree p_n(y|x) of a model that is trained against it.
 
     Attributes:
-        recipe: the job.
-        towers: the towers and what they read.
         tables: every embedding table by name, the label biases under `LABEL_BIAS`.
         label_inputs: inputs of the label tower for the whole catalogue but for audiences, first axis L.
         drawn_audience: what a training step sees of audiences; None without such a feature.
         entry_ids: rows of the embedding table that are added to label embeddings in histories, by the name of these,
             int32 [L] each.
-        log_temperature: log T.
     """
 
     def __init__(self, recipe: Recipe, encoding: Encoding, labels: int, proposal: Proposal | None = None) -> None:
@@ -76,7 +70,7 @@ class TwoTower:
 
     @property
     def dense_variables(self) -> list[keras.Variable]:
-        """What is trained beside the embedding tables: weights of the towers, and log T if it is learned."""
+        """Return what is trained beside the embedding tables: weights of the towers, and log T if it is learned."""
         return [
             *self.towers.query.trainable_variables,
             *self.towers.label.trainable_variables,
@@ -86,11 +80,9 @@ class TwoTower:
     def inputs_of_labels(
         self, rows_C: Tensor, seed: keras.random.SeedGenerator, own_B2: Tensor | None = None
     ) -> dict[str, Tensor]:
-        """Inputs of the label tower for label rows, int32 [C], in a training step.
+        """Return inputs of the label tower for label rows, int32 [C], in a training step.
 
         Args:
-            rows_C: label rows.
-            seed: of what is drawn of audiences.
             own_B2: what is left out of the audiences of the first B, as `DrawnAudience.draw` takes it.
         """
         inputs = self._static_inputs(rows_C)
@@ -100,7 +92,7 @@ class TwoTower:
         return {name: backend.gather(column, rows_C) for name, column in self.label_inputs.items()}
 
     def _blocks(self) -> Iterator[tuple[Int32, dict[str, Tensor]]]:
-        """All label rows, some at a time, with their whole inputs."""
+        """Return all label rows, some at a time, with their whole inputs."""
         if self._audience is not None:
             for rows_C in self._audience.blocks():
                 whole = {name: ops.convert_to_tensor(x) for name, x in self._audience.inputs(rows_C).items()}
@@ -111,7 +103,7 @@ class TwoTower:
             yield rows_C, self._static_inputs(rows_C)
 
     def embed_queries(self, inputs: Inputs) -> Float32:
-        """Query tower outputs, float32 [B, D]; of labels in their histories, what the last `embed_labels` gave."""
+        """Get query tower outputs, float32 [B, D]; of labels in their histories, what the last `embed_labels` gave."""
         if not self._label_rows_filled:
             self.embed_labels()
         with in_float32(self.towers.query):
@@ -119,8 +111,8 @@ class TwoTower:
         return embedded
 
     def embed_labels(self) -> Float32:
-        """Label tower outputs of the whole catalogue, by whole audiences, float32 [L, D]; histories of label embeddings
-        read these from now on, outside of training steps."""
+        """Return label tower outputs of the whole catalogue, by whole audiences, float32 [L, D]; histories of label
+        embeddings read these from now on, outside of training steps."""
         embeddings_LD = np.empty((self.labels, self.recipe.model.dim), np.float32)
         with in_float32(self.towers.label):
             for rows_C, inputs in self._blocks():
@@ -143,5 +135,5 @@ class TwoTower:
 
 
 def untrained_variable(column: Array, name: str) -> keras.Variable:
-    """A column of any shape on the device that no optimiser changes."""
+    """Return a column of any shape on the device that no optimiser changes."""
     return keras.Variable(column, dtype=str(column.dtype), trainable=False, name=name)

@@ -30,7 +30,6 @@ class Since(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[mi
     """A rate by the steps since another one, for an optimiser whose own count began in an earlier run.
 
     Args:
-        rate: by step number from 0.
         start: the optimiser's count at that step 0, int32 scalar.
     """
 
@@ -38,29 +37,21 @@ class Since(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[mi
         self.rate, self.start = rate, start
 
     def __call__(self, step: Tensor) -> Tensor:
-        """The rate of a step by the optimiser's count."""
+        """Return the rate of a step by the optimiser's count."""
         return self.rate(step - ops.cast(self.start.value, step.dtype))
 
     def get_config(self) -> dict[str, Callable[[Tensor], Tensor] | keras.Variable]:
-        """Its arguments."""
+        """Return its arguments."""
         return {"rate": self.rate, "start": self.start}
 
 
 class Updates:
     """The optimisers of one job and their state.
 
-    Args:
-        model: what they change.
-        config: of the optimisers.
-        total_steps: where a falling learning rate ends.
-
     Attributes:
         steps_done: of this run, int32 scalar; schedules go by it.
-        rows: the optimiser of every table, by name.
         l2, decay: penalty and decay of every table, by name; empty without.
         averages: moving average of every table, by name; empty without.
-        dense: Keras' optimiser of the dense weights.
-        config: of the optimisers.
         dense_before: steps that `dense` had done before this run, its moments being of an earlier one.
     """
 
@@ -103,7 +94,7 @@ class Updates:
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """All that a checkpoint needs beside the model, in a fixed order."""
+        """Return all that a checkpoint needs beside the model, in a fixed order."""
         return [
             self.steps_done,
             *(slot for optimizer in self.rows.values() for slot in optimizer.slots.values()),
@@ -165,7 +156,7 @@ class Updates:
             variable.assign(mean)
 
     def _averages(self) -> list[tuple[keras.Variable, Callable[[Tensor], Tensor]]]:
-        """What is averaged, and what says its average after a step."""
+        """Return what is averaged, and what says its average after a step."""
         decay = self.config.average
         if decay is None:
             return []
@@ -177,7 +168,8 @@ class Updates:
         return [*tables, *((variable, of_dense(at)) for at, variable in enumerate(self._dense))]
 
     def _dense_means(self) -> list[Tensor]:
-        """The sums of the dense weights' averages with what they are now, before they are divided by their weight."""
+        """Return the sums of the dense weights' averages with what they are now, before they are divided by their
+        weight."""
         decay = self.config.average or 0.0
         return [
             decay * total.value + (1 - decay) * variable.value
@@ -185,7 +177,8 @@ class Updates:
         ]
 
     def dense_slots(self) -> Mapping[str, list[keras.Variable]]:
-        """Slots of the dense optimiser by Keras' word for them, such as `momentum`, each as `model.dense_variables`."""
+        """Return slots of the dense optimiser by Keras' word for them, such as `momentum`, each as
+        `model.dense_variables`."""
         slots: dict[str, list[keras.Variable]] = {}
         for variable in self.dense.variables if self._dense else []:
             if variable.name not in ("iteration", "learning_rate"):

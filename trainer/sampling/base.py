@@ -22,7 +22,6 @@ class SamplerSetup(NamedTuple):
 
     Attributes:
         log_pi_L: float64 [L], natural log of the smoothed label frequencies.
-        batch_size: B.
         dim: D; of `model` and `minimum_variance` alone.
         proposal: the fitted tree; None but for `adversarial`.
         log_share_L: float64 [L], natural log of the share of an epoch's visits that a label has, which is what batches
@@ -45,7 +44,6 @@ class LabelTable(NamedTuple):
     Attributes:
         embeddings_LD: float32.
         bias_L: in logits, float32; None for a model without.
-        temperature: T.
     """
 
     embeddings_LD: Float32
@@ -58,7 +56,6 @@ class DrawContext(NamedTuple):
 
     Attributes:
         positive_B: label rows of the positives, int32.
-        inputs: the query tower's inputs, by name.
         queries_BD: query embeddings, float32, without gradients; None unless the sampler `sees_embeddings`.
     """
 
@@ -85,13 +82,10 @@ class Sampler:
         q_of_pi: log q from log π, where q follows frequencies that may be estimated while training.
         log_miss: of a sampler that does not draw the positive, from the positives' log q: log(1 − q_y), draws of other
             labels being of q/(1 − q_y); None if it draws by q whatever the positive is.
-        sees_embeddings: draws by query embeddings.
-        refresh: called before every epoch.
         remember: called after every step with its positives' label rows, int32 [B], embeddings, float32 [B, D], and
             biases, float32 [B], as that step embedded them.
         recall: embeddings, float32 [M, D], and biases, float32 [M], of what is drawn, which is then not embedded; None
             if it is.
-        variables: constants and state on the device.
     """
 
     log_q_L: Float32 | None
@@ -108,5 +102,5 @@ class Sampler:
 
     @property
     def changes(self) -> bool:
-        """Whether training changes its variables."""
+        """Return whether training changes its variables."""
         return self.refresh is not None or self.remember is not None

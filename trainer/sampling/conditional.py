@@ -37,17 +37,9 @@ def adversarial(
     log p_n(y|x) in place of log ν of the labels.
 
     Args:
-        setup: holds the fitted tree.
-        negatives: M of each row.
         dims: K of the fit, principal components of the query's features that the tree sees.
         penalty: λ_n of the fit, nats; of several, or of `CROSS_VALIDATED` if "cv", the one under which held-out
             training pairs are likeliest.
-
-    Raises:
-        ValueError: `setup` has no tree.
-
-    Relations: with family `logistic` and a regularizer, the loss that [BM20 eq. 6] proposes. `model` looks at the model
-    instead of a tree that was fitted beforehand.
     """
     proposal = setup.proposal
     if proposal is None:
@@ -100,7 +92,7 @@ def _projection(proposal: Proposal) -> tuple[Callable[[dict[str, Tensor]], Tenso
 
 
 def penalties_of(penalty: float | Sequence[float] | str | None) -> Sequence[float]:
-    """The λ_n to choose from that a recipe's `penalty` names; one if there is nothing to choose."""
+    """Return the λ_n to choose from that a recipe's `penalty` names; one if there is nothing to choose."""
     if penalty is None or isinstance(penalty, float):
         return [TREE_PENALTY if penalty is None else penalty]
     return CROSS_VALIDATED if isinstance(penalty, str) else penalty

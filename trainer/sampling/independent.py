@@ -50,7 +50,6 @@ def uniform(
     """Uniform negatives: q = 1/L [R21, Table 1; without replacement Re19 Algorithm 1].
 
     Args:
-        setup: sizes.
         negatives: M, for the whole batch or for each row.
         shared: one set of draws for the whole batch.
         exclude_positive: per row, a row's positive is never drawn: q = 1/(L − 1) on the others.
@@ -91,10 +90,9 @@ def popularity(
     shared: bool = True,
     exclude_positive: bool = False,
 ) -> Sampler:
-    """Negatives by popularity: q ∝ π^α, drawn with replacement by Walker's alias method.
+    """Return negatives by popularity: q ∝ π^α, drawn with replacement by Walker's alias method.
 
     Args:
-        setup: label frequencies.
         negatives: M, for the whole batch or for each row.
         alpha: α; 1 the training frequency, ¾ word2vec's (Mikolov et al. 2013), 0 uniform.
         shared: one set of draws for the whole batch.
@@ -138,7 +136,6 @@ def mixed(setup: SamplerSetup, *, negatives: int) -> Sampler:
     in no pair are negatives too, unless features beside their id tell what they are [METHODS §9].
 
     Args:
-        setup: label frequencies and B.
         negatives: M, shared by the batch.
 
     Relations: `in_batch` and `uniform` together.
@@ -160,7 +157,7 @@ def mixed(setup: SamplerSetup, *, negatives: int) -> Sampler:
 
 
 def full(setup: SamplerSetup) -> Sampler:
-    """Every label once: no sampling, the reference. q = 1/L, and the positive is masked.
+    """Return every label once: no sampling, the reference. q = 1/L, and the positive is masked.
 
     A step costs O(B·L·D): for catalogues of a few ten thousand labels.
 
@@ -187,8 +184,6 @@ def distinct(shape: tuple[int, ...], labels: int, seed: SeedGenerator) -> Tensor
 
     Args:
         shape: [M] or [B, M].
-        labels: at least M.
-        seed: advances by one draw.
 
     Example:
         >>> np.sort(distinct((4,), 4, keras.random.SeedGenerator(1)))

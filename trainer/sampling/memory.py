@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def cross_batch(setup: SamplerSetup, *, negatives: int, gradients: bool = False) -> Sampler:
-    """The batch's labels and the last M positives before them, as they were embedded then; q = π in expectation.
+    """Return the batch's labels and the last M positives before them, as they were embedded then; q = π in expectation.
 
     Batches hold labels in proportion to π whenever they come, so the memory's draws are of the q of `in_batch`, and
     B − 1 + M draws a row cost the embedding of B. Embeddings of the memory are as old as it is long, M/B steps, and no
@@ -32,8 +32,6 @@ def cross_batch(setup: SamplerSetup, *, negatives: int, gradients: bool = False)
     first step the memory holds M draws from π.
 
     Args:
-        setup: label frequencies and D.
-        negatives: M, shared by the batch.
         gradients: the memory holds labels alone. They are embedded with the batch, and move.
 
     Relations: `in_batch` with larger batches, whose positives are no more.
@@ -81,7 +79,7 @@ def cross_batch(setup: SamplerSetup, *, negatives: int, gradients: bool = False)
 
 
 def _push(memory: keras.Variable, newest: Tensor) -> None:
-    """The newest go in at the end, and as many of the oldest go."""
+    """Return the newest go in at the end, and as many of the oldest go."""
     memory.assign(ops.concatenate([ops.copy(memory), newest])[-memory.shape[0] :])
 
 

@@ -36,7 +36,7 @@ def model(
     features: int | None = None,
     bandwidth: float | None = None,
 ) -> Sampler:
-    """Negatives by the model itself, q ∝ exp(f) [R21, Table 1], of the epoch's first label embeddings.
+    """Return negatives by the model itself, q ∝ exp(f) [R21, Table 1], of the epoch's first label embeddings.
 
     Per-row draws down a binary tree of labels that are alike: a subtree's mass Σ exp(f) is taken for its size times
     exp of its mean f, O(D log L) a draw (the idea of Blanc and Rendle 2018, with means for their kernel). The q that
@@ -45,8 +45,6 @@ def model(
     features only at a low bandwidth.
 
     Args:
-        setup: L, B and D.
-        negatives: M of each row.
         exact: no approximation: q ∝ exp(f) over the whole catalogue, O(B·L·D) a step, for small L or as reference.
         features: F, even: random Fourier features in place of means (Rawat et al. 2019), of unit vectors. Their error
             is e^bandwidth/√F of a label's mass: beyond `bandwidth` ≈ ½ ln F uniform draws are nearer the model.
@@ -63,7 +61,7 @@ def model(
 
 
 def minimum_variance(setup: SamplerSetup, *, negatives: int, uniform_share: float = 0.01) -> Sampler:
-    """The q of least variance, q*(y'|x, y) ∝ ρ_yy' φ(−f_y'(x)) on labels other than y [R21 Prop. 5, eq. 17].
+    """Return the q of least variance, q*(y'|x, y) ∝ ρ_yy' φ(−f_y'(x)) on labels other than y [R21 Prop. 5, eq. 17].
 
     ρ is the weight's margin, φ the family's; for the softmax families the terms are those of the bracket, ρ e^f_y',
     and pairwise they are ρ φ(f_y − f_y'). Every negative then contributes the same: were the embeddings those of this
@@ -71,14 +69,8 @@ def minimum_variance(setup: SamplerSetup, *, negatives: int, uniform_share: floa
 
     Args:
         setup: L, B, D, and the terms of the loss.
-        negatives: M of each row.
         uniform_share: share of uniform draws, in [0, 1]: a label whose term was 0 when the epoch began may have one
             now, and q = 0 would leave it out for good. 0 is q* itself.
-
-    Raises:
-        ValueError: `setup` has no terms.
-
-    Relations: `model` with `exact` but for ρ, y and the share: the same with family `softmax` and weight `importance`.
     """
     if setup.log_terms is None:
         raise ValueError("minimum_variance: expected the terms of a loss, received none")
@@ -140,7 +132,7 @@ def _whole_catalogue(
 
 
 def _means(setup: SamplerSetup, negatives: int, bandwidth: float | None) -> Sampler:
-    """A subtree's log-mass is log Σ e^b + u·(mean of v, weighed by e^b); a leaf's is f itself."""
+    """Return a subtree's log-mass is log Σ e^b + u·(mean of v, weighed by e^b); a leaf's is f itself."""
     labels = len(setup.log_pi_L)
     depth = max(labels - 1, 0).bit_length()
     untrained = np.zeros((labels, setup.dim), np.float32)
@@ -170,7 +162,8 @@ def _means(setup: SamplerSetup, negatives: int, bandwidth: float | None) -> Samp
 
 
 def _tree(scaled_LD: Float32, bias_L: Float32) -> dict[str, Array]:
-    """What `_means` walks by: means and log-sizes of all nodes in heap order, leaves of labels, labels of leaves."""
+    """Return what `_means` walks by: means and log-sizes of all nodes in heap order, leaves of labels, labels of
+    leaves."""
     labels = len(scaled_LD)
     depth = max(labels - 1, 0).bit_length()
     leaves_L, labels_N = by_similarity(scaled_LD), np.full(1 << depth, PADDING, np.int32)
@@ -191,7 +184,7 @@ def _tree(scaled_LD: Float32, bias_L: Float32) -> dict[str, Array]:
 
 
 def _random_features(setup: SamplerSetup, negatives: int, features: int, bandwidth: float) -> Sampler:
-    """Sums of features over subtrees, of labels as they are numbered; a sum that is not positive is lifted."""
+    """Return sums of features over subtrees, of labels as they are numbered; a sum that is not positive is lifted."""
     labels = len(setup.log_pi_L)
     depth = max(labels - 1, 0).bit_length()
     half = features // 2
@@ -240,7 +233,7 @@ def _sampler(
 
 
 def _scaled(table: LabelTable, bandwidth: float | None) -> tuple[Float32, Float32]:
-    """Embeddings [L, D] and biases [L] whose `u·v + b` is what q is the exponential of."""
+    """Return embeddings [L, D] and biases [L] whose `u·v + b` is what q is the exponential of."""
     no_bias_L = np.zeros(len(table.embeddings_LD), np.float32)
     if bandwidth is not None:
         return (table.embeddings_LD * bandwidth).astype(np.float32), no_bias_L

@@ -23,7 +23,7 @@ class QueryFeature(Protocol):
 
     @property
     def name(self) -> str:
-        """The feature's name among the tower's inputs."""
+        """Return the feature's name among the tower's inputs."""
 
     @property
     def kind(self) -> str:
@@ -31,11 +31,11 @@ class QueryFeature(Protocol):
 
     @property
     def table_name(self) -> str:
-        """Name of the feature's vocabulary."""
+        """Return name of the feature's vocabulary."""
 
     @property
     def hash_rows(self) -> int:
-        """Rows of a `text` feature's table."""
+        """Return rows of a `text` feature's table."""
 
 
 _NO_VARIANCE = 1e-6
@@ -49,7 +49,7 @@ _NO_SPAN = 1e-14
 def fit_projection(
     features: Sequence[QueryFeature], blocks: Iterable[Inputs], rows: Mapping[str, int], dims: int
 ) -> tuple[dict[str, Float32], Float32]:
-    """The first principal components of encoded queries, as `bundle.Proposal` applies them.
+    """Return the first principal components of encoded queries, as `bundle.Proposal` applies them.
 
     A query is one row of a sparse matrix: 1 at its id, the sum of weights at each entry of a bag, history or
     text, and a number in units of its standard deviation. All components are divided by one number, the first
@@ -57,17 +57,12 @@ def fit_projection(
     largest entry is positive. Where the data have fewer than K directions, the further ones are 0.
 
     Args:
-        features: to read; at least one.
         blocks: tower inputs of some queries, a block at a time.
         rows: of each feature's table, by feature name; not needed for numbers.
-        dims: K.
 
     Returns:
         projection float32 [rows, K] by feature name ([1, K] for a number, to multiply the raw value), and
         offset float32 [K].
-
-    Raises:
-        DataError: no feature, no query, or a value that is not finite.
     """
     if not features:
         raise DataError("adversarial sampler: expected a query feature to project, found none")
@@ -98,7 +93,7 @@ def fit_projection(
 
 
 def _columns(feature: QueryFeature, inputs: Inputs, width: int) -> Any:
-    """One feature's part of the design matrix, sparse [B, width]; every number is stored, zeros too."""
+    """Return one feature's part of the design matrix, sparse [B, width]; every number is stored, zeros too."""
     values = inputs[feature.name]
     queries = np.arange(len(values))
     if feature.kind == "number":
@@ -128,11 +123,7 @@ def _sparse(
 
 
 def _components(matrix: Any, mean_C: Float64, dims: int) -> Float64:
-    """Principal directions over the first one's standard deviation, float64 [C, dims].
-
-    By randomised subspace iteration (Halko, Martinsson, Tropp 2011), which costs the same for every spectrum and
-    always gives the same bits; exact where the matrix has at most dims + _SPARE rows or columns.
-    """
+    """Principal directions over the first one's standard deviation, float64 [C, dims]."""
     queries, columns = matrix.shape
     components_CK = np.zeros((columns, dims))
     if matrix.power(2).sum() / queries - mean_C @ mean_C <= _NO_VARIANCE * (mean_C @ mean_C):
@@ -152,7 +143,7 @@ def _components(matrix: Any, mean_C: Float64, dims: int) -> Float64:
 
 
 def _orthonormal(columns_CW: Float64) -> Float64:
-    """An orthonormal basis of what the columns span; twice, because once leaves the square of their condition."""
+    """Get an orthonormal basis of what the columns span; twice, because once leaves the square of their condition."""
     for _ in range(2):
         squares_W, vectors_WW = np.linalg.eigh(columns_CW.T @ columns_CW)
         spanning = squares_W > _NO_SPAN * squares_W[-1]

@@ -32,7 +32,6 @@ class FittedTree(NamedTuple):
     """The tree and how its λ_n was found.
 
     Attributes:
-        proposal: p_n(y|x).
         held_out: mean log p_n(y|x) of held-out pairs, nats, by the λ_n tried; empty where one was given.
     """
 
@@ -41,15 +40,11 @@ class FittedTree(NamedTuple):
 
 
 def read_or_fit_proposal(path: Path, fit: Callable[[], FittedTree]) -> FittedTree:
-    """The tree of a run: read from `path`, or fitted and written there.
+    """Return the tree of a run: read from `path`, or fitted and written there.
 
     Args:
         path: of the file, an `.npz`; it appears once it is complete, and a `.json` of λ_n before it.
         fit: `fit_proposal` on the run's training pairs; called if there is no file.
-
-    Raises:
-        DataError: as `fit_proposal`.
-        BundleCorruptError: the file is there and is no tree.
     """
     penalties = path.with_suffix(".json")
     if path.exists():
@@ -82,13 +77,8 @@ def fit_proposal(
         inputs_of: encodes pairs by their rows in `labels_N`, int64 [B] → tower inputs.
         labels_N: label rows of the training pairs, int32.
         vocabulary_rows: rows of every table of ids, by table name.
-        labels: L.
-        dims: K, coordinates of z.
         penalties: λ_n > 0, nats; of several the best by cross-validation (`held_out_likelihood`).
         query_id: name of the feature that is the query's own id.
-
-    Raises:
-        DataError: no feature besides the query's own id, no pair, or a value that is not finite.
     """
     usable = [feature for feature in features if feature.name != query_id]
     if not usable:
@@ -121,12 +111,11 @@ def fit_proposal(
 
 
 def held_out_likelihood(z_NK: Float32, labels_N: Int32, labels: int, *, penalty: float) -> float:
-    """Mean log p_n(y|x) of every pair under a tree that was fitted without its fold, nats [BM20 §3].
+    """Return mean log p_n(y|x) of every pair under a tree that was fitted without its fold, nats [BM20 §3].
 
     Args:
         z_NK: projected queries of the pairs, float32.
         labels_N: their label rows, int32; there are at least FOLDS.
-        labels: L.
         penalty: λ_n > 0, nats.
     """
     fold_N = np.random.default_rng(0).permutation(len(labels_N)) % FOLDS

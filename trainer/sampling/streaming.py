@@ -28,9 +28,6 @@ class StreamingFrequencies:
     rarest estimate counts. The first is the label modulo R: with as many rows as labels none is shared.
 
     Args:
-        rows: R.
-        hashes: H, at most 4.
-        rate: of the moving average, in (0, 1).
         initial_gap: gap of a cell that nothing came to yet, in pairs.
     """
 
@@ -44,7 +41,7 @@ class StreamingFrequencies:
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """The state, for checkpoints."""
+        """Return the state, for checkpoints."""
         return [self._gap, self._gaps_seen, self._last, self._now]
 
     def log_frequencies(self, labels: Tensor) -> Tensor:
@@ -70,10 +67,7 @@ class StreamingFrequencies:
         self._now.assign(now)
 
     def _cells(self, labels: Tensor) -> list[Tensor]:
-        """Cell of every label under every hash function, int32; products wrap around.
-
-        Labels that are equal modulo R would stay so in a product's low bits, hence its high bits are mixed in.
-        """
+        """Cell of every label under every hash function, int32; products wrap around."""
         cells = [ops.mod(labels, self.rows)]
         for at, multiplier in enumerate(_MULTIPLIERS[: self.hashes - 1], start=1):
             product = labels * multiplier

@@ -48,7 +48,6 @@ def fit_tree(z_NK: Float32, labels_N: Int32, *, labels: int, penalty: float = 0.
     Args:
         z_NK: projected queries of the pairs, float32.
         labels_N: their label rows, int32.
-        labels: L.
         penalty: λ_n > 0, nats.
 
     Returns:
@@ -127,18 +126,18 @@ class _Blocks:
         return cls(values.reshape(blocks, height, -1), labels.reshape(blocks, height), counts_J)
 
     def of(self, chosen_J: Bools) -> _Blocks:
-        """The blocks of some nodes."""
+        """Return the blocks of some nodes."""
         if chosen_J.all():
             return self
         chosen_G = np.repeat(chosen_J, self.counts_J)
         return _Blocks(self.values_GHE[chosen_G], self.labels_GH[chosen_G], self.counts_J[chosen_J])
 
     def spread(self, by_node_J: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """A value of each node at each of its blocks, [G, …]."""
+        """Return a value of each node at each of its blocks, [G, …]."""
         return np.repeat(by_node_J, self.counts_J, axis=0)
 
     def total(self, by_block_G: Float64) -> Float64:
-        """Sums over each node's blocks, [J, …]."""
+        """Return sums over each node's blocks, [J, …]."""
         return np.add.reduceat(by_block_G, np.cumsum(self.counts_J) - self.counts_J, axis=0)
 
 
@@ -157,10 +156,7 @@ def _chunks(sizes_J: Int64, counts_S: Int64) -> Iterator[tuple[slice, slice]]:
 def _fit_chunk(
     chunk: tuple[slice, slice], *, rows_L: Int64, sizes_J: Int64, pairs: _Pairs, sums_LE: Float64, penalty: float
 ) -> tuple[Float64, Bools]:
-    """θ = (w, b) of a few nodes, float64 [J, E], and which of their labels go right, bool [S].
-
-    A node with one label sends it left for certain.
-    """
+    """θ = (w, b) of a few nodes, float64 [J, E], and which of their labels go right, bool [S]."""
     nodes, places = chunk
     sizes_J, rows_S = sizes_J[nodes], rows_L[places]
     extended_nE, labels_n = pairs.of(rows_S)
@@ -193,7 +189,7 @@ class _Splits:
     sizes_J: Int64
 
     def right(self, theta_JE: Float64) -> Bools:
-        """The half with the larger Δ_y = θ·Σ_{x∈D_y}(z, 1) of every node [BM20 eq. 9], bool [S]."""
+        """Return the half with the larger Δ_y = θ·Σ_{x∈D_y}(z, 1) of every node [BM20 eq. 9], bool [S]."""
         node_S = np.repeat(np.arange(len(self.sizes_J)), self.sizes_J)
         gain_S = np.einsum("se,se->s", self.sums_SE, theta_JE[node_S])
         order_S = np.lexsort((-gain_S, node_S))

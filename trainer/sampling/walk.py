@@ -34,7 +34,7 @@ def sample_leaves(
 
 
 def log_path(right_log_odds: RightLogOdds, rows_BK: Tensor, depth: int, leaves: Tensor) -> Tensor:
-    """Log-probability of leaves [B] or [B, M], of the same shape."""
+    """Return log-probability of leaves [B] or [B, M], of the same shape."""
     leaves_BM = leaves[:, None] if len(leaves.shape) == 1 else leaves
     total_BM = ops.zeros(leaves_BM.shape, "float32")
     for level in range(depth):
@@ -46,7 +46,7 @@ def log_path(right_log_odds: RightLogOdds, rows_BK: Tensor, depth: int, leaves: 
 
 
 def subtree_sums(leaves: Float32) -> Float32:
-    """Sums over every subtree, [2·leaves, F], in heap order; row 0 is unused."""
+    """Return sums over every subtree, [2·leaves, F], in heap order; row 0 is unused."""
     size = len(leaves)
     sums = np.zeros((2 * size, leaves.shape[1]), np.float32)
     sums[size:] = leaves
@@ -57,7 +57,7 @@ def subtree_sums(leaves: Float32) -> Float32:
 
 
 def by_similarity(labels_LD: Float32) -> Int32:
-    """A leaf for every label so that a subtree's labels are alike, int32 [L]: a balanced k-d tree.
+    """Return a leaf for every label so that a subtree's labels are alike, int32 [L]: a balanced k-d tree.
 
     Every node's labels are cut in half along the principal component in which they differ most. Halves differ by at
     most one label, so that a leaf's parent alone can have padding: its right child. Costs O(L·D·log L).
@@ -82,5 +82,5 @@ def by_similarity(labels_LD: Float32) -> Int32:
 
 
 def constant(array: Array, name: str) -> keras.Variable:
-    """A variable that holds an array of any shape and is not trained."""
+    """Return a variable that holds an array of any shape and is not trained."""
     return keras.Variable(array, dtype=str(array.dtype), trainable=False, name=name)

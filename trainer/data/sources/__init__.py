@@ -29,7 +29,6 @@ class KnownDataset:
     Attributes:
         sources: where its files come from, in the order they are tried.
         convert: reads the raw files of a directory; table name → table, one file each.
-        interactions: the tables that hold interactions.
         expected: distinct queries, distinct labels and pairs over these tables, as published; None where `convert`
             checks the sizes that the files' own headers state.
     """
@@ -72,10 +71,6 @@ def prepare(name: str, out: Path, source: Path | None, *, say: Callable[[str], o
         out: directory to write; must not exist.
         source: local copy of the raw files; None downloads them, once, into the user's cache.
         say: called with a line of text for each step.
-
-    Raises:
-        DataError: unknown name; no source answered; a checksum, count or size that differs from the published one.
-        BundleExistsError: `out` is already there.
     """
     if name not in DATASETS:
         raise DataError(f"data set: expected one of {', '.join(DATASETS)}, received {name!r}")

@@ -26,7 +26,6 @@ class Download:
     """A file that a source offers for download.
 
     Attributes:
-        url: address of the file.
         name: file name to store it under; `.zip` files are unpacked.
         sha256: the file's SHA-256, in hex; None where the publisher's file is not pinned, and counts are checked
             instead.
@@ -43,7 +42,6 @@ class Wheel:
 
     Attributes:
         requirement: pinned, `name==version`.
-        sha256: the wheel's SHA-256, in hex.
     """
 
     requirement: str
@@ -55,7 +53,6 @@ class Source:
     """A publisher of a data set: the files to download from it, and its page.
 
     Attributes:
-        label: the publisher's name in messages.
         parts: files to download, or a wheel; none where the publisher's address asks for a click in a browser.
         by_hand: where to find the files in a browser, for the error if the download fails.
     """
@@ -66,16 +63,10 @@ class Source:
 
 
 def fetch(name: str, sources: Sequence[Source], *, say: Callable[[str], object]) -> Path:
-    """The directory of a data set's raw files, downloaded into the user's cache if it is not there yet.
+    """Return the directory of a data set's raw files, downloaded into the user's cache if it is not there yet.
 
     Args:
-        name: of its directory in the cache.
-        sources: asked in this order.
         say: called with a line of text for each source that is asked.
-
-    Raises:
-        DataError: no source answered with the file it should have; says what each one said.
-        BundleExistsError: another process has fetched it meanwhile.
     """
     cached = _cache() / name
     if cached.is_dir():
@@ -112,7 +103,7 @@ def fetch(name: str, sources: Sequence[Source], *, say: Callable[[str], object])
 
 
 def listing(folder: Path) -> str:
-    """The first ten names in a directory, for errors that expected others."""
+    """Return the first ten names in a directory, for errors that expected others."""
     return ", ".join(sorted(path.name for path in folder.iterdir())[:10]) or "nothing"
 
 

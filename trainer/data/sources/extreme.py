@@ -22,11 +22,7 @@ class ExtremeDataset:
     """A data set of the repository: what its files are called, and the sizes that its table of data sets states.
 
     Attributes:
-        name: as the repository writes it.
         stem: how its files begin in the older archives, `STEM_train.txt`.
-        train: rows of the training file.
-        test: rows of the test file.
-        features: features of both.
         labels: labels of both; some may have no row.
         label: column of the labels in the tables that `read` makes.
         download: where its archive can be fetched; None where the address asks for a click, so that `--from` is needed.
@@ -43,7 +39,7 @@ class ExtremeDataset:
 
     @property
     def source(self) -> Source:
-        """The repository, as `fetch` asks it and as messages name it."""
+        """Return the repository, as `fetch` asks it and as messages name it."""
         parts = () if self.download is None else (self.download,)
         return Source("the extreme classification repository", parts, f"{self.name}, BoW features, at {_PAGE}")
 
@@ -52,13 +48,6 @@ class ExtremeDataset:
 
         Reads `train.txt` and `test.txt`; or `STEM_train.txt` and `STEM_test.txt`; or `NAME_data.txt` with the first
         column of `STEM_trSplit.txt` and `STEM_tstSplit.txt`, rows counted from 1. Rows are named `train-0`, `test-0`.
-
-        Args:
-            folder: directory of the unpacked archive.
-
-        Raises:
-            DataError: no layout is there; a header that differs from the published sizes; a file that breaks the
-                format; a split that names other rows than there are.
         """
         for prefix in ("", f"{self.stem}_"):
             if (folder / f"{prefix}train.txt").is_file():
@@ -77,7 +66,7 @@ class ExtremeDataset:
         }
 
     def _read(self, path: Path, part: str) -> XmcRows:
-        """A file whose header says the published sizes; refused before its rows are read if it does not."""
+        """Return a file whose header says the published sizes; refused before its rows are read if it does not."""
         if not path.is_file():
             raise DataError(f"{path}: expected a text file, found none")
         with path.open("rb") as file:
@@ -105,7 +94,7 @@ class ExtremeDataset:
 
 
 def _split(path: Path, rows: int) -> Int64:
-    """Rows of a part, from 0: the first column of a file that counts from 1."""
+    """Return rows of a part, from 0: the first column of a file that counts from 1."""
     if not path.is_file():
         raise DataError(f"{path}: expected a file of row numbers, found none")
     try:

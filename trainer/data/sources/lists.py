@@ -47,9 +47,6 @@ def read_gowalla(folder: Path) -> dict[str, pa.Table]:
     A user's list keeps its order, of which nothing is published. It is no accident: what comes before tells what comes
     after. Test is not what comes after the lists (benchmarks/RESULTS.md). Pairs of a separate `valid.txt`, taken out of
     them nobody knows where, come first.
-
-    Raises:
-        DataError: `train.txt` or `test.txt` is missing, or not lists of ids.
     """
     train = [
         read_lists(path) for name in ("valid", "train") if (path := folder / f"{name}.txt").is_file() or name == "train"
@@ -62,9 +59,6 @@ def read_gowalla_popularity(folder: Path) -> dict[str, pa.Table]:
 
     Reads `train.tsv` and `test.tsv` (a head, then a user and an item a line), or `train.txt` and `test.txt` (per-user
     lists).
-
-    Raises:
-        DataError: a file is missing, or no such table.
     """
     if (folder / "train.tsv").is_file():
         return {name: _pairs(_read_columns(folder / f"{name}.tsv")) for name in ("train", "test")}
@@ -75,9 +69,6 @@ def read_beauty(folder: Path) -> dict[str, pa.Table]:
     """`interactions` (`user_id`, `item_id`), each user's oldest first.
 
     Reads `sequences.txt` (per-user lists), or the 5-core reviews with their times.
-
-    Raises:
-        DataError: neither file is there, or `sequences.txt` is not lists of ids.
     """
     if (folder / "sequences.txt").is_file():
         return {"interactions": _pairs(read_lists(folder / "sequences.txt"))}
@@ -92,11 +83,7 @@ def read_beauty(folder: Path) -> dict[str, pa.Table]:
 
 
 def _read_columns(path: Path) -> pa.Table:
-    """Pairs of `query` and `label` from two columns under a head.
-
-    Raises:
-        DataError: missing, unreadable, or of another number of columns.
-    """
+    """Return pairs of `query` and `label` from two columns under a head."""
     options = pa.csv.ParseOptions(delimiter="\t")
     names = pa.csv.ReadOptions(column_names=["query", "label"], skip_rows=1)
     try:

@@ -56,9 +56,6 @@ def read_100k(folder: Path) -> dict[str, pa.Table]:
     """Ratings as interactions (`user_id`, `item_id`, `rating`, `timestamp`), `users`, `items`.
 
     Reads GroupLens' `u.data`, `u.user`, `u.item`, or RecBole's `ml-100k.inter`, `.user`, `.item`.
-
-    Raises:
-        DataError: neither layout is there.
     """
     if (folder / "u.data").is_file():
         interactions = _delimited(folder / "u.data", "\t", ["user_id", "item_id", "rating", "timestamp"])
@@ -94,9 +91,6 @@ def read_1m(folder: Path) -> dict[str, pa.Table]:
 
     Reads a published split (`train.txt`, `test.txt`: per-user lists of original ids − 1), or GroupLens'
     `ratings.dat`, of which each user's latest fifth is test.
-
-    Raises:
-        DataError: neither layout is there.
     """
     if (folder / "train.txt").is_file():
         splits = {name: _shifted(read_lists(folder / f"{name}.txt")) for name in ("train", "test")}
@@ -118,7 +112,7 @@ def read_1m(folder: Path) -> dict[str, pa.Table]:
 
 
 def _latest_fifth(ratings: pa.Table) -> dict[str, pa.Table]:
-    """Each user's earliest four fifths and latest fifth, from ratings sorted by user and time."""
+    """Return each user's earliest four fifths and latest fifth, from ratings sorted by user and time."""
     import numpy as np
 
     users = ratings["user_id"].to_numpy()
