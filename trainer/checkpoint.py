@@ -30,7 +30,7 @@ def identity_of(recipe: Recipe, dataset: Dataset, warm_start: str | None = None)
     settings = recipe.model_dump(mode="json", exclude={"name": True, "data": True, "tune": True})
     for name in ("devices", "processes"):
         del settings["training"][name]
-    settings |= {"reduction": recipe.data.reduction}
+    settings |= {"reduction": recipe.data.reduction, "version": _VERSION}
     if recipe.own_rows:
         settings["own_rows"] = recipe.own_rows
     if warm_start is not None:
