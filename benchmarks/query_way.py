@@ -1,0 +1,94 @@
+"""One query's way: every function of this package that runs between a request and its answer, by a profiler.
+
+    python -m benchmarks.query_way [RELEASES]
+
+Serves RELEASES, or a release of 2,000 synthetic labels, with uvicorn in a thread of this process, warms it, and lists
+the functions of all threads that one POST /v1/retrieve calls, with their files and calls. Comprehensions, generator
+expressions and lambdas are code of the function that they stand in, and are left out.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import FrameType
+from typing import Annotated, Any
+from urllib.request import Request, urlopen
+
+import typer
+import uvicorn
+
+import longtail.serving
+from longtail.index.release.building import build
+from longtail.index.release.publishing import publish
+from longtail.serving import Settings, create_app
+from tests.bundles import make_bundle
+from tests.serving.process import free_port
+
+_ROOT = Path(longtail.serving.__file__).resolve().parents[1]
+_ROOMS = ("bundle", "index", "serving", "state")
+_WARM = 50
+
+
+@contextmanager
+def served(releases: Path, state: Path) -> Iterator[str]:
+    """Run the service in a thread; give its address once it is ready."""
+    port = free_port()
+    app = create_app(Settings(releases=releases, state=state))
+    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error", access_log=False))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    url = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(600):
+            with suppress(OSError):
+                urlopen(f"{url}/readyz").read()
+                break
+            time.sleep(0.05)
+        yield url
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def main(releases: Annotated[Path | None, typer.Argument()] = None) -> None:
+    """Print the functions, then how many there are, in how many files, and their calls."""
+    calls: Counter[tuple[str, str]] = Counter()
+    counting = False
+
+    def profile(frame: FrameType, event: str, _: Any) -> None:
+        code = frame.f_code
+        if counting and event == "call" and code.co_name[0] != "<" and code.co_filename.startswith(str(_ROOT)):
+            file = Path(code.co_filename).relative_to(_ROOT)
+            if file.parts[0] in _ROOMS:
+                calls[str(file), code.co_qualname.replace("<locals>.", "")] += 1
+
+    threading.setprofile(profile)
+    with TemporaryDirectory() as scratch:
+        if releases is None:
+            releases = Path(scratch, "releases")
+            make_bundle(labels=2_000).write(Path(scratch, "bundle"))
+            publish(releases, build(Path(scratch, "bundle"), releases).name)
+        with served(releases, Path(scratch, "state")) as url:
+            features = json.load(urlopen(f"{url}/v1/release"))["example"]
+            body = json.dumps({"queries": [{"features": features, "k": 10}]}).encode()
+            request = Request(f"{url}/v1/retrieve", body, {"Content-Type": "application/json"})
+            for _ in range(_WARM):
+                urlopen(request).read()
+            time.sleep(2)  # What was counted last is written by then.
+            counting = True
+            urlopen(request).read()
+            counting = False
+    for (file, name), count in sorted(calls.items()):
+        print(f"{count:5}  {file:40} {name}")
+    print(f"{len(calls)} functions in {len({file for file, _ in calls})} files, {calls.total()} calls")
+
+
+if __name__ == "__main__":
+    typer.run(main)
