@@ -48,7 +48,7 @@ class NoAnswerError(LongtailError):
 
 
 class BusyError(LongtailError):
-    """429 or 503, to every attempt: the queue is full, a quota is used up (`type` says which), no release is loaded, or
+    """429 or 503, to every attempt: the queue is full, no release is loaded, or
     the service's own limit passed.
     """
 

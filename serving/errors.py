@@ -64,21 +64,6 @@ class QueueFullError(ServingError):
     """More queries are waiting than the service lets wait."""
 
 
-class QuotaExceededError(ServingError):
-    """A client has asked for more than one of its quotas gives it.
-
-    Args:
-        message: as of ServingError.
-        quota: the setting's name.
-        seconds: until it may ask again.
-    """
-
-    def __init__(self, message: str, *, quota: str = "", seconds: float = 1.0, field: str | None = None) -> None:
-        super().__init__(message, field=field)
-        self.quota = quota
-        self.seconds = seconds
-
-
 class TimedOutError(ServingError):
     """The answer took longer than the service lets a client wait."""
 

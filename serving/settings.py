@@ -50,10 +50,6 @@ LIVE = frozenset(
         "max_queries",
         "mirror_share",
         "poll_seconds",
-        "quota_burst_seconds",
-        "quota_labels",
-        "quota_requests",
-        "quota_searches",
         "record_features",
         "shadow_k",
         "shutdown_seconds",
@@ -146,15 +142,6 @@ class Settings(BaseSettings):
     shutdown_seconds: int = Field(default=30, ge=1)
     """After that, how long requests under way may take to finish before they are cut off."""
 
-    quota_requests: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Requests a second of one client, to all models: an API key, or without keys an address. A request beyond gets
-    429. Each worker counts on its own. None: any number."""
-    quota_labels: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Labels a second that one client may ask for, k summed over its queries, and have listed; likewise."""
-    quota_searches: int | None = Field(default=None, ge=1)
-    """Searches of one client under way at a time; likewise."""
-    quota_burst_seconds: float = Field(default=2.0, gt=0, le=3600)
-    """For how many seconds a client that asks for nothing saves up requests and labels."""
     max_body_bytes: int = Field(default=1 << 20, ge=1)
     """Longest request body that is read; a longer one gets 413 and is never held in memory."""
     max_queries: int = Field(default=256, ge=1)

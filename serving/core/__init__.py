@@ -4,7 +4,7 @@ Imports no web framework and knows neither statuses nor headers. It does know th
 is validated into are pydantic's (queries, feedback, label_changes), and a batch's labels are written as JSON bytes here
 (catalogue, retriever), so that a label is serialised once however many queries it answers.
 
-In the order a search meets them: service and its batcher; retriever with queries, encoder, ranking or tree_ranking,
+In the order a search meets them: service, queue and searches; retriever with queries, encoder, ranking or tree_ranking,
 exploration with its lottery, overlay and catalogue. Beside them follower and loader (releases), label_changes,
-feedback, and executor for their work.
+and feedback.
 """

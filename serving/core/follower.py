@@ -20,10 +20,10 @@ from longtail.bundle import BundleError
 from longtail.index import LongtailIndexError, ReleaseNotFoundError, Releases
 from longtail.serving.allocator import give_back_memory
 from longtail.serving.core.engine_watch import EngineWatch
-from longtail.serving.core.executor import one_openmp_thread
 from longtail.serving.core.experiment_follower import ExperimentFollower
 from longtail.serving.core.fetcher import ReleaseFetcher
 from longtail.serving.core.loader import load_release
+from longtail.serving.core.queue import use_one_openmp_thread
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.core.service import Service
 from longtail.serving.errors import RefusedReleaseError, ServingError
@@ -252,7 +252,7 @@ class ReleaseFollower:
             self._service.set_release_problem(problem)
 
     def _follow(self) -> None:
-        one_openmp_thread()
+        use_one_openmp_thread()
         while not self._stopping.is_set():
             self.check()
             self.experiments.check()
@@ -261,7 +261,7 @@ class ReleaseFollower:
             self._waking.clear()
 
     def _follow_labels(self) -> None:
-        one_openmp_thread()
+        use_one_openmp_thread()
         while not self._stopping.is_set():
             self._read_changes()
             self._stopping.wait(min(_LABELS_SECONDS, self._service.settings.poll_seconds))

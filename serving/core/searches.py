@@ -1,221 +1,176 @@
-"""One request's share of a batch, and what its answers are called: in figures, by feedback, in draws."""
+"""Requests in the search queue, and what a search thread does with a batch of them: answer, count, mirror."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import repeat
+import secrets
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Literal, NamedTuple
 
+from longtail.index import EngineUnavailableError
 from longtail.serving.core.arms import Assignment
-from longtail.serving.core.batcher import Part
 from longtail.serving.core.catalogue import Catalogue
 from longtail.serving.core.embedding import ToEmbed
-from longtail.serving.core.lottery import Draws
-from longtail.serving.core.queries import Query, SimilarQuery
+from longtail.serving.core.lottery import Draws, Lottery
+from longtail.serving.core.mirror import Mirror
+from longtail.serving.core.queries import Query, SearchOptions, SimilarQuery
+from longtail.serving.core.queue import Cost
 from longtail.serving.core.retriever import Retrieval, Retriever
-from longtail.serving.errors import InvalidRequestError, ServingError
-from longtail.serving.monitoring import AnsweredBatch, ArmAnswer, Monitoring, join_batches
+from longtail.serving.errors import EngineError, ServingError
+from longtail.serving.monitoring import AnsweredBatch, Monitoring
+from longtail.serving.settings import Settings
 
-_QUERY_COST = 64
-"""Of encoding and searching a query, in labels written: about what one noisy run on the demo's release said."""
+Kind = Literal["retrieve", "similar", "embed"]
+
+
+class BatchKey(NamedTuple):
+    """What requests of one batch have in common."""
+
+    retriever: Retriever
+    kind: Kind
+    preview: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """One request's share of a batch.
+    """One request of the queue.
 
     Attributes:
-        asked: queries, or labels whose nearest labels are wanted.
-        answer_id: what feedback will name the answer by; no other has the same.
-        request_id: the client's name for the request; where it has none, `answer_id`.
-        in_request: where each query stands in the request; None: these are all of them.
-        divided: whether it is a part of a search, that has a batch of its own.
-        assignments: to arms of an experiment, of each query; None: there is none.
+        asked: queries, or labels whose nearest labels are wanted, or what is to embed.
+        answer_id: the name by which feedback refers to the answer.
+        request_id: the client's name for the request; by default `answer_id`.
+        in_request: positions of the queries in the request; None: these are all.
+        assignments: of the queries to arms of an experiment; None: no experiment runs.
     """
 
-    asked: Sequence[Query] | SimilarQuery
-    answer_id: str
-    request_id: str
+    asked: Sequence[Query] | SimilarQuery | ToEmbed
+    answer_id: str = ""
+    request_id: str = ""
     in_request: Sequence[int] | None = None
-    divided: bool = False
     assignments: Sequence[Assignment] | None = None
 
     @property
-    def queries(self) -> int:
-        """How many queries it has, or labels whose nearest labels it wants."""
-        return len(self.asked.labels) if isinstance(self.asked, SimilarQuery) else len(self.asked)
+    def queries(self) -> list[Query]:
+        """The queries, of which labels and what is to embed are none."""
+        return [] if isinstance(self.asked, SimilarQuery | ToEmbed) else list(self.asked)
 
-    @property
-    def places(self) -> Sequence[int]:
-        """Where each of its queries stands in the request, from 0."""
-        return range(self.queries) if self.in_request is None else self.in_request
-
-    def _costs(self) -> Iterator[int]:
-        """What each of its queries costs, about: the time that a label takes to be written is 1."""
+    def cost(self, catalogue: Catalogue) -> Cost:
+        """Compute the cost, with the bytes of an answer whose labels are as long as the average one."""
+        if isinstance(self.asked, ToEmbed):
+            return Cost(self.asked.count, self.asked.count)
         if isinstance(self.asked, SimilarQuery):
-            return repeat(_QUERY_COST + self.asked.depth, self.queries)
-        return (_QUERY_COST + query.depth for query in self.asked)
-
-    @property
-    def cost(self) -> int:
-        """What it costs, in the time that a label takes to be written."""
-        return sum([*self._costs()])
-
-    @property
-    def labels(self) -> int:
-        """How many labels it asks for, all queries together."""
-        if isinstance(self.asked, SimilarQuery):
-            return self.asked.k * self.queries
-        return sum([query.k for query in self.asked])
-
-    def mean_bytes(self, catalogue: Catalogue) -> float:
-        """About how many bytes its answer will have, were its labels as long as others are on average."""
-        asked = [self.asked] if isinstance(self.asked, SimilarQuery) else self.asked
-        labels = self.queries if isinstance(self.asked, SimilarQuery) else 1
-        return sum(labels * query.k * catalogue.mean_bytes(query.display) for query in asked)
-
-    def check_bytes(self, count: float, limit: int) -> None:
-        """Raise InvalidRequestError if its answer has, or will have, more bytes than an answer may."""
-        if count > limit:
-            raise InvalidRequestError(
-                f"expected an answer of at most {limit} bytes (LONGTAIL_MAX_ANSWER_BYTES), received a request for "
-                f"{count:.0f}: fewer labels, or columns in `display`, make less",
-                field="k" if isinstance(self.asked, SimilarQuery) else "queries",
-            )
-
-    def divide(self, cost: float) -> Part[Search] | None:
-        """Its first queries, one at least, that do not cost more; None if it has but one."""
-        here, taken = 0, 0
-        for each in self._costs():
-            if here and taken + each > cost:
-                break
-            here, taken = here + 1, taken + each
-        count = self.queries
-        if count == 1:
-            return None
-        if here == count:
-            here, taken = here - 1, taken - each
-        return Part(self._slice(0, here), taken, self._slice(here, count))
-
-    def _slice(self, start: int, end: int) -> Search:
-        asked = self.asked
-        some = (
-            asked.model_copy(update={"id": None, "ids": asked.labels[start:end]})
-            if isinstance(asked, SimilarQuery)
-            else asked[start:end]
-        )
-        assignments = None if self.assignments is None else self.assignments[start:end]
-        return replace(self, asked=some, in_request=self.places[start:end], divided=True, assignments=assignments)
+            asked: Sequence[SearchOptions] = [self.asked] * len(self.asked.labels)
+        else:
+            asked = self.asked
+        bytes_ = sum([query.k * catalogue.mean_bytes(query.display) for query in asked])
+        return Cost(len(asked), sum([query.depth for query in asked]), bytes_)
 
     def located(self, error: Exception) -> Exception:
-        """An error about one of its queries, as one about the request's."""
-        items = "ids" if isinstance(self.asked, SimilarQuery) else "queries"
-        if (
-            self.in_request is not None
-            and isinstance(error, ServingError)
-            and (error.field or "").startswith(f"{items}.")
-        ):
-            return error.renumbered(items, self.places)
-        return error
-
-    @property
-    def features_json(self) -> list[bytes | None]:
-        """Features of every query; None of labels, which have none."""
-        if isinstance(self.asked, SimilarQuery):
-            return [None] * self.queries
-        return [query.features_json() for query in self.asked]
+        """Return an error about one of the queries as one about the request's."""
+        if self.in_request is None or not isinstance(error, ServingError):
+            return error
+        return error.renumbered("queries", self.in_request) if (error.field or "").startswith("queries.") else error
 
 
-def divide(work: Search | ToEmbed, cost: float) -> Part[Search | ToEmbed] | None:
-    """Some of a request, as `Search.divide`; vectors are made all at once."""
-    return work.divide(cost) if isinstance(work, Search) else None  # type: ignore[return-value]
-
-
-def queries_of(searches: Sequence[Search]) -> list[Query]:
-    """The queries of searches, in order; labels that are asked about are none."""
-    return [query for search in searches if not isinstance(search.asked, SimilarQuery) for query in search.asked]
-
-
-@dataclass(frozen=True, slots=True)
-class BatchKey:
-    """What searches must have in common to share a batch."""
-
-    retriever: Retriever
-    similar: bool
-    preview: bool
-
-    def search(self, searches: Sequence[Search], draws: Draws) -> Retrieval:
-        """Answer the requests of a batch together; raises as `Retriever.retrieve` and `Retriever.similar`."""
-        if self.similar:
-            return self.retriever.similar(
-                [search.asked for search in searches if isinstance(search.asked, SimilarQuery)], draws
-            )
-        return self.retriever.retrieve(queries_of(searches), draws)
-
-
-@dataclass(frozen=True, slots=True)
-class PartAnswer:
-    """The answer to a part of a search, which counts when all parts are answered.
-
-    Attributes:
-        results: JSON of each query's.
-        answered: what is counted of it; None of a preview.
-        unknown: ids that the release does not know, by list.
-    """
-
-    results: list[bytes]
-    answered: AnsweredBatch | None
-    unknown: Mapping[str, int]
-
-
-def join_parts(parts: Sequence[list[bytes] | PartAnswer], monitoring: Monitoring) -> list[bytes]:
-    """The results of a search that was done in parts, counted now that all of it is answered."""
-    results: list[bytes] = []
-    answered, unknown = list[AnsweredBatch](), dict.fromkeys(("exclude", "allow"), 0)
-    for part in parts:
-        assert isinstance(part, PartAnswer)
-        results += part.results
-        answered += [] if part.answered is None else [part.answered]
-        for ids, count in part.unknown.items():
-            unknown[ids] += count
-    if answered:
-        # All at once: it takes a fraction of the time, in which nobody else is served.
-        monitoring.count_answers(join_batches(answered), unknown)
-    return results
-
-
-def draw_names(searches: Sequence[Search], *, repeatable: bool) -> list[str]:
-    """What decides the draws of every query of a batch.
+class SearchRunner:
+    """Answers batches, in any thread.
 
     Args:
-        searches: the requests of the batch.
-        repeatable: a request of the same id draws the same, for tests. Else every answer draws anew: a gateway may give
-            all requests one id.
+        settings: returns the current settings.
+        monitoring: counts what is answered.
+        mirror: gets the queries for the staged release.
     """
-    return [
-        f"{place}:{search.request_id if repeatable else search.answer_id}"
-        for search in searches
-        for place in search.places
-    ]
+
+    def __init__(self, settings: Callable[[], Settings], monitoring: Monitoring, mirror: Mirror) -> None:
+        self._settings = settings
+        self._monitoring = monitoring
+        self._mirror = mirror
+        now = settings()
+        self._lottery = Lottery(
+            now.explore_candidates,
+            now.explore_temperature,
+            secrets.randbits(64) if now.explore_seed is None else now.explore_seed,
+        )
+
+    def answer(
+        self, key: Hashable, searches: Sequence[Search], waited: Sequence[float]
+    ) -> Sequence[list[bytes] | Exception]:
+        """Return the results or an error of each request; one that cannot be answered costs only itself."""
+        assert isinstance(key, BatchKey)
+        try:
+            return self._answer(key, searches, waited)
+        except EngineUnavailableError as error:
+            # Alone they would fare no better, and each would wait as long. The server's words are the operator's.
+            self._monitoring.metrics.count_unanswered(sum(len(search.queries) or 1 for search in searches))
+            refused = EngineError(
+                "expected the server that holds the index to answer, found that it does not now", seconds=error.seconds
+            )
+            return [refused] * len(searches)
+        except Exception as error:
+            if len(searches) == 1:
+                return [searches[0].located(error)]
+            return [self.answer(key, [search], [wait])[0] for search, wait in zip(searches, waited, strict=True)]
+
+    def _answer(self, key: BatchKey, searches: Sequence[Search], waited: Sequence[float]) -> Sequence[list[bytes]]:
+        retriever, metrics = key.retriever, self._monitoring.metrics
+        if key.kind == "embed":
+            started = perf_counter()
+            requests = [search.asked for search in searches if isinstance(search.asked, ToEmbed)]
+            vectors = retriever.embed(requests)
+            seconds = {"encode": perf_counter() - started}
+            metrics.count_search(sum(request.count for request in requests), waited, seconds)
+            return vectors
+        settings = self._settings()
+        queries = [query for search in searches for query in search.queries]
+        similar = [search.asked for search in searches if isinstance(search.asked, SimilarQuery)]
+        sizes = [len(search.queries) for search in searches] if queries else [len(asked.labels) for asked in similar]
+        names = [
+            (search, within if search.in_request is None else search.in_request[within], within)
+            for search, size in zip(searches, sizes, strict=True)
+            for within in range(size)
+        ]
+        # With a seed a request of the same id draws the same, for tests; else every answer draws anew.
+        repeatable = settings.explore_seed is not None
+        draws = Draws(
+            self._lottery,
+            [f"{place}:{search.request_id if repeatable else search.answer_id}" for search, place, _ in names],
+        )
+        retrieval = retriever.retrieve(queries, draws) if queries else retriever.similar(similar, draws)
+        if not key.preview:
+            metrics.count_search(len(names), waited, retrieval.seconds)
+            answered = _answered(retriever, names, queries, retrieval, settings.record_features)
+            self._monitoring.count_answers(answered, retrieval.unknown)
+            if queries:
+                self._mirror.offer(retriever, queries, retrieval, settings.mirror_share)
+        ends = iter(retrieval.results)
+        return [[next(ends) for _ in range(size)] for size in sizes]
 
 
-def answered_batch(
-    retriever: Retriever, searches: Sequence[Search], retrieval: Retrieval, record_features: bool
+def _answered(
+    retriever: Retriever,
+    names: Sequence[tuple[Search, int, int]],
+    queries: Sequence[Query],
+    retrieval: Retrieval,
+    record_features: bool,
 ) -> AnsweredBatch:
-    """What is counted of a batch, and kept for feedback.
+    """Describe a batch for monitoring and for feedback.
 
     Args:
         retriever: the release that answered.
-        searches: the requests of the batch.
+        names: of every query its search, and its position in the request and in the search.
+        queries: of the batch; none of labels.
         retrieval: what it found.
         record_features: whether features of queries are kept.
     """
     catalogue, rows_N = retriever.catalogue, retrieval.rows_N
-    names = [(search, place) for search in searches for place in search.places]
+    arms_B = [
+        None if search.assignments is None else search.assignments[within].record() for search, _, within in names
+    ]
     return AnsweredBatch(
         release=retriever.name,
-        answer_ids=[search.answer_id for search, _ in names],
-        places=[place for _, place in names],
+        answer_ids=[search.answer_id for search, _, _ in names],
+        places=[place for _, place, _ in names],
         bias_removal_B=retrieval.bias_removal_B,
         popularity_B=retrieval.popularity_B,
         fingerprints_N=catalogue.fingerprints(rows_N),
@@ -226,21 +181,7 @@ def answered_batch(
         counts_N=catalogue.counts(rows_N),
         propensities_N=retrieval.propensities_N,
         explored=retrieval.explored,
-        features_B=[features for search in searches for features in search.features_json] if record_features else None,
-        request_ids=[None if search.request_id == search.answer_id else search.request_id for search, _ in names],
-        arms_B=_arms(searches),
+        features_B=[query.features_json() for query in queries] if record_features and queries else None,
+        request_ids=[None if search.request_id == search.answer_id else search.request_id for search, _, _ in names],
+        arms_B=arms_B if any(arms_B) else None,
     )
-
-
-def _arms(searches: Sequence[Search]) -> list[ArmAnswer | None] | None:
-    if all(search.assignments is None for search in searches):
-        return None
-    return [
-        arm
-        for search in searches
-        for arm in (
-            [None] * search.queries
-            if search.assignments is None
-            else [assignment.record() for assignment in search.assignments]
-        )
-    ]

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
-from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
 from longtail.bundle import LabelRecord
 from longtail.bundle.errors import describe
-from longtail.serving.core.admission import Admission
 from longtail.serving.core.arms import Trial
 from longtail.serving.core.embedding import ToEmbed
-from longtail.serving.core.executor import BoundedExecutor, one_openmp_thread
-from longtail.serving.core.fair_queue import Lane
 from longtail.serving.core.feedback import Event, record_events
 from longtail.serving.core.label_changes import LabelFollower
 from longtail.serving.core.mirror import Mirror
 from longtail.serving.core.queries import Query, SimilarQuery
-from longtail.serving.core.quotas import asking
+from longtail.serving.core.queue import BoundedExecutor, Cost, SearchQueue, client, use_one_openmp_thread
 from longtail.serving.core.retriever import Retriever
-from longtail.serving.core.search_pool import SearchPool
-from longtail.serving.core.search_runner import SearchRunner
-from longtail.serving.core.searches import BatchKey, PartAnswer, Search
+from longtail.serving.core.searches import BatchKey, Kind, Search, SearchRunner
 from longtail.serving.errors import (
+    InvalidRequestError,
     NotReadyError,
     QueueFullError,
     ServingError,
@@ -40,6 +36,10 @@ from longtail.state import StoreError
 logger = logging.getLogger(__name__)
 
 _MAX_PENDING_WRITES, _MAX_PENDING_READS = 64, 16
+_WAITING_ANSWERS = 8
+"""Largest requests whose labels and bytes may wait together."""
+_REFUSAL_SECONDS = 0.1
+"""Refusals wait: clients that come straight back would take the time that answers need."""
 Result = TypeVar("Result")
 
 
@@ -50,15 +50,11 @@ class Service:
     compute, so a long search stalls neither /livez nor the parsing of the next request.
 
     Args:
-        settings: settings of the service, as they are for its model.
+        settings: settings of the service.
         monitoring: counts what the service does.
-        pool: of another model's service in the same process, to search in; one of its own if None.
-        model: the model's name among those of a pool.
     """
 
-    def __init__(
-        self, settings: Settings, monitoring: Monitoring, pool: SearchPool | None = None, model: str | None = None
-    ) -> None:
+    def __init__(self, settings: Settings, monitoring: Monitoring) -> None:
         self.settings = settings
         self.monitoring = monitoring
         self.draining = False
@@ -74,19 +70,23 @@ class Service:
         self.mirror = Mirror(settings.state_directory, monitoring.seat.worker)
         seconds = settings.request_seconds
         self._writer, self._changer = (
-            BoundedExecutor(name, max_pending=_MAX_PENDING_WRITES, timeout=seconds, initializer=one_openmp_thread)
+            BoundedExecutor(name, max_pending=_MAX_PENDING_WRITES, timeout=seconds, initializer=use_one_openmp_thread)
             for name in ("write", "labels")
         )
-        self._reader = BoundedExecutor("read", max_pending=_MAX_PENDING_READS, timeout=settings.request_seconds)
-        self._closes_pool = pool is None
-        self.pool = pool or SearchPool(lambda: self.settings, monitoring.metrics.set_queue_depth)
-        self._model = model
+        self._reader = BoundedExecutor("read", max_pending=_MAX_PENDING_READS, timeout=seconds)
         self._runner = SearchRunner(lambda: self.settings, monitoring, self.mirror)
-        self.admission = Admission(
-            lambda: self.settings,
-            monitoring,
-            self.pool.quotas,
-            lambda client: self.pool.batcher.has_room(self._lane(client)),
+        self.queue: SearchQueue[Search, list[bytes]] = SearchQueue(
+            self._runner.answer,
+            threads=1 if settings.device == "gpu" else settings.search_threads,
+            window=settings.batch_window_ms / 1e3,
+            max_batch=settings.max_batch,
+            limit=Cost(
+                settings.queue_limit,
+                _WAITING_ANSWERS * max(settings.max_total_k, settings.max_k),
+                _WAITING_ANSWERS * settings.max_answer_bytes,
+            ),
+            timeout=seconds,
+            set_depth=monitoring.metrics.set_queue_depth,
         )
 
     @property
@@ -254,26 +254,27 @@ class Service:
         return await self.submit(retriever, Search(asked, answer_id, request_id), preview=preview)
 
     async def submit(self, retriever: Retriever, search: Search, *, preview: bool) -> list[bytes]:
-        """The results of a search; raises as `search`."""
-        key = BatchKey(retriever, isinstance(search.asked, SimilarQuery), preview)
-        limit = self.settings.max_answer_bytes
-        labels = search.labels
-        if labels * retriever.catalogue.mean_bytes(True) > limit:
-            search.check_bytes(search.mean_bytes(retriever.catalogue), limit)
-        client = self._lane(asking.get())
-        self.admission.charge(labels)
-        answer = await self._counted(lambda: self.pool.submit(self._runner, key, search, client))
-        results = answer.results if isinstance(answer, PartAnswer) else answer
-        search.check_bytes(sum(map(len, results)), limit)
-        return results
+        """Return the results of one search as JSON.
+
+        Raises:
+            QueueFullError, TimedOutError: see `SearchQueue.submit`.
+            InvalidRequestError: the answer would be too long.
+            ServingError: see `Retriever.retrieve`, `similar` and `embed`.
+        """
+        cost, limit = search.cost(retriever.catalogue), self.settings.max_answer_bytes
+        similar = isinstance(search.asked, SimilarQuery)
+        if cost.bytes > limit:
+            raise InvalidRequestError(
+                f"expected an answer of at most {limit} bytes (LONGTAIL_MAX_ANSWER_BYTES), received a request for "
+                f"about {cost.bytes:.0f}: fewer labels, or columns in `display`, make less",
+                field="k" if similar else "queries",
+            )
+        kind: Kind = "similar" if similar else "embed" if isinstance(search.asked, ToEmbed) else "retrieve"
+        return await self._counted(self.queue.submit(BatchKey(retriever, kind, preview), search, cost, client.get()))
 
     async def embed(self, retriever: Retriever, asked: ToEmbed) -> list[bytes]:
-        """Vectors, JSON each, from a batch that others may share; raises as `search`, and as `Retriever.embed`."""
-        client = self._lane(asking.get())
-        self.admission.charge(asked.count)
-        vectors = await self._counted(lambda: self.pool.submit(self._runner, retriever, asked, client))
-        assert isinstance(vectors, list)
-        return vectors
+        """Return vectors as JSON, from a batch that others may share; raises as `submit`."""
+        return await self.submit(retriever, Search(asked), preview=True)
 
     def change_labels(self, change: Callable[[Retriever], Sequence[LabelRecord]]) -> str:
         """Record label changes; they are on disk, and in every answer of this worker, when this returns.
@@ -341,48 +342,38 @@ class Service:
             raise StorageError("expected figures that can be read, found none; the log says why not") from error
 
     async def write(self, work: Callable[[], Result]) -> Result:
-        """Record feedback, in a thread that no search waits for; raises as `BoundedExecutor.run`."""
-        return await self._counted(lambda: self._writer.run(work))
+        """Record feedback, in a thread that no search waits for."""
+        return await self._counted(self._writer.run(work))
 
     async def change(self, work: Callable[[], Result]) -> Result:
-        """Change labels, in a thread that no search and no feedback waits for, nor it for them; raises as
-        `BoundedExecutor.run`.
-        """
-        return await self._counted(lambda: self._changer.run(work))
+        """Change labels, in a thread that neither searches nor feedback wait for."""
+        return await self._counted(self._changer.run(work))
 
     async def read(self, work: Callable[[], Result]) -> Result:
-        """Read figures, in a thread that neither searches nor writes wait for; raises as `BoundedExecutor.run`."""
-        return await self._counted(lambda: self._reader.run(work))
+        """Read figures, in a thread that neither searches nor writes wait for."""
+        return await self._counted(self._reader.run(work))
 
-    async def _counted(self, begin: Callable[[], Awaitable[Result]]) -> Result:
-        """The result of what is begun; counts it if there was no room for it, or not enough time, and lets go of it if
-        its client has hung up.
-        """
+    async def _counted(self, result: Awaitable[Result]) -> Result:
+        """Wait for a result; count it if there is no room or time for it."""
         try:
-            return await begin()
-        except QueueFullError as error:
-            await self.admission.shed(error)
+            return await result
+        except QueueFullError:
+            self.monitoring.count_shed()
+            await asyncio.sleep(_REFUSAL_SECONDS)
+            raise
         except TimedOutError:
             self.monitoring.metrics.count_timeout()
             raise
-        except CancelledError:
-            self.pool.batcher.drop_left()
-            raise
 
     def close(self) -> None:
-        """End the threads and close the files; of services that share a pool, that which made it is closed first."""
-        if self._closes_pool:
-            self.pool.close()
+        """End the threads and close the files."""
+        self.queue.close()
         self._writer.close()
         self._changer.close()
         self._reader.close()
         self.mirror.close()
         self._changes.close()
         self.monitoring.figures.close()
-
-    def _lane(self, client: str) -> str | Lane:
-        """Whose work a client's is in the queue."""
-        return client if self._model is None else Lane(client, self._model)
 
     def _read_changes(self) -> None:
         staged = self.mirror.staged

@@ -116,7 +116,7 @@ def _application(
     else:
         disk = StateDisk(settings.state_directory)
         metrics = Metrics([route.path for route in routes], [figures, seat, disk], model)
-        service = Service(settings, Monitoring(metrics, figures, seat), first.state.service.pool, model)
+        service = Service(settings, Monitoring(metrics, figures, seat))
     app = Application(
         title="Longtail" if first is None else f"Longtail: {model}",
         version=_version(),

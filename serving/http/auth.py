@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from urllib.parse import urlsplit
@@ -12,7 +13,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from longtail.bundle.errors import describe
-from longtail.serving.core.quotas import asking, tenant_of_address
+from longtail.serving.core.queue import client
 from longtail.serving.errors import ForbiddenError, ServingError, UnauthenticatedError
 from longtail.serving.http.head import head_of
 from longtail.serving.http.responses import serving_error
@@ -101,7 +102,7 @@ class AuthMiddleware:
         api, admin = self._keys.sets
         if not (api or admin):
             state["admin"] = state["may_ask"] = True
-            asking.set(tenant_of_address((scope.get("client") or ("",))[0]))
+            client.set(_client_of((scope.get("client") or ("",))[0]))
             origin, host = head.get(b"origin"), head.get(b"host")
             if self._insecure:
                 return None
@@ -117,7 +118,7 @@ class AuthMiddleware:
                 )
             return None
         key = _key(head)
-        asking.set(_fingerprint(key))
+        client.set(_fingerprint(key))
         state["admin"] = admin.has(key)
         state["may_ask"] = state["admin"] or api.has(key)
         if state["may_ask"] or _is_open(scope["path"]):
@@ -126,6 +127,18 @@ class AuthMiddleware:
             "expected a key of this service in Authorization: Bearer or X-API-Key, received "
             + ("another one" if key else "none")
         )
+
+
+@lru_cache(maxsize=1024)
+def _client_of(address: str) -> str:
+    """Return the client that an address stands for: of IPv6 its /64, all of which one client has."""
+    try:
+        ip = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    if ip.version == 4 or ip.ipv4_mapped:
+        return str(ip if ip.version == 4 else ip.ipv4_mapped)
+    return str(ipaddress.ip_network((int(ip) >> 64 << 64, 64)))
 
 
 @lru_cache(maxsize=64)
@@ -160,7 +173,7 @@ def _key(head: Mapping[bytes, bytes]) -> str:
 
 
 def _fingerprint(key: str) -> str:
-    """What tells keys apart, in the audit log and for quotas."""
+    """What tells keys apart, in the audit log and in the queue."""
     return _digest(key).hex()[:_FINGERPRINT]
 
 

@@ -68,7 +68,7 @@ async def pack(start: Message, body: Message, accept_encoding: bytes | None, ser
     if len(content) < _OFF_LOOP_BYTES:
         packed: bytes | None = compress(content, coding)
     else:
-        packed = await service.pool.pack(lambda: compress(content, coding))
+        packed = await service.read(lambda: compress(content, coding))
     if packed is not None and len(packed) < len(content):
         body["body"] = packed
         start["headers"] = [(name, value) for name, value in start["headers"] if name != _LENGTH]

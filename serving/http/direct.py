@@ -40,7 +40,6 @@ class DirectRoute(APIRoute):
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             service: Service = scope["app"].state.service
-            await service.admission.enter()
             state = scope["state"]
             state[SEARCHING] = asyncio.current_task()
             try:
@@ -51,7 +50,6 @@ class DirectRoute(APIRoute):
                 raise ClientDisconnect from None
             finally:
                 state.pop(SEARCHING, None)
-                service.admission.leave()
             length = str(len(content)).encode()
             headers = [(b"content-length", length), (b"content-type", b"application/json")]
             await send({"type": "http.response.start", "status": 200, "headers": headers})

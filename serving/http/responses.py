@@ -22,7 +22,6 @@ from longtail.serving.errors import (
     NoLabelTowerError,
     NotReadyError,
     QueueFullError,
-    QuotaExceededError,
     RefusedReleaseError,
     ServingError,
     StorageError,
@@ -48,7 +47,6 @@ _ERRORS: dict[type[ServingError], tuple[HTTPStatus, str, dict[str, str]]] = {
     InvalidRequestError: (HTTPStatus.UNPROCESSABLE_ENTITY, "invalid_request", {}),
     NoLabelTowerError: (HTTPStatus.UNPROCESSABLE_ENTITY, "no_label_tower", {}),
     QueueFullError: (HTTPStatus.TOO_MANY_REQUESTS, "queue_full", {"Retry-After": "1"}),
-    QuotaExceededError: (HTTPStatus.TOO_MANY_REQUESTS, "quota", {}),
     TimedOutError: (HTTPStatus.SERVICE_UNAVAILABLE, "timeout", {"Retry-After": "1"}),
     EngineError: (HTTPStatus.SERVICE_UNAVAILABLE, "engine", {}),
     StorageError: (HTTPStatus.SERVICE_UNAVAILABLE, "storage", {"Retry-After": "10"}),
@@ -76,10 +74,8 @@ def request_id(request: Request) -> str:
 def serving_error(id_: str, error: ServingError) -> Response:
     """The answer to an error of the service's own."""
     status, kind, headers = _ERRORS[type(error)]
-    if isinstance(error, QuotaExceededError | EngineError):
+    if isinstance(error, EngineError):
         headers = {"Retry-After": str(min(_LONGEST_WAIT, max(1, ceil(error.seconds))))}
-    if isinstance(error, QuotaExceededError):
-        kind = error.quota
     response = error_response(id_, status, kind, error.message, error.field)
     response.headers.update(headers)
     return response

@@ -24,7 +24,6 @@ from longtail.serving.monitoring.records import (
     ArmAnswer,
     LeftOut,
     ShadowPair,
-    join_batches,
 )
 
 __all__ = [
@@ -42,6 +41,5 @@ __all__ = [
     "ShadowPair",
     "experiments_json",
     "feedback_of",
-    "join_batches",
     "measure_baseline",
 ]

@@ -33,8 +33,6 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 UNKNOWN_ROUTE = "unmatched"
 MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 """Environment variable that names the directory of the mapped files; prometheus_client reads it when imported."""
-QUOTAS = ("quota_requests", "quota_labels", "quota_searches")
-"""Settings that bound what one client may ask for."""
 _STATUS_CLASSES = ("2xx", "3xx", "4xx", "5xx")
 _STAGES = ("queue", "encode", "search", "answer")
 _SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
@@ -148,10 +146,6 @@ class Metrics:
             "longtail_queue_depth", "Queries that wait for a search.", multiprocess_mode="livesum", registry=counted
         )  # fmt: skip
         shed = Counter("longtail_shed", "Requests refused because the queue was full (429).", named, registry=counted)
-        over_quota = Counter(
-            "longtail_over_quota", "Requests refused because their client had used up a quota (429).",
-            ["quota", *named], registry=counted,
-        )  # fmt: skip
         timeouts = Counter(
             "longtail_timeouts", "Requests given up because no answer was there in time.", named, registry=counted
         )
@@ -180,7 +174,6 @@ class Metrics:
         self._of_bucket = [exposures.labels(bucket, *own) for bucket in BUCKET_NAMES]
         self._explored_of_bucket = [explored.labels(bucket, *own) for bucket in BUCKET_NAMES]
         self._of_list = {ids: unknown.labels(ids, *own) for ids in ("exclude", "allow")}
-        self._of_quota = {quota: over_quota.labels(quota, *own) for quota in QUOTAS}
         self._release = _ReleaseInfo()
         self._shown = self._registry(counted, others)
 
@@ -237,10 +230,6 @@ class Metrics:
     def count_shed(self) -> None:
         """Count a request that found a queue full."""
         self._shed.inc()
-
-    def count_over_quota(self, quota: str) -> None:
-        """Count a request of a client that had used up one of `QUOTAS`."""
-        self._of_quota[quota].inc()
 
     def count_timeout(self) -> None:
         """Count a request that had no answer in time."""

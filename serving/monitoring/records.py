@@ -5,12 +5,10 @@ Legend: `B` queries, `N` answered labels of all queries, `L` labels of the relea
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate, repeat
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -88,50 +86,6 @@ class AnsweredBatch:
     def exposures(self) -> Int64:
         """How many of the N labels are head, torso, tail and new, int64 [4]."""
         return np.bincount(self.buckets_N, minlength=len(BUCKET_NAMES))
-
-
-def join_batches(parts: Sequence[AnsweredBatch]) -> AnsweredBatch:
-    """Batches that one release answered as one, their queries one after the other; there is one at least."""
-    if len(parts) == 1:
-        return parts[0]
-    starts = [0, *accumulate(len(part.rows_N) for part in parts)]
-    explored: Counter[int] = Counter()
-    for part in parts:
-        if part.explored:
-            explored.update(part.explored)
-    propensities_N = None
-    if any(part.propensities_N is not None for part in parts):
-        propensities_N = np.concatenate(
-            [
-                np.ones(len(part.rows_N), np.float32) if part.propensities_N is None else part.propensities_N
-                for part in parts
-            ]
-        )
-
-    def of_queries(name: str) -> list[Any] | None:
-        """A column that may be None, of some parts or of all."""
-        if all(getattr(part, name) is None for part in parts):
-            return None
-        return [value for part in parts for value in getattr(part, name) or repeat(None, len(part.ends_B))]
-
-    return AnsweredBatch(
-        release=parts[0].release,
-        answer_ids=[id_ for part in parts for id_ in part.answer_ids],
-        places=[place for part in parts for place in part.places],
-        bias_removal_B=np.concatenate([part.bias_removal_B for part in parts]),
-        popularity_B=np.concatenate([part.popularity_B for part in parts]),
-        fingerprints_N=np.concatenate([part.fingerprints_N for part in parts]),
-        rows_N=np.concatenate([part.rows_N for part in parts]),
-        scores_N=np.concatenate([part.scores_N for part in parts]),
-        ends_B=[start + end for part, start in zip(parts, starts, strict=False) for end in part.ends_B],
-        buckets_N=np.concatenate([part.buckets_N for part in parts]),
-        counts_N=np.concatenate([part.counts_N for part in parts]),
-        propensities_N=propensities_N,
-        explored=explored,
-        features_B=of_queries("features_B"),
-        request_ids=of_queries("request_ids"),
-        arms_B=of_queries("arms_B"),
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,12 +55,10 @@ async def labels(request: Request) -> Response:
     Whatever is added, hidden or swapped between two pages, a label that is there all the while comes exactly once.
     """
     service = service_of(request)
-    await service.admission.enter(search=False)
     asked = read_parameters(request, LabelListing)
     limits.check_listing(asked, service.settings)
     retriever = service.retriever()
     page = await service.read(lambda: retriever.list_labels(asked))
-    service.admission.charge(len(page.labels))
     answer = {"labels": page.labels, "next_cursor": page.next_cursor, "release": retriever.name}
     return json_response(to_json(answer, request_id(request)))
 

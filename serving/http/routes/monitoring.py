@@ -25,7 +25,6 @@ router = APIRouter(tags=["figures"])
 async def feedback(request: Request) -> Response:
     """Say what was chosen, after an answer (by its id) or without one (with an idempotency key): safe to send again."""
     service = service_of(request)
-    await service.admission.enter(search=False, labels=False)
     body = await read_body(request.scope, request.receive, FeedbackRequest, service.settings)
     limits.check_feedback(body, service.settings, lambda id_: service.retriever().knows(id_))
     accepted = await service.write(lambda: service.record_feedback(body.events))

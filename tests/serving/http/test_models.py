@@ -301,24 +301,6 @@ def test_keys_are_the_same_for_all_and_change_for_all(tmp_path: Path) -> None:
         assert app.models["books"].state.service.settings.state_directory == tmp_path / "books/.state"
 
 
-def test_quotas_count_what_is_asked_of_all_models(tmp_path: Path) -> None:
-    with client_of(models_app(tmp_path, quota_requests=0.001)) as client:
-        assert client.post("/v1/models/books/retrieve", json=QUERY).status_code == 200
-        assert error(client.post("/v1/retrieve", json=QUERY)) == (429, "quota_requests")
-        assert error(client.post("/v1/models/books/retrieve", json=QUERY)) == (429, "quota_requests")
-        counted = series(client)
-        assert counted['longtail_over_quota_total{quota="quota_requests"}'] == 1
-        assert counted['longtail_over_quota_total{model="books",quota="quota_requests"}'] == 1
-
-
-def test_threads_that_search_and_the_queue_are_the_same(app: Application) -> None:
-    first, books = (model.state.service for model in app.models.values())
-    assert first.pool is books.pool
-    assert len(first.pool.batcher._threads) == 1
-    for service in (first, books):
-        service.close()
-
-
 def test_lines_of_the_log_name_the_model(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.handler.setFormatter(JsonFormatter())
     caplog.set_level(logging.INFO, "longtail")

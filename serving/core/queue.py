@@ -1,0 +1,292 @@
+"""Where requests wait: one bounded queue of searches, answered in batches; and single threads for writes and reads.
+
+An idle service searches at once. While a search runs, the next requests gather, until the window has passed or a batch
+is full: the busier the service, the larger its batches and the less each query costs. Clients take turns, one request
+each. A client may have as many queries, labels and bytes waiting as all clients together leave free [Choudhury and
+Hahne 1998], so one client alone fills half of the queue at most, and another always finds room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from contextvars import ContextVar, copy_context
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Generic, TypeVar
+
+import faiss
+
+from longtail.serving.errors import QueueFullError, TimedOutError
+
+Work = TypeVar("Work")
+Result = TypeVar("Result")
+
+client: ContextVar[str] = ContextVar("client", default="")
+"""The client of the request that this task answers: a key's fingerprint, or an address."""
+_LABELS_PER_QUERY = 64
+"""Labels that a batch may want, for each query it may have; more would keep other clients waiting."""
+
+
+@dataclass(slots=True)
+class Cost:
+    """Cost of one request, or of all that wait.
+
+    Attributes:
+        queries: queries, or vectors to compute.
+        labels: k, or the pool that max_per and mmr choose from, summed over the queries.
+        bytes: size of the answer, estimated.
+    """
+
+    queries: int = 0
+    labels: int = 0
+    bytes: float = 0.0
+
+    def add(self, other: Cost, times: int = 1) -> None:
+        """Add another cost, or with `times=-1` take it off."""
+        self.queries += times * other.queries
+        self.labels += times * other.labels
+        self.bytes += times * other.bytes
+
+
+@dataclass(eq=False, slots=True)
+class _Job(Generic[Work, Result]):
+    key: Hashable
+    work: Work
+    cost: Cost
+    future: asyncio.Future[Result]
+    since: float
+
+
+@dataclass(eq=False, slots=True)
+class _Client(Generic[Work, Result]):
+    jobs: deque[_Job[Work, Result]] = field(default_factory=deque)
+    cost: Cost = field(default_factory=Cost)
+
+
+class SearchQueue(Generic[Work, Result]):
+    """Runs blocking work of many clients in batches, in its own threads.
+
+    Args:
+        run: answers a batch in a thread: the works, all of one key, and the seconds each has waited; returns one result
+            or exception for each.
+        threads: batches at once.
+        window: seconds that a batch may gather while another one runs.
+        max_batch: queries in a batch, unless one request alone has more.
+        limit: of all that waits.
+        timeout: seconds from `submit` to a result.
+        set_depth: called with the queries that wait, after every batch.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[Hashable, Sequence[Work], Sequence[float]], Sequence[Result | Exception]],
+        *,
+        threads: int,
+        window: float,
+        max_batch: int,
+        limit: Cost,
+        timeout: float,
+        set_depth: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self._run = run
+        self._set_depth = set_depth
+        self._window = window
+        self._max_batch = max_batch
+        self._limit = limit
+        self._timeout = timeout
+        self._changed = threading.Condition()
+        self._clients: OrderedDict[str, _Client[Work, Result]] = OrderedDict()
+        self._waiting = Cost()
+        self._running = 0
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=self._answer_batches, name=f"search-{slot}", daemon=True) for slot in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    async def submit(self, key: Hashable, work: Work, cost: Cost, client: str = "") -> Result:
+        """Return the result of a work. If the caller is cancelled, the work is dropped unless it runs already.
+
+        Args:
+            key: works of one batch have equal keys.
+            work: passed to `run`.
+            cost: of the work.
+            client: clients take turns.
+
+        Raises:
+            QueueFullError: names the limit that the work would exceed.
+            TimedOutError: there is no result in time.
+            Exception: the one that `run` returns for this work.
+        """
+        loop = asyncio.get_running_loop()
+        job = _Job[Work, Result](key, work, cost, loop.create_future(), perf_counter())
+        with self._changed:
+            own = self._clients.get(client) or _Client()
+            for name in ("queries", "labels", "bytes"):
+                limit, waits, held, new = (
+                    getattr(cost_, name) for cost_ in (self._limit, self._waiting, own.cost, cost)
+                )
+                if waits and held + new > limit - waits:
+                    raise QueueFullError(
+                        f"expected at most {limit:.0f} {name} waiting, and of one client no more than are free, found "
+                        f"{waits:.0f}, of this client {held:.0f}, and received {new:.0f} more"
+                    )
+            self._clients[client] = own
+            own.jobs.append(job)
+            own.cost.add(cost)
+            self._waiting.add(cost)
+            self._changed.notify()
+        late = loop.call_later(self._timeout, self._time_out, job)
+        try:
+            return await job.future
+        except (asyncio.CancelledError, TimedOutError):
+            with self._changed, suppress(KeyError, ValueError):
+                own = self._clients[client]
+                own.jobs.remove(job)
+                self._remove(client, own, job)
+            raise
+        finally:
+            late.cancel()
+
+    def close(self) -> None:
+        """End the threads once nothing waits."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _time_out(self, job: _Job[Work, Result]) -> None:
+        if not job.future.done():
+            job.future.set_exception(
+                TimedOutError(f"expected an answer within {self._timeout:g} s, found the service too busy")
+            )
+
+    def _answer_batches(self) -> None:
+        """Answer batch after batch: a thread that has finished one does not wait for the event loop."""
+        use_one_openmp_thread()
+        while batch := self._take_batch():
+            now = perf_counter()
+            try:
+                results = self._run(batch[0].key, [job.work for job in batch], [now - job.since for job in batch])
+            # Whatever happens to a batch, its callers learn of it and the next one is answered.
+            except Exception as error:
+                results = [error] * len(batch)
+            with self._changed:
+                self._running -= 1
+                self._changed.notify()
+            self._set_depth(self._waiting.queries)
+            # A loop that is closed has no callers that wait.
+            with suppress(RuntimeError):
+                batch[0].future.get_loop().call_soon_threadsafe(_deliver, batch, results)
+
+    def _take_batch(self) -> list[_Job[Work, Result]]:
+        """Wait for the next batch: one request of each client in turn, all of one key. Empty once closed."""
+        with self._changed:
+            while not self._clients or self._gathers():
+                if not self._clients and self._closed:
+                    return []
+                oldest = min((client.jobs[0].since for client in self._clients.values()), default=None)
+                self._changed.wait(None if oldest is None else max(0.0, oldest + self._window - perf_counter()))
+            self._running += 1
+            batch, queries, labels = list[_Job[Work, Result]](), 0, 0
+            in_turn = deque(self._clients.items())
+            while in_turn and queries < self._max_batch:
+                name, client = in_turn.popleft()
+                job = client.jobs[0]
+                fits = (
+                    queries + job.cost.queries <= self._max_batch
+                    and labels + job.cost.labels <= _LABELS_PER_QUERY * self._max_batch
+                )
+                if batch and not (fits and job.key == batch[0].key):
+                    continue  # It stays before those that are answered now.
+                batch.append(client.jobs.popleft())
+                queries, labels = queries + job.cost.queries, labels + job.cost.labels
+                self._clients.move_to_end(name)
+                self._remove(name, client, job)
+                if client.jobs:
+                    in_turn.append((name, client))
+            return batch
+
+    def _gathers(self) -> bool:
+        """Whether what waits may wait for more: a batch runs, the next is not full and its window has not passed."""
+        if not self._running or self._waiting.queries >= self._max_batch:
+            return False
+        oldest = min(client.jobs[0].since for client in self._clients.values())
+        return perf_counter() - oldest < self._window
+
+    def _remove(self, name: str, client: _Client[Work, Result], job: _Job[Work, Result]) -> None:
+        client.cost.add(job.cost, -1)
+        self._waiting.add(job.cost, -1)
+        if not client.jobs:
+            del self._clients[name]
+
+
+def _deliver(batch: Sequence[_Job[Work, Result]], results: Sequence[Result | Exception]) -> None:
+    """Give the callers their results, in their loop; some may have left."""
+    for job, result in zip(batch, results, strict=True):
+        if job.future.done():
+            continue
+        if isinstance(result, Exception):
+            job.future.set_exception(result)
+        else:
+            job.future.set_result(result)
+
+
+class BoundedExecutor:
+    """Runs blocking work of an event loop's tasks in one thread, with bounds on how much waits and for how long.
+
+    Args:
+        name: of the thread.
+        max_pending: works that wait.
+        timeout: seconds that a caller waits for its result; the work goes on.
+        initializer: called first in the thread.
+    """
+
+    def __init__(
+        self, name: str, *, max_pending: int, timeout: float, initializer: Callable[[], None] | None = None
+    ) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name, initializer=initializer)
+        self._max_pending = max_pending
+        self._timeout = timeout
+        self._waiting = 0
+
+    async def run(self, work: Callable[[], Result]) -> Result:
+        """Return the work's result.
+
+        Raises:
+            QueueFullError: too much waits already.
+            TimedOutError: it takes too long; it is done all the same, unless the process ends.
+        """
+        if self._waiting >= self._max_pending:
+            raise QueueFullError(f"expected at most {self._max_pending} such requests waiting, found as many")
+        self._waiting += 1
+        running = asyncio.get_running_loop().run_in_executor(self._thread, copy_context().run, work)
+        running.add_done_callback(self._done)
+        try:
+            return await asyncio.wait_for(asyncio.shield(running), self._timeout)
+        except TimeoutError:
+            raise TimedOutError(
+                f"expected an answer within {self._timeout:g} s, found the disk or the service too busy; the request "
+                "may still be carried out, and may be sent again"
+            ) from None
+
+    def close(self) -> None:
+        """Finish the work that runs, and end the thread."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def _done(self, running: asyncio.Future[Result]) -> None:
+        self._waiting -= 1
+        if not running.cancelled():
+            running.exception()  # Seen, even if its caller has given up.
+
+
+def use_one_openmp_thread() -> None:
+    """Keep FAISS in the calling thread: OpenMP would start a pool for each thread that searches."""
+    faiss.omp_set_num_threads(1)

@@ -1,0 +1,259 @@
+"""The search queue: which requests share a batch, which wait, which are refused; and the bounded executor."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import pytest
+
+from longtail.serving.core.queue import BoundedExecutor, Cost, SearchQueue
+from longtail.serving.errors import QueueFullError, TimedOutError
+
+LIMIT = Cost(100, 1_000, 10_000)
+
+
+class Gate:
+    """Doubles numbers, batch by batch, while it is open; 13 fails, and a batch of the key `broken` breaks."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+        self.open = threading.Event()
+        self.open.set()
+
+    def run(self, key: Any, works: Sequence[int], waited: Sequence[float]) -> list[int | Exception]:
+        assert len(works) == len(waited)
+        assert min(waited) >= 0
+        self.batches.append(list(works))
+        assert self.open.wait(10)
+        if key == "broken":
+            raise MemoryError("no room")
+        return [ValueError("13") if work == 13 else 2 * work for work in works]
+
+
+@pytest.fixture
+def gate() -> Gate:
+    return Gate()
+
+
+def make_queue(gate: Gate, **changes: Any) -> SearchQueue[int, int]:
+    options = {"threads": 1, "window": 0.0, "max_batch": 8, "limit": LIMIT, "timeout": 5.0} | changes
+    return SearchQueue(gate.run, **options)
+
+
+def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(work())
+
+
+def ask(queue: SearchQueue[int, int], work: int, key: str = "a", queries: int = 1, **more: Any) -> asyncio.Task[int]:
+    client = more.pop("client", "")
+    return asyncio.create_task(queue.submit(key, work, Cost(queries, **more), client))
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+async def busy(queue: SearchQueue[int, int], gate: Gate) -> asyncio.Task[int]:
+    """Start a batch that ends when the gate is opened."""
+    gate.open.clear()
+    task = ask(queue, 0)
+    await until(lambda: gate.batches)
+    return task
+
+
+async def waiting(queue: SearchQueue[int, int], queries: int) -> None:
+    await until(lambda: queue._waiting.queries == queries)
+
+
+def test_closing_answers_what_waits_and_ends_the_threads(gate: Gate) -> None:
+    before = threading.active_count()
+
+    async def work() -> None:
+        queue = make_queue(gate, threads=3)
+        tasks = [await busy(queue, gate), ask(queue, 1)]
+        await asyncio.sleep(0.01)
+        gate.open.set()
+        await asyncio.to_thread(queue.close)
+        assert await asyncio.gather(*tasks) == [0, 2]
+
+    run(work)
+    assert threading.active_count() <= before + 1
+
+
+def test_an_idle_queue_does_not_wait_for_company(gate: Gate) -> None:
+    async def work() -> None:
+        # A window that nobody would sit out: the first starts at once all the same.
+        queue = make_queue(gate, threads=2, window=60.0)
+        assert [await ask(queue, 1), await ask(queue, 2)] == [2, 4]
+
+    run(work)
+    assert gate.batches == [[1], [2]]
+
+
+def test_what_arrives_during_a_search_shares_the_next(gate: Gate) -> None:
+    depths: list[int] = []
+
+    async def work() -> None:
+        queue = make_queue(gate, max_batch=4, set_depth=depths.append)
+        tasks = [await busy(queue, gate), *(ask(queue, number) for number in range(1, 10))]
+        await waiting(queue, 9)
+        gate.open.set()
+        assert await asyncio.gather(*tasks) == [2 * number for number in range(10)]
+
+    run(work)
+    assert gate.batches == [[0], [1, 2, 3, 4], [5, 6, 7, 8], [9]]
+    assert depths == [9, 5, 1, 0]
+
+
+@pytest.mark.parametrize(("window", "max_batch"), [(0.5, 8), (60.0, 3)])
+def test_a_second_thread_gathers_until_the_window_ends_or_its_batch_is_full(
+    gate: Gate, window: float, max_batch: int
+) -> None:
+    async def work() -> None:
+        queue = make_queue(gate, threads=2, window=window, max_batch=max_batch)
+        tasks = [await busy(queue, gate)]
+        for number in (1, 2, 3):
+            assert len(gate.batches) == 1
+            tasks.append(ask(queue, number))
+            await asyncio.sleep(0.005)
+        await until(lambda: len(gate.batches) == 2)
+        gate.open.set()
+        await asyncio.gather(*tasks)
+
+    run(work)
+    assert gate.batches == [[0], [1, 2, 3]]
+
+
+def test_a_batch_has_one_key_and_what_fits_of_each_client_in_turn(gate: Gate) -> None:
+    async def work() -> None:
+        queue = make_queue(gate, max_batch=4)
+        tasks = [await busy(queue, gate)]
+        tasks += [ask(queue, number, client="greedy") for number in (1, 2, 3, 4)]
+        tasks += [ask(queue, 5, key="b", client="other"), ask(queue, 6, queries=9, client="large")]
+        tasks += [ask(queue, 7, client="polite"), ask(queue, 8, client="polite")]
+        await waiting(queue, 16)
+        gate.open.set()
+        await asyncio.gather(*tasks)
+
+    run(work)
+    # What does not fit a batch stays before those that are answered now, and a large request has one of its own.
+    assert gate.batches == [[0], [1, 7, 2, 8], [5], [6], [3, 4]]
+
+
+def test_labels_bound_a_batch_too(gate: Gate) -> None:
+    async def work() -> None:
+        queue = make_queue(gate, max_batch=8)
+        tasks = [await busy(queue, gate), *(ask(queue, number, labels=200) for number in (1, 2, 3))]
+        await waiting(queue, 3)
+        gate.open.set()
+        await asyncio.gather(*tasks)
+
+    run(work)
+    assert gate.batches == [[0], [1, 2], [3]]
+
+
+@pytest.mark.parametrize(
+    ("cost", "named"),
+    [({"queries": 60}, "100 queries"), ({"labels": 600}, "1000 labels"), ({"bytes": 6_000}, "10000 b")],
+)
+def test_a_client_may_have_as_much_waiting_as_is_free_and_another_finds_room(
+    gate: Gate, cost: dict[str, Any], named: str
+) -> None:
+    half = {name: value // 2 for name, value in cost.items()}
+
+    async def work() -> None:
+        queue = make_queue(gate)
+        tasks = [await busy(queue, gate), ask(queue, 1, client="greedy", **cost)]
+        await asyncio.sleep(0.01)
+        with pytest.raises(QueueFullError, match=f"expected at most {named}"):
+            await ask(queue, 2, client="greedy", **half)
+        tasks.append(ask(queue, 3, client="polite", **half))
+        await asyncio.sleep(0.01)
+        with pytest.raises(QueueFullError):
+            await ask(queue, 4, client="polite", **half)
+        gate.open.set()
+        assert await asyncio.gather(*tasks) == [0, 2, 6]
+        # A request alone is answered, however large it is.
+        assert await ask(queue, 5, labels=9_999) == 10
+
+    run(work)
+
+
+def test_a_failure_is_one_works_own_and_a_broken_batch_its_works(gate: Gate) -> None:
+    async def work() -> None:
+        queue = make_queue(gate)
+        tasks = [await busy(queue, gate), *(ask(queue, number) for number in (12, 13, 14)), ask(queue, 1, "broken")]
+        await waiting(queue, 4)
+        gate.open.set()
+        done = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [str(each) for each in done] == ["0", "24", "13", "28", "no room"]
+        assert await ask(queue, 2) == 4
+
+    run(work)
+
+
+def test_the_timeout_ends_for_what_waits_and_for_what_runs(gate: Gate) -> None:
+    async def work() -> None:
+        queue = make_queue(gate, timeout=0.1)
+        done = await asyncio.gather(await busy(queue, gate), ask(queue, 1), return_exceptions=True)
+        assert [type(each) for each in done] == [TimedOutError, TimedOutError]
+        assert queue._waiting == Cost()
+        gate.open.set()
+        assert await ask(queue, 2) == 4
+
+    run(work)
+    assert gate.batches == [[0], [2]]
+
+
+def test_the_works_of_cancelled_callers_are_dropped_and_disturb_no_batch(gate: Gate) -> None:
+    async def work() -> None:
+        queue = make_queue(gate, max_batch=2)
+        tasks = [await busy(queue, gate), *(ask(queue, number) for number in (1, 2, 3, 4))]
+        await waiting(queue, 4)
+        for left in (tasks[0], tasks[1], tasks[3]):
+            left.cancel()
+        await waiting(queue, 2)
+        gate.open.set()
+        assert await asyncio.gather(tasks[2], tasks[4]) == [4, 8]
+
+    run(work)
+    assert gate.batches == [[0], [2, 4]]
+
+
+def test_results_errors_and_the_request_are_the_callers_own() -> None:
+    request: ContextVar[str] = ContextVar("request")
+
+    async def work() -> None:
+        executor = BoundedExecutor("test", max_pending=4, timeout=5)
+        results = await asyncio.gather(*(executor.run(lambda n=n: 6 / n) for n in (1, 2, 0, 3)), return_exceptions=True)
+        assert [str(result) for result in results] == ["6.0", "3.0", "division by zero", "2.0"]
+        request.set("r-1")
+        assert await executor.run(request.get) == "r-1"
+        executor.close()
+
+    run(work)
+
+
+def test_too_much_is_refused_and_too_long_is_given_up_but_done() -> None:
+    gate, done = threading.Event(), []
+
+    async def work() -> None:
+        executor = BoundedExecutor("test", max_pending=2, timeout=0.1)
+        slow = [executor.run(lambda: done.append(gate.wait(10))), executor.run(lambda: done.append(True))]
+        tasks = [asyncio.create_task(each) for each in slow]
+        await asyncio.sleep(0)
+        with pytest.raises(QueueFullError, match="expected at most 2"):
+            await executor.run(lambda: None)
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [TimedOutError, TimedOutError]
+        gate.set()
+        await until(lambda: len(done) == 2)
+        assert await executor.run(lambda: "again") == "again"
+        executor.close()
+
+    run(work)
