@@ -46,14 +46,12 @@ docs: $(DOCS_VENV)/.installed  ## The site, into build/docs: warnings are errors
 bench: $(VENV)/.installed $(TFRS_VENV)/.installed  ## The tables of benchmarks/RESULTS.md that need no data set.
 	$(VENV)/bin/python -m benchmarks.step_cost --tfrs-python $(TFRS_VENV)/bin/python
 	$(VENV)/bin/python -m benchmarks.index_recall
-	$(VENV)/bin/python -m benchmarks.service_start
+	$(VENV)/bin/python -m benchmarks.service_resources
 	$(VENV)/bin/python -m benchmarks.service_load
-	$(VENV)/bin/python -m benchmarks.live_monitoring
 	$(VENV)/bin/python -m benchmarks.filter_cost
 	$(VENV)/bin/python -m benchmarks.tree_fit
 	$(VENV)/bin/python -m benchmarks.evaluation_cost
 	$(VENV)/bin/python -m benchmarks.index_update
-	$(VENV)/bin/python -m benchmarks.added_labels
 
 bench-peers: $(PEERS_VENV)/.installed  ## The index beside other libraries of vector search; LABELS=300000.
 	$(PEERS_VENV)/bin/python -m benchmarks.index_peers --labels $(or $(LABELS),100000)

@@ -27,8 +27,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from benchmarks.batch_cost import gigabytes
-
 FILE_ROWS = 10_000_000
 _RECIPE = """
 name = "large-logs"
@@ -113,7 +111,7 @@ def measured(stage: str, folder: Path) -> tuple[float, float]:
     def watch() -> None:
         nonlocal most
         while not ended.wait(0.05):
-            most = max(most, gigabytes("RssAnon"))
+            most = max(most, own_gigabytes())
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -151,6 +149,12 @@ def main() -> None:
     finally:
         if arguments.dir is None:
             shutil.rmtree(folder)
+
+
+def own_gigabytes() -> float:
+    """Return the memory of this process that no file backs."""
+    (line,) = [each for each in Path("/proc/self/status").read_text().splitlines() if each.startswith("RssAnon:")]
+    return int(line.split()[1]) * 1024 / 1e9
 
 
 def size_of(folder: Path) -> float:

@@ -23,13 +23,15 @@ from longtail.trainer.config import Recipe
 from tests.trainer import tiny
 from tests.trainer.conftest import KERAS_VARIABLES_PREDATE_NUMPY_2
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
-COMMANDS = sorted(set(re.findall(r"(?m)^ *(longtail-(?:train|index|serve) [^\n`]+)$|`(longtail-[^`]+)`", README)))
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+GUIDES = README + "".join((ROOT / "docs" / f"{page}.md").read_text() for page in ("start", "losses", "production"))
+COMMANDS = sorted(set(re.findall(r"(?m)^ *(longtail-(?:train|index|serve) [^\n`&]+)$|`(longtail-[^`]+)`", GUIDES)))
 APPS = {"longtail-train": train_app, "longtail-index": index_app, "longtail-serve": serve_app}
 
 
-def blocks(language: str) -> list[str]:
-    found = re.findall(rf"(?ms)^( *)```{language}\n(.*?)^ *```", README)
+def blocks(language: str, text: str = README) -> list[str]:
+    found = re.findall(rf"(?ms)^( *)```{language}\n(.*?)^ *```", text)
     return [re.sub(rf"(?m)^{indent}", "", body) for indent, body in found]
 
 
@@ -46,7 +48,7 @@ def test_command_parses(line: str) -> None:
 
 
 def test_recipe_is_valid() -> None:
-    recipe, _ = blocks("toml")
+    (recipe,) = blocks("toml")
     tree = tomllib.loads(recipe)
     assert Recipe.model_validate(tree).name == "shop"
     tree["data"]["typo"] = 1
@@ -55,7 +57,7 @@ def test_recipe_is_valid() -> None:
 
 
 def test_promise_is_valid() -> None:
-    _, promise = blocks("toml")
+    (promise,) = blocks("toml", (ROOT / "docs" / "production.md").read_text())
     assert BucketFloors.model_validate(tomllib.loads(promise)).floors == {"tail": 0.02}
 
 
@@ -66,9 +68,16 @@ def test_client_code_compiles_and_names_what_is_there() -> None:
         assert hasattr(client.Client, name)
 
 
-def test_request_is_valid() -> None:
+def test_request_is_valid_and_fits_the_recipe() -> None:
     (request,) = re.findall(r"-d '(\{.*?\})'", README, flags=re.DOTALL)
-    assert RetrieveRequest.model_validate_json(json.dumps(json.loads(request))).queries[0].k == 10
+    (query,) = RetrieveRequest.model_validate_json(json.dumps(json.loads(request))).queries
+    recipe = Recipe.model_validate(tomllib.loads(blocks("toml")[0]))
+    assert set(query.features) == {feature.name for feature in recipe.query.features}
+    assert {*json.loads(request)["queries"][0]["filter"], *query.max_per} <= set(recipe.data.display)
+
+
+def test_the_readme_is_read_in_five_minutes() -> None:
+    assert len(README.split()) <= 1_200
 
 
 def test_tree_names_what_is_there() -> None:
@@ -76,11 +85,11 @@ def test_tree_names_what_is_there() -> None:
     names = re.findall(r"(?m)^(\w[\w.]*)/? ", "bundle/" + tree)
     assert len(names) >= 8
     for name in names:
-        assert (Path(__file__).parent.parent / name).exists(), name
+        assert (ROOT / name).exists(), name
 
 
 def test_make_targets_exist() -> None:
-    makefile = (Path(__file__).parent.parent / "Makefile").read_text()
+    makefile = (ROOT / "Makefile").read_text()
     targets = set(re.findall(r"\bmake ([a-z]+)", README))
     assert {"demo", "test"} <= targets
     for target in targets:

@@ -63,11 +63,12 @@ def main(
                 console.print(f"{study.name}: out of time; the same command goes on.")
                 raise typer.Exit(75) from None
     if parts == 1:
+        from benchmarks.seeds.findings import values_read
         from benchmarks.seeds.report import write
 
         if not quick:
             for study in chosen:
-                store.pack(study)
+                store.pack(study, values_read(study, list(store.records(study).values())))
         write(known, store, root.parent, printed=quick)
 
 

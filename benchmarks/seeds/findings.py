@@ -8,7 +8,8 @@ Legend: `S` seeds, `N` test queries, `G` resamples.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -87,21 +88,39 @@ def estimate_of(finding: Finding, records: Sequence[Record]) -> Estimate | None:
 
 def learns(study: Study, records: Sequence[Record]) -> bool:
     """Whether the full loss is ahead of popularity, without which a study tells methods apart by nothing."""
-    ahead = Finding("", "", study.name, FULL, POPULARITY, study.compare[0], study.shown_at)
-    estimate = estimate_of(ahead, records)
+    estimate = estimate_of(_ahead(study), records)
     return estimate is not None and estimate.low > 0
 
 
-def _values(finding: Finding, records: Sequence[Record], seconds: float | None = None) -> Float64 | None:
-    """Contributions of every query under every seed, float64 [S, N]; at the last moment within `seconds`, if given."""
-    packed = []
+def _ahead(study: Study) -> Finding:
+    return Finding("", "", study.name, FULL, POPULARITY, study.compare[0], study.shown_at)
+
+
+def values_read(study: Study, records: Sequence[Record]) -> dict[str, set[str]]:
+    """Return which values findings read of a study's records, by record key."""
+    read = defaultdict[str, set[str]](set)
+    for finding in [_ahead(study), *(it for it in findings() if it.study == study.name)]:
+        better, worse = (by_every_seed(method, records) for method in (finding.better, finding.worse))
+        limit = float(np.mean([it.seconds for it in better])) if finding.in_time and better else None
+        for record, key in [*_keys(finding, better), *_keys(finding, worse, limit)]:
+            read[record.key].add(key)
+    return read
+
+
+def _keys(finding: Finding, records: Sequence[Record], seconds: float | None = None) -> Iterator[tuple[Record, str]]:
+    """Yield each record with the key of the values a finding reads; at the last moment within `seconds`, if given."""
     for it in records:
-        at = {"trained": 0.0, "chosen": it.bias_removal, "removed": it.likely_at}[finding.at]
-        key = f"{finding.metric}@{at:g}"
-        if seconds is not None:
+        if seconds is None:
+            at = {"trained": 0.0, "chosen": it.bias_removal, "removed": it.likely_at}[finding.at]
+            yield it, f"{finding.metric}@{at:g}"
+        else:
             inside = [moment for moment, at in enumerate(it.curve) if at["seconds"] <= seconds]
-            key = f"{finding.metric}#{inside[-1] if inside else 0}"
-        packed.append(it.values.get(key))
+            yield it, f"{finding.metric}#{inside[-1] if inside else 0}"
+
+
+def _values(finding: Finding, records: Sequence[Record], seconds: float | None = None) -> Float64 | None:
+    """Return contributions of every query under every seed, float64 [S, N]; None if one was not kept."""
+    packed = [it.values.get(key) for it, key in _keys(finding, records, seconds)]
     return None if None in packed else np.stack([unpack_values(text) for text in packed if text])
 
 

@@ -1,4 +1,4 @@
-"""What was measured: one record a run, in small files while it runs, packed into one file a study to be committed."""
+"""Records of runs: a small file each while a study runs, one compressed table a study to be committed."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import base64
 import hashlib
 import json
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from benchmarks.seeds.study import POPULARITY, SEEDS, Method, Study
 from longtail.bundle import replace_file
@@ -31,8 +32,8 @@ class Record:
         seconds: of CPU, training and tree.
         labels, pairs: sizes of what was trained on.
         test: metrics on test by λ, {} where the run was only tuned by.
-        values: `metric@λ` → contributions of every test query, packed; their mean is the metric. Of a timed study
-            also `metric#i` at moment i of the curve, at the chosen λ.
+        values: `metric@λ` → contributions of every test query, packed; their mean is the metric. A timed study adds
+            `metric#i` at moment i of the curve, at the chosen λ.
         curve: of a timed study, CPU seconds and metrics on test along the way, at the chosen λ.
     """
 
@@ -82,16 +83,19 @@ class Store:
 
     Args:
         fresh: folder of one file a run, which processes may share.
-        packed: folder of one file a study.
+        packed: folder of one table a study.
     """
 
     def __init__(self, fresh: Path, packed: Path) -> None:
         self.fresh, self.packed = fresh, packed
 
     def records(self, study: Study) -> dict[str, Record]:
-        """All records of a study as it is described now, by key."""
-        path = self.packed / f"{study.name}.json"
-        found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+        """Return the records of a study as it is described now, by key."""
+        path = self.packed / f"{study.name}.parquet"
+        rows = pq.read_table(path).to_pylist(maps_as_pydicts="strict") if path.exists() else []
+        found = [
+            json.loads(row["record"]) | {"values": {at: _text(v) for at, v in row["values"].items()}} for row in rows
+        ]
         found += [
             json.loads(path.read_text(encoding="utf-8")) for path in sorted((self.fresh / study.name).glob("*.json"))
         ]
@@ -106,13 +110,25 @@ class Store:
         name = hashlib.sha256(record.key.encode()).hexdigest()[:16]
         replace_file(folder / f"{name}.json", json.dumps(asdict(record)).encode())
 
-    def pack(self, study: Study) -> None:
-        """Write all records of a study into one file."""
-        records = [asdict(it) for _, it in sorted(self.records(study).items())]
-        if records:
-            self.packed.mkdir(parents=True, exist_ok=True)
-            text = "[\n" + ",\n".join(json.dumps(it) for it in records) + "\n]\n"
-            replace_file(self.packed / f"{study.name}.json", text.encode())
+    def pack(self, study: Study, read: Mapping[str, Set[str]]) -> None:
+        """Write all records of a study into one table, with the values that findings `read`, by record."""
+        records = [it for _, it in sorted(self.records(study).items())]
+        if not records:
+            return
+        self.packed.mkdir(parents=True, exist_ok=True)
+        rows = [
+            {
+                "record": json.dumps(asdict(it) | {"values": {}}),
+                "values": [(at, _bytes(text)) for at, text in sorted(it.values.items()) if at in read.get(it.key, ())],
+            }
+            for it in records
+        ]
+        schema = pa.schema([("record", pa.string()), ("values", pa.map_(pa.string(), pa.binary()))])
+        table = pa.Table.from_pylist(rows, schema)
+        pq.write_table(
+            table, self.packed / f"{study.name}.parquet", compression="zstd", compression_level=22,
+            use_dictionary=False, data_page_size=1 << 24,
+        )  # fmt: skip
 
     def overlaps(self) -> dict[str, float]:
         """2 Σ_y α_xy of [BM20 eq. 16] by noise, {} before it was measured."""
@@ -126,10 +142,18 @@ class Store:
 
 
 def pack_values(values_N: Float64) -> str:
-    """Float16 values of every query as text."""
-    return base64.b85encode(zlib.compress(values_N.astype(np.float16).tobytes(), 9)).decode()
+    """Return float16 values of every query as text."""
+    return _text(values_N.astype(np.float16).tobytes())
 
 
 def unpack_values(text: str) -> Float64:
-    """The values again, float64 [N]."""
-    return np.frombuffer(zlib.decompress(base64.b85decode(text)), np.float16).astype(np.float64)
+    """Return packed values, float64 [N]."""
+    return np.frombuffer(_bytes(text), np.float16).astype(np.float64)
+
+
+def _text(values: bytes) -> str:
+    return base64.b85encode(zlib.compress(values, 9)).decode()
+
+
+def _bytes(text: str) -> bytes:
+    return zlib.decompress(base64.b85decode(text))
