@@ -39,6 +39,7 @@ def main() -> None:
         run("longtail-train", "data", "movielens-100k", "--out", DATA)
     shutil.rmtree(RUN, ignore_errors=True)
     run("longtail-train", "fit", DATA / "recipe.toml", "--out", RUN)
+    show_dial()
     run("longtail-index", "build", RUN, "--releases", RELEASES, "--publish")
     step("longtail-serve", "run", RELEASES, "--port", options.port)
     service = subprocess.Popen(
@@ -88,9 +89,7 @@ def wait_until_ready(url: str, service: subprocess.Popen[bytes]) -> None:
     """Wait until the service answers /readyz with 200; ends the demo if it died."""
     while True:
         if service.poll() is not None:
-            sys.exit(
-                f"longtail-serve: expected a running service, found exit code {service.returncode}; is the port taken?"
-            )
+            sys.exit(f"longtail-serve ended with exit code {service.returncode}: is the port taken? Use --port.")
         try:
             urllib.request.urlopen(f"{url}/readyz", timeout=5).close()
         except (urllib.error.URLError, TimeoutError):
@@ -99,19 +98,37 @@ def wait_until_ready(url: str, service: subprocess.Popen[bytes]) -> None:
             return
 
 
+def show_dial() -> None:
+    """Print what each bucket gets along the dial, from the bundle's own evaluation."""
+    manifest = json.loads((RUN / "manifest.json").read_text(encoding="utf-8"))
+    points = {point["bias_removal"]: point["metrics"] for point in manifest["bias_removal"]["curve"]}
+    split = manifest["bias_removal"]["curve_split"]
+    columns = ["λ", "recall@20", "torso", "tail", "slots of the tail", "films ever shown"]
+    table = Table(*(Column(name, justify="right") for name in columns), title=f"What each bucket gets ({split})")
+    for dial, metrics in sorted(points.items()):
+        if dial not in (0.0, 0.5, 1.0):
+            continue
+        values = [metrics[name]["value"] for name in ("recall@20", "recall@20/torso", "recall@20/tail")]
+        shares = [metrics[name]["value"] for name in ("exposure@20/tail", "coverage@20")]
+        table.add_row(f"{dial:g}", *(f"{value:.3f}" for value in values), *(f"{share:.0%}" for share in shares))
+    console.print()
+    console.print(table)
+    console.print("One model, one index: every request turns λ between the tail and the head.")
+
+
 def show_queries(url: str) -> None:
-    """Ask for a known user and for someone who just watched three films, each at two settings of the dial."""
+    """Query for a known user and for someone who just watched two films, each at two settings of the dial."""
     labels = pq.read_table(RUN / "labels.parquet", columns=["label_id", "title"])
     id_of = dict(zip(labels["title"].to_pylist(), labels["label_id"].to_pylist(), strict=True))
     interactions = pq.read_table(DATA / "interactions.parquet", filters=[("user_id", "=", int(USER))])
     seen = [str(item) for item in interactions.sort_by("timestamp")["item_id"].to_pylist()]
-    ask(url, f"User {USER}, who has rated {len(seen)} films", {"user_id": USER, "history": seen}, exclude=seen)
+    query(url, f"User {USER}, who has rated {len(seen)} films", {"user_id": USER, "history": seen}, exclude=seen)
     watched = [id_of[title] for title in JUST_WATCHED]
-    ask(url, f"Someone new who just watched {', '.join(JUST_WATCHED)}", {"history": watched}, exclude=watched)
+    query(url, f"Someone new who just watched {', '.join(JUST_WATCHED)}", {"history": watched}, exclude=watched)
 
 
-def ask(url: str, who: str, features: dict[str, Any], *, exclude: list[str]) -> None:
-    """One request with the dial at two settings, printed one below the other."""
+def query(url: str, who: str, features: dict[str, Any], *, exclude: list[str]) -> None:
+    """Print the answers to one request with the dial at two settings."""
     queries = [{"features": features, "k": 6, "exclude": exclude, "bias_removal": dial} for dial in DIAL]
     answer = post(f"{url}/v1/retrieve", {"queries": queries})
     console.print(f"\n[bold]{who}[/]")
