@@ -48,8 +48,6 @@ bench: $(VENV)/.installed $(TFRS_VENV)/.installed  ## The tables of benchmarks/R
 	$(VENV)/bin/python -m benchmarks.index_recall
 	$(VENV)/bin/python -m benchmarks.service_resources
 	$(VENV)/bin/python -m benchmarks.service_load
-	$(VENV)/bin/python -m benchmarks.filter_cost
-	$(VENV)/bin/python -m benchmarks.tree_fit
 	$(VENV)/bin/python -m benchmarks.evaluation_cost
 	$(VENV)/bin/python -m benchmarks.index_update
 

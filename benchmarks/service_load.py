@@ -5,8 +5,7 @@
 In one run, on data of benchmarks.index_recall: a bare FastAPI echo of the same bodies and the service, each one
 process, loaded by wrk (which must be installed) from another; and the raw work of ONNX Runtime and of FAISS, one
 query after the other on one thread of this process. "In sequence" is the rate that the three costs, one after the
-other, would allow. Then, at 70 % of the service's rate with random arrivals, how far p99 lies from p50; and with
-1,000 connections at once, what is shed with 429 and how soon a lone client is served as before.
+other, would allow. Then, at 70 % of the service's rate with random arrivals, how far p99 lies from p50.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -74,9 +72,6 @@ _FIGURES = re.compile(r"FIGURES (\d+) (\d+) (\d+) (\d+) (\d+)")
 _BODIES = 500
 _USERS = 20
 _HISTORY = 10
-_CROWD = 1000
-_PROBE_SECONDS = 0.02
-_STEADY_PROBES = 10
 _KEPT = Path(tempfile.gettempdir()) / "longtail"
 
 
@@ -97,7 +92,7 @@ def main(
     seconds: Annotated[int, typer.Option(help="Length of each measurement.")] = 8,
     dir: Annotated[Path, typer.Option(help="Where the release is kept.")] = _KEPT,
 ) -> None:
-    """Measure echo, raw work and service; then 70 % load; then overload."""
+    """Measure echo, raw work and service; then the service at 70 % load."""
     if shutil.which("wrk") is None:
         sys.exit("expected wrk on the PATH; it is a package of every Linux distribution")
     releases = clustered_release(dir, labels)
@@ -126,7 +121,6 @@ def main(
         think_ms = clients * 1e3 / (0.7 * rate) - served["none"].p50 / 2
         partly = _show("service at 70 % load", _wrk(retrieve, bodies["none"], clients, seconds, think_ms=think_ms))
         print(f"  {partly.rate / rate:.0%} of its rate; p99 / p50: {partly.p99 / partly.p50:.1f}")
-        _overload(retrieve, bodies["none"], seconds)
 
 
 def clustered_release(directory: Path, labels: int) -> Path:
@@ -232,43 +226,6 @@ def _wrk(url: str, bodies: Path, connections: int, seconds: int, *, think_ms: fl
 def _show(name: str, load: Load) -> Load:
     print(f"{name:44}{load.rate:11,.0f}{load.p50:9.2f}{load.p99:9.2f}", flush=True)
     return load
-
-
-def _overload(url: str, bodies: Path, seconds: int) -> None:
-    """A crowd for a while, and a lone client that asks before, during and after it."""
-    body = bodies.read_text().splitlines()[0].encode()
-    probes: list[tuple[float, int, float]] = []
-    stop = threading.Event()
-
-    def probe() -> None:
-        with httpx.Client(headers={"content-type": "application/json"}, timeout=30) as client:
-            while not stop.is_set():
-                before = time.perf_counter()
-                status = client.post(url, content=body).status_code
-                probes.append((before, status, time.perf_counter() - before))
-                time.sleep(_PROBE_SECONDS)
-
-    thread = threading.Thread(target=probe)
-    thread.start()
-    time.sleep(2)
-    began = time.perf_counter()
-    crowd = _wrk(url, bodies, _CROWD, seconds)
-    ended = time.perf_counter()
-    time.sleep(3)
-    stop.set()
-    thread.join()
-    usual = float(np.quantile([took for at, _, took in probes if at < began], 0.99))
-    after = [(at, status == 200 and took <= max(2 * usual, 0.01)) for at, status, took in probes if at > ended]
-    steady = next(
-        at - ended
-        for place, (at, _) in enumerate(after)
-        if all(good for _, good in after[place : place + _STEADY_PROBES])
-    )
-    statuses = sorted({status for _, status, _ in probes})
-    print(
-        f"{_CROWD:,} connections: {crowd.rate:,.0f} answers/s, {crowd.refused:.0%} of them 429; p99 {crowd.p99:.0f} ms"
-    )
-    print(f"  statuses a lone client saw: {statuses}; served as before {steady:.2f} s after the crowd left")
 
 
 if __name__ == "__main__":
